@@ -1,0 +1,17 @@
+import tomllib
+from pathlib import Path
+
+_project = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+project = "Penstock"
+author = "The Penstock developers"
+copyright = author
+version = release = _project["version"]
+
+extensions = ["myst_parser"]
+myst_enable_extensions = ["dollarmath", "colon_fence", "deflist"]
+myst_heading_anchors = 3
+exclude_patterns = ["_build"]
+
+html_theme = "furo"
+html_title = "Penstock"

@@ -1,0 +1,100 @@
+"""What Slurm gave the job: which GPUs of which type on which nodes.
+
+The environment of a job knows neither the type nor what there is on its other nodes, so Slurm is asked, once a run.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import shutil
+import subprocess
+import time
+from dataclasses import dataclass
+
+from penstock_executor.environment import Environment, expand_hostlist
+
+log = logging.getLogger(__name__)
+
+TRIES = 3
+"""Times that Slurm is asked. While the controller is away, scontrol itself tries for 9 s each time (Slurm 22.05)."""
+
+TIMEOUT_S = 30.0
+
+
+class UnknownAllocation(RuntimeError):
+    """Neither Slurm nor the caller says what GPUs the job has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """GPUs of one job, all of one type."""
+
+    gpu_type: str
+    gpu_ids: dict[str, tuple[int, ...]]
+    """Node name -> indices of the GPUs there; empty for a job without GPUs."""
+
+    @property
+    def nodes(self) -> int:
+        """How many nodes."""
+        return len(self.gpu_ids)
+
+    @property
+    def gpus(self) -> int:
+        """How many GPUs, on all nodes together."""
+        return sum(len(ids) for ids in self.gpu_ids.values())
+
+
+def find_allocation(environment: Environment, gpu_type: str | None = None, retry_s: float = 1.0) -> Allocation:
+    """The job's GPUs: Slurm's word if it can be had, else the environment's, with every node like this one.
+
+    Args:
+        gpu_type: type to believe where Slurm does not say one.
+        retry_s: seconds between two questions.
+
+    Raises:
+        UnknownAllocation: nobody says the type of GPU.
+    """
+    found = None
+    if environment.job_id is not None and shutil.which("scontrol"):
+        found = _ask_slurm(environment.job_id, retry_s)
+    if found is not None and (found.gpu_type or not found.gpus):
+        return found
+    if gpu_type is None:
+        raise UnknownAllocation("neither Slurm nor the caller says what type of GPU this is; give --gpu-type")
+    if found is not None:
+        return Allocation(gpu_type, found.gpu_ids)
+    here = environment.gpu_ids or tuple(range(environment.gpus_on_node))
+    return Allocation(gpu_type, dict.fromkeys(environment.nodes or (environment.node or "localhost",), here))
+
+
+def parse_job(text: str, job_id: str) -> Allocation | None:
+    """The allocation in what `scontrol -o -d show job` prints; None if there is none in it.
+
+    Its type is "" if Slurm's GRES has none, or the job has no GPUs. Of a heterogeneous job, `job_id`'s component counts.
+    """
+    gpu_types, gpu_ids = set(), {}
+    for line in text.splitlines():
+        if not re.search(rf"(?<!\S)JobId={re.escape(job_id)}(?!\S)", line):
+            continue
+        for nodes, gres in re.findall(r" Nodes=(\S+) CPU_IDs=\S* Mem=\S* GRES=(\S*)", line):
+            ids: list[int] = []
+            for gpu_type, indices in re.findall(r"(?:^|,)gpu(?::([^:(),]+))?:\d+\(IDX:([\d,-]+)\)", gres):
+                gpu_types.add(gpu_type)
+                ids += map(int, expand_hostlist(f"[{indices}]"))
+            gpu_ids.update(dict.fromkeys(expand_hostlist(nodes), tuple(ids)))
+    return Allocation("/".join(sorted(gpu_types)), gpu_ids) if gpu_ids else None
+
+
+def _ask_slurm(job_id: str, retry_s: float) -> Allocation | None:
+    command = ["scontrol", "-o", "-d", "show", "job", job_id]
+    for attempt in range(TRIES):
+        if attempt:
+            time.sleep(retry_s)
+        try:
+            answer = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=True).stdout
+            return parse_job(answer, job_id)
+        except (OSError, ValueError, subprocess.SubprocessError) as error:
+            text = (getattr(error, "stderr", None) or str(error)).strip()
+            log.warning("job=%s attempt=%d/%d Slurm does not say what it gave: %s", job_id, attempt + 1, TRIES, text)
+    return None

@@ -1,0 +1,258 @@
+"""Checkpoints of a job: whole or not there, and of the right run.
+
+One folder for the job, in it one for each run that has claimed one, in that the run's checkpoints::
+
+    FOLDER/epoch-0007/step-000000001200.ckpt
+
+A checkpoint is one file: a line of JSON (what it is, its size and checksum), then the state. It is written beside,
+forced to disk and renamed, so that a crash at any instant, or a full disk, leaves the ones before it whole.
+
+A run left behind on a silent node can write on, but only into its own epoch's folder, and what counts is the newest
+checkpoint of the highest epoch that has one: however far the stale run gets, it never wins. Mostly it does not even
+write: it sees the later epoch's folder first and is refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # numpy takes half of the start of a small job: only those with arrays pay for it
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Arrays = Mapping[str, NDArray[np.generic]]
+
+log = logging.getLogger(__name__)
+
+FORMAT = 1
+"""Version of the file. A reader skips a newer one and says so."""
+
+MAX_HEADER_BYTES = 16 * 1024 * 1024
+
+_EPOCH = re.compile(r"epoch-(\d{4,})")
+_STEP = re.compile(r"step-(\d{12,})\.ckpt")
+
+
+class Fenced(RuntimeError):
+    """A later run of the job has begun, so this one may not write any more: stop it."""
+
+
+class NotSaved(OSError):
+    """The checkpoint could not be written; those before it are whole."""
+
+
+class _NotValidError(ValueError):
+    """A file that is not a whole checkpoint."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A state that was saved."""
+
+    epoch: int
+    """Epoch of the run that saved it."""
+    step: int
+    state: bytes | dict[str, NDArray[Any]]
+    """As given to `Checkpoints.save`."""
+    meta: dict[str, Any] = field(default_factory=dict)
+
+
+class Checkpoints:
+    """The checkpoints of a job, seen by the run of one epoch.
+
+    Args:
+        folder: the job's checkpoints, on a file system that all its nodes share. Made if it is not there.
+        epoch: this run's, from `connect(folder)`. Its folder is made, which claims it.
+        keep: checkpoints to keep, the newest; at least 1.
+
+    Raises:
+        Fenced: a later epoch is claimed in `folder` already.
+        NotSaved: the folder cannot be made.
+    """
+
+    def __init__(self, folder: Path, epoch: int, keep: int = 2) -> None:
+        if keep < 1:
+            raise ValueError(f"keep={keep} would leave no checkpoint; keep at least 1, better 2")
+        self.folder = folder
+        self.epoch = epoch
+        self._keep = keep
+        self._own = epoch_folder(folder, epoch)
+        try:
+            self._own.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise _not_saved(self._own, error) from error
+        self._refuse_if_fenced()
+
+    @property
+    def fenced(self) -> bool:
+        """Whether a later run has claimed its folder."""
+        return newest_epoch(self.folder) > self.epoch
+
+    def save(self, state: bytes | Arrays, step: int, meta: Mapping[str, Any] | None = None) -> Path:
+        """Save `state` (bytes, or arrays by name), with `meta` (JSON) beside it. It is on disk when this returns.
+
+        Args:
+            step: optimiser steps so far, >= 0: which of this run's checkpoints is the newest. Saving one again replaces it.
+
+        Raises:
+            Fenced: a later run has begun; nothing was written.
+            NotSaved: disk full, no permission, …; what was there is as it was.
+        """
+        self._refuse_if_fenced()
+        path = self._own / f"step-{step:012d}.ckpt"
+        beside = path.with_suffix(f".{os.getpid()}.tmp")
+        try:
+            with beside.open("wb") as file:
+                file.writelines(_encode(state, dict(meta or {})))
+                file.flush()
+                os.fsync(file.fileno())
+            self._refuse_if_fenced()
+            beside.rename(path)
+            _sync_folder(self._own)
+        except OSError as error:
+            if self.fenced:  # the later run has cleared this run's folder away
+                raise self._fenced_error() from error
+            raise _not_saved(path, error) from error
+        finally:
+            with contextlib.suppress(OSError):
+                beside.unlink(missing_ok=True)
+        self._prune()
+        return path
+
+    def latest(self) -> Checkpoint | None:
+        """The newest whole checkpoint of the highest epoch that has one; None if there is none.
+
+        One that is truncated or altered is passed over, with a warning in the log.
+        """
+        for epoch, step, path in _list(self.folder):
+            try:
+                meta, state = _decode(path)
+                return Checkpoint(epoch, step, state, meta)
+            except (OSError, _NotValidError) as error:
+                log.warning("path=%s checkpoint passed over: %s; the one before it is used", path, error)
+        return None
+
+    def _refuse_if_fenced(self) -> None:
+        if self.fenced:
+            raise self._fenced_error()
+
+    def _fenced_error(self) -> Fenced:
+        return Fenced(
+            f"{self.folder}: epoch {newest_epoch(self.folder)} has begun, so the run of epoch {self.epoch} must stop"
+        )
+
+    def _prune(self) -> None:
+        """Remove all but the newest whole-looking checkpoints, and what dead runs left half written."""
+        for _, _, path in _list(self.folder)[self._keep :]:
+            with contextlib.suppress(OSError):
+                path.unlink()
+        for folder in self.folder.glob("epoch-*"):
+            match = _EPOCH.fullmatch(folder.name)
+            if match is None or int(match[1]) > self.epoch:
+                continue
+            with contextlib.suppress(OSError):
+                for left in folder.glob("step-*.tmp"):
+                    left.unlink()
+                if folder != self._own:
+                    folder.rmdir()
+
+
+def epoch_folder(folder: Path, epoch: int) -> Path:
+    """Where the run of one epoch leaves its checkpoints. Making it, with `exist_ok=False`, claims the epoch."""
+    return folder / f"epoch-{epoch:04d}"
+
+
+def newest_epoch(folder: Path) -> int:
+    """The highest epoch claimed in a job's checkpoint folder; 0 if none is."""
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return 0
+    return max((int(match[1]) for name in names if (match := _EPOCH.fullmatch(name))), default=0)
+
+
+def _list(folder: Path) -> list[tuple[int, int, Path]]:
+    """(epoch, step, path) of all checkpoints, newest first."""
+    found = []
+    for path in folder.glob("epoch-*/step-*.ckpt"):
+        epoch, step = _EPOCH.fullmatch(path.parent.name), _STEP.fullmatch(path.name)
+        if epoch and step:
+            found.append((int(epoch[1]), int(step[1]), path))
+    return sorted(found, reverse=True)
+
+
+def _encode(state: bytes | Arrays, meta: dict[str, Any]) -> tuple[bytes, bytes]:
+    """Header and payload."""
+    if isinstance(state, bytes):
+        kind, payload = "bytes", state
+    else:
+        import io
+
+        import numpy as np
+
+        buffer = io.BytesIO()
+        np.savez(buffer, allow_pickle=False, **state)
+        kind, payload = "arrays", buffer.getvalue()
+    header = {"format": FORMAT, "kind": kind, "size": len(payload), "meta": meta}
+    line = json.dumps(header, sort_keys=True)
+    return json.dumps({**header, "sha256": _checksum(line, payload)}, sort_keys=True).encode() + b"\n", payload
+
+
+def _decode(path: Path) -> tuple[dict[str, Any], bytes | dict[str, NDArray[Any]]]:
+    """Meta and state. Raises _NotValidError."""
+    with path.open("rb") as file:
+        line = file.readline(MAX_HEADER_BYTES)
+        payload = file.read()
+    try:
+        header = json.loads(line)
+        found_format, checksum = header["format"], header.pop("sha256")
+        size, kind, meta = header["size"], header["kind"], header["meta"]
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise _NotValidError("its header is not one of ours, or truncated") from None
+    if found_format != FORMAT:
+        raise _NotValidError(f"format {found_format} where this version of Penstock reads {FORMAT}")
+    if size != len(payload):
+        raise _NotValidError(f"truncated: {len(payload)} bytes of {size}")
+    if checksum != _checksum(json.dumps(header, sort_keys=True), payload):
+        raise _NotValidError("its checksum does not match its content")
+    if kind == "bytes":
+        return meta, payload
+    import io
+
+    import numpy as np
+
+    with np.load(io.BytesIO(payload), allow_pickle=False) as arrays:
+        return meta, dict(arrays)
+
+
+def _checksum(header: str, payload: bytes) -> str:
+    digest = hashlib.sha256(header.encode())
+    digest.update(payload)
+    return digest.hexdigest()
+
+
+def _sync_folder(folder: Path) -> None:
+    """Force the renaming itself to disk."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _not_saved(path: Path, error: OSError) -> NotSaved:
+    return NotSaved(
+        error.errno,
+        f"no checkpoint written: {error.strerror or error}; those before it are whole, free some space or mend the "
+        "folder's permissions",
+        str(path),
+    )

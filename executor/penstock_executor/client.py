@@ -1,0 +1,242 @@
+"""The job's side of the spool: says what a run does, and hears what the daemon asks of it.
+
+Training goes before reporting: nothing here raises into the training loop or waits for the daemon. See
+`penstock_profiles.wire` for the messages and the spool.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import logging
+import os
+import time
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+from pydantic import ValidationError
+
+from penstock_executor.checkpoint import epoch_folder, newest_epoch
+from penstock_executor.environment import Environment, read_environment
+from penstock_profiles.wire import (
+    VERSION,
+    Body,
+    Control,
+    Ended,
+    Report,
+    Request,
+    claimed_epochs,
+    control_file,
+    reports_file,
+    reports_folder,
+)
+
+log = logging.getLogger(__name__)
+
+WAITING_REPORTS = 256
+"""Reports kept for later while the spool cannot be written; of more, the oldest are dropped."""
+
+
+def connect(checkpoints: Path | None = None, environment: Environment | None = None) -> Client:
+    """This run's line to the daemon, with an epoch of its own. One process of the job calls this: its first rank.
+
+    The epoch is the one that the daemon gave or, if a run has had that or a later one, the first after all that the
+    spool and the folder `checkpoints` know. It is claimed in both, so that no two runs have the same. Without a spool it
+    comes from `checkpoints` alone, without either it is 1, and reports go nowhere.
+
+    Args:
+        checkpoints: the folder that the run's `Checkpoints` will have. Made if it is not there.
+        environment: None: this process's own.
+
+    Raises:
+        EnvironmentDisagrees: see `read_environment`.
+        OSError: `checkpoints` cannot be made.
+    """
+    environment = read_environment() if environment is None else environment
+    job = _Job.of(environment)
+    epoch = 0
+    while True:
+        known = [epoch, newest_epoch(checkpoints) if checkpoints else 0, job.newest_claimed() if job else 0]
+        epoch = max(max(known) + 1, job.given_epoch() if job else 0)
+        try:
+            if job is not None:
+                job.claim(epoch)
+            if checkpoints is not None:
+                epoch_folder(checkpoints, epoch).mkdir(parents=True)
+        except FileExistsError:
+            if checkpoints is not None and not checkpoints.is_dir():
+                raise
+            continue  # another run was quicker: the next
+        except _SpoolUnusableError as error:
+            log.warning("job=%s reports go nowhere: %s", environment.job_id, error)
+            job, epoch = None, 0
+            continue
+        return Client(epoch, environment, job, checkpoints)
+
+
+class Client:
+    """One run's line to the daemon; `connect` makes it."""
+
+    def __init__(self, epoch: int, environment: Environment, job: _Job | None, checkpoints: Path | None) -> None:
+        self.epoch = epoch
+        self.environment = environment
+        self._job = job
+        self._checkpoints = checkpoints
+        self._sequence = 0
+        self._waiting: deque[bytes] = deque(maxlen=WAITING_REPORTS)
+        self._torn = False
+        self._failing = False
+        self._handed_out: str | None = None
+        self._fenced = False
+        self._closed = False
+
+    def report(self, body: Body) -> None:
+        """Tell the daemon. Never raises: what cannot be written now is tried again with the next report."""
+        if self._job is None or self._closed:
+            return
+        report = Report(
+            job_id=self._job.job_id, epoch=self.epoch, sequence=self._sequence, time_s=time.time(), body=body
+        )
+        self._sequence += 1
+        self._waiting.append(report.model_dump_json().encode() + b"\n")
+        self._flush()
+
+    def poll(self) -> Request | None:
+        """What the daemon asks for, once a request; None if nothing new. Cheap: call it at every step."""
+        control = self._job.control() if self._job is not None else None
+        request = control.request if control is not None and control.epoch <= self.epoch else None
+        if request is None or request.id == self._handed_out:
+            return None
+        self._handed_out = request.id
+        return request
+
+    @property
+    def fenced(self) -> bool:
+        """Whether a later run of the job exists, so that this one must stop and write nothing more."""
+        self._fenced = self._fenced or self.epoch < max(self._later_epochs(), default=0)
+        return self._fenced
+
+    def close(
+        self, outcome: Literal["completed", "stopped", "fenced", "failed"], progress: float, text: str = ""
+    ) -> None:
+        """Say that the run ends; `progress` in samples. Later reports go nowhere, a second call does nothing."""
+        self.report(Ended(outcome=outcome, progress=progress, text=text))
+        self._closed = True
+
+    def _later_epochs(self) -> Iterator[int]:
+        if self._checkpoints is not None:
+            yield newest_epoch(self._checkpoints)
+        if self._job is not None:
+            yield self._job.given_epoch()
+            yield self._job.newest_claimed()
+
+    def _flush(self) -> None:
+        """Append waiting reports, each with a single write."""
+        assert self._job is not None
+        try:
+            with self._job.open_reports(self.epoch) as descriptor:
+                while self._waiting:
+                    # After a line that a full disk cut short, a new line begins: readers skip only the cut one.
+                    line = b"\n" * self._torn + self._waiting[0]
+                    written = os.write(descriptor, line)
+                    if written:
+                        self._torn = written < len(line)
+                    if self._torn:
+                        raise OSError(errno.ENOSPC, "a report was cut short", str(self._job.spool))
+                    self._waiting.popleft()
+            self._failing = False
+        except OSError as error:
+            if not self._failing:
+                log.warning("job=%s epoch=%d reports wait: %s", self._job.job_id, self.epoch, error)
+            self._failing = True
+
+
+class _SpoolUnusableError(Exception):
+    """No epoch can be claimed in the spool."""
+
+
+class _Job:
+    """One job's folder in the spool."""
+
+    def __init__(self, spool: Path, job_id: str) -> None:
+        self.spool = spool
+        self.job_id = job_id
+        self._control_file = control_file(spool, job_id)
+        self._control: Control | None = None
+        self._stamp: tuple[int, int, int] | None = None
+        self._complained = False
+
+    @classmethod
+    def of(cls, environment: Environment) -> _Job | None:
+        """None outside Slurm or without a spool."""
+        if environment.spool is None or environment.job_id is None:
+            return None
+        return cls(environment.spool, environment.job_id)
+
+    def control(self) -> Control | None:
+        """The daemon's word as it stands; read again only when the file has changed. A broken one is as if not there."""
+        try:
+            status = self._control_file.stat()
+            stamp = (status.st_mtime_ns, status.st_size, status.st_ino)
+            if stamp != self._stamp:
+                control = Control.model_validate_json(self._control_file.read_bytes())
+                self._control, self._stamp = (control if control.job_id == self.job_id else None), stamp
+        except FileNotFoundError:
+            self._control, self._stamp = None, None
+        except (OSError, ValidationError) as error:
+            self._complain(error)
+        return self._control
+
+    def given_epoch(self) -> int:
+        """Epoch of the newest run that the daemon has started; 0 if it has said none."""
+        control = self.control()
+        return control.epoch if control is not None else 0
+
+    def newest_claimed(self) -> int:
+        """The highest epoch that a run has claimed; 0 if none, or if nobody can say."""
+        try:
+            return max(claimed_epochs(self.spool, self.job_id), default=0)
+        except OSError:
+            return 0
+
+    def claim(self, epoch: int) -> None:
+        """Make the epoch this run's. Raises FileExistsError if it is another's, _SpoolUnusableError."""
+        reports = reports_folder(self.spool, self.job_id)
+        try:
+            # Only below a spool that is there: a mount point without its mount must not be filled.
+            reports.parent.mkdir(exist_ok=True)
+            reports.mkdir(exist_ok=True)
+        except OSError as error:
+            raise _SpoolUnusableError(str(error)) from error
+        try:
+            os.close(os.open(self._reports(epoch), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644))
+        except FileExistsError:
+            raise
+        except OSError as error:
+            raise _SpoolUnusableError(str(error)) from error
+
+    @contextlib.contextmanager
+    def open_reports(self, epoch: int) -> Iterator[int]:
+        """The run's reports file, to append to. Opened for each report, so that a spool that comes back is found."""
+        descriptor = os.open(self._reports(epoch), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        try:
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+    def _reports(self, epoch: int) -> Path:
+        return reports_file(self.spool, self.job_id, epoch)
+
+    def _complain(self, error: Exception) -> None:
+        """Once: a control file of a newer Penstock, or one that cannot be read."""
+        with contextlib.suppress(OSError, ValueError):
+            content = json.loads(self._control_file.read_bytes())
+            version = content.get("version") if isinstance(content, dict) else None
+            if isinstance(version, int) and version > VERSION and not self._complained:
+                log.warning("job=%s control.json has version %d, read is %d", self.job_id, version, VERSION)
+                self._complained = True
+                return
+        log.debug("job=%s control.json ignored until it is whole: %s", self.job_id, error)

@@ -1,0 +1,129 @@
+"""Model families known from the start, read from `data/families.toml` and a site's own file of the same format."""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, model_validator
+
+from penstock_profiles.estimators import GpuModel, TrainingEstimator
+from penstock_profiles.throughput import ThroughputParams
+
+_BUILT_IN = Path(__file__).with_name("data") / "families.toml"
+
+_Finite = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class CatalogueError(ValueError):
+    """A catalogue file cannot be used; the message names the file, the field and the value."""
+
+
+class UnknownFamilyError(LookupError):
+    """No catalogue names this family; the message lists those that are known."""
+
+
+class FamilyOnGpu(BaseModel):
+    """A family on one GPU type; the fields are described in `data/families.toml`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    max_atomic_batch: PositiveInt
+    median_rel_err: _Finite | None = None
+    step: ThroughputParams
+
+
+class Family(BaseModel):
+    """A model family; the fields are described in `data/families.toml`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    about: str
+    source: str
+    initial_batch: PositiveInt
+    max_batch: PositiveInt
+    grad_sqr: _Finite
+    grad_var: _Finite
+    restart_cost_s: _Finite
+    gpus: dict[str, FamilyOnGpu]
+
+    @model_validator(mode="after")
+    def _makes_an_estimator(self) -> Family:
+        self.estimator(max_batch_size=self.max_batch)
+        return self
+
+    def estimator(
+        self, batch_size: int | None = None, max_batch_size: int | None = None, fixed_batch: bool = False
+    ) -> TrainingEstimator:
+        """A job of this family as the scheduler sees it before anything is measured.
+
+        Args:
+            batch_size: the job's initial total batch, samples; None: the family's. Progress is counted in it, and the
+                gradient's variance is that at this size: it falls as 1 / batch size.
+            max_batch_size: the job's largest total batch, samples; None: the family's, or `batch_size` if larger.
+            fixed_batch: the total batch stays at `batch_size`.
+
+        Raises:
+            ValueError: `batch_size` is below 1 or above `max_batch_size`.
+        """
+        initial = self.initial_batch if batch_size is None else batch_size
+        if initial < 1:
+            raise ValueError(f"batch_size={batch_size} is not a batch size; it must be at least 1")
+        return TrainingEstimator(
+            models={name: GpuModel(gpu.step, gpu.max_atomic_batch) for name, gpu in self.gpus.items()},
+            initial_batch=initial,
+            max_batch=max(self.max_batch, initial) if max_batch_size is None else max_batch_size,
+            grad_sqr=self.grad_sqr,
+            grad_var=self.grad_var * self.initial_batch / initial,
+            fixed_batch=fixed_batch,
+        )
+
+
+class Families(dict[str, Family]):
+    """Families by name. Looking up an unknown one raises UnknownFamilyError, which lists the known ones."""
+
+    def __missing__(self, name: str) -> Family:
+        raise UnknownFamilyError(f"unknown model family {name!r}; known are {', '.join(sorted(self))}")
+
+
+def load_families(extra: Path | None = None) -> Families:
+    """Families that come with Penstock, and those of the file `extra`, which replace ours of the same name.
+
+    Raises:
+        CatalogueError: a file is missing, is not TOML, or has a field that is unknown, missing or out of range.
+    """
+    return Families(_read(_BUILT_IN) | (_read(extra) if extra is not None else {}))
+
+
+def _read(path: Path) -> dict[str, Family]:
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise CatalogueError(f"catalogue {path} cannot be read: {error}") from error
+    families = {}
+    for name, table in tables.items():
+        try:
+            families[name] = Family.model_validate(table)
+        except ValidationError as error:
+            raise CatalogueError(f"catalogue {path}: {_describe(name, error)}") from error
+    return families
+
+
+_KEYS_AT_DEPTH = {
+    1: list(Family.model_fields),
+    3: list(FamilyOnGpu.model_fields),
+    4: [field.name for field in dataclasses.fields(ThroughputParams)],
+}
+
+
+def _describe(name: str, error: ValidationError) -> str:
+    """The first thing that is wrong with a family: field, value and remedy."""
+    first = error.errors()[0]
+    field = ".".join([name, *map(str, first["loc"])])
+    value = "" if isinstance(first["input"], dict) else f"={first['input']!r}"
+    remedy = "each field is described at the top of Penstock's own families.toml"
+    if first["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+        remedy = f"known here are {', '.join(_KEYS_AT_DEPTH[len(first['loc'])])}"
+    return f"{field}{value}: {first['msg']}; {remedy}"

@@ -1,0 +1,172 @@
+"""What a training job and the scheduler say to each other: reports, control, and the epoch of a run.
+
+Both sides, and every transport between them, use these models, so a message means the same on each end. A *run* is one
+start of a job; its *epoch* is a number that only grows over the job's life. The daemon gives it out in `Control`
+before it lets the job start, and a job that finds an epoch already claimed (Slurm restarted it alone) takes the next.
+Everything that a run says carries its epoch, so that a run left behind on a silent node is told from the present one:
+Slurm's own restart count can repeat after a controller crash and cannot do that.
+
+The first transport is a folder that the daemon and the nodes share, the *spool*::
+
+    SPOOL/JOB_ID/control.json             the daemon's word to the job; replaced whole, never edited
+    SPOOL/JOB_ID/reports/EPOCH.jsonl      the run's reports, one `Report` a line, only appended
+
+A run claims its epoch by creating its reports file, which fails if the file is there.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+
+VERSION: Literal[1] = 1
+"""Version of the messages. A reader refuses a newer one and says so."""
+
+SPOOL_VARIABLE = "PENSTOCK_SPOOL"
+"""Environment variable that names the spool folder inside jobs."""
+
+MAX_REPORT_BYTES = 64 * 1024
+"""A longer line in a reports file is not a report of ours: readers skip it."""
+
+
+class Message(BaseModel):
+    """Base of all messages: frozen, finite, and strict about unknown fields, so that a typo is an error at the sender."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class Started(Message):
+    """A run has begun, or begun again, and this is where."""
+
+    kind: Literal["started"] = "started"
+    gpu_type: str
+    gpu_ids: dict[str, tuple[int, ...]]
+    """Node name -> indices of the GPUs that the run uses there."""
+    progress: NonNegativeFloat = 0.0
+    """Progress restored from the checkpoint, in samples of the initial batch size; 0 on a fresh start."""
+    total: PositiveFloat | None = None
+    """Progress at which the job is done, if it knows."""
+    answers_requests: bool = True
+    """Whether this run reads control requests. A run that does not is stopped by Slurm's signals alone."""
+
+
+class Observation(Message):
+    """What a run measured over `steps` optimiser steps on one allocation."""
+
+    kind: Literal["observation"] = "observation"
+    gpu_type: str
+    nodes: PositiveInt
+    gpus: PositiveInt
+    atomic_batch: PositiveInt
+    """Samples per GPU in one micro-step."""
+    accumulation_steps: NonNegativeInt = 0
+    """Micro-steps whose gradients are added up before the last one of a step."""
+    steps: PositiveInt
+    """Optimiser steps that the means below cover."""
+    step_time_s: PositiveFloat
+    """Mean wall-clock time of one optimiser step."""
+    sync_time_s: NonNegativeFloat | None = None
+    """Mean part of `step_time_s` spent in gradient synchronisation that compute does not hide; None: not measured."""
+    grad_sqr: NonNegativeFloat | None = None
+    """Estimate of the squared norm of the true gradient, at the initial batch size."""
+    grad_var: NonNegativeFloat | None = None
+    """Estimate of the trace of the gradient's covariance, at the initial batch size."""
+    goodput: NonNegativeFloat | None = None
+    """Samples/s of the initial batch size's worth of progress."""
+    progress: NonNegativeFloat
+    """Progress so far over all runs, in samples of the initial batch size."""
+
+
+class Checkpointed(Message):
+    """A checkpoint is complete on disk. `request` names the control request that it answers, if any."""
+
+    kind: Literal["checkpointed"] = "checkpointed"
+    request: str | None = None
+    progress: NonNegativeFloat
+    seconds: NonNegativeFloat
+    """Wall-clock time that saving took."""
+
+
+class Ended(Message):
+    """The run is about to exit."""
+
+    kind: Literal["ended"] = "ended"
+    outcome: Literal["completed", "stopped", "fenced", "failed"]
+    """`stopped`: asked to stop and saved; `fenced`: a later epoch exists, so this run wrote nothing more."""
+    progress: NonNegativeFloat
+    text: str = ""
+
+
+Body = Annotated[Started | Observation | Checkpointed | Ended, Field(discriminator="kind")]
+
+
+class Report(Message):
+    """One line from a run to the daemon."""
+
+    version: Literal[1] = VERSION
+    job_id: str
+    epoch: NonNegativeInt
+    sequence: NonNegativeInt
+    """0, 1, 2, … within the epoch: a reader can drop a line that it has seen."""
+    time_s: NonNegativeFloat
+    """The node's clock, s since 1970."""
+    body: Body
+
+
+class Request(Message):
+    """Something that the daemon asks of the present run. Asking twice with the same `id` is asking once."""
+
+    id: str
+    kind: Literal["checkpoint"] = "checkpoint"
+    """`checkpoint`: save now, say `Checkpointed`, and train on; the daemon stops the run when it chooses."""
+    asked_s: NonNegativeFloat
+    """The daemon's clock, s since 1970."""
+
+
+class Control(Message):
+    """The daemon's word to a job, as it stands now."""
+
+    version: Literal[1] = VERSION
+    job_id: str
+    epoch: NonNegativeInt
+    """Epoch of the newest run that the daemon has started."""
+    round: NonNegativeInt
+    """Round whose plan this follows."""
+    gpu_type: str | None = None
+    nodes: PositiveInt | None = None
+    gpus: PositiveInt | None = None
+    request: Request | None = None
+
+
+def job_folder(spool: Path, job_id: str) -> Path:
+    """Folder of one job in the spool. Raises ValueError if `job_id` could lead out of it."""
+    if not job_id or not all(c.isalnum() or c in "_+-" for c in job_id):
+        raise ValueError(f"job id {job_id!r} is not one of Slurm's; expected letters, digits, '_', '+' and '-'")
+    return spool / job_id
+
+
+def control_file(spool: Path, job_id: str) -> Path:
+    """Where the daemon leaves its word for a job."""
+    return job_folder(spool, job_id) / "control.json"
+
+
+def reports_folder(spool: Path, job_id: str) -> Path:
+    """Where the runs of a job leave their reports."""
+    return job_folder(spool, job_id) / "reports"
+
+
+def reports_file(spool: Path, job_id: str, epoch: int) -> Path:
+    """Where one run of a job leaves its reports."""
+    return reports_folder(spool, job_id) / f"{epoch}.jsonl"
+
+
+def claimed_epochs(spool: Path, job_id: str) -> list[int]:
+    """Epochs that runs of the job have claimed, ascending; empty if none."""
+    try:
+        names = os.listdir(reports_folder(spool, job_id))
+    except FileNotFoundError:
+        return []
+    return sorted(int(name[:-6]) for name in names if name.endswith(".jsonl") and name[:-6].isdigit())

@@ -1,0 +1,54 @@
+"""The command `penstock`. Subcommands of other packages join through the entry point group `penstock.commands`."""
+
+from __future__ import annotations
+
+import sys
+from importlib.metadata import entry_points
+
+import typer
+
+from penstock_scheduler import __version__
+from penstock_scheduler.cli.replay import replay
+from penstock_scheduler.cli.schema import schema
+from penstock_scheduler.cli.top import top
+from penstock_scheduler.errors import PenstockError
+
+COMMANDS = "penstock.commands"
+
+
+def _version(show: bool) -> None:
+    if show:
+        typer.echo(f"penstock {__version__}")
+        raise typer.Exit
+
+
+def make_app() -> typer.Typer:
+    """The whole command line, with the subcommands that are installed."""
+    app = typer.Typer(no_args_is_help=True, help="Penstock meters deep-learning jobs to GPUs, beside Slurm.")
+
+    @app.callback()
+    def penstock(
+        version: bool = typer.Option(False, "--version", help="Show the version.", callback=_version, is_eager=True),
+    ) -> None:
+        pass
+
+    app.command()(replay)
+    app.command()(schema)
+    app.command()(top)
+    for entry in sorted(entry_points(group=COMMANDS), key=lambda entry: entry.name):
+        app.add_typer(entry.load(), name=entry.name)
+    return app
+
+
+def main() -> int:
+    """Entry point. Exit status: 0 fine, 1 could not, 2 wrong usage."""
+    try:
+        make_app()(prog_name="penstock")
+    except PenstockError as error:
+        typer.echo(f"penstock: {error}", err=True)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,63 @@
+"""`penstock replay`: decide a saved round again, offline."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import typer
+
+from penstock_scheduler.errors import PenstockError
+from penstock_scheduler.model import Plan
+from penstock_scheduler.policies import make_policy
+from penstock_scheduler.records import RoundRecord, load_round
+
+
+def replay(
+    file: Path = typer.Argument(help="A round that penstockd saved: STATE/rounds/ROUND.json."),
+    policy: str = typer.Option("", help="Decide with another policy than the recorded one, with its default settings."),
+    search: bool = typer.Option(
+        False, help="Of a round cut short: search anew instead of starting from its incumbent."
+    ),
+) -> None:
+    """Decide a saved round again and compare. Exit status 0: the same plan; 1: another one, or unreadable."""
+    try:
+        text = file.read_bytes()
+    except OSError as error:
+        raise PenstockError(f"{file}: {error.strerror}") from None
+    record = load_round(text, str(file))
+    plan = decide_again(record, policy=policy or None, search=search)
+    if record.plan.cut_short and not search:
+        typer.echo("the round was cut short by its time limit: starting from the incumbent that it recorded")
+    differences = compare(record.plan, plan)
+    for line in differences:
+        typer.echo(line)
+    what = f"round {record.snapshot.round}: {len(record.snapshot.jobs)} jobs, {len(record.snapshot.nodes)} nodes"
+    typer.echo(f"{what}: {'the same plan' if not differences else f'{len(differences)} jobs differ'}")
+    if differences and not policy:
+        raise typer.Exit(1)
+
+
+def decide_again(record: RoundRecord, *, policy: str | None = None, search: bool = False) -> Plan:
+    """The plan that the recorded policy, or another, gives for the recorded snapshot. Raises PenstockError."""
+    again, _ = make_policy(policy, None) if policy else make_policy(record.policy, record.settings)
+    snapshot = record.snapshot
+    if record.plan.cut_short and not search:
+        snapshot = dataclasses.replace(snapshot, incumbent=record.plan.incumbent)
+    return again.decide(snapshot)
+
+
+def compare(recorded: Plan, again: Plan) -> list[str]:
+    """A line for each job that the two plans treat differently."""
+
+    def what(plan: Plan, job: str) -> str:
+        if job in plan.assignments:
+            return str(plan.assignments[job].placement)
+        return f"nothing ({plan.waiting[job].code.value})" if job in plan.waiting else "not in the plan"
+
+    jobs = sorted({*recorded.assignments, *recorded.waiting, *again.assignments, *again.waiting})
+    return [
+        f"job {job}: recorded {what(recorded, job)}, now {what(again, job)}"
+        for job in jobs
+        if what(recorded, job) != what(again, job)
+    ]

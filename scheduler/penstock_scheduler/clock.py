@@ -1,0 +1,25 @@
+"""The wall clock."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+
+class WallClock:
+    """Real time; `wake` ends a sleep early."""
+
+    def __init__(self) -> None:
+        self._woken = threading.Event()
+
+    def now_s(self) -> float:
+        """Seconds since 1970."""
+        return time.time()
+
+    def sleep(self, seconds: float) -> None:
+        """Wait, or less if woken."""
+        self._woken.wait(seconds)
+
+    def wake(self) -> None:
+        """End this sleep and all later ones at once: for the last moments of a process."""
+        self._woken.set()

@@ -1,0 +1,158 @@
+"""penstockd: runs the round loop on a real cluster.
+
+It may be killed at any moment and started again: what runs is in the cluster, the plan is in the store, and what is left
+to do follows from the two.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import structlog
+
+from penstock_profiles.families import CatalogueError, load_families
+from penstock_scheduler import __version__
+from penstock_scheduler.clock import WallClock
+from penstock_scheduler.errors import ConfigError, PenstockError
+from penstock_scheduler.loop import RoundLoop
+from penstock_scheduler.models import WishModels
+from penstock_scheduler.policies import make_policy
+from penstock_scheduler.ports import Clock, Cluster, Trigger, WishCheck
+from penstock_scheduler.settings import DaemonSettings, Settings, load_settings
+from penstock_scheduler.store import FileStore
+from penstock_scheduler.triggers import OnEvent, Period
+
+CLUSTERS = "penstock.clusters"
+
+log = logging.getLogger(__name__)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point. Exit status: 0 stopped when asked, 1 cannot run, 2 wrong settings or usage."""
+    parser = argparse.ArgumentParser(prog="penstockd", description="Decides, every round, which job gets which GPUs.")
+    parser.add_argument("--config", type=Path, default=Path("/etc/penstock/penstock.toml"), help="settings file (TOML)")
+    parser.add_argument("--check", action="store_true", help="check the settings and the cluster's answer, then exit")
+    parser.add_argument("--version", action="version", version=f"penstockd {__version__}")
+    arguments = parser.parse_args(argv)
+    try:
+        settings = load_settings(arguments.config)
+        daemon = settings.section(DaemonSettings)
+        configure_logging(daemon.log_format)
+        return _check(settings) if arguments.check else _run(settings, daemon)
+    except ConfigError as error:
+        print(f"penstockd: {error}", file=sys.stderr)  # noqa: T201
+        return 2
+    except PenstockError as error:
+        print(f"penstockd: {error}", file=sys.stderr)  # noqa: T201
+        return 1
+
+
+def _run(settings: Settings, daemon: DaemonSettings) -> int:
+    stop = False
+    clock = WallClock()
+
+    def on_signal(number: int, frame: object) -> None:
+        nonlocal stop
+        stop = True
+        clock.wake()
+
+    signal.signal(signal.SIGTERM, on_signal)
+    signal.signal(signal.SIGINT, on_signal)
+    store = FileStore(daemon.state_dir, keep_rounds=daemon.keep_rounds, writer=True)
+    loop = make_loop(settings, clock, store)
+    log.info("started", extra={"version": __version__, "settings": settings.source, "policy": daemon.policy})
+    sd_notify("READY=1")
+    loop.run(lambda: stop, lambda: sd_notify("WATCHDOG=1"))
+    sd_notify("STOPPING=1")
+    log.info("stopped", extra={"why": "asked to"})
+    return 0
+
+
+def _check(settings: Settings) -> int:
+    cluster, _, _ = _parts(settings, WallClock())
+    state = cluster.observe()
+    types = sorted({node.gpu_type for node in state.nodes})
+    gpus = sum(node.gpus for node in state.nodes)
+    print(f"settings: ok ({settings.source})")  # noqa: T201
+    print(f"cluster: {len(state.nodes)} nodes, {gpus} GPUs of {', '.join(types)}; {len(state.jobs)} jobs to manage")  # noqa: T201
+    for refusal in state.refused:
+        print(f"job {refusal.job} ({refusal.user}) is refused: {refusal.text}")  # noqa: T201
+    return 0
+
+
+def make_loop(settings: Settings, clock: Clock, store: FileStore) -> RoundLoop:
+    """The round loop that these settings describe. Raises ConfigError."""
+    daemon = settings.section(DaemonSettings)
+    policy, policy_settings = make_policy(daemon.policy, settings.policy(daemon.policy))
+    cluster, models, _ = _parts(settings, clock)
+    trigger: Trigger = Period(daemon.round_s) if daemon.rounds == "period" else OnEvent()
+    return RoundLoop(cluster, clock, store, trigger, policy, models, tick_s=daemon.tick_s, settings=policy_settings)
+
+
+def _parts(settings: Settings, clock: Clock) -> tuple[Cluster, WishModels, DaemonSettings]:
+    daemon = settings.section(DaemonSettings)
+    try:
+        families = load_families(daemon.families)
+    except CatalogueError as error:
+        raise ConfigError(f"[daemon] families: {error}") from None
+    models = WishModels(families, daemon.restart_cost_s)
+    return open_cluster(daemon.cluster, settings, clock, models.check), models, daemon
+
+
+def open_cluster(name: str, settings: Settings, clock: Clock, check: WishCheck) -> Cluster:
+    """The cluster of that name among the installed ones. Raises ConfigError."""
+    found = {entry.name: entry for entry in entry_points(group=CLUSTERS)}
+    if name not in found:
+        raise ConfigError(
+            f"[daemon] cluster={name!r} is not installed; installed are {', '.join(sorted(found)) or 'none'}"
+        )
+    cluster: Cluster = found[name].load()(settings, clock, check)
+    return cluster
+
+
+def configure_logging(log_format: str) -> None:
+    """Logs of all modules to standard error, a line each: logfmt for people and grep, or JSON."""
+    shared: list[structlog.typing.Processor] = [
+        structlog.stdlib.add_log_level,
+        structlog.stdlib.ExtraAdder(),
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.format_exc_info,
+    ]
+    renderer: structlog.typing.Processor = (
+        structlog.processors.JSONRenderer()
+        if log_format == "json"
+        else structlog.processors.LogfmtRenderer(
+            key_order=["timestamp", "level", "event", "round", "job"], bool_as_flag=False
+        )
+    )
+    formatter = structlog.stdlib.ProcessorFormatter(
+        foreign_pre_chain=shared, processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer]
+    )
+    handler = logging.StreamHandler()
+    handler.setFormatter(formatter)
+    logging.basicConfig(handlers=[handler], level=logging.INFO, force=True)
+
+
+def sd_notify(message: str) -> None:
+    """Tell systemd, if it started us (sd_notify(3)); a message that cannot be sent is not worth failing for."""
+    address = os.environ.get("NOTIFY_SOCKET")
+    if not address:
+        return
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
+            sock.connect("\0" + address[1:] if address.startswith("@") else address)
+            sock.send(message.encode())
+    except OSError as error:
+        log.debug("sd_notify", extra={"text": str(error)})
+
+
+if __name__ == "__main__":
+    sys.exit(main())

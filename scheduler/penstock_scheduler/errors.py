@@ -1,0 +1,25 @@
+"""Errors, one class for each thing that a caller does differently."""
+
+
+class PenstockError(Exception):
+    """Base of all our errors: the message says what, where, and the remedy."""
+
+
+class ConfigError(PenstockError):
+    """The settings are wrong: tell the admin and do not start."""
+
+
+class BadWish(PenstockError):
+    """A job asks for something that cannot be: tell its user and leave the job alone."""
+
+
+class RoundFailed(PenstockError):
+    """This round could not be decided or observed: change nothing, say so, try again next round."""
+
+
+class ClusterAway(RoundFailed):
+    """The cluster's controller does not answer."""
+
+
+class StoreError(RoundFailed):
+    """The store could not be read or written."""

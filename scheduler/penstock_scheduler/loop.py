@@ -1,0 +1,169 @@
+"""The round loop: observe, decide, act, record. The daemon and the simulator run this one loop.
+
+A *tick* observes the cluster and takes each unfinished action of the present plan one step further; when the trigger
+says that a round is due, it decides a new plan first. Nothing that matters lives here between two ticks: the plan is in
+the store before its first action, and what is left to do is the difference between the plan and the cluster.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from penstock_scheduler.diff import actions
+from penstock_scheduler.errors import RoundFailed
+from penstock_scheduler.model import ClusterState, Outcome, Phase, Plan, Progress, Snapshot
+from penstock_scheduler.ports import Clock, Cluster, ModelSource, Policy, Store, Trigger
+from penstock_scheduler.records import RoundRecord
+
+log = logging.getLogger(__name__)
+
+
+class RoundLoop:
+    """Runs rounds until told to stop.
+
+    Args:
+        tick_s: seconds between two looks at the cluster.
+        settings: the policy's settings, for the record.
+        on_round: called with each decided round, after it was saved and before it is acted on.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        clock: Clock,
+        store: Store,
+        trigger: Trigger,
+        policy: Policy,
+        models: ModelSource,
+        *,
+        tick_s: float,
+        settings: Mapping[str, Any] | None = None,
+        on_round: Callable[[RoundRecord], None] = lambda record: None,
+    ) -> None:
+        self._cluster = cluster
+        self._clock = clock
+        self._store = store
+        self._trigger = trigger
+        self._policy = policy
+        self._models = models
+        self._tick_s = tick_s
+        self._settings = dict(settings or {})
+        self._on_round = on_round
+        self._told: dict[str, Outcome] = {}
+        last = store.last_round()
+        self._round = last.snapshot.round if last else 0
+        self._plan: Plan | None = last.plan if last else None
+        if last:
+            log.info("plan taken up", extra={"round": self._round, "assignments": len(last.plan.assignments)})
+
+    def run(self, stop: Callable[[], bool], on_tick: Callable[[], None] = lambda: None) -> None:
+        """Tick until `stop()`. A tick that fails is logged, changes nothing more, and the next one tries again.
+
+        `on_tick` is called after each tick, failed or not: the sign of life.
+        """
+        while not stop():
+            try:
+                self.tick()
+            except RoundFailed as error:
+                log.warning(
+                    "tick failed", extra={"round": self._round, "error": type(error).__name__, "text": str(error)}
+                )
+            except Exception:
+                log.exception("tick failed, and should not have: please report it", extra={"round": self._round})
+            on_tick()
+            if not stop():
+                self._clock.sleep(self._tick_s)
+
+    def tick(self) -> tuple[Outcome, ...]:
+        """Look once, decide if a round is due, and act. Returns what became of the actions.
+
+        Raises:
+            RoundFailed: the cluster or the store is away, or the policy has no usable plan.
+        """
+        started = time.perf_counter()
+        state = self._cluster.observe()
+        observed = time.perf_counter()
+        if reports := self._cluster.reports():
+            self._store.add_reports(reports)
+        now_s = self._clock.now_s()
+        if self._trigger.due(now_s, state):
+            self._decide(state, now_s, observed - started)
+            self._trigger.decided(now_s, state)
+        if self._plan is None:
+            return ()
+        outcomes = self._cluster.apply(actions(self._plan, state.jobs))
+        self._tell(state, outcomes)
+        return outcomes
+
+    def _decide(self, state: ClusterState, now_s: float, observe_seconds: float) -> None:
+        known = self._models.models(state.jobs)
+        jobs = tuple(
+            dataclasses.replace(job, target=self._target(job.id))
+            if job.phase in (Phase.STARTING, Phase.STOPPING)
+            else job
+            for job in state.jobs
+        )
+        snapshot = Snapshot(
+            round=self._round + 1,
+            time_s=now_s,
+            nodes=state.nodes,
+            jobs=jobs,
+            models=known.estimators,
+            restart_costs_s=known.restart_costs_s,
+            refused=state.refused,
+        )
+        started = time.perf_counter()
+        plan = self._policy.decide(snapshot)
+        seconds = {"observe": observe_seconds, "decide": time.perf_counter() - started}
+        record = RoundRecord(snapshot, self._policy.name, self._settings, plan, seconds)
+        self._store.save_round(record)
+        self._round, self._plan = snapshot.round, plan
+        log.info(
+            "round",
+            extra={
+                "round": snapshot.round,
+                "jobs": len(jobs),
+                "placed": len(plan.assignments),
+                "waiting": len(plan.waiting),
+                "decide_s": round(seconds["decide"], 3),
+            }
+            | ({"status": plan.solve.status.value, "gap": round(plan.solve.gap, 6)} if plan.solve else {}),
+        )
+        self._on_round(record)
+
+    def _target(self, job: str) -> Any:
+        assignment = self._plan.assignments.get(job) if self._plan else None
+        return assignment.placement if assignment else None
+
+    def _tell(self, state: ClusterState, outcomes: tuple[Outcome, ...]) -> None:
+        """Log and store each outcome once, not on every tick that repeats it; what was under way and is gone is done."""
+        busy = {outcome.action.job for outcome in outcomes}
+        arrived = {job.id for job in state.jobs if job.phase in (Phase.RUNNING, Phase.QUEUED)} - busy
+        done = tuple(
+            Outcome(told.action, Progress.DONE)
+            for job, told in self._told.items()
+            if job in arrived and told.progress is Progress.UNDER_WAY
+        )
+        news = [outcome for outcome in (*done, *outcomes) if self._told.get(outcome.action.job) != outcome]
+        self._told = {outcome.action.job: outcome for outcome in outcomes}
+        if not news:
+            return
+        self._store.add_outcomes(self._clock.now_s(), news)
+        for outcome in news:
+            level = logging.WARNING if outcome.progress is Progress.FAILED else logging.INFO
+            log.log(
+                level,
+                "action",
+                extra={
+                    "round": outcome.action.round,
+                    "job": outcome.action.job,
+                    "action": outcome.action.kind,
+                    "placement": str(getattr(outcome.action, "placement", "none")),
+                    "progress": outcome.progress.value,
+                    "text": outcome.text,
+                },
+            )

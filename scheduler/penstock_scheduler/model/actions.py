@@ -1,0 +1,71 @@
+"""Actions: each names the job, the round that wants it, and the wanted end state, and is safe to repeat."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Literal
+
+from penstock_scheduler.model.cluster import Placement
+from penstock_scheduler.model.job import JobId
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Run a queued job at `placement`."""
+
+    job: JobId
+    round: int
+    placement: Placement
+    kind: Literal["start"] = "start"
+
+
+@dataclass(frozen=True, slots=True)
+class Resize:
+    """Bring a running job to another number of GPUs of the same type."""
+
+    job: JobId
+    round: int
+    placement: Placement
+    kind: Literal["resize"] = "resize"
+
+
+@dataclass(frozen=True, slots=True)
+class Migrate:
+    """Bring a running job to other nodes or another GPU type."""
+
+    job: JobId
+    round: int
+    placement: Placement
+    kind: Literal["migrate"] = "migrate"
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """Take a job's GPUs away; it keeps its place in the queue and its last checkpoint."""
+
+    job: JobId
+    round: int
+    kind: Literal["hold"] = "hold"
+
+
+Action = Start | Resize | Migrate | Hold
+
+
+class Progress(StrEnum):
+    """How far an action has come."""
+
+    DONE = "done"
+    UNDER_WAY = "under-way"
+    """Asked for; the cluster needs time. The same action again goes on from there."""
+    FAILED = "failed"
+    """It cannot be done now; the next round decides again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of an action."""
+
+    action: Action
+    progress: Progress
+    text: str = ""

@@ -1,0 +1,55 @@
+"""Jobs as a round sees them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from penstock_scheduler.model.cluster import Placement
+from penstock_scheduler.model.wish import JobWish
+
+JobId = str
+"""Slurm's number for the job, as text."""
+
+
+class Phase(StrEnum):
+    """Where a job is between the queue and its GPUs."""
+
+    QUEUED = "queued"
+    """It holds no GPUs and waits for us."""
+    STARTING = "starting"
+    """It was sent to its placement and does not run there yet."""
+    RUNNING = "running"
+    STOPPING = "stopping"
+    """It still holds its GPUs and was asked to save and leave them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A job that Penstock manages."""
+
+    id: JobId
+    name: str
+    user: str
+    wish: JobWish
+    partitions: tuple[str, ...]
+    """Partitions, all managed, in which it may run."""
+    phase: Phase
+    submit_s: float
+    """When it was submitted, s since 1970 on the cluster's clock."""
+    restarts: int = 0
+    """Times that it was stopped and started again."""
+    allocation: Placement | None = None
+    """What it holds, or in phase STARTING is about to hold."""
+    target: Placement | None = None
+    """Where an earlier round has sent it, while it is on the way there (STARTING, STOPPING)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A job that asks for Penstock but cannot be managed, and why."""
+
+    job: JobId
+    name: str
+    user: str
+    text: str

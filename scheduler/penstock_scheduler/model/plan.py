@@ -1,0 +1,115 @@
+"""What a round decides: the plan, and for every job the reason in words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from penstock_scheduler.model.cluster import Configuration, Placement
+from penstock_scheduler.model.job import JobId
+
+
+class ReasonCode(StrEnum):
+    """Why a job has what it has. Codes are stable; texts may change."""
+
+    KEPT = "kept"
+    """It keeps what it has."""
+    CHOSEN = "chosen"
+    """It is given something new."""
+    IN_FLIGHT = "in-flight"
+    """It is on the way to what an earlier round gave it."""
+    PINNED = "pinned"
+    """It may not be moved."""
+    WAITING_CAPACITY = "waiting-capacity"
+    """Others make better use of the GPUs in this round."""
+    WAITING_FRAGMENTS = "waiting-fragments"
+    """Enough GPUs are free, but not together."""
+    NEVER_FITS = "never-fits"
+    """No round can place it as the cluster stands: the job or the cluster must change."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why, for a program and for a person."""
+
+    code: ReasonCode
+    text: str
+    needs: str = ""
+    """The least that the job would need, in words; empty if it has it."""
+    estimated_start_s: float | None = None
+    """When it may start, s since 1970; None: not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Advice on the batch size; the executor decides."""
+
+    atomic: int
+    """Samples per GPU in one micro-step."""
+    accumulation_steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """What a job gets."""
+
+    placement: Placement
+    reason: Reason
+    goodput: float
+    """Expected, in the job's own unit per second (samples/s for training)."""
+    batch: Batch | None = None
+
+    @property
+    def configuration(self) -> Configuration:
+        """The shape of what it gets."""
+        return self.placement.configuration
+
+
+class SolveStatus(StrEnum):
+    """How the solver ended. `policies` turn each into a plan or a failed round; see `solver.STATUS_MEANING`."""
+
+    OPTIMAL = "optimal"
+    NODE_LIMIT = "node-limit"
+    TIME_LIMIT = "time-limit"
+    INCUMBENT = "incumbent"
+    NO_SOLUTION = "no-solution"
+
+
+@dataclass(frozen=True, slots=True)
+class SolveReport:
+    """What the solver did, so that a plan can be judged later."""
+
+    solver: str
+    status: SolveStatus
+    objective: float
+    bound: float
+    seconds: float
+    """Wall-clock time; the only field in a plan that two equal rounds may differ in."""
+
+    @property
+    def gap(self) -> float:
+        """How far the plan may be from the best one, relative to its objective; 0 means proven best."""
+        return abs(self.objective - self.bound) / max(abs(self.objective), 1e-9)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What one round wants the cluster to look like."""
+
+    round: int
+    assignments: dict[JobId, Assignment] = field(default_factory=dict)
+    waiting: dict[JobId, Reason] = field(default_factory=dict)
+    """Jobs that get nothing in this round."""
+    solve: SolveReport | None = None
+    incumbent: dict[JobId, Configuration] = field(default_factory=dict)
+    """The solver's own choice, before placement, if a time limit cut it short: replay starts from it."""
+
+    @property
+    def cut_short(self) -> bool:
+        """Whether a time limit, and so the machine's speed, had a part in this plan."""
+        return self.solve is not None and self.solve.status is SolveStatus.TIME_LIMIT
+
+    @property
+    def chosen(self) -> dict[JobId, Configuration]:
+        """Configuration of each job that gets one."""
+        return {job: assignment.configuration for job, assignment in self.assignments.items()}

@@ -1,0 +1,36 @@
+"""All that a decision may depend on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from penstock_profiles.estimators import AnyEstimator
+from penstock_scheduler.model.cluster import Configuration, Node
+from penstock_scheduler.model.job import Job, JobId, Refusal
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterState:
+    """What a cluster reports when it is observed."""
+
+    nodes: tuple[Node, ...]
+    jobs: tuple[Job, ...]
+    refused: tuple[Refusal, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """One round's input. `Policy.decide` reads nothing else, so a saved snapshot decides again to the same plan."""
+
+    round: int
+    time_s: float
+    """When the cluster was observed, s since 1970."""
+    nodes: tuple[Node, ...]
+    jobs: tuple[Job, ...]
+    models: dict[JobId, AnyEstimator]
+    """How fast each job is on what."""
+    restart_costs_s: dict[JobId, float]
+    """Wall-clock seconds of progress that a restart of each job costs."""
+    refused: tuple[Refusal, ...] = ()
+    incumbent: dict[JobId, Configuration] = field(default_factory=dict)
+    """A plan's configurations to take as they are, when a round that a time limit cut short is decided again."""

@@ -1,0 +1,136 @@
+"""The job wish: what a user may ask for, whichever way it reaches us (sbatch flags, comment, API, Airflow).
+
+Later features only add fields. On Slurm a wish travels as JSON in the job's comment or admin_comment, under the key
+`penstock`, so that it can share the field with a site's own keys::
+
+    sbatch --hold --gres=gpu:1 --comment='{"penstock": {"max_gpus": 8, "gpu_types": ["a100", "t4"]}}' train.sh
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from enum import StrEnum
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError, model_validator
+
+from penstock_scheduler.errors import BadWish
+
+WISH_KEY = "penstock"
+"""Key of the wish in a comment's JSON object."""
+
+_MEANS_US = re.compile(rf"""['"]?\b{WISH_KEY}\b['"]?\s*[:=]""")
+"""A comment that means us, well written or not. One that only speaks of us, as in "see the penstock docs", does not."""
+
+
+class Adaptivity(StrEnum):
+    """What of a job the scheduler may change."""
+
+    ADAPTIVE = "adaptive"
+    """GPU count, GPU type and batch size."""
+    STRONG_SCALING = "strong-scaling"
+    """GPU count and type; the total batch size is the user's."""
+    RIGID = "rigid"
+    """GPU type only."""
+    FIXED = "fixed"
+    """Nothing, once the job has started."""
+
+
+class JobWish(BaseModel):
+    """What a job asks for. Fields that are absent are the scheduler's to choose."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, title="Penstock job wish")
+
+    adaptivity: Adaptivity = Adaptivity.ADAPTIVE
+    min_gpus: PositiveInt = Field(default=1, description="Fewest GPUs that the job can use.")
+    max_gpus: PositiveInt = Field(default=1, description="Most GPUs that the job can use.")
+    gpu_types: tuple[str, ...] | None = Field(
+        default=None, min_length=1, description="GPU types that the job can use, as in GRES; absent: any."
+    )
+    batch_size: PositiveInt | None = Field(
+        default=None, description="Total batch size that the script was written for; absent: the model family's."
+    )
+    max_batch_size: PositiveInt | None = Field(
+        default=None, description="Largest total batch size that still trains well."
+    )
+    model_family: str | None = Field(
+        default=None, description="A family of the catalogue whose speed resembles the job's."
+    )
+    goodput_table: dict[str, dict[PositiveInt, PositiveFloat]] | None = Field(
+        default=None,
+        min_length=1,
+        description="Measured rate by GPU type and GPU count, such as {'t4': {'1': 90, '4': 310}}.",
+    )
+    restart_cost_s: PositiveFloat | None = Field(
+        default=None,
+        description="Seconds of training that one restart costs; absent: the model family's, or the site's default.",
+    )
+    preemptible: bool = Field(default=True, description="Whether a running job may be stopped, moved or resized.")
+
+    @model_validator(mode="after")
+    def _check(self) -> JobWish:
+        if self.max_gpus < self.min_gpus:
+            raise ValueError(
+                f"max_gpus={self.max_gpus} is less than min_gpus={self.min_gpus}; raise max_gpus or lower min_gpus"
+            )
+        if self.adaptivity in (Adaptivity.RIGID, Adaptivity.FIXED) and self.min_gpus != self.max_gpus:
+            raise ValueError(
+                f"a {self.adaptivity} job has one GPU count, but min_gpus={self.min_gpus} and max_gpus={self.max_gpus}; "
+                "set both to it, or choose adaptivity 'adaptive' or 'strong-scaling'"
+            )
+        if self.batch_size and self.max_batch_size and self.max_batch_size < self.batch_size:
+            raise ValueError(f"max_batch_size={self.max_batch_size} is less than batch_size={self.batch_size}")
+        if self.goodput_table and self.model_family:
+            raise ValueError("give goodput_table or model_family, not both: they may contradict each other")
+        return self
+
+    @property
+    def fixed_batch(self) -> bool:
+        """Whether the total batch size must stay as it is."""
+        return self.adaptivity is not Adaptivity.ADAPTIVE
+
+
+def parse_wish(text: str) -> JobWish | None:
+    """The wish in a comment, or None if the text has none (it is empty, or holds something of the site's own).
+
+    Raises:
+        BadWish: the text names `penstock` but is not valid; the message says which field, what it holds and the remedy.
+    """
+    if not _MEANS_US.search(text):
+        return None
+    try:
+        document: Any = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise BadWish(
+            f"the comment is not JSON: {error.msg} at character {error.pos} of {text[:80]!r}; "
+            f'write it as {{"{WISH_KEY}": {{"max_gpus": 4}}}}, in single quotes for the shell'
+        ) from None
+    if not isinstance(document, dict) or WISH_KEY not in document:
+        raise BadWish(
+            f'the comment names {WISH_KEY}, but not as a key of its object; write {{"{WISH_KEY}": {{"max_gpus": 4}}}}'
+        )
+    return validate_wish(document[WISH_KEY])
+
+
+def validate_wish(fields: object) -> JobWish:
+    """A wish from its decoded JSON. Raises BadWish naming the field, its value and the remedy."""
+    try:
+        return JobWish.model_validate(fields)
+    except ValidationError as error:
+        raise BadWish("; ".join(describe_errors(error, JobWish))) from None
+
+
+def describe_errors(error: ValidationError, model: type[BaseModel]) -> list[str]:
+    """One sentence for each thing that pydantic found wrong, naming the field, its value and, for a typo, the valid keys."""
+    sentences = []
+    for item in error.errors(include_url=False):
+        where = ".".join(str(part) for part in item["loc"])
+        if item["type"] == "extra_forbidden":
+            sentences.append(f"unknown key {where!r}; the keys are {', '.join(sorted(model.model_fields))}")
+        elif item["type"] == "value_error":
+            sentences.append(f"{where}: {item['ctx']['error']}" if where else str(item["ctx"]["error"]))
+        else:
+            message = item["msg"][0].lower() + item["msg"][1:]
+            sentences.append(f"{where}={item['input']!r}: {message}" if where else f"{item['input']!r}: {message}")
+    return sentences

@@ -1,0 +1,156 @@
+"""What every policy needs from a snapshot: the configurations there are, who may have which, and who must stay."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+
+from penstock_profiles.estimators import AnyEstimator
+from penstock_scheduler.model import (
+    Adaptivity,
+    Assignment,
+    Batch,
+    Configuration,
+    Job,
+    JobId,
+    Node,
+    Phase,
+    Placement,
+    Reason,
+    ReasonCode,
+    Snapshot,
+)
+
+
+def configurations(nodes: Iterable[Node]) -> tuple[Configuration, ...]:
+    """Sia's configurations: on one node powers of two and the whole node, beyond that whole nodes.
+
+    Counts what the nodes have, not what is free, so that a plan may move jobs out of the way; nodes that are not usable
+    do not count. Ordered by type, GPUs and nodes.
+    """
+    sizes: dict[str, dict[int, int]] = {}
+    for node in nodes:
+        if node.usable:
+            by_size = sizes.setdefault(node.gpu_type, {})
+            by_size[node.gpus] = by_size.get(node.gpus, 0) + 1
+    found = set()
+    for gpu_type, by_size in sizes.items():
+        for size, count in by_size.items():
+            power = 1
+            while power < size:
+                found.add(Configuration(1, power, gpu_type))
+                power *= 2
+            found.update(Configuration(n, n * size, gpu_type) for n in range(1, count + 1))
+    return tuple(sorted(found, key=lambda c: (c.gpu_type, c.gpus, c.nodes)))
+
+
+def allowed(job: Job, configuration: Configuration) -> bool:
+    """Whether the job's own wish lets it have this configuration."""
+    wish = job.wish
+    if wish.gpu_types is not None and configuration.gpu_type not in wish.gpu_types:
+        return False
+    return wish.min_gpus <= configuration.gpus <= wish.max_gpus
+
+
+def pinned(snapshot: Snapshot) -> dict[JobId, Placement]:
+    """Jobs that this round leaves where they are, or where they are going.
+
+    Jobs that may not be moved once they run, and jobs on their way to what an earlier round gave them, as long as there
+    is still room for them there.
+    """
+    pins: dict[JobId, Placement] = {}
+    free = {node.name: node.gpus_for_us for node in snapshot.nodes}
+    for job in snapshot.jobs:
+        held = job.allocation
+        if job.phase is Phase.RUNNING and held is not None and not movable(job):
+            pins[job.id] = held
+            _take(free, held)
+    for job in snapshot.jobs:
+        going = job.target
+        if (
+            job.phase in (Phase.STARTING, Phase.STOPPING)
+            and going is not None
+            and all(share.node in free and free[share.node] >= share.gpus for share in going.shares)
+        ):
+            pins[job.id] = going
+            _take(free, going)
+    return pins
+
+
+def movable(job: Job) -> bool:
+    """Whether a running job may be stopped, moved or resized."""
+    return job.wish.preemptible and job.wish.adaptivity is not Adaptivity.FIXED
+
+
+def pinned_assignment(job: Job, placement: Placement, snapshot: Snapshot) -> Assignment:
+    """What a pinned job gets: what it has, or is about to have."""
+    if job.phase is Phase.RUNNING:
+        why = "it is fixed" if job.wish.adaptivity is Adaptivity.FIXED else "it is not preemptible"
+        reason = Reason(ReasonCode.PINNED, f"keeps {placement.configuration}: {why}")
+    else:
+        reason = Reason(ReasonCode.IN_FLIGHT, f"on its way to {placement.configuration}")
+    return assign(job, placement, reason, snapshot)
+
+
+def assign(job: Job, placement: Placement, reason: Reason, snapshot: Snapshot) -> Assignment:
+    """An assignment with the goodput and the batch that the job's model expects."""
+    model, shape = snapshot.models[job.id], placement.configuration
+    goodput = rate(model, shape)
+    batch = model.best_batch(shape.gpu_type, shape.nodes, shape.gpus)
+    advice = Batch(batch.atomic_batch, batch.accumulation_steps) if batch is not None else None
+    return Assignment(placement, reason, goodput, advice)
+
+
+def rate(model: AnyEstimator, configuration: Configuration) -> float:
+    """Goodput of one configuration."""
+    nodes, gpus = np.array([configuration.nodes]), np.array([configuration.gpus])
+    return float(model.goodput(configuration.gpu_type, nodes, gpus)[0])
+
+
+def never_fits(job: Job, options: Iterable[Configuration], nodes: Iterable[Node]) -> Reason:
+    """Why none of `options`, all that the cluster has, will ever do for the job."""
+    wish = job.wish
+    types = sorted({node.gpu_type for node in nodes})
+    needs = smallest_need(job)
+    if wish.gpu_types is not None and not set(wish.gpu_types) & set(types):
+        wanted = ", ".join(wish.gpu_types)
+        text = f"no node here has {wanted}; the types are {', '.join(types) or 'none'}: change gpu_types"
+        return Reason(ReasonCode.NEVER_FITS, text, needs)
+    sizes = sorted({option.gpus for option in options if wish.gpu_types is None or option.gpu_type in wish.gpu_types})
+    if not sizes:
+        return Reason(ReasonCode.NEVER_FITS, "no usable node has GPUs of its types now: all are down or drained", needs)
+    if not any(wish.min_gpus <= size <= wish.max_gpus for size in sizes):
+        text = (
+            f"needs {wish.min_gpus} to {wish.max_gpus} GPUs, but jobs can have "
+            f"{', '.join(map(str, sizes))} here: change min_gpus or max_gpus"
+        )
+        return Reason(ReasonCode.NEVER_FITS, text, needs)
+    return Reason(
+        ReasonCode.NEVER_FITS, "its model gives no progress on any configuration: check its goodput_table", needs
+    )
+
+
+def smallest_need(job: Job) -> str:
+    """The least that a job needs, in words."""
+    wish = job.wish
+    types = " or ".join(wish.gpu_types) if wish.gpu_types else "any"
+    return f"{wish.min_gpus} GPU{'s' if wish.min_gpus > 1 else ''} of type {types}"
+
+
+def capacities(nodes: Iterable[Node], pins: Mapping[JobId, Placement]) -> dict[str, int]:
+    """GPUs of each type that a round can give to jobs that are not pinned."""
+    free = {node.name: node.gpus_for_us for node in nodes}
+    types = {node.name: node.gpu_type for node in nodes}
+    for placement in pins.values():
+        _take(free, placement)
+    total: dict[str, int] = dict.fromkeys(sorted(set(types.values())), 0)
+    for name, gpus in free.items():
+        total[types[name]] += max(gpus, 0)
+    return total
+
+
+def _take(free: dict[str, int], placement: Placement) -> None:
+    for share in placement.shares:
+        if share.node in free:
+            free[share.node] -= share.gpus

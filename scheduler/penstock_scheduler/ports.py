@@ -1,0 +1,103 @@
+"""The seams of the round loop: what a cluster, a clock, a store, a source of models and a trigger must offer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from penstock_profiles.wire import Report
+from penstock_scheduler.model import Action, ClusterState, Job, JobWish, Outcome, Plan, Snapshot
+from penstock_scheduler.models import Models
+from penstock_scheduler.records import RoundRecord
+
+WishCheck = Callable[[JobWish], None]
+"""Raises BadWish if a wish cannot be served whatever the cluster does, such as an unknown model family."""
+
+
+class Policy(Protocol):
+    """Decides a round. Being in the registry enrols a policy in the property tests and the simulator."""
+
+    @property
+    def name(self) -> str:
+        """The name in the settings file."""
+        ...
+
+    def decide(self, snapshot: Snapshot) -> Plan:
+        """The plan for this snapshot: the same snapshot gives the same plan, whatever the time or the machine.
+
+        Raises:
+            RoundFailed: no usable plan; the cluster keeps what it has.
+        """
+        ...
+
+
+class Cluster(Protocol):
+    """Something that runs jobs: Slurm, or the simulated cluster."""
+
+    def observe(self) -> ClusterState:
+        """What is there now. Raises ClusterAway if nobody answers."""
+        ...
+
+    def apply(self, actions: Sequence[Action]) -> tuple[Outcome, ...]:
+        """Bring each action one step nearer to its end state and say how far it is, in the order of `actions`.
+
+        Returns soon: what takes time is asked for and reported as under way; the same action again goes on from there.
+        A failure of one action is its outcome and does not stop the others. Raises ClusterAway if nobody answers.
+        """
+        ...
+
+    def reports(self) -> Sequence[Report]:
+        """What running jobs have reported since the last call."""
+        ...
+
+
+class Clock(Protocol):
+    """Time: the wall clock, or a simulated one that jumps."""
+
+    def now_s(self) -> float:
+        """Seconds since 1970."""
+        ...
+
+    def sleep(self, seconds: float) -> None:
+        """Return when `seconds` have passed on this clock, or sooner when there is something to see."""
+        ...
+
+
+class Store(Protocol):
+    """What must survive a crash, and the history. Every method raises StoreError when it cannot."""
+
+    def last_round(self) -> RoundRecord | None:
+        """The newest round that was saved whole."""
+        ...
+
+    def save_round(self, record: RoundRecord) -> None:
+        """Keep a round. It is safe on disk when this returns."""
+        ...
+
+    def add_outcomes(self, time_s: float, outcomes: Sequence[Outcome]) -> None:
+        """Append to the history of actions."""
+        ...
+
+    def add_reports(self, reports: Sequence[Report]) -> None:
+        """Append to the history of reports."""
+        ...
+
+
+class ModelSource(Protocol):
+    """Where a round's models come from."""
+
+    def models(self, jobs: Sequence[Job]) -> Models:
+        """Models and restart costs of these jobs, as known now."""
+        ...
+
+
+class Trigger(Protocol):
+    """When a round is due."""
+
+    def due(self, now_s: float, state: ClusterState) -> bool:
+        """Whether to decide now, given what was just observed. Called on every tick, in the order of time."""
+        ...
+
+    def decided(self, now_s: float, state: ClusterState) -> None:
+        """A round was decided on this state: the next one is due by the trigger's own rule."""
+        ...

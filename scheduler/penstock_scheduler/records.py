@@ -1,0 +1,58 @@
+"""What is kept of a round, and its JSON form."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from penstock_scheduler.errors import PenstockError
+from penstock_scheduler.model import Plan, Snapshot
+
+FORMAT = 1
+"""Version of the JSON form. A reader refuses a newer one."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoundRecord:
+    """One decided round: enough to decide it again offline, and to see what it led to."""
+
+    snapshot: Snapshot
+    policy: str
+    settings: dict[str, Any]
+    """The policy's settings, all of them, as in the settings file."""
+    plan: Plan
+    seconds: dict[str, float] = field(default_factory=dict)
+    """Wall-clock seconds by step: observe, decide."""
+    format: int = FORMAT
+
+
+_ADAPTER = TypeAdapter(RoundRecord)
+
+
+class UnreadableRound(PenstockError):
+    """A saved round is damaged, or of another version."""
+
+
+def dump_round(record: RoundRecord) -> bytes:
+    """A round as JSON, in one line."""
+    return _ADAPTER.dump_json(record)
+
+
+def load_round(text: bytes | str, where: str) -> RoundRecord:
+    """A round from its JSON. Raises UnreadableRound, which names `where` and what is wrong with it."""
+    try:
+        record = _ADAPTER.validate_json(text)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        field_name = ".".join(map(str, first["loc"])) or "the file"
+        raise UnreadableRound(
+            f"{where} is not a round that this version can read: {field_name}: {first['msg']}; "
+            "take a file from the daemon's state folder, rounds/ROUND.json"
+        ) from None
+    if record.format > FORMAT:
+        raise UnreadableRound(
+            f"{where} has format {record.format}, and this version reads up to {FORMAT}; upgrade penstock"
+        )
+    return record

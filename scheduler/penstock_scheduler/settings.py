@@ -1,0 +1,112 @@
+"""The settings file: TOML, one section a package, each checked by the package that owns it.
+
+A package registers its section through the entry point group `penstock.settings`: section name -> pydantic model with
+`extra="forbid"`. Unknown sections and keys are errors that list the valid ones. Policies have sections of their own,
+`[policy.NAME]`, checked by their registry.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError
+
+from penstock_scheduler.errors import ConfigError
+from penstock_scheduler.model.wish import describe_errors
+
+GROUP = "penstock.settings"
+
+Section = TypeVar("Section", bound=BaseModel)
+
+
+class DaemonSettings(BaseModel):
+    """Section `[daemon]`: the round loop."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    cluster: str = Field(
+        default="slurm", description="Which cluster to drive: a name of the entry points `penstock.clusters`."
+    )
+    policy: str = Field(default="sia", description="Which policy decides; its settings are in [policy.NAME].")
+    rounds: Literal["period", "events"] = Field(
+        default="period", description="'period': a round every round_s; 'events': when a job or a node changes."
+    )
+    round_s: PositiveFloat = Field(default=60.0, description="Seconds from one round to the next.")
+    tick_s: PositiveFloat = Field(default=1.0, description="Seconds between two looks at the cluster.")
+    state_dir: Path = Field(default=Path("/var/lib/penstock"), description="Where rounds and reports are kept.")
+    keep_rounds: PositiveInt = Field(default=10_000, description="Newest rounds that are kept; older ones are deleted.")
+    restart_cost_s: PositiveFloat = Field(
+        default=30.0, description="Seconds of training that a restart costs a job whose wish does not say."
+    )
+    families: Path | None = Field(
+        default=None, description="A file of further model families, in the catalogue's format."
+    )
+    log_format: Literal["logfmt", "json"] = "logfmt"
+
+
+class Settings:
+    """A checked settings file."""
+
+    def __init__(self, sections: dict[str, BaseModel], policies: dict[str, dict[str, Any]], source: str) -> None:
+        self._sections = sections
+        self._policies = policies
+        self.source = source
+
+    def section(self, model: type[Section]) -> Section:
+        """The section that `model` describes: from the file, or all defaults. Raises ConfigError if that lacks a value."""
+        for found in self._sections.values():
+            if isinstance(found, model):
+                return found
+        try:
+            return model()
+        except ValidationError as error:
+            name = next((n for n, m in _models().items() if m is model), model.__name__)
+            raise ConfigError(
+                f"{self.source}: section [{name}] is missing: {'; '.join(describe_errors(error, model))}"
+            ) from None
+
+    def policy(self, name: str) -> dict[str, Any]:
+        """What the file says of the policy `name`, not yet checked."""
+        return self._policies.get(name, {})
+
+
+def load_settings(path: Path) -> Settings:
+    """Read and check a settings file. Raises ConfigError, which names the file, the section, the key and the remedy."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}; give the settings file with --config") from None
+    return parse_settings(text, str(path))
+
+
+def parse_settings(text: str, source: str) -> Settings:
+    """Check the text of a settings file; `source` is its name in messages. Raises ConfigError."""
+    try:
+        tables = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{source} is not TOML: {error}") from None
+    models = _models()
+    policies = tables.pop("policy", {})
+    if not isinstance(policies, dict) or not all(isinstance(table, dict) for table in policies.values()):
+        raise ConfigError(f"{source}: [policy] has one table for each policy, such as [policy.sia]")
+    sections: dict[str, BaseModel] = {}
+    for name, table in tables.items():
+        if name not in models:
+            close = difflib.get_close_matches(name, [*models, "policy"], n=1)
+            hint = f"; did you mean [{close[0]}]?" if close else ""
+            raise ConfigError(
+                f"{source}: unknown section [{name}]; the sections are {', '.join(sorted([*models, 'policy.NAME']))}{hint}"
+            )
+        try:
+            sections[name] = models[name].model_validate(table)
+        except ValidationError as error:
+            raise ConfigError(f"{source}: [{name}] " + "; ".join(describe_errors(error, models[name]))) from None
+    return Settings(sections, policies, source)
+
+
+def _models() -> dict[str, type[BaseModel]]:
+    return {entry.name: entry.load() for entry in entry_points(group=GROUP)}

@@ -1,0 +1,7 @@
+"""The simulated cluster and clock behind the same ports: for what-if questions, tests, and machines without Slurm."""
+
+from penstock_scheduler.simulator.clock import SimulatedClock
+from penstock_scheduler.simulator.cluster import SimulatedCluster, SimulatedJob, nodes_from_spec
+from penstock_scheduler.simulator.settings import SimulatedSettings, open_cluster
+
+__all__ = ["SimulatedClock", "SimulatedCluster", "SimulatedJob", "SimulatedSettings", "nodes_from_spec", "open_cluster"]

@@ -1,0 +1,23 @@
+"""The simulated cluster as an entry point of `penstock.clusters`, for trying the daemon without a cluster."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from penstock_scheduler.ports import Clock, WishCheck
+from penstock_scheduler.settings import Settings
+from penstock_scheduler.simulator.cluster import SimulatedCluster, nodes_from_spec
+
+
+class SimulatedSettings(BaseModel):
+    """Section `[simulated]`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    nodes: str = Field(default="t4:6x4,rtx:3x8,a100:2x8", description="Node spec, TYPE:NODESxGPUS,...")
+
+
+def open_cluster(settings: Settings, clock: Clock, check: WishCheck) -> SimulatedCluster:
+    """An empty simulated cluster."""
+    del check  # it has no wishes of strangers to check
+    return SimulatedCluster(nodes_from_spec(settings.section(SimulatedSettings).nodes), (), clock)

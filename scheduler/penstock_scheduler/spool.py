@@ -1,0 +1,150 @@
+"""The daemon's side of the spool: the folder through which it and running jobs talk (`penstock_profiles.wire`).
+
+Jobs' users can write their own reports, so nothing in there is trusted: only regular files are read, without following
+links, a bounded amount at a time; a line that is not a report, or is of another job, is passed over and logged once.
+What was read and how far is not kept over a restart: reports carry a sequence number, and the store of reports is a
+history in which the odd line may stand twice.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+from collections.abc import Iterable
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from penstock_profiles.wire import (
+    MAX_REPORT_BYTES,
+    Checkpointed,
+    Control,
+    Report,
+    Started,
+    claimed_epochs,
+    control_file,
+    reports_file,
+    reports_folder,
+)
+from penstock_scheduler.errors import StoreError
+
+log = logging.getLogger(__name__)
+
+READ_AT_ONCE = 1024 * 1024
+"""Bytes of one job's reports that are read in one tick."""
+
+
+class Spool:
+    """The spool folder, made if it is not there. Raises StoreError if it cannot be."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._offsets: dict[tuple[str, int], int] = {}
+        self._partial: dict[tuple[str, int], bytes] = {}
+        self._newest: dict[str, Started] = {}
+        self._started_epoch: dict[str, int] = {}
+        self._checkpoints: dict[str, tuple[str, float]] = {}
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            if not os.access(folder, os.W_OK | os.X_OK):
+                raise PermissionError(13, "not writable")
+        except OSError as error:
+            raise StoreError(
+                f"spool {folder}: {error.strerror}; set [slurm] spool_dir to a folder that all nodes share"
+            ) from None
+
+    def next_epoch(self, job_id: str) -> int:
+        """An epoch that no run of the job has had."""
+        control = self.control(job_id)
+        return max([control.epoch if control else 0, *claimed_epochs(self.folder, job_id)]) + 1
+
+    def control(self, job_id: str) -> Control | None:
+        """What the job was last told; None if nothing, or nothing readable."""
+        try:
+            return Control.model_validate_json(control_file(self.folder, job_id).read_bytes())
+        except (OSError, ValidationError):
+            return None
+
+    def tell(self, control: Control, uid: int | None = None) -> None:
+        """Leave a word for the job, whole. `uid` owns the job's reports folder. Raises StoreError."""
+        path = control_file(self.folder, control.job_id)
+        beside = path.with_suffix(".tmp")
+        try:
+            reports = reports_folder(self.folder, control.job_id)
+            reports.mkdir(parents=True, exist_ok=True)
+            if uid is not None and os.geteuid() == 0 and reports.stat().st_uid != uid:
+                os.chown(reports, uid, -1, follow_symlinks=False)
+            with beside.open("w", encoding="utf-8") as file:
+                file.write(control.model_dump_json())
+                file.flush()
+                os.fsync(file.fileno())
+            beside.rename(path)
+        except OSError as error:
+            raise StoreError(f"{path}: {error.strerror}; jobs cannot be told anything until this is mended") from None
+
+    def read(self, job_ids: Iterable[str]) -> list[Report]:
+        """New reports of these jobs. Files of older epochs are not looked at: what they say is no longer so."""
+        found: list[Report] = []
+        for job_id in job_ids:
+            epochs = claimed_epochs(self.folder, job_id)
+            if epochs:
+                found.extend(self._read_run(job_id, epochs[-1]))
+        return found
+
+    def started(self, job_id: str, epoch: int) -> Started | None:
+        """What the run of this epoch said when it began; None if it has said nothing yet."""
+        return self._newest.get(job_id) if self._started_epoch.get(job_id) == epoch else None
+
+    def newest_epoch(self, job_id: str) -> int | None:
+        """Epoch of the newest run that has said that it began."""
+        return self._started_epoch.get(job_id)
+
+    def answered(self, job_id: str, request_id: str) -> float | None:
+        """When the job said that it had served this request, by its node's clock; None if it has not."""
+        answer = self._checkpoints.get(job_id)
+        return answer[1] if answer is not None and answer[0] == request_id else None
+
+    def forget(self, keep: set[str]) -> None:
+        """Drop what is remembered of jobs that are gone, and their folders' read positions."""
+        for key in [key for key in self._offsets if key[0] not in keep]:
+            del self._offsets[key]
+            self._partial.pop(key, None)
+        for table in (self._newest, self._started_epoch, self._checkpoints):
+            for job_id in [job_id for job_id in table if job_id not in keep]:
+                del table[job_id]  # type: ignore[attr-defined]
+
+    def _read_run(self, job_id: str, epoch: int) -> list[Report]:
+        key = (job_id, epoch)
+        path = reports_file(self.folder, job_id, epoch)
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError as error:
+            log.debug("reports unreadable", extra={"job": job_id, "text": str(error)})
+            return []
+        with os.fdopen(descriptor, "rb") as file:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                return []
+            offset = self._offsets.get(key, 0)
+            file.seek(offset)
+            fresh = file.read(READ_AT_ONCE)
+        self._offsets[key] = offset + len(fresh)
+        *lines, rest = (self._partial.get(key, b"") + fresh).split(b"\n")
+        self._partial[key] = rest if len(rest) <= MAX_REPORT_BYTES else b""
+        return [report for line in lines if (report := self._parse(job_id, epoch, line)) is not None]
+
+    def _parse(self, job_id: str, epoch: int, line: bytes) -> Report | None:
+        try:
+            if len(line) > MAX_REPORT_BYTES:
+                raise ValueError(f"a line of {len(line)} bytes")
+            report = Report.model_validate_json(line)
+            if (report.job_id, report.epoch) != (job_id, epoch):
+                raise ValueError(f"says it is job {report.job_id}, epoch {report.epoch}")
+        except ValueError as error:
+            log.warning("report passed over", extra={"job": job_id, "epoch": epoch, "text": str(error)[:200]})
+            return None
+        if isinstance(report.body, Started):
+            self._newest[job_id], self._started_epoch[job_id] = report.body, epoch
+        elif isinstance(report.body, Checkpointed) and report.body.request is not None:
+            self._checkpoints[job_id] = (report.body.request, report.time_s)
+        return report

@@ -1,0 +1,142 @@
+# shellcheck shell=bash
+# What script/test and script/demo share: Debian's packages, the virtual environment .venv, the project in it.
+# Each step looks first whether there is anything to do, so that a second run starts in about a second.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+export PATH="$PATH:/usr/local/sbin:/usr/sbin:/sbin" # Debian keeps slurmctld and munged there, off an ordinary user's PATH
+
+say() { printf 'penstock: %s\n' "$*" >&2; }
+die() { say "$@"; exit 1; }
+
+# quietly COMMAND...: runs it in silence; when it fails, shows the end of what it had to say.
+quietly() {
+  local log status=0
+  log=$(mktemp)
+  "$@" </dev/null >"$log" 2>&1 || status=$?
+  [ "$status" = 0 ] || tail -n 12 "$log" | sed 's/^/  | /' >&2
+  rm -f "$log"
+  return "$status"
+}
+
+# set_up EXTRAS [slurm|accounting]: leaves the project with these extras of pyproject.toml in .venv, and on the machine
+# Slurm and MUNGE, for accounting also slurmdbd and MariaDB. Where those cannot be had it says so and sets no_slurm=1;
+# without a virtual environment there is no going on.
+set_up() {
+  find_python
+  no_slurm=
+  local missing_slurm=() missing_venv=()
+  find_missing_slurm "${2:-}"
+  # Debian leaves ensurepip, not venv, to a package of its own.
+  venv_is_good || "$python" -c 'import ensurepip, venv' 2>/dev/null || missing_venv=("python${version%.*}-venv")
+  if [ "$no_slurm" ] || [ "${#missing_slurm[@]}" = 0 ]; then
+    [ "${#missing_venv[@]}" = 0 ] || install_packages "${missing_venv[@]}" || exit 1
+  else
+    install_packages "${missing_slurm[@]}" ${missing_venv[@]+"${missing_venv[@]}"} || no_slurm=1
+    [ -z "$no_slurm" ] || [ "${#missing_venv[@]}" = 0 ] || die "Slurm can be done without, ${missing_venv[*]} cannot"
+  fi
+  make_venv
+  install_project "$1"
+}
+
+find_python() { # sets python and version
+  local remedy="PENSTOCK_PYTHON=/path/to/python3.12 $0"
+  python=${PENSTOCK_PYTHON:-python3}
+  version=$("$python" -c 'import platform; print(platform.python_version())' 2>/dev/null) ||
+    die "$python does not run; install Python 3.11, 3.12 or 3.13, or name one: $remedy"
+  case $version in
+    3.11.* | 3.12.* | 3.13.*) ;;
+    *) die "$python is Python $version; Penstock needs 3.11, 3.12 or 3.13: $remedy" ;;
+  esac
+}
+
+find_missing_slurm() { # fills set_up's missing_slurm
+  local pair needed=()
+  case $1 in slurm | accounting) needed+=(munged=munge slurmctld=slurmctld slurmd=slurmd scontrol=slurm-client) ;; esac
+  case $1 in accounting) needed+=(slurmdbd=slurmdbd mariadbd=mariadb-server) ;; esac
+  for pair in ${needed[@]+"${needed[@]}"}; do
+    command -v "${pair%=*}" >/dev/null || missing_slurm+=("${pair#*=}")
+  done
+  [ "${#missing_slurm[@]}" != 0 ] && command -v scontrol >/dev/null || return 0
+  if ! dpkg -S "$(readlink -f "$(command -v scontrol)")" >/dev/null 2>&1; then
+    say "this machine has a Slurm of its own ($(command -v scontrol)) without: ${missing_slurm[*]}"
+    say "Debian's Slurm is not put beside it"
+    no_slurm=1
+  fi
+}
+
+# Runs as root, with the packages as arguments. What the packages bring is for us to start, on ports of our own: their
+# services stay off, both now (through Debian's policy-rc.d) and at the next boot. Services that ran before are let be.
+# Without an init system Debian starts nothing of itself.
+# shellcheck disable=SC2016 # the other shell expands it
+install_as_root='
+policy=/usr/sbin/policy-rc.d
+if [ -e /sbin/init ] && [ ! -e "$policy" ]; then
+  trap "rm -f $policy" EXIT
+  trap "exit 130" INT TERM
+  { echo "#!/bin/sh"
+    echo "# For the length of one installation, by the set-up of Penstock; delete it if you find it later."
+    echo "case \$1 in munge* | slurm* | mariadb* | mysql*) exit 101;; esac"
+    echo "exit 0"
+  } >"$policy"
+  chmod 755 "$policy"
+fi
+export DEBIAN_FRONTEND=noninteractive
+apt-get -q -o DPkg::Lock::Timeout=300 update &&
+apt-get -q -o DPkg::Lock::Timeout=300 install -y --no-install-recommends "$@" || exit 1
+if [ -d /run/systemd/system ]; then
+  for package; do systemctl disable --quiet "${package%-server}" 2>/dev/null; done
+fi
+exit 0'
+
+# install_packages PACKAGE...: installs Debian's packages, or says why it cannot and what would, and returns 1.
+install_packages() {
+  local root=()
+  if ! command -v apt-get >/dev/null; then
+    say "this is not Debian or Ubuntu; install what Debian calls: $*"
+    return 1
+  fi
+  if [ "$(id -u)" != 0 ]; then
+    # Without a terminal, sudo may not stop to ask for a password.
+    if ! command -v sudo >/dev/null || { [ ! -t 0 ] && ! sudo -n true 2>/dev/null; } || ! sudo true; then
+      say "some Debian packages are missing, and installing them needs root or sudo. As root, run:"
+      say "    apt-get update && apt-get install -y --no-install-recommends $*"
+      return 1
+    fi
+    root=(sudo)
+  fi
+  say "installing Debian packages ($*): up to a minute ..."
+  quietly ${root[@]+"${root[@]}"} sh -c "$install_as_root" sh "$@" || { say "apt-get could not install: $*"; return 1; }
+}
+
+# A virtual environment holds the path it was made at and its interpreter's version: when either changes, so must it.
+venv_is_good() { [ "$(cat .venv/made-for 2>/dev/null)" = "$PWD $version" ]; }
+
+make_venv() {
+  venv_is_good && return
+  quietly "$python" -m venv --clear .venv || die "could not make a virtual environment with $python in $PWD/.venv"
+  echo "$PWD $version" >.venv/made-for
+}
+
+install_project() {
+  local stamp
+  stamp=$(sha256sum <pyproject.toml)
+  # [dev] has all that the others have.
+  if [ "$(cat ".venv/has-$1" 2>/dev/null)" = "$stamp" ] || [ "$(cat .venv/has-dev 2>/dev/null)" = "$stamp" ]; then
+    return 0
+  fi
+  say "installing the project and its Python packages into .venv: about a minute ..."
+  pip_install -e ".[$1]" || die "could not install the project; above is the end of what pip said"
+  echo "$stamp" >".venv/has-$1"
+}
+
+# uv is several times as fast as pip, but does not read pip's settings: where pip was given an index, pip it is.
+pip_install() {
+  if ! .venv/bin/pip config list 2>/dev/null | grep -qE 'index|find.links|proxy'; then
+    if quietly .venv/bin/pip install -q --disable-pip-version-check uv &&
+      quietly .venv/bin/uv pip install -q --python .venv/bin/python "$@"; then
+      return 0
+    fi
+    say "uv did not work here; once more with pip alone, which takes a few minutes ..."
+  fi
+  quietly .venv/bin/pip install -q --disable-pip-version-check "$@"
+}

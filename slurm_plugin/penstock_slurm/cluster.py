@@ -1,0 +1,368 @@
+"""Slurm behind the scheduler's `Cluster` port.
+
+Everything is derived anew from Slurm and the spool at each look; what this object remembers (when it first saw a job
+pending, how long a start takes) only makes it wait longer after a restart of the daemon, never do something twice.
+
+How a job gets from one placement to another, one step a tick::
+
+    RUNNING --ask--> saves --answer or time limit--> requeuehold --> PENDING, held --pause--> place + release --> RUNNING
+
+GPU types are chosen by partition and node list, with an untyped GPU count: Slurm 22.05 cannot change the type of a
+pending job's GRES. The epoch of the next run is in the spool before the job is released.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterable, Sequence
+
+from penstock_profiles.wire import Control, Report, Request
+from penstock_scheduler.errors import BadWish, ClusterAway, RoundFailed
+from penstock_scheduler.model import (
+    Action,
+    ClusterState,
+    Hold,
+    Job,
+    JobId,
+    JobWish,
+    Node,
+    Outcome,
+    Phase,
+    Placement,
+    Progress,
+    Refusal,
+    Share,
+    parse_wish,
+)
+from penstock_scheduler.ports import Clock, WishCheck
+from penstock_scheduler.spool import Spool
+from penstock_slurm.gateway import (
+    ControllerAway,
+    Gateway,
+    JobGone,
+    JobPlacement,
+    Refused,
+    SlurmError,
+    SlurmJob,
+    SlurmNode,
+    Transient,
+)
+from penstock_slurm.settings import SlurmSettings
+
+log = logging.getLogger(__name__)
+
+PENDING = frozenset({"PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT"})
+RUNNING = frozenset({"RUNNING", "CONFIGURING", "SUSPENDED", "RESIZING", "SIGNALING", "STAGE_OUT", "STOPPED"})
+LEAVING = "COMPLETING"
+
+TRIES = 3
+"""Times that a start which Slurm refuses is tried in one round."""
+
+SAYS = "penstock_says"
+"""Key in admin_comment under which a job's user reads why Penstock leaves the job alone."""
+
+
+class SlurmCluster:
+    """The cluster; see the module."""
+
+    def __init__(self, gateway: Gateway, spool: Spool, clock: Clock, settings: SlurmSettings, check: WishCheck) -> None:
+        self._gateway = gateway
+        self._spool = spool
+        self._clock = clock
+        self._settings = settings
+        self._check = check
+        self._slurm_jobs: dict[JobId, SlurmJob] = {}
+        self._jobs: dict[JobId, Job] = {}
+        self._free: dict[str, int] = {}
+        self._reporting: set[JobId] = set()
+        self._pending_since_s: dict[JobId, float] = {}
+        self._released_s: dict[JobId, float] = {}
+        self._refused_starts: dict[tuple[JobId, int], int] = {}
+
+    def observe(self) -> ClusterState:
+        """Nodes, and the jobs that ask for Penstock, in the managed partitions. Three Slurm calls, whatever their number.
+
+        Raises:
+            ClusterAway: Slurm does not answer.
+            RoundFailed: a managed partition does not exist.
+        """
+        try:
+            partitions = {partition.name: partition for partition in self._gateway.partitions()}
+            slurm_nodes = self._gateway.nodes()
+            slurm_jobs = self._gateway.jobs()
+        except SlurmError as error:
+            raise ClusterAway(str(error)) from error
+        missing = [name for name in self._settings.partitions if name not in partitions]
+        if missing:
+            raise RoundFailed(
+                f"[slurm] partitions: Slurm has no partition {', '.join(missing)}; it has {', '.join(sorted(partitions))}"
+            )
+        now_s = self._clock.now_s()
+        usable = tuple(name for name in self._settings.partitions if partitions[name].up)
+        types = {node.name: gpu_type(node) for node in slurm_nodes}
+        managed: dict[JobId, SlurmJob] = {}
+        jobs: dict[JobId, Job] = {}
+        refused: list[Refusal] = []
+        for slurm_job in slurm_jobs:
+            if slurm_job.state not in PENDING | RUNNING | {LEAVING}:
+                continue
+            if not set(slurm_job.partition) & set(self._settings.partitions):
+                continue
+            try:
+                wish = self._wish(slurm_job)
+                if wish is None:
+                    continue
+                _manageable(slurm_job)
+                self._check(wish)
+            except BadWish as error:
+                refused.append(Refusal(slurm_job.id, slurm_job.name, slurm_job.user, str(error)))
+                self._say(slurm_job, str(error))
+                continue
+            job = self._job(slurm_job, wish, usable, types)
+            if job is not None:
+                managed[slurm_job.id], jobs[slurm_job.id] = slurm_job, job
+        self._remember(managed, jobs, now_s)
+        nodes = self._nodes(slurm_nodes, jobs.values(), types)
+        self._free = {node.name: node.gpus_for_us for node in nodes}
+        for job in jobs.values():
+            if job.allocation is not None:
+                for share in job.allocation.shares:
+                    self._free[share.node] = self._free.get(share.node, 0) - share.gpus
+        return ClusterState(nodes, tuple(jobs.values()), tuple(refused))
+
+    def apply(self, actions: Sequence[Action]) -> tuple[Outcome, ...]:
+        """See `ports.Cluster`. Acts on what the last `observe` saw."""
+        return tuple(self._apply(action) for action in actions)
+
+    def reports(self) -> Sequence[Report]:
+        """What jobs have left in the spool; those that have ended since the last look are read a last time."""
+        now = set(self._jobs)
+        found = self._spool.read(sorted(now | self._reporting))
+        self._reporting = now
+        self._spool.forget(now)
+        return found
+
+    # --- observing
+
+    def _wish(self, job: SlurmJob) -> JobWish | None:
+        """The wish, from admin_comment (which only the site can write) or else from the comment. Raises BadWish."""
+        return parse_wish(job.admin_comment) or parse_wish(job.comment)
+
+    def _say(self, job: SlurmJob, text: str) -> None:
+        """Leave word for the job's user, once, unless the site itself uses the field."""
+        word = json.dumps({SAYS: text})
+        if job.admin_comment == word or not (job.admin_comment == "" or f'"{SAYS}"' in job.admin_comment):
+            return
+        log.warning("job refused", extra={"job": job.id, "user": job.user, "text": text})
+        try:
+            self._gateway.set_admin_comment(job.id, word)
+        except SlurmError as error:
+            log.warning("cannot tell the job's user", extra={"job": job.id, "text": str(error)})
+
+    def _job(
+        self, slurm_job: SlurmJob, wish: JobWish, partitions: tuple[str, ...], types: dict[str, str]
+    ) -> Job | None:
+        """The job as the scheduler sees it, or None if it is on its way out for good."""
+        control = self._spool.control(slurm_job.id)
+        asked = control is not None and control.request is not None
+        allocation = None
+        if slurm_job.state in PENDING:
+            sent = not slurm_job.held and bool(slurm_job.required_nodes)
+            phase = Phase.QUEUED if slurm_job.held else Phase.STARTING
+            if sent:
+                allocation = _placement(slurm_job, slurm_job.required_nodes, types)
+        elif slurm_job.state == LEAVING:
+            if not asked:
+                return None
+            phase = Phase.STOPPING
+            allocation = _placement(slurm_job, slurm_job.nodes, types)
+        else:
+            phase = Phase.STOPPING if asked else Phase.RUNNING
+            allocation = _placement(slurm_job, slurm_job.nodes, types)
+        mine = [name for name in slurm_job.partition if name in partitions]
+        return Job(
+            id=slurm_job.id,
+            name=slurm_job.name,
+            user=slurm_job.user,
+            wish=wish,
+            partitions=(*mine, *(name for name in partitions if name not in mine)),
+            phase=phase,
+            submit_s=slurm_job.submit_s,
+            restarts=slurm_job.restarts,
+            allocation=allocation,
+        )
+
+    def _remember(self, managed: dict[JobId, SlurmJob], jobs: dict[JobId, Job], now_s: float) -> None:
+        self._slurm_jobs, self._jobs = managed, jobs
+        pending = {job_id for job_id, slurm_job in managed.items() if slurm_job.state in PENDING}
+        self._pending_since_s = {job_id: self._pending_since_s.get(job_id, now_s) for job_id in pending}
+        starting = {job_id for job_id in pending if jobs[job_id].allocation is not None}
+        self._released_s = {job_id: self._released_s.get(job_id, now_s) for job_id in starting}
+        self._refused_starts = {key: count for key, count in self._refused_starts.items() if key[0] in managed}
+
+    def _nodes(self, slurm_nodes: Iterable[SlurmNode], jobs: Iterable[Job], types: dict[str, str]) -> tuple[Node, ...]:
+        ours: dict[str, int] = {}
+        our_cpus: dict[str, int] = {}
+        for job in jobs:
+            slurm_job = self._slurm_jobs[job.id]
+            if job.allocation is None or slurm_job.state in PENDING:
+                continue
+            for share in job.allocation.shares:
+                ours[share.node] = ours.get(share.node, 0) + share.gpus
+                our_cpus[share.node] = our_cpus.get(share.node, 0) + slurm_job.cpus // max(len(slurm_job.nodes), 1)
+        managed = set(self._settings.partitions)
+        return tuple(
+            Node(
+                name=node.name,
+                gpu_type=types[node.name],
+                gpus=sum(node.gpus.values()),
+                partitions=tuple(name for name in node.partitions if name in managed),
+                usable=node.usable,
+                gpus_others=max(sum(node.gpus_used.values()) - ours.get(node.name, 0), 0),
+                cpus=node.cpus,
+                cpus_others=max(node.cpus_used - our_cpus.get(node.name, 0), 0),
+                state="+".join(sorted(node.state)),
+            )
+            for node in slurm_nodes
+            if managed & set(node.partitions) and sum(node.gpus.values()) > 0
+        )
+
+    # --- acting
+
+    def _apply(self, action: Action) -> Outcome:
+        slurm_job, job = self._slurm_jobs.get(action.job), self._jobs.get(action.job)
+        if slurm_job is None or job is None:
+            return Outcome(action, Progress.DONE, "it has ended")
+        try:
+            if slurm_job.state == LEAVING:
+                return Outcome(action, Progress.UNDER_WAY, "saves and leaves its GPUs")
+            if slurm_job.state in PENDING:
+                return (
+                    self._hold(action, slurm_job) if isinstance(action, Hold) else self._start(action, slurm_job, job)
+                )
+            if not isinstance(action, Hold) and job.allocation and job.allocation.shares == action.placement.shares:
+                return self._stay(action, slurm_job)
+            return self._stop(action, slurm_job)
+        except JobGone:
+            return Outcome(action, Progress.DONE, "it has ended")
+        except ControllerAway as error:
+            raise ClusterAway(str(error)) from error
+        except Transient as error:
+            return Outcome(action, Progress.UNDER_WAY, f"again next time: {error}")
+        except Refused as error:
+            return Outcome(action, Progress.FAILED, str(error))
+        except SlurmError as error:
+            return Outcome(action, Progress.FAILED, str(error))
+
+    def _hold(self, action: Action, slurm_job: SlurmJob) -> Outcome:
+        if not slurm_job.held:
+            self._gateway.hold(slurm_job.id)
+        return Outcome(action, Progress.DONE)
+
+    def _start(self, action: Action, slurm_job: SlurmJob, job: Job) -> Outcome:
+        """Send a pending job to its placement."""
+        assert not isinstance(action, Hold)
+        wanted, now_s = action.placement, self._clock.now_s()
+        if job.phase is Phase.STARTING and job.allocation is not None and job.allocation.shares == wanted.shares:
+            waited_s = now_s - self._released_s[job.id]
+            if waited_s < self._settings.start_patience_s:
+                return Outcome(action, Progress.UNDER_WAY, "waits for Slurm to start it")
+            self._gateway.hold(job.id)
+            return Outcome(action, Progress.FAILED, f"Slurm did not start it in {waited_s:.0f} s: {slurm_job.reason}")
+        tries = self._refused_starts.get((job.id, action.round), 0)
+        if tries >= TRIES:
+            return Outcome(action, Progress.FAILED, f"Slurm refused the placement {tries} times: {slurm_job.reason}")
+        if slurm_job.restarts and now_s - self._pending_since_s[job.id] < self._settings.credential_pause_s:
+            return Outcome(action, Progress.UNDER_WAY, "pauses so that Slurm forgets its last run's credential")
+        room = dict(self._free)
+        if job.allocation is not None:
+            for share in job.allocation.shares:
+                room[share.node] = room.get(share.node, 0) + share.gpus
+        if any(room.get(share.node, 0) < share.gpus for share in wanted.shares):
+            return Outcome(action, Progress.UNDER_WAY, "waits for GPUs that another job still holds")
+        if not slurm_job.held:
+            self._gateway.hold(job.id)
+        shape = wanted.configuration
+        self._spool.tell(
+            Control(
+                job_id=job.id,
+                epoch=self._spool.next_epoch(job.id),
+                round=action.round,
+                gpu_type=shape.gpu_type,
+                nodes=shape.nodes,
+                gpus=shape.gpus,
+            ),
+            slurm_job.uid,
+        )
+        placement = JobPlacement(
+            partition=wanted.partition,
+            nodes=wanted.nodes,
+            gpus_per_node=wanted.shares[0].gpus,
+            tasks=shape.nodes,
+            cpus=shape.nodes * max(slurm_job.cpus_per_task, 1),
+        )
+        self._refused_starts[job.id, action.round] = tries + 1
+        self._gateway.place(job.id, placement)
+        self._gateway.release(job.id)
+        for share in wanted.shares:
+            room[share.node] -= share.gpus
+        self._free = room
+        return Outcome(action, Progress.UNDER_WAY, "waits for Slurm to start it")
+
+    def _stay(self, action: Action, slurm_job: SlurmJob) -> Outcome:
+        """The plan has come back to where the job is: take back what it was asked."""
+        control = self._spool.control(slurm_job.id)
+        if control is not None and control.request is not None:
+            self._spool.tell(control.model_copy(update={"request": None, "round": action.round}), slurm_job.uid)
+        return Outcome(action, Progress.DONE, "stays where it is")
+
+    def _stop(self, action: Action, slurm_job: SlurmJob) -> Outcome:
+        """Take a running job one step nearer to being held without GPUs, its progress saved."""
+        job_id, now_s = slurm_job.id, self._clock.now_s()
+        run = self._spool.newest_epoch(job_id)
+        control = self._spool.control(job_id)
+        if control is None:
+            control = Control(job_id=job_id, epoch=run or 0, round=action.round)
+        started = self._spool.started(job_id, run) if run is not None and run >= control.epoch else None
+        answers = started is not None and started.answers_requests
+        request = control.request
+        if request is None:
+            request = Request(id=f"{action.round}-{control.epoch}", asked_s=now_s)
+            self._spool.tell(control.model_copy(update={"request": request, "round": action.round}), slurm_job.uid)
+            if answers:
+                return Outcome(action, Progress.UNDER_WAY, "was asked to save")
+        waits = 0 <= now_s - request.asked_s < self._settings.checkpoint_wait_s
+        if answers and waits and self._spool.answered(job_id, request.id) is None:
+            return Outcome(action, Progress.UNDER_WAY, "was asked to save")
+        self._gateway.requeue_hold(job_id)
+        how = "has saved" if self._spool.answered(job_id, request.id) else "gets Slurm's signals to save"
+        return Outcome(action, Progress.UNDER_WAY, f"{how}, leaves its GPUs")
+
+
+def gpu_type(node: SlurmNode) -> str:
+    """A node's GPU type as in its GRES; `gpu` where GRES has none. Of a node with several types, all joined by `+`."""
+    return "+".join(sorted(name or "gpu" for name in node.gpus))
+
+
+def _manageable(job: SlurmJob) -> None:
+    """Raises BadWish if the job was submitted in a way that keeps it from being placed."""
+    if job.het_job_id is not None:
+        raise BadWish(
+            "it is part of a heterogeneous job, which cannot be moved in parts; submit it as a job of its own"
+        )
+    if job.gpu_type is not None:
+        raise BadWish(
+            f"it asks Slurm for GPUs of type {job.gpu_type}, and Slurm cannot change that later; submit it with "
+            f'--gres=gpu:1 and name the types in the wish, such as "gpu_types": ["{job.gpu_type}"]'
+        )
+    if job.gpus_per_node is None:
+        raise BadWish("it asks Slurm for no GPUs per node, so there is no count to change; submit it with --gres=gpu:1")
+    if not job.requeue:
+        raise BadWish("Slurm may not requeue it, so it cannot be moved; submit it with --requeue")
+
+
+def _placement(job: SlurmJob, nodes: tuple[str, ...], types: dict[str, str]) -> Placement:
+    gpus = job.gpus_per_node or 0
+    shares = tuple(Share(name, gpus) for name in sorted(nodes))
+    return Placement(types.get(nodes[0], "") if nodes else "", job.partition[0] if job.partition else "", shares)

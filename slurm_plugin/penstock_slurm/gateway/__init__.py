@@ -1,0 +1,54 @@
+"""The one gateway to Slurm: what Penstock reads from it and asks of it, with back ends `cli` and `pyslurm`.
+
+`docs/slurm-gateway.md` says what each back end does, and what was tried with which versions.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from penstock_slurm.gateway.base import Gateway, JobPlacement, SlurmJob, SlurmNode, SlurmPartition
+from penstock_slurm.gateway.cli import CliGateway
+from penstock_slurm.gateway.errors import (
+    BackendMissing,
+    ControllerAway,
+    JobGone,
+    Refused,
+    SlurmError,
+    TimedOut,
+    Transient,
+    UnreadableAnswer,
+)
+
+__all__ = [
+    "BackendMissing",
+    "ControllerAway",
+    "Gateway",
+    "JobGone",
+    "JobPlacement",
+    "Refused",
+    "SlurmError",
+    "SlurmJob",
+    "SlurmNode",
+    "SlurmPartition",
+    "TimedOut",
+    "Transient",
+    "UnreadableAnswer",
+    "open_gateway",
+]
+
+
+def open_gateway(backend: Literal["cli", "pyslurm"], *, conf: Path | None, timeout_s: float) -> Gateway:
+    """The gateway to the Slurm of `conf`; None: of SLURM_CONF or the site's default. Speaks to no daemon yet.
+
+    `timeout_s` is how long one command may take, in seconds.
+
+    Raises:
+        BackendMissing: Slurm's commands or the matching pyslurm are not on this machine; also a ConfigError.
+    """
+    if backend == "pyslurm":
+        from penstock_slurm.gateway.pyslurm import PyslurmGateway
+
+        return PyslurmGateway(conf=conf, timeout_s=timeout_s)
+    return CliGateway(conf=conf, timeout_s=timeout_s)

@@ -1,0 +1,97 @@
+"""How Slurm fails, told apart by what the caller will do differently: one table from Slurm's words to a class."""
+
+from __future__ import annotations
+
+from penstock_scheduler.errors import ConfigError, PenstockError
+
+
+class SlurmError(PenstockError):
+    """A call to Slurm failed. `job_id` is "" where no job was meant; `text` is what Slurm said."""
+
+    remedy = ""
+
+    def __init__(self, text: str, *, command: str, job_id: str = "") -> None:
+        self.text = text.strip()
+        self.command = command
+        self.job_id = job_id
+        about = f" of job {job_id}" if job_id else ""
+        super().__init__(f"{command}{about}: {self.text or 'failed without a word'}{self.remedy}")
+
+
+class ControllerAway(SlurmError):
+    """slurmctld, munged or slurm.conf cannot be reached: nothing else will work either, try again next round."""
+
+    remedy = "; check that slurmctld and munged run and that slurm.conf is the right one (`scontrol ping`)"
+
+
+class JobGone(SlurmError):
+    """The job has ended, or Slurm has never heard of it or forgotten it: drop it."""
+
+
+class Refused(SlurmError):
+    """Slurm does not want this; asking again unchanged is pointless."""
+
+
+class Transient(SlurmError):
+    """Slurm could not now. It may have taken effect or not: read back, then ask again."""
+
+
+class TimedOut(Transient):
+    """The command took longer than we wait. It may have taken effect or not, and slurmctld may be away."""
+
+
+class UnreadableAnswer(SlurmError):
+    """A listing does not have the form that we asked for: a Slurm we do not know."""
+
+    remedy = "; compare this Slurm's version with those in docs/slurm-gateway.md"
+
+
+class BackendMissing(SlurmError, ConfigError):
+    """The chosen back end cannot be used on this machine; the message has the remedy."""
+
+
+# Slurm's words (in lower case, a part of them) -> class, and where they were seen. "code": not seen, but in the list of
+# 22.05.8's slurm_strerror(). The first that fits counts; a write that fails in other words was refused.
+WORDS: tuple[tuple[str, type[SlurmError], str], ...] = (
+    ("unable to contact slurm controller", ControllerAway, "22.05.8: squeue, scontrol; slurmctld killed"),
+    ("unexpected message received", ControllerAway, "22.05.8: scontrol update; slurmctld killed"),
+    ("munge encode failed", ControllerAway, "22.05.8: any command; munged killed"),
+    ("protocol authentication error", ControllerAway, "22.05.8: scontrol; munged killed"),
+    ("authentication credential", ControllerAway, "code 6000, 6006"),
+    ("unable to process configuration file", ControllerAway, "22.05.8: squeue; no such slurm.conf"),
+    ("could not establish a configuration source", ControllerAway, "22.05 without slurm.conf or slurmd"),
+    ("unable to establish controller machine", ControllerAway, "documented: slurm.conf without SlurmctldHost"),
+    ("can't find an address, check slurm.conf", ControllerAway, "code 1012"),
+    ("standby mode", ControllerAway, "code 2027, 2131: only a backup controller answers"),
+    ("communication connection failure", ControllerAway, "code 1001"),
+    ("connection refused", ControllerAway, "22.05.8: scontrol; slurmctld killed"),
+    ("incompatible versions of client and server", ControllerAway, "code 1005"),
+    ("socket timed out on send/recv", ControllerAway, "code 5004"),
+    ("zero bytes were transmitted", ControllerAway, "code 5005"),
+    ("message send failure", ControllerAway, "code 1002"),
+    ("message receive failure", ControllerAway, "code 1003"),
+    ("invalid job id specified", JobGone, "22.05.8: every write; job purged or never there"),
+    ("job has already finished", JobGone, "22.05.8: scontrol hold, release; job cancelled"),
+    ("already completing or completed", JobGone, "22.05.8: scancel, scontrol update; job cancelled"),
+    ("resource temporarily unavailable", Transient, "24.11.5: scontrol update with TresPerNode, 1 of 540"),
+    ("the db index is being set", Transient, "22.05.8: second shrink of a running job without slurmdbd"),
+    ("can not be altered now, try again later", Transient, "code 2020"),
+    ("unable to create job record, try again", Transient, "code 2007"),
+    ("prologslurmctld is still running", Transient, "code 2061"),
+    ("temporarily unable to accept job", Transient, "documented: slurmctld busy"),
+    ("job is pending execution", Refused, "22.05.8: scontrol requeuehold without Incomplete"),
+    ("job is no longer pending execution", Refused, "22.05.8: scontrol update of a running job"),
+    ("access/permission denied", Refused, "22.05.8: scontrol update, scancel; another user's job"),
+    ("invalid user id", Refused, "22.05.8: scontrol hold; another user's job"),
+    ("invalid partition name specified", Refused, "22.05.8: scontrol update"),
+    ("invalid node name specified", Refused, "22.05.8: scontrol update"),
+    ("node count specification invalid", Refused, "22.05.8: scontrol update NumNodes=2 of a job with -N1"),
+    ("gres", Refused, "22.05.8: scontrol update, type added to or unknown in TresPerNode"),
+)
+
+
+def error_from(text: str, *, command: str, job_id: str = "", otherwise: type[SlurmError] = Refused) -> SlurmError:
+    """The error that Slurm's words mean; `otherwise` where the table has none of them."""
+    lower = text.lower()
+    kind = next((kind for words, kind, _ in WORDS if words in lower), otherwise)
+    return kind(text, command=command, job_id=job_id)

@@ -1,0 +1,62 @@
+"""Slurm's short form for many names: `t4-[00-02,05],x` is t4-00, t4-01, t4-02, t4-05 and x."""
+
+from __future__ import annotations
+
+import re
+from itertools import product
+
+_PART = re.compile(r"([^,\[\]]+|\[[^\[\]]*\])")
+_RANGE = re.compile(r"(\d+)(?:-(\d+))?")
+
+MOST = 1_000_000
+"""More names than any Slurm has: what would give more is a mistake, not a list of nodes."""
+
+
+def expand(text: str) -> tuple[str, ...]:
+    """All names, in the order written. "" and Slurm's `(null)`, `None assigned` and `N/A` are no names.
+
+    Raises:
+        ValueError: not a host list; the message has the text.
+    """
+    if text in {"", "(null)", "None assigned", "N/A"}:
+        return ()
+    return tuple(name for item in _split(text) for name in _expand_item(item, text))
+
+
+def _split(text: str) -> list[str]:
+    """Cut at the commas outside brackets."""
+    items, depth, start = [], 0, 0
+    for at, letter in enumerate(text):
+        if letter in "[]":
+            depth += 1 if letter == "[" else -1
+        elif letter == "," and depth == 0:
+            items.append(text[start:at])
+            start = at + 1
+        if depth not in (0, 1):
+            break
+    if depth != 0:
+        raise ValueError(f"{text!r} is not a host list: brackets do not match")
+    return [*items, text[start:]]
+
+
+def _expand_item(item: str, text: str) -> list[str]:
+    parts = _PART.findall(item)
+    if not item or "".join(parts) != item:
+        raise ValueError(f"{text!r} is not a host list: {item!r} is not a name")
+    choices = [_numbers(part[1:-1], text) if part.startswith("[") else [part] for part in parts]
+    return ["".join(names) for names in product(*choices)]
+
+
+def _numbers(inside: str, text: str) -> list[str]:
+    """`00-02,05` -> 00, 01, 02, 05: as many digits as the range's start has."""
+    numbers: list[str] = []
+    for item in inside.split(","):
+        match = _RANGE.fullmatch(item)
+        if match is None:
+            raise ValueError(f"{text!r} is not a host list: {item!r} is not a number or a range of numbers")
+        first, last = match.group(1), match.group(2) or match.group(1)
+        count = int(last) - int(first) + 1
+        if not 1 <= count <= MOST - len(numbers):
+            raise ValueError(f"{text!r} is not a host list: the range {item!r} is backwards or too long")
+        numbers += [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
+    return numbers

@@ -1,0 +1,116 @@
+"""`penstock loopback`: a real Slurm on this machine, for the demo and for trying things out."""
+
+import contextlib
+import json
+import shlex
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from penstock_slurm.loopback.cluster import LoopbackCluster, default_folder
+from penstock_slurm.loopback.errors import LoopbackError, NotRunning, SpecError
+from penstock_slurm.loopback.spec import DEFAULT_SPEC
+
+app = typer.Typer(help="A real Slurm on this machine, with GPUs that do not exist.", no_args_is_help=True)
+
+Dir = Annotated[
+    Path | None,
+    typer.Option("--dir", help="The cluster's folder; each holds one cluster.  [default: one folder for each user]"),
+]
+
+_PATIENCE_S = 2.0
+"""A start that takes longer than this says what it waits for, and again each time this has passed."""
+
+
+@app.command()
+def up(
+    folder: Dir = None,
+    nodes: Annotated[
+        str, typer.Option(metavar="SPEC", help="Comma-separated TYPE:NODESxGPUS: 6 nodes with 4 t4 each are t4:6x4.")
+    ] = DEFAULT_SPEC,
+    accounting: Annotated[bool, typer.Option("--accounting", help="Also run slurmdbd, with its own MariaDB.")] = False,
+    port: Annotated[
+        int | None, typer.Option(help="The first TCP port: one for each node and two more.  [default: free ones]")
+    ] = None,
+) -> None:
+    """Start the cluster and wait until every node is idle."""
+    with _errors_told():
+        started_s = time.monotonic()
+        cluster = LoopbackCluster(folder or default_folder(), nodes, accounting=accounting, port=port)
+        cluster.up(progress=_progress_line(started_s))
+        gpus = sum(node.gpus for node in cluster.nodes)
+        option = "" if folder is None else f" --dir {shlex.quote(str(folder))}"
+        typer.echo(
+            f"{len(cluster.nodes)} nodes with {gpus} GPUs are up after {time.monotonic() - started_s:.1f} s "
+            f"in {cluster.folder}\n"
+            f'  eval "$(penstock loopback env{option})"   and then: sinfo, sbatch --gres=gpu:2 ...\n'
+            f"  penstock loopback down{option}"
+        )
+
+
+@app.command()
+def down(folder: Dir = None) -> None:
+    """End every process of the cluster, jobs included; the logs stay."""
+    with _errors_told():
+        try:
+            cluster = LoopbackCluster.open(folder or default_folder())
+        except NotRunning as nothing:
+            typer.echo(f"nothing to stop: {nothing}")
+            return
+        count = len(cluster.processes())
+        cluster.down()
+        typer.echo(f"{count} processes of {cluster.folder} have ended; their logs are in {cluster.log_folder}")
+
+
+@app.command()
+def status(
+    folder: Dir = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of a table.")] = False,
+) -> None:
+    """Show the nodes, their states and how many of their GPUs are in use."""
+    with _errors_told():
+        now = LoopbackCluster.open(folder or default_folder()).status()
+        if as_json:
+            typer.echo(json.dumps(asdict(now), default=str))
+            return
+        table = Table("node", "GPU type", "state", "GPUs used")
+        for node in now.nodes:
+            table.add_row(node.name, node.gpu_type, node.state, f"{node.gpus_used} of {node.gpus}")
+        Console().print(table)
+        if now.dead_daemons:
+            typer.echo(f"not running: {', '.join(now.dead_daemons)}; logs in {now.folder / 'log'}", err=True)
+
+
+@app.command()
+def env(folder: Dir = None) -> None:
+    """Print lines for a shell: eval "$(penstock loopback env)"."""
+    with _errors_told():
+        for name, value in LoopbackCluster.open(folder or default_folder()).environment().items():
+            typer.echo(f"export {name}={shlex.quote(value)}")
+
+
+@contextlib.contextmanager
+def _errors_told() -> Iterator[None]:
+    try:
+        yield
+    except LoopbackError as error:
+        typer.echo(f"penstock: {error}", err=True)
+        raise typer.Exit(2 if isinstance(error, SpecError) else 1) from None
+
+
+def _progress_line(started_s: float) -> Callable[[str], None]:
+    told_s = started_s
+
+    def tell(line: str) -> None:
+        nonlocal told_s
+        if time.monotonic() - told_s > _PATIENCE_S:
+            told_s = time.monotonic()
+            typer.echo(f"penstock: {line}, after {told_s - started_s:.0f} s", err=True)
+
+    return tell

@@ -1,0 +1,181 @@
+"""The text of a loopback cluster's configuration files.
+
+No cgroups and no systemd, so that it works in a container: processes are tracked by their parents, GPUs are bound
+by environment variables alone. What each choice was tried on is in the comments; Slurm 22.05 and 24.11 take them.
+"""
+
+import os
+import pwd
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock_slurm.loopback.spec import NodeSpec
+
+# cgroup.conf must exist for plugins that look at it even when nothing uses cgroups.
+CGROUP_CONF = (
+    "CgroupPlugin=cgroup/v1\nCgroupAutomount=no\nConstrainDevices=no\nConstrainCores=no\nConstrainRAMSpace=no\n"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where things lie. `short` is `folder`, or a folder with a shorter name for Unix sockets (108 bytes at most)."""
+
+    folder: Path
+    short: Path
+
+    @property
+    def slurm_conf(self) -> Path:
+        """What clients name in SLURM_CONF; slurmdbd.conf, gres.conf and cgroup.conf lie beside it."""
+        return self.folder / "etc" / "slurm.conf"
+
+    @property
+    def munge_socket(self) -> Path:
+        """Where munged listens."""
+        return self.short / "run" / "munge.sock"
+
+    @property
+    def mariadb_socket(self) -> Path:
+        """Where MariaDB listens: in a folder of mode 0700, because its root has no password."""
+        return self.short / "db" / "sock"
+
+    @property
+    def log(self) -> Path:
+        """One .log and one .err for each daemon, and Slurm's record of ended jobs, jobcomp.txt."""
+        return self.folder / "log"
+
+    def gpu(self, index: int) -> Path:
+        """The file that stands for a GPU: an ordinary empty file will do, and needs no root."""
+        return self.folder / "dev" / f"nvidia{index}"
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """TCP ports, one after another from `first`: slurmctld, slurmdbd, then one for each node."""
+
+    first: int
+
+    @property
+    def slurmctld(self) -> int:
+        """The controller's."""
+        return self.first
+
+    @property
+    def slurmdbd(self) -> int:
+        """The accounting daemon's."""
+        return self.first + 1
+
+    def slurmd(self, node_index: int) -> int:
+        """The node's, counted from 0."""
+        return self.first + 2 + node_index
+
+
+def user_name() -> str:
+    """Who runs the daemons; a uid without a name, as containers have, stands for itself."""
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return str(os.getuid())
+
+
+def slurm_conf(
+    layout: Layout,
+    nodes: Sequence[NodeSpec],
+    ports: Ports,
+    *,
+    accounting: bool,
+    cpus_per_node: int,
+    slurmd_timeout_s: int,
+    settings: Mapping[str, str],
+) -> str:
+    """slurm.conf; `settings` replaces or adds lines, key by key."""
+    host = socket.gethostname().split(".")[0]
+    run = layout.short / "run"
+    types = list(dict.fromkeys(node.gpu_type for node in nodes))
+    lines = {
+        "ClusterName": "loop",
+        # With the address in parentheses nothing needs to resolve the name.
+        "SlurmctldHost": f"{host}(127.0.0.1)",
+        "SlurmctldPort": str(ports.slurmctld),
+        "SlurmUser": user_name(),
+        "SlurmdUser": user_name(),
+        "AuthType": "auth/munge",
+        "CredType": "cred/munge",
+        # cred_expire: a requeued job waits for its old credential to expire, 120 s by default.
+        "AuthInfo": f"socket={layout.munge_socket},cred_expire=5",
+        "StateSaveLocation": str(layout.folder / "state"),
+        "SlurmdSpoolDir": f"{layout.short}/spool/%n",
+        "SlurmctldPidFile": str(run / "slurmctld.pid"),
+        "SlurmdPidFile": f"{run}/slurmd.%n.pid",
+        "SlurmctldLogFile": str(layout.log / "slurmctld.log"),
+        "SlurmdLogFile": f"{layout.log}/slurmd.%n.log",
+        "SlurmctldDebug": "verbose",
+        "SlurmdDebug": "info",
+        "ProctrackType": "proctrack/linuxproc",
+        "TaskPlugin": "task/none",
+        "JobAcctGatherType": "jobacct_gather/none",
+        "MpiDefault": "none",
+        "SwitchType": "switch/none",
+        "SelectType": "select/cons_tres",
+        "SelectTypeParameters": "CR_Core",
+        "GresTypes": "gpu",
+        # Believe the configured CPUs and memory, whatever this machine has.
+        "SlurmdParameters": "config_overrides",
+        "SchedulerType": "sched/backfill",
+        "SchedulerParameters": "batch_sched_delay=0,sched_min_interval=0,sched_interval=5,bf_interval=5",
+        "ReturnToService": "2",
+        "JobRequeue": "1",
+        "JobFileAppend": "1",
+        "KillWait": "5",
+        "SlurmctldTimeout": "30",
+        "SlurmdTimeout": str(slurmd_timeout_s),
+        "MessageTimeout": "10",
+        "PropagateResourceLimits": "NONE",
+        "JobCompType": "jobcomp/filetxt",
+        "JobCompLoc": str(layout.log / "jobcomp.txt"),
+        "MaxJobCount": "50000",
+    }
+    if accounting:
+        lines |= {
+            "AccountingStorageType": "accounting_storage/slurmdbd",
+            "AccountingStorageHost": "localhost",
+            "AccountingStoragePort": str(ports.slurmdbd),
+            # Without it, clients of slurmdbd use munge's default socket, which is not ours, and hang.
+            "AccountingStoragePass": str(layout.munge_socket),
+            "AccountingStorageTRES": ",".join(["gres/gpu", *(f"gres/gpu:{gpu_type}" for gpu_type in types)]),
+            "PriorityType": "priority/multifactor",
+        }
+    text = [f"{key}={value}" for key, value in (lines | dict(settings)).items()]
+    text += [
+        f"NodeName={node.name} NodeHostname={host} NodeAddr=127.0.0.1 Port={ports.slurmd(index)} "
+        f"CPUs={cpus_per_node} Boards=1 SocketsPerBoard=1 CoresPerSocket={cpus_per_node} ThreadsPerCore=1 "
+        f"RealMemory=256000 Gres=gpu:{node.gpu_type}:{node.gpus} Feature={node.gpu_type} State=UNKNOWN"
+        for index, node in enumerate(nodes)
+    ]
+    for gpu_type in types:
+        names = ",".join(node.name for node in nodes if node.gpu_type == gpu_type)
+        text.append(f"PartitionName={gpu_type} Nodes={names} MaxTime=INFINITE State=UP")
+    text.append("PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP")
+    return "\n".join(text) + "\n"
+
+
+def gres_conf(layout: Layout, nodes: Sequence[NodeSpec]) -> str:
+    """gres.conf: a count without files is refused by slurmd, so each GPU is a file, shared by all nodes."""
+    lines = (
+        f"NodeName={node.name} Name=gpu Type={node.gpu_type} "
+        f"File={layout.gpu(0) if node.gpus == 1 else layout.folder / f'dev/nvidia[0-{node.gpus - 1}]'}"
+        for node in nodes
+    )
+    return "\n".join(["AutoDetect=off", *lines]) + "\n"
+
+
+def slurmdbd_conf(layout: Layout, ports: Ports) -> str:
+    """slurmdbd.conf; `localhost` makes the MariaDB client use the socket named in MYSQL_UNIX_PORT."""
+    return (
+        f"AuthType=auth/munge\nAuthInfo=socket={layout.munge_socket}\n"
+        f"DbdHost=localhost\nDbdPort={ports.slurmdbd}\nSlurmUser={user_name()}\n"
+        f"LogFile={layout.log}/slurmdbd.log\nPidFile={layout.short}/run/slurmdbd.pid\n"
+        "StorageType=accounting_storage/mysql\nStorageHost=localhost\nStorageUser=root\nStorageLoc=slurm_acct_db\n"
+    )

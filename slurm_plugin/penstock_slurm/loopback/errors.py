@@ -1,0 +1,49 @@
+"""What can go wrong with a loopback cluster; a subclass exists only where a caller acts differently."""
+
+from collections.abc import Mapping
+
+from penstock_scheduler.errors import PenstockError
+
+
+class LoopbackError(PenstockError):
+    """The loopback cluster cannot do what was asked; the message says what, where and the remedy."""
+
+
+class SpecError(LoopbackError, ValueError):
+    """The text that describes the nodes has a mistake: a wrong argument, not a fault of the machine."""
+
+
+class NotRunning(LoopbackError):
+    """Nothing of a cluster lives in the folder: `down` has nothing to do, everything else needs `up` first."""
+
+
+class PortInUse(LoopbackError):
+    """Somebody else listens on a port that the cluster needs: other ports may be free."""
+
+
+class ProgramsMissing(LoopbackError):
+    """Slurm (or MUNGE, or MariaDB) is not installed: tests skip.
+
+    Attributes:
+        packages: the Debian package of each missing program, by the program's name.
+    """
+
+    def __init__(self, packages: Mapping[str, str]) -> None:
+        self.packages = dict(packages)
+        super().__init__(
+            f"not found on PATH nor in /usr/sbin: {', '.join(self.packages)}; "
+            f"on Debian or Ubuntu: apt-get install {' '.join(sorted(set(self.packages.values())))}"
+        )
+
+
+class CommandFailed(LoopbackError):
+    """A Slurm command ended with an exit status other than 0.
+
+    Attributes:
+        returncode: its exit status.
+        stdout, stderr: what it printed.
+    """
+
+    def __init__(self, argv: tuple[str, ...], returncode: int, stdout: str, stderr: str) -> None:
+        self.returncode, self.stdout, self.stderr = returncode, stdout, stderr
+        super().__init__(f"`{' '.join(argv)}` ended with {returncode}: {(stderr or stdout).strip()}")

@@ -1,0 +1,65 @@
+"""pytest fixtures: a real Slurm for tests. Name this module in `pytest_plugins`.
+
+Tests that use them are skipped, with the names of the Debian packages, where the Slurm daemons are not installed.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import pytest
+
+from penstock_slurm.loopback import LoopbackCluster, LoopbackError, ProgramsMissing, machine, wait_for
+
+__all__ = ["MakeLoopback", "loopback", "make_loopback", "wait_for"]
+
+SMALL = "t4:2x4,rtx:2x8,a100:2x8"
+
+
+class MakeLoopback(Protocol):
+    """The type of the fixture `make_loopback`."""
+
+    def __call__(self, nodes: str = "t4:1x4", **options: Any) -> LoopbackCluster:
+        """A running cluster; `options` are `LoopbackCluster`'s."""
+
+
+@pytest.fixture(scope="session")
+def loopback(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoopbackCluster]:
+    """A running cluster for the whole session, `t4:2x4,rtx:2x8,a100:2x8`; each test finds it idle and whole."""
+    _skip_without(accounting=False)
+    with LoopbackCluster(tmp_path_factory.mktemp("loopback"), SMALL) as cluster:
+        yield cluster
+
+
+@pytest.fixture(autouse=True)
+def _loopback_left_clean(request: pytest.FixtureRequest) -> Iterator[None]:
+    # Automatic, so that it ends after the test's own fixtures, which may still submit or cancel jobs.
+    if "loopback" not in request.fixturenames:
+        yield
+        return
+    cluster: LoopbackCluster = request.getfixturevalue("loopback")
+    yield
+    try:
+        cluster.reset()
+    except LoopbackError:
+        cluster.down()
+        cluster.up()
+
+
+@pytest.fixture
+def make_loopback(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MakeLoopback]:
+    """Start clusters of the test's own, to break or to set up otherwise; they end with the test."""
+    with contextlib.ExitStack() as clusters:
+
+        def make(nodes: str = "t4:1x4", **options: Any) -> LoopbackCluster:
+            _skip_without(accounting=bool(options.get("accounting")))
+            return clusters.enter_context(LoopbackCluster(tmp_path_factory.mktemp("loopback"), nodes, **options))
+
+        yield make
+
+
+def _skip_without(*, accounting: bool) -> None:
+    try:
+        machine.check_programs(accounting=accounting)
+    except ProgramsMissing as missing:
+        pytest.skip(str(missing))

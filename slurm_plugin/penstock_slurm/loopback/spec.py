@@ -1,0 +1,53 @@
+"""The nodes of a loopback cluster, from a line such as `t4:6x4,rtx:3x8,a100:2x8`."""
+
+import re
+from dataclasses import dataclass
+
+from penstock_slurm.loopback.errors import SpecError
+
+DEFAULT_SPEC = "t4:6x4,rtx:3x8,a100:2x8"
+MAX_NODES = 1000
+"""Each node is a real slurmd; 256 on one machine is the most that was tried (17 s, 0.5 GB)."""
+
+_PART = re.compile(r"(?P<type>[A-Za-z][A-Za-z0-9_]*):(?P<nodes>[0-9]+)x(?P<gpus>[0-9]+)", re.ASCII)
+_REMEDY = "write TYPE:NODESxGPUS, such as t4:6x4 for 6 nodes with 4 GPUs of type t4 each"
+_RESERVED = frozenset({"all", "default"})
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSpec:
+    """One node: its Slurm name (`t4-00`), the type of its GPUs and how many it has."""
+
+    name: str
+    gpu_type: str
+    gpus: int
+
+
+def parse_nodes(text: str) -> tuple[NodeSpec, ...]:
+    """The nodes that `text` describes, in its order: comma-separated parts TYPE:NODESxGPUS.
+
+    A type may come twice (nodes of different sizes); its numbering continues.
+
+    Raises:
+        SpecError: a part is no TYPE:NODESxGPUS, a count is zero, or there are more than `MAX_NODES` nodes.
+    """
+    nodes: list[NodeSpec] = []
+    of_type: dict[str, int] = {}
+    for place, part in enumerate((part.strip() for part in text.split(",")), start=1):
+        where = f"part {place} of the node spec {text!r}"
+        match = _PART.fullmatch(part)
+        if match is None:
+            raise SpecError(f"{where}, {part!r}, is not understood; {_REMEDY}")
+        gpu_type, count, gpus = match["type"], int(match["nodes"][:9]), int(match["gpus"][:9])
+        if gpu_type in _RESERVED:
+            raise SpecError(f"{where}, {part!r}: Slurm or Penstock uses the name {gpu_type!r}; choose another GPU type")
+        if count == 0 or gpus == 0:
+            raise SpecError(f"{where}, {part!r}, has a zero: give at least 1 node and 1 GPU; {_REMEDY}")
+        if len(nodes) + count > MAX_NODES:
+            raise SpecError(f"{where}, {part!r}, makes more than {MAX_NODES} nodes on one machine; give fewer")
+        if gpus > 64:
+            raise SpecError(f"{where}, {part!r}: {gpus} GPUs on a node are more than 64; give more nodes instead")
+        first = of_type.get(gpu_type, 0)
+        nodes += [NodeSpec(f"{gpu_type}-{number:02d}", gpu_type, gpus) for number in range(first, first + count)]
+        of_type[gpu_type] = first + count
+    return tuple(nodes)

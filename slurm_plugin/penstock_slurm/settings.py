@@ -1,0 +1,39 @@
+"""Section `[slurm]` of the settings file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat
+
+
+class SlurmSettings(BaseModel):
+    """How to reach Slurm, and what of it to manage."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    partitions: tuple[str, ...] = Field(
+        min_length=1,
+        description="Partitions that Penstock manages. Jobs that did not ask for it are never touched there.",
+    )
+    conf: Path | None = Field(default=None, description="slurm.conf; absent: as SLURM_CONF or the site's default says.")
+    backend: Literal["cli", "pyslurm"] = Field(
+        default="cli",
+        description="'cli': Slurm's commands, any version. 'pyslurm': needs the pyslurm of Slurm's version.",
+    )
+    spool_dir: Path = Field(
+        default=Path("/var/spool/penstock"), description="Folder, on all nodes, through which jobs and the daemon talk."
+    )
+    command_timeout_s: PositiveFloat = Field(default=15.0, description="How long one Slurm command may take.")
+    checkpoint_wait_s: NonNegativeFloat = Field(
+        default=60.0, description="How long a job that answers requests may take to save before Slurm stops it."
+    )
+    start_patience_s: PositiveFloat = Field(
+        default=60.0, description="How long Slurm may take to start a job where it was sent before that is given up."
+    )
+    credential_pause_s: NonNegativeFloat = Field(
+        default=1.2,
+        description="Pause between a job's stop and its next start. With less than 1.1 s Slurm 22.05 was seen to kill "
+        "jobs ('Job credential revoked'): 2 of 35 without it, 0 of 40 with it.",
+    )

@@ -1,0 +1,55 @@
+"""Small snapshots for the scheduler's tests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from penstock_profiles.estimators import AnyEstimator, LinearEstimator, TableEstimator
+from penstock_scheduler.model import Job, JobWish, Node, Phase, Placement, Share, Snapshot
+from penstock_scheduler.simulator import nodes_from_spec
+
+
+def job(job_id: str, *, phase: Phase = Phase.QUEUED, submit_s: float = 0.0, restarts: int = 0, **fields: object) -> Job:
+    """A job whose wish has `fields`; allocation, target and partitions are keywords too."""
+    own = {name: fields.pop(name) for name in ("allocation", "target") if name in fields}
+    partitions = fields.pop("partitions", ("all",))
+    wish = JobWish.model_validate({"max_gpus": 64} | fields)
+    return Job(job_id, f"name-{job_id}", "ada", wish, partitions, phase, submit_s, restarts, **own)  # type: ignore[arg-type]
+
+
+def on(gpu_type: str, partition: str = "all", **gpus: int) -> Placement:
+    """A placement: `on("t4", t4_00=2)`."""
+    shares = tuple(Share(name.replace("_", "-"), count) for name, count in sorted(gpus.items()))
+    return Placement(gpu_type, partition, shares)
+
+
+def snapshot(
+    nodes: str | tuple[Node, ...],
+    jobs: list[Job],
+    models: Mapping[str, AnyEstimator] | None = None,
+    *,
+    time_s: float = 1000.0,
+    restart_cost_s: float = 30.0,
+) -> Snapshot:
+    """A snapshot on nodes of a spec; jobs without a model have a linear one."""
+    known = dict(models or {})
+    return Snapshot(
+        round=1,
+        time_s=time_s,
+        nodes=nodes_from_spec(nodes) if isinstance(nodes, str) else nodes,
+        jobs=tuple(jobs),
+        models={each.id: known.get(each.id, LinearEstimator()) for each in jobs},
+        restart_costs_s=dict.fromkeys((each.id for each in jobs), restart_cost_s),
+    )
+
+
+def table(**rates: dict[int, float]) -> TableEstimator:
+    """Measured rates by type."""
+    return TableEstimator(dict(rates))
+
+
+def rate(model: AnyEstimator, gpu_type: str, nodes: int, gpus: int) -> float:
+    """One entry of a model."""
+    return float(model.goodput(gpu_type, np.array([nodes]), np.array([gpus]))[0])

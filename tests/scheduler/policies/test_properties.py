@@ -1,0 +1,126 @@
+"""What every policy must keep to, on generated snapshots."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock_profiles.estimators import AnyEstimator, LinearEstimator
+from penstock_scheduler.model import Node, Phase, Placement, Share, Snapshot
+from penstock_scheduler.policies import REGISTRY, common, make_policy
+from tests.scheduler.builders import job, snapshot, table
+
+TYPES = ("t4", "rtx", "a100")
+
+
+@st.composite
+def snapshots(draw: st.DrawFn) -> Snapshot:
+    nodes = []
+    for gpu_type in TYPES[: draw(st.integers(1, 3))]:
+        size = draw(st.sampled_from([1, 2, 4, 8]))
+        for index in range(draw(st.integers(1, 4))):
+            others = draw(st.sampled_from([0, 0, 0, 1, size]))
+            usable = draw(st.sampled_from([True, True, True, False]))
+            nodes.append(Node(f"{gpu_type}-{index:02d}", gpu_type, size, ("all", gpu_type), usable, others))
+    free = {node.name: max(node.gpus - node.gpus_others, 0) for node in nodes}
+    jobs, models = [], {}
+    for number in range(draw(st.integers(0, 8))):
+        job_id = str(number)
+        low = draw(st.sampled_from([1, 1, 2, 4]))
+        wish: dict[str, object] = {"min_gpus": low, "max_gpus": max(low, draw(st.sampled_from([1, 2, 8, 16])))}
+        adaptivity = draw(st.sampled_from(["adaptive", "strong-scaling", "rigid", "fixed"]))
+        if adaptivity in ("rigid", "fixed"):
+            wish["max_gpus"] = low
+        wish |= {"adaptivity": adaptivity, "preemptible": draw(st.booleans())}
+        if draw(st.booleans()):
+            wish["gpu_types"] = draw(st.lists(st.sampled_from([*TYPES, "h100"]), min_size=1, max_size=3, unique=True))
+        state: dict[str, object] = {}
+        where = draw(st.sampled_from(nodes))
+        gpus = draw(st.sampled_from([1, 2, 4]))
+        if draw(st.booleans()) and free[where.name] >= gpus:
+            free[where.name] -= gpus
+            held = Placement(where.gpu_type, "all", (Share(where.name, gpus),))
+            phase = draw(st.sampled_from([Phase.RUNNING, Phase.RUNNING, Phase.STARTING, Phase.STOPPING]))
+            state = {"phase": phase, "allocation": held, "target": held if phase is not Phase.RUNNING else None}
+        jobs.append(job(job_id, submit_s=draw(st.sampled_from([0.0, 1.0, 500.0])), **state, **wish))
+        models[job_id] = draw(estimators())
+    return snapshot(tuple(nodes), jobs, models)
+
+
+@st.composite
+def estimators(draw: st.DrawFn) -> AnyEstimator:
+    if draw(st.booleans()):
+        return LinearEstimator()
+    one = draw(st.floats(0.1, 10))
+    factor = draw(st.floats(1.0, 2.0))
+    return table(**{t: {2**k: one * factor**k * (1 + i) for k in range(5)} for i, t in enumerate(TYPES)})
+
+
+@pytest.mark.parametrize("name", sorted(REGISTRY))
+@settings(max_examples=120, deadline=None)
+@given(state=snapshots())
+def test_every_plan_keeps_the_rules(name: str, state: Snapshot) -> None:
+    policy = make_policy(name)[0]
+    plan = policy.decide(state)
+    nodes = {node.name: node for node in state.nodes}
+    jobs = {each.id: each for each in state.jobs}
+
+    # no job invented or lost
+    assert not set(plan.assignments) & set(plan.waiting)
+    assert set(plan.assignments) | set(plan.waiting) == set(jobs)
+
+    # no GPU given twice, none of unmanaged jobs; nodes that are out of service get nobody new
+    used: dict[str, int] = {}
+    for job_id, assignment in plan.assignments.items():
+        for share in assignment.placement.shares:
+            used[share.node] = used.get(share.node, 0) + share.gpus
+            node = nodes[share.node]
+            assert node.gpu_type == assignment.placement.gpu_type
+            assert assignment.placement.partition in node.partitions
+            held = jobs[job_id].allocation
+            assert node.usable or (held is not None and held.shares == assignment.placement.shares)
+    assert all(gpus <= nodes[name].gpus - nodes[name].gpus_others for name, gpus in used.items())
+
+    pins = common.pinned(state)
+    for job_id, assignment in plan.assignments.items():
+        each, placement = jobs[job_id], assignment.placement
+        # pinned jobs stay
+        if job_id in pins:
+            assert placement == pins[job_id]
+            continue
+        # gangs are whole: several nodes are taken whole, and no two jobs share them
+        if len(placement.shares) > 1:
+            assert all(share.gpus == nodes[share.node].gpus for share in placement.shares)
+        # bounds and types of the wish, unless the job keeps what it has
+        if placement != each.allocation:
+            assert each.wish.min_gpus <= placement.gpus <= each.wish.max_gpus
+            assert each.wish.gpu_types is None or placement.gpu_type in each.wish.gpu_types
+        assert assignment.goodput >= 0
+    for job_id, pin in pins.items():
+        assert plan.assignments[job_id].placement == pin
+    for reason in [*plan.waiting.values(), *(a.reason for a in plan.assignments.values())]:
+        assert reason.text
+
+    # the same snapshot gives the same plan, in whatever order its jobs come
+    again = policy.decide(state)
+    assert (again.assignments, again.waiting) == (plan.assignments, plan.waiting)
+
+
+@pytest.mark.parametrize("name", sorted(REGISTRY))
+@settings(max_examples=40, deadline=None)
+@given(state=snapshots(), seed=st.integers(0, 9))
+def test_the_order_of_jobs_does_not_change_who_is_served(name: str, state: Snapshot, seed: int) -> None:
+    """With distinct ages and an exact solve the value of the plan is the same, whatever the order of the rows."""
+    jobs = [dataclasses.replace(each, submit_s=float(index)) for index, each in enumerate(state.jobs)]
+    policy = make_policy(name, {"gap": 0.0} if name == "sia" else {})[0]
+    plan = policy.decide(dataclasses.replace(state, jobs=tuple(jobs)))
+    random.Random(seed).shuffle(jobs)
+    shuffled = policy.decide(dataclasses.replace(state, jobs=tuple(jobs)))
+    if plan.solve is not None and shuffled.solve is not None:
+        assert shuffled.solve.objective == pytest.approx(plan.solve.objective, rel=1e-6, abs=1e-9)
+    else:
+        assert shuffled.chosen == plan.chosen

@@ -1,0 +1,160 @@
+import dataclasses
+
+import pytest
+
+from penstock_scheduler.errors import ConfigError
+from penstock_scheduler.model import Configuration, Phase, ReasonCode
+from penstock_scheduler.policies import make_policy
+from penstock_scheduler.policies.sia import Sia, SiaSettings, restart_factor
+from tests.scheduler.builders import job, on, snapshot, table
+
+sia = Sia(SiaSettings())
+greedy = Sia(SiaSettings(fairness_p=1.0, allocation_lambda=-1e-6))
+
+
+def test_picks_the_schedule_of_sia_table_1():
+    """One node of 2 A GPUs, one of 4 B: 3.5 + 2.1 = 5.6 beats 1.5 + 3.6 = 5.1 (p = 1: the sum itself is maximised).
+
+    Each row's smallest entry is 1, so that normalising leaves Table 1 as it is.
+    """
+    models = {
+        "j1": table(a={1: 1.0, 2: 1.5}, b={1: 1.5, 2: 2.5, 4: 3.5}),
+        "j2": table(a={1: 1.2, 2: 2.1}, b={1: 1.0, 2: 1.9, 4: 3.6}),
+    }
+    plan = greedy.decide(snapshot("a:1x2,b:1x4", [job("j1"), job("j2")], models))
+    assert plan.chosen == {"j1": Configuration(1, 4, "b"), "j2": Configuration(1, 2, "a")}
+    assert plan.solve is not None
+    assert -plan.solve.objective == pytest.approx(5.6, abs=1e-3)
+
+
+@pytest.mark.parametrize("solver", ["cbc", "highs"])
+def test_both_solvers_agree(solver):
+    models = {f"j{i}": table(t4={1: 1.0, 2: 1.9, 4: 3.0 + i / 10}, a100={1: 3.0, 8: 9.0 + i}) for i in range(6)}
+    plans = [
+        make_policy("sia", {"solver": name, "gap": 0.0})[0].decide(
+            snapshot("t4:3x4,a100:1x8", [job(f"j{i}", submit_s=i) for i in range(6)], models)
+        )
+        for name in (solver, "cbc")
+    ]
+    assert plans[0].assignments == plans[1].assignments
+
+
+def test_a_rigid_job_gets_its_count_on_the_type_that_suits_it():
+    models = {"r": table(t4={4: 1.0}, a100={4: 3.0})}
+    plan = sia.decide(snapshot("t4:2x4,a100:1x8", [job("r", adaptivity="rigid", min_gpus=4, max_gpus=4)], models))
+    assert plan.chosen == {"r": Configuration(1, 4, "a100")}
+
+
+def test_a_fixed_or_unpreemptible_job_stays_when_a_better_place_is_free():
+    here = on("t4", t4_00=1)
+    for wish in ({"adaptivity": "fixed", "min_gpus": 1, "max_gpus": 1}, {"preemptible": False}):
+        each = job("j", phase=Phase.RUNNING, allocation=here, **wish)
+        plan = sia.decide(snapshot("t4:1x4,a100:1x8", [each], {"j": table(t4={1: 1.0}, a100={1: 9.0})}))
+        assert plan.assignments["j"].placement == here
+        assert plan.assignments["j"].reason.code is ReasonCode.PINNED
+
+
+def test_moving_must_pay_for_the_restart():
+    """1.2x faster elsewhere, but a restart keeps (100 - 0)/(100 + 60) = 0.63 of it: stay. At age 10,000 s 0.99: move."""
+    model = {"j": table(t4={1: 1.0}, a100={1: 1.2})}
+    each = job("j", phase=Phase.RUNNING, allocation=on("t4", t4_00=1), max_gpus=1)
+    young = snapshot("t4:1x1,a100:1x1", [each], model, time_s=100.0, restart_cost_s=60.0)
+    assert sia.decide(young).chosen["j"].gpu_type == "t4"
+    old = dataclasses.replace(young, time_s=10_000.0)
+    assert sia.decide(old).chosen["j"].gpu_type == "a100"
+
+
+def test_equal_jobs_are_served_by_age_and_keep_what_they_have():
+    jobs = [job("young", submit_s=5), job("old", submit_s=1)]
+    plan = sia.decide(snapshot("t4:1x1", jobs))
+    assert set(plan.chosen) == {"old"}
+    held = [job("young", submit_s=5, phase=Phase.RUNNING, allocation=on("t4", t4_00=1)), job("old", submit_s=1)]
+    assert set(sia.decide(snapshot("t4:1x1", held)).chosen) == {"young"}
+
+
+def test_jobs_on_their_way_are_not_sent_elsewhere():
+    going = on("t4", t4_00=1)
+    for phase in (Phase.STARTING, Phase.STOPPING):
+        each = job("j", phase=phase, allocation=on("t4", t4_00=2), target=going)
+        plan = sia.decide(snapshot("t4:1x4,a100:1x8", [each], {"j": table(t4={1: 1.0}, a100={1: 9.0})}))
+        assert plan.assignments["j"].placement == going
+        assert plan.assignments["j"].reason.code is ReasonCode.IN_FLIGHT
+
+
+def test_a_job_on_its_way_to_a_node_that_went_down_is_sent_elsewhere():
+    state = snapshot("t4:2x4", [job("j", phase=Phase.STARTING, target=on("t4", t4_00=4), max_gpus=4)])
+    down = dataclasses.replace(state.nodes[0], usable=False)
+    plan = sia.decide(dataclasses.replace(state, nodes=(down, state.nodes[1])))
+    assert plan.assignments["j"].placement == on("t4", t4_01=4)
+
+
+def test_a_job_leaves_a_node_that_drains():
+    state = snapshot("t4:2x4", [job("j", phase=Phase.RUNNING, allocation=on("t4", t4_00=4), max_gpus=4)])
+    drained = dataclasses.replace(state.nodes[0], usable=False)
+    plan = sia.decide(dataclasses.replace(state, nodes=(drained, state.nodes[1])))
+    assert plan.assignments["j"].placement == on("t4", t4_01=4)
+
+
+def test_gpus_of_unmanaged_jobs_are_not_given_out():
+    state = snapshot("t4:1x4", [job("j")])
+    busy = dataclasses.replace(state.nodes[0], gpus_others=3)
+    assert sia.decide(dataclasses.replace(state, nodes=(busy,))).assignments["j"].placement == on("t4", t4_00=1)
+
+
+@pytest.mark.parametrize(
+    ("wish", "words"),
+    [
+        ({"gpu_types": ["h100"]}, "no node here has h100; the types are t4"),
+        ({"min_gpus": 64}, "needs 64 to 64 GPUs, but jobs can have 1, 2, 4, 8"),
+        ({"min_gpus": 3, "max_gpus": 3}, "needs 3 to 3 GPUs"),
+    ],
+)
+def test_a_job_that_can_never_run_is_told_so(wish, words):
+    plan = sia.decide(snapshot("t4:2x4", [job("j", **wish)]))
+    assert plan.waiting["j"].code is ReasonCode.NEVER_FITS
+    assert words in plan.waiting["j"].text
+
+
+def test_a_job_that_waits_knows_what_it_needs():
+    plan = sia.decide(snapshot("t4:1x1", [job("a", submit_s=1), job("b", submit_s=2)]))
+    assert plan.waiting["b"].code is ReasonCode.WAITING_CAPACITY
+    assert plan.waiting["b"].needs == "1 GPU of type any"
+
+
+def test_an_odd_allocation_is_kept_by_its_holder_only():
+    """Slurm itself started a job on 3 GPUs: it may keep them, but nobody else is offered 3."""
+    holder = job("holder", phase=Phase.RUNNING, allocation=on("t4", t4_00=3), preemptible=True)
+    other = job("other", min_gpus=3, max_gpus=3)
+    plan = sia.decide(snapshot("t4:2x4", [holder, other]))
+    assert "other" in plan.waiting
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"fairness_p": 0}, "use a non-zero value"),
+        ({"fairness_p": -0.5, "allocation_lambda": 1.0}, "leave every job out"),
+        ({"fairness_p": -0.5, "allocation_lambda": -1.0}, "leave every job out"),
+        ({"fairness_p": 0.5}, "reward leaving jobs out"),
+        ({"lamda": 2}, "unknown key 'lamda'"),
+        ({"solver": "glpk"}, "solver='glpk'"),
+    ],
+)
+def test_settings_that_would_schedule_nothing_are_errors(settings, words):
+    with pytest.raises(ConfigError, match="policy.sia") as error:
+        make_policy("sia", settings)
+    assert words in str(error.value)
+
+
+def test_restart_factor():
+    assert restart_factor(100, 2, 10) == pytest.approx(80 / 110)
+    assert restart_factor(10, 2, 10) == 0.0
+    with pytest.raises(ConfigError, match="restart_cost_s=0"):
+        restart_factor(10, 2, 0)
+
+
+def test_goodput_that_is_not_a_number_is_an_error_that_names_the_job():
+    broken = table(t4={1: 1.0})
+    object.__setattr__(broken, "rates", {"t4": {1: float("nan")}})
+    with pytest.raises(ConfigError, match="jobs j "):
+        sia.decide(snapshot("t4:1x1", [job("j")], {"j": broken}))

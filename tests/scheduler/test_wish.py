@@ -1,0 +1,70 @@
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock_scheduler.errors import BadWish
+from penstock_scheduler.model import Adaptivity, JobWish, parse_wish
+
+
+def comment(**fields: object) -> str:
+    return json.dumps({"penstock": fields})
+
+
+def test_a_wish_travels_as_json_in_a_comment_beside_the_sites_own_keys():
+    text = json.dumps({"ticket": 7, "penstock": {"min_gpus": 2, "max_gpus": 8, "gpu_types": ["a100", "t4"]}})
+    assert parse_wish(text) == JobWish(min_gpus=2, max_gpus=8, gpu_types=("a100", "t4"))
+
+
+@pytest.mark.parametrize("text", ["", "see the penstock docs", '{"ticket": 7}', "{not json", '{"penstock_says": "no"}'])
+def test_comments_that_do_not_mean_us_have_no_wish(text):
+    assert parse_wish(text) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{'penstock': {'max_gpus': 4}}", ["not JSON", "character 1", "single quotes for the shell"]),
+        ('{"penstock": {"max_gpus": 4}', ["not JSON"]),
+        ('{"other": {"penstock": {"max_gpus": 4}}}', ["not as a key"]),
+        (comment(max_gpus=2, min_gpus=4), ["max_gpus=2 is less than min_gpus=4", "raise max_gpus or lower min_gpus"]),
+        (comment(max_gpu=2), ["unknown key 'max_gpu'", "min_gpus", "max_gpus"]),
+        (comment(max_gpus="many"), ["max_gpus='many'", "integer"]),
+        (comment(max_gpus=0), ["max_gpus=0", "greater than 0"]),
+        (comment(adaptivity="rigid", max_gpus=4), ["a rigid job has one GPU count", "set both"]),
+        (comment(adaptivity="elastic"), ["adaptivity='elastic'", "strong-scaling"]),
+        (comment(batch_size=64, max_batch_size=32), ["max_batch_size=32 is less than batch_size=64"]),
+        (comment(goodput_table={"t4": {"1": 5}}, model_family="ncf"), ["not both"]),
+        (comment(gpu_types=[]), ["gpu_types"]),
+        (json.dumps({"penstock": 4}), ["4"]),
+    ],
+)
+def test_a_bad_wish_says_what_and_the_remedy(text, words):
+    with pytest.raises(BadWish) as error:
+        parse_wish(text)
+    for word in words:
+        assert word in str(error.value)
+
+
+@given(
+    st.builds(
+        JobWish,
+        adaptivity=st.sampled_from([Adaptivity.ADAPTIVE, Adaptivity.STRONG_SCALING]),
+        min_gpus=st.integers(1, 8),
+        max_gpus=st.integers(8, 64),
+        gpu_types=st.none() | st.lists(st.sampled_from(["t4", "a100"]), min_size=1).map(tuple),
+        restart_cost_s=st.none() | st.floats(0.1, 1e6),
+    )
+)
+def test_round_trip(wish):
+    assert parse_wish(json.dumps({"penstock": wish.model_dump(mode="json", exclude_none=True)})) == wish
+
+
+@given(st.text())
+def test_no_comment_raises_anything_else(text):
+    for candidate in (text, '{"penstock": ' + text, json.dumps({"penstock": text})):
+        try:
+            parse_wish(candidate)
+        except BadWish as error:
+            assert str(error)

@@ -1,0 +1,83 @@
+"""The house is in order: what pyproject.toml promises exists, imports point one way, nothing stray is tracked."""
+
+import importlib
+import shutil
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+PACKAGES = PYPROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+ENTRY_POINTS = [
+    EntryPoint(name, value, group)
+    for group, entries in (
+        ("console_scripts", PYPROJECT["project"]["scripts"]),
+        *PYPROJECT["project"]["entry-points"].items(),
+    )
+    for name, value in entries.items()
+]
+
+
+def _tracked_files() -> list[Path]:
+    if shutil.which("git") is None:
+        pytest.skip("git is not installed")
+    listing = subprocess.run(
+        ["git", "-c", f"safe.directory={ROOT}", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    if listing.returncode != 0:
+        pytest.skip(f"not a git checkout: {listing.stderr.strip()}")
+    return [ROOT / name for name in listing.stdout.split("\0") if name]
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_package_is_typed_and_imports_from_this_checkout(package: str):
+    folder = ROOT / package
+    assert (folder / "py.typed").is_file()
+    module = importlib.import_module(folder.name)
+    assert Path(module.__file__ or "").parent == folder
+
+
+@pytest.mark.parametrize("entry_point", ENTRY_POINTS, ids=lambda entry: f"{entry.group}:{entry.name}")
+def test_entry_point_resolves(entry_point: EntryPoint):
+    assert callable(entry_point.load())
+
+
+def test_every_source_folder_is_known_to_all_tools():
+    folders = [package.split("/")[0] for package in PACKAGES]
+    names = [package.split("/")[1] for package in PACKAGES]
+    tool = PYPROJECT["tool"]
+    assert tool["hatch"]["build"]["dev-mode-dirs"] == folders
+    assert tool["mypy"]["packages"] == names
+    assert tool["importlinter"]["root_packages"] == names
+    assert set(folders) <= set(tool["ruff"]["src"])
+    assert set(folders) <= set(tool["mypy"]["mypy_path"].split(":"))
+
+
+def test_imports_point_one_way():
+    command = shutil.which("lint-imports", path=str(Path(sys.executable).parent)) or shutil.which("lint-imports")
+    if command is None:
+        pytest.skip("import-linter is not installed: pip install -e '.[dev]'")
+    result = subprocess.run([command, "--no-cache"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_the_licence_is_apache_2():
+    assert PYPROJECT["project"]["license"] == "Apache-2.0"
+    heading = (ROOT / "LICENSE").read_text(encoding="utf-8").split("\n\n")[0]
+    assert "Apache License" in heading
+    assert "Version 2.0" in heading
+
+
+def test_no_lock_file_is_tracked():
+    """It would record the addresses of whichever package index its author uses."""
+    assert [path for path in _tracked_files() if path.name == "uv.lock"] == []
+
+
+def test_no_tracked_file_is_over_1_mib():
+    sizes = {path: path.stat().st_size for path in _tracked_files() if path.is_file()}
+    assert {path.relative_to(ROOT): size for path, size in sizes.items() if size > 2**20} == {}
