@@ -58,7 +58,7 @@ def find_allocation(environment: Environment, gpu_type: str | None = None, retry
     found = None
     if environment.job_id is not None and shutil.which("scontrol"):
         found = _ask_slurm(environment.job_id, retry_s)
-    if found is not None and (found.gpu_type or not found.gpus):
+    if found is not None and (found.gpu_type or (gpu_type is None and not found.gpus)):
         return found
     if gpu_type is None:
         raise UnknownAllocation("neither Slurm nor the caller says what type of GPU this is; give --gpu-type")

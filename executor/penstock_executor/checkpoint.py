@@ -38,6 +38,9 @@ FORMAT = 1
 
 MAX_HEADER_BYTES = 16 * 1024 * 1024
 
+_ARRAY = "state/"
+"""Before each array's name in the file, which savez would take for its own argument if it were `file`."""
+
 _EPOCH = re.compile(r"epoch-(\d{4,})")
 _STEP = re.compile(r"step-(\d{12,})\.ckpt")
 
@@ -200,7 +203,7 @@ def _encode(state: bytes | Arrays, meta: dict[str, Any]) -> tuple[bytes, bytes]:
         import numpy as np
 
         buffer = io.BytesIO()
-        np.savez(buffer, allow_pickle=False, **state)
+        np.savez(buffer, allow_pickle=False, **{_ARRAY + name: value for name, value in state.items()})
         kind, payload = "arrays", buffer.getvalue()
     header = {"format": FORMAT, "kind": kind, "size": len(payload), "meta": meta}
     line = json.dumps(header, sort_keys=True)
@@ -231,7 +234,7 @@ def _decode(path: Path) -> tuple[dict[str, Any], bytes | dict[str, NDArray[Any]]
     import numpy as np
 
     with np.load(io.BytesIO(payload), allow_pickle=False) as arrays:
-        return meta, dict(arrays)
+        return meta, {name.removeprefix(_ARRAY): value for name, value in arrays.items()}
 
 
 def _checksum(header: str, payload: bytes) -> str:

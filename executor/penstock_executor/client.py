@@ -67,8 +67,6 @@ def connect(checkpoints: Path | None = None, environment: Environment | None = N
             if checkpoints is not None:
                 epoch_folder(checkpoints, epoch).mkdir(parents=True)
         except FileExistsError:
-            if checkpoints is not None and not checkpoints.is_dir():
-                raise
             continue  # another run was quicker: the next
         except _SpoolUnusableError as error:
             log.warning("job=%s reports go nowhere: %s", environment.job_id, error)

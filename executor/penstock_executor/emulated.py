@@ -69,22 +69,22 @@ class _Trainer:
         self._client = client
         self._allocation = allocation
         self._pace = pace
+        self._work: float = options.work
         self._checkpoints = Checkpoints(options.checkpoint_dir, client.epoch)
         found = self._checkpoints.latest()
-        self._progress = min(float(found.meta["progress"]), options.work) if found else 0.0
+        self._progress = min(float(found.meta["progress"]), self._work) if found else 0.0
         self._steps = self._steps_before = found.step if found else 0
-        self._unsaved = found is None
+        self._unsaved = False
         self._fraction = 0.0
 
     def run(self, signals: _Signals) -> int:
         """Train to the end, or until stopped; the exit status."""
-        options = self._options
         self._client.report(
             Started(
                 gpu_type=self._allocation.gpu_type,
                 gpu_ids=self._allocation.gpu_ids,
                 progress=self._progress,
-                total=options.work,
+                total=self._work,
             )
         )
         log.info("epoch=%d progress=%.0f begins", self._client.epoch, self._progress)
@@ -101,7 +101,7 @@ class _Trainer:
         options = self._options
         _sleep_until(time.monotonic() + options.start_seconds, signals)
         now = observed = looked = time.monotonic()
-        while not signals.stop and self._progress < options.work:
+        while not signals.stop and self._progress < self._work:
             time.sleep(min(TICK_S, self._left_s()))
             before, now = now, time.monotonic()
             self._advance(now - before)
@@ -116,7 +116,7 @@ class _Trainer:
                 self._save(request.id)
                 now = time.monotonic()
         self._stop_if_fenced()
-        done = self._progress >= options.work
+        done = self._progress >= self._work
         self._observe()
         # An unsaved end would be trained again if Slurm restarted the job after all.
         saved = not self._unsaved or self._save(None)
@@ -128,13 +128,14 @@ class _Trainer:
 
     def _left_s(self) -> float:
         """Real seconds of work left."""
-        return (self._options.work - self._progress) / (self._pace.samples_per_s * self._options.time_scale)
+        time_scale: float = self._options.time_scale
+        return (self._work - self._progress) / (self._pace.samples_per_s * time_scale)
 
     def _advance(self, real_s: float) -> None:
         emulated_s = real_s * self._options.time_scale
-        left = self._options.work - self._progress
+        left = self._work - self._progress
         gained = emulated_s * self._pace.samples_per_s
-        self._progress = self._options.work if gained >= left * (1 - 1e-9) else self._progress + gained
+        self._progress = self._work if gained >= left * (1 - 1e-9) else self._progress + gained
         self._fraction += emulated_s / self._pace.step_time_s
         whole = int(self._fraction)
         self._steps += whole

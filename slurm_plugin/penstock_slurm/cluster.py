@@ -351,6 +351,8 @@ def _manageable(job: SlurmJob) -> None:
         raise BadWish(
             "it is part of a heterogeneous job, which cannot be moved in parts; submit it as a job of its own"
         )
+    if job.array_job_id is not None:
+        raise BadWish("it is an element of a job array, which Penstock does not manage yet; submit a job for each element")
     if job.gpu_type is not None:
         raise BadWish(
             f"it asks Slurm for GPUs of type {job.gpu_type}, and Slurm cannot change that later; submit it with "

@@ -1,0 +1,187 @@
+"""A small site for end-to-end tests: a loopback Slurm, a penstockd, and emulated trainers, all real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from penstock_profiles.wire import Observation, Report, Started
+from penstock_scheduler.store import FileStore
+from penstock_slurm.gateway import Gateway, SlurmJob, open_gateway
+from penstock_slurm.loopback import LoopbackCluster, wait_for
+
+RATES = {
+    "t4": {"1": 1.0, "2": 1.9, "4": 3.6, "8": 6.5, "16": 12.0},
+    "rtx": {"1": 2.0, "2": 3.8, "4": 7.2, "8": 13.0, "16": 24.0},
+    "a100": {"1": 4.0, "2": 7.6, "4": 14.4, "8": 26.0, "16": 48.0},
+}
+
+
+class Site:
+    """One cluster and one daemon. `stop` ends what it started."""
+
+    def __init__(self, slurm: LoopbackCluster, folder: Path, **daemon: object) -> None:
+        self.slurm = slurm
+        self.folder = folder
+        self.spool = folder / "spool"
+        self.state = folder / "state"
+        self.log = folder / "penstockd.log"
+        self.config = folder / "penstock.toml"
+        self.daemon: subprocess.Popen[bytes] | None = None
+        self.gateway: Gateway = open_gateway("cli", conf=slurm.slurm_conf, timeout_s=20)
+        self.partitions = ["all"]
+        self.settings: dict[str, object] = {"round_s": 2.0, "tick_s": 0.2, "restart_cost_s": 1.0} | daemon
+        self.slurm_settings: dict[str, object] = {"checkpoint_wait_s": 10, "start_patience_s": 20}
+
+    def start(self, *, wait: bool = True) -> None:
+        """Start penstockd; it keeps the state of the one before."""
+        daemon = {"cluster": "slurm", "state_dir": str(self.state)} | self.settings
+        slurm = {
+            "partitions": self.partitions,
+            "conf": str(self.slurm.slurm_conf),
+            "spool_dir": str(self.spool),
+        } | self.slurm_settings
+        text = ""
+        for name, table in {"daemon": daemon, "slurm": slurm}.items():
+            text += f"[{name}]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in table.items())
+        self.config.write_text(text)
+        before = self._started()
+        with self.log.open("ab") as log:
+            self.daemon = subprocess.Popen(
+                [sys.executable, "-m", "penstock_scheduler.daemon", "--config", str(self.config)],
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+            )
+        if wait:
+            wait_for(lambda: self._started() > before, 30, "penstockd to start", details=self.tail)
+
+    def _started(self) -> int:
+        return self.log.read_text().count("event=started") if self.log.exists() else 0
+
+    def kill(self) -> None:
+        """End penstockd with -9."""
+        assert self.daemon is not None
+        self.daemon.kill()
+        self.daemon.wait()
+
+    def stop(self) -> None:
+        """End penstockd as systemd would."""
+        if self.daemon is not None and self.daemon.poll() is None:
+            self.daemon.send_signal(signal.SIGTERM)
+            try:
+                assert self.daemon.wait(timeout=20) == 0
+            except subprocess.TimeoutExpired:
+                self.kill()
+                raise
+
+    def sbatch(self, *arguments: str) -> str:
+        """Submit, with the spool in the environment; the job's id."""
+        environment = dict(os.environ, PENSTOCK_SPOOL=str(self.spool)) | self.slurm.environment()
+        done = subprocess.run(
+            ["sbatch", "--parsable", *arguments],
+            env=environment,
+            cwd=self.folder,
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=30,
+        )
+        return done.stdout.strip()
+
+    def submit(
+        self, work_s: float, *flags: str, rates: dict[str, dict[str, float]] | None = None, **wish: object
+    ) -> str:
+        """An emulated trainer: `work_s` seconds of work on one T4. Held, untyped GPUs, the wish in its comment."""
+        rates = rates or RATES
+        fields = {"max_gpus": 1, "goodput_table": rates} | wish
+        trainer = [
+            f"exec {shlex.quote(sys.executable)} -m penstock_executor.emulated",
+            f"--rates {shlex.quote(json.dumps(rates))} --work {work_s} --time-scale 1",
+            f"--checkpoint-dir {shlex.quote(str(self.folder))}/checkpoints/$SLURM_JOB_ID",
+            "--start-seconds 0.1 --save-seconds 0.1 --report-every 0.3",
+        ]
+        comment = json.dumps({"penstock": fields})
+        held = ("--hold", "--requeue", "--gres=gpu:1", f"--comment={comment}", f"--output={self.folder}/%j.out")
+        return self.sbatch(*held, *flags, f"--wrap={' '.join(trainer)}")
+
+    def job(self, job_id: str) -> SlurmJob:
+        """Slurm's own record of a job."""
+        return next(job for job in self.gateway.jobs(finished=True) if job.id == job_id)
+
+    def states(self, *job_ids: str) -> dict[str, str]:
+        """Slurm's states of these jobs."""
+        return {job.id: job.state for job in self.gateway.jobs(finished=True) if job.id in job_ids}
+
+    def wait_states(self, state: str, *job_ids: str, timeout_s: float = 60) -> None:
+        """Wait until all of these jobs are in `state`."""
+        wait_for(
+            lambda: set(self.states(*job_ids).values()) == {state},
+            timeout_s,
+            f"jobs {job_ids} to be {state}",
+            details=lambda: f"{self.states(*job_ids)}\n{self.tail()}",
+        )
+
+    def tail(self) -> str:
+        """The end of the daemon's log, and of the jobs' output."""
+        outputs = "".join(f"--- {path.name}\n{path.read_text()[-800:]}" for path in sorted(self.folder.glob("*.out")))
+        return (self.log.read_text()[-4000:] if self.log.exists() else "no log") + "\n" + outputs
+
+    def reports(self, job_id: str) -> list[Report]:
+        """What a job has reported, from the daemon's store."""
+        seen = {}
+        for report in FileStore(self.state).reports():
+            if report.job_id == job_id:
+                seen[report.epoch, report.sequence] = report
+        return [seen[key] for key in sorted(seen)]
+
+    def starts(self, job_id: str) -> list[tuple[str, int, float]]:
+        """(GPU type, GPUs, restored progress) of each run, in order."""
+        return [
+            (body.gpu_type, sum(map(len, body.gpu_ids.values())), body.progress)
+            for report in self.reports(job_id)
+            if isinstance(body := report.body, Started)
+        ]
+
+    def assert_progress_kept(self, job_id: str, lost: float) -> None:
+        """Each run began within `lost` of where the one before was last seen, and never at 0 again."""
+        seen = 0.0
+        for report in self.reports(job_id):
+            body = report.body
+            if isinstance(body, Started):
+                assert body.progress >= seen - lost, f"epoch {report.epoch} began at {body.progress}, {seen} was reached"
+            if isinstance(body, Started | Observation):
+                seen = max(seen, body.progress)
+
+    def assert_no_run_twice(self, *job_ids: str) -> None:
+        """Runs of a job have ascending epochs and do not overlap in time."""
+        for job_id in job_ids:
+            runs: dict[int, list[float]] = {}
+            for report in self.reports(job_id):
+                runs.setdefault(report.epoch, []).append(report.time_s)
+            ordered = [runs[epoch] for epoch in sorted(runs)]
+            for earlier, later in zip(ordered, ordered[1:], strict=False):
+                assert max(earlier) <= min(later), f"two runs of job {job_id} at once"
+
+    def wait_round(self, after: int = 0, timeout_s: float = 30) -> int:
+        """Wait for a round after number `after`; its number."""
+
+        def newest() -> int:
+            try:
+                numbers = FileStore(self.state).round_numbers()
+            except Exception:
+                return 0
+            return numbers[-1] if numbers and numbers[-1] > after else 0
+
+        return int(wait_for(newest, timeout_s, f"a round after {after}", details=self.tail))
+
+
+def pause(seconds: float) -> None:
+    """Let the cluster live on for a while."""
+    time.sleep(seconds)

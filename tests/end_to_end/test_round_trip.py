@@ -1,0 +1,108 @@
+"""sbatch -> snapshot -> decision -> placed, resized, moved and finished on a real Slurm."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from penstock_scheduler.records import load_round
+from penstock_slurm.loopback import wait_for
+from tests.end_to_end.site import RATES, Site, pause
+
+pytestmark = pytest.mark.slurm
+
+
+def only(gpu_type: str) -> dict[str, dict[str, float]]:
+    return {gpu_type: RATES[gpu_type]}
+
+
+def test_jobs_run_on_all_three_types_and_complete(site: Site):
+    jobs = {gpu_type: site.submit(4, rates=only(gpu_type), max_gpus=2) for gpu_type in RATES}
+    site.wait_states("COMPLETED", *jobs.values())
+    for gpu_type, job in jobs.items():
+        assert [start[0] for start in site.starts(job)] == [gpu_type]
+        assert site.job(job).restarts == 0
+
+
+def test_a_job_grows_from_1_to_4_to_16_gpus_and_keeps_its_progress(site: Site):
+    """Others hold the GPUs that it would like, first all but one, then all but four of its node."""
+    blockers = [
+        site.slurm.command("sbatch", "--parsable", "-w", node, f"--gres=gpu:{gpus}", "--wrap", "sleep 600").stdout.strip()
+        for node, gpus in (("a100-00", 7), ("a100-01", 8))
+    ]
+    site.wait_states("RUNNING", *blockers)
+    job = site.submit(900, rates=only("a100"), max_gpus=16)
+    wait_for(lambda: len(site.starts(job)) == 1, 30, "the first run", details=site.tail)
+    site.slurm.command("scancel", blockers[0])
+    blockers[0] = site.slurm.command(
+        "sbatch", "--parsable", "-w", "a100-00", "--gres=gpu:4", "--wrap", "sleep 600"
+    ).stdout.strip()
+    wait_for(lambda: len(site.starts(job)) == 2, 30, "the second run", details=site.tail)
+    pause(1.5)
+    site.slurm.command("scancel", *blockers)
+    wait_for(lambda: len(site.starts(job)) == 3, 30, "the third run", details=site.tail)
+    site.wait_states("COMPLETED", job)
+    assert [gpus for _, gpus, _ in site.starts(job)] == [1, 4, 16]
+    progress = [restored for _, _, restored in site.starts(job)]
+    assert 0 == progress[0] < progress[1] < progress[2]
+    site.assert_progress_kept(job, lost=1.0)
+    site.assert_no_run_twice(job)
+
+
+def test_a_rigid_job_changes_type_only(site: Site):
+    rates = {"t4": {"4": 4.0}, "rtx": {"4": 12.0}}
+    blockers = [
+        site.slurm.command("sbatch", "--parsable", "-w", node, "--gres=gpu:8", "--wrap", "sleep 600").stdout.strip()
+        for node in ("rtx-00", "rtx-01")
+    ]
+    site.wait_states("RUNNING", *blockers)
+    job = site.submit(150, rates=rates, adaptivity="rigid", min_gpus=4, max_gpus=4)
+    wait_for(lambda: site.starts(job), 30, "the first run", details=site.tail)
+    pause(4)  # old enough that moving pays for the restart
+    site.slurm.command("scancel", *blockers)
+    wait_for(lambda: len(site.starts(job)) == 2, 30, "the second run", details=site.tail)
+    site.wait_states("COMPLETED", job)
+    assert [(gpu_type, gpus) for gpu_type, gpus, _ in site.starts(job)] == [("t4", 4), ("rtx", 4)]
+    site.assert_progress_kept(job, lost=1.0)
+
+
+def test_jobs_that_penstock_does_not_manage_are_never_touched(site: Site):
+    """A plain job, one with a foreign comment, a held one of its user's: all stay as they are while ours come and go."""
+    plain = site.slurm.command("sbatch", "--parsable", "--gres=gpu:3", "-p", "t4", "--wrap", "sleep 600").stdout.strip()
+    foreign = site.slurm.command(
+        "sbatch", "--parsable", "--gres=gpu:1", '--comment={"ticket": 7}', "--wrap", "sleep 600"
+    ).stdout.strip()
+    held = site.slurm.command("sbatch", "--parsable", "--hold", "--gres=gpu:1", "--wrap", "true").stdout.strip()
+    site.wait_states("RUNNING", plain, foreign)
+    before = {job: site.job(job) for job in (plain, foreign, held)}
+    ours = [site.submit(3, max_gpus=16) for _ in range(4)]
+    site.wait_states("COMPLETED", *ours)
+    assert {job: site.job(job) for job in before} == before
+
+
+def test_bad_wishes_are_refused_in_words_that_the_user_can_read_and_the_rest_goes_on(site: Site):
+    def comment(**fields: object) -> str:
+        return json.dumps({"penstock": fields})
+
+    bad = {
+        "{'penstock': {'max_gpus': 4}}": "not JSON",
+        comment(max_gpus=2, min_gpus=4): "max_gpus=2 is less than min_gpus=4",
+        comment(max_gpu=4): "unknown key 'max_gpu'",
+        comment(max_gpus=4, model_family="gpt-9"): "unknown model_family 'gpt-9'",
+    }
+    refused = {
+        site.sbatch("--hold", "--gres=gpu:1", f"--comment={text}", "--wrap=true"): words for text, words in bad.items()
+    }
+    typed = site.sbatch("--hold", "--gres=gpu:t4:1", f"--comment={comment(max_gpus=4)}", "--wrap=true")
+    refused[typed] = "--gres=gpu:1"
+    never = site.submit(5, gpu_types=["h100"])
+    fine = site.submit(2)
+    site.wait_states("COMPLETED", fine)
+    for job, words in refused.items():
+        assert words in json.loads(site.job(job).admin_comment)["penstock_says"]
+        assert site.states(job) == {job: "PENDING"}
+    newest = site.state / "rounds" / f"{site.wait_round():08d}.json"
+    record = load_round(newest.read_bytes(), str(newest))
+    assert "no node here has h100" in record.plan.waiting[never].text
+    assert len(record.snapshot.refused) == len(refused)

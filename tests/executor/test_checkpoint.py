@@ -1,0 +1,157 @@
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from penstock_executor import Checkpoints, Fenced, NotSaved
+
+from .spool import job_environment, process, wait_for
+
+FULL = Path("/dev/full")
+
+
+def test_bytes_and_arrays_come_back_as_saved(tmp_path: Path):
+    checkpoints = Checkpoints(tmp_path, 1)
+    assert checkpoints.latest() is None
+    checkpoints.save(b"\0\n\xff", 1, {"progress": 1.5, "rng": 2**127})
+    found = checkpoints.latest()
+    assert (found.epoch, found.step, found.state, found.meta) == (1, 1, b"\0\n\xff", {"progress": 1.5, "rng": 2**127})
+    arrays = {"w.0": np.arange(6.0).reshape(2, 3), "file": np.array(7, dtype=np.int8), "empty": np.zeros((0, 2))}
+    checkpoints.save(arrays, 2)
+    found = checkpoints.latest()
+    assert found.step == 2
+    assert found.state.keys() == arrays.keys()
+    for name, value in arrays.items():
+        np.testing.assert_array_equal(found.state[name], value)
+        assert found.state[name].dtype == value.dtype
+
+
+def test_the_highest_epoch_wins_then_the_highest_step(tmp_path: Path):
+    """The run of epoch 1 got further before it was left behind; what counts is the present run's."""
+    Checkpoints(tmp_path, 1).save(b"far", 900)
+    second = Checkpoints(tmp_path, 2)
+    assert second.latest().state == b"far"
+    second.save(b"near", 100)
+    second.save(b"nearer", 99)
+    assert second.latest().state == b"near"
+    assert Checkpoints(tmp_path, 12).latest().epoch == 2
+    Checkpoints(tmp_path, 12).save(b"twelve", 0)
+    assert Checkpoints(tmp_path, 12345).latest().epoch == 12
+
+
+def test_the_last_two_are_kept_and_dead_runs_leave_nothing(tmp_path: Path):
+    Checkpoints(tmp_path, 1)
+    second = Checkpoints(tmp_path, 2)
+    for step in (1, 2, 3):
+        second.save(b"", step)
+    (tmp_path / "epoch-0002" / "step-000000000004.77.tmp").write_bytes(b"half")
+    third = Checkpoints(tmp_path, 3)
+    third.save(b"", 4)
+    assert names(tmp_path) == ["epoch-0002/step-000000000003.ckpt", "epoch-0003/step-000000000004.ckpt"]
+    third.save(b"", 5)
+    assert names(tmp_path) == ["epoch-0003/step-000000000004.ckpt", "epoch-0003/step-000000000005.ckpt"]
+    assert os.listdir(tmp_path) == ["epoch-0003"]
+
+
+def test_a_run_left_behind_cannot_write(tmp_path: Path):
+    stale = Checkpoints(tmp_path, 1)
+    stale.save(b"old", 1)
+    present = Checkpoints(tmp_path, 2)
+    assert (stale.fenced, present.fenced) == (True, False)
+    with pytest.raises(Fenced, match="epoch 2 has begun, so the run of epoch 1 must stop"):
+        stale.save(b"stale", 2)
+    with pytest.raises(Fenced):
+        Checkpoints(tmp_path, 1)
+    assert names(tmp_path) == ["epoch-0001/step-000000000001.ckpt"]
+
+
+def test_a_run_left_behind_while_it_writes_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    stale = Checkpoints(tmp_path, 1)
+    sync = os.fsync
+
+    def slowly(descriptor: int) -> None:
+        monkeypatch.setattr(os, "fsync", sync)
+        Checkpoints(tmp_path, 2)
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", slowly)
+    with pytest.raises(Fenced):
+        stale.save(b"stale", 2)
+    assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        lambda content: b"",
+        lambda content: content[:-1],
+        lambda content: content[:20],
+        lambda content: content + b"x",
+        lambda content: content[:-1] + bytes([content[-1] ^ 1]),
+        lambda content: content.replace(b'"p": 2', b'"p": 3'),
+        lambda content: content.replace(b'"format": 1', b'"format": 2'),
+        lambda content: b"[]\n",
+        lambda content: os.urandom(500),
+    ],
+)
+@pytest.mark.parametrize("state", [b"state", {"w": np.ones(3)}], ids=["bytes", "arrays"])
+def test_a_harmed_one_is_passed_over(tmp_path: Path, harm, state, caplog: pytest.LogCaptureFixture):
+    checkpoints = Checkpoints(tmp_path, 1)
+    checkpoints.save(b"before", 1)
+    path = checkpoints.save(state, 2, {"p": 2})
+    assert checkpoints.latest().step == 2
+    harmed = harm(path.read_bytes())
+    assert harmed != path.read_bytes()
+    path.write_bytes(harmed)
+    assert checkpoints.latest().state == b"before"
+    assert f"path={path} checkpoint passed over" in caplog.text
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="no /dev/full here")
+def test_a_full_disk_leaves_the_one_before(tmp_path: Path):
+    checkpoints = Checkpoints(tmp_path, 1)
+    checkpoints.save(b"before", 1)
+    (tmp_path / "epoch-0001" / f"step-000000000002.{os.getpid()}.tmp").symlink_to(FULL)
+    with pytest.raises(NotSaved, match=r"No space left.*those before it are whole"):
+        checkpoints.save(b"x" * 100_000, 2)
+    assert names(tmp_path) == ["epoch-0001/step-000000000001.ckpt"]
+    assert checkpoints.latest().state == b"before"
+    checkpoints.save(b"after", 2)
+    assert checkpoints.latest().state == b"after"
+
+
+def test_a_folder_that_cannot_be_made(tmp_path: Path):
+    (tmp_path / "file").touch()
+    with pytest.raises(NotSaved, match="mend the folder's permissions"):
+        Checkpoints(tmp_path / "file", 1)
+
+
+def test_kill_during_saves_leaves_a_whole_one(tmp_path: Path):
+    script = (
+        "import sys; from pathlib import Path; from penstock_executor import Checkpoints, connect\n"
+        "run = connect(Path(sys.argv[1])); c = Checkpoints(Path(sys.argv[1]), run.epoch)\n"
+        "step = c.latest().step if c.latest() else 0\n"
+        "while True: step += 1; c.save(bytes([step % 256]) * 300_000, step)"
+    )
+    chance = random.Random(8)
+    step = 0
+    for epoch in range(1, 6):
+        with process("-c", script, tmp_path, environment=job_environment(None)) as child:
+            folder = tmp_path / f"epoch-{epoch:04d}"
+            wait_for(lambda folder=folder: any(folder.glob("*.ckpt")), "checkpoint")
+            time.sleep(chance.uniform(0, 0.05))
+            child.send_signal(signal.SIGKILL)
+            child.wait()
+        found = Checkpoints(tmp_path, epoch).latest()
+        assert found.epoch == epoch
+        assert found.step > step
+        assert found.state == bytes([found.step % 256]) * 300_000
+        step = found.step
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir())
