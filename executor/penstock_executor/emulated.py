@@ -40,7 +40,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 TICK_S = 0.1
-"""How often the daemon's word and Slurm's signal are looked for: 20 trainers use 2 to 3 % of a core that way."""
+"""How often the daemon's word and Slurm's signal are looked for: 20 trainers together used 3.7 % of a core
+(2 cores, bert-squad, reports every second)."""
 
 FENCED_EVERY_S = 1.0
 

@@ -57,11 +57,12 @@ def test_the_last_two_are_kept_and_dead_runs_leave_nothing(tmp_path: Path):
     assert os.listdir(tmp_path) == ["epoch-0003"]
 
 
-def test_a_run_left_behind_cannot_write(tmp_path: Path):
+def test_a_run_left_behind_cannot_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     stale = Checkpoints(tmp_path, 1)
     stale.save(b"old", 1)
     present = Checkpoints(tmp_path, 2)
     assert (stale.fenced, present.fenced) == (True, False)
+    monkeypatch.setattr(os, "fsync", lambda _: pytest.fail("it began to write"))
     with pytest.raises(Fenced, match="epoch 2 has begun, so the run of epoch 1 must stop"):
         stale.save(b"stale", 2)
     with pytest.raises(Fenced):

@@ -171,26 +171,33 @@ def test_closing_says_the_outcome(spool: Path):
     assert bodies(spool, 1, "ended") == [wire.Ended(outcome="failed", progress=7, text="why")]
 
 
-def test_processes_that_race_get_different_epochs(spool: Path, tmp_path: Path):
+@pytest.mark.parametrize("shared", ["spool", "checkpoints", "both"])
+def test_processes_that_race_get_different_epochs(spool: Path, tmp_path: Path, shared: str):
     script = (
-        "import sys, time; from pathlib import Path; from penstock_executor import connect; print('ready', flush=True)\n"
-        "sys.stdin.readline(); print(connect(Path(sys.argv[1])).epoch)"
+        "import sys; from pathlib import Path; from penstock_executor import connect; print('ready', flush=True)\n"
+        "sys.stdin.readline(); folder = Path(sys.argv[1]) if sys.argv[1:] else None\n"
+        "print(*[connect(folder).epoch for _ in range(25)])"
     )
+    folder = [] if shared == "spool" else [str(tmp_path / "ckpt")]
+    environment = job_environment(None if shared == "checkpoints" else spool)
     children = [
         subprocess.Popen(
-            [sys.executable, "-c", script, tmp_path / "ckpt"],
-            env=job_environment(spool),
+            [sys.executable, "-c", script, *folder],
+            env=environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
-        for _ in range(6)
+        for _ in range(4)
     ]
     for child in children:
         assert child.stdout.readline() == "ready\n"
     for child in children:
         child.stdin.write("go\n")
         child.stdin.flush()
-    epochs = sorted(int(child.communicate(timeout=60)[0]) for child in children)
-    assert len(set(epochs)) == 6
-    assert wire.claimed_epochs(spool, JOB)[-1] == newest_epoch(tmp_path / "ckpt") == epochs[-1]
+    epochs = [int(word) for child in children for word in child.communicate(timeout=60)[0].split()]
+    assert len(set(epochs)) == len(epochs) == 100
+    if shared != "checkpoints":
+        assert wire.claimed_epochs(spool, JOB)[-1] == max(epochs)
+    if shared != "spool":
+        assert newest_epoch(tmp_path / "ckpt") == max(epochs)

@@ -31,6 +31,9 @@ _SUBFOLDERS = ("etc", "state", "log", "run", "dev", "spool", "db", "data")
 _GRACE_S = 3.0
 """How long a daemon may take to end by itself; a slurmd that never registered ignores SIGTERM."""
 
+_children: list[subprocess.Popen[bytes]] = []
+"""Daemons that this process started, of whichever cluster: they outlive cluster objects, and want to be reaped."""
+
 
 @dataclass(frozen=True, slots=True)
 class NodeStatus:
@@ -97,7 +100,6 @@ class LoopbackCluster:
         self._port = port
         self._layout = config.Layout(self.folder, self.folder)
         self._daemons: dict[str, Process] = {}
-        self._children: dict[str, subprocess.Popen[bytes]] = {}
 
     @classmethod
     def open(cls, folder: Path | str) -> Self:
@@ -217,7 +219,7 @@ class LoopbackCluster:
         self._claim_folder()
         with self._lock():
             if self.processes() or self._left_by_another():
-                raise LoopbackError(f"a loopback cluster already runs in {self.folder}; stop it with `down`, or --dir")
+                raise LoopbackError(f"a loopback cluster already runs in {self.folder}; stop it with `down`")
             for attempts_left in reversed(range(5)):
                 try:
                     self._start_all(timeout_s, progress)
@@ -275,7 +277,7 @@ class LoopbackCluster:
         for node in self.nodes:
             (short / "spool" / node.name).mkdir(parents=True)
         for index in range(max((node.gpus for node in self.nodes), default=0)):
-            layout.gpu(index).touch()
+            layout.gpu(index).symlink_to("/dev/null")
         etc = layout.slurm_conf.parent
         layout.slurm_conf.write_text(
             config.slurm_conf(
@@ -395,12 +397,10 @@ class LoopbackCluster:
                 # Those below them are in `left` already, and would not be found any more without them.
                 processes.end(processes.find_steps(self.folder), grace_s=0)
                 processes.end(left, _GRACE_S)
-        for child in self._children.values():
-            child.poll()
+        _reap()
         if left := self.processes():
             pids = ", ".join(str(process.pid) for process in sorted(left))
             raise LoopbackError(f"processes {pids} of {self.folder} survive SIGKILL; look at /proc/PID/stack")
-        self._children.clear()
         self._daemons.clear()
         if self._layout.short != self.folder:
             shutil.rmtree(self._layout.short, ignore_errors=True)
@@ -426,7 +426,7 @@ class LoopbackCluster:
                 cwd=self.folder,
                 start_new_session=True,  # Ctrl-C in the terminal is not for the daemons
             )
-        self._children[name] = child
+        _children.append(child)
         self._daemons[name] = processes.identify(child.pid)
         self._save()
 
@@ -434,8 +434,7 @@ class LoopbackCluster:
         process = self._daemons[name]
         processes.send(process, number)
         self._wait(lambda: not processes.alive(process), 10, f"{name} has ended")
-        if name in self._children:
-            self._children.pop(name).wait(timeout=10)
+        _reap()
 
     def _dead(self) -> list[str]:
         return [name for name, process in self._daemons.items() if not processes.alive(process)]
@@ -529,6 +528,10 @@ def _outer_environment() -> dict[str, str]:
         for key, value in os.environ.items()
         if not key.startswith(("SLURM", "SBATCH_", "SALLOC_", "SQUEUE_", "SINFO_", "SCONTROL_", processes.MARK))
     }
+
+
+def _reap() -> None:
+    _children[:] = [child for child in _children if child.poll() is None]
 
 
 def _listens(where: Path | int) -> bool:

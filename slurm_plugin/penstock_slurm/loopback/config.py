@@ -47,7 +47,10 @@ class Layout:
         return self.folder / "log"
 
     def gpu(self, index: int) -> Path:
-        """The file that stands for a GPU: an ordinary empty file will do, and needs no root."""
+        """The link to /dev/null that stands for a GPU.
+
+        Slurm counts an ordinary file too, but sets CUDA_VISIBLE_DEVICES only for a device; a link needs no root.
+        """
         return self.folder / "dev" / f"nvidia{index}"
 
 

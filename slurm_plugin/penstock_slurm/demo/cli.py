@@ -1,0 +1,175 @@
+"""The command `penstock demo`."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import typer
+from penstock_scheduler.cli.top import render
+from penstock_scheduler.errors import PenstockError
+from penstock_scheduler.report import History, render_page
+from penstock_scheduler.store import FileStore
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.text import Text
+
+from penstock_profiles.families import Families, load_families
+from penstock_slurm.demo.jobs import ARRIVALS_S, JOBS, TIME_SCALE
+from penstock_slurm.demo.simulated import simulate
+from penstock_slurm.demo.site import DemoSite
+from penstock_slurm.loopback.spec import DEFAULT_SPEC
+
+app = typer.Typer(help="The same twelve jobs under Penstock and under plain Slurm, side by side: about five minutes.")
+
+LIMIT_S = 350.0
+"""Real seconds after which the demo ends whatever is left."""
+
+NEXT_STEPS = (
+    ("Look again", "penstock demo writes this page anew; --keep leaves its folder with logs, rounds and reports"),
+    ("Decide a round again, offline", "penstock replay FOLDER/penstock/state/rounds/00000042.json"),
+    ("Have such a cluster to play with", "penstock loopback up; then sbatch as in docs/jobs.md"),
+    ("Put it beside your Slurm", "docs/admin.md: a settings file, penstockd --check, a systemd unit"),
+    ("Understand how it decides", "docs/architecture.md"),
+    ("Write a policy", "CONTRIBUTING.md: one file and one line"),
+)
+
+
+@app.callback(invoke_without_command=True)
+def demo(
+    out: Path = typer.Option(Path("demo-report"), help="Folder for the report."),
+    simulated: bool = typer.Option(False, help="No Slurm: the same jobs on the simulated cluster, against a plain queue."),
+    keep: bool = typer.Option(False, help="Keep the clusters' folder, to look at logs, rounds and reports."),
+) -> None:
+    """Run the demo and write its report."""
+    console = Console()
+    families = load_families()
+    if simulated:
+        console.print("no Slurm in this run: the simulated cluster stands in, and a first-in-first-out queue for plain Slurm")
+        histories = simulate(families)
+        facts = {"what ran": "the simulated cluster of Penstock, no processes; see docs/architecture.md"}
+        ok = True
+    else:
+        histories, facts, ok = _run(console, families, keep)
+    out.mkdir(parents=True, exist_ok=True)
+    page = out / "index.html"
+    page.write_text(
+        render_page(
+            histories,
+            heading="Penstock beside plain Slurm: the same twelve jobs",
+            facts=facts,
+            time_scale=TIME_SCALE,
+            next_steps=NEXT_STEPS,
+        ),
+        encoding="utf-8",
+    )
+    averages = [history.average_jct_s for history in histories]
+    for history, average in zip(histories, averages, strict=True):
+        done = sum(job.end_s is not None for job in history.jobs)
+        shown = "none ended" if average is None else f"{average:.0f} s ({average * TIME_SCALE / 60:.0f} emulated minutes)"
+        console.print(f"{history.title}: {done} of {len(history.jobs)} jobs ended, average time from submission to end {shown}")
+    console.print(f"the report: {page.resolve()}")
+    if not ok:
+        raise typer.Exit(1)
+
+
+def _run(console: Console, families: Families, keep: bool) -> tuple[list[History], dict[str, str], bool]:
+    folder = Path(tempfile.mkdtemp(prefix="penstock-demo-"))
+    with ExitStack() as stack:
+        sites = [DemoSite(folder / name, DEFAULT_SPEC, penstock=name == "penstock") for name in ("penstock", "plain")]
+        console.print(f"two Slurm clusters with {DEFAULT_SPEC} each, one under penstockd, in {folder}")
+        for site in sites:
+            stack.callback(site.down)
+            site.up()
+        version = sites[0].gateway.version()
+        begun_s = time.time()
+        try:
+            _play(console, families, sites, begun_s)
+        except KeyboardInterrupt:
+            console.print("stopped; the report shows what there is")
+        for site in sites:
+            site.look()
+        ended_s = time.time()
+        notes = (
+            "penstockd decides every few seconds how many GPUs of which type each job has",
+            "each job has the fixed request that its user made, Slurm's own backfill decides",
+        )
+        titles = ("Under Penstock", "Under plain Slurm")
+        histories = [
+            site.history(title, note, begun_s, ended_s, families)
+            for site, title, note in zip(sites, titles, notes, strict=True)
+        ]
+        ok = all(site.ended == len(JOBS) and site.completed for site in sites)
+    for site in sites:
+        if site.daemon_died and not ok:
+            console.print(f"[red]see {folder}/penstock/penstockd.log")
+    if not keep and ok:
+        shutil.rmtree(folder, ignore_errors=True)
+    else:
+        console.print(f"kept: {folder}")
+    facts = {
+        "Slurm": f"{version[0]:02d}.{version[1]:02d}, two loopback clusters on one machine",
+        "What is real": "slurmctld, slurmd, munged, sbatch, penstockd, every job's process, its checkpoints and restarts",
+        "What is emulated": "the GPUs, and the speed of training: each job progresses at the rate that its model family "
+        "reaches on the GPUs that it has, which the scheduler knows from the same catalogue",
+        "Time": f"one real second stands for {TIME_SCALE:g} emulated seconds; restarts take their real time",
+        "To repeat": "script/demo",
+    }
+    return histories, facts, ok
+
+
+def _play(console: Console, families: Families, sites: list[DemoSite], begun_s: float) -> None:
+    store = None
+    todo = list(JOBS)
+    gap_s = ARRIVALS_S / (len(JOBS) - 1)
+    live = console.is_terminal
+    said_s = 0.0
+    with Live(console=console, auto_refresh=False, transient=True) if live else ExitStack() as screen:
+        while True:
+            elapsed_s = time.time() - begun_s
+            while todo and elapsed_s >= (len(JOBS) - len(todo)) * gap_s:
+                for site in sites:
+                    site.submit(todo[0], families)
+                todo.pop(0)
+            for site in sites:
+                site.look()
+            if not todo and all(site.ended == len(JOBS) for site in sites):
+                return
+            if elapsed_s > LIMIT_S:
+                console.print("[red]not all jobs ended in time; the report shows what there is")
+                return
+            if sites[0].daemon_died:
+                raise PenstockError(f"penstockd ended by itself; see {sites[0].folder}/penstockd.log")
+            store = store or _store(sites[0].state)
+            if isinstance(screen, Live):
+                screen.update(_screen(store, sites, elapsed_s, len(todo)), refresh=True)
+            elif elapsed_s - said_s >= 15:
+                said_s = elapsed_s
+                console.print(_progress(sites, elapsed_s, len(todo)))
+                if (record := store.last_round() if store else None) is not None:
+                    console.print(render(record))
+            time.sleep(0.5)
+
+
+def _store(state: Path) -> FileStore | None:
+    return FileStore(state) if (state / "rounds").is_dir() else None
+
+
+def _progress(sites: list[DemoSite], elapsed_s: float, to_come: int) -> Text:
+    minutes, seconds = divmod(int(elapsed_s), 60)
+    text = f"{minutes}:{seconds:02d}  {to_come} jobs to come;  "
+    for site in sites:
+        running = sum(job.state == "RUNNING" for job in site.records.values())
+        waiting = sum(job.state == "PENDING" for job in site.records.values())
+        name = "Penstock" if site.penstock else "plain Slurm"
+        text += f"{name}: {running} run, {waiting} wait, {site.ended} done;  "
+    return Text(text.rstrip("; "), style="bold cyan")
+
+
+def _screen(store: FileStore | None, sites: list[DemoSite], elapsed_s: float, to_come: int) -> RenderableType:
+    record = store.last_round() if store else None
+    top: RenderableType = render(record) if record is not None else Text("waiting for the first round")
+    return Group(_progress(sites, elapsed_s, to_come), top)

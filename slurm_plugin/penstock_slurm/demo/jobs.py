@@ -1,0 +1,67 @@
+"""The demo's twelve jobs: what each asks of Penstock, and what its user would ask of plain Slurm.
+
+Both clusters get the same work at the same moments. Under plain Slurm each job has one request for its whole life, made
+as users make them: the GPU type that they know to be fast, a round count. Nobody asks for the idle T4s if there are
+A100s. The batch size follows the allocation on both sides, so that what differs is the scheduling alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from penstock_profiles.families import Families
+
+TIME_SCALE = 20.0
+"""Emulated seconds in a real one."""
+
+ARRIVALS_S = 120.0
+"""Real seconds over which the jobs are submitted."""
+
+
+@dataclass(frozen=True, slots=True)
+class DemoJob:
+    """One job."""
+
+    name: str
+    family: str
+    t4_hours: float
+    """Work, in hours that it would take on one T4."""
+    wish: dict[str, Any]
+    plain: tuple[str, int, int]
+    """(GPU type, nodes, GPUs on each): the request under plain Slurm."""
+
+    def wish_fields(self) -> dict[str, Any]:
+        """The wish as it goes into the comment."""
+        return self.wish | {"model_family": self.family}
+
+    def fixed_batch(self) -> bool:
+        """Whether the total batch stays."""
+        return self.wish.get("adaptivity", "adaptive") != "adaptive"
+
+    def work(self, families: Families) -> float:
+        """Progress at which it is done, in samples."""
+        estimator = families[self.family].estimator(fixed_batch=self.fixed_batch())
+        one_t4 = float(estimator.goodput("t4", np.array([1]), np.array([1]))[0])
+        return self.t4_hours * 3600 * one_t4
+
+
+JOBS = (
+    DemoJob("imagenet-a", "resnet50-imagenet", 10, {"max_gpus": 16}, ("a100", 1, 8)),
+    DemoJob("cifar-a", "resnet18-cifar10", 2.5, {"max_gpus": 16}, ("rtx", 1, 4)),
+    DemoJob("bert-a", "bert-squad", 12, {"max_gpus": 16}, ("a100", 1, 4)),
+    DemoJob("speech-a", "deepspeech2", 1.5, {"max_gpus": 16}, ("t4", 1, 4)),
+    DemoJob("yolo", "yolov3", 1.2, {"max_gpus": 8}, ("t4", 1, 4)),
+    DemoJob("ncf", "ncf", 0.4, {"max_gpus": 1, "adaptivity": "fixed"}, ("t4", 1, 1)),
+    DemoJob(
+        "imagenet-rigid", "resnet50-imagenet", 3, {"min_gpus": 4, "max_gpus": 4, "adaptivity": "rigid"}, ("rtx", 1, 4)
+    ),
+    DemoJob("bert-scaling", "bert-squad", 2, {"max_gpus": 4, "adaptivity": "strong-scaling"}, ("a100", 1, 1)),
+    DemoJob("cifar-b", "resnet18-cifar10", 4, {"max_gpus": 16}, ("rtx", 1, 8)),
+    DemoJob("speech-b", "deepspeech2", 2.5, {"max_gpus": 16}, ("rtx", 1, 8)),
+    DemoJob("bert-b", "bert-squad", 8, {"min_gpus": 2, "max_gpus": 16}, ("rtx", 1, 8)),
+    DemoJob("imagenet-pinned", "resnet50-imagenet", 6, {"min_gpus": 2, "max_gpus": 8, "preemptible": False}, ("a100", 1, 8)),
+)
+"""In the order of their submission."""

@@ -1,0 +1,184 @@
+"""One of the demo's two clusters, and what happened on it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from penstock_profiles.wire import Observation, Report, Started
+from penstock_scheduler.report import History, JobHistory, NodeShape, Span
+from pydantic import ValidationError
+
+from penstock_profiles.families import Families
+from penstock_slurm.demo.jobs import TIME_SCALE, DemoJob
+from penstock_slurm.gateway import SlurmError, SlurmJob, open_gateway
+from penstock_slurm.gateway.base import ENDED
+from penstock_slurm.loopback import LoopbackCluster
+
+ROUND_S = 3.0
+
+
+class DemoSite:
+    """A loopback Slurm with a spool of its own, with or without penstockd."""
+
+    def __init__(self, folder: Path, spec: str, *, penstock: bool) -> None:
+        self.folder = folder
+        self.penstock = penstock
+        self.slurm = LoopbackCluster(folder / "slurm", spec)
+        self.spool = folder / "spool"
+        self.state = folder / "state"
+        self.jobs: dict[str, DemoJob] = {}
+        self.records: dict[str, SlurmJob] = {}
+        self._daemon: subprocess.Popen[bytes] | None = None
+
+    def up(self) -> None:
+        """Start the cluster, and penstockd. Raises LoopbackError."""
+        self.slurm.up()
+        self.gateway = open_gateway("cli", conf=self.slurm.slurm_conf, timeout_s=15)
+        self.spool.mkdir(parents=True, exist_ok=True)
+        if not self.penstock:
+            return
+        config = self.folder / "penstock.toml"
+        config.write_text(
+            f"[daemon]\ncluster = 'slurm'\nround_s = {ROUND_S}\ntick_s = 0.25\nrestart_cost_s = 3.0\n"
+            f"state_dir = '{self.state}'\n\n[slurm]\npartitions = ['all']\n"
+            f"conf = '{self.slurm.slurm_conf}'\nspool_dir = '{self.spool}'\n"
+        )
+        with (self.folder / "penstockd.log").open("wb") as log:
+            self._daemon = subprocess.Popen(
+                [sys.executable, "-m", "penstock_scheduler.daemon", "--config", str(config)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+
+    def down(self) -> None:
+        """End everything that `up` and the jobs started."""
+        if self._daemon is not None and self._daemon.poll() is None:
+            self._daemon.send_signal(signal.SIGTERM)
+            try:
+                self._daemon.wait(timeout=10)
+            except subprocess.TimeoutExpired:
+                self._daemon.kill()
+                self._daemon.wait()
+        self.slurm.down()
+
+    @property
+    def daemon_died(self) -> bool:
+        """Whether penstockd ended by itself."""
+        return self._daemon is not None and self._daemon.poll() is not None
+
+    def submit(self, job: DemoJob, families: Families) -> None:
+        """sbatch, as a user would: the wish in the comment, or the fixed request."""
+        trainer = [
+            sys.executable,
+            "-m",
+            "penstock_executor.emulated",
+            f"--family={job.family}",
+            f"--work={job.work(families):.6g}",
+            f"--time-scale={TIME_SCALE:g}",
+            "--start-seconds=0.5",
+            "--save-seconds=0.3",
+            *(["--fixed-batch"] if job.fixed_batch() else []),
+        ]
+        script = f"exec {shlex.join(trainer)} --checkpoint-dir={shlex.quote(str(self.folder))}/checkpoints/$SLURM_JOB_ID"
+        if self.penstock:
+            request = ["--hold", "--requeue", "--gres=gpu:1", f"--comment={json.dumps({'penstock': job.wish_fields()})}"]
+        else:
+            gpu_type, nodes, gpus = job.plain
+            request = [f"--nodes={nodes}", f"--gres=gpu:{gpu_type}:{gpus}"]
+        environment = dict(os.environ, PENSTOCK_SPOOL=str(self.spool)) | self.slurm.environment()
+        answer = subprocess.run(
+            ["sbatch", "--parsable", f"--job-name={job.name}", f"--output={self.folder}/%x.out", *request, "--wrap", script],
+            env=environment,
+            cwd=self.folder,
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=30,
+        )
+        self.jobs[answer.stdout.strip()] = job
+
+    def look(self) -> None:
+        """Read Slurm's own records of the jobs."""
+        try:
+            self.records |= {job.id: job for job in self.gateway.jobs(finished=True) if job.id in self.jobs}
+        except SlurmError:
+            return
+
+    @property
+    def ended(self) -> int:
+        """Jobs that have ended."""
+        return sum(job.state in ENDED for job in self.records.values())
+
+    @property
+    def completed(self) -> bool:
+        """Whether Slurm's records say COMPLETED of every job."""
+        return all(self.records[job].state == "COMPLETED" for job in self.jobs if job in self.records)
+
+    def history(self, title: str, note: str, start_s: float, end_s: float, families: Families) -> History:
+        """What happened, from the jobs' own reports and Slurm's records."""
+        return History(
+            title=title,
+            nodes=tuple(NodeShape(node.name, node.gpu_type, node.gpus) for node in self.slurm.nodes),
+            jobs=tuple(self._job_history(job_id, job, families) for job_id, job in self.jobs.items()),
+            start_s=start_s,
+            end_s=end_s,
+            note=note,
+        )
+
+    def _job_history(self, job_id: str, job: DemoJob, families: Families) -> JobHistory:
+        record = self.records.get(job_id)
+        reports = read_reports(self.spool / job_id / "reports")
+        spans = []
+        goodput: list[tuple[float, float]] = []
+        work = job.work(families)
+        for run in reports:
+            started = next((report.body for report in run if isinstance(report.body, Started)), None)
+            if started is None:
+                continue
+            spans.append(Span(run[0].time_s, run[-1].time_s, started.gpu_type, started.gpu_ids))
+            goodput.append((run[0].time_s, 0.0))
+            for report in run:
+                if isinstance(report.body, Observation) and report.body.goodput is not None:
+                    goodput.append((report.time_s, report.body.goodput * TIME_SCALE / work))
+            goodput.append((run[-1].time_s, 0.0))
+        ended = record is not None and record.state in ENDED
+        return JobHistory(
+            id=job_id,
+            name=job.name,
+            asks=_asks(job) if self.penstock else f"{job.plain[1] * job.plain[2]} {job.plain[0]}",
+            submit_s=record.submit_s if record else 0.0,
+            start_s=spans[0].start_s if spans else None,
+            end_s=record.end_s if record and ended else None,
+            state=record.state if record else "UNKNOWN",
+            spans=tuple(spans),
+            goodput=tuple(goodput),
+            restarts=max(len(spans) - 1, 0),
+        )
+
+
+def read_reports(folder: Path) -> list[list[Report]]:
+    """The reports of a job's runs, in the order of their epochs; lines that are torn are left out."""
+    runs = []
+    for path in sorted(folder.glob("*.jsonl"), key=lambda path: int(path.stem)):
+        run = []
+        for line in path.read_text(encoding="utf-8").splitlines():
+            try:
+                run.append(Report.model_validate_json(line))
+            except ValidationError:
+                continue
+        if run:
+            runs.append(run)
+    return runs
+
+
+def _asks(job: DemoJob) -> str:
+    low, high = job.wish.get("min_gpus", 1), job.wish["max_gpus"]
+    words = f"{job.wish.get('adaptivity', 'adaptive')} {low if low == high else f'{low}-{high}'}"
+    return words + ("" if job.wish.get("preemptible", True) else ", not preemptible")
