@@ -58,6 +58,9 @@ def find_allocation(environment: Environment, gpu_type: str | None = None, retry
     found = None
     if environment.job_id is not None and shutil.which("scontrol"):
         found = _ask_slurm(environment.job_id, retry_s)
+        if found is not None and not found.gpus and environment.gpu_ids and environment.node:
+            # Slurm 22.05 shows an empty GRES for a job that was requeued from a node that died, and yet gives it GPUs.
+            found = Allocation(_type_of_node(environment.node), dict.fromkeys(found.gpu_ids, environment.gpu_ids))
     if found is not None and (found.gpu_type or (gpu_type is None and not found.gpus)):
         return found
     if gpu_type is None:
@@ -98,3 +101,15 @@ def _ask_slurm(job_id: str, retry_s: float) -> Allocation | None:
             text = (getattr(error, "stderr", None) or str(error)).strip()
             log.warning("job=%s attempt=%d/%d Slurm does not say what it gave: %s", job_id, attempt + 1, TRIES, text)
     return None
+
+
+def _type_of_node(node: str) -> str:
+    """The GPU type in a node's GRES, "" if Slurm does not say one."""
+    try:
+        command = ["scontrol", "-o", "show", "node", node]
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=True).stdout
+    except (OSError, subprocess.SubprocessError) as error:
+        log.warning("node=%s Slurm does not say what it has: %s", node, error)
+        return ""
+    gres = re.search(r" Gres=(?:\S*,)?gpu:([^:,(\s]+):\d", answer)
+    return gres[1] if gres else ""

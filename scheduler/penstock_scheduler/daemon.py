@@ -45,7 +45,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         settings = load_settings(arguments.config)
         daemon = settings.section(DaemonSettings)
-        configure_logging(daemon.log_format)
         return _check(settings) if arguments.check else _run(settings, daemon)
     except ConfigError as error:
         print(f"penstockd: {error}", file=sys.stderr)  # noqa: T201
@@ -68,6 +67,7 @@ def _run(settings: Settings, daemon: DaemonSettings) -> int:
     signal.signal(signal.SIGINT, on_signal)
     store = FileStore(daemon.state_dir, keep_rounds=daemon.keep_rounds, writer=True)
     loop = make_loop(settings, clock, store)
+    configure_logging(daemon.log_format)
     log.info("started", extra={"version": __version__, "settings": settings.source, "policy": daemon.policy})
     sd_notify("READY=1")
     loop.run(lambda: stop, lambda: sd_notify("WATCHDOG=1"))

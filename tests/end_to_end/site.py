@@ -155,7 +155,9 @@ class Site:
         for report in self.reports(job_id):
             body = report.body
             if isinstance(body, Started):
-                assert body.progress >= seen - lost, f"epoch {report.epoch} began at {body.progress}, {seen} was reached"
+                assert body.progress >= seen - lost, (
+                    f"epoch {report.epoch} began at {body.progress}, {seen} was reached"
+                )
             if isinstance(body, Started | Observation):
                 seen = max(seen, body.progress)
 

@@ -37,7 +37,9 @@ def test_penstockd_killed_at_ten_random_moments(make_site, loopback, request):
             jobs.append(site.submit(60, max_gpus=chance.choice([1, 4, 16])))
     site.wait_states("COMPLETED", *jobs, timeout_s=90)
     wait_for(
-        lambda: all(any(isinstance(r.body, Ended) and r.body.outcome == "completed" for r in site.reports(j)) for j in jobs),
+        lambda: all(
+            any(isinstance(r.body, Ended) and r.body.outcome == "completed" for r in site.reports(j)) for j in jobs
+        ),
         20,
         "the last reports",
         details=site.tail,
@@ -125,7 +127,13 @@ def test_a_torn_report_is_read_when_it_is_whole(tmp_path: Path):
     reports = tmp_path / "7" / "reports"
     reports.mkdir(parents=True)
     line = json.dumps(
-        {"job_id": "7", "epoch": 1, "sequence": 0, "time_s": 5.0, "body": {"kind": "checkpointed", "progress": 1.0, "seconds": 0.1}}
+        {
+            "job_id": "7",
+            "epoch": 1,
+            "sequence": 0,
+            "time_s": 5.0,
+            "body": {"kind": "checkpointed", "progress": 1.0, "seconds": 0.1},
+        }
     )
     (reports / "1.jsonl").write_text(line[:20])
     assert spool.read(["7"]) == []

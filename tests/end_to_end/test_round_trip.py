@@ -28,7 +28,9 @@ def test_jobs_run_on_all_three_types_and_complete(site: Site):
 def test_a_job_grows_from_1_to_4_to_16_gpus_and_keeps_its_progress(site: Site):
     """Others hold the GPUs that it would like, first all but one, then all but four of its node."""
     blockers = [
-        site.slurm.command("sbatch", "--parsable", "-w", node, f"--gres=gpu:{gpus}", "--wrap", "sleep 600").stdout.strip()
+        site.slurm.command(
+            "sbatch", "--parsable", "-w", node, f"--gres=gpu:{gpus}", "--wrap", "sleep 600"
+        ).stdout.strip()
         for node, gpus in (("a100-00", 7), ("a100-01", 8))
     ]
     site.wait_states("RUNNING", *blockers)

@@ -41,14 +41,18 @@ NEXT_STEPS = (
 @app.callback(invoke_without_command=True)
 def demo(
     out: Path = typer.Option(Path("demo-report"), help="Folder for the report."),
-    simulated: bool = typer.Option(False, help="No Slurm: the same jobs on the simulated cluster, against a plain queue."),
+    simulated: bool = typer.Option(
+        False, help="No Slurm: the same jobs on the simulated cluster, against a plain queue."
+    ),
     keep: bool = typer.Option(False, help="Keep the clusters' folder, to look at logs, rounds and reports."),
 ) -> None:
     """Run the demo and write its report."""
     console = Console()
     families = load_families()
     if simulated:
-        console.print("no Slurm in this run: the simulated cluster stands in, and a first-in-first-out queue for plain Slurm")
+        console.print(
+            "no Slurm in this run: the simulated cluster stands in, and a first-in-first-out queue for plain Slurm"
+        )
         histories = simulate(families)
         facts = {"what ran": "the simulated cluster of Penstock, no processes; see docs/architecture.md"}
         ok = True
@@ -69,8 +73,12 @@ def demo(
     averages = [history.average_jct_s for history in histories]
     for history, average in zip(histories, averages, strict=True):
         done = sum(job.end_s is not None for job in history.jobs)
-        shown = "none ended" if average is None else f"{average:.0f} s ({average * TIME_SCALE / 60:.0f} emulated minutes)"
-        console.print(f"{history.title}: {done} of {len(history.jobs)} jobs ended, average time from submission to end {shown}")
+        shown = (
+            "none ended" if average is None else f"{average:.0f} s ({average * TIME_SCALE / 60:.0f} emulated minutes)"
+        )
+        console.print(
+            f"{history.title}: {done} of {len(history.jobs)} jobs ended, average time from submission to end {shown}"
+        )
     console.print(f"the report: {page.resolve()}")
     if not ok:
         raise typer.Exit(1)

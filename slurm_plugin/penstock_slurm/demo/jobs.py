@@ -62,6 +62,8 @@ JOBS = (
     DemoJob("cifar-b", "resnet18-cifar10", 4, {"max_gpus": 16}, ("rtx", 1, 8)),
     DemoJob("speech-b", "deepspeech2", 2.5, {"max_gpus": 16}, ("rtx", 1, 8)),
     DemoJob("bert-b", "bert-squad", 8, {"min_gpus": 2, "max_gpus": 16}, ("rtx", 1, 8)),
-    DemoJob("imagenet-pinned", "resnet50-imagenet", 6, {"min_gpus": 2, "max_gpus": 8, "preemptible": False}, ("a100", 1, 8)),
+    DemoJob(
+        "imagenet-pinned", "resnet50-imagenet", 6, {"min_gpus": 2, "max_gpus": 8, "preemptible": False}, ("a100", 1, 8)
+    ),
 )
 """In the order of their submission."""

@@ -75,7 +75,12 @@ def _seen(job: SimulatedJob, spans: tuple[Span, ...]) -> JobHistory:
         shape = where.configuration
         rate = float(job.truth.goodput(shape.gpu_type, np.array([shape.nodes]), np.array([shape.gpus]))[0])
         at = rate * TIME_SCALE / job.work
-        goodput += [(begin / TIME_SCALE, 0.0), (begin / TIME_SCALE, at), (end / TIME_SCALE, at), (end / TIME_SCALE, 0.0)]
+        goodput += [
+            (begin / TIME_SCALE, 0.0),
+            (begin / TIME_SCALE, at),
+            (end / TIME_SCALE, at),
+            (end / TIME_SCALE, 0.0),
+        ]
     low, high = job.wish.min_gpus, job.wish.max_gpus
     return JobHistory(
         id=job.id,

@@ -86,15 +86,30 @@ class DemoSite:
             "--save-seconds=0.3",
             *(["--fixed-batch"] if job.fixed_batch() else []),
         ]
-        script = f"exec {shlex.join(trainer)} --checkpoint-dir={shlex.quote(str(self.folder))}/checkpoints/$SLURM_JOB_ID"
+        script = (
+            f"exec {shlex.join(trainer)} --checkpoint-dir={shlex.quote(str(self.folder))}/checkpoints/$SLURM_JOB_ID"
+        )
         if self.penstock:
-            request = ["--hold", "--requeue", "--gres=gpu:1", f"--comment={json.dumps({'penstock': job.wish_fields()})}"]
+            request = [
+                "--hold",
+                "--requeue",
+                "--gres=gpu:1",
+                f"--comment={json.dumps({'penstock': job.wish_fields()})}",
+            ]
         else:
             gpu_type, nodes, gpus = job.plain
             request = [f"--nodes={nodes}", f"--gres=gpu:{gpu_type}:{gpus}"]
         environment = dict(os.environ, PENSTOCK_SPOOL=str(self.spool)) | self.slurm.environment()
         answer = subprocess.run(
-            ["sbatch", "--parsable", f"--job-name={job.name}", f"--output={self.folder}/%x.out", *request, "--wrap", script],
+            [
+                "sbatch",
+                "--parsable",
+                f"--job-name={job.name}",
+                f"--output={self.folder}/%x.out",
+                *request,
+                "--wrap",
+                script,
+            ],
             env=environment,
             cwd=self.folder,
             check=True,

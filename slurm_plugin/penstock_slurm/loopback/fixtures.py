@@ -4,6 +4,7 @@ Tests that use them are skipped, with the names of the Debian packages, where th
 """
 
 import contextlib
+import signal
 from collections.abc import Iterator
 from typing import Any, Protocol
 
@@ -21,6 +22,12 @@ class MakeLoopback(Protocol):
 
     def __call__(self, nodes: str = "t4:1x4", **options: Any) -> LoopbackCluster:
         """A running cluster; `options` are `LoopbackCluster`'s."""
+
+
+def pytest_configure() -> None:
+    """Make SIGTERM, as from `timeout`, end the session like Ctrl-C does, or its clusters would live on."""
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

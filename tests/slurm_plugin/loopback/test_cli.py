@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner, Result
+
 from penstock_slurm.loopback import LoopbackCluster
 from penstock_slurm.loopback import cli as loopback_cli
 from penstock_slurm.loopback.fixtures import MakeLoopback
-from typer.testing import CliRunner, Result
 
 
 @pytest.fixture
@@ -78,7 +79,7 @@ def test_a_slow_start_tells_what_it_waits_for(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     now_s = 100.0
-    monkeypatch.setattr(loopback_cli.time, "monotonic", lambda: now_s)
+    monkeypatch.setattr("time.monotonic", lambda: now_s)
     tell = loopback_cli._progress_line(now_s)
     for now_s in (101.0, 102.5, 103.0, 105.0):  # noqa: B007 - the clock that `monotonic` reads
         tell("3 of 11 nodes are idle")

@@ -1,5 +1,6 @@
 """A real Slurm in a folder: up, in use, broken, mended and down."""
 
+import contextlib
 import json
 import os
 import signal
@@ -10,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 from penstock_slurm.loopback import (
     CommandFailed,
     LoopbackCluster,
@@ -36,6 +38,16 @@ def running(on: LoopbackCluster, job: str, timeout_s: float = 30) -> None:
     wait_for(
         lambda: on.command("squeue", "-h", "-j", job, "-o", "%T").stdout.strip() == "RUNNING", timeout_s, "it runs"
     )
+
+
+def sleeping() -> set[processes.Process]:
+    """All `sleep 300` of this machine."""
+    found = set()
+    for cmdline in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if cmdline.read_bytes() == b"sleep\x00300\x00":
+                found.add(processes.identify(int(cmdline.parent.name)))
+    return found
 
 
 def node_state(on: LoopbackCluster, node: str) -> str:
@@ -134,7 +146,8 @@ def test_down_leaves_no_process(make_loopback: MakeLoopback) -> None:
     doomed = make_loopback("t4:2x4")
     job = submit(doomed, "-w", "t4-00", script=DEAF_JOB)
     running(doomed, job)
-    found = wait_for(lambda: (now := doomed.processes()) if len(now) >= 4 + 4 else None, 10, "the job has its children")
+    wait_for(lambda: len(doomed.processes() & sleeping()) == 2, 10, "the script has its two children")
+    found = doomed.processes()
     doomed.kill_slurmd("t4-00")
     doomed.down()
     assert not any(processes.alive(process) for process in found)
@@ -203,7 +216,7 @@ def test_a_daemon_that_dies_at_start_shows_its_log(tmp_path: Path) -> None:
 
 
 def test_a_node_that_never_comes_leaves_nothing(tmp_path: Path) -> None:
-    broken = LoopbackCluster(tmp_path, "t4:1x4", settings={"DebugFlags": "NO_CONF_HASH", "SlurmdParameters": ""})
+    broken = LoopbackCluster(tmp_path, "t4:1x4", settings={"SlurmdParameters": "shutdown_on_reboot"})
     with pytest.raises(LoopbackError, match=r"1 nodes are idle(?s:.*)logs are in"):
         broken.up(timeout_s=2)  # without config_overrides no machine here has 64 CPUs and 256 GB, so it is invalid
     assert broken.processes() == set()
@@ -244,7 +257,7 @@ def test_a_folder_with_other_files_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_slurm_conf_cannot_name_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(LoopbackError, match="slurm.conf cannot hold"):
+    with pytest.raises(LoopbackError, match=r"slurm\.conf cannot hold"):
         LoopbackCluster(tmp_path / "my cluster", "t4:1x4").up()
 
 

@@ -4,12 +4,13 @@ import socket
 from pathlib import Path
 
 import pytest
+
 from penstock_slurm.loopback import LoopbackError, PortInUse, ProgramsMissing, machine
 
 
 def test_missing_programs_are_named_with_their_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "program", lambda name: None if name in ("slurmd", "munged") else f"/bin/{name}")
-    with pytest.raises(ProgramsMissing, match="munged, slurmd; .*apt-get install munge slurmd") as caught:
+    with pytest.raises(ProgramsMissing, match=r"munged, slurmd; .*apt-get install munge slurmd") as caught:
         machine.check_programs(accounting=False)
     assert caught.value.packages == {"munged": "munge", "slurmd": "slurmd"}
 
@@ -32,7 +33,7 @@ def test_too_little_memory_is_refused_with_the_figures(tmp_path: Path) -> None:
     meminfo = tmp_path / "meminfo"
     meminfo.write_text("MemTotal:       1024000 kB\nMemAvailable:    204800 kB\n")
     machine.check_memory(64, accounting=False, meminfo=meminfo)
-    with pytest.raises(LoopbackError, match="64 nodes with accounting need about 378 MB .* 200 MB are available"):
+    with pytest.raises(LoopbackError, match=r"64 nodes with accounting need about 378 MB .* 200 MB are available"):
         machine.check_memory(64, accounting=True, meminfo=meminfo)
 
 
@@ -47,5 +48,5 @@ def test_free_ports_avoid_those_in_use_and_the_kernels_own(monkeypatch: pytest.M
     with socket.create_server(("127.0.0.1", machine.free_ports(1))) as server:
         taken = server.getsockname()[1]
         places = iter([taken - 2, taken, taken + 1])
-        monkeypatch.setattr(machine.random, "randrange", lambda first, end: next(places))
+        monkeypatch.setattr("random.randrange", lambda first, end: next(places))
         assert machine.free_ports(3) == taken + 1

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
 from penstock_slurm.loopback import processes, wait_for
 from penstock_slurm.loopback.processes import Process, alive, end, find, identify
 

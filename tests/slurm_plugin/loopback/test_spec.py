@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from penstock_slurm.loopback import DEFAULT_SPEC, LoopbackError, NodeSpec, SpecError, parse_nodes
 
 

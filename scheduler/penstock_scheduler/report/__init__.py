@@ -1,0 +1,6 @@
+"""A page to look at: what happened on one cluster, or on several that were given the same jobs."""
+
+from penstock_scheduler.report.data import History, JobHistory, NodeShape, Span
+from penstock_scheduler.report.html import render_page
+
+__all__ = ["History", "JobHistory", "NodeShape", "Span", "render_page"]

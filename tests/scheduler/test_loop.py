@@ -1,0 +1,192 @@
+"""The loop on the simulated cluster, and what it leaves behind."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import pytest
+
+from penstock_profiles.estimators import TableEstimator
+from penstock_scheduler.diff import actions
+from penstock_scheduler.errors import ClusterAway, RoundFailed
+from penstock_scheduler.loop import RoundLoop
+from penstock_scheduler.model import (
+    Action,
+    Assignment,
+    ClusterState,
+    Hold,
+    JobWish,
+    Migrate,
+    Outcome,
+    Phase,
+    Plan,
+    Progress,
+    Reason,
+    ReasonCode,
+    Resize,
+    Start,
+)
+from penstock_scheduler.models import WishModels
+from penstock_scheduler.policies import make_policy
+from penstock_scheduler.simulator import SimulatedClock, SimulatedCluster, SimulatedJob, nodes_from_spec
+from penstock_scheduler.store import FileStore, MemoryStore
+from penstock_scheduler.triggers import OnEvent, Period
+from tests.scheduler.builders import job, on
+
+TABLE = {"t4": {1: 1.0, 2: 1.9, 4: 3.6}, "a100": {1: 4.0, 8: 24.0}}
+
+
+def simulated(count: int, policy_name: str = "sia", **parts: object) -> tuple[RoundLoop, SimulatedCluster, MemoryStore]:
+    clock = SimulatedClock()
+    wish = JobWish(max_gpus=8, goodput_table=TABLE)  # type: ignore[arg-type]
+    jobs = [SimulatedJob(str(i), f"j{i}", wish, TableEstimator(TABLE), 2000.0, i * 100.0) for i in range(count)]
+    cluster = SimulatedCluster(nodes_from_spec("t4:2x4,a100:1x8"), jobs, clock)
+    store = MemoryStore()
+    policy, settings = make_policy(policy_name)
+    loop = RoundLoop(
+        parts.get("cluster", cluster),  # type: ignore[arg-type]
+        clock,
+        parts.get("store", store),  # type: ignore[arg-type]
+        parts.get("trigger", Period(60.0)),  # type: ignore[arg-type]
+        parts.get("policy", policy),  # type: ignore[arg-type]
+        WishModels({}, 30.0),
+        tick_s=10.0,
+        settings=settings,
+    )
+    return loop, cluster, store
+
+
+@pytest.mark.parametrize("policy_name", ["sia", "fifo"])
+def test_every_job_ends_and_its_work_is_done_once(policy_name):
+    loop, cluster, store = simulated(5, policy_name)
+    loop.run(lambda: cluster.finished)
+    for each in cluster.jobs.values():
+        assert each.progress == each.work
+    assert [record.snapshot.round for record in store.rounds] == list(range(1, len(store.rounds) + 1))
+    assert any(outcome.progress is Progress.DONE for _, outcome in store.outcomes)
+
+
+def test_rounds_come_by_period_or_by_event():
+    loop, cluster, by_period = simulated(3, trigger=Period(60.0))
+    loop.run(lambda: cluster.finished)
+    gaps = {b.snapshot.time_s - a.snapshot.time_s for a, b in zip(by_period.rounds, by_period.rounds[1:], strict=False)}
+    assert gaps == {60.0}
+    loop, cluster, by_event = simulated(3, "fifo", trigger=OnEvent())
+    loop.run(lambda: cluster.finished)
+    assert {
+        b.snapshot.time_s - a.snapshot.time_s for a, b in zip(by_event.rounds, by_event.rounds[1:], strict=False)
+    } != {60.0}
+    arrivals = {job.submit_s for job in cluster.jobs.values()}
+    assert arrivals <= {record.snapshot.time_s for record in by_event.rounds}
+
+
+def test_a_round_that_fails_changes_nothing_and_the_next_one_tries_again():
+    class Flaky:
+        name = "flaky"
+        calls = 0
+
+        def decide(self, snapshot):
+            self.calls += 1
+            if self.calls % 2:
+                raise RoundFailed("the solver has no answer")
+            return make_policy("sia")[0].decide(snapshot)
+
+    for trigger in (Period(60.0), OnEvent()):
+        flaky = Flaky()
+        loop, cluster, store = simulated(2, policy=flaky, trigger=trigger)
+        with pytest.raises(RoundFailed):
+            loop.tick()
+        assert not store.rounds
+        assert not any(each.allocation for each in cluster.jobs.values())
+        loop.run(lambda cluster=cluster: cluster.finished)
+        assert flaky.calls > len(store.rounds)
+
+
+def test_an_error_that_should_not_be_does_not_end_the_daemon():
+    class Broken:
+        name = "broken"
+
+        def decide(self, snapshot):
+            raise ZeroDivisionError
+
+    loop, _, _ = simulated(1, policy=Broken())
+    ticks = []
+    loop.run(lambda: len(ticks) >= 3, lambda: ticks.append(1))
+    assert len(ticks) == 3
+
+
+def test_a_cluster_that_is_away_is_waited_for():
+    class Away:
+        def __init__(self, cluster: SimulatedCluster) -> None:
+            self.cluster, self.calls = cluster, 0
+
+        def observe(self) -> ClusterState:
+            self.calls += 1
+            if self.calls in (3, 4, 9):
+                raise ClusterAway("nobody answers")
+            return self.cluster.observe()
+
+        def apply(self, todo: Sequence[Action]) -> tuple[Outcome, ...]:
+            return self.cluster.apply(todo)
+
+        def reports(self):
+            return ()
+
+    _, cluster, _ = simulated(2)
+    clock = cluster._clock
+    policy, settings = make_policy("sia")
+    store = MemoryStore()
+    away = Away(cluster)
+    loop = RoundLoop(away, clock, store, Period(60.0), policy, WishModels({}, 30.0), tick_s=10.0, settings=settings)
+    loop.run(lambda: cluster.finished)
+    assert cluster.finished
+
+
+def test_a_loop_that_starts_again_takes_up_the_plan_and_the_count(tmp_path):
+    store = FileStore(tmp_path, writer=True)
+    loop, cluster, _ = simulated(3, store=store)
+    for _ in range(5):
+        loop.tick()
+        cluster._clock.sleep(30.0)
+    last = store.last_round()
+    again, _, _ = simulated(3, store=store)
+    again.tick()
+    newest = store.last_round()
+    assert last is not None
+    assert newest is not None
+    assert newest.snapshot.round == last.snapshot.round + 1
+
+
+def plan(**placements: object) -> Plan:
+    reason = Reason(ReasonCode.CHOSEN, "why")
+    given = {name: Assignment(where, reason, 1.0) for name, where in placements.items() if where is not None}  # type: ignore[arg-type]
+    waiting = {name: reason for name, where in placements.items() if where is None}
+    return Plan(7, given, waiting)
+
+
+def test_actions_are_the_difference_between_plan_and_cluster():
+    here, bigger, other = on("t4", t4_00=1), on("t4", t4_00=4), on("a100", a100_00=1)
+    running = {"phase": Phase.RUNNING, "allocation": here}
+    wanted = plan(a=here, b=here, c=bigger, d=other, e=None, f=None)
+    jobs = [job("a"), *(job(name, **running) for name in "bcde"), job("f"), job("unknown", **running)]
+    found = {action.job: action for action in actions(wanted, jobs)}
+    assert found == {
+        "a": Start("a", 7, here),
+        "c": Resize("c", 7, bigger),
+        "d": Migrate("d", 7, other),
+        "e": Hold("e", 7),
+    }
+    assert isinstance(actions(wanted, jobs)[-1], Start), "stops come before starts"
+
+
+def test_a_job_that_was_asked_to_leave_and_may_stay_is_told_so():
+    here = on("t4", t4_00=1)
+    stopping = job("a", phase=Phase.STOPPING, allocation=here)
+    assert actions(plan(a=here), [stopping]) == (Migrate("a", 7, here),)
+
+
+def test_the_partition_alone_is_no_reason_to_move():
+    held = on("t4", partition="t4", t4_00=1)
+    running = job("a", phase=Phase.RUNNING, allocation=held)
+    assert actions(plan(a=dataclasses.replace(held, partition="all")), [running]) == ()
