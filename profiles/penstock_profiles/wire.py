@@ -139,6 +139,8 @@ class Control(Message):
     nodes: PositiveInt | None = None
     gpus: PositiveInt | None = None
     request: Request | None = None
+    submitted_s: NonNegativeFloat | None = None
+    """When the user submitted the job, s since 1970. Slurm's own record of it begins anew with each requeue."""
 
 
 def job_folder(spool: Path, job_id: str) -> Path:

@@ -75,6 +75,7 @@ class SlurmCluster:
         self._slurm_jobs: dict[JobId, SlurmJob] = {}
         self._jobs: dict[JobId, Job] = {}
         self._free: dict[str, int] = {}
+        self._silent: set[str] = set()
         self._reporting: set[JobId] = set()
         self._pending_since_s: dict[JobId, float] = {}
         self._released_s: dict[JobId, float] = {}
@@ -123,6 +124,7 @@ class SlurmCluster:
             if job is not None:
                 managed[slurm_job.id], jobs[slurm_job.id] = slurm_job, job
         self._remember(managed, jobs, now_s)
+        self._silent = {node.name for node in slurm_nodes if node.state & {"NOT_RESPONDING", "DOWN"}}
         nodes = self._nodes(slurm_nodes, jobs.values(), types)
         self._free = {node.name: node.gpus_for_us for node in nodes}
         for job in jobs.values():
@@ -188,7 +190,7 @@ class SlurmCluster:
             wish=wish,
             partitions=(*mine, *(name for name in partitions if name not in mine)),
             phase=phase,
-            submit_s=slurm_job.submit_s,
+            submit_s=_submitted_s(slurm_job, control),
             restarts=slurm_job.restarts,
             allocation=allocation,
         )
@@ -292,6 +294,7 @@ class SlurmCluster:
                 gpu_type=shape.gpu_type,
                 nodes=shape.nodes,
                 gpus=shape.gpus,
+                submitted_s=job.submit_s,
             ),
             slurm_job.uid,
         )
@@ -320,10 +323,14 @@ class SlurmCluster:
     def _stop(self, action: Action, slurm_job: SlurmJob) -> Outcome:
         """Take a running job one step nearer to being held without GPUs, its progress saved."""
         job_id, now_s = slurm_job.id, self._clock.now_s()
+        if self._silent & set(slurm_job.nodes):
+            # Slurm 22.05.8 requeues it itself when it gives the node up; one that we requeue before that runs without
+            # GPUs from then on, whatever its TresPerNode says.
+            return Outcome(action, Progress.UNDER_WAY, "waits for Slurm to give up a node that is silent")
         run = self._spool.newest_epoch(job_id)
         control = self._spool.control(job_id)
         if control is None:
-            control = Control(job_id=job_id, epoch=run or 0, round=action.round)
+            control = Control(job_id=job_id, epoch=run or 0, round=action.round, submitted_s=slurm_job.submit_s)
         started = self._spool.started(job_id, run) if run is not None and run >= control.epoch else None
         answers = started is not None and started.answers_requests
         request = control.request
@@ -352,7 +359,9 @@ def _manageable(job: SlurmJob) -> None:
             "it is part of a heterogeneous job, which cannot be moved in parts; submit it as a job of its own"
         )
     if job.array_job_id is not None:
-        raise BadWish("it is an element of a job array, which Penstock does not manage yet; submit a job for each element")
+        raise BadWish(
+            "it is an element of a job array, which Penstock does not manage yet; submit a job for each element"
+        )
     if job.gpu_type is not None:
         raise BadWish(
             f"it asks Slurm for GPUs of type {job.gpu_type}, and Slurm cannot change that later; submit it with "
@@ -362,6 +371,12 @@ def _manageable(job: SlurmJob) -> None:
         raise BadWish("it asks Slurm for no GPUs per node, so there is no count to change; submit it with --gres=gpu:1")
     if not job.requeue:
         raise BadWish("Slurm may not requeue it, so it cannot be moved; submit it with --requeue")
+
+
+def _submitted_s(job: SlurmJob, control: Control | None) -> float:
+    """When the job was first submitted: Slurm sets its SubmitTime anew at each requeue, so the spool keeps the first."""
+    kept = control.submitted_s if control is not None else None
+    return job.submit_s if kept is None else min(kept, job.submit_s)
 
 
 def _placement(job: SlurmJob, nodes: tuple[str, ...], types: dict[str, str]) -> Placement:

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from penstock_scheduler.records import load_round
+from penstock_scheduler.store import FileStore
 from penstock_slurm.loopback import wait_for
 from tests.end_to_end.site import RATES, Site, pause
 
@@ -50,6 +51,14 @@ def test_a_job_grows_from_1_to_4_to_16_gpus_and_keeps_its_progress(site: Site):
     assert 0 == progress[0] < progress[1] < progress[2]
     site.assert_progress_kept(job, lost=1.0)
     site.assert_no_run_twice(job)
+    newest = site.wait_round()
+    seen = {
+        each.submit_s
+        for number in range(1, newest + 1)
+        for each in FileStore(site.state).round(number).snapshot.jobs
+        if each.id == job
+    }
+    assert len(seen) == 1, "Slurm sets SubmitTime anew at a requeue; a job's age must not"
 
 
 def test_a_rigid_job_changes_type_only(site: Site):

@@ -94,7 +94,7 @@ def _verdict(histories: Sequence[History], time_scale: float) -> str:
     ]
     text = (
         f"{histories[0].title}, a job took {clock(mine)} from submission to end on average, {word} "
-        f"{histories[1].title.lower()} ({clock(other)})."
+        f"{histories[1].title[:1].lower()}{histories[1].title[1:]} ({clock(other)})."
     )
     if time_scale != 1:
         text += f" In emulated time: {mine * time_scale / 60:.0f} and {other * time_scale / 60:.0f} minutes."

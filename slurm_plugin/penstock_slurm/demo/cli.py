@@ -9,15 +9,15 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import typer
-from penstock_scheduler.cli.top import render
-from penstock_scheduler.errors import PenstockError
-from penstock_scheduler.report import History, render_page
-from penstock_scheduler.store import FileStore
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
 from penstock_profiles.families import Families, load_families
+from penstock_scheduler.cli.top import render
+from penstock_scheduler.errors import PenstockError
+from penstock_scheduler.report import History, render_page
+from penstock_scheduler.store import FileStore
 from penstock_slurm.demo.jobs import ARRIVALS_S, JOBS, TIME_SCALE
 from penstock_slurm.demo.simulated import simulate
 from penstock_slurm.demo.site import DemoSite

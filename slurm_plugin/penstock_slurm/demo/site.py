@@ -8,13 +8,14 @@ import shlex
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
-from penstock_profiles.wire import Observation, Report, Started
-from penstock_scheduler.report import History, JobHistory, NodeShape, Span
 from pydantic import ValidationError
 
 from penstock_profiles.families import Families
+from penstock_profiles.wire import Observation, Report, Started
+from penstock_scheduler.report import History, JobHistory, NodeShape, Span
 from penstock_slurm.demo.jobs import TIME_SCALE, DemoJob
 from penstock_slurm.gateway import SlurmError, SlurmJob, open_gateway
 from penstock_slurm.gateway.base import ENDED
@@ -34,6 +35,7 @@ class DemoSite:
         self.state = folder / "state"
         self.jobs: dict[str, DemoJob] = {}
         self.records: dict[str, SlurmJob] = {}
+        self._submitted_s: dict[str, float] = {}
         self._daemon: subprocess.Popen[bytes] | None = None
 
     def up(self) -> None:
@@ -117,7 +119,9 @@ class DemoSite:
             text=True,
             timeout=30,
         )
-        self.jobs[answer.stdout.strip()] = job
+        job_id = answer.stdout.strip()
+        self.jobs[job_id] = job
+        self._submitted_s[job_id] = time.time()  # Slurm's own SubmitTime begins anew with each requeue
 
     def look(self) -> None:
         """Read Slurm's own records of the jobs."""
@@ -168,7 +172,7 @@ class DemoSite:
             id=job_id,
             name=job.name,
             asks=_asks(job) if self.penstock else f"{job.plain[1] * job.plain[2]} {job.plain[0]}",
-            submit_s=record.submit_s if record else 0.0,
+            submit_s=self._submitted_s[job_id],
             start_s=spans[0].start_s if spans else None,
             end_s=record.end_s if record and ended else None,
             state=record.state if record else "UNKNOWN",

@@ -155,7 +155,9 @@ class JobPlacement:
         if not self.nodes or len(set(self.nodes)) != len(self.nodes):
             raise ValueError(f"nodes={self.nodes}: name at least one node, and each once")
         if self.gpus_per_node < 1 or self.cpus < 1 or (self.tasks is not None and self.tasks < 1):
-            raise ValueError(f"gpus_per_node={self.gpus_per_node} cpus={self.cpus} tasks={self.tasks}: must be 1 or more")
+            raise ValueError(
+                f"gpus_per_node={self.gpus_per_node} cpus={self.cpus} tasks={self.tasks}: must be 1 or more"
+            )
 
 
 class Gateway(Protocol):

@@ -70,7 +70,9 @@ class CliGateway:
 
     def partitions(self) -> tuple[SlurmPartition, ...]:
         """All partitions, hidden ones too."""
-        return _read(parse_partitions, self._ask("scontrol", "-a", "-o", "show", "partition"), "scontrol show partition")
+        return _read(
+            parse_partitions, self._ask("scontrol", "-a", "-o", "show", "partition"), "scontrol show partition"
+        )
 
     def jobs(self, *, finished: bool = False) -> tuple[SlurmJob, ...]:
         """All jobs, each array element for itself.
@@ -140,7 +142,9 @@ class CliGateway:
     def _write(self, job_id: str, *argv: str) -> None:
         """Run a command that changes a job; what passes by itself is tried again."""
         if JOB_ID.fullmatch(job_id) is None:
-            raise JobGone("no job has such an id: expected 12 or, for an array's element, 12_3", command="", job_id=job_id)
+            raise JobGone(
+                "no job has such an id: expected 12 or, for an array's element, 12_3", command="", job_id=job_id
+            )
         self._again(lambda: self._write_once(job_id, argv))
 
     def _write_once(self, job_id: str, argv: tuple[str, ...]) -> None:

@@ -116,11 +116,11 @@ class LoopbackCluster:
             cluster._layout = config.Layout(cluster.folder, Path(state["short"]))
             cluster._daemons = {name: Process(*process) for name, process in state["daemons"].items()}
         except FileNotFoundError:
-            raise NotRunning(f"no loopback cluster runs in {cluster.folder}; start one with `up`") from None
+            pass  # never there, or deleted under running daemons: those are still to be found
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise LoopbackError(f"{cluster.folder / STATE_FILE} cannot be read: {error!r}") from error
         if not cluster.processes():
-            raise NotRunning(f"no loopback cluster runs in {cluster.folder} any more; start one with `up`")
+            raise NotRunning(f"no loopback cluster runs in {cluster.folder}; start one with `up`")
         return cluster
 
     def __enter__(self) -> Self:
@@ -383,9 +383,8 @@ class LoopbackCluster:
         Raises:
             LoopbackError: a process survives SIGKILL.
         """
-        if self.folder.is_dir():
-            with self._lock():
-                self._stop_all()
+        with self._lock() if self.folder.is_dir() else contextlib.nullcontext():
+            self._stop_all()
 
     def _stop_all(self) -> None:
         # slurmctld still tells slurmdbd, and slurmdbd MariaDB, what happened: so in this order.

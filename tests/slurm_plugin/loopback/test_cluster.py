@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -279,6 +280,16 @@ def test_down_cleans_up_after_a_start_that_was_killed(tmp_path: Path, after_s: f
         return  # killed before the first daemon
     left.down()
     assert left.processes() == set()
+
+
+def test_down_ends_a_cluster_whose_folder_was_deleted(make_loopback: MakeLoopback) -> None:
+    started = make_loopback()
+    running(started, submit(started))
+    shutil.rmtree(started.folder, ignore_errors=True)
+    LoopbackCluster.open(started.folder).down()
+    assert started.processes() == set()
+    with pytest.raises(NotRunning):
+        LoopbackCluster.open(started.folder)
 
 
 def test_down_finds_daemons_that_were_never_recorded(make_loopback: MakeLoopback) -> None:
