@@ -112,7 +112,7 @@ class Spool:
             self._partial.pop(key, None)
         for table in (self._newest, self._started_epoch, self._checkpoints):
             for job_id in [job_id for job_id in table if job_id not in keep]:
-                del table[job_id]  # type: ignore[attr-defined]
+                del table[job_id]
 
     def _read_run(self, job_id: str, epoch: int) -> list[Report]:
         key = (job_id, epoch)

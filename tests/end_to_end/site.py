@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shlex
@@ -168,7 +169,7 @@ class Site:
             for report in self.reports(job_id):
                 runs.setdefault(report.epoch, []).append(report.time_s)
             ordered = [runs[epoch] for epoch in sorted(runs)]
-            for earlier, later in zip(ordered, ordered[1:], strict=False):
+            for earlier, later in itertools.pairwise(ordered):
                 assert max(earlier) <= min(later), f"two runs of job {job_id} at once"
 
     def wait_round(self, after: int = 0, timeout_s: float = 30) -> int:

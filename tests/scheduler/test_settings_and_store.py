@@ -105,7 +105,7 @@ def test_one_writer_only(tmp_path):
 
 def test_a_state_folder_that_cannot_be_is_said_early(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(StoreError, match="set .daemon. state_dir"):
+    with pytest.raises(StoreError, match=r"set \[daemon\] state_dir"):
         FileStore(tmp_path / "file" / "state", writer=True)
     with pytest.raises(StoreError, match="give the daemon's state_dir"):
         FileStore(tmp_path / "none")

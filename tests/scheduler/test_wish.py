@@ -66,5 +66,5 @@ def test_no_comment_raises_anything_else(text):
     for candidate in (text, '{"penstock": ' + text, json.dumps({"penstock": text})):
         try:
             parse_wish(candidate)
-        except BadWish as error:
-            assert str(error)
+        except BadWish:
+            continue

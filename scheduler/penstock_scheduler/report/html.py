@@ -22,8 +22,10 @@ STYLE = """
 body{font:15px/1.5 system-ui,sans-serif;color:var(--fg);background:var(--bg);max-width:1100px;margin:2rem auto;padding:0 1rem}
 h1{font-size:1.6rem;line-height:1.25}h2{margin:2.2rem 0 .3rem;font-size:1.2rem}p{max-width:75ch}.soft{color:var(--soft)}
 .verdict{font-size:1.1rem;background:var(--card);border-left:4px solid #2f7ed8;padding:.7rem 1rem;border-radius:4px}
-.wide{overflow-x:auto}table{border-collapse:collapse;font-size:.92rem}td,th{padding:.25rem .7rem;text-align:left;vertical-align:top;
-border-bottom:1px solid var(--line)}td.n,th.n{text-align:right;font-variant-numeric:tabular-nums}
+.wide{overflow-x:auto}table{border-collapse:collapse;font-size:.92rem}
+td,th{padding:.25rem .7rem;text-align:left;vertical-align:top;
+border-bottom:1px solid var(--line)}
+td.n,th.n{text-align:right;font-variant-numeric:tabular-nums}
 svg{max-width:100%;height:auto;display:block}svg text{font:11px system-ui,sans-serif;fill:var(--fg)}svg .soft{fill:var(--soft)}
 svg .grid{stroke:var(--line);stroke-width:1}svg .back{fill:var(--card)}.key{display:inline-block;width:.8em;height:.8em;
 border-radius:2px;margin-right:.4em;vertical-align:-1px}code{background:var(--card);padding:.1em .3em;border-radius:3px}
@@ -216,7 +218,8 @@ def _chart(
                 value = after
                 steps.append(f"L{x:.1f} {bottom - value / highest * (bottom - top):.1f}")
         parts.append(f'<path d="{" ".join(steps)}" fill="none" stroke="{LINES[index % len(LINES)]}" stroke-width="2"/>')
-    return f'<svg viewBox="0 0 {WIDTH} 205" width="{WIDTH}" role="img" aria-label="{escape(unit)} over time">{"".join(parts)}</svg>'
+    label = f"{escape(unit)} over time"
+    return f'<svg viewBox="0 0 {WIDTH} 205" width="{WIDTH}" role="img" aria-label="{label}">{"".join(parts)}</svg>'
 
 
 def _legend(histories: Sequence[History]) -> str:

@@ -39,7 +39,7 @@ class DemoJob:
 
     def fixed_batch(self) -> bool:
         """Whether the total batch stays."""
-        return self.wish.get("adaptivity", "adaptive") != "adaptive"
+        return bool(self.wish.get("adaptivity", "adaptive") != "adaptive")
 
     def work(self, families: Families) -> float:
         """Progress at which it is done, in samples."""

@@ -157,7 +157,8 @@ class CliGateway:
         """Call `write`, and twice more where Slurm could not now. A time-out is not repeated: it has cost enough."""
         for left in range(RETRIES, -1, -1):
             try:
-                return write()
+                write()
+                return
             except Transient as error:
                 if left == 0 or isinstance(error, TimedOut):
                     raise

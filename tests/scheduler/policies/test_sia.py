@@ -141,7 +141,7 @@ def test_an_odd_allocation_is_kept_by_its_holder_only():
     ],
 )
 def test_settings_that_would_schedule_nothing_are_errors(settings, words):
-    with pytest.raises(ConfigError, match="policy.sia") as error:
+    with pytest.raises(ConfigError, match=r"policy\.sia") as error:
         make_policy("sia", settings)
     assert words in str(error.value)
 
