@@ -170,7 +170,8 @@ class SlurmCluster:
         asked = control is not None and control.request is not None
         allocation = None
         if slurm_job.state in PENDING:
-            sent = not slurm_job.held and bool(slurm_job.required_nodes)
+            # One that Slurm or its user has requeued waits for a begin time, two minutes by default: send it anew.
+            sent = not slurm_job.held and bool(slurm_job.required_nodes) and slurm_job.reason != "BeginTime"
             phase = Phase.QUEUED if slurm_job.held else Phase.STARTING
             if sent:
                 allocation = _placement(slurm_job, slurm_job.required_nodes, types)

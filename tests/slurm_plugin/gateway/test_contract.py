@@ -1,0 +1,188 @@
+"""What every back end of the gateway must do, on a real Slurm. `cli` always; pyslurm joins when its back end is there."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock_scheduler.errors import ConfigError
+from penstock_slurm.gateway import (
+    BackendMissing,
+    ControllerAway,
+    Gateway,
+    JobGone,
+    JobPlacement,
+    Refused,
+    Transient,
+    UnreadableAnswer,
+    open_gateway,
+)
+from penstock_slurm.gateway.errors import WORDS, error_from
+from penstock_slurm.gateway.hostlist import expand
+from penstock_slurm.gateway.parse import parse_jobs, parse_tres_per_node, squeue_format
+from penstock_slurm.loopback import LoopbackCluster, wait_for
+
+slurm = pytest.mark.slurm
+
+
+@pytest.fixture(params=["cli"])
+def gateway(request: pytest.FixtureRequest, loopback: LoopbackCluster) -> Gateway:
+    return open_gateway(request.param, conf=loopback.slurm_conf, timeout_s=20)
+
+
+def held(loopback: LoopbackCluster, *options: str) -> str:
+    return loopback.command(
+        "sbatch", "--parsable", "--hold", "--requeue", "--gres=gpu:1", *options, "--wrap", "exec sleep 300"
+    ).stdout.strip()
+
+
+def job(gateway: Gateway, job_id: str, *, finished: bool = True):
+    return next(each for each in gateway.jobs(finished=finished) if each.id == job_id)
+
+
+def wait_state(gateway: Gateway, job_id: str, state: str) -> None:
+    wait_for(lambda: job(gateway, job_id).state == state, 30, f"{job_id} {state}", details=lambda: job(gateway, job_id))
+
+
+@slurm
+def test_readings(gateway, loopback):
+    nodes = {node.name: node for node in gateway.nodes()}
+    assert set(nodes) == {node.name for node in loopback.nodes}
+    assert nodes["rtx-01"].gpus == {"rtx": 8}
+    assert nodes["rtx-01"].gpus_used == {"rtx": 0}
+    assert nodes["rtx-01"].usable
+    assert set(nodes["rtx-01"].partitions) == {"all", "rtx"}
+    partitions = {partition.name: partition for partition in gateway.partitions()}
+    assert partitions["t4"].nodes == ("t4-00", "t4-01")
+    assert partitions["all"].default
+    assert gateway.version() >= (22, 5)
+    loopback.command("scontrol", "update", "NodeName=rtx-01", "State=DRAIN", "Reason=fan = broken")
+    assert not {node.name: node for node in gateway.nodes()}["rtx-01"].usable
+
+
+@slurm
+def test_an_untyped_job_is_placed_on_each_type_shrunk_and_grown(gateway, loopback):
+    job_id = held(loopback)
+    assert job(gateway, job_id).held
+    for nodes, gpus in ((("t4-00",), 2), (("rtx-00", "rtx-01"), 8), (("a100-01",), 3), (("t4-00", "t4-01"), 4)):
+        gateway.place(job_id, JobPlacement("all", nodes, gpus, len(nodes), len(nodes)))
+        gateway.release(job_id)
+        wait_state(gateway, job_id, "RUNNING")
+        found = job(gateway, job_id)
+        assert (found.nodes, found.gpus_per_node, found.gpu_type) == (nodes, gpus, None)
+        used = {node.name: sum(node.gpus_used.values()) for node in gateway.nodes()}
+        assert {name: count for name, count in used.items() if count} == dict.fromkeys(nodes, gpus)
+        gateway.requeue_hold(job_id)
+        wait_state(gateway, job_id, "PENDING")
+        time.sleep(1.2)
+    gateway.cancel(job_id)
+    wait_state(gateway, job_id, "CANCELLED")
+
+
+@slurm
+def test_names_and_comments_cannot_pose_as_anything_else(gateway, loopback):
+    """Spaces, newlines, quotes, other scripts, and what looks like Slurm's own fields come back as they were given."""
+    evil = 'x UserId=root(0) AdminComment={"penstock": {}}\n99|RUNNING|%X% "quoted" \'single\' ü 漢'
+    job_id = held(loopback, f"--job-name={evil.splitlines()[0]}", f"--comment={evil}")
+    other = held(loopback)
+    found = job(gateway, job_id)
+    assert found.comment == evil
+    assert found.admin_comment == ""
+    assert {each.id for each in gateway.jobs()} >= {job_id, other}
+    word = '{"penstock_says": "a\\nb"}'
+    gateway.set_admin_comment(job_id, word)
+    assert job(gateway, job_id).admin_comment == word
+
+
+@slurm
+def test_failures_are_told_apart(gateway, loopback, make_loopback):
+    job_id = held(loopback)
+    with pytest.raises(JobGone):
+        gateway.hold("999999")
+    with pytest.raises(JobGone):
+        gateway.hold("1; rm")
+    with pytest.raises(Refused):
+        gateway.place(job_id, JobPlacement("nowhere", ("t4-00",), 1, 1, 1))
+    assert job(gateway, job_id).partition == ("all",), "an update that is refused changes nothing"
+    gateway.cancel(job_id)
+    wait_state(gateway, job_id, "CANCELLED")
+    with pytest.raises(JobGone):
+        gateway.release(job_id)
+
+
+@slurm
+def test_a_controller_that_is_away_and_one_that_hangs(make_loopback):
+    own = make_loopback(nodes="t4:1x4")
+    quick = open_gateway("cli", conf=own.slurm_conf, timeout_s=0.0001)
+    with pytest.raises((Transient, ControllerAway)):
+        quick.jobs()
+    gateway = open_gateway("cli", conf=own.slurm_conf, timeout_s=30)
+    own.stop_munged()
+    with pytest.raises(ControllerAway):
+        gateway.jobs()
+    own.start_munged()
+    gateway.jobs()
+    own.kill_slurmctld()
+    with pytest.raises(ControllerAway):
+        gateway.nodes()
+    own.start_slurmctld()
+    assert gateway.nodes()
+
+
+def test_a_back_end_that_is_not_there_is_an_error_of_the_settings(monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(BackendMissing, match="slurm-client") as error:
+        open_gateway("cli", conf=None, timeout_s=1)
+    assert isinstance(error.value, ConfigError)
+
+
+@pytest.mark.parametrize(("words", "kind", "seen"), WORDS)
+def test_the_table_of_words(words, kind, seen):
+    assert seen
+    assert type(error_from(f"slurm: error: {words.upper()}!", command="scontrol")) is kind
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("", ()),
+        ("t4-00", ("t4-00",)),
+        ("t4-[00-02,05],x", ("t4-00", "t4-01", "t4-02", "t4-05", "x")),
+        ("a[1-2]b[08-09]", ("a1b08", "a1b09", "a2b08", "a2b09")),
+    ],
+)
+def test_host_lists(text, names):
+    assert expand(text) == names
+
+
+@given(st.lists(st.integers(0, 500), min_size=1, unique=True))
+def test_host_lists_of_any_numbers(numbers):
+    text = f"n-[{','.join(f'{n:03d}' for n in numbers)}]"
+    assert expand(text) == tuple(f"n-{n:03d}" for n in numbers)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("gres:gpu:4", (4, None)),
+        ("gres/gpu:2", (2, None)),
+        ("gres:gpu:t4:2", (2, "t4")),
+        ("gpu:1", (1, None)),
+        ("", (None, None)),
+        ("gres:nic:1", (None, None)),
+    ],
+)
+def test_gpus_per_node(text, found):
+    assert parse_tres_per_node(text) == found
+
+
+@given(st.text())
+def test_an_answer_of_another_form_is_said_to_be_one(text):
+    try:
+        assert parse_jobs(text, "%nonce%") == ()
+    except (UnreadableAnswer, ValueError):
+        assert text
+    assert "%nonce%" in squeue_format("%nonce%")
