@@ -83,6 +83,17 @@ class Spool:
         except OSError as error:
             raise StoreError(f"{path}: {error.strerror}; jobs cannot be told anything until this is mended") from None
 
+    def recent(self, since_s: float) -> set[str]:
+        """Jobs whose runs have begun since then: what a daemon that starts again may have missed the end of."""
+        found = set()
+        for name in os.listdir(self.folder):
+            try:
+                if reports_folder(self.folder, name).stat().st_mtime >= since_s:
+                    found.add(name)
+            except (OSError, ValueError):
+                continue
+        return found
+
     def read(self, job_ids: Iterable[str]) -> list[Report]:
         """New reports of these jobs. Files of older epochs are not looked at: what they say is no longer so."""
         found: list[Report] = []

@@ -59,6 +59,9 @@ LEAVING = "COMPLETING"
 TRIES = 3
 """Times that a start which Slurm refuses is tried in one round."""
 
+RECENT_S = 86_400.0
+"""How far back a daemon that starts looks for reports of jobs that ended without it."""
+
 SAYS = "penstock_says"
 """Key in admin_comment under which a job's user reads why Penstock leaves the job alone."""
 
@@ -76,7 +79,7 @@ class SlurmCluster:
         self._jobs: dict[JobId, Job] = {}
         self._free: dict[str, int] = {}
         self._silent: set[str] = set()
-        self._reporting: set[JobId] = set()
+        self._reporting = spool.recent(clock.now_s() - RECENT_S)
         self._pending_since_s: dict[JobId, float] = {}
         self._released_s: dict[JobId, float] = {}
         self._refused_starts: dict[tuple[JobId, int], int] = {}
