@@ -1,6 +1,6 @@
 """penstockd, slurmctld, slurmd and the credential race: what happens when things die in the middle.
 
-Each test was seen to fail without the code that recovers (docs/testing.md says which line was taken out).
+docs/testing.md says which of these were seen to fail without the code that recovers.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def test_a_node_that_dies_loses_its_job_to_another_and_the_old_run_is_fenced(mak
 
 @pytest.mark.parametrize("cycles", [20, pytest.param(100, marks=pytest.mark.long)])
 def test_requeue_cycles_without_a_revoked_credential(make_site, loopback, cycles):
-    """Every plan moves the job: its table is rewritten so that the other type is always the better one."""
+    """A user requeues the job again and again; each time it is held, placed and released, after the pause."""
     site: Site = make_site(loopback, round_s=0.5, tick_s=0.1)
     site.start()
     job = site.submit(100_000, max_gpus=1)

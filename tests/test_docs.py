@@ -1,0 +1,50 @@
+"""The examples in the documentation work."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+from penstock_scheduler.model import parse_wish
+from penstock_scheduler.policies import make_policy
+from penstock_scheduler.settings import DaemonSettings, parse_settings
+from penstock_slurm.settings import SlurmSettings
+from tests.scheduler.builders import job, snapshot
+
+ROOT = Path(__file__).parent.parent
+
+
+def blocks(page: str, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
+
+
+def test_the_settings_file_of_the_admins_page_is_valid_and_shows_the_defaults():
+    (text,) = blocks("docs/admin.md", "toml")
+    settings = parse_settings(text, "docs/admin.md")
+    assert settings.section(DaemonSettings) == DaemonSettings()
+    assert settings.section(SlurmSettings) == SlurmSettings(partitions=("gpu",))
+    shown = make_policy("sia", settings.policy("sia"))[1]
+    assert shown == make_policy("sia")[1]
+    for model in (DaemonSettings, SlurmSettings):
+        for key in model.model_fields:
+            assert re.search(rf"^(# )?{key} = ", text, re.MULTILINE), f"{key} is not on the page"
+
+
+def test_the_wishes_on_the_pages_are_valid():
+    for page in ("README.md", "docs/jobs.md"):
+        found = re.findall(r"--comment='([^']+)'", (ROOT / page).read_text(encoding="utf-8"))
+        assert found
+        for comment in found:
+            assert parse_wish(comment) is not None
+            assert json.loads(comment)
+
+
+def test_the_policy_of_contributing_works():
+    (source, _) = blocks("CONTRIBUTING.md", "python")
+    names: dict[str, object] = {}
+    exec(source, names)  # our own page
+    policy = names["OneEach"](names["OneEachSettings"]())  # type: ignore[operator]
+    plan = policy.decide(snapshot("t4:1x2", [job("a", submit_s=1), job("b", submit_s=2), job("c", submit_s=3)]))
+    assert {name: str(given) for name, given in plan.chosen.items()} == {"a": "1 t4", "b": "1 t4"}
+    assert set(plan.waiting) == {"c"}
