@@ -48,5 +48,7 @@ def open_gateway(backend: Literal["cli", "pyslurm"], *, conf: Path | None, timeo
         BackendMissing: Slurm's commands or the matching pyslurm are not on this machine; also a ConfigError.
     """
     if backend == "pyslurm":
-        raise BackendMissing("this version has no pyslurm back end yet; set [slurm] backend = 'cli'", command="pyslurm")
+        from penstock_slurm.gateway.pyslurm import PyslurmGateway
+
+        return PyslurmGateway(conf=conf, timeout_s=timeout_s)
     return CliGateway(conf=conf, timeout_s=timeout_s)

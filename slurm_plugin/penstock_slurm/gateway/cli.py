@@ -19,7 +19,6 @@ from penstock_slurm.gateway.errors import (
     ControllerAway,
     JobGone,
     Refused,
-    SlurmError,
     TimedOut,
     Transient,
     UnreadableAnswer,
@@ -136,7 +135,8 @@ class CliGateway:
         """What a reading command prints."""
         done = self._run(argv, variables or {})
         if done.returncode != 0 or "error:" in done.stderr:
-            raise error_from(done.stderr or done.stdout, command=argv[0], otherwise=ControllerAway)
+            otherwise = ControllerAway if done.returncode else UnreadableAnswer  # 0: an unknown field, say
+            raise error_from(done.stderr or done.stdout, command=argv[0], otherwise=otherwise)
         return done.stdout
 
     def _write(self, job_id: str, *argv: str) -> None:
@@ -204,6 +204,3 @@ def _read(parse: Callable[[str], Answer], text: str, command: str) -> Answer:
         return parse(text)
     except (ValueError, KeyError, IndexError) as error:
         raise UnreadableAnswer(f"{error!r} in an answer of {len(text)} characters", command=command) from error
-
-
-__all__ = ["CliGateway", "SlurmError"]

@@ -1,7 +1,8 @@
-"""What every back end of the gateway must do, on a real Slurm. `cli` always; pyslurm joins when its back end is there."""
+"""What every back end of the gateway must do, on a real Slurm: `cli` always, `pyslurm` wherever it imports."""
 
 from __future__ import annotations
 
+import importlib.util
 import time
 
 import pytest
@@ -28,8 +29,10 @@ from penstock_slurm.loopback import LoopbackCluster, wait_for
 slurm = pytest.mark.slurm
 
 
-@pytest.fixture(params=["cli"])
+@pytest.fixture(params=["cli", "pyslurm"])
 def gateway(request: pytest.FixtureRequest, loopback: LoopbackCluster) -> Gateway:
+    if request.param == "pyslurm" and importlib.util.find_spec("pyslurm") is None:
+        pytest.skip("pyslurm is not installed: it must be built for this machine's Slurm, see docs/slurm-gateway.md")
     return open_gateway(request.param, conf=loopback.slurm_conf, timeout_s=20)
 
 

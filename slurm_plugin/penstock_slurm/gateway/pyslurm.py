@@ -1,0 +1,228 @@
+"""Back end `pyslurm`: libslurm in this process, without a command for each call. Optional: pyslurm is GPL-2.0.
+
+pyslurm must be of exactly the site's Slurm version and comes from its git tags (v22.5.3 for Slurm 22.05, v24.11.0 for
+24.11). It is imported when this back end is opened, never before. libslurm reads one slurm.conf for the whole process,
+and ends the process where it finds none; both are looked at first. It keeps to Slurm's MessageTimeout, not to ours.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from penstock_slurm.gateway.base import ENDED, JobPlacement, SlurmJob, SlurmNode, SlurmPartition
+from penstock_slurm.gateway.errors import BackendMissing, ControllerAway, JobGone, Refused, Transient, error_from
+from penstock_slurm.gateway.hostlist import expand
+from penstock_slurm.gateway.parse import parse_state
+
+Answer = TypeVar("Answer")
+
+DEFAULT_CONF = Path("/etc/slurm/slurm.conf")
+TRIES = 3
+PAUSE_S = 0.2
+
+
+class PyslurmGateway:
+    """Slurm through pyslurm; see `Gateway` for what each method does."""
+
+    def __init__(self, *, conf: Path | None, timeout_s: float) -> None:
+        del timeout_s  # libslurm has its own
+        wanted = str(conf) if conf is not None else os.environ.get("SLURM_CONF", str(DEFAULT_CONF))
+        if not Path(wanted).is_file():
+            raise BackendMissing(f"there is no {wanted}; set [slurm] conf", command="pyslurm")
+        before = os.environ.get("SLURM_CONF")
+        if _loaded and _loaded[0] != wanted:
+            raise BackendMissing(
+                f"this process already speaks to the Slurm of {_loaded[0]}; libslurm reads one slurm.conf only",
+                command="pyslurm",
+            )
+        os.environ["SLURM_CONF"] = wanted
+        try:
+            self._pyslurm: Any = importlib.import_module("pyslurm")
+        except ImportError as error:
+            if before is None:
+                del os.environ["SLURM_CONF"]
+            else:
+                os.environ["SLURM_CONF"] = before
+            raise BackendMissing(
+                f"{error}; install the pyslurm of your Slurm's version from its git tag (docs/slurm-gateway.md), or set "
+                "[slurm] backend = 'cli'",
+                command="pyslurm",
+            ) from None
+        _loaded[:] = [wanted]
+
+    def version(self) -> tuple[int, int]:
+        """Slurm's release, that of the libslurm which pyslurm was built for."""
+        major, minor, *_ = self._pyslurm.__version__.split(".")
+        return int(major), int(minor)
+
+    def nodes(self) -> tuple[SlurmNode, ...]:
+        """All nodes that slurmctld shows. Two calls: 22.5.3 leaves a node's allocated GRES empty, so jobs are added up."""
+        found = self._ask("load nodes", "", self._pyslurm.Nodes.load)
+        jobs = self._ask("load jobs", "", self._pyslurm.Jobs.load)
+        used: dict[str, dict[str, int]] = {}
+        for job in jobs.values():
+            if str(job.state).upper() in ("RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED"):
+                for name, layout in job.get_resource_layout_per_node().items():
+                    for gpu_type, count in _gres(layout.get("gres")).items():
+                        on_node = used.setdefault(name, {})
+                        on_node[gpu_type] = on_node.get(gpu_type, 0) + count
+        return tuple(_node(node, used.get(node.name, {})) for node in found.values())
+
+    def partitions(self) -> tuple[SlurmPartition, ...]:
+        """All partitions."""
+        found = self._ask("load partitions", "", self._pyslurm.Partitions.load)
+        return tuple(
+            SlurmPartition(
+                name=partition.name,
+                nodes=expand(partition.nodes or ""),
+                up=str(partition.state).upper() == "UP",
+                default=bool(partition.is_default),
+                max_time_s=None if isinstance(partition.max_time, str | None) else float(partition.max_time) * 60,
+            )
+            for partition in found.values()
+        )
+
+    def jobs(self, *, finished: bool = False) -> tuple[SlurmJob, ...]:
+        """All jobs. Elements of an array that have not started are one record: Slurm's own."""
+        found = self._ask("load jobs", "", self._pyslurm.Jobs.load)
+        jobs = (_job(job) for job in found.values())
+        return tuple(job for job in jobs if finished or job.state not in ENDED)
+
+    def hold(self, job_id: str) -> None:
+        """Keep a pending job from starting."""
+        self._write("hold", job_id, lambda job: job.hold())
+
+    def release(self, job_id: str) -> None:
+        """Let a held job start."""
+        self._write("release", job_id, lambda job: job.release())
+
+    def requeue_hold(self, job_id: str) -> None:
+        """Stop a running job; it ends up pending and held."""
+        try:
+            self._write("requeue", job_id, lambda job: job.requeue(hold=True))
+        except Refused as error:
+            if "pending execution" not in error.text:
+                raise
+
+    def cancel(self, job_id: str) -> None:
+        """End a job for good."""
+        self._write("cancel", job_id, lambda job: job.cancel())
+
+    def place(self, job_id: str, placement: JobPlacement) -> None:
+        """One modify, so that Slurm takes all of it or nothing."""
+        count, tasks = len(placement.nodes), placement.tasks or len(placement.nodes)
+        change = self._pyslurm.JobSubmitDescription(
+            partitions=placement.partition,
+            nodes=f"{count}-{count}",
+            ntasks=tasks,
+            cpus_per_task=max(placement.cpus // tasks, 1),
+            gres_per_node=f"gpu:{placement.gpus_per_node}",
+            required_nodes=",".join(placement.nodes),
+            begin_time="now",
+        )
+        self._write("modify", job_id, lambda job: job.modify(change))
+
+    def set_admin_comment(self, job_id: str, text: str) -> None:
+        """Write the comment that only admins can write."""
+        change = self._pyslurm.JobSubmitDescription(admin_comment=text)
+        self._write("modify", job_id, lambda job: job.modify(change))
+
+    def _write(self, command: str, job_id: str, write: Callable[[Any], object]) -> None:
+        if not job_id.isdigit():
+            raise JobGone("no job has such an id here: expected a number", command=command, job_id=job_id)
+        for left in range(TRIES - 1, -1, -1):
+            try:
+                self._ask(command, job_id, lambda: write(self._pyslurm.Job(int(job_id))))
+                return
+            except Transient:
+                if left == 0:
+                    raise
+                time.sleep(PAUSE_S)
+
+    def _ask(self, command: str, job_id: str, ask: Callable[[], Answer]) -> Answer:
+        try:
+            return ask()
+        except self._pyslurm.PyslurmError as error:
+            otherwise = Refused if job_id else ControllerAway
+            raise error_from(str(error), command=f"pyslurm {command}", job_id=job_id, otherwise=otherwise) from None
+
+
+_loaded: list[str] = []
+"""The slurm.conf that libslurm has read in this process, if any."""
+
+
+def _gres(counts: dict[str, Any] | None) -> dict[str, int]:
+    """GPUs by type from pyslurm's `{'gpu:rtx': 8}` or `{'gpu:rtx': {'count': '8', …}}`; an untyped `gpu` has the type ""."""
+    found: dict[str, int] = {}
+    for name, count in (counts or {}).items():
+        kind, _, gpu_type = str(name).partition(":")
+        if kind == "gpu":
+            found[gpu_type] = found.get(gpu_type, 0) + int(count["count"] if isinstance(count, dict) else count)
+    return found
+
+
+def _node(node: Any, gpus_used: dict[str, int]) -> SlurmNode:
+    gpus = _gres(node.configured_gres)
+    return SlurmNode(
+        name=node.name,
+        gpus=gpus,
+        gpus_used=dict.fromkeys(gpus, 0) | gpus_used,
+        state=parse_state(str(node.state)),
+        partitions=tuple(node.partitions or ()),
+        cpus=int(node.total_cpus or 0),
+        cpus_used=int(node.allocated_cpus or 0),
+        memory_mb=int(node.real_memory or 0),
+        memory_used_mb=int(node.allocated_memory or 0),
+        reason=node.reason or "",
+    )
+
+
+def _job(job: Any) -> SlurmJob:
+    gpus = _gres(job.gres_per_node)
+    types = [gpu_type for gpu_type in gpus if gpu_type]
+    element = job.array_id is not None and job.array_task_id is not None
+    state = str(job.state).upper()
+    started = state not in ("PENDING", "REQUEUED", "REQUEUE_HOLD")
+    limit = job.time_limit
+    return SlurmJob(
+        id=f"{job.array_id}_{job.array_task_id}" if element else str(job.id),
+        number=int(job.id),
+        name=job.name or "",
+        user=job.user_name or "",
+        uid=int(job.user_id),
+        account=job.account or "",
+        partition=tuple((job.partition or "").split(",")),
+        state=state,
+        reason=job.state_reason or "",
+        nodes=expand(job.allocated_nodes or "") if started else (),
+        required_nodes=expand(job.required_nodes or ""),
+        node_count=int(job.num_nodes or 0),
+        gpus_per_node=sum(gpus.values()) if gpus else None,
+        gpu_type=types[0] if types else None,
+        cpus=int(job.cpus or 0),
+        cpus_per_task=int(job.cpus_per_task or 1),
+        tasks=int(job.ntasks or 1),
+        comment=job.comment or "",
+        admin_comment=job.admin_comment or "",
+        submit_s=float(job.submit_time or 0),
+        eligible_s=_time(job.eligible_time),
+        start_s=_time(job.start_time) if started else None,
+        end_s=_time(job.end_time),
+        time_limit_s=float(limit) * 60 if isinstance(limit, int | float) else None,
+        restarts=int(job.requeue_count or 0),
+        requeue=bool(job.is_requeueable),
+        priority=int(job.priority or 0),
+        qos=job.qos or "",
+        array_job_id=job.array_id,
+        array_task_id=job.array_task_id,
+        het_job_id=job.heterogeneous_id,
+    )
+
+
+def _time(seconds: int | None) -> float | None:
+    return float(seconds) if seconds else None
