@@ -188,7 +188,8 @@ def goodput_matrix(
 ) -> NDArray[np.float64]:
     """Goodput of each job on each configuration, J x C in the job's own unit; 0 where it may not or cannot run.
 
-    A configuration that is not one of `shared` is open only to the job that holds it.
+    A configuration that is not one of `shared` is open only to the job that holds it, if its wish allows it: a job that
+    Slurm itself started outside its wish is moved.
     """
     goodput_JC = np.zeros((len(jobs), len(options)))
     columns: dict[str, list[int]] = {}
@@ -200,7 +201,7 @@ def goodput_matrix(
             mine = [
                 c
                 for c in all_of_type
-                if (options[c] in open_to_all and common.allowed(job, options[c])) or held.get(job.id) == options[c]
+                if common.allowed(job, options[c]) and (options[c] in open_to_all or held.get(job.id) == options[c])
             ]
             if mine:
                 goodput_JC[row, mine] = snapshot.models[job.id].goodput(

@@ -158,3 +158,9 @@ def test_goodput_that_is_not_a_number_is_an_error_that_names_the_job():
     object.__setattr__(broken, "rates", {"t4": {1: float("nan")}})
     with pytest.raises(ConfigError, match="jobs j "):
         sia.decide(snapshot("t4:1x1", [job("j")], {"j": broken}))
+
+
+def test_a_job_that_slurm_started_outside_its_wish_is_moved():
+    """It asks for at least 2 GPUs and holds 1, and somebody else stands where it would stay."""
+    small = job("j", phase=Phase.RUNNING, allocation=on("t4", t4_00=1), min_gpus=2, max_gpus=2)
+    assert sia.decide(snapshot("t4:1x4", [small])).chosen == {"j": Configuration(1, 2, "t4")}

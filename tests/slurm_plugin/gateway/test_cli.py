@@ -1,0 +1,187 @@
+"""The back end `cli` with stand-ins for Slurm's commands: what it does when they misbehave."""
+
+import stat
+import time
+from pathlib import Path
+
+import pytest
+
+from penstock_scheduler.errors import ConfigError
+from penstock_slurm.gateway import (
+    BackendMissing,
+    ControllerAway,
+    JobGone,
+    JobPlacement,
+    Refused,
+    SlurmError,
+    TimedOut,
+    Transient,
+    UnreadableAnswer,
+    open_gateway,
+)
+from penstock_slurm.gateway.cli import COMMANDS
+from penstock_slurm.gateway.errors import WORDS, error_from
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """slurm(body): every command becomes this shell script. They log their arguments to `calls`."""
+
+    def install(body: str) -> Path:
+        calls = tmp_path / "calls"
+        calls.unlink(missing_ok=True)
+        for command in COMMANDS:
+            path = tmp_path / command
+            path.write_text(f'#!/bin/sh\nprintf "%s\\n" "${{0##*/}} $*" >> {calls}\n{body}\n')
+            path.chmod(path.stat().st_mode | stat.S_IXUSR)
+        return calls
+
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    return install
+
+
+def gateway(timeout_s: float = 30.0):
+    return open_gateway("cli", conf=None, timeout_s=timeout_s)
+
+
+def test_each_word_of_the_table_has_its_class():
+    for words, kind, where in WORDS:
+        error = error_from(f"slurm_update error: {words.capitalize()} for job 7", command="scontrol update", job_id="7")
+        assert type(error) is kind
+        assert where
+        assert (error.job_id, error.command) == ("7", "scontrol update")
+        assert words in str(error).lower()
+
+
+def test_unknown_words_are_a_refusal_of_a_write_and_an_absence_for_a_reading(slurm):
+    slurm("echo 'slurm_update error: Never heard of this' >&2; exit 1")
+    with pytest.raises(Refused, match="Never heard of this"):
+        gateway().hold("7")
+    with pytest.raises(ControllerAway, match="Never heard of this"):
+        gateway().nodes()
+
+
+def test_a_refused_change_is_seen_although_the_command_returns_0(slurm):
+    slurm("echo 'scancel: error: Kill job error on job id 7: Invalid job id specified' >&2")
+    with pytest.raises(JobGone) as caught:
+        gateway().cancel("7")
+    assert caught.value.job_id == "7"
+
+
+def test_what_passes_is_asked_three_times(slurm):
+    calls = slurm("echo 'slurm_update error: Resource temporarily unavailable' >&2; exit 1")
+    with pytest.raises(Transient):
+        gateway().place("7", JobPlacement("t4", ("t4-00",), 2, 1, 1))
+    assert len(calls.read_text().splitlines()) == 3
+
+
+def test_the_second_try_may_go_through(slurm, tmp_path):
+    calls = slurm(
+        f"mkdir {tmp_path}/once 2>/dev/null && {{ echo 'Resource temporarily unavailable' >&2; exit 1; }}; true"
+    )
+    gateway().release("7")
+    assert calls.read_text().splitlines() == ["scontrol release 7"] * 2
+
+
+@pytest.mark.parametrize("words", ["Invalid job id specified", "Unable to contact slurm controller", "Invalid user id"])
+def test_what_does_not_pass_is_asked_once(slurm, words):
+    calls = slurm(f"echo '{words}' >&2; exit 1")
+    with pytest.raises(SlurmError):
+        gateway().hold("7")
+    assert len(calls.read_text().splitlines()) == 1
+
+
+def test_a_command_that_hangs_is_given_up_once(slurm):
+    calls = slurm("exec sleep 60")
+    began = time.monotonic()
+    with pytest.raises(TimedOut, match=r"no answer in 0\.3 s") as caught:
+        gateway(timeout_s=0.3).hold("7")
+    assert time.monotonic() - began < 20
+    assert isinstance(caught.value, Transient)
+    assert len(calls.read_text().splitlines()) == 1
+
+
+def test_one_update_carries_the_whole_placement(slurm):
+    calls = slurm("true")
+    gateway().place("12_3", JobPlacement("rtx", ("rtx-00", "rtx-01"), 8, 2, 6))
+    assert calls.read_text() == (
+        "scontrol update JobId=12_3 Partition=rtx NumNodes=2-2 NumTasks=2 NumCPUs=6 TresPerNode=gres:gpu:8 "
+        "ReqNodeList=rtx-00,rtx-01 StartTime=now\n"
+    )
+    gateway().place("12", JobPlacement("t4", ("t4-00",), 1, None, 1))
+    assert "NumTasks" not in calls.read_text().splitlines()[1]
+
+
+@pytest.mark.parametrize("job_id", ["", "-1", "7 8", "4_[1-5]", "JobId=7", "--help", "7\n"])
+def test_an_id_that_is_none_starts_no_command(slurm, job_id):
+    calls = slurm("true")
+    with pytest.raises(JobGone, match="no job has such an id"):
+        gateway().cancel(job_id)
+    assert not calls.exists()
+
+
+@pytest.mark.parametrize("text", ["a\0b", "x" * 100_001])
+def test_a_comment_that_cannot_be_passed_on_is_refused(slurm, text):
+    calls = slurm("true")
+    with pytest.raises(Refused, match="shorten it"):
+        gateway().set_admin_comment("7", text)
+    assert not calls.exists()
+
+
+@pytest.mark.parametrize("read", ["nodes", "partitions", "jobs", "version"])
+def test_an_answer_in_another_form_is_told(slurm, read):
+    slurm("echo 'NodeName=x State=IDLE'; echo PartitionName=y")
+    with pytest.raises(UnreadableAnswer):
+        getattr(gateway(), read)()
+
+
+def test_a_field_that_this_slurm_does_not_know_is_told(slurm):
+    slurm("echo 'squeue: error: Invalid job format specification: NumTasks' >&2")
+    with pytest.raises(UnreadableAnswer, match="NumTasks"):
+        gateway().jobs()
+
+
+def test_the_users_variables_do_not_reach_the_commands(slurm, monkeypatch, tmp_path):
+    for name in ("SQUEUE_FORMAT", "SQUEUE_STATES", "SLURM_CLUSTERS", "SLURM_TIME_FORMAT", "SCANCEL_STATE", "SINFO_ALL"):
+        monkeypatch.setenv(name, "x")
+    monkeypatch.setenv("SLURM_CONF", "/kept")
+    slurm(f"env > {tmp_path}/env")
+    gateway().hold("7")
+    seen = dict(line.split("=", 1) for line in (tmp_path / "env").read_text().splitlines() if "=" in line)
+    assert {name for name in seen if name.startswith(("S", "LC_")) and name != "SHLVL"} & set(seen) >= {"SLURM_CONF"}
+    assert {name for name in seen if name.startswith(("SQUEUE", "SLURM", "SCANCEL", "SINFO"))} == {"SLURM_CONF"}
+    assert (seen["SLURM_CONF"], seen["LC_ALL"]) == ("/kept", "C")
+
+
+def test_the_separator_is_new_each_time_and_not_among_the_arguments(slurm, tmp_path):
+    calls = slurm(f"echo $SQUEUE_FORMAT2 >> {tmp_path}/formats")
+    gateway().jobs()
+    gateway().jobs(finished=True)
+    first, second = (tmp_path / "formats").read_text().splitlines()
+    assert first != second
+    assert first.split(",")[0].removeprefix("JobID:0") not in calls.read_text()
+    assert calls.read_text().splitlines() == ["squeue -a -h -r --local", "squeue -a -h -r --local -t all"]
+
+
+def test_without_the_commands_the_remedy_is_told(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(BackendMissing, match="install Slurm's commands") as caught:
+        gateway()
+    assert isinstance(caught.value, ConfigError)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"nodes": ()},
+        {"nodes": ("a", "a")},
+        {"gpus_per_node": 0},
+        {"cpus": 0},
+        {"tasks": 0},
+    ],
+)
+def test_a_placement_that_cannot_be_is_not_made(wrong):
+    good = {"partition": "t4", "nodes": ("a", "b"), "gpus_per_node": 1, "tasks": 2, "cpus": 2}
+    JobPlacement(**good)
+    with pytest.raises(ValueError, match="="):
+        JobPlacement(**{**good, **wrong})

@@ -1,0 +1,183 @@
+"""The parsers on text as printed by Slurm 22.05.8, and in the forms that 24.11 documents."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock_slurm.gateway.parse import (
+    JOB_FIELDS,
+    duration_s,
+    parse_gres,
+    parse_jobs,
+    parse_nodes,
+    parse_partitions,
+    parse_state,
+    parse_tres_per_node,
+    parse_version,
+    squeue_format,
+)
+
+NODE = (
+    "NodeName=a100-00 Arch=x86_64 CoresPerSocket=32  CPUAlloc=3 CPUEfctv=60 CPUTot=64 CPULoad=1.15 AvailableFeatures=a100"
+    " ActiveFeatures=a100 Gres=gpu:a100:8(S:0-1) GresDrain=N/A GresUsed=gpu:a100:3(IDX:0,2-3) NodeAddr=127.0.0.1"
+    " NodeHostName=vm Port=27014 Version=22.05.8 OS=Linux 6.18.44 #1 SMP PREEMPT_DYNAMIC @0  RealMemory=256000"
+    " AllocMem=512 FreeMem=22620 Sockets=2 Boards=1 MemSpecLimit=1000 State=MIXED+DRAIN ThreadsPerCore=1 TmpDisk=0"
+    " Weight=1 Owner=N/A MCS_label=N/A Partitions=a100,all  BootTime=2026-11-21T01:18:24"
+    " CfgTRES=cpu=64,mem=250G,billing=64 AllocTRES= CapWatts=n/a CurrentWatts=0 AveWatts=0 ExtSensorsJoules=n/s"
+    " ExtSensorsWatts=0 ExtSensorsTemp=n/s Reason=a b State=IDLE x [root@2026-11-21T01:46:00] Comment=c State=FOO"
+)
+
+
+def test_reads_a_node_of_22_05():
+    (node,) = parse_nodes(NODE + "\n")
+    assert (node.name, node.gpus, node.gpus_used) == ("a100-00", {"a100": 8}, {"a100": 3})
+    assert node.state == {"MIXED", "DRAIN"}
+    assert node.partitions == ("a100", "all")
+    assert (node.cpus, node.cpus_used, node.memory_mb, node.memory_used_mb) == (60, 3, 255000, 512)
+    assert node.reason == "a b State=IDLE x"
+    assert not node.usable
+
+
+def test_reads_a_node_without_gpus_and_in_good_health():
+    line = NODE.split(" Reason=")[0].replace("Gres=gpu:a100:8(S:0-1)", "Gres=(null)").replace("MIXED+DRAIN", "MIXED")
+    (node,) = parse_nodes(line.replace("GresUsed=gpu:a100:3(IDX:0,2-3)", "GresUsed=(null)"))
+    assert (node.gpus, node.gpus_used, node.reason, node.usable) == ({}, {}, "", True)
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "usable"),
+    [
+        ("IDLE", {"IDLE"}, True),
+        ("MIXED+PLANNED", {"MIXED", "PLANNED"}, True),
+        ("ALLOCATED-", {"ALLOCATED", "PLANNED"}, True),
+        ("IDLE+CLOUD", {"IDLE", "CLOUD"}, True),
+        ("IDLE+CLOUD+POWERED_DOWN", {"IDLE", "CLOUD", "POWERED_DOWN"}, False),
+        ("idle~", {"IDLE", "POWERED_DOWN"}, False),
+        ("DOWN*", {"DOWN", "NOT_RESPONDING"}, False),
+        ("MIXED*", {"MIXED", "NOT_RESPONDING"}, False),
+        ("IDLE+DRAIN+INVALID_REG", {"IDLE", "DRAIN", "INVALID_REG"}, False),
+        ("UNKNOWN", {"UNKNOWN"}, False),
+        ("IDLE$", {"IDLE", "MAINT"}, False),
+    ],
+)
+def test_reads_node_states(text, words, usable):
+    line = NODE.split(" Reason=")[0].replace("State=MIXED+DRAIN", f"State={text}")
+    assert parse_state(text) == words
+    assert parse_nodes(line)[0].usable is usable
+
+
+@pytest.mark.parametrize(
+    ("text", "gpus"),
+    [
+        ("gpu:t4:4", {"t4": 4}),
+        ("gpu:4(S:0-1)", {"": 4}),
+        ("gpu:t4:4(S:0,1),shard:t4:16,nic:2", {"t4": 4}),
+        ("gpu:a100:2(IDX:0,2),gpu:t4:0(IDX:N/A)", {"a100": 2, "t4": 0}),
+        ("gpu:(null):0(IDX:N/A)", {"": 0}),
+        ("gpu:t4:no_consume:4", {"t4": 4}),
+        ("craynetwork:4", {}),
+    ],
+)
+def test_reads_gres(text, gpus):
+    assert parse_gres(text) == gpus
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("gres:gpu:4", (4, None)),
+        ("gres/gpu:4", (4, None)),  # 24.11
+        ("gres/gpu=4", (4, None)),
+        ("gres:gpu:t4:2", (2, "t4")),
+        ("gres/gpu:rtx:2", (2, "rtx")),  # 24.11
+        ("gpu:2", (2, None)),
+        ("gres:gpu", (1, None)),
+        ("gres:gpu:t4", (1, "t4")),
+        ("gres:gpu:t4:1,gres:gpu:rtx:2", (3, None)),
+        ("gres:craynetwork:1,gres:gpu:3", (3, None)),
+        ("gres:craynetwork:1", (None, None)),
+        ("N/A", (None, None)),
+        ("", (None, None)),
+    ],
+)
+def test_reads_tres_per_node(text, expected):
+    assert parse_tres_per_node(text) == expected
+
+
+def test_reads_partitions():
+    text = (
+        "PartitionName=t4 AllowGroups=ALL Default=NO QoS=N/A DefaultTime=NONE MaxTime=1-00:00:00 MinNodes=0 "
+        "Nodes=t4-[00-01] State=UP TotalCPUs=128\n"
+        "PartitionName=all AllowGroups=ALL Default=YES MaxNodes=UNLIMITED MaxTime=UNLIMITED Nodes=(null) State=DRAIN\n"
+    )
+    first, second = parse_partitions(text)
+    assert (first.name, first.nodes, first.up, first.default) == ("t4", ("t4-00", "t4-01"), True, False)
+    assert first.max_time_s == 86400
+    assert (second.nodes, second.up, second.default, second.max_time_s) == ((), False, True, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("5:00", 300), ("1:02:03", 3723), ("1-02:04:00", 93840), ("UNLIMITED", None), ("Partition_Limit", None)],
+)
+def test_reads_durations(text, seconds):
+    assert duration_s(text) == seconds
+
+
+@pytest.mark.parametrize(("text", "version"), [("slurm-wlm 22.05.8", (22, 5)), ("slurm 24.11.5", (24, 11))])
+def test_reads_versions(text, version):
+    assert parse_version(text) == version
+
+
+SEPARATOR = "~1c9f0a2b3d4e5f60"
+# As printed by 22.05.8, but for the user's fields, with %q for the separator.
+RUNNING = (
+    "6%q4%q2%qN/A%qRUNNING%qNone%qall%qwrap%qroot%q0%q(null)%q(null)%qt4-[00-01]%q%q2%qgres:gpu:1%q2%q1%q2%q(null)%q"
+    "(null)%q1795225238%q1795225239%q1795225240%q1795225540%q5:00%q1%q1%q4294901758%q"
+)
+HELD = (
+    "9%q9%qN/A%qN/A%qPENDING%qJobHeldUser%qt4,all%qNAME%qann%q1001%qlab%qnormal%q%qt4-01%q1%qgres:gpu:t4:2%q3%q3%q1%q"
+    'COMMENT%q{"penstock": 1}%q1795225115%qN/A%q1795225243%qNONE%qUNLIMITED%q0%q0%q0%q'
+)
+
+
+def answer(*records: str) -> str:
+    return "".join(record.replace("%q", SEPARATOR) + "\n" for record in records)
+
+
+def test_reads_jobs_of_22_05():
+    running, held = parse_jobs(answer(RUNNING, HELD), SEPARATOR)
+    assert (running.id, running.number, running.array_job_id, running.array_task_id) == ("4_2", 6, 4, 2)
+    assert (running.nodes, running.node_count, running.gpus_per_node) == (("t4-00", "t4-01"), 2, 1)
+    assert (running.submit_s, running.eligible_s, running.start_s) == (1795225238.0, 1795225239.0, 1795225240.0)
+    assert (running.end_s, running.time_limit_s, running.restarts, running.requeue) == (1795225540.0, 300.0, 1, True)
+    assert (running.account, running.comment, running.held) == ("", "", False)
+    assert (held.id, held.partition, held.user, held.uid) == ("9", ("t4", "all"), "ann", 1001)
+    assert (held.required_nodes, held.gpus_per_node, held.gpu_type) == (("t4-01",), 2, "t4")
+    assert (held.cpus, held.cpus_per_task, held.tasks) == (3, 3, 1)
+    assert (held.admin_comment, held.held, held.start_s, held.requeue) == ('{"penstock": 1}', True, None, False)
+    assert (held.array_job_id, held.het_job_id, held.time_limit_s) == (None, None, None)
+
+
+@given(name=st.text(), comment=st.text(alphabet=st.sampled_from('~1c9f\n|"{} =:0,%q'), max_size=60))
+def test_what_users_write_stays_in_its_field(name, comment):
+    record = HELD.replace("NAME", name.replace("%q", "")).replace("COMMENT", comment.replace("%q", ""))
+    jobs = parse_jobs(answer(RUNNING, record, RUNNING), SEPARATOR)
+    assert [job.id for job in jobs] == ["4_2", "9", "4_2"]
+    if "COMMENT" not in name and name not in ("", "(null)"):
+        assert jobs[1].name == name.replace("%q", "")
+    assert jobs[1].uid == 1001
+
+
+@pytest.mark.parametrize("text", ["6~1~2", "hello", answer(RUNNING)[:-30], answer("x" + RUNNING)])
+def test_says_when_an_answer_is_not_jobs(text):
+    with pytest.raises(ValueError, match=r"fields are not|invalid literal"):
+        parse_jobs(text, SEPARATOR)
+
+
+def test_no_jobs_is_an_answer():
+    assert parse_jobs("", SEPARATOR) == ()
+
+
+def test_the_format_asks_for_all_fields_uncut():
+    assert squeue_format("~ab").split(",") == [f"{field}:0~ab" for field in JOB_FIELDS]
