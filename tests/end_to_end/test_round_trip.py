@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import sys
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from penstock_scheduler.records import load_round
@@ -117,3 +120,30 @@ def test_bad_wishes_are_refused_in_words_that_the_user_can_read_and_the_rest_goe
     record = load_round(newest.read_bytes(), str(newest))
     assert "no node here has h100" in record.plan.waiting[never].text
     assert len(record.snapshot.refused) == len(refused)
+
+
+def test_a_real_training_is_moved_twice_and_ends_with_the_weights_of_one_that_was_not(site: Site):
+    """The NumPy example through sbatch: requeued by its user twice, its final weights are the same bit for bit."""
+    program = Path(__file__).parents[2] / "examples" / "numpy_mlp" / "train.py"
+
+    def submit(name: str) -> str:
+        comment = json.dumps({"penstock": {"adaptivity": "rigid"}})
+        script = (
+            f"exec {sys.executable} {program} --steps 8000 --checkpoint-every 500 "
+            f"--checkpoint-dir {site.folder}/{name} --weights {site.folder}/{name}.npz"
+        )
+        options = ("--hold", "--requeue", "--gres=gpu:1", f"--comment={comment}", f"--output={site.folder}/%j.out")
+        return site.sbatch(*options, f"--wrap={script}")
+
+    moved, alone = submit("moved"), submit("alone")
+    for run in (1, 2):
+        wait_for(lambda run=run: len(site.starts(moved)) == run, 40, f"run {run}", details=site.tail)
+        pause(2)
+        site.slurm.command("scontrol", "requeue", moved)
+    site.wait_states("COMPLETED", moved, alone, timeout_s=120)
+    assert len(site.starts(moved)) == 3
+    assert len(site.starts(alone)) == 1
+    assert site.starts(moved)[-1][2] > 0
+    weights = [np.load(site.folder / f"{name}.npz") for name in ("moved", "alone")]
+    for key in weights[1].files:
+        assert np.array_equal(weights[0][key], weights[1][key])

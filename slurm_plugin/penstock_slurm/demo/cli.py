@@ -48,6 +48,8 @@ def demo(
 ) -> None:
     """Run the demo and write its report."""
     console = Console()
+    if not console.is_terminal:
+        console = Console(width=140)  # a log: the jobs' table needs the room
     families = load_families()
     if simulated:
         console.print(

@@ -61,7 +61,7 @@ def pyslurm(tmp_path, monkeypatch):
     module.__version__ = "22.5.3"
     module.RPCError = RPCError
     module.jobs = []
-    module.Jobs = SimpleNamespace(load=lambda: {number: job for number, job in enumerate(module.jobs)})
+    module.Jobs = SimpleNamespace(load=lambda: dict(enumerate(module.jobs)))
     monkeypatch.setitem(sys.modules, "pyslurm", module)
     return module
 
