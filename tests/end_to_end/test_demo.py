@@ -13,7 +13,7 @@ import pytest
 def demo(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
     environment = {name: value for name, value in os.environ.items() if name != "SLURM_CONF"}
     return subprocess.run(
-        [sys.executable, "-m", "penstock_scheduler.cli", "demo", "--out", str(folder), *options],
+        [str(Path(sys.executable).with_name("penstock")), "demo", "--out", str(folder), *options],
         env=environment,
         capture_output=True,
         text=True,

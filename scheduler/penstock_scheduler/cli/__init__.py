@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from importlib.metadata import entry_points
 
 import typer
@@ -48,7 +47,3 @@ def main() -> int:
         typer.echo(f"penstock: {error}", err=True)
         return 1
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
