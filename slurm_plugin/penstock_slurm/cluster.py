@@ -80,7 +80,7 @@ class SlurmCluster:
         self._free: dict[str, int] = {}
         self._silent: set[str] = set()
         self._reporting = spool.recent(clock.now_s() - RECENT_S)
-        self._pending_since_s: dict[JobId, float] = {}
+        self._pending_since_s: dict[tuple[JobId, int], float] = {}
         self._released_s: dict[JobId, float] = {}
         self._refused_starts: dict[tuple[JobId, int], int] = {}
 
@@ -201,9 +201,10 @@ class SlurmCluster:
 
     def _remember(self, managed: dict[JobId, SlurmJob], jobs: dict[JobId, Job], now_s: float) -> None:
         self._slurm_jobs, self._jobs = managed, jobs
-        pending = {job_id for job_id, slurm_job in managed.items() if slurm_job.state in PENDING}
-        self._pending_since_s = {job_id: self._pending_since_s.get(job_id, now_s) for job_id in pending}
-        starting = {job_id for job_id in pending if jobs[job_id].allocation is not None}
+        # By restarts, too: a run that came and went between two looks leaves a credential of its own.
+        pending = {(job_id, job.restarts) for job_id, job in managed.items() if job.state in PENDING}
+        self._pending_since_s = {key: self._pending_since_s.get(key, now_s) for key in pending}
+        starting = {job_id for job_id, _ in pending if jobs[job_id].allocation is not None}
         self._released_s = {job_id: self._released_s.get(job_id, now_s) for job_id in starting}
         self._refused_starts = {key: count for key, count in self._refused_starts.items() if key[0] in managed}
 
@@ -279,7 +280,8 @@ class SlurmCluster:
         tries = self._refused_starts.get((job.id, action.round), 0)
         if tries >= TRIES:
             return Outcome(action, Progress.FAILED, f"Slurm refused the placement {tries} times: {slurm_job.reason}")
-        if slurm_job.restarts and now_s - self._pending_since_s[job.id] < self._settings.credential_pause_s:
+        pending_s = now_s - self._pending_since_s[job.id, slurm_job.restarts]
+        if slurm_job.restarts and pending_s < self._settings.credential_pause_s:
             return Outcome(action, Progress.UNDER_WAY, "pauses so that Slurm forgets its last run's credential")
         room = dict(self._free)
         if job.allocation is not None:
