@@ -7,7 +7,6 @@ A later issue makes it event-driven with failures and measured tables; the port 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -15,7 +14,6 @@ import numpy as np
 
 from penstock_profiles.estimators import AnyEstimator
 from penstock_profiles.wire import Report
-from penstock_scheduler.errors import ConfigError
 from penstock_scheduler.model import (
     Action,
     ClusterState,
@@ -29,6 +27,7 @@ from penstock_scheduler.model import (
     Placement,
     Progress,
 )
+from penstock_scheduler.nodespec import parse_nodes
 from penstock_scheduler.ports import Clock
 
 
@@ -142,16 +141,8 @@ class SimulatedCluster:
 
 
 def nodes_from_spec(spec: str) -> tuple[Node, ...]:
-    """Nodes from a spec such as `t4:6x4,rtx:3x8,a100:2x8` (type, nodes x GPUs). Raises ConfigError, quoting the bad part."""
-    nodes: list[Node] = []
-    counts: dict[str, int] = {}
-    for part in spec.split(","):
-        match = re.fullmatch(r"\s*([a-z][a-z0-9_]*):([1-9]\d*)x([1-9]\d*)\s*", part)
-        if match is None:
-            raise ConfigError(f"{part!r} in the node spec {spec!r} is not TYPE:NODESxGPUS, such as t4:6x4")
-        gpu_type, count, gpus = match[1], int(match[2]), int(match[3])
-        for _ in range(count):
-            index = counts.get(gpu_type, 0)
-            counts[gpu_type] = index + 1
-            nodes.append(Node(f"{gpu_type}-{index:02d}", gpu_type, gpus, ("all", gpu_type), cpus=64, state="IDLE"))
-    return tuple(nodes)
+    """Nodes with 64 CPUs each from a spec such as `t4:6x4,rtx:3x8`. Raises SpecError, quoting the bad part."""
+    return tuple(
+        Node(node.name, node.gpu_type, node.gpus, ("all", node.gpu_type), cpus=64, state="IDLE")
+        for node in parse_nodes(spec)
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from penstock_scheduler.nodespec import DEFAULT_SPEC
 from penstock_scheduler.ports import Clock, WishCheck
 from penstock_scheduler.settings import Settings
 from penstock_scheduler.simulator.cluster import SimulatedCluster, nodes_from_spec
@@ -14,7 +15,7 @@ class SimulatedSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    nodes: str = Field(default="t4:6x4,rtx:3x8,a100:2x8", description="Node spec, TYPE:NODESxGPUS,...")
+    nodes: str = Field(default=DEFAULT_SPEC, description="Node spec, TYPE:NODESxGPUS,...")
 
 
 def open_cluster(settings: Settings, clock: Clock, check: WishCheck) -> SimulatedCluster:

@@ -16,12 +16,12 @@ from rich.text import Text
 from penstock_profiles.families import Families, load_families
 from penstock_scheduler.cli.top import render
 from penstock_scheduler.errors import PenstockError
+from penstock_scheduler.nodespec import DEFAULT_SPEC
 from penstock_scheduler.report import History, render_page
 from penstock_scheduler.store import FileStore
 from penstock_slurm.demo.jobs import ARRIVALS_S, JOBS, TIME_SCALE
 from penstock_slurm.demo.simulated import simulate
 from penstock_slurm.demo.site import DemoSite
-from penstock_slurm.loopback.spec import DEFAULT_SPEC
 
 app = typer.Typer(help="The same twelve jobs under Penstock and under plain Slurm, side by side: about five minutes.")
 

@@ -8,6 +8,7 @@ from penstock_profiles.families import Families
 from penstock_scheduler.loop import RoundLoop
 from penstock_scheduler.model import JobWish
 from penstock_scheduler.models import WishModels
+from penstock_scheduler.nodespec import DEFAULT_SPEC
 from penstock_scheduler.policies import make_policy
 from penstock_scheduler.ports import Trigger
 from penstock_scheduler.report import History, JobHistory, NodeShape, Span
@@ -15,7 +16,6 @@ from penstock_scheduler.simulator import SimulatedClock, SimulatedCluster, Simul
 from penstock_scheduler.store import MemoryStore
 from penstock_scheduler.triggers import OnEvent, Period
 from penstock_slurm.demo.jobs import ARRIVALS_S, JOBS, TIME_SCALE, DemoJob
-from penstock_slurm.loopback.spec import DEFAULT_SPEC
 
 ROUND_S = 60.0
 """Emulated seconds; a restart costs as much."""

@@ -10,24 +10,18 @@ from penstock_slurm.loopback.errors import (
     NotRunning,
     PortInUse,
     ProgramsMissing,
-    SpecError,
 )
-from penstock_slurm.loopback.spec import DEFAULT_SPEC, NodeSpec, parse_nodes
 from penstock_slurm.loopback.waiting import wait_for
 
 __all__ = [
-    "DEFAULT_SPEC",
     "ClusterStatus",
     "CommandFailed",
     "LoopbackCluster",
     "LoopbackError",
-    "NodeSpec",
     "NodeStatus",
     "NotRunning",
     "PortInUse",
     "ProgramsMissing",
-    "SpecError",
     "default_folder",
-    "parse_nodes",
     "wait_for",
 ]

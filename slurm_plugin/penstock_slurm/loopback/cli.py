@@ -13,9 +13,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from penstock_scheduler.nodespec import DEFAULT_SPEC, SpecError
 from penstock_slurm.loopback.cluster import LoopbackCluster, default_folder
-from penstock_slurm.loopback.errors import LoopbackError, NotRunning, SpecError
-from penstock_slurm.loopback.spec import DEFAULT_SPEC
+from penstock_slurm.loopback.errors import LoopbackError, NotRunning
 
 app = typer.Typer(help="A real Slurm on this machine, with GPUs that do not exist.", no_args_is_help=True)
 
@@ -99,7 +99,7 @@ def env(folder: Dir = None) -> None:
 def _errors_told() -> Iterator[None]:
     try:
         yield
-    except LoopbackError as error:
+    except (LoopbackError, SpecError) as error:
         typer.echo(f"penstock: {error}", err=True)
         raise typer.Exit(2 if isinstance(error, SpecError) else 1) from None
 

@@ -17,10 +17,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from penstock_scheduler.nodespec import DEFAULT_SPEC, NodeSpec, parse_nodes
 from penstock_slurm.loopback import config, machine, processes
 from penstock_slurm.loopback.errors import CommandFailed, LoopbackError, NotRunning, PortInUse
 from penstock_slurm.loopback.processes import Process
-from penstock_slurm.loopback.spec import DEFAULT_SPEC, NodeSpec, parse_nodes
 from penstock_slurm.loopback.waiting import wait_for
 
 STATE_FILE = "penstock-loopback.json"
@@ -30,6 +30,9 @@ _SOCKET_ROOM = len("/spool/") + len("/_4294967295.4294967295")
 _SUBFOLDERS = ("etc", "state", "log", "run", "dev", "spool", "db", "data")
 _GRACE_S = 3.0
 """How long a daemon may take to end by itself; a slurmd that never registered ignores SIGTERM."""
+
+MAX_NODES = 1000
+"""Each node is a real slurmd; 256 on one machine is the most that was tried (17 s, 0.5 GB)."""
 
 _children: list[subprocess.Popen[bytes]] = []
 """Daemons that this process started, of whichever cluster: they outlive cluster objects, and want to be reaped."""
@@ -91,7 +94,7 @@ class LoopbackCluster:
         port: int | None = None,
     ) -> None:
         self.folder = Path(folder).expanduser().resolve()
-        self.nodes = parse_nodes(nodes) if isinstance(nodes, str) else tuple(nodes)
+        self.nodes = parse_nodes(nodes, most=MAX_NODES) if isinstance(nodes, str) else tuple(nodes)
         self.accounting = accounting
         self._cpus_per_node = cpus_per_node
         self._slurmd_timeout_s = slurmd_timeout_s

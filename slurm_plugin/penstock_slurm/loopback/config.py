@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock_slurm.loopback.spec import NodeSpec
+from penstock_scheduler.nodespec import NodeSpec
 
 # cgroup.conf must exist for plugins that look at it even when nothing uses cgroups.
 CGROUP_CONF = (

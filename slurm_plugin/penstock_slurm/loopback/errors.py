@@ -9,10 +9,6 @@ class LoopbackError(PenstockError):
     """The loopback cluster cannot do what was asked; the message says what, where and the remedy."""
 
 
-class SpecError(LoopbackError, ValueError):
-    """The text that describes the nodes has a mistake: a wrong argument, not a fault of the machine."""
-
-
 class NotRunning(LoopbackError):
     """Nothing of a cluster lives in the folder: `down` has nothing to do, everything else needs `up` first."""
 

@@ -38,7 +38,15 @@ def gateway(request: pytest.FixtureRequest, loopback: LoopbackCluster) -> Gatewa
 
 def held(loopback: LoopbackCluster, *options: str) -> str:
     return loopback.command(
-        "sbatch", "--parsable", "--hold", "--requeue", "--gres=gpu:1", *options, "--wrap", "exec sleep 300"
+        "sbatch",
+        "--parsable",
+        "--hold",
+        "--requeue",
+        "--gres=gpu:1",
+        "--output=/dev/null",
+        *options,
+        "--wrap",
+        "exec sleep 300",
     ).stdout.strip()
 
 

@@ -1,10 +1,10 @@
-"""The line that describes the nodes."""
+"""The line that describes the nodes of a loopback or simulated cluster."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_slurm.loopback import DEFAULT_SPEC, LoopbackError, NodeSpec, SpecError, parse_nodes
+from penstock_scheduler.nodespec import DEFAULT_SPEC, NodeSpec, SpecError, parse_nodes
 
 
 def test_numbers_the_nodes_of_each_type() -> None:
@@ -44,9 +44,8 @@ def test_the_default_is_the_cluster_of_the_demo() -> None:
 )
 def test_a_mistake_is_named_with_its_remedy(text: str, says: str) -> None:
     with pytest.raises(SpecError) as caught:
-        parse_nodes(text)
+        parse_nodes(text, most=1000)
     assert says in str(caught.value)
-    assert isinstance(caught.value, LoopbackError | ValueError)
 
 
 parts = st.tuples(st.sampled_from(["t4", "rtx", "a100", "H100_sxm"]), st.integers(1, 9), st.integers(1, 16))

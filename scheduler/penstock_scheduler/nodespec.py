@@ -1,17 +1,19 @@
-"""The nodes of a loopback cluster, from a line such as `t4:6x4,rtx:3x8,a100:2x8`."""
+"""The nodes of a loopback or simulated cluster, from a line such as `t4:6x4,rtx:3x8,a100:2x8`."""
 
 import re
 from dataclasses import dataclass
 
-from penstock_slurm.loopback.errors import SpecError
+from penstock_scheduler.errors import ConfigError
 
 DEFAULT_SPEC = "t4:6x4,rtx:3x8,a100:2x8"
-MAX_NODES = 1000
-"""Each node is a real slurmd; 256 on one machine is the most that was tried (17 s, 0.5 GB)."""
 
 _PART = re.compile(r"(?P<type>[A-Za-z][A-Za-z0-9_]*):(?P<nodes>[0-9]+)x(?P<gpus>[0-9]+)", re.ASCII)
 _REMEDY = "write TYPE:NODESxGPUS, such as t4:6x4 for 6 nodes with 4 GPUs of type t4 each"
 _RESERVED = frozenset({"all", "default"})
+
+
+class SpecError(ConfigError, ValueError):
+    """The text that describes the nodes has a mistake."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,13 +25,13 @@ class NodeSpec:
     gpus: int
 
 
-def parse_nodes(text: str) -> tuple[NodeSpec, ...]:
+def parse_nodes(text: str, most: int | None = None) -> tuple[NodeSpec, ...]:
     """The nodes that `text` describes, in its order: comma-separated parts TYPE:NODESxGPUS.
 
     A type may come twice (nodes of different sizes); its numbering continues.
 
     Raises:
-        SpecError: a part is no TYPE:NODESxGPUS, a count is zero, or there are more than `MAX_NODES` nodes.
+        SpecError: a part is no TYPE:NODESxGPUS, a count is zero, or there are more than `most` nodes.
     """
     nodes: list[NodeSpec] = []
     of_type: dict[str, int] = {}
@@ -43,8 +45,8 @@ def parse_nodes(text: str) -> tuple[NodeSpec, ...]:
             raise SpecError(f"{where}, {part!r}: Slurm or Penstock uses the name {gpu_type!r}; choose another GPU type")
         if count == 0 or gpus == 0:
             raise SpecError(f"{where}, {part!r}, has a zero: give at least 1 node and 1 GPU; {_REMEDY}")
-        if len(nodes) + count > MAX_NODES:
-            raise SpecError(f"{where}, {part!r}, makes more than {MAX_NODES} nodes on one machine; give fewer")
+        if most is not None and len(nodes) + count > most:
+            raise SpecError(f"{where}, {part!r}, makes more than {most} nodes, too many for one machine; give fewer")
         if gpus > 64:
             raise SpecError(f"{where}, {part!r}: {gpus} GPUs on a node are more than 64; give more nodes instead")
         first = of_type.get(gpu_type, 0)
