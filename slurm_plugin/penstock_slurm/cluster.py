@@ -152,12 +152,12 @@ class SlurmCluster:
 
     def _wish(self, job: SlurmJob) -> JobWish | None:
         """The wish, from admin_comment (which only the site can write) or else from the comment. Raises BadWish."""
-        return parse_wish(job.admin_comment) or parse_wish(job.comment)
+        return (None if _our_word(job) else parse_wish(job.admin_comment)) or parse_wish(job.comment)
 
     def _say(self, job: SlurmJob, text: str) -> None:
         """Leave word for the job's user, once, unless the site itself uses the field."""
         word = json.dumps({SAYS: text})
-        if job.admin_comment == word or not (job.admin_comment == "" or f'"{SAYS}"' in job.admin_comment):
+        if job.admin_comment == word or (job.admin_comment and not _our_word(job)):
             return
         log.warning("job refused", extra={"job": job.id, "user": job.user, "text": text})
         try:
@@ -377,6 +377,11 @@ def _manageable(job: SlurmJob) -> None:
         raise BadWish("it asks Slurm for no GPUs per node, so there is no count to change; submit it with --gres=gpu:1")
     if not job.requeue:
         raise BadWish("Slurm may not requeue it, so it cannot be moved; submit it with --requeue")
+
+
+def _our_word(job: SlurmJob) -> bool:
+    """Whether the admin_comment is what we told the user: it can quote a wish, and is none."""
+    return f'"{SAYS}"' in job.admin_comment
 
 
 def _submitted_s(job: SlurmJob, control: Control | None) -> float:
