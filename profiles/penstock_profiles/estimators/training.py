@@ -1,66 +1,27 @@
-"""What the scheduler knows about a job's speed: one `Estimator` per job, asked for whole columns of configurations.
-
-Estimators are plain data, so that a snapshot can be saved as JSON and decided again: validate and dump `AnyEstimator`
-with pydantic, which tells the kinds apart by their field `kind`. A new kind is one dataclass here and one name there.
-"""
+"""Data-parallel training: throughput by Sia's model, times statistical efficiency, at the best batch size."""
 
 from __future__ import annotations
 
 import functools
-import math
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal, NamedTuple, Protocol
+from typing import ClassVar, Literal
 
 import numpy as np
-from numpy.typing import NDArray
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict
 
 from penstock_profiles.efficiency import check_noise, efficiency
+from penstock_profiles.estimators.base import STRICT, Batch, IntArray
 from penstock_profiles.throughput import FloatArray, ThroughputParams, throughput
-
-IntArray = NDArray[np.int64]
 
 BATCHES_TRIED = 50
 """Total batch sizes between the smallest and the largest that a job may use, spaced geometrically (as Sia)."""
-
-_STRICT = ConfigDict(extra="forbid")
-
-
-class Batch(NamedTuple):
-    """How a total batch is spread over GPUs and time."""
-
-    atomic_batch: int
-    """Samples per GPU in one micro-step, on the GPU that has most."""
-    accumulation_steps: int
-    """Micro-steps whose gradients are added up before the last one of a step."""
-
-
-class Estimator(Protocol):
-    """How fast a job progresses on each configuration."""
-
-    @property
-    def kind(self) -> str:
-        """Name of the implementation, the discriminator in JSON."""
-        ...
-
-    def goodput(self, gpu_type: str, nodes: IntArray, gpus: IntArray) -> FloatArray:
-        """Progress on each configuration of one GPU type, in samples/s of the initial batch size.
-
-        Shape broadcast(nodes, gpus); finite and >= 0, with 0 where the job cannot run or nothing is known of the type.
-        `nodes` >= 1 and `gpus` >= `nodes` count the whole configuration.
-        """
-        ...
-
-    def best_batch(self, gpu_type: str, nodes: int, gpus: int) -> Batch | None:
-        """Batch that reaches that goodput; None where it is 0, or where batches are not for this estimator to say."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
 class GpuModel:
     """A training job on one GPU type. Raises ValueError unless `max_atomic_batch` is positive."""
 
-    __pydantic_config__: ClassVar[ConfigDict] = _STRICT
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
     step: ThroughputParams
     max_atomic_batch: int
@@ -84,7 +45,7 @@ class TrainingEstimator:
         ValueError: no GPU type, batch sizes that are not 1 <= initial <= max, or noise that describes no gradient.
     """
 
-    __pydantic_config__: ClassVar[ConfigDict] = _STRICT
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
     models: dict[str, GpuModel]
     """GPU type -> the job on it. On any other type the goodput is 0."""
@@ -134,7 +95,7 @@ class TrainingEstimator:
     ) -> tuple[FloatArray, FloatArray, FloatArray]:
         """Goodput, atomic batch and accumulation steps of each total batch size tried, which are the last axis (B)."""
         largest = self.initial_batch if self.fixed_batch else self.max_batch
-        wanted_B = _total_batches(self.initial_batch, largest)
+        wanted_B = total_batches(self.initial_batch, largest)
         N, K = np.asarray(nodes)[..., None], np.asarray(gpus)[..., None]
         accumulation = np.ceil(wanted_B / (K * model.max_atomic_batch)) - 1
         atomic = np.ceil(wanted_B / (K * (accumulation + 1)))
@@ -145,74 +106,8 @@ class TrainingEstimator:
         return np.where(total >= K, goodput, 0.0), atomic, accumulation
 
 
-@dataclass(frozen=True, slots=True)
-class TableEstimator:
-    """Rates that somebody measured, by GPU type and number of GPUs, for jobs that need no model.
-
-    Between measured counts the rate is interpolated linearly; below the smallest and above the largest, and on
-    types that were not measured, it is 0. How the GPUs are spread over nodes does not matter.
-
-    Raises:
-        ValueError: an empty table, a count below 1, or a rate that is negative or not finite.
-    """
-
-    __pydantic_config__: ClassVar[ConfigDict] = _STRICT
-
-    rates: dict[str, dict[int, float]]
-    """GPU type -> number of GPUs -> samples/s of progress."""
-    kind: Literal["table"] = "table"
-
-    def __post_init__(self) -> None:
-        if not self.rates:
-            raise ValueError("rates={} holds no measurement; use a LinearEstimator if nothing is known")
-        for gpu_type, rates in self.rates.items():
-            if not rates:
-                raise ValueError(f"rates[{gpu_type!r}]={{}} holds no measurement; leave the GPU type out")
-            for gpus, rate in rates.items():
-                if not gpus >= 1:
-                    raise ValueError(f"rates[{gpu_type!r}] has a rate for {gpus} GPUs; counts start at 1")
-                if not (math.isfinite(rate) and rate >= 0):
-                    raise ValueError(
-                        f"rates[{gpu_type!r}][{gpus}]={rate!r} is not a finite number of at least 0; leave it out"
-                    )
-
-    def goodput(self, gpu_type: str, nodes: IntArray, gpus: IntArray) -> FloatArray:
-        """See `Estimator`."""
-        shape = np.broadcast_shapes(np.shape(nodes), np.shape(gpus))
-        if gpu_type not in self.rates:
-            return np.zeros(shape)
-        measured = sorted(self.rates[gpu_type].items())
-        counts, rates = [gpus for gpus, _ in measured], [rate for _, rate in measured]
-        return np.asarray(np.interp(np.broadcast_to(gpus, shape), counts, rates, left=0.0, right=0.0))
-
-    def best_batch(self, gpu_type: str, nodes: int, gpus: int) -> Batch | None:
-        """None: a table of rates knows no batches."""
-        return None
-
-
-@dataclass(frozen=True, slots=True)
-class LinearEstimator:
-    """Nothing is known: rate 1 per GPU on any type, as Sia sees a job in its first round."""
-
-    __pydantic_config__: ClassVar[ConfigDict] = _STRICT
-
-    kind: Literal["linear"] = "linear"
-
-    def goodput(self, gpu_type: str, nodes: IntArray, gpus: IntArray) -> FloatArray:
-        """See `Estimator`; the unit is not samples/s but one GPU's rate."""
-        shape = np.broadcast_shapes(np.shape(nodes), np.shape(gpus))
-        return np.broadcast_to(np.asarray(gpus, dtype=np.float64), shape).copy()
-
-    def best_batch(self, gpu_type: str, nodes: int, gpus: int) -> Batch | None:
-        """None: nothing is known of the job's batches."""
-        return None
-
-
-AnyEstimator = Annotated[TrainingEstimator | TableEstimator | LinearEstimator, Field(discriminator="kind")]
-
-
 @functools.lru_cache(maxsize=1024)
-def _total_batches(smallest: int, largest: int) -> FloatArray:
+def total_batches(smallest: int, largest: int) -> FloatArray:
     """Total batch sizes to try, ascending. Many jobs share a range, and making it costs as much as using it."""
     if smallest == largest:
         return np.array([float(smallest)])

@@ -1,0 +1,30 @@
+"""What the scheduler knows about a job's speed: one `Estimator` per job, asked for whole columns of configurations.
+
+Estimators are plain data, so that a snapshot can be saved as JSON and decided again: validate and dump `AnyEstimator`
+with pydantic, which tells the kinds apart by their field `kind`. A new kind is one dataclass in a module here and one
+name in the union below.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from penstock_profiles.estimators.base import Batch, Estimator, IntArray
+from penstock_profiles.estimators.table import LinearEstimator, TableEstimator
+from penstock_profiles.estimators.training import BATCHES_TRIED, GpuModel, TrainingEstimator
+
+AnyEstimator = Annotated[TrainingEstimator | TableEstimator | LinearEstimator, Field(discriminator="kind")]
+
+__all__ = [
+    "BATCHES_TRIED",
+    "AnyEstimator",
+    "Batch",
+    "Estimator",
+    "GpuModel",
+    "IntArray",
+    "LinearEstimator",
+    "TableEstimator",
+    "TrainingEstimator",
+]

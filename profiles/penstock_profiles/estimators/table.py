@@ -1,0 +1,76 @@
+"""Rates that were measured, or nothing at all: for jobs that need no model."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+from pydantic import ConfigDict
+
+from penstock_profiles.estimators.base import STRICT, Batch, IntArray
+from penstock_profiles.throughput import FloatArray
+
+
+@dataclass(frozen=True, slots=True)
+class TableEstimator:
+    """Rates that somebody measured, by GPU type and number of GPUs, for jobs that need no model.
+
+    Between measured counts the rate is interpolated linearly; below the smallest and above the largest, and on
+    types that were not measured, it is 0. How the GPUs are spread over nodes does not matter.
+
+    Raises:
+        ValueError: an empty table, a count below 1, or a rate that is negative or not finite.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    rates: dict[str, dict[int, float]]
+    """GPU type -> number of GPUs -> samples/s of progress."""
+    kind: Literal["table"] = "table"
+
+    def __post_init__(self) -> None:
+        if not self.rates:
+            raise ValueError("rates={} holds no measurement; use a LinearEstimator if nothing is known")
+        for gpu_type, rates in self.rates.items():
+            if not rates:
+                raise ValueError(f"rates[{gpu_type!r}]={{}} holds no measurement; leave the GPU type out")
+            for gpus, rate in rates.items():
+                if not gpus >= 1:
+                    raise ValueError(f"rates[{gpu_type!r}] has a rate for {gpus} GPUs; counts start at 1")
+                if not (math.isfinite(rate) and rate >= 0):
+                    raise ValueError(
+                        f"rates[{gpu_type!r}][{gpus}]={rate!r} is not a finite number of at least 0; leave it out"
+                    )
+
+    def goodput(self, gpu_type: str, nodes: IntArray, gpus: IntArray) -> FloatArray:
+        """See `Estimator`."""
+        shape = np.broadcast_shapes(np.shape(nodes), np.shape(gpus))
+        if gpu_type not in self.rates:
+            return np.zeros(shape)
+        measured = sorted(self.rates[gpu_type].items())
+        counts, rates = [gpus for gpus, _ in measured], [rate for _, rate in measured]
+        return np.asarray(np.interp(np.broadcast_to(gpus, shape), counts, rates, left=0.0, right=0.0))
+
+    def best_batch(self, gpu_type: str, nodes: int, gpus: int) -> Batch | None:
+        """None: a table of rates knows no batches."""
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class LinearEstimator:
+    """Nothing is known: rate 1 per GPU on any type, as Sia sees a job in its first round."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    kind: Literal["linear"] = "linear"
+
+    def goodput(self, gpu_type: str, nodes: IntArray, gpus: IntArray) -> FloatArray:
+        """See `Estimator`; the unit is not samples/s but one GPU's rate."""
+        shape = np.broadcast_shapes(np.shape(nodes), np.shape(gpus))
+        return np.broadcast_to(np.asarray(gpus, dtype=np.float64), shape).copy()
+
+    def best_batch(self, gpu_type: str, nodes: int, gpus: int) -> Batch | None:
+        """None: nothing is known of the job's batches."""
+        return None
