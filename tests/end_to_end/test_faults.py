@@ -50,9 +50,11 @@ def test_penstockd_killed_at_ten_random_moments(make_site, loopback, request):
 
 
 def test_slurmctld_restarted_in_mid_run(site: Site):
-    jobs = [site.submit(120, max_gpus=8) for _ in range(3)]
+    jobs = [site.submit(400, max_gpus=8) for _ in range(3)]
     wait_for(lambda: all(site.starts(job) for job in jobs), 30, "all to start", details=site.tail)
-    pause(6)  # slurmctld writes its state every 5 s; what is younger is lost with it, whoever submitted it
+    # slurmctld writes its state every 5 s; a start, end or requeue that is younger is lost with it, and for Slurm to find
+    # out takes minutes. So no job may start or end in the last 5 s: these run for 15 s and more.
+    pause(6)
     site.slurm.kill_slurmctld()
     wait_for(lambda: "ClusterAway" in site.log.read_text(), 40, "a round to notice", details=site.tail)
     site.slurm.start_slurmctld()

@@ -61,7 +61,7 @@ def estimators(draw: st.DrawFn) -> AnyEstimator:
 
 
 @pytest.mark.parametrize("name", sorted(REGISTRY))
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(state=snapshots())
 def test_every_plan_keeps_the_rules(name: str, state: Snapshot) -> None:
     policy = make_policy(name)[0]
@@ -111,7 +111,7 @@ def test_every_plan_keeps_the_rules(name: str, state: Snapshot) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(REGISTRY))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(state=snapshots(), seed=st.integers(0, 9))
 def test_the_order_of_jobs_does_not_change_who_is_served(name: str, state: Snapshot, seed: int) -> None:
     """With distinct ages and an exact solve the value of the plan is the same, whatever the order of the rows."""
