@@ -12,10 +12,14 @@ from typing import Annotated
 from pydantic import Field
 
 from penstock_profiles.estimators.base import Batch, Estimator, IntArray
+from penstock_profiles.estimators.pipeline import PipelineEstimator, PipelineGpu
 from penstock_profiles.estimators.table import LinearEstimator, TableEstimator
 from penstock_profiles.estimators.training import BATCHES_TRIED, GpuModel, TrainingEstimator
 
-AnyEstimator = Annotated[TrainingEstimator | TableEstimator | LinearEstimator, Field(discriminator="kind")]
+AnyEstimator = Annotated[
+    TrainingEstimator | PipelineEstimator | TableEstimator | LinearEstimator,
+    Field(discriminator="kind"),
+]
 
 __all__ = [
     "BATCHES_TRIED",
@@ -25,6 +29,8 @@ __all__ = [
     "GpuModel",
     "IntArray",
     "LinearEstimator",
+    "PipelineEstimator",
+    "PipelineGpu",
     "TableEstimator",
     "TrainingEstimator",
 ]
