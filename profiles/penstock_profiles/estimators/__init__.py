@@ -12,12 +12,18 @@ from typing import Annotated
 from pydantic import Field
 
 from penstock_profiles.estimators.base import Batch, Estimator, IntArray
+from penstock_profiles.estimators.inference import BatchInferenceEstimator, LatencyInferenceEstimator
 from penstock_profiles.estimators.pipeline import PipelineEstimator, PipelineGpu
 from penstock_profiles.estimators.table import LinearEstimator, TableEstimator
 from penstock_profiles.estimators.training import BATCHES_TRIED, GpuModel, TrainingEstimator
 
 AnyEstimator = Annotated[
-    TrainingEstimator | PipelineEstimator | TableEstimator | LinearEstimator,
+    TrainingEstimator
+    | PipelineEstimator
+    | BatchInferenceEstimator
+    | LatencyInferenceEstimator
+    | TableEstimator
+    | LinearEstimator,
     Field(discriminator="kind"),
 ]
 
@@ -25,9 +31,11 @@ __all__ = [
     "BATCHES_TRIED",
     "AnyEstimator",
     "Batch",
+    "BatchInferenceEstimator",
     "Estimator",
     "GpuModel",
     "IntArray",
+    "LatencyInferenceEstimator",
     "LinearEstimator",
     "PipelineEstimator",
     "PipelineGpu",
