@@ -7,8 +7,9 @@ import pytest
 from pydantic import TypeAdapter
 
 from penstock_profiles import families
+from penstock_profiles.catalogue import CatalogueError
 from penstock_profiles.estimators import AnyEstimator
-from penstock_profiles.families import CatalogueError, UnknownFamilyError, load_families
+from penstock_profiles.families import UnknownFamilyError, load_families
 
 FAMILIES = load_families()
 
