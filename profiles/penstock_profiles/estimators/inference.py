@@ -10,7 +10,7 @@ import numpy as np
 from pydantic import ConfigDict
 
 from penstock_profiles.estimators.base import STRICT, Batch, IntArray
-from penstock_profiles.estimators.measured import Measured, check_measured, interpolate
+from penstock_profiles.estimators.measured import Table, check_measured, interpolate
 from penstock_profiles.throughput import FloatArray
 
 
@@ -28,7 +28,7 @@ class BatchInferenceEstimator:
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
-    batch_times_s: Measured
+    batch_times_s: Table
     """GPU type -> samples in a batch -> seconds that one GPU takes for it. Only batches that fit into its memory."""
     kind: Literal["batch_inference"] = "batch_inference"
 
@@ -70,7 +70,7 @@ class LatencyInferenceEstimator:
 
     objective_s: float
     """Latency that is still in time, s, at some percentile of requests, such as the 99th."""
-    latencies_s: Measured
+    latencies_s: Table
     """GPU type -> number of GPUs -> latency at that percentile, s, measured at the request rate that must be carried."""
     kind: Literal["latency_inference"] = "latency_inference"
 

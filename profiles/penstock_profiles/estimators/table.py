@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import ConfigDict
 
 from penstock_profiles.estimators.base import STRICT, Batch, IntArray
-from penstock_profiles.estimators.measured import Measured, check_measured, interpolate
+from penstock_profiles.estimators.measured import Table, check_measured, interpolate
 from penstock_profiles.throughput import FloatArray
 
 
@@ -26,7 +26,7 @@ class TableEstimator:
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
-    rates: Measured
+    rates: Table
     """GPU type -> number of GPUs -> samples/s of progress."""
     kind: Literal["table"] = "table"
 
