@@ -9,11 +9,11 @@ import numpy as np
 from penstock_profiles.estimators.base import IntArray
 from penstock_profiles.throughput import FloatArray
 
-Measured = dict[str, dict[int, float]]
+Table = dict[str, dict[int, float]]
 """GPU type -> count -> what was measured."""
 
 
-def check_measured(name: str, measured: Measured, counted: str, *, zero_is_possible: bool) -> None:
+def check_measured(name: str, measured: Table, counted: str, *, zero_is_possible: bool) -> None:
     """Raise ValueError unless each type has a measurement, counts start at 1, and values are finite and positive.
 
     Args:
@@ -37,7 +37,7 @@ def check_measured(name: str, measured: Measured, counted: str, *, zero_is_possi
                 )
 
 
-def interpolate(measured: Measured, gpu_type: str, nodes: IntArray, gpus: IntArray, outside: float) -> FloatArray:
+def interpolate(measured: Table, gpu_type: str, nodes: IntArray, gpus: IntArray, outside: float) -> FloatArray:
     """What was measured on each number of GPUs of one type, linear between measured counts; shape broadcast(nodes, gpus).
 
     `outside` stands where nobody measured: below the smallest count, above the largest, and on other types. How the
