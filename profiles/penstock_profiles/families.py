@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
 
 from penstock_profiles.catalogue import DATA, read_catalogue, unknown
 from penstock_profiles.estimators import GpuModel, TrainingEstimator
+from penstock_profiles.gpus import Gpus
 from penstock_profiles.throughput import ThroughputParams
 
 _BUILT_IN = DATA / "families.toml"
@@ -82,6 +84,22 @@ class Families(dict[str, Family]):
 
     def __missing__(self, name: str) -> Family:
         raise UnknownFamilyError(unknown("model family", name, self))
+
+    def on(self, gpu_types: Iterable[str], gpus: Gpus) -> Families:
+        """The same families on the GPU types of one site, under the names that the site has for them.
+
+        A type that no family's table names itself is looked up by all of its names, so that a site's `rtx2080ti` finds
+        what a family says of `rtx`.
+        """
+        types = {name: gpus.canonical(name) for name in gpu_types}
+        here = {name: _renamed(family, types, gpus) for name, family in self.items()}
+        return Families({name: self[name].model_copy(update={"gpus": on_gpus}) for name, on_gpus in here.items()})
+
+
+def _renamed(family: Family, types: Mapping[str, str], gpus: Gpus) -> dict[str, FamilyOnGpu]:
+    by_type = {gpus.canonical(name): on_gpu for name, on_gpu in family.gpus.items()}
+    found = {name: family.gpus.get(name, by_type.get(gpu_type)) for name, gpu_type in types.items()}
+    return {name: on_gpu for name, on_gpu in found.items() if on_gpu is not None}
 
 
 def load_families(extra: Path | None = None) -> Families:

@@ -58,6 +58,10 @@ class Gpus(dict[str, Gpu]):
         except KeyError:
             raise UnknownGpuError(unknown("GPU", name, self, self._types)) from None
 
+    def canonical(self, name: str) -> str:
+        """`type_of`, or the name itself where no entry has it: a site may well have GPUs that no catalogue knows."""
+        return self._types.get(_plain(name), name)
+
 
 def load_gpus(extra: Path | None = None) -> Gpus:
     """GPUs that come with Penstock, and those of the file `extra`, which replace ours of the same type.

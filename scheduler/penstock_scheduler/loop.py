@@ -100,7 +100,7 @@ class RoundLoop:
         return outcomes
 
     def _decide(self, state: ClusterState, now_s: float, observe_seconds: float) -> None:
-        known = self._models.models(state.jobs)
+        known = self._models.models(state.jobs, {node.gpu_type for node in state.nodes})
         jobs = tuple(
             dataclasses.replace(job, target=self._target(job.id))
             if job.phase in (Phase.STARTING, Phase.STOPPING)
