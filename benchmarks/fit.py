@@ -35,6 +35,7 @@ LARGEST_SEEN = 8
 FEWEST = 20
 """Points seen, and held out, below which a pair says too little to be counted."""
 
+COLUMNS = ["num_nodes", "num_replicas", "local_bsz", "step_time", "sync_time"]
 OBSERVATIONS = 50
 TRIALS = 20
 
@@ -124,26 +125,37 @@ def read_pairs(folder: Path) -> list[Pair]:
     """Every model and type of which steps up to and beyond `LARGEST_SEEN` GPUs were measured."""
     pairs = []
     for path in sorted(folder.glob("*/placements-*.csv")):
-        model, gpu_type = path.parent.name, path.stem.removeprefix("placements-")
-        placed = pd.read_csv(path, dtype={"placement": str})
-        placed["num_nodes"] = placed.placement.str.len()
-        placed["num_replicas"] = placed.placement.map(lambda digits: sum(map(int, digits)))
-        scaled = path.with_name(f"scalability-{gpu_type}.csv")
-        tables = [placed, pd.read_csv(scaled)] if scaled.exists() else [placed]
-        columns = ["num_nodes", "num_replicas", "local_bsz", "step_time", "sync_time"]
-        if any(not set(columns) <= set(table.columns) for table in tables):
-            continue  # a job of another kind, such as a pipeline
-        usable = [table[(table.step_time > table.sync_time) & (table.sync_time >= 0)] for table in tables]
-        seen = usable[0][usable[0].num_replicas <= LARGEST_SEEN].drop_duplicates(["placement", "local_bsz"])[columns]
-        all_steps = pd.concat([table[columns] for table in usable])
-        held_out = all_steps[all_steps.num_replicas > LARGEST_SEEN].drop_duplicates()
+        steps = read_steps(path)
+        if steps is None:
+            continue
+        small = steps.num_replicas <= LARGEST_SEEN
+        seen = steps[small & steps.placed].drop_duplicates()
+        held_out = steps[~small].drop(columns="placed").drop_duplicates()
         if min(len(seen), len(held_out)) >= FEWEST:
-            pairs.append(Pair(model, gpu_type, as_measured(seen), as_measured(held_out)))
+            pairs.append(
+                Pair(path.parent.name, path.stem.removeprefix("placements-"), as_measured(seen), as_measured(held_out))
+            )
     return pairs
 
 
+def read_steps(path: Path) -> pd.DataFrame | None:
+    """All steps of a model on one type, from its placements and its larger shapes; None if it has none, or is of another kind."""
+    if not path.exists():
+        return None
+    placements = pd.read_csv(path, dtype={"placement": str})
+    placements["num_nodes"] = placements.placement.str.len()
+    placements["num_replicas"] = placements.placement.map(lambda digits: sum(map(int, digits)))
+    placements["placed"] = True
+    shapes = path.with_name(path.name.replace("placements", "scalability"))
+    tables = [placements, pd.read_csv(shapes).assign(placed=False)] if shapes.exists() else [placements]
+    if any(not set(COLUMNS) <= set(table.columns) for table in tables):
+        return None
+    steps = pd.concat([table.drop_duplicates()[[*COLUMNS, "placed"]] for table in tables], ignore_index=True)
+    return steps[(steps.step_time > steps.sync_time) & (steps.sync_time >= 0)]
+
+
 def as_measured(table: pd.DataFrame) -> Measured:
-    return Measured(*(table[column].to_numpy(np.float64) for column in table.columns))
+    return Measured(*(table[column].to_numpy(np.float64) for column in COLUMNS))
 
 
 def errors(predicted: np.ndarray, step_s: np.ndarray) -> Errors:
