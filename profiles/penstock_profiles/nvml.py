@@ -178,7 +178,7 @@ class Nvml:
         self._api: Any = _open()
         self._devices: list[tuple[Gpu, Any]] = []
         self._unreachable: list[Lost] = []
-        self._index_of: dict[int, int] = {}
+        self._index_of: dict[int | None, int] = {}
         self._off_the_bus: set[int] = set()
         self._asked_us: dict[str, int] = {}
         self._events: Any = None
@@ -315,7 +315,9 @@ class Nvml:
                 event = self._api.nvmlEventSetWait_v2(self._events, 0)
             except self._api.NVMLError:  # a timeout: there is none. Of a lost GPU, reading it says more
                 break
-            xids.setdefault(self._index_of[_address(event.device)], []).append(event.eventData)
+            index = self._index_of.get(_address(event.device))
+            if index is not None:
+                xids.setdefault(index, []).append(event.eventData)
         return xids
 
     def _ask(self, question: Callable[..., Any], *arguments: Any) -> Any:
@@ -336,9 +338,9 @@ class Nvml:
             raise
 
 
-def _address(handle: Any) -> int:
-    """What tells one NVML handle from another."""
-    return ctypes.addressof(handle.contents)
+def _address(handle: Any) -> int | None:
+    """What tells one NVML handle from another; None of a null pointer."""
+    return ctypes.cast(handle, ctypes.c_void_p).value
 
 
 def _open() -> ModuleType:

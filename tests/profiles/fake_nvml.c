@@ -4,10 +4,11 @@
  * that a test can change it under a running program. It shows that our code asks as the library's header says and survives
  * its answers; it cannot show what a real driver answers.
  *
- * Lines are `key value`. Keys of the library: init, count, driver, open_log. Keys of GPU 0: 0.name, 0.uuid, 0.total and
- * 0.used (MiB), 0.busy and 0.mem_busy (percent), 0.pids (PID:MiB PID:- …), 0.shares (PID:percent …), 0.stamp (of
- * the shares), 0.mig (how many MIG devices; -1: in MIG mode without any), 0.xid, and the NVML error codes 0.handle_error,
- * 0.error (of every question about it), 0.busy_error, 0.pids_error. Keys of its first MIG device: 0.m0.name and so on. */
+ * Lines are `key value`. Keys of the library: init, count, driver, open_log, stray_xid (of no GPU). Keys of GPU 0: 0.name,
+ * 0.uuid, 0.total and 0.used (MiB), 0.busy and 0.mem_busy (percent), 0.pids (PID:MiB PID:- …), 0.shares (PID:percent …),
+ * 0.stamp (of the shares), 0.mig (how many MIG devices; -1: in MIG mode without any), 0.xid, and the NVML error codes
+ * 0.handle_error, 0.error (of every question about it), 0.busy_error, 0.pids_error. Keys of its first MIG device: 0.m0.name
+ * and so on. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,7 +21,7 @@ typedef struct { unsigned pid; unsigned long long stamp; unsigned sm, mem, enc, 
 typedef struct { device_t device; unsigned long long type, data; unsigned gpu_instance, compute_instance; } event_t;
 
 static struct device gpus[8], migs[8][8];
-static int watched[8], told[8], opened;
+static int watched[8], told[8], told_stray, opened;
 
 static int value(const char *key, char *out) {
   char line[512], name[64];
@@ -181,6 +182,12 @@ int nvmlDeviceRegisterEvents(device_t device, unsigned long long types, void *se
 
 int nvmlEventSetWait_v2(void *set, event_t *event, unsigned timeout_ms) {
   (void)set, (void)timeout_ms;
+  int stray = number("stray_xid", 0);
+  if (stray && !told_stray) {
+    told_stray = 1;
+    *event = (event_t){NULL, 8, stray, ~0u, ~0u};
+    return OK;
+  }
   for (int gpu = 0; gpu < 8; gpu++) {
     int xid = number(of(&gpus[gpu], "xid"), 0);
     if (watched[gpu] && xid > 0 && xid != told[gpu]) {

@@ -158,6 +158,11 @@ def test_an_xid_of_a_program_is_told_once_and_loses_no_gpu(ask):
     assert ask(program, TWO_GPUS) == [{"xids": [[], [31]]}, {"xids": [[], []]}]
 
 
+def test_an_xid_that_names_no_gpu_is_passed_over(ask):
+    (said,) = ask(ALL, "stray_xid 45\n" + TWO_GPUS.replace("1.xid 0", "1.xid 31"))
+    assert [reading["xids"] for reading in said["readings"]] == [[], [31]]
+
+
 def test_a_gpu_that_is_lost_at_the_begin(ask):
     (said,) = ask(ALL, TWO_GPUS + "0.handle_error 15\n")
     assert [gpu["uuid"] for gpu in said["gpus"]] == ["GPU-tttt"]
