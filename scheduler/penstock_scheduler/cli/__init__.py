@@ -7,6 +7,7 @@ from importlib.metadata import entry_points
 import typer
 
 from penstock_scheduler import __version__
+from penstock_scheduler.cli.profile import profile
 from penstock_scheduler.cli.replay import replay
 from penstock_scheduler.cli.schema import schema
 from penstock_scheduler.cli.top import top
@@ -31,6 +32,8 @@ def make_app() -> typer.Typer:
     ) -> None:
         pass
 
+    # What follows the program's name is the program's, also without --.
+    app.command(context_settings={"allow_interspersed_args": False})(profile)
     app.command()(replay)
     app.command()(schema)
     app.command()(top)
