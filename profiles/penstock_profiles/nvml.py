@@ -3,7 +3,7 @@
 ::
 
     with Nvml() as nvml:
-        print(nvml.gpus)
+        print(nvml.devices)
         uses = by_job(nvml.sample(), job_of_pid)
 
 NVML is reached through the module `pynvml` of the distribution `nvidia-ml-py`, which the extra `nvml` installs and which
@@ -18,11 +18,12 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import importlib
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Literal, Self
+
+from penstock_profiles.gpus import Gpus, UnknownGpuError, load_gpus
 
 MIB = 2**20
 
@@ -41,8 +42,8 @@ class NoNvml(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
-class Gpu:
-    """One device."""
+class Device:
+    """A GPU or MIG device."""
 
     index: int
     """NVML's index of the GPU, of a MIG device that of the GPU that it is part of."""
@@ -50,7 +51,7 @@ class Gpu:
     name: str
     """The product, such as `NVIDIA A100-SXM4-40GB`."""
     gpu_type: str
-    """The type as in GRES, such as `a100`."""
+    """As in the catalogue of GPUs, such as `a100`; see `device_type`."""
     memory_mb: float | None
     """All of its memory; None where it shares the host's."""
     parent: str | None = None
@@ -72,7 +73,7 @@ class Process:
 class Reading:
     """A device at one moment."""
 
-    gpu: Gpu
+    device: Device
     used_mb: float | None
     """All memory in use, the driver's own included."""
     utilisation: float | None
@@ -110,21 +111,17 @@ class Use:
     utilisation: float | None
 
 
-def gres_type(product: str) -> str:
-    """The type name that sites give a product in GRES: `a100` for `NVIDIA A100-SXM4-40GB`.
+def device_type(product: str, catalogue: Gpus) -> str:
+    """The GPU type of a product: `a100` for `NVIDIA A100-SXM4-40GB`, `a100_1g.5gb` for a MIG device of it.
 
-    The model without vendor, memory and form factor; `rtx`, `gtx` and `pro` stay where the model is a bare number
-    (`rtx2080ti`, but `a6000`); a MIG device is `a100_1g.5gb`. A product that the rule does not know gives its words,
-    joined.
+    A product that the catalogue does not have goes by the name that Slurm's AutoDetect gives it.
     """
-    text, _, mig = product.lower().partition(" mig ")
-    model = re.search(r"\b((?:rtx|gtx) )?(pro )?([a-z]*\d+[a-z]*)((?: (?:ti|super|ada)\b)*)", text)
-    if model is None:
-        name = "".join(re.findall(r"[a-z0-9]+", re.sub(r"nvidia|tesla|quadro|geforce", "", text))) or "gpu"
-    else:
-        family, pro, number, suffix = (part or "" for part in model.groups())
-        name = (family + pro + number if number[0].isdigit() else number) + suffix
-    return name.replace(" ", "") + (f"_{mig}" if mig else "")
+    whole, _, slice_ = product.partition(" MIG ")
+    try:
+        name = catalogue.type_of(whole)
+    except UnknownGpuError:
+        name = "_".join(whole.lower().split())
+    return f"{name}_{slice_}" if slice_ else name
 
 
 def by_job(sample: Sample, job_of: Callable[[int], str | None]) -> dict[tuple[str, str], Use]:
@@ -145,7 +142,7 @@ def by_job(sample: Sample, job_of: Callable[[int], str | None]) -> dict[tuple[st
         for job, processes in jobs.items():
             if job is not None:
                 utilisation = reading.utilisation if len(jobs) == 1 else _sum(p.utilisation for p in processes)
-                uses[job, reading.gpu.uuid] = Use(_sum(process.used_mb for process in processes), utilisation)
+                uses[job, reading.device.uuid] = Use(_sum(process.used_mb for process in processes), utilisation)
     return uses
 
 
@@ -162,21 +159,21 @@ class Nvml:
     """NVML, open from `with` to the end of the block. The devices are those at its begin.
 
     Args:
-        gres_type: names the type of a product.
+        catalogue: names the types of products; None: the one that comes with Penstock.
 
     Raises:
-        NoNvml: at `with`: no package, library, driver or permission. A driver without GPUs is no error: `gpus` is empty.
+        NoNvml: at `with`: no package, library, driver or permission. A driver without GPUs is no error: `devices` is empty.
     """
 
-    def __init__(self, gres_type: Callable[[str], str] = gres_type) -> None:
-        self._gres_type = gres_type
-        self.gpus: tuple[Gpu, ...] = ()
+    def __init__(self, catalogue: Gpus | None = None) -> None:
+        self._catalogue = load_gpus() if catalogue is None else catalogue
+        self.devices: tuple[Device, ...] = ()
         self.driver: str | None = None
         """Version of the driver."""
 
     def __enter__(self) -> Self:
         self._api: Any = _open()
-        self._devices: list[tuple[Gpu, Any]] = []
+        self._handles: list[tuple[Device, Any]] = []
         self._unreachable: list[Lost] = []
         self._index_of: dict[int | None, int] = {}
         self._off_the_bus: set[int] = set()
@@ -202,14 +199,14 @@ class Nvml:
         xids = self._new_xids()
         self._off_the_bus |= {index for index, codes in xids.items() if OFF_THE_BUS in codes}
         readings, lost = [], [*self._unreachable]
-        for gpu, handle in self._devices:
-            if gpu.index in self._off_the_bus:
-                lost.append(Lost(gpu.index, gpu.uuid, f"XID {OFF_THE_BUS}: the GPU has fallen off the bus"))
+        for device, handle in self._handles:
+            if device.index in self._off_the_bus:
+                lost.append(Lost(device.index, device.uuid, f"XID {OFF_THE_BUS}: the GPU has fallen off the bus"))
                 continue
             try:
-                readings.append(self._read(gpu, handle, tuple(xids.get(gpu.index, ()))))
+                readings.append(self._read(device, handle, tuple(xids.get(device.index, ()))))
             except self._api.NVMLError as error:
-                lost.append(Lost(gpu.index, gpu.uuid, str(error)))
+                lost.append(Lost(device.index, device.uuid, str(error)))
         return Sample(tuple(readings), tuple(lost))
 
     def _find_devices(self) -> None:
@@ -230,7 +227,7 @@ class Nvml:
             except api.NVMLError as error:
                 self._unreachable.append(Lost(index, None, str(error)))
                 continue
-            self._devices += found
+            self._handles += found
             self._index_of[_address(whole)] = index
             self._watch(whole)
         if count and refused == count:
@@ -238,7 +235,7 @@ class Nvml:
                 "permission",
                 f"the driver lets this process see none of this machine's {count} GPUs; run it inside the job that has them",
             )
-        self.gpus = tuple(gpu for gpu, _ in self._devices)
+        self.devices = tuple(device for device, _ in self._handles)
 
     def _mig_handles(self, whole: Any) -> Iterator[Any]:
         for number in range(self._ask(self._api.nvmlDeviceGetMaxMigDeviceCount, whole) or 0):
@@ -246,38 +243,38 @@ class Nvml:
             if handle is not None:
                 yield handle
 
-    def _describe(self, index: int, handle: Any, parent: str | None = None) -> Gpu:
+    def _describe(self, index: int, handle: Any, parent: str | None = None) -> Device:
         name = self._api.nvmlDeviceGetName(handle)
         memory = self._ask(self._api.nvmlDeviceGetMemoryInfo, handle)
-        return Gpu(
+        return Device(
             index=index,
             uuid=self._api.nvmlDeviceGetUUID(handle),
             name=name,
-            gpu_type=self._gres_type(name),
+            gpu_type=device_type(name, self._catalogue),
             memory_mb=memory.total / MIB if memory else None,
             parent=parent,
         )
 
-    def _read(self, gpu: Gpu, handle: Any, xids: tuple[int, ...]) -> Reading:
+    def _read(self, device: Device, handle: Any, xids: tuple[int, ...]) -> Reading:
         memory = self._ask(self._api.nvmlDeviceGetMemoryInfo, handle)
-        busy = self._ask(self._api.nvmlDeviceGetUtilizationRates, handle) if gpu.parent is None else None
+        busy = self._ask(self._api.nvmlDeviceGetUtilizationRates, handle) if device.parent is None else None
         return Reading(
-            gpu=gpu,
+            device=device,
             used_mb=memory.used / MIB if memory else None,
             utilisation=busy.gpu / 100 if busy else None,
             memory_utilisation=busy.memory / 100 if busy else None,
-            processes=self._processes(gpu, handle),
+            processes=self._processes(device, handle),
             xids=xids,
         )
 
-    def _processes(self, gpu: Gpu, handle: Any) -> tuple[Process, ...] | None:
+    def _processes(self, device: Device, handle: Any) -> tuple[Process, ...] | None:
         """None if nobody says."""
         found = self._ask(self._api.nvmlDeviceGetComputeRunningProcesses_v3, handle)
         if found is None:  # drivers before 510 have this one alone
             found = self._ask(self._api.nvmlDeviceGetComputeRunningProcesses_v2, handle)
         if found is None:
             return None
-        shares = self._shares(gpu, handle)
+        shares = self._shares(device, handle)
         return tuple(
             Process(
                 pid=process.pid,
@@ -287,15 +284,15 @@ class Nvml:
             for process in found
         )
 
-    def _shares(self, gpu: Gpu, handle: Any) -> dict[int, float] | None:
+    def _shares(self, device: Device, handle: Any) -> dict[int, float] | None:
         """By process, the share of the newest period; None without a new period. NVML leaves out those that idled."""
-        if gpu.parent is not None:
+        if device.parent is not None:
             return None
-        since_us = self._asked_us.get(gpu.uuid, 0)
+        since_us = self._asked_us.get(device.uuid, 0)
         found = self._ask(self._api.nvmlDeviceGetProcessUtilization, handle, since_us)
         if not found:
             return None
-        self._asked_us[gpu.uuid] = max(entry.timeStamp for entry in found)
+        self._asked_us[device.uuid] = max(entry.timeStamp for entry in found)
         return {entry.pid: entry.smUtil / 100 for entry in sorted(found, key=lambda entry: entry.timeStamp)}
 
     def _watch(self, whole: Any) -> None:

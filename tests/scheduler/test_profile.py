@@ -12,7 +12,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from penstock_profiles.nvml import Gpu, NoNvml, Process, Reading, Sample
+from penstock_profiles.families import load_families
+from penstock_profiles.fit import fit_throughput
+from penstock_profiles.nvml import Device, NoNvml, Process, Reading, Sample
+from penstock_profiles.observations import Observations
 from penstock_profiles.profiles import Profile, load_profile
 from penstock_scheduler.cli import make_app
 from penstock_scheduler.cli.profile import choose_gpu
@@ -96,17 +99,22 @@ def test_the_numpy_example(tmp_path: Path):
 
 
 def test_the_emulated_trainer(tmp_path: Path):
-    """bert-squad on a t4: 0.175 + 0.0587 m seconds, and 12 samples fit. Options need no -- before the program.
+    """bert-squad on a t4: about 0.175 + 0.0587 m seconds, and 12 samples fit. Options need no -- before the program.
 
     After the five sizes 5 x 2.46 = 12.3 of 15 s are over: too many to try (12 + 16) / 2 = 14.
     """
+    step = load_families()["bert-squad"].gpus["t4"].step
     command = ("-m", "penstock_executor.emulated", "--family", "bert-squad", "--work", "1", "--checkpoint-dir", "none")
     said = penstock("--gpu-type", "t4", "--name", "bert", sys.executable, *command)
     profile = stored(tmp_path, "bert@t4")
     assert {seen.atomic_batch: seen.step_time_s for seen in profile.observations} == {
-        m: pytest.approx(0.175 + 0.0587 * m) for m in (1, 2, 4, 8, 12)
+        m: pytest.approx(step.alpha_c + step.beta_c * m) for m in (1, 2, 4, 8, 12)
     }
     assert profile.too_large_batch == 16
+    measured = Observations()
+    for seen in profile.observations:
+        measured.add(seen.nodes, seen.gpus, seen.atomic_batch, seen.step_time_s, seen.sync_time_s or 0.0, seen.steps)
+    assert fit_throughput(measured.measured()).median_rel_err < 0.01
     assert "bert on t4: the memory limit was reached" in said
 
 
@@ -315,7 +323,7 @@ def test_no_gpu_with_a_driver(library: Path, tmp_path: Path):
     assert "no GPU to measure on: GPU is lost." in done.stderr
 
 
-GPUS = tuple(Gpu(i, uuid, "Tesla T4", "t4", 15360.0) for i, uuid in enumerate(("GPU-a", "GPU-b", "MIG-c")))
+GPUS = tuple(Device(i, uuid, "Tesla T4", "t4", 15360.0) for i, uuid in enumerate(("GPU-a", "GPU-b", "MIG-c")))
 
 
 def sample(*busy: str) -> Sample:

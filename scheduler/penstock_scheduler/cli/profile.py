@@ -19,7 +19,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from penstock_profiles.nvml import Gpu, NoNvml, Nvml, Sample, by_job
+from penstock_profiles.nvml import Device, NoNvml, Nvml, Sample, by_job
 from penstock_profiles.profiles import Profile, ProfileError, default_folder, profile_file, save_profile
 from penstock_profiles.wire import (
     CPU,
@@ -63,9 +63,9 @@ def profile(
     name = name or _name(command)
     folder = default_folder(os.environ) if out is None else out
     with contextlib.ExitStack() as stack:
-        device = _open_device(stack, gpu_type, console)
-        gpu_type = gpu_type or device.gpu_type
-        run = _Run(device, ProfileRequest(gpu_type=gpu_type, min_batch=min_batch, max_batch=max_batch, seconds=seconds))
+        target = _open_target(stack, gpu_type, console)
+        gpu_type = gpu_type or target.gpu_type
+        run = _Run(target, ProfileRequest(gpu_type=gpu_type, min_batch=min_batch, max_batch=max_batch, seconds=seconds))
         try:
             profile_file(folder, name, gpu_type)  # a name that is no good is told before anything runs
             with console.status("starting") as status:
@@ -85,7 +85,7 @@ def profile(
         raise PenstockError(f"{run.problem}; what was measured until then is stored{run.tail}")
 
 
-def choose_gpu(gpus: tuple[Gpu, ...], sample: Sample, visible: str | None) -> Gpu:
+def choose_gpu(gpus: tuple[Device, ...], sample: Sample, visible: str | None) -> Device:
     """The first that CUDA_VISIBLE_DEVICES (`visible`; None: unset) shows, else the first that nobody computes on.
 
     Raises:
@@ -98,7 +98,7 @@ def choose_gpu(gpus: tuple[Gpu, ...], sample: Sample, visible: str | None) -> Gp
         if not shown:
             raise PenstockError(f"CUDA_VISIBLE_DEVICES={visible} shows no GPU; unset it, or name one of {there}")
         return shown[0]
-    busy = {reading.gpu.uuid for reading in sample.readings if reading.processes}
+    busy = {reading.device.uuid for reading in sample.readings if reading.processes}
     free = [gpu for gpu in gpus if gpu.uuid not in busy]
     if not free:
         raise PenstockError(
@@ -107,10 +107,10 @@ def choose_gpu(gpus: tuple[Gpu, ...], sample: Sample, visible: str | None) -> Gp
     return free[0]
 
 
-class _Device:
+class _Target:
     """What the program is to use, and NVML's view of it; without `gpu`, there is none."""
 
-    def __init__(self, environment: Mapping[str, str], nvml: Nvml | None = None, gpu: Gpu | None = None) -> None:
+    def __init__(self, environment: Mapping[str, str], nvml: Nvml | None = None, gpu: Device | None = None) -> None:
         self.environment = environment
         """Variables that have the program use this device and no other."""
         self.gpu = gpu
@@ -130,36 +130,36 @@ class _Device:
                 raise PenstockError(
                     f"GPU {lost.index} ({self.gpu.name}) is lost: {lost.reason}; have its node looked at"
                 )
-        self.xids += [xid for reading in sample.readings if reading.gpu == self.gpu for xid in reading.xids]
+        self.xids += [xid for reading in sample.readings if reading.device == self.gpu for xid in reading.xids]
         use = by_job(sample, lambda pid: PROFILE_JOB if _session(pid) == session else None)
         mine = use.get((PROFILE_JOB, self.gpu.uuid))
         return mine.used_mb if mine else None
 
 
-def _open_device(stack: contextlib.ExitStack, gpu_type: str, console: Console) -> _Device:
+def _open_target(stack: contextlib.ExitStack, gpu_type: str, console: Console) -> _Target:
     """Raises PenstockError if there is no GPU and `gpu_type` does not name what there is instead."""
     if gpu_type == CPU:
-        return _Device({"CUDA_VISIBLE_DEVICES": ""})
+        return _Target({"CUDA_VISIBLE_DEVICES": ""})
     try:
         nvml = stack.enter_context(Nvml())
         sample = nvml.sample()
-        if nvml.gpus:
-            gpu = choose_gpu(nvml.gpus, sample, os.environ.get("CUDA_VISIBLE_DEVICES"))
+        if nvml.devices:
+            gpu = choose_gpu(nvml.devices, sample, os.environ.get("CUDA_VISIBLE_DEVICES"))
             console.print(f"GPU {gpu.index}: {gpu.name}, type {gpu_type or gpu.gpu_type}", soft_wrap=True)
-            return _Device({"CUDA_VISIBLE_DEVICES": gpu.uuid}, nvml, gpu)
+            return _Target({"CUDA_VISIBLE_DEVICES": gpu.uuid}, nvml, gpu)
         reason = "; ".join(lost.reason for lost in sample.lost) or "the driver knows none"
     except NoNvml as error:
         reason = str(error)
     if not gpu_type:
         raise PenstockError(f"no GPU to measure on: {reason}. Without NVML, name what there is, such as --gpu-type cpu")
-    return _Device({})
+    return _Target({})
 
 
 class _Run:
     """One run of the program, and what it reports."""
 
-    def __init__(self, device: _Device, request: ProfileRequest) -> None:
-        self._device = device
+    def __init__(self, target: _Target, request: ProfileRequest) -> None:
+        self._target = target
         self._request = request
         self._batch: int | None = None
         self._peak_mb: float | None = None
@@ -180,7 +180,7 @@ class _Run:
             folder = Path(name)
             request, output = folder / "request.json", folder / "output"
             request.write_text(self._request.model_dump_json(), encoding="utf-8")
-            environment = os.environ | self._device.environment | {PROFILE_VARIABLE: str(request)}
+            environment = os.environ | self._target.environment | {PROFILE_VARIABLE: str(request)}
             try:
                 with _running(command, environment, output) as child:
                     self._follow(child, Spool(folder), start_seconds, say)
@@ -189,7 +189,7 @@ class _Run:
 
     def profile(self, name: str) -> Profile:
         """What has been measured; there must be an observation."""
-        gpu, device = self._device.gpu, self._device
+        gpu, driver = self._target.gpu, self._target.driver
         return Profile(
             job=name,
             gpu_type=self._request.gpu_type,
@@ -198,7 +198,7 @@ class _Run:
             measured_s=time.time(),
             versions={
                 "penstock": __version__,
-                **({"driver": device.driver} if device.driver else {}),
+                **({"driver": driver} if driver else {}),
                 **self._versions,
             },
             ended=self.problem or (self._end.text if self._end else ""),
@@ -218,7 +218,7 @@ class _Run:
                 if isinstance(report.body, Started | Ended):
                     more_s = self._request.seconds if isinstance(report.body, Started) else 0.0
                     until_s = time.monotonic() + more_s + GRACE_S
-            if (used_mb := self._device.used_mb(child.pid)) is not None:
+            if (used_mb := self._target.used_mb(child.pid)) is not None:
                 self._peak_mb = max(used_mb, self._peak_mb or 0.0)
             late = time.monotonic() > until_s
             if status is not None or late:
@@ -247,7 +247,7 @@ class _Run:
             self.went_on = status is None
             return
         at = "" if self._batch is None else f" at batch {self._batch}"
-        xids = f"; the driver logged XID {', '.join(map(str, self._device.xids))}" if self._device.xids else ""
+        xids = f"; the driver logged XID {', '.join(map(str, self._target.xids))}" if self._target.xids else ""
         if self._end is not None:
             raise PenstockError(f"the program failed{at}: {self._end.text}{xids}")
         if status is None and at:
