@@ -56,7 +56,8 @@ class SiaSettings(BaseModel):
     allocation_lambda: float = Field(
         default=1.1, description="Cost of leaving a job out; above 1 for p < 0, below 0 for p > 0."
     )
-    solver: Literal["cbc", "highs"] = "cbc"
+    solver: Literal["auto", "milp", "dual"] = Field(default="auto", description="How the round's problem is solved.")
+    backend: Literal["cbc", "highs"] = Field(default="cbc", description="What `milp` runs.")
     gap: NonNegativeFloat = Field(default=1e-4, description="Relative gap at which a plan counts as the best.")
     max_nodes: PositiveInt = Field(
         default=10_000, description="Branch-and-bound nodes after which the best so far is taken."
@@ -114,10 +115,10 @@ class Sia:
             np.array([types.index(c.gpu_type) for c in options], dtype=np.int64),
             np.array([capacity[t] for t in types], dtype=np.int64),
             settings.allocation_lambda if settings.fairness_p < 0 else -settings.allocation_lambda,
-            recorded_J,
+            recorded_J=recorded_J,
         )
         limits = Limits(settings.gap, settings.max_nodes, settings.max_seconds)
-        solution = solve(problem, settings.solver, limits)
+        solution = solve(problem, settings.solver, limits, backend=settings.backend)
         chosen = {job.id: options[c] for job, c in zip(jobs, solution.choice_J, strict=True) if c >= 0}
 
         placements, scattered = place(
