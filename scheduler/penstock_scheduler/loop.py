@@ -115,6 +115,8 @@ class RoundLoop:
             models=known.estimators,
             restart_costs_s=known.restart_costs_s,
             refused=state.refused,
+            limits=state.limits,
+            unscaled=known.unscaled,
         )
         started = time.perf_counter()
         plan = self._policy.decide(snapshot)

@@ -23,6 +23,8 @@ class Models:
 
     estimators: dict[JobId, AnyEstimator] = field(default_factory=dict)
     restart_costs_s: dict[JobId, float] = field(default_factory=dict)
+    unscaled: dict[JobId, int] = field(default_factory=dict)
+    """See `Snapshot.unscaled`."""
 
 
 class WishModels:
@@ -63,6 +65,11 @@ class WishModels:
         return Models(
             {job: estimator for job, (_, estimator) in self._known.items()},
             {job.id: self._cost_s(job.wish) for job in jobs},
+            {
+                job.id: 0 if job.allocation is None else job.allocation.gpus
+                for job in jobs
+                if isinstance(self._known[job.id][1], LinearEstimator)
+            },
         )
 
     def _cost_s(self, wish: JobWish) -> float:

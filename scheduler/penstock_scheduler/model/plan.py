@@ -105,6 +105,8 @@ class Plan:
     waiting: dict[JobId, Reason] = field(default_factory=dict)
     """Jobs that get nothing in this round."""
     solve: SolveReport | None = None
+    prices: dict[str, float] = field(default_factory=dict)
+    """What one more GPU of each type would be worth in this round, in the unit of the solver's objective; empty: not known."""
     incumbent: dict[JobId, Configuration] = field(default_factory=dict)
     """The solver's own choice, before placement, if a time limit cut it short: replay starts from it."""
 

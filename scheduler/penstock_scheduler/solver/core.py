@@ -76,7 +76,8 @@ def solve_core(reduced: Reduced, core_JK: Flags, pick_J: Ints, *, gap: float, no
     job_E, entry_E = jobs[row_E], np.arange(len(row_E))
     gpus_E = reduced.gpus_K[config_E]
     # Rows: one for each open job, then the types, then the quotas.
-    member_M, quota_M = np.nonzero(reduced.member_BQ[reduced.block_J[job_E]])
+    counts_EQ = reduced.member_BQ[reduced.block_J[job_E]] & reduced.counts_QT.T[reduced.type_K[config_E]]
+    member_M, quota_M = np.nonzero(counts_EQ)
     columns = np.concatenate([entry_E, entry_E, member_M])
     first_type = len(jobs)
     first_quota = first_type + reduced.types

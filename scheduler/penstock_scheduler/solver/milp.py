@@ -51,7 +51,8 @@ def solve(reduced: Reduced, limits: Limits, *, backend: str = "cbc") -> Answer:
         gpus = int(reduced.gpus_K[config])
         by_row.setdefault(("job", job), []).append(variable)
         by_row.setdefault(("type", int(reduced.type_K[config])), []).append(gpus * variable)
-        for quota in np.flatnonzero(reduced.member_BQ[reduced.block_J[job]]).tolist():
+        counts_Q = reduced.member_BQ[reduced.block_J[job]] & reduced.counts_QT[:, reduced.type_K[config]]
+        for quota in np.flatnonzero(counts_Q).tolist():
             by_row.setdefault(("quota", quota), []).append(gpus * variable)
     most = {"job": np.ones(len(greedy_J)), "type": reduced.limit_R[: reduced.types]}
     most["quota"] = reduced.limit_R[reduced.types :]

@@ -1,6 +1,6 @@
 """Prices for GPUs: the Lagrangian dual of the round's problem, maximised with cutting planes.
 
-Let every GPU of type t cost mu_t and every GPU held under quota q cost nu_q, and each job may take what is cheapest for it
+Let every GPU of type t cost mu_t and every GPU that counts for quota q cost nu_q, and each job may take what is cheapest for it
 alone. For any prices >= 0 the sum of these cheapest costs, less what the GPUs there are would fetch, is a lower bound:
 
     L(mu, nu) = base + sum_j min_k (saving[j, k] + gpus[k] (mu[type(k)] + sum_{q of j} nu_q)) - capacity mu - limit nu
@@ -104,8 +104,8 @@ def _evaluate(reduced: Reduced, price_R: Floats, priced_JK: Floats) -> tuple[flo
     price_T, price_Q = price_R[: reduced.types], price_R[reduced.types :]
     np.add(reduced.saving_JK, reduced.gpus_K * price_T[reduced.type_K], out=priced_JK)
     if price_Q.any():
-        price_J = (reduced.member_BQ @ price_Q)[reduced.block_J]
-        priced_JK += price_J[:, None] * reduced.gpus_K
+        price_BT = (reduced.member_BQ * price_Q) @ reduced.counts_QT
+        priced_JK += (price_BT[:, reduced.type_K] * reduced.gpus_K)[reduced.block_J]
     pick_J = priced_JK.argmin(axis=1)
     cheapest = priced_JK[np.arange(len(pick_J)), pick_J].sum()
     worth = reduced.limit_R @ price_R

@@ -38,15 +38,21 @@ class BadProblem(RoundFailed):
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """Jobs that may hold only so many GPUs together, as Slurm's limits for users, accounts and QOS have it.
+    """Jobs that may hold only so many GPUs together: Slurm's limits for users, accounts and QOS, or the nodes open to them.
 
     Attributes:
         job_M: rows of its members, each once.
-        gpus: GPUs that they may hold together, of all types, >= 0.
+        gpus: GPUs that they may hold together, >= 0.
+        gpu_type: index of the type whose GPUs are meant; None: all types together.
     """
 
     job_M: NDArray[np.int64]
     gpus: int
+    gpu_type: int | None = None
+
+    def counts_types(self, type_C: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Whether configurations of these types count."""
+        return np.ones(len(type_C), dtype=np.bool_) if self.gpu_type is None else type_C == self.gpu_type
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +107,8 @@ class Problem:
                 _within(name, choice_J, -1, configs)
         for quota in self.quotas:
             _within("job_M of a quota", quota.job_M, 0, jobs)
+            if quota.gpu_type is not None:
+                _within("gpu_type of a quota", np.array([quota.gpu_type]), 0, len(self.capacity_T))
             if len(np.unique(quota.job_M)) != len(quota.job_M):
                 raise BadProblem("job_M of a quota names a job twice")
 
@@ -111,16 +119,21 @@ class Problem:
         costs = self.cost_JC[jobs_J[taken], choice_J[taken]]
         return float(costs.sum() + self.leave_out * np.count_nonzero(~taken))
 
+    def held(self, quota: Quota, choice_J: NDArray[np.int64]) -> int:
+        """GPUs that a choice gives to the members of a quota, as far as they count."""
+        taken_C = choice_J[quota.job_M]
+        taken_C = taken_C[taken_C >= 0]
+        return int(self.gpus_C[taken_C][quota.counts_types(self.type_C[taken_C])].sum())
+
     def feasible(self, choice_J: NDArray[np.int64]) -> bool:
         """Whether a choice keeps within capacities and quotas, has what is forced, and takes no impossible entry."""
         taken_C = choice_J[choice_J >= 0]
         used_T = np.bincount(self.type_C[taken_C], weights=self.gpus_C[taken_C], minlength=len(self.capacity_T))
-        held_J = np.where(choice_J >= 0, self.gpus_C[choice_J], 0) if self.gpus_C.size else np.zeros_like(choice_J)
         kept = self.forced_J is None or np.all((self.forced_J < 0) | (choice_J == self.forced_J))
         return (
             bool(kept)
             and bool(np.all(used_T <= self.capacity_T))
-            and all(held_J[quota.job_M].sum() <= quota.gpus for quota in self.quotas)
+            and all(self.held(quota, choice_J) <= quota.gpus for quota in self.quotas)
             and np.isfinite(self.objective(choice_J))
         )
 

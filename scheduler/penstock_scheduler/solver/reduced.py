@@ -30,6 +30,7 @@ class Reduced:
         limit_R: GPUs of each type, then of each quota, that are left beside what is forced.
         block_J: the block of each job.
         member_BQ: whether a block is in a quota.
+        counts_QT: whether a quota counts GPUs of a type.
         base: objective of the empty choice: the forced jobs, and all others left out.
         job_J: row of each undecided job in the problem.
         forced_J: the problem's own forced choice, -1 elsewhere; all jobs of the problem.
@@ -41,6 +42,7 @@ class Reduced:
     limit_R: Ints
     block_J: Ints
     member_BQ: Flags
+    counts_QT: Flags
     base: float
     job_J: Ints
     forced_J: Ints
@@ -64,7 +66,7 @@ class Reduced:
         blocks, types = len(self.member_BQ), self.types
         cell_J = self.block_J * types + self.type_K[pick_J]
         used_BT = np.bincount(cell_J, self.gpus_K[pick_J], blocks * types).reshape(blocks, types).astype(np.int64)
-        return np.hstack([used_BT, used_BT.sum(axis=1, keepdims=True) * self.member_BQ])
+        return np.hstack([used_BT, (used_BT @ self.counts_QT.T) * self.member_BQ])
 
     def left(self, pick_J: Ints) -> Ints:
         """GPUs that a choice leaves of each resource, R; negative where it takes too many."""
@@ -111,18 +113,20 @@ def reduce(problem: Problem) -> Reduced:
         raise SolveFailed(SolveStatus.INFEASIBLE, "the forced entries alone cannot be")
     free_J = forced_J < 0
     job_J = np.flatnonzero(free_J)
-    held_J = np.zeros(jobs, dtype=np.int64)
-    held_J[~free_J] = problem.gpus_C[forced_J[~free_J]]
+    forced_C = forced_J[~free_J]
+    types = len(problem.capacity_T)
     capacity_T = problem.capacity_T - np.bincount(
-        problem.type_C[forced_J[~free_J]], weights=held_J[~free_J], minlength=len(problem.capacity_T)
+        problem.type_C[forced_C], weights=problem.gpus_C[forced_C], minlength=types
     ).astype(np.int64)
-    left_Q = [quota.gpus - int(held_J[quota.job_M].sum()) for quota in problem.quotas]
-    most_J = np.full(jobs, np.iinfo(np.int64).max)
+    left_Q = [quota.gpus - problem.held(quota, forced_J) for quota in problem.quotas]
+    most_JT = np.tile(capacity_T, (jobs, 1))
     for quota, left in zip(problem.quotas, left_Q, strict=True):
-        most_J[quota.job_M] = np.minimum(most_J[quota.job_M], left)
+        counted = np.flatnonzero(quota.counts_types(np.arange(types)))
+        cells = np.ix_(quota.job_M, counted)
+        most_JT[cells] = np.minimum(most_JT[cells], left)
 
     saving_JC = problem.cost_JC[job_J] - problem.leave_out
-    useful_JC = _useful(saving_JC, problem, capacity_T, most_J[job_J])
+    useful_JC = _useful(saving_JC, problem, most_JT[job_J])
     saving_JC[~useful_JC] = np.inf
     for gpu_type in range(len(capacity_T)):
         capacity_T[gpu_type] -= _unfillable(capacity_T[gpu_type], useful_JC & (problem.type_C == gpu_type), problem)
@@ -130,9 +134,12 @@ def reduce(problem: Problem) -> Reduced:
     row_J[job_J] = np.arange(len(job_J))
     binding: list[tuple[Quota, int]] = []
     for quota, left in zip(problem.quotas, left_Q, strict=True):
-        useful_MC = useful_JC[row_J[quota.job_M][free_J[quota.job_M]]]
+        useful_MC = useful_JC[row_J[quota.job_M][free_J[quota.job_M]]] & quota.counts_types(problem.type_C)
         if np.where(useful_MC, problem.gpus_C, 0).max(axis=1, initial=0).sum() > left:
             binding.append((quota, left - _unfillable(left, useful_MC, problem)))
+    counts_QT = np.zeros((len(binding), types), dtype=np.bool_)
+    for index, (quota, _) in enumerate(binding):
+        counts_QT[index] = quota.counts_types(np.arange(types))
     block_J, member_BQ = _blocks([quota for quota, _ in binding], jobs, job_J)
     return Reduced(
         saving_JK=np.hstack([saving_JC, np.zeros((len(job_J), 1))]),
@@ -141,15 +148,16 @@ def reduce(problem: Problem) -> Reduced:
         limit_R=np.concatenate([capacity_T, np.array([left for _, left in binding], dtype=np.int64)]),
         block_J=block_J,
         member_BQ=member_BQ,
+        counts_QT=counts_QT,
         base=problem.objective(forced_J),
         job_J=job_J,
         forced_J=forced_J,
     )
 
 
-def _useful(saving_JC: Floats, problem: Problem, capacity_T: Ints, most_J: Ints) -> Flags:
-    useful_JC = (saving_JC < 0) & (problem.gpus_C <= np.minimum(capacity_T[problem.type_C], most_J[:, None]))
-    for gpu_type in range(len(capacity_T)):
+def _useful(saving_JC: Floats, problem: Problem, most_JT: Ints) -> Flags:
+    useful_JC = (saving_JC < 0) & (problem.gpus_C <= most_JT[:, problem.type_C])
+    for gpu_type in range(most_JT.shape[1]):
         columns = np.flatnonzero(problem.type_C == gpu_type)
         best_J = np.zeros(len(saving_JC))
         for column in columns[np.argsort(problem.gpus_C[columns], kind="stable")]:
@@ -188,7 +196,8 @@ def repair(reduced: Reduced, pick_J: Ints, regret_JK: Floats) -> Ints:
             if resource < reduced.types:
                 holds_J = reduced.type_K[pick_J] == resource
             else:
-                holds_J = reduced.member_BQ[reduced.block_J, resource - reduced.types]
+                quota = resource - reduced.types
+                holds_J = reduced.member_BQ[reduced.block_J, quota] & reduced.counts_QT[quota, reduced.type_K[pick_J]]
             rows = np.flatnonzero(holds_J & (pick_J != reduced.nothing))
             now = pick_J[rows]
             freed = reduced.gpus_K[now][:, None] - reduced.gpus_K

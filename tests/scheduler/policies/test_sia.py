@@ -106,7 +106,8 @@ def test_gpus_of_unmanaged_jobs_are_not_given_out():
     [
         ({"gpu_types": ["h100"]}, "no node here has h100; the types are t4"),
         ({"min_gpus": 64}, "needs 64 to 64 GPUs, but jobs can have 1, 2, 4, 8"),
-        ({"min_gpus": 3, "max_gpus": 3}, "needs 3 to 3 GPUs"),
+        ({"min_gpus": 5, "max_gpus": 7}, "needs 5 to 7 GPUs"),
+        ({"min_gpus": 6, "max_gpus": 6}, "needs 6 to 6 GPUs"),
     ],
 )
 def test_a_job_that_can_never_run_is_told_so(wish, words):
@@ -122,11 +123,13 @@ def test_a_job_that_waits_knows_what_it_needs():
 
 
 def test_an_odd_allocation_is_kept_by_its_holder_only():
-    """Slurm itself started a job on 3 GPUs: it may keep them, but nobody else is offered 3."""
-    holder = job("holder", phase=Phase.RUNNING, allocation=on("t4", t4_00=3), preemptible=True)
-    other = job("other", min_gpus=3, max_gpus=3)
-    plan = sia.decide(snapshot("t4:2x4", [holder, other]))
-    assert "other" in plan.waiting
+    """Slurm itself started a job on 3 GPUs: it may keep them, but nobody else is offered 3 who could do with 2 or 4."""
+    holder = job("holder", phase=Phase.RUNNING, allocation=on("t4", t4_00=3), max_gpus=4)
+    other = job("other", min_gpus=3, max_gpus=3, phase=Phase.RUNNING, allocation=on("t4", t4_01=2))
+    flexible = job("flexible", min_gpus=3, max_gpus=5)
+    plan = sia.decide(snapshot("t4:2x4", [holder, flexible]))
+    assert plan.chosen.get("flexible") != Configuration(1, 3, "t4")
+    assert sia.decide(snapshot("t4:2x4", [holder, other])).chosen["other"] == Configuration(1, 3, "t4")
 
 
 @pytest.mark.parametrize(
@@ -153,11 +156,13 @@ def test_restart_factor():
         restart_factor(10, 2, 0)
 
 
-def test_goodput_that_is_not_a_number_is_an_error_that_names_the_job():
+def test_a_job_whose_goodput_is_not_a_number_waits_and_is_told_so_and_the_others_run():
     broken = table(t4={1: 1.0})
     object.__setattr__(broken, "rates", {"t4": {1: float("nan")}})
-    with pytest.raises(ConfigError, match="jobs j "):
-        sia.decide(snapshot("t4:1x1", [job("j")], {"j": broken}))
+    plan = sia.decide(snapshot("t4:1x1", [job("j"), job("sane")], {"j": broken}))
+    assert set(plan.chosen) == {"sane"}
+    assert plan.waiting["j"].code is ReasonCode.NEVER_FITS
+    assert "not a number" in plan.waiting["j"].text
 
 
 def test_a_job_that_slurm_started_outside_its_wish_is_moved():

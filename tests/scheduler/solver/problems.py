@@ -13,7 +13,7 @@ INF = float("inf")
 
 
 def problem(cost_JC, gpus_C, type_C, capacity_T, leave_out=1.1, *, forced=None, quotas=()):
-    """A problem from lists; a quota is (members, gpus)."""
+    """A problem from lists; a quota is (members, gpus) or (members, gpus, type)."""
     return Problem(
         np.array(cost_JC, dtype=np.float64).reshape(-1, len(gpus_C)),
         np.array(gpus_C, dtype=np.int64),
@@ -21,7 +21,7 @@ def problem(cost_JC, gpus_C, type_C, capacity_T, leave_out=1.1, *, forced=None, 
         np.array(capacity_T, dtype=np.int64),
         leave_out,
         forced_J=None if forced is None else np.array(forced, dtype=np.int64),
-        quotas=tuple(Quota(np.array(members, dtype=np.int64), gpus) for members, gpus in quotas),
+        quotas=tuple(Quota(np.array(members, dtype=np.int64), *rest) for members, *rest in quotas),
     )
 
 
@@ -61,5 +61,8 @@ def problems(draw: st.DrawFn, *, jobs: int = 4, configs: int = 4) -> Problem:
         [draw(st.integers(0, 8)) for _ in range(types)],
         draw(st.sampled_from([1.1, 0.0, -0.3, 0.5])),
         forced=draw(st.sampled_from([None, forced])),
-        quotas=[(draw(members), draw(st.integers(0, 8))) for _ in range(draw(st.integers(0, 3)))],
+        quotas=[
+            (draw(members), draw(st.integers(0, 8)), draw(st.sampled_from([None, *range(types)])))
+            for _ in range(draw(st.integers(0, 3)))
+        ],
     )
