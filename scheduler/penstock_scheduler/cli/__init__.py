@@ -9,6 +9,7 @@ import typer
 from penstock_scheduler import __version__
 from penstock_scheduler.cli.replay import replay
 from penstock_scheduler.cli.schema import schema
+from penstock_scheduler.cli.solve import solve
 from penstock_scheduler.cli.top import top
 from penstock_scheduler.errors import PenstockError
 
@@ -33,6 +34,7 @@ def make_app() -> typer.Typer:
 
     app.command()(replay)
     app.command()(schema)
+    app.command()(solve)
     app.command()(top)
     for entry in sorted(entry_points(group=COMMANDS), key=lambda entry: entry.name):
         app.add_typer(entry.load(), name=entry.name)

@@ -117,9 +117,9 @@ class Problem:
         used_T = np.bincount(self.type_C[taken_C], weights=self.gpus_C[taken_C], minlength=len(self.capacity_T))
         held_J = np.where(choice_J >= 0, self.gpus_C[choice_J], 0) if self.gpus_C.size else np.zeros_like(choice_J)
         kept = self.forced_J is None or np.all((self.forced_J < 0) | (choice_J == self.forced_J))
-        return (
-            bool(kept)
-            and bool(np.all(used_T <= self.capacity_T))
+        return bool(
+            kept
+            and np.all(used_T <= self.capacity_T)
             and all(held_J[quota.job_M].sum() <= quota.gpus for quota in self.quotas)
             and np.isfinite(self.objective(choice_J))
         )
