@@ -43,7 +43,7 @@ def solve(reduced: Reduced, limits: Limits) -> Answer:
     """
     deadline = time.perf_counter() + limits.seconds
     gap = max(limits.gap, SMALLEST_GAP)
-    relaxed = relax(reduced, tolerance=gap / 10, deadline=deadline)
+    relaxed = relax(reduced, tolerance=gap / 10)
     pick_J = repair(reduced, relaxed.mixed_J, relaxed.regret_JK)
     value, bound, nodes, width = reduced.value(pick_J), relaxed.bound, limits.nodes, CORE_ENTRIES * len(relaxed.price_R)
     while True:

@@ -5,14 +5,16 @@ The yardstick for `dual`, and what `auto` turns to if that has numerical trouble
 
 from __future__ import annotations
 
+import contextlib
 import time
 
 import mip
 import numpy as np
 
 from penstock_scheduler.model import SolveStatus
+from penstock_scheduler.solver.prices import relax
 from penstock_scheduler.solver.problem import Limits, SolveFailed
-from penstock_scheduler.solver.reduced import Answer, Ints, Reduced, repair
+from penstock_scheduler.solver.reduced import Answer, Reduced, repair
 
 _NAMES = {"cbc": mip.CBC, "highs": mip.HIGHS}
 
@@ -27,20 +29,22 @@ _ENDED = {
 def solve(reduced: Reduced, limits: Limits, *, backend: str = "cbc") -> Answer:
     """Solve `reduced` on one thread with a fixed seed, so that the same problem gives the same choice.
 
-    What the solver found within its limits is taken if it is better than a greedy choice, so that there always is one.
+    Where it met its limits first, what prices alone give is taken if that is better, so that there always is a good choice.
 
     Raises:
         SolveFailed: the solver has numerical trouble.
     """
     started = time.perf_counter()
-    greedy_J, lowest = _greedy(reduced)
+    best_J = reduced.saving_JK.argmin(axis=1)
+    greedy_J = repair(reduced, best_J, reduced.saving_JK)
+    lowest, highest = reduced.value(best_J), reduced.value(greedy_J)
     model = mip.Model(sense=mip.MINIMIZE, solver_name=_NAMES[backend])
     model.verbose = 0
     model.threads = 1
     model.seed = 1
-    # The program's own objective is the saving, so the gap of the whole one is asked for in absolute terms.
+    # The program's own objective is the saving: the gap of the whole one is asked for by the least size that it can have.
     model.max_mip_gap = 0.0
-    model.max_mip_gap_abs = limits.gap * min(abs(reduced.value(greedy_J)), abs(lowest))
+    model.max_mip_gap_abs = limits.gap * max(lowest, -highest, 0.0)
     model.max_nodes = limits.nodes
     jobs_E, configs_E = np.nonzero(np.isfinite(reduced.saving_JK[:, :-1]))
     variables = [
@@ -65,20 +69,17 @@ def solve(reduced: Reduced, limits: Limits, *, backend: str = "cbc") -> Answer:
     status = _ENDED[code]
     if status is not SolveStatus.OPTIMAL and time.perf_counter() - started >= limits.seconds:
         status = SolveStatus.TIME_LIMIT
-    pick_J, bound = greedy_J, lowest
+    picks, bound = [greedy_J], lowest
     if model.num_solutions:
         taken = np.array([variable.x > 0.5 for variable in variables])
         found_J = np.full(len(greedy_J), reduced.nothing)
         found_J[jobs_E[taken]] = configs_E[taken]
+        picks.append(found_J)
         # Without a solution of its own CBC may give 0 for a bound, which is too high: all savings are negative.
-        bound = max(lowest, reduced.base + float(model.objective_bound))
-        if reduced.value(found_J) < reduced.value(pick_J):
-            pick_J = found_J
-    return Answer(f"milp-{backend}", pick_J, bound, status)
-
-
-def _greedy(reduced: Reduced) -> tuple[Ints, float]:
-    """Everybody's best, shrunk until it fits where that costs least per GPU; and the bound that there is nothing better."""
-    best_J = reduced.saving_JK.argmin(axis=1)
-    regret_JK = reduced.saving_JK - reduced.saving_JK.min(axis=1, keepdims=True)
-    return repair(reduced, best_J, regret_JK), reduced.value(best_J)
+        bound = max(bound, reduced.base + float(model.objective_bound))
+    if status is not SolveStatus.OPTIMAL:
+        with contextlib.suppress(SolveFailed):
+            relaxed = relax(reduced, tolerance=limits.gap)
+            picks.append(repair(reduced, relaxed.mixed_J, relaxed.regret_JK))
+            bound = max(bound, relaxed.bound)
+    return Answer(f"milp-{backend}", min(picks, key=reduced.value), bound, status)

@@ -130,9 +130,9 @@ class Problem:
         taken_C = choice_J[choice_J >= 0]
         used_T = np.bincount(self.type_C[taken_C], weights=self.gpus_C[taken_C], minlength=len(self.capacity_T))
         kept = self.forced_J is None or np.all((self.forced_J < 0) | (choice_J == self.forced_J))
-        return (
-            bool(kept)
-            and bool(np.all(used_T <= self.capacity_T))
+        return bool(
+            kept
+            and np.all(used_T <= self.capacity_T)
             and all(self.held(quota, choice_J) <= quota.gpus for quota in self.quotas)
             and np.isfinite(self.objective(choice_J))
         )

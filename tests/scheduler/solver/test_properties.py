@@ -41,17 +41,18 @@ def test_the_dual_against_trying_everything(entries: int, case: Problem, gap: fl
 
 
 @settings(max_examples=60, deadline=None)
-@given(case=problems(), backend=st.sampled_from(["cbc", "highs"]))
-def test_milp_against_trying_everything(case: Problem, backend: str) -> None:
+@given(case=problems(), gap=st.sampled_from([0.0, 0.05]), backend=st.sampled_from(["cbc", "highs"]))
+def test_milp_against_trying_everything(case: Problem, gap: float, backend: str) -> None:
     best = best_by_trying(case)
     if best == INF:
         with pytest.raises(SolveFailed):
             solve(case, "milp", backend=backend)
         return
-    solution = solve(case, "milp", Limits(gap=0.0), backend=backend)
+    solution = solve(case, "milp", Limits(gap=gap), backend=backend)
     assert case.feasible(solution.choice_J)
-    assert solution.report.objective == pytest.approx(best, abs=NEAR)
-    assert solution.report.bound == pytest.approx(best, abs=NEAR)
+    assert solution.report.bound <= best + NEAR
+    assert best <= solution.report.objective + NEAR
+    assert solution.report.objective <= solution.report.bound + gap * abs(solution.report.objective) + NEAR
 
 
 @settings(max_examples=100, deadline=None)
@@ -63,7 +64,7 @@ def test_the_prices_bound_the_best_from_below(case: Problem) -> None:
     assume(best < INF)
     reduced = reduce(case)
     assume(len(reduced.job_J))
-    relaxed = relax(reduced, tolerance=1e-9, deadline=INF)
+    relaxed = relax(reduced, tolerance=1e-9)
     by_hand = dual_value(case, tuple(relaxed.price_R))
     # Entries that no best choice has may only loosen L, so the reduced problem's is the larger.
     assert by_hand <= relaxed.bound + NEAR
@@ -78,7 +79,7 @@ def test_prices_that_were_cut_short_are_a_bound_all_the_same(case: Problem, eval
     reduced = reduce(case)
     assume(len(reduced.job_J))
     with mock.patch("penstock_scheduler.solver.prices.MAX_EVALUATIONS", evaluations):
-        relaxed = relax(reduced, tolerance=0.0, deadline=INF)
+        relaxed = relax(reduced, tolerance=0.0)
     assert relaxed.evaluations <= evaluations
     assert relaxed.bound <= best + NEAR
 
