@@ -1,6 +1,7 @@
 """Workloads: jobs to simulate, from our own files, published traces, a site's history or a generator."""
 
 from penstock_scheduler.simulator.workloads.applications import APPLICATIONS, Application, application_of
+from penstock_scheduler.simulator.workloads.generate import GeneratorSettings, generate
 from penstock_scheduler.simulator.workloads.own import write
 from penstock_scheduler.simulator.workloads.reading import FORMATS, read_workload
 from penstock_scheduler.simulator.workloads.table import BadInput, Problem
@@ -11,11 +12,13 @@ __all__ = [
     "FORMATS",
     "Application",
     "BadInput",
+    "GeneratorSettings",
     "Problem",
     "Workload",
     "WorkloadJob",
     "Wrong",
     "application_of",
+    "generate",
     "read_workload",
     "rigid_wish",
     "write",
