@@ -12,6 +12,7 @@ from penstock_scheduler.cli.replay import replay
 from penstock_scheduler.cli.schema import schema
 from penstock_scheduler.cli.solve import solve
 from penstock_scheduler.cli.top import top
+from penstock_scheduler.cli.workload import workload
 from penstock_scheduler.errors import PenstockError
 
 COMMANDS = "penstock.commands"
@@ -39,6 +40,7 @@ def make_app() -> typer.Typer:
     app.command()(schema)
     app.command()(solve)
     app.command()(top)
+    app.add_typer(workload, name="workload")
     for entry in sorted(entry_points(group=COMMANDS), key=lambda entry: entry.name):
         app.add_typer(entry.load(), name=entry.name)
     return app
