@@ -113,6 +113,8 @@ class _Room:
     def __init__(self, nodes: Iterable[Node], move_cost: Mapping[JobId, float]) -> None:
         self._nodes = {node.name: node for node in nodes}
         self._free = {name: node.gpus_for_us for name, node in self._nodes.items()}
+        self._insides = sorted({_inside(node) for node in self._nodes.values()})
+        self._largest = max(self._free.values(), default=0)
         self._move_cost = move_cost
         self.kept: dict[JobId, Placement] = {}
         """Jobs that have kept their nodes so far, and may still be asked to leave them."""
@@ -197,13 +199,14 @@ class _Room:
 
     def _part(self, gpus: int, door: Door) -> list[str]:
         """The node of a partition with the fewest free GPUs that has `gpus`."""
-        for free in sorted({free for inside, free in self._parts if free >= gpus and _opens(door, inside)}):
+        open_to = [inside for inside in self._insides if _opens(door, inside)]
+        for free in range(gpus, self._largest + 1):
             found = []
-            for (inside, count), heap in self._parts.items():
-                if count == free and _opens(door, inside):
-                    while heap and self._free[heap[0]] != free:
-                        heapq.heappop(heap)
-                    found += heap[:1]
+            for inside in open_to:
+                heap = self._parts.get((inside, free), [])
+                while heap and self._free[heap[0]] != free:
+                    heapq.heappop(heap)
+                found += heap[:1]
             if found:
                 return [min(found)]
         return []

@@ -156,3 +156,74 @@ def test_other_sizes_are_placed_where_they_can_be(size):
     assert len(put(nodes, {f"j{i}": t4(half) for i in range(3)}).placements) == 2
     rest = {f"r{i}": t4(size - half) for i in range(2)}
     assert put(nodes, {"a": t4(half), "b": t4(half), **rest}).left_over == ()
+
+
+@st.composite
+def odd_clusters(draw):
+    """Nodes of any size, partitions and reservations; jobs of any shape; some run already, some are pinned."""
+    nodes = [
+        Node(
+            f"n{i}",
+            "t4",
+            draw(st.sampled_from([2, 3, 4, 8])),
+            draw(st.sampled_from([("a",), ("a", "b"), ("b",)])),
+            usable=draw(st.sampled_from([True, True, True, False])),
+            gpus_others=draw(st.sampled_from([0, 0, 1])),
+            reservation=draw(st.sampled_from(["", "", "exam"])),
+            switch=draw(st.sampled_from("xy")),
+        )
+        for i in range(draw(st.integers(1, 8)))
+    ]
+    free = {node.name: node.gpus_for_us for node in nodes}
+    wanted, current, pinned = {}, {}, {}
+    for number in range(draw(st.integers(1, 16))):
+        shape = draw(st.sampled_from([t4(1), t4(2), t4(3), t4(4), t4(8), t4(4, 2), t4(8, 2), t4(12, 3), t4(16, 4)]))
+        job, each = f"j{number:02d}", shape.gpus // shape.nodes
+        at = [
+            node.name
+            for node in nodes
+            if free[node.name] >= each and (shape.nodes == 1 or free[node.name] == node.gpus)
+        ]
+        state = draw(st.sampled_from(["new", "new", "runs", "pinned"]))
+        if state != "new" and len(at) >= shape.nodes:
+            names = sorted(draw(st.permutations(at))[: shape.nodes])
+            for name in names:
+                free[name] -= each
+            where = Placement("t4", draw(st.sampled_from("ab")), tuple(Share(name, each) for name in names))
+            (current if state == "runs" else pinned)[job] = where
+        if job not in pinned:
+            wanted[job] = shape
+    partitions = {job: draw(st.sampled_from([("a",), ("b", "a")])) for job in wanted}
+    reservations = {job: "exam" for job in wanted if draw(st.integers(0, 3)) == 0}
+    return tuple(nodes), wanted, current, pinned, partitions, reservations
+
+
+@given(odd_clusters())
+def test_the_rules_hold_on_any_cluster(cluster):
+    nodes, wanted, current, pinned, partitions, reservations = cluster
+    found = place(nodes, wanted, partitions, current, pinned, reservations=reservations)
+    by_name = {node.name: node for node in nodes}
+    assert set(found.placements) | set(found.left_over) == set(wanted)
+    assert not set(found.placements) & set(found.left_over)
+    users: dict[str, list[str]] = {}
+    used = {name: node.gpus - node.gpus_for_us for name, node in by_name.items()}
+    for job, placement in {**pinned, **found.placements}.items():
+        for share in placement.shares:
+            used[share.node] += share.gpus
+            users.setdefault(share.node, []).append(job)
+    for job, placement in found.placements.items():
+        assert placement.configuration == wanted[job]
+        assert placement.partition in partitions[job]
+        for share in placement.shares:
+            node = by_name[share.node]
+            assert used[share.node] <= node.gpus
+            assert node.usable
+            assert node.reservation == reservations.get(job, "")
+            if placement != current.get(job):
+                assert placement.partition in node.partitions
+            if len(placement.shares) > 1:
+                assert users[share.node] == [job]
+                assert share.gpus == node.gpus
+    for job, by in found.made_room_for.items():
+        assert job in current
+        assert by in found.placements

@@ -158,23 +158,23 @@ class Sia:
         """The best plan for this snapshot. Raises RoundFailed when the solver has no usable answer."""
         table = _Table(snapshot, self._settings, self._goodput)
         leave_J, cost_JC = self._costs(table)
+        # The solver knows one cost of leaving a job out: the average, from which each job's own entries are told.
+        weighted_J = leave_J * table.weight_J
+        leave_out = float(weighted_J.mean()) if len(weighted_J) else 0.0
         problem = Problem(
-            (cost_JC - leave_J[:, None]) * table.weight_J[:, None],
+            cost_JC * table.weight_J[:, None] - weighted_J[:, None] + leave_out,
             table.gpus_C,
             table.type_C,
             table.capacity_T,
-            leave_out=0.0,
+            leave_out,
             quotas=table.quotas(),
             recorded_J=table.recorded(),
         )
         limits = Limits(self._settings.gap, self._settings.max_nodes, self._settings.max_seconds)
         solution = solve(problem, self._settings.solver, limits, backend=self._settings.backend)
-        # Costs were given relative to leaving each job out; people know them as Sia's, from 0.
-        base = float(leave_J @ table.weight_J)
         report = solution.report
-        report = dataclasses.replace(report, objective=report.objective + base, bound=report.bound + base)
         chosen = {job.id: table.options[c] for job, c in zip(table.jobs, solution.choice_J, strict=True) if c >= 0}
-        placed, instead = self._place(table, chosen, problem.cost_JC)
+        placed, instead = self._place(table, chosen, problem)
         cut_short = report.status is SolveStatus.TIME_LIMIT
         return Plan(
             snapshot.round,
@@ -206,7 +206,7 @@ class Sia:
         return leave_J, cost_JC
 
     def _place(
-        self, table: _Table, chosen: Mapping[JobId, Configuration], cost_JC: FloatMatrix
+        self, table: _Table, chosen: Mapping[JobId, Configuration], problem: Problem
     ) -> tuple[Placed, dict[JobId, Configuration]]:
         """Nodes for what was chosen; for jobs that find none, the next best that fits beside the others (`instead`)."""
         placed = table.place(chosen)
@@ -217,8 +217,8 @@ class Sia:
         row_of = {job.id: row for row, job in enumerate(table.jobs)}
         for job in sorted(placed.left_over, key=row_of.__getitem__):
             row = row_of[job]
-            for column in np.argsort(cost_JC[row], kind="stable"):
-                if not cost_JC[row, column] < 0:  # no better than nothing
+            for column in np.argsort(problem.cost_JC[row], kind="stable"):
+                if not problem.cost_JC[row, column] < problem.leave_out:  # no better than nothing
                     break
                 option = table.options[column]
                 if option == chosen[job] or not table.within_limits(row, option.gpus, taken):
