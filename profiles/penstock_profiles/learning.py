@@ -28,7 +28,9 @@ from penstock_profiles.fit import fit_throughput
 from penstock_profiles.gpus import Gpus
 from penstock_profiles.noise import GradientNoise
 from penstock_profiles.observations import NOTICEABLE, Measured, Observations
+from penstock_profiles.profiles import Profile
 from penstock_profiles.throughput import FloatArray, ThroughputParams, compute_time
+from penstock_profiles.wire import Observation
 
 
 class JobModel:
@@ -90,6 +92,26 @@ class JobModel:
         if news:
             self._stale_fits.add(gpu_type)
             self._estimator = None
+
+    def observe_report(self, seen: Observation) -> None:
+        """Take in what a run reported, or one line of a profile: its steps, and its gradient noise if it has an estimate.
+
+        With accumulation, all micro-steps compute alike and the last one synchronises too. On several GPUs, steps without a
+        measured synchronisation say nothing that a fit can use, and are passed over.
+        """
+        if seen.grad_sqr is not None and seen.grad_var is not None and seen.grad_sqr + seen.grad_var > 0:
+            self.observe_noise(GradientNoise(seen.grad_sqr, seen.grad_var))
+        sync_s = seen.sync_time_s if seen.gpus > 1 else 0.0
+        if sync_s is not None and sync_s < seen.step_time_s:
+            compute_s = (seen.step_time_s - sync_s) / (seen.accumulation_steps + 1)
+            self.observe(
+                seen.gpu_type, seen.nodes, seen.gpus, seen.atomic_batch, compute_s + sync_s, sync_s, seen.steps
+            )
+
+    def observe_profile(self, profile: Profile) -> None:
+        """Take in what `penstock profile` measured of the job, under the profile's GPU type."""
+        for seen in profile.observations:
+            self.observe_report(seen)
 
     def observe_limit(self, gpu_type: str, max_atomic_batch: int) -> None:
         """The largest atomic batch that is known to fit into this type's memory; a larger one that ran replaces it."""

@@ -8,7 +8,9 @@ from penstock_profiles.families import load_families
 from penstock_profiles.gpus import load_gpus
 from penstock_profiles.learning import JobModel, type_slowdowns
 from penstock_profiles.noise import GradientNoise
+from penstock_profiles.profiles import Profile
 from penstock_profiles.throughput import ThroughputParams, compute_time, step_time, sync_time
+from penstock_profiles.wire import Observation
 
 FAMILIES = load_families()
 TRUTH = ThroughputParams(0.02, 0.002, 0.03, 0.004, 0.1, 0.01, gamma=2.0, growth=0.0)
@@ -161,3 +163,51 @@ def test_a_bad_observation_leaves_the_model_as_it_was():
             model.observe("l4", *report)
     assert model.estimator is before
     assert list(model.estimator.models) == ["t4"]
+
+
+def report(params=TRUTH, *, nodes=1, gpus=1, m=32, accumulation=0, sync=True, **more) -> Observation:
+    step_s = float(step_time(params, nodes, gpus, m, accumulation))
+    waited = step_s - (accumulation + 1) * float(compute_time(params, m))
+    return Observation(
+        gpu_type="t4",
+        nodes=nodes,
+        gpus=gpus,
+        atomic_batch=m,
+        accumulation_steps=accumulation,
+        steps=10,
+        step_time_s=step_s,
+        sync_time_s=waited if sync else None,
+        progress=0,
+        **more,
+    )
+
+
+@pytest.mark.parametrize("accumulation", [0, 3])
+def test_reports_are_understood_with_accumulation_and_without(accumulation):
+    model = JobModel(32, 1024)
+    for m in BATCHES:
+        model.observe_report(report(m=m, accumulation=accumulation))
+        model.observe_report(report(gpus=4, m=m, accumulation=accumulation, grad_sqr=2.0, grad_var=90.0))
+    assert step(model, "t4", 1, 4) == pytest.approx(float(step_time(TRUTH, 1, 4, 32)), rel=0.02)
+    assert (model.estimator.grad_sqr, model.estimator.grad_var) == (2.0, 90.0)
+
+
+def test_steps_on_several_gpus_without_their_synchronisation_are_passed_over():
+    model = JobModel(32, 1024)
+    model.observe_report(report(gpus=4, sync=False))
+    assert model.estimator == LinearEstimator()
+
+
+def test_a_stored_profile_is_where_a_job_begins():
+    profile = Profile(
+        job="j",
+        gpu_type="t4",
+        measured_s=0,
+        versions={},
+        ended="the largest batch was reached",
+        observations=tuple(report(m=m, sync=False) for m in BATCHES),
+    )
+    model = JobModel(32, 1024)
+    model.observe_profile(profile)
+    assert step(model, "t4", 1, 1) == pytest.approx(float(step_time(TRUTH, 1, 1, 32)), rel=0.01)
+    assert model.estimator.models["t4"].max_atomic_batch == 128
