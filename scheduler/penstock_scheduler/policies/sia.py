@@ -36,8 +36,9 @@ Axes: J jobs, C configurations, T GPU types.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -375,6 +376,11 @@ class _Table:
                     most_J[row] = max(int(fewest_J[row]), int(settings.growth * max(ran_on, now)))
         return most_J
 
+    @functools.cached_property
+    def all_shapes(self) -> tuple[Configuration, ...]:
+        """Every configuration that the cluster has, also those that are larger than any job's wish."""
+        return common.configurations(self.snapshot.nodes)
+
     def restart_factors(self, settings: SiaSettings) -> NDArray[np.float64]:
         """See `restart_factor`."""
         costs = [self.snapshot.restart_costs_s[job.id] for job in self.jobs]
@@ -479,7 +485,6 @@ def _explained(
             strict=True,
         )
     )
-    fitting = common.configurations(snapshot.nodes)
     assignments: dict[JobId, Assignment] = {}
     waiting: dict[JobId, Reason] = {}
     for job in snapshot.jobs:
@@ -498,13 +503,11 @@ def _explained(
             advice = Batch(batch.atomic_batch, batch.accumulation_steps) if batch is not None else None
             assignments[job.id] = Assignment(placement, reason, float(table.goodput_JC[row, c]), advice)
         else:
-            waiting[job.id] = _why_not(table, job, row, chosen.get(job.id), fitting)
+            waiting[job.id] = _why_not(table, job, row, chosen.get(job.id))
     return assignments, waiting
 
 
-def _why_not(
-    table: _Table, job: Job, row: int, chosen: Configuration | None, fitting: Sequence[Configuration]
-) -> Reason:
+def _why_not(table: _Table, job: Job, row: int, chosen: Configuration | None) -> Reason:
     needs = common.smallest_need(job)
     if job.id in table.bad:
         text = "its model gives a goodput that is negative or not a number: correct the model, or leave it out"
@@ -513,7 +516,7 @@ def _why_not(
         text = f"{chosen} would be best, but the free GPUs are scattered over too many nodes"
         return Reason(ReasonCode.WAITING_FRAGMENTS, text, needs)
     if not table.ever_JC[row].any():
-        return common.never_fits(job, fitting, table.snapshot.nodes)
+        return common.never_fits(job, table.all_shapes, table.snapshot.nodes)
     fewest = int(table.gpus_C[table.ever_JC[row]].min())
     for limit in table.snapshot.limits:
         if limit.covers(job) and fewest > limit.gpus:
