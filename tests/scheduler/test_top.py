@@ -42,7 +42,7 @@ def screen(width: int, shown: RoundRecord | None = None) -> list[str]:
 def test_a_round_tells_its_age_and_jobs_come_in_the_order_of_their_numbers():
     title, *lines = screen(120)
     assert "(3 min ago)" in title
-    assert "2 jobs have GPUs, 1 wait" in title
+    assert "jobs: 2 with GPUs, 1 waiting" in title
     jobs = [line.split()[0] for line in lines[3:] if line.split()[0].isdigit()]
     assert jobs == ["9", "10", "7"], "those with GPUs first"
 
@@ -76,6 +76,7 @@ def test_bars_of_a_large_cluster_fit():
     line = next(line for line in screen(80, shown) if line.startswith("t4"))
     bar = line.split()[1]
     assert len(bar) == 40
+    assert "no job asks for Penstock" in screen(80, shown)
     assert bar.count("▒") == 10, "400 of 1600"
     assert "8 out of service" in " ".join(screen(80, shown))
 

@@ -60,7 +60,10 @@ class _Screen:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield _title(self.record, self.now_s)
         yield _types(self.record, options.max_width)
-        yield _jobs(self.record, options.max_width)
+        if self.record.snapshot.jobs:
+            yield _jobs(self.record, options.max_width)
+        else:
+            yield Text("no job asks for Penstock", style="dim")
         for refusal in self.record.snapshot.refused:
             yield Text(f"job {refusal.job} ({refusal.name}) is refused: {refusal.text}", style="red")
 
@@ -114,7 +117,7 @@ def _title(record: RoundRecord, now_s: float | None) -> Text:
     decided_s = record.snapshot.time_s
     text = f"round {plan.round} at {time.strftime('%H:%M:%S', time.localtime(decided_s))}"
     text += f" ({_age(now_s - decided_s)} ago)" if now_s is not None else ""
-    text += f"  policy {record.policy}  {len(plan.assignments)} jobs have GPUs, {len(plan.waiting)} wait"
+    text += f"  policy {record.policy}  jobs: {len(plan.assignments)} with GPUs, {len(plan.waiting)} waiting"
     if plan.cut_short and plan.solve is not None:
         text += f"  cut short by the time limit, within {plan.solve.gap:.1%} of the best plan"
     return Text(text, style="bold")

@@ -97,7 +97,8 @@ def _run(console: Console, families: Families, keep: bool) -> tuple[list[History
         version = sites[0].gateway.version()
         begun_s = time.time()
         try:
-            _play(console, families, sites, begun_s)
+            if not _play(console, families, sites, begun_s):
+                console.print("[red]not all jobs ended in time; the report shows what there is")
         except KeyboardInterrupt:
             console.print("stopped; the report shows what there is")
         for site in sites:
@@ -131,13 +132,15 @@ def _run(console: Console, families: Families, keep: bool) -> tuple[list[History
     return histories, facts, ok
 
 
-def _play(console: Console, families: Families, sites: list[DemoSite], begun_s: float) -> None:
+def _play(console: Console, families: Families, sites: list[DemoSite], begun_s: float) -> bool:
+    """Submit, watch and show until all jobs have ended; False if they have not in time."""
     store = None
     todo = list(JOBS)
     gap_s = ARRIVALS_S / (len(JOBS) - 1)
-    live = console.is_terminal
+    live = console.is_terminal and not console.is_dumb_terminal
     said_s = 0.0
-    with Live(console=console, auto_refresh=False, transient=True) if live else ExitStack() as screen:
+    # A screen of its own: lines that a resized terminal breaks anew would stay behind.
+    with Live(console=console, auto_refresh=False, screen=True) if live else ExitStack() as screen:
         while True:
             elapsed_s = time.time() - begun_s
             while todo and elapsed_s >= (len(JOBS) - len(todo)) * gap_s:
@@ -147,10 +150,9 @@ def _play(console: Console, families: Families, sites: list[DemoSite], begun_s: 
             for site in sites:
                 site.look()
             if not todo and all(site.ended == len(JOBS) for site in sites):
-                return
+                return True
             if elapsed_s > LIMIT_S:
-                console.print("[red]not all jobs ended in time; the report shows what there is")
-                return
+                return False
             if sites[0].daemon_died:
                 raise PenstockError(f"penstockd ended by itself; see {sites[0].folder}/penstockd.log")
             store = store or _store(sites[0].state)
