@@ -75,12 +75,11 @@ def demo(
     averages = [history.average_jct_s for history in histories]
     for history, average in zip(histories, averages, strict=True):
         done = sum(job.end_s is not None for job in history.jobs)
-        shown = (
-            "none ended" if average is None else f"{average:.0f} s ({average * TIME_SCALE / 60:.0f} emulated minutes)"
-        )
-        console.print(
-            f"{history.title}: {done} of {len(history.jobs)} jobs ended, average time from submission to end {shown}"
-        )
+        words = f"{history.title}: {done} of {len(history.jobs)} jobs ended"
+        if average is not None:
+            words += f", average time from submission to end {average:.0f} s"
+            words += f" ({average * TIME_SCALE / 60:.0f} emulated minutes)"
+        console.print(words)
     console.print(f"the report: {page.resolve()}")
     if not ok:
         raise typer.Exit(1)
