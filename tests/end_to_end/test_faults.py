@@ -9,6 +9,7 @@ import json
 import os
 import random
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -86,16 +87,21 @@ def test_a_node_that_dies_loses_its_job_to_another_and_the_old_run_is_fenced(mak
 
 @pytest.mark.parametrize("cycles", [20, pytest.param(100, marks=pytest.mark.long)])
 def test_requeue_cycles_without_a_revoked_credential(make_site, loopback, cycles):
-    """A user requeues the job again and again; each time it is held, placed and released, after the pause."""
+    """A user requeues the job again and again; each time it is held, placed and released, after the pause.
+
+    That takes 2 s a cycle, and 8 where Slurm's own time for a requeued job to begin is waited for.
+    """
     site: Site = make_site(loopback, round_s=0.5, tick_s=0.1)
     site.start()
     job = site.submit(100_000, max_gpus=1)
+    begun_s = time.monotonic()
     for cycle in range(cycles):
         wait_for(lambda: site.states(job) == {job: "RUNNING"}, 30, f"run {cycle}", details=site.tail, poll_s=0.02)
         if cycle % 2:
             pause(random.Random(cycle).uniform(0.0, 0.3))
         site.slurm.command("scontrol", "requeue", job)
     wait_for(lambda: site.states(job) == {job: "RUNNING"}, 30, "the last run", details=site.tail)
+    assert time.monotonic() - begun_s < 5 * cycles
     assert site.job(job).restarts == cycles
     assert "revoked" not in (site.slurm.log_folder / "slurmctld.log").read_text()
     site.slurm.command("scancel", job)
