@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
+
+import pytest
 
 from penstock_scheduler.model import parse_wish
 from penstock_scheduler.policies import make_policy
@@ -12,6 +17,7 @@ from penstock_scheduler.settings import DaemonSettings, parse_settings
 from penstock_scheduler.simulator.workloads import read_workload
 from penstock_scheduler.simulator.workloads.own import COLUMNS
 from penstock_scheduler.simulator.workloads.sacct import COLUMNS as SACCT
+from penstock_slurm.loopback import ProgramsMissing, machine
 from penstock_slurm.settings import SlurmSettings
 from tests.scheduler.builders import job, snapshot
 
@@ -41,6 +47,31 @@ def test_the_wishes_on_the_pages_are_valid():
         for comment in found:
             assert parse_wish(comment) is not None
             assert json.loads(comment)
+
+
+@pytest.mark.slurm
+def test_trying_it_first_as_on_the_admins_page_runs_a_job(tmp_path):
+    """The commands as they stand but for the first, which is of a clone; about 20 s."""
+    try:
+        machine.check_programs(accounting=False)
+    except ProgramsMissing as missing:
+        pytest.skip(str(missing))
+    (text,) = blocks("docs/admin.md", "bash")
+    first, commands = text.split("\n", 1)
+    assert first == "source .venv/bin/activate"
+    tidy = "trap 'kill $(jobs -p) || true; penstock loopback down --dir try/slurm' EXIT\n"
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-euc", tidy + commands],
+        cwd=tmp_path,
+        env=dict(os.environ, PATH=path),
+        capture_output=True,
+        text=True,
+        timeout=90,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "settings: ok" in done.stdout
+    assert re.search(r"^1 +wrap .* running +8 a100", done.stdout, re.MULTILINE), done.stdout
 
 
 def test_the_policy_of_contributing_works():

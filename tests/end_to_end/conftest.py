@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from penstock_slurm.loopback import LoopbackCluster
-from tests.end_to_end.site import Site
+from tests.end_to_end.site import UNFORESEEN, Site
 
 
 @pytest.fixture
@@ -20,6 +20,8 @@ def make_site(tmp_path: Path) -> Iterator[Callable[..., Site]]:
     yield make
     for site in sites:
         site.stop()
+    for site in sites:
+        assert not site.log.exists() or UNFORESEEN not in site.log.read_text(), site.tail()
 
 
 @pytest.fixture

@@ -23,6 +23,9 @@ RATES = {
     "a100": {"1": 4.0, "2": 7.6, "4": 14.4, "8": 26.0, "16": 48.0},
 }
 
+UNFORESEEN = "should not have: please report it"
+"""The daemon's words for an error that nothing provides for: its loop survives even that, and a recovery is missing."""
+
 
 class Site:
     """One cluster and one daemon. `stop` ends what it started."""

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from penstock_profiles.efficiency import efficiency, gain
@@ -42,6 +42,7 @@ def test_gain_is_between_1_and_the_scale(noise, initial, scale):
 @given(noises, st.floats(0.01, 100), st.floats(1, 100))
 def test_only_the_ratio_of_the_two_matters(noise, unit, scale):
     sqr, var = noise
+    assume(max(noise) > 1e-290)  # smaller ones lose their digits when they are multiplied
     assert efficiency(sqr * unit, var * unit, 8 * scale, 8) == pytest.approx(float(efficiency(sqr, var, 8 * scale, 8)))
 
 

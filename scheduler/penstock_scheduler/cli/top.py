@@ -2,99 +2,159 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from pathlib import Path
 
 import typer
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.live import Live
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
-from penstock_scheduler.model import Job, JobWish, Phase
+from penstock_scheduler.model import Adaptivity, Job, JobWish, Phase
 from penstock_scheduler.records import RoundRecord
 from penstock_scheduler.store import FileStore
 
 _STYLES = {Phase.RUNNING: "green", Phase.STARTING: "cyan", Phase.STOPPING: "yellow", Phase.QUEUED: "dim"}
 
+_ROOMY, _WIDE = 100, 150
+"""Columns of the terminal from which nodes are shown, and shown in full."""
+
 
 def top(
     state: Path = typer.Option(Path("/var/lib/penstock"), help="The daemon's state_dir."),
-    once: bool = typer.Option(False, help="Print once and exit."),
+    once: bool = typer.Option(False, help="Print once and exit, as is always done where the output is no terminal."),
     interval: float = typer.Option(2.0, min=0.1, help="Seconds between two looks."),
 ) -> None:
-    """Show the cluster's GPUs by type, and every job with what it has and why."""
+    """Show the cluster's GPUs by type, and every job with what it has and why. Ctrl-C ends it."""
     store = FileStore(state)
     console = Console()
-    if once:
+    if once or not console.is_terminal or console.is_dumb_terminal:
         console.print(_look(store))
         return
-    with Live(_look(store), console=console, screen=True) as live:
-        while True:
-            time.sleep(interval)
-            live.update(_look(store))
+    with Live(_look(store), console=console, screen=True, auto_refresh=False) as live:
+        try:
+            while True:
+                time.sleep(interval)
+                live.update(_look(store), refresh=True)
+        except KeyboardInterrupt:
+            return
 
 
 def _look(store: FileStore) -> RenderableType:
     record = store.last_round()
-    return Text("no round has been decided yet") if record is None else render(record)
+    return Text("no round has been decided yet") if record is None else render(record, now_s=time.time())
 
 
-def render(record: RoundRecord) -> RenderableType:
-    """A screen: GPUs by type, then the jobs, those that hold GPUs first."""
-    plan, snapshot = record.plan, record.snapshot
-    parts: list[RenderableType] = [_title(record), _types(record)]
-    jobs = Table(box=None, pad_edge=False, expand=True)
-    for heading in ("JOB", "NAME", "ASKS FOR", "STATE", "HAS", "NODES", "WHY"):
-        jobs.add_column(
-            heading, no_wrap=heading not in ("WHY", "NODES"), overflow="ellipsis", ratio=1 if heading == "WHY" else None
-        )
-    for job in sorted(snapshot.jobs, key=lambda job: (job.id not in plan.assignments, job.submit_s, job.id)):
+def render(record: RoundRecord, *, now_s: float | None = None) -> RenderableType:
+    """A screen: GPUs by type, then the jobs, those that hold GPUs first. With `now_s` it tells the round's age."""
+    return _Screen(record, now_s)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Screen:
+    record: RoundRecord
+    now_s: float | None
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield _title(self.record, self.now_s)
+        yield _types(self.record, options.max_width)
+        if self.record.snapshot.jobs:
+            yield _jobs(self.record, options.max_width)
+        else:
+            yield Text("no job asks for Penstock", style="dim")
+        for refusal in self.record.snapshot.refused:
+            yield Text(f"job {refusal.job} ({refusal.name}) is refused: {refusal.text}", style="red")
+
+
+def _jobs(record: RoundRecord, width: int) -> Table:
+    """The table of jobs. Whatever the width, there is room for why; of jobs that wait it is told in full."""
+    plan = record.plan
+    table = Table(box=None, pad_edge=False, expand=True)
+    roomy = width >= _ROOMY
+    widths = {
+        "JOB": 10,
+        "NAME": 24 if roomy else 14,
+        "ASKS FOR": 24 if roomy else 14,
+        "STATE": 8,
+        "HAS": 12,
+        "NODES": 40,
+    }
+    for heading, most in widths.items():
+        if heading != "NODES" or roomy:
+            table.add_column(heading, no_wrap=True, overflow="ellipsis", max_width=most)
+    table.add_column("WHY", ratio=1)
+
+    def order(job: Job) -> tuple[bool, float, int, str]:
+        return job.id not in plan.assignments, job.submit_s, len(job.id), job.id
+
+    for job in sorted(record.snapshot.jobs, key=order):
         assignment = plan.assignments.get(job.id)
-        reason = assignment.reason if assignment else plan.waiting[job.id]
-        jobs.add_row(
-            job.id,
-            job.name,
-            asks_for(job.wish),
+        why = assignment.reason if assignment else plan.waiting[job.id]
+        cells = [
+            Text(job.id),
+            Text(job.name),
+            Text(asks_for(job.wish)),
             Text(job.phase.value, style=_STYLES[job.phase]),
-            _has(job),
-            _nodes(job),
-            reason.text,
-        )
-    parts.append(jobs)
-    for refusal in snapshot.refused:
-        parts.append(Text(f"job {refusal.job} ({refusal.name}) is refused: {refusal.text}", style="red"))
-    return Group(*parts)
+            Text(_has(job)),
+            *([Text(_nodes(job, in_full=width >= _WIDE))] if roomy else []),
+            Text(why.text, no_wrap=assignment is not None, overflow="ellipsis" if assignment else "fold"),
+        ]
+        table.add_row(*cells)
+    return table
 
 
 def asks_for(wish: JobWish) -> str:
-    """A wish in a few words, such as `adaptive 1-16 t4|a100`."""
+    """A wish in a few words, such as `1-16 t4|a100` or, if it is not adaptive, `rigid 4`."""
     count = str(wish.max_gpus) if wish.min_gpus == wish.max_gpus else f"{wish.min_gpus}-{wish.max_gpus}"
-    return f"{wish.adaptivity.value} {count}" + (f" {'|'.join(wish.gpu_types)}" if wish.gpu_types else "")
+    words = count + (f" {'|'.join(wish.gpu_types)}" if wish.gpu_types else "")
+    return words if wish.adaptivity is Adaptivity.ADAPTIVE else f"{wish.adaptivity.value} {words}"
 
 
-def _title(record: RoundRecord) -> Text:
+def _title(record: RoundRecord, now_s: float | None) -> Text:
     plan = record.plan
-    text = f"round {plan.round}  {time.strftime('%H:%M:%S', time.localtime(record.snapshot.time_s))}  policy {record.policy}"
-    text += f"  {len(plan.assignments)} jobs have GPUs, {len(plan.waiting)} wait"
-    if plan.solve is not None:
-        text += f"  gap {plan.solve.gap:.2%}" + ("  cut short by the time limit" if plan.cut_short else "")
+    decided_s = record.snapshot.time_s
+    text = f"round {plan.round} at {time.strftime('%H:%M:%S', time.localtime(decided_s))}"
+    text += f" ({_age(now_s - decided_s)} ago)" if now_s is not None else ""
+    text += f"  policy {record.policy}  jobs: {len(plan.assignments)} with GPUs, {len(plan.waiting)} waiting"
+    if plan.cut_short and plan.solve is not None:
+        text += f"  cut short by the time limit, within {plan.solve.gap:.1%} of the best plan"
     return Text(text, style="bold")
 
 
-def _types(record: RoundRecord) -> Table:
-    table = Table(box=None, pad_edge=False, show_header=False)
+def _age(seconds: float) -> str:
+    if seconds < 120:
+        return f"{max(seconds, 0):.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"
+
+
+def _types(record: RoundRecord, width: int) -> Table:
+    """A line for each GPU type: a bar in which a cell is a GPU or, on large clusters, as many as make it fit."""
+    table = Table("type", Column("bar", no_wrap=True), "words", box=None, pad_edge=False, show_header=False)
     used: dict[str, int] = {}
     for assignment in record.plan.assignments.values():
         used[assignment.placement.gpu_type] = used.get(assignment.placement.gpu_type, 0) + assignment.placement.gpus
-    for gpu_type in sorted({node.gpu_type for node in record.snapshot.nodes}):
+    types = sorted({node.gpu_type for node in record.snapshot.nodes})
+    totals = {name: sum(node.gpus for node in record.snapshot.nodes if node.gpu_type == name) for name in types}
+    cell = max(max(totals.values(), default=0) / max(width // 2, 1), 1.0)
+    for gpu_type in types:
         nodes = [node for node in record.snapshot.nodes if node.gpu_type == gpu_type]
-        total, others = sum(node.gpus for node in nodes), sum(node.gpus_others for node in nodes)
+        total, others = totals[gpu_type], sum(node.gpus_others for node in nodes)
         out = sum(node.gpus for node in nodes if not node.usable)
         mine = used.get(gpu_type, 0)
-        free = max(total - mine - others - out, 0)
-        bar = Text("█" * mine, style="green") + Text("▒" * others, style="magenta") + Text("░" * free, style="dim")
-        bar += Text("x" * min(out, total), style="red")
+        bar = Text()
+        counted = drawn = 0
+        free = total - mine - others - out
+        for sign, style, gpus in (
+            ("█", "green", mine),
+            ("▒", "magenta", others),
+            ("░", "dim", free),
+            ("x", "red", out),
+        ):
+            counted = min(counted + max(gpus, 0), total)
+            bar.append(sign * (round(counted / cell) - drawn), style=style)
+            drawn = round(counted / cell)
         words = f"{mine} of {total} given out" + (f", {others} used by other jobs" if others else "")
         words += f", {out} out of service" if out else ""
         table.add_row(Text(gpu_type, style="bold"), bar, words)
@@ -107,7 +167,8 @@ def _has(job: Job) -> str:
     return f"{job.allocation.gpus} {job.allocation.gpu_type}"
 
 
-def _nodes(job: Job) -> str:
+def _nodes(job: Job, *, in_full: bool) -> str:
     if job.allocation is None or job.phase is Phase.QUEUED:
         return ""
-    return ",".join(job.allocation.nodes)
+    first, *others = job.allocation.nodes
+    return ",".join([first, *others]) if in_full or not others else f"{first} +{len(others)}"

@@ -83,7 +83,7 @@ class FileStore:
         try:
             names = os.listdir(self._rounds)
         except OSError as error:
-            raise StoreError(f"{self._rounds}: {error.strerror}") from None
+            raise StoreError(f"{self._rounds}: {error.strerror}; give the daemon's state_dir") from None
         return sorted(int(name[:-5]) for name in names if name.endswith(".json") and name[:-5].isdigit())
 
     def round(self, number: int) -> RoundRecord:

@@ -75,12 +75,11 @@ def demo(
     averages = [history.average_jct_s for history in histories]
     for history, average in zip(histories, averages, strict=True):
         done = sum(job.end_s is not None for job in history.jobs)
-        shown = (
-            "none ended" if average is None else f"{average:.0f} s ({average * TIME_SCALE / 60:.0f} emulated minutes)"
-        )
-        console.print(
-            f"{history.title}: {done} of {len(history.jobs)} jobs ended, average time from submission to end {shown}"
-        )
+        words = f"{history.title}: {done} of {len(history.jobs)} jobs ended"
+        if average is not None:
+            words += f", average time from submission to end {average:.0f} s"
+            words += f" ({average * TIME_SCALE / 60:.0f} emulated minutes)"
+        console.print(words)
     console.print(f"the report: {page.resolve()}")
     if not ok:
         raise typer.Exit(1)
@@ -97,7 +96,8 @@ def _run(console: Console, families: Families, keep: bool) -> tuple[list[History
         version = sites[0].gateway.version()
         begun_s = time.time()
         try:
-            _play(console, families, sites, begun_s)
+            if not _play(console, families, sites, begun_s):
+                console.print("[red]not all jobs ended in time; the report shows what there is")
         except KeyboardInterrupt:
             console.print("stopped; the report shows what there is")
         for site in sites:
@@ -131,13 +131,15 @@ def _run(console: Console, families: Families, keep: bool) -> tuple[list[History
     return histories, facts, ok
 
 
-def _play(console: Console, families: Families, sites: list[DemoSite], begun_s: float) -> None:
+def _play(console: Console, families: Families, sites: list[DemoSite], begun_s: float) -> bool:
+    """Submit, watch and show until all jobs have ended; False if they have not in time."""
     store = None
     todo = list(JOBS)
     gap_s = ARRIVALS_S / (len(JOBS) - 1)
-    live = console.is_terminal
+    live = console.is_terminal and not console.is_dumb_terminal
     said_s = 0.0
-    with Live(console=console, auto_refresh=False, transient=True) if live else ExitStack() as screen:
+    # A screen of its own: lines that a resized terminal breaks anew would stay behind.
+    with Live(console=console, auto_refresh=False, screen=True) if live else ExitStack() as screen:
         while True:
             elapsed_s = time.time() - begun_s
             while todo and elapsed_s >= (len(JOBS) - len(todo)) * gap_s:
@@ -147,10 +149,9 @@ def _play(console: Console, families: Families, sites: list[DemoSite], begun_s: 
             for site in sites:
                 site.look()
             if not todo and all(site.ended == len(JOBS) for site in sites):
-                return
+                return True
             if elapsed_s > LIMIT_S:
-                console.print("[red]not all jobs ended in time; the report shows what there is")
-                return
+                return False
             if sites[0].daemon_died:
                 raise PenstockError(f"penstockd ended by itself; see {sites[0].folder}/penstockd.log")
             store = store or _store(sites[0].state)

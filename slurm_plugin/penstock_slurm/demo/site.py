@@ -72,8 +72,8 @@ class DemoSite:
 
     @property
     def daemon_died(self) -> bool:
-        """Whether penstockd ended by itself."""
-        return self._daemon is not None and self._daemon.poll() is not None
+        """Whether penstockd ended by itself; its status is 0 when it was asked to."""
+        return self._daemon is not None and self._daemon.poll() not in (None, 0)
 
     def submit(self, job: DemoJob, families: Families) -> None:
         """sbatch, as a user would: the wish in the comment, or the fixed request."""
