@@ -219,11 +219,11 @@ def test_the_rules_hold_on_any_cluster(cluster):
             assert used[share.node] <= node.gpus
             assert node.usable
             assert node.reservation == reservations.get(job, "")
-            if placement != current.get(job):
+            if placement != current.get(job):  # Slurm itself may have put it elsewhere, or on parts of nodes
                 assert placement.partition in node.partitions
-            if len(placement.shares) > 1:
-                assert users[share.node] == [job]
-                assert share.gpus == node.gpus
+                if len(placement.shares) > 1:
+                    assert users[share.node] == [job]
+                    assert share.gpus == node.gpus
     for job, by in found.made_room_for.items():
         assert job in current
         assert by in found.placements

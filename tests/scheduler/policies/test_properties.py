@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 
 from penstock_profiles.estimators import AnyEstimator, LinearEstimator, PipelineEstimator, PipelineGpu
 from penstock_profiles.throughput import ThroughputParams
+from penstock_scheduler.errors import ConfigError
 from penstock_scheduler.model import GpuLimit, Node, Phase, Placement, Share, Snapshot
 from penstock_scheduler.policies import REGISTRY, common, make_policy
+from penstock_scheduler.policies.sia import SiaSettings
 from tests.scheduler.builders import job, snapshot, table
 
 TYPES = ("t4", "rtx", "a100")
@@ -167,3 +169,41 @@ def test_the_order_of_jobs_does_not_change_who_is_served(name: str, state: Snaps
         assert shuffled.solve.objective == pytest.approx(plan.solve.objective, rel=1e-6, abs=1e-9)
     else:
         assert shuffled.chosen == plan.chosen
+
+
+ANYTHING = st.none() | st.booleans() | st.integers(-3, 10**9) | st.floats() | st.text(max_size=3)
+
+
+@given(
+    settings=st.dictionaries(st.sampled_from([*SiaSettings.model_fields, "lamda"]), ANYTHING, max_size=4),
+    state=snapshots(),
+)
+def test_any_settings_give_a_plan_or_a_clear_error(settings: dict[str, object], state: Snapshot) -> None:
+    settings = {"max_seconds": 5.0} | settings
+    try:
+        policy = make_policy("sia", settings)[0]
+    except ConfigError as error:
+        message = str(error)
+    else:
+        message = ""
+    if message:
+        assert message.startswith("[policy.sia] ")
+        return
+    plan = policy.decide(state)
+    assert set(plan.assignments) | set(plan.waiting) == {each.id for each in state.jobs}
+
+
+@pytest.mark.parametrize("count", [5_000, pytest.param(100_000, marks=pytest.mark.long)])
+def test_many_jobs_that_are_all_alike(count: int) -> None:
+    jobs = [job(f"{number:06d}") for number in range(count)]
+    plan = make_policy("sia")[0].decide(snapshot("t4:100x4,a100:50x8", jobs))
+    assert sum(a.placement.gpus for a in plan.assignments.values()) == 800
+    assert len(plan.assignments) + len(plan.waiting) == count
+
+
+def test_a_type_without_capacity_is_no_trouble() -> None:
+    state = snapshot("t4:2x4,a100:1x8", [job("a", gpu_types=["a100"]), job("b")])
+    down = tuple(dataclasses.replace(n, usable=n.gpu_type == "t4") for n in state.nodes)
+    plan = make_policy("sia")[0].decide(dataclasses.replace(state, nodes=down))
+    assert set(plan.assignments) == {"b"}
+    assert "down or drained" in plan.waiting["a"].text
