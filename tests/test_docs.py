@@ -14,6 +14,9 @@ import pytest
 from penstock_scheduler.model import parse_wish
 from penstock_scheduler.policies import make_policy
 from penstock_scheduler.settings import DaemonSettings, parse_settings
+from penstock_scheduler.simulator.workloads import read_workload
+from penstock_scheduler.simulator.workloads.own import COLUMNS
+from penstock_scheduler.simulator.workloads.sacct import COLUMNS as SACCT
 from penstock_slurm.loopback import ProgramsMissing, machine
 from penstock_slurm.settings import SlurmSettings
 from tests.scheduler.builders import job, snapshot
@@ -79,3 +82,21 @@ def test_the_policy_of_contributing_works():
     plan = policy.decide(snapshot("t4:1x2", [job("a", submit_s=1), job("b", submit_s=2), job("c", submit_s=3)]))
     assert {name: str(given) for name, given in plan.chosen.items()} == {"a": "1 t4", "b": "1 t4"}
     assert set(plan.waiting) == {"c"}
+
+
+def test_the_workloads_on_their_page_are_read(tmp_path):
+    page = (ROOT / "docs/workloads.md").read_text(encoding="utf-8")
+    (tmp_path / "x.csv").write_text(
+        next(text for text in re.findall(r"```\n(.*?)```", page, re.DOTALL) if text.startswith("id,"))
+    )
+    (tmp_path / "x.json").write_text(*blocks("docs/workloads.md", "json"))
+    for name in ("x.csv", "x.json"):
+        prep, tune = read_workload(tmp_path / name).jobs
+        assert (prep.duration_s, tune.model, tune.wish.max_gpus) == (1800, "bert-squad", 16)
+
+
+def test_every_column_of_a_workload_is_on_its_page():
+    page = (ROOT / "docs/workloads.md").read_text(encoding="utf-8")
+    for name in COLUMNS:
+        assert f"`{name}`" in page
+    assert ",".join(SACCT) in page

@@ -1,6 +1,6 @@
 """A small real training job under Penstock: a NumPy network that learns to tell two moons apart.
 
-What a script does to take part is marked [1] to [5]. The total batch is fixed, so whatever interrupts the run, the final
+What a script does to take part is marked [1] to [6]. The total batch is fixed, so whatever interrupts the run, the final
 weights are bit for bit those of a run that nothing interrupted.
 """
 
@@ -19,7 +19,7 @@ from pathlib import Path  # noqa: E402
 
 import numpy as np  # noqa: E402
 
-from penstock_executor import Checkpoints, Fenced, NotSaved, connect, find_allocation  # noqa: E402
+from penstock_executor import Checkpoints, Fenced, NotSaved, connect, find_allocation, profile  # noqa: E402
 from penstock_profiles.wire import Checkpointed, Observation, Started  # noqa: E402
 
 HIDDEN = 128
@@ -96,14 +96,22 @@ def main():
     stopped = []
     signal.signal(signal.SIGTERM, lambda *_: stopped.append(True))  # [1] Slurm's word to stop: finish the step, save
 
-    run = connect(options.checkpoint_dir)  # [2] which run of the job this is
+    rng = np.random.default_rng(options.seed)
+    points, labels = two_moons(4096, options.seed)
+    network = Network(rng)
+
+    def try_step(batch):
+        network.step(points[:batch], labels[:batch], options.learning_rate)
+
+    if profile(try_step, max_batch=len(points)):  # [2] under `penstock profile`: how long does a step take
+        return 0
+
+    run = connect(options.checkpoint_dir)  # [3] which run of the job this is
     allocation = find_allocation(run.environment, gpu_type="cpu")
     checkpoints = Checkpoints(options.checkpoint_dir, run.epoch)
 
-    rng = np.random.default_rng(options.seed)
-    points, labels = two_moons(4096, options.seed)
-    network, sampler, step = Network(rng), Sampler(len(points), options.batch_size, rng), 0
-    saved = checkpoints.latest()  # [3] begin where the last run got to
+    sampler, step = Sampler(len(points), options.batch_size, rng), 0
+    saved = checkpoints.latest()  # [4] begin where the last run got to
     if saved is not None:
         step = saved.step
         for name in network.weights:
@@ -136,7 +144,7 @@ def main():
             network.step(points[batch], labels[batch], options.learning_rate)
             step += 1
             now = time.monotonic()
-            if now - observed >= 1:  # [4] say how it goes
+            if now - observed >= 1:  # [5] say how it goes
                 step_time_s = (now - observed) / (step - observed_step)
                 run.report(
                     Observation(
@@ -153,7 +161,7 @@ def main():
                 observed_step, observed = step, now
                 if run.fenced:
                     raise Fenced("a later run of the job has begun")
-            request = run.poll()  # [5] does the daemon want a checkpoint?
+            request = run.poll()  # [6] does the daemon want a checkpoint?
             if request is not None or step % options.checkpoint_every == 0:
                 try:
                     save(request.id if request else None)

@@ -15,6 +15,7 @@ from penstock_executor.allocation import Allocation, UnknownAllocation, find_all
 from penstock_executor.checkpoint import Checkpoint, Checkpoints, Fenced, NotSaved
 from penstock_executor.client import Client, connect
 from penstock_executor.environment import Environment, EnvironmentDisagrees, read_environment
+from penstock_executor.profiling import profile
 
 __all__ = [
     "Allocation",
@@ -28,5 +29,6 @@ __all__ = [
     "UnknownAllocation",
     "connect",
     "find_allocation",
+    "profile",
     "read_environment",
 ]

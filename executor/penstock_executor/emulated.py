@@ -31,7 +31,8 @@ from typing import TYPE_CHECKING
 from penstock_executor.allocation import Allocation, UnknownAllocation, find_allocation
 from penstock_executor.checkpoint import Checkpoints, Fenced, NotSaved
 from penstock_executor.client import Client, connect
-from penstock_executor.environment import EnvironmentDisagrees
+from penstock_executor.environment import EnvironmentDisagrees, read_environment
+from penstock_executor.profiling import profile, read_request
 from penstock_profiles.wire import Checkpointed, Observation, Started
 
 if TYPE_CHECKING:
@@ -212,6 +213,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     client = None
     try:
+        if _profiled(options):
+            return DONE
         client = connect(options.checkpoint_dir)
         environment = client.environment
         allocation = find_allocation(environment, options.gpu_type)
@@ -226,6 +229,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if client is not None:
             client.close("failed", 0.0, str(error))
         return FAILED
+
+
+def _profiled(options: argparse.Namespace) -> bool:
+    """Under `penstock profile`, steps of the model in the model's time; whether that was so."""
+    environment = read_environment()
+    request = read_request(environment)
+    if request is None:
+        return False
+    from penstock_profiles.estimators import TrainingEstimator
+    from penstock_profiles.throughput import step_time
+
+    estimator = _estimator(options)
+    if not isinstance(estimator, TrainingEstimator) or request.gpu_type not in estimator.models:
+        raise ValueError(f"no model of a step on {request.gpu_type}; give --family, and to penstock profile --gpu-type")
+    model, now_s = estimator.models[request.gpu_type], 0.0
+
+    def step(batch: int) -> None:
+        nonlocal now_s
+        if batch > model.max_atomic_batch:
+            raise MemoryError(f"a batch of {batch}, where {model.max_atomic_batch} fit")
+        now_s += float(step_time(model.step, 1, 1, batch))
+
+    return profile(step, clock=lambda: now_s, environment=environment)
 
 
 def _pretended(options: argparse.Namespace, allocation: Allocation) -> Allocation:

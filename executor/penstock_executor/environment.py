@@ -1,4 +1,4 @@
-"""What Slurm tells a job through environment variables. Nothing else in this package reads the environment."""
+"""What Slurm and Penstock tell a job through environment variables. Nothing else in this package reads the environment."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock_profiles.wire import SPOOL_VARIABLE
+from penstock_profiles.wire import PROFILE_VARIABLE, SPOOL_VARIABLE
 
 MOST_NAMES = 100_000
 """A host list of more names is a mistake: no Slurm has so many nodes."""
@@ -35,6 +35,8 @@ class Environment:
     """Slurm's count, for people to read: it can repeat after a crash of the controller, an epoch cannot."""
     spool: Path | None = None
     """The folder shared with the daemon; None without Penstock."""
+    profile: Path | None = None
+    """File with the request of `penstock profile`; None if that does not run this process."""
 
 
 def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
@@ -45,9 +47,10 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
     """
     environ = os.environ if environ is None else environ
     spool = Path(environ[SPOOL_VARIABLE]) if environ.get(SPOOL_VARIABLE) else None
+    profile = Path(environ[PROFILE_VARIABLE]) if environ.get(PROFILE_VARIABLE) else None
     job_id = environ.get("SLURM_JOB_ID") or None
     if job_id is None:
-        return Environment(spool=spool)
+        return Environment(spool=spool, profile=profile)
     nodes = _nodes(environ)
     node = environ.get("SLURMD_NODENAME") or None
     if node is not None and nodes and node not in nodes:
@@ -56,7 +59,8 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
             "was the environment of another job exported into this one?"
         )
     gpu_ids, gpus = _gpus(environ)
-    return Environment(job_id, nodes, node, gpus, gpu_ids, _number(environ, "SLURM_RESTART_COUNT") or 0, spool)
+    restarts = _number(environ, "SLURM_RESTART_COUNT") or 0
+    return Environment(job_id, nodes, node, gpus, gpu_ids, restarts, spool, profile)
 
 
 def expand_hostlist(text: str) -> tuple[str, ...]:

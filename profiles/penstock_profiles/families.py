@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-import tomllib
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
 
+from penstock_profiles.catalogue import DATA, read_catalogue, unknown
 from penstock_profiles.estimators import GpuModel, TrainingEstimator
+from penstock_profiles.gpus import Gpus
 from penstock_profiles.throughput import ThroughputParams
 
-_BUILT_IN = Path(__file__).with_name("data") / "families.toml"
+_BUILT_IN = DATA / "families.toml"
 
 _Finite = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-
-
-class CatalogueError(ValueError):
-    """A catalogue file cannot be used; the message names the file, the field and the value."""
 
 
 class UnknownFamilyError(LookupError):
@@ -85,7 +83,23 @@ class Families(dict[str, Family]):
     """Families by name. Looking up an unknown one raises UnknownFamilyError, which lists the known ones."""
 
     def __missing__(self, name: str) -> Family:
-        raise UnknownFamilyError(f"unknown model family {name!r}; known are {', '.join(sorted(self))}")
+        raise UnknownFamilyError(unknown("model family", name, self))
+
+    def on(self, gpu_types: Iterable[str], gpus: Gpus) -> Families:
+        """The same families on the GPU types of one site, under the names that the site has for them.
+
+        A type that no family's table names itself is looked up by all of its names, so that a site's `rtx2080ti` finds
+        what a family says of `rtx`.
+        """
+        types = {name: gpus.canonical(name) for name in gpu_types}
+        here = {name: _renamed(family, types, gpus) for name, family in self.items()}
+        return Families({name: self[name].model_copy(update={"gpus": on_gpus}) for name, on_gpus in here.items()})
+
+
+def _renamed(family: Family, types: Mapping[str, str], gpus: Gpus) -> dict[str, FamilyOnGpu]:
+    by_type = {gpus.canonical(name): on_gpu for name, on_gpu in family.gpus.items()}
+    found = {name: family.gpus.get(name, by_type.get(gpu_type)) for name, gpu_type in types.items()}
+    return {name: on_gpu for name, on_gpu in found.items() if on_gpu is not None}
 
 
 def load_families(extra: Path | None = None) -> Families:
@@ -98,32 +112,5 @@ def load_families(extra: Path | None = None) -> Families:
 
 
 def _read(path: Path) -> dict[str, Family]:
-    try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise CatalogueError(f"catalogue {path} cannot be read: {error}") from error
-    families = {}
-    for name, table in tables.items():
-        try:
-            families[name] = Family.model_validate(table)
-        except ValidationError as error:
-            raise CatalogueError(f"catalogue {path}: {_describe(name, error)}") from error
-    return families
-
-
-_KEYS_AT_DEPTH = {
-    1: list(Family.model_fields),
-    3: list(FamilyOnGpu.model_fields),
-    4: [field.name for field in dataclasses.fields(ThroughputParams)],
-}
-
-
-def _describe(name: str, error: ValidationError) -> str:
-    """The first thing that is wrong with a family: field, value and remedy."""
-    first = error.errors()[0]
-    field = ".".join([name, *map(str, first["loc"])])
-    value = "" if isinstance(first["input"], dict) else f"={first['input']!r}"
-    remedy = "each field is described at the top of Penstock's own families.toml"
-    if first["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
-        remedy = f"known here are {', '.join(_KEYS_AT_DEPTH[len(first['loc'])])}"
-    return f"{field}{value}: {first['msg']}; {remedy}"
+    step = [field.name for field in dataclasses.fields(ThroughputParams)]
+    return read_catalogue(path, Family, _BUILT_IN.name, nested={3: list(FamilyOnGpu.model_fields), 4: step})

@@ -1,4 +1,7 @@
-"""How long one optimiser step takes, and how many samples it brings: Sia's throughput model.
+"""How long one optimiser step takes, and how many samples it brings: Sia's throughput model, with one number more.
+
+The paper lets synchronisation grow by the same time with each further replica. Measured all-reduces do not: past a few
+replicas the next one costs less and less. `growth` says how fast that happens; at 1 the formula is the paper's.
 
 The letters of the paper: N `nodes`, K `replicas` (one GPU each here), m `atomic_batch`, s `accumulation_steps`.
 """
@@ -17,10 +20,11 @@ FloatArray = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class ThroughputParams:
-    """The seven numbers that say how fast one model trains on one GPU type.
+    """The numbers that say how fast one model trains on one GPU type: the paper's seven, and `growth`.
 
     Raises:
-        ValueError: a parameter is negative or not finite, `gamma` is below 1, or computing would take no time.
+        ValueError: a time is negative or not finite, `gamma` is below 1, `growth` is beyond -1 or 1, or computing would
+            take no time.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
@@ -32,19 +36,25 @@ class ThroughputParams:
     alpha_r: float
     """Synchronisation of two replicas on one node, s."""
     beta_r: float
-    """More of it per further replica, s."""
+    """More of it for the third replica, about; each further one adds less if `growth` is below 1, s."""
     alpha_n: float
     """Synchronisation of two replicas on two nodes, s."""
     beta_n: float
-    """More of it per further replica, s."""
+    """As `beta_r`, s."""
     gamma: float
     """Overlap of compute and synchronisation: 1 adds the two, towards infinity the longer hides the shorter."""
+    growth: float = 1.0
+    """How synchronisation grows with replicas, in [-1, 1]: 1 in proportion (the paper), 0 by the logarithm, -1 to a limit."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            value, low = getattr(self, field.name), 1.0 if field.name == "gamma" else 0.0
-            if not (math.isfinite(value) and value >= low):
-                raise ValueError(f"{field.name}={value!r} is not a finite number of at least {low:g}; fit it again")
+            value = getattr(self, field.name)
+            low, high = {"gamma": (1.0, math.inf), "growth": (-1.0, 1.0)}.get(field.name, (0.0, math.inf))
+            if not (math.isfinite(value) and low <= value <= high):
+                until = "" if high == math.inf else f" and at most {high:g}"
+                raise ValueError(
+                    f"{field.name}={value!r} is not a finite number of at least {low:g}{until}; fit it again"
+                )
         if self.alpha_c + self.beta_c <= 0:
             raise ValueError("alpha_c=0 and beta_c=0 make computing free; at least one of them must be positive")
 
@@ -54,17 +64,41 @@ def compute_time(params: ThroughputParams, atomic_batch: ArrayLike) -> FloatArra
     return params.alpha_c + params.beta_c * _at_least(1, "atomic_batch", atomic_batch)
 
 
+def growth_factor(growth: ArrayLike, replicas: ArrayLike) -> FloatArray:
+    """What multiplies beta in the synchronisation of K >= 2 replicas, and is 0 for fewer; the two broadcast.
+
+    phi(K) = 2 ((K/2)^growth - 1) / growth, the Box-Cox transform of K/2: K - 2 at 1, 2 ln(K/2) at 0, 2 - 4/K at -1. Its slope
+    at K = 2 is 1 for every `growth`, so that beta keeps its meaning.
+    """
+    log_K = np.log(np.maximum(np.asarray(replicas, dtype=np.float64), 2.0) / 2.0)
+    power = np.asarray(growth, dtype=np.float64)
+    power = np.where(np.abs(power) < 1e-9, 1e-9, power)  # within 1e-7 of its limit, the logarithm
+    return np.asarray(2.0 * np.expm1(power * log_K) / power)
+
+
 def sync_time(params: ThroughputParams, nodes: ArrayLike, replicas: ArrayLike) -> FloatArray:
     """Seconds that an all-reduce of the gradients takes by itself; shape broadcast(nodes, replicas).
 
-    T_net = 0 if K = 1; alpha_r + beta_r (K - 2) on one node; alpha_n + beta_n (K - 2) on more.
+    T_net = 0 if K = 1; alpha_r + beta_r phi(K) on one node; alpha_n + beta_n phi(K) on more; phi is `growth_factor`.
     """
     N, K = _at_least(1, "nodes", nodes), _at_least(1, "replicas", replicas)
     if np.any(N > K):
         raise ValueError(f"nodes={nodes!r} is more than replicas={replicas!r}; each node needs a replica")
-    further = np.maximum(K - 2, 0)
+    further = growth_factor(params.growth, K)
     within, across = params.alpha_r + params.beta_r * further, params.alpha_n + params.beta_n * further
     return np.where(K == 1, 0.0, np.where(N == 1, within, across))
+
+
+def overlapped(compute: FloatArray, sync: FloatArray, gamma: ArrayLike) -> FloatArray:
+    """Seconds of computing (> 0) and synchronising (>= 0) that partly overlap: (T_acc^gamma + T_net^gamma)^(1/gamma).
+
+    The arrays broadcast; single precision stays single.
+    """
+    longer = np.maximum(compute, sync)
+    # As a ratio, a large gamma neither overflows nor loses the shorter term. NumPy's power takes twice as long.
+    with np.errstate(divide="ignore"):
+        ratio = np.log(np.minimum(compute, sync) / longer)
+    return np.asarray(longer * np.exp(np.log(1.0 + np.exp(gamma * ratio)) / gamma))
 
 
 def step_time(
@@ -90,10 +124,9 @@ def step_time(
         ValueError: an argument is below its range or not a number.
     """
     compute, sync = compute_time(params, atomic_batch), sync_time(params, nodes, replicas)
-    longer, shorter = np.maximum(compute, sync), np.minimum(compute, sync)
-    # As a ratio, a large gamma neither overflows nor loses the shorter term.
-    last = longer * (1.0 + (shorter / longer) ** params.gamma) ** (1.0 / params.gamma)
-    return np.asarray(_at_least(0, "accumulation_steps", accumulation_steps) * compute + last)
+    return np.asarray(
+        _at_least(0, "accumulation_steps", accumulation_steps) * compute + overlapped(compute, sync, params.gamma)
+    )
 
 
 def throughput(

@@ -12,6 +12,8 @@ The first transport is a folder that the daemon and the nodes share, the *spool*
     SPOOL/JOB_ID/reports/EPOCH.jsonl      the run's reports, one `Report` a line, only appended
 
 A run claims its epoch by creating its reports file, which fails if the file is there.
+
+`penstock profile` has a private spool of its own: beside the job's folder lies the file with its `ProfileRequest`.
 """
 
 from __future__ import annotations
@@ -27,6 +29,15 @@ VERSION: Literal[1] = 1
 
 SPOOL_VARIABLE = "PENSTOCK_SPOOL"
 """Environment variable that names the spool folder inside jobs."""
+
+PROFILE_VARIABLE = "PENSTOCK_PROFILE"
+"""Environment variable that names the file with the `ProfileRequest`, in the command that `penstock profile` runs."""
+
+PROFILE_JOB = "profile"
+"""Job under which that command reports, whatever job of Slurm's it runs in."""
+
+CPU = "cpu"
+"""The GPU type that is none: training on the processor."""
 
 MAX_REPORT_BYTES = 64 * 1024
 """A longer line in a reports file is not a report of ours: readers skip it."""
@@ -51,6 +62,8 @@ class Started(Message):
     """Progress at which the job is done, if it knows."""
     answers_requests: bool = True
     """Whether this run reads control requests. A run that does not is stopped by Slurm's signals alone."""
+    versions: dict[str, str] = {}
+    """Software that its speed depends on: name -> version. Empty: not told."""
 
 
 class Observation(Message):
@@ -67,7 +80,7 @@ class Observation(Message):
     steps: PositiveInt
     """Optimiser steps that the means below cover."""
     step_time_s: PositiveFloat
-    """Mean wall-clock time of one optimiser step."""
+    """Mean wall-clock time of one optimiser step; under `penstock profile` the median, which one slow step does not move."""
     sync_time_s: NonNegativeFloat | None = None
     """Mean part of `step_time_s` spent in gradient synchronisation that compute does not hide; None: not measured."""
     grad_sqr: NonNegativeFloat | None = None
@@ -76,8 +89,18 @@ class Observation(Message):
     """Estimate of the trace of the gradient's covariance, at the initial batch size."""
     goodput: NonNegativeFloat | None = None
     """Samples/s of the initial batch size's worth of progress."""
+    memory_mb: NonNegativeFloat | None = None
+    """Most memory that it took on one GPU (on a CPU, of the host), MiB; None: not measured."""
     progress: NonNegativeFloat
     """Progress so far over all runs, in samples of the initial batch size."""
+
+
+class Trial(Message):
+    """Under `penstock profile`: a batch is tried now, so that a run that dies has said at which; or, it did not fit."""
+
+    kind: Literal["trial"] = "trial"
+    atomic_batch: PositiveInt
+    out_of_memory: bool = False
 
 
 class Checkpointed(Message):
@@ -100,7 +123,7 @@ class Ended(Message):
     text: str = ""
 
 
-Body = Annotated[Started | Observation | Checkpointed | Ended, Field(discriminator="kind")]
+Body = Annotated[Started | Observation | Trial | Checkpointed | Ended, Field(discriminator="kind")]
 
 
 class Report(Message):
@@ -141,6 +164,20 @@ class Control(Message):
     request: Request | None = None
     submitted_s: NonNegativeFloat | None = None
     """When the user submitted the job, s since 1970. Slurm's own record of it begins anew with each requeue."""
+
+
+class ProfileRequest(Message):
+    """What `penstock profile` asks of the command that it runs."""
+
+    version: Literal[1] = VERSION
+    gpu_type: str
+    """`CPU` if no GPU is to be used."""
+    min_batch: PositiveInt | None = None
+    """Smallest batch to measure, samples on one GPU; None: the script's."""
+    max_batch: PositiveInt | None = None
+    """Largest; None: the script's, and if it has none, up to the memory limit."""
+    seconds: PositiveFloat
+    """Wall-clock time that measuring may take, from the first step."""
 
 
 def job_folder(spool: Path, job_id: str) -> Path:

@@ -18,7 +18,8 @@ from pathlib import Path
 
 import structlog
 
-from penstock_profiles.families import CatalogueError, load_families
+from penstock_profiles.catalogue import CatalogueError
+from penstock_profiles.families import load_families
 from penstock_scheduler import __version__
 from penstock_scheduler.clock import WallClock
 from penstock_scheduler.errors import ConfigError, PenstockError

@@ -100,7 +100,7 @@ class RoundLoop:
         return outcomes
 
     def _decide(self, state: ClusterState, now_s: float, observe_seconds: float) -> None:
-        known = self._models.models(state.jobs)
+        known = self._models.models(state.jobs, {node.gpu_type for node in state.nodes})
         jobs = tuple(
             dataclasses.replace(job, target=self._target(job.id))
             if job.phase in (Phase.STARTING, Phase.STOPPING)
@@ -115,6 +115,8 @@ class RoundLoop:
             models=known.estimators,
             restart_costs_s=known.restart_costs_s,
             refused=state.refused,
+            limits=state.limits,
+            unscaled=known.unscaled,
         )
         started = time.perf_counter()
         plan = self._policy.decide(snapshot)

@@ -7,11 +7,12 @@ while they run joins here later: the loop takes any `ports.ModelSource`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from penstock_profiles.estimators import AnyEstimator, LinearEstimator, TableEstimator
-from penstock_profiles.families import Family
+from penstock_profiles.families import Families, UnknownFamilyError
+from penstock_profiles.gpus import Gpus, load_gpus
 from penstock_scheduler.errors import BadWish
 from penstock_scheduler.model import Job, JobId, JobWish
 
@@ -22,6 +23,8 @@ class Models:
 
     estimators: dict[JobId, AnyEstimator] = field(default_factory=dict)
     restart_costs_s: dict[JobId, float] = field(default_factory=dict)
+    unscaled: dict[JobId, int] = field(default_factory=dict)
+    """See `Snapshot.unscaled`."""
 
 
 class WishModels:
@@ -30,36 +33,60 @@ class WishModels:
     Args:
         families: the catalogue, by name.
         restart_cost_s: wall-clock seconds that a restart costs a job that does not say.
+        gpus: the catalogue of GPU types, by whose names a family finds the site's; None: Penstock's own.
     """
 
-    def __init__(self, families: Mapping[str, Family], restart_cost_s: float) -> None:
-        self._families = families
+    def __init__(self, families: Families, restart_cost_s: float, gpus: Gpus | None = None) -> None:
+        self._catalogue = families
+        self._gpus = load_gpus() if gpus is None else gpus
         self._restart_cost_s = restart_cost_s
+        self._gpu_types: frozenset[str] = frozenset()
+        self._families = families
+        self._known: dict[JobId, tuple[JobWish, AnyEstimator]] = {}
 
     def check(self, wish: JobWish) -> None:
         """Raises BadWish if the wish names a family that the catalogue does not have, or a batch it cannot train with."""
-        self._estimator(wish)
+        _estimator(wish, self._catalogue)
 
-    def models(self, jobs: Sequence[Job]) -> Models:
-        """Models and restart costs of `jobs`, whose wishes have passed `check`."""
+    def models(self, jobs: Sequence[Job], gpu_types: Iterable[str]) -> Models:
+        """Models and restart costs of `jobs`, whose wishes have passed `check`, on the GPU types of the site.
+
+        A job's estimator is the same object from round to round, as long as its wish and the types are the same.
+        """
+        if (types := frozenset(gpu_types)) != self._gpu_types:
+            self._gpu_types, self._families, self._known = types, self._catalogue.on(sorted(types), self._gpus), {}
+        before = self._known
+        self._known = {
+            job.id: known
+            if (known := before.get(job.id)) is not None and known[0] == job.wish
+            else (job.wish, _estimator(job.wish, self._families))
+            for job in jobs
+        }
         return Models(
-            {job.id: self._estimator(job.wish) for job in jobs}, {job.id: self._cost_s(job.wish) for job in jobs}
+            {job: estimator for job, (_, estimator) in self._known.items()},
+            {job.id: self._cost_s(job.wish) for job in jobs},
+            {
+                job.id: 0 if job.allocation is None else job.allocation.gpus
+                for job in jobs
+                if isinstance(self._known[job.id][1], LinearEstimator)
+            },
         )
-
-    def _estimator(self, wish: JobWish) -> AnyEstimator:
-        if wish.goodput_table is not None:
-            return TableEstimator({gpu_type: dict(rates) for gpu_type, rates in wish.goodput_table.items()})
-        if wish.model_family is None:
-            return LinearEstimator()
-        family = self._families.get(wish.model_family)
-        if family is None:
-            raise BadWish(
-                f"unknown model_family {wish.model_family!r}; the catalogue has {', '.join(sorted(self._families))}"
-            )
-        try:
-            return family.estimator(wish.batch_size, wish.max_batch_size, fixed_batch=wish.fixed_batch)
-        except ValueError as error:
-            raise BadWish(f"model_family {wish.model_family!r}: {error}") from None
 
     def _cost_s(self, wish: JobWish) -> float:
         return wish.restart_cost_s if wish.restart_cost_s is not None else self._restart_cost_s
+
+
+def _estimator(wish: JobWish, families: Families) -> AnyEstimator:
+    if wish.goodput_table is not None:
+        return TableEstimator({gpu_type: dict(rates) for gpu_type, rates in wish.goodput_table.items()})
+    if wish.model_family is None:
+        return LinearEstimator()
+    try:
+        family = families[wish.model_family]
+        if not family.gpus:  # the catalogue knows it, but on none of the site's types
+            return LinearEstimator()
+        return family.estimator(wish.batch_size, wish.max_batch_size, fixed_batch=wish.fixed_batch)
+    except UnknownFamilyError as error:
+        raise BadWish(str(error)) from None
+    except ValueError as error:
+        raise BadWish(f"model_family {wish.model_family!r}: {error}") from None

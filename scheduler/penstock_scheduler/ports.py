@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from penstock_profiles.wire import Report
@@ -86,8 +86,11 @@ class Store(Protocol):
 class ModelSource(Protocol):
     """Where a round's models come from."""
 
-    def models(self, jobs: Sequence[Job]) -> Models:
-        """Models and restart costs of these jobs, as known now."""
+    def models(self, jobs: Sequence[Job], gpu_types: Iterable[str]) -> Models:
+        """Models and restart costs of these jobs on these GPU types, as known now.
+
+        A job of which nothing new is known keeps its estimator, the very object: by that, policies tell what has changed.
+        """
         ...
 
 

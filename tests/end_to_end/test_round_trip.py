@@ -103,7 +103,7 @@ def test_bad_wishes_are_refused_in_words_that_the_user_can_read_and_the_rest_goe
         "{'penstock': {'max_gpus': 4}}": "not JSON",
         comment(max_gpus=2, min_gpus=4): "max_gpus=2 is less than min_gpus=4",
         comment(max_gpu=4): "unknown key 'max_gpu'",
-        comment(max_gpus=4, model_family="gpt-9"): "unknown model_family 'gpt-9'",
+        comment(max_gpus=4, model_family="gpt-9"): "unknown model family 'gpt-9'",
     }
     refused = {
         site.sbatch("--hold", "--gres=gpu:1", f"--comment={text}", "--wrap=true"): words for text, words in bad.items()

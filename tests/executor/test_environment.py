@@ -30,6 +30,12 @@ def test_a_laptop_has_no_job():
     assert read_environment({"PENSTOCK_SPOOL": "/s", "CUDA_VISIBLE_DEVICES": "0"}) == Environment(spool=Path("/s"))
 
 
+@pytest.mark.parametrize("job", [{}, BATCH])
+def test_under_penstock_profile(job: dict[str, str]):
+    assert read_environment(job).profile is None
+    assert read_environment(job | {"PENSTOCK_PROFILE": "/tmp/request.json"}).profile == Path("/tmp/request.json")
+
+
 def test_a_job_without_gpus():
     environ = {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "a", "CUDA_VISIBLE_DEVICES": "NoDevFiles"}
     assert read_environment(environ) == Environment("1", ("a",))

@@ -48,10 +48,12 @@ def test_requeued_onto_other_gpus_it_goes_on_where_it_was(loopback: LoopbackClus
     (ended,) = said(1, "ended")
     assert ended.outcome == "stopped"
     time.sleep(1.3)  # less, and Slurm 22.05 may fail the job: "Job credential revoked"
-    loopback.command(
+    update = (
         *("scontrol", "update", f"JobId={job}", "Partition=rtx", "NumNodes=2-2", "NumTasks=2", "NumCPUs=2"),
         *("TresPerNode=gres:gpu:3", "StartTime=now"),
     )
+    # A busy slurmctld may say "Resource temporarily unavailable".
+    wait_for(lambda: loopback.command(*update, check=False).returncode == 0, "the update")
     loopback.command("scontrol", "release", job)
 
     seen = wait_for(lambda: said(2, "observation"), "observation on rtx")[0]

@@ -1,13 +1,16 @@
 import math
+import os
+from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from penstock_profiles.efficiency import efficiency, gain
 
-noises = st.tuples(st.floats(0, 1e12), st.floats(0, 1e12)).filter(lambda noise: sum(noise) > 0)
+noises = st.tuples(st.floats(0, 1e12), st.floats(0, 1e12)).filter(lambda noise: sum(noise) > 1e-300)
 
 
 def test_worked_example():
@@ -41,6 +44,23 @@ def test_only_the_ratio_of_the_two_matters(noise, unit, scale):
     sqr, var = noise
     assume(max(noise) > 1e-290)  # smaller ones lose their digits when they are multiplied
     assert efficiency(sqr * unit, var * unit, 8 * scale, 8) == pytest.approx(float(efficiency(sqr, var, 8 * scale, 8)))
+
+
+@pytest.mark.skipif("PENSTOCK_TEST_DATA" not in os.environ, reason="needs the public data: see docs/data.md")
+@pytest.mark.parametrize("model", ["bert", "cifar10", "deepspeech2", "imagenet", "ncf", "yolov3"])
+def test_recorded_progress_is_our_gain_by_the_recorded_noise(model):
+    """Progress per step of each recorded epoch, whose noise is stated at the initial batch size, as ours is."""
+    folder = Path(os.environ["PENSTOCK_TEST_DATA"]) / "sia/profiles" / model
+    runs = {int(file.stem.removeprefix("validation-")): pd.read_csv(file) for file in folder.glob("validation-*.csv")}
+    errors = [
+        float(gain(now.grad_sqr, now.grad_var, batch, min(runs)))
+        / ((now.progress - before.progress) / (now.iteration - before.iteration))
+        - 1
+        for batch, run in runs.items()
+        for before, now in zip(run.iloc[:-1].itertuples(), run.iloc[1:].itertuples(), strict=True)
+    ]
+    assert errors
+    assert np.median(np.abs(errors)) < 0.002
 
 
 @pytest.mark.parametrize(

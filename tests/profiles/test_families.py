@@ -7,8 +7,10 @@ import pytest
 from pydantic import TypeAdapter
 
 from penstock_profiles import families
+from penstock_profiles.catalogue import CatalogueError
 from penstock_profiles.estimators import AnyEstimator
-from penstock_profiles.families import CatalogueError, UnknownFamilyError, load_families
+from penstock_profiles.families import UnknownFamilyError, load_families
+from penstock_profiles.gpus import load_gpus
 
 FAMILIES = load_families()
 
@@ -136,3 +138,21 @@ def test_import_needs_nothing_heavy():
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert result.stdout.strip() == ""
+
+
+def test_a_family_goes_by_the_names_that_a_site_has_for_its_gpus():
+    """The catalogue says rtx; this site rtx2080ti, has no t4, and a GPU that nobody knows."""
+    here = FAMILIES.on(["rtx2080ti", "a100", "abacus"], load_gpus())
+    assert set(here["yolov3"].gpus) == {"rtx2080ti", "a100"}
+    assert here["yolov3"].gpus["rtx2080ti"] == FAMILIES["yolov3"].gpus["rtx"]
+    with pytest.raises(UnknownFamilyError):
+        here["yolov9"]
+
+
+def test_what_a_family_says_of_the_sites_own_name_comes_first(tmp_path):
+    table = ONE[ONE.index("[mine.gpus") :]
+    families = load_families(
+        site_file(tmp_path, ONE.replace("l4", "t4") + table.replace("l4", "tesla_t4").replace("64", "8"))
+    )
+    here = families.on(["t4", "tesla_t4"], load_gpus())["mine"].gpus
+    assert {name: gpu.max_atomic_batch for name, gpu in here.items()} == {"t4": 64, "tesla_t4": 8}

@@ -20,6 +20,7 @@ params = st.builds(
     alpha_n=seconds,
     beta_n=seconds,
     gamma=st.floats(1, 10),
+    growth=st.floats(-1, 1),
 )
 
 
@@ -50,6 +51,22 @@ def test_gamma_two_overlaps_as_a_hypotenuse():
     """T_acc = 0.3, T_net = 0.4: (0.09 + 0.16)^(1/2) = 0.5 s."""
     overlapping = ThroughputParams(alpha_c=0.3, beta_c=0, alpha_r=0.4, beta_r=0, alpha_n=0, beta_n=0, gamma=2)
     assert step_time(overlapping, 1, 2, 1) == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(("growth", "factor"), [(1, 6), (0.5, 4), (0, 4 * math.log(2)), (-1, 1.5)])
+def test_synchronisation_grows_less_than_in_proportion(growth, factor):
+    """K = 8, K/2 = 4: 4 - 1 = 3 twice; (2 - 1) / 0.5 twice; ln 4 twice; (1/4 - 1) / -1 = 0.75 twice."""
+    grown = dataclasses.replace(PARAMS, growth=growth)
+    assert sync_time(grown, 1, 8) == pytest.approx(0.05 + 0.01 * factor)
+    assert sync_time(grown, 2, 8) == pytest.approx(0.2 + 0.02 * factor)
+    assert sync_time(grown, 1, 2) == 0.05
+    assert sync_time(grown, 1, 1) == 0
+
+
+@given(params, st.integers(1, 16), st.integers(1, 1000))
+def test_more_replicas_never_synchronise_faster(params, nodes, replicas):
+    few, many = sync_time(params, nodes, [nodes + replicas, nodes + 2 * replicas])
+    assert few <= many * (1 + 1e-12)
 
 
 def test_arguments_broadcast():
@@ -88,10 +105,15 @@ def test_more_overlap_never_slows(params, step, gamma):
 
 
 @pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(ThroughputParams)])
-@pytest.mark.parametrize("value", [-0.1, math.nan, math.inf])
+@pytest.mark.parametrize("value", [-1.1, math.nan, math.inf])
 def test_refuses_parameters_that_are_no_times(field, value):
     with pytest.raises(ValueError, match=f"{field}={value}"):
         dataclasses.replace(PARAMS, **{field: value})
+
+
+def test_refuses_growth_beyond_proportion():
+    with pytest.raises(ValueError, match=r"growth=1\.5 is not a finite number of at least -1 and at most 1"):
+        dataclasses.replace(PARAMS, growth=1.5)
 
 
 def test_refuses_free_computing():

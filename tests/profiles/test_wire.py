@@ -18,6 +18,7 @@ bodies = st.one_of(
         progress=finite,
         total=st.none() | st.floats(1, 1e15),
         answers_requests=st.booleans(),
+        versions=st.dictionaries(names, names, max_size=3),
     ),
     st.builds(
         wire.Observation,
@@ -32,8 +33,10 @@ bodies = st.one_of(
         grad_sqr=st.none() | finite,
         grad_var=st.none() | finite,
         goodput=st.none() | finite,
+        memory_mb=st.none() | finite,
         progress=finite,
     ),
+    st.builds(wire.Trial, atomic_batch=st.integers(1, 4096), out_of_memory=st.booleans()),
     st.builds(wire.Checkpointed, request=st.none() | names, progress=finite, seconds=finite),
     st.builds(
         wire.Ended,
@@ -120,7 +123,7 @@ def test_nan_in_the_text_itself_is_refused():
 def test_a_newer_version_and_an_unknown_kind_are_refused():
     with pytest.raises(ValidationError, match="version"):
         wire.Report.model_validate(REPORT | {"version": 2})
-    with pytest.raises(ValidationError, match="'started', 'observation', 'checkpointed', 'ended'"):
+    with pytest.raises(ValidationError, match="'started', 'observation', 'trial', 'checkpointed', 'ended'"):
         wire.Report.model_validate(REPORT | {"body": OBSERVATION | {"kind": "gossip"}})
     with pytest.raises(ValidationError, match="checkpoint"):
         wire.Request.model_validate({"id": "a", "kind": "dance", "asked_s": 0})

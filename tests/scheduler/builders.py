@@ -13,10 +13,12 @@ from penstock_scheduler.simulator import nodes_from_spec
 
 def job(job_id: str, *, phase: Phase = Phase.QUEUED, submit_s: float = 0.0, restarts: int = 0, **fields: object) -> Job:
     """A job whose wish has `fields`; allocation, target and partitions are keywords too."""
-    own = {name: fields.pop(name) for name in ("allocation", "target") if name in fields}
+    more = ("allocation", "target", "account", "qos", "reservation", "weight")
+    own = {name: fields.pop(name) for name in more if name in fields}
+    user = fields.pop("user", "ada")
     partitions = fields.pop("partitions", ("all",))
     wish = JobWish.model_validate({"max_gpus": 64} | fields)
-    return Job(job_id, f"name-{job_id}", "ada", wish, partitions, phase, submit_s, restarts, **own)  # type: ignore[arg-type]
+    return Job(job_id, f"name-{job_id}", user, wish, partitions, phase, submit_s, restarts, **own)  # type: ignore[arg-type]
 
 
 def on(gpu_type: str, partition: str = "all", **gpus: int) -> Placement:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from penstock_profiles.estimators import TableEstimator
+from penstock_profiles.families import Families
 from penstock_scheduler.diff import actions
 from penstock_scheduler.errors import ClusterAway, RoundFailed
 from penstock_scheduler.loop import RoundLoop
@@ -50,7 +51,7 @@ def simulated(count: int, policy_name: str = "sia", **parts: object) -> tuple[Ro
         parts.get("store", store),  # type: ignore[arg-type]
         parts.get("trigger", Period(60.0)),  # type: ignore[arg-type]
         parts.get("policy", policy),  # type: ignore[arg-type]
-        WishModels({}, 30.0),
+        WishModels(Families(), 30.0),
         tick_s=10.0,
         settings=settings,
     )
@@ -138,7 +139,9 @@ def test_a_cluster_that_is_away_is_waited_for():
     policy, settings = make_policy("sia")
     store = MemoryStore()
     away = Away(cluster)
-    loop = RoundLoop(away, clock, store, Period(60.0), policy, WishModels({}, 30.0), tick_s=10.0, settings=settings)
+    loop = RoundLoop(
+        away, clock, store, Period(60.0), policy, WishModels(Families(), 30.0), tick_s=10.0, settings=settings
+    )
     loop.run(lambda: cluster.finished)
     assert cluster.finished
 

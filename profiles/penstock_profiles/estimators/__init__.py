@@ -12,19 +12,33 @@ from typing import Annotated
 from pydantic import Field
 
 from penstock_profiles.estimators.base import Batch, Estimator, IntArray
+from penstock_profiles.estimators.inference import BatchInferenceEstimator, LatencyInferenceEstimator
+from penstock_profiles.estimators.pipeline import PipelineEstimator, PipelineGpu
 from penstock_profiles.estimators.table import LinearEstimator, TableEstimator
 from penstock_profiles.estimators.training import BATCHES_TRIED, GpuModel, TrainingEstimator
 
-AnyEstimator = Annotated[TrainingEstimator | TableEstimator | LinearEstimator, Field(discriminator="kind")]
+AnyEstimator = Annotated[
+    TrainingEstimator
+    | PipelineEstimator
+    | BatchInferenceEstimator
+    | LatencyInferenceEstimator
+    | TableEstimator
+    | LinearEstimator,
+    Field(discriminator="kind"),
+]
 
 __all__ = [
     "BATCHES_TRIED",
     "AnyEstimator",
     "Batch",
+    "BatchInferenceEstimator",
     "Estimator",
     "GpuModel",
     "IntArray",
+    "LatencyInferenceEstimator",
     "LinearEstimator",
+    "PipelineEstimator",
+    "PipelineGpu",
     "TableEstimator",
     "TrainingEstimator",
 ]

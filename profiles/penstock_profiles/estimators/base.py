@@ -20,7 +20,7 @@ class Batch(NamedTuple):
     """How a total batch is spread over GPUs and time."""
 
     atomic_batch: int
-    """Samples per GPU in one micro-step, on the GPU that has most."""
+    """Samples per GPU in one micro-step, on the GPU that has most; per replica where GPUs share a model."""
     accumulation_steps: int
     """Micro-steps whose gradients are added up before the last one of a step."""
 

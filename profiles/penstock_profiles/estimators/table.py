@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -10,6 +9,7 @@ import numpy as np
 from pydantic import ConfigDict
 
 from penstock_profiles.estimators.base import STRICT, Batch, IntArray
+from penstock_profiles.estimators.measured import Table, check_measured, interpolate
 from penstock_profiles.throughput import FloatArray
 
 
@@ -26,32 +26,16 @@ class TableEstimator:
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
-    rates: dict[str, dict[int, float]]
+    rates: Table
     """GPU type -> number of GPUs -> samples/s of progress."""
     kind: Literal["table"] = "table"
 
     def __post_init__(self) -> None:
-        if not self.rates:
-            raise ValueError("rates={} holds no measurement; use a LinearEstimator if nothing is known")
-        for gpu_type, rates in self.rates.items():
-            if not rates:
-                raise ValueError(f"rates[{gpu_type!r}]={{}} holds no measurement; leave the GPU type out")
-            for gpus, rate in rates.items():
-                if not gpus >= 1:
-                    raise ValueError(f"rates[{gpu_type!r}] has a rate for {gpus} GPUs; counts start at 1")
-                if not (math.isfinite(rate) and rate >= 0):
-                    raise ValueError(
-                        f"rates[{gpu_type!r}][{gpus}]={rate!r} is not a finite number of at least 0; leave it out"
-                    )
+        check_measured("rates", self.rates, "GPUs", zero_is_possible=True)
 
     def goodput(self, gpu_type: str, nodes: IntArray, gpus: IntArray) -> FloatArray:
         """See `Estimator`."""
-        shape = np.broadcast_shapes(np.shape(nodes), np.shape(gpus))
-        if gpu_type not in self.rates:
-            return np.zeros(shape)
-        measured = sorted(self.rates[gpu_type].items())
-        counts, rates = [gpus for gpus, _ in measured], [rate for _, rate in measured]
-        return np.asarray(np.interp(np.broadcast_to(gpus, shape), counts, rates, left=0.0, right=0.0))
+        return interpolate(self.rates, gpu_type, nodes, gpus, outside=0.0)
 
     def best_batch(self, gpu_type: str, nodes: int, gpus: int) -> Batch | None:
         """None: a table of rates knows no batches."""

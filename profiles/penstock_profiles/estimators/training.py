@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 from pydantic import ConfigDict
 
-from penstock_profiles.efficiency import check_noise, efficiency
+from penstock_profiles.efficiency import check_noise
 from penstock_profiles.estimators.base import STRICT, Batch, IntArray
-from penstock_profiles.throughput import FloatArray, ThroughputParams, throughput
+from penstock_profiles.throughput import FloatArray, ThroughputParams, growth_factor, overlapped
 
 BATCHES_TRIED = 50
 """Total batch sizes between the smallest and the largest that a job may use, spaced geometrically (as Sia)."""
+
+BLOCK = 25_000
+"""Numbers in one array of a block: a dozen such arrays of single precision stay in a cache of some MB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,43 +75,115 @@ class TrainingEstimator:
             )
         check_noise(self.grad_sqr, self.grad_var)
 
+    @property
+    def largest_batch(self) -> int:
+        """Largest total batch size that the job may use, samples."""
+        return self.initial_batch if self.fixed_batch else self.max_batch
+
     def goodput(self, gpu_type: str, nodes: IntArray, gpus: IntArray) -> FloatArray:
         """See `Estimator`. 0 where there are more GPUs than samples in the largest batch."""
         if gpu_type not in self.models:
             return np.zeros(np.broadcast_shapes(np.shape(nodes), np.shape(gpus)))
-        return np.asarray(self._candidates(self.models[gpu_type], nodes, gpus)[0].max(axis=-1))
+        N, K = np.broadcast_arrays(nodes, gpus)
+        best = best_of_batches([self], gpu_type, N.reshape(1, -1), K.reshape(1, -1))
+        return best.goodput.reshape(K.shape)
 
     def best_batch(self, gpu_type: str, nodes: int, gpus: int) -> Batch | None:
         """See `Estimator`. Of batches that do equally well, the smallest."""
         if gpu_type not in self.models:
             return None
-        goodput_B, atomic_B, accumulation_B = self._candidates(
-            self.models[gpu_type], np.asarray(nodes, np.int64), np.asarray(gpus, np.int64)
+        best = best_of_batches([self], gpu_type, np.array([[nodes]]), np.array([[gpus]]))
+        return (
+            Batch(int(best.atomic_batch[0, 0]), int(best.accumulation_steps[0, 0])) if best.goodput[0, 0] > 0 else None
         )
-        best = int(goodput_B.argmax())
-        if goodput_B[best] <= 0:
-            return None
-        return Batch(int(atomic_B[best]), int(accumulation_B[best]))
-
-    def _candidates(
-        self, model: GpuModel, nodes: IntArray, gpus: IntArray
-    ) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Goodput, atomic batch and accumulation steps of each total batch size tried, which are the last axis (B)."""
-        largest = self.initial_batch if self.fixed_batch else self.max_batch
-        wanted_B = total_batches(self.initial_batch, largest)
-        N, K = np.asarray(nodes)[..., None], np.asarray(gpus)[..., None]
-        accumulation = np.ceil(wanted_B / (K * model.max_atomic_batch)) - 1
-        atomic = np.ceil(wanted_B / (K * (accumulation + 1)))
-        even = K * atomic * (accumulation + 1)
-        total = np.where(even <= largest, even, wanted_B)
-        samples_per_s = throughput(model.step, N, K, atomic, accumulation) * (total / even)
-        goodput = samples_per_s * efficiency(self.grad_sqr, self.grad_var, total, self.initial_batch)
-        return np.where(total >= K, goodput, 0.0), atomic, accumulation
 
 
-@functools.lru_cache(maxsize=1024)
-def total_batches(smallest: int, largest: int) -> FloatArray:
-    """Total batch sizes to try, ascending. Many jobs share a range, and making it costs as much as using it."""
-    if smallest == largest:
-        return np.array([float(smallest)])
-    return np.unique(np.geomspace(smallest, largest, BATCHES_TRIED).round())
+class Best(NamedTuple):
+    """What jobs reach at their best batch, each of shape (jobs, configurations)."""
+
+    goodput: FloatArray
+    """Samples/s of the initial batch size; 0 where a job cannot run."""
+    atomic_batch: FloatArray
+    accumulation_steps: FloatArray
+
+
+def best_of_batches(estimators: Sequence[TrainingEstimator], gpu_type: str, nodes: IntArray, gpus: IntArray) -> Best:
+    """Goodput and batch of many jobs on configurations of one GPU type that each of them has a model for.
+
+    All batches are tried in single precision, in blocks that stay in the processor's cache, and the best one is evaluated
+    anew in double. So a batch whose goodput is within 1e-6 of the best may be taken for it.
+
+    Args:
+        estimators: J jobs; all have a model for `gpu_type`.
+        gpu_type: key of their `models`.
+        nodes: shape (1 or J, C): N of each configuration.
+        gpus: K, of the same shape.
+    """
+    N, K = np.asarray(nodes, dtype=np.float64), np.asarray(gpus, dtype=np.float64)
+    if not np.all((N >= 1) & (K >= N)):
+        raise ValueError(f"nodes={nodes!r}, gpus={gpus!r}: each configuration needs a node, and each node a GPU")
+    steps = [estimator.models[gpu_type].step for estimator in estimators]
+    sync = _sync_time(steps, N, K)
+    numbers = np.array(
+        [
+            (
+                step.alpha_c,
+                step.beta_c,
+                step.gamma,
+                estimator.models[gpu_type].max_atomic_batch,
+                estimator.initial_batch,
+                estimator.largest_batch,
+                estimator.grad_sqr / (estimator.grad_sqr + estimator.grad_var),
+            )
+            for estimator, step in zip(estimators, steps, strict=True)
+        ]
+    ).T
+    tried = _tried_batches(estimators)
+    best = Best(*(np.empty((len(estimators), K.shape[1])) for _ in Best._fields))
+    block = max(BLOCK // (K.shape[1] * BATCHES_TRIED), 1)
+    for begin in range(0, len(estimators), block):
+        rows = slice(begin, begin + block)
+        mine, sync_jC, tried_jB = numbers[:, rows], sync[rows], tried[rows]
+        K_jC = K if len(K) == 1 else K[rows]
+        goodput_jCB = _progress(
+            mine[:, :, None, None].astype(np.float32),
+            K_jC[..., None].astype(np.float32),
+            sync_jC[..., None].astype(np.float32),
+            tried_jB[:, None, :].astype(np.float32),
+        ).goodput
+        chosen_jC = np.take_along_axis(tried_jB, goodput_jCB.argmax(axis=-1), axis=-1)
+        for whole, part in zip(best, _progress(mine[:, :, None], K_jC, sync_jC, chosen_jC), strict=True):
+            whole[rows] = part
+    return best
+
+
+def _progress(numbers: FloatArray, K: FloatArray, sync: FloatArray, wanted: FloatArray) -> Best:
+    """The formulas, for total batches of `wanted` samples; all arrays broadcast and keep their precision."""
+    alpha_c, beta_c, gamma, max_atomic, initial, largest, wasted = numbers
+    accumulation = np.ceil(wanted / (K * max_atomic)) - 1
+    parts = K * (accumulation + 1)
+    atomic = np.ceil(wanted / parts)
+    even = parts * atomic
+    total = np.where(even <= largest, even, wanted)
+    compute = alpha_c + beta_c * atomic
+    seconds = accumulation * compute + overlapped(compute, sync, gamma)
+    # throughput x efficiency = total / seconds x 1 / (1 + (S - 1) sqr / (sqr + var)), S = total / initial
+    goodput = total / (seconds * (1 + (total / initial - 1) * wasted))
+    return Best(np.where(total >= K, goodput, 0), atomic, accumulation)
+
+
+def _sync_time(steps: Sequence[ThroughputParams], N: FloatArray, K: FloatArray) -> FloatArray:
+    """`throughput.sync_time` of J jobs, shape (J, C)."""
+    alpha_r, beta_r, alpha_n, beta_n, growth = np.array(
+        [(step.alpha_r, step.beta_r, step.alpha_n, step.beta_n, step.growth) for step in steps]
+    ).T[:, :, None]
+    further = growth_factor(growth, K)
+    return np.where(K == 1, 0.0, np.where(N == 1, alpha_r + beta_r * further, alpha_n + beta_n * further))
+
+
+def _tried_batches(estimators: Sequence[TrainingEstimator]) -> FloatArray:
+    """Total batch sizes to try, ascending, shape (J, BATCHES_TRIED); many jobs share a range."""
+    ranges = [(estimator.initial_batch, estimator.largest_batch) for estimator in estimators]
+    place = {pair: index for index, pair in enumerate(dict.fromkeys(ranges))}
+    table = np.array([np.geomspace(*pair, BATCHES_TRIED).round() for pair in place])
+    return table[[place[pair] for pair in ranges]]

@@ -7,9 +7,12 @@ from importlib.metadata import entry_points
 import typer
 
 from penstock_scheduler import __version__
+from penstock_scheduler.cli.profile import profile
 from penstock_scheduler.cli.replay import replay
 from penstock_scheduler.cli.schema import schema
+from penstock_scheduler.cli.solve import solve
 from penstock_scheduler.cli.top import top
+from penstock_scheduler.cli.workload import workload
 from penstock_scheduler.errors import PenstockError
 
 COMMANDS = "penstock.commands"
@@ -31,9 +34,13 @@ def make_app() -> typer.Typer:
     ) -> None:
         pass
 
+    # What follows the program's name is the program's, also without --.
+    app.command(context_settings={"allow_interspersed_args": False})(profile)
     app.command()(replay)
     app.command()(schema)
+    app.command()(solve)
     app.command()(top)
+    app.add_typer(workload, name="workload")
     for entry in sorted(entry_points(group=COMMANDS), key=lambda entry: entry.name):
         app.add_typer(entry.load(), name=entry.name)
     return app

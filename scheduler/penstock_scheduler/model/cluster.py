@@ -64,6 +64,10 @@ class Node:
     """Whether new work may be placed here: not down, drained or silent."""
     gpus_others: int = 0
     """GPUs that jobs hold which Penstock does not manage."""
+    reservation: str = ""
+    """The reservation that it is kept for now: only jobs of that reservation may use it. Empty: none."""
+    switch: str = ""
+    """Leaf switch of the cluster's topology; nodes of one switch are close to each other. Empty: not known."""
     cpus: int = 1
     cpus_others: int = 0
     state: str = ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Literal
 
 from penstock_scheduler.model.cluster import Placement
 from penstock_scheduler.model.wish import JobWish
@@ -43,6 +44,29 @@ class Job:
     """What it holds, or in phase STARTING is about to hold."""
     target: Placement | None = None
     """Where an earlier round has sent it, while it is on the way there (STARTING, STOPPING)."""
+    account: str = ""
+    qos: str = ""
+    reservation: str = ""
+    """The reservation that it asked to run in; empty: none, and then it runs on no reserved node."""
+    weight: float = 1.0
+    """How much its progress counts beside that of others, > 0; from Slurm's priority or fair share, if the site wants that."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuLimit:
+    """What some jobs may hold together: Slurm's limits for a QOS, or the site's for a user or an account."""
+
+    kind: Literal["user", "account", "qos"]
+    name: str
+    gpus: int
+    """GPUs of all types that managed jobs may hold: the limit, less what other jobs of the same hold."""
+
+    def covers(self, job: Job) -> bool:
+        """Whether the job counts against it."""
+        return {"user": job.user, "account": job.account, "qos": job.qos}[self.kind] == self.name
+
+    def __str__(self) -> str:
+        return f"the limit of {self.gpus} GPUs for {self.kind} {self.name}"
 
 
 @dataclass(frozen=True, slots=True)

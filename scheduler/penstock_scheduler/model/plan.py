@@ -72,7 +72,8 @@ class SolveStatus(StrEnum):
     NODE_LIMIT = "node-limit"
     TIME_LIMIT = "time-limit"
     INCUMBENT = "incumbent"
-    NO_SOLUTION = "no-solution"
+    INFEASIBLE = "infeasible"
+    NUMERICAL = "numerical-trouble"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +86,9 @@ class SolveReport:
     bound: float
     seconds: float
     """Wall-clock time; the only field in a plan that two equal rounds may differ in."""
+    prices_T: tuple[float, ...] = ()
+    """What one more GPU of each type would take off the objective, about; in the order of the problem's types, >= 0. Empty
+    if the solver has no prices."""
 
     @property
     def gap(self) -> float:
@@ -101,6 +105,8 @@ class Plan:
     waiting: dict[JobId, Reason] = field(default_factory=dict)
     """Jobs that get nothing in this round."""
     solve: SolveReport | None = None
+    prices: dict[str, float] = field(default_factory=dict)
+    """What one more GPU of each type would be worth in this round, in the unit of the solver's objective; empty: not known."""
     incumbent: dict[JobId, Configuration] = field(default_factory=dict)
     """The solver's own choice, before placement, if a time limit cut it short: replay starts from it."""
 

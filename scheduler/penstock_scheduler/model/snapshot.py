@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from penstock_profiles.estimators import AnyEstimator
 from penstock_scheduler.model.cluster import Configuration, Node
-from penstock_scheduler.model.job import Job, JobId, Refusal
+from penstock_scheduler.model.job import GpuLimit, Job, JobId, Refusal
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +16,7 @@ class ClusterState:
     nodes: tuple[Node, ...]
     jobs: tuple[Job, ...]
     refused: tuple[Refusal, ...] = ()
+    limits: tuple[GpuLimit, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,5 +33,8 @@ class Snapshot:
     restart_costs_s: dict[JobId, float]
     """Wall-clock seconds of progress that a restart of each job costs."""
     refused: tuple[Refusal, ...] = ()
+    limits: tuple[GpuLimit, ...] = ()
+    unscaled: dict[JobId, int] = field(default_factory=dict)
+    """Jobs of which nobody knows how they scale -> most GPUs that they have run on, 0 if they never ran."""
     incumbent: dict[JobId, Configuration] = field(default_factory=dict)
     """A plan's configurations to take as they are, when a round that a time limit cut short is decided again."""

@@ -23,26 +23,40 @@ from penstock_scheduler.model import (
 )
 
 
-def configurations(nodes: Iterable[Node]) -> tuple[Configuration, ...]:
-    """Sia's configurations: on one node powers of two and the whole node, beyond that whole nodes.
+def configurations(
+    nodes: Iterable[Node], sizes: Iterable[int] = (), most: int | None = None
+) -> tuple[Configuration, ...]:
+    """Sia's configurations: on one node powers of two and the whole node, beyond that whole nodes of one size.
 
     Counts what the nodes have, not what is free, so that a plan may move jobs out of the way; nodes that are not usable
-    do not count. Ordered by type, GPUs and nodes.
+    do not count. There is no cap of 64 GPUs.
+
+    Args:
+        nodes: all nodes.
+        sizes: other numbers of GPUs on one node, for jobs that want just so many.
+        most: GPUs of the largest configuration; None: no limit.
+
+    Returns:
+        Ordered by type, GPUs and nodes.
     """
-    sizes: dict[str, dict[int, int]] = {}
+    by_size: dict[tuple[str, int], int] = {}
     for node in nodes:
         if node.usable:
-            by_size = sizes.setdefault(node.gpu_type, {})
-            by_size[node.gpus] = by_size.get(node.gpus, 0) + 1
-    found = set()
-    for gpu_type, by_size in sizes.items():
-        for size, count in by_size.items():
-            power = 1
-            while power < size:
-                found.add(Configuration(1, power, gpu_type))
-                power *= 2
-            found.update(Configuration(n, n * size, gpu_type) for n in range(1, count + 1))
-    return tuple(sorted(found, key=lambda c: (c.gpu_type, c.gpus, c.nodes)))
+            by_size[node.gpu_type, node.gpus] = by_size.get((node.gpu_type, node.gpus), 0) + 1
+    found: set[Configuration] = set()
+    for (gpu_type, size), count in by_size.items():
+        on_one = {*sizes, *(2**power for power in range(size.bit_length()))}
+        found.update(Configuration(1, gpus, gpu_type) for gpus in on_one if gpus <= size)
+        found.update(Configuration(n, n * size, gpu_type) for n in range(1, count + 1))
+    return tuple(
+        sorted((c for c in found if most is None or c.gpus <= most), key=lambda c: (c.gpu_type, c.gpus, c.nodes))
+    )
+
+
+def is_regular(configuration: Configuration, sizes: Iterable[int]) -> bool:
+    """Whether any job may have it: whole nodes (of one of these sizes), or a power of two of one."""
+    gpus = configuration.gpus
+    return configuration.nodes > 1 or gpus in sizes or gpus & (gpus - 1) == 0
 
 
 def allowed(job: Job, configuration: Configuration) -> bool:

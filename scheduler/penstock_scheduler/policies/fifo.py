@@ -57,7 +57,7 @@ class Fifo:
                 continue
             largest = [option for option in fitting if option.gpus == fitting[0].gpus]
             for option in largest:
-                found, _ = place(snapshot.nodes, {job.id: option}, {job.id: job.partitions}, {}, taken)
+                found = place(snapshot.nodes, {job.id: option}, {job.id: job.partitions}, {}, taken).placements
                 if found:
                     taken[job.id] = found[job.id]
                     reason = Reason(ReasonCode.CHOSEN, f"starts on {option}: first in the queue")

@@ -3,48 +3,83 @@
 After *Sia: Heterogeneity-aware, goodput-optimized ML-cluster scheduling* (SOSP '23). Each round:
 
 1. For each job and each configuration (nodes, GPUs, type) that its wish allows, the model gives a goodput: how fast it
-   would train there. Dividing a job's row by its smallest entry makes jobs comparable: 1 is its slowest way to run.
-2. Moving costs a restart, so all entries but the one that the job holds are multiplied by its restart factor.
-3. An integer program picks at most one configuration for each job, within the GPUs of each type, so that the sum of
+   would train there. Dividing a job's row by its smallest entry makes jobs comparable: 1 is its slowest way to run, or for a
+   rigid job its number of GPUs, and for a job in units of several GPUs that unit.
+2. A job of which nobody knows how it scales starts on its fewest GPUs and at most doubles (`growth`) from one round to the next.
+3. Moving costs a restart, so all entries but the one that a job holds are multiplied by its restart factor.
+4. An integer program picks at most one configuration for each job, within the GPUs of each type, so that the sum of
    (goodput ** p) is best. With p < 0, the default, that is a minimum and favours the jobs that have least; each job left
    out costs `allocation_lambda`, which must exceed 1, the cost of a job on its slowest configuration, or nobody would run.
-4. Placement finds the nodes (`penstock_scheduler.placement`).
+5. Placement finds the nodes (`penstock_scheduler.placement`). A job that finds none takes the next best that there is room for.
+
+Hard constraints: jobs that may not move, and jobs on their way from an earlier round, are taken out beforehand with their GPUs;
+partitions, reservations and limits on users, accounts and QOS are rows of the program.
 
 Where two choices are as good as each other, what a job has is kept (`KEEP_BONUS`), then the older job is preferred
-(`AGE_BONUS`). Jobs that may not move, and jobs on their way from an earlier round, are taken out beforehand with their
-GPUs. Departures from the authors' program: costs are not rounded to two decimals, which made ties.
+(`AGE_BONUS`): the same snapshot gives the same plan, whatever the order of its jobs.
+
+The authors' artifact differs from their paper and from us in what follows. Each is a setting; the preset `sia:artifact` sets them
+all as there, for comparison.
+
+- `round_costs`: costs are rounded to two decimals and end at 3000. That makes 48 and 52 GPUs weigh the same, and ties that
+  are broken by moving jobs for nothing.
+- `max_job_gpus`: no job gets more than 64 GPUs.
+- `restart_free_when_young`: a job younger than its restart cost moves freely, though it loses most by it.
+- `leaving_is_free`: the restart factor makes all but the held entry worse, but not being stopped. So a young job is stopped
+  rather than moved, and comes back at no cost. Ours multiplies that too: with p < 0 the cost of leaving out a running job
+  is lambda x r ** p.
+- `blind_start`: a job that never ran gets one unit of some type, and no type is preferred, whatever is known of it.
+
+Axes: J jobs, C configurations, T GPU types.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+import dataclasses
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
+from penstock_profiles.estimators import AnyEstimator, PipelineEstimator
+from penstock_profiles.matrix import Configurations, GoodputMatrix, best_batches
 from penstock_scheduler.errors import ConfigError
 from penstock_scheduler.model import (
+    Adaptivity,
     Assignment,
+    Batch,
     Configuration,
     Job,
     JobId,
     Phase,
+    Placement,
     Plan,
     Reason,
     ReasonCode,
     Snapshot,
     SolveStatus,
 )
-from penstock_scheduler.placement import place
+from penstock_scheduler.placement import Placed, place
 from penstock_scheduler.policies import common
-from penstock_scheduler.solver import Limits, Problem, solve
+from penstock_scheduler.solver import Limits, Problem, Quota, solve
 
 KEEP_BONUS = 1e-3
 """Share of its cost by which an entry that the job already holds is preferred."""
 
 AGE_BONUS = 1e-4
 """Cost by which the youngest job is less preferred than the oldest."""
+
+LEAST_FACTOR = 1e-3
+"""Lower bound of the restart factor in costs: with p < 0, 0 would make every move infinitely dear."""
+
+MOST_UNIONS = 6
+"""Sets of nodes that are open to different jobs, up to which every union of them gets a row of its own."""
+
+FloatMatrix = NDArray[np.float64]
+BoolMatrix = NDArray[np.bool_]
 
 
 class SiaSettings(BaseModel):
@@ -56,13 +91,31 @@ class SiaSettings(BaseModel):
     allocation_lambda: float = Field(
         default=1.1, description="Cost of leaving a job out; above 1 for p < 0, below 0 for p > 0."
     )
-    solver: Literal["cbc", "highs"] = "cbc"
+    growth: float | None = Field(
+        default=2.0,
+        gt=1,
+        description="Times its largest number of GPUs so far that a job may get while nobody knows how it scales; "
+        "null: no limit.",
+    )
+    solver: Literal["auto", "milp", "dual"] = "auto"
+    backend: Literal["cbc", "highs"] = Field(default="cbc", description="What `milp` runs.")
     gap: NonNegativeFloat = Field(default=1e-4, description="Relative gap at which a plan counts as the best.")
     max_nodes: PositiveInt = Field(
         default=10_000, description="Branch-and-bound nodes after which the best so far is taken."
     )
     max_seconds: PositiveFloat = Field(
         default=20.0, description="Last resort; a plan that met it is marked as cut short."
+    )
+    round_costs: bool = Field(default=False, description="As the artifact: costs of two decimals, at most 3000.")
+    max_job_gpus: PositiveInt | None = Field(default=None, description="Most GPUs of one job; the artifact's is 64.")
+    restart_free_when_young: bool = Field(
+        default=False, description="As the artifact: a job younger than its restart cost moves freely."
+    )
+    leaving_is_free: bool = Field(
+        default=False, description="As the artifact: the restart factor does not count for being stopped."
+    )
+    blind_start: bool = Field(
+        default=False, description="As the artifact: a job that never ran gets one unit, of whichever type."
     )
 
     @model_validator(mode="after")
@@ -82,137 +135,391 @@ class SiaSettings(BaseModel):
         return self
 
 
+ARTIFACT: dict[str, Any] = {
+    "round_costs": True,
+    "max_job_gpus": 64,
+    "restart_free_when_young": True,
+    "leaving_is_free": True,
+    "blind_start": True,
+}
+"""Settings of the preset `sia:artifact`."""
+
+
 class Sia:
-    """The policy; see the module."""
+    """The policy; see the module. Keeps the goodput of jobs whose model has not changed from round to round, and nothing else."""
 
     name = "sia"
 
     def __init__(self, settings: SiaSettings) -> None:
         self._settings = settings
+        self._goodput = GoodputMatrix()
 
     def decide(self, snapshot: Snapshot) -> Plan:
         """The best plan for this snapshot. Raises RoundFailed when the solver has no usable answer."""
-        settings = self._settings
-        pins = common.pinned(snapshot)
-        jobs = [job for job in snapshot.jobs if job.id not in pins]
-        capacity = common.capacities(snapshot.nodes, pins)
-        shared = common.configurations(snapshot.nodes)
-        held = {job.id: job.allocation.configuration for job in jobs if job.allocation and job.phase is Phase.RUNNING}
-        odd = sorted(set(held.values()) - set(shared), key=lambda c: (c.gpu_type, c.gpus, c.nodes))
-        options = tuple(c for c in (*shared, *odd) if c.gpu_type in capacity)
-
-        goodput_JC = goodput_matrix(snapshot, jobs, options, shared, held)
-        cost_JC = self._costs(snapshot, jobs, options, held, goodput_JC)
-        types = sorted(capacity)
-        recorded_J = None
-        if snapshot.incumbent:
-            column = {configuration: c for c, configuration in enumerate(options)}
-            recorded_J = np.array([column.get(snapshot.incumbent.get(job.id), -1) for job in jobs], dtype=np.int64)  # type: ignore[arg-type]
+        table = _Table(snapshot, self._settings, self._goodput)
+        leave_J, cost_JC = self._costs(table)
+        # The solver knows one cost of leaving a job out: the average, from which each job's own entries are told.
+        weighted_J = leave_J * table.weight_J
+        leave_out = float(weighted_J.mean()) if len(weighted_J) else 0.0
         problem = Problem(
-            cost_JC,
-            np.array([c.gpus for c in options], dtype=np.int64),
-            np.array([types.index(c.gpu_type) for c in options], dtype=np.int64),
-            np.array([capacity[t] for t in types], dtype=np.int64),
-            settings.allocation_lambda if settings.fairness_p < 0 else -settings.allocation_lambda,
-            recorded_J,
+            cost_JC * table.weight_J[:, None] - weighted_J[:, None] + leave_out,
+            table.gpus_C,
+            table.type_C,
+            table.capacity_T,
+            leave_out,
+            quotas=table.quotas(),
+            recorded_J=table.recorded(),
         )
-        limits = Limits(settings.gap, settings.max_nodes, settings.max_seconds)
-        solution = solve(problem, settings.solver, limits)
-        chosen = {job.id: options[c] for job, c in zip(jobs, solution.choice_J, strict=True) if c >= 0}
-
-        placements, scattered = place(
-            snapshot.nodes,
-            chosen,
-            {job.id: job.partitions for job in jobs},
-            {job.id: job.allocation for job in jobs if job.allocation is not None},
-            pins,
+        limits = Limits(self._settings.gap, self._settings.max_nodes, self._settings.max_seconds)
+        solution = solve(problem, self._settings.solver, limits, backend=self._settings.backend)
+        report = solution.report
+        chosen = {job.id: table.options[c] for job, c in zip(table.jobs, solution.choice_J, strict=True) if c >= 0}
+        placed, instead = self._place(table, chosen, problem)
+        cut_short = report.status is SolveStatus.TIME_LIMIT
+        return Plan(
+            snapshot.round,
+            *_explained(table, chosen, placed, instead),
+            report,
+            dict(zip(table.types, report.prices_T, strict=True)) if report.prices_T else {},
+            chosen if cut_short else {},
         )
-        assignments: dict[JobId, Assignment] = {}
-        waiting: dict[JobId, Reason] = {}
-        for job in snapshot.jobs:
-            if job.id in pins:
-                assignments[job.id] = common.pinned_assignment(job, pins[job.id], snapshot)
-        for row, job in enumerate(jobs):
-            if job.id in placements:
-                gain = goodput_JC[row, options.index(chosen[job.id])] / _slowest(goodput_JC[row])
-                reason = _why(job, chosen[job.id], held.get(job.id), gain)
-                assignments[job.id] = common.assign(job, placements[job.id], reason, snapshot)
-            elif job.id in scattered:
-                text = f"{chosen[job.id]} would be best, but the free GPUs are scattered over too many nodes"
-                waiting[job.id] = Reason(ReasonCode.WAITING_FRAGMENTS, text, common.smallest_need(job))
-            elif not np.any(goodput_JC[row] > 0):
-                waiting[job.id] = common.never_fits(job, shared, snapshot.nodes)
-            else:
-                text = "the GPUs that it could use do more for other jobs in this round"
-                waiting[job.id] = Reason(ReasonCode.WAITING_CAPACITY, text, common.smallest_need(job))
-        cut_short = solution.report.status is SolveStatus.TIME_LIMIT
-        return Plan(snapshot.round, assignments, waiting, solution.report, chosen if cut_short else {})
 
-    def _costs(
-        self,
-        snapshot: Snapshot,
-        jobs: list[Job],
-        options: tuple[Configuration, ...],
-        held: dict[JobId, Configuration],
-        goodput_JC: NDArray[np.float64],
-    ) -> NDArray[np.float64]:
-        """Cost of each entry, J x C, `inf` where it cannot be. Sia, equations 1 and 2."""
-        p = self._settings.fairness_p
-        cost_JC = np.full(goodput_JC.shape, np.inf)
-        order = {job.id: rank for rank, job in enumerate(sorted(jobs, key=lambda job: (job.submit_s, job.id)))}
-        for row, job in enumerate(jobs):
-            possible = goodput_JC[row] > 0
-            if not possible.any():
-                continue
-            gain_C = goodput_JC[row] / _slowest(goodput_JC[row])
-            keeps_C = np.zeros(len(options), dtype=bool)
-            if job.id in held:
-                keeps_C[options.index(held[job.id])] = True
-                age_s = max(snapshot.time_s - job.submit_s, 0.0)
-                factor = restart_factor(age_s, job.restarts, snapshot.restart_costs_s[job.id])
-                gain_C = np.where(keeps_C, gain_C, gain_C * factor)
-            possible &= gain_C > 0
-            powered_C = gain_C[possible] ** p
-            cost_C = powered_C if p < 0 else -powered_C
-            cost_C = cost_C - KEEP_BONUS * np.abs(cost_C) * keeps_C[possible]
-            cost_JC[row, possible] = cost_C + AGE_BONUS * order[job.id] / len(jobs)
-        return cost_JC
+    def _costs(self, table: _Table) -> tuple[NDArray[np.float64], FloatMatrix]:
+        """Cost of leaving each job out, and of each entry, J x C and `inf` where it cannot be. Sia, equations 1 and 2."""
+        settings, p = self._settings, self._settings.fairness_p
+        moved_JC = np.ones_like(table.possible_JC)
+        held = table.held_J >= 0
+        moved_JC[held, table.held_J[held]] = False
+        factor_J = np.where(held, np.maximum(table.restart_factors(settings), LEAST_FACTOR), 1.0)
+        gain_JC = np.where(table.possible_JC, np.where(moved_JC, factor_J[:, None], 1.0) * table.gain_JC, 1.0)
+        powered_JC = gain_JC**p
+        if settings.round_costs:
+            powered_JC = np.minimum(np.round(powered_JC, 2), 3000.0)
+        cost_JC = powered_JC if p < 0 else -powered_JC
+        cost_JC -= KEEP_BONUS * np.abs(cost_JC) * ~moved_JC
+        cost_JC += AGE_BONUS * (np.arange(len(table.jobs)) / max(len(table.jobs), 1))[:, None]
+        cost_JC[~table.possible_JC] = np.inf
+        leave_out = settings.allocation_lambda if p < 0 else -settings.allocation_lambda
+        leave_J = np.full(len(table.jobs), leave_out)
+        if not settings.leaving_is_free and p < 0:
+            leave_J *= factor_J**p
+        return leave_J, cost_JC
+
+    def _place(
+        self, table: _Table, chosen: Mapping[JobId, Configuration], problem: Problem
+    ) -> tuple[Placed, dict[JobId, Configuration]]:
+        """Nodes for what was chosen; for jobs that find none, the next best that fits beside the others (`instead`)."""
+        placed = table.place(chosen)
+        instead: dict[JobId, Configuration] = {}
+        if not placed.left_over:
+            return placed, instead
+        taken = dict(placed.placements)
+        row_of = {job.id: row for row, job in enumerate(table.jobs)}
+        for job in sorted(placed.left_over, key=row_of.__getitem__):
+            row = row_of[job]
+            for column in np.argsort(problem.cost_JC[row], kind="stable"):
+                if not problem.cost_JC[row, column] < problem.leave_out:  # no better than nothing
+                    break
+                option = table.options[column]
+                if option == chosen[job] or not table.within_limits(row, option.gpus, taken):
+                    continue
+                if found := table.place({job: option}, beside=taken).placements:
+                    taken |= found
+                    instead[job] = option
+                    break
+        left_over = tuple(job for job in placed.left_over if job not in instead)
+        return Placed(taken, placed.made_room_for, left_over), instead
 
 
-def goodput_matrix(
-    snapshot: Snapshot,
-    jobs: list[Job],
-    options: tuple[Configuration, ...],
-    shared: tuple[Configuration, ...],
-    held: dict[JobId, Configuration],
-) -> NDArray[np.float64]:
-    """Goodput of each job on each configuration, J x C in the job's own unit; 0 where it may not or cannot run.
+class _Table:
+    """A snapshot as arrays: the jobs that the round decides on, oldest first, and what each may have."""
 
-    A configuration that is not one of `shared` is open only to the job that holds it, if its wish allows it: a job that
-    Slurm itself started outside its wish is moved.
-    """
-    goodput_JC = np.zeros((len(jobs), len(options)))
-    columns: dict[str, list[int]] = {}
-    for c, option in enumerate(options):
-        columns.setdefault(option.gpu_type, []).append(c)
-    open_to_all = set(shared)
-    for row, job in enumerate(jobs):
-        for gpu_type, all_of_type in columns.items():
-            mine = [
-                c
-                for c in all_of_type
-                if common.allowed(job, options[c]) and (options[c] in open_to_all or held.get(job.id) == options[c])
-            ]
-            if mine:
-                goodput_JC[row, mine] = snapshot.models[job.id].goodput(
-                    gpu_type, np.array([options[c].nodes for c in mine]), np.array([options[c].gpus for c in mine])
+    def __init__(self, snapshot: Snapshot, settings: SiaSettings, goodput: GoodputMatrix) -> None:
+        self.snapshot = snapshot
+        self.pins = common.pinned(snapshot)
+        free = [job for job in snapshot.jobs if job.id not in self.pins]
+        self.jobs: list[Job] = sorted(free, key=lambda job: (job.submit_s, job.id))
+        self.models: list[AnyEstimator] = [snapshot.models[job.id] for job in self.jobs]
+        capacity = common.capacities(snapshot.nodes, self.pins)
+        self.types = tuple(sorted(capacity))
+        self.capacity_T = np.array([capacity[name] for name in self.types], dtype=np.int64)
+        held = {
+            job.id: job.allocation.configuration for job in self.jobs if job.allocation and job.phase is Phase.RUNNING
+        }
+        self.min_J = np.array([job.wish.min_gpus for job in self.jobs], dtype=np.int64)
+        self.max_J = np.array([job.wish.max_gpus for job in self.jobs], dtype=np.int64)
+        self._set_options(held, settings)
+        column = {option: c for c, option in enumerate(self.options)}
+        self.held_J = np.array([column.get(held.get(job.id), -1) for job in self.jobs], dtype=np.int64)  # type: ignore[arg-type]
+        self.weight_J = np.array([job.weight for job in self.jobs], dtype=np.float64)
+        self._set_access()
+        self._set_gain(settings, goodput)
+
+    def _set_options(self, held: Mapping[JobId, Configuration], settings: SiaSettings) -> None:
+        exact = {int(count) for count in np.unique(self.min_J[self.min_J == self.max_J])}
+        self.unit_JT = np.ones((len(self.jobs), len(self.types)), dtype=np.int64)
+        for row, model in enumerate(self.models):
+            if isinstance(model, PipelineEstimator):
+                self.unit_JT[row] = [model.models[t].gpus_per_replica if t in model.models else 1 for t in self.types]
+        units = {int(unit) * 2**power for unit in np.unique(self.unit_JT) for power in range(8)}
+        most = int(self.max_J.max(initial=1))
+        if settings.max_job_gpus is not None:
+            most = min(most, settings.max_job_gpus)
+        shared = common.configurations(self.snapshot.nodes, exact | units, most)
+        odd = sorted(set(held.values()) - set(shared), key=lambda c: (c.gpu_type, c.gpus, c.nodes))
+        self.options = tuple(c for c in (*shared, *odd) if c.gpu_type in self.types)
+        self.offered_C = np.array([c in set(shared) for c in self.options], dtype=np.bool_)
+        self.gpus_C = np.array([c.gpus for c in self.options], dtype=np.int64)
+        self.nodes_C = np.array([c.nodes for c in self.options], dtype=np.int64)
+        index_of = {name: index for index, name in enumerate(self.types)}
+        self.type_C = np.array([index_of[c.gpu_type] for c in self.options], dtype=np.int64)
+        sizes: dict[str, set[int]] = {}
+        for node in self.snapshot.nodes:
+            sizes.setdefault(node.gpu_type, set()).add(node.gpus)
+        self.regular_C = np.array([common.is_regular(c, sizes[c.gpu_type]) for c in self.options], dtype=np.bool_)
+
+    def _set_access(self) -> None:
+        """Which jobs may use which nodes: by partition and reservation, for each of the few combinations that occur."""
+        keys = [(frozenset(job.partitions), job.reservation) for job in self.jobs]
+        self.accesses = list(dict.fromkeys(keys))
+        index = {key: access for access, key in enumerate(self.accesses)}
+        self.access_J = np.array([index[key] for key in keys], dtype=np.int64)
+        free = {node.name: node.gpus_for_us for node in self.snapshot.nodes}
+        for placement in self.pins.values():
+            for share in placement.shares:
+                if share.node in free:
+                    free[share.node] -= share.gpus
+        self.free_gpus: dict[tuple[tuple[str, ...], str, str], int] = {}
+        """(partitions, reservation, GPU type) -> GPUs that the round can give out there."""
+        nodes_of: dict[tuple[tuple[str, ...], str, str], dict[int, int]] = {}
+        for node in self.snapshot.nodes:
+            pool = (node.partitions, node.reservation, node.gpu_type)
+            self.free_gpus[pool] = self.free_gpus.get(pool, 0) + max(free[node.name], 0)
+            if node.usable:
+                sizes = nodes_of.setdefault(pool, {})
+                sizes[node.gpus] = sizes.get(node.gpus, 0) + 1
+        # Whether the nodes that are open to these jobs have this shape at all, A x C.
+        self.open_AC = np.zeros((len(self.accesses), len(self.options)), dtype=np.bool_)
+        for access, (partitions, reservation) in enumerate(self.accesses):
+            count: dict[tuple[str, int], int] = {}
+            for (inside, kept_for, gpu_type), sizes in nodes_of.items():
+                if kept_for == reservation and partitions & set(inside):
+                    for size, nodes in sizes.items():
+                        count[gpu_type, size] = count.get((gpu_type, size), 0) + nodes
+            for c, option in enumerate(self.options):
+                per_node = option.gpus // option.nodes
+                self.open_AC[access, c] = any(
+                    nodes >= option.nodes and (size == per_node or (option.nodes == 1 and size >= per_node))
+                    for (gpu_type, size), nodes in count.items()
+                    if gpu_type == option.gpu_type
                 )
-    if not np.isfinite(goodput_JC).all() or (goodput_JC < 0).any():
-        bad = [
-            jobs[row].id for row in np.flatnonzero(~np.isfinite(goodput_JC).all(axis=1) | (goodput_JC < 0).any(axis=1))
+
+    def _set_gain(self, settings: SiaSettings, goodput: GoodputMatrix) -> None:
+        jobs, types = self.jobs, self.types
+        configurations = Configurations(
+            tuple(c.gpu_type for c in self.options),
+            tuple(c.nodes for c in self.options),
+            tuple(c.gpus for c in self.options),
+        )
+        self.goodput_JC = goodput.evaluate(self.models, configurations)
+        wanted_JT = np.ones((len(jobs), len(types)), dtype=np.bool_)
+        for row, job in enumerate(jobs):
+            if job.wish.gpu_types is not None:
+                wanted_JT[row] = [name in job.wish.gpu_types for name in types]
+        unit_JC = self.unit_JT[:, self.type_C]
+        units_JC = self.gpus_C // unit_JC
+        power_JC = (units_JC & (units_JC - 1)) == 0
+        exact_J = self.min_J == self.max_J
+        regular_JC = np.where(
+            unit_JC > 1, (self.gpus_C % unit_JC == 0) & (power_JC | (self.nodes_C > 1)), self.regular_C
+        )
+        holds_JC = self.held_J[:, None] == np.arange(len(self.options))
+        in_wish_JC = (self.gpus_C >= self.min_J[:, None]) & (self.gpus_C <= self.max_J[:, None])
+        in_wish_JC &= wanted_JT[:, self.type_C] & self.open_AC[self.access_J]
+        bad_J = ~np.all(np.isfinite(self.goodput_JC) & (self.goodput_JC >= 0), axis=1)
+        self.bad = {jobs[row].id for row in np.flatnonzero(bad_J)}
+        sane_JC = np.where(bad_J[:, None], 0.0, self.goodput_JC)
+        # What the wish and the cluster allow at all; and of it, what this round does.
+        self.ever_JC = in_wish_JC & ((self.offered_C & (regular_JC | exact_J[:, None])) | holds_JC) & (sane_JC > 0)
+        self.possible_JC = self.ever_JC & (self.gpus_C <= self._most_now(settings)[:, None])
+        if settings.blind_start:
+            never_ran = np.array([job.restarts == 0 and job.phase is Phase.QUEUED for job in jobs], dtype=np.bool_)
+            fewest_JC = self.gpus_C <= np.maximum(self.min_J[:, None], unit_JC)
+            self.possible_JC &= ~never_ran[:, None] | fewest_JC
+            sane_JC = np.where(never_ran[:, None] & fewest_JC, 1.0, sane_JC)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            possible_JC = np.where(self.ever_JC, sane_JC, np.inf)
+            slowest_J = possible_JC.min(axis=1, initial=np.inf)
+            base_J = np.ones(len(jobs))
+            if possible_JC.size:
+                base_J = np.take_along_axis(unit_JC, possible_JC.argmin(axis=1)[:, None], axis=1)[:, 0].astype(
+                    np.float64
+                )
+            rigid_J = np.array(
+                [job.wish.adaptivity in (Adaptivity.RIGID, Adaptivity.FIXED) for job in jobs], dtype=np.bool_
+            )
+            base_J = np.where(rigid_J, self.min_J, base_J)
+            self.gain_JC = np.where(self.possible_JC, sane_JC / slowest_J[:, None] * base_J[:, None], 0.0)
+
+    def _most_now(self, settings: SiaSettings) -> NDArray[np.int64]:
+        """Most GPUs that each job may have in this round, for jobs that nobody knows the scaling of."""
+        most_J = np.full(len(self.jobs), np.iinfo(np.int64).max)
+        if settings.growth is not None:
+            fewest_J = np.where(self.ever_JC, self.gpus_C, np.iinfo(np.int64).max).min(
+                axis=1, initial=most_J.max(initial=1)
+            )
+            for row, job in enumerate(self.jobs):
+                ran_on = self.snapshot.unscaled.get(job.id)
+                if ran_on is not None:
+                    now = job.allocation.gpus if job.allocation is not None else 0
+                    most_J[row] = max(int(fewest_J[row]), int(settings.growth * max(ran_on, now)))
+        return most_J
+
+    def restart_factors(self, settings: SiaSettings) -> NDArray[np.float64]:
+        """See `restart_factor`."""
+        costs = [self.snapshot.restart_costs_s[job.id] for job in self.jobs]
+        ages = [max(self.snapshot.time_s - job.submit_s, 0.0) for job in self.jobs]
+        factors = [
+            1.0 if settings.restart_free_when_young and age < cost else restart_factor(age, job.restarts, cost)
+            for age, cost, job in zip(ages, costs, self.jobs, strict=True)
         ]
-        raise ConfigError(f"the models of jobs {', '.join(bad)} give goodput that is negative or not a number")
-    return goodput_JC
+        return np.array(factors, dtype=np.float64)
+
+    def quotas(self) -> tuple[Quota, ...]:
+        """Rows beside the capacity of each type: what is open to some jobs only, and limits of users, accounts and QOS."""
+        return (*self._access_quotas(), *self._limit_quotas())
+
+    def _access_quotas(self) -> list[Quota]:
+        """For each type, jobs that can use only some of its nodes get together no more than those have.
+
+        One row for every union of the sets of nodes that are open to somebody, as in Hall's theorem; with more than
+        `MOST_UNIONS` different sets for each single one, and placement finds out the rest.
+        """
+        quotas = []
+        for t, gpu_type in enumerate(self.types):
+            pools = {pool: gpus for pool, gpus in self.free_gpus.items() if pool[2] == gpu_type}
+            sets = [
+                frozenset(p for p in pools if p[1] == reservation and partitions & set(p[0]))
+                for partitions, reservation in self.accesses
+            ]
+            different = sorted(set(sets), key=lambda pools: sorted(pools))
+            unions = set(different)
+            if len(different) <= MOST_UNIONS:
+                for count in range(2, len(different) + 1):
+                    unions |= {frozenset().union(*some) for some in itertools.combinations(different, count)}
+            for union in sorted(unions, key=lambda pools: sorted(pools)):
+                gpus = sum(pools[pool] for pool in union)
+                if gpus < sum(pools.values()):
+                    inside = [access for access, own in enumerate(sets) if own <= union]
+                    quotas.append(Quota(np.flatnonzero(np.isin(self.access_J, inside)), gpus, gpu_type=t))
+        return quotas
+
+    def _limit_quotas(self) -> list[Quota]:
+        by_id = {job.id: job for job in self.snapshot.jobs}
+        quotas = []
+        for limit in self.snapshot.limits:
+            pinned = sum(held.gpus for job, held in self.pins.items() if limit.covers(by_id[job]))
+            members = [row for row, job in enumerate(self.jobs) if limit.covers(job)]
+            quotas.append(Quota(np.array(members, dtype=np.int64), max(limit.gpus - pinned, 0)))
+        return quotas
+
+    def within_limits(self, row: int, gpus: int, taken: Mapping[JobId, Placement]) -> bool:
+        """Whether a job may have so many GPUs beside what others have taken."""
+        for limit in self.snapshot.limits:
+            if limit.covers(self.jobs[row]):
+                by_id = {job.id: job for job in self.snapshot.jobs}
+                used = sum(p.gpus for job, p in (*self.pins.items(), *taken.items()) if limit.covers(by_id[job]))
+                if used + gpus > limit.gpus:
+                    return False
+        return True
+
+    def recorded(self) -> NDArray[np.int64] | None:
+        """The choice of a round that is decided again after a time limit had cut it short."""
+        if not self.snapshot.incumbent:
+            return None
+        column = {option: c for c, option in enumerate(self.options)}
+        recorded = [column.get(self.snapshot.incumbent.get(job.id), -1) for job in self.jobs]  # type: ignore[arg-type]
+        return np.array(recorded, dtype=np.int64)
+
+    def place(self, chosen: Mapping[JobId, Configuration], beside: Mapping[JobId, Placement] | None = None) -> Placed:
+        """Nodes for these jobs, beside the pinned ones and `beside`."""
+        return place(
+            self.snapshot.nodes,
+            chosen,
+            {job.id: job.partitions for job in self.jobs},
+            {job.id: job.allocation for job in self.jobs if job.allocation is not None},
+            {**self.pins, **(beside or {})},
+            reservations={job.id: job.reservation for job in self.jobs if job.reservation},
+            move_cost={
+                job.id: job.allocation.gpus * self.snapshot.restart_costs_s[job.id]
+                for job in self.jobs
+                if job.allocation is not None
+            },
+        )
+
+
+def _explained(
+    table: _Table, chosen: Mapping[JobId, Configuration], placed: Placed, instead: Mapping[JobId, Configuration]
+) -> tuple[dict[JobId, Assignment], dict[JobId, Reason]]:
+    """For every job what it gets or why it waits, in the order of the snapshot."""
+    snapshot = table.snapshot
+    row_of = {job.id: row for row, job in enumerate(table.jobs)}
+    column = {option: c for c, option in enumerate(table.options)}
+    running = [job for job in table.jobs if job.id in placed.placements]
+    shapes = [placed.placements[job.id].configuration for job in running]
+    batches = dict(
+        zip(
+            (job.id for job in running),
+            best_batches(
+                [snapshot.models[job.id] for job in running],
+                Configurations(
+                    tuple(c.gpu_type for c in shapes), tuple(c.nodes for c in shapes), tuple(c.gpus for c in shapes)
+                ),
+            ),
+            strict=True,
+        )
+    )
+    fitting = common.configurations(snapshot.nodes)
+    assignments: dict[JobId, Assignment] = {}
+    waiting: dict[JobId, Reason] = {}
+    for job in snapshot.jobs:
+        if job.id in table.pins:
+            assignments[job.id] = common.pinned_assignment(job, table.pins[job.id], snapshot)
+            continue
+        row = row_of[job.id]
+        if job.id in placed.placements:
+            placement = placed.placements[job.id]
+            c = column[placement.configuration]
+            reason = _why(job, placement, float(table.gain_JC[row, c]), placed.made_room_for.get(job.id))
+            if job.id in instead:
+                text = f"{reason.text}; {chosen[job.id]} would be better, but the free GPUs are scattered"
+                reason = dataclasses.replace(reason, text=text)
+            batch = batches[job.id]
+            advice = Batch(batch.atomic_batch, batch.accumulation_steps) if batch is not None else None
+            assignments[job.id] = Assignment(placement, reason, float(table.goodput_JC[row, c]), advice)
+        else:
+            waiting[job.id] = _why_not(table, job, row, chosen.get(job.id), fitting)
+    return assignments, waiting
+
+
+def _why_not(
+    table: _Table, job: Job, row: int, chosen: Configuration | None, fitting: Sequence[Configuration]
+) -> Reason:
+    needs = common.smallest_need(job)
+    if job.id in table.bad:
+        text = "its model gives a goodput that is negative or not a number: correct the model, or leave it out"
+        return Reason(ReasonCode.NEVER_FITS, text, needs)
+    if chosen is not None:
+        text = f"{chosen} would be best, but the free GPUs are scattered over too many nodes"
+        return Reason(ReasonCode.WAITING_FRAGMENTS, text, needs)
+    if not table.ever_JC[row].any():
+        return common.never_fits(job, fitting, table.snapshot.nodes)
+    fewest = int(table.gpus_C[table.ever_JC[row]].min())
+    for limit in table.snapshot.limits:
+        if limit.covers(job) and fewest > limit.gpus:
+            return Reason(ReasonCode.NEVER_FITS, f"needs {fewest} GPUs, but {limit} does not allow that", needs)
+    text = "the GPUs that it could use do more for other jobs in this round"
+    return Reason(ReasonCode.WAITING_CAPACITY, text, needs)
 
 
 def restart_factor(age_s: float, restarts: int, restart_cost_s: float) -> float:
@@ -231,14 +538,14 @@ def restart_factor(age_s: float, restarts: int, restart_cost_s: float) -> float:
     return max(age_s - restarts * restart_cost_s, 0.0) / (age_s + restart_cost_s)
 
 
-def _slowest(goodput_C: NDArray[np.float64]) -> float:
-    return float(goodput_C[goodput_C > 0].min())
-
-
-def _why(job: Job, chosen: Configuration, held: Configuration | None, gain: float) -> Reason:
-    speed = f"{gain:.1f}x its slowest configuration"
-    if chosen == held:
+def _why(job: Job, placement: Placement, gain: float, room_for: JobId | None) -> Reason:
+    chosen, speed = placement.configuration, f"{gain:.1f}x its slowest configuration"
+    held = job.allocation.configuration if job.allocation is not None and job.phase is Phase.RUNNING else None
+    if job.allocation is not None and job.allocation.shares == placement.shares and chosen == held:
         return Reason(ReasonCode.KEPT, f"keeps {chosen}, {speed}")
     if held is None:
         return Reason(ReasonCode.CHOSEN, f"starts on {chosen}, {speed}")
+    if chosen == held:
+        whom = f"makes room for job {room_for}" if room_for is not None else "has to leave its nodes"
+        return Reason(ReasonCode.CHOSEN, f"keeps {chosen} on other nodes: {whom}")
     return Reason(ReasonCode.CHOSEN, f"from {held} to {chosen}, {speed}")

@@ -1,93 +1,90 @@
 """The round's problem, a multiple-choice knapsack, and its solvers behind one interface.
 
-Axes: J jobs, C configurations, T GPU types. Minimise ``sum cost[j, c] x[j, c] + leave_out * (J - sum x)`` where each job
-takes at most one configuration and the GPUs of each type suffice (Sia, equation 2, for either sign of the fairness power).
+Minimise ``sum cost[j, c] x[j, c] + leave_out * (J - sum x)`` where each job takes at most one configuration, the GPUs of
+each type suffice, and quotas are kept (Sia, equation 2, for either sign of the fairness power). docs/solver.md explains.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from penstock_scheduler.model import SolveReport, SolveStatus
+from penstock_scheduler.solver import dual
+from penstock_scheduler.solver.problem import (
+    STATUS_MEANING,
+    BadProblem,
+    Limits,
+    Problem,
+    Quota,
+    Solution,
+    SolveFailed,
+)
+from penstock_scheduler.solver.reduced import Answer, Reduced, reduce
 
-STATUS_MEANING: dict[SolveStatus, str] = {
-    SolveStatus.OPTIMAL: "proven best within the gap that was asked for; use it",
-    SolveStatus.NODE_LIMIT: "best found within the node limit; the same on every machine; use it",
-    SolveStatus.TIME_LIMIT: "best found within the time limit; depends on the machine; use it and mark the plan",
-    SolveStatus.INCUMBENT: "taken from the record of a round that was cut short; use it",
-    SolveStatus.NO_SOLUTION: "no usable answer; the round fails and the last allocation stays",
-}
-"""Every status that a solver may report, and what a policy does with it."""
+__all__ = [
+    "SOLVERS",
+    "STATUS_MEANING",
+    "BadProblem",
+    "Limits",
+    "Problem",
+    "Quota",
+    "Solution",
+    "SolveFailed",
+    "solve",
+]
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """One round's choices.
+def _milp(reduced: Reduced, limits: Limits, backend: str) -> Answer:
+    from penstock_scheduler.solver import milp  # loading CBC takes longer than most solves: only for who asks
 
-    Attributes:
-        cost_JC: cost of giving configuration c to job j, any sign; `inf` where it cannot be.
-        gpus_C: GPUs that each configuration takes, >= 1.
-        type_C: index of its GPU type, 0 to T - 1.
-        capacity_T: GPUs of each type, >= 0.
-        leave_out: cost of giving a job nothing.
-        recorded_J: a choice to take as it is, -1 where a job gets nothing, when a cut-short round is decided again.
+    return milp.solve(reduced, limits, backend=backend)
+
+
+def _dual(reduced: Reduced, limits: Limits, backend: str) -> Answer:
+    return dual.solve(reduced, limits)
+
+
+def _auto(reduced: Reduced, limits: Limits, backend: str) -> Answer:
+    """The dual was the cheaper one at every size that was measured; python-mip is there for when it has trouble."""
+    try:
+        return dual.solve(reduced, limits)
+    except SolveFailed:
+        return _milp(reduced, limits, backend)
+
+
+SOLVERS: dict[str, Callable[[Reduced, Limits, str], Answer]] = {"auto": _auto, "milp": _milp, "dual": _dual}
+"""Name -> solver of a reduced problem; the last argument is the back end of `milp`."""
+
+
+def solve(problem: Problem, solver: str = "auto", limits: Limits | None = None, *, backend: str = "cbc") -> Solution:
+    """Solve with the solver of this name. The same problem gives the same choice, unless the time limit was met.
+
+    Args:
+        problem: what is to be chosen.
+        solver: a name in SOLVERS.
+        limits: when to stop; None: the defaults of `Limits`.
+        backend: what `milp` runs: "cbc" or "highs".
+
+    Raises:
+        SolveFailed: there is no usable answer; its `status` says why.
     """
-
-    cost_JC: NDArray[np.float64]
-    gpus_C: NDArray[np.int64]
-    type_C: NDArray[np.int64]
-    capacity_T: NDArray[np.int64]
-    leave_out: float
-    recorded_J: NDArray[np.int64] | None = None
-
-    def objective(self, choice_J: NDArray[np.int64]) -> float:
-        """Cost of a choice, `inf` if it takes an impossible entry."""
-        jobs_J = np.arange(len(choice_J))
-        taken = choice_J >= 0
-        costs = self.cost_JC[jobs_J[taken], choice_J[taken]]
-        return float(costs.sum() + self.leave_out * np.count_nonzero(~taken))
-
-    def feasible(self, choice_J: NDArray[np.int64]) -> bool:
-        """Whether a choice keeps within the capacities and takes no impossible entry."""
-        taken_C = choice_J[choice_J >= 0]
-        used_T = np.bincount(self.type_C[taken_C], weights=self.gpus_C[taken_C], minlength=len(self.capacity_T))
-        return bool(np.all(used_T <= self.capacity_T)) and np.isfinite(self.objective(choice_J))
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """When to stop looking. Nodes first, for they give the same plan on every machine; seconds as the last resort."""
-
-    gap: float = 1e-4
-    nodes: int = 10_000
-    seconds: float = 20.0
-
-
-@dataclass(frozen=True, slots=True)
-class Solution:
-    """A choice of configuration for each job, -1 for none, and how it was found."""
-
-    choice_J: NDArray[np.int64]
-    report: SolveReport
-
-
-Solver = Callable[[Problem, Limits], Solution]
-
-
-def solve(problem: Problem, solver: str, limits: Limits) -> Solution:
-    """Solve with the named solver; an empty problem needs none. Raises RoundFailed if there is no usable answer."""
-    from penstock_scheduler.solver import milp
-
+    started = time.perf_counter()
     if problem.recorded_J is not None:
         value = problem.objective(problem.recorded_J)
         return Solution(problem.recorded_J, SolveReport("recorded", SolveStatus.INCUMBENT, value, value, 0.0))
-    if problem.cost_JC.size == 0:
-        nothing: Any = np.full(len(problem.cost_JC), -1, dtype=np.int64)
-        value = problem.objective(nothing)
-        return Solution(nothing, SolveReport(solver, SolveStatus.OPTIMAL, value, value, 0.0))
-    return milp.solve(problem, limits, backend=solver)
+    reduced = reduce(problem)
+    if np.isfinite(reduced.saving_JK[:, :-1]).any():
+        answer = SOLVERS[solver](reduced, limits or Limits(), backend)
+    else:
+        empty_J = np.full(len(reduced.job_J), reduced.nothing)
+        prices = (0.0,) * reduced.types
+        answer = Answer(solver, empty_J, reduced.base, SolveStatus.OPTIMAL, prices)
+    choice_J = reduced.expand(answer.pick_J)
+    if not problem.feasible(choice_J):
+        raise SolveFailed(SolveStatus.NUMERICAL, f"the choice of {answer.solver} breaks a capacity or a quota")
+    value = problem.objective(choice_J)
+    bound, seconds = min(answer.bound, value), time.perf_counter() - started
+    return Solution(choice_J, SolveReport(answer.solver, answer.status, value, bound, seconds, answer.price_T))

@@ -1,91 +1,85 @@
-"""The round's problem as an integer program through python-mip, exact to a stated gap, with CBC or HiGHS behind it."""
+"""The round's problem as one integer program through python-mip, exact to a stated gap, with CBC or HiGHS behind it.
+
+The yardstick for `dual`, and what `auto` turns to if that has numerical trouble.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import time
-from typing import Literal
 
 import mip
 import numpy as np
 
-from penstock_scheduler.errors import RoundFailed
-from penstock_scheduler.model import SolveReport, SolveStatus
-from penstock_scheduler.solver import Limits, Problem, Solution
-
-Backend = Literal["cbc", "highs"]
+from penstock_scheduler.model import SolveStatus
+from penstock_scheduler.solver.prices import relax
+from penstock_scheduler.solver.problem import Limits, SolveFailed
+from penstock_scheduler.solver.reduced import Answer, Reduced, repair
 
 _NAMES = {"cbc": mip.CBC, "highs": mip.HIGHS}
 
+_ENDED = {
+    mip.OptimizationStatus.OPTIMAL: SolveStatus.OPTIMAL,
+    mip.OptimizationStatus.FEASIBLE: SolveStatus.NODE_LIMIT,
+    mip.OptimizationStatus.NO_SOLUTION_FOUND: SolveStatus.NODE_LIMIT,
+}
+"""What python-mip's statuses mean if time is left. Any other is trouble: giving nothing to anybody is always feasible."""
 
-def solve(problem: Problem, limits: Limits, *, backend: str = "cbc") -> Solution:
-    """Solve `problem`. One thread and a fixed seed, so that the same problem gives the same choice.
 
-    Entries that cannot be in a best choice are left out of the program: those that cost more than leaving the job out,
-    and those that another configuration of the same type beats with no more GPUs.
+def solve(reduced: Reduced, limits: Limits, *, backend: str = "cbc") -> Answer:
+    """Solve `reduced` on one thread with a fixed seed, so that the same problem gives the same choice.
+
+    Where it met its limits first, what prices alone give is taken if that is better, so that there always is a good choice.
 
     Raises:
-        RoundFailed: the solver found nothing usable.
+        SolveFailed: the solver has numerical trouble.
     """
     started = time.perf_counter()
+    best_J = reduced.saving_JK.argmin(axis=1)
+    greedy_J = repair(reduced, best_J, reduced.saving_JK)
+    lowest, highest = reduced.value(best_J), reduced.value(greedy_J)
     model = mip.Model(sense=mip.MINIMIZE, solver_name=_NAMES[backend])
     model.verbose = 0
     model.threads = 1
     model.seed = 1
-    model.max_mip_gap = limits.gap
+    # The program's own objective is the saving: the gap of the whole one is asked for by the least size that it can have.
+    model.max_mip_gap = 0.0
+    model.max_mip_gap_abs = limits.gap * max(lowest, -highest, 0.0)
     model.max_nodes = limits.nodes
-    jobs_E, configs_E = np.nonzero(_useful(problem))
-    # Relative to leaving the job out, every entry is a saving: an empty choice is feasible and costs 0.
-    savings_E = problem.cost_JC[jobs_E, configs_E] - problem.leave_out
-    variables = [model.add_var(var_type=mip.BINARY, obj=float(saving)) for saving in savings_E]
-    by_job: dict[int, list[mip.Var]] = {}
-    by_type: dict[int, list[mip.LinExpr]] = {}
-    for variable, job, config in zip(variables, jobs_E, configs_E, strict=True):
-        by_job.setdefault(int(job), []).append(variable)
-        by_type.setdefault(int(problem.type_C[config]), []).append(int(problem.gpus_C[config]) * variable)
-    for entries in by_job.values():
-        model.add_constr(mip.xsum(entries) <= 1)
-    for gpu_type, terms in by_type.items():
-        model.add_constr(mip.xsum(terms) <= int(problem.capacity_T[gpu_type]))
-    choice_J = np.full(len(problem.cost_JC), -1, dtype=np.int64)
-    if not variables:
-        value = problem.objective(choice_J)
-        return Solution(
-            choice_J, SolveReport(backend, SolveStatus.OPTIMAL, value, value, time.perf_counter() - started)
-        )
+    jobs_E, configs_E = np.nonzero(np.isfinite(reduced.saving_JK[:, :-1]))
+    variables = [
+        model.add_var(var_type=mip.BINARY, obj=float(saving)) for saving in reduced.saving_JK[jobs_E, configs_E]
+    ]
+    by_row: dict[tuple[str, int], list[mip.LinExpr]] = {}
+    for variable, job, config in zip(variables, jobs_E.tolist(), configs_E.tolist(), strict=True):
+        gpus = int(reduced.gpus_K[config])
+        by_row.setdefault(("job", job), []).append(variable)
+        by_row.setdefault(("type", int(reduced.type_K[config])), []).append(gpus * variable)
+        counts_Q = reduced.member_BQ[reduced.block_J[job]] & reduced.counts_QT[:, reduced.type_K[config]]
+        for quota in np.flatnonzero(counts_Q).tolist():
+            by_row.setdefault(("quota", quota), []).append(gpus * variable)
+    most = {"job": np.ones(len(greedy_J)), "type": reduced.limit_R[: reduced.types]}
+    most["quota"] = reduced.limit_R[reduced.types :]
+    for (kind, index), terms in by_row.items():
+        model.add_constr(mip.xsum(terms) <= int(most[kind][index]))
 
-    code = model.optimize(max_seconds=limits.seconds)
-    seconds = time.perf_counter() - started
+    code = model.optimize(max_seconds=max(limits.seconds - (time.perf_counter() - started), 0.0))
+    if code not in _ENDED:
+        raise SolveFailed(SolveStatus.NUMERICAL, f"{backend} calls a problem that has a solution {code.name}")
+    status = _ENDED[code]
+    if status is not SolveStatus.OPTIMAL and time.perf_counter() - started >= limits.seconds:
+        status = SolveStatus.TIME_LIMIT
+    picks, bound = [greedy_J], lowest
     if model.num_solutions:
-        for variable, job, config in zip(variables, jobs_E, configs_E, strict=True):
-            if variable.x is not None and variable.x > 0.5:
-                choice_J[job] = config
-    elif code is not mip.OptimizationStatus.NO_SOLUTION_FOUND:
-        raise RoundFailed(
-            f"{backend} ended with {code.name} and no solution after {seconds:.1f} s; the last allocation stays"
-        )
-    if not problem.feasible(choice_J):
-        raise RoundFailed(f"{backend} gave a choice that breaks a capacity; the last allocation stays")
-    out_of_time = code is not mip.OptimizationStatus.OPTIMAL and seconds >= limits.seconds
-    status = {True: SolveStatus.TIME_LIMIT, False: SolveStatus.NODE_LIMIT}[out_of_time]
-    if code is mip.OptimizationStatus.OPTIMAL:
-        status = SolveStatus.OPTIMAL
-    base = problem.leave_out * len(choice_J)
-    bound = model.objective_bound
-    lower = base + float(bound) if bound is not None and np.isfinite(bound) else float("-inf")
-    value = problem.objective(choice_J)
-    return Solution(choice_J, SolveReport(backend, status, value, min(lower, value), seconds))
-
-
-def _useful(problem: Problem) -> np.ndarray[tuple[int, int], np.dtype[np.bool_]]:
-    """Which entries (J x C) a best choice may take."""
-    cost_JC = problem.cost_JC
-    useful_JC = np.isfinite(cost_JC) & (cost_JC < problem.leave_out)
-    useful_JC &= problem.gpus_C <= problem.capacity_T[problem.type_C]
-    for gpu_type in range(len(problem.capacity_T)):
-        columns = np.flatnonzero(problem.type_C == gpu_type)
-        columns = columns[np.argsort(problem.gpus_C[columns], kind="stable")]
-        best_J = np.full(len(cost_JC), np.inf)
-        for column in columns:
-            useful_JC[:, column] &= cost_JC[:, column] < best_J
-            best_J = np.minimum(best_J, np.where(useful_JC[:, column], cost_JC[:, column], np.inf))
-    return np.asarray(useful_JC, dtype=np.bool_)
+        taken = np.array([variable.x > 0.5 for variable in variables])
+        found_J = np.full(len(greedy_J), reduced.nothing)
+        found_J[jobs_E[taken]] = configs_E[taken]
+        picks.append(found_J)
+        # Without a solution of its own CBC may give 0 for a bound, which is too high: all savings are negative.
+        bound = max(bound, reduced.base + float(model.objective_bound))
+    if status is not SolveStatus.OPTIMAL:
+        with contextlib.suppress(SolveFailed):
+            relaxed = relax(reduced, tolerance=limits.gap)
+            picks.append(repair(reduced, relaxed.mixed_J, relaxed.regret_JK))
+            bound = max(bound, relaxed.bound)
+    return Answer(f"milp-{backend}", min(picks, key=reduced.value), bound, status)

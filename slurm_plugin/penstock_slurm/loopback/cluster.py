@@ -370,11 +370,12 @@ class LoopbackCluster:
             # Asked anew each time: a job of an array, or one being requeued, may appear meanwhile.
             if jobs := self.command("squeue", "-ha", "-o", "%A").stdout.split():
                 self.command("scancel", *jobs, check=False)
-            states = self._states()
-            for node, state in zip(self.nodes, states, strict=False):
-                if state.startswith(("drain", "down")):
+            nodes = self.status().nodes
+            for node in nodes:
+                if node.state.startswith(("drain", "down")):
                     self.command("scontrol", "update", f"NodeName={node.name}", "State=RESUME", check=False)
-            return not jobs and states.count("idle") == len(self.nodes)
+            # Slurm calls a node idle a moment before it has taken the GPUs of its last job off its books.
+            return not jobs and all(node.state == "idle" and node.gpus_used == 0 for node in nodes)
 
         self._wait(clean, timeout_s, "no job is left and every node is idle")
 

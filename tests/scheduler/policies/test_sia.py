@@ -2,8 +2,10 @@ import dataclasses
 
 import pytest
 
+from penstock_profiles.estimators import PipelineEstimator, PipelineGpu
+from penstock_profiles.throughput import ThroughputParams
 from penstock_scheduler.errors import ConfigError
-from penstock_scheduler.model import Configuration, Phase, ReasonCode
+from penstock_scheduler.model import Configuration, GpuLimit, Node, Phase, Placement, ReasonCode, Share
 from penstock_scheduler.policies import make_policy
 from penstock_scheduler.policies.sia import Sia, SiaSettings, restart_factor
 from tests.scheduler.builders import job, on, snapshot, table
@@ -27,14 +29,14 @@ def test_picks_the_schedule_of_sia_table_1():
     assert -plan.solve.objective == pytest.approx(5.6, abs=1e-3)
 
 
-@pytest.mark.parametrize("solver", ["cbc", "highs"])
-def test_both_solvers_agree(solver):
+@pytest.mark.parametrize("solver", [{"solver": "milp", "backend": "highs"}, {"solver": "dual"}, {"solver": "auto"}])
+def test_all_solvers_agree(solver):
     models = {f"j{i}": table(t4={1: 1.0, 2: 1.9, 4: 3.0 + i / 10}, a100={1: 3.0, 8: 9.0 + i}) for i in range(6)}
     plans = [
-        make_policy("sia", {"solver": name, "gap": 0.0})[0].decide(
+        make_policy("sia", settings | {"gap": 0.0})[0].decide(
             snapshot("t4:3x4,a100:1x8", [job(f"j{i}", submit_s=i) for i in range(6)], models)
         )
-        for name in (solver, "cbc")
+        for settings in (solver, {"solver": "milp", "backend": "cbc"})
     ]
     assert plans[0].assignments == plans[1].assignments
 
@@ -106,7 +108,8 @@ def test_gpus_of_unmanaged_jobs_are_not_given_out():
     [
         ({"gpu_types": ["h100"]}, "no node here has h100; the types are t4"),
         ({"min_gpus": 64}, "needs 64 to 64 GPUs, but jobs can have 1, 2, 4, 8"),
-        ({"min_gpus": 3, "max_gpus": 3}, "needs 3 to 3 GPUs"),
+        ({"min_gpus": 5, "max_gpus": 7}, "needs 5 to 7 GPUs"),
+        ({"min_gpus": 6, "max_gpus": 6}, "needs 6 to 6 GPUs"),
     ],
 )
 def test_a_job_that_can_never_run_is_told_so(wish, words):
@@ -122,11 +125,13 @@ def test_a_job_that_waits_knows_what_it_needs():
 
 
 def test_an_odd_allocation_is_kept_by_its_holder_only():
-    """Slurm itself started a job on 3 GPUs: it may keep them, but nobody else is offered 3."""
-    holder = job("holder", phase=Phase.RUNNING, allocation=on("t4", t4_00=3), preemptible=True)
-    other = job("other", min_gpus=3, max_gpus=3)
-    plan = sia.decide(snapshot("t4:2x4", [holder, other]))
-    assert "other" in plan.waiting
+    """Slurm itself started a job on 3 GPUs: it may keep them, but nobody else is offered 3 who could do with 2 or 4."""
+    holder = job("holder", phase=Phase.RUNNING, allocation=on("t4", t4_00=3), max_gpus=4)
+    other = job("other", min_gpus=3, max_gpus=3, phase=Phase.RUNNING, allocation=on("t4", t4_01=2))
+    flexible = job("flexible", min_gpus=3, max_gpus=5)
+    plan = sia.decide(snapshot("t4:2x4", [holder, flexible]))
+    assert plan.chosen.get("flexible") != Configuration(1, 3, "t4")
+    assert sia.decide(snapshot("t4:2x4", [holder, other])).chosen["other"] == Configuration(1, 3, "t4")
 
 
 @pytest.mark.parametrize(
@@ -153,14 +158,187 @@ def test_restart_factor():
         restart_factor(10, 2, 0)
 
 
-def test_goodput_that_is_not_a_number_is_an_error_that_names_the_job():
+def test_a_job_whose_goodput_is_not_a_number_waits_and_is_told_so_and_the_others_run():
     broken = table(t4={1: 1.0})
     object.__setattr__(broken, "rates", {"t4": {1: float("nan")}})
-    with pytest.raises(ConfigError, match="jobs j "):
-        sia.decide(snapshot("t4:1x1", [job("j")], {"j": broken}))
+    plan = sia.decide(snapshot("t4:1x1", [job("j"), job("sane")], {"j": broken}))
+    assert set(plan.chosen) == {"sane"}
+    assert plan.waiting["j"].code is ReasonCode.NEVER_FITS
+    assert "not a number" in plan.waiting["j"].text
 
 
 def test_a_job_that_slurm_started_outside_its_wish_is_moved():
     """It asks for at least 2 GPUs and holds 1, and somebody else stands where it would stay."""
     small = job("j", phase=Phase.RUNNING, allocation=on("t4", t4_00=1), min_gpus=2, max_gpus=2)
     assert sia.decide(snapshot("t4:1x4", [small])).chosen == {"j": Configuration(1, 2, "t4")}
+
+
+def nodes(*of: tuple[str, str, int, tuple[str, ...], str]) -> tuple[Node, ...]:
+    """(name, type, GPUs, partitions, reservation) each."""
+    return tuple(Node(name, kind, gpus, inside, reservation=kept) for name, kind, gpus, inside, kept in of)
+
+
+def test_partitions_that_overlap_are_rows_of_the_program():
+    """x is in a, y in a and b. Of three jobs that want a node, the two oldest are in b: one of them and the one in a run."""
+    where = nodes(("x", "t4", 4, ("a",), ""), ("y", "t4", 4, ("a", "b"), ""))
+    jobs = [job(f"j{i}", submit_s=i, min_gpus=4, max_gpus=4, partitions=("b",) if i < 2 else ("a",)) for i in range(3)]
+    plan = sia.decide(snapshot(where, jobs))
+    assert {name: a.placement.nodes for name, a in plan.assignments.items()} == {"j0": ("y",), "j2": ("x",)}
+    assert plan.waiting["j1"].code is ReasonCode.WAITING_CAPACITY
+
+
+def test_what_is_scarce_of_one_type_leaves_the_others_free():
+    """In b there are 4 T4 and 8 A100; the two jobs in b get one node each."""
+    where = nodes(("x", "t4", 4, ("a",), ""), ("y", "t4", 4, ("a", "b"), ""), ("z", "a100", 8, ("b",), ""))
+    jobs = [job(f"j{i}", submit_s=i, min_gpus=4, max_gpus=4, partitions=("b",)) for i in range(3)]
+    assert len(sia.decide(snapshot(where, jobs)).assignments) == 3
+
+
+def test_a_reservation_is_for_its_own_jobs_alone():
+    where = nodes(("x", "t4", 4, ("all",), "exam"), ("y", "t4", 2, ("all",), ""))
+    plan = sia.decide(snapshot(where, [job("in", reservation="exam"), job("out", submit_s=1)]))
+    assert plan.assignments["in"].placement.nodes == ("x",)
+    assert plan.assignments["out"].placement.nodes == ("y",)
+    assert "scattered" not in plan.assignments["out"].reason.text
+    alone = sia.decide(snapshot(where[:1], [job("out")]))
+    assert alone.waiting["out"].code is ReasonCode.NEVER_FITS
+
+
+def test_a_job_leaves_a_partition_that_it_may_not_use_any_more():
+    where = nodes(("x", "t4", 4, ("old",), ""), ("y", "t4", 4, ("new",), ""))
+    held = Placement("t4", "old", (Share("x", 4),))
+    each = job("j", phase=Phase.RUNNING, allocation=held, max_gpus=4, partitions=("new",))
+    assert sia.decide(snapshot(where, [each])).assignments["j"].placement.nodes == ("y",)
+
+
+def test_a_job_that_nobody_knows_grows_by_doubling():
+    """Never run: 1 GPU. Having run on 2: at most 4. Known scaling: all that it may have."""
+    for ran_on, gets in ((0, 1), (2, 4), (None, 8)):
+        state = snapshot("t4:1x8", [job("j")])
+        if ran_on is not None:
+            state = dataclasses.replace(state, unscaled={"j": ran_on})
+        assert sia.decide(state).chosen["j"].gpus == gets
+    free = Sia(SiaSettings(growth=None))
+    assert free.decide(dataclasses.replace(snapshot("t4:1x8", [job("j")]), unscaled={"j": 0})).chosen["j"].gpus == 8
+
+
+def test_a_limit_on_a_user_is_kept_also_by_the_next_best_choice():
+    """4 T4 would be best, but no node has 4 free; 8 A100 are free, but ada may have 4 GPUs."""
+    state = snapshot("t4:2x4,a100:1x8", [job("j", min_gpus=4)], {"j": table(t4={4: 10.0}, a100={8: 9.0})})
+    busy = tuple(dataclasses.replace(n, gpus_others=1) if n.gpu_type == "t4" else n for n in state.nodes)
+    state = dataclasses.replace(state, nodes=busy)
+    assert sia.decide(state).chosen["j"] == Configuration(1, 8, "a100")
+    assert "4 t4 would be better" in sia.decide(state).assignments["j"].reason.text
+    limited = sia.decide(dataclasses.replace(state, limits=(GpuLimit("user", "ada", 4),)))
+    assert limited.waiting["j"].code is ReasonCode.WAITING_FRAGMENTS
+
+
+@pytest.mark.parametrize(
+    "limit", [GpuLimit("user", "ada", 3), GpuLimit("account", "maths", 3), GpuLimit("qos", "low", 3)]
+)
+def test_users_accounts_and_qos_get_no_more_than_their_limit(limit):
+    jobs = [job(str(i), submit_s=i, max_gpus=2, account="maths", qos="low") for i in range(4)]
+    other = job("other", user="bob", account="physics", qos="high", submit_s=9, max_gpus=2)
+    plan = sia.decide(dataclasses.replace(snapshot("t4:2x4", [*jobs, other]), limits=(limit,)))
+    assert sum(c.gpus for name, c in plan.chosen.items() if name != "other") == 3
+    assert plan.chosen["other"].gpus == 2
+
+
+def test_a_job_beyond_its_limit_is_told_so():
+    state = dataclasses.replace(snapshot("t4:2x4", [job("j", min_gpus=4)]), limits=(GpuLimit("user", "ada", 2),))
+    assert "the limit of 2 GPUs for user ada does not allow that" in sia.decide(state).waiting["j"].text
+
+
+def test_weights_come_before_age():
+    jobs = [job("old", submit_s=1), job("dear", submit_s=5, weight=3.0)]
+    assert set(sia.decide(snapshot("t4:1x1", jobs)).chosen) == {"dear"}
+
+
+def test_a_young_job_is_not_stopped_for_one_that_gains_more():
+    """t4 is worth 4 times its slowest way to run to the other one. The young job would lose all if it were stopped now."""
+    models = {"young": table(t4={1: 1.0}), "other": table(k80={1: 1.0}, t4={1: 4.0})}
+    young = job("young", phase=Phase.RUNNING, allocation=on("t4", t4_00=1), submit_s=900.0, max_gpus=1, restarts=1)
+    state = snapshot("t4:1x1,k80:1x1", [young, job("other", max_gpus=1)], models, restart_cost_s=100.0)
+    full = tuple(dataclasses.replace(n, gpus_others=1) if n.gpu_type == "k80" else n for n in state.nodes)
+    state = dataclasses.replace(state, nodes=full)
+    assert set(sia.decide(state).chosen) == {"young"}
+    assert set(Sia(SiaSettings(leaving_is_free=True)).decide(state).chosen) == {"other"}
+    assert set(sia.decide(dataclasses.replace(state, time_s=1e6)).chosen) == {"other"}
+
+
+def test_a_pipeline_gets_multiples_of_its_unit_and_is_worth_that():
+    """Units of 3 GPUs on nodes of 8: 3 or 6, and no other number."""
+    step = ThroughputParams(0.1, 0.01, 0.01, 0.001, 0.02, 0.002, 1.0)
+    model = PipelineEstimator({"t4": PipelineGpu(step, 3)}, 4, 1, 4, 64, 1.0, 1000.0)
+    assert sia.decide(snapshot("t4:1x8", [job("j")], {"j": model})).chosen["j"].gpus == 6
+    alone = sia.decide(snapshot("t4:1x8", [job("j", max_gpus=3)], {"j": model}))
+    assert alone.chosen["j"].gpus == 3
+    assert "3.0x" in alone.assignments["j"].reason.text
+
+
+def test_a_rigid_job_is_worth_its_gpus():
+    """Sia's rigid term: 4 GPUs on the slowest type are worth 4, so that a large rigid job is not starved by small ones."""
+    plan = sia.decide(snapshot("t4:1x4", [job("r", adaptivity="rigid", min_gpus=4, max_gpus=4)]))
+    assert "4.0x" in plan.assignments["r"].reason.text
+
+
+def test_rounded_costs_make_ties():
+    """48 and 52 GPUs at p = -0.5: 0.1443 and 0.1387, both 0.14 when rounded, so that the larger is not worth its GPUs."""
+    model = {"j": table(t4={1: 1.0, 48: 48.0, 52: 52.0})}
+    held = job(
+        "j", phase=Phase.RUNNING, allocation=on("t4", **{f"t4_{i:02d}": 4 for i in range(12)}), max_gpus=52, min_gpus=1
+    )
+    state = snapshot("t4:13x4", [held], model, time_s=1e9)
+    assert sia.decide(state).chosen["j"].gpus == 52
+    assert Sia(SiaSettings(round_costs=True)).decide(state).chosen["j"].gpus == 48
+
+
+def test_more_than_64_gpus_are_given_unless_as_the_artifact():
+    model = {"j": table(t4={1: 1.0, 64: 50.0, 96: 70.0})}
+    state = snapshot("t4:24x4", [job("j", max_gpus=96)], model)
+    assert sia.decide(state).chosen["j"].gpus == 96
+    assert make_policy("sia:artifact")[0].decide(state).chosen["j"].gpus <= 64
+
+
+def test_a_job_younger_than_a_restart_moves_only_as_the_artifact():
+    """1.5 times faster elsewhere; at an age of 50 s with a restart cost of 60 s, r = 50 / 110."""
+    each = job("j", phase=Phase.RUNNING, allocation=on("t4", t4_00=1), submit_s=950.0, max_gpus=1)
+    state = snapshot("t4:1x1,a100:1x1", [each], {"j": table(t4={1: 1.0}, a100={1: 1.5})}, restart_cost_s=60.0)
+    assert sia.decide(state).chosen["j"].gpu_type == "t4"
+    assert Sia(SiaSettings(restart_free_when_young=True)).decide(state).chosen["j"].gpu_type == "a100"
+
+
+def test_a_first_round_prefers_the_faster_type_unless_blind():
+    """Two jobs, one fast GPU: the one that gains most from it gets it; blind, the older one, whatever it gains."""
+    models = {"old": table(t4={1: 1.0}, a100={1: 1.1}), "young": table(t4={1: 1.0}, a100={1: 5.0})}
+    jobs = [job("old", submit_s=1, max_gpus=1), job("young", submit_s=2, max_gpus=1)]
+    state = snapshot("t4:1x1,a100:1x1", jobs, models)
+    assert sia.decide(state).chosen["young"].gpu_type == "a100"
+    blind = Sia(SiaSettings(blind_start=True)).decide(state)
+    assert {a.goodput for a in blind.assignments.values()} <= {1.0, 1.1, 5.0}
+    assert blind.solve is not None
+    assert blind.solve.objective == pytest.approx(2.0, abs=0.01)
+
+
+def test_prices_say_which_gpus_are_sought():
+    jobs = [job(str(i), max_gpus=8) for i in range(4)]
+    models = {str(i): table(t4={1: 1.0}, a100={1: 3.0, 8: 9.0}) for i in range(4)}
+    plan = sia.decide(snapshot("t4:2x4,a100:1x1", jobs, models))
+    assert plan.prices["a100"] > plan.prices["t4"] == 0
+
+
+def test_who_moves_for_another_is_told_for_whom():
+    one = job("one", phase=Phase.RUNNING, allocation=on("t4", t4_00=1), max_gpus=1)
+    two = job("two", phase=Phase.RUNNING, allocation=on("t4", t4_01=1), max_gpus=1)
+    big = job("big", min_gpus=4, max_gpus=4, submit_s=1.0)
+    plan = sia.decide(snapshot("t4:2x4", [one, two, big], restart_cost_s=10.0))
+    assert len(plan.assignments) == 3
+    assert [a.reason.text for a in plan.assignments.values() if "other nodes" in a.reason.text] == [
+        "keeps 1 t4 on other nodes: makes room for job big"
+    ]
+
+
+def test_a_round_on_nothing_is_no_trouble():
+    assert sia.decide(snapshot((), [])).assignments == {}
+    assert sia.decide(snapshot((), [job("j")])).waiting["j"].code is ReasonCode.NEVER_FITS
+    assert sia.decide(snapshot("t4:1x4", [])).assignments == {}

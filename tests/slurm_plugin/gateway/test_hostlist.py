@@ -45,7 +45,7 @@ HOSTLIST = st.lists(ITEM, min_size=1, max_size=4).map(",".join)
 
 @pytest.mark.slurm
 @given(text=HOSTLIST)
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_agrees_with_scontrol(loopback: LoopbackCluster, text):
     said = loopback.command("scontrol", "show", "hostnames", text).stdout.split()
     assert list(expand(text)) == said

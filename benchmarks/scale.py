@@ -1,0 +1,180 @@
+"""How long one decision of `sia` takes on clusters of up to 102,400 GPUs: `python benchmarks/scale.py [--jobs N ...] [--json]`.
+
+For each N a generated snapshot: 64 GPUs (6 nodes of 4 T4, 3 of 8 RTX, 2 of 8 A100) for every 30 jobs, jobs of the catalogue's
+families with parameters of their own (within 10 %), a quarter new and the others running somewhere. `decide()` is the whole of
+it: goodput of every job on 40 configurations, the solver, the nodes, and a reason for everybody. The plan is checked before it is
+timed: every job is in it, no GPU is given twice, the gap is proven. CPU seconds of one thread; "warm" is the next round, in which
+one job in a hundred has a new model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import gc
+import json
+import os
+import platform
+import resource
+import time
+from pathlib import Path
+
+import numpy as np
+
+from penstock_profiles.estimators import TrainingEstimator
+from penstock_profiles.families import load_families
+from penstock_scheduler.model import Job, JobWish, Node, Phase, Placement, Plan, Share, Snapshot
+from penstock_scheduler.policies import make_policy
+
+SIZES = [30, 120, 480, 960, 4_800, 15_000, 48_000]
+UNIT = {"t4": (6, 4), "rtx": (3, 8), "a100": (2, 8)}
+"""Nodes, and GPUs of each, for every 30 jobs."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--jobs", type=int, nargs="+", default=SIZES)
+    parser.add_argument("--plot", type=Path, help="draw the times to this file")
+    parser.add_argument("--json", action="store_true", help="only the last line")
+    options = parser.parse_args()
+    rows = []
+    if not options.json:
+        print(
+            f"{'jobs':>7} {'GPUs':>8} {'cold s':>8} {'warm s':>8} {'solve s':>8} {'gap %':>8} {'moved':>7} {'peak MB':>8}"
+        )
+    for jobs in options.jobs:
+        rows.append(row := measure(jobs))
+        if not options.json:
+            print(
+                f"{row['jobs']:7d} {row['gpus']:8d} {row['cold_s']:8.2f} {row['warm_s']:8.2f} {row['solve_s']:8.2f} "
+                f"{100 * row['gap']:8.4f} {row['moved']:7d} {row['peak_mb']:8.0f}"
+            )
+    if not options.json:
+        print(
+            f"targets at 48,000 jobs: 8 s, 2,048 MB; Python {platform.python_version()}, {os.cpu_count()} cores, one used"
+        )
+    if options.plot:
+        plot(rows, options.plot)
+    print(json.dumps(rows))
+
+
+def measure(jobs: int) -> dict[str, float]:
+    state = generate(jobs)
+    policy = make_policy("sia")[0]
+    gc.collect()
+    begun = time.process_time()
+    plan = policy.decide(state)
+    cold = time.process_time() - begun
+    check(state, plan)
+    changed = dict(state.models)
+    for job in list(changed)[:: max(len(changed) // (jobs // 100 + 1), 1)]:
+        changed[job] = dataclasses.replace(changed[job], grad_var=1.5 * changed[job].grad_var)
+    state = dataclasses.replace(state, models=changed, round=2)
+    begun = time.process_time()
+    plan = policy.decide(state)
+    warm = time.process_time() - begun
+    assert plan.solve is not None
+    return {
+        "jobs": jobs,
+        "gpus": sum(node.gpus for node in state.nodes),
+        "cold_s": round(cold, 3),
+        "warm_s": round(warm, 3),
+        "solve_s": round(plan.solve.seconds, 3),
+        "gap": plan.solve.gap,
+        "moved": sum(
+            a.reason.text.startswith("keeps") and "other nodes" in a.reason.text for a in plan.assignments.values()
+        ),
+        "left_over": sum(reason.code.value == "waiting-fragments" for reason in plan.waiting.values()),
+        "peak_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
+    }
+
+
+def generate(jobs: int) -> Snapshot:
+    """A snapshot that only depends on the number of jobs."""
+    generator = np.random.default_rng(jobs)
+    families = load_families()
+    scale = max(round(jobs / 30), 1)
+    nodes = tuple(
+        Node(f"{name}-{index:05d}", name, gpus, ("all",), switch=f"{name}-{index // 32}")
+        for name, (count, gpus) in UNIT.items()
+        for index in range(count * scale)
+    )
+    free = {name: [node for node in nodes if node.gpu_type == name] for name in UNIT}
+    left = {node.name: node.gpus for node in nodes}
+    made, models, costs = [], {}, {}
+    names = sorted(families)
+    for number in range(jobs):
+        family = families[names[generator.integers(len(names))]]
+        job = f"{number:06d}"
+        models[job] = vary(family.estimator(), generator)
+        costs[job] = float(family.restart_cost_s)
+        age, allocation = float(generator.exponential(20_000)), None
+        if generator.random() < 0.75:
+            name = list(UNIT)[generator.integers(3)]
+            gpus = int(2 ** generator.integers(0, UNIT[name][1].bit_length()))
+            start = int(generator.integers(len(free[name])))
+            for node in (free[name][(start + step) % len(free[name])] for step in range(8)):
+                if left[node.name] >= gpus:
+                    left[node.name] -= gpus
+                    allocation = Placement(name, "all", (Share(node.name, gpus),))
+                    break
+        made.append(
+            Job(
+                job,
+                f"job-{job}",
+                f"user{number % 200}",
+                JobWish(max_gpus=64),
+                ("all",),
+                Phase.QUEUED if allocation is None else Phase.RUNNING,
+                1e6 - age,
+                int(generator.integers(0, 4)) if allocation is not None else 0,
+                allocation,
+            )
+        )
+    return Snapshot(1, 1e6, nodes, tuple(made), models, costs)
+
+
+def vary(estimator: TrainingEstimator, generator: np.random.Generator) -> TrainingEstimator:
+    """The same job, a little faster or slower on each type."""
+    models = {}
+    for name in UNIT:
+        model = estimator.models[name]
+        times = ("alpha_c", "beta_c", "alpha_r", "beta_r", "alpha_n", "beta_n")
+        factors = dict(zip(times, generator.uniform(0.9, 1.1, len(times)), strict=True))
+        step = dataclasses.replace(model.step, **{key: f * getattr(model.step, key) for key, f in factors.items()})
+        models[name] = dataclasses.replace(model, step=step)
+    return dataclasses.replace(estimator, models=models)
+
+
+def check(state: Snapshot, plan: Plan) -> None:
+    assert set(plan.assignments) | set(plan.waiting) == {job.id for job in state.jobs}
+    used: dict[str, int] = {}
+    for assignment in plan.assignments.values():
+        for share in assignment.placement.shares:
+            used[share.node] = used.get(share.node, 0) + share.gpus
+    assert all(used.get(node.name, 0) <= node.gpus for node in state.nodes), "no GPU is given twice"
+    assert plan.solve is not None
+    assert plan.solve.gap <= 1.01e-4, "the choice is proven"
+
+
+def plot(rows: list[dict[str, float]], path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axis = plt.subplots(figsize=(6, 3.6))
+    jobs = [row["jobs"] for row in rows]
+    for key, label, colour in (("cold_s", "first round", "#1f6feb"), ("warm_s", "1 % of the models new", "#2da44e")):
+        axis.plot(jobs, [row[key] for row in rows], "o-", color=colour, label=label)
+    axis.plot(jobs, [rows[-1]["cold_s"] * n / jobs[-1] for n in jobs], ":", color="0.6", label="in proportion to jobs")
+    axis.axhline(8, color="#c44e52", linewidth=0.8)
+    axis.text(jobs[0], 8.6, "target at 48,000 jobs: 8 s", color="#c44e52", fontsize=8)
+    axis.set(xscale="log", yscale="log", xlabel="jobs (2.13 GPUs each)", ylabel="CPU seconds of a decision")
+    axis.legend(frameon=False, fontsize=8)
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+
+
+if __name__ == "__main__":
+    main()

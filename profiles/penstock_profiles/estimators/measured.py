@@ -1,0 +1,51 @@
+"""Tables of what somebody measured, by GPU type and count: checked and read the same way by each kind that has one."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from penstock_profiles.estimators.base import IntArray
+from penstock_profiles.throughput import FloatArray
+
+Table = dict[str, dict[int, float]]
+"""GPU type -> count -> what was measured."""
+
+
+def check_measured(name: str, measured: Table, counted: str, *, zero_is_possible: bool) -> None:
+    """Raise ValueError unless each type has a measurement, counts start at 1, and values are finite and positive.
+
+    Args:
+        name: of the field, for messages.
+        measured: the field.
+        counted: what its counts count, for messages: GPUs or samples.
+        zero_is_possible: a value may be 0, as a rate may and a time may not.
+    """
+    if not measured:
+        raise ValueError(f"{name}={{}} holds no measurement; use a LinearEstimator if nothing is known")
+    for gpu_type, values in measured.items():
+        if not values:
+            raise ValueError(f"{name}[{gpu_type!r}]={{}} holds no measurement; leave the GPU type out")
+        for count, value in values.items():
+            if not count >= 1:
+                raise ValueError(f"{name}[{gpu_type!r}] has an entry for {count} {counted}; counts start at 1")
+            if not (math.isfinite(value) and (value > 0 or (zero_is_possible and value == 0))):
+                low = "of at least" if zero_is_possible else "above"
+                raise ValueError(
+                    f"{name}[{gpu_type!r}][{count}]={value!r} is not a finite number {low} 0; leave it out"
+                )
+
+
+def interpolate(measured: Table, gpu_type: str, nodes: IntArray, gpus: IntArray, outside: float) -> FloatArray:
+    """What was measured on each number of GPUs of one type, linear between measured counts; shape broadcast(nodes, gpus).
+
+    `outside` stands where nobody measured: below the smallest count, above the largest, and on other types. How the
+    GPUs are spread over nodes does not matter.
+    """
+    shape = np.broadcast_shapes(np.shape(nodes), np.shape(gpus))
+    if gpu_type not in measured:
+        return np.full(shape, outside)
+    known = sorted(measured[gpu_type].items())
+    counts, values = [count for count, _ in known], [value for _, value in known]
+    return np.asarray(np.interp(np.broadcast_to(gpus, shape), counts, values, left=outside, right=outside))

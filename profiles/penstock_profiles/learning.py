@@ -1,0 +1,254 @@
+"""What a job's model is at each moment: from a prior, or nothing, to fits of its own measurements (Sia section 3.2).
+
+For each GPU type, the first of these that there is:
+
+1. steps on several GPUs: a fit of them;
+2. steps on one GPU, and synchronisation from elsewhere: the catalogue's prior for this type, or else the type that has run on
+   several GPUs and whose one-GPU steps are most alike, the *donor*, with its synchronisation in proportion to its computing;
+3. steps on one GPU alone: synchronisation is free until it is measured, so that the policy tries it;
+4. the catalogue's prior;
+5. a donor, made faster or slower by what both types are to the model families of the catalogue.
+
+Case 2 is Sia's est_B(N) = xput_B(1) / xput_A(1) x xput_A(N), exactly so where the one-GPU steps of A and B are in proportion;
+otherwise B keeps its own. Departures from Sia's artifact: the donor is not the first type of a dictionary, and a type with
+one-GPU steps alone does not scale perfectly once another type has shown how the job synchronises.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Mapping
+
+import numpy as np
+
+from penstock_profiles.estimators import GpuModel, LinearEstimator, TrainingEstimator
+from penstock_profiles.families import Families
+from penstock_profiles.fit import fit_throughput
+from penstock_profiles.gpus import Gpus
+from penstock_profiles.noise import GradientNoise
+from penstock_profiles.observations import NOTICEABLE, Measured, Observations
+from penstock_profiles.profiles import Profile
+from penstock_profiles.throughput import FloatArray, ThroughputParams, compute_time
+from penstock_profiles.wire import Observation
+
+
+class JobModel:
+    """One training job's model, which grows with what is measured.
+
+    `estimator` is the same object until there is news, as `matrix.GoodputMatrix` wants it.
+
+    Args:
+        initial_batch: total batch size that progress is counted in, samples, >= 1.
+        max_batch: largest total batch size, >= `initial_batch`.
+        fixed_batch: the total batch stays `initial_batch`.
+        prior: the job as the catalogue knows it (`Family.estimator`), None if its family is not known.
+        families: for case 5; without them, types that nothing is known of stay closed.
+        gpus: for the batch that fits into a type's memory when only another type's is known.
+
+    Raises:
+        ValueError: the batch sizes are not 1 <= initial <= max.
+    """
+
+    def __init__(
+        self,
+        initial_batch: int,
+        max_batch: int,
+        *,
+        fixed_batch: bool = False,
+        prior: TrainingEstimator | None = None,
+        families: Families | None = None,
+        gpus: Gpus | None = None,
+    ) -> None:
+        if not 1 <= initial_batch <= max_batch:
+            raise ValueError(
+                f"initial_batch={initial_batch}, max_batch={max_batch}: the job needs 1 <= initial_batch <= max_batch"
+            )
+        self._batches = (initial_batch, max_batch, fixed_batch)
+        self._prior, self._families, self._gpus = prior, families, gpus
+        self._observations: dict[str, Observations] = {}
+        self._limits: dict[str, int] = {}
+        self._fits: dict[str, ThroughputParams] = {}
+        self._stale_fits: set[str] = set()
+        self._noise = GradientNoise(prior.grad_sqr, prior.grad_var) if prior is not None else None
+        self._estimator: TrainingEstimator | LinearEstimator | None = None
+
+    def observe(
+        self,
+        gpu_type: str,
+        nodes: int,
+        replicas: int,
+        atomic_batch: int,
+        step_s: float,
+        sync_s: float = 0.0,
+        steps: float = 1.0,
+    ) -> None:
+        """Take in measured steps; see `Observations.add`, also for the errors."""
+        observations = self._observations.get(gpu_type, Observations())
+        news = observations.add(nodes, replicas, atomic_batch, step_s, sync_s, steps)
+        self._observations[gpu_type] = observations
+        if atomic_batch > self._limits.get(gpu_type, 0):
+            self.observe_limit(gpu_type, atomic_batch)
+        if news:
+            self._stale_fits.add(gpu_type)
+            self._estimator = None
+
+    def observe_report(self, seen: Observation) -> None:
+        """Take in what a run reported, or one line of a profile: its steps, and its gradient noise if it has an estimate.
+
+        With accumulation, all micro-steps compute alike and the last one synchronises too. On several GPUs, steps without a
+        measured synchronisation say nothing that a fit can use, and are passed over.
+        """
+        if seen.grad_sqr is not None and seen.grad_var is not None and seen.grad_sqr + seen.grad_var > 0:
+            self.observe_noise(GradientNoise(seen.grad_sqr, seen.grad_var))
+        sync_s = seen.sync_time_s if seen.gpus > 1 else 0.0
+        if sync_s is not None and sync_s < seen.step_time_s:
+            compute_s = (seen.step_time_s - sync_s) / (seen.accumulation_steps + 1)
+            self.observe(
+                seen.gpu_type, seen.nodes, seen.gpus, seen.atomic_batch, compute_s + sync_s, sync_s, seen.steps
+            )
+
+    def observe_profile(self, profile: Profile) -> None:
+        """Take in what `penstock profile` measured of the job, under the profile's GPU type."""
+        for seen in profile.observations:
+            self.observe_report(seen)
+
+    def observe_limit(self, gpu_type: str, max_atomic_batch: int) -> None:
+        """The largest atomic batch that is known to fit into this type's memory; a larger one that ran replaces it."""
+        if not max_atomic_batch >= 1:
+            raise ValueError(f"max_atomic_batch={max_atomic_batch} fits no sample; leave such a GPU type out")
+        if self._limits.get(gpu_type) != max_atomic_batch:
+            self._limits[gpu_type] = max_atomic_batch
+            self._estimator = None
+
+    def observe_noise(self, noise: GradientNoise) -> None:
+        """The job's own estimate of its gradient noise, at `initial_batch`; replaces the prior's."""
+        if self._noise is None or abs(_efficiency_loss(noise) / _efficiency_loss(self._noise) - 1) > NOTICEABLE:
+            self._noise = noise
+            self._estimator = None
+
+    @property
+    def estimator(self) -> TrainingEstimator | LinearEstimator:
+        """The model as of now; a `LinearEstimator` if nothing at all is known."""
+        if self._estimator is None:
+            self._estimator = self._learn()
+        return self._estimator
+
+    def _learn(self) -> TrainingEstimator | LinearEstimator:
+        for gpu_type in sorted(self._stale_fits):
+            fit = fit_throughput(self._observations[gpu_type].measured(), self._fits.get(gpu_type))
+            if fit.params is not None:
+                self._fits[gpu_type] = fit.params
+        self._stale_fits.clear()
+        known = {gpu_type: self._observations[gpu_type].measured() for gpu_type in self._fits}
+        scaled = {gpu_type for gpu_type, measured in known.items() if (measured.replicas > 1).any()}
+        prior = {} if self._prior is None else self._prior.models
+        steps: dict[str, ThroughputParams] = {name: model.step for name, model in prior.items()}
+        for gpu_type, own in self._fits.items():
+            if gpu_type in scaled:
+                steps[gpu_type] = own
+            elif gpu_type in prior:
+                steps[gpu_type] = _with_sync(own, prior[gpu_type].step, 1.0)
+            elif scaled:
+                donor = min(sorted(scaled), key=lambda name: _difference(self._fits[name], known[gpu_type]))
+                slower = _slowdown(self._fits[donor], known[gpu_type])
+                steps[gpu_type] = _with_sync(own, self._fits[donor], slower)
+            else:
+                steps[gpu_type] = own
+        steps |= self._from_other_types(steps)
+        if not steps:
+            return LinearEstimator()
+        initial, largest, fixed = self._batches
+        noise = self._noise if self._noise is not None else GradientNoise(grad_sqr=1.0, grad_var=0.0)
+        return TrainingEstimator(
+            models={name: GpuModel(step, self._limit(name, steps)) for name, step in sorted(steps.items())},
+            initial_batch=initial,
+            max_batch=largest,
+            grad_sqr=noise.grad_sqr,
+            grad_var=noise.grad_var,
+            fixed_batch=fixed,
+        )
+
+    def _from_other_types(self, steps: Mapping[str, ThroughputParams]) -> dict[str, ThroughputParams]:
+        """Case 5: types that only the catalogue's families know, by the median of what they say of the nearest type."""
+        found: dict[str, ThroughputParams] = {}
+        if self._families is None:
+            return found
+        speeds = type_slowdowns(self._families)
+        for gpu_type in sorted({to for _, to in speeds} - set(steps)):
+            ratios = {donor: speeds[donor, gpu_type] for donor in sorted(steps) if (donor, gpu_type) in speeds}
+            if ratios:
+                donor = min(ratios, key=lambda name: abs(np.log(ratios[name])))
+                found[gpu_type] = _slower(steps[donor], ratios[donor])
+        return found
+
+    def _limit(self, gpu_type: str, steps: Mapping[str, ThroughputParams]) -> int:
+        """Largest atomic batch: seen to fit, the prior's, or another type's in proportion to the memories."""
+        prior = (
+            {} if self._prior is None else {name: model.max_atomic_batch for name, model in self._prior.models.items()}
+        )
+        limits = prior | self._limits
+        if gpu_type in limits:
+            return max(limits[gpu_type], self._limits.get(gpu_type, 1))
+        others = [name for name in sorted(limits) if name in steps]
+        if not others:
+            return self._batches[1]
+        smallest = min(others, key=lambda name: limits[name])
+        memory = {name: self._memory_gb(name) for name in (gpu_type, *others)}
+        if memory[gpu_type] is None or None in memory.values():
+            return limits[smallest]
+        return max(int(min(limits[name] * memory[gpu_type] / memory[name] for name in others)), 1)  # type: ignore[operator]
+
+    def _memory_gb(self, gpu_type: str) -> int | None:
+        if self._gpus is None:
+            return None
+        try:
+            return self._gpus[self._gpus.type_of(gpu_type)].memory_gb
+        except LookupError:
+            return None
+
+
+def type_slowdowns(families: Families) -> dict[tuple[str, str], float]:
+    """(type A, type B) -> how many times as long one GPU of B takes as one of A: the median over families that know both.
+
+    At the largest atomic batch that fits into both, where fixed costs weigh least.
+    """
+    ratios: dict[tuple[str, str], list[float]] = {}
+    for family in families.values():
+        for a, b in itertools.product(family.gpus.items(), repeat=2):
+            batch = min(on_gpu.max_atomic_batch for _, on_gpu in (a, b))
+            time_a, time_b = (float(compute_time(on_gpu.step, batch)) for _, on_gpu in (a, b))
+            ratios.setdefault((a[0], b[0]), []).append(time_b / time_a)
+    return {pair: float(np.median(values)) for pair, values in ratios.items()}
+
+
+def _efficiency_loss(noise: GradientNoise) -> float:
+    """sqr / (sqr + var): how fast efficiency falls with the batch; a floor keeps ratios finite."""
+    return noise.grad_sqr / (noise.grad_sqr + noise.grad_var) + 1e-6
+
+
+def _one_gpu_ratio(donor: ThroughputParams, measured: Measured) -> FloatArray:
+    """Measured one-GPU steps over the donor's at the same atomic batches."""
+    alone = measured.replicas == 1
+    return np.asarray(measured.step_s[alone] / compute_time(donor, measured.atomic_batch[alone]))
+
+
+def _difference(donor: ThroughputParams, measured: Measured) -> float:
+    """How unlike the donor's one-GPU steps these are: root mean square of the logarithm of their ratio."""
+    return float(np.sqrt(np.mean(np.log(_one_gpu_ratio(donor, measured)) ** 2)))
+
+
+def _slowdown(donor: ThroughputParams, measured: Measured) -> float:
+    """xput_A(1) / xput_B(1), at the largest measured batch, where fixed costs weigh least."""
+    return float(_one_gpu_ratio(donor, measured)[np.argmax(measured.atomic_batch[measured.replicas == 1])])
+
+
+def _with_sync(own: ThroughputParams, donor: ThroughputParams, slower: float) -> ThroughputParams:
+    """`own` computing with the donor's synchronisation, which takes `slower` times as long."""
+    return dataclasses.replace(_slower(donor, slower), alpha_c=own.alpha_c, beta_c=own.beta_c)
+
+
+def _slower(params: ThroughputParams, times: float) -> ThroughputParams:
+    """Every time is `times` as long."""
+    names = ("alpha_c", "beta_c", "alpha_r", "beta_r", "alpha_n", "beta_n")
+    return dataclasses.replace(params, **{name: times * getattr(params, name) for name in names})

@@ -1,0 +1,125 @@
+"""Measured steps of one job on one GPU type: running averages that a hiccup does not move, ready for a fit."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from penstock_profiles.throughput import FloatArray
+
+WINDOW = 15
+"""Reports kept per shape and batch size. A report covers some thirty seconds of steps, so this follows a job whose speed
+drifts within minutes, and eight of the fifteen must be wrong before the average is."""
+
+NOTICEABLE = 0.02
+"""Relative change of an average from which a new fit is worth its milliseconds."""
+
+
+class Shape(NamedTuple):
+    """What was run: one running average is kept for each."""
+
+    nodes: int
+    replicas: int
+    atomic_batch: int
+
+
+class Measured(NamedTuple):
+    """Columns of a fit's input, all of shape (points,): `nodes`, `replicas`, `atomic_batch`, `step_s`, `sync_s`.
+
+    Step time in seconds is of one micro-step with its synchronisation, without accumulation; `sync_s` is its part in which the
+    GPUs wait for gradients, so that `step_s - sync_s` is the time of computing.
+    """
+
+    nodes: FloatArray
+    replicas: FloatArray
+    atomic_batch: FloatArray
+    step_s: FloatArray
+    sync_s: FloatArray
+
+
+@dataclass(slots=True)
+class Observations:
+    """Step times by shape and batch size, averaged over the middle half of the newest reports.
+
+    A step that takes ten times as long (a slow disk, a neighbour, a first step that compiles) lies in the outer half and
+    has no weight, even where it came first. Of two reports, the shorter counts: steps are hindered, never helped.
+    """
+
+    _recent: dict[Shape, deque[tuple[float, float, float]]] = field(default_factory=dict)
+    _average: dict[Shape, tuple[float, float]] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self._average)
+
+    def add(
+        self, nodes: int, replicas: int, atomic_batch: int, step_s: float, sync_s: float = 0.0, steps: float = 1.0
+    ) -> bool:
+        """Take in a report; True if it is news: a shape never seen, or an average that moved by more than `NOTICEABLE`.
+
+        Args:
+            nodes: N >= 1, nodes that held the replicas.
+            replicas: K >= N.
+            atomic_batch: samples per replica and micro-step, >= 1.
+            step_s: time of one step, > 0.
+            sync_s: the part of it that waited for gradients, >= 0 and < `step_s`.
+            steps: how many steps the report averages, > 0: its weight.
+
+        Raises:
+            ValueError: an argument is out of its range or not a number; nothing is taken in.
+        """
+        check(Measured(*(np.array([float(value)]) for value in (nodes, replicas, atomic_batch, step_s, sync_s))))
+        if not 0 < steps < math.inf:
+            raise ValueError(f"steps={steps!r} is not a positive number; leave out reports of no steps")
+        shape = Shape(int(nodes), int(replicas), int(atomic_batch))
+        reports = self._recent.setdefault(shape, deque(maxlen=WINDOW))
+        reports.append((float(step_s), float(sync_s), float(steps)))
+        before, now = self._average.get(shape), _middle_half(sorted(reports))
+        if before is not None and all(
+            abs(new - old) <= NOTICEABLE * before[0] for new, old in zip(now, before, strict=True)
+        ):
+            return False
+        self._average[shape] = now
+        return True
+
+    def measured(self) -> Measured:
+        """The averages as columns, in the order of their shapes."""
+        shapes = sorted(self._average)
+        rows = [(*shape, *self._average[shape]) for shape in shapes]
+        return Measured(*np.array(rows, dtype=np.float64).reshape(-1, 5).T)
+
+
+def check(measured: Measured) -> None:
+    """Raise ValueError naming the first field and value that no step can have."""
+    nodes, replicas, atomic_batch, step_s, sync_s = (np.asarray(column) for column in measured)
+    for name, column in zip(Measured._fields, measured, strict=True):
+        if np.shape(column) != np.shape(nodes) or np.ndim(column) != 1:
+            raise ValueError(f"{name} has shape {np.shape(column)}; all columns must be of one shape (points,)")
+    rules = [
+        ("nodes", nodes, (nodes >= 1) & (nodes == np.round(nodes)), "a whole number of at least 1"),
+        ("replicas", replicas, (replicas >= nodes) & (replicas == np.round(replicas)), "whole, at least one per node"),
+        ("atomic_batch", atomic_batch, atomic_batch >= 1, "at least 1 sample"),
+        ("step_s", step_s, step_s > 0, "more than 0 s"),
+        ("sync_s", sync_s, (sync_s >= 0) & (sync_s < step_s), "at least 0 s and less than the step"),
+    ]
+    for name, column, fine, rule in rules:
+        wrong = ~(fine & np.isfinite(column))
+        if wrong.any():
+            row = int(np.argmax(wrong))
+            raise ValueError(
+                f"{name}={column[row]:g} in row {row} must be {rule}; leave the row out, or measure it again"
+            )
+
+
+def _middle_half(ascending: list[tuple[float, float, float]]) -> tuple[float, float]:
+    """Weighted mean of (step, sync) over the middle half of the weight, by step time; of two, the shorter."""
+    if len(ascending) == 2:
+        return ascending[0][:2]
+    step, sync, weight = np.array(ascending).T
+    upper = np.cumsum(weight) / weight.sum()
+    lower = np.concatenate([[0.0], upper[:-1]])
+    share = np.clip(np.minimum(upper, 0.75) - np.maximum(lower, 0.25), 0.0, None)
+    return float(np.average(step, weights=share)), float(np.average(sync, weights=share))

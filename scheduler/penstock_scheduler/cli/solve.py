@@ -1,0 +1,117 @@
+"""`penstock solve`: solve one round's problem, to see what a solver makes of it."""
+
+from __future__ import annotations
+
+import json
+import time
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
+
+import numpy as np
+import typer
+
+from penstock_scheduler.errors import PenstockError
+from penstock_scheduler.model import SolveReport
+from penstock_scheduler.policies import make_policy
+from penstock_scheduler.records import load_round
+from penstock_scheduler.solver import Problem
+from penstock_scheduler.solver import solve as solve_problem
+
+_ARRAYS = ("cost", "config_gpus", "config_type", "capacity", "lambda_noalloc")
+
+
+class SolverName(StrEnum):
+    """The solvers, as an option."""
+
+    AUTO = "auto"
+    MILP = "milp"
+    DUAL = "dual"
+
+
+def solve(
+    file: Path = typer.Argument(help="A problem as arrays (.npz), or a round that penstockd saved (ROUND.json)."),
+    solver: SolverName = typer.Option(SolverName.AUTO, help="Which solver."),
+    as_json: bool = typer.Option(False, "--json", help="One JSON object."),
+) -> None:
+    """Solve the problem of a round: objective, bound, gap, time and, unless by milp, the price of a GPU of each type.
+
+    Of a saved round the recorded policy decides again with this solver; its time is that of the whole decision.
+    """
+    wall, cpu = time.perf_counter(), time.process_time()
+    if file.suffix == ".npz":
+        problem, types = load_problem(file)
+        wall, cpu = time.perf_counter(), time.process_time()  # reading the file is no part of solving it
+        report = solve_problem(problem, solver.value).report
+        size = f"{len(problem.cost_JC)} jobs, {len(types)} GPU types with {problem.capacity_T.sum()} GPUs"
+    else:
+        report, types, size = _decide(file, solver.value)
+    seconds, cpu_s = time.perf_counter() - wall, time.process_time() - cpu
+    prices = dict(zip(types, report.prices_T, strict=True)) if report.prices_T else {}
+    if as_json:
+        typer.echo(json.dumps(as_dict(report) | {"seconds": seconds, "cpu_s": cpu_s, "prices": prices}))
+        return
+    typer.echo(f"{file.name}: {size}")
+    typer.echo(f"{report.solver}: {report.status.value}")
+    typer.echo(f"objective {report.objective:.6g}, bound {report.bound:.6g}, gap {report.gap:.4%}")
+    typer.echo(f"{seconds:.3f} s, {cpu_s:.3f} CPU seconds")
+    for gpu_type, price in prices.items():
+        typer.echo(f"one more GPU of type {gpu_type} would take about {price:.4g} off the objective")
+
+
+def as_dict(report: SolveReport) -> dict[str, Any]:
+    """What a report says of the solution, for JSON."""
+    return {
+        "solver": report.solver,
+        "status": report.status.value,
+        "objective": report.objective,
+        "bound": report.bound,
+        "gap": report.gap,
+    }
+
+
+def load_problem(file: Path) -> tuple[Problem, list[str]]:
+    """A problem and the names of its GPU types, from arrays.
+
+    `cost` (J x C), `config_gpus` and `config_type` (C), `capacity` (T), `lambda_noalloc` (cost of leaving a job out);
+    optional `forced_config` (J, -1 where free) and `type_names` (T).
+
+    Raises:
+        PenstockError: the file cannot be read, or lacks an array.
+    """
+    try:
+        with np.load(file, allow_pickle=False) as arrays:
+            given = {name: arrays[name] for name in (*_ARRAYS, "forced_config", "type_names") if name in arrays}
+    except OSError as error:
+        raise PenstockError(f"{file}: {error.strerror or error}") from None
+    except (ValueError, BadZipFile) as error:
+        raise PenstockError(f"{file} holds no arrays: {error}; use a file that numpy.savez wrote") from None
+    missing = [name for name in _ARRAYS if name not in given]
+    if missing:
+        raise PenstockError(f"{file} lacks {', '.join(missing)}; a problem has {', '.join(_ARRAYS)}")
+    problem = Problem(
+        given["cost"].astype(np.float64),
+        given["config_gpus"].astype(np.int64),
+        given["config_type"].astype(np.int64),
+        given["capacity"].astype(np.int64),
+        float(given["lambda_noalloc"]),
+        forced_J=given["forced_config"].astype(np.int64) if "forced_config" in given else None,
+    )
+    names = given.get("type_names", np.arange(len(problem.capacity_T)))
+    return problem, [str(name) for name in names]
+
+
+def _decide(file: Path, solver: str) -> tuple[SolveReport, list[str], str]:
+    try:
+        text = file.read_bytes()
+    except OSError as error:
+        raise PenstockError(f"{file}: {error.strerror}") from None
+    record = load_round(text, str(file))
+    if "solver" not in record.settings:
+        raise PenstockError(f"{file}: policy {record.policy} decided without a solver; take a round of policy sia")
+    policy, _ = make_policy(record.policy, record.settings | {"solver": solver})
+    report = policy.decide(record.snapshot).solve
+    assert report is not None, "a policy with a solver says what it did"
+    types = sorted({node.gpu_type for node in record.snapshot.nodes})
+    return report, types, f"{len(record.snapshot.jobs)} jobs, {len(record.snapshot.nodes)} nodes"

@@ -1,0 +1,201 @@
+"""`penstock workload`: make, check and look at what is to be simulated."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from enum import StrEnum
+from pathlib import Path
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from penstock_scheduler.errors import ConfigError
+from penstock_scheduler.nodespec import parse_nodes
+from penstock_scheduler.simulator.profiles import Profiles
+from penstock_scheduler.simulator.truth import Truth, TruthSettings, advance, packed
+from penstock_scheduler.simulator.workloads import (
+    FORMATS,
+    GeneratorSettings,
+    Workload,
+    WorkloadJob,
+    generate,
+    read_workload,
+    write,
+)
+from penstock_scheduler.simulator.workloads.summary import Summary, summarise
+
+workload = typer.Typer(no_args_is_help=True, help="Workloads for the simulator: import, generate, check, show.")
+
+TraceName = StrEnum("TraceName", {name: name for name in FORMATS})  # type: ignore[misc]
+
+
+class Like(StrEnum):
+    """Clusters to generate jobs like."""
+
+    PHILLY = "philly"
+    HELIOS = "helios"
+
+
+_FORMAT = typer.Option(None, "--format", help="What FILE is; told from its first line if not given.")
+_TYPES = typer.Option("", "--gpu-types", help="GPU types beside those of the catalogue, such as mi50,k40.")
+_CLUSTER = typer.Option("", help="The cluster, such as t4:6x4,a100:2x8: its GPU types are known, and load is of it.")
+_PROFILES = typer.Option(None, help="Folder of measured tables, for the models of the workload.")
+_OUT = typer.Option(..., "--out", "-o", help="Where to write it: JSON if the name ends in .json, else CSV.")
+
+
+@workload.command("import")
+def import_(
+    file: Path | None = typer.Argument(None, help="A published trace, plain or gzip; see docs/workloads.md."),
+    out: Path = _OUT,
+    sacct: Path | None = typer.Option(None, help="What `sacct --parsable2` printed, instead of FILE."),
+    trace: TraceName | None = _FORMAT,
+    gpu_types: str = _TYPES,
+    begin_h: float = typer.Option(0.0, min=0, help="Leave out what comes before so many hours."),
+    hours: float | None = typer.Option(None, min=0, help="Keep so many hours from there on."),
+) -> None:
+    """Turn a trace or a site's history into a workload."""
+    if (file is None) == (sacct is None):
+        raise typer.BadParameter("give one of FILE and --sacct FILE")
+    source = sacct if sacct is not None else file
+    assert source is not None, "one of them is given"
+    found = read_workload(source, "sacct" if sacct is not None else trace, _split(gpu_types))
+    if begin_h or hours is not None:
+        found = found.window(begin_h * 3600, float("inf") if hours is None else hours * 3600)
+    _write(found, out)
+
+
+@workload.command("generate")
+def generate_(
+    out: Path = _OUT,
+    jobs: int = typer.Option(160, help="How many jobs."),
+    rate: float = typer.Option(20.0, help="Jobs per hour, in the mean."),
+    like: Like = typer.Option(Like.PHILLY, help="Whose sizes and durations."),
+    cv: float = typer.Option(1.0, help="Burstiness of arrivals: 1 is Poisson, more comes in bursts (gamma)."),
+    models: bool = typer.Option(False, help="Adaptive trainings of known models instead of rigid jobs."),
+    max_gpus: int = typer.Option(64, help="Most GPUs that a job asks for."),
+    max_hours: float = typer.Option(float("inf"), help="Longest duration."),
+    users: int = typer.Option(10, help="How many users."),
+    seed: int = typer.Option(0, help="The same seed gives the same workload."),
+) -> None:
+    """Make up a workload, without any download."""
+    settings = GeneratorSettings(jobs, rate, like.value, cv, max_gpus, max_hours * 3600, models, users, seed)
+    _write(generate(settings), out)
+
+
+@workload.command()
+def check(
+    file: Path = typer.Argument(help="A workload, or a trace."),
+    trace: TraceName | None = _FORMAT,
+    gpu_types: str = _TYPES,
+    cluster: str = _CLUSTER,
+    profiles: Path | None = _PROFILES,
+) -> None:
+    """Say what is wrong with a workload, before anything runs. Exit status 0: nothing; 1: see what it says."""
+    found = read_workload(file, trace, [*_split(gpu_types), *_node_gpus(cluster)])
+    if cluster or profiles is not None:
+        _truth(found, cluster, profiles).check(found)
+    typer.echo(f"{file}: {len(found.jobs)} jobs, nothing wrong" + _left_out(dict(found.left_out)))
+
+
+@workload.command()
+def show(
+    file: Path = typer.Argument(help="A workload, or a trace."),
+    trace: TraceName | None = _FORMAT,
+    gpu_types: str = _TYPES,
+    cluster: str = _CLUSTER,
+    profiles: Path | None = _PROFILES,
+    as_json: bool = typer.Option(False, "--json", help="As one JSON object."),
+) -> None:
+    """What is in a workload: jobs, span, GPUs, durations, load."""
+    found = read_workload(file, trace, [*_split(gpu_types), *_node_gpus(cluster)])
+    truth = _truth(found, cluster, profiles)
+    node_gpus = _node_gpus(cluster)
+
+    def duration_s(job: WorkloadJob) -> float | None:
+        return job.duration_s if job.duration_s is not None else _as_requested_s(job, truth, node_gpus)
+
+    summary = summarise(found, duration_s if cluster else None)
+    gpus = sum(node.gpus for node in parse_nodes(cluster)) if cluster else None
+    if as_json:
+        load = None if gpus is None else summary.load_gpus / gpus
+        typer.echo(json.dumps(asdict(summary) | {"load_gpus": summary.load_gpus, "load": load}))
+    else:
+        Console().print(_table(found, summary, gpus))
+
+
+def _as_requested_s(job: WorkloadJob, truth: Truth, node_gpus: dict[str, int]) -> float | None:
+    """How long a training takes on what was asked for, of the first type that it can run on so."""
+    known = truth.of(job)
+    for gpu_type, size in node_gpus.items():
+        shape = packed(job.gpus, size)
+        batch = known.batch(gpu_type, shape, job.batch_size)
+        if known.rate(gpu_type, shape, batch, 0.0) > 0:
+            return advance(known, gpu_type, shape, batch, 0.0, float("inf"))[1]
+    return None
+
+
+def _table(found: Workload, summary: Summary, gpus: int | None) -> Table:
+    table = Table(title=found.name, box=None, show_header=False, title_justify="left", pad_edge=False)
+    table.add_column(style="bold")
+    table.add_column()
+    hours = summary.span_s / 3600
+    table.add_row("jobs", f"{summary.jobs} of {summary.users} users" + _left_out(summary.left_out))
+    table.add_row("come", f"within {hours:.1f} h" + (f", {summary.jobs / hours:.1f} per hour" if hours else ""))
+    table.add_row("GPUs asked for", ", ".join(f"{size}: {count}" for size, count in summary.sizes.items()))
+    if summary.models:
+        table.add_row("models", ", ".join(f"{model}: {count}" for model, count in summary.models.items()))
+    if summary.durations_s:
+        what = "" if summary.timed == summary.jobs else f" ({summary.timed} jobs)"
+        words = [f"p{part} {_duration(seconds)}" for part, seconds in summary.durations_s.items()]
+        table.add_row("durations" + what, ", ".join(words).replace("p100", "longest"))
+        load = f"{summary.gpu_hours:.0f} GPU-h, which keep {summary.load_gpus:.1f} GPUs busy while jobs come"
+        table.add_row("load", load + (f": {summary.load_gpus / gpus:.0%} of {gpus}" if gpus else ""))
+    else:
+        table.add_row("durations", "depend on the cluster; name it with --cluster")
+    if found.source:
+        table.add_row("source", found.source)
+    return table
+
+
+def _duration(seconds: float) -> str:
+    return (
+        f"{seconds:.0f} s"
+        if seconds < 120
+        else f"{seconds / 60:.0f} min"
+        if seconds < 7200
+        else f"{seconds / 3600:.1f} h"
+    )
+
+
+def _left_out(reasons: Mapping[str, int]) -> str:
+    return "".join(f"; {count} {why} left out" for why, count in reasons.items())
+
+
+def _truth(found: Workload, cluster: str, profiles: Path | None) -> Truth:
+    node_gpus = _node_gpus(cluster)
+    types = tuple(node_gpus) or tuple(sorted({job.gpu_type for job in found.jobs if job.gpu_type})) or ("t4",)
+    tables = Profiles(profiles) if profiles is not None else None
+    return Truth(types, tables, settings=TruthSettings(node_gpus=node_gpus))
+
+
+def _node_gpus(cluster: str) -> dict[str, int]:
+    """GPU type -> GPUs of its largest node."""
+    sizes: dict[str, int] = {}
+    for node in parse_nodes(cluster) if cluster else ():
+        sizes[node.gpu_type] = max(node.gpus, sizes.get(node.gpu_type, 0))
+    return sizes
+
+
+def _split(names: str) -> list[str]:
+    return [name.strip() for name in names.split(",") if name.strip()]
+
+
+def _write(found: Workload, out: Path) -> None:
+    try:
+        write(found, out)
+    except OSError as error:
+        raise ConfigError(f"{out}: {error.strerror}; name another file with --out") from None
+    typer.echo(f"{out}: {len(found.jobs)} jobs" + _left_out(dict(found.left_out)))

@@ -1,0 +1,310 @@
+"""Measured tables of models, as in Sia's artifact: a folder for each, and `applications.csv` for all. docs/workloads.md.
+
+A table is read when its model is first asked for, and checked as a workload is: file, line, what was found and expected.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from scipy.interpolate import LinearNDInterpolator
+
+from penstock_profiles.fit import fit_throughput
+from penstock_profiles.gpus import Gpus
+from penstock_profiles.observations import Measured
+from penstock_profiles.throughput import FloatArray, ThroughputParams, compute_time, step_time
+from penstock_scheduler.errors import ConfigError
+from penstock_scheduler.simulator.workloads.applications import APPLICATIONS
+from penstock_scheduler.simulator.workloads.table import BadInput, Problem, Row, read_rows
+from penstock_scheduler.simulator.workloads.workload import Wrong
+
+Times = tuple[float, float]
+"""Step time and its synchronising part, s."""
+
+TIMES = ("step_time", "sync_time")
+
+
+@dataclass(frozen=True, slots=True)
+class ApplicationFacts:
+    """A row of `applications.csv`; the defaults are of a model that has none."""
+
+    max_epochs: int | None = None
+    """Epochs until a job is done; None: all that were recorded."""
+    restart_s_simulated: float = 30.0
+    """What a restart really costs, s."""
+    restart_s_policy: float = 30.0
+    """What Sia's policy takes it to cost, s."""
+    slowdown: float = 1.0
+    """How many times as long a step takes on a real cluster as in the table."""
+
+
+class TypeTable:
+    """A model's step times on one GPU type.
+
+    Args:
+        placements: (GPUs on each node, atomic batch) -> times.
+        scalability: (nodes, GPUs, atomic batch) -> times, of larger placements: one mean for each.
+    """
+
+    def __init__(
+        self,
+        placements: dict[tuple[tuple[int, ...], int], Times],
+        scalability: dict[tuple[int, int, int], Times],
+    ) -> None:
+        self._scalability = scalability
+        self._of_shape: dict[tuple[int, ...], tuple[list[int], list[Times]]] = {}
+        for (shape, batch), times in sorted(placements.items()):
+            batches, values = self._of_shape.setdefault(shape, ([], []))
+            batches.append(batch)
+            values.append(times)
+        self._largest = max(batch for _, batch in placements)
+        self._known: dict[tuple[tuple[int, ...], int], Times | None] = {}
+
+    def lookup(self, shape: Sequence[int], atomic_batch: int) -> Times | None:
+        """Times of a micro-step, or None where it does not fit into memory.
+
+        Sia's simulator, `Application.get_throughput`: a placement that was measured is interpolated linearly in the
+        batch, any other by `LinearNDInterpolator` over (nodes, GPUs, batch) of placements (their mean) and scalability.
+        Departures: outside of what either reaches the reference fails, and we take our fit; it counts at most 16 nodes, and
+        we all.
+        """
+        key = (canonical(shape), atomic_batch)
+        if key not in self._known:
+            self._known[key] = self._lookup(*key)
+        return self._known[key]
+
+    def max_atomic_batch(self, shape: Sequence[int]) -> int:
+        """Largest batch that was measured on these GPUs; of a placement that was not, on as many nodes and GPUs or more."""
+        measured = self._of_shape.get(canonical(shape))
+        if measured is not None:
+            return measured[0][-1]
+        nodes, gpus = len(shape), sum(shape)
+        larger = [batch for (at_nodes, at_gpus, batch) in self._scalability if at_nodes >= nodes and at_gpus >= gpus]
+        return max(larger, default=self._largest)
+
+    def _lookup(self, shape: tuple[int, ...], atomic_batch: int) -> Times | None:
+        if not 1 <= atomic_batch <= self.max_atomic_batch(shape):
+            return None
+        measured = self._of_shape.get(shape)
+        if measured is not None and atomic_batch >= measured[0][0]:
+            batches, values = measured
+            right = bisect_left(batches, atomic_batch)
+            if batches[right] == atomic_batch:
+                return values[right]
+            share = (atomic_batch - batches[right - 1]) / (batches[right] - batches[right - 1])
+            below, above = values[right - 1], values[right]
+            return below[0] + share * (above[0] - below[0]), below[1] + share * (above[1] - below[1])
+        if measured is None and self._over_shapes is not None:
+            step_s, sync_s = self._over_shapes([[len(shape), sum(shape), atomic_batch]])[0]
+            if not np.isnan(step_s):
+                return float(step_s), float(sync_s)
+        step_s = float(step_time(self._fitted, len(shape), sum(shape), atomic_batch))
+        return step_s, max(step_s - float(compute_time(self._fitted, atomic_batch)), 0.0)
+
+    @cached_property
+    def _points(self) -> tuple[FloatArray, FloatArray]:
+        """All that was measured: (nodes, GPUs, batch), shape (points, 3), and times, shape (points, 2).
+
+        In the reference's order, and with its duplicates. Points on a grid have many triangulations, and Qhull's choice
+        among them depends on the order: another one was seen to give step times that differ by 6 %.
+        """
+        means: dict[tuple[int, int, int], list[Times]] = {}
+        for shape, (batches, values) in self._of_shape.items():
+            for batch, times in zip(batches, values, strict=True):
+                means.setdefault((len(shape), sum(shape), batch), []).append(times)
+        rows = [(place, np.mean(means[place], axis=0)) for place in sorted(means)]
+        rows += [(place, np.array(times)) for place, times in self._scalability.items()]
+        return np.array([place for place, _ in rows], dtype=np.float64), np.array([times for _, times in rows])
+
+    @cached_property
+    def _over_shapes(self) -> LinearNDInterpolator | None:
+        """None if the points span no volume: then nothing lies between them."""
+        places, times = self._points
+        if len(places) < 4 or np.linalg.matrix_rank(places - places[0]) < 3:
+            return None
+        return LinearNDInterpolator(places, times)
+
+    @cached_property
+    def _fitted(self) -> ThroughputParams:
+        places, times = self._points
+        params = fit_throughput(Measured(*places.T, *times.T)).params
+        assert params is not None, "a fit without start has parameters"
+        return params
+
+
+class ModelTables:
+    """A model: its tables by GPU type, and its recorded trainings.
+
+    Args:
+        types: GPU type -> table.
+        trainings: total batch size -> rows (progress in iterations of the initial batch, grad_sqr, grad_var), one per epoch.
+        application: facts of it.
+    """
+
+    def __init__(
+        self, types: dict[str, TypeTable], trainings: dict[int, FloatArray], application: ApplicationFacts
+    ) -> None:
+        self.types, self.application = types, application
+        self._batches = sorted(trainings)
+        epochs = min(len(rows) for rows in trainings.values())
+        epochs = min(epochs, application.max_epochs or epochs)
+        self._rows = [trainings[batch][:epochs] for batch in self._batches]
+        self.initial_batch, self.max_batch = self._batches[0], self._batches[-1]
+        ends = np.min([rows[:, 0] for rows in self._rows], axis=0)
+        self.epoch_iterations: list[float] = np.maximum.accumulate(ends).tolist()
+        """Iterations at the initial batch that complete each epoch: the fewest of all batch sizes, as the reference."""
+
+    def noise(self, batch: float) -> tuple[FloatArray, FloatArray]:
+        """`grad_sqr` and `grad_var` of each epoch, linear between the recorded batch sizes and constant beyond them."""
+        right = bisect_left(self._batches, batch, hi=len(self._batches) - 1)
+        left = max(right - 1, 0)
+        span = self._batches[right] - self._batches[left]
+        share = min(max((batch - self._batches[left]) / span, 0.0), 1.0) if span else 0.0
+        rows = self._rows[left] + share * (self._rows[right] - self._rows[left])
+        return rows[:, 1], rows[:, 2]
+
+
+class Profiles:
+    """A folder of measured tables. Raises ConfigError if it is none."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.models = (
+            sorted(path.name for path in folder.iterdir() if any(path.glob("validation-*.csv")))
+            if folder.is_dir()
+            else []
+        )
+        if not self.models:
+            raise ConfigError(
+                f"{folder} has no model; expected MODEL/placements-TYPE.csv and MODEL/validation-BATCH.csv"
+            )
+        self._applications = _read_applications(folder / "applications.csv")
+        self._tables: dict[tuple[str, str], TypeTable] = {}
+        self._trainings: dict[str, dict[int, FloatArray]] = {}
+
+    def on(self, model: str, gpu_types: Iterable[str], gpus: Gpus) -> ModelTables | None:
+        """A model on these types; None if the folder has no such model. It may go by its family's name.
+
+        Raises:
+            BadInput: a table is malformed, or is that of a pipeline, whose columns mean something else.
+        """
+        name = next(
+            (
+                name
+                for name in self.models
+                if name == model or (name in APPLICATIONS and APPLICATIONS[name].family == model)
+            ),
+            None,
+        )
+        if name is None:
+            return None
+        folder = self.folder / name
+        files = {path.stem.removeprefix("placements-"): path for path in sorted(folder.glob("placements-*.csv"))}
+        by_type = {gpus.canonical(of_file): of_file for of_file in files}
+        types = {}
+        for gpu_type in gpu_types:
+            of_file = gpu_type if gpu_type in files else by_type.get(gpus.canonical(gpu_type))
+            if of_file is not None:
+                if (name, of_file) not in self._tables:
+                    self._tables[name, of_file] = _read_table(files[of_file], folder / f"scalability-{of_file}.csv")
+                types[gpu_type] = self._tables[name, of_file]
+        if name not in self._trainings:
+            self._trainings[name] = _read_trainings(folder)
+        return ModelTables(types, self._trainings[name], self.application(name))
+
+    def application(self, model: str) -> ApplicationFacts:
+        """What `applications.csv` says of a model."""
+        return self._applications.get(model, ApplicationFacts())
+
+
+def canonical(shape: Sequence[int]) -> tuple[int, ...]:
+    """The smallest rotation of a placement, as the tables name it: (8, 2, 4) is (2, 4, 8). Nodes without GPUs are dropped."""
+    used = tuple(gpus for gpus in shape if gpus)
+    return min(used[first:] + used[:first] for first in range(len(used)))
+
+
+def _read_table(placements: Path, scalability: Path) -> TypeTable:
+    exact: dict[tuple[tuple[int, ...], int], Times] = {}
+    for row in read_rows(placements, ("placement", "local_bsz", *TIMES)):
+        try:
+            digits = row.text("placement")
+            if not digits.isdigit() or "0" in digits:
+                raise Wrong(f"placement={digits!r}", "one digit from 1 to 9 for each node: the GPUs used there")
+            exact[canonical([int(digit) for digit in digits]), row.whole("local_bsz", least=1)] = _times(row)
+        except Wrong as wrong:
+            raise _bad(row, wrong) from None
+    if not exact:
+        raise BadInput([Problem(str(placements), None, "no row", "at least one measured placement")])
+    if min(sum(shape) for shape, _ in exact) > 1:
+        found = "no placement of one GPU, as in the table of a pipeline"
+        raise BadInput(
+            [Problem(str(placements), None, found, "data-parallel training: pipelines are not simulated yet")]
+        )
+    larger: dict[tuple[int, int, int], Times] = {}
+    if scalability.is_file():
+        for row in read_rows(scalability, ("num_nodes", "num_replicas", "local_bsz", *TIMES)):
+            try:
+                nodes = row.whole("num_nodes", least=1)
+                place = (nodes, row.whole("num_replicas", least=nodes), row.whole("local_bsz", least=1))
+                larger[place] = _times(row)
+            except Wrong as wrong:
+                raise _bad(row, wrong) from None
+    return TypeTable(exact, larger)
+
+
+def _times(row: Row) -> Times:
+    step_s, sync_s = row.number("step_time", above=0), row.number("sync_time", least=0)
+    if sync_s >= step_s:
+        raise Wrong(
+            f"sync_time={sync_s:g} with step_time={step_s:g}", "synchronising within the step, and some computing"
+        )
+    return step_s, sync_s
+
+
+def _read_trainings(folder: Path) -> dict[int, FloatArray]:
+    trainings = {}
+    for file in sorted(folder.glob("validation-*.csv")):
+        batch, rows, before = file.stem.removeprefix("validation-"), [], 0.0
+        if not batch.isdigit() or int(batch) < 1:
+            raise BadInput([Problem(str(file), None, f"the batch size {batch!r} in its name", "validation-BATCH.csv")])
+        for row in read_rows(file, ("progress", "grad_sqr", "grad_var")):
+            try:
+                progress = row.number("progress", above=before)
+                sqr, var = row.number("grad_sqr", least=0), row.number("grad_var", least=0)
+                if sqr + var == 0:
+                    raise Wrong("grad_sqr=0 and grad_var=0", "a gradient")
+            except Wrong as wrong:
+                raise _bad(row, wrong) from None
+            rows.append((progress, sqr, var))
+            before = progress
+        if not rows:
+            raise BadInput([Problem(str(file), None, "no row", "one for each epoch")])
+        trainings[int(batch)] = np.array(rows)
+    return trainings
+
+
+def _read_applications(file: Path) -> dict[str, ApplicationFacts]:
+    found = {}
+    if file.is_file():
+        for row in read_rows(
+            file, ("application", "max_epochs", "restart_s_simulated", "restart_s_policy", "slowdown")
+        ):
+            try:
+                found[row.text("application")] = ApplicationFacts(
+                    max_epochs=row.whole("max_epochs", least=1),
+                    restart_s_simulated=row.number("restart_s_simulated", least=0),
+                    restart_s_policy=row.number("restart_s_policy", least=0),
+                    slowdown=row.number("slowdown", above=0),
+                )
+            except Wrong as wrong:
+                raise _bad(row, wrong) from None
+    return found
+
+
+def _bad(row: Row, wrong: Wrong) -> BadInput:
+    return BadInput([Problem(str(row.file), row.line, wrong.found, wrong.expected)])

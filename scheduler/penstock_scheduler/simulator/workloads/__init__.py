@@ -1,0 +1,25 @@
+"""Workloads: jobs to simulate, from our own files, published traces, a site's history or a generator."""
+
+from penstock_scheduler.simulator.workloads.applications import APPLICATIONS, Application, application_of
+from penstock_scheduler.simulator.workloads.generate import GeneratorSettings, generate
+from penstock_scheduler.simulator.workloads.own import write
+from penstock_scheduler.simulator.workloads.reading import FORMATS, read_workload
+from penstock_scheduler.simulator.workloads.table import BadInput, Problem
+from penstock_scheduler.simulator.workloads.workload import Workload, WorkloadJob, Wrong, rigid_wish
+
+__all__ = [
+    "APPLICATIONS",
+    "FORMATS",
+    "Application",
+    "BadInput",
+    "GeneratorSettings",
+    "Problem",
+    "Workload",
+    "WorkloadJob",
+    "Wrong",
+    "application_of",
+    "generate",
+    "read_workload",
+    "rigid_wish",
+    "write",
+]

@@ -1,0 +1,196 @@
+"""Reading workloads: which format a file has, and its jobs, or all that is wrong with it before anything runs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+
+from penstock_profiles.gpus import UnknownGpuError, load_gpus
+from penstock_scheduler.errors import ConfigError
+from penstock_scheduler.simulator.workloads import own, public, sacct
+from penstock_scheduler.simulator.workloads.table import (
+    MAX_JOBS,
+    BadInput,
+    Problem,
+    Problems,
+    Row,
+    bounded,
+    open_text,
+    read_rows,
+    unreadable,
+)
+from penstock_scheduler.simulator.workloads.workload import Workload, WorkloadJob, Wrong, in_order
+
+
+@dataclass(frozen=True, slots=True)
+class TraceFormat:
+    """A table that we read."""
+
+    about: str
+    columns: tuple[str, ...]
+    job: Callable[[Row], WorkloadJob | str]
+    """A row's job, or why it is left out. Raises Wrong."""
+    header: bool = True
+    separator: str = ","
+    dated: bool = False
+    """Its times are dates; the first submission becomes time 0."""
+    optional: tuple[str, ...] | None = None
+    """Columns that may stand there too; None: any, which are not looked at."""
+
+
+FORMATS = {
+    "penstock": TraceFormat("Penstock's own CSV", own.REQUIRED, own.read_row, optional=own.OPTIONAL),
+    "sacct": TraceFormat("`sacct --parsable2`", sacct.COLUMNS, sacct.job, separator=sacct.SEPARATOR, dated=True),
+    "sia": TraceFormat(
+        "windows of Pollux and Sia", ("name", "time", "application", "num_replicas", "batch_size"), public.sia
+    ),
+    "philly": TraceFormat(
+        "Philly, as in Sia's artifact", ("timestamp", "duration", "num_gpus", "cluster"), public.philly, dated=True
+    ),
+    "tiresias": TraceFormat(
+        "Tiresias", ("job_id", "num_gpu", "submit_time", "model_name", "duration"), public.tiresias
+    ),
+    "starburst": TraceFormat("Starburst", ("job_id", "arrival_h", "runtime_h", "gpus"), public.starburst),
+    "synergy": TraceFormat(
+        "Synergy, without header", ("job_id", "model", "arrival_s", "iterations", "gpus"), public.synergy, header=False
+    ),
+    "openb": TraceFormat(
+        "Alibaba's openb pods",
+        (
+            "name",
+            "cpu_milli",
+            "memory_mib",
+            "num_gpu",
+            "gpu_spec",
+            "qos",
+            "creation_time",
+            "deletion_time",
+            "scheduled_time",
+        ),
+        public.openb,
+    ),
+}
+"""By the name that `--format` takes."""
+
+
+def read_workload(
+    file: Path, format_name: str | None = None, gpu_types: Collection[str] = (), most_jobs: int = MAX_JOBS
+) -> Workload:
+    """The workload in a file: Penstock's JSON or CSV, a public trace, or what sacct printed; plain or gzip.
+
+    Args:
+        file: to read.
+        format_name: one of `FORMATS`; None: told from the file.
+        gpu_types: types that the cluster has, known beside those of the catalogue.
+        most_jobs: more are an error, so that memory is bounded whatever the file.
+
+    Raises:
+        BadInput: with up to 20 problems, each with its line, what was found and what is expected.
+    """
+    first = _first_line(file)
+    if format_name is None and first.lstrip().startswith("{"):
+        workload = own.read_json(file)
+        problems = Problems(file)
+        for job in workload.jobs:
+            try:
+                _check_types(job, gpu_types)
+            except Wrong as wrong:
+                problems.add(None, Wrong(f"in job {job.id!r} {wrong.found}", wrong.expected))
+        problems.raise_if_any()
+        return workload
+    return _read_table(file, FORMATS[format_name or detect(file, first)], gpu_types, most_jobs)
+
+
+def _read_table(file: Path, trace: TraceFormat, gpu_types: Collection[str], most_jobs: int) -> Workload:
+    jobs: list[WorkloadJob] = []
+    left_out: Counter[str] = Counter()
+    lines: dict[str, int] = {}
+    problems = Problems(file)
+    for row in read_rows(file, trace.columns, trace.header, trace.separator, trace.optional):
+        try:
+            job = trace.job(row)
+            if isinstance(job, str):
+                left_out[job] += 1
+                continue
+            if (before := lines.setdefault(job.id, row.line)) != row.line:
+                raise Wrong(f"job {job.id!r}, which is in line {before} too", "each job once")
+            _check_types(job, gpu_types)
+        except Wrong as wrong:
+            problems.add(row.line, wrong)
+            continue
+        if len(jobs) == most_jobs:
+            expected = f"at most {most_jobs} jobs in one workload, so that they fit into memory; split the file"
+            raise BadInput([Problem(str(file), row.line, "yet another job", expected)])
+        jobs.append(job)
+    problems.raise_if_any()
+    if not jobs:
+        found = ", ".join(["no job", *(f"{count} {why}" for why, count in left_out.items())])
+        raise BadInput([Problem(str(file), None, found, "at least one job that uses GPUs")])
+    if trace.dated:
+        start_s = min(job.submit_s for job in jobs)
+        jobs = [replace(job, submit_s=job.submit_s - start_s) for job in jobs]
+    return Workload(_stem(file), in_order(jobs), f"{trace.about}, {file.name}", tuple(sorted(left_out.items())))
+
+
+def detect(file: Path, first_line: str) -> str:
+    """Name of the format whose columns the first line has. Raises BadInput: what comes closest, and what it lacks."""
+    separator = sacct.SEPARATOR if sacct.SEPARATOR in first_line else ","
+    found = [name.strip().strip('"') for name in first_line.strip().split(separator)]
+    of_separator = {name: trace for name, trace in FORMATS.items() if trace.separator == separator and trace.header}
+    for name, trace in of_separator.items():
+        if set(trace.columns) <= set(found):
+            return name
+    if separator == "," and len(found) == len(FORMATS["synergy"].columns) and found[0].isdigit():
+        return "synergy"
+    shared = {name: len(set(trace.columns) & set(found)) for name, trace in of_separator.items()}
+    closest = max(shared, key=lambda name: (shared[name] / len(of_separator[name].columns), name))
+    if shared[closest] == 0:
+        known = "; ".join(f"{name}: {trace.separator.join(trace.columns)}" for name, trace in FORMATS.items())
+        raise BadInput([Problem(str(file), 1, repr(first_line[:80].strip()), f"the columns of one of {known}")])
+    missing = [name for name in of_separator[closest].columns if name not in found]
+    columns = f"{', '.join(missing)} too, as {of_separator[closest].about} has"
+    raise BadInput([Problem(str(file), 1, f"the columns {separator.join(found)[:200]}", columns)])
+
+
+def format_named(name: str) -> str:
+    """`name` if there is such a format. Raises ConfigError listing them."""
+    if name not in FORMATS:
+        raise ConfigError(f"unknown workload format {name!r}; the formats are {', '.join(FORMATS)}")
+    return name
+
+
+def _first_line(file: Path) -> str:
+    try:
+        with open_text(file) as lines:
+            first = next(bounded(file, lines), "")
+    except (OSError, EOFError, UnicodeDecodeError) as error:
+        raise unreadable(file, error) from None
+    if not first.strip():
+        raise BadInput([Problem(str(file), 1, "nothing", "a header line with the names of the columns")])
+    return first
+
+
+def _check_types(job: WorkloadJob, gpu_types: Collection[str]) -> None:
+    """Raise Wrong if the job names a GPU type that neither the cluster nor the catalogue has."""
+    for name in {job.gpu_type, *(job.wish.gpu_types or ())} - {None}:
+        if name not in gpu_types and not _in_catalogue(str(name)):
+            known = ", ".join([*gpu_types, *load_gpus()])
+            raise Wrong(f"the GPU type {name!r}", f"one of {known}, or one that you name with --gpu-types")
+
+
+@cache
+def _in_catalogue(name: str) -> bool:
+    if name in public.OPENB_TYPES.values():
+        return True
+    try:
+        load_gpus().type_of(name)
+    except UnknownGpuError:
+        return False
+    return True
+
+
+def _stem(file: Path) -> str:
+    return file.name.removesuffix(".gz").rsplit(".", 1)[0]

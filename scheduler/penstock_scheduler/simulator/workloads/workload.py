@@ -1,0 +1,130 @@
+"""What is to be simulated: jobs, when they come, what they ask for, and how much there really is to do."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from penstock_scheduler.model import Adaptivity, JobWish
+
+AMOUNTS = ("duration_s", "samples", "epochs")
+"""The ways to say how much work a job is; it has one of them, or a model whose whole training it is."""
+
+
+class Wrong(ValueError):
+    """A value that cannot be, as two halves of a sentence: what was found, and what is expected instead."""
+
+    def __init__(self, found: str, expected: str) -> None:
+        super().__init__(f"{found}; expected {expected}")
+        self.found, self.expected = found, expected
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadJob:
+    """A job: what its user asked for, and the truth about it, which no policy sees.
+
+    Raises:
+        Wrong: a number out of its range, two amounts of work or none.
+    """
+
+    id: str
+    submit_s: float
+    """Seconds since the start of the workload, >= 0."""
+    gpus: int
+    """GPUs that its user asked for. Rigid policies give it these; others may give what `wish` allows."""
+    wish: JobWish
+    """What it may be given, as it would stand in the comment of an sbatch."""
+    name: str = ""
+    user: str = "user"
+    account: str = ""
+    gpu_type: str | None = None
+    """Type that `duration_s` was recorded on; None: not known, then any type does it in that time."""
+    batch_size: int | None = None
+    """Total batch size that its user asked for, samples; None: the model's initial one."""
+    model: str | None = None
+    """Whose speed it has: a folder of measured tables, or a family of the catalogue. None: speed is known by `duration_s`."""
+    duration_s: float | None = None
+    """Work as the time it takes on the `gpus` GPUs that were asked for, > 0; restarts and waiting do not count."""
+    samples: float | None = None
+    """Work as samples of training at the model's initial batch size, > 0."""
+    epochs: float | None = None
+    """Work as epochs of training, > 0. With no amount at all it is the model's whole training."""
+    time_limit_s: float | None = None
+    """What Slurm would kill it after, and what backfill plans with; None: not known."""
+    cpus: int | None = None
+    """CPUs in total; None: not known."""
+    mem_mb: float | None = None
+    """Memory in total, MiB; None: not known."""
+    data_gb: float | None = None
+    """Size of its data set, GB; None: not known."""
+
+    def __post_init__(self) -> None:
+        if not self.id:
+            raise Wrong("an empty id", "a text that no other job has")
+        if not (math.isfinite(self.submit_s) and self.submit_s >= 0):
+            raise Wrong(f"submit_s={self.submit_s!r}", "seconds of at least 0 since the start of the workload")
+        if self.gpus < 1:
+            raise Wrong(f"gpus={self.gpus}", "at least 1; leave out jobs that use no GPU")
+        amounts = [name for name in AMOUNTS if getattr(self, name) is not None]
+        if len(amounts) > 1:
+            raise Wrong(f"both {' and '.join(amounts)}", f"one of {', '.join(AMOUNTS)}")
+        if self.model is None and "duration_s" not in amounts:
+            raise Wrong("neither a model nor duration_s", "duration_s, or a model with samples, epochs or none of them")
+        for name in (*AMOUNTS, "batch_size", "time_limit_s", "cpus", "mem_mb", "data_gb"):
+            value = getattr(self, name)
+            if value is not None and not (math.isfinite(value) and (value > 0 or (value == 0 and name == "data_gb"))):
+                raise Wrong(f"{name}={value!r}", "a number above 0, or nothing")
+
+    @property
+    def gpu_seconds(self) -> float | None:
+        """GPU-seconds on what was asked for; None if the work is not given as time."""
+        return None if self.duration_s is None else self.duration_s * self.gpus
+
+    @property
+    def as_requested(self) -> JobWish:
+        """The wish of the same job for a policy that gives every job what its user asked for."""
+        return rigid_wish(self.gpus, self.wish.gpu_types, self.batch_size)
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Jobs in the order in which they come. Raises Wrong if two have the same id, or they are in another order."""
+
+    name: str
+    jobs: tuple[WorkloadJob, ...]
+    source: str = ""
+    """Where it comes from, for people."""
+    left_out: tuple[tuple[str, int], ...] = ()
+    """Why a reader left out rows, and how many."""
+
+    def __post_init__(self) -> None:
+        if len({job.id for job in self.jobs}) < len(self.jobs):
+            twice = next(name for name, count in Counter(job.id for job in self.jobs).items() if count > 1)
+            raise Wrong(f"job {twice!r} twice", "ids that differ")
+        if any(later.submit_s < job.submit_s for job, later in zip(self.jobs, self.jobs[1:], strict=False)):
+            raise Wrong("jobs out of order", "jobs sorted by submit_s")
+
+    @property
+    def span_s(self) -> float:
+        """From the first submission to the last."""
+        return self.jobs[-1].submit_s - self.jobs[0].submit_s if self.jobs else 0.0
+
+    def window(self, begin_s: float, length_s: float) -> Workload:
+        """The jobs that come from `begin_s` on and before `length_s` later; the window's start is its time 0."""
+        jobs = (job for job in self.jobs if begin_s <= job.submit_s < begin_s + length_s)
+        return replace(self, jobs=tuple(replace(job, submit_s=job.submit_s - begin_s) for job in jobs))
+
+
+def in_order(jobs: list[WorkloadJob]) -> tuple[WorkloadJob, ...]:
+    """By submission; jobs that come at the same instant stay as they are."""
+    return tuple(sorted(jobs, key=lambda job: job.submit_s))
+
+
+@lru_cache(maxsize=4096)
+def rigid_wish(gpus: int, gpu_types: tuple[str, ...] | None = None, batch_size: int | None = None) -> JobWish:
+    """The wish of a job that takes a fixed number of GPUs. Equal ones are one object: a trace has many."""
+    return JobWish(
+        adaptivity=Adaptivity.RIGID, min_gpus=gpus, max_gpus=gpus, gpu_types=gpu_types, batch_size=batch_size
+    )

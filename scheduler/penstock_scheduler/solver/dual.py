@@ -1,0 +1,68 @@
+"""The solver for rounds of any size: prices first, then an exact choice for the few jobs that they leave in doubt.
+
+1. `prices.relax` finds the prices at which the jobs, each choosing for itself, just about fill the cluster, and with them
+   a lower bound L of the objective. An entry's regret is what it costs more, prices included, than the job's best.
+2. Any choice costs at least L plus the sum of its regrets (and of prices times GPUs left over). So a choice worth U is
+   beaten only by one whose regrets stay below U - L together: every entry above that can be left aside.
+3. Of the others the `CORE_ENTRIES` of least regret are solved exactly (`core`), all else staying as it is. With r the least
+   regret left out, the optimum is at least min(the core's bound, L + r): a proof for the whole problem, not for the core.
+4. While that does not prove the gap, the core grows by `CORE_GROWTH`, in the end to all entries that can matter.
+
+After Pisinger, *A minimal algorithm for the multiple-choice knapsack problem*, 1995, with HiGHS for his dynamic program.
+"""
+
+from __future__ import annotations
+
+import time
+
+from penstock_scheduler.model import SolveStatus
+from penstock_scheduler.solver.core import choose, solve_core
+from penstock_scheduler.solver.prices import relax
+from penstock_scheduler.solver.problem import Limits
+from penstock_scheduler.solver.reduced import Answer, Reduced, repair
+
+CORE_ENTRIES = 50
+"""Entries of the first core for each GPU type and quota. With 150 for three types one core proves a gap of 1e-4 on all but
+one of the rounds of docs/solver.md; 400 take twice the time."""
+
+CORE_GROWTH = 4
+"""Factor by which the core grows."""
+
+CORE_MOST = 10_000
+"""Entries after which it does not: HiGHS takes 1 to 10 s for so many."""
+
+SMALLEST_GAP = 1e-9
+"""Relative; floating point tells no smaller one from none."""
+
+
+def solve(reduced: Reduced, limits: Limits) -> Answer:
+    """Solve with prices and a core. The answer has the prices of the types, in the objective's unit per GPU.
+
+    Raises:
+        SolveFailed: HiGHS has numerical trouble.
+    """
+    deadline = time.perf_counter() + limits.seconds
+    gap = max(limits.gap, SMALLEST_GAP)
+    relaxed = relax(reduced, tolerance=gap / 10)
+    pick_J = repair(reduced, relaxed.mixed_J, relaxed.regret_JK)
+    value, bound, nodes, width = reduced.value(pick_J), relaxed.bound, limits.nodes, CORE_ENTRIES * len(relaxed.price_R)
+    while True:
+        seconds = deadline - time.perf_counter()
+        if seconds <= 0:
+            status = SolveStatus.TIME_LIMIT
+            break
+        worth = value - relaxed.bound
+        core_JK, outside = choose(relaxed.regret_JK, pick_J, width, worth)
+        core = solve_core(reduced, core_JK, pick_J, gap=limits.gap / 2, nodes=nodes, seconds=seconds)
+        if core.pick_J is not None and reduced.value(core.pick_J) < value:
+            pick_J, value = core.pick_J, reduced.value(core.pick_J)
+        bound = max(bound, min(core.bound, relaxed.bound + outside))
+        if value - bound <= gap * abs(value) or (core.finished and outside > worth):
+            status = SolveStatus.OPTIMAL
+            break
+        nodes -= core.nodes
+        if nodes <= 0 or width >= CORE_MOST:
+            status = SolveStatus.NODE_LIMIT
+            break
+        width = min(width * CORE_GROWTH, CORE_MOST)
+    return Answer("dual", pick_J, bound, status, tuple(relaxed.price_R[: reduced.types].tolist()))

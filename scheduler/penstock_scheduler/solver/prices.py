@@ -1,0 +1,185 @@
+"""Prices for GPUs: the Lagrangian dual of the round's problem, maximised with cutting planes.
+
+Let every GPU of type t cost mu_t and every GPU that counts for quota q cost nu_q, and each job may take what is cheapest for it
+alone. For any prices >= 0 the sum of these cheapest costs, less what the GPUs there are would fetch, is a lower bound:
+
+    L(mu, nu) = base + sum_j min_k (saving[j, k] + gpus[k] (mu[type(k)] + sum_{q of j} nu_q)) - capacity mu - limit nu
+
+L is concave and piecewise linear in a handful of prices, and one evaluation is one pass over the entries. Each evaluation
+gives, for each block b of jobs that are in the same quotas, a choice, and with it a cut that no L may exceed (Kelley, 1960):
+
+    theta_b <= saved_b + used_b mu + held_b sum_{q of b} nu_q
+
+A small linear program, which HiGHS takes up where it left off, maximises sum theta_b - capacity mu - limit nu under all cuts
+so far. The next prices lie on the way there, and when the maximum has come down to the best L seen, that is the best there is.
+The multipliers of the cuts then mix the choices seen into a fractional one that fits the limits; `_mix` rounds it, each job by
+a number of its own, so that also thousands of jobs that are alike are shared out in proportion. No cost need be changed for
+that: jobs with equal costs cost no more time than others.
+
+Axes: J jobs; K configurations and nothing; T GPU types; Q quotas; R = T + Q resources; B blocks; N evaluations.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import highspy
+import numpy as np
+
+from penstock_scheduler.model import SolveStatus
+from penstock_scheduler.solver.problem import SolveFailed
+from penstock_scheduler.solver.reduced import Floats, Ints, Reduced
+
+MAX_EVALUATIONS = 500
+"""Of L; then the best prices so far are taken, which are a bound all the same. 40 do for three types without quotas."""
+
+STEP = 0.7
+"""How far to go from the best prices seen towards those of the linear program. Short of all the way, a quarter fewer
+evaluations do, for the far corners that the program likes at first are cut off sooner (Ben-Ameur and Neto, 2007)."""
+
+LAST = 10
+"""Evaluations that may follow, all the way, once the tolerance is met. They end at a corner of L, where the jobs that are
+in doubt are so to the last digit, and not to the tolerance; else a core may be filled with one kind of job in doubt only."""
+
+EXACT = 1e-10
+"""Share of L at which it has met its maximum."""
+
+ROUNDING = 1e-13
+"""Share of the magnitudes summed by which the bound is lowered, for what floating point may have added to it."""
+
+GOLDEN = 0.6180339887498949
+"""Multiples of it, modulo 1, fill [0, 1) evenly, and so does every regular part of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Relaxation:
+    """The best prices found.
+
+    Attributes:
+        price_R: of the types, then of the quotas, in the objective's unit per GPU, >= 0.
+        bound: no choice has a lower objective.
+        regret_JK: what each entry costs more than the job's cheapest, prices included; `inf` where it cannot be.
+        mixed_J: a choice that takes about as many GPUs as there are.
+        evaluations: of L.
+    """
+
+    price_R: Floats
+    bound: float
+    regret_JK: Floats
+    mixed_J: Ints
+    evaluations: int
+
+
+def relax(reduced: Reduced, *, tolerance: float) -> Relaxation:
+    """Maximise L to within `tolerance`, relative to it. It reads no clock: this much is done however little time there is.
+
+    Raises:
+        SolveFailed: HiGHS has numerical trouble.
+    """
+    master = _Master(reduced)
+    priced_JK = np.empty_like(reduced.saving_JK)
+    price_R = best_R = np.zeros(len(reduced.limit_R))
+    best, step, evaluations = -np.inf, STEP, MAX_EVALUATIONS
+    picks: list[Ints] = []
+    while True:
+        value, pick_J = _evaluate(reduced, price_R, priced_JK)
+        if value > best:
+            best, best_R = value, price_R
+        picks.append(pick_J)
+        highest, corner_R = master.cut(pick_J)
+        apart = (highest - best) / max(abs(best), 1e-9)
+        if apart <= tolerance and step < 1:
+            step, evaluations = 1.0, min(len(picks) + LAST, MAX_EVALUATIONS)
+        if apart <= EXACT or len(picks) >= evaluations:
+            break
+        price_R = step * corner_R + (1 - step) * best_R
+    _evaluate(reduced, best_R, priced_JK)
+    regret_JK = priced_JK - priced_JK.min(axis=1, keepdims=True)
+    return Relaxation(best_R, best, regret_JK, _mix(reduced, picks, master.weights()), len(picks))
+
+
+def _evaluate(reduced: Reduced, price_R: Floats, priced_JK: Floats) -> tuple[float, Ints]:
+    """L, and the cheapest entry of each job; what each entry costs, prices included, goes into `priced_JK`."""
+    price_T, price_Q = price_R[: reduced.types], price_R[reduced.types :]
+    np.add(reduced.saving_JK, reduced.gpus_K * price_T[reduced.type_K], out=priced_JK)
+    if price_Q.any():
+        price_BT = (reduced.member_BQ * price_Q) @ reduced.counts_QT
+        priced_JK += (price_BT[:, reduced.type_K] * reduced.gpus_K)[reduced.block_J]
+    pick_J = priced_JK.argmin(axis=1)
+    cheapest = priced_JK[np.arange(len(pick_J)), pick_J].sum()
+    worth = reduced.limit_R @ price_R
+    rounding = ROUNDING * (abs(reduced.base) - cheapest + worth)
+    return float(reduced.base + cheapest - worth - rounding), pick_J
+
+
+class _Master:
+    """The linear program over all cuts: columns theta_B, then the prices R. A row for each block and evaluation."""
+
+    def __init__(self, reduced: Reduced) -> None:
+        self._reduced = reduced
+        self._blocks, resources = len(reduced.member_BQ), len(reduced.limit_R)
+        self._theta_BB = np.eye(self._blocks)
+        self._free_B = np.full(self._blocks, highspy.kHighsInf)
+        # At the highest saving per GPU nobody takes any.
+        best_K = -reduced.saving_JK[:, :-1].min(axis=0, initial=0.0)
+        highest = float((best_K / reduced.gpus_K[:-1]).max(initial=0.0))
+        no_rows = np.zeros(0, dtype=np.int32)
+        self._highs = quiet_highs()
+        self._highs.addCols(
+            self._blocks + resources,
+            np.concatenate([np.full(self._blocks, -1.0), reduced.limit_R]),
+            np.concatenate([-self._free_B, np.zeros(resources)]),
+            np.concatenate([self._free_B, np.full(resources, highest)]),
+            0,
+            no_rows,
+            no_rows,
+            np.zeros(0),
+        )
+
+    def cut(self, pick_J: Ints) -> tuple[float, Floats]:
+        """Add the cuts of a choice. Returns the maximum of L under all cuts, and the prices R there."""
+        reduced = self._reduced
+        saved_B = np.bincount(reduced.block_J, reduced.saving_JK[np.arange(len(pick_J)), pick_J])
+        cut_BC = np.hstack([self._theta_BB, -reduced.used(pick_J)])
+        row_E, column_E = np.nonzero(cut_BC)
+        self._highs.addRows(
+            self._blocks,
+            -self._free_B,
+            saved_B.astype(np.float64),
+            len(column_E),
+            np.searchsorted(row_E, np.arange(self._blocks)).astype(np.int32),
+            column_E.astype(np.int32),
+            cut_BC[row_E, column_E],
+        )
+        self._highs.run()
+        status = self._highs.getModelStatus()
+        if status != highspy.HighsModelStatus.kOptimal:
+            raise SolveFailed(SolveStatus.NUMERICAL, f"HiGHS ended the search for prices with {status.name}")
+        highest = reduced.base - self._highs.getInfo().objective_function_value
+        return highest, np.maximum(self._highs.getSolution().col_value[self._blocks :], 0.0)
+
+    def weights(self) -> Floats:
+        """How much of each evaluation's choice is in the mixture, N x B; those of a block sum to 1."""
+        dual_NB = np.reshape(self._highs.getSolution().row_dual, (-1, self._blocks))
+        weight_NB = np.maximum(-dual_NB, 0.0)
+        return np.asarray(weight_NB / weight_NB.sum(axis=0), dtype=np.float64)
+
+
+def _mix(reduced: Reduced, picks: list[Ints], weight_NB: Floats) -> Ints:
+    """Round the mixture: job j takes the choice into whose share of [0, 1) its own number falls."""
+    used = np.flatnonzero(weight_NB.max(axis=1) > 1e-9)
+    share_NB = np.cumsum(weight_NB[used], axis=0)
+    number_J = np.arange(1, len(reduced.block_J) + 1) * GOLDEN % 1
+    mixed_J: Ints = picks[used[-1]].copy()
+    for index in range(len(used) - 2, -1, -1):
+        below = number_J < share_NB[index, reduced.block_J]
+        mixed_J[below] = picks[used[index]][below]
+    return mixed_J
+
+
+def quiet_highs(**options: float) -> highspy.Highs:
+    """HiGHS on one thread, with a fixed seed and without output, so that the same problem gives the same answer."""
+    highs = highspy.Highs()  # type: ignore[no-untyped-call]
+    for name, value in ({"output_flag": False, "threads": 1, "random_seed": 1} | options).items():
+        highs.setOptionValue(name, value)
+    return highs

@@ -1,0 +1,311 @@
+"""`penstock_profiles.nvml` through the real pynvml, on a stand-in for NVIDIA's driver (see fake_nvml.c)."""
+
+import ctypes.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from penstock_profiles.gpus import load_gpus
+from penstock_profiles.nvml import Device, Process, Reading, Sample, Use, by_job, device_type
+
+from . import fake_nvml
+from .fake_nvml import TWO_GPUS
+
+pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed: pip install -e '.[nvml]'")
+
+SAY = """
+import dataclasses, json, os, pathlib
+from penstock_profiles.gpus import load_gpus
+from penstock_profiles.nvml import *
+scenario = pathlib.Path(os.environ["FAKE_NVML"])
+def say(**facts):
+    print(json.dumps(facts, default=dataclasses.asdict))
+"""
+ALL = (
+    SAY + "with Nvml() as nvml:\n    say(devices=nvml.devices, driver=nvml.driver, **dataclasses.asdict(nvml.sample()))"
+)
+WHY = SAY + "try:\n    Nvml().__enter__()\nexcept NoNvml as error:\n    say(reason=error.reason, text=str(error))"
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return fake_nvml.build(tmp_path_factory.mktemp("driver"))
+
+
+@pytest.fixture
+def ask(library: Path, tmp_path: Path):
+    """Runs a program on a machine with this driver in this state; what it says, one dictionary a line."""
+
+    def run(program: str, scenario: str, library: Path = library):
+        file = tmp_path / "scenario"
+        file.write_text(scenario)
+        command = [sys.executable, "-c", program]
+        done = subprocess.run(
+            command, env=fake_nvml.environment(library, file), capture_output=True, text=True, timeout=60, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        return [json.loads(line) for line in done.stdout.splitlines()]
+
+    return run
+
+
+def without(text: str, key: str) -> str:
+    kept = [line for line in text.splitlines() if not line.startswith(key + " ")]
+    assert len(kept) < len(text.splitlines())
+    return "\n".join(kept) + "\n"
+
+
+def test_lists_gpus_and_reads_them(ask):
+    (said,) = ask(ALL, TWO_GPUS + "0.pids 100:900 200:-\n0.shares 100:60\n0.stamp 5\n")
+    a100 = {
+        "index": 0,
+        "uuid": "GPU-aaaa",
+        "name": "NVIDIA A100-SXM4-40GB",
+        "gpu_type": "a100",
+        "memory_mb": 40960.0,
+        "parent": None,
+    }
+    assert said["driver"] == "550.54"
+    assert [gpu["gpu_type"] for gpu in said["devices"]] == ["a100", "t4"]
+    assert said["devices"][0] == a100
+    assert said["lost"] == []
+    assert said["readings"][0] == {
+        "device": a100,
+        "used_mb": 1024.0,
+        "utilisation": 0.75,
+        "memory_utilisation": 0.2,
+        # A process whose memory the driver does not tell has None, and one that it leaves out of the shares idled.
+        "processes": [
+            {"pid": 100, "used_mb": 900.0, "utilisation": 0.6},
+            {"pid": 200, "used_mb": None, "utilisation": 0.0},
+        ],
+        "xids": [],
+    }
+    assert said["readings"][1]["processes"] == []
+    assert said["readings"][1]["utilisation"] == 0.0
+
+
+def test_shares_of_a_period_are_told_once(ask):
+    """The second sample falls into the same period, the third into a new one."""
+    program = SAY + (
+        "with Nvml() as nvml:\n"
+        "    for stamp in (5, 5, 6):\n"
+        "        scenario.write_text(scenario.read_text() + f'0.stamp {stamp}\\n')\n"
+        "        say(share=nvml.sample().readings[0].processes[0].utilisation)\n"
+        "        scenario.write_text(scenario.read_text().replace(f'0.stamp {stamp}\\n', ''))\n"
+    )
+    assert [said["share"] for said in ask(program, TWO_GPUS + "0.pids 7:1\n0.shares 7:50\n")] == [0.5, None, 0.5]
+
+
+def test_a_sites_own_catalogue(ask, tmp_path: Path):
+    own = tmp_path / "gpus.toml"
+    own.write_text(
+        '[turing]\nvendor = "nvidia"\narchitecture = "turing"\nmemory_gb = 16\nproducts = ["Tesla T4"]\nsource = "us"'
+    )
+    program = (
+        f"from penstock_profiles.gpus import load_gpus\nwith Nvml(load_gpus(pathlib.Path({str(own)!r}))) as nvml:\n"
+    )
+    (said,) = ask(SAY + program + "    say(types=[device.gpu_type for device in nvml.devices])", TWO_GPUS)
+    assert said["types"] == ["a100", "turing"]
+
+
+def test_mig_devices_are_devices_without_utilisation(ask):
+    slices = "".join(
+        f"0.m{i}.name NVIDIA A100-SXM4-40GB MIG 3g.20gb\n0.m{i}.uuid MIG-{i}\n0.m{i}.total 20096\n0.m{i}.used {i}\n"
+        f"0.m{i}.busy 99\n0.m{i}.pids 10{i}:5\n0.m{i}.shares 10{i}:99\n"
+        for i in range(2)
+    )
+    (said,) = ask(ALL, TWO_GPUS + "0.mig 2\n" + slices)
+    assert [(gpu["uuid"], gpu["parent"], gpu["gpu_type"]) for gpu in said["devices"]] == [
+        ("MIG-0", "GPU-aaaa", "a100_3g.20gb"),
+        ("MIG-1", "GPU-aaaa", "a100_3g.20gb"),
+        ("GPU-tttt", None, "t4"),
+    ]
+    second = said["readings"][1]
+    assert (second["device"]["index"], second["device"]["memory_mb"], second["used_mb"]) == (0, 20096.0, 1.0)
+    assert (second["utilisation"], second["memory_utilisation"]) == (None, None)
+    assert second["processes"] == [{"pid": 101, "used_mb": 5.0, "utilisation": None}]
+
+
+def test_a_gpu_in_mig_mode_without_mig_devices_can_run_nothing(ask):
+    (said,) = ask(ALL, TWO_GPUS + "0.mig -1\n")
+    assert [gpu["uuid"] for gpu in said["devices"]] == ["GPU-tttt"]
+
+
+@pytest.mark.parametrize(
+    ("happens", "reason"),
+    [
+        ("0.error 15", "GPU is lost"),
+        ("0.error 16", "GPU requires restart"),
+        ("0.error 27", "not ready"),
+        ("0.xid 79", "XID 79: the GPU has fallen off the bus"),
+    ],
+)
+def test_a_gpu_lost_in_mid_run_is_told_and_the_other_goes_on(ask, happens: str, reason: str):
+    program = SAY + (
+        "with Nvml() as nvml:\n"
+        "    say(**dataclasses.asdict(nvml.sample()))\n"
+        f"    scenario.write_text({happens + chr(10)!r} + scenario.read_text())\n"
+        "    for _ in range(2):\n"
+        "        say(**dataclasses.asdict(nvml.sample()))\n"
+    )
+    before, *after = ask(program, TWO_GPUS)
+    assert (len(before["readings"]), before["lost"]) == (2, [])
+    for said in after:
+        assert [reading["device"]["uuid"] for reading in said["readings"]] == ["GPU-tttt"]
+        assert said["lost"] == [{"index": 0, "uuid": "GPU-aaaa", "reason": reason}]
+
+
+def test_an_xid_of_a_program_is_told_once_and_loses_no_gpu(ask):
+    program = SAY + (
+        "with Nvml() as nvml:\n"
+        "    scenario.write_text('1.xid 31\\n' + scenario.read_text())\n"
+        "    for _ in range(2):\n"
+        "        say(xids=[reading.xids for reading in nvml.sample().readings])\n"
+    )
+    assert ask(program, TWO_GPUS) == [{"xids": [[], [31]]}, {"xids": [[], []]}]
+
+
+def test_an_xid_that_names_no_gpu_is_passed_over(ask):
+    (said,) = ask(ALL, "stray_xid 45\n" + TWO_GPUS.replace("1.xid 0", "1.xid 31"))
+    assert [reading["xids"] for reading in said["readings"]] == [[], [31]]
+
+
+def test_a_gpu_that_is_lost_at_the_begin(ask):
+    (said,) = ask(ALL, TWO_GPUS + "0.handle_error 15\n")
+    assert [gpu["uuid"] for gpu in said["devices"]] == ["GPU-tttt"]
+    assert said["lost"] == [{"index": 0, "uuid": None, "reason": "GPU is lost"}]
+
+
+def test_what_a_driver_does_not_tell_is_none(ask):
+    """As of a GPU that shares the host's memory; 3 is NVML's `not supported`, 4 `no permission`."""
+    scenario = without(TWO_GPUS, "0.total") + "0.busy_error 3\n0.pids_error 4\n"
+    reading = ask(ALL, scenario)[0]["readings"][0]
+    assert reading["device"]["memory_mb"] is None
+    assert [reading[field] for field in ("used_mb", "utilisation", "memory_utilisation", "processes")] == [None] * 4
+
+
+def test_a_driver_without_xid_events(ask):
+    scenario = without(without(TWO_GPUS, "0.xid"), "1.xid")
+    assert len(ask(ALL, scenario)[0]["readings"]) == 2
+
+
+def test_an_old_drivers_list_of_processes(ask, tmp_path: Path):
+    (said,) = ask(ALL, TWO_GPUS + "1.pids 9:2\n", fake_nvml.build(tmp_path, "-DOLD_DRIVER"))
+    assert said["readings"][1]["processes"] == [{"pid": 9, "used_mb": 2.0, "utilisation": None}]
+
+
+def test_gpus_of_other_jobs_are_left_out(ask):
+    (said,) = ask(ALL, TWO_GPUS + "0.handle_error 4\n")
+    assert [gpu["index"] for gpu in said["devices"]] == [1]
+    assert said["lost"] == []
+
+
+def test_a_driver_without_gpus_is_no_error(ask):
+    (said,) = ask(ALL, "count 0\n")
+    assert (said["devices"], said["readings"], said["lost"], said["driver"]) == ([], [], [], None)
+
+
+@pytest.mark.parametrize(
+    ("scenario", "reason", "words"),
+    [
+        ("init 9\n", "driver", "installed but not loaded; have the node's admin load it"),
+        ("init 18\n", "mismatch", "different versions; after a driver update"),
+        ("init 4\n", "permission", "run it inside a job that has GPUs"),
+        ("init 999\n", "other", "NVML does not work: Unknown Error"),
+        (TWO_GPUS + "0.handle_error 4\n1.handle_error 4\n", "permission", "none of this machine's 2 GPUs"),
+    ],
+)
+def test_why_there_is_no_nvml(ask, scenario: str, reason: str, words: str):
+    (said,) = ask(WHY, scenario)
+    assert said["reason"] == reason
+    assert words in said["text"]
+
+
+def test_a_library_of_another_age(ask, tmp_path: Path):
+    (tmp_path / "empty.c").write_text("int nothing;")
+    subprocess.run(["cc", "-shared", "-o", tmp_path / "libnvidia-ml.so.1", tmp_path / "empty.c"], check=True)
+    (said,) = ask(WHY, "", tmp_path)
+    assert (said["reason"], "too old" in said["text"]) == ("mismatch", True)
+
+
+def test_without_the_package(ask):
+    (said,) = ask("import sys\nsys.modules['pynvml'] = None\n" + WHY, TWO_GPUS)
+    assert said["reason"] == "package"
+    assert "pip install 'penstock[nvml]'" in said["text"]
+
+
+@pytest.mark.skipif(ctypes.util.find_library("nvidia-ml") is not None, reason="this machine has NVIDIA's driver")
+def test_without_a_driver():
+    """This machine as it is, without the stand-in."""
+    program = WHY.replace('os.environ["FAKE_NVML"]', '"unused"')
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    said = json.loads(done.stdout)
+    assert said["reason"] == "library"
+    assert "libnvidia-ml.so.1" in said["text"]
+
+
+def test_what_is_opened_is_closed_and_can_be_opened_again(ask, tmp_path: Path):
+    log = tmp_path / "log"
+    program = SAY + (
+        "nvml = Nvml()\n"
+        "for _ in range(2):\n"
+        "    try:\n"
+        "        with nvml: 1 / 0\n"
+        "    except ZeroDivisionError: pass\n"
+        "scenario.write_text('0.handle_error 4\\n1.handle_error 4\\n' + scenario.read_text())\n"
+        "try:\n    nvml.__enter__()\nexcept NoNvml: pass\n"
+    )
+    ask(program, TWO_GPUS + f"open_log {log}\n")
+    assert log.read_text().split("\n") == [*(["init", "events freed", "shutdown"] * 2), "init", "shutdown", ""]
+
+
+def test_importing_the_module_needs_no_nvidia_ml_py():
+    code = "import sys; import penstock_profiles.nvml; assert 'pynvml' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("product", "gpu_type"),
+    [
+        ("NVIDIA A100-SXM4-40GB", "a100"),
+        ("NVIDIA A100-SXM4-80GB", "a100_80gb"),
+        ("Tesla T4", "t4"),
+        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", "a100_1g.5gb"),
+        ("NVIDIA TITAN RTX", "nvidia_titan_rtx"),
+        ("NVIDIA TITAN RTX MIG 1g.5gb", "nvidia_titan_rtx_1g.5gb"),
+    ],
+)
+def test_names_the_type_as_the_catalogue_does_else_as_slurm(product: str, gpu_type: str):
+    assert device_type(product, load_gpus()) == gpu_type
+
+
+def reading(uuid: str, busy: float | None, *processes: Process) -> Reading:
+    return Reading(Device(0, uuid, "Tesla T4", "t4", 15360.0), 999.0, busy, None, processes)
+
+
+def test_use_by_job():
+    """Job a: alone on G1 (two processes) and with b on G2. Pid 99 is of no job. On G3 a has company that is unknown."""
+    sample = Sample(
+        (
+            reading("G1", 0.9, Process(1, 100.0, None), Process(2, 50.0, 0.1)),
+            reading("G2", 0.8, Process(3, 10.0, 0.25), Process(4, 20.0, 0.25), Process(5, None, 0.3)),
+            reading("G3", 0.7, Process(6, 30.0, None), Process(99, 1.0, 0.5)),
+        ),
+        (),
+    )
+    job_of = {1: "a", 2: "a", 3: "a", 4: "a", 5: "b", 6: "a"}.get
+    assert by_job(sample, job_of) == {
+        ("a", "G1"): Use(150.0, 0.9),
+        ("a", "G2"): Use(30.0, 0.5),
+        ("b", "G2"): Use(None, 0.3),
+        ("a", "G3"): Use(30.0, None),
+    }
+
+
+def test_use_of_a_device_whose_processes_nobody_tells():
+    silent = Reading(Device(0, "G", "Tesla T4", "t4", None), 1.0, 0.5, None, None)
+    assert by_job(Sample((silent,), ()), lambda pid: "a") == {}
