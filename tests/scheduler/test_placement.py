@@ -66,6 +66,19 @@ def test_nodes_of_one_switch_are_preferred_and_the_fullest_that_will_do():
     assert put(nodes, {"j": t4(16, 4)}).placements["j"].nodes == ("n0", "n3", "n4", "n5")
 
 
+def test_nodes_that_somebody_made_room_on_are_not_given_out_again():
+    """a takes n1, n2 and, from the job there, n3, all in p. b is in q, where n4 and n5 are idle, and n1 and n2 are too."""
+    nodes = [
+        Node(f"n{i}", "t4", 4, inside) for i, inside in enumerate([("p", "q")] * 2 + [("p",)] * 2 + [("q",)] * 2, 1)
+    ]
+    held = {"small": Placement("t4", "p", (Share("n3", 1),))}
+    wanted = {"a": t4(12, 3), "b": t4(8, 2), "small": t4(1)}
+    doors = {"a": ("p",), "b": ("q",), "small": ("p",)}
+    found = put(nodes, wanted, held, pinned={"p": Placement("t4", "p", (Share("n4", 1),))}, partitions=doors)
+    assert found.placements["a"].nodes == ("n1", "n2", "n3")
+    assert found.placements["b"].nodes == ("n5", "n6")
+
+
 def test_the_preferred_partition_comes_first():
     nodes = (Node("x", "t4", 4, ("slow",)), Node("y", "t4", 4, ("fast",)))
     found = put(nodes, {"j": t4(4)}, partitions={"j": ("fast", "slow")})
