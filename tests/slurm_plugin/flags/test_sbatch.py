@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import re
+import shutil
 
 import pytest
 
@@ -329,6 +331,24 @@ def test_without_the_sites_list_adaptive_jobs_are_refused_and_others_run(flags: 
             assert flags.submit("--hold").admin_comment == ""
         finally:
             listing.write_text(text)
+
+
+@pytest.mark.parametrize(
+    "argv", [(*ADAPTIVE, "--gpu-types=t4"), ("--help",), ("--hold",), ("--adaptive", "--max-gpus=zero")], ids=" ".join
+)
+def test_valgrind_finds_nothing_of_ours(flags: FlagSite, argv: tuple[str, ...]) -> None:
+    """sbatch itself loses some memory, also the copies that it makes of the variables we set."""
+    if shutil.which("valgrind") is None:
+        pytest.skip("valgrind is not installed")
+    tool = ("valgrind", "--leak-check=full", "--show-leak-kinds=all", "--keep-debuginfo=yes", "--track-origins=yes")
+    wrap = ("--output=/dev/null", "--wrap=true")
+    done = flags.run(*tool, "sbatch", *wrap, *argv, timeout_s=120, PENSTOCK_RUNTIME="10", PENSTOCK_BURST="bad")
+    assert "ERROR SUMMARY" in done.stderr
+    records = re.split(r"==\d+== \n", done.stderr)
+    ours = [record for record in records if re.search(r"penstock\.(so|c)|flags\.c", record)]
+    assert [record for record in ours if "spank_job_control_setenv" not in record] == []  # what sbatch keeps of ours
+    assert "Invalid read" not in done.stderr
+    assert "Invalid write" not in done.stderr
 
 
 def test_fuzzed_flags_through_sbatch(flags: FlagSite) -> None:
