@@ -40,7 +40,7 @@ def flag_site(tmp_path: Path, make_loopback: MakeLoopback, make_site: Callable[.
     return site
 
 
-def test_a_job_with_flags_is_placed_grows_and_completes(flag_site: Site) -> None:
+def test_a_job_with_flags_is_placed_within_its_wish_and_completes(flag_site: Site) -> None:
     trainer = [
         f"exec {shlex.quote(sys.executable)} -m penstock_executor.emulated --rates {shlex.quote(json.dumps(RATES))}",
         f"--work 60 --time-scale 1 --checkpoint-dir {shlex.quote(str(flag_site.folder))}/checkpoints/$SLURM_JOB_ID",
@@ -50,7 +50,8 @@ def test_a_job_with_flags_is_placed_grows_and_completes(flag_site: Site) -> None
     job = flag_site.sbatch(*flags, f"--wrap={' '.join(trainer)}")
     flag_site.wait_states("COMPLETED", job)
     starts = flag_site.starts(job)
-    assert starts[0][:2] == ("a100", 4)
+    assert starts
+    assert {(gpu_type, gpus) for gpu_type, gpus, _ in starts} <= {("a100", 2), ("a100", 4)}
 
 
 def test_what_the_daemon_says_stands_beside_the_wish(flag_site: Site) -> None:

@@ -2,6 +2,7 @@
  * ill-meaning user can do without our plugin. forge WORKDIR 'A=1 B=2' [ADMIN_COMMENT] */
 #include <slurm/slurm.h>
 #include <slurm/slurm_errno.h>
+#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -35,7 +36,7 @@ int main(int count, char **arguments)
 		job.admin_comment = arguments[3];
 	if (slurm_submit_batch_job(&job, &answer)) {
 		fprintf(stderr, "%s%s\n", answer && answer->job_submit_user_msg ? answer->job_submit_user_msg : "",
-			slurm_strerror(slurm_get_errno()));
+			slurm_strerror(errno));
 		return 1;
 	}
 	if (answer->job_submit_user_msg)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -190,6 +191,19 @@ def test_lines_of_a_script_count_as_flags(flags: FlagSite) -> None:
     script = flags.folder / "train.sbatch"
     script.write_text("#!/bin/sh\n#SBATCH --adaptive\n#SBATCH --max-gpus=8\n#SBATCH --gpu-types=rtx,a100\ntrue\n")
     assert flags.wish(str(script)) == JobWish(max_gpus=8, gpu_types=("rtx", "a100"))
+
+
+def test_the_examples_of_the_pages_are_accepted(flags: FlagSite) -> None:
+    docs = Path(__file__).parents[3] / "docs"
+    (script,) = re.findall(r"```\n(#!/bin/bash\n#SBATCH --adaptive.*?)```", (docs / "jobs.md").read_text(), re.DOTALL)
+    path = flags.folder / "adaptive.sbatch"
+    path.write_text(script)
+    wish = JobWish(max_gpus=8, gpu_types=("a100", "rtx"), model_family="resnet50-imagenet")
+    assert flags.wish(str(path)) == wish
+    lines = re.findall(r"^sbatch (--adaptive\S* .*?) \w+\.sh", (docs / "flags.md").read_text(), re.MULTILINE)
+    assert len(lines) == 4
+    for line in lines:
+        assert flags.submit(*line.replace("=64", "=16").split()).admin_comment
 
 
 def test_the_environment_has_defaults_for_adaptive_jobs_only(flags: FlagSite) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from penstock_scheduler.model import JobWish, parse_wish
-from penstock_slurm.gateway import SlurmJob
+from penstock_slurm.gateway import JobPlacement, SlurmJob
 from penstock_slurm.loopback import wait_for
 from tests.slurm_plugin.flags.site import NOBODY, FlagSite
 
@@ -98,8 +98,8 @@ def test_its_own_user_can_name_it_comment_on_it_and_cancel_it(flags: FlagSite, j
 
 
 def test_the_admin_can_change_it(flags: FlagSite, job: SlurmJob) -> None:
-    change = ("Partition=t4", "NumNodes=2-2", "TresPerNode=gres:gpu:4", "ReqNodeList=t4-00,t4-01", "StartTime=now")
-    assert flags.run("scontrol", "update", f"JobId={job.id}", *change).returncode == 0
+    placement = JobPlacement(partition="t4", nodes=("t4-00", "t4-01"), gpus_per_node=4, tasks=2, cpus=2)
+    flags.gateway.place(job.id, placement)  # tries again, as Slurm 24.11 needs it
     assert flags.job(job.id).required_nodes == ("t4-00", "t4-01")
 
 
