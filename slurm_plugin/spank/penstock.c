@@ -47,10 +47,24 @@ static void keep(size_t index, const char *value)
 		slurm_error("penstock: out of memory");
 }
 
+enum { SHOWN_SIZE = 81 };
+
+/* What a user typed, safe and short enough for a message; a sign of several bytes is not cut in two. */
+static const char *shown(const char *value, char *text)
+{
+	size_t i;
+
+	for (i = 0; value && value[i] && i < SHOWN_SIZE - 1; i++)
+		text[i] = value[i] >= ' ' && value[i] <= '~' ? value[i] : '?';
+	text[i] = '\0';
+	return text;
+}
+
 /* Slurm's callback for the flag at index `val`. */
 static int take_flag(int val, const char *value, int remote)
 {
 	const struct flag *flag = &penstock_flags[val];
+	char text[SHOWN_SIZE];
 
 	if (remote)
 		return ESPANK_SUCCESS;
@@ -62,7 +76,7 @@ static int take_flag(int val, const char *value, int remote)
 	if (!value || (flag->has_arg == 2 && !strcmp(value, "(null)"))) /* so Slurm 22.05 writes a missing one at times */
 		value = flag->absent;
 	if (!value || !flag->valid(value)) {
-		slurm_error("penstock: --%s=%.80s: give %s, such as --%s=%s", flag->name, value ? value : "", flag->form,
+		slurm_error("penstock: --%s=%s: give %s, such as --%s=%s", flag->name, shown(value, text), flag->form,
 			    flag->name, flag->example);
 		return ESPANK_BAD_ARG;
 	}
@@ -75,11 +89,12 @@ static int take_flag(int val, const char *value, int remote)
 static void take_default(size_t index, const char *where, const char *value)
 {
 	const struct flag *flag = &penstock_flags[index];
+	char text[SHOWN_SIZE];
 
 	if (values[index])
 		return;
 	if (!flag->valid(value))
-		slurm_error("penstock: %s: --%s=%.80s: give %s, such as %s", where, flag->name, value, flag->form,
+		slurm_error("penstock: %s: --%s=%s: give %s, such as %s", where, flag->name, shown(value, text), flag->form,
 			    flag->example);
 	keep(index, value);
 }

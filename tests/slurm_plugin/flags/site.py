@@ -64,6 +64,7 @@ class FlagSite:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
+            errors="replace",  # Slurm prints what was typed, whatever it is
             timeout=timeout_s,
             check=False,
         )

@@ -107,6 +107,7 @@ def test_each_flag_becomes_its_field(flags: FlagSite, argv: tuple[str, ...], fie
         ),
         ("--trial-group=a/b", "--trial-group=a/b: give a name"),
         ("--runtime=1-24", "--runtime=1-24: give a time as --time has it"),
+        ("--trial-group=\x1b[2Jé", "penstock: --trial-group=?[2J??: give a name"),
         ("--estimator=guess", "give training, throughput, latency or table, such as --estimator=throughput"),
     ],
 )
