@@ -19,7 +19,7 @@ quietly() {
 }
 
 # set_up EXTRAS [slurm|accounting]: leaves the project with these extras of pyproject.toml in .venv, and on the machine
-# Slurm and MUNGE, for accounting also slurmdbd and MariaDB. Where those cannot be had it says so and sets no_slurm=1;
+# Slurm and MUNGE, for accounting also slurmdbd, MariaDB, and what builds and runs the plugins for Slurm. Where those cannot be had it says so and sets no_slurm=1;
 # without a virtual environment there is no going on.
 set_up() {
   find_python
@@ -56,12 +56,22 @@ find_missing_slurm() { # fills set_up's missing_slurm
   for pair in ${needed[@]+"${needed[@]}"}; do
     command -v "${pair%=*}" >/dev/null || missing_slurm+=("${pair#*=}")
   done
-  [ "${#missing_slurm[@]}" != 0 ] && command -v scontrol >/dev/null || return 0
-  if ! dpkg -S "$(readlink -f "$(command -v scontrol)")" >/dev/null 2>&1; then
+  if command -v scontrol >/dev/null && ! dpkg -S "$(readlink -f "$(command -v scontrol)")" >/dev/null 2>&1; then
+    [ "${#missing_slurm[@]}" != 0 ] || return 0
     say "this machine has a Slurm of its own ($(command -v scontrol)) without: ${missing_slurm[*]}"
     say "Debian's Slurm is not put beside it"
     no_slurm=1
+    return 0
   fi
+  # The tests build the SPANK plugin, and run job_submit.lua in the oldest and the newest Lua that Slurm takes.
+  case $1 in
+    accounting)
+      for pair in gcc=gcc make=make lua5.1=lua5.1 lua5.4=lua5.4; do
+        command -v "${pair%=*}" >/dev/null || missing_slurm+=("${pair#*=}")
+      done
+      [ -e /usr/include/stdio.h ] || missing_slurm+=(libc6-dev)
+      [ -e /usr/include/slurm/spank.h ] || missing_slurm+=(libslurm-dev) ;;
+  esac
 }
 
 # Runs as root, with the packages as arguments. What the packages bring is for us to start, on ports of our own: their

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock_scheduler.model import parse_wish
+from penstock_scheduler.model import JobWish, parse_wish
 from penstock_scheduler.policies import make_policy
 from penstock_scheduler.settings import DaemonSettings, parse_settings
 from penstock_scheduler.simulator.workloads import read_workload
@@ -20,6 +20,7 @@ from penstock_scheduler.simulator.workloads.sacct import COLUMNS as SACCT
 from penstock_slurm.loopback import ProgramsMissing, machine
 from penstock_slurm.settings import SlurmSettings
 from tests.scheduler.builders import job, snapshot
+from tests.slurm_plugin.flags import values
 
 ROOT = Path(__file__).parent.parent
 
@@ -72,6 +73,16 @@ def test_trying_it_first_as_on_the_admins_page_runs_a_job(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "settings: ok" in done.stdout
     assert re.search(r"^1 +wrap .* running +8 a100", done.stdout, re.MULTILINE), done.stdout
+
+
+def test_the_page_of_flags_has_every_flag_and_its_field():
+    page = (ROOT / "docs/flags.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `--([a-z-]+)[^|]*\|.*\| (`[a-z_`, ]+`) \|$", page, re.MULTILINE)
+    assert {flag for flag, _ in rows} == set(values.FORMS)
+    fields = {field for _, cell in rows for field in re.findall(r"[a-z_]+", cell)}
+    assert fields == set(JobWish.model_fields) - {"goodput_table", "restart_cost_s"}
+    jobs = (ROOT / "docs/jobs.md").read_text(encoding="utf-8")
+    assert [name for name in JobWish.model_fields if f"`{name}`" not in jobs] == []
 
 
 def test_the_policy_of_contributing_works():

@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from penstock_profiles.wire import Control, Report, Request
 from penstock_scheduler.errors import BadWish, ClusterAway, RoundFailed
@@ -35,6 +36,7 @@ from penstock_scheduler.model import (
     Share,
     parse_wish,
 )
+from penstock_scheduler.model.wish import WISH_KEY
 from penstock_scheduler.ports import Clock, WishCheck
 from penstock_scheduler.spool import Spool
 from penstock_slurm.gateway import (
@@ -152,12 +154,18 @@ class SlurmCluster:
 
     def _wish(self, job: SlurmJob) -> JobWish | None:
         """The wish, from admin_comment (which only the site can write) or else from the comment. Raises BadWish."""
-        return (None if _our_word(job) else parse_wish(job.admin_comment)) or parse_wish(job.comment)
+        ours = _ours(job)
+        told = ours is not None and WISH_KEY not in ours  # what we told the user can quote a wish, and is none
+        return (None if told else parse_wish(job.admin_comment)) or parse_wish(job.comment)
 
     def _say(self, job: SlurmJob, text: str) -> None:
-        """Leave word for the job's user, once, unless the site itself uses the field."""
-        word = json.dumps({SAYS: text})
-        if job.admin_comment == word or (job.admin_comment and not _our_word(job)):
+        """Leave word for the job's user, once, beside the wish of sbatch's flags, unless the site itself uses the field."""
+        ours = _ours(job)
+        if job.admin_comment and ours is None:
+            return
+        wish = {WISH_KEY: ours[WISH_KEY]} if ours and WISH_KEY in ours else {}
+        word = json.dumps(wish | {SAYS: text})
+        if job.admin_comment == word:
             return
         log.warning("job refused", extra={"job": job.id, "user": job.user, "text": text})
         try:
@@ -379,9 +387,13 @@ def _manageable(job: SlurmJob) -> None:
         raise BadWish("Slurm may not requeue it, so it cannot be moved; submit it with --requeue")
 
 
-def _our_word(job: SlurmJob) -> bool:
-    """Whether the admin_comment is what we told the user: it can quote a wish, and is none."""
-    return f'"{SAYS}"' in job.admin_comment
+def _ours(job: SlurmJob) -> dict[str, Any] | None:
+    """What we, or job_submit.lua, wrote into the admin_comment; None if nothing, or if the site itself uses it."""
+    try:
+        document = json.loads(job.admin_comment)
+    except ValueError:
+        return None
+    return document if isinstance(document, dict) and document.keys() & {WISH_KEY, SAYS} else None
 
 
 def _submitted_s(job: SlurmJob, control: Control | None) -> float:

@@ -32,6 +32,11 @@ class SlurmSettings(BaseModel):
     start_patience_s: PositiveFloat = Field(
         default=60.0, description="How long Slurm may take to start a job where it was sent before that is given up."
     )
+    plain_after_s: PositiveFloat | None = Field(
+        default=None,
+        description="Seconds after which Slurm starts a job with adaptive flags by itself, as a plain job with its fewest "
+        "GPUs, if penstockd has not taken it up by then; absent: such jobs wait for penstockd.",
+    )
     credential_pause_s: NonNegativeFloat = Field(
         default=1.2,
         description="Pause between a job's stop and its next start. With less than 1.1 s Slurm 22.05 was seen to kill "

@@ -37,6 +37,13 @@ def test_comments_that_do_not_mean_us_have_no_wish(text):
         (comment(batch_size=64, max_batch_size=32), ["max_batch_size=32 is less than batch_size=64"]),
         (comment(goodput_table={"t4": {"1": 5}}, model_family="ncf"), ["not both"]),
         (comment(gpu_types=[]), ["gpu_types"]),
+        (comment(gpu_types=["a100"], excluded_gpu_types=["t4"]), ["not both"]),
+        (comment(scale_unit=4, min_gpus=5, max_gpus=7), ["is a multiple of scale_unit=4", "make max_gpus a multiple"]),
+        (comment(scale_unit={"t4": 4}, gpu_types=["t4"], max_gpus=3), ["is a multiple of scale_unit={'t4': 4}"]),
+        (comment(scale_unit=0, max_gpus=3), ["scale_unit", "greater than 0"]),
+        (comment(burst="never", burst_budget_usd=5), ["burst_budget_usd is for jobs that may burst"]),
+        (comment(estimator="latency", goodput_table={"t4": {"1": 5}}), ["leave one of them out"]),
+        (comment(gpu_class="best"), ["gpu_class='best'", "opportunistic"]),
         (json.dumps({"penstock": 4}), ["4"]),
     ],
 )
@@ -45,6 +52,24 @@ def test_a_bad_wish_says_what_and_the_remedy(text, words):
         parse_wish(text)
     for word in words:
         assert word in str(error.value)
+
+
+def test_what_a_wish_allows():
+    some = JobWish(min_gpus=2, max_gpus=16, gpu_types=("a100", "rtx"), scale_unit={"rtx": 8})
+    assert some.allows("a100", 2)
+    assert some.allows("rtx", 8)
+    assert not some.allows("rtx", 4)
+    assert not some.allows("t4", 8)
+    assert not some.allows("a100", 1)
+    others = JobWish(max_gpus=16, excluded_gpu_types=("t4",), scale_unit=4)
+    assert others.allows("a100", 12)
+    assert not others.allows("a100", 2)
+    assert not others.allows("t4", 4)
+
+
+def test_a_unit_of_some_types_leaves_the_others_free():
+    """No multiple of 8 up to 4, but a type that is not named has unit 1."""
+    assert JobWish(max_gpus=4, scale_unit={"t4": 8}).allows("a100", 4)
 
 
 @given(

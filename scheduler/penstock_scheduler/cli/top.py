@@ -106,9 +106,9 @@ def _jobs(record: RoundRecord, width: int) -> Table:
 
 
 def asks_for(wish: JobWish) -> str:
-    """A wish in a few words, such as `1-16 t4|a100` or, if it is not adaptive, `rigid 4`."""
+    """A wish in a few words, such as `1-16 t4|a100`, `2 ^t4` or, if it is not adaptive, `rigid 4`."""
     count = str(wish.max_gpus) if wish.min_gpus == wish.max_gpus else f"{wish.min_gpus}-{wish.max_gpus}"
-    words = count + (f" {'|'.join(wish.gpu_types)}" if wish.gpu_types else "")
+    words = f"{count} {'|'.join(wish.gpu_types or [f'^{name}' for name in wish.excluded_gpu_types or ()])}".rstrip()
     return words if wish.adaptivity is Adaptivity.ADAPTIVE else f"{wish.adaptivity.value} {words}"
 
 

@@ -5,15 +5,18 @@ from penstock_scheduler.model.cluster import Configuration, Node, Placement, Sha
 from penstock_scheduler.model.job import GpuLimit, Job, JobId, Phase, Refusal
 from penstock_scheduler.model.plan import Assignment, Batch, Plan, Reason, ReasonCode, SolveReport, SolveStatus
 from penstock_scheduler.model.snapshot import ClusterState, Snapshot
-from penstock_scheduler.model.wish import Adaptivity, JobWish, parse_wish, validate_wish
+from penstock_scheduler.model.wish import Adaptivity, Burst, EstimatorKind, GpuClass, JobWish, parse_wish, validate_wish
 
 __all__ = [
     "Action",
     "Adaptivity",
     "Assignment",
     "Batch",
+    "Burst",
     "ClusterState",
     "Configuration",
+    "EstimatorKind",
+    "GpuClass",
     "GpuLimit",
     "Hold",
     "Job",

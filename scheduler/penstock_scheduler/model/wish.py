@@ -1,7 +1,8 @@
 """The job wish: what a user may ask for, whichever way it reaches us (sbatch flags, comment, API, Airflow).
 
 Later features only add fields. On Slurm a wish travels as JSON in the job's comment or admin_comment, under the key
-`penstock`, so that it can share the field with a site's own keys::
+`penstock`, so that it can share the field with a site's own keys. `job_submit.lua` writes it into admin_comment from
+sbatch's flags; without the flags a user writes it into the comment::
 
     sbatch --hold --gres=gpu:1 --comment='{"penstock": {"max_gpus": 8, "gpu_types": ["a100", "t4"]}}' train.sh
 """
@@ -37,6 +38,36 @@ class Adaptivity(StrEnum):
     """Nothing, once the job has started."""
 
 
+class GpuClass(StrEnum):
+    """Whose needs come first where jobs share GPUs (AntMan)."""
+
+    GUARANTEED = "guaranteed"
+    """It keeps the speed that it would have alone."""
+    OPPORTUNISTIC = "opportunistic"
+    """It takes what guaranteed jobs leave."""
+
+
+class Burst(StrEnum):
+    """Whether a job may run in the cloud."""
+
+    NEVER = "never"
+    ALLOWED = "allowed"
+    ONLY = "only"
+
+
+class EstimatorKind(StrEnum):
+    """Which kind of model describes a job's speed."""
+
+    TRAINING = "training"
+    """Progress of training: throughput times statistical efficiency."""
+    THROUGHPUT = "throughput"
+    """Samples per second, as in batch inference."""
+    LATENCY = "latency"
+    """Requests answered within a latency bound."""
+    TABLE = "table"
+    """Measured rates."""
+
+
 class JobWish(BaseModel):
     """What a job asks for. Fields that are absent are the scheduler's to choose."""
 
@@ -46,7 +77,17 @@ class JobWish(BaseModel):
     min_gpus: PositiveInt = Field(default=1, description="Fewest GPUs that the job can use.")
     max_gpus: PositiveInt = Field(default=1, description="Most GPUs that the job can use.")
     gpu_types: tuple[str, ...] | None = Field(
-        default=None, min_length=1, description="GPU types that the job can use, as in GRES; absent: any."
+        default=None,
+        min_length=1,
+        description="GPU types that the job can use, as in GRES, the preferred ones first; absent: any.",
+    )
+    excluded_gpu_types: tuple[str, ...] | None = Field(
+        default=None, min_length=1, description="GPU types that the job must not get; instead of gpu_types."
+    )
+    scale_unit: PositiveInt | dict[str, PositiveInt] = Field(
+        default=1,
+        description="GPUs of one replica of the model, for all types or by type, such as {'a100': 2, 'rtx': 8}: the job's "
+        "GPU count is a multiple of it. A type that is not named has 1.",
     )
     batch_size: PositiveInt | None = Field(
         default=None, description="Total batch size that the script was written for; absent: the model family's."
@@ -67,6 +108,38 @@ class JobWish(BaseModel):
         description="Seconds of training that one restart costs; absent: the model family's, or the site's default.",
     )
     preemptible: bool = Field(default=True, description="Whether a running job may be stopped, moved or resized.")
+    gpu_class: GpuClass | None = Field(
+        default=None,
+        description="Whose needs come first where jobs share GPUs; absent: the site's. No policy uses it yet.",
+    )
+    grow_shrink: bool = Field(
+        default=False,
+        description="Whether the job can take more GPUs of its node for a while and give them back at once. No policy "
+        "uses it yet.",
+    )
+    burst: Burst | None = Field(
+        default=None, description="Whether the job may run in the cloud; absent: the site's. No policy uses it yet."
+    )
+    burst_budget_usd: PositiveFloat | None = Field(
+        default=None, description="Most dollars that the job may cost in the cloud. No policy uses it yet."
+    )
+    data_size_bytes: PositiveInt | None = Field(
+        default=None, description="Size of the input, which has to get to where the job runs. No policy uses it yet."
+    )
+    checkpoint_every_s: PositiveFloat | None = Field(
+        default=None, description="Seconds between two checkpoints that the job makes by itself. No policy uses it yet."
+    )
+    trial_group: str | None = Field(
+        default=None, min_length=1, description="Name that the trials of one search share. No policy uses it yet."
+    )
+    runtime_s: PositiveFloat | None = Field(
+        default=None, description="The user's estimate of the job's running time. No policy uses it yet."
+    )
+    estimator: EstimatorKind | None = Field(
+        default=None,
+        description="Which kind of model describes the job's speed. Not used yet: a goodput_table is a table, everything "
+        "else is taken for training.",
+    )
 
     @model_validator(mode="after")
     def _check(self) -> JobWish:
@@ -83,7 +156,35 @@ class JobWish(BaseModel):
             raise ValueError(f"max_batch_size={self.max_batch_size} is less than batch_size={self.batch_size}")
         if self.goodput_table and self.model_family:
             raise ValueError("give goodput_table or model_family, not both: they may contradict each other")
+        if self.goodput_table and self.estimator not in (None, EstimatorKind.TABLE):
+            raise ValueError(f"a goodput_table is no estimator {self.estimator!r}: leave one of them out")
+        if self.gpu_types and self.excluded_gpu_types:
+            raise ValueError("give gpu_types or excluded_gpu_types, not both: a type that is not named is excluded")
+        if self.burst is Burst.NEVER and self.burst_budget_usd is not None:
+            raise ValueError("burst_budget_usd is for jobs that may burst; leave it out, or set burst to 'allowed'")
+        if self.gpu_types or isinstance(self.scale_unit, int):
+            units = {self.unit(gpu_type) for gpu_type in self.gpu_types or ("any",)}
+            if all(self.max_gpus // unit * unit < self.min_gpus for unit in units):
+                raise ValueError(
+                    f"no count from min_gpus={self.min_gpus} to max_gpus={self.max_gpus} is a multiple of "
+                    f"scale_unit={self.scale_unit}; make max_gpus a multiple of it"
+                )
         return self
+
+    def unit(self, gpu_type: str) -> int:
+        """GPUs of one replica of the model on `gpu_type`."""
+        return self.scale_unit if isinstance(self.scale_unit, int) else self.scale_unit.get(gpu_type, 1)
+
+    def allows_type(self, gpu_type: str) -> bool:
+        """Whether the job can use GPUs of `gpu_type`."""
+        if self.excluded_gpu_types is not None and gpu_type in self.excluded_gpu_types:
+            return False
+        return self.gpu_types is None or gpu_type in self.gpu_types
+
+    def allows(self, gpu_type: str, gpus: int) -> bool:
+        """Whether the job can use `gpus` GPUs of `gpu_type`."""
+        within = self.min_gpus <= gpus <= self.max_gpus
+        return self.allows_type(gpu_type) and within and gpus % self.unit(gpu_type) == 0
 
     @property
     def fixed_batch(self) -> bool:

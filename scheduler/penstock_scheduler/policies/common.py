@@ -61,10 +61,7 @@ def is_regular(configuration: Configuration, sizes: Iterable[int]) -> bool:
 
 def allowed(job: Job, configuration: Configuration) -> bool:
     """Whether the job's own wish lets it have this configuration."""
-    wish = job.wish
-    if wish.gpu_types is not None and configuration.gpu_type not in wish.gpu_types:
-        return False
-    return wish.min_gpus <= configuration.gpus <= wish.max_gpus
+    return job.wish.allows(configuration.gpu_type, configuration.gpus)
 
 
 def pinned(snapshot: Snapshot) -> dict[JobId, Placement]:
@@ -127,11 +124,12 @@ def never_fits(job: Job, options: Iterable[Configuration], nodes: Iterable[Node]
     wish = job.wish
     types = sorted({node.gpu_type for node in nodes})
     needs = smallest_need(job)
-    if wish.gpu_types is not None and not set(wish.gpu_types) & set(types):
-        wanted = ", ".join(wish.gpu_types)
-        text = f"no node here has {wanted}; the types are {', '.join(types) or 'none'}: change gpu_types"
+    if types and not any(map(wish.allows_type, types)):
+        wanted = f"has {', '.join(wish.gpu_types)}" if wish.gpu_types else "is of another type than those excluded"
+        text = f"no node here {wanted}; the types are {', '.join(types)}: change gpu_types or excluded_gpu_types"
         return Reason(ReasonCode.NEVER_FITS, text, needs)
-    sizes = sorted({option.gpus for option in options if wish.gpu_types is None or option.gpu_type in wish.gpu_types})
+    shapes = [option for option in options if wish.allows_type(option.gpu_type)]
+    sizes = sorted({option.gpus for option in shapes})
     if not sizes:
         return Reason(ReasonCode.NEVER_FITS, "no usable node has GPUs of its types now: all are down or drained", needs)
     if not any(wish.min_gpus <= size <= wish.max_gpus for size in sizes):
@@ -139,6 +137,9 @@ def never_fits(job: Job, options: Iterable[Configuration], nodes: Iterable[Node]
             f"needs {wish.min_gpus} to {wish.max_gpus} GPUs, but jobs can have "
             f"{', '.join(map(str, sizes))} here: change min_gpus or max_gpus"
         )
+        return Reason(ReasonCode.NEVER_FITS, text, needs)
+    if not any(wish.allows(option.gpu_type, option.gpus) for option in shapes):
+        text = f"no count that jobs can have here is a multiple of scale_unit={wish.scale_unit}: change it or max_gpus"
         return Reason(ReasonCode.NEVER_FITS, text, needs)
     return Reason(
         ReasonCode.NEVER_FITS, "its model gives no progress on any configuration: check its goodput_table", needs
@@ -148,7 +149,9 @@ def never_fits(job: Job, options: Iterable[Configuration], nodes: Iterable[Node]
 def smallest_need(job: Job) -> str:
     """The least that a job needs, in words."""
     wish = job.wish
-    types = " or ".join(wish.gpu_types) if wish.gpu_types else "any"
+    types = " or ".join(wish.gpu_types or ()) or "any"
+    if wish.excluded_gpu_types:
+        types = f"any but {', '.join(wish.excluded_gpu_types)}"
     return f"{wish.min_gpus} GPU{'s' if wish.min_gpus > 1 else ''} of type {types}"
 
 

@@ -259,9 +259,11 @@ class _Table:
     def _set_options(self, held: Mapping[JobId, Configuration], settings: SiaSettings) -> None:
         exact = {int(count) for count in np.unique(self.min_J[self.min_J == self.max_J])}
         self.unit_JT = np.ones((len(self.jobs), len(self.types)), dtype=np.int64)
-        for row, model in enumerate(self.models):
+        for row, (job, model) in enumerate(zip(self.jobs, self.models, strict=True)):
             if isinstance(model, PipelineEstimator):
                 self.unit_JT[row] = [model.models[t].gpus_per_replica if t in model.models else 1 for t in self.types]
+            if job.wish.scale_unit != 1:
+                self.unit_JT[row] = np.lcm(self.unit_JT[row], [job.wish.unit(name) for name in self.types])
         units = {int(unit) * 2**power for unit in np.unique(self.unit_JT) for power in range(8)}
         most = int(self.max_J.max(initial=1))
         if settings.max_job_gpus is not None:
@@ -325,8 +327,8 @@ class _Table:
         self.goodput_JC = goodput.evaluate(self.models, configurations)
         wanted_JT = np.ones((len(jobs), len(types)), dtype=np.bool_)
         for row, job in enumerate(jobs):
-            if job.wish.gpu_types is not None:
-                wanted_JT[row] = [name in job.wish.gpu_types for name in types]
+            if job.wish.gpu_types is not None or job.wish.excluded_gpu_types is not None:
+                wanted_JT[row] = [job.wish.allows_type(name) for name in types]
         unit_JC = self.unit_JT[:, self.type_C]
         units_JC = self.gpus_C // unit_JC
         power_JC = (units_JC & (units_JC - 1)) == 0
@@ -336,7 +338,7 @@ class _Table:
         )
         holds_JC = self.held_J[:, None] == np.arange(len(self.options))
         in_wish_JC = (self.gpus_C >= self.min_J[:, None]) & (self.gpus_C <= self.max_J[:, None])
-        in_wish_JC &= wanted_JT[:, self.type_C] & self.open_AC[self.access_J]
+        in_wish_JC &= wanted_JT[:, self.type_C] & self.open_AC[self.access_J] & (self.gpus_C % unit_JC == 0)
         bad_J = ~np.all(np.isfinite(self.goodput_JC) & (self.goodput_JC >= 0), axis=1)
         self.bad = {jobs[row].id for row in np.flatnonzero(bad_J)}
         sane_JC = np.where(bad_J[:, None], 0.0, self.goodput_JC)

@@ -44,7 +44,9 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
             wish["max_gpus"] = low
         wish |= {"adaptivity": adaptivity, "preemptible": draw(st.booleans())}
         if draw(st.booleans()):
-            wish["gpu_types"] = draw(st.lists(st.sampled_from([*TYPES, "h100"]), min_size=1, max_size=3, unique=True))
+            key = draw(st.sampled_from(["gpu_types", "excluded_gpu_types"]))
+            wish[key] = draw(st.lists(st.sampled_from([*TYPES, "h100"]), min_size=1, max_size=3, unique=True))
+        wish["scale_unit"] = draw(st.sampled_from([1, 1, low, {"t4": low, "h100": low}]))
         state: dict[str, object] = {
             "partitions": draw(st.sampled_from([("all",), ("fast",), ("fast", "all")])),
             "reservation": draw(st.sampled_from(["", "", "", "exam"])),
@@ -135,6 +137,8 @@ def test_every_plan_keeps_the_rules(name: str, state: Snapshot) -> None:
         if name == "sia" or placement != each.allocation:
             assert each.wish.min_gpus <= placement.gpus <= each.wish.max_gpus
             assert each.wish.gpu_types is None or placement.gpu_type in each.wish.gpu_types
+            assert placement.gpu_type not in (each.wish.excluded_gpu_types or ())
+            assert placement.gpus % each.wish.unit(placement.gpu_type) == 0
         assert assignment.goodput >= 0
         model = state.models[job_id]
         if name == "sia" and isinstance(model, PipelineEstimator):

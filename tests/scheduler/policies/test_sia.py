@@ -110,12 +110,20 @@ def test_gpus_of_unmanaged_jobs_are_not_given_out():
         ({"min_gpus": 64}, "needs 64 to 64 GPUs, but jobs can have 1, 2, 4, 8"),
         ({"min_gpus": 5, "max_gpus": 7}, "needs 5 to 7 GPUs"),
         ({"min_gpus": 6, "max_gpus": 6}, "needs 6 to 6 GPUs"),
+        ({"excluded_gpu_types": ["t4"]}, "no node here is of another type than those excluded; the types are t4"),
+        ({"scale_unit": 5}, "no count that jobs can have here is a multiple of scale_unit=5"),
     ],
 )
 def test_a_job_that_can_never_run_is_told_so(wish, words):
     plan = sia.decide(snapshot("t4:2x4", [job("j", **wish)]))
     assert plan.waiting["j"].code is ReasonCode.NEVER_FITS
     assert words in plan.waiting["j"].text
+
+
+def test_whole_replicas_and_no_excluded_type():
+    """Units of 3 on nodes of 4: 3 GPUs, the same on a100 though that is excluded."""
+    plan = sia.decide(snapshot("t4:2x4,a100:1x8", [job("j", scale_unit=3, max_gpus=8, excluded_gpu_types=["a100"])]))
+    assert plan.assignments["j"].placement == on("t4", t4_00=3)
 
 
 def test_a_job_that_waits_knows_what_it_needs():

@@ -1,0 +1,472 @@
+-- Makes jobs that were submitted with adaptive flags Penstock's, inside slurmctld.
+--
+-- The SPANK plugin hands on the flags in the job's SPANK environment. Anybody can write that environment with a program of
+-- their own, so every value is read anew here; what is not exactly of its form is refused. A good job gets its wish as JSON
+-- in admin_comment, which users cannot write, an untyped count of its fewest GPUs (Slurm 22.05 cannot change the type of a
+-- pending job's GPUs), and is kept back for the daemon. Jobs without the flags pass untouched.
+--
+-- slurmctld waits while this runs: one small file is read, and no loop is longer than a site's list of nodes or a flag's
+-- list. Nothing here talks to penstockd. While it is away jobs are accepted as ever and wait, or after `plain_after_s`
+-- Slurm starts them as plain jobs. Works with Lua 5.1 to 5.4.
+
+local penstock = {}
+
+local SITE = (debug.getinfo(1, "S").source:match("^@(.*/)") or "./") .. "penstock_site.lua"
+local MOST_DIGITS, MOST_NAME, MOST_LIST = 9, 64, 1024 -- as in flags.c
+
+-- Readers: from a flag's text to its value, or nil if the text is not of the flag's form. flags.c takes the same.
+
+local function count(text)
+  if #text <= MOST_DIGITS and text:find("^[1-9][0-9]*$") then return tonumber(text) end
+end
+
+-- Only such names get into JSON, so that none of them needs quoting.
+local function name(text)
+  if #text <= MOST_NAME and text:find("^[A-Za-z0-9][A-Za-z0-9._+-]*$") then return text end
+end
+
+local function one_of(...)
+  local words = {}
+  for _, word in ipairs({...}) do words[word] = word end
+  return function(text) return words[text] end
+end
+
+local function items(text)
+  return #text <= MOST_LIST and (text .. ","):gmatch("([^,]*),") or function() end
+end
+
+local function types(text)
+  local excluded, found = text:sub(1, 1) == "^", {}
+  for item in items(text) do
+    if excluded then item = item:match("^%^(.*)$") end
+    if not item or not name(item) then return nil end
+    found[#found + 1] = item
+  end
+  return #found > 0 and {excluded = excluded, names = found} or nil
+end
+
+local function units(text)
+  if count(text) then return {all = count(text), names = {}, of = {}} end
+  local found, twice = {names = {}, of = {}}, nil
+  for item in items(text) do
+    local gpu_type, number = item:match("^([^=]*)=(.*)$")
+    if not gpu_type or not name(gpu_type) or not count(number) then return nil end
+    if found.of[gpu_type] then twice = "names " .. gpu_type .. " twice" end
+    found.names[#found.names + 1] = gpu_type
+    found.of[gpu_type] = count(number)
+  end
+  return #found.names > 0 and not twice and found or nil, twice
+end
+
+-- As JSON: cents as they were typed, never through a floating point number and a locale.
+local function dollars(text)
+  local whole, cents = text:match("^([0-9]+)%.?([0-9]*)$")
+  if not whole or #whole > MOST_DIGITS or #cents > 2 or (cents == "" and text:find("%.")) then return nil end
+  if not text:find("[1-9]") then return nil end
+  return string.format("%d", tonumber(whole)) .. (cents ~= "" and "." .. cents or "")
+end
+
+local function bytes(text)
+  local number, unit = text:match("^([1-9][0-9]*)([KMGT])$")
+  if not number or #number > 6 then return nil end
+  return string.format("%.0f", tonumber(number) * 1024 ^ ("KMGT"):find(unit))
+end
+
+-- Minutes, minutes:seconds, hours:minutes:seconds, days-hours[:minutes[:seconds]], as --time; in seconds.
+local function seconds(text)
+  local days, rest = text:match("^([0-9]+)%-(.*)$")
+  local parts = {}
+  for part in ((rest or text) .. ":"):gmatch("([^:]*):") do
+    local most = (not rest and #parts == 0) and 6 or 2
+    if not part:find("^[0-9]+$") or #part > most then return nil end
+    parts[#parts + 1] = tonumber(part)
+  end
+  if #parts > 3 or (days and #days > 6) then return nil end
+  for i, part in ipairs(parts) do
+    if (i > 1 and part > 59) or (i == 1 and days and part > 23) then return nil end
+  end
+  local total
+  if days then
+    total = tonumber(days) * 86400 + parts[1] * 3600 + (parts[2] or 0) * 60 + (parts[3] or 0)
+  elseif #parts == 3 then
+    total = parts[1] * 3600 + parts[2] * 60 + parts[3]
+  else
+    total = parts[1] * 60 + (parts[2] or 0)
+  end
+  return total > 0 and total or nil
+end
+
+-- Writers: a value as a field of the wish.
+
+local function quoted(text) return '"' .. text .. '"' end
+
+local function text_field(key) return function(value) return quoted(key) .. ":" .. quoted(value) end end
+
+local function number_field(key)
+  return function(value) return quoted(key) .. ":" .. (type(value) == "string" and value or string.format("%d", value)) end
+end
+
+local function switch_field(key, value)
+  return function(switch) return switch == "yes" and quoted(key) .. ":" .. value or nil end
+end
+
+local function types_field(value)
+  local names = {}
+  for i, each in ipairs(value.names) do names[i] = quoted(each) end
+  return quoted(value.excluded and "excluded_gpu_types" or "gpu_types") .. ":[" .. table.concat(names, ",") .. "]"
+end
+
+local function units_field(value)
+  if value.all then return number_field("scale_unit")(value.all) end
+  local fields = {}
+  for i, gpu_type in ipairs(value.names) do fields[i] = number_field(gpu_type)(value.of[gpu_type]) end
+  return '"scale_unit":{' .. table.concat(fields, ",") .. "}"
+end
+
+local function nothing() end
+
+local A_COUNT = "a whole number from 1 to 999999999"
+local A_NAME = "a name of letters, digits and ._+- of at most 64"
+local A_TIME = "a time as --time has it: minutes, hours:minutes:seconds or days-hours"
+
+-- In the order of flags.c: the flag, how it is read and written, and what it should look like.
+local FLAGS = {
+  {"adaptive", one_of("adaptive", "strong-scaling", "rigid"), text_field("adaptivity"), "adaptive, strong-scaling or rigid"},
+  {"min-gpus", count, nothing, A_COUNT},
+  {"max-gpus", count, nothing, A_COUNT},
+  {"gpu-types", types, types_field, "GPU types such as a100,t4, or ^t4 for all but t4"},
+  {"batch-size", count, number_field("batch_size"), A_COUNT},
+  {"max-batch-size", count, number_field("max_batch_size"), A_COUNT},
+  {"scale-unit", units, units_field, "a whole number, or one for each type such as a100=2,rtx=8"},
+  {"model-family", name, text_field("model_family"), A_NAME},
+  {"gpu-class", one_of("guaranteed", "opportunistic"), text_field("gpu_class"), "guaranteed or opportunistic"},
+  {"non-preemptible", one_of("yes", "no"), switch_field("preemptible", "false"), "yes or no"},
+  {"burst", one_of("never", "allowed", "only"), text_field("burst"), "never, allowed or only"},
+  {"burst-budget", dollars, number_field("burst_budget_usd"), "dollars, with cents if need be, such as 12.50"},
+  {"data-size", bytes, number_field("data_size_bytes"), "a whole number and K, M, G or T, such as 500G"},
+  {"checkpoint-every", seconds, number_field("checkpoint_every_s"), A_TIME},
+  {"grow-shrink", one_of("yes", "no"), switch_field("grow_shrink", "true"), "yes or no"},
+  {"trial-group", name, text_field("trial_group"), A_NAME},
+  {"runtime", seconds, number_field("runtime_s"), A_TIME},
+  {"estimator", one_of("training", "throughput", "latency", "table"), text_field("estimator"),
+   "training, throughput, latency or table"},
+}
+
+local VARIABLES = {} -- MIN_GPUS -> min-gpus
+for _, flag in ipairs(FLAGS) do VARIABLES[flag[1]:upper():gsub("-", "_")] = flag[1] end
+
+-- What a user typed, safe and short enough for a message.
+local function shown(text)
+  return (text:sub(1, 80):gsub("[%c\127-\255]", "?"))
+end
+
+local function set_of(list)
+  local set = {}
+  for _, each in ipairs(list) do set[each] = true end
+  return set
+end
+
+local function sorted(set)
+  local list = {}
+  for each in pairs(set) do list[#list + 1] = each end
+  table.sort(list)
+  return list
+end
+
+-- Raised for what the user can mend; anything else that is raised is our fault.
+local function refuse(...)
+  error({refusal = string.format(...)}, 0)
+end
+
+-- All flags of a job: name -> text; nil where it has none.
+local function flags_of(job)
+  local found
+  for _, entry in pairs(job.spank_job_env or {}) do
+    local variable, text = entry:match("^PENSTOCK_([A-Z_]+)=(.*)$")
+    if variable then
+      found = found or {}
+      found[VARIABLES[variable] or variable] = text
+    end
+  end
+  return found
+end
+
+local function site_types(site)
+  local all = {}
+  for _, partition in ipairs(site.partitions) do
+    for gpu_type in pairs(partition.types) do all[gpu_type] = true end
+  end
+  return all
+end
+
+local function check_types(flag, names, known)
+  for _, gpu_type in ipairs(names) do
+    if not known[gpu_type] then
+      refuse("--%s: there are no GPUs of type %s here; the types are %s", flag, gpu_type, table.concat(sorted(known), ", "))
+    end
+  end
+end
+
+-- Sets wish.low and wish.high, the bounds of the GPU count.
+local function check_counts(wish)
+  local low, high = wish["min-gpus"], wish["max-gpus"]
+  if wish.adaptive == "rigid" then
+    low, high = low or high, high or low
+    if not low then refuse("--adaptive=rigid needs the number of GPUs: --max-gpus=4") end
+    if low ~= high then
+      refuse("--adaptive=rigid has one number of GPUs, but --min-gpus=%d and --max-gpus=%d: give one of them, or "
+        .. "--adaptive=strong-scaling", low, high)
+    end
+  elseif not high then
+    refuse("--adaptive needs the most GPUs that the job can use: --max-gpus=8")
+  end
+  low = low or 1
+  if low > high then refuse("--min-gpus=%d is more than --max-gpus=%d: lower it, or raise --max-gpus", low, high) end
+  wish.low, wish.high = low, high
+end
+
+-- As JobWish has it: some type that the job can have has a multiple of its unit within the bounds.
+local function check_units(wish)
+  local unit, chosen = wish["scale-unit"], wish["gpu-types"]
+  if not unit or not (unit.all or (chosen and not chosen.excluded)) then return end
+  for _, gpu_type in ipairs(unit.all and {"any"} or chosen.names) do
+    local step = unit.all or unit.of[gpu_type] or 1
+    if math.floor(wish.high / step) * step >= wish.low then return end
+  end
+  refuse("no number of GPUs from %d to %d is a multiple of --scale-unit: make --max-gpus one", wish.low, wish.high)
+end
+
+-- The wish of `given`, flag -> text, at `site`: its values by flag, and as JSON. Raises a refusal.
+function penstock.wish(given, site)
+  local wish, fields = {}, {}
+  for flag in pairs(given) do
+    if not VARIABLES[flag:upper():gsub("-", "_")] then
+      refuse("flag %s is unknown to slurmctld: its penstock.lua is older than the plugin on this host", shown(flag))
+    end
+  end
+  if not given.adaptive then refuse("--%s needs --adaptive", sorted(given)[1]) end
+  for _, flag in ipairs(FLAGS) do
+    local flag_name, read, write, form = flag[1], flag[2], flag[3], flag[4]
+    if given[flag_name] then
+      local value, why = read(given[flag_name])
+      if value == nil then
+        refuse("--%s=%s: %s", flag_name, shown(given[flag_name]), why or "give " .. form)
+      end
+      wish[flag_name] = value
+      fields[#fields + 1] = write(value)
+    end
+  end
+  check_counts(wish)
+  fields[#fields + 1] = string.format('"min_gpus":%d,"max_gpus":%d', wish.low, wish.high)
+
+  local known = site_types(site)
+  local chosen, unit = wish["gpu-types"], wish["scale-unit"]
+  if chosen then check_types("gpu-types", chosen.names, known) end
+  if unit then check_types("scale-unit", unit.names, known) end
+  check_units(wish)
+  local family = wish["model-family"]
+  if family and not site.families[family] then
+    refuse("--model-family=%s is not in the catalogue; it has %s", family, table.concat(sorted(site.families), ", "))
+  end
+  local batch, most = wish["batch-size"], wish["max-batch-size"]
+  if batch and most and most < batch then refuse("--max-batch-size=%d is less than --batch-size=%d", most, batch) end
+  if wish.burst == "never" and wish["burst-budget"] then
+    refuse("--burst-budget is for jobs that may burst: leave it out, or give --burst=allowed")
+  end
+  return wish, '{"penstock":{' .. table.concat(fields, ",") .. "}}"
+end
+
+-- What of a request is Penstock's to choose, or cannot be kept for a job that moves.
+
+local function given_number(value)
+  return value ~= nil and value ~= slurm.NO_VAL and value ~= slurm.NO_VAL16 and value ~= slurm.NO_VAL8
+    and value ~= slurm.NO_VAL64
+end
+
+local GPUS = "use --min-gpus, --max-gpus and --gpu-types"
+local TASKS = "Penstock starts one task on each node: leave it out, and start the others in the script"
+local TEXTS = {
+  {"tres_per_node", "--gres and --gpus-per-node", GPUS},
+  {"tres_per_job", "--gpus", GPUS},
+  {"tres_per_socket", "--gpus-per-socket", GPUS},
+  {"req_nodes", "--nodelist", "Penstock chooses the nodes: " .. GPUS},
+  {"exc_nodes", "--exclude", "Penstock chooses the nodes: " .. GPUS},
+  {"features", "--constraint", "Penstock chooses the nodes: use --gpu-types"},
+  {"reservation", "--reservation", "such jobs are not managed yet: submit it without --adaptive"},
+  {"array_inx", "--array", "job arrays are not managed yet: submit one job for each element"},
+}
+local NUMBERS = {
+  {"min_nodes", "--nodes", "Penstock chooses the nodes: " .. GPUS},
+  {"ntasks_per_tres", "--ntasks-per-gpu", TASKS},
+  {"ntasks_per_socket", "--ntasks-per-socket", TASKS},
+  {"ntasks_per_core", "--ntasks-per-core", TASKS},
+  {"het_job_offset", "a heterogeneous job", "its parts cannot be moved: submit a job of its own"},
+}
+
+local function check_request(job)
+  for _, each in ipairs(TEXTS) do
+    if job[each[1]] ~= nil then refuse("%s and --adaptive contradict each other; %s", each[2], each[3]) end
+  end
+  for _, each in ipairs(NUMBERS) do
+    if given_number(job[each[1]]) then refuse("%s and --adaptive contradict each other; %s", each[2], each[3]) end
+  end
+  if (job.tres_per_task or ""):find("gres") then refuse("--gpus-per-task and --adaptive contradict each other; %s", GPUS) end
+  local per_node = given_number(job.ntasks_per_node) and job.ntasks_per_node
+  if per_node and per_node ~= 1 then refuse("--ntasks-per-node and --adaptive contradict each other; %s", TASKS) end
+  -- sbatch multiplies --ntasks-per-node with the nodes; 1 on each is what Penstock does.
+  if given_number(job.num_tasks) and not per_node then refuse("--ntasks and --adaptive contradict each other; %s", TASKS) end
+  if job.requeue == 0 then refuse("--no-requeue and --adaptive contradict each other: Penstock moves jobs by requeueing them") end
+  if job.priority == 0 then refuse("--hold and --adaptive contradict each other: Penstock holds and releases the job itself") end
+  if job.begin_time ~= 0 then refuse("--begin and --adaptive contradict each other: such jobs are not managed yet") end
+  if job.shared == 0 then refuse("--exclusive and --adaptive contradict each other; %s", GPUS) end
+  if (job.comment or ""):find("penstock['\"]?%s*[:=]") then
+    refuse("--comment has a wish, but with --adaptive the flags are the job's wish: take it out of the comment")
+  end
+end
+
+-- The smallest number of nodes, and GPUs on each, that `partition` has for the job; nil if there is none. And the nodes of
+-- types that it must not get.
+local function shape_in(partition, wish)
+  local chosen, unit = wish["gpu-types"], wish["scale-unit"]
+  local named = chosen and set_of(chosen.names)
+  local order, others = sorted(partition.types), {}
+  if chosen and not chosen.excluded then order = chosen.names end
+  for gpu_type, sizes in pairs(partition.types) do
+    if named and (named[gpu_type] or false) == chosen.excluded then
+      for node in pairs(sizes) do others[#others + 1] = node end
+    end
+  end
+  table.sort(others)
+  for _, gpu_type in ipairs(order) do
+    local sizes = partition.types[gpu_type]
+    local step = unit and (unit.all or unit.of[gpu_type]) or 1
+    local gpus = math.ceil(wish.low / step) * step
+    if sizes and not (named and chosen.excluded and named[gpu_type]) then
+      local have = {}
+      for _, size in pairs(sizes) do have[#have + 1] = size end
+      table.sort(have, function(a, b) return a > b end)
+      for nodes = 1, math.min(#have, gpus) do
+        local each = math.ceil(gpus / nodes)
+        if have[nodes] >= each and nodes * each <= wish.high and nodes * each % step == 0 then
+          return nodes, each, others
+        end
+      end
+    end
+  end
+end
+
+local function describe(site)
+  local lines = {}
+  for _, partition in ipairs(site.partitions) do
+    for _, gpu_type in ipairs(sorted(partition.types)) do
+      local nodes, most = 0, 0
+      for _, size in pairs(partition.types[gpu_type]) do nodes, most = nodes + 1, math.max(most, size) end
+      lines[#lines + 1] = string.format("%s: %d nodes with up to %d %s", partition.name, nodes, most, gpu_type)
+    end
+  end
+  return table.concat(lines, "; ")
+end
+
+-- The partitions to look at: those that the user names, or the site's that the user may use.
+local function partitions_for(job, visible, site)
+  local managed, names, found = {}, {}, {}
+  for _, partition in ipairs(site.partitions) do
+    managed[partition.name] = partition
+    names[#names + 1] = partition.name
+    if not job.partition and visible[partition.name] then found[#found + 1] = partition end
+  end
+  for each in (job.partition or ""):gmatch("[^,]+") do
+    if not managed[each] then
+      refuse("Penstock does not manage partition %s; it manages %s", shown(each), table.concat(names, ", "))
+    end
+    found[#found + 1] = managed[each]
+  end
+  if #found == 0 then refuse("you may not use a partition that Penstock manages: %s", table.concat(names, ", ")) end
+  return found
+end
+
+local function adapt(job, visible, given)
+  local read, site = pcall(dofile, SITE)
+  if not read or type(site) ~= "table" then
+    error("no list of the site's partitions (" .. tostring(site) .. "): run `penstock slurm sync`", 0)
+  end
+  local wish, json = penstock.wish(given, site)
+  check_request(job)
+  if not job.script and wish["non-preemptible"] ~= "yes" then
+    refuse("salloc and srun cannot stop a job and start it again: add --non-preemptible, or use sbatch")
+  end
+  for _, partition in ipairs(partitions_for(job, visible, site)) do
+    local nodes, gpus, others = shape_in(partition, wish)
+    if nodes then
+      job.partition = job.partition or partition.name
+      job.min_nodes, job.max_nodes = nodes, nodes
+      job.gres = string.format("gpu:%d", gpus)
+      job.requeue = 1
+      job.admin_comment = json
+      if site.plain_after_s then
+        job.begin_time = os.time() + site.plain_after_s
+        if #others > 0 then job.exc_nodes = table.concat(others, ",") end
+      else
+        job.priority = 0
+      end
+      return
+    end
+  end
+  refuse("no partition has %d to %d GPUs as the flags ask for them; there are %s", wish.low, wish.high, describe(site))
+end
+
+-- For slurm_job_submit.
+function penstock.job_submit(job, visible, uid)
+  local given = flags_of(job)
+  if not given then return slurm.SUCCESS end
+  local fine, problem = pcall(adapt, job, visible, given)
+  if fine then return slurm.SUCCESS end
+  if type(problem) == "table" and problem.refusal then
+    slurm.log_user("%s", "penstock: " .. problem.refusal)
+  else
+    slurm.log_error("%s", "penstock: user " .. tostring(uid) .. "'s adaptive job was refused: " .. tostring(problem))
+    slurm.log_user("%s", "penstock: adaptive jobs cannot be submitted now, and your site's admin has to mend it: "
+      .. tostring(problem))
+  end
+  return slurm.ERROR
+end
+
+-- For slurm_job_modify: of an adaptive job, what the daemon changes is not for the user to change. `scontrol` shows its
+-- user only "Access/permission denied": Slurm passes no words on from here.
+
+local GUARDED_TEXTS = {
+  "admin_comment", "batch_features", "cpus_per_tres", "exc_nodes", "features", "mem_per_tres", "partition", "prefer",
+  "req_nodes", "reservation", "tres_per_job", "tres_per_node", "tres_per_socket", "tres_per_task",
+}
+-- nice is among them because a new one takes a hold away where PriorityType is priority/basic: seen on 22.05.8.
+local GUARDED_NUMBERS = {
+  "contiguous", "cores_per_socket", "cpus_per_task", "max_cpus", "max_nodes", "min_cpus", "min_mem_per_cpu",
+  "min_mem_per_node", "min_nodes", "nice", "ntasks_per_node", "ntasks_per_socket", "ntasks_per_tres", "num_tasks",
+  "pn_min_cpus", "pn_min_tmp_disk", "priority", "req_switch", "requeue", "shared", "sockets_per_node", "threads_per_core",
+}
+
+local function touches_placement(job)
+  for _, field in ipairs(GUARDED_TEXTS) do
+    if job[field] ~= nil then return field end
+  end
+  for _, field in ipairs(GUARDED_NUMBERS) do
+    if given_number(job[field]) then return field end
+  end
+  return job.begin_time ~= 0 and "begin_time" or nil
+end
+
+function penstock.job_modify(job, record, visible, uid)
+  if uid == 0 or not (record.admin_comment or ""):find('"penstock"', 1, true) then return slurm.SUCCESS end
+  local read, site = pcall(dofile, SITE)
+  if read and type(site) == "table" and site.admins and site.admins[uid] then return slurm.SUCCESS end
+  local field = touches_placement(job)
+  if not field then return slurm.SUCCESS end
+  slurm.log_info("%s", string.format("penstock: user %d may not change %s of an adaptive job", uid, field))
+  return slurm.ESLURM_ACCESS_DENIED
+end
+
+-- For tests: the flags' names, in order.
+penstock.flags = {}
+for i, flag in ipairs(FLAGS) do penstock.flags[i] = flag[1] end
+
+return penstock

@@ -1,0 +1,1 @@
+"""Attaching Penstock to a Slurm and taking it off again: what `penstock slurm` does."""

@@ -1,0 +1,107 @@
+"""Is Penstock attached to this Slurm, and does it work? Each check is one sentence; the last ones submit test jobs."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from penstock_scheduler.errors import PenstockError
+from penstock_scheduler.model import JobWish, parse_wish
+from penstock_slurm.gateway import Gateway, JobGone, SlurmJob, open_gateway
+from penstock_slurm.install.plan import Site, own_lua_lacks_ours, site_text
+from penstock_slurm.install.sources import source
+
+TEST_JOB = "penstock-check"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One check; `remedy` is "" where all is well."""
+
+    what: str
+    remedy: str = ""
+
+
+def check_files(site: Site) -> Iterator[Finding]:
+    """What can be seen without submitting anything. Raises PenstockError."""
+    config = site.config
+    conf = config["SLURM_CONF"]
+    loaded = "lua" in config.get("JobSubmitPlugins", "").split(",")
+    yield Finding("slurmctld uses job_submit.lua", "" if loaded else f"JobSubmitPlugins in {conf} lacks lua")
+    for key in ("JobRequeue", "JobFileAppend"):
+        yield Finding(f"{key}=1", "" if config.get(key) == "1" else f"set {key}=1 in {conf}")
+    current = site.module.exists() and site.module.read_bytes() == (source("lua") / "penstock.lua").read_bytes()
+    yield Finding("penstock.lua is this version's", "" if current else "run `penstock slurm install --apply`")
+    called = site.job_submit.exists() and not own_lua_lacks_ours(site)
+    remedy = f"see the lines in {source('lua') / 'job_submit.lua'} for a site that has one of its own"
+    yield Finding("job_submit.lua calls penstock.lua", "" if called else remedy)
+    synced = site.site_file.exists() and site.site_file.read_text() == site_text(site)
+    yield Finding("penstock_site.lua knows the partitions", "" if synced else "run `penstock slurm sync`")
+    flags = "--adaptive" in site.commands.run("sbatch", "--help").stdout
+    yield Finding("sbatch has the flags", "" if flags else f"{site.plugstack} loads no penstock.so on this machine")
+
+
+def check_jobs(site: Site, user: int | None) -> Iterator[Finding]:
+    """Submit jobs that never start, look at them, cancel them. Raises PenstockError."""
+    section = site.slurm
+    gateway = open_gateway("cli", conf=section.conf, timeout_s=section.command_timeout_s)
+    adaptive = _submit(site, user, "--adaptive", "--max-gpus=1", "--non-preemptible")
+    if isinstance(adaptive, Finding):
+        yield adaptive
+    else:
+        yield _adaptive_finding(gateway, adaptive, waits=section.plain_after_s is None)
+    plain = _submit(site, user, "--hold", f"--partition={section.partitions[0]}")
+    if isinstance(plain, Finding):
+        yield plain
+    else:
+        job = _take(gateway, plain)
+        untouched = job is not None and not job.admin_comment
+        yield Finding(f"an ordinary job ({plain}) is left alone", "" if untouched else f"it became {job}")
+    bad = site.commands.run("sbatch", "--adaptive", "--max-gpus=none", "--wrap=true", user=user)
+    refused = bad.returncode != 0 and "give a whole number" in bad.stderr
+    yield Finding("a bad value is refused", "" if refused else f"sbatch --max-gpus=none said {bad.stderr!r}")
+
+
+def waiting_jobs(site: Site) -> list[str]:
+    """Ids of jobs with a wish in admin_comment that have not started."""
+    section = site.slurm
+    gateway = open_gateway("cli", conf=section.conf, timeout_s=section.command_timeout_s)
+    return [job.id for job in gateway.jobs() if job.state == "PENDING" and '"penstock"' in job.admin_comment]
+
+
+def _submit(site: Site, user: int | None, *flags: str) -> str | Finding:
+    """The id of a test job, or why there is none."""
+    fixed = (f"--job-name={TEST_JOB}", "--parsable", "--output=/dev/null", "--time=1", "--wrap=true")
+    done = site.commands.run("sbatch", *fixed, *flags, user=user)
+    if done.returncode == 0:
+        return done.stdout.strip().split(";")[0]
+    what = f"sbatch {' '.join(flags)}"
+    return Finding(what, f"{done.stderr.strip()}; --user NAME submits the test jobs as somebody else")
+
+
+def _adaptive_finding(gateway: Gateway, job_id: str, *, waits: bool) -> Finding:
+    job = _take(gateway, job_id)
+    what = f"a job with flags ({job_id}) becomes Penstock's"
+    if job is None:
+        return Finding(what, "it was gone at once")
+    try:
+        wish = parse_wish(job.admin_comment)
+    except PenstockError as error:
+        return Finding(what, str(error))
+    if wish != JobWish(max_gpus=1, preemptible=False):
+        return Finding(what, f"its AdminComment is {json.dumps(job.admin_comment)}: does slurmctld use job_submit.lua?")
+    if job.gpus_per_node != 1 or job.gpu_type is not None or not job.requeue:
+        return Finding(what, f"it asks for {job.gpus_per_node} GPUs of type {job.gpu_type}, requeue={job.requeue}")
+    kept = job.held if waits else job.reason == "BeginTime" or job.held
+    return Finding(what, "" if kept else f"it is not kept back: {job.state}, {job.reason}")
+
+
+def _take(gateway: Gateway, job_id: str) -> SlurmJob | None:
+    """A test job as Slurm has it; it is cancelled."""
+    try:
+        return next((job for job in gateway.jobs() if job.id == job_id), None)
+    finally:
+        with contextlib.suppress(JobGone):
+            gateway.cancel(job_id)

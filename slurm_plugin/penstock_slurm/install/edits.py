@@ -1,0 +1,53 @@
+"""Changes to Slurm's configuration files as text: made line by line, and taken back line by line. No file is read here."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class LineEdit:
+    """One line that became another; `before` None: it was added at the end."""
+
+    before: str | None
+    after: str
+
+
+def set_key(text: str, key: str, value: str) -> tuple[str, list[LineEdit]]:
+    """`key=value` in slurm.conf, in place of the key's own line if there is one. Keys have no case; the last line counts."""
+    lines = text.splitlines()
+    pattern = re.compile(rf"\s*{re.escape(key)}\s*=", re.IGNORECASE)
+    found = [index for index, line in enumerate(lines) if pattern.match(line)]
+    if not found:
+        return append_line(text, f"{key}={value}")
+    before = lines[found[-1]]
+    comment = before[before.index("#") :] if "#" in before else ""
+    after = f"{key}={value} {comment}".rstrip()
+    if before == after:
+        return text, []
+    lines[found[-1]] = after
+    return "\n".join(lines) + "\n", [LineEdit(before, after)]
+
+
+def append_line(text: str, line: str) -> tuple[str, list[LineEdit]]:
+    """The text with one more line at its end."""
+    return (text if not text or text.endswith("\n") else text + "\n") + line + "\n", [LineEdit(None, line)]
+
+
+def undo(text: str, edits: list[LineEdit]) -> tuple[str, list[LineEdit]]:
+    """The text without those edits, and the edits whose line is not there any more: somebody else has changed it."""
+    lines, lost = text.splitlines(), []
+    for edit in reversed(edits):
+        if edit.after not in lines:
+            lost.append(edit)
+            continue
+        index = len(lines) - 1 - lines[::-1].index(edit.after)
+        lines[index : index + 1] = [] if edit.before is None else [edit.before]
+    return "".join(line + "\n" for line in lines), lost
+
+
+def with_plugin(value: str, plugin: str) -> str:
+    """A comma-separated list such as JobSubmitPlugins with one more."""
+    names = [name.strip() for name in value.split(",") if name.strip()]
+    return ",".join(names if plugin in names else [*names, plugin])

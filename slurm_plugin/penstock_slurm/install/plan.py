@@ -1,0 +1,152 @@
+"""Which changes attach Penstock to the Slurm that is here."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+
+from penstock_profiles.families import load_families
+from penstock_scheduler.errors import PenstockError
+from penstock_scheduler.settings import DaemonSettings, Settings
+from penstock_slurm.gateway import open_gateway
+from penstock_slurm.install import sitefile
+from penstock_slurm.install.changes import RECORD, Change
+from penstock_slurm.install.edits import LineEdit, append_line, set_key, with_plugin
+from penstock_slurm.install.slurm import SlurmCommands, admins
+from penstock_slurm.install.sources import source
+from penstock_slurm.settings import SlurmSettings
+
+SYNC_MINUTES = 5
+
+
+class Schedule(StrEnum):
+    """What repeats `penstock slurm sync`."""
+
+    SYSTEMD = "systemd"
+    CRON = "cron"
+    NONE = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """The Slurm that is here, and the settings file that says what of it Penstock manages."""
+
+    settings: Settings
+    commands: SlurmCommands
+    config: dict[str, str] = field(repr=False)
+    folder: Path
+    """Where slurm.conf and job_submit.lua lie."""
+
+    @property
+    def slurm(self) -> SlurmSettings:
+        """Section [slurm]."""
+        return self.settings.section(SlurmSettings)
+
+    @property
+    def record(self) -> Path:
+        """What was installed."""
+        return self.folder / RECORD
+
+    @property
+    def module(self) -> Path:
+        """penstock.lua."""
+        return self.folder / "penstock.lua"
+
+    @property
+    def site_file(self) -> Path:
+        """penstock_site.lua."""
+        return self.folder / sitefile.NAME
+
+    @property
+    def job_submit(self) -> Path:
+        """job_submit.lua, the site's own or ours."""
+        return self.folder / "job_submit.lua"
+
+    @property
+    def plugstack(self) -> Path:
+        """plugstack.conf."""
+        return Path(self.config.get("PlugStackConfig") or self.folder / "plugstack.conf")
+
+
+def open_site(settings: Settings) -> Site:
+    """Ask Slurm where its files are. Raises PenstockError."""
+    section = settings.section(SlurmSettings)
+    commands = SlurmCommands(section.conf, section.command_timeout_s)
+    config = commands.config()
+    conf = Path(config["SLURM_CONF"])
+    if not conf.is_file():
+        raise PenstockError(f"{conf}, slurmctld's, is not on this machine; run this on the host of slurmctld")
+    return Site(settings, commands, config, conf.parent)
+
+
+def site_text(site: Site) -> str:
+    """penstock_site.lua as it should be now. Raises PenstockError."""
+    section = site.slurm
+    gateway = open_gateway("cli", conf=section.conf, timeout_s=section.command_timeout_s)
+    families = load_families(site.settings.section(DaemonSettings).families)
+    return sitefile.site_lua(section, gateway.partitions(), gateway.nodes(), families, admins(site.config))
+
+
+def changes(site: Site, plugin: bytes, prefix: Path, schedule: list[Change]) -> list[Change]:
+    """All changes in the order in which they are safe: slurm.conf, which makes slurmctld look, comes last."""
+    library = prefix / "penstock.so"
+    found = [
+        Change(library, plugin, shown=False),
+        Change(site.module, (source("lua") / "penstock.lua").read_bytes(), shown=False),
+        Change(site.site_file, site_text(site).encode(), shown=False),
+    ]
+    if not site.job_submit.exists():
+        found.append(Change(site.job_submit, (source("lua") / "job_submit.lua").read_bytes(), edits=()))
+    plugstack = _read(site.plugstack)
+    if not any(line.split("#")[0].split()[1:2] == [str(library)] for line in plugstack.splitlines()):
+        text, edits = append_line(plugstack, f"optional {library}")
+        found.append(Change(site.plugstack, text.encode(), tuple(edits)))
+    found += schedule
+    found.append(_slurm_conf(site))
+    return [change for change in found if change.needed]
+
+
+def own_lua_lacks_ours(site: Site) -> bool:
+    """Whether the site has a job_submit.lua of its own that does not call penstock.lua."""
+    return site.job_submit.exists() and "penstock.lua" not in _read(site.job_submit)
+
+
+def _slurm_conf(site: Site) -> Change:
+    path = Path(site.config["SLURM_CONF"])
+    text, edits = _read(path), list[LineEdit]()
+    plugins = site.config.get("JobSubmitPlugins", "")
+    wanted = {"JobSubmitPlugins": with_plugin(plugins, "lua"), "JobRequeue": "1", "JobFileAppend": "1"}
+    for key, value in wanted.items():
+        if site.config.get(key) != value:
+            text, more = set_key(text, key, value)
+            edits += more
+    return Change(path, text.encode(), tuple(edits))
+
+
+def schedule_changes(kind: Schedule, folder: Path | None, settings_file: Path) -> list[Change]:
+    """What runs `penstock slurm sync` again and again: a systemd timer, or a file for cron."""
+    command = f"{shutil.which('penstock') or 'penstock'} slurm sync --quiet --config {settings_file.resolve()}"
+    if kind is Schedule.CRON:
+        text = f"# Keeps job_submit.lua's list of partitions and GPU types.\n*/{SYNC_MINUTES} * * * * root {command}\n"
+        return [Change((folder or Path("/etc/cron.d")) / "penstock", text.encode())]
+    if kind is Schedule.SYSTEMD:
+        service = (
+            "[Unit]\nDescription=Keeps job_submit.lua's list of partitions and GPU types\n\n"
+            f"[Service]\nType=oneshot\nExecStart={command}\n"
+        )
+        timer = (
+            "[Unit]\nDescription=Runs penstock-sync.service\n\n"
+            f"[Timer]\nOnBootSec=1min\nOnUnitActiveSec={SYNC_MINUTES}min\n\n[Install]\nWantedBy=timers.target\n"
+        )
+        folder = folder or Path("/etc/systemd/system")
+        return [
+            Change(folder / "penstock-sync.service", service.encode()),
+            Change(folder / "penstock-sync.timer", timer.encode()),
+        ]
+    return []
+
+
+def _read(path: Path) -> str:
+    return path.read_text() if path.exists() else ""

@@ -1,0 +1,78 @@
+"""penstock_site.lua: what job_submit.lua knows of the site. `penstock slurm sync` writes it; nobody keeps it by hand."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+
+from penstock_scheduler.errors import PenstockError
+from penstock_slurm.cluster import gpu_type
+from penstock_slurm.gateway import SlurmNode, SlurmPartition
+from penstock_slurm.settings import SlurmSettings
+
+NAME = "penstock_site.lua"
+
+FLAG_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}")
+"""What a flag can name: penstock.lua and flags.c say the same."""
+
+_LUA_SAFE = re.compile(r"[A-Za-z0-9._+@:/-]+")
+
+
+def site_lua(
+    settings: SlurmSettings,
+    partitions: Sequence[SlurmPartition],
+    nodes: Sequence[SlurmNode],
+    families: Collection[str],
+    admins: Collection[int],
+) -> str:
+    """The file's text, the same for the same site whatever the order in which Slurm lists it.
+
+    Args:
+        families: model families of the catalogue; those that a flag cannot name are left out.
+        admins: user ids that may change adaptive jobs: root's and SlurmUser's.
+
+    Raises:
+        PenstockError: a managed partition does not exist, or none of them has a GPU.
+    """
+    known = {partition.name for partition in partitions}
+    missing = [name for name in settings.partitions if name not in known]
+    if missing:
+        raise PenstockError(
+            f"[slurm] partitions: Slurm has no partition {', '.join(missing)}; it has {', '.join(sorted(known))}"
+        )
+    lines = [
+        "-- Written by `penstock slurm sync`, which overwrites it.",
+        "return {",
+        f"  admins = {{{', '.join(f'[{uid}] = true' for uid in sorted(admins))}}},",
+    ]
+    if settings.plain_after_s is not None:
+        lines.append(f"  plain_after_s = {settings.plain_after_s:.0f},")
+    lines.append("  families = {")
+    lines += [f"    [{_lua(name)}] = true," for name in sorted(families) if FLAG_NAME.fullmatch(name)]
+    lines += ["  },", "  partitions = {"]
+    any_gpus = False
+    for name in settings.partitions:
+        types: dict[str, dict[str, int]] = {}
+        for node in nodes:
+            if name in node.partitions and (gpus := sum(node.gpus.values())):
+                types.setdefault(gpu_type(node), {})[node.name] = gpus
+        any_gpus = any_gpus or bool(types)
+        lines.append(f"    {{name = {_lua(name)}, types = {{")
+        for each, sizes in sorted(types.items()):
+            shown = ", ".join(f"[{_lua(node)}] = {gpus}" for node, gpus in sorted(sizes.items()))
+            lines.append(f"      [{_lua(each)}] = {{{shown}}},")
+        lines.append("    }},")
+    if not any_gpus:
+        raise PenstockError(
+            f"no node of the partitions {', '.join(settings.partitions)} has GPUs (GRES gpu); powered-down cloud nodes "
+            "show only with PrivateData=cloud in slurm.conf"
+        )
+    return "\n".join([*lines, "  },", "}"]) + "\n"
+
+
+def _lua(text: str) -> str:
+    if not _LUA_SAFE.fullmatch(text):
+        raise PenstockError(
+            f"{text!r} has signs that a name of Slurm's should not have; it cannot be written to {NAME}"
+        )
+    return f'"{text}"'

@@ -1,0 +1,68 @@
+"""The Slurm that is installed on this machine: its configuration, as slurmctld has it, and its commands."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock_scheduler.errors import PenstockError
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmCommands:
+    """Slurm's commands, speaking to the Slurm of `conf` (None: as SLURM_CONF or the default says)."""
+
+    conf: Path | None
+    timeout_s: float = 15.0
+
+    def run(self, *argv: str, user: int | None = None) -> subprocess.CompletedProcess[str]:
+        """Run one, without Slurm's variables of a job or its defaults in our environment; as another user, if given.
+
+        Raises:
+            PenstockError: it is not installed, or gives no answer.
+        """
+        environment = {
+            key: value
+            for key, value in os.environ.items()
+            if not key.startswith(("SLURM_", "SBATCH_", "PENSTOCK_")) or key == "SLURM_CONF"
+        }
+        if self.conf is not None:
+            environment["SLURM_CONF"] = str(self.conf)
+        try:
+            return subprocess.run(
+                argv,
+                env=environment,
+                cwd="/",
+                user=user,
+                group=user,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=self.timeout_s,
+                check=False,
+            )
+        except FileNotFoundError:
+            raise PenstockError(f"{argv[0]} is not on PATH; install Slurm's commands (Debian: slurm-client)") from None
+        except subprocess.TimeoutExpired:
+            raise PenstockError(f"{argv[0]} gave no answer in {self.timeout_s:g} s; does slurmctld run?") from None
+
+    def config(self) -> dict[str, str]:
+        """What `scontrol show config` says, key -> value; "(null)" is "".
+
+        Raises:
+            PenstockError: slurmctld does not answer.
+        """
+        done = self.run("scontrol", "show", "config")
+        if done.returncode != 0:
+            raise PenstockError(f"scontrol show config: {(done.stderr or done.stdout).strip()}")
+        pairs = re.findall(r"^(\S+)\s+= (.*)$", done.stdout, re.MULTILINE)
+        return {key: "" if value.strip() == "(null)" else value.strip() for key, value in pairs}
+
+
+def admins(config: dict[str, str]) -> set[int]:
+    """Root's user id and SlurmUser's, from `slurm(64030)`."""
+    match = re.search(r"\((\d+)\)", config.get("SlurmUser", ""))
+    return {0} | ({int(match.group(1))} if match else set())

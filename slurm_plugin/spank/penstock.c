@@ -1,0 +1,189 @@
+/* Gives sbatch, salloc and srun the adaptive flags.
+ *
+ * A value that is malformed is refused on the spot. The others travel to slurmctld in the job's SPANK environment, one
+ * variable for each flag, where job_submit.lua checks them together and against the site, and writes the job's wish.
+ * Nothing here talks to penstockd: while it is away, jobs are submitted as ever. On the nodes this plugin does nothing, and
+ * may be missing there if plugstack.conf calls it `optional`.
+ *
+ * Where a value comes from, the first that has one: the command line or an #SBATCH line; the environment, PENSTOCK_MAX_GPUS
+ * for --max-gpus; the arguments in plugstack.conf. The last two count for jobs that are adaptive anyway.
+ */
+#include "flags.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#pragma GCC visibility push(default)
+#include <slurm/spank.h>
+SPANK_PLUGIN(penstock, 1)
+#pragma GCC visibility pop
+
+enum { NAME_SIZE = 80 };
+
+/* Slurm gives a nested sbatch the flags of the job that it runs in through variables of this name. */
+#define INHERITED "SLURM_SPANK__SLURM_SPANK_OPTION_penstock_"
+
+static char *values[PENSTOCK_FLAGS]; /* by index in penstock_flags; NULL: not given */
+static int adaptive_by_environment = 1;
+
+/* Whether this process asks for a job, as opposed to starting a step inside one or running on a node. */
+static int submits(void)
+{
+	switch (spank_context()) {
+	case S_CTX_ALLOCATOR:
+		return 1;
+	case S_CTX_LOCAL:
+		return !getenv("SLURM_JOB_ID");
+	default:
+		return 0;
+	}
+}
+
+static void keep(size_t index, const char *value)
+{
+	free(values[index]);
+	values[index] = strdup(value);
+	if (!values[index])
+		slurm_error("penstock: out of memory");
+}
+
+enum { SHOWN_SIZE = 81 };
+
+/* What a user typed, safe and short enough for a message; a sign of several bytes is not cut in two. */
+static const char *shown(const char *value, char *text)
+{
+	size_t i;
+
+	for (i = 0; value && value[i] && i < SHOWN_SIZE - 1; i++)
+		text[i] = value[i] >= ' ' && value[i] <= '~' ? value[i] : '?';
+	text[i] = '\0';
+	return text;
+}
+
+/* Slurm's callback for the flag at index `val`. */
+static int take_flag(int val, const char *value, int remote)
+{
+	const struct flag *flag = &penstock_flags[val];
+	char text[SHOWN_SIZE];
+
+	if (remote)
+		return ESPANK_SUCCESS;
+	if (!submits()) {
+		slurm_error("penstock: --%s asks for a job, and inside job %s srun starts a step: leave it out", flag->name,
+			    getenv("SLURM_JOB_ID"));
+		return ESPANK_BAD_ARG;
+	}
+	if (!value || (flag->has_arg == 2 && !strcmp(value, "(null)"))) /* so Slurm 22.05 writes a missing one at times */
+		value = flag->absent;
+	if (!value || !flag->valid(value)) {
+		slurm_error("penstock: --%s=%s: give %s, such as --%s=%s", flag->name, shown(value, text), flag->form,
+			    flag->name, flag->example);
+		return ESPANK_BAD_ARG;
+	}
+	keep((size_t)val, value);
+	return ESPANK_SUCCESS;
+}
+
+/* Fills in what was not given by a flag. A bad value is told here and goes on all the same: job_submit.lua refuses it, while
+ * Slurm would not let an optional plugin stop the job. */
+static void take_default(size_t index, const char *where, const char *value)
+{
+	const struct flag *flag = &penstock_flags[index];
+	char text[SHOWN_SIZE];
+
+	if (values[index])
+		return;
+	if (!flag->valid(value))
+		slurm_error("penstock: %s: --%s=%s: give %s, such as %s", where, flag->name, shown(value, text), flag->form,
+			    flag->example);
+	keep(index, value);
+}
+
+static void take_environment(void)
+{
+	char name[NAME_SIZE];
+
+	for (size_t i = 0; i < PENSTOCK_FLAGS; i++) {
+		const char *value = getenv(penstock_variable(&penstock_flags[i], name, sizeof(name)));
+
+		if (value && *value && adaptive_by_environment && (i == PENSTOCK_ADAPTIVE || values[PENSTOCK_ADAPTIVE]))
+			take_default(i, name, value);
+		/* The job does not inherit it, so that an sbatch inside the job is plain unless it asks itself. */
+		unsetenv(name);
+	}
+}
+
+static void take_arguments(int count, char **arguments)
+{
+	for (int i = 0; i < count; i++) {
+		const char *argument = arguments[i];
+		const char *equals = strchr(argument, '=');
+		const struct flag *flag = equals ? penstock_flag(argument, (size_t)(equals - argument)) : NULL;
+
+		if (!strcmp(argument, "environment=ignore"))
+			continue;
+		if (flag && flag != &penstock_flags[PENSTOCK_ADAPTIVE])
+			take_default((size_t)(flag - penstock_flags), "plugstack.conf", equals + 1);
+		else
+			slurm_error("penstock: plugstack.conf: %s: give environment=ignore, or a flag's default such as "
+				    "checkpoint-every=30", argument);
+	}
+}
+
+__attribute__((visibility("default"))) int slurm_spank_init(spank_t spank, int count, char **arguments)
+{
+	int status = ESPANK_SUCCESS;
+	const spank_context_t context = spank_context();
+
+	if (context != S_CTX_LOCAL && context != S_CTX_ALLOCATOR && context != S_CTX_REMOTE)
+		return status;
+	for (int i = 0; i < count; i++)
+		if (!strcmp(arguments[i], "environment=ignore"))
+			adaptive_by_environment = 0;
+	for (size_t i = 0; i < PENSTOCK_FLAGS && status == ESPANK_SUCCESS; i++) {
+		const struct flag *flag = &penstock_flags[i];
+		struct spank_option option = {flag->name, flag->arginfo, flag->usage, flag->has_arg, (int)i, take_flag};
+		char name[sizeof(INHERITED) + NAME_SIZE] = INHERITED;
+
+		strncat(name, flag->name, NAME_SIZE);
+		for (char *at = name; *at; at++)
+			if (*at == '-')
+				*at = '_';
+		unsetenv(name);
+		status = (int)spank_option_register(spank, &option);
+	}
+	return status;
+}
+
+__attribute__((visibility("default"))) int slurm_spank_init_post_opt(spank_t spank, int count, char **arguments)
+{
+	char name[NAME_SIZE];
+
+	if (!submits())
+		return ESPANK_SUCCESS;
+	take_environment();
+	if (values[PENSTOCK_ADAPTIVE])
+		take_arguments(count, arguments);
+	for (size_t i = 0; i < PENSTOCK_FLAGS; i++) {
+		spank_err_t status = ESPANK_SUCCESS;
+
+		if (values[i])
+			status = spank_job_control_setenv(
+				spank, penstock_variable(&penstock_flags[i], name, sizeof(name)), values[i], 1);
+		if (status != ESPANK_SUCCESS)
+			slurm_error("penstock: cannot hand on --%s: %s", penstock_flags[i].name, spank_strerror(status));
+	}
+	return ESPANK_SUCCESS;
+}
+
+__attribute__((visibility("default"))) int slurm_spank_exit(spank_t spank, int count, char **arguments)
+{
+	(void)spank;
+	(void)count;
+	(void)arguments;
+	for (size_t i = 0; i < PENSTOCK_FLAGS; i++) {
+		free(values[i]);
+		values[i] = NULL;
+	}
+	return ESPANK_SUCCESS;
+}

@@ -1,0 +1,403 @@
+"""Every flag through the real sbatch, good and bad: what the job becomes, and what its user reads."""
+
+from __future__ import annotations
+
+import random
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from penstock_scheduler.errors import BadWish
+from penstock_scheduler.model import JobWish, parse_wish, validate_wish
+from penstock_slurm.loopback import wait_for
+from tests.slurm_plugin.flags import values
+from tests.slurm_plugin.flags.site import FlagSite
+
+pytestmark = pytest.mark.slurm
+
+ADAPTIVE = ("--adaptive", "--max-gpus=8")
+
+
+def test_help_shows_every_flag(flags: FlagSite) -> None:
+    text = flags.run("sbatch", "--help").stdout
+    for command in ("sbatch", "salloc", "srun"):
+        text = flags.run(command, "--help").stdout
+        for flag in values.FORMS:
+            assert f"--{flag}" in text
+
+
+def test_a_job_with_flags_is_kept_for_the_daemon(flags: FlagSite) -> None:
+    job = flags.submit("--adaptive", "--min-gpus=2", "--max-gpus=8")
+    assert job.admin_comment == '{"penstock":{"adaptivity":"adaptive","min_gpus":2,"max_gpus":8}}'
+    assert job.held
+    assert job.requeue
+    assert (job.gpus_per_node, job.gpu_type, job.node_count) == (2, None, 1)
+    assert job.partition == ("all",)
+
+
+def test_a_job_without_flags_is_not_touched(flags: FlagSite) -> None:
+    job = flags.submit("--gres=gpu:t4:1", "--no-requeue", "--partition=rtx", "--hold", "--comment=mine")
+    assert (job.admin_comment, job.comment, job.partition) == ("", "mine", ("rtx",))
+    assert (job.gpu_type, job.requeue) == ("t4", False)
+
+
+@pytest.mark.parametrize(
+    ("argv", "fields"),
+    [
+        (("--adaptive=adaptive",), {"adaptivity": "adaptive"}),
+        (("--adaptive=strong-scaling",), {"adaptivity": "strong-scaling"}),
+        (("--adaptive=rigid",), {"adaptivity": "rigid", "min_gpus": 8}),
+        (("--min-gpus=8",), {"min_gpus": 8}),
+        (("--gpu-types=rtx,a100",), {"gpu_types": ["rtx", "a100"]}),
+        (("--gpu-types=^t4,^rtx",), {"excluded_gpu_types": ["t4", "rtx"]}),
+        (("--batch-size=256",), {"batch_size": 256}),
+        (("--max-batch-size=4096",), {"max_batch_size": 4096}),
+        (("--scale-unit=4",), {"scale_unit": 4}),
+        (("--scale-unit=a100=2,rtx=8",), {"scale_unit": {"a100": 2, "rtx": 8}}),
+        (("--model-family=bert-squad",), {"model_family": "bert-squad"}),
+        (("--gpu-class=guaranteed",), {"gpu_class": "guaranteed"}),
+        (("--gpu-class=opportunistic",), {"gpu_class": "opportunistic"}),
+        (("--non-preemptible",), {"preemptible": False}),
+        (("--burst=never",), {"burst": "never"}),
+        (("--burst=allowed",), {"burst": "allowed"}),
+        (("--burst=only", "--burst-budget=12.50"), {"burst": "only", "burst_budget_usd": 12.5}),
+        (("--data-size=500G",), {"data_size_bytes": 500 * 2**30}),
+        (("--checkpoint-every=30",), {"checkpoint_every_s": 1800}),
+        (("--grow-shrink",), {"grow_shrink": True}),
+        (("--trial-group=lr-search",), {"trial_group": "lr-search"}),
+        (("--runtime=1-12",), {"runtime_s": 129_600}),
+        (("--estimator=latency",), {"estimator": "latency"}),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_each_flag_becomes_its_field(flags: FlagSite, argv: tuple[str, ...], fields: dict[str, object]) -> None:
+    assert flags.wish(*ADAPTIVE, *argv) == JobWish.model_validate({"max_gpus": 8} | fields)
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (
+            "--adaptive=elastic",
+            "--adaptive=elastic: give adaptive, strong-scaling or rigid, such as --adaptive=strong-scaling",
+        ),
+        ("--min-gpus=0", "--min-gpus=0: give a whole number from 1 to 999999999, such as --min-gpus=2"),
+        ("--max-gpus=zero", "--max-gpus=zero: give a whole number from 1 to 999999999, such as --max-gpus=8"),
+        ("--max-gpus=-1", "--max-gpus=-1: give a whole number"),
+        ("--max-gpus=8 ", "--max-gpus=8 : give a whole number"),
+        ("--gpu-types=!t4", "--gpu-types=!t4: give GPU types such as a100,t4, or ^t4 for all but t4, such as"),
+        ("--gpu-types=a100,^t4", "--gpu-types=a100,^t4: give GPU types"),
+        ("--batch-size=1.5", "--batch-size=1.5: give a whole number"),
+        ("--max-batch-size=", "--max-batch-size=: give a whole number"),
+        ("--scale-unit=a100:2", "give a whole number, or one for each type, such as --scale-unit=a100=2,rtx=8"),
+        (
+            "--model-family=my model",
+            "give a name of letters, digits and ._+- of at most 64, such as --model-family=bert-squad",
+        ),
+        ("--gpu-class=best", "give guaranteed or opportunistic, such as --gpu-class=opportunistic"),
+        ("--burst=maybe", "give never, allowed or only, such as --burst=allowed"),
+        ("--burst-budget=$5", "give dollars, with cents if need be, such as --burst-budget=12.50"),
+        ("--burst-budget=0", "--burst-budget=0: give dollars"),
+        ("--data-size=500", "give a whole number and K, M, G or T, such as --data-size=500G"),
+        (
+            "--checkpoint-every=half an hour",
+            "give a time as --time has it: minutes, hours:minutes:seconds or days-hours",
+        ),
+        ("--trial-group=a/b", "--trial-group=a/b: give a name"),
+        ("--runtime=1-24", "--runtime=1-24: give a time as --time has it"),
+        ("--trial-group=\x1b[2Jé", "penstock: --trial-group=?[2J??: give a name"),
+        ("--estimator=guess", "give training, throughput, latency or table, such as --estimator=throughput"),
+    ],
+)
+def test_a_bad_value_is_refused_before_anything_is_sent(flags: FlagSite, argv: str, words: str) -> None:
+    said = flags.refusal("--adaptive", "--max-gpus=8", argv)
+    assert "sbatch: error: penstock: " in said
+    assert words in said
+    assert "Batch job submission failed" not in said
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (("--max-gpus=8",), "--max-gpus needs --adaptive"),
+        (("--adaptive",), "--adaptive needs the most GPUs that the job can use: --max-gpus=8"),
+        ((*ADAPTIVE, "--min-gpus=9"), "--min-gpus=9 is more than --max-gpus=8: lower it, or raise --max-gpus"),
+        ((*ADAPTIVE, "--gpu-types=h100"), "there are no GPUs of type h100 here; the types are a100, rtx, t4"),
+        (
+            (*ADAPTIVE, "--model-family=gpt"),
+            "--model-family=gpt is not in the catalogue; it has bert-squad, deepspeech2",
+        ),
+        ((*ADAPTIVE, "--partition=rtx"), "Penstock does not manage partition rtx; it manages all, t4"),
+        ((*ADAPTIVE, "--partition=t4,a100"), "does not manage partition a100"),
+        (("--adaptive", "--min-gpus=17", "--max-gpus=20"), "no partition has 17 to 20 GPUs as the flags ask for them"),
+        ((*ADAPTIVE, "--gpu-types=a100", "--partition=t4"), "there are all: 2 nodes with up to 8 a100; all: 2 nodes"),
+        (
+            (*ADAPTIVE, "--gres=gpu:1"),
+            "--gres and --gpus-per-node and --adaptive contradict each other; use --min-gpus",
+        ),
+        ((*ADAPTIVE, "--gpus-per-node=2"), "--gres and --gpus-per-node and --adaptive contradict"),
+        (
+            (*ADAPTIVE, "--gpus=a100:2"),
+            "--gpus and --adaptive contradict each other; use --min-gpus, --max-gpus and --gpu-types",
+        ),
+        ((*ADAPTIVE, "--gpus-per-task=1", "--ntasks=2"), "contradict each other"),
+        ((*ADAPTIVE, "--nodes=2"), "--nodes and --adaptive contradict each other; Penstock chooses the nodes"),
+        ((*ADAPTIVE, "--nodelist=t4-00"), "contradict each other; Penstock chooses the nodes"),
+        ((*ADAPTIVE, "--exclude=t4-00"), "--exclude and --adaptive contradict each other"),
+        (
+            (*ADAPTIVE, "--constraint=t4"),
+            "--constraint and --adaptive contradict each other; Penstock chooses the nodes",
+        ),
+        (
+            (*ADAPTIVE, "--ntasks=4"),
+            "--ntasks and --adaptive contradict each other; Penstock starts one task on each node",
+        ),
+        ((*ADAPTIVE, "--ntasks-per-node=4"), "--ntasks-per-node and --adaptive contradict each other"),
+        ((*ADAPTIVE, "--exclusive"), "--exclusive and --adaptive contradict each other"),
+        (
+            (*ADAPTIVE, "--no-requeue"),
+            "--no-requeue and --adaptive contradict each other: Penstock moves jobs by requeueing",
+        ),
+        (
+            (*ADAPTIVE, "--hold"),
+            "--hold and --adaptive contradict each other: Penstock holds and releases the job itself",
+        ),
+        (
+            (*ADAPTIVE, "--begin=now+1hour"),
+            "--begin and --adaptive contradict each other: such jobs are not managed yet",
+        ),
+        ((*ADAPTIVE, "--array=1-3"), "--array and --adaptive contradict each other; job arrays are not managed yet"),
+        (
+            (*ADAPTIVE, '--comment={"penstock": {"max_gpus": 2}}'),
+            "--comment has a wish, but with --adaptive the flags are",
+        ),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_a_contradiction_is_refused_with_its_remedy(flags: FlagSite, argv: tuple[str, ...], words: str) -> None:
+    said = flags.refusal(*argv)
+    assert "penstock: " in said
+    assert words in said
+
+
+def test_a_heterogeneous_job_is_refused(flags: FlagSite) -> None:
+    done = flags.run("sbatch", *ADAPTIVE, "--wrap=true", ":", "--wrap=true")
+    assert "a heterogeneous job and --adaptive contradict each other; its parts cannot be moved" in done.stderr
+    assert done.returncode != 0
+
+
+def test_lines_of_a_script_count_as_flags(flags: FlagSite) -> None:
+    script = flags.folder / "train.sbatch"
+    script.write_text("#!/bin/sh\n#SBATCH --adaptive\n#SBATCH --max-gpus=8\n#SBATCH --gpu-types=rtx,a100\ntrue\n")
+    assert flags.wish(str(script)) == JobWish(max_gpus=8, gpu_types=("rtx", "a100"))
+
+
+def test_the_examples_of_the_pages_are_accepted(flags: FlagSite) -> None:
+    docs = Path(__file__).parents[3] / "docs"
+    (script,) = re.findall(r"```\n(#!/bin/bash\n#SBATCH --adaptive.*?)```", (docs / "jobs.md").read_text(), re.DOTALL)
+    path = flags.folder / "adaptive.sbatch"
+    path.write_text(script)
+    wish = JobWish(max_gpus=8, gpu_types=("a100", "rtx"), model_family="resnet50-imagenet")
+    assert flags.wish(str(path)) == wish
+    lines = re.findall(r"^sbatch (--adaptive\S* .*?) \w+\.sh", (docs / "flags.md").read_text(), re.MULTILINE)
+    assert len(lines) == 4
+    for line in lines:
+        assert flags.submit(*line.replace("=64", "=16").split()).admin_comment
+
+
+def test_the_environment_has_defaults_for_adaptive_jobs_only(flags: FlagSite) -> None:
+    defaults = {"PENSTOCK_MAX_GPUS": "4", "PENSTOCK_GPU_TYPES": "t4", "PENSTOCK_NON_PREEMPTIBLE": "yes"}
+    assert flags.submit("--hold", **defaults).admin_comment == ""
+    assert flags.wish("--adaptive", **defaults) == JobWish(max_gpus=4, gpu_types=("t4",), preemptible=False)
+    assert flags.wish("--adaptive", "--max-gpus=2", **defaults).max_gpus == 2
+    assert flags.wish(PENSTOCK_ADAPTIVE="strong-scaling", **defaults).adaptivity == "strong-scaling"
+    said = flags.refusal("--adaptive", PENSTOCK_MAX_GPUS="many")
+    assert "penstock: PENSTOCK_MAX_GPUS: --max-gpus=many: give a whole number" in said
+
+
+def test_arguments_in_plugstack_are_the_sites_defaults(flags: FlagSite) -> None:
+    elsewhere = flags.folder / "etc-of-another-host"
+    elsewhere.mkdir(exist_ok=True)
+    for path in flags.etc.iterdir():
+        if path.suffix == ".conf":
+            (elsewhere / path.name).write_text(path.read_text())
+    line = (flags.etc / "plugstack.conf").read_text().strip()
+    conf = {"SLURM_CONF": str(elsewhere / "slurm.conf")}
+
+    (elsewhere / "plugstack.conf").write_text(f"{line} environment=ignore checkpoint-every=30 max-gpus=4\n")
+    wish = flags.wish("--adaptive", "--max-gpus=2", PENSTOCK_GPU_TYPES="t4", PENSTOCK_ADAPTIVE="rigid", **conf)
+    assert wish == JobWish(max_gpus=2, checkpoint_every_s=1800)
+    assert flags.submit("--hold", PENSTOCK_ADAPTIVE="rigid", **conf).admin_comment == ""
+
+    (elsewhere / "plugstack.conf").write_text(f"{line} adaptive=rigid checkpoint=30\n")
+    assert flags.submit("--hold", **conf).admin_comment == ""  # in silence
+    done = flags.sbatch("--adaptive", "--max-gpus=2", **conf)
+    assert done.returncode == 0
+    assert "plugstack.conf: adaptive=rigid: give environment=ignore, or a flag's default" in done.stderr
+    assert "plugstack.conf: checkpoint=30: give environment=ignore" in done.stderr
+
+
+def test_one_task_on_each_node_may_be_said(flags: FlagSite) -> None:
+    assert flags.wish(*ADAPTIVE, "--ntasks-per-node=1", "--cpus-per-task=4", "--mem=1000", "--time=60") == JobWish(
+        max_gpus=8
+    )
+
+
+def test_the_plainest_shape_that_fits_is_asked_for(flags: FlagSite) -> None:
+    """The fewest nodes: 16 rtx are 2 x 8, 6 t4 are 2 x 3, with units of 4 they are 2 x 4."""
+
+    def shape(*argv: str) -> tuple[int, int | None]:
+        job = flags.submit("--adaptive", "--max-gpus=16", *argv)
+        return job.node_count, job.gpus_per_node
+
+    assert shape("--min-gpus=16") == (2, 8)
+    assert shape("--min-gpus=6", "--gpu-types=t4") == (2, 3)
+    assert shape("--min-gpus=6", "--gpu-types=t4", "--scale-unit=4") == (2, 4)
+    assert shape("--min-gpus=3", "--gpu-types=t4,rtx", "--scale-unit=rtx=8") == (1, 3)
+    assert shape("--min-gpus=5", "--gpu-types=^t4") == (1, 5)
+
+
+@pytest.mark.parametrize("command", ["srun", "salloc"])
+def test_salloc_and_srun_take_the_flags_of_jobs_that_stay(flags: FlagSite, command: str) -> None:
+    said = flags.run(command, *ADAPTIVE, "true").stderr
+    assert "salloc and srun cannot stop a job and start it again: add --non-preemptible, or use sbatch" in said
+    release = "for i in $(seq 99); do j=$(squeue -h -n $0 -o %i); [ $j ] && break; sleep 0.1; done; scontrol release $j"
+    shell = f"({release}) & {command} --adaptive --max-gpus=2 --non-preemptible -J $0 sh -c 'echo ran $SLURM_JOB_ID'"
+    done = flags.run("sh", "-c", shell, f"a-{command}")
+    word, job_id = done.stdout.split()
+    assert word == "ran", done.stderr
+    assert parse_wish(flags.job(job_id).admin_comment) == JobWish(max_gpus=2, preemptible=False)
+
+
+def test_a_job_inside_an_adaptive_job_is_plain_unless_it_asks(flags: FlagSite) -> None:
+    script = """
+env | grep ^PENSTOCK_ && echo leaked
+sbatch --parsable --hold --output=/dev/null --wrap=true
+sbatch --parsable --output=/dev/null --adaptive --max-gpus=2 --wrap=true
+PENSTOCK_ADAPTIVE=rigid PENSTOCK_MAX_GPUS=3 sbatch --parsable --output=/dev/null --wrap=true
+srun true && echo step runs
+srun --adaptive --max-gpus=2 true || echo step refused
+echo over
+"""
+    outer = flags.submit(
+        *ADAPTIVE,
+        "--gpu-types=t4",
+        "--non-preemptible",
+        script=script,
+        PENSTOCK_TRIAL_GROUP="outer",
+        PENSTOCK_BURST="never",
+    )
+    wish = parse_wish(outer.admin_comment)
+    assert wish == JobWish(max_gpus=8, gpu_types=("t4",), preemptible=False, trial_group="outer", burst="never")
+    flags.run("scontrol", "release", outer.id)
+    wait_for(lambda: "over" in flags.text(outer.id), 30, "the job to end", details=lambda: flags.text(outer.id))
+    text = flags.text(outer.id)
+    plain, asks, by_environment = (line for line in text.splitlines() if line.isdigit())
+    assert "leaked" not in text
+    assert flags.job(plain).admin_comment == ""
+    assert parse_wish(flags.job(asks).admin_comment) == JobWish(max_gpus=2)
+    assert parse_wish(flags.job(by_environment).admin_comment) == JobWish(adaptivity="rigid", min_gpus=3, max_gpus=3)
+    assert "step runs" in text
+    assert f"penstock: --adaptive asks for a job, and inside job {outer.id} srun starts a step: leave it out" in text
+    assert "step refused" in text
+
+
+def test_without_the_plugin_on_a_node_all_jobs_run(flags: FlagSite) -> None:
+    adaptive = flags.submit(*ADAPTIVE, script="echo ran")
+    library = flags.folder / "lib" / "penstock.so"
+    away = library.with_suffix(".away")
+    library.rename(away)
+    try:
+        plain = flags.sbatch(script="srun echo ran").stdout.strip()
+        flags.run("scontrol", "release", adaptive.id)
+        for job_id in (plain, adaptive.id):
+            wait_for(lambda job_id=job_id: flags.job(job_id).state == "COMPLETED", 30, f"job {job_id} to end")
+            assert "ran" in flags.text(job_id)
+    finally:
+        away.rename(library)
+
+
+def test_by_begin_time_slurm_starts_a_job_that_nobody_takes_up(flags: FlagSite) -> None:
+    flags.settings("plain_after_s = 3")
+    try:
+        assert flags.penstock("sync").exit_code == 0
+        script = "echo $SLURM_JOB_NODELIST $SLURM_GPUS_ON_NODE"
+        job = flags.submit("--adaptive", "--min-gpus=3", "--max-gpus=4", "--gpu-types=t4", script=script)
+        assert (job.state, job.reason, job.held) == ("PENDING", "BeginTime", False)
+        wait_for(lambda: flags.job(job.id).state == "COMPLETED", 60, "Slurm to start the job by itself")
+        node, gpus = flags.text(job.id).split()
+        assert node.startswith("t4")  # Slurm, which knows no types here, would take the first node, an a100
+        assert gpus == "3"
+    finally:
+        flags.settings()
+        assert flags.penstock("sync").exit_code == 0
+
+
+def test_without_the_sites_list_adaptive_jobs_are_refused_and_others_run(flags: FlagSite) -> None:
+    listing = flags.etc / "penstock_site.lua"
+    text = listing.read_text()
+    for broken in (None, "return {", "return 7", "error('x')"):
+        listing.unlink() if broken is None else listing.write_text(broken)
+        try:
+            said = flags.refusal(*ADAPTIVE)
+            assert "adaptive jobs cannot be submitted now, and your site's admin has to mend it" in said
+            assert flags.submit("--hold").admin_comment == ""
+        finally:
+            listing.write_text(text)
+
+
+@pytest.mark.parametrize(
+    "argv", [(*ADAPTIVE, "--gpu-types=t4"), ("--help",), ("--hold",), ("--adaptive", "--max-gpus=zero")], ids=" ".join
+)
+def test_valgrind_finds_nothing_of_ours(flags: FlagSite, argv: tuple[str, ...]) -> None:
+    """sbatch itself loses some memory, also the copies that it makes of the variables we set."""
+    if shutil.which("valgrind") is None:
+        pytest.skip("valgrind is not installed")
+    tool = ("valgrind", "--leak-check=full", "--show-leak-kinds=all", "--keep-debuginfo=yes", "--track-origins=yes")
+    wrap = ("--output=/dev/null", "--wrap=true")
+    done = flags.run(*tool, "sbatch", *wrap, *argv, timeout_s=120, PENSTOCK_RUNTIME="10", PENSTOCK_BURST="bad")
+    assert "ERROR SUMMARY" in done.stderr
+    records = re.split(r"==\d+== \n", done.stderr)
+    ours = [record for record in records if re.search(r"penstock\.(so|c)|flags\.c", record)]
+    assert [record for record in ours if "spank_job_control_setenv" not in record] == []  # what sbatch keeps of ours
+    assert "Invalid read" not in done.stderr
+    assert "Invalid write" not in done.stderr
+
+
+def test_fuzzed_flags_through_sbatch(flags: FlagSite) -> None:
+    """No job is accepted with a wish that differs from what was typed."""
+    seed = random.randrange(10**9)
+    rng = random.Random(seed)
+    accepted = 0
+    for _ in range(120):
+        case = {"adaptive": "adaptive", "max-gpus": "16"}
+        for flag in rng.sample(sorted(values.FORMS), 2):
+            case[flag] = values.fuzzed(flag, rng) if rng.random() < 0.5 else values.example(flag, rng)
+        argv, fields, fine = [], {"min_gpus": 1}, True
+        for flag, value in case.items():
+            if "\0" in value:
+                continue
+            if flag in ("non-preemptible", "grow-shrink"):
+                value = "yes"
+                argv.append(f"--{flag}")
+            else:
+                argv.append(f"--{flag}={value}")
+            fine = fine and values.good(flag, value)
+            fields |= values.fields(flag, value) if values.good(flag, value) else {}
+        if case["adaptive"] == "rigid" and "min-gpus" not in case:
+            fields["min_gpus"] = fields["max_gpus"]
+        about = f"{argv} (seed {seed})"
+        done = flags.sbatch(*argv)
+        if done.returncode != 0:
+            assert "penstock: " in done.stderr or "Invalid" in done.stderr, f"{about}: {done.stderr}"
+            continue
+        accepted += 1
+        assert fine, about
+        try:
+            expected = validate_wish(fields)
+        except BadWish as error:
+            raise AssertionError(f"{about}: {error}") from None
+        assert parse_wish(flags.job(done.stdout.strip()).admin_comment) == expected, about
+    assert accepted > 10

@@ -1,0 +1,161 @@
+"""`penstock slurm install`, `check`, `sync` and `uninstall` on a real Slurm."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from penstock_slurm.install.sources import build_plugin
+from penstock_slurm.loopback.fixtures import MakeLoopback
+from tests.slurm_plugin.flags.site import FlagSite
+
+pytestmark = pytest.mark.slurm
+
+
+@pytest.fixture
+def bare(tmp_path: Path, make_loopback: MakeLoopback) -> FlagSite:
+    """A Slurm with a plugstack.conf of its own and nothing of ours."""
+    if not Path("/usr/include/slurm/spank.h").exists() or shutil.which("make") is None:
+        pytest.skip("the SPANK plugin cannot be built here (Debian: make gcc libslurm-dev)")
+    cluster = make_loopback("t4:1x4", settings={"JobFileAppend": "0"}, files={"plugstack.conf": "# the site's own\n"})
+    site = FlagSite(tmp_path, cluster)
+    site.settings()
+    site.config.write_text(site.config.read_text().replace("'all', ", ""))
+    return site
+
+
+def contents(site: FlagSite) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(site.etc.iterdir())}
+
+
+def options(site: FlagSite, *more: str) -> tuple[str, ...]:
+    return ("--prefix", str(site.folder / "lib"), "--schedule-dir", str(site.folder / "timer"), *more)
+
+
+def test_install_shows_applies_verifies_and_uninstall_restores(bare: FlagSite) -> None:
+    before = contents(bare)
+    shown = bare.penstock("install", *options(bare, "--schedule", "systemd"))
+    assert shown.exit_code == 0, shown.output
+    for words in (
+        f"new file: {bare.folder}/lib/penstock.so",
+        "+JobSubmitPlugins=lua",
+        "-JobFileAppend=0\n+JobFileAppend=1",
+        f"+optional {bare.folder}/lib/penstock.so",
+        "+OnUnitActiveSec=5min",
+        f"slurm sync --quiet --config {bare.config}",
+        "nothing was changed",
+    ):
+        assert words in shown.output
+    assert contents(bare) == before
+
+    wrong = bare.penstock("check")
+    assert wrong.exit_code == 1
+    assert "FAILED  slurmctld uses job_submit.lua" in wrong.output
+    assert "run `penstock slurm install --apply`" in wrong.output
+
+    made = bare.penstock("install", *options(bare, "--schedule", "systemd", "--apply"))
+    assert made.exit_code == 0, made.output
+    assert "ok      a job with flags (1) becomes Penstock's" in made.output
+    assert "FAILED" not in made.output
+    assert (bare.folder / "timer" / "penstock-sync.timer").exists()
+    assert "nothing to change" in bare.penstock("install", *options(bare, "--schedule", "systemd")).output
+
+    waiting = bare.submit("--adaptive", "--max-gpus=2")
+    dry = bare.penstock("uninstall")
+    assert "nothing was changed" in dry.output
+    assert f"would wait for ever: {waiting.id}" in dry.output
+    assert "-JobSubmitPlugins=lua" in dry.output
+    gone = bare.penstock("uninstall", "--apply")
+    assert gone.exit_code == 0, gone.output
+    assert contents(bare) == before
+    assert list((bare.folder / "timer").iterdir()) == []
+    assert "unrecognized option" in bare.sbatch("--adaptive").stderr
+    assert bare.sbatch("--hold").returncode == 0
+    assert bare.penstock("uninstall").exit_code == 1  # there is nothing any more
+
+
+def test_a_file_that_was_edited_since_loses_our_lines_alone(bare: FlagSite) -> None:
+    assert bare.penstock("install", *options(bare, "--schedule", "none", "--apply")).exit_code == 0
+    with bare.slurm.slurm_conf.open("a") as conf:
+        conf.write("# a later line of the admin's\n")
+    assert bare.penstock("uninstall", "--apply").exit_code == 0
+    text = bare.slurm.slurm_conf.read_text()
+    assert "JobSubmitPlugins" not in text
+    assert "JobFileAppend=0" in text
+    assert "# a later line of the admin's" in text
+
+
+def test_a_site_with_its_own_lua_calls_ours(bare: FlagSite) -> None:
+    own = bare.etc / "job_submit.lua"
+    own.write_text(
+        "function slurm_job_submit(job, partitions, uid)\n"
+        "  if job.account == 'closed' then slurm.log_user('account closed') return slurm.ERROR end\n"
+        "  return slurm.SUCCESS\nend\n"
+        "function slurm_job_modify() return slurm.SUCCESS end\nreturn slurm.SUCCESS\n"
+    )
+    made = bare.penstock("install", *options(bare, "--schedule", "none", "--apply"))
+    assert made.exit_code == 1
+    assert f"{own} is the site's own and does not call ours: add the lines" in made.output
+    assert "FAILED  job_submit.lua calls penstock.lua" in made.output
+
+    own.write_text(
+        f'local penstock = dofile("{bare.etc}/penstock.lua")\n'
+        + own.read_text().replace(
+            "  return slurm.SUCCESS\nend", "  return penstock.job_submit(job, partitions, uid)\nend"
+        )
+    )
+    later = own.stat().st_mtime + 2
+    os.utime(own, (later, later))  # Slurm looks at whole seconds
+    assert bare.penstock("check").exit_code == 0
+    assert "account closed" in bare.refusal("--account=closed", "--adaptive", "--max-gpus=2")
+    assert bare.submit("--adaptive", "--max-gpus=2").admin_comment
+
+    refused = bare.penstock("uninstall", "--apply")
+    assert refused.exit_code == 1
+    assert "take those lines out first" in str(refused.exception)
+    own.write_text(
+        own.read_text().replace("penstock.job_submit(job, partitions, uid)", "slurm.SUCCESS").split("\n", 1)[1]
+    )
+    assert bare.penstock("uninstall", "--apply").exit_code == 0
+    assert own.exists()
+
+
+def test_sync_follows_the_cluster(bare: FlagSite) -> None:
+    assert bare.penstock("install", *options(bare, "--schedule", "none", "--apply")).exit_code == 0
+    assert "is up to date" in bare.penstock("sync").output
+    assert bare.penstock("sync", "--quiet").output == ""
+    assert "no GPUs of type h100" in bare.refusal("--adaptive", "--max-gpus=2", "--gpu-types=h100")
+    listing = bare.etc / "penstock_site.lua"
+    listing.write_text(listing.read_text().replace('["t4"]', '["h100"]'))
+    assert bare.submit("--adaptive", "--max-gpus=2", "--gpu-types=h100").admin_comment  # read anew at each submission
+    assert "FAILED  penstock_site.lua knows the partitions" in bare.penstock("check").output
+    assert "was written" in bare.penstock("sync").output
+    bare.slurm.kill_slurmctld()
+    kept = listing.read_text()
+    assert bare.penstock("sync").exit_code == 1
+    assert listing.read_text() == kept
+
+
+def test_the_plugin_exports_its_hooks_alone_and_is_hardened(tmp_path: Path) -> None:
+    if shutil.which("nm") is None or not Path("/usr/include/slurm/spank.h").exists():
+        pytest.skip("binutils or libslurm-dev is not installed")
+    library = tmp_path / "penstock.so"
+    library.write_bytes(build_plugin(werror=True))
+    listing = subprocess.run(["nm", "-D", "--defined-only", library], capture_output=True, text=True, check=True).stdout
+    assert {line.split()[-1] for line in listing.splitlines()} == {
+        "plugin_name",
+        "plugin_type",
+        "plugin_version",
+        "spank_plugin_version",
+        "slurm_spank_init",
+        "slurm_spank_init_post_opt",
+        "slurm_spank_exit",
+    }
+    headers = subprocess.run(["readelf", "-lWd", library], capture_output=True, text=True, check=True).stdout
+    assert "GNU_RELRO" in headers
+    assert "NOW" in headers
+    assert "GNU_STACK      0x000000 0x0000000000000000 0x0000000000000000 0x000000 0x000000 RW " in headers
