@@ -473,8 +473,9 @@ def _explained(
     snapshot = table.snapshot
     row_of = {job.id: row for row, job in enumerate(table.jobs)}
     column = {option: c for c, option in enumerate(table.options)}
+    given = {**chosen, **instead}
     running = [job for job in table.jobs if job.id in placed.placements]
-    shapes = [placed.placements[job.id].configuration for job in running]
+    shapes = [given[job.id] for job in running]
     batches = dict(
         zip(
             (job.id for job in running),
@@ -496,8 +497,10 @@ def _explained(
         row = row_of[job.id]
         if job.id in placed.placements:
             placement = placed.placements[job.id]
-            c = column[placement.configuration]
-            reason = _why(job, placement, float(table.gain_JC[row, c]), placed.made_room_for.get(job.id))
+            c, held = column[given[job.id]], int(table.held_J[row])
+            moved = held >= 0 and job.allocation is not None and job.allocation.shares != placement.shares
+            gain, room_for = float(table.gain_JC[row, c]), placed.made_room_for.get(job.id)
+            reason = _why(given[job.id], table.options[held] if held >= 0 else None, gain, moved, room_for)
             if job.id in instead:
                 text = f"{reason.text}; {chosen[job.id]} would be better, but the free GPUs are scattered"
                 reason = dataclasses.replace(reason, text=text)
@@ -543,13 +546,12 @@ def restart_factor(age_s: float, restarts: int, restart_cost_s: float) -> float:
     return max(age_s - restarts * restart_cost_s, 0.0) / (age_s + restart_cost_s)
 
 
-def _why(job: Job, placement: Placement, gain: float, room_for: JobId | None) -> Reason:
-    chosen, speed = placement.configuration, f"{gain:.1f}x its slowest configuration"
-    held = job.allocation.configuration if job.allocation is not None and job.phase is Phase.RUNNING else None
-    if job.allocation is not None and job.allocation.shares == placement.shares and chosen == held:
-        return Reason(ReasonCode.KEPT, f"keeps {chosen}, {speed}")
+def _why(chosen: Configuration, held: Configuration | None, gain: float, moved: bool, room_for: JobId | None) -> Reason:
+    speed = f"{gain:.1f}x its slowest configuration"
     if held is None:
         return Reason(ReasonCode.CHOSEN, f"starts on {chosen}, {speed}")
+    if chosen == held and not moved:
+        return Reason(ReasonCode.KEPT, f"keeps {chosen}, {speed}")
     if chosen == held:
         whom = f"makes room for job {room_for}" if room_for is not None else "has to leave its nodes"
         return Reason(ReasonCode.CHOSEN, f"keeps {chosen} on other nodes: {whom}")
