@@ -124,6 +124,18 @@ def rate(model: AnyEstimator, configuration: Configuration) -> float:
     return float(model.goodput(configuration.gpu_type, nodes, gpus)[0])
 
 
+def given(job: Job, placement: Placement, why: str) -> Reason:
+    """The reason of a job that is given `placement`, with what it had before; `why` ends the sentence."""
+    chosen, held = placement.configuration, job.allocation if job.phase is Phase.RUNNING else None
+    if held is None:
+        return Reason(ReasonCode.CHOSEN, f"starts on {chosen}, {why}")
+    if held.shares == placement.shares:
+        return Reason(ReasonCode.KEPT, f"keeps {chosen}, {why}")
+    if held.configuration == chosen:
+        return Reason(ReasonCode.CHOSEN, f"keeps {chosen} on other nodes, {why}")
+    return Reason(ReasonCode.CHOSEN, f"from {held.configuration} to {chosen}, {why}")
+
+
 Request = dict[Configuration, float]
 """What a rigid policy may give a job, all of one size, the preferred first -> the goodput there. Empty: nothing will do."""
 

@@ -260,7 +260,7 @@ class _Round:
             if not (request := self._requests[job.id]):
                 options = common.configurations(self._snapshot.nodes, {job.wish.max_gpus})
                 self._waiting[job.id] = common.never_fits(job, options, self._snapshot.nodes)
-            elif (limit := self._room.limit(job, next(iter(request)).gpus)) is not None:
+            elif (limit := self._room.allowance.refuses(job, next(iter(request)).gpus)) is not None:
                 self._wait(job, f"{limit} does not allow more now")
             elif first_without is not None and not self._backfill:
                 self._wait(job, f"job {first_without.id} is before it in the queue")

@@ -1,4 +1,4 @@
-"""Room for rigid jobs, now and later: what policies that fill a cluster job by job keep count with.
+"""Room for jobs, now and later: what policies that fill a cluster job by job keep count with.
 
 Axes: N nodes, B moments at which somebody is expected to leave.
 """
@@ -8,44 +8,69 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock_scheduler.model import Configuration, GpuLimit, Job, Node, Placement
+from penstock_scheduler.model import Configuration, GpuLimit, Job, JobId, Node, Phase, Placement, Snapshot
 from penstock_scheduler.placement import place
 
 Fit = Literal["first", "best"]
 """Which node part of a node is taken from: the first with enough free GPUs, or the one that then has fewest left."""
 
 
-class Room:
-    """The free GPUs of each node while jobs are given theirs, and what is left of the limits."""
+class Allowance:
+    """What limits on users, accounts and QOS leave to be given out."""
 
-    def __init__(self, nodes: Sequence[Node], limits: Sequence[GpuLimit], fit: Fit) -> None:
+    def __init__(self, limits: Iterable[GpuLimit]) -> None:
+        self._left = {limit: limit.gpus for limit in limits}
+
+    def copy(self) -> Allowance:
+        """Another one, to try things in."""
+        other = Allowance(())
+        other._left = dict(self._left)
+        return other
+
+    def refuses(self, job: Job, gpus: int) -> GpuLimit | None:
+        """The limit that does not allow the job so many GPUs now."""
+        return next((limit for limit, left in self._left.items() if gpus > left and limit.covers(job)), None)
+
+    def take(self, job: Job, gpus: int) -> None:
+        """Count GPUs that the job is given; with fewer than 0, those that it gives back."""
+        for limit in self._left:
+            if limit.covers(job):
+                self._left[limit] -= gpus
+
+
+class Room:
+    """The free GPUs of each node while jobs are given theirs."""
+
+    def __init__(self, nodes: Sequence[Node], limits: Iterable[GpuLimit], fit: Fit) -> None:
         self._nodes = nodes
         self._fit = fit
         self._index = {node.name: index for index, node in enumerate(nodes)}
         self._types = np.array([node.gpu_type for node in nodes], dtype=np.str_)
         self._gpus_N = np.array([node.gpus for node in nodes], dtype=np.int64)
         self.free_N = np.array([node.gpus_for_us for node in nodes], dtype=np.int64)
-        self._left = {limit: limit.gpus for limit in limits}
+        self.allowance = Allowance(limits)
 
     def copy(self) -> Room:
         """Another one, to try things in."""
         other = object.__new__(Room)
-        other.__dict__ |= self.__dict__ | {"free_N": self.free_N.copy(), "_left": dict(self._left)}
+        other.__dict__ |= self.__dict__ | {"free_N": self.free_N.copy(), "allowance": self.allowance.copy()}
         return other
 
     def take(self, job: Job, placement: Placement) -> None:
         """Let the job have these GPUs."""
-        self._add(job, placement, -1)
+        self.add_to(self.free_N, placement, -1)
+        self.allowance.take(job, placement.gpus)
 
     def give(self, job: Job, placement: Placement) -> None:
         """Take them back."""
-        self._add(job, placement, 1)
+        self.add_to(self.free_N, placement, 1)
+        self.allowance.take(job, -placement.gpus)
 
     def has(self, placement: Placement) -> bool:
         """Whether all its GPUs are free, or on nodes that are out of service: who runs there may stay."""
@@ -55,10 +80,6 @@ class Room:
             or not self._nodes[index].usable
             for share in placement.shares
         )
-
-    def limit(self, job: Job, gpus: int) -> GpuLimit | None:
-        """The limit that does not allow the job so many GPUs now."""
-        return next((limit for limit, left in self._left.items() if gpus > left and limit.covers(job)), None)
 
     def find(
         self, job: Job, options: Iterable[Configuration], free_N: NDArray[np.int64] | None = None
@@ -91,12 +112,6 @@ class Room:
             index = self._index.get(share.node)
             if index is not None and self._nodes[index].usable:
                 free_N[index] += sign * share.gpus
-
-    def _add(self, job: Job, placement: Placement, sign: int) -> None:
-        self.add_to(self.free_N, placement, sign)
-        for limit in self._left:
-            if limit.covers(job):
-                self._left[limit] += sign * placement.gpus
 
 
 class Timeline:
@@ -148,3 +163,43 @@ class Timeline:
             self._free_BN = np.insert(self._free_BN, end, self._free_BN[end - 1], axis=0)
         for b in range(begin, end):
             self._room.add_to(self._free_BN[b], placement, -1)
+
+
+def settle(
+    snapshot: Snapshot,
+    pins: Mapping[JobId, Placement],
+    chosen: Mapping[JobId, Configuration],
+    instead: Iterable[tuple[JobId, Configuration]],
+) -> dict[JobId, Placement]:
+    """Nodes for a choice that was made by numbers of GPUs: in the order of `chosen`, as far as limits allow.
+
+    Then the jobs of `instead` that have none so far get the first of their entries that there is room for.
+    """
+    jobs = {job.id: job for job in snapshot.jobs}
+    allowance = Allowance(snapshot.limits)
+    for job_id, pin in pins.items():
+        allowance.take(jobs[job_id], pin.gpus)
+    wanted = {}
+    for job_id, option in chosen.items():
+        if allowance.refuses(jobs[job_id], option.gpus) is None:
+            allowance.take(jobs[job_id], option.gpus)
+            wanted[job_id] = option
+    running = {job.id: job.allocation for job in snapshot.jobs if job.phase is Phase.RUNNING and job.allocation}
+    placements = place(
+        snapshot.nodes,
+        wanted,
+        {job_id: jobs[job_id].partitions for job_id in wanted},
+        {job_id: running[job_id] for job_id in wanted if job_id in running},
+        pins,
+        reservations={job.id: job.reservation for job in snapshot.jobs if job.reservation},
+    ).placements
+    room = Room(snapshot.nodes, snapshot.limits, "best")
+    for job_id, placement in (*pins.items(), *placements.items()):
+        room.take(jobs[job_id], placement)
+    for job_id, option in instead:
+        if job_id in placements or room.allowance.refuses(jobs[job_id], option.gpus) is not None:
+            continue
+        if (found := room.find(jobs[job_id], (option,))) is not None:
+            placements[job_id] = found
+            room.take(jobs[job_id], found)
+    return placements

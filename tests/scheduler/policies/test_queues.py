@@ -27,7 +27,7 @@ def test_fifo_waits_behind_the_first_that_finds_no_room():
     jobs = [wants("a", 6, submit_s=1), wants("b", 8, submit_s=2), wants("c", 1, submit_s=3)]
     plan = decide("fifo", snapshot("t4:10x1", jobs))
     assert set(plan.chosen) == {"a"}
-    assert "job b is before it" in plan.waiting["c"].text
+    assert "job b is before it in the queue" in plan.waiting["c"].text
 
 
 def textbook() -> Snapshot:
@@ -114,7 +114,7 @@ def test_slurm_keeps_the_second_reservation_where_easy_does_not():
 
 def test_slurm_plans_a_day_ahead_and_a_year_where_there_is_no_limit():
     """A has no limit, so B would start beyond the window: nothing is kept for it, and C starts."""
-    jobs = [runs("A", 3, submit_s=0), wants("B", 4, submit_s=1), wants("C", 1, submit_s=2, time_limit_s=7200.0)]
+    jobs = [runs("A", 3, submit_s=0), wants("B", 4, submit_s=1), wants("C", 1, submit_s=2, time_limit_s=4e7)]
     state = snapshot("t4:4x1", jobs)
     assert set(decide("slurm-backfill", state).chosen) == {"A", "C"}
     assert set(decide("slurm-backfill", state, default_time_limit_s=3600.0).chosen) == {"A"}
@@ -225,3 +225,30 @@ def test_an_odd_request_and_one_that_can_never_be():
 def test_a_type_on_which_the_job_makes_no_progress_is_not_given():
     state = snapshot("a100:1x1,t4:1x1", [wants("j", 1)], {"j": table(t4={1: 1.0})})
     assert decide("fifo", state).chosen == {"j": Configuration(1, 1, "t4")}
+
+
+def test_a_job_gets_the_most_that_it_asks_for_or_waits():
+    busy = wants("busy", 4, phase=Phase.RUNNING, allocation=on("t4", t4_00=4), submit_s=0)
+    state = snapshot("t4:2x4", [busy, job("j", max_gpus=8, submit_s=1)])
+    assert set(decide("fifo", state).chosen) == {"busy"}
+    assert decide("fifo", snapshot("t4:2x4", [job("j", max_gpus=8)])).chosen == {"j": Configuration(2, 8, "t4")}
+
+
+def test_who_runs_on_a_node_that_drains_stays():
+    state = snapshot("t4:2x1", [runs("j", 1, submit_s=0)])
+    drained = dataclasses.replace(state.nodes[0], usable=False)
+    for policy in ("fifo", "las"):
+        plan = decide(policy, dataclasses.replace(state, nodes=(drained, state.nodes[1])))
+        assert plan.assignments["j"].placement == on("t4", t4_00=1)
+
+
+def test_what_is_kept_from_round_to_round_is_no_longer_used_when_it_has_changed():
+    fifo = make_policy("fifo")[0]
+    here = snapshot("a100:1x2,t4:1x2", [wants("j", 1)], {"j": table(t4={1: 1.0, 2: 1.5})})
+    assert fifo.decide(here).chosen == {"j": Configuration(1, 1, "t4")}
+    faster = dataclasses.replace(here, models={"j": table(a100={1: 9.0, 2: 1.5})})
+    assert fifo.decide(faster).chosen == {"j": Configuration(1, 1, "a100")}
+    larger = dataclasses.replace(here, jobs=(wants("j", 2),))
+    assert fifo.decide(larger).chosen == {"j": Configuration(1, 2, "t4")}
+    gone = dataclasses.replace(here, nodes=here.nodes[:1])
+    assert fifo.decide(gone).waiting["j"].code is ReasonCode.NEVER_FITS
