@@ -10,6 +10,7 @@ from pydantic import BaseModel, ValidationError
 from penstock_scheduler.errors import ConfigError
 from penstock_scheduler.model.wish import describe_errors
 from penstock_scheduler.policies.gavel import Gavel, GavelSettings
+from penstock_scheduler.policies.pollux import Pollux, PolluxSettings
 from penstock_scheduler.policies.queues import (
     Fifo,
     Ftf,
@@ -26,6 +27,7 @@ from penstock_scheduler.ports import Policy
 
 REGISTRY: dict[str, tuple[Callable[[Any], Policy], type[BaseModel]]] = {
     "sia": (Sia, SiaSettings),
+    "pollux": (Pollux, PolluxSettings),
     "gavel": (Gavel, GavelSettings),
     "fifo": (Fifo, QueueSettings),
     "srtf": (Srtf, QueueSettings),

@@ -69,6 +69,12 @@ def allowed(job: Job, configuration: Configuration) -> bool:
     return wish.min_gpus <= configuration.gpus <= wish.max_gpus
 
 
+def open_nodes(nodes: Iterable[Node], job: Job) -> list[Node]:
+    """Nodes that the job may use, by partition and reservation."""
+    partitions = set(job.partitions)
+    return [node for node in nodes if node.reservation == job.reservation and partitions & set(node.partitions)]
+
+
 def pinned(snapshot: Snapshot) -> dict[JobId, Placement]:
     """Jobs that this round leaves where they are, or where they are going.
 
@@ -166,12 +172,7 @@ class Requests:
     def _request(self, job: Job, model: AnyEstimator) -> Request:
         key = (job.partitions, job.reservation, job.wish.max_gpus)
         if key not in self._shapes:
-            open_to_it = [
-                node
-                for node in self._nodes
-                if node.reservation == job.reservation and set(node.partitions) & set(job.partitions)
-            ]
-            self._shapes[key] = configurations(open_to_it, {job.wish.max_gpus}, job.wish.max_gpus)
+            self._shapes[key] = configurations(open_nodes(self._nodes, job), {job.wish.max_gpus}, job.wish.max_gpus)
         fitting = sorted((option for option in self._shapes[key] if allowed(job, option)), key=lambda c: -c.gpus)
         types = job.wish.gpu_types or tuple(sorted({option.gpu_type for option in fitting}))
         request: Request = {}
