@@ -29,7 +29,7 @@ from penstock_scheduler.model import (
     Start,
 )
 from penstock_scheduler.models import WishModels
-from penstock_scheduler.policies import make_policy
+from penstock_scheduler.policies import REGISTRY, make_policy
 from penstock_scheduler.simulator import SimulatedClock, SimulatedCluster, SimulatedJob, nodes_from_spec
 from penstock_scheduler.store import FileStore, MemoryStore
 from penstock_scheduler.triggers import OnEvent, Period
@@ -58,7 +58,7 @@ def simulated(count: int, policy_name: str = "sia", **parts: object) -> tuple[Ro
     return loop, cluster, store
 
 
-@pytest.mark.parametrize("policy_name", ["sia", "fifo"])
+@pytest.mark.parametrize("policy_name", sorted(REGISTRY))
 def test_every_job_ends_and_its_work_is_done_once(policy_name):
     loop, cluster, store = simulated(5, policy_name)
     loop.run(lambda: cluster.finished)

@@ -246,9 +246,9 @@ def test_what_is_kept_from_round_to_round_is_no_longer_used_when_it_has_changed(
     fifo = make_policy("fifo")[0]
     here = snapshot("a100:1x2,t4:1x2", [wants("j", 1)], {"j": table(t4={1: 1.0, 2: 1.5})})
     assert fifo.decide(here).chosen == {"j": Configuration(1, 1, "t4")}
-    faster = dataclasses.replace(here, models={"j": table(a100={1: 9.0, 2: 1.5})})
-    assert fifo.decide(faster).chosen == {"j": Configuration(1, 1, "a100")}
     larger = dataclasses.replace(here, jobs=(wants("j", 2),))
     assert fifo.decide(larger).chosen == {"j": Configuration(1, 2, "t4")}
+    faster = dataclasses.replace(here, models={"j": table(a100={1: 9.0, 2: 1.5})})
+    assert fifo.decide(faster).chosen == {"j": Configuration(1, 1, "a100")}
     gone = dataclasses.replace(here, nodes=here.nodes[:1])
     assert fifo.decide(gone).waiting["j"].code is ReasonCode.NEVER_FITS
