@@ -81,7 +81,7 @@ class SlurmBackfillSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     fit: Fit = "best"
-    max_jobs: PositiveInt = Field(default=500, description="Waiting jobs that are looked at: bf_max_job_test.")
+    max_jobs: PositiveInt = Field(default=500, description="Waiting jobs that GPUs are reserved for: bf_max_job_test.")
     window_s: PositiveFloat = Field(default=86_400.0, description="How far ahead is planned: bf_window.")
     default_time_limit_s: PositiveFloat | None = Field(
         default=None, description="Of jobs without one: the partition's DefaultTime; null: a year, as Slurm plans with."

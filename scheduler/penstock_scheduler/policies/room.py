@@ -87,11 +87,7 @@ class Room:
         """Nodes for the first of `options` that there is room for. `free_N`: free GPUs at another time than now."""
         free_N = self.free_N if free_N is None else free_N
         for option in options:
-            per_node = option.gpus // option.nodes
-            enough_N = (self._types == option.gpu_type) & (free_N >= per_node)
-            if option.nodes > 1:
-                enough_N &= self._gpus_N == per_node
-            candidates = np.flatnonzero(enough_N).tolist()
+            candidates = np.flatnonzero(self.enough(option, free_N)).tolist()
             if len(candidates) < option.nodes:
                 continue
             one_by_one = self._fit == "first" and option.nodes == 1
@@ -105,6 +101,13 @@ class Room:
                 if placed.placements:
                     return placed.placements[job.id]
         return None
+
+    def enough(self, option: Configuration, free: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which nodes could be part of a configuration; of the shape of `free`, whose last axis are the nodes."""
+        per_node = option.gpus // option.nodes
+        right_N = (self._types == option.gpu_type) & ((self._gpus_N == per_node) | (option.nodes == 1))
+        enough: NDArray[np.bool_] = (free >= per_node) & right_N
+        return enough
 
     def add_to(self, free_N: NDArray[np.int64], placement: Placement, sign: int) -> None:
         """Add the GPUs of a placement to `free_N`, or take them from it."""
@@ -146,7 +149,9 @@ class Timeline:
 
         With `now` only now will do.
         """
-        for begin in range(1 if now else len(self._times_s)):
+        times = slice(1) if now else slice(None)
+        ready = [self._room.enough(option, self._free_BN[times]).sum(axis=1) >= option.nodes for option in options]
+        for begin in np.flatnonzero(np.any(ready, axis=0)).tolist():
             for option in options:
                 until_s = self._times_s[begin] + seconds(option)
                 end = bisect.bisect_left(self._times_s, until_s)

@@ -140,5 +140,23 @@ def test_a_job_outside_its_wish_is_moved_and_one_without_a_way_to_run_is_told():
 
 
 def test_partitions_say_which_types_a_job_can_have():
-    plan = decide(snapshot("t4:1x1,a100:1x1", [job("j", partitions=("t4",))], {"j": table(t4={1: 1.0}, a100={1: 9.0})}))
-    assert plan.chosen == {"j": Configuration(1, 1, "t4")}
+    """`narrow` would gain 9x by the a100, but may not go there: it is `wide` that gets it."""
+    models = {"narrow": table(t4={1: 1.0}, a100={1: 9.0}), "wide": table(t4={1: 1.0}, a100={1: 2.0})}
+    plan = decide(snapshot("t4:1x1,a100:1x1", [job("narrow", partitions=("t4",)), job("wide")], models))
+    assert plan.chosen == {"narrow": Configuration(1, 1, "t4"), "wide": Configuration(1, 1, "a100")}
+
+
+def test_the_unit_of_a_model_does_not_matter():
+    state = snapshot("t4:1x4,a100:1x2", [job("a"), job("b"), job("c")], MODELS)
+    large = {t: {gpus: 1000 * value for gpus, value in rates.items()} for t, rates in MODELS["b"].rates.items()}
+    plan = decide(dataclasses.replace(state, models=MODELS | {"b": table(**large)}))
+    assert fitness(state, plan.chosen, -1.0) == pytest.approx(best_of_all(state, -1.0))
+
+
+def test_mutation_finds_what_no_parent_had():
+    """Ten configurations, of which the ninth is the best and the tenth, which all hold, impossible; four parents."""
+    score_JC = np.tile([*range(1, 10), -np.inf, 0.0], (8, 1))
+    gpus_C, type_C = np.array([*[1] * 10, 0]), np.zeros(11, dtype=np.int64)
+    held_J, rng = np.full(8, 9), np.random.default_rng(0)
+    choice_J = search(score_JC, gpus_C, type_C, np.array([8]), held_J, rng, population=4, generations=1000)
+    assert choice_J.tolist() == [8] * 8

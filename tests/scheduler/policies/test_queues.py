@@ -120,7 +120,7 @@ def test_slurm_plans_a_day_ahead_and_a_year_where_there_is_no_limit():
     assert set(decide("slurm-backfill", state, default_time_limit_s=3600.0).chosen) == {"A"}
 
 
-def test_slurm_looks_at_so_many_jobs_only():
+def test_slurm_reserves_for_so_many_jobs_only():
     jobs = [
         runs("A", 4, submit_s=0, time_limit_s=100.0),
         wants("B", 4, submit_s=1, time_limit_s=100.0),
