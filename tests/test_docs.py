@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from penstock_scheduler.model import JobWish, parse_wish
-from penstock_scheduler.policies import make_policy
+from penstock_scheduler.policies import REGISTRY, make_policy
 from penstock_scheduler.settings import DaemonSettings, parse_settings
 from penstock_scheduler.simulator.workloads import read_workload
 from penstock_scheduler.simulator.workloads.own import COLUMNS
@@ -39,6 +39,18 @@ def test_the_settings_file_of_the_admins_page_is_valid_and_shows_the_defaults():
     for model in (DaemonSettings, SlurmSettings):
         for key in model.model_fields:
             assert re.search(rf"^(# )?{key} = ", text, re.MULTILINE), f"{key} is not on the page"
+
+
+def test_the_page_on_policies_names_all_of_them_and_shows_the_defaults():
+    text = "\n".join(blocks("docs/policies.md", "toml"))
+    settings = parse_settings(text, "docs/policies.md")
+    page = (ROOT / "docs/policies.md").read_text(encoding="utf-8")
+    for name in REGISTRY:
+        assert f"| `{name}` |" in page
+        if shown := settings.policy(name):
+            full = make_policy(name)[1]
+            assert shown == {key: full[key] for key in shown}
+            assert all(key in page for key in full)
 
 
 def test_the_wishes_on_the_pages_are_valid():

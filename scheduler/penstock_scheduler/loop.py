@@ -15,7 +15,7 @@ from typing import Any
 
 from penstock_scheduler.diff import actions
 from penstock_scheduler.errors import RoundFailed
-from penstock_scheduler.model import ClusterState, Outcome, Phase, Plan, Progress, Snapshot
+from penstock_scheduler.model import ClusterState, JobId, Outcome, Phase, Plan, Progress, Snapshot
 from penstock_scheduler.ports import Clock, Cluster, ModelSource, Policy, Store, Trigger
 from penstock_scheduler.records import RoundRecord
 
@@ -57,6 +57,8 @@ class RoundLoop:
         last = store.last_round()
         self._round = last.snapshot.round if last else 0
         self._plan: Plan | None = last.plan if last else None
+        self._attained: dict[JobId, dict[str, float]] = last.snapshot.attained if last else {}
+        self._seen_s = last.snapshot.time_s if last else None
         if last:
             log.info("plan taken up", extra={"round": self._round, "assignments": len(last.plan.assignments)})
 
@@ -90,6 +92,7 @@ class RoundLoop:
         if reports := self._cluster.reports():
             self._store.add_reports(reports)
         now_s = self._clock.now_s()
+        self._count(state, now_s)
         if self._trigger.due(now_s, state):
             self._decide(state, now_s, observed - started)
             self._trigger.decided(now_s, state)
@@ -117,6 +120,8 @@ class RoundLoop:
             refused=state.refused,
             limits=state.limits,
             unscaled=known.unscaled,
+            remaining=known.remaining,
+            attained=self._attained,
         )
         started = time.perf_counter()
         plan = self._policy.decide(snapshot)
@@ -136,6 +141,21 @@ class RoundLoop:
             | ({"status": plan.solve.status.value, "gap": round(plan.solve.gap, 6)} if plan.solve else {}),
         )
         self._on_round(record)
+
+    def _count(self, state: ClusterState, now_s: float) -> None:
+        """Add the time since the last look to what each job has attained, on the GPUs that it holds now.
+
+        The first look of a daemon adds the time since the last round that was saved: jobs run on while it is away.
+        """
+        passed_s = max(now_s - self._seen_s, 0.0) if self._seen_s is not None else 0.0
+        before, self._attained, self._seen_s = self._attained, {}, now_s
+        for job in state.jobs:
+            attained = before.get(job.id, {})
+            if job.allocation is not None and job.phase in (Phase.RUNNING, Phase.STOPPING):
+                held = job.allocation
+                attained = attained | {held.gpu_type: attained.get(held.gpu_type, 0.0) + held.gpus * passed_s}
+            if attained:
+                self._attained[job.id] = attained
 
     def _target(self, job: str) -> Any:
         assignment = self._plan.assignments.get(job) if self._plan else None

@@ -25,6 +25,8 @@ class Models:
     restart_costs_s: dict[JobId, float] = field(default_factory=dict)
     unscaled: dict[JobId, int] = field(default_factory=dict)
     """See `Snapshot.unscaled`."""
+    remaining: dict[JobId, float] = field(default_factory=dict)
+    """See `Snapshot.remaining`."""
 
 
 class WishModels:

@@ -205,6 +205,7 @@ class SlurmCluster:
             submit_s=_submitted_s(slurm_job, control),
             restarts=slurm_job.restarts,
             allocation=allocation,
+            time_limit_s=slurm_job.time_limit_s,
         )
 
     def _remember(self, managed: dict[JobId, SlurmJob], jobs: dict[JobId, Job], now_s: float) -> None:

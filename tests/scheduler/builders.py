@@ -12,8 +12,8 @@ from penstock_scheduler.simulator import nodes_from_spec
 
 
 def job(job_id: str, *, phase: Phase = Phase.QUEUED, submit_s: float = 0.0, restarts: int = 0, **fields: object) -> Job:
-    """A job whose wish has `fields`; allocation, target and partitions are keywords too."""
-    more = ("allocation", "target", "account", "qos", "reservation", "weight")
+    """A job whose wish has `fields`; allocation, target, time_limit_s and partitions are keywords too."""
+    more = ("allocation", "target", "account", "qos", "reservation", "weight", "time_limit_s")
     own = {name: fields.pop(name) for name in more if name in fields}
     user = fields.pop("user", "ada")
     partitions = fields.pop("partitions", ("all",))
@@ -34,6 +34,8 @@ def snapshot(
     *,
     time_s: float = 1000.0,
     restart_cost_s: float = 30.0,
+    remaining: Mapping[str, float] | None = None,
+    attained: Mapping[str, dict[str, float]] | None = None,
 ) -> Snapshot:
     """A snapshot on nodes of a spec; jobs without a model have a linear one."""
     known = dict(models or {})
@@ -44,6 +46,8 @@ def snapshot(
         jobs=tuple(jobs),
         models={each.id: known.get(each.id, LinearEstimator()) for each in jobs},
         restart_costs_s=dict.fromkeys((each.id for each in jobs), restart_cost_s),
+        remaining=dict(remaining or {}),
+        attained=dict(attained or {}),
     )
 
 

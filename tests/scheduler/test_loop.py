@@ -29,7 +29,7 @@ from penstock_scheduler.model import (
     Start,
 )
 from penstock_scheduler.models import WishModels
-from penstock_scheduler.policies import make_policy
+from penstock_scheduler.policies import REGISTRY, make_policy
 from penstock_scheduler.simulator import SimulatedClock, SimulatedCluster, SimulatedJob, nodes_from_spec
 from penstock_scheduler.store import FileStore, MemoryStore
 from penstock_scheduler.triggers import OnEvent, Period
@@ -58,7 +58,7 @@ def simulated(count: int, policy_name: str = "sia", **parts: object) -> tuple[Ro
     return loop, cluster, store
 
 
-@pytest.mark.parametrize("policy_name", ["sia", "fifo"])
+@pytest.mark.parametrize("policy_name", sorted(REGISTRY))
 def test_every_job_ends_and_its_work_is_done_once(policy_name):
     loop, cluster, store = simulated(5, policy_name)
     loop.run(lambda: cluster.finished)
@@ -159,6 +159,43 @@ def test_a_loop_that_starts_again_takes_up_the_plan_and_the_count(tmp_path):
     assert last is not None
     assert newest is not None
     assert newest.snapshot.round == last.snapshot.round + 1
+
+
+def test_what_jobs_have_attained_is_counted_by_type_and_survives_a_restart(tmp_path):
+    """A job holds 4 t4 GPUs for 60 s, then 8 a100 GPUs for 30 s: 240 and 240 GPU-seconds; 10 s without a daemon count too."""
+    clock = SimulatedClock()
+    where = [on("t4", t4_00=4), on("a100", a100_00=8)]
+
+    class Moving:
+        def observe(self):
+            held = where[0] if clock.now_s() - started_s <= 60 else where[1]
+            return ClusterState((), (job("j", phase=Phase.RUNNING, allocation=held), job("queued")))
+
+        def apply(self, todo):
+            return ()
+
+        def reports(self):
+            return ()
+
+    class Nothing:
+        name = "nothing"
+
+        def decide(self, snapshot):
+            return Plan(snapshot.round)
+
+    def loop(store):
+        source = WishModels(Families(), 30.0)
+        return RoundLoop(Moving(), clock, store, Period(10.0), Nothing(), source, tick_s=10.0)  # type: ignore[arg-type]
+
+    started_s = clock.now_s()
+    store = FileStore(tmp_path, writer=True)
+    first = loop(store)
+    for _ in range(9):
+        first.tick()
+        clock.sleep(10.0)
+    assert store.last_round().snapshot.attained == {"j": {"t4": 240.0, "a100": 160.0}}
+    loop(store).tick()
+    assert store.last_round().snapshot.attained == {"j": {"t4": 240.0, "a100": 240.0}}
 
 
 def plan(**placements: object) -> Plan:

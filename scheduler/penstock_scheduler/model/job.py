@@ -50,6 +50,8 @@ class Job:
     """The reservation that it asked to run in; empty: none, and then it runs on no reserved node."""
     weight: float = 1.0
     """How much its progress counts beside that of others, > 0; from Slurm's priority or fair share, if the site wants that."""
+    time_limit_s: float | None = None
+    """Seconds of running after which the cluster ends it: the user's estimate from above. None: no limit, or not known."""
 
 
 @dataclass(frozen=True, slots=True)

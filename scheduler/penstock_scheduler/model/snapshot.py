@@ -36,5 +36,9 @@ class Snapshot:
     limits: tuple[GpuLimit, ...] = ()
     unscaled: dict[JobId, int] = field(default_factory=dict)
     """Jobs of which nobody knows how they scale -> most GPUs that they have run on, 0 if they never ran."""
+    remaining: dict[JobId, float] = field(default_factory=dict)
+    """Work that is left of each job, in the unit of its model's goodput times seconds, >= 0; absent: not known."""
+    attained: dict[JobId, dict[str, float]] = field(default_factory=dict)
+    """GPU-seconds that each job has held so far, by GPU type, as the round loop saw it; absent: none."""
     incumbent: dict[JobId, Configuration] = field(default_factory=dict)
     """A plan's configurations to take as they are, when a round that a time limit cut short is decided again."""

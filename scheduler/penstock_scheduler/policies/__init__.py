@@ -9,13 +9,31 @@ from pydantic import BaseModel, ValidationError
 
 from penstock_scheduler.errors import ConfigError
 from penstock_scheduler.model.wish import describe_errors
-from penstock_scheduler.policies.fifo import Fifo, FifoSettings
+from penstock_scheduler.policies.gavel import Gavel, GavelSettings
+from penstock_scheduler.policies.pollux import Pollux, PolluxSettings
+from penstock_scheduler.policies.queues import (
+    Fifo,
+    Ftf,
+    FtfSettings,
+    Las,
+    LasSettings,
+    QueueSettings,
+    SlurmBackfill,
+    SlurmBackfillSettings,
+    Srtf,
+)
 from penstock_scheduler.policies.sia import ARTIFACT, Sia, SiaSettings
 from penstock_scheduler.ports import Policy
 
 REGISTRY: dict[str, tuple[Callable[[Any], Policy], type[BaseModel]]] = {
     "sia": (Sia, SiaSettings),
-    "fifo": (Fifo, FifoSettings),
+    "pollux": (Pollux, PolluxSettings),
+    "gavel": (Gavel, GavelSettings),
+    "fifo": (Fifo, QueueSettings),
+    "srtf": (Srtf, QueueSettings),
+    "las": (Las, LasSettings),
+    "ftf": (Ftf, FtfSettings),
+    "slurm-backfill": (SlurmBackfill, SlurmBackfillSettings),
 }
 """Name in the settings file -> how to build the policy from its settings, and what those are."""
 

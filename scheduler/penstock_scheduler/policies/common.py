@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Iterable, Mapping
 
 import numpy as np
@@ -64,6 +66,12 @@ def allowed(job: Job, configuration: Configuration) -> bool:
     return job.wish.allows(configuration.gpu_type, configuration.gpus)
 
 
+def open_nodes(nodes: Iterable[Node], job: Job) -> list[Node]:
+    """Nodes that the job may use, by partition and reservation."""
+    partitions = set(job.partitions)
+    return [node for node in nodes if node.reservation == job.reservation and partitions & set(node.partitions)]
+
+
 def pinned(snapshot: Snapshot) -> dict[JobId, Placement]:
     """Jobs that this round leaves where they are, or where they are going.
 
@@ -117,6 +125,84 @@ def rate(model: AnyEstimator, configuration: Configuration) -> float:
     """Goodput of one configuration."""
     nodes, gpus = np.array([configuration.nodes]), np.array([configuration.gpus])
     return float(model.goodput(configuration.gpu_type, nodes, gpus)[0])
+
+
+def given(job: Job, placement: Placement, why: str) -> Reason:
+    """The reason of a job that is given `placement`, with what it had before; `why` ends the sentence."""
+    chosen, held = placement.configuration, job.allocation if job.phase is Phase.RUNNING else None
+    if held is None:
+        return Reason(ReasonCode.CHOSEN, f"starts on {chosen}, {why}")
+    if held.shares == placement.shares:
+        return Reason(ReasonCode.KEPT, f"keeps {chosen}, {why}")
+    if held.configuration == chosen:
+        return Reason(ReasonCode.CHOSEN, f"keeps {chosen} on other nodes, {why}")
+    return Reason(ReasonCode.CHOSEN, f"from {held.configuration} to {chosen}, {why}")
+
+
+Request = dict[Configuration, float]
+"""What a rigid policy may give a job, all of one size, the preferred first -> the goodput there. Empty: nothing will do."""
+
+
+class Requests:
+    """The fixed request of each job: the most GPUs that it asks for and that exist, on each type where it makes progress.
+
+    Keeps those of jobs whose wish and model are the same as in the last round, and nothing else.
+    """
+
+    def __init__(self) -> None:
+        self._shapes: dict[tuple[tuple[str, ...], str, int], tuple[Configuration, ...]] = {}
+        self._nodes: tuple[Node, ...] = ()
+        self._known: dict[JobId, tuple[Job, AnyEstimator, Request]] = {}
+
+    def of(self, snapshot: Snapshot) -> dict[JobId, Request]:
+        """The request of every job."""
+        nodes = tuple(dataclasses.replace(node, gpus_others=0, cpus_others=0, state="") for node in snapshot.nodes)
+        if nodes != self._nodes:
+            self._nodes, self._shapes, self._known = nodes, {}, {}
+        known, self._known = self._known, {}
+        for job in snapshot.jobs:
+            model, last = snapshot.models[job.id], known.get(job.id)
+            same = last is not None and last[1] is model and _asks(last[0]) == _asks(job)
+            self._known[job.id] = last if last is not None and same else (job, model, self._request(job, model))
+        return {job: request for job, (_, _, request) in self._known.items()}
+
+    def _request(self, job: Job, model: AnyEstimator) -> Request:
+        key = (job.partitions, job.reservation, job.wish.max_gpus)
+        if key not in self._shapes:
+            self._shapes[key] = configurations(open_nodes(self._nodes, job), {job.wish.max_gpus}, job.wish.max_gpus)
+        fitting = sorted((option for option in self._shapes[key] if allowed(job, option)), key=lambda c: -c.gpus)
+        types = job.wish.gpu_types or tuple(sorted({option.gpu_type for option in fitting}))
+        request: Request = {}
+        for option in fitting:
+            if request and option.gpus < next(iter(request)).gpus:
+                break
+            goodput = rate(model, option)
+            if goodput > 0 and math.isfinite(goodput):
+                request[option] = goodput
+        return dict(sorted(request.items(), key=lambda item: (types.index(item[0].gpu_type), item[0].nodes)))
+
+
+def _asks(job: Job) -> tuple[object, ...]:
+    return job.wish, job.partitions, job.reservation
+
+
+def ran_s(snapshot: Snapshot, job: Job, gpus: int) -> float:
+    """Seconds that the job has run so far, if always on `gpus` GPUs: its GPU-seconds divided by them."""
+    return sum(snapshot.attained.get(job.id, {}).values()) / gpus
+
+
+def remaining_s(snapshot: Snapshot, job: Job, option: Configuration, goodput: float) -> float | None:
+    """Seconds that the job still takes on this configuration, as far as the snapshot tells; None: it does not.
+
+    The work that is left at this goodput, and a restart if it does not run there yet; or else what is left of its time limit.
+    """
+    work = snapshot.remaining.get(job.id)
+    if work is not None and goodput > 0:
+        there = job.phase is Phase.RUNNING and job.allocation is not None and job.allocation.configuration == option
+        return work / goodput + (0.0 if there else snapshot.restart_costs_s[job.id])
+    if job.time_limit_s is not None:
+        return max(job.time_limit_s - ran_s(snapshot, job, option.gpus), 0.0)
+    return None
 
 
 def never_fits(job: Job, options: Iterable[Configuration], nodes: Iterable[Node]) -> Reason:

@@ -19,6 +19,17 @@ from tests.scheduler.builders import job, snapshot, table
 
 TYPES = ("t4", "rtx", "a100")
 
+QUICK: dict[str, dict[str, object]] = {"pollux": {"generations": 10, "population": 20}}
+"""A search that is stopped early has to keep the rules, too."""
+
+VARIANTS = [(name, QUICK.get(name, {})) for name in sorted(REGISTRY)] + [
+    (name, {"backfill": "easy", "fit": fit})
+    for name, (_, model) in sorted(REGISTRY.items())
+    if "backfill" in model.model_fields
+    for fit in ("first", "best")
+]
+"""Every policy as it comes, and the queues with backfill."""
+
 
 @st.composite
 def snapshots(draw: st.DrawFn) -> Snapshot:
@@ -34,7 +45,7 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
                 Node(f"{gpu_type}-{index:02d}", gpu_type, size, partitions, usable, others, reservation=kept_for)
             )
     free = {node.name: max(node.gpus - node.gpus_others, 0) for node in nodes}
-    jobs, models = [], {}
+    jobs, models, remaining, attained = [], {}, {}, {}
     for number in range(draw(st.integers(0, 8))):
         job_id = str(number)
         low = draw(st.sampled_from([1, 1, 2, 4]))
@@ -61,8 +72,13 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
             held = Placement(where.gpu_type, where.partitions[0], (Share(where.name, gpus),))
             phase = draw(st.sampled_from([Phase.RUNNING, Phase.RUNNING, Phase.STARTING, Phase.STOPPING]))
             state |= {"phase": phase, "allocation": held, "target": held if phase is not Phase.RUNNING else None}
+        state["time_limit_s"] = draw(st.sampled_from([None, 60.0, 1000.0, 2000.0]))
         jobs.append(job(job_id, submit_s=draw(st.sampled_from([0.0, 1.0, 500.0])), **state, **wish))
         models[job_id] = draw(estimators())
+        if draw(st.booleans()):
+            remaining[job_id] = draw(st.sampled_from([0.0, 100.0, 5000.0]))
+        if draw(st.booleans()):
+            attained[job_id] = {where.gpu_type: draw(st.sampled_from([0.0, 300.0, 10_000.0]))}
     limits = draw(
         st.lists(
             st.builds(GpuLimit, st.just("user"), st.sampled_from(["ada", "bob"]), st.integers(0, 8))
@@ -71,7 +87,8 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
         )
     )
     unscaled = {each.id: draw(st.sampled_from([0, 1, 4])) for each in jobs if draw(st.booleans())}
-    return dataclasses.replace(snapshot(tuple(nodes), jobs, models), limits=tuple(limits), unscaled=unscaled)
+    made = snapshot(tuple(nodes), jobs, models, remaining=remaining, attained=attained)
+    return dataclasses.replace(made, limits=tuple(limits), unscaled=unscaled)
 
 
 @st.composite
@@ -88,11 +105,11 @@ def estimators(draw: st.DrawFn) -> AnyEstimator:
     return table(**{t: {2**k: one * factor**k * (1 + i) for k in range(5)} for i, t in enumerate(TYPES)})
 
 
-@pytest.mark.parametrize("name", sorted(REGISTRY))
+@pytest.mark.parametrize(("name", "chosen"), VARIANTS)
 @settings(max_examples=120)
 @given(state=snapshots())
-def test_every_plan_keeps_the_rules(name: str, state: Snapshot) -> None:
-    policy = make_policy(name)[0]
+def test_every_plan_keeps_the_rules(name: str, chosen: dict[str, object], state: Snapshot) -> None:
+    policy = make_policy(name, chosen)[0]
     plan = policy.decide(state)
     nodes = {node.name: node for node in state.nodes}
     jobs = {each.id: each for each in state.jobs}
@@ -159,13 +176,15 @@ def test_every_plan_keeps_the_rules(name: str, state: Snapshot) -> None:
     assert (again.assignments, again.waiting) == (plan.assignments, plan.waiting)
 
 
-@pytest.mark.parametrize("name", sorted(REGISTRY))
+@pytest.mark.parametrize(("name", "chosen"), VARIANTS)
 @settings(max_examples=40)
 @given(state=snapshots(), seed=st.integers(0, 9))
-def test_the_order_of_jobs_does_not_change_who_is_served(name: str, state: Snapshot, seed: int) -> None:
+def test_the_order_of_jobs_does_not_change_who_is_served(
+    name: str, chosen: dict[str, object], state: Snapshot, seed: int
+) -> None:
     """With distinct ages and an exact solve the value of the plan is the same, whatever the order of the rows."""
     jobs = [dataclasses.replace(each, submit_s=float(index)) for index, each in enumerate(state.jobs)]
-    policy = make_policy(name, {"gap": 0.0} if name == "sia" else {})[0]
+    policy = make_policy(name, {"gap": 0.0} if name == "sia" else chosen)[0]
     plan = policy.decide(dataclasses.replace(state, jobs=tuple(jobs)))
     random.Random(seed).shuffle(jobs)
     shuffled = policy.decide(dataclasses.replace(state, jobs=tuple(jobs)))

@@ -1,0 +1,391 @@
+"""Queues: each job gets just what it asks for, in some order. The yardsticks, and what sites have today.
+
+All walk the waiting jobs in their order and give each its *request*: the most GPUs that it asks for and that exist, on its first
+GPU type with room. The first that finds no room makes all behind it wait, unless they may be backfilled. The orders:
+
+- `fifo`: by submission.
+- `srtf`: shortest remaining time first. The snapshot may tell what work is left, which the model turns into time; or else what is
+  left of the time limit counts. Jobs of which neither is known come last.
+- `las`: least attained service first, in GPU-seconds, after Tiresias (Gu et al., NSDI '19): good without knowing any duration.
+- `ftf`: finish-time fairness, after Themis (Mahajan et al., NSDI '20). rho is the time from submission to the expected end, over
+  the time that the job would take alone on its share of the cluster; the largest comes first. The share is one of as many as
+  there are jobs now (Themis: on average), and a job that asks for more than that is slowed down in proportion.
+- `slurm-backfill`: as Slurm's scheduler with its backfill plugin, for a site to compare with: see `SlurmBackfill`.
+
+`srtf`, `las` and `ftf` preempt: a job that finds no room takes it, in each round, from those furthest behind it in the order, if
+they may be moved. That costs them a restart (`restart_cost_s`), which the orders do not weigh: so `las` and `ftf` look at their
+number in steps (`step_gpu_s`, `step_rho`), within which who runs goes on. Nobody is stopped unless somebody else gets the GPUs.
+
+*EASY backfill* (Lifka, JSSPP '95): the first job that finds no room has GPUs reserved for it at the earliest moment at which
+enough of those that hold them now will have ended. Others may start if that leaves those free then: because they end before, or
+stand elsewhere. Where ends are not known: a job without an estimate takes no GPU that is reserved for later; and if nobody can
+tell when there will be room for the first one, nobody passes it. Time limits are kept by the cluster, so a job that ends
+early only lets the reserved one start earlier; an end told by model and remaining work may come later than that.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt
+
+from penstock_profiles.estimators import AnyEstimator
+from penstock_scheduler.model import (
+    Assignment,
+    Configuration,
+    Job,
+    JobId,
+    Phase,
+    Placement,
+    Plan,
+    Reason,
+    ReasonCode,
+    Snapshot,
+)
+from penstock_scheduler.policies import common
+from penstock_scheduler.policies.room import Fit, Room, Timeline
+
+SOONEST_END_S = 60.0
+"""A job that has outlived its estimate is taken to end so much later, as with Slurm's default `bf_resolution`."""
+
+SLURM_UNLIMITED_S = 365 * 86_400.0
+"""What Slurm's backfill plugin plans with for jobs without a time limit."""
+
+
+class QueueSettings(BaseModel):
+    """Sections `[policy.fifo]` and `[policy.srtf]` of the settings file, and the beginning of others."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    backfill: Literal["none", "easy"] = "none"
+    fit: Fit = Field(default="best", description="Node for part of a node: the first with room, or the fullest.")
+
+
+class LasSettings(QueueSettings):
+    """Section `[policy.las]`."""
+
+    step_gpu_s: NonNegativeFloat = Field(default=3600.0, description="GPU-seconds that count as one; 0: exact.")
+
+
+class FtfSettings(QueueSettings):
+    """Section `[policy.ftf]`."""
+
+    step_rho: NonNegativeFloat = Field(default=0.1, description="Differences of rho that do not count; 0: exact.")
+
+
+class SlurmBackfillSettings(BaseModel):
+    """Section `[policy.slurm-backfill]`; the defaults are those of Slurm's SchedulerParameters."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    fit: Fit = "best"
+    max_jobs: PositiveInt = Field(default=500, description="Waiting jobs that GPUs are reserved for: bf_max_job_test.")
+    window_s: PositiveFloat = Field(default=86_400.0, description="How far ahead is planned: bf_window.")
+    default_time_limit_s: PositiveFloat | None = Field(
+        default=None, description="Of jobs without one: the partition's DefaultTime; null: a year, as Slurm plans with."
+    )
+
+
+class _Queue:
+    """What the queues share; see the module. Keeps requests and assignments that have not changed, and nothing else."""
+
+    name = ""
+    preempts = False
+    reservations = 1
+    """Jobs without room that have GPUs reserved for later, where there is backfill."""
+    window_s = math.inf
+
+    def __init__(self, fit: Fit, *, backfill: bool) -> None:
+        self._fit: Fit = fit
+        self._backfill = backfill
+        self._requests = common.Requests()
+        self._kept: dict[JobId, tuple[AnyEstimator, Assignment]] = {}
+
+    def decide(self, snapshot: Snapshot) -> Plan:
+        """Keep who runs, start who is next."""
+        return _Round(self, snapshot, self._fit, self._requests.of(snapshot), backfill=self._backfill).plan(self._kept)
+
+    def rank(self, snapshot: Snapshot, job: Job, request: common.Request) -> float:
+        """What the order goes by, the least first."""
+        raise NotImplementedError
+
+    def seconds(self, snapshot: Snapshot, job: Job, option: Configuration, goodput: float) -> float:
+        """How long the job will hold this configuration from now on; `inf`: not known."""
+        left_s = common.remaining_s(snapshot, job, option, goodput)
+        return math.inf if left_s is None else max(left_s, SOONEST_END_S)
+
+
+class Fifo(_Queue):
+    """By submission; nobody is moved once running."""
+
+    name = "fifo"
+
+    def __init__(self, settings: QueueSettings) -> None:
+        super().__init__(settings.fit, backfill=settings.backfill == "easy")
+
+    def rank(self, snapshot: Snapshot, job: Job, request: common.Request) -> float:
+        """All the same: what is left is their age."""
+        return 0.0
+
+
+class Srtf(_Queue):
+    """Shortest remaining time first."""
+
+    name = "srtf"
+    preempts = True
+
+    def __init__(self, settings: QueueSettings) -> None:
+        super().__init__(settings.fit, backfill=settings.backfill == "easy")
+
+    def rank(self, snapshot: Snapshot, job: Job, request: common.Request) -> float:
+        """Seconds that are left where it runs, or else where it would prefer to."""
+        left_s = common.remaining_s(snapshot, job, *_where(job, request))
+        return math.inf if left_s is None else left_s
+
+
+class Las(_Queue):
+    """Least attained service first."""
+
+    name = "las"
+    preempts = True
+
+    def __init__(self, settings: LasSettings) -> None:
+        super().__init__(settings.fit, backfill=settings.backfill == "easy")
+        self._step_gpu_s = settings.step_gpu_s
+
+    def rank(self, snapshot: Snapshot, job: Job, request: common.Request) -> float:
+        """GPU-seconds so far."""
+        return _in_steps(sum(snapshot.attained.get(job.id, {}).values()), self._step_gpu_s)
+
+
+class Ftf(_Queue):
+    """The least fairly treated first."""
+
+    name = "ftf"
+    preempts = True
+
+    def __init__(self, settings: FtfSettings) -> None:
+        super().__init__(settings.fit, backfill=settings.backfill == "easy")
+        self._step_rho = settings.step_rho
+
+    def rank(self, snapshot: Snapshot, job: Job, request: common.Request) -> float:
+        """Minus rho, see `rho`."""
+        return _in_steps(-rho(snapshot, job, *_where(job, request)), self._step_rho)
+
+
+def rho(snapshot: Snapshot, job: Job, option: Configuration, goodput: float) -> float:
+    """Themis's finish-time fairness: time from submission to end here, over that alone on its share of the cluster, > 0.
+
+    With nothing known, a job is taken to need as long again as it has run. `inf` if it has not run, either.
+    """
+    ran_s = common.ran_s(snapshot, job, option.gpus)
+    left_s = common.remaining_s(snapshot, job, option, goodput)
+    if left_s is None:
+        left_s = ran_s
+    share = sum(node.gpus_for_us for node in snapshot.nodes) / len(snapshot.jobs)
+    alone_s = (ran_s + left_s) * max(option.gpus / share, 1.0) if share > 0 else 0.0
+    return (snapshot.time_s - job.submit_s + left_s) / alone_s if alone_s > 0 else math.inf
+
+
+class SlurmBackfill(_Queue):
+    """FIFO with backfill and fixed requests, as Slurm does it with its defaults, on the managed partitions.
+
+    Priority is age. Every waiting job, up to `max_jobs`, has GPUs reserved at the earliest moment at which all that run or were
+    looked at before it, by their time limits, leave it room, and starts if that is now (conservative backfill; EASY
+    reserves for one). One that would start after `window_s` reserves nothing. So, as in Slurm, a large job without
+    time limits around it can wait for long. Slurm's other weights, its nice values and its preemption have no part.
+    """
+
+    name = "slurm-backfill"
+
+    def __init__(self, settings: SlurmBackfillSettings) -> None:
+        super().__init__(settings.fit, backfill=True)
+        self.reservations = settings.max_jobs
+        self.window_s = settings.window_s
+        self._unlimited_s = settings.default_time_limit_s or SLURM_UNLIMITED_S
+
+    def rank(self, snapshot: Snapshot, job: Job, request: common.Request) -> float:
+        """All the same: what is left is their age."""
+        return 0.0
+
+    def seconds(self, snapshot: Snapshot, job: Job, option: Configuration, goodput: float) -> float:
+        """What is left of its time limit."""
+        limit_s = job.time_limit_s if job.time_limit_s is not None else self._unlimited_s
+        return max(limit_s - common.ran_s(snapshot, job, option.gpus), SOONEST_END_S)
+
+
+class _Round:
+    """One decision of a queue."""
+
+    def __init__(
+        self, queue: _Queue, snapshot: Snapshot, fit: Fit, requests: Mapping[JobId, common.Request], *, backfill: bool
+    ) -> None:
+        self._queue = queue
+        self._snapshot = snapshot
+        self._requests = requests
+        self._backfill = backfill
+        self._jobs = {job.id: job for job in snapshot.jobs}
+        self._pins = common.pinned(snapshot)
+        self._room = Room(snapshot.nodes, snapshot.limits, fit)
+        self._given: dict[JobId, Placement] = {}
+        self._why: dict[JobId, Reason] = {}
+        self._waiting: dict[JobId, Reason] = {}
+        self._timeline: Timeline | None = None
+        self._reserved = 0
+        for job_id, placement in self._pins.items():
+            self._take(self._jobs[job_id], placement)
+        for job in snapshot.jobs:
+            if job.id not in self._pins and (held := _held(job)) is not None and self._room.has(held):
+                self._take(job, held)
+
+    def plan(self, kept: dict[JobId, tuple[AnyEstimator, Assignment]]) -> Plan:
+        """Serve the queue. `kept`: assignments of the last round, to be used again where they are the same."""
+        ranked = [
+            (
+                self._queue.rank(self._snapshot, job, self._requests[job.id]),
+                job.id not in self._given,
+                job.submit_s,
+                job.id,
+            )
+            for job in self._snapshot.jobs
+            if job.id not in self._pins
+        ]
+        order = [self._jobs[job_id] for *_, job_id in sorted(ranked)]
+        first_without: Job | None = None
+        for position, job in enumerate(order):
+            if job.id in self._given:
+                continue
+            if not (request := self._requests[job.id]):
+                options = common.configurations(self._snapshot.nodes, {job.wish.max_gpus})
+                self._waiting[job.id] = common.never_fits(job, options, self._snapshot.nodes)
+            elif (limit := self._room.allowance.refuses(job, next(iter(request)).gpus)) is not None:
+                self._wait(job, f"{limit} does not allow more now")
+            elif first_without is not None and not self._backfill:
+                self._wait(job, f"job {first_without.id} is before it in the queue")
+            elif first_without is not None:
+                self._pass(job, request, first_without)
+            elif (found := self._room.find(job, request)) is not None:
+                self._start(job, found, f"starts on {found.configuration}: first in the queue")
+            elif not (self._queue.preempts and self._make_room(job, request, order[position + 1 :])):
+                first_without = job
+                self._reserve(job, request)
+        return Plan(self._snapshot.round, self._assignments(kept), self._waiting)
+
+    def _make_room(self, job: Job, request: common.Request, behind: list[Job]) -> bool:
+        """Start a job on GPUs of others that run, the last in the order first; False, and nothing done, if there are too few."""
+        trial, leaving = self._room.copy(), []
+        types = {option.gpu_type for option in request}
+        for other in reversed(behind):
+            held = self._given.get(other.id)
+            if held is None or held.gpu_type not in types:
+                continue
+            trial.give(other, held)
+            leaving.append(other)
+            if (found := trial.find(job, request)) is not None:
+                self._room = trial
+                self._start(job, found, f"starts on {found.configuration}: first in the queue")
+                for former in reversed(leaving):
+                    held = self._given.pop(former.id)
+                    if self._room.has(held):  # on other nodes than those that were needed
+                        self._take(former, held)
+                    else:
+                        self._wait(former, f"makes room for job {job.id}, which is before it in the queue")
+                return True
+        return False
+
+    def _reserve(self, job: Job, request: common.Request) -> None:
+        """Let the job wait, and with backfill keep GPUs for it at the earliest moment that is known."""
+        text = f"waits for {next(iter(request)).gpus} free GPUs"
+        if not self._backfill:
+            return self._wait(job, text)
+        now_s = self._snapshot.time_s
+        if self._timeline is None:
+            ends = [(now_s + self._seconds(self._jobs[other]), where) for other, where in self._given.items()]
+            self._timeline = Timeline(self._room, now_s, ends)
+        slot = self._timeline.earliest(job, list(request), lambda option: self._lasts(job, option))
+        if slot is None:
+            self._reserved = -1
+            return self._wait(job, f"{text}, and nobody knows when there will be")
+        begin_s, until_s, where = slot
+        if begin_s > now_s + self._queue.window_s:
+            return self._wait(job, text, begin_s)
+        self._timeline.reserve(begin_s, until_s, where)
+        self._reserved += 1
+        return self._wait(job, f"{text}: {where.configuration} is reserved for it", begin_s)
+
+    def _pass(self, job: Job, request: common.Request, first: Job) -> None:
+        """Start a job before one that is before it, if what is reserved allows that."""
+        if self._timeline is None or self._reserved < 0:
+            return self._wait(job, f"job {first.id} is before it, and nobody knows when that can start")
+        slot = self._timeline.earliest(job, list(request), lambda option: self._lasts(job, option), now=True)
+        if slot is not None:
+            begin_s, until_s, where = slot
+            self._timeline.reserve(begin_s, until_s, where)
+            return self._start(job, where, f"starts on {where.configuration}, in a gap before job {first.id}")
+        if self._reserved < self._queue.reservations:
+            return self._reserve(job, request)
+        return self._wait(job, f"it would delay job {first.id}, which is before it in the queue")
+
+    def _start(self, job: Job, where: Placement, text: str) -> None:
+        self._take(job, where)
+        self._why[job.id] = Reason(ReasonCode.CHOSEN, text)
+
+    def _take(self, job: Job, where: Placement) -> None:
+        self._given[job.id] = where
+        self._waiting.pop(job.id, None)
+        self._room.take(job, where)
+
+    def _wait(self, job: Job, text: str, start_s: float | None = None) -> None:
+        # Who was stopped in this round has been told why.
+        self._waiting.setdefault(job.id, Reason(ReasonCode.WAITING_CAPACITY, text, common.smallest_need(job), start_s))
+
+    def _seconds(self, job: Job) -> float:
+        """How long a job will hold what it has been given."""
+        return self._lasts(job, self._given[job.id].configuration)
+
+    def _lasts(self, job: Job, option: Configuration) -> float:
+        goodput = self._requests[job.id].get(option)
+        if goodput is None:
+            goodput = common.rate(self._snapshot.models[job.id], option)
+        return self._queue.seconds(self._snapshot, job, option, goodput)
+
+    def _assignments(self, kept: dict[JobId, tuple[AnyEstimator, Assignment]]) -> dict[JobId, Assignment]:
+        assignments: dict[JobId, Assignment] = {}
+        for job in self._snapshot.jobs:
+            if (where := self._given.get(job.id)) is None:
+                continue
+            model, last = self._snapshot.models[job.id], kept.get(job.id)
+            if job.id in self._pins:
+                assignments[job.id] = common.pinned_assignment(job, where, self._snapshot)
+            elif job.id in self._why:
+                assignments[job.id] = common.assign(job, where, self._why[job.id], self._snapshot)
+            elif last is not None and last[0] is model and last[1].placement == where:
+                assignments[job.id] = last[1]
+            else:
+                reason = Reason(ReasonCode.KEPT, f"keeps {where.configuration}")
+                assignments[job.id] = common.assign(job, where, reason, self._snapshot)
+        kept.clear()
+        kept |= {
+            job_id: (self._snapshot.models[job_id], assignment)
+            for job_id, assignment in assignments.items()
+            if assignment.reason.code is ReasonCode.KEPT
+        }
+        return assignments
+
+
+def _held(job: Job) -> Placement | None:
+    return job.allocation if job.phase is Phase.RUNNING else None
+
+
+def _where(job: Job, request: common.Request) -> tuple[Configuration, float]:
+    """Where a job runs, if that is what it asks for, or else where it would prefer to; and its goodput there."""
+    held = _held(job)
+    if held is not None and held.configuration in request:
+        return held.configuration, request[held.configuration]
+    return next(iter(request.items()), (Configuration(1, job.wish.max_gpus, ""), 0.0))
+
+
+def _in_steps(value: float, step: float) -> float:
+    return math.floor(value / step) * step if step > 0 and math.isfinite(value) else value
