@@ -16,6 +16,7 @@ int main(int count, char **arguments)
 	submit_response_msg_t *answer = NULL;
 	int n = 0;
 
+	slurm_init(NULL);
 	slurm_init_job_desc_msg(&job);
 	for (char *at = strtok(arguments[2], "\t"); at && n < 64; at = strtok(NULL, "\t"))
 		flags[n++] = at;
