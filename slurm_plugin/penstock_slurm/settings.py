@@ -32,6 +32,18 @@ class SlurmSettings(BaseModel):
     start_patience_s: PositiveFloat = Field(
         default=60.0, description="How long Slurm may take to start a job where it was sent before that is given up."
     )
+    reservation_lead_s: NonNegativeFloat = Field(
+        default=900.0,
+        description="How long before a reservation begins its nodes get no more jobs, and jobs leave them.",
+    )
+    weight: Literal["none", "fair-share"] = Field(
+        default="none",
+        description="'fair-share': jobs weigh 2 ** (2 F - 1), from 1/2 to 2, for Slurm's fair-share factor F of their user and "
+        "account; 1 without one. Needs accounting and priority/multifactor.",
+    )
+    rules_refresh_s: PositiveFloat = Field(
+        default=300.0, description="How often limits, fair share and topology are read anew; they change seldom."
+    )
     credential_pause_s: NonNegativeFloat = Field(
         default=1.2,
         description="Pause between a job's stop and its next start. With less than 1.1 s Slurm 22.05 was seen to kill "
