@@ -18,6 +18,9 @@ log = logging.getLogger(__name__)
 
 Answer = TypeVar("Answer")
 
+RETRY_S = 60.0
+"""Pause after a reading that failed. Where slurmdbd hangs, each costs a time limit of a command, during which no round runs."""
+
 MOST_WEIGHT = 2.0
 """Weight of a job whose user has had nothing yet (factor 1). One who has had too much (0) weighs 1 / 2, others between."""
 
@@ -42,7 +45,8 @@ class SiteRules:
 class Site:
     """Reads the rules, and anew when they are `rules_refresh_s` old. Asks for nothing that this Slurm has not switched on.
 
-    A reading that fails leaves what was known: slurmctld goes on without slurmdbd, and keeps to its limits itself.
+    A reading that fails leaves what was known, and is tried again after `RETRY_S`: slurmctld goes on without slurmdbd,
+    and keeps to its limits itself.
     """
 
     def __init__(self, gateway: Gateway, clock: Clock, settings: SlurmSettings) -> None:
@@ -50,32 +54,35 @@ class Site:
         self._clock = clock
         self._settings = settings
         self._rules = SiteRules()
-        self._read_s: float | None = None
+        self._due_s = 0.0
+        self._failed = False
 
     def rules(self) -> SiteRules:
         """The rules as known now."""
-        now_s = self._clock.now_s()
-        if self._read_s is None or now_s - self._read_s >= self._settings.rules_refresh_s:
-            self._rules, self._read_s = self._read(self._rules), now_s
+        now_s, period_s = self._clock.now_s(), self._settings.rules_refresh_s
+        if now_s >= self._due_s:
+            self._failed = False
+            self._rules = self._read(self._rules)
+            self._due_s = now_s + (min(RETRY_S, period_s) if self._failed else period_s)
         return self._rules
 
     def _read(self, known: SiteRules) -> SiteRules:
-        ask, has = self._gateway, _or(known.features, self._gateway.features)
+        ask, has = self._gateway, self._read_or(known.features, self._gateway.features)
         weighs = has.fair_share and self._settings.weight == "fair-share"
         return SiteRules(
             has,
-            _or(known.switches, ask.switches) if has.topology else {},
-            _or(known.limits, lambda: ask.limits(has.cluster)) if has.limits else (),
-            _or(known.fair_shares, ask.fair_shares) if weighs else {},
+            self._read_or(known.switches, ask.switches) if has.topology else {},
+            self._read_or(known.limits, lambda: ask.limits(has.cluster)) if has.limits else (),
+            self._read_or(known.fair_shares, ask.fair_shares) if weighs else {},
         )
 
-
-def _or(known: Answer, ask: Callable[[], Answer]) -> Answer:
-    try:
-        return ask()
-    except SlurmError as error:
-        log.warning("cannot read the site's rules, what was known stays", extra={"text": str(error)})
-        return known
+    def _read_or(self, known: Answer, ask: Callable[[], Answer]) -> Answer:
+        try:
+            return ask()
+        except SlurmError as error:
+            log.warning("cannot read the site's rules, what was known stays", extra={"text": str(error)})
+            self._failed = True
+            return known
 
 
 def reserved(reservations: Iterable[SlurmReservation], now_s: float, lead_s: float) -> dict[str, str]:

@@ -88,6 +88,13 @@ def test_what_cannot_be_read_stays_as_it_was():
     after = reader.rules()
     assert after.limits == before.limits == (SlurmLimit(4, qos="short"),)
     assert after.fair_shares == {}
+    asked = len(told.asked)
+    clock.sleep(59)
+    reader.rules()
+    assert len(told.asked) == asked
+    clock.sleep(1)
+    reader.rules()
+    assert len(told.asked) > asked, "what failed is tried again sooner"
 
 
 def test_a_fair_share_factor_becomes_a_weight_between_a_half_and_two():
