@@ -13,6 +13,7 @@ import signal
 import socket
 import sys
 from collections.abc import Sequence
+from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from penstock_profiles.families import load_families
 from penstock_scheduler import __version__
 from penstock_scheduler.clock import WallClock
 from penstock_scheduler.errors import ConfigError, PenstockError
+from penstock_scheduler.limits import LimitSettings, site_limits
 from penstock_scheduler.loop import RoundLoop
 from penstock_scheduler.models import WishModels
 from penstock_scheduler.policies import make_policy
@@ -95,7 +97,17 @@ def make_loop(settings: Settings, clock: Clock, store: FileStore) -> RoundLoop:
     policy, policy_settings = make_policy(daemon.policy, settings.policy(daemon.policy))
     cluster, models, _ = _parts(settings, clock)
     trigger: Trigger = Period(daemon.round_s) if daemon.rounds == "period" else OnEvent()
-    return RoundLoop(cluster, clock, store, trigger, policy, models, tick_s=daemon.tick_s, settings=policy_settings)
+    return RoundLoop(
+        cluster,
+        clock,
+        store,
+        trigger,
+        policy,
+        models,
+        tick_s=daemon.tick_s,
+        settings=policy_settings,
+        limits=partial(site_limits, settings.section(LimitSettings)),
+    )
 
 
 def _parts(settings: Settings, clock: Clock) -> tuple[Cluster, WishModels, DaemonSettings]:

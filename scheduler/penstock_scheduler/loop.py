@@ -10,12 +10,12 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from penstock_scheduler.diff import actions
 from penstock_scheduler.errors import RoundFailed
-from penstock_scheduler.model import ClusterState, JobId, Outcome, Phase, Plan, Progress, Snapshot
+from penstock_scheduler.model import ClusterState, GpuLimit, Job, JobId, Outcome, Phase, Plan, Progress, Snapshot
 from penstock_scheduler.ports import Clock, Cluster, ModelSource, Policy, Store, Trigger
 from penstock_scheduler.records import RoundRecord
 
@@ -28,6 +28,7 @@ class RoundLoop:
     Args:
         tick_s: seconds between two looks at the cluster.
         settings: the policy's settings, for the record.
+        limits: the site's own limits on these jobs, beside those that the cluster reports.
         on_round: called with each decided round, after it was saved and before it is acted on.
     """
 
@@ -42,6 +43,7 @@ class RoundLoop:
         *,
         tick_s: float,
         settings: Mapping[str, Any] | None = None,
+        limits: Callable[[Sequence[Job]], tuple[GpuLimit, ...]] = lambda jobs: (),
         on_round: Callable[[RoundRecord], None] = lambda record: None,
     ) -> None:
         self._cluster = cluster
@@ -52,6 +54,7 @@ class RoundLoop:
         self._models = models
         self._tick_s = tick_s
         self._settings = dict(settings or {})
+        self._limits = limits
         self._on_round = on_round
         self._told: dict[str, Outcome] = {}
         last = store.last_round()
@@ -118,7 +121,7 @@ class RoundLoop:
             models=known.estimators,
             restart_costs_s=known.restart_costs_s,
             refused=state.refused,
-            limits=state.limits,
+            limits=(*state.limits, *self._limits(jobs)),
             unscaled=known.unscaled,
             remaining=known.remaining,
             attained=self._attained,

@@ -13,6 +13,7 @@ pending job's GRES. The epoch of the next run is in the spool before the job is 
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 from collections.abc import Iterable, Sequence
@@ -51,6 +52,7 @@ from penstock_slurm.gateway import (
     Transient,
 )
 from penstock_slurm.settings import SlurmSettings
+from penstock_slurm.site import Site, SiteRules, gpu_limits, reserved
 
 log = logging.getLogger(__name__)
 
@@ -77,6 +79,7 @@ class SlurmCluster:
         self._clock = clock
         self._settings = settings
         self._check = check
+        self._site = Site(gateway, clock, settings)
         self._slurm_jobs: dict[JobId, SlurmJob] = {}
         self._jobs: dict[JobId, Job] = {}
         self._free: dict[str, int] = {}
@@ -87,7 +90,7 @@ class SlurmCluster:
         self._refused_starts: dict[tuple[JobId, int], int] = {}
 
     def observe(self) -> ClusterState:
-        """Nodes, and the jobs that ask for Penstock, in the managed partitions. Three Slurm calls, whatever their number.
+        """Nodes, and the jobs that ask for Penstock, in the managed partitions. Four Slurm calls, whatever their number.
 
         Raises:
             ClusterAway: Slurm does not answer.
@@ -97,6 +100,7 @@ class SlurmCluster:
             partitions = {partition.name: partition for partition in self._gateway.partitions()}
             slurm_nodes = self._gateway.nodes()
             slurm_jobs = self._gateway.jobs()
+            reservations = self._gateway.reservations()
         except SlurmError as error:
             raise ClusterAway(str(error)) from error
         missing = [name for name in self._settings.partitions if name not in partitions]
@@ -104,7 +108,7 @@ class SlurmCluster:
             raise RoundFailed(
                 f"[slurm] partitions: Slurm has no partition {', '.join(missing)}; it has {', '.join(sorted(partitions))}"
             )
-        now_s = self._clock.now_s()
+        now_s, rules = self._clock.now_s(), self._site.rules()
         usable = tuple(name for name in self._settings.partitions if partitions[name].up)
         types = {node.name: gpu_type(node) for node in slurm_nodes}
         managed: dict[JobId, SlurmJob] = {}
@@ -125,18 +129,23 @@ class SlurmCluster:
                 refused.append(Refusal(slurm_job.id, slurm_job.name, slurm_job.user, str(error)))
                 self._say(slurm_job, str(error))
                 continue
-            job = self._job(slurm_job, wish, usable, types)
+            job = self._job(slurm_job, wish, usable, types, rules)
             if job is not None:
                 managed[slurm_job.id], jobs[slurm_job.id] = slurm_job, job
         self._remember(managed, jobs, now_s)
         self._silent = {node.name for node in slurm_nodes if node.state & {"NOT_RESPONDING", "DOWN"}}
-        nodes = self._nodes(slurm_nodes, jobs.values(), types)
+        kept_for = reserved(reservations, now_s, self._settings.reservation_lead_s)
+        nodes = tuple(
+            dataclasses.replace(node, reservation=kept_for.get(node.name, ""), switch=rules.switches.get(node.name, ""))
+            for node in self._nodes(slurm_nodes, jobs.values(), types)
+        )
         self._free = {node.name: node.gpus_for_us for node in nodes}
         for job in jobs.values():
             if job.allocation is not None:
                 for share in job.allocation.shares:
                     self._free[share.node] = self._free.get(share.node, 0) - share.gpus
-        return ClusterState(nodes, tuple(jobs.values()), tuple(refused))
+        limits = gpu_limits(rules.limits, managed, (job for job in slurm_jobs if job.state in RUNNING | {LEAVING}))
+        return ClusterState(nodes, tuple(jobs.values()), tuple(refused), limits)
 
     def apply(self, actions: Sequence[Action]) -> tuple[Outcome, ...]:
         """See `ports.Cluster`. Acts on what the last `observe` saw."""
@@ -174,7 +183,12 @@ class SlurmCluster:
             log.warning("cannot tell the job's user", extra={"job": job.id, "text": str(error)})
 
     def _job(
-        self, slurm_job: SlurmJob, wish: JobWish, partitions: tuple[str, ...], types: dict[str, str]
+        self,
+        slurm_job: SlurmJob,
+        wish: JobWish,
+        partitions: tuple[str, ...],
+        types: dict[str, str],
+        rules: SiteRules,
     ) -> Job | None:
         """The job as the scheduler sees it, or None if it is on its way out for good."""
         control = self._spool.control(slurm_job.id)
@@ -206,6 +220,10 @@ class SlurmCluster:
             restarts=slurm_job.restarts,
             allocation=allocation,
             time_limit_s=slurm_job.time_limit_s,
+            account=slurm_job.account,
+            qos=slurm_job.qos,
+            reservation=slurm_job.reservation,
+            weight=rules.weight(slurm_job),
         )
 
     def _remember(self, managed: dict[JobId, SlurmJob], jobs: dict[JobId, Job], now_s: float) -> None:

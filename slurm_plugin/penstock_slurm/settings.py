@@ -37,6 +37,18 @@ class SlurmSettings(BaseModel):
         description="Seconds after which Slurm starts a job with adaptive flags by itself, as a plain job with its fewest "
         "GPUs, if penstockd has not taken it up by then; absent: such jobs wait for penstockd.",
     )
+    reservation_lead_s: NonNegativeFloat = Field(
+        default=900.0,
+        description="How long before a reservation begins its nodes get no more jobs, and jobs leave them.",
+    )
+    weight: Literal["none", "fair-share"] = Field(
+        default="none",
+        description="'fair-share': jobs weigh 2 ** (2 F - 1), from 1/2 to 2, for Slurm's fair-share factor F of their user and "
+        "account; 1 without one. Needs accounting and priority/multifactor.",
+    )
+    rules_refresh_s: PositiveFloat = Field(
+        default=300.0, description="How often limits, fair share and topology are read anew; they change seldom."
+    )
     credential_pause_s: NonNegativeFloat = Field(
         default=1.2,
         description="Pause between a job's stop and its next start. With less than 1.1 s Slurm 22.05 was seen to kill "

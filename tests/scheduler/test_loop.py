@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from functools import partial
 
 import pytest
 
@@ -11,6 +12,7 @@ from penstock_profiles.estimators import TableEstimator
 from penstock_profiles.families import Families
 from penstock_scheduler.diff import actions
 from penstock_scheduler.errors import ClusterAway, RoundFailed
+from penstock_scheduler.limits import LimitSettings, site_limits
 from penstock_scheduler.loop import RoundLoop
 from penstock_scheduler.model import (
     Action,
@@ -54,6 +56,7 @@ def simulated(count: int, policy_name: str = "sia", **parts: object) -> tuple[Ro
         WishModels(Families(), 30.0),
         tick_s=10.0,
         settings=settings,
+        limits=partial(site_limits, parts.get("limits", LimitSettings())),  # type: ignore[arg-type]
     )
     return loop, cluster, store
 
@@ -66,6 +69,24 @@ def test_every_job_ends_and_its_work_is_done_once(policy_name):
         assert each.progress == each.work
     assert [record.snapshot.round for record in store.rounds] == list(range(1, len(store.rounds) + 1))
     assert any(outcome.progress is Progress.DONE for _, outcome in store.outcomes)
+
+
+def test_the_sites_limits_hold_on_every_cluster():
+    """All simulated jobs are one user's; with 3 GPUs for each user no round gives out more, and every job ends."""
+    loop, cluster, store = simulated(3, limits=LimitSettings(gpus_per_user=3))
+    loop.run(lambda: cluster.finished)
+    given = [sum(a.placement.gpus for a in record.plan.assignments.values()) for record in store.rounds]
+    assert max(given) == 3
+
+
+def test_a_limit_of_ones_own_takes_the_place_of_that_for_all():
+    settings = LimitSettings(gpus_per_user=4, users={"bob": 0}, accounts={"maths": 2})
+    jobs = [job("1", account="maths"), job("2", user="bob", account="physics"), job("3")]
+    assert [str(limit) for limit in site_limits(settings, jobs)] == [
+        "the limit of 4 GPUs for user ada",
+        "the limit of 0 GPUs for user bob",
+        "the limit of 2 GPUs for account maths",
+    ]
 
 
 def test_rounds_come_by_period_or_by_event():

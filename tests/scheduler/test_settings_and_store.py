@@ -46,6 +46,21 @@ def test_a_section_without_defaults_is_missed_by_name():
         parse_settings("", "here").section(SlurmSettings)
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("gpus_per_user = -1", "gpus_per_user"),
+        ("gpus_per_users = 1", "gpus_per_account, gpus_per_user"),
+        ("users = {ada = 'many'}", "users.ada"),
+        ("accounts = 4", "accounts"),
+    ],
+)
+def test_limits_that_are_wrong_are_told_with_their_key(text, words):
+    with pytest.raises(ConfigError, match=words) as error:
+        parse_settings(f"[limits]\n{text}\n", "here")
+    assert str(error.value).startswith("here: [limits] ")
+
+
 def test_the_daemon_tells_settings_that_are_wrong_and_exits_with_2(tmp_path, capsys):
     path = tmp_path / "penstock.toml"
     assert daemon.main(["--config", str(path)]) == 2

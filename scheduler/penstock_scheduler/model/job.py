@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Literal
+from typing import Literal, Protocol
 
 from penstock_scheduler.model.cluster import Placement
 from penstock_scheduler.model.wish import JobWish
@@ -54,6 +54,25 @@ class Job:
     """Seconds of running after which the cluster ends it: the user's estimate from above. None: no limit, or not known."""
 
 
+class Owned(Protocol):
+    """Somebody's job, of whatever record."""
+
+    @property
+    def user(self) -> str:
+        """Its user."""
+        ...
+
+    @property
+    def account(self) -> str:
+        """The account that it is charged to."""
+        ...
+
+    @property
+    def qos(self) -> str:
+        """Its QOS."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class GpuLimit:
     """What some jobs may hold together: Slurm's limits for a QOS, or the site's for a user or an account."""
@@ -61,14 +80,32 @@ class GpuLimit:
     kind: Literal["user", "account", "qos"]
     name: str
     gpus: int
-    """GPUs of all types that managed jobs may hold: the limit, less what other jobs of the same hold."""
+    """GPUs that the jobs which it covers may hold: the limit, less what other jobs of the same hold."""
+    gpu_type: str = ""
+    """Only GPUs of this type count; empty: of all types."""
+    below: tuple[str, ...] = ()
+    """Accounts below the one that is named, whose jobs count too."""
+    user: str = ""
+    """Covers jobs of this user only: a limit for each user of an account or a QOS. Empty: jobs of all users."""
+    account: str = ""
+    """Likewise for each account of a QOS."""
+    spared_qos: tuple[str, ...] = ()
+    """QOS whose jobs it does not cover, because their QOS has a limit of its own in its place."""
 
-    def covers(self, job: Job) -> bool:
+    def covers(self, job: Owned) -> bool:
         """Whether the job counts against it."""
-        return {"user": job.user, "account": job.account, "qos": job.qos}[self.kind] == self.name
+        whose = {"user": job.user, "account": job.account, "qos": job.qos}[self.kind]
+        narrowed = self.user in ("", job.user) and self.account in ("", job.account)
+        return narrowed and whose in (self.name, *self.below) and job.qos not in self.spared_qos
+
+    def counts(self, gpu_type: str) -> bool:
+        """Whether GPUs of this type count against it."""
+        return self.gpu_type in ("", gpu_type)
 
     def __str__(self) -> str:
-        return f"the limit of {self.gpus} GPUs for {self.kind} {self.name}"
+        kind = f"{self.gpu_type} GPUs" if self.gpu_type else "GPUs"
+        only = "".join(f" of {what} {name}" for what, name in (("user", self.user), ("account", self.account)) if name)
+        return f"the limit of {self.gpus} {kind} for {self.kind} {self.name}{' and jobs' if only else ''}{only}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,6 +53,7 @@ from penstock_scheduler.model import (
     Assignment,
     Batch,
     Configuration,
+    GpuLimit,
     Job,
     JobId,
     Phase,
@@ -222,7 +223,7 @@ class Sia:
                 if not problem.cost_JC[row, column] < problem.leave_out:  # no better than nothing
                     break
                 option = table.options[column]
-                if option == chosen[job] or not table.within_limits(row, option.gpus, taken):
+                if option == chosen[job] or not table.within_limits(row, option, taken):
                     continue
                 if found := table.place({job: option}, beside=taken).placements:
                     taken |= found
@@ -426,18 +427,20 @@ class _Table:
         by_id = {job.id: job for job in self.snapshot.jobs}
         quotas = []
         for limit in self.snapshot.limits:
-            pinned = sum(held.gpus for job, held in self.pins.items() if limit.covers(by_id[job]))
+            if limit.gpu_type and limit.gpu_type not in self.types:
+                continue
+            pinned = _held(limit, self.pins, by_id)
             members = [row for row, job in enumerate(self.jobs) if limit.covers(job)]
-            quotas.append(Quota(np.array(members, dtype=np.int64), max(limit.gpus - pinned, 0)))
+            gpu_type = self.types.index(limit.gpu_type) if limit.gpu_type else None
+            quotas.append(Quota(np.array(members, dtype=np.int64), max(limit.gpus - pinned, 0), gpu_type))
         return quotas
 
-    def within_limits(self, row: int, gpus: int, taken: Mapping[JobId, Placement]) -> bool:
-        """Whether a job may have so many GPUs beside what others have taken."""
+    def within_limits(self, row: int, option: Configuration, taken: Mapping[JobId, Placement]) -> bool:
+        """Whether a job may have that configuration beside what others have taken."""
         for limit in self.snapshot.limits:
-            if limit.covers(self.jobs[row]):
+            if limit.covers(self.jobs[row]) and limit.counts(option.gpu_type):
                 by_id = {job.id: job for job in self.snapshot.jobs}
-                used = sum(p.gpus for job, p in (*self.pins.items(), *taken.items()) if limit.covers(by_id[job]))
-                if used + gpus > limit.gpus:
+                if _held(limit, {**self.pins, **taken}, by_id) + option.gpus > limit.gpus:
                     return False
         return True
 
@@ -464,6 +467,11 @@ class _Table:
                 if job.allocation is not None
             },
         )
+
+
+def _held(limit: GpuLimit, placements: Mapping[JobId, Placement], jobs: Mapping[JobId, Job]) -> int:
+    """GPUs of these placements that count against the limit."""
+    return sum(p.gpus for job, p in placements.items() if limit.covers(jobs[job]) and limit.counts(p.gpu_type))
 
 
 def _explained(
@@ -520,12 +528,20 @@ def _why_not(table: _Table, job: Job, row: int, chosen: Configuration | None) ->
     if chosen is not None:
         text = f"{chosen} would be best, but the free GPUs are scattered over too many nodes"
         return Reason(ReasonCode.WAITING_FRAGMENTS, text, needs)
+    nodes = [node for node in table.snapshot.nodes if node.reservation == job.reservation]
+    if not nodes and job.reservation:
+        text = f"no node is kept for its reservation {job.reservation} now: it has not begun, or is over"
+        return Reason(ReasonCode.WAITING_CAPACITY, text, needs)
+    if not nodes and table.snapshot.nodes:
+        return Reason(ReasonCode.WAITING_CAPACITY, "all nodes are reserved now", needs)
     if not table.ever_JC[row].any():
-        return common.never_fits(job, table.all_shapes, table.snapshot.nodes)
-    fewest = int(table.gpus_C[table.ever_JC[row]].min())
+        return common.never_fits(job, table.all_shapes, nodes)
     for limit in table.snapshot.limits:
-        if limit.covers(job) and fewest > limit.gpus:
-            return Reason(ReasonCode.NEVER_FITS, f"needs {fewest} GPUs, but {limit} does not allow that", needs)
+        if limit.covers(job):
+            counted_C = np.array([limit.counts(option.gpu_type) for option in table.options], dtype=np.bool_)
+            if not (table.ever_JC[row] & ~(counted_C & (table.gpus_C > limit.gpus))).any():
+                fewest = int(table.gpus_C[table.ever_JC[row]].min())
+                return Reason(ReasonCode.NEVER_FITS, f"needs {fewest} GPUs, but {limit} does not allow that", needs)
     text = "the GPUs that it could use do more for other jobs in this round"
     return Reason(ReasonCode.WAITING_CAPACITY, text, needs)
 

@@ -8,9 +8,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from penstock_slurm.gateway.base import Gateway, JobPlacement, SlurmJob, SlurmNode, SlurmPartition
+from penstock_slurm.gateway.base import (
+    Gateway,
+    JobPlacement,
+    SlurmFeatures,
+    SlurmJob,
+    SlurmLimit,
+    SlurmNode,
+    SlurmPartition,
+    SlurmReservation,
+)
 from penstock_slurm.gateway.cli import CliGateway
 from penstock_slurm.gateway.errors import (
+    AccountingAway,
     BackendMissing,
     ControllerAway,
     JobGone,
@@ -22,6 +32,7 @@ from penstock_slurm.gateway.errors import (
 )
 
 __all__ = [
+    "AccountingAway",
     "BackendMissing",
     "ControllerAway",
     "Gateway",
@@ -29,9 +40,12 @@ __all__ = [
     "JobPlacement",
     "Refused",
     "SlurmError",
+    "SlurmFeatures",
     "SlurmJob",
+    "SlurmLimit",
     "SlurmNode",
     "SlurmPartition",
+    "SlurmReservation",
     "TimedOut",
     "Transient",
     "UnreadableAnswer",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
 
 UNUSABLE = frozenset(
     {
@@ -129,11 +129,57 @@ class SlurmJob:
     array_job_id: int | None = None
     array_task_id: int | None = None
     het_job_id: int | None = None
+    reservation: str = ""
+    """What it was submitted with; several are separated by commas."""
+    gpus_counted: dict[str, int] = field(default_factory=dict)
+    """GPUs that count against Slurm's limits by type, "" for all together. A pending job's are those it asks for. Empty
+    where the site does not track gres/gpu (AccountingStorageTRES): there it can have no limits on it either."""
 
     @property
     def held(self) -> bool:
         """Whether it waits and will not start before a `release`. Slurm's hold is priority 0."""
         return self.state == "PENDING" and self.priority == 0
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmReservation:
+    """One reservation with its nodes. Those of licences alone have none."""
+
+    name: str
+    start_s: float
+    """Of the next time, where it comes again and again."""
+    end_s: float
+    nodes: tuple[str, ...]
+    active: bool
+    flags: frozenset[str]
+    """Slurm's words, such as {"MAINT", "SPEC_NODES"}."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmFeatures:
+    """What this Slurm has switched on, so that nothing else is asked for."""
+
+    cluster: str = ""
+    """Its name in the accounts."""
+    topology: bool = False
+    limits: bool = False
+    """Whether it keeps jobs within the limits of QOS and associations."""
+    fair_share: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmLimit:
+    """GPUs that some jobs may hold together: a QOS's, or an association's (of an account, or of a user in an account)."""
+
+    gpus: int
+    gpu_type: str = ""
+    """Empty: GPUs of all types."""
+    qos: str = ""
+    accounts: tuple[str, ...] = ()
+    """The account that has the limit, then those below it."""
+    user: str = ""
+    each: Literal["", "user", "account"] = ""
+    """Whether it holds for each user or account of the QOS by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +207,7 @@ class JobPlacement:
 
 
 class Gateway(Protocol):
-    """Slurm, as Penstock sees it. The three readings are one call to slurmctld each; every error is a SlurmError.
+    """Slurm, as Penstock sees it. A reading is one call to slurmctld (`limits`: two to slurmdbd); every error is a SlurmError.
 
     Each write is safe to repeat. After `Transient` it may have taken effect or not: read back, then ask again.
     All writes raise ControllerAway, JobGone, Refused or Transient (TimedOut among them).
@@ -181,6 +227,30 @@ class Gateway(Protocol):
 
     def jobs(self, *, finished: bool = False) -> tuple[SlurmJob, ...]:
         """All jobs in no certain order, each array element for itself; with `finished` also ended ones not yet purged."""
+        ...
+
+    def reservations(self) -> tuple[SlurmReservation, ...]:
+        """All reservations."""
+        ...
+
+    def features(self) -> SlurmFeatures:
+        """What is switched on in slurm.conf."""
+        ...
+
+    def switches(self) -> dict[str, str]:
+        """Node -> leaf switch. Only where `features().topology`."""
+        ...
+
+    def limits(self, cluster: str) -> tuple[SlurmLimit, ...]:
+        """Limits on GPUs of QOS and associations, as the database has them. Only where `features().limits`.
+
+        Raises:
+            AccountingAway: slurmdbd does not answer; slurmctld goes on without it.
+        """
+        ...
+
+    def fair_shares(self) -> dict[tuple[str, str], float]:
+        """(account, user) -> Slurm's fair-share factor, 0 (has had too much) to 1. Only where `features().fair_share`."""
         ...
 
     def hold(self, job_id: str) -> None:

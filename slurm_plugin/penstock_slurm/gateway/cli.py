@@ -13,7 +13,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
-from penstock_slurm.gateway.base import JobPlacement, SlurmJob, SlurmNode, SlurmPartition
+from penstock_slurm.gateway.base import (
+    JobPlacement,
+    SlurmFeatures,
+    SlurmJob,
+    SlurmLimit,
+    SlurmNode,
+    SlurmPartition,
+    SlurmReservation,
+)
 from penstock_slurm.gateway.errors import (
     BackendMissing,
     ControllerAway,
@@ -24,7 +32,21 @@ from penstock_slurm.gateway.errors import (
     UnreadableAnswer,
     error_from,
 )
-from penstock_slurm.gateway.parse import parse_jobs, parse_nodes, parse_partitions, parse_version, squeue_format
+from penstock_slurm.gateway.parse import (
+    ASSOCIATION_FIELDS,
+    QOS_FIELDS,
+    parse_associations,
+    parse_fair_shares,
+    parse_features,
+    parse_jobs,
+    parse_nodes,
+    parse_partitions,
+    parse_qos,
+    parse_reservations,
+    parse_switches,
+    parse_version,
+    squeue_format,
+)
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +68,7 @@ JOB_ID = re.compile(r"\d+(_\d+)?")
 
 
 class CliGateway:
-    """Slurm through scontrol, squeue and scancel; see `Gateway` for what each method does."""
+    """Slurm through scontrol, squeue, scancel and, with accounting, sacctmgr and sshare; see `Gateway` for each method."""
 
     def __init__(self, *, conf: Path | None, timeout_s: float) -> None:
         missing = [command for command in COMMANDS if shutil.which(command) is None]
@@ -84,6 +106,34 @@ class CliGateway:
         variables = {"SQUEUE_FORMAT2": squeue_format(separator), "SLURM_TIME_FORMAT": "%s"}
         text = self._ask("squeue", "-a", "-h", "-r", "--local", *states, variables=variables)
         return _read(lambda answer: parse_jobs(answer, separator), text, "squeue")
+
+    def reservations(self) -> tuple[SlurmReservation, ...]:
+        """All reservations."""
+        variables = {"SLURM_TIME_FORMAT": "%s"}
+        text = self._ask("scontrol", "-a", "-o", "show", "reservation", variables=variables)
+        return _read(parse_reservations, text, "scontrol show reservation")
+
+    def features(self) -> SlurmFeatures:
+        """What is switched on in slurm.conf."""
+        return _read(parse_features, self._ask("scontrol", "show", "config"), "scontrol show config")
+
+    def switches(self) -> dict[str, str]:
+        """Node -> leaf switch."""
+        return _read(parse_switches, self._ask("scontrol", "show", "topology"), "scontrol show topology")
+
+    def limits(self, cluster: str) -> tuple[SlurmLimit, ...]:
+        """Limits of QOS and associations: two calls of sacctmgr."""
+        qos = self._ask("sacctmgr", "-nP", "show", "qos", f"format={','.join(QOS_FIELDS)}")
+        where = (f"cluster={cluster}", f"format={','.join(ASSOCIATION_FIELDS)}")
+        associations = self._ask("sacctmgr", "-nP", "show", "assoc", *where)
+        return (
+            *_read(parse_qos, qos, "sacctmgr show qos"),
+            *_read(parse_associations, associations, "sacctmgr show assoc"),
+        )
+
+    def fair_shares(self) -> dict[tuple[str, str], float]:
+        """(account, user) -> fair-share factor."""
+        return _read(parse_fair_shares, self._ask("sshare", "-nPa", "-o", "Account,User,FairShare"), "sshare")
 
     def hold(self, job_id: str) -> None:
         """`scontrol hold`: the priority becomes 0 until an admin's release."""

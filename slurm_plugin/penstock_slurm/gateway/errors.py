@@ -24,6 +24,12 @@ class ControllerAway(SlurmError):
     remedy = "; check that slurmctld and munged run and that slurm.conf is the right one (`scontrol ping`)"
 
 
+class AccountingAway(SlurmError):
+    """slurmdbd cannot be reached. slurmctld goes on with what it knows of limits, and so can everything else."""
+
+    remedy = "; check that slurmdbd runs (`sacctmgr show cluster`)"
+
+
 class JobGone(SlurmError):
     """The job has ended, or Slurm has never heard of it or forgotten it: drop it."""
 
@@ -53,6 +59,9 @@ class BackendMissing(SlurmError, ConfigError):
 # Slurm's words (in lower case, a part of them) -> class, and where they were seen. "code": not seen, but in the list of
 # 22.05.8's slurm_strerror(). The first that fits counts; a write that fails in other words was refused.
 WORDS: tuple[tuple[str, type[SlurmError], str], ...] = (
+    ("failed to open persistent connection", AccountingAway, "22.05.8: sacctmgr; slurmdbd killed"),
+    ("sending persistinit msg", AccountingAway, "22.05.8: sacctmgr; slurmdbd killed"),
+    ("problem talking to the database", AccountingAway, "code 7000"),
     ("unable to contact slurm controller", ControllerAway, "22.05.8: squeue, scontrol; slurmctld killed"),
     ("unexpected message received", ControllerAway, "22.05.8: scontrol update; slurmctld killed"),
     ("munge encode failed", ControllerAway, "22.05.8: any command; munged killed"),

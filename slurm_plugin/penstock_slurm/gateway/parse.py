@@ -4,8 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from typing import Literal
 
-from penstock_slurm.gateway.base import SlurmJob, SlurmNode, SlurmPartition
+from penstock_slurm.gateway.base import (
+    SlurmFeatures,
+    SlurmJob,
+    SlurmLimit,
+    SlurmNode,
+    SlurmPartition,
+    SlurmReservation,
+)
 from penstock_slurm.gateway.hostlist import expand
 
 JOB_FIELDS = (
@@ -38,6 +46,8 @@ JOB_FIELDS = (
     "RestartCnt",
     "Requeue",
     "PriorityLong",
+    "Reservation",
+    "tres-alloc",
 )
 """What squeue is asked for, in the order in which `_job` takes it."""
 
@@ -46,6 +56,16 @@ NODE_KEYS = re.compile(
 )
 REASON = re.compile(r"\sReason=(.*?)(?: \[[^\s\]]+@[^\s\]]+\])?(?=\s(?:Comment|Extra)=|\s*$)")
 PARTITION_KEYS = re.compile(r"(?:^|\s)(PartitionName|Nodes|State|Default|MaxTime)=(\S*)")
+
+RESERVATION_KEYS = re.compile(r"(?:^|\s)(ReservationName|StartTime|EndTime|Nodes|Flags|State)=(\S*)")
+CONFIG_KEYS = re.compile(r"^(\w+) += (.*?) *$", re.MULTILINE)
+LEAF_SWITCH = re.compile(r"^SwitchName=(\S+) Level=0 .*?Nodes=(\S+)", re.MULTILINE)
+TRES_GPUS = re.compile(r"(?:^|,)gres/gpu(?::([^=,]+))?=(\d+)")
+
+QOS_FIELDS = ("Name", "GrpTRES", "MaxTRESPerUser", "MaxTRESPerAccount")
+EACH: tuple[Literal["", "user", "account"], ...] = ("", "user", "account")
+"""For whom QOS_FIELDS' limits hold, in their order."""
+ASSOCIATION_FIELDS = ("Account", "ParentName", "User", "Partition", "GrpTRES")
 
 STATE_SUFFIXES = {
     "*": "NOT_RESPONDING",
@@ -124,6 +144,8 @@ def _job(fields: list[str], names: _Names) -> SlurmJob:
         restarts,
         requeue,
         priority,
+        reservation,
+        tres_alloc,
     ) = fields
     number = int(job_id)  # ignores the newline that ends the record before
     element = int(array_task) if array_task.isdigit() else None
@@ -160,6 +182,8 @@ def _job(fields: list[str], names: _Names) -> SlurmJob:
         array_job_id=None if element is None else int(array_job),
         array_task_id=element,
         het_job_id=int(het_job) if het_job.isdigit() else None,
+        reservation=_text(reservation),
+        gpus_counted=parse_tres(tres_alloc),
     )
 
 
@@ -274,6 +298,110 @@ def _partition(line: str) -> SlurmPartition:
         default=keys["Default"] == "YES",
         max_time_s=duration_s(keys["MaxTime"]),
     )
+
+
+def parse_reservations(text: str) -> tuple[SlurmReservation, ...]:
+    """Reservations from `scontrol -o show reservation` with SLURM_TIME_FORMAT=%s.
+
+    Raises:
+        ValueError, KeyError: not such an answer.
+    """
+    found = (dict(RESERVATION_KEYS.findall(line)) for line in text.splitlines() if line.startswith("ReservationName="))
+    return tuple(
+        SlurmReservation(
+            name=keys["ReservationName"],
+            start_s=float(keys["StartTime"]),
+            end_s=float(keys["EndTime"]),
+            nodes=expand(keys["Nodes"]),
+            active=keys["State"] == "ACTIVE",
+            flags=frozenset(keys["Flags"].split(",")) - NOTHING,
+        )
+        for keys in found
+    )
+
+
+def parse_features(text: str) -> SlurmFeatures:
+    """From `scontrol show config`. Limits hold with AccountingStorageEnforce=limits, or safe, which stands for it too.
+
+    Raises:
+        KeyError: not such an answer.
+    """
+    keys = dict(CONFIG_KEYS.findall(text))
+    accounting = keys["AccountingStorageType"].endswith("/slurmdbd")
+    return SlurmFeatures(
+        cluster=keys["ClusterName"],
+        topology=keys.get("TopologyPlugin", "").endswith("/tree"),
+        limits=accounting and bool({"limits", "safe", "all"} & set(keys["AccountingStorageEnforce"].split(","))),
+        fair_share=accounting and keys["PriorityType"].endswith("/multifactor"),
+    )
+
+
+def parse_switches(text: str) -> dict[str, str]:
+    """Node -> switch of level 0, from `scontrol show topology`.
+
+    Raises:
+        ValueError: not such an answer.
+    """
+    return {node: name for name, nodes in LEAF_SWITCH.findall(text) for node in expand(nodes)}
+
+
+def parse_tres(text: str) -> dict[str, int]:
+    """GPUs of TRES such as `cpu=4,gres/gpu=2,gres/gpu:a100=2` by type, "" for all together."""
+    return {gpu_type: int(count) for gpu_type, count in TRES_GPUS.findall(text)}
+
+
+def parse_qos(text: str) -> tuple[SlurmLimit, ...]:
+    """Limits from `sacctmgr -nP show qos` with QOS_FIELDS.
+
+    Raises:
+        ValueError: not such an answer.
+    """
+    return tuple(
+        SlurmLimit(gpus, gpu_type, qos=name, each=each)
+        for name, *limits in _rows(text, len(QOS_FIELDS))
+        for tres, each in zip(limits, EACH, strict=True)
+        for gpu_type, gpus in parse_tres(tres).items()
+    )
+
+
+def parse_associations(text: str) -> tuple[SlurmLimit, ...]:
+    """Limits from `sacctmgr -nP show assoc` with ASSOCIATION_FIELDS; an account's holds for those below it, too.
+
+    Raises:
+        ValueError: not such an answer.
+    """
+    rows = _rows(text, len(ASSOCIATION_FIELDS))
+    below: dict[str, list[str]] = {}
+    for account, parent, user, *_ in rows:
+        if not user:
+            below.setdefault(parent, []).append(account)
+
+    def with_those_below(account: str) -> tuple[str, ...]:
+        return (account, *(name for child in below.get(account, ()) for name in with_those_below(child)))
+
+    return tuple(
+        SlurmLimit(gpus, gpu_type, accounts=(account,) if user else with_those_below(account), user=user)
+        for account, _, user, partition, tres in rows
+        for gpu_type, gpus in parse_tres(tres).items()
+        if not partition
+    )
+
+
+def parse_fair_shares(text: str) -> dict[tuple[str, str], float]:
+    """(account, user) -> factor, from `sshare -nPa -o Account,User,FairShare`. Accounts have none; those lines fall out.
+
+    Raises:
+        ValueError: not such an answer.
+    """
+    return {(account, user): float(factor) for account, user, factor in _rows(text, 3) if user and factor}
+
+
+def _rows(text: str, width: int) -> list[list[str]]:
+    """Lines of fields between bars; accounts are indented to show what is below what."""
+    rows = [[field.strip() for field in line.split("|")] for line in text.splitlines() if line]
+    if any(len(row) != width for row in rows):
+        raise ValueError(f"lines are not of {width} fields")
+    return rows
 
 
 def parse_version(text: str) -> tuple[int, int]:

@@ -14,7 +14,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from penstock_slurm.gateway.base import ENDED, JobPlacement, SlurmJob, SlurmNode, SlurmPartition
+from penstock_slurm.gateway.base import (
+    ENDED,
+    JobPlacement,
+    SlurmFeatures,
+    SlurmJob,
+    SlurmLimit,
+    SlurmNode,
+    SlurmPartition,
+    SlurmReservation,
+)
 from penstock_slurm.gateway.errors import BackendMissing, ControllerAway, JobGone, Refused, Transient, error_from
 from penstock_slurm.gateway.hostlist import expand
 from penstock_slurm.gateway.parse import parse_state
@@ -92,6 +101,27 @@ class PyslurmGateway:
         found = self._ask("load jobs", "", self._pyslurm.Jobs.load)
         jobs = (_job(job) for job in found.values())
         return tuple(job for job in jobs if finished or job.state not in ENDED)
+
+    def reservations(self) -> tuple[SlurmReservation, ...]:
+        """None: not read by this back end yet, nor are those of jobs."""
+        return ()
+
+    def features(self) -> SlurmFeatures:
+        """Nothing: topology, limits and fair share are not read by this back end yet."""
+        return SlurmFeatures()
+
+    def switches(self) -> dict[str, str]:
+        """None, see `features`."""
+        return {}
+
+    def limits(self, cluster: str) -> tuple[SlurmLimit, ...]:
+        """None, see `features`."""
+        del cluster
+        return ()
+
+    def fair_shares(self) -> dict[tuple[str, str], float]:
+        """None, see `features`."""
+        return {}
 
     def hold(self, job_id: str) -> None:
         """Keep a pending job from starting."""

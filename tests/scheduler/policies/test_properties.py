@@ -82,7 +82,9 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
     limits = draw(
         st.lists(
             st.builds(GpuLimit, st.just("user"), st.sampled_from(["ada", "bob"]), st.integers(0, 8))
-            | st.builds(GpuLimit, st.just("account"), st.just("maths"), st.integers(0, 8)),
+            | st.builds(
+                GpuLimit, st.just("account"), st.just("maths"), st.integers(0, 8), st.sampled_from(["", *TYPES])
+            ),
             max_size=2,
         )
     )
@@ -138,7 +140,11 @@ def test_every_plan_keeps_the_rules(name: str, chosen: dict[str, object], state:
     pins = common.pinned(state)
     if name == "sia":
         for limit in state.limits:
-            held_by = {job: a.placement.gpus for job, a in plan.assignments.items() if limit.covers(jobs[job])}
+            held_by = {
+                job: a.placement.gpus
+                for job, a in plan.assignments.items()
+                if limit.covers(jobs[job]) and limit.counts(a.placement.gpu_type)
+            }
             fixed = sum(gpus for job, gpus in held_by.items() if job in pins)
             assert sum(held_by.values()) <= max(limit.gpus, fixed)
     for job_id, assignment in plan.assignments.items():

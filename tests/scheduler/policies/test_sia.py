@@ -209,7 +209,7 @@ def test_a_reservation_is_for_its_own_jobs_alone():
     assert plan.assignments["out"].placement.nodes == ("y",)
     assert "scattered" not in plan.assignments["out"].reason.text
     alone = sia.decide(snapshot(where[:1], [job("out")]))
-    assert alone.waiting["out"].code is ReasonCode.NEVER_FITS
+    assert alone.waiting["out"].code is ReasonCode.WAITING_CAPACITY
 
 
 def test_a_job_leaves_a_partition_that_it_may_not_use_any_more():
@@ -250,6 +250,38 @@ def test_users_accounts_and_qos_get_no_more_than_their_limit(limit):
     plan = sia.decide(dataclasses.replace(snapshot("t4:2x4", [*jobs, other]), limits=(limit,)))
     assert sum(c.gpus for name, c in plan.chosen.items() if name != "other") == 3
     assert plan.chosen["other"].gpus == 2
+
+
+def test_a_limit_on_one_type_leaves_the_others_free():
+    """Of 8 a100 and 8 t4 the user may have 2 a100: four jobs with a table that likes a100 hold 2 of those, and the t4."""
+    jobs = [job(f"j{i}", max_gpus=4, submit_s=float(i)) for i in range(4)]
+    models = {each.id: table(t4={1: 1.0, 2: 2.0, 4: 4.0}, a100={1: 3.0, 2: 6.0, 4: 12.0}) for each in jobs}
+    state = snapshot("t4:1x8,a100:1x8", jobs, models)
+    limit = GpuLimit("user", "ada", 2, gpu_type="a100")
+    held = [a.placement for a in sia.decide(dataclasses.replace(state, limits=(limit,))).assignments.values()]
+    assert sum(p.gpus for p in held if p.gpu_type == "a100") == 2
+    assert sum(p.gpus for p in held if p.gpu_type == "t4") == 8
+
+
+def test_whom_a_limit_covers():
+    """By the account with those below it, within a QOS by user or account, and never jobs with a limit of their own."""
+    ada = job("j", user="ada", account="algebra", qos="short")
+    assert GpuLimit("account", "maths", 1, below=("algebra",)).covers(ada)
+    assert not GpuLimit("account", "maths", 1).covers(ada)
+    assert GpuLimit("qos", "short", 1, user="ada").covers(ada)
+    assert not GpuLimit("qos", "short", 1, user="bob").covers(ada)
+    assert not GpuLimit("qos", "short", 1, account="maths").covers(ada)
+    assert not GpuLimit("account", "algebra", 1, spared_qos=("short",)).covers(ada)
+    words = str(GpuLimit("qos", "short", 1, "a100", user="ada"))
+    assert words == "the limit of 1 a100 GPUs for qos short and jobs of user ada"
+
+
+def test_a_job_whose_reservation_has_not_begun_is_told_so():
+    plan = sia.decide(
+        snapshot(nodes(("n", "t4", 4, ("all",), "exam, soon")), [job("in", reservation="exam"), job("out")])
+    )
+    assert "no node is kept for its reservation exam now" in plan.waiting["in"].text
+    assert "all nodes are reserved now" in plan.waiting["out"].text
 
 
 def test_a_job_beyond_its_limit_is_told_so():

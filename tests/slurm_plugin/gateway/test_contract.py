@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import signal
 import time
 
 import pytest
@@ -11,16 +12,20 @@ from hypothesis import strategies as st
 
 from penstock_scheduler.errors import ConfigError
 from penstock_slurm.gateway import (
+    AccountingAway,
     BackendMissing,
     ControllerAway,
     Gateway,
     JobGone,
     JobPlacement,
     Refused,
+    SlurmFeatures,
+    SlurmLimit,
     Transient,
     UnreadableAnswer,
     open_gateway,
 )
+from penstock_slurm.gateway.cli import CliGateway
 from penstock_slurm.gateway.errors import WORDS, error_from
 from penstock_slurm.gateway.hostlist import expand
 from penstock_slurm.gateway.parse import parse_jobs, parse_tres_per_node, squeue_format
@@ -141,6 +146,77 @@ def test_a_controller_that_is_away_and_one_that_hangs(make_loopback):
         gateway.nodes()
     own.start_slurmctld()
     assert gateway.nodes()
+
+
+@slurm
+def test_reservations(gateway, loopback):
+    if not isinstance(gateway, CliGateway):
+        assert gateway.reservations() == ()
+        return
+    assert gateway.reservations() == ()
+    now_s = time.time()
+    for name, start in (("exam", "now"), ("later", "now+3600")):
+        options = (f"ReservationName={name}", f"StartTime={start}", "Duration=60", "Nodes=rtx-[00-01]", "Users=root")
+        loopback.command("scontrol", "create", "reservation", *options, "Flags=OVERLAP")
+    try:
+        found = {each.name: each for each in gateway.reservations()}
+        assert (found["exam"].active, found["later"].active) == (True, False)
+        assert found["exam"].nodes == ("rtx-00", "rtx-01")
+        assert 3590 < found["later"].start_s - now_s < 3660
+        assert found["later"].end_s - found["later"].start_s == 3600
+        job_id = held(loopback, "--reservation=exam")
+        assert job(gateway, job_id).reservation == "exam"
+        gateway.cancel(job_id)
+    finally:
+        for name in ("exam", "later"):
+            loopback.command("scontrol", "delete", f"ReservationName={name}")
+
+
+TOPOLOGY = """\
+SwitchName=leaf0 Nodes=t4-00
+SwitchName=leaf1 Nodes=t4-01
+SwitchName=spine Switches=leaf[0-1]
+"""
+
+
+@slurm
+def test_limits_fair_share_and_topology(make_loopback, loopback):
+    plain = open_gateway("cli", conf=loopback.slurm_conf, timeout_s=20)
+    assert plain.features() == SlurmFeatures("loop")
+    slurm = make_loopback(
+        "t4:2x4",
+        accounting=True,
+        settings={"AccountingStorageEnforce": "safe", "TopologyPlugin": "topology/tree"},
+        files={"topology.conf": TOPOLOGY},
+    )
+    gateway = open_gateway("cli", conf=slurm.slurm_conf, timeout_s=20)
+    assert gateway.features() == SlurmFeatures("loop", topology=True, limits=True, fair_share=True)
+    assert gateway.switches() == {"t4-00": "leaf0", "t4-01": "leaf1"}
+    assert gateway.limits("loop") == ()
+    for what in (
+        "account maths GrpTRES=gres/gpu=6,cpu=9",
+        "account algebra parent=maths",
+        "user root account=maths GrpTRES=gres/gpu:t4=3",
+        "qos short GrpTRES=gres/gpu=4 MaxTRESPerUser=gres/gpu=2",
+    ):
+        slurm.command("sacctmgr", "-i", "add", *what.split())
+    assert set(gateway.limits("loop")) == {
+        SlurmLimit(6, accounts=("maths", "algebra")),
+        SlurmLimit(3, "t4", accounts=("maths",), user="root"),
+        SlurmLimit(4, qos="short"),
+        SlurmLimit(2, qos="short", each="user"),
+    }
+    assert gateway.limits("another") == tuple(limit for limit in gateway.limits("loop") if limit.qos)
+    wait_for(lambda: ("maths", "root") in gateway.fair_shares(), 20, "slurmctld to know the association")
+    assert all(0 <= factor <= 1 for factor in gateway.fair_shares().values())
+    job_id = held(slurm, "--account=maths", "--gres=gpu:2")
+    gateway.release(job_id)
+    wait_state(gateway, job_id, "RUNNING")
+    assert job(gateway, job_id).gpus_counted == {"": 2, "t4": 2}
+    slurm._end("slurmdbd", signal.SIGKILL)
+    with pytest.raises(AccountingAway):
+        gateway.limits("loop")
+    assert gateway.jobs(), "slurmctld goes on without it"
 
 
 def test_a_back_end_that_is_not_there_is_an_error_of_the_settings(monkeypatch):

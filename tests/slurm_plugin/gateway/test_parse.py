@@ -4,14 +4,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock_slurm.gateway.base import SlurmFeatures, SlurmLimit
 from penstock_slurm.gateway.parse import (
     JOB_FIELDS,
     duration_s,
+    parse_associations,
+    parse_fair_shares,
+    parse_features,
     parse_gres,
     parse_jobs,
     parse_nodes,
     parse_partitions,
+    parse_qos,
+    parse_reservations,
     parse_state,
+    parse_switches,
     parse_tres_per_node,
     parse_version,
     squeue_format,
@@ -133,11 +140,12 @@ SEPARATOR = "~1c9f0a2b3d4e5f60"
 # As printed by 22.05.8, but for the user's fields, with %q for the separator.
 RUNNING = (
     "6%q4%q2%qN/A%qRUNNING%qNone%qall%qwrap%qroot%q0%q(null)%q(null)%qt4-[00-01]%q%q2%qgres:gpu:1%q2%q1%q2%q(null)%q"
-    "(null)%q1795225238%q1795225239%q1795225240%q1795225540%q5:00%q1%q1%q4294901758%q"
+    "(null)%q1795225238%q1795225239%q1795225240%q1795225540%q5:00%q1%q1%q4294901758%qexam%q"
+    "cpu=1,node=1,billing=1,gres/gpu=1,gres/gpu:t4=1%q"
 )
 HELD = (
     "9%q9%qN/A%qN/A%qPENDING%qJobHeldUser%qt4,all%qNAME%qann%q1001%qlab%qnormal%q%qt4-01%q1%qgres:gpu:t4:2%q3%q3%q1%q"
-    'COMMENT%q{"penstock": 1}%q1795225115%qN/A%q1795225243%qNONE%qUNLIMITED%q0%q0%q0%q'
+    'COMMENT%q{"penstock": 1}%q1795225115%qN/A%q1795225243%qNONE%qUNLIMITED%q0%q0%q0%q(null)%qcpu=1,mem=250G,node=1,billing=1%q'
 )
 
 
@@ -156,6 +164,8 @@ def test_reads_jobs_of_22_05():
     assert (held.required_nodes, held.gpus_per_node, held.gpu_type) == (("t4-01",), 2, "t4")
     assert (held.cpus, held.cpus_per_task, held.tasks) == (3, 3, 1)
     assert (held.admin_comment, held.held, held.start_s, held.requeue) == ('{"penstock": 1}', True, None, False)
+    assert (running.reservation, running.gpus_counted) == ("exam", {"": 1, "t4": 1})
+    assert (held.reservation, held.gpus_counted) == ("", {})
     assert (held.array_job_id, held.het_job_id, held.time_limit_s) == (None, None, None)
 
 
@@ -181,3 +191,92 @@ def test_no_jobs_is_an_answer():
 
 def test_the_format_asks_for_all_fields_uncut():
     assert squeue_format("~ab").split(",") == [f"{field}:0~ab" for field in JOB_FIELDS]
+
+
+RESERVATIONS = """\
+ReservationName=maint StartTime=1795256623 EndTime=1795260223 Duration=01:00:00 Nodes=t4-00 NodeCnt=1 CoreCnt=64 \
+Features=(null) PartitionName=(null) Flags=MAINT,SPEC_NODES TRES=cpu=64 Users=root Groups=(null) Accounts=(null) \
+Licenses=(null) State=INACTIVE BurstBuffer=(null) Watts=n/a MaxStartDelay=(null)
+ReservationName=res1 StartTime=1795253023 EndTime=1795256623 Duration=01:00:00 Nodes=rtx-[00-01] NodeCnt=2 CoreCnt=128 \
+Features=(null) PartitionName=(null) Flags=SPEC_NODES TRES=cpu=128 Users=root Groups=(null) Accounts=(null) \
+Licenses=(null) State=ACTIVE BurstBuffer=(null) Watts=n/a MaxStartDelay=(null)
+"""
+
+
+def test_reads_reservations():
+    maintenance, active = parse_reservations(RESERVATIONS)
+    assert (maintenance.name, maintenance.start_s, maintenance.end_s) == ("maint", 1795256623.0, 1795260223.0)
+    assert (maintenance.nodes, maintenance.active, maintenance.flags) == (("t4-00",), False, {"MAINT", "SPEC_NODES"})
+    assert (active.nodes, active.active) == (("rtx-00", "rtx-01"), True)
+    assert parse_reservations("No reservations in the system\n") == ()
+    licences = RESERVATIONS.splitlines()[0].replace("Nodes=t4-00", "Nodes=(null)")
+    assert parse_reservations(licences)[0].nodes == ()
+
+
+CONFIG = """\
+Configuration data as of 2026-11-21T09:23:43
+AccountingStorageEnforce = associations,limits,qos
+AccountingStorageType   = accounting_storage/slurmdbd
+AccountingStoreFlags    = (null)
+ClusterName             = loop
+PriorityType            = priority/multifactor
+SlurmctldHost[0]        = vm(127.0.0.1)
+TopologyPlugin          = topology/tree
+"""
+
+
+@pytest.mark.parametrize(
+    ("was", "becomes", "features"),
+    [
+        ("", "", SlurmFeatures("loop", topology=True, limits=True, fair_share=True)),
+        ("associations,limits,qos", "none", SlurmFeatures("loop", topology=True, fair_share=True)),
+        ("associations,limits,qos", "safe", SlurmFeatures("loop", topology=True, limits=True, fair_share=True)),
+        ("accounting_storage/slurmdbd", "accounting_storage/none", SlurmFeatures("loop", topology=True)),
+        ("priority/multifactor", "priority/basic", SlurmFeatures("loop", topology=True, limits=True)),
+        ("topology/tree", "topology/none", SlurmFeatures("loop", limits=True, fair_share=True)),
+    ],
+)
+def test_reads_what_is_switched_on(was, becomes, features):
+    assert parse_features(CONFIG.replace(was, becomes)) == features
+
+
+def test_reads_leaf_switches():
+    text = (
+        "SwitchName=leaf0 Level=0 LinkSpeed=1 Nodes=t4-[00-01]\n"
+        "SwitchName=leaf1 Level=0 LinkSpeed=1 Nodes=rtx-00\n"
+        "SwitchName=spine Level=1 LinkSpeed=1 Nodes=rtx-00,t4-[00-01] Switches=leaf[0-1]\n"
+    )
+    assert parse_switches(text) == {"t4-00": "leaf0", "t4-01": "leaf0", "rtx-00": "leaf1"}
+
+
+def test_reads_limits_of_qos():
+    text = "normal|||\nshort|gres/gpu:a100=2,gres/gpu=4|cpu=9,gres/gpu=2|gres/gpu=3\n"
+    assert parse_qos(text) == (
+        SlurmLimit(2, "a100", qos="short"),
+        SlurmLimit(4, qos="short"),
+        SlurmLimit(2, qos="short", each="user"),
+        SlurmLimit(3, qos="short", each="account"),
+    )
+
+
+def test_reads_limits_of_associations_with_the_accounts_below():
+    text = (
+        "root||||\nroot||root||\nmaths|root|||gres/gpu=12\nmaths||nobody||gres/gpu=3\n"
+        "algebra|maths|||cpu=100,gres/gpu:a100=4\nalgebra||nobody|fast|gres/gpu=5\n"
+    )
+    assert parse_associations(text) == (
+        SlurmLimit(12, accounts=("maths", "algebra")),
+        SlurmLimit(3, accounts=("maths",), user="nobody"),
+        SlurmLimit(4, "a100", accounts=("algebra",)),
+    )
+
+
+def test_reads_fair_shares():
+    text = "root||\n root|root|1.000000\n maths||\n  maths|nobody|0.250000\n"
+    assert parse_fair_shares(text) == {("root", "root"): 1.0, ("maths", "nobody"): 0.25}
+
+
+@pytest.mark.parametrize("parse", [parse_qos, parse_associations, parse_fair_shares])
+def test_says_when_a_listing_has_other_fields(parse):
+    with pytest.raises(ValueError, match="fields"):
+        parse("a|b\n")

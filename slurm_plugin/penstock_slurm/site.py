@@ -1,0 +1,162 @@
+"""What the site has set up in Slurm beside nodes and jobs: reservations, limits, fair share, topology."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Self, TypeVar
+
+from penstock_scheduler.model import GpuLimit
+from penstock_scheduler.ports import Clock
+from penstock_slurm.gateway import Gateway, SlurmError, SlurmFeatures, SlurmJob, SlurmLimit, SlurmReservation
+from penstock_slurm.settings import SlurmSettings
+
+log = logging.getLogger(__name__)
+
+Answer = TypeVar("Answer")
+
+RETRY_S = 60.0
+"""Pause after a reading that failed. Where slurmdbd hangs, each costs a time limit of a command, during which no round runs."""
+
+MOST_WEIGHT = 2.0
+"""Weight of a job whose user has had nothing yet (factor 1). One who has had too much (0) weighs 1 / 2, others between."""
+
+
+@dataclass(frozen=True, slots=True)
+class SiteRules:
+    """What changes seldom, as last read."""
+
+    features: SlurmFeatures = field(default_factory=SlurmFeatures)
+    switches: Mapping[str, str] = field(default_factory=dict)
+    """Node -> leaf switch."""
+    limits: tuple[SlurmLimit, ...] = ()
+    fair_shares: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    """(account, user) -> factor."""
+
+    def weight(self, job: SlurmJob) -> float:
+        """How much a job counts: MOST_WEIGHT ** (2 F - 1) for the fair-share factor F in [0, 1]; 1 where there is none."""
+        factor = self.fair_shares.get((job.account, job.user), 0.5)
+        return float(MOST_WEIGHT ** (2 * min(max(factor, 0.0), 1.0) - 1))
+
+
+class Site:
+    """Reads the rules, and anew when they are `rules_refresh_s` old. Asks for nothing that this Slurm has not switched on.
+
+    A reading that fails leaves what was known, and is tried again after `RETRY_S`: slurmctld goes on without slurmdbd,
+    and keeps to its limits itself.
+    """
+
+    def __init__(self, gateway: Gateway, clock: Clock, settings: SlurmSettings) -> None:
+        self._gateway = gateway
+        self._clock = clock
+        self._settings = settings
+        self._rules = SiteRules()
+        self._due_s = 0.0
+        self._failed = False
+
+    def rules(self) -> SiteRules:
+        """The rules as known now."""
+        now_s, period_s = self._clock.now_s(), self._settings.rules_refresh_s
+        if now_s >= self._due_s:
+            self._failed = False
+            self._rules = self._read(self._rules)
+            self._due_s = now_s + (min(RETRY_S, period_s) if self._failed else period_s)
+        return self._rules
+
+    def _read(self, known: SiteRules) -> SiteRules:
+        ask, has = self._gateway, self._read_or(known.features, self._gateway.features)
+        weighs = has.fair_share and self._settings.weight == "fair-share"
+        return SiteRules(
+            has,
+            self._read_or(known.switches, ask.switches) if has.topology else {},
+            self._read_or(known.limits, lambda: ask.limits(has.cluster)) if has.limits else (),
+            self._read_or(known.fair_shares, ask.fair_shares) if weighs else {},
+        )
+
+    def _read_or(self, known: Answer, ask: Callable[[], Answer]) -> Answer:
+        try:
+            return ask()
+        except SlurmError as error:
+            log.warning("cannot read the site's rules, what was known stays", extra={"text": str(error)})
+            self._failed = True
+            return known
+
+
+def reserved(reservations: Iterable[SlurmReservation], now_s: float, lead_s: float) -> dict[str, str]:
+    """Node -> the reservation that it is kept for: one that is active, else the next to begin within `lead_s`.
+
+    The latter bears a name that no job can ask for, as its own jobs have to wait for it too. Of several active ones the
+    first to have begun counts. One that keeps some cores of a node keeps the node: there is no telling which GPUs.
+    """
+    kept: dict[str, str] = {}
+    for each in sorted(reservations, key=lambda each: (not each.active, each.start_s, each.name)):
+        if each.active or 0 <= each.start_s - now_s <= lead_s:
+            for node in each.nodes:
+                kept.setdefault(node, each.name if each.active else f"{each.name}, soon")
+    return kept
+
+
+class Owner(NamedTuple):
+    """Whose a job is, as far as limits care."""
+
+    user: str
+    account: str
+    qos: str
+
+    @classmethod
+    def of(cls, job: SlurmJob) -> Self:
+        """Of that job."""
+        return cls(job.user, job.account, job.qos)
+
+
+def gpu_limits(
+    limits: Sequence[SlurmLimit], managed: Mapping[str, SlurmJob], holding: Iterable[SlurmJob]
+) -> tuple[GpuLimit, ...]:
+    """The limits that bear on managed jobs, less what others hold that counts against them, and never below 0.
+
+    As in Slurm, a limit of a QOS takes the place of the associations' for the jobs of that QOS, but what those hold
+    counts against the associations still.
+
+    Args:
+        limits: of QOS and associations.
+        managed: jobs that Penstock manages, by id.
+        holding: all jobs that hold GPUs, managed or not.
+    """
+    if not limits:
+        return ()
+    spared: dict[str, tuple[str, ...]] = {}
+    for limit in limits:
+        if limit.qos and not limit.each:
+            spared[limit.gpu_type] = (*spared.get(limit.gpu_type, ()), limit.qos)
+    owners = dict.fromkeys(Owner.of(job) for job in managed.values())
+    bearing = (_bearing(limit, owner, spared.get(limit.gpu_type, ())) for limit in limits for owner in owners)
+    found = [limit for limit in dict.fromkeys(bearing) if limit is not None]
+    held: dict[tuple[Owner, bool], Counter[str]] = {}
+    for job in holding:
+        held.setdefault((Owner.of(job), job.id in managed), Counter()).update(job.gpus_counted)
+    return tuple(dataclasses.replace(limit, gpus=max(limit.gpus - _others(limit, held), 0)) for limit in found)
+
+
+def _bearing(limit: SlurmLimit, owner: Owner, spared: tuple[str, ...]) -> GpuLimit | None:
+    """The limit as it bears on this owner's jobs, if it does."""
+    if limit.qos:
+        user, account = (owner.user if limit.each == "user" else ""), (owner.account if limit.each == "account" else "")
+        bears = GpuLimit("qos", limit.qos, limit.gpus, limit.gpu_type, user=user, account=account)
+        return bears if limit.qos == owner.qos else None
+    if owner.account not in limit.accounts or limit.user not in ("", owner.user) or owner.qos in spared:
+        return None
+    name, *below = limit.accounts
+    return GpuLimit("account", name, limit.gpus, limit.gpu_type, tuple(below), limit.user, spared_qos=spared)
+
+
+def _others(limit: GpuLimit, held: Mapping[tuple[Owner, bool], Counter[str]]) -> int:
+    """GPUs in use that count against the limit, but for those of managed jobs that it covers."""
+    everyone = dataclasses.replace(limit, spared_qos=())
+    return sum(
+        gpus[limit.gpu_type]
+        for (owner, ours), gpus in held.items()
+        if everyone.covers(owner) and not (ours and limit.covers(owner))
+    )

@@ -1,0 +1,68 @@
+"""What the site has set up in Slurm is kept: reservations, and limits of QOS."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock_scheduler.store import FileStore
+from penstock_slurm.loopback import wait_for
+from tests.end_to_end.site import RATES
+
+pytestmark = pytest.mark.slurm
+
+
+def test_jobs_leave_a_node_for_a_reservation_and_its_own_job_runs_there_when_it_begins(make_loopback, make_site):
+    slurm = make_loopback("rtx:2x8")
+    site = make_site(slurm)
+    site.start()
+    rates = {"rtx": RATES["rtx"]}
+    plain = site.submit(2000, rates=rates, max_gpus=8)
+    site.wait_states("RUNNING", plain)
+    (node,) = site.job(plain).nodes
+    (other,) = {"rtx-00", "rtx-01"} - {node}
+    options = ("ReservationName=exam", "StartTime=now+20", "Duration=60", f"Nodes={node}", "Users=root")
+    slurm.command("scontrol", "create", "reservation", *options, "Flags=IGNORE_JOBS")
+    member = site.submit(2000, "--reservation=exam", rates=rates, max_gpus=8)
+    wait_for(lambda: site.job(plain).nodes == (other,), 30, "the plain job to leave", details=site.tail)
+    assert not site.gateway.reservations()[0].active
+    assert site.job(member).nodes == ()
+    wait_for(lambda: site.job(member).nodes == (node,), 60, "the reservation's job to run", details=site.tail)
+    (reservation,) = site.gateway.reservations()
+    assert site.job(member).start_s >= reservation.start_s
+    assert site.job(plain).nodes == (other,)
+    store = FileStore(site.state)
+    rounds = [store.round(number) for number in store.round_numbers()]
+    placed = [each.snapshot.time_s for each in rounds if member in each.plan.assignments]
+    assert min(placed) >= reservation.start_s, "it is not sent there before Slurm takes it"
+    site.assert_progress_kept(plain, lost=2.0)
+    refused = [each for each in store.outcomes() if each.progress.value == "failed"]
+    assert refused == [], "nothing is sent where Slurm does not take it"
+
+
+def test_a_limit_of_a_qos_keeps_adaptive_jobs_within_it(make_loopback, make_site):
+    """Of 8 GPUs the QOS may hold 4, and another job of it holds 1: two adaptive jobs that want 4 each get 3 together."""
+    slurm = make_loopback("t4:2x4", accounting=True, settings={"AccountingStorageEnforce": "associations,limits,qos"})
+    slurm.command("sacctmgr", "-i", "add", "qos", "short", "GrpTRES=gres/gpu=4")
+    slurm.command("sacctmgr", "-i", "modify", "user", "root", "set", "qos+=short")
+    site = make_site(slurm)
+    submitted: list[str] = []
+
+    def taken() -> bool:  # slurmdbd tells slurmctld of the QOS a moment later
+        done = slurm.command("sbatch", "--parsable", "--qos=short", "--gres=gpu:1", "--wrap=sleep 600", check=False)
+        submitted.extend(done.stdout.split())
+        return bool(submitted)
+
+    wait_for(taken, 20, "slurmctld to know the QOS")
+    site.wait_states("RUNNING", *submitted)
+    site.start()
+    jobs = [site.submit(2000, "--qos=short", rates={"t4": RATES["t4"]}, max_gpus=4) for _ in range(2)]
+    site.wait_states("RUNNING", *jobs)
+    number = 0
+    for _ in range(3):
+        number = site.wait_round(number)
+        record = FileStore(site.state).round(number)
+        assert [limit.gpus for limit in record.snapshot.limits] == [3]
+        assert sum(each.placement.gpus for each in record.plan.assignments.values()) == 3
+    free = site.submit(2000, rates={"t4": RATES["t4"]}, max_gpus=4)
+    site.wait_states("RUNNING", free, *jobs)
+    assert sum(site.job(each).gpus_counted[""] for each in jobs) == 3
