@@ -30,7 +30,7 @@ from penstock_scheduler.model import (
 )
 from penstock_scheduler.models import WishModels
 from penstock_scheduler.policies import make_policy
-from penstock_scheduler.simulator import SimulatedClock, SimulatedCluster, SimulatedJob, nodes_from_spec
+from penstock_scheduler.simulator import EstimatedJob, SimulatedClock, SimulatedCluster, SimulatedJob, nodes_from_spec
 from penstock_scheduler.store import FileStore, MemoryStore
 from penstock_scheduler.triggers import OnEvent, Period
 from tests.scheduler.builders import job, on
@@ -41,7 +41,10 @@ TABLE = {"t4": {1: 1.0, 2: 1.9, 4: 3.6}, "a100": {1: 4.0, 8: 24.0}}
 def simulated(count: int, policy_name: str = "sia", **parts: object) -> tuple[RoundLoop, SimulatedCluster, MemoryStore]:
     clock = SimulatedClock()
     wish = JobWish(max_gpus=8, goodput_table=TABLE)  # type: ignore[arg-type]
-    jobs = [SimulatedJob(str(i), f"j{i}", wish, TableEstimator(TABLE), 2000.0, i * 100.0) for i in range(count)]
+    jobs = [
+        SimulatedJob(str(i), f"j{i}", wish, EstimatedJob(TableEstimator(TABLE), 2000.0), i * 100.0)
+        for i in range(count)
+    ]
     cluster = SimulatedCluster(nodes_from_spec("t4:2x4,a100:1x8"), jobs, clock)
     store = MemoryStore()
     policy, settings = make_policy(policy_name)
