@@ -28,7 +28,7 @@ from penstock_profiles.fit import fit_throughput
 from penstock_profiles.gpus import Gpus
 from penstock_profiles.noise import GradientNoise
 from penstock_profiles.observations import NOTICEABLE, Measured, Observations
-from penstock_profiles.throughput import FloatArray, ThroughputParams, compute_time
+from penstock_profiles.throughput import FloatArray, ThroughputParams, compute_time, step_time
 
 
 class JobModel:
@@ -68,6 +68,7 @@ class JobModel:
         self._limits: dict[str, int] = {}
         self._fits: dict[str, ThroughputParams] = {}
         self._stale_fits: set[str] = set()
+        self._fitted_shapes: set[tuple[str, int, int]] = set()
         self._noise = GradientNoise(prior.grad_sqr, prior.grad_var) if prior is not None else None
         self._estimator: TrainingEstimator | LinearEstimator | None = None
 
@@ -87,9 +88,21 @@ class JobModel:
         self._observations[gpu_type] = observations
         if atomic_batch > self._limits.get(gpu_type, 0):
             self.observe_limit(gpu_type, atomic_batch)
-        if news:
+        if news and not self._foreseen(gpu_type, nodes, replicas, atomic_batch, step_s, sync_s):
+            self._fitted_shapes.add((gpu_type, nodes, replicas))
             self._stale_fits.add(gpu_type)
             self._estimator = None
+
+    def _foreseen(
+        self, gpu_type: str, nodes: int, replicas: int, atomic_batch: int, step_s: float, sync_s: float
+    ) -> bool:
+        """Whether the fit already says so: of a shape that it knows, within what is noticeable. A fit is dear."""
+        params = self._fits.get(gpu_type)
+        if params is None or gpu_type in self._stale_fits or (gpu_type, nodes, replicas) not in self._fitted_shapes:
+            return False
+        compute = float(compute_time(params, atomic_batch)) - (step_s - sync_s)
+        step = float(step_time(params, nodes, replicas, atomic_batch)) - step_s
+        return max(abs(compute), abs(step)) <= NOTICEABLE * step_s
 
     def observe_limit(self, gpu_type: str, max_atomic_batch: int) -> None:
         """The largest atomic batch that is known to fit into this type's memory; a larger one that ran replaces it."""

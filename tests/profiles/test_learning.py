@@ -161,3 +161,18 @@ def test_a_bad_observation_leaves_the_model_as_it_was():
             model.observe("l4", *report)
     assert model.estimator is before
     assert list(model.estimator.models) == ["t4"]
+
+
+def test_what_the_fit_foresees_is_no_news():
+    """One GPU at 0.1 + 0.01 m: another batch on that line changes nothing, one off it does, and a new shape always does."""
+    model = JobModel(8, 1024)
+    for batch in (8, 16, 32):
+        model.observe("t4", 1, 1, batch, 0.1 + 0.01 * batch)
+    before = model.estimator
+    model.observe("t4", 1, 1, 24, 0.1 + 0.01 * 24)
+    assert model.estimator is before
+    model.observe("t4", 1, 1, 28, 1.1 * (0.1 + 0.01 * 28))
+    after = model.estimator
+    assert after is not before
+    model.observe("t4", 1, 2, 24, 0.1 + 0.01 * 24)
+    assert model.estimator is not after
