@@ -27,6 +27,8 @@ class RoundLoop:
 
     Args:
         tick_s: seconds between two looks at the cluster.
+        rest_s: while nothing but the time is different from the last round's snapshot, a round that is due is passed over until
+            so many seconds after that one: what it would decide was there, and left all as it is. 0: every round is decided.
         settings: the policy's settings, for the record.
         on_round: called with each decided round, after it was saved and before it is acted on.
     """
@@ -41,6 +43,7 @@ class RoundLoop:
         models: ModelSource,
         *,
         tick_s: float,
+        rest_s: float = 0.0,
         settings: Mapping[str, Any] | None = None,
         on_round: Callable[[RoundRecord], None] = lambda record: None,
     ) -> None:
@@ -51,6 +54,8 @@ class RoundLoop:
         self._policy = policy
         self._models = models
         self._tick_s = tick_s
+        self._rest_s = rest_s
+        self._decided: Snapshot | None = None
         self._settings = dict(settings or {})
         self._on_round = on_round
         self._told: dict[str, Outcome] = {}
@@ -118,12 +123,14 @@ class RoundLoop:
             limits=state.limits,
             unscaled=known.unscaled,
         )
+        if self._at_rest(snapshot):
+            return
         started = time.perf_counter()
         plan = self._policy.decide(snapshot)
         seconds = {"observe": observe_seconds, "decide": time.perf_counter() - started}
         record = RoundRecord(snapshot, self._policy.name, self._settings, plan, seconds)
         self._store.save_round(record)
-        self._round, self._plan = snapshot.round, plan
+        self._round, self._plan, self._decided = snapshot.round, plan, snapshot
         log.info(
             "round",
             extra={
@@ -136,6 +143,12 @@ class RoundLoop:
             | ({"status": plan.solve.status.value, "gap": round(plan.solve.gap, 6)} if plan.solve else {}),
         )
         self._on_round(record)
+
+    def _at_rest(self, snapshot: Snapshot) -> bool:
+        last = self._decided
+        if last is None or not snapshot.time_s - last.time_s < self._rest_s:
+            return False
+        return dataclasses.replace(snapshot, round=last.round, time_s=last.time_s) == last
 
     def _target(self, job: str) -> Any:
         assignment = self._plan.assignments.get(job) if self._plan else None

@@ -42,7 +42,7 @@ def simulated(count: int, policy_name: str = "sia", **parts: object) -> tuple[Ro
     clock = SimulatedClock()
     wish = JobWish(max_gpus=8, goodput_table=TABLE)  # type: ignore[arg-type]
     jobs = [
-        SimulatedJob(str(i), f"j{i}", wish, EstimatedJob(TableEstimator(TABLE), 2000.0), i * 100.0)
+        SimulatedJob(str(i), f"j{i}", wish, EstimatedJob(TableEstimator(TABLE), parts.get("work", 2000.0)), i * 100.0)
         for i in range(count)
     ]
     cluster = SimulatedCluster(nodes_from_spec("t4:2x4,a100:1x8"), jobs, clock)
@@ -56,6 +56,7 @@ def simulated(count: int, policy_name: str = "sia", **parts: object) -> tuple[Ro
         parts.get("policy", policy),  # type: ignore[arg-type]
         WishModels(Families(), 30.0),
         tick_s=10.0,
+        rest_s=parts.get("rest_s", 0.0),  # type: ignore[arg-type]
         settings=settings,
     )
     return loop, cluster, store
@@ -83,6 +84,18 @@ def test_rounds_come_by_period_or_by_event():
     } != {60.0}
     arrivals = {job.submit_s for job in cluster.jobs.values()}
     assert arrivals <= {record.snapshot.time_s for record in by_event.rounds}
+
+
+def test_a_round_that_would_see_nothing_new_is_passed_over():
+    """A job that has all it wants: rounds while it comes and grows, and then every 300 s."""
+    loop, cluster, all_rounds = simulated(1, work=20_000.0)
+    loop.run(lambda: cluster.finished)
+    loop, resting, fewer = simulated(1, work=20_000.0, rest_s=300.0)
+    loop.run(lambda: resting.finished)
+    assert resting.jobs["0"].finish_s == cluster.jobs["0"].finish_s
+    assert len(fewer.rounds) < len(all_rounds.rounds)
+    plain, rested = ({r.snapshot.time_s for r in store.rounds} for store in (all_rounds, fewer))
+    assert rested <= plain
 
 
 def test_a_round_that_fails_changes_nothing_and_the_next_one_tries_again():
