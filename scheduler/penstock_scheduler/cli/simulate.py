@@ -14,8 +14,6 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from penstock_profiles.families import load_families
-from penstock_profiles.gpus import load_gpus
 from penstock_scheduler.errors import ConfigError
 from penstock_scheduler.nodespec import SpecError
 from penstock_scheduler.policies import make_policy
@@ -25,9 +23,8 @@ from penstock_scheduler.simulator.disturbances import Disturbances
 from penstock_scheduler.simulator.metrics import job_rows, summarise, write_rows
 from penstock_scheduler.simulator.outcomes import Result, over_seeds
 from penstock_scheduler.simulator.profiles import Profiles
-from penstock_scheduler.simulator.run import Scenario, Simulation, simulate
-from penstock_scheduler.simulator.truth import Truth, TruthSettings
-from penstock_scheduler.simulator.workloads import jittered, read_workload
+from penstock_scheduler.simulator.run import Scenario, Simulation, prepare, simulate
+from penstock_scheduler.simulator.workloads import read_workload
 
 INTERRUPTED = 130
 """Exit status after Ctrl-C, as of a shell."""
@@ -64,12 +61,9 @@ def simulate_command(
     tables = Profiles(profiles) if profiles is not None else None
     speeds, costs = _numbers("--gpu-speeds", gpu_speeds) or None, _numbers("--prices", prices) or None
     disturbed = _disturbances(disturb)
-    families, gpus = load_families(), load_gpus()
-    sizes = {node.gpu_type: max(n.gpus for n in nodes if n.gpu_type == node.gpu_type) for node in nodes}
 
     def scenario(seed: int) -> Scenario:
-        truth = Truth(types, tables, families, TruthSettings(speeds, node_gpus=sizes, seed=seed), gpus)
-        return Scenario(nodes, jittered(found, seed), truth, families, gpus, dataclasses.replace(disturbed, seed=seed))
+        return prepare(nodes, found, tables, gpu_speeds=speeds, disturbances=disturbed, seed=seed)
 
     scenario(0).check()
     if out is not None:
