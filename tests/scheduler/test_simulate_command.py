@@ -122,3 +122,14 @@ def test_ctrl_c_leaves_what_was_computed(tmp_path, monkeypatch):
     told = json.loads((tmp_path / "out" / "summary.json").read_text())["policies"]
     assert told["sia"]["seeds"][0]["ended"] == 3
     assert told["fifo"]["seeds"][0]["interrupted"]
+
+
+def test_the_page_opens_offline(tmp_path):
+    """All in one file: nothing is fetched, every policy is there, and every tag that must be closed is."""
+    penstock_simulate(tmp_path, "--policy", "sia,fifo", "--seeds", 2, "--out", tmp_path / "out")
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "http" not in page.replace("http-equiv", "")
+    assert "<script" not in page
+    assert page.count("<svg") == page.count("</svg>") == 6
+    for words in ("Under sia a job takes", "than under fifo", "sia: who had which GPU", "over 2 seeds"):
+        assert words in page

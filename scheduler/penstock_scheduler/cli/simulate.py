@@ -22,6 +22,7 @@ from penstock_scheduler.simulator.cluster import nodes_from_spec
 from penstock_scheduler.simulator.disturbances import Disturbances
 from penstock_scheduler.simulator.metrics import job_rows, summarise, write_rows
 from penstock_scheduler.simulator.outcomes import Result, over_seeds
+from penstock_scheduler.simulator.page import render
 from penstock_scheduler.simulator.profiles import Profiles
 from penstock_scheduler.simulator.run import Scenario, Simulation, prepare, simulate
 from penstock_scheduler.simulator.workloads import read_workload
@@ -84,7 +85,7 @@ def simulate_command(
     else:
         Console().print(_table(document))
         if out is not None:
-            typer.echo(f"{out}: summary.json, jobs.csv and looks.csv")
+            typer.echo(f"{out}: report.html, summary.json, jobs.csv and looks.csv")
     if any(result.simulation.interrupted for result in results):
         typer.echo("stopped: the figures are of what was simulated until then", err=True)
         raise typer.Exit(INTERRUPTED)
@@ -149,6 +150,7 @@ def _make_folder(out: Path) -> None:
 def _write(out: Path, results: list[Result], document: Mapping[str, Any]) -> None:
     try:
         (out / "summary.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        (out / "report.html").write_text(render(results, document), encoding="utf-8")
         runs = [({"policy": result.policy, "seed": result.seed}, result) for result in results]
         write_rows(out / "jobs.csv", ((of, row) for of, result in runs for row in result.rows))
         write_rows(out / "looks.csv", ((of, tick) for of, result in runs for tick in result.simulation.ticks))
