@@ -19,6 +19,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Mapping
+from functools import lru_cache
 
 import numpy as np
 
@@ -127,9 +128,10 @@ class JobModel:
 
     def _learn(self) -> TrainingEstimator | LinearEstimator:
         for gpu_type in sorted(self._stale_fits):
-            fit = fit_throughput(self._observations[gpu_type].measured(), self._fits.get(gpu_type))
-            if fit.params is not None:
-                self._fits[gpu_type] = fit.params
+            columns = tuple(tuple(column.tolist()) for column in self._observations[gpu_type].measured())
+            params = _fitted(columns, self._fits.get(gpu_type))
+            if params is not None:
+                self._fits[gpu_type] = params
         self._stale_fits.clear()
         known = {gpu_type: self._observations[gpu_type].measured() for gpu_type in self._fits}
         scaled = {gpu_type for gpu_type, measured in known.items() if (measured.replicas > 1).any()}
@@ -211,6 +213,12 @@ def type_slowdowns(families: Families) -> dict[tuple[str, str], float]:
             time_a, time_b = (float(compute_time(on_gpu.step, batch)) for _, on_gpu in (a, b))
             ratios.setdefault((a[0], b[0]), []).append(time_b / time_a)
     return {pair: float(np.median(values)) for pair, values in ratios.items()}
+
+
+@lru_cache(maxsize=4096)
+def _fitted(columns: tuple[tuple[float, ...], ...], start: ThroughputParams | None) -> ThroughputParams | None:
+    """A fit of these columns of `Measured`. Jobs with the same profile, as in a simulation, have the same."""
+    return fit_throughput(Measured(*map(np.array, columns)), start).params
 
 
 def _efficiency_loss(noise: GradientNoise) -> float:
