@@ -19,6 +19,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Mapping
+from functools import lru_cache
 
 import numpy as np
 
@@ -29,7 +30,7 @@ from penstock_profiles.gpus import Gpus
 from penstock_profiles.noise import GradientNoise
 from penstock_profiles.observations import NOTICEABLE, Measured, Observations
 from penstock_profiles.profiles import Profile
-from penstock_profiles.throughput import FloatArray, ThroughputParams, compute_time
+from penstock_profiles.throughput import FloatArray, ThroughputParams, compute_time, step_time
 from penstock_profiles.wire import Observation
 
 
@@ -70,6 +71,7 @@ class JobModel:
         self._limits: dict[str, int] = {}
         self._fits: dict[str, ThroughputParams] = {}
         self._stale_fits: set[str] = set()
+        self._fitted_shapes: set[tuple[str, int, int]] = set()
         self._noise = GradientNoise(prior.grad_sqr, prior.grad_var) if prior is not None else None
         self._estimator: TrainingEstimator | LinearEstimator | None = None
 
@@ -89,7 +91,8 @@ class JobModel:
         self._observations[gpu_type] = observations
         if atomic_batch > self._limits.get(gpu_type, 0):
             self.observe_limit(gpu_type, atomic_batch)
-        if news:
+        if news and not self._foreseen(gpu_type, nodes, replicas, atomic_batch, step_s, sync_s):
+            self._fitted_shapes.add((gpu_type, nodes, replicas))
             self._stale_fits.add(gpu_type)
             self._estimator = None
 
@@ -112,6 +115,17 @@ class JobModel:
         """Take in what `penstock profile` measured of the job, under the profile's GPU type."""
         for seen in profile.observations:
             self.observe_report(seen)
+
+    def _foreseen(
+        self, gpu_type: str, nodes: int, replicas: int, atomic_batch: int, step_s: float, sync_s: float
+    ) -> bool:
+        """Whether the fit already says so: of a shape that it knows, within what is noticeable. A fit is dear."""
+        params = self._fits.get(gpu_type)
+        if params is None or gpu_type in self._stale_fits or (gpu_type, nodes, replicas) not in self._fitted_shapes:
+            return False
+        compute = float(compute_time(params, atomic_batch)) - (step_s - sync_s)
+        step = float(step_time(params, nodes, replicas, atomic_batch)) - step_s
+        return max(abs(compute), abs(step)) <= NOTICEABLE * step_s
 
     def observe_limit(self, gpu_type: str, max_atomic_batch: int) -> None:
         """The largest atomic batch that is known to fit into this type's memory; a larger one that ran replaces it."""
@@ -136,9 +150,10 @@ class JobModel:
 
     def _learn(self) -> TrainingEstimator | LinearEstimator:
         for gpu_type in sorted(self._stale_fits):
-            fit = fit_throughput(self._observations[gpu_type].measured(), self._fits.get(gpu_type))
-            if fit.params is not None:
-                self._fits[gpu_type] = fit.params
+            columns = tuple(tuple(column.tolist()) for column in self._observations[gpu_type].measured())
+            params = _fitted(columns, self._fits.get(gpu_type))
+            if params is not None:
+                self._fits[gpu_type] = params
         self._stale_fits.clear()
         known = {gpu_type: self._observations[gpu_type].measured() for gpu_type in self._fits}
         scaled = {gpu_type for gpu_type, measured in known.items() if (measured.replicas > 1).any()}
@@ -220,6 +235,12 @@ def type_slowdowns(families: Families) -> dict[tuple[str, str], float]:
             time_a, time_b = (float(compute_time(on_gpu.step, batch)) for _, on_gpu in (a, b))
             ratios.setdefault((a[0], b[0]), []).append(time_b / time_a)
     return {pair: float(np.median(values)) for pair, values in ratios.items()}
+
+
+@lru_cache(maxsize=4096)
+def _fitted(columns: tuple[tuple[float, ...], ...], start: ThroughputParams | None) -> ThroughputParams | None:
+    """A fit of these columns of `Measured`. Jobs with the same profile, as in a simulation, have the same."""
+    return fit_throughput(Measured(*map(np.array, columns)), start).params
 
 
 def _efficiency_loss(noise: GradientNoise) -> float:

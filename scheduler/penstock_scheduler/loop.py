@@ -27,6 +27,8 @@ class RoundLoop:
 
     Args:
         tick_s: seconds between two looks at the cluster.
+        rest_s: while nothing but the time is different from the last round's snapshot, a round that is due is passed over until
+            so many seconds after that one: what it would decide was there, and left all as it is. 0: every round is decided.
         settings: the policy's settings, for the record.
         limits: the site's own limits on these jobs, beside those that the cluster reports.
         on_round: called with each decided round, after it was saved and before it is acted on.
@@ -42,6 +44,7 @@ class RoundLoop:
         models: ModelSource,
         *,
         tick_s: float,
+        rest_s: float = 0.0,
         settings: Mapping[str, Any] | None = None,
         limits: Callable[[Sequence[Job]], tuple[GpuLimit, ...]] = lambda jobs: (),
         on_round: Callable[[RoundRecord], None] = lambda record: None,
@@ -53,6 +56,8 @@ class RoundLoop:
         self._policy = policy
         self._models = models
         self._tick_s = tick_s
+        self._rest_s = rest_s
+        self._decided: Snapshot | None = None
         self._settings = dict(settings or {})
         self._limits = limits
         self._on_round = on_round
@@ -126,12 +131,14 @@ class RoundLoop:
             remaining=known.remaining,
             attained=self._attained,
         )
+        if self._at_rest(snapshot):
+            return
         started = time.perf_counter()
         plan = self._policy.decide(snapshot)
         seconds = {"observe": observe_seconds, "decide": time.perf_counter() - started}
         record = RoundRecord(snapshot, self._policy.name, self._settings, plan, seconds)
         self._store.save_round(record)
-        self._round, self._plan = snapshot.round, plan
+        self._round, self._plan, self._decided = snapshot.round, plan, snapshot
         log.info(
             "round",
             extra={
@@ -159,6 +166,14 @@ class RoundLoop:
                 attained = attained | {held.gpu_type: attained.get(held.gpu_type, 0.0) + held.gpus * passed_s}
             if attained:
                 self._attained[job.id] = attained
+
+    def _at_rest(self, snapshot: Snapshot) -> bool:
+        last = self._decided
+        if last is None or not snapshot.time_s - last.time_s < self._rest_s:
+            return False
+        # What jobs attain and have left only grows and shrinks with the time.
+        same = ("round", "time_s", "attained", "remaining")
+        return dataclasses.replace(snapshot, **{name: getattr(last, name) for name in same}) == last
 
     def _target(self, job: str) -> Any:
         assignment = self._plan.assignments.get(job) if self._plan else None

@@ -211,3 +211,18 @@ def test_a_stored_profile_is_where_a_job_begins():
     model.observe_profile(profile)
     assert step(model, "t4", 1, 1) == pytest.approx(float(step_time(TRUTH, 1, 1, 32)), rel=0.01)
     assert model.estimator.models["t4"].max_atomic_batch == 128
+
+
+def test_what_the_fit_foresees_is_no_news():
+    """One GPU at 0.1 + 0.01 m: another batch on that line changes nothing, one off it does, and a new shape always does."""
+    model = JobModel(8, 1024)
+    for batch in (8, 16, 32):
+        model.observe("t4", 1, 1, batch, 0.1 + 0.01 * batch)
+    before = model.estimator
+    model.observe("t4", 1, 1, 24, 0.1 + 0.01 * 24)
+    assert model.estimator is before
+    model.observe("t4", 1, 1, 28, 1.1 * (0.1 + 0.01 * 28))
+    after = model.estimator
+    assert after is not before
+    model.observe("t4", 1, 2, 24, 0.1 + 0.01 * 24)
+    assert model.estimator is not after

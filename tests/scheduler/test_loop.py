@@ -32,7 +32,7 @@ from penstock_scheduler.model import (
 )
 from penstock_scheduler.models import WishModels
 from penstock_scheduler.policies import REGISTRY, make_policy
-from penstock_scheduler.simulator import SimulatedClock, SimulatedCluster, SimulatedJob, nodes_from_spec
+from penstock_scheduler.simulator import EstimatedJob, SimulatedClock, SimulatedCluster, SimulatedJob, nodes_from_spec
 from penstock_scheduler.store import FileStore, MemoryStore
 from penstock_scheduler.triggers import OnEvent, Period
 from tests.scheduler.builders import job, on
@@ -43,7 +43,10 @@ TABLE = {"t4": {1: 1.0, 2: 1.9, 4: 3.6}, "a100": {1: 4.0, 8: 24.0}}
 def simulated(count: int, policy_name: str = "sia", **parts: object) -> tuple[RoundLoop, SimulatedCluster, MemoryStore]:
     clock = SimulatedClock()
     wish = JobWish(max_gpus=8, goodput_table=TABLE)  # type: ignore[arg-type]
-    jobs = [SimulatedJob(str(i), f"j{i}", wish, TableEstimator(TABLE), 2000.0, i * 100.0) for i in range(count)]
+    jobs = [
+        SimulatedJob(str(i), f"j{i}", wish, EstimatedJob(TableEstimator(TABLE), parts.get("work", 2000.0)), i * 100.0)
+        for i in range(count)
+    ]
     cluster = SimulatedCluster(nodes_from_spec("t4:2x4,a100:1x8"), jobs, clock)
     store = MemoryStore()
     policy, settings = make_policy(policy_name)
@@ -55,6 +58,7 @@ def simulated(count: int, policy_name: str = "sia", **parts: object) -> tuple[Ro
         parts.get("policy", policy),  # type: ignore[arg-type]
         WishModels(Families(), 30.0),
         tick_s=10.0,
+        rest_s=parts.get("rest_s", 0.0),  # type: ignore[arg-type]
         settings=settings,
         limits=partial(site_limits, parts.get("limits", LimitSettings())),  # type: ignore[arg-type]
     )
@@ -101,6 +105,18 @@ def test_rounds_come_by_period_or_by_event():
     } != {60.0}
     arrivals = {job.submit_s for job in cluster.jobs.values()}
     assert arrivals <= {record.snapshot.time_s for record in by_event.rounds}
+
+
+def test_a_round_that_would_see_nothing_new_is_passed_over():
+    """A job that has all it wants: rounds while it comes and grows, and then every 300 s."""
+    loop, cluster, all_rounds = simulated(1, work=20_000.0)
+    loop.run(lambda: cluster.finished)
+    loop, resting, fewer = simulated(1, work=20_000.0, rest_s=300.0)
+    loop.run(lambda: resting.finished)
+    assert resting.jobs["0"].finish_s == cluster.jobs["0"].finish_s
+    assert len(fewer.rounds) < len(all_rounds.rounds)
+    plain, rested = ({r.snapshot.time_s for r in store.rounds} for store in (all_rounds, fewer))
+    assert rested <= plain
 
 
 def test_a_round_that_fails_changes_nothing_and_the_next_one_tries_again():

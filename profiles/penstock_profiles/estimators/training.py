@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
@@ -185,5 +186,13 @@ def _tried_batches(estimators: Sequence[TrainingEstimator]) -> FloatArray:
     """Total batch sizes to try, ascending, shape (J, BATCHES_TRIED); many jobs share a range."""
     ranges = [(estimator.initial_batch, estimator.largest_batch) for estimator in estimators]
     place = {pair: index for index, pair in enumerate(dict.fromkeys(ranges))}
-    table = np.array([np.geomspace(*pair, BATCHES_TRIED).round() for pair in place])
+    table = np.array([_between(*pair) for pair in place])
     return table[[place[pair] for pair in ranges]]
+
+
+@lru_cache(maxsize=1024)
+def _between(smallest: int, largest: int) -> FloatArray:
+    """See `_tried_batches`. NumPy takes as long for it as for a job's whole goodput; read-only."""
+    batches = np.asarray(np.geomspace(smallest, largest, BATCHES_TRIED).round())
+    batches.setflags(write=False)
+    return batches

@@ -10,6 +10,7 @@ from penstock_scheduler import __version__
 from penstock_scheduler.cli.profile import profile
 from penstock_scheduler.cli.replay import replay
 from penstock_scheduler.cli.schema import schema
+from penstock_scheduler.cli.simulate import simulate_command
 from penstock_scheduler.cli.solve import solve
 from penstock_scheduler.cli.top import top
 from penstock_scheduler.cli.workload import workload
@@ -38,6 +39,7 @@ def make_app() -> typer.Typer:
     app.command(context_settings={"allow_interspersed_args": False})(profile)
     app.command()(replay)
     app.command()(schema)
+    app.command("simulate")(simulate_command)
     app.command()(solve)
     app.command()(top)
     app.add_typer(workload, name="workload")

@@ -37,7 +37,6 @@ REGISTRY: dict[str, tuple[Callable[[Any], Policy], type[BaseModel]]] = {
 }
 """Name in the settings file -> how to build the policy from its settings, and what those are."""
 
-
 PRESETS: dict[str, dict[str, Any]] = {"sia:artifact": ARTIFACT}
 """Names for a policy with settings of its own: `POLICY:PRESET`."""
 

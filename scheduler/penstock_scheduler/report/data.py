@@ -108,6 +108,16 @@ class History:
                 changes[gone_s] = changes.get(gone_s, 0) - 1
         return _running_sum(changes)
 
+    def utilisation(self) -> list[tuple[float, float]]:
+        """GPUs held, in percent of all: (time, share from then on)."""
+        each = 100 / max(sum(node.gpus for node in self.nodes), 1)
+        changes: dict[float, float] = {}
+        for job in self.jobs:
+            for span in job.spans:
+                changes[span.start_s] = changes.get(span.start_s, 0.0) + span.gpus * each
+                changes[span.end_s] = changes.get(span.end_s, 0.0) - span.gpus * each
+        return _running_sum(changes)
+
     def goodput(self) -> list[tuple[float, float]]:
         """Jobs' worth of work done per minute, summed over all jobs: (time, rate from then on)."""
         changes: dict[float, float] = {}

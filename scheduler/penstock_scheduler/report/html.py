@@ -10,6 +10,9 @@ from penstock_scheduler.report.data import History, JobHistory
 WIDTH, LEFT, ROW = 1080, 92, 9
 """Pixels: of a chart, of its left margin, of one GPU's row."""
 
+HOURS_FROM_S = 3 * 3600.0
+"""Length from which a time axis is in hours."""
+
 COLOURS = (
     "#4e79a7", "#f28e2b", "#59a14f", "#e15759", "#76b7b2", "#b07aa1",
     "#9c755f", "#edc948", "#ff9da7", "#86bcb6", "#8cd17d", "#bab0ac",
@@ -57,14 +60,13 @@ def render_page(
         parts.append(
             f"<h2>{escape(history.title)}: who had which GPU</h2><p class=soft>{escape(history.note)}. One row a GPU.</p>"
         )
-        parts.append(f"<div class=wide>{_gantt(history, span_s, time_scale, colours)}</div>")
-    parts.append("<h2>Jobs that wait for GPUs</h2>" + _legend(histories))
-    parts.append(f"<div class=wide>{_chart(histories, History.queue, span_s, time_scale, 'jobs without GPUs')}</div>")
+        parts.append(f"<div class=wide>{gantt(history, span_s, time_scale, colours)}</div>")
+    parts.append("<h2>Jobs that wait for GPUs</h2>" + legend(histories))
+    parts.append(f"<div class=wide>{chart(histories, History.queue, span_s, time_scale, 'jobs without GPUs')}</div>")
     parts.append(
-        "<h2>Goodput</h2><p class=soft>Work done a minute, in whole jobs, summed over all jobs.</p>"
-        + _legend(histories)
+        "<h2>Goodput</h2><p class=soft>Work done a minute, in whole jobs, summed over all jobs.</p>" + legend(histories)
     )
-    parts.append(f"<div class=wide>{_chart(histories, History.goodput, span_s, time_scale, 'jobs per minute')}</div>")
+    parts.append(f"<div class=wide>{chart(histories, History.goodput, span_s, time_scale, 'jobs per minute')}</div>")
     parts.append("<h2>The jobs</h2>" + _jobs(histories, colours))
     rows = "".join(f"<tr><th>{escape(label)}<td>{escape(text)}" for label, text in facts.items())
     parts.append(f"<h2>What this is, and is not</h2><table>{rows}</table>")
@@ -129,7 +131,8 @@ def _metrics(histories: Sequence[History], time_scale: float) -> str:
     return f"<div class=wide><table><tr><th>{head}{body}</table></div>"
 
 
-def _gantt(history: History, span_s: float, time_scale: float, colours: Mapping[str, str]) -> str:
+def gantt(history: History, span_s: float, time_scale: float, colours: Mapping[str, str]) -> str:
+    """Who had which GPU: a row for each, a bar for each run; `colours` by the name of a job. See `render_page`."""
     rows: dict[tuple[str, int], float] = {}
     y, back, labels = 8.0, [], []
     plot = WIDTH - LEFT - 8
@@ -183,24 +186,30 @@ def _blocks(tops: list[float]) -> list[tuple[float, int]]:
 
 def _time_axis(span_s: float, time_scale: float, top: float, bottom: float) -> str:
     plot = WIDTH - LEFT - 8
-    step = next((s for s in (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 1800, 3600) if span_s / s <= 12), 7200)
+    in_hours = span_s > HOURS_FROM_S
+    steps = (
+        (1800, 3600, 7200, 14400, 28800, 86400) if in_hours else (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 1800, 3600)
+    )
+    step = next((s for s in steps if span_s / s <= 12), max(steps) * max(round(span_s / max(steps) / 12), 1))
     parts = []
     for index in range(int(span_s // step) + 1):
-        x = LEFT + index * step / span_s * plot
+        x, label = LEFT + index * step / span_s * plot, f"{index * step / 3600:g}" if in_hours else clock(index * step)
         parts.append(f'<line class=grid x1="{x:.1f}" x2="{x:.1f}" y1="{top}" y2="{bottom}"/>')
-        parts.append(f'<text x="{x:.1f}" y="{bottom + 14}" text-anchor="middle">{clock(index * step)}</text>')
+        parts.append(f'<text x="{x:.1f}" y="{bottom + 14}" text-anchor="middle">{label}</text>')
     scale = f"; one second stands for {time_scale:g}" if time_scale != 1 else ""
-    parts.append(f'<text class=soft x="{LEFT}" y="{bottom + 29}">minutes since the start{scale}</text>')
+    unit = "hours" if in_hours else "minutes"
+    parts.append(f'<text class=soft x="{LEFT}" y="{bottom + 29}">{unit} since the start{scale}</text>')
     return "".join(parts)
 
 
-def _chart(
+def chart(
     histories: Sequence[History],
     series: Callable[[History], list[tuple[float, float]]],
     span_s: float,
     time_scale: float,
     unit: str,
 ) -> str:
+    """One line for each history, in steps: what `series` gives of it, in `unit`. See `render_page`."""
     plot, top, bottom = WIDTH - LEFT - 8, 8.0, 168.0
     found = [(history, series(history)) for history in histories]
     highest = max((value for _, points in found for _, value in points), default=0.0) or 1.0
@@ -222,7 +231,8 @@ def _chart(
     return f'<svg viewBox="0 0 {WIDTH} 205" width="{WIDTH}" role="img" aria-label="{label}">{"".join(parts)}</svg>'
 
 
-def _legend(histories: Sequence[History]) -> str:
+def legend(histories: Sequence[History]) -> str:
+    """Which line is whose."""
     keys = (
         f'<span class=key style="background:{LINES[index % len(LINES)]}"></span>{escape(history.title)}'
         for index, history in enumerate(histories)

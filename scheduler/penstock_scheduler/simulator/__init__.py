@@ -1,7 +1,17 @@
 """The simulated cluster and clock behind the same ports: for what-if questions, tests, and machines without Slurm."""
 
 from penstock_scheduler.simulator.clock import SimulatedClock
-from penstock_scheduler.simulator.cluster import SimulatedCluster, SimulatedJob, nodes_from_spec
+from penstock_scheduler.simulator.cluster import Run, SimulatedCluster, SimulatedJob, nodes_from_spec
 from penstock_scheduler.simulator.settings import SimulatedSettings, open_cluster
+from penstock_scheduler.simulator.truth import EstimatedJob
 
-__all__ = ["SimulatedClock", "SimulatedCluster", "SimulatedJob", "SimulatedSettings", "nodes_from_spec", "open_cluster"]
+__all__ = [
+    "EstimatedJob",
+    "Run",
+    "SimulatedClock",
+    "SimulatedCluster",
+    "SimulatedJob",
+    "SimulatedSettings",
+    "nodes_from_spec",
+    "open_cluster",
+]

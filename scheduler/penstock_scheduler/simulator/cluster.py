@@ -1,18 +1,26 @@
-"""A simulated cluster behind the `Cluster` port: jobs arrive, progress at their model's goodput, restart and end.
+"""A simulated cluster behind the `Cluster` port: jobs arrive, learn, progress as the truth says, restart, fail and end.
 
-Time comes from the clock that it is given. Between two looks every running job progresses at the goodput of its
-allocation; a job that is started or moved first spends `restart_s` of its own without progress. Stopping takes no time.
-A later issue makes it event-driven with failures and measured tables; the port stays.
+Time comes from the clock that it is given. Whenever it is looked at, it first lives through the events since the last look, in
+their order: a job ends, a node fails, a node is back. Between two events every running job progresses by `truth.advance`. A
+job that starts, or goes on elsewhere, first spends the `restart_s` of its truth without progress; until then its phase is
+STARTING, and policies leave it alone. Stopping takes no time: that cost is a part of `restart_s`, as it was measured.
+
+At each look a running job does what the executor does on a real one: it reports its step times and gradient noise to its
+`Learner`, and trains on with the batch size that is best by what is known now.
 """
 
 from __future__ import annotations
 
+import heapq
+import itertools
+import math
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Protocol
 
-import numpy as np
-
-from penstock_profiles.estimators import AnyEstimator
+from penstock_profiles.estimators import AnyEstimator, Batch
+from penstock_profiles.noise import GradientNoise
 from penstock_profiles.wire import Report
 from penstock_scheduler.model import (
     Action,
@@ -29,6 +37,45 @@ from penstock_scheduler.model import (
 )
 from penstock_scheduler.nodespec import parse_nodes
 from penstock_scheduler.ports import Clock
+from penstock_scheduler.simulator.disturbances import Disturbances
+from penstock_scheduler.simulator.truth import JobTruth, Seen, Shape, advance
+
+
+class Learner(Protocol):
+    """What is known of a job while it runs: to itself, and to the scheduler."""
+
+    @property
+    def estimator(self) -> AnyEstimator:
+        """What the scheduler knows. The same object until there is news."""
+        ...
+
+    def saw(self, gpu_type: str, seen: Seen | None, noise: GradientNoise | None) -> None:
+        """Take in what the job has measured while it ran."""
+        ...
+
+    def total_batch(self, gpu_type: str, nodes: int, gpus: int) -> int | None:
+        """Samples per step that the job itself thinks best there; None: the initial ones."""
+        ...
+
+
+@dataclass(slots=True)
+class Run:
+    """A job's time on one placement."""
+
+    start_s: float
+    end_s: float
+    placement: Placement
+    ready_s: float
+    """When the restart was over."""
+    progress: float
+    """Progress when it began."""
+    rates: list[tuple[float, float]] = field(default_factory=list)
+    """(from when on, progress per second), one for each batch size or epoch that was looked at."""
+
+    @property
+    def gpu_seconds(self) -> float:
+        """GPUs held, times how long."""
+        return self.placement.gpus * (self.end_s - self.start_s)
 
 
 @dataclass(slots=True)
@@ -38,106 +85,387 @@ class SimulatedJob:
     id: JobId
     name: str
     wish: JobWish
-    truth: AnyEstimator
+    truth: JobTruth
     """How fast it really is."""
-    work: float
-    """Progress at which it is done, in the unit of `truth` times seconds."""
     submit_s: float
-    restart_s: float = 30.0
+    learner: Learner | None = None
+    """None: it measures nothing, and trains with the batch that its user asked for."""
+    batch_size: int | None = None
+    """Total batch that its user asked for, samples; None: the model's initial one."""
     user: str = "user"
+    account: str = ""
     progress: float = 0.0
     allocation: Placement | None = None
-    pause_s: float = 0.0
-    """What is left of the present restart."""
     starts: int = 0
+    most_gpus: int = 0
+    """Most GPUs that it has run on."""
+    failures: int = 0
+    """Times that a node failed under it."""
     finish_s: float | None = None
-    runs: list[tuple[float, float, Placement]] = field(default_factory=list)
-    """(from, to, where), one for each time that it held GPUs; the last one grows."""
+    runs: list[Run] = field(default_factory=list)
+    """One for each time that it held GPUs; the end of the last one is not known while it runs."""
+    batch: Batch | None = None
+    _shape: Shape = ()
+    _speed: float = 1.0
+    _settled_s: float = 0.0
+    """`progress` is as of then."""
+    _saved: float = 0.0
+    """Progress in its last checkpoint."""
+    _event: int = -1
+    """Number of the event at which it ends, as things stand."""
+    _known: tuple[AnyEstimator, str, Shape] | None = None
+    """What the present batch was chosen by."""
+    _view: Job | None = None
+
+    @property
+    def work(self) -> float:
+        """Progress at which it is done."""
+        return self.truth.work
+
+    @property
+    def restarts(self) -> int:
+        """Times that it was stopped and started again."""
+        return max(self.starts - 1, 0)
+
+    @property
+    def rate(self) -> float:
+        """Progress per second as of the last look; 0 while it holds no GPU or restarts."""
+        if self.allocation is None or self._settled_s < self.runs[-1].ready_s:
+            return 0.0
+        return self._speed * self.truth.rate(self.allocation.gpu_type, self._shape, self.batch, self.progress)
 
 
 class SimulatedCluster:
-    """The cluster; see the module. Its nodes' partitions are `all` and one for each GPU type."""
+    """The cluster; see the module. Its nodes' partitions are `all` and one for each GPU type.
 
-    def __init__(self, nodes: Sequence[Node], jobs: Iterable[SimulatedJob], clock: Clock) -> None:
-        self._nodes = tuple(nodes)
+    Args:
+        nodes: all nodes.
+        jobs: all jobs that will ever come.
+        clock: whose time it is.
+        disturbances: what goes wrong; None: nothing.
+        checkpoint_s: seconds of training between two checkpoints; a job on a failed node goes on from the last one.
+        moves_are_free: as in Sia's artifact: other nodes of the same type and shape cost no restart.
+    """
+
+    def __init__(
+        self,
+        nodes: Sequence[Node],
+        jobs: Iterable[SimulatedJob],
+        clock: Clock,
+        disturbances: Disturbances | None = None,
+        checkpoint_s: float = 600.0,
+        *,
+        moves_are_free: bool = False,
+    ) -> None:
         self._clock = clock
-        self._seen_s = clock.now_s()
+        self._disturbances = disturbances or Disturbances()
+        self._checkpoint_s = checkpoint_s
+        self._moves_are_free = moves_are_free
+        self._nodes = {node.name: node for node in nodes}
+        self._free = {node.name: node.gpus_for_us for node in nodes}
+        self._failures = {name: self._disturbances.failures(name, math.inf) for name in self._nodes}
         self.jobs = {job.id: job for job in jobs}
+        self._coming = sorted(self.jobs.values(), key=lambda job: job.submit_s)
+        self._arrivals_s = [job.submit_s for job in self._coming]
+        self._arrived = 0
+        self._active: dict[JobId, SimulatedJob] = {}
+        self._numbers = itertools.count()
+        self._events: list[tuple[float, int, str, str]] = []
+        """Heap of (when, number, what, whom): what is "end" of a job, or "fail" or "repair" of a node."""
+        for name in self._nodes:
+            self._next_failure(name)
 
     @property
     def finished(self) -> bool:
         """Whether every job has come and gone."""
-        return all(job.finish_s is not None for job in self.jobs.values())
+        return self._arrived == len(self._coming) and not self._active
+
+    @property
+    def expects_more(self) -> bool:
+        """Whether jobs are still to come, as of the last look."""
+        return self._arrived < len(self._coming)
+
+    @property
+    def whole(self) -> bool:
+        """Whether every node is usable, as of the last look."""
+        return all(node.usable for node in self._nodes.values())
+
+    @property
+    def active(self) -> Iterable[SimulatedJob]:
+        """Jobs that have come and not gone, as of the last look."""
+        return self._active.values()
+
+    def next_event_s(self) -> float:
+        """When something happens next, if nobody acts: an arrival, an end, a failure or a repair; infinite: never."""
+        while self._events and self._stale(self._events[0]):
+            heapq.heappop(self._events)
+        arrival_s = self._arrivals_s[self._arrived] if self._arrived < len(self._coming) else math.inf
+        return min(arrival_s, self._events[0][0] if self._events else math.inf)
 
     def observe(self) -> ClusterState:
         """What is there now."""
-        self._advance()
         now_s = self._clock.now_s()
-        jobs = [self._view(job) for job in self.jobs.values() if job.finish_s is None and job.submit_s <= now_s]
-        return ClusterState(self._nodes, tuple(jobs))
+        self._live_until(now_s)
+        for job in self._active.values():
+            self._train(job, now_s)
+        return ClusterState(tuple(self._nodes.values()), tuple(self._view(job, now_s) for job in self._active.values()))
 
     def apply(self, actions: Sequence[Action]) -> tuple[Outcome, ...]:
-        """Every action is done at once, or fails because GPUs are taken."""
-        self._advance()
-        return tuple(self._apply(action) for action in actions)
+        """Everybody who has to leave leaves, then everybody who finds room starts."""
+        now_s = self._clock.now_s()
+        self._live_until(now_s)
+        stays = {action.job for action in actions if not self._moves(action)}
+        for action in actions:
+            job = self.jobs[action.job]
+            if action.job not in stays and job.allocation is not None:
+                self._stop(job, now_s)
+        return tuple(self._begin(action, now_s, stays) for action in actions)
 
     def reports(self) -> Sequence[Report]:
-        """None: simulated jobs do not report yet."""
+        """None: what jobs measure goes straight to their learners."""
         return ()
 
-    def _view(self, job: SimulatedJob) -> Job:
-        return Job(
-            id=job.id,
-            name=job.name,
-            user=job.user,
-            wish=job.wish,
-            partitions=("all",),
-            phase=Phase.QUEUED if job.allocation is None else Phase.RUNNING,
-            submit_s=job.submit_s,
-            restarts=max(job.starts - 1, 0),
-            allocation=job.allocation,
-        )
+    # What happens by itself.
 
-    def _apply(self, action: Action) -> Outcome:
+    def _live_until(self, now_s: float) -> None:
+        """Live through what has happened, in its order."""
+        while self._events and self._events[0][0] <= now_s:
+            event = heapq.heappop(self._events)
+            if self._stale(event):
+                continue
+            at_s, _, what, whom = event
+            if what == "end":
+                self._end(self.jobs[whom], at_s)
+            elif what == "fail":
+                self._fail(whom, at_s)
+            else:
+                self._repair(whom)
+        arrived = bisect_right(self._arrivals_s, now_s)
+        for job in self._coming[self._arrived : arrived]:
+            self._active[job.id] = job
+        self._arrived = arrived
+
+    def _stale(self, event: tuple[float, int, str, str]) -> bool:
+        """Whether an end was foreseen that things have since changed."""
+        _, number, what, whom = event
+        return what == "end" and self.jobs[whom]._event != number
+
+    def _end(self, job: SimulatedJob, at_s: float) -> None:
+        self._release(job, at_s)
+        job.progress, job.finish_s, job.batch = job.work, at_s, None
+        del self._active[job.id]
+
+    def _fail(self, name: str, at_s: float) -> None:
+        node = self._nodes[name]
+        self._nodes[name] = _with_usable(node, usable=False)
+        for job in list(self._active.values()):
+            if job.allocation is not None and name in job.allocation.nodes:
+                self._settle(job, at_s)
+                self._release(job, at_s)
+                job.progress = job._saved
+                job.failures += 1
+
+    def _repair(self, name: str) -> None:
+        self._nodes[name] = _with_usable(self._nodes[name], usable=True)
+        self._next_failure(name)
+
+    def _next_failure(self, name: str) -> None:
+        for fails_s, back_s in itertools.islice(self._failures[name], 1):
+            self._push(fails_s, "fail", name)
+            self._push(back_s, "repair", name)
+
+    def _push(self, at_s: float, what: str, whom: str) -> int:
+        number = next(self._numbers)
+        heapq.heappush(self._events, (at_s, number, what, whom))
+        return number
+
+    # What jobs do.
+
+    def _train(self, job: SimulatedJob, now_s: float) -> None:
+        """Bring a job's progress up to date; let it report, and choose its batch size anew if there is news."""
+        if job.allocation is None:
+            return
+        self._settle(job, now_s)
+        run = job.runs[-1]
+        if now_s <= run.ready_s:
+            return
+        if job.learner is not None:
+            gpu_type, gpus = job.allocation.gpu_type, job.allocation.gpus
+            seen = job.truth.seen(gpu_type, job._shape, job.batch)
+            job.learner.saw(gpu_type, seen, job.truth.noise(job.batch, gpus, job.progress))
+            if self._choose_batch(job):
+                self._foresee(job)
+        rate = job.rate
+        if not run.rates or run.rates[-1][1] != rate:
+            run.rates.append((now_s if run.rates else run.ready_s, rate))
+
+    def _choose_batch(self, job: SimulatedJob) -> bool:
+        """The batch that the job thinks best where it is; whether it is another one than before."""
+        assert job.allocation is not None, "only a job with GPUs trains"
+        gpu_type, before = job.allocation.gpu_type, job.batch
+        total = job.batch_size
+        if job.learner is not None:
+            known = (job.learner.estimator, gpu_type, job._shape)
+            if job._known is not None and known[0] is job._known[0] and known[1:] == job._known[1:]:
+                return False
+            job._known = known
+            total = job.learner.total_batch(gpu_type, len(job._shape), sum(job._shape))
+        job.batch = job.truth.batch(gpu_type, job._shape, total)
+        return job.batch != before
+
+    def _settle(self, job: SimulatedJob, now_s: float) -> None:
+        """Bring its progress to `now_s`, and what is in its last checkpoint."""
+        ready_s = job.runs[-1].ready_s
+        saved_s = ready_s + (now_s - ready_s) // self._checkpoint_s * self._checkpoint_s
+        if saved_s > max(ready_s, job._settled_s):
+            self._train_until(job, saved_s)
+            job._saved = job.progress
+        self._train_until(job, now_s)
+
+    def _train_until(self, job: SimulatedJob, until_s: float) -> None:
+        assert job.allocation is not None, "only a job with GPUs trains"
+        seconds = until_s - max(job._settled_s, job.runs[-1].ready_s)
+        if seconds > 0:
+            gpu_type = job.allocation.gpu_type
+            job.progress, _ = advance(job.truth, gpu_type, job._shape, job.batch, job.progress, seconds, job._speed)
+        job._settled_s = until_s
+
+    def _foresee(self, job: SimulatedJob) -> None:
+        """Note when it will end if nothing changes."""
+        assert job.allocation is not None, "only a job with GPUs ends"
+        ready_s = max(job._settled_s, job.runs[-1].ready_s)
+        gpu_type = job.allocation.gpu_type
+        _, needed_s = advance(job.truth, gpu_type, job._shape, job.batch, job.progress, math.inf, job._speed)
+        job._event = self._push(ready_s + needed_s, "end", job.id) if needed_s < math.inf else -1
+
+    def _release(self, job: SimulatedJob, now_s: float) -> None:
+        """Take its GPUs away."""
+        assert job.allocation is not None, "nothing to take away"
+        for share in job.allocation.shares:
+            self._free[share.node] += share.gpus
+        job.runs[-1].end_s = now_s
+        job.allocation, job._event, job._view = None, -1, None
+        self._disturb(now_s)
+
+    # What is done to them.
+
+    def _moves(self, action: Action) -> bool:
+        """Whether an action takes a job from where it is: it may have been done already."""
+        held = self.jobs[action.job].allocation
+        return isinstance(action, Hold) or held is None or held.shares != action.placement.shares
+
+    def _stop(self, job: SimulatedJob, now_s: float) -> None:
+        """It saves a checkpoint and leaves."""
+        self._settle(job, now_s)
+        self._release(job, now_s)
+        job._saved = job.progress
+
+    def _begin(self, action: Action, now_s: float, stays: set[JobId]) -> Outcome:
         job = self.jobs[action.job]
         if job.finish_s is not None:
             return Outcome(action, Progress.DONE, "it has ended")
-        now_s = self._clock.now_s()
-        if isinstance(action, Hold):
-            job.allocation = None
+        if action.job in stays or isinstance(action, Hold):
             return Outcome(action, Progress.DONE)
-        free = {node.name: node.gpus_for_us for node in self._nodes}
-        for other in self.jobs.values():
-            if other is not job and other.allocation is not None:
-                for share in other.allocation.shares:
-                    free[share.node] -= share.gpus
-        if any(free.get(share.node, 0) < share.gpus for share in action.placement.shares):
+        where = action.placement
+        unusable = [share.node for share in where.shares if not self._usable(share.node)]
+        if unusable:
+            return Outcome(action, Progress.FAILED, f"node {unusable[0]} is not usable")
+        if any(self._free[share.node] < share.gpus for share in where.shares):
             return Outcome(action, Progress.UNDER_WAY, "waits for GPUs that another job still holds")
-        job.allocation = action.placement
-        job.pause_s = job.restart_s
-        job.starts += 1
-        job.runs.append((now_s, now_s, action.placement))
+        self._start(job, where, now_s)
         return Outcome(action, Progress.DONE)
 
-    def _advance(self) -> None:
+    def _usable(self, name: str) -> bool:
+        return name in self._nodes and self._nodes[name].usable
+
+    def _start(self, job: SimulatedJob, where: Placement, now_s: float) -> None:
+        last = job.runs[-1] if job.runs else None
+        shape = tuple(share.gpus for share in where.shares)
+        free = (
+            self._moves_are_free
+            and last is not None
+            and last.end_s == now_s
+            and (last.placement.gpu_type, job._shape) == (where.gpu_type, shape)
+        )
+        for share in where.shares:
+            self._free[share.node] -= share.gpus
+        if free and last is not None:
+            ready_s = max(last.ready_s, now_s)
+        else:
+            ready_s = now_s + job.truth.restart_s
+            if job.starts == 0:
+                ready_s += self._disturbances.profiling_s(where.gpus, len({n.gpu_type for n in self._nodes.values()}))
+            job.starts += 1
+        job.most_gpus = max(job.most_gpus, where.gpus)
+        job.allocation, job._shape, job._settled_s, job._view = where, shape, now_s, None
+        job._speed = self._speed(job)
+        job.runs.append(Run(now_s, now_s, where, ready_s, job.progress))
+        self._choose_batch(job)
+        self._foresee(job)
+        self._disturb(now_s)
+
+    # What disturbs them.
+
+    def _speed(self, job: SimulatedJob) -> float:
+        speed = 1 / self._disturbances.straggler(job.id, job.starts)
+        return speed * (1 - self._disturbances.interference) if self._interfered(job) else speed
+
+    def _interfered(self, job: SimulatedJob) -> bool:
+        """Whether it and another job of several nodes share one."""
+        if not self._disturbances.interference or len(job._shape) < 2 or job.allocation is None:
+            return False
+        mine = set(job.allocation.nodes)
+        return any(
+            other is not job
+            and other.allocation is not None
+            and len(other._shape) > 1
+            and mine & set(other.allocation.nodes)
+            for other in self._active.values()
+        )
+
+    def _disturb(self, now_s: float) -> None:
+        """Whoever has got or lost a neighbour has another speed from now on."""
+        if not self._disturbances.interference:
+            return
+        for job in self._active.values():
+            if job.allocation is not None and (speed := self._speed(job)) != job._speed:
+                self._settle(job, now_s)
+                job._speed = speed
+                self._foresee(job)
+
+    # What others see of them.
+
+    def _view(self, job: SimulatedJob, now_s: float) -> Job:
+        phase = Phase.QUEUED
+        if job.allocation is not None:
+            phase = Phase.STARTING if now_s < job.runs[-1].ready_s else Phase.RUNNING
+        if job._view is None or job._view.phase is not phase:
+            job._view = Job(
+                id=job.id,
+                name=job.name,
+                user=job.user,
+                account=job.account,
+                wish=job.wish,
+                partitions=("all",),
+                phase=phase,
+                submit_s=job.submit_s,
+                restarts=job.restarts,
+                allocation=job.allocation,
+            )
+        return job._view
+
+    def close(self) -> None:
+        """Bring all jobs up to date: for who looks at them before all have ended."""
         now_s = self._clock.now_s()
-        passed_s, self._seen_s = now_s - self._seen_s, now_s
-        for job in self.jobs.values():
-            if job.allocation is None:
-                continue
-            shape = job.allocation.configuration
-            rate = float(job.truth.goodput(shape.gpu_type, np.array([shape.nodes]), np.array([shape.gpus]))[0])
-            paused_s = min(job.pause_s, passed_s)
-            job.pause_s -= paused_s
-            needed_s = (job.work - job.progress) / rate if rate > 0 else float("inf")
-            worked_s = min(passed_s - paused_s, needed_s)
-            job.progress += worked_s * rate
-            begun_s, _, where = job.runs[-1]
-            job.runs[-1] = (begun_s, now_s - passed_s + paused_s + worked_s, where)
-            if worked_s == needed_s:
-                job.progress = job.work
-                job.finish_s = job.runs[-1][1]
-                job.allocation = None
+        self._live_until(now_s)
+        for job in self._active.values():
+            if job.allocation is not None:
+                self._settle(job, now_s)
+                job.runs[-1].end_s = now_s
+
+
+def _with_usable(node: Node, *, usable: bool) -> Node:
+    return replace(node, usable=usable, state="IDLE" if usable else "DOWN")
 
 
 def nodes_from_spec(spec: str) -> tuple[Node, ...]:

@@ -26,7 +26,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from penstock_profiles.estimators import Batch
+from penstock_profiles.estimators import AnyEstimator, Batch
 from penstock_profiles.families import Families, Family, load_families
 from penstock_profiles.gpus import Gpus, load_gpus
 from penstock_profiles.noise import GradientNoise
@@ -40,6 +40,9 @@ Shape = tuple[int, ...]
 
 NODE_GPUS = 8
 """GPUs of a node whose size is not told: only what a duration with a model is worth depends on it."""
+
+PROFILED = 4
+"""Batch sizes of a profile, each half of the next. Sia's section 3.1 has about ten, in less than 20 GPU-seconds."""
 
 
 class StepTimes(NamedTuple):
@@ -76,6 +79,11 @@ class ModelTruth(Protocol):
     @property
     def restart_s(self) -> float:
         """Seconds without progress when a job of it starts, or goes on elsewhere."""
+        ...
+
+    @property
+    def restart_cost_s(self) -> float:
+        """What a scheduler takes a restart to cost, s: its table may be wrong."""
         ...
 
     @property
@@ -119,6 +127,7 @@ class MeasuredModel:
         self._tables = tables
         self.initial_batch, self.max_batch = tables.initial_batch, tables.max_batch
         self.restart_s = tables.application.restart_s_simulated
+        self.restart_cost_s = tables.application.restart_s_policy
         self._slowdown = tables.application.slowdown
         self._ends = [iterations * tables.initial_batch for iterations in tables.epoch_iterations]
         self.training: float | None = self._ends[-1]
@@ -170,7 +179,7 @@ class FamilyModel:
     def __init__(self, name: str, family: Family, noise: float = 0.0, seed: int = 0) -> None:
         self._name, self._family, self._noise, self._seed = name, family, noise, seed
         self.initial_batch, self.max_batch = family.initial_batch, family.max_batch
-        self.restart_s = family.restart_cost_s
+        self.restart_s = self.restart_cost_s = family.restart_cost_s
         application = application_of(name)
         self._epoch_samples = application.epoch_samples if application else None
         self.training = float(application.epochs * application.epoch_samples) if application else None
@@ -298,6 +307,13 @@ class ModelledJob:
         epoch = self.model.epoch(progress)
         return GradientNoise(float(sqr_E[epoch]), float(var_E[epoch]))
 
+    def profile(self, gpu_type: str) -> list[Seen]:
+        """What profiling it on one GPU of a type shows: a few batch sizes, the last the largest that fits."""
+        most = self.model.max_atomic_batch(gpu_type, (1,))
+        batches = sorted({max(most >> halved, 1) for halved in range(PROFILED)}) if most else []
+        seen = [self.seen(gpu_type, (1,), Batch(batch, 0)) for batch in batches]
+        return [each for each in seen if each is not None]
+
     def _rates_of_epochs(self, gpu_type: str, shape: Shape, batch: Batch) -> list[float]:
         total, initial = _total(batch, sum(shape)), self.model.initial_batch
         sqr_E, var_E = self.model.noise(total)
@@ -330,6 +346,36 @@ class RecordedJob:
         """See `JobTruth`; GPU-seconds of the recorded type per second."""
         own = self.speeds.get(self.gpu_type, 1.0) if self.gpu_type is not None else 1.0
         return sum(shape) * self.speeds.get(gpu_type, 1.0) / own
+
+    def epoch_end(self, progress: float) -> float:
+        """See `JobTruth`."""
+        return self.work
+
+    def seen(self, gpu_type: str, shape: Shape, batch: Batch | None) -> Seen | None:
+        """None: it does not measure."""
+        return None
+
+    def noise(self, batch: Batch | None, replicas: int, progress: float) -> GradientNoise | None:
+        """None: it does not measure."""
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class EstimatedJob:
+    """A job that is exactly as fast as an estimator says."""
+
+    estimator: AnyEstimator
+    work: float
+    """In the estimator's unit, times seconds."""
+    restart_s: float = 30.0
+
+    def batch(self, gpu_type: str, shape: Shape, total: int | None = None) -> Batch | None:
+        """None: the estimator has its best one in its goodput."""
+        return None
+
+    def rate(self, gpu_type: str, shape: Shape, batch: Batch | None, progress: float) -> float:
+        """See `JobTruth`."""
+        return float(self.estimator.goodput(gpu_type, np.array([len(shape)]), np.array([sum(shape)]))[0])
 
     def epoch_end(self, progress: float) -> float:
         """See `JobTruth`."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from penstock_profiles.families import Families
 from penstock_scheduler.loop import RoundLoop
 from penstock_scheduler.model import JobWish
@@ -12,7 +10,7 @@ from penstock_scheduler.nodespec import DEFAULT_SPEC
 from penstock_scheduler.policies import make_policy
 from penstock_scheduler.ports import Trigger
 from penstock_scheduler.report import History, JobHistory, NodeShape, Span
-from penstock_scheduler.simulator import SimulatedClock, SimulatedCluster, SimulatedJob, nodes_from_spec
+from penstock_scheduler.simulator import EstimatedJob, SimulatedClock, SimulatedCluster, SimulatedJob, nodes_from_spec
 from penstock_scheduler.store import MemoryStore
 from penstock_scheduler.triggers import OnEvent, Period
 from penstock_slurm.demo.jobs import ARRIVALS_S, JOBS, TIME_SCALE, DemoJob
@@ -38,10 +36,13 @@ def _history(title: str, policy_name: str, trigger: Trigger, families: Families)
     models = WishModels(families, ROUND_S)
     loop = RoundLoop(cluster, clock, MemoryStore(), trigger, policy, models, tick_s=10.0, settings=settings)
     loop.run(lambda: cluster.finished or clock.now_s() > 1e6)
+    cluster.close()
     taken: dict[str, list[tuple[float, float, set[int]]]] = {node.name: [] for node in nodes}
     sizes = {node.name: node.gpus for node in nodes}
     spans: dict[str, list[Span]] = {job.id: [] for job in jobs}
-    for begin, end, where, job_id in sorted((b, e, p, job.id) for job in jobs for b, e, p in job.runs):
+    for begin, end, where, job_id in sorted(
+        ((run.start_s, run.end_s, run.placement, job.id) for job in jobs for run in job.runs), key=lambda run: run[:2]
+    ):
         ids = {}
         for share in where.shares:
             busy = set().union(*(s for b, e, s in taken[share.node] if b < end and begin < e))
@@ -64,16 +65,15 @@ def _job(number: int, job: DemoJob, families: Families, *, plain: bool) -> Simul
     fixed = {"adaptivity": "fixed", "min_gpus": nodes * gpus, "max_gpus": nodes * gpus, "gpu_types": [gpu_type]}
     wish = fixed | {"model_family": job.family} if plain else job.wish_fields()
     submit_s = number * ARRIVALS_S / (len(JOBS) - 1) * TIME_SCALE
-    return SimulatedJob(
-        str(number + 1), job.name, JobWish.model_validate(wish), estimator, job.work(families), submit_s, ROUND_S
-    )
+    truth = EstimatedJob(estimator, job.work(families), ROUND_S)
+    return SimulatedJob(str(number + 1), job.name, JobWish.model_validate(wish), truth, submit_s)
 
 
 def _seen(job: SimulatedJob, spans: tuple[Span, ...]) -> JobHistory:
     goodput: list[tuple[float, float]] = []
-    for begin, end, where in job.runs:
-        shape = where.configuration
-        rate = float(job.truth.goodput(shape.gpu_type, np.array([shape.nodes]), np.array([shape.gpus]))[0])
+    for run in job.runs:
+        begin, end, shape = run.start_s, run.end_s, tuple(share.gpus for share in run.placement.shares)
+        rate = job.truth.rate(run.placement.gpu_type, shape, None, 0.0)
         at = rate * TIME_SCALE / job.work
         goodput += [
             (begin / TIME_SCALE, 0.0),
@@ -92,5 +92,5 @@ def _seen(job: SimulatedJob, spans: tuple[Span, ...]) -> JobHistory:
         state="COMPLETED" if job.finish_s is not None else "PENDING",
         spans=spans,
         goodput=tuple(goodput),
-        restarts=max(job.starts - 1, 0),
+        restarts=job.restarts,
     )

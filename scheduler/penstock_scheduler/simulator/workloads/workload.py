@@ -7,6 +7,8 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+import numpy as np
+
 from penstock_scheduler.model import Adaptivity, JobWish
 
 AMOUNTS = ("duration_s", "samples", "epochs")
@@ -115,6 +117,15 @@ class Workload:
         """The jobs that come from `begin_s` on and before `length_s` later; the window's start is its time 0."""
         jobs = (job for job in self.jobs if begin_s <= job.submit_s < begin_s + length_s)
         return replace(self, jobs=tuple(replace(job, submit_s=job.submit_s - begin_s) for job in jobs))
+
+
+def jittered(workload: Workload, seed: int, most_s: float = 60.0) -> Workload:
+    """The same jobs with other luck: each comes up to `most_s` later, at random. Seed 0 leaves the workload as it is."""
+    if seed == 0:
+        return workload
+    later_s = np.random.default_rng(seed).uniform(0, most_s, len(workload.jobs)).tolist()
+    jobs = [replace(job, submit_s=job.submit_s + late) for job, late in zip(workload.jobs, later_s, strict=True)]
+    return replace(workload, jobs=in_order(jobs))
 
 
 def in_order(jobs: list[WorkloadJob]) -> tuple[WorkloadJob, ...]:

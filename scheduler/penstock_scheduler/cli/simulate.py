@@ -1,0 +1,218 @@
+"""`penstock simulate`: what would have become of these jobs on this cluster, under these policies?"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from penstock_scheduler.errors import ConfigError
+from penstock_scheduler.nodespec import SpecError
+from penstock_scheduler.policies import make_policy
+from penstock_scheduler.settings import load_settings
+from penstock_scheduler.simulator.cluster import nodes_from_spec
+from penstock_scheduler.simulator.disturbances import Disturbances
+from penstock_scheduler.simulator.metrics import job_rows, summarise, write_rows
+from penstock_scheduler.simulator.outcomes import Result, over_seeds
+from penstock_scheduler.simulator.page import render
+from penstock_scheduler.simulator.profiles import Profiles
+from penstock_scheduler.simulator.run import Scenario, Simulation, prepare, simulate
+from penstock_scheduler.simulator.workloads import read_workload
+
+INTERRUPTED = 130
+"""Exit status after Ctrl-C, as of a shell."""
+
+
+def simulate_command(
+    cluster: str = typer.Option(..., help="The nodes: a spec such as t4:6x4,rtx:3x8, or a file with a part a line."),
+    workload: Path = typer.Option(..., help="The jobs: a workload, or a trace; see docs/workloads.md."),
+    policy: str = typer.Option("sia", help="Policies, such as sia,fifo; the first is compared with the others."),
+    profiles: Path | None = typer.Option(None, help="Folder of measured tables, for the models of the workload."),
+    seeds: int = typer.Option(1, min=1, help="Simulate so many times, with other luck each; see docs/simulator.md."),
+    out: Path | None = typer.Option(None, help="Folder for report, tables and summary."),
+    config: Path | None = typer.Option(None, help="A settings file, whose [policy.NAME] apply."),
+    trace: str | None = typer.Option(
+        None, "--format", help="What the workload is; told from its first line if not given."
+    ),
+    gpu_types: str = typer.Option("", help="GPU types beside those of the catalogue, such as mi50,k40."),
+    gpu_speeds: str = typer.Option("", help="For recorded durations: relative speeds, such as a100=1,h100=2."),
+    prices: str = typer.Option("", help="Of a GPU-hour, such as t4=0.4,a100=2.5."),
+    disturb: str = typer.Option("", help="What goes wrong, such as node_mtbf_h=500,estimation_error=0.1."),
+    as_json: bool = typer.Option(False, "--json", help="The summary as one JSON object, and nothing else."),
+) -> None:
+    """Run jobs on a simulated cluster and say how they fare. Ctrl-C stops and leaves what was computed so far."""
+    nodes = nodes_from_spec(_cluster_spec(cluster))
+    types = tuple(dict.fromkeys(node.gpu_type for node in nodes))
+    found = read_workload(workload, trace, [*_split(gpu_types), *types])
+    names = _split(policy)
+    settings = load_settings(config) if config is not None else None
+    given = {name: dict(settings.policy(name)) if settings is not None else {} for name in names}
+    for name in names:
+        make_policy(name, given[name])
+    if not names:
+        raise ConfigError(f"--policy={policy!r} names no policy")
+    tables = Profiles(profiles) if profiles is not None else None
+    speeds, costs = _numbers("--gpu-speeds", gpu_speeds) or None, _numbers("--prices", prices) or None
+    disturbed = _disturbances(disturb)
+
+    def scenario(seed: int) -> Scenario:
+        return prepare(nodes, found, tables, gpu_speeds=speeds, disturbances=disturbed, seed=seed)
+
+    scenario(0).check()
+    if out is not None:
+        _make_folder(out)
+    results: list[Result] = []
+    with _progress(len(found.jobs) * len(names) * seeds, quiet=as_json) as show:
+        for seed, name in ((seed, name) for seed in range(seeds) for name in names):
+            simulation = simulate(scenario(seed), name, given[name], on_tick=show(f"{name}, seed {seed}", len(results)))
+            rows = job_rows(simulation, costs)
+            results.append(Result(name, seed, simulation, rows, summarise(simulation, rows)))
+            if simulation.interrupted:
+                break
+    document = over_seeds(results, cluster=_cluster_spec(cluster), workload=found.name)
+    if out is not None:
+        _write(out, results, document)
+    if as_json:
+        typer.echo(json.dumps(document))
+    else:
+        Console().print(_table(document))
+        if out is not None:
+            typer.echo(f"{out}: report.html, summary.json, jobs.csv and looks.csv")
+    if any(result.simulation.interrupted for result in results):
+        typer.echo("stopped: the figures are of what was simulated until then", err=True)
+        raise typer.Exit(INTERRUPTED)
+
+
+def _cluster_spec(cluster: str) -> str:
+    """The spec itself, or the parts in a file of that name: one a line, # begins a comment. Raises ConfigError."""
+    file = Path(cluster)
+    if ":" in cluster and not file.is_file():
+        return cluster
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "not text"
+        raise ConfigError(
+            f"--cluster={cluster!r} is neither a spec such as t4:6x4,a100:2x8 nor a file: {why}"
+        ) from None
+    parts = []
+    for number, line in enumerate(lines, start=1):
+        if part := line.partition("#")[0].strip().strip(","):
+            try:
+                nodes_from_spec(part)
+            except SpecError as error:
+                raise ConfigError(f"{cluster}, line {number}: {error}") from None
+            parts.append(part)
+    if not parts:
+        raise ConfigError(f"{cluster} names no node; write a part a line, such as t4:6x4")
+    return ",".join(parts)
+
+
+def _disturbances(text: str) -> Disturbances:
+    numbers = _numbers("--disturb", text)
+    known = {field.name for field in dataclasses.fields(Disturbances)} - {"seed"}
+    if unknown := sorted(set(numbers) - known):
+        raise ConfigError(f"--disturb: unknown {unknown[0]!r}; there are {', '.join(sorted(known))}")
+    return Disturbances(**numbers)  # type: ignore[arg-type]
+
+
+def _numbers(option: str, text: str) -> dict[str, float]:
+    """`name=number,...`. Raises ConfigError."""
+    found = {}
+    for part in _split(text):
+        name, _, value = part.partition("=")
+        try:
+            found[name.strip()] = float(value)
+        except ValueError:
+            raise ConfigError(f"{option}: {part!r} is no NAME=NUMBER") from None
+    return found
+
+
+def _split(names: str) -> list[str]:
+    return [name.strip() for name in names.split(",") if name.strip()]
+
+
+def _make_folder(out: Path) -> None:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{out}: {error.strerror}; name another folder with --out") from None
+
+
+def _write(out: Path, results: list[Result], document: Mapping[str, Any]) -> None:
+    try:
+        (out / "summary.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        (out / "report.html").write_text(render(results, document), encoding="utf-8")
+        runs = [({"policy": result.policy, "seed": result.seed}, result) for result in results]
+        write_rows(out / "jobs.csv", ((of, row) for of, result in runs for row in result.rows))
+        write_rows(out / "looks.csv", ((of, tick) for of, result in runs for tick in result.simulation.ticks))
+    except OSError as error:
+        raise ConfigError(f"{out}: {error.strerror}; name another folder with --out") from None
+
+
+@contextlib.contextmanager
+def _progress(total: int, *, quiet: bool) -> Iterator[Callable[[str, int], Callable[[Simulation], None]]]:
+    """A bar that counts jobs which have ended, on standard error; gives what is told of each simulation's looks."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=quiet) as progress:
+        bar = progress.add_task("", total=total)
+
+        def show(label: str, before: int) -> Callable[[Simulation], None]:
+            progress.update(bar, description=label)
+
+            def look(simulation: Simulation) -> None:
+                if len(simulation.ticks) % 16 == 0:
+                    ended = sum(job.finish_s is not None for job in simulation.jobs)
+                    progress.update(bar, completed=before * len(simulation.jobs) + ended)
+
+            return look
+
+        yield show
+
+
+COLUMNS = {
+    "avg_jct_h": "average h",
+    "p50_jct_h": "median h",
+    "p99_jct_h": "p99 h",
+    "makespan_h": "makespan h",
+    "queue_h": "queue h",
+    "gpu_h_per_job": "GPU-h a job",
+    "restarts_per_job": "restarts",
+    "utilisation": "utilisation",
+    "worst_ftf": "worst rho",
+    "unfair_share": "unfair",
+    "cost": "cost",
+}
+"""Of the table on the terminal: figure -> heading."""
+
+
+def _table(document: Mapping[str, Any]) -> Table:
+    table = Table(
+        title=f"{document['workload']} on {document['cluster']}", title_justify="left", box=None, pad_edge=False
+    )
+    table.add_column("policy", style="bold")
+    policies = document["policies"]
+    shown = {
+        name: head for name, head in COLUMNS.items() if any(p["mean"][name] is not None for p in policies.values())
+    }
+    for head in shown.values():
+        table.add_column(head, justify="right")
+    for name, figures in policies.items():
+        table.add_row(name, *(_figure(key, figures["mean"][key], figures["ci95"][key]) for key in shown))
+    return table
+
+
+def _figure(name: str, mean: float | None, half: float | None) -> str:
+    if mean is None:
+        return "–"
+    shares = ("utilisation", "unfair_share")
+    text = f"{mean:.1%}" if name in shares else f"{mean:.2f}"
+    return text if half is None else f"{text} ±{half:.1%}" if name in shares else f"{text} ±{half:.2f}"

@@ -1,0 +1,197 @@
+"""What the scheduler of a simulation knows of each job: what it would know on a real cluster, and no more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from penstock_profiles.estimators import AnyEstimator, Batch, GpuModel, IntArray, TrainingEstimator
+from penstock_profiles.families import Families
+from penstock_profiles.fit import fit_throughput
+from penstock_profiles.learning import JobModel
+from penstock_profiles.noise import GradientNoise
+from penstock_profiles.observations import Observations
+from penstock_profiles.throughput import FloatArray, ThroughputParams
+from penstock_scheduler.model import Job, JobId, JobWish
+from penstock_scheduler.models import Models, WishModels
+from penstock_scheduler.simulator.cluster import SimulatedJob
+from penstock_scheduler.simulator.disturbances import Disturbances
+from penstock_scheduler.simulator.truth import ModelledJob, Seen
+
+ARTIFACT_NAMES = {"t4": "aws", "v100": "azure", "a100": "dgx-ext", "rtx6000": "quad"}
+"""What Sia's artifact calls GPU types; it asks them in the order of these names."""
+
+
+class LearnedModels:
+    """The `ModelSource` of a simulation: what each job's learner knows; of a job without one what its wish says."""
+
+    def __init__(self, jobs: Mapping[JobId, SimulatedJob], restart_costs_s: Mapping[JobId, float], wishes: WishModels):
+        self._jobs, self._restart_costs_s, self._wishes = jobs, restart_costs_s, wishes
+
+    def models(self, jobs: Sequence[Job], gpu_types: Iterable[str]) -> Models:
+        """See `ports.ModelSource`. How a job scales counts as unknown throughout, so that it grows step by step."""
+        known = self._wishes.models([job for job in jobs if self._jobs[job.id].learner is None], gpu_types)
+        for job in jobs:
+            simulated = self._jobs[job.id]
+            if simulated.learner is not None:
+                known.estimators[job.id] = simulated.learner.estimator
+                known.restart_costs_s[job.id] = self._restart_costs_s[job.id]
+                known.unscaled[job.id] = simulated.most_gpus
+        return known
+
+
+class FittedLearner:
+    """A job that is profiled on one GPU of each type when it comes, and learns from its own runs (`JobModel`)."""
+
+    def __init__(
+        self,
+        job: JobId,
+        truth: ModelledJob,
+        wish: JobWish,
+        gpu_types: Iterable[str],
+        families: Families,
+        disturbances: Disturbances,
+    ) -> None:
+        self._job, self._disturbances = job, disturbances
+        self._initial = truth.model.initial_batch if wish.batch_size is None else wish.batch_size
+        largest = truth.model.max_batch if wish.max_batch_size is None else wish.max_batch_size
+        largest = max(largest, self._initial)
+        prior = None
+        if wish.model_family is not None and (family := families.get(wish.model_family)) is not None and family.gpus:
+            prior = family.estimator(self._initial, largest, wish.fixed_batch)
+        # All types that it can run on are profiled, so that it needs no `families` for others.
+        self._model = JobModel(self._initial, largest, fixed_batch=wish.fixed_batch, prior=prior)
+        self._var_scale = truth.model.initial_batch / self._initial
+        self._measured: set[tuple[str, int, int, int]] = set()
+        self._reports = 0
+        for gpu_type in gpu_types:
+            for seen in truth.profile(gpu_type):
+                self.saw(gpu_type, seen, None)
+
+    @property
+    def estimator(self) -> AnyEstimator:
+        """See `Learner`."""
+        return self._model.estimator
+
+    def saw(self, gpu_type: str, seen: Seen | None, noise: GradientNoise | None) -> None:
+        """See `Learner`. What is measured without error is taken in once."""
+        if seen is not None and (key := (gpu_type, *seen[:3])) not in self._measured:
+            if self._disturbances.estimation_error == 0:
+                self._measured.add(key)
+            self._reports += 1
+            error = self._disturbances.measured(1.0, self._job, self._reports)
+            self._model.observe(gpu_type, *seen[:3], seen.step_s * error, seen.sync_s * error)
+        if noise is not None:
+            self._model.observe_noise(GradientNoise(noise.grad_sqr, noise.grad_var * self._var_scale))
+
+    def total_batch(self, gpu_type: str, nodes: int, gpus: int) -> int | None:
+        """See `Learner`."""
+        return _total(self.estimator, gpu_type, nodes, gpus)
+
+
+@dataclass(frozen=True, slots=True)
+class Donated:
+    """An estimator that knows some types, and takes others for multiples of them: of Sia's artifact."""
+
+    own: TrainingEstimator
+    donors: Mapping[str, tuple[str, float, int]]
+    """GPU type -> (donor, how many times as fast, GPUs of the donor's nodes)."""
+
+    def goodput(self, gpu_type: str, nodes: IntArray, gpus: IntArray) -> FloatArray:
+        """See `Estimator`; of as many GPUs of the donor, packed."""
+        if gpu_type not in self.donors:
+            return self.own.goodput(gpu_type, nodes, gpus)
+        donor, faster, node_gpus = self.donors[gpu_type]
+        return faster * self.own.goodput(donor, -(-np.asarray(gpus) // node_gpus), gpus)
+
+    def best_batch(self, gpu_type: str, nodes: int, gpus: int) -> Batch | None:
+        """See `Estimator`."""
+        if gpu_type not in self.donors:
+            return self.own.best_batch(gpu_type, nodes, gpus)
+        donor, _, node_gpus = self.donors[gpu_type]
+        return self.own.best_batch(donor, -(-gpus // node_gpus), gpus)
+
+
+class ArtifactLearner:
+    """What Sia's artifact knows of a job, in its simulator; docs/simulator.md names the differences.
+
+    Nothing until it runs, but how fast one GPU of each type is, at its largest batch, relative to another. A type on which it
+    has run is fitted by itself; of any other the first type in the order of `ARTIFACT_NAMES` on which it has run is the donor.
+    The scheduler takes the batch that the trace's user had tuned for the largest; the job knows better.
+    """
+
+    def __init__(self, truth: ModelledJob, tuned_batch: int, node_gpus: Mapping[str, int]) -> None:
+        self._truth, self._node_gpus = truth, node_gpus
+        self._tuned = max(tuned_batch, truth.model.initial_batch)
+        self._speeds = {
+            gpu_type: profile[-1].atomic_batch / profile[-1].step_s
+            for gpu_type in node_gpus
+            if (profile := truth.profile(gpu_type))
+        }
+        self._order = sorted(self._speeds, key=lambda gpu_type: ARTIFACT_NAMES.get(gpu_type, gpu_type))
+        self._observations: dict[str, Observations] = {}
+        self._measured: set[tuple[str, int, int, int]] = set()
+        self._fits: dict[str, ThroughputParams] = {}
+        self._noise: GradientNoise | None = None
+        self._estimators: tuple[AnyEstimator, AnyEstimator] | None = None
+
+    @property
+    def estimator(self) -> AnyEstimator:
+        """See `Learner`: with the tuned batch as the largest."""
+        return self._learnt()[0]
+
+    def saw(self, gpu_type: str, seen: Seen | None, noise: GradientNoise | None) -> None:
+        """See `Learner`. Of each shape and batch the first report counts."""
+        if seen is not None and (key := (gpu_type, *seen[:3])) not in self._measured:
+            self._measured.add(key)
+            observations = self._observations.setdefault(gpu_type, Observations())
+            observations.add(*seen)
+            fit = fit_throughput(observations.measured(), self._fits.get(gpu_type))
+            assert fit.params is not None, "there is something to fit"
+            self._fits[gpu_type] = fit.params
+            self._estimators = None
+        if noise is not None and noise != self._noise:
+            self._noise, self._estimators = noise, None
+
+    def total_batch(self, gpu_type: str, nodes: int, gpus: int) -> int | None:
+        """See `Learner`: up to the largest of the application."""
+        return _total(self._learnt()[1], gpu_type, nodes, gpus)
+
+    def _learnt(self) -> tuple[AnyEstimator, AnyEstimator]:
+        if self._estimators is None:
+            self._estimators = self._known_up_to(self._tuned), self._known_up_to(self._truth.model.max_batch)
+        return self._estimators
+
+    def _known_up_to(self, largest: int) -> AnyEstimator:
+        model, noise = self._truth.model, self._noise or GradientNoise(1.0, 0.0)
+        donor = next((gpu_type for gpu_type in self._order if gpu_type in self._fits), None)
+        steps = self._fits
+        if donor is None:  # it never ran: `blind_start` asks no model, and the batch is the initial one
+            steps = {gpu_type: _perfect(1 / speed) for gpu_type, speed in self._speeds.items()}
+        own = TrainingEstimator(
+            models={name: GpuModel(step, model.max_atomic_batch(name, (1,))) for name, step in sorted(steps.items())},
+            initial_batch=model.initial_batch,
+            max_batch=max(largest, model.initial_batch),
+            grad_sqr=noise.grad_sqr,
+            grad_var=noise.grad_var,
+        )
+        if donor is None:
+            return own
+        donors = {
+            name: (donor, speed / self._speeds[donor], self._node_gpus[donor])
+            for name, speed in self._speeds.items()
+            if name not in steps
+        }
+        return Donated(own, donors)  # type: ignore[return-value]  # an Estimator, but not one that is saved
+
+
+def _perfect(sample_s: float) -> ThroughputParams:
+    return ThroughputParams(0.0, sample_s, 0.0, 0.0, 0.0, 0.0, 1.0)
+
+
+def _total(estimator: AnyEstimator, gpu_type: str, nodes: int, gpus: int) -> int | None:
+    """Samples per step of the best batch."""
+    batch = estimator.best_batch(gpu_type, nodes, gpus)
+    return None if batch is None else gpus * batch.atomic_batch * (batch.accumulation_steps + 1)

@@ -1,0 +1,247 @@
+"""What a simulation is judged by: a row for each job, a row for each look at the cluster, and a summary."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from penstock_scheduler.simulator.cluster import SimulatedJob
+from penstock_scheduler.simulator.run import Scenario, Simulation
+from penstock_scheduler.simulator.truth import JobTruth, ModelledJob, packed
+
+BATCHES_TRIED = 12
+"""Batch sizes among which a job that is alone takes the best, for `isolated_s`."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobRow:
+    """A job, after the simulation. None: it did not get that far. Times in s since the start of the workload."""
+
+    id: str
+    name: str
+    user: str
+    submit_s: float
+    start_s: float | None
+    end_s: float | None
+    jct_s: float | None
+    """From submission to end."""
+    queue_s: float
+    """Time without GPUs, before its start and between its runs."""
+    gpu_hours: float
+    restarts: int
+    failures: int
+    contention: float | None
+    """Jobs in the cluster while it was there, itself included, in the mean over time."""
+    ftf_rho: float | None
+    """Finish-time fairness: `jct_s` over what it would take alone on its fair share; above 1 is unfair."""
+    cost: float | None
+    """Its GPU-hours at their prices; None without prices."""
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """A simulation in numbers. Means over jobs are of those that ended; None where there is none."""
+
+    jobs: int
+    ended: int
+    avg_jct_h: float | None
+    p50_jct_h: float | None
+    p99_jct_h: float | None
+    makespan_h: float | None
+    """From the first submission to the last end; None unless all have ended."""
+    gpu_h_per_job: float
+    restarts_per_job: float
+    queue_h: float
+    """Mean time without GPUs."""
+    worst_ftf: float | None
+    unfair_share: float | None
+    """Of the jobs, those whose `ftf_rho` is above 1."""
+    utilisation: float
+    """GPU-hours held, of those that there were until the end."""
+    contention: float
+    """Jobs in the cluster, mean over time while there is one."""
+    max_contention: int
+    failures: int
+    cost: float | None
+    rounds: int
+    failed_rounds: int
+    cpu_s: float
+    """CPU seconds that simulating took: the only figure that two equal simulations may differ in."""
+
+
+def job_rows(simulation: Simulation, prices: Mapping[str, float] | None = None) -> list[JobRow]:
+    """One for each job of the workload, in its order.
+
+    Args:
+        simulation: finished or interrupted.
+        prices: of a GPU-hour, by type; a type that is not there costs nothing.
+    """
+    contention = _Contention(simulation)
+    return [_job_row(job, simulation, contention, prices) for job in simulation.jobs]
+
+
+def summarise(simulation: Simulation, rows: list[JobRow]) -> Summary:
+    """The simulation in numbers, from the rows of its jobs."""
+    jct_h = np.array([row.jct_s for row in rows if row.jct_s is not None]) / 3600
+    rho = np.array([row.ftf_rho for row in rows if row.ftf_rho is not None])
+    came = [row for row in rows if row.submit_s <= simulation.end_s] or rows
+    ends = [row.end_s for row in rows if row.end_s is not None]
+    first_s = min((row.submit_s for row in rows), default=0.0)
+    gpu_hours = sum(row.gpu_hours for row in rows)
+    there_h = simulation.scenario.total_gpus * max(simulation.end_s - first_s, 0.0) / 3600
+    contention = _Contention(simulation)
+    costs = [row.cost for row in rows if row.cost is not None]
+
+    def of(figure: Any, values: np.ndarray[Any, Any]) -> float | None:
+        return float(figure(values)) if len(values) else None
+
+    return Summary(
+        jobs=len(rows),
+        ended=len(jct_h),
+        avg_jct_h=of(np.mean, jct_h),
+        p50_jct_h=of(np.median, jct_h),
+        p99_jct_h=of(lambda values: np.percentile(values, 99), jct_h),
+        makespan_h=(max(ends) - first_s) / 3600 if ends and len(ends) == len(rows) else None,
+        gpu_h_per_job=gpu_hours / max(len(came), 1),
+        restarts_per_job=sum(row.restarts for row in rows) / max(len(came), 1),
+        queue_h=sum(row.queue_s for row in came) / max(len(came), 1) / 3600,
+        worst_ftf=of(np.max, rho),
+        unfair_share=of(lambda values: np.mean(values > 1), rho),
+        utilisation=gpu_hours / there_h if there_h else 0.0,
+        contention=contention.busy_mean,
+        max_contention=contention.most,
+        failures=sum(row.failures for row in rows),
+        cost=sum(costs) if costs else None,
+        rounds=simulation.rounds,
+        failed_rounds=simulation.failed_rounds,
+        cpu_s=simulation.cpu_s,
+    )
+
+
+def write_rows(file: Path, rows: Iterable[tuple[Mapping[str, Any], Any]]) -> None:
+    """Write rows as CSV: (what to put before, a dataclass) each. Raises OSError."""
+    writer = None
+    with file.open("w", encoding="utf-8", newline="") as out:
+        for before, row in rows:
+            if writer is None:
+                names = [*before, *(field.name for field in fields(row))]
+                writer = csv.DictWriter(out, names, lineterminator="\n")
+                writer.writeheader()
+            writer.writerow({**before, **asdict(row)})
+
+
+def isolated_s(job: SimulatedJob, scenario: Scenario, gpu_type: str, gpus: float) -> float:
+    """How long a job takes alone on so many GPUs of a type, with one start and its best batch; infinite: it cannot.
+
+    Between whole numbers linear; below one GPU it gets the one for a share of the time. A job of a fixed number of GPUs gets
+    these, for a share of the time if they are more.
+    """
+    least, most = job.wish.min_gpus, job.wish.max_gpus
+    if gpus < least:
+        return isolated_s(job, scenario, gpu_type, least) * least / gpus
+    gpus = min(gpus, most)
+    below = math.floor(gpus)
+    shorter, longer = (
+        job.truth.restart_s + _alone_s(job, gpu_type, packed(count, scenario.node_gpus[gpu_type]))
+        for count in (math.ceil(gpus), below)
+    )
+    return longer + (gpus - below) * (shorter - longer) if shorter < longer else longer
+
+
+def _alone_s(job: SimulatedJob, gpu_type: str, shape: tuple[int, ...]) -> float:
+    truth: JobTruth = job.truth
+    totals: list[int | None] = [job.batch_size]
+    if isinstance(truth, ModelledJob) and not job.wish.fixed_batch:
+        model = truth.model
+        totals = [int(total) for total in np.geomspace(model.initial_batch, model.max_batch, BATCHES_TRIED)]
+    batches = {truth.batch(gpu_type, shape, total) for total in totals}
+    progress = seconds = 0.0
+    while progress < truth.work:
+        rate = max(truth.rate(gpu_type, shape, batch, progress) for batch in batches)
+        if rate <= 0:
+            return math.inf
+        end = truth.epoch_end(progress)
+        seconds += (end - progress) / rate
+        progress = end
+    return seconds
+
+
+def _job_row(
+    job: SimulatedJob, simulation: Simulation, contention: _Contention, prices: Mapping[str, float] | None
+) -> JobRow:
+    until_s = job.finish_s if job.finish_s is not None else max(simulation.end_s, job.submit_s)
+    held_s = sum(run.end_s - run.start_s for run in job.runs)
+    by_type: dict[str, float] = {}
+    for run in job.runs:
+        by_type[run.placement.gpu_type] = by_type.get(run.placement.gpu_type, 0.0) + run.gpu_seconds / 3600
+    mean = contention.mean(job.submit_s, until_s)
+    jct_s = None if job.finish_s is None else job.finish_s - job.submit_s
+    return JobRow(
+        id=job.id,
+        name=job.name,
+        user=job.user,
+        submit_s=job.submit_s,
+        start_s=job.runs[0].start_s if job.runs else None,
+        end_s=job.finish_s,
+        jct_s=jct_s,
+        queue_s=max(until_s - job.submit_s - held_s, 0.0),
+        gpu_hours=sum(by_type.values()),
+        restarts=job.restarts,
+        failures=job.failures,
+        contention=mean,
+        ftf_rho=None if jct_s is None or mean is None else jct_s / _fair_s(job, simulation.scenario, mean),
+        cost=None if prices is None else sum(hours * prices.get(name, 0.0) for name, hours in by_type.items()),
+    )
+
+
+def _fair_s(job: SimulatedJob, scenario: Scenario, contention: float) -> float:
+    """Sia's sum over g of P(g) JCT_isolated(g): alone on 1 / `contention` of the GPUs, of type g by its share of them all.
+
+    Types on which the job cannot run do not count.
+    """
+    share = scenario.total_gpus / contention
+    found: list[tuple[float, float]] = []
+    for gpu_type in scenario.node_gpus:
+        if job.wish.gpu_types is None or gpu_type in job.wish.gpu_types:
+            gpus = sum(node.gpus for node in scenario.nodes if node.gpu_type == gpu_type)
+            found.append((gpus, isolated_s(job, scenario, gpu_type, share)))
+    possible = [(gpus, seconds) for gpus, seconds in found if math.isfinite(seconds)]
+    total = sum(gpus for gpus, _ in possible)
+    return sum(gpus * seconds for gpus, seconds in possible) / total if total else math.inf
+
+
+class _Contention:
+    """How many jobs are in the cluster over time."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        changes: dict[float, int] = {}
+        for job in simulation.jobs:
+            if job.submit_s <= simulation.end_s:
+                changes[job.submit_s] = changes.get(job.submit_s, 0) + 1
+                if job.finish_s is not None:
+                    changes[job.finish_s] = changes.get(job.finish_s, 0) - 1
+        self._times = np.array([*sorted(changes), max([simulation.end_s, *changes])])
+        self._counts = np.cumsum([*(changes[at_s] for at_s in sorted(changes)), 0])
+        lengths = np.diff(self._times, append=self._times[-1])
+        self._area = np.concatenate([[0.0], np.cumsum(self._counts * lengths)])
+        busy_s = float(lengths[self._counts > 0].sum())
+        self.busy_mean = float(self._area[-1]) / busy_s if busy_s else 0.0
+        self.most = int(self._counts.max(initial=0))
+
+    def mean(self, begin_s: float, end_s: float) -> float | None:
+        """Over a time; None if it is none."""
+        if end_s <= begin_s:
+            return None
+        return (self._until(end_s) - self._until(begin_s)) / (end_s - begin_s)
+
+    def _until(self, at_s: float) -> float:
+        before = int(np.searchsorted(self._times, at_s, side="right")) - 1
+        if before < 0:
+            return 0.0
+        return float(self._area[before] + self._counts[before] * (at_s - self._times[before]))

@@ -1,0 +1,292 @@
+"""One simulation: the round loop, as the daemon runs it, on the simulated cluster and clock."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Literal
+
+from penstock_profiles.families import Families, load_families
+from penstock_profiles.gpus import Gpus, load_gpus
+from penstock_profiles.wire import Report
+from penstock_scheduler.errors import RoundFailed
+from penstock_scheduler.loop import RoundLoop
+from penstock_scheduler.model import JobWish, Node, Outcome
+from penstock_scheduler.models import WishModels
+from penstock_scheduler.policies import make_policy
+from penstock_scheduler.ports import Trigger
+from penstock_scheduler.records import RoundRecord
+from penstock_scheduler.simulator.clock import SimulatedClock
+from penstock_scheduler.simulator.cluster import Learner, SimulatedCluster, SimulatedJob
+from penstock_scheduler.simulator.disturbances import Disturbances
+from penstock_scheduler.simulator.learning import ArtifactLearner, FittedLearner, LearnedModels
+from penstock_scheduler.simulator.profiles import Profiles
+from penstock_scheduler.simulator.truth import ModelledJob, Truth, TruthSettings
+from penstock_scheduler.simulator.workloads import BadInput, Problem, Workload, WorkloadJob, jittered
+from penstock_scheduler.triggers import OnEvent, Period
+
+RESTART_COST_S = 30.0
+"""What a restart of a job of which nothing is known is taken to cost, as the daemon's default."""
+
+
+REST_S = 300.0
+"""Rounds that would see nothing new are passed over for so long. On a window of 160 jobs (docs/simulator.md) that was every fifth
+round, and of 154 such rounds one would have decided otherwise, for restart factors rise with time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Driving:
+    """How a policy is driven in a simulation, where it does not decide that itself."""
+
+    round_s: float | None = 60.0
+    """Seconds from one round to the next; None: a round whenever something happened."""
+    as_requested: bool = False
+    """Whether every job gets what its user asked for, which is all that a rigid policy can give."""
+    learner: Literal["fitted", "artifact"] = "fitted"
+    moves_are_free: bool = False
+    """See `SimulatedCluster`."""
+
+
+DRIVINGS: Mapping[str, Driving] = {
+    "sia:artifact": Driving(learner="artifact", moves_are_free=True),
+    "gavel": Driving(round_s=360.0, as_requested=True),
+    **dict.fromkeys(("fifo", "srtf", "las", "ftf", "slurm-backfill"), Driving(round_s=None, as_requested=True)),
+}
+"""By the name of a policy or preset; any other is driven as `Driving()` says."""
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """What is given to every policy alike."""
+
+    nodes: tuple[Node, ...]
+    workload: Workload
+    truth: Truth
+    families: Families
+    gpus: Gpus
+    disturbances: Disturbances = field(default_factory=Disturbances)
+
+    @property
+    def node_gpus(self) -> dict[str, int]:
+        """GPU type -> GPUs of its largest node."""
+        sizes: dict[str, int] = {}
+        for node in self.nodes:
+            sizes[node.gpu_type] = max(node.gpus, sizes.get(node.gpu_type, 0))
+        return sizes
+
+    @cached_property
+    def site_families(self) -> Families:
+        """The catalogue under the names of the cluster's GPU types."""
+        return self.families.on(self.node_gpus, self.gpus)
+
+    @property
+    def total_gpus(self) -> int:
+        """Of all nodes."""
+        return sum(node.gpus for node in self.nodes)
+
+    def check(self) -> None:
+        """Raises BadInput, which names what is wrong with the workload on this cluster, before anything runs."""
+        self.truth.check(self.workload)
+        problems = []
+        for job in self.workload.jobs:
+            fewest = min(job.gpus, job.wish.min_gpus)
+            types = job.wish.gpu_types or tuple(self.node_gpus)
+            most = max((sum(n.gpus for n in self.nodes if n.gpu_type == gpu_type) for gpu_type in types), default=0)
+            if fewest > most:
+                found = f"a need of {fewest} GPUs of {' or '.join(types)}"
+                problems.append(Problem(f"job {job.id!r}", None, found, f"at most the {most} that the cluster has"))
+        if problems:
+            raise BadInput(problems)
+
+
+def prepare(
+    nodes: tuple[Node, ...],
+    workload: Workload,
+    profiles: Profiles | None = None,
+    *,
+    gpu_speeds: Mapping[str, float] | None = None,
+    disturbances: Disturbances | None = None,
+    seed: int = 0,
+) -> Scenario:
+    """A scenario with Penstock's own catalogues.
+
+    Args:
+        nodes: the cluster.
+        workload: its jobs.
+        profiles: measured tables of their models; None: the catalogue.
+        gpu_speeds: of jobs that are recorded durations; see `TruthSettings`.
+        disturbances: None: none.
+        seed: of all that is drawn. Each but 0 also has jobs come a little later (`jittered`).
+    """
+    sizes: dict[str, int] = {}
+    for node in nodes:
+        sizes[node.gpu_type] = max(node.gpus, sizes.get(node.gpu_type, 0))
+    families, gpus = load_families(), load_gpus()
+    settings = TruthSettings(gpu_speeds, node_gpus=sizes, seed=seed)
+    truth = Truth(tuple(sizes), profiles, families, settings, gpus)
+    disturbed = replace(disturbances or Disturbances(), seed=seed)
+    return Scenario(nodes, jittered(workload, seed), truth, families, gpus, disturbed)
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """The cluster after a look at it."""
+
+    time_s: float
+    jobs: int
+    """That have come and not gone."""
+    running: int
+    """That train."""
+    restarting: int
+    queued: int
+    gpus_held: int
+    goodput: float
+    """Share of a whole job done per hour, summed over all jobs."""
+    decided: bool
+    """Whether a round was decided."""
+
+
+@dataclass(slots=True)
+class Simulation:
+    """What came of a simulation."""
+
+    policy: str
+    scenario: Scenario
+    jobs: list[SimulatedJob]
+    end_s: float = 0.0
+    ticks: list[Tick] = field(default_factory=list)
+    rounds: int = 0
+    failed_rounds: int = 0
+    cpu_s: float = 0.0
+    interrupted: bool = False
+    """Whether it was stopped before all jobs had ended."""
+
+
+def simulate(
+    scenario: Scenario,
+    policy_name: str,
+    settings: Mapping[str, object] | None = None,
+    driving: Driving | None = None,
+    on_tick: Callable[[Simulation], None] = lambda simulation: None,
+) -> Simulation:
+    """Simulate a policy until all jobs have ended, or none that is left can ever run. Ctrl-C leaves what there is so far.
+
+    Args:
+        scenario: cluster, jobs and truth.
+        policy_name: a policy or preset.
+        settings: the policy's; None: its defaults.
+        driving: None: as `DRIVINGS` says.
+        on_tick: called after each look at the cluster.
+
+    Raises:
+        ConfigError: no such policy, or a setting that is wrong.
+    """
+    driving = driving or DRIVINGS.get(policy_name, Driving())
+    policy, all_settings = make_policy(policy_name, settings)
+    begun_s = time.process_time()
+    jobs = [_simulated(job, scenario, driving) for job in scenario.workload.jobs]
+    simulation = Simulation(policy_name, scenario, jobs)
+    clock = SimulatedClock()
+    cluster = SimulatedCluster(
+        scenario.nodes, jobs, clock, scenario.disturbances, moves_are_free=driving.moves_are_free
+    )
+    restart_costs_s = {
+        job.id: job.truth.model.restart_cost_s if isinstance(job.truth, ModelledJob) else RESTART_COST_S for job in jobs
+    } | {job.id: job.wish.restart_cost_s for job in jobs if job.wish.restart_cost_s is not None}
+    models = LearnedModels(cluster.jobs, restart_costs_s, WishModels(scenario.families, RESTART_COST_S, scenario.gpus))
+    trigger: Trigger = OnEvent() if driving.round_s is None else Period(driving.round_s)
+    tick_s = math.inf if driving.round_s is None else driving.round_s
+    if driving.round_s is None:
+        clock.next_event_s = cluster.next_event_s
+
+    def on_round(record: RoundRecord) -> None:
+        simulation.rounds += 1
+
+    loop = RoundLoop(
+        cluster,
+        clock,
+        _Nowhere(),
+        trigger,
+        policy,
+        models,
+        tick_s=tick_s,
+        rest_s=REST_S,
+        settings=all_settings,
+        on_round=on_round,
+    )
+    try:
+        while not cluster.finished:
+            rounds = simulation.rounds
+            try:
+                loop.tick()
+            except RoundFailed:
+                simulation.failed_rounds += 1
+            simulation.ticks.append(_tick(cluster, clock.now_s(), simulation.rounds > rounds))
+            on_tick(simulation)
+            if _stuck(simulation.ticks[-1], cluster):
+                break
+            clock.sleep(tick_s)
+    except KeyboardInterrupt:
+        simulation.interrupted = True
+    cluster.close()
+    simulation.end_s = max([clock.now_s() if simulation.interrupted else 0.0, *(job.finish_s or 0.0 for job in jobs)])
+    simulation.cpu_s = time.process_time() - begun_s
+    return simulation
+
+
+def _simulated(job: WorkloadJob, scenario: Scenario, driving: Driving) -> SimulatedJob:
+    truth = scenario.truth.of(job)
+    wish = job.as_requested if driving.as_requested else job.wish
+    learner: Learner | None = None
+    if isinstance(truth, ModelledJob):
+        learner = _learner(job, truth, wish, scenario, driving)
+    return SimulatedJob(
+        job.id, job.name or job.id, wish, truth, job.submit_s, learner, job.batch_size, job.user, job.account
+    )
+
+
+def _learner(job: WorkloadJob, truth: ModelledJob, wish: JobWish, scenario: Scenario, driving: Driving) -> Learner:
+    if driving.learner == "artifact":
+        tuned = job.batch_size if job.batch_size is not None else truth.model.max_batch
+        return ArtifactLearner(truth, tuned, scenario.node_gpus)
+    return FittedLearner(job.id, truth, wish, scenario.node_gpus, scenario.site_families, scenario.disturbances)
+
+
+def _tick(cluster: SimulatedCluster, now_s: float, decided: bool) -> Tick:
+    jobs = running = restarting = gpus = 0
+    goodput = 0.0
+    for job in cluster.active:
+        jobs += 1
+        if job.allocation is not None:
+            gpus += job.allocation.gpus
+            rate = job.rate
+            goodput += rate / job.work * 3600
+            if now_s >= job.runs[-1].ready_s:
+                running += 1
+            else:
+                restarting += 1
+    return Tick(now_s, jobs, running, restarting, jobs - running - restarting, gpus, goodput, decided)
+
+
+def _stuck(tick: Tick, cluster: SimulatedCluster) -> bool:
+    """Whether only jobs are left that get nothing of a whole and empty cluster."""
+    return tick.jobs > 0 and tick.gpus_held == 0 and cluster.whole and not cluster.expects_more
+
+
+class _Nowhere:
+    """A store that keeps nothing: a simulation is not taken up again."""
+
+    def last_round(self) -> RoundRecord | None:
+        return None
+
+    def save_round(self, record: RoundRecord) -> None:
+        pass
+
+    def add_outcomes(self, time_s: float, outcomes: Sequence[Outcome]) -> None:
+        pass
+
+    def add_reports(self, reports: Sequence[Report]) -> None:
+        pass

@@ -1,0 +1,204 @@
+"""Whole simulations of a small window that we made up: conservation, determinism, and figures worked by hand."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from penstock_profiles.families import load_families
+from penstock_profiles.gpus import load_gpus
+from penstock_scheduler.model import Adaptivity, JobWish
+from penstock_scheduler.simulator.cluster import nodes_from_spec
+from penstock_scheduler.simulator.disturbances import Disturbances
+from penstock_scheduler.simulator.metrics import job_rows, summarise
+from penstock_scheduler.simulator.outcomes import interval
+from penstock_scheduler.simulator.profiles import Profiles
+from penstock_scheduler.simulator.run import Driving, Scenario, simulate
+from penstock_scheduler.simulator.truth import Truth, TruthSettings
+from penstock_scheduler.simulator.workloads import BadInput, Workload, WorkloadJob, jittered, rigid_wish
+from tests.scheduler.simulator.toy import write_profiles
+
+POLICIES = ("sia", "sia:artifact", "fifo")
+
+
+def window(jobs: int = 12) -> Workload:
+    """Trainings of the toy model, some longer than others, of which a few ask for more GPUs."""
+    wish = JobWish(max_gpus=16, batch_size=8, max_batch_size=16)
+    return Workload(
+        "toys",
+        tuple(
+            WorkloadJob(
+                str(number),
+                45.0 * number,
+                2 ** (number % 3),
+                wish,
+                batch_size=16,
+                model="toy",
+                samples=200.0 * (1 + number % 5),
+            )
+            for number in range(jobs)
+        ),
+    )
+
+
+def scenario(folder: Path, workload: Workload | None = None, spec: str = "t4:3x4", **disturbances: float) -> Scenario:
+    nodes = nodes_from_spec(spec)
+    tables = Profiles(folder / "p" if (folder / "p").is_dir() else write_profiles(folder / "p"))
+    types = tuple(dict.fromkeys(node.gpu_type for node in nodes))
+    truth = Truth(types, tables, settings=TruthSettings(node_gpus=dict.fromkeys(types, 4)))
+    found = window() if workload is None else workload
+    return Scenario(nodes, found, truth, load_families(), load_gpus(), Disturbances(**disturbances))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_all_jobs_end_and_no_gpu_is_held_twice(tmp_path, policy):
+    """At every instant the GPUs held are at most those that there are, and their integral is what jobs say they held."""
+    simulation = simulate(scenario(tmp_path), policy)
+    assert all(job.progress == job.work and job.finish_s is not None for job in simulation.jobs)
+    for job in simulation.jobs:
+        assert [run.start_s for run in job.runs] == sorted(run.start_s for run in job.runs)
+        assert all(before.end_s <= after.start_s for before, after in zip(job.runs, job.runs[1:], strict=False))
+        assert job.runs[-1].end_s == job.finish_s
+    changes = sorted(
+        change
+        for job in simulation.jobs
+        for run in job.runs
+        for share in run.placement.shares
+        for change in ((run.end_s, 0, share.node, -share.gpus), (run.start_s, 1, share.node, share.gpus))
+    )
+    held = dict.fromkeys((node.name for node in simulation.scenario.nodes), 0)
+    area = last_s = 0.0
+    for at_s, _, node, gpus in changes:
+        area, last_s = area + sum(held.values()) * (at_s - last_s), at_s
+        held[node] += gpus
+        assert 0 <= held[node] <= 4
+    rows = job_rows(simulation)
+    assert sum(row.gpu_hours for row in rows) * 3600 == pytest.approx(area)
+    summary = summarise(simulation, rows)
+    assert summary.utilisation * 12 * (simulation.end_s - 0) == pytest.approx(area)
+    assert all(tick.running + tick.restarting + tick.queued == tick.jobs for tick in simulation.ticks)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_the_same_seed_gives_the_same_simulation(tmp_path, policy):
+    disturbed = {"node_mtbf_h": 1.0, "straggler_share": 0.3, "estimation_error": 0.1}
+    one, two = (simulate(scenario(tmp_path, **disturbed), policy) for _ in range(2))
+    assert job_rows(one) == job_rows(two)
+    assert one.ticks == two.ticks
+    other = simulate(replace(one.scenario, disturbances=replace(one.scenario.disturbances, seed=1)), policy)
+    assert job_rows(other) != job_rows(one)
+
+
+def test_fifo_by_hand(tmp_path):
+    """Two jobs that ask for 4 of the 4 GPUs, and one that comes while both wait.
+
+    Each has 80 GPU-seconds, so 20 s of training after a start of 30 s: they end at 50, 100 and 150.
+    """
+    jobs = tuple(
+        WorkloadJob(name, at, 4, rigid_wish(4), duration_s=20.0) for name, at in (("a", 0), ("b", 0), ("c", 10))
+    )
+    rows = job_rows(simulate(scenario(tmp_path, Workload("w", jobs), "t4:1x4"), "fifo"))
+    assert [row.end_s for row in rows] == [50, 100, 150]
+    assert [row.queue_s for row in rows] == [0, 50, 90]
+    assert [row.gpu_hours * 3600 for row in rows] == [200, 200, 200]
+    # a sees 2 jobs for 10 s and 3 for 40 s; b then 2 for 50 s; c 3 for 40 s, 2 for 50 s, 1 for 50 s.
+    assert [row.contention for row in rows] == pytest.approx([140 / 50, 240 / 100, 270 / 140])
+    # alone on 4 / contention GPUs it has its 4 for that share of the time: 50 s x contention.
+    assert [row.ftf_rho for row in rows] == pytest.approx([50 / 140, 100 / 120, 140 / (50 * 270 / 140)])
+    priced = job_rows(simulate(scenario(tmp_path, Workload("w", jobs), "t4:1x4"), "fifo"), {"t4": 36.0})
+    assert [row.cost for row in priced] == pytest.approx([2, 2, 2])
+
+
+def test_summary_by_hand(tmp_path):
+    jobs = tuple(WorkloadJob(name, 0.0, 4, rigid_wish(4), duration_s=20.0) for name in "ab")
+    simulation = simulate(scenario(tmp_path, Workload("w", jobs), "t4:1x4"), "fifo")
+    told = asdict(summarise(simulation, job_rows(simulation)))
+    assert told["avg_jct_h"] == pytest.approx(75 / 3600)
+    assert (told["jobs"], told["ended"], told["max_contention"], told["restarts_per_job"]) == (2, 2, 2, 0)
+    assert (told["makespan_h"], told["utilisation"]) == (pytest.approx(100 / 3600), pytest.approx(1))
+    assert told["contention"] == pytest.approx(1.5)
+    assert told["queue_h"] == pytest.approx(25 / 3600)
+    json.dumps(told)
+
+
+def test_ctrl_c_leaves_what_there_is(tmp_path):
+    def stop(simulation):
+        if len(simulation.ticks) == 8:
+            raise KeyboardInterrupt
+
+    simulation = simulate(scenario(tmp_path), "sia", on_tick=stop)
+    assert simulation.interrupted
+    assert simulation.end_s == 7 * 60
+    rows = job_rows(simulation)
+    summary = summarise(simulation, rows)
+    assert 0 < summary.ended < summary.jobs
+    assert summary.makespan_h is None
+    assert any(row.end_s is None and row.gpu_hours > 0 for row in rows)
+    assert all(job.runs[-1].end_s <= simulation.end_s for job in simulation.jobs if job.runs)
+
+
+def test_jobs_that_can_never_run_do_not_keep_it_going(tmp_path):
+    """Six GPUs exist, but not on one node of four: no policy has such a configuration."""
+    jobs = (
+        WorkloadJob("a", 0.0, 6, rigid_wish(6), duration_s=20.0),
+        WorkloadJob("b", 500.0, 1, rigid_wish(1), duration_s=20.0),
+    )
+    for policy in ("sia", "fifo"):
+        simulation = simulate(scenario(tmp_path, Workload("w", jobs)), policy)
+        assert [job.finish_s is None for job in simulation.jobs] == [True, False]
+
+
+def test_what_can_never_run_is_said_before_anything_runs(tmp_path):
+    jobs = (WorkloadJob("a", 0.0, 16, rigid_wish(16), duration_s=20.0),)
+    with pytest.raises(BadInput, match=r"job 'a': found a need of 16 GPUs of t4; expected at most the 12"):
+        scenario(tmp_path, Workload("w", jobs)).check()
+
+
+def test_a_policy_may_be_driven_otherwise(tmp_path):
+    """Rounds every 300 s: nobody starts in between."""
+    simulation = simulate(scenario(tmp_path), "sia", {"fairness_p": -1.0}, Driving(round_s=300.0))
+    assert {run.start_s % 300 for job in simulation.jobs for run in job.runs} == {0}
+
+
+def test_an_adaptive_job_grows_step_by_step(tmp_path):
+    """Alone on the cluster, it doubles from round to round, for nobody knows how it scales."""
+    long = WorkloadJob("a", 0.0, 1, JobWish(max_gpus=8, batch_size=8, max_batch_size=16), model="toy", samples=20_000.0)
+    simulation = simulate(scenario(tmp_path, Workload("w", (long,)), "t4:2x4"), "sia")
+    gpus = [run.placement.gpus for run in simulation.jobs[0].runs]
+    assert gpus[0] == 1
+    assert all(after <= 2 * before for before, after in itertools.pairwise(gpus))
+    assert max(gpus) > 1
+
+
+def test_strong_scaling_keeps_its_batch(tmp_path):
+    wish = JobWish(adaptivity=Adaptivity.STRONG_SCALING, max_gpus=4, batch_size=8)
+    job = WorkloadJob("a", 0.0, 1, wish, model="toy", samples=2000.0)
+    seen = set()
+    simulate(
+        scenario(tmp_path, Workload("w", (job,))),
+        "sia",
+        on_tick=lambda simulation: seen.update(
+            each.batch.atomic_batch * (each.batch.accumulation_steps + 1) * each.allocation.gpus
+            for each in simulation.jobs
+            if each.batch is not None and each.allocation is not None
+        ),
+    )
+    assert seen == {8}
+
+
+def test_jitter_is_a_seeds_luck():
+    assert jittered(window(), 0) == window()
+    one, again, other = jittered(window(), 1), jittered(window(), 1), jittered(window(), 2)
+    assert one == again != other
+    by_id = {job.id: job.submit_s for job in window().jobs}
+    assert all(0 <= job.submit_s - by_id[job.id] <= 60 for job in one.jobs)
+
+
+def test_intervals_by_hand():
+    """Of 1 and 3: 12.706 x sqrt(2) / sqrt(2)."""
+    assert interval([2.0]) == (2.0, None)
+    assert interval([1.0, 3.0]) == (2.0, pytest.approx(12.706, rel=1e-4))

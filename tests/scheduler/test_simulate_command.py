@@ -1,0 +1,135 @@
+"""`penstock simulate` as a user meets it."""
+
+from __future__ import annotations
+
+import csv
+import json
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from penstock_scheduler.cli import make_app
+from penstock_scheduler.cli import simulate as command
+from penstock_scheduler.errors import ConfigError
+from tests.scheduler.simulator.toy import write_profiles
+
+JOBS = "id,submit_s,gpus,model\na,0,1,toy\nb,100,4,toy\nc,150,2,toy\n"
+
+
+def penstock_simulate(folder, *argv: object, cluster: str = "t4:2x4", jobs: str = JOBS) -> Result:
+    if not (folder / "p").is_dir():
+        write_profiles(folder / "p")
+    (folder / "jobs.csv").write_text(jobs)
+    own = ["--cluster", cluster, "--workload", folder / "jobs.csv", "--profiles", folder / "p"]
+    result = CliRunner().invoke(make_app(), ["simulate", *map(str, own), *map(str, argv)])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+def test_policies_side_by_side(tmp_path):
+    out = tmp_path / "out"
+    result = penstock_simulate(tmp_path, "--policy", "sia,fifo", "--seeds", 2, "--out", out, "--prices", "t4=1")
+    assert "sia" in result.output
+    told = json.loads((out / "summary.json").read_text())
+    assert list(told["policies"]) == ["sia", "fifo"]
+    assert [seed["seed"] for seed in told["policies"]["fifo"]["seeds"]] == [0, 1]
+    assert told["policies"]["fifo"]["ci95"]["avg_jct_h"] is not None
+    with (out / "jobs.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 2 * 2 * 3
+    assert {row["policy"] for row in rows} == {"sia", "fifo"}
+    assert (out / "looks.csv").read_text().startswith("policy,seed,time_s,jobs,running")
+
+
+def test_json_is_one_object_and_the_same_again(tmp_path):
+    def told():
+        document = json.loads(penstock_simulate(tmp_path, "--policy", "sia", "--json").stdout)
+        for figures in document["policies"].values():
+            for part in (figures["mean"], figures["ci95"], *figures["seeds"]):
+                del part["cpu_s"]
+        return document
+
+    assert told() == told()
+
+
+def test_a_cluster_may_be_a_file(tmp_path):
+    (tmp_path / "cluster.txt").write_text("# ours\nt4:1x4  # old\n\nt4:1x8\n")
+    result = penstock_simulate(tmp_path, "--json", cluster=str(tmp_path / "cluster.txt"))
+    assert json.loads(result.stdout)["cluster"] == "t4:1x4,t4:1x8"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (
+            {"jobs": "id,submit_s,gpus,model\na,-1,1,toy\n"},
+            r"jobs\.csv, line 2: found submit_s=-1\.0; expected seconds",
+        ),
+        ({"jobs": "id,submit_s,gpus,model\na,0,1,toy\na,0,1,toy\n"}, "line 3: found job .a., which is in line 2"),
+        ({"jobs": "id,submit_s,model\na,0,toy\n"}, "line 1"),
+        ({"jobs": "id,submit_s,gpus,model\na,0,1,new\n"}, "found the model 'new'; expected one of"),
+        ({"jobs": "id,submit_s,gpus,model\na,0,9,toy\n"}, "found a need of 9 GPUs of t4; expected at most the 8"),
+        ({"cluster": "t4:2"}, "write TYPE:NODESxGPUS"),
+        ({"cluster": "nowhere.txt"}, "neither a spec such as t4:6x4,a100:2x8 nor a file"),
+    ],
+)
+def test_what_is_wrong_is_said_before_anything_runs(tmp_path, change, words):
+    with pytest.raises(ConfigError, match=words):
+        penstock_simulate(tmp_path, "--out", tmp_path / "out", **change)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (("--policy", "sia,fi"), "unknown policy 'fi'; the policies are fifo.*sia, sia:artifact"),
+        (("--policy", ","), "names no policy"),
+        (("--disturb", "mtbf=1"), "--disturb: unknown 'mtbf'; there are estimation_error, "),
+        (("--prices", "t4:1"), "--prices: 't4:1' is no NAME=NUMBER"),
+        (("--disturb", "interference=2"), "interference=2.0 is out of its range"),
+    ],
+)
+def test_wrong_options_are_named(tmp_path, argv, words):
+    with pytest.raises(ConfigError, match=words):
+        penstock_simulate(tmp_path, *argv)
+
+
+def test_a_line_of_a_cluster_file_is_named(tmp_path):
+    (tmp_path / "cluster.txt").write_text("t4:1x4\nt4;1x8\n")
+    with pytest.raises(ConfigError, match=r"cluster\.txt, line 2: part 1"):
+        penstock_simulate(tmp_path, cluster=str(tmp_path / "cluster.txt"))
+
+
+def test_ctrl_c_leaves_what_was_computed(tmp_path, monkeypatch):
+    """It comes while the second policy runs: the first is whole, the second as far as it got, and the third never began."""
+    whole, ran = command.simulate, []
+
+    def interrupting(scenario, name, settings, on_tick):
+        ran.append(name)
+
+        def stop(simulation):
+            if name == "fifo":
+                raise KeyboardInterrupt
+            on_tick(simulation)
+
+        return whole(scenario, name, settings, on_tick=stop)
+
+    monkeypatch.setattr(command, "simulate", interrupting)
+    result = penstock_simulate(tmp_path, "--policy", "sia,fifo,sia:artifact", "--out", tmp_path / "out")
+    assert result.exit_code == 130
+    assert ran == ["sia", "fifo"]
+    told = json.loads((tmp_path / "out" / "summary.json").read_text())["policies"]
+    assert told["sia"]["seeds"][0]["ended"] == 3
+    assert told["fifo"]["seeds"][0]["interrupted"]
+
+
+def test_the_page_opens_offline(tmp_path):
+    """All in one file: nothing is fetched, every policy is there, and every tag that must be closed is."""
+    penstock_simulate(tmp_path, "--policy", "sia,fifo", "--seeds", 2, "--out", tmp_path / "out")
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "http" not in page.replace("http-equiv", "")
+    assert "<script" not in page
+    assert page.count("<svg") == page.count("</svg>") == 6
+    for words in ("Under sia a job takes", "than under fifo", "sia: who had which GPU", "over 2 seeds"):
+        assert words in page
