@@ -35,6 +35,7 @@ from penstock_profiles.estimators import AnyEstimator
 from penstock_scheduler.model import (
     Assignment,
     Configuration,
+    GpuLimit,
     Job,
     JobId,
     Phase,
@@ -240,6 +241,13 @@ class _Round:
             if job.id not in self._pins and (held := _held(job)) is not None and self._room.has(held):
                 self._take(job, held)
 
+    def _refusal(self, job: Job, option: Configuration) -> GpuLimit | None:
+        return self._room.allowance.refuses(job, option.gpus, option.gpu_type)
+
+    def _within_limits(self, job: Job, request: common.Request) -> common.Request:
+        """The options that limits on users, accounts and QOS allow now."""
+        return {option: value for option, value in request.items() if self._refusal(job, option) is None}
+
     def plan(self, kept: dict[JobId, tuple[AnyEstimator, Assignment]]) -> Plan:
         """Serve the queue. `kept`: assignments of the last round, to be used again where they are the same."""
         ranked = [
@@ -260,7 +268,8 @@ class _Round:
             if not (request := self._requests[job.id]):
                 options = common.configurations(self._snapshot.nodes, {job.wish.max_gpus})
                 self._waiting[job.id] = common.never_fits(job, options, self._snapshot.nodes)
-            elif (limit := self._room.allowance.refuses(job, next(iter(request)).gpus)) is not None:
+            elif not (request := self._within_limits(job, request)):
+                limit = self._refusal(job, next(iter(self._requests[job.id])))
                 self._wait(job, f"{limit} does not allow more now")
             elif first_without is not None and not self._backfill:
                 self._wait(job, f"job {first_without.id} is before it in the queue")

@@ -33,14 +33,15 @@ class Allowance:
         other._left = dict(self._left)
         return other
 
-    def refuses(self, job: Job, gpus: int) -> GpuLimit | None:
-        """The limit that does not allow the job so many GPUs now."""
-        return next((limit for limit, left in self._left.items() if gpus > left and limit.covers(job)), None)
+    def refuses(self, job: Job, gpus: int, gpu_type: str) -> GpuLimit | None:
+        """The limit that does not allow the job so many GPUs of this type now."""
+        bears = (limit for limit, left in self._left.items() if gpus > left and limit.counts(gpu_type))
+        return next((limit for limit in bears if limit.covers(job)), None)
 
-    def take(self, job: Job, gpus: int) -> None:
+    def take(self, job: Job, gpus: int, gpu_type: str) -> None:
         """Count GPUs that the job is given; with fewer than 0, those that it gives back."""
         for limit in self._left:
-            if limit.covers(job):
+            if limit.counts(gpu_type) and limit.covers(job):
                 self._left[limit] -= gpus
 
 
@@ -65,12 +66,12 @@ class Room:
     def take(self, job: Job, placement: Placement) -> None:
         """Let the job have these GPUs."""
         self.add_to(self.free_N, placement, -1)
-        self.allowance.take(job, placement.gpus)
+        self.allowance.take(job, placement.gpus, placement.gpu_type)
 
     def give(self, job: Job, placement: Placement) -> None:
         """Take them back."""
         self.add_to(self.free_N, placement, 1)
-        self.allowance.take(job, -placement.gpus)
+        self.allowance.take(job, -placement.gpus, placement.gpu_type)
 
     def has(self, placement: Placement) -> bool:
         """Whether all its GPUs are free, or on nodes that are out of service: who runs there may stay."""
@@ -183,11 +184,11 @@ def settle(
     jobs = {job.id: job for job in snapshot.jobs}
     allowance = Allowance(snapshot.limits)
     for job_id, pin in pins.items():
-        allowance.take(jobs[job_id], pin.gpus)
+        allowance.take(jobs[job_id], pin.gpus, pin.gpu_type)
     wanted = {}
     for job_id, option in chosen.items():
-        if allowance.refuses(jobs[job_id], option.gpus) is None:
-            allowance.take(jobs[job_id], option.gpus)
+        if allowance.refuses(jobs[job_id], option.gpus, option.gpu_type) is None:
+            allowance.take(jobs[job_id], option.gpus, option.gpu_type)
             wanted[job_id] = option
     running = {job.id: job.allocation for job in snapshot.jobs if job.phase is Phase.RUNNING and job.allocation}
     placements = place(
@@ -202,7 +203,7 @@ def settle(
     for job_id, placement in (*pins.items(), *placements.items()):
         room.take(jobs[job_id], placement)
     for job_id, option in instead:
-        if job_id in placements or room.allowance.refuses(jobs[job_id], option.gpus) is not None:
+        if job_id in placements or room.allowance.refuses(jobs[job_id], option.gpus, option.gpu_type) is not None:
             continue
         if (found := room.find(jobs[job_id], (option,))) is not None:
             placements[job_id] = found
