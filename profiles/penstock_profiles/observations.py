@@ -116,7 +116,7 @@ def check(measured: Measured) -> None:
 
 def _middle_half(ascending: list[tuple[float, float, float]]) -> tuple[float, float]:
     """Weighted mean of (step, sync) over the middle half of the weight, by step time; of two, the shorter."""
-    if len(ascending) == 2:
+    if len(ascending) <= 2:
         return ascending[0][:2]
     step, sync, weight = np.array(ascending).T
     upper = np.cumsum(weight) / weight.sum()

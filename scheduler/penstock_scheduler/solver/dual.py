@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import time
 
+import numpy as np
+
 from penstock_scheduler.model import SolveStatus
 from penstock_scheduler.solver.core import choose, solve_core
 from penstock_scheduler.solver.prices import relax
@@ -43,6 +45,9 @@ def solve(reduced: Reduced, limits: Limits) -> Answer:
     """
     deadline = time.perf_counter() + limits.seconds
     gap = max(limits.gap, SMALLEST_GAP)
+    best_J = reduced.saving_JK.argmin(axis=1)
+    if np.all(reduced.left(best_J) >= 0):  # enough for everybody: no GPU has a price
+        return Answer("dual", best_J, reduced.value(best_J), SolveStatus.OPTIMAL, (0.0,) * reduced.types)
     relaxed = relax(reduced, tolerance=gap / 10)
     pick_J = repair(reduced, relaxed.mixed_J, relaxed.regret_JK)
     value, bound, nodes, width = reduced.value(pick_J), relaxed.bound, limits.nodes, CORE_ENTRIES * len(relaxed.price_R)
