@@ -132,21 +132,22 @@ def test_every_plan_keeps_the_rules(name: str, chosen: dict[str, object], state:
             stays = held is not None and held.shares == assignment.placement.shares
             assert node.usable or stays
             # partitions and reservations are kept, but by those whom the policy may not move
-            if name == "sia" and job_id not in common.pinned(state):
+            if (name == "sia" or not stays) and job_id not in common.pinned(state):
                 assert assignment.placement.partition in jobs[job_id].partitions
                 assert node.reservation == jobs[job_id].reservation
     assert all(gpus <= nodes[name].gpus - nodes[name].gpus_others for name, gpus in used.items())
 
     pins = common.pinned(state)
-    if name == "sia":
-        for limit in state.limits:
-            held_by = {
-                job: a.placement.gpus
-                for job, a in plan.assignments.items()
-                if limit.covers(jobs[job]) and limit.counts(a.placement.gpu_type)
-            }
-            fixed = sum(gpus for job, gpus in held_by.items() if job in pins)
-            assert sum(held_by.values()) <= max(limit.gpus, fixed)
+    # limits on users and accounts: who may not be moved, by the state or by the policy, may exceed them already
+    for limit in state.limits:
+        held_by = {
+            job: a.placement.gpus
+            for job, a in plan.assignments.items()
+            if limit.covers(jobs[job]) and limit.counts(a.placement.gpu_type)
+        }
+        stay = {job for job in held_by if name != "sia" and plan.assignments[job].placement == jobs[job].allocation}
+        fixed = sum(gpus for job, gpus in held_by.items() if job in pins or job in stay)
+        assert sum(held_by.values()) <= max(limit.gpus, fixed)
     for job_id, assignment in plan.assignments.items():
         each, placement = jobs[job_id], assignment.placement
         # pinned jobs stay
@@ -164,7 +165,7 @@ def test_every_plan_keeps_the_rules(name: str, chosen: dict[str, object], state:
             assert placement.gpus % each.wish.unit(placement.gpu_type) == 0
         assert assignment.goodput >= 0
         model = state.models[job_id]
-        if name == "sia" and isinstance(model, PipelineEstimator):
+        if (name == "sia" or placement != each.allocation) and isinstance(model, PipelineEstimator):
             assert placement.gpus % model.models[placement.gpu_type].gpus_per_replica == 0
         if name == "sia" and job_id in state.unscaled and placement != each.allocation:
             ran_on = max(state.unscaled[job_id], each.allocation.gpus if each.allocation else 0)
