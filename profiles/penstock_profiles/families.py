@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import itertools
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
 
 from penstock_profiles.catalogue import DATA, read_catalogue, unknown
 from penstock_profiles.estimators import GpuModel, TrainingEstimator
 from penstock_profiles.gpus import Gpus
-from penstock_profiles.throughput import ThroughputParams
+from penstock_profiles.throughput import ThroughputParams, compute_time
 
 _BUILT_IN = DATA / "families.toml"
 
@@ -84,6 +87,20 @@ class Families(dict[str, Family]):
 
     def __missing__(self, name: str) -> Family:
         raise UnknownFamilyError(unknown("model family", name, self))
+
+    @functools.cached_property
+    def slowdowns(self) -> dict[tuple[str, str], float]:
+        """(type A, type B) -> how many times as long one GPU of B takes as one of A: the median over families that know both.
+
+        At the largest atomic batch that fits into both, where fixed costs weigh least.
+        """
+        ratios: dict[tuple[str, str], list[float]] = {}
+        for family in self.values():
+            for a, b in itertools.product(family.gpus.items(), repeat=2):
+                batch = min(on_gpu.max_atomic_batch for _, on_gpu in (a, b))
+                time_a, time_b = (float(compute_time(on_gpu.step, batch)) for _, on_gpu in (a, b))
+                ratios.setdefault((a[0], b[0]), []).append(time_b / time_a)
+        return {pair: float(np.median(values)) for pair, values in ratios.items()}
 
     def on(self, gpu_types: Iterable[str], gpus: Gpus) -> Families:
         """The same families on the GPU types of one site, under the names that the site has for them.

@@ -17,7 +17,6 @@ one-GPU steps alone does not scale perfectly once another type has shown how the
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Mapping
 from functools import lru_cache
 
@@ -189,7 +188,7 @@ class JobModel:
         found: dict[str, ThroughputParams] = {}
         if self._families is None:
             return found
-        speeds = type_slowdowns(self._families)
+        speeds = self._families.slowdowns
         for gpu_type in sorted({to for _, to in speeds} - set(steps)):
             ratios = {donor: speeds[donor, gpu_type] for donor in sorted(steps) if (donor, gpu_type) in speeds}
             if ratios:
@@ -221,20 +220,6 @@ class JobModel:
             return self._gpus[self._gpus.type_of(gpu_type)].memory_gb
         except LookupError:
             return None
-
-
-def type_slowdowns(families: Families) -> dict[tuple[str, str], float]:
-    """(type A, type B) -> how many times as long one GPU of B takes as one of A: the median over families that know both.
-
-    At the largest atomic batch that fits into both, where fixed costs weigh least.
-    """
-    ratios: dict[tuple[str, str], list[float]] = {}
-    for family in families.values():
-        for a, b in itertools.product(family.gpus.items(), repeat=2):
-            batch = min(on_gpu.max_atomic_batch for _, on_gpu in (a, b))
-            time_a, time_b = (float(compute_time(on_gpu.step, batch)) for _, on_gpu in (a, b))
-            ratios.setdefault((a[0], b[0]), []).append(time_b / time_a)
-    return {pair: float(np.median(values)) for pair, values in ratios.items()}
 
 
 @lru_cache(maxsize=4096)

@@ -6,7 +6,7 @@ import pytest
 from penstock_profiles.estimators import LinearEstimator, TrainingEstimator
 from penstock_profiles.families import load_families
 from penstock_profiles.gpus import load_gpus
-from penstock_profiles.learning import JobModel, type_slowdowns
+from penstock_profiles.learning import JobModel
 from penstock_profiles.noise import GradientNoise
 from penstock_profiles.profiles import Profile
 from penstock_profiles.throughput import ThroughputParams, compute_time, step_time, sync_time
@@ -95,14 +95,14 @@ def test_real_measurements_replace_an_estimate_across_types():
 def test_a_type_that_only_the_catalogue_knows_is_estimated_from_what_families_say():
     model = JobModel(32, 1024, families=FAMILIES)
     run(model, "t4", TRUTH, (1, 1), (1, 4))
-    ratio = type_slowdowns(FAMILIES)["t4", "a100"]
+    ratio = FAMILIES.slowdowns["t4", "a100"]
     assert ratio < 0.5, "an A100 is faster"
     assert step(model, "a100", 1, 4) == pytest.approx(ratio * step(model, "t4", 1, 4))
     assert "abacus" not in model.estimator.models
 
 
 def test_slowdowns_are_there_and_back():
-    speeds = type_slowdowns(FAMILIES)
+    speeds = FAMILIES.slowdowns
     assert all(speeds[a, a] == 1 for a, _ in speeds)
     assert speeds["t4", "rtx"] == pytest.approx(1 / speeds["rtx", "t4"], rel=0.3)
 

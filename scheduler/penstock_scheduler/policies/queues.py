@@ -26,6 +26,7 @@ early only lets the reserved one start earlier; an end told by model and remaini
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Literal
 
@@ -89,7 +90,7 @@ class SlurmBackfillSettings(BaseModel):
     )
 
 
-class _Queue:
+class _Queue(ABC):
     """What the queues share; see the module. Keeps requests and assignments that have not changed, and nothing else."""
 
     name = ""
@@ -108,9 +109,9 @@ class _Queue:
         """Keep who runs, start who is next."""
         return _Round(self, snapshot, self._fit, self._requests.of(snapshot), backfill=self._backfill).plan(self._kept)
 
+    @abstractmethod
     def rank(self, snapshot: Snapshot, job: Job, request: common.Request) -> float:
         """What the order goes by, the least first."""
-        raise NotImplementedError
 
     def seconds(self, snapshot: Snapshot, job: Job, option: Configuration, goodput: float) -> float:
         """How long the job will hold this configuration from now on; `inf`: not known."""

@@ -66,6 +66,7 @@ from penstock_scheduler.model import (
 )
 from penstock_scheduler.placement import Placed, place
 from penstock_scheduler.policies import common
+from penstock_scheduler.policies.room import Allowance
 from penstock_scheduler.solver import Limits, Problem, Quota, solve
 
 KEEP_BONUS = 1e-3
@@ -81,7 +82,6 @@ MOST_UNIONS = 6
 """Sets of nodes that are open to different jobs, up to which every union of them gets a row of its own."""
 
 FloatMatrix = NDArray[np.float64]
-BoolMatrix = NDArray[np.bool_]
 
 
 class SiaSettings(BaseModel):
@@ -216,6 +216,9 @@ class Sia:
         if not placed.left_over:
             return placed, instead
         taken = dict(placed.placements)
+        allowance = Allowance(table.snapshot.limits)
+        for held_by, held in {**table.pins, **taken}.items():
+            allowance.take(table.by_id[held_by], held.gpus, held.gpu_type)
         row_of = {job.id: row for row, job in enumerate(table.jobs)}
         for job in sorted(placed.left_over, key=row_of.__getitem__):
             row = row_of[job]
@@ -223,10 +226,14 @@ class Sia:
                 if not problem.cost_JC[row, column] < problem.leave_out:  # no better than nothing
                     break
                 option = table.options[column]
-                if option == chosen[job] or not table.within_limits(row, option, taken):
+                if (
+                    option == chosen[job]
+                    or allowance.refuses(table.by_id[job], option.gpus, option.gpu_type) is not None
+                ):
                     continue
                 if found := table.place({job: option}, beside=taken).placements:
                     taken |= found
+                    allowance.take(table.by_id[job], option.gpus, option.gpu_type)
                     instead[job] = option
                     break
         left_over = tuple(job for job in placed.left_over if job not in instead)
@@ -238,6 +245,7 @@ class _Table:
 
     def __init__(self, snapshot: Snapshot, settings: SiaSettings, goodput: GoodputMatrix) -> None:
         self.snapshot = snapshot
+        self.by_id = {job.id: job for job in snapshot.jobs}
         self.pins = common.pinned(snapshot)
         free = [job for job in snapshot.jobs if job.id not in self.pins]
         self.jobs: list[Job] = sorted(free, key=lambda job: (job.submit_s, job.id))
@@ -424,25 +432,15 @@ class _Table:
         return quotas
 
     def _limit_quotas(self) -> list[Quota]:
-        by_id = {job.id: job for job in self.snapshot.jobs}
         quotas = []
         for limit in self.snapshot.limits:
             if limit.gpu_type and limit.gpu_type not in self.types:
                 continue
-            pinned = _held(limit, self.pins, by_id)
+            pinned = _held(limit, self.pins, self.by_id)
             members = [row for row, job in enumerate(self.jobs) if limit.covers(job)]
             gpu_type = self.types.index(limit.gpu_type) if limit.gpu_type else None
             quotas.append(Quota(np.array(members, dtype=np.int64), max(limit.gpus - pinned, 0), gpu_type))
         return quotas
-
-    def within_limits(self, row: int, option: Configuration, taken: Mapping[JobId, Placement]) -> bool:
-        """Whether a job may have that configuration beside what others have taken."""
-        for limit in self.snapshot.limits:
-            if limit.covers(self.jobs[row]) and limit.counts(option.gpu_type):
-                by_id = {job.id: job for job in self.snapshot.jobs}
-                if _held(limit, {**self.pins, **taken}, by_id) + option.gpus > limit.gpus:
-                    return False
-        return True
 
     def recorded(self) -> NDArray[np.int64] | None:
         """The choice of a round that is decided again after a time limit had cut it short."""
@@ -454,16 +452,17 @@ class _Table:
 
     def place(self, chosen: Mapping[JobId, Configuration], beside: Mapping[JobId, Placement] | None = None) -> Placed:
         """Nodes for these jobs, beside the pinned ones and `beside`."""
+        jobs = [self.by_id[job] for job in chosen]
         return place(
             self.snapshot.nodes,
             chosen,
-            {job.id: job.partitions for job in self.jobs},
-            {job.id: job.allocation for job in self.jobs if job.allocation is not None},
+            {job.id: job.partitions for job in jobs},
+            {job.id: job.allocation for job in jobs if job.allocation is not None},
             {**self.pins, **(beside or {})},
-            reservations={job.id: job.reservation for job in self.jobs if job.reservation},
+            reservations={job.id: job.reservation for job in jobs if job.reservation},
             move_cost={
                 job.id: job.allocation.gpus * self.snapshot.restart_costs_s[job.id]
-                for job in self.jobs
+                for job in jobs
                 if job.allocation is not None
             },
         )
