@@ -1,0 +1,309 @@
+"""Why a job has what it has, from the record of a round: for `penstock explain`, the API and the job's page.
+
+Everything here is read off the round, or is found by deciding the same round again with a changed wish: what it says a job would
+get is what the policy would have given it. What nobody can know, such as who else will submit, is not guessed at: an
+estimated start is there only where the policy gave one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from penstock_scheduler.errors import RoundFailed
+from penstock_scheduler.model import (
+    Adaptivity,
+    Assignment,
+    Configuration,
+    Job,
+    JobId,
+    JobWish,
+    Phase,
+    Reason,
+    ReasonCode,
+    Snapshot,
+)
+from penstock_scheduler.policies import common, make_policy
+from penstock_scheduler.policies.sia import restart_factor
+from penstock_scheduler.records import RoundRecord
+
+MOST_REMEDIES = 3
+"""Other wishes that are tried for a job that waits; each decides the round once more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One configuration that the job's wish and the cluster allow."""
+
+    configuration: Configuration
+    goodput: float
+    """Expected, in the job's own unit per second."""
+    price: float | None
+    """What its GPUs are worth to others in this round, in the unit of the solver's objective; None: the policy has no prices."""
+    held: bool
+    """Whether the plan gives the job this one."""
+
+
+@dataclass(frozen=True, slots=True)
+class TypeUse:
+    """Who holds the GPUs of one type that the job may use."""
+
+    gpu_type: str
+    gpus: int
+    """On usable nodes that are open to the job."""
+    given: int
+    """Of them, given by the plan to jobs of Penstock."""
+    others: int
+    """Of them, held by jobs that Penstock does not manage."""
+
+    @property
+    def free(self) -> int:
+        """GPUs that nobody holds."""
+        return max(self.gpus - self.given - self.others, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """GPUs that are expected to come free, by what is known of the jobs that hold them."""
+
+    gpus: int
+    gpu_type: str
+    at_s: float
+    """s since 1970, if the job stays where it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Remedy:
+    """A wish with which the job would have got something in this round."""
+
+    change: str
+    """In the words of the flags, such as `--min-gpus=1`."""
+    gets: Configuration
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What a round says of one job."""
+
+    job: Job
+    round: int
+    decided_s: float
+    reason: Reason
+    assignment: Assignment | None
+    options: tuple[Option, ...]
+    """Best goodput first."""
+    uses: tuple[TypeUse, ...]
+    restart_cost_s: float
+    factor: float
+    """Share of its goodput that survives a move: see `restart_factor`."""
+    limits: tuple[str, ...] = ()
+    """Limits that cover it, in words."""
+    endings: tuple[Ending, ...] = ()
+    """Soonest first; only for a job that waits."""
+    remedies: tuple[Remedy, ...] = ()
+    """Only for a job that waits."""
+
+
+def explain(record: RoundRecord, job_id: JobId, *, remedies: int = MOST_REMEDIES) -> Explanation | None:
+    """What the round says of the job; None if it was not there yet, or any more.
+
+    Args:
+        remedies: most wishes to try in place of the job's own, if it waits; 0: none. Each takes as long as the round took.
+    """
+    snapshot, plan = record.snapshot, record.plan
+    job = next((job for job in snapshot.jobs if job.id == job_id), None)
+    if job is None:
+        return None
+    assignment = plan.assignments.get(job_id)
+    waits = assignment is None
+    reason = plan.waiting.get(job_id) if assignment is None else assignment.reason
+    if reason is None:
+        reason = Reason(ReasonCode.WAITING_CAPACITY, "the round's plan does not speak of it", common.smallest_need(job))
+    cost_s = snapshot.restart_costs_s[job_id]
+    return Explanation(
+        job,
+        snapshot.round,
+        snapshot.time_s,
+        reason,
+        assignment,
+        _options(record, job, assignment),
+        _uses(record, job),
+        cost_s,
+        restart_factor(max(snapshot.time_s - job.submit_s, 0.0), job.restarts, cost_s),
+        tuple(str(limit) for limit in snapshot.limits if limit.covers(job)),
+        _endings(record, job) if waits else (),
+        _remedies(record, job, remedies) if waits and remedies > 0 else (),
+    )
+
+
+def words(explanation: Explanation, *, now_s: float) -> list[str]:
+    """The explanation in sentences, the answer first. `now_s`: s since 1970."""
+    said = explanation
+    lines = [_headline(said)]
+    if said.assignment is None:
+        lines += _waiting_words(said, now_s)
+    else:
+        lines += _running_words(said)
+    lines += [f"It is under {limit}." for limit in said.limits]
+    if len(said.options) > 1:
+        best = said.options[0]
+        shown = ", ".join(f"{o.configuration}: {o.goodput / best.goodput:.0%}" for o in said.options[:6])
+        lines.append(f"How fast it would train, beside its best: {shown}.")
+    return lines
+
+
+def _headline(said: Explanation) -> str:
+    job, reason = said.job, said.reason
+    if said.assignment is None:
+        needs = f" It needs {reason.needs}." if reason.needs else ""
+        verb = "cannot start as things are" if reason.code is ReasonCode.NEVER_FITS else "waits"
+        return f"Job {job.id} {verb}: {reason.text}.{needs}"
+    state = {
+        Phase.QUEUED: "is about to start",
+        Phase.STARTING: "is starting",
+        Phase.STOPPING: "is moving: it saves its state first",
+        Phase.RUNNING: "runs",
+    }[job.phase]
+    return f"Job {job.id} {state}. In round {said.round} it {reason.text}."
+
+
+def _waiting_words(said: Explanation, now_s: float) -> list[str]:
+    lines = []
+    for use in said.uses:
+        others = f", {use.others} by jobs that Penstock does not manage" if use.others else ""
+        lines.append(
+            f"Of {use.gpus} {use.gpu_type} GPUs that it may use, {use.given} are given to other jobs{others}, "
+            f"{use.free} are free."
+        )
+    start_s = said.reason.estimated_start_s
+    if start_s is not None:
+        lines.append(f"It is expected to start in {_duration(max(start_s - now_s, 0.0))}.")
+    elif said.reason.code is not ReasonCode.NEVER_FITS:
+        lines.append("When it starts is not known: that depends on what others submit. Each round decides anew.")
+    for ending in said.endings[:3]:
+        lines.append(
+            f"{ending.gpus} {ending.gpu_type} are expected to come free in {_duration(max(ending.at_s - now_s, 0.0))}."
+        )
+    for remedy in said.remedies:
+        lines.append(f"With {remedy.change} it would have started in this round, on {remedy.gets}.")
+    return lines
+
+
+def _running_words(said: Explanation) -> list[str]:
+    assert said.assignment is not None
+    lines = []
+    held = next((option for option in said.options if option.held), None)
+    if held is not None and held.price is not None:
+        lines.append(f"Its GPUs are worth {held.price:.3g} to the other jobs, in the unit of the policy's objective.")
+    lines.append(
+        f"Moving it would cost {_duration(said.restart_cost_s)} of training; so far {_times(said.job.restarts)}, "
+        f"and a move keeps {said.factor:.0%} of its goodput."
+    )
+    return lines
+
+
+def _options(record: RoundRecord, job: Job, assignment: Assignment | None) -> tuple[Option, ...]:
+    snapshot, prices = record.snapshot, record.plan.prices
+    given = assignment.configuration if assignment else None
+    wish = job.wish
+    exact = {wish.min_gpus} if wish.min_gpus == wish.max_gpus else set()
+    shapes = common.configurations(common.open_nodes(snapshot.nodes, job), exact, wish.max_gpus)
+    model = snapshot.models[job.id]
+    found = []
+    for shape in dict.fromkeys((*shapes, *([given] if given else []))):
+        goodput = common.rate(model, shape)
+        if (common.allowed(job, shape) or shape == given) and math.isfinite(goodput) and goodput > 0:
+            price = prices[shape.gpu_type] * shape.gpus if shape.gpu_type in prices else None
+            found.append(Option(shape, goodput, price, shape == given))
+    return tuple(sorted(found, key=lambda option: (-option.goodput, option.configuration)))
+
+
+def _uses(record: RoundRecord, job: Job) -> tuple[TypeUse, ...]:
+    nodes = {
+        node.name: node
+        for node in common.open_nodes(record.snapshot.nodes, job)
+        if node.usable and job.wish.allows_type(node.gpu_type)
+    }
+    given: dict[str, int] = {}
+    for other, assignment in record.plan.assignments.items():
+        if other != job.id:
+            for share in assignment.placement.shares:
+                if share.node in nodes:
+                    gpu_type = nodes[share.node].gpu_type
+                    given[gpu_type] = given.get(gpu_type, 0) + share.gpus
+    types = sorted({node.gpu_type for node in nodes.values()})
+    return tuple(
+        TypeUse(
+            gpu_type,
+            sum(node.gpus for node in nodes.values() if node.gpu_type == gpu_type),
+            given.get(gpu_type, 0),
+            sum(min(node.gpus_others, node.gpus) for node in nodes.values() if node.gpu_type == gpu_type),
+        )
+        for gpu_type in types
+    )
+
+
+def _endings(record: RoundRecord, job: Job) -> tuple[Ending, ...]:
+    snapshot = record.snapshot
+    open_to_it = {node.name for node in common.open_nodes(snapshot.nodes, job) if job.wish.allows_type(node.gpu_type)}
+    found = []
+    for other in snapshot.jobs:
+        assignment = record.plan.assignments.get(other.id)
+        if assignment is None or other.id == job.id or not open_to_it.intersection(assignment.placement.nodes):
+            continue
+        left_s = common.remaining_s(snapshot, other, assignment.configuration, assignment.goodput)
+        if left_s is not None:
+            shape = assignment.configuration
+            found.append(Ending(shape.gpus, shape.gpu_type, snapshot.time_s + left_s))
+    return tuple(sorted(found, key=lambda ending: (ending.at_s, ending.gpu_type, ending.gpus)))
+
+
+def _remedies(record: RoundRecord, job: Job, most: int) -> tuple[Remedy, ...]:
+    """Decide the round again with other wishes of this job, each easier to meet, and tell which would have helped."""
+    policy, _ = make_policy(record.policy, record.settings)
+
+    def helps(change: str, fields: Mapping[str, object]) -> Remedy | None:
+        wish = job.wish.model_copy(update=fields)
+        try:
+            given = policy.decide(_with_wish(record.snapshot, job.id, wish)).assignments.get(job.id)
+        except RoundFailed:
+            return None
+        return Remedy(change, given.configuration) if given is not None else None
+
+    singly, together = _easier(job.wish)
+    found = [remedy for change in list(singly.items())[:most] if (remedy := helps(*change))]
+    if not found and len(singly) < most and together:
+        found = [remedy for remedy in [helps(" and ".join(singly), together)] if remedy]
+    return tuple(found)
+
+
+def _easier(wish: JobWish) -> tuple[dict[str, dict[str, object]], dict[str, object]]:
+    """Fields that make the wish easier to meet, by the flags that ask for them; if there are several, all together too."""
+    changes: dict[str, dict[str, object]] = {}
+    if wish.gpu_types is not None or wish.excluded_gpu_types is not None:
+        changes["any GPU type (no --gpu-types)"] = {"gpu_types": None, "excluded_gpu_types": None}
+    if wish.min_gpus > 1:
+        rigid = wish.adaptivity in (Adaptivity.RIGID, Adaptivity.FIXED)
+        flag = "--adaptive=strong-scaling --min-gpus=1" if rigid else "--min-gpus=1"
+        changes[flag] = {"min_gpus": 1} | ({"adaptivity": Adaptivity.STRONG_SCALING} if rigid else {})
+    together = {name: value for fields in changes.values() for name, value in fields.items()}
+    return changes, together if len(changes) > 1 else {}
+
+
+def _with_wish(snapshot: Snapshot, job_id: JobId, wish: JobWish) -> Snapshot:
+    jobs = tuple(dataclasses.replace(job, wish=wish) if job.id == job_id else job for job in snapshot.jobs)
+    return dataclasses.replace(snapshot, jobs=jobs)
+
+
+def _times(restarts: int) -> str:
+    return {0: "it was never moved", 1: "it was moved once"}.get(restarts, f"it was moved {restarts} times")
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    if seconds < 5400:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 36 * 3600 else f"{seconds / 86400:.1f} days"

@@ -1,0 +1,120 @@
+"""What `explain` says of jobs that wait and of jobs that run, on rounds that were really decided."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from penstock_scheduler.explain import explain, words
+from penstock_scheduler.model import Configuration, GpuLimit, Phase, ReasonCode, Snapshot
+from penstock_scheduler.policies import make_policy
+from penstock_scheduler.records import RoundRecord
+from tests.scheduler.builders import job, on, snapshot, table
+
+FAST = table(a100={1: 100.0, 2: 190.0, 4: 360.0, 8: 650.0}, t4={1: 20.0, 2: 38.0, 4: 70.0})
+
+
+def decided(snapshot: Snapshot, policy: str = "sia") -> RoundRecord:
+    made, settings = make_policy(policy)
+    return RoundRecord(snapshot, policy, settings, made.decide(snapshot))
+
+
+def full_cluster(**wish: object) -> RoundRecord:
+    """Job 1 holds the only A100s and may not be moved; job 2 wants A100s; four T4 are free."""
+    held = on("a100", a100_00=4)
+    jobs = [
+        job("1", phase=Phase.RUNNING, allocation=held, min_gpus=4, max_gpus=4, preemptible=False, time_limit_s=3600.0),
+        job("2", submit_s=900.0, **wish),
+    ]
+    return decided(snapshot("t4:1x4,a100:1x4", jobs, {"1": FAST, "2": FAST}, attained={"1": {"a100": 4 * 600.0}}))
+
+
+def test_a_waiting_job_hears_who_holds_its_gpus_and_what_would_help():
+    said = explain(full_cluster(min_gpus=2, max_gpus=2, gpu_types=("a100",)), "2")
+    assert said is not None
+    assert said.assignment is None
+    assert [(use.gpu_type, use.gpus, use.given, use.others, use.free) for use in said.uses] == [("a100", 4, 4, 0, 0)]
+    # Job 1 may run for 3600 s and has run for 4 x 600 / 4.
+    assert [(e.gpus, e.gpu_type, e.at_s) for e in said.endings] == [(4, "a100", 1000.0 + 3000.0)]
+    assert {remedy.change: remedy.gets for remedy in said.remedies} == {
+        "any GPU type (no --gpu-types)": Configuration(1, 2, "t4"),
+    }
+    text = words(said, now_s=1060.0)
+    assert text[0].startswith("Job 2 waits: ")
+    assert text[0].endswith("It needs 2 GPUs of type a100.")
+    assert "Of 4 a100 GPUs that it may use, 4 are given to other jobs, 0 are free." in text
+    assert "4 a100 are expected to come free in 49 min." in text  # 2940 s from now
+    assert "With any GPU type (no --gpu-types) it would have started in this round, on 2 t4." in text
+    assert any("not known" in line for line in text)
+
+
+def test_changes_that_help_only_together_are_named_together():
+    """The only free GPU is a T4, and job 3 may have neither one GPU nor T4s."""
+    jobs = [
+        job("1", phase=Phase.RUNNING, allocation=on("a100", a100_00=4), min_gpus=4, max_gpus=4, preemptible=False),
+        job("2", phase=Phase.RUNNING, allocation=on("t4", t4_00=3), min_gpus=3, max_gpus=3, preemptible=False),
+        job("3", min_gpus=2, max_gpus=2, gpu_types=("a100",)),
+    ]
+    record = decided(snapshot("t4:1x4,a100:1x4", jobs, dict.fromkeys("123", FAST)))
+    said = explain(record, "3")
+    assert said is not None
+    assert [(r.change, r.gets) for r in said.remedies] == [
+        ("any GPU type (no --gpu-types) and --min-gpus=1", Configuration(1, 1, "t4"))
+    ]
+    assert explain(record, "3", remedies=0).remedies == ()  # type: ignore[union-attr]
+
+
+def test_a_rigid_job_is_told_what_adapting_would_give():
+    held = on("t4", t4_00=3)
+    jobs = [
+        job("1", phase=Phase.RUNNING, allocation=held, min_gpus=3, max_gpus=3, preemptible=False),
+        job("2", adaptivity="rigid", min_gpus=4, max_gpus=4),
+    ]
+    said = explain(decided(snapshot("t4:1x4", jobs, {"1": FAST, "2": FAST})), "2")
+    assert said is not None
+    assert [(r.change, r.gets.gpus) for r in said.remedies] == [("--adaptive=strong-scaling --min-gpus=1", 1)]
+
+
+def test_a_job_that_never_fits_gets_no_promise():
+    said = explain(decided(snapshot("t4:1x4", [job("2", min_gpus=64, max_gpus=64)], {"2": FAST})), "2")
+    assert said is not None
+    assert said.reason.code is ReasonCode.NEVER_FITS
+    text = words(said, now_s=1000.0)
+    assert text[0].startswith("Job 2 cannot start as things are: needs 64 to 64 GPUs")
+    assert not any("not known" in line for line in text)
+
+
+def test_a_running_job_hears_its_numbers():
+    running = job("1", phase=Phase.RUNNING, allocation=on("a100", a100_00=4), max_gpus=4, restarts=2, submit_s=0.0)
+    other = job("2", max_gpus=4, gpu_types=("t4",))
+    record = decided(snapshot("t4:1x4,a100:1x4", [running, other], {"1": FAST, "2": FAST}, time_s=1000.0))
+    said = explain(record, "1")
+    assert said is not None
+    assert said.assignment is not None
+    assert said.factor == pytest.approx((1000 - 2 * 30) / (1000 + 30))
+    held = [option for option in said.options if option.held]
+    assert [(o.configuration, o.goodput) for o in held] == [(Configuration(1, 4, "a100"), 360.0)]
+    assert held[0].price == pytest.approx(4 * record.plan.prices["a100"])
+    assert [o.goodput for o in said.options] == sorted((o.goodput for o in said.options), reverse=True)
+    text = words(said, now_s=1000.0)
+    assert text[0] == "Job 1 runs. In round 1 it " + said.reason.text + "."
+    assert (
+        "Moving it would cost 30 s of training; so far it was moved 2 times, and a move keeps 91% of its goodput."
+        in text
+    )
+    assert any(line.startswith("How fast it would train, beside its best: 4 a100: 100%") for line in text)
+
+
+def test_limits_are_named_and_free_gpus_of_others_are_counted():
+    nodes = snapshot("t4:1x4", []).nodes
+    state = snapshot((dataclasses.replace(nodes[0], gpus_others=3),), [job("7", min_gpus=2, account="physics")])
+    limits = (GpuLimit("account", "physics", 1), GpuLimit("account", "biology", 1))
+    said = explain(decided(dataclasses.replace(state, limits=limits)), "7")
+    assert said is not None
+    assert said.limits == ("the limit of 1 GPUs for account physics",)
+    assert [(use.others, use.free) for use in said.uses] == [(3, 1)]
+
+
+def test_an_unknown_job_has_no_explanation():
+    assert explain(full_cluster(), "99") is None
