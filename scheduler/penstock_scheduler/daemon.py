@@ -28,9 +28,9 @@ from penstock_scheduler.limits import LimitSettings, site_limits
 from penstock_scheduler.loop import RoundLoop
 from penstock_scheduler.models import WishModels
 from penstock_scheduler.policies import make_policy
-from penstock_scheduler.ports import Clock, Cluster, Trigger, WishCheck
+from penstock_scheduler.ports import Clock, Cluster, Store, Trigger, WishCheck
 from penstock_scheduler.settings import DaemonSettings, Settings, load_settings
-from penstock_scheduler.store import FileStore
+from penstock_scheduler.store import open_store
 from penstock_scheduler.triggers import OnEvent, Period
 
 CLUSTERS = "penstock.clusters"
@@ -68,7 +68,9 @@ def _run(settings: Settings, daemon: DaemonSettings) -> int:
 
     signal.signal(signal.SIGTERM, on_signal)
     signal.signal(signal.SIGINT, on_signal)
-    store = FileStore(daemon.state_dir, keep_rounds=daemon.keep_rounds, writer=True)
+    store = open_store(
+        daemon.store or daemon.state_dir, writer=True, keep_rounds=daemon.keep_rounds, keep_days=daemon.keep_days
+    )
     loop = make_loop(settings, clock, store)
     configure_logging(daemon.log_format)
     log.info("started", extra={"version": __version__, "settings": settings.source, "policy": daemon.policy})
@@ -91,7 +93,7 @@ def _check(settings: Settings) -> int:
     return 0
 
 
-def make_loop(settings: Settings, clock: Clock, store: FileStore) -> RoundLoop:
+def make_loop(settings: Settings, clock: Clock, store: Store) -> RoundLoop:
     """The round loop that these settings describe. Raises ConfigError."""
     daemon = settings.section(DaemonSettings)
     policy, policy_settings = make_policy(daemon.policy, settings.policy(daemon.policy))

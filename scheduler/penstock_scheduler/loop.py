@@ -10,9 +10,11 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from penstock_profiles.wire import Report
 from penstock_scheduler.diff import actions
 from penstock_scheduler.errors import RoundFailed
 from penstock_scheduler.model import ClusterState, GpuLimit, Job, JobId, Outcome, Phase, Plan, Progress, Snapshot
@@ -20,6 +22,9 @@ from penstock_scheduler.ports import Clock, Cluster, ModelSource, Policy, Store,
 from penstock_scheduler.records import RoundRecord
 
 log = logging.getLogger(__name__)
+
+UNSAVED = 100_000
+"""Reports that are kept in memory while the store takes none; older ones are in the jobs' own files still."""
 
 
 class RoundLoop:
@@ -62,6 +67,7 @@ class RoundLoop:
         self._limits = limits
         self._on_round = on_round
         self._told: dict[str, Outcome] = {}
+        self._unsaved: deque[Report] = deque(maxlen=UNSAVED)
         last = store.last_round()
         self._round = last.snapshot.round if last else 0
         self._plan: Plan | None = last.plan if last else None
@@ -97,8 +103,10 @@ class RoundLoop:
         started = time.perf_counter()
         state = self._cluster.observe()
         observed = time.perf_counter()
-        if reports := self._cluster.reports():
-            self._store.add_reports(reports)
+        self._unsaved.extend(self._cluster.reports())
+        if self._unsaved:  # what a store that is away did not take is offered again at the next tick
+            self._store.add_reports(tuple(self._unsaved))
+            self._unsaved.clear()
         now_s = self._clock.now_s()
         self._count(state, now_s)
         if self._trigger.due(now_s, state):

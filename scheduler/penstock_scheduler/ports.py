@@ -78,8 +78,8 @@ class Store(Protocol):
         """Append to the history of actions."""
         ...
 
-    def add_reports(self, reports: Sequence[Report]) -> None:
-        """Append to the history of reports."""
+    def add_reports(self, reports: Sequence[Report]) -> object:
+        """Append to the history of reports; those that are there already may be left out."""
         ...
 
 

@@ -37,8 +37,18 @@ class DaemonSettings(BaseModel):
     )
     round_s: PositiveFloat = Field(default=60.0, description="Seconds from one round to the next.")
     tick_s: PositiveFloat = Field(default=1.0, description="Seconds between two looks at the cluster.")
-    state_dir: Path = Field(default=Path("/var/lib/penstock"), description="Where rounds and reports are kept.")
+    state_dir: Path = Field(
+        default=Path("/var/lib/penstock"), description="The daemon's own folder: its store, unless that is elsewhere."
+    )
+    store: str | None = Field(
+        default=None,
+        description="URL of a database, such as postgresql+psycopg://penstock@db/penstock; absent: SQLite in state_dir.",
+    )
     keep_rounds: PositiveInt = Field(default=10_000, description="Newest rounds that are kept; older ones are deleted.")
+    keep_days: PositiveFloat = Field(
+        default=365.0,
+        description="Days that a job's history is kept after its end; the audit log and the ledger stay for ever.",
+    )
     restart_cost_s: PositiveFloat = Field(
         default=30.0, description="Seconds of training that a restart costs a job whose wish does not say."
     )
