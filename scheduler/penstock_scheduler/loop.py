@@ -65,6 +65,9 @@ class RoundLoop:
         self._decided: Snapshot | None = None
         self._settings = dict(settings or {})
         self._limits = limits
+        self._next: tuple[Policy, dict[str, Any]] | None = None
+        self.paused = False
+        """While true, no round is decided; what is under way goes on."""
         self._on_round = on_round
         self._told: dict[str, Outcome] = {}
         self._unsaved: deque[Report] = deque(maxlen=UNSAVED)
@@ -94,6 +97,10 @@ class RoundLoop:
             if not stop():
                 self._clock.sleep(self._tick_s)
 
+    def decide_by(self, policy: Policy, settings: Mapping[str, Any]) -> None:
+        """Decide by another policy from the next round on. May be called from another thread."""
+        self._next = policy, dict(settings)
+
     def tick(self) -> tuple[Outcome, ...]:
         """Look once, decide if a round is due, and act. Returns what became of the actions.
 
@@ -109,7 +116,7 @@ class RoundLoop:
             self._unsaved.clear()
         now_s = self._clock.now_s()
         self._count(state, now_s)
-        if self._trigger.due(now_s, state):
+        if not self.paused and self._trigger.due(now_s, state):
             self._decide(state, now_s, observed - started)
             self._trigger.decided(now_s, state)
         if self._plan is None:
@@ -119,6 +126,8 @@ class RoundLoop:
         return outcomes
 
     def _decide(self, state: ClusterState, now_s: float, observe_seconds: float) -> None:
+        if self._next is not None:
+            (self._policy, self._settings), self._next, self._decided = self._next, None, None
         known = self._models.models(state.jobs, {node.gpu_type for node in state.nodes})
         jobs = tuple(
             dataclasses.replace(job, target=self._target(job.id))

@@ -8,6 +8,7 @@ A package registers its section through the entry point group `penstock.settings
 from __future__ import annotations
 
 import difflib
+import re
 import tomllib
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -78,6 +79,13 @@ class Settings:
             raise ConfigError(
                 f"{self.source}: section [{name}] is missing: {'; '.join(describe_errors(error, model))}"
             ) from None
+
+    def as_dict(self) -> dict[str, Any]:
+        """All of it by section, defaults too; the password in the store's URL is not shown."""
+        shown = {name: section.model_dump(mode="json") for name, section in self._sections.items()}
+        if (url := shown.get("daemon", {}).get("store")) is not None:
+            shown["daemon"]["store"] = re.sub(r"(://[^:/@]*):[^@]*@", r"\1:***@", url)
+        return shown | {"policy": self._policies}
 
     def policy(self, name: str) -> dict[str, Any]:
         """What the file says of the policy `name`, not yet checked."""

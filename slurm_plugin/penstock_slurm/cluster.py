@@ -38,7 +38,7 @@ from penstock_scheduler.model import (
     parse_wish,
 )
 from penstock_scheduler.model.wish import WISH_KEY
-from penstock_scheduler.ports import Clock, WishCheck
+from penstock_scheduler.ports import Clock, Submitter, WishCheck
 from penstock_scheduler.spool import Spool
 from penstock_slurm.gateway import (
     ControllerAway,
@@ -73,7 +73,16 @@ SAYS = "penstock_says"
 class SlurmCluster:
     """The cluster; see the module."""
 
-    def __init__(self, gateway: Gateway, spool: Spool, clock: Clock, settings: SlurmSettings, check: WishCheck) -> None:
+    def __init__(
+        self,
+        gateway: Gateway,
+        spool: Spool,
+        clock: Clock,
+        settings: SlurmSettings,
+        check: WishCheck,
+        submitter: Submitter | None = None,
+    ) -> None:
+        self.submitter = submitter
         self._gateway = gateway
         self._spool = spool
         self._clock = clock

@@ -252,7 +252,9 @@ def test_from_the_first_schema_to_the_newest_with_data(where):
             ),
             {"report": report(0).model_dump_json()},
         )
-    with pytest.raises(StoreError, match=f"has the schema 0001, this version needs {REVISION}; run penstock db upgrade"):
+    with pytest.raises(
+        StoreError, match=f"has the schema 0001, this version needs {REVISION}; run penstock db upgrade"
+    ):
         open_store(where)
     lock.close()
     engine.dispose()
@@ -279,9 +281,7 @@ def test_migrations_lead_to_the_tables_of_the_code(store):
 def test_an_export_has_every_row_and_no_secret(store, where):
     store.save_round(numbered(1))
     store.add_reports([report(0)])
-    token = TokenView(
-        id="x", user="ada", role="user", job=None, created_s=1.0, expires_s=2.0, revoked=False, note=""
-    )
+    token = TokenView(id="x", user="ada", role="user", job=None, created_s=1.0, expires_s=2.0, revoked=False, note="")
     store.add_token(token, "not-to-be-seen")
     done = CliRunner().invoke(make_app(), ["db", "export", where])
     rows = [json.loads(row) for row in done.output.splitlines()]

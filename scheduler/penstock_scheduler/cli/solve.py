@@ -31,7 +31,9 @@ class SolverName(StrEnum):
 
 
 def solve(
-    source: str = typer.Argument(help="A problem as arrays (.npz), a saved round's number, or a file with one as JSON."),
+    source: str = typer.Argument(
+        help="A problem as arrays (.npz), a saved round's number, or a file with one as JSON."
+    ),
     state: str = typer.Option("/var/lib/penstock", help="The daemon's state_dir, or the URL of its store."),
     solver: SolverName = typer.Option(SolverName.AUTO, help="Which solver."),
     as_json: bool = typer.Option(False, "--json", help="One JSON object."),

@@ -78,7 +78,9 @@ def upgrade(engine: Engine, to: str = "head") -> None:
             config.attributes["connection"] = connection
             alembic.command.upgrade(config, to)
     except SQLAlchemyError as error:
-        raise StoreError(f"{engine.url!r}: the schema cannot be brought to {to}: {error}; nothing was changed") from error
+        raise StoreError(
+            f"{engine.url!r}: the schema cannot be brought to {to}: {error}; nothing was changed"
+        ) from error
 
 
 def differences(engine: Engine) -> list[Any]:
