@@ -115,7 +115,7 @@ def make_loop(
     models: ModelSource | None = None,
     on_round: Callable[[RoundRecord], None] = lambda record: None,
 ) -> RoundLoop:
-    """The round loop that these settings describe; a cluster and models that are given stand in for theirs. Raises ConfigError."""
+    """The round loop that these settings describe; a cluster and models that are given stand in. Raises ConfigError."""
     daemon = settings.section(DaemonSettings)
     policy, policy_settings = make_policy(daemon.policy, settings.policy(daemon.policy))
     if cluster is None or models is None:
@@ -165,7 +165,7 @@ def make_service(settings: Settings, clock: Clock, store: SqlStore) -> tuple[Rou
         api,
         board,
         controls,
-        WishModels(load_families(daemon.families), daemon.restart_cost_s),
+        WishModels(load_families(daemon.families), daemon.restart_cost_s),  # the loop has its own, in its thread
         wishes.check,
         models.learn,
     )

@@ -154,7 +154,7 @@ class LearnedModels:
         there = {job.id for job in jobs}
         for table in (self._models, self._kept, self._progress):
             for gone in [job for job in table if job not in there]:
-                del table[gone]  # type: ignore[attr-defined]
+                del table[gone]
         for job in jobs:
             if job.wish.goodput_table is not None:
                 continue
@@ -176,7 +176,11 @@ class LearnedModels:
     def _learnt(self, job: Job, prior: AnyEstimator, fresh: Sequence[Observation]) -> AnyEstimator | None:
         known = self._models.get(job.id)
         if known is None or known[0] != job.wish:
-            seen = [body for report in self._history.observations(job.id, NEWEST) if _is_seen(body := report.body)]
+            seen = [
+                report.body
+                for report in self._history.observations(job.id, NEWEST)
+                if isinstance(report.body, Observation)
+            ]
             profiles = self._history.profiles(job.user, job.name)
             first = next(iter([*(each for profile in profiles for each in profile.observations), *seen, *fresh]), None)
             if first is None:
@@ -194,10 +198,6 @@ class LearnedModels:
             except ValueError as error:
                 log.warning("observation passed over", extra={"job": job.id, "text": str(error)[:200]})
         return model.estimator
-
-
-def _is_seen(body: object) -> bool:
-    return isinstance(body, Observation)
 
 
 def _estimator(wish: JobWish, families: Families) -> AnyEstimator:

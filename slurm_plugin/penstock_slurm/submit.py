@@ -86,7 +86,7 @@ class SlurmSubmitter:
             if "Unable to contact slurm controller" in why or "Socket timed out" in why:
                 raise ClusterAway(why)
             raise BadWish(why or f"sbatch ended with status {done.returncode}")
-        return done.stdout.strip().split(";")[0].splitlines()[-1]
+        return str(done.stdout.strip().split(";")[0])
 
     def find(self, user: str, key: str) -> JobId | None:
         """See `ports.Submitter`. Slurm itself forgets jobs some minutes after their end (MinJobAge)."""

@@ -490,10 +490,11 @@ class SqlStore:
             chosen = sa.select(id_, column).where(where, id_ > last).order_by(id_).limit(CHUNK)
             with self._read() as db:
                 rows = db.execute(chosen).all()
-            for last, value in rows:
+            for _, value in rows:
                 yield value
             if len(rows) < CHUNK:
                 return
+            last = rows[-1][0]
 
     def _charge(self, db: Connection, lines: Sequence[LedgerLine]) -> None:
         rows = [line.model_dump(exclude={"id", "user"}) | {"user_name": line.user} for line in lines]
