@@ -62,7 +62,7 @@ def test_a_job_from_submission_to_its_end(site):
         assert (ended.name, ended.key) == ("night", "night-7")
         assert ended.progress == pytest.approx(8.0)
         assert penstock.log(submitted.id).ended
-        assert [line.action for line in penstock.history(submitted.id).outcomes][0] == "start"
+        assert next(line.action for line in penstock.history(submitted.id).outcomes) == "start"
         assert penstock.ledger().lines[0].job == submitted.id
         other = penstock.submit(order(site, "long", 1000.0))
         site.wait_states("RUNNING", other.id)
