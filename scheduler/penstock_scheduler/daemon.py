@@ -214,6 +214,8 @@ def configure_logging(log_format: str) -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(formatter)
     logging.basicConfig(handlers=[handler], level=logging.INFO, force=True)
+    for talkative in ("uvicorn", "alembic", "asyncio"):
+        logging.getLogger(talkative).setLevel(logging.WARNING)
 
 
 def sd_notify(message: str) -> None:

@@ -76,8 +76,8 @@ class Api:
         self.board.saw(ClusterState(snapshot("t4:2x4", []).nodes, jobs), time.time())
 
 
-ADAS = job("1", user="ada", phase=Phase.RUNNING, allocation=on("t4", t4_00=2))
-BOBS = job("2", user="bob")
+ADAS = job("1", user="ada", max_gpus=4, phase=Phase.RUNNING, allocation=on("t4", t4_00=2))
+BOBS = job("2", user="bob", max_gpus=2)
 
 
 @contextmanager

@@ -254,7 +254,7 @@ def test_explain_tells_configurations_and_prices(api):
         told = ada.explain("1")
     assert told.round == 1
     assert told.text
-    assert [(each.gpus, each.goodput) for each in told.configurations] == [(1, 1.0), (2, 2.0), (4, 4.0), (8, 8.0)]
+    assert [(each.gpus, each.goodput) for each in told.configurations] == [(1, 1.0), (2, 2.0), (4, 4.0)]
 
 
 def test_events_reach_those_who_may_see_them(api):
@@ -289,7 +289,7 @@ def test_admins_change_policy_and_pause(api):
 
 
 def test_too_much_is_refused(tmp_path):
-    with serving(tmp_path, requests_per_s=0.01, burst=5, submissions_per_hour=1) as api:
+    with serving(tmp_path, requests_per_s=0.01, burst=20, submissions_per_hour=1) as api:
         headers = {"Authorization": f"Bearer {api.tokens['me']}"}
 
         def post(body: bytes) -> httpx.Response:
@@ -299,7 +299,7 @@ def test_too_much_is_refused(tmp_path):
         assert post(b'{"command": ["a"]}').status_code == 201
         late = post(b'{"command": ["b"]}')
         assert (late.status_code, late.json()["error"]["code"]) == (429, "too-many")
-        for _ in range(5):
+        for _ in range(20):
             late = post(b"{}")
         assert late.status_code == 429
         assert int(late.headers["Retry-After"]) > 1
