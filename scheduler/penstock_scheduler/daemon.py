@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
@@ -31,13 +31,13 @@ from penstock_scheduler.models import LearnedModels, WishModels
 from penstock_scheduler.policies import make_policy
 from penstock_scheduler.ports import Clock, Cluster, ModelSource, Store, Trigger, WishCheck
 from penstock_scheduler.records import RoundRecord
-from penstock_scheduler.service.app import Controls, make_app
-from penstock_scheduler.service.board import Board, Watched
-from penstock_scheduler.service.server import Service
 from penstock_scheduler.service.settings import ApiSettings
 from penstock_scheduler.settings import DaemonSettings, Settings, load_settings
 from penstock_scheduler.store import SqlStore, open_store
 from penstock_scheduler.triggers import OnEvent, Period
+
+if TYPE_CHECKING:
+    from penstock_scheduler.service.server import Service
 
 CLUSTERS = "penstock.clusters"
 
@@ -137,6 +137,12 @@ def make_loop(
 
 def make_service(settings: Settings, clock: Clock, store: SqlStore) -> tuple[RoundLoop, Service]:
     """The round loop, and the API over what it sees. Raises ConfigError."""
+    try:
+        from penstock_scheduler.service.app import Controls, make_app
+        from penstock_scheduler.service.board import Board, Watched
+        from penstock_scheduler.service.server import Service
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"[api] {error}; install penstock[service], or set enabled = false") from None
     daemon, api = settings.section(DaemonSettings), settings.section(ApiSettings)
     cluster, wishes, _ = _parts(settings, clock)
     board = Board(store, getattr(cluster, "submitter", None))
