@@ -168,7 +168,9 @@ class Explanation(Body):
     decided_s: float | None = None
     code: str
     text: str
-    """In words."""
+    """In a sentence."""
+    words: list[str] = []
+    """All of it in words, a line each, as `penstock explain` says it."""
     needs: str = ""
     """The least that it would need."""
     estimated_start_s: float | None = None
@@ -177,7 +179,7 @@ class Explanation(Body):
     """Of the round, by GPU type."""
     restart_cost_s: float | None = None
     configurations: list[ConfigurationView] = []
-    """The best of each GPU type and count that the job allows."""
+    """What the job's wish and the cluster allow."""
     limits: list[str] = []
     """Limits that cover the job, in words."""
 

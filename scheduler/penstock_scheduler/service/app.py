@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
 
-import numpy as np
 from fastapi import Depends, FastAPI, Path, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, StreamingResponse
@@ -22,6 +21,7 @@ from penstock_profiles.profiles import Profile
 from penstock_profiles.wire import Report
 from penstock_scheduler import __version__
 from penstock_scheduler.errors import BadWish, ClusterAway, ConfigError, PenstockError, RoundFailed, StoreError
+from penstock_scheduler.explain import explain, words
 from penstock_scheduler.messages import (
     MAX_LOG_BYTES,
     MAX_PAGE,
@@ -58,7 +58,7 @@ from penstock_scheduler.messages import (
     TokenOrder,
     TokenView,
 )
-from penstock_scheduler.model import Job, JobWish, Phase, ReasonCode, Snapshot
+from penstock_scheduler.model import Job, JobWish, Phase, ReasonCode
 from penstock_scheduler.policies import PRESETS, REGISTRY, make_policy
 from penstock_scheduler.ports import ModelSource, Submitter
 from penstock_scheduler.records import RoundRecord
@@ -181,8 +181,8 @@ def make_app(
     @app.exception_handler(RequestValidationError)
     async def bad_body(request: Request, error: RequestValidationError) -> JSONResponse:
         board.counters["refused 422"] += 1
-        words = [f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()]
-        return problem(422, "bad-body", "; ".join(words)[:2000].encode(errors="replace").decode())
+        told = [f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()]
+        return problem(422, "bad-body", "; ".join(told)[:2000].encode(errors="replace").decode())
 
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> JSONResponse:
@@ -438,10 +438,11 @@ def make_app(
         return view
 
     @app.get("/v1/jobs/{job}/explain")
-    async def explain(job: str, identity: User, request: Request) -> Explanation:
+    async def get_explanation(job: str, identity: User, request: Request) -> Explanation:
         """Why a job has what it has."""
         view = await find(job, identity, request)
-        return await asyncio.to_thread(explain_job, view, board.record)
+        async with forecasting:  # it decides the round again with other wishes
+            return await asyncio.to_thread(explain_job, view, board.record)
 
     @app.get("/v1/jobs/{job}/history")
     async def history(job: str, identity: User, request: Request) -> History:
@@ -764,64 +765,36 @@ def explain_job(view: JobView, record: RoundRecord | None) -> Explanation:
     """Why a job has what it has, by a round."""
     if view.state == "ended":
         return Explanation(job=view, code="ended", text=f"it has ended: {view.ended}")
-    snapshot = record.snapshot if record else None
-    job = next((job for job in snapshot.jobs if job.id == view.id), None) if snapshot else None
-    if record is None or snapshot is None or job is None:
-        refusal = next((each for each in snapshot.refused if each.job == view.id), None) if snapshot else None
+    said = explain(record, view.id) if record else None
+    if record is None or said is None:
+        refusal = next((each for each in record.snapshot.refused if each.job == view.id), None) if record else None
         if refusal is not None:
             return Explanation(job=view, code="refused", text=refusal.text)
         return Explanation(job=view, code="not-seen", text="no round has seen it yet; the next one will")
-    given = record.plan.assignments.get(job.id)
-    why = given.reason if given else record.plan.waiting.get(job.id)
     return Explanation(
         job=view,
-        round=snapshot.round,
-        decided_s=snapshot.time_s,
-        code=why.code.value if why else "not-seen",
-        text=why.text if why else "the round's plan does not have it",
-        needs=why.needs if why else "",
-        estimated_start_s=why.estimated_start_s if why else None,
-        goodput=given.goodput if given else None,
+        round=said.round,
+        decided_s=said.decided_s,
+        code=said.reason.code.value,
+        text=said.reason.text,
+        words=words(said, now_s=time.time()),
+        needs=said.reason.needs,
+        estimated_start_s=said.reason.estimated_start_s,
+        goodput=said.assignment.goodput if said.assignment else None,
         prices=record.plan.prices,
-        restart_cost_s=snapshot.restart_costs_s.get(job.id),
-        configurations=configurations(job, snapshot, record.plan.prices),
-        limits=[str(limit) for limit in snapshot.limits if limit.covers(job)],
-    )
-
-
-def configurations(job: Job, snapshot: Snapshot, prices: dict[str, float]) -> list[ConfigurationView]:
-    """What the job could have: of each type that it allows, counts that fill nodes or are powers of two."""
-    model = snapshot.models.get(job.id)
-    if model is None:
-        return []
-    found = []
-    for gpu_type in sorted({node.gpu_type for node in snapshot.nodes}):
-        sizes = [node.gpus for node in snapshot.nodes if node.gpu_type == gpu_type and node.usable]
-        if not sizes:
-            continue
-        largest, most = max(sizes), min(sum(sizes), job.wish.max_gpus)
-        counts = [
-            count
-            for count in sorted({2**power for power in range(20)} | {job.wish.min_gpus, most})
-            if count <= most and job.wish.allows(gpu_type, count)
-        ]
-        if not counts:
-            continue
-        gpus = np.array(counts)
-        nodes = -(-gpus // largest)
-        rates = model.goodput(gpu_type, nodes, gpus)
-        found += [
+        restart_cost_s=said.restart_cost_s,
+        configurations=[
             ConfigurationView(
-                gpu_type=gpu_type,
-                nodes=int(on),
-                gpus=int(count),
-                goodput=float(rate),
-                price=prices[gpu_type] * int(count) if gpu_type in prices else None,
+                gpu_type=option.configuration.gpu_type,
+                nodes=option.configuration.nodes,
+                gpus=option.configuration.gpus,
+                goodput=option.goodput,
+                price=option.price,
             )
-            for on, count, rate in zip(nodes, gpus, rates, strict=True)
-            if np.isfinite(rate) and rate > 0
-        ]
-    return found
+            for option in said.options
+        ],
+        limits=list(said.limits),
+    )
 
 
 def forecast(record: RoundRecord, order: Submission, user: str, models: ModelSource) -> Forecast:

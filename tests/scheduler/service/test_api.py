@@ -254,7 +254,8 @@ def test_explain_tells_configurations_and_prices(api):
         told = ada.explain("1")
     assert told.round == 1
     assert told.text
-    assert [(each.gpus, each.goodput) for each in told.configurations] == [(1, 1.0), (2, 2.0), (4, 4.0)]
+    assert {(each.gpus, each.goodput) for each in told.configurations} >= {(1, 1.0), (2, 2.0), (4, 4.0)}
+    assert told.words
 
 
 def test_events_reach_those_who_may_see_them(api):
@@ -293,7 +294,9 @@ def test_too_much_is_refused(tmp_path):
         headers = {"Authorization": f"Bearer {api.tokens['me']}"}
 
         def post(body: bytes) -> httpx.Response:
-            return httpx.post(f"{api.url}/v1/jobs", content=body, headers=headers)
+            return httpx.post(
+                f"{api.url}/v1/jobs", content=body, headers=headers | {"Content-Type": "application/json"}
+            )
 
         assert post(b"x" * (3 * 1024 * 1024)).status_code == 413
         assert post(b'{"command": ["a"]}').status_code == 201
@@ -371,10 +374,10 @@ def fuzz(api, examples: int) -> None:
 
 def test_500_requests_that_nobody_thought_of(tmp_path):
     with serving(tmp_path, requests_per_s=1e6, burst=10**6) as api:
-        assert fuzz(api, 18) >= 500
+        assert fuzz(api, 34) >= 500
 
 
 @pytest.mark.long
 def test_10000_requests_that_nobody_thought_of(tmp_path):
     with serving(tmp_path, requests_per_s=1e6, burst=10**6) as api:
-        assert fuzz(api, 400) >= 10_000
+        assert fuzz(api, 800) >= 10_000
