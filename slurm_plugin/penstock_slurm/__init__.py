@@ -16,7 +16,7 @@ def open_cluster(settings: Settings, clock: Clock, check: WishCheck) -> SlurmClu
     from penstock_slurm.cluster import SlurmCluster
     from penstock_slurm.gateway import CliGateway, open_gateway
     from penstock_slurm.settings import SlurmSettings
-    from penstock_slurm.submit import SlurmSubmitter
+    from penstock_slurm.submitter import SlurmSubmitter
 
     section = settings.section(SlurmSettings)
     gateway = open_gateway(section.backend, conf=section.conf, timeout_s=section.command_timeout_s)
