@@ -38,7 +38,7 @@ from penstock_scheduler.model import (
 from penstock_scheduler.nodespec import parse_nodes
 from penstock_scheduler.ports import Clock
 from penstock_scheduler.simulator.disturbances import Disturbances
-from penstock_scheduler.simulator.truth import JobTruth, Seen, Shape, advance
+from penstock_scheduler.simulator.truth import JobTruth, Seen, Shape, advance, rate_at
 
 
 class Learner(Protocol):
@@ -132,7 +132,7 @@ class SimulatedJob:
         """Progress per second as of the last look; 0 while it holds no GPU or restarts."""
         if self.allocation is None or self._settled_s < self.runs[-1].ready_s:
             return 0.0
-        return self._speed * self.truth.rate(self.allocation.gpu_type, self._shape, self.batch, self.progress)
+        return self._speed * rate_at(self.truth, self.allocation.gpu_type, self._shape, self.batch, self.progress)
 
 
 class SimulatedCluster:

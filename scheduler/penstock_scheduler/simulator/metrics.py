@@ -161,14 +161,18 @@ def _alone_s(job: SimulatedJob, gpu_type: str, shape: tuple[int, ...]) -> float:
         model = truth.model
         totals = [int(total) for total in np.geomspace(model.initial_batch, model.max_batch, BATCHES_TRIED)]
     batches = {truth.batch(gpu_type, shape, total) for total in totals}
-    progress = seconds = 0.0
-    while progress < truth.work:
-        rate = max(truth.rate(gpu_type, shape, batch, progress) for batch in batches)
-        if rate <= 0:
+    begin = seconds = 0.0
+    for rates, end in zip(
+        zip(*(truth.rates(gpu_type, shape, batch) for batch in batches), strict=True),
+        (*truth.epoch_ends, math.inf),
+        strict=True,
+    ):
+        if begin >= truth.work:
+            break
+        if max(rates) <= 0:
             return math.inf
-        end = truth.epoch_end(progress)
-        seconds += (end - progress) / rate
-        progress = end
+        seconds += (min(end, truth.work) - begin) / max(rates)
+        begin = end
     return seconds
 
 
