@@ -86,9 +86,10 @@ class FittedLearner:
         if noise is not None:
             self._model.observe_noise(GradientNoise(noise.grad_sqr, noise.grad_var * self._var_scale))
 
-    def total_batch(self, gpu_type: str, nodes: int, gpus: int) -> int | None:
-        """See `Learner`."""
-        return _total(self.estimator, gpu_type, nodes, gpus)
+    @property
+    def own_estimator(self) -> AnyEstimator:
+        """See `Learner`: as the scheduler."""
+        return self._model.estimator
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,9 +156,10 @@ class ArtifactLearner:
         if noise is not None and noise != self._noise:
             self._noise, self._estimators = noise, None
 
-    def total_batch(self, gpu_type: str, nodes: int, gpus: int) -> int | None:
-        """See `Learner`: up to the largest of the application."""
-        return _total(self._learnt()[1], gpu_type, nodes, gpus)
+    @property
+    def own_estimator(self) -> AnyEstimator:
+        """See `Learner`: up to the largest batch of the application."""
+        return self._learnt()[1]
 
     def _learnt(self) -> tuple[AnyEstimator, AnyEstimator]:
         if self._estimators is None:
@@ -189,9 +191,3 @@ class ArtifactLearner:
 
 def _perfect(sample_s: float) -> ThroughputParams:
     return ThroughputParams(0.0, sample_s, 0.0, 0.0, 0.0, 0.0, 1.0)
-
-
-def _total(estimator: AnyEstimator, gpu_type: str, nodes: int, gpus: int) -> int | None:
-    """Samples per step of the best batch."""
-    batch = estimator.best_batch(gpu_type, nodes, gpus)
-    return None if batch is None else gpus * batch.atomic_batch * (batch.accumulation_steps + 1)
