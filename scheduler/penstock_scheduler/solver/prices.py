@@ -82,7 +82,7 @@ def relax(reduced: Reduced, *, tolerance: float) -> Relaxation:
     best, step, evaluations = -np.inf, STEP, MAX_EVALUATIONS
     picks: list[Ints] = []
     while True:
-        value, pick_J = _evaluate(reduced, price_R, priced_JK)
+        value, pick_J = evaluate(reduced, price_R, priced_JK)
         if value > best:
             best, best_R = value, price_R
         picks.append(pick_J)
@@ -93,12 +93,12 @@ def relax(reduced: Reduced, *, tolerance: float) -> Relaxation:
         if apart <= EXACT or len(picks) >= evaluations:
             break
         price_R = step * corner_R + (1 - step) * best_R
-    _evaluate(reduced, best_R, priced_JK)
+    evaluate(reduced, best_R, priced_JK)
     regret_JK = priced_JK - priced_JK.min(axis=1, keepdims=True)
     return Relaxation(best_R, best, regret_JK, _mix(reduced, picks, master.weights()), len(picks))
 
 
-def _evaluate(reduced: Reduced, price_R: Floats, priced_JK: Floats) -> tuple[float, Ints]:
+def evaluate(reduced: Reduced, price_R: Floats, priced_JK: Floats) -> tuple[float, Ints]:
     """L, and the cheapest entry of each job; what each entry costs, prices included, goes into `priced_JK`."""
     price_T, price_Q = price_R[: reduced.types], price_R[reduced.types :]
     np.add(reduced.saving_JK, reduced.gpus_K * price_T[reduced.type_K], out=priced_JK)
