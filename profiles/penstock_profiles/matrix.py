@@ -84,9 +84,7 @@ def best_batches(estimators: Sequence[AnyEstimator], chosen: Configurations) -> 
     return batches
 
 
-def _training(
-    estimators: Sequence[AnyEstimator], gpu_types: Sequence[str]
-) -> tuple[IntArray, list[TrainingEstimator]]:
+def _training(estimators: Sequence[AnyEstimator], gpu_types: Sequence[str]) -> tuple[IntArray, list[TrainingEstimator]]:
     """The training jobs that have a model for their GPU type, and their rows."""
     found = [
         (row, estimator)

@@ -190,7 +190,9 @@ def odd_clusters(draw):
     free = {node.name: node.gpus_for_us for node in nodes}
     wanted, current, pinned = {}, {}, {}
     for number in range(draw(st.integers(1, 16))):
-        shape = draw(st.sampled_from([t4(1), t4(2), t4(3), t4(4), t4(8), t4(4, 2), t4(8, 2), t4(12, 3), t4(16, 4), t4(10, 2)]))
+        shape = draw(
+            st.sampled_from([t4(1), t4(2), t4(3), t4(4), t4(8), t4(4, 2), t4(8, 2), t4(12, 3), t4(16, 4), t4(10, 2)])
+        )
         job, each = f"j{number:02d}", shape.gpus // shape.nodes
         at = [
             node.name

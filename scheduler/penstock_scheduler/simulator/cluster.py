@@ -96,6 +96,8 @@ class SimulatedJob:
     """Total batch that its user asked for, samples; None: the model's initial one."""
     user: str = "user"
     account: str = ""
+    time_limit_s: float | None = None
+    """What its user asked for; nobody ends it then."""
     progress: float = 0.0
     allocation: Placement | None = None
     starts: int = 0
@@ -471,6 +473,7 @@ class SimulatedCluster:
                 submit_s=job.submit_s,
                 restarts=job.restarts,
                 allocation=job.allocation,
+                time_limit_s=job.time_limit_s,
             )
         return job._view
 

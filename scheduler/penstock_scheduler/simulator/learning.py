@@ -31,7 +31,10 @@ class LearnedModels:
         self._jobs, self._restart_costs_s, self._wishes = jobs, restart_costs_s, wishes
 
     def models(self, jobs: Sequence[Job], gpu_types: Iterable[str]) -> Models:
-        """See `ports.ModelSource`. How a job scales counts as unknown throughout, so that it grows step by step."""
+        """See `ports.ModelSource`. How a job scales counts as unknown throughout, so that it grows step by step.
+
+        What is left of a training is known once it has begun: then it says how far it is, and when it is done.
+        """
         known = self._wishes.models([job for job in jobs if self._jobs[job.id].learner is None], gpu_types)
         for job in jobs:
             simulated = self._jobs[job.id]
@@ -39,6 +42,9 @@ class LearnedModels:
                 known.estimators[job.id] = simulated.learner.estimator
                 known.restart_costs_s[job.id] = self._restart_costs_s[job.id]
                 known.unscaled[job.id] = simulated.most_gpus
+                if isinstance(simulated.truth, ModelledJob) and simulated.runs:
+                    initial, own = simulated.truth.model.initial_batch, job.wish.batch_size
+                    known.remaining[job.id] = simulated.truth.left(simulated.progress, initial if own is None else own)
         return known
 
 

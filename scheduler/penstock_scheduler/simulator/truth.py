@@ -295,6 +295,13 @@ class ModelledJob:
         epoch = bisect_right(self.epoch_ends, progress)
         return GradientNoise(float(sqr_E[epoch]), float(var_E[epoch]))
 
+    def left(self, progress: float, initial_batch: int) -> float:
+        """The work that is left, in samples of another initial batch size: as many as it needs at that size in this epoch."""
+        sqr_E, var_E = self.model.noise(initial_batch)
+        epoch = bisect_right(self.epoch_ends, progress)
+        wasted = max(initial_batch / self.model.initial_batch - 1, 0.0) * sqr_E[epoch] / (sqr_E[epoch] + var_E[epoch])
+        return float(max(self.work - progress, 0.0) * (1 + wasted))
+
     def profile(self, gpu_type: str) -> list[Seen]:
         """What profiling it on one GPU of a type shows: a few batch sizes, the last the largest that fits."""
         most = self.model.max_atomic_batch(gpu_type, (1,))

@@ -51,6 +51,14 @@ def test_rate_is_throughput_times_efficiency(tmp_path):
     assert known.epoch_ends == (80,)
 
 
+def test_what_is_left_at_another_initial_batch(tmp_path):
+    """In steps of 16 samples the 152 of the first epoch's kind take 1 + 1 / 4 as many, the last 72 take 1 + 3 / 4."""
+    known = toy(tmp_path).of(job(model="toy"))
+    assert (known.left(0.0, 8), known.left(0.0, 16)) == (152, pytest.approx(152 * 1.25))
+    assert known.left(80.0, 16) == pytest.approx(72 * 1.75)
+    assert known.left(152.0, 16) == 0
+
+
 def test_where_it_cannot_run_it_makes_no_progress(tmp_path):
     known = toy(tmp_path).of(job(model="toy"))
     assert known.batch("a100", (1,)) is None
