@@ -80,7 +80,7 @@ def best_batches(estimators: Sequence[AnyEstimator], chosen: Configurations) -> 
             batches[row] = Batch(int(atomic), int(accumulation)) if goodput > 0 else None
     for row, estimator in enumerate(estimators):
         if not isinstance(estimator, TrainingEstimator):
-            batches[row] = estimator.best_batch(*(column[row] for column in chosen))
+            batches[row] = estimator.best_batch(chosen.gpu_types[row], chosen.nodes[row], chosen.gpus[row])
     return batches
 
 

@@ -204,7 +204,7 @@ class _Room:
         open_to = [inside for inside in self._insides if _opens(door, inside)]
         names: list[str] = []
         for free in range(gpus, self._largest + 1):
-            found = []
+            found: list[str] = []
             for inside in open_to:
                 heap = self._parts.get((inside, free), [])
                 while heap and self._free[heap[0]] != free:

@@ -308,7 +308,7 @@ class SimulatedCluster:
     def _choose_batches(self, jobs: Iterable[SimulatedJob]) -> list[SimulatedJob]:
         """Let jobs take the batch that they think best where they are; those of them that now have another one."""
         totals: list[tuple[SimulatedJob, int | None]] = []
-        learning: list[SimulatedJob] = []
+        learning: list[tuple[SimulatedJob, AnyEstimator, str, Shape]] = []
         for job in jobs:
             assert job.allocation is not None, "only a job with GPUs trains"
             if job.learner is None:
@@ -317,15 +317,14 @@ class SimulatedCluster:
             known = (job.learner.own_estimator, job.allocation.gpu_type, job._shape)
             if job._known is None or known[0] is not job._known[0] or known[1:] != job._known[1:]:
                 job._known = known
-                learning.append(job)
-        known_J = [known for job in learning if (known := job._known) is not None]
+                learning.append((job, *known))
         where = Configurations(
-            tuple(gpu_type for _, gpu_type, _ in known_J),
-            tuple(len(shape) for *_, shape in known_J),
-            tuple(sum(shape) for *_, shape in known_J),
+            tuple(gpu_type for *_, gpu_type, _ in learning),
+            tuple(len(shape) for *_, shape in learning),
+            tuple(sum(shape) for *_, shape in learning),
         )
-        best = best_batches([estimator for estimator, *_ in known_J], where)
-        for job, batch, gpus in zip(learning, best, where.gpus, strict=True):
+        best = best_batches([estimator for _, estimator, *_ in learning], where)
+        for (job, *_), batch, gpus in zip(learning, best, where.gpus, strict=True):
             totals.append((job, None if batch is None else gpus * batch.atomic_batch * (batch.accumulation_steps + 1)))
         changed = []
         for job, total in totals:

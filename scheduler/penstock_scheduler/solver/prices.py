@@ -181,7 +181,7 @@ def _mix(reduced: Reduced, picks: list[Ints], weight_NB: Floats) -> Ints:
     return mixed_J
 
 
-def quiet_highs(**options: float) -> highspy.Highs:
+def quiet_highs(**options: float | str) -> highspy.Highs:
     """HiGHS on one thread, with a fixed seed and without output, so that the same problem gives the same answer."""
     highs = highspy.Highs()  # type: ignore[no-untyped-call]
     for name, value in ({"output_flag": False, "threads": 1, "random_seed": 1} | options).items():

@@ -111,7 +111,7 @@ def test_who_stays_on_a_type_keeps_the_nodes():
 
 
 def test_a_request_that_no_node_has_takes_the_same_part_of_several():
-    """Ten GPUs on nodes of 8 are 5 and 5, on nodes of 4 they are 2 on each of five; seven of those divide 14, but there are six."""
+    """Ten GPUs on nodes of 8 are 5 and 5, on nodes of 4 2 on each of five; 14 would be 2 on each of seven, but there are six."""
     state = snapshot("rtx:3x8,t4:6x4", [wants("ten", 10), wants("fourteen", 14, submit_s=1)])
     requests = Requests().of(state)
     assert set(requests["ten"]) == {Configuration(2, 10, "rtx"), Configuration(5, 10, "t4")}
