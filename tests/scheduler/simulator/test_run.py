@@ -116,7 +116,7 @@ def test_fifo_by_hand(tmp_path):
 
 
 def test_backfill_knows_time_limits(tmp_path):
-    """A holds two of four GPUs for at most 200 s. C, of at most 90 s, passes B, which waits for all four; without a limit it waits."""
+    """A holds two of four GPUs for at most 200 s. C, of at most 90 s, passes B, which waits for all; without a limit it waits."""
     for limit_s, starts in ((90.0, [0, 130, 2]), (None, [0, 130, 210])):
         jobs = (
             WorkloadJob("a", 0, 2, rigid_wish(2), duration_s=100.0, time_limit_s=200.0),
