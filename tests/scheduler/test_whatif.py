@@ -19,7 +19,7 @@ from penstock_scheduler.models import WishModels
 from penstock_scheduler.policies import make_policy
 from penstock_scheduler.simulator import EstimatedJob, SimulatedClock, SimulatedCluster, SimulatedJob, nodes_from_spec
 from penstock_scheduler.simulator.past import past
-from penstock_scheduler.store import FileStore
+from penstock_scheduler.store import open_store
 from penstock_scheduler.triggers import Period
 
 RATES = {"t4": {1: 1.0, 2: 1.9, 4: 3.6, 8: 6.0}, "a100": {1: 4.0, 2: 7.6, 4: 14.0, 8: 24.0}}
@@ -45,13 +45,14 @@ def record(folder: Path, until_s: float = 20_000.0) -> list[SimulatedJob]:
     ]
     cluster = SimulatedCluster(nodes_from_spec("t4:2x4,a100:1x4"), jobs, clock)
     policy, settings = make_policy("sia")
-    store = FileStore(folder, writer=True)
+    store = open_store(folder, writer=True)
     models = WishModels(load_families(), RESTART_S)
     loop = RoundLoop(cluster, clock, store, Period(60.0), policy, models, tick_s=10.0, settings=settings)
     ended_s = FIRST_S + until_s
     loop.run(lambda: cluster.finished or clock.now_s() > ended_s)
     clock.sleep(60.0)
     loop.tick()
+    store.close()
     assert cluster.finished == (until_s >= 20_000.0)
     return jobs
 
@@ -139,7 +140,7 @@ def test_reports_tell_work_by_hand(tmp_path):
     Job 1 ran 100 s on 1 T4, has done 25 of the 100 that it says are all, and goes on: 400.
     """
     record(tmp_path / "s", until_s=650)
-    store = FileStore(tmp_path / "s")
+    store = open_store(tmp_path / "s")
     one, two = {"t4-00": (0,)}, {"t4-00": (0, 1)}
     reports = [
         report("0", 1, 0, 60, Started(gpu_type="t4", gpu_ids=one)),
@@ -161,6 +162,6 @@ def test_reports_tell_work_by_hand(tmp_path):
 
 
 def test_a_store_without_rounds_is_told(tmp_path):
-    (tmp_path / "rounds").mkdir()
+    open_store(tmp_path, writer=True).close()
     with pytest.raises(ConfigError, match="the store has no rounds"):
         whatif(tmp_path)

@@ -23,14 +23,14 @@ from penstock_scheduler.simulator.outcomes import Result, over_seeds
 from penstock_scheduler.simulator.past import Past, PastModels, PastTruth, on_types, past, unknown_types
 from penstock_scheduler.simulator.run import DRIVINGS, Driving, Scenario, Simulation, simulate
 from penstock_scheduler.simulator.workloads import jittered
-from penstock_scheduler.store import FileStore
+from penstock_scheduler.store import open_store
 
 RECORDED = "recorded"
 """Column of what really happened."""
 
 
 def whatif(
-    store: Path = typer.Option(..., help="The daemon's store: its state_dir."),
+    store: str = typer.Option(..., help="The daemon's store: its state_dir, or a database's URL."),
     add_nodes: str = typer.Option("", help="Nodes that were not there, such as h100:2x8."),
     remove_nodes: str = typer.Option("", help="Nodes to do without, such as t4:2x4; the last of their kind go."),
     like: str = typer.Option("", help="How fast a type is that nobody has run on: h100=a100:2 is twice an a100."),
@@ -77,9 +77,9 @@ def whatif(
     tell(results, document, out, as_json=as_json)
 
 
-def _read(store: Path) -> Past:
+def _read(store: str) -> Past:
     """The record in a store. The one place that opens one."""
-    opened = FileStore(store)
+    opened = open_store(store)
     return past((opened.round(number) for number in opened.round_numbers()), opened.reports())
 
 

@@ -18,13 +18,13 @@ import numpy as np
 from penstock_profiles.estimators import AnyEstimator
 from penstock_profiles.families import Families
 from penstock_profiles.wire import Checkpointed, Ended, Report, Started
-from penstock_scheduler.errors import PenstockError
+from penstock_scheduler.errors import PenstockError, StoreError
 from penstock_scheduler.model import Progress
 from penstock_scheduler.nodespec import parse_nodes
 from penstock_scheduler.records import RoundRecord
 from penstock_scheduler.report import History
 from penstock_scheduler.simulator import Latencies
-from penstock_scheduler.store import FileStore
+from penstock_scheduler.store import SqlStore, open_store
 from penstock_slurm.demo.jobs import DemoJob
 from penstock_slurm.demo.simulated import Pace
 from penstock_slurm.demo.site import HALF_A_SECOND, START_S, TICK_S, DemoSite, read_reports
@@ -113,7 +113,7 @@ def live(
             time.sleep(0.5)
             site.look()
         lived = site.history(title, "real slurmctld, slurmd and processes", begun_s, time.time(), families)
-        order = order_by_plan(_rounds(FileStore(site.state))) if penstock else order_by_start(lived)
+        order = order_by_plan(_rounds(open_store(site.state))) if penstock else order_by_start(lived)
         return Lived(lived, order, measure(site) if penstock else None)
     finally:
         site.down()
@@ -123,7 +123,10 @@ def _next_round_s(site: DemoSite) -> float:
     """When the next round was decided. Waits for it."""
     first, until_s = None, time.time() + 60.0
     while time.time() < until_s and not site.daemon_died:
-        record = FileStore(site.state).last_round() if (site.state / "rounds").is_dir() else None
+        try:
+            record = open_store(site.state).last_round()
+        except StoreError:  # the daemon has not made it yet
+            record = None
         if record is not None:
             first = record.snapshot.round if first is None else first
             if record.snapshot.round > first:
@@ -141,7 +144,7 @@ def measure(site: DemoSite) -> Pace:
     Raises:
         PenstockError: nobody was moved.
     """
-    store = FileStore(site.state)
+    store = open_store(site.state)
     rounds = _rounds(store)
     round_s = median(later.snapshot.time_s - each.snapshot.time_s for each, later in pairwise(rounds))
     tick_s = TICK_S + median(record.seconds["observe"] for record in rounds)
@@ -180,7 +183,7 @@ def measure(site: DemoSite) -> Pace:
     )
 
 
-def _orders(store: FileStore) -> tuple[Mapping[str, list[float]], Mapping[str, list[float]], Mapping[str, list[float]]]:
+def _orders(store: SqlStore) -> tuple[Mapping[str, list[float]], Mapping[str, list[float]], Mapping[str, list[float]]]:
     """Of each job: when it was asked to leave, when it was sent to a placement, and when that was seen to be done."""
     asked: dict[str, list[float]] = {}
     sent: dict[str, list[float]] = {}
@@ -268,5 +271,5 @@ def order_by_start(history: History) -> list[str]:
     return [name for group in groups for name in sorted(group)]
 
 
-def _rounds(store: FileStore) -> list[RoundRecord]:
+def _rounds(store: SqlStore) -> list[RoundRecord]:
     return [store.round(number) for number in store.round_numbers()]
