@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import sys
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -149,6 +150,25 @@ def test_the_page_opens_offline(tmp_path):
     page = (tmp_path / "out" / "report.html").read_text()
     assert "http" not in page.replace("http-equiv", "")
     assert "<script" not in page
-    assert page.count("<svg") == page.count("</svg>") == 6
-    for words in ("Under sia a job takes", "than under fifo", "sia: who had which GPU", "over 2 seeds"):
+    assert page.count("<svg") == page.count("</svg>") == 7
+    for words in ("sia: a job takes", "than with fifo", "sia: who had which GPU", "over 2 seeds"):
         assert words in page
+
+
+def test_pictures_lie_beside_the_page(tmp_path):
+    result = penstock_simulate(tmp_path, "--policy", "sia,fifo", "--seeds", 2, "--out", tmp_path / "out")
+    assert "7 pictures (PNG)" in result.output
+    names = {path.name for path in (tmp_path / "out").glob("*.png")}
+    over_time = {"queue.png", "utilisation.png", "goodput.png"}
+    assert names == {"policies.png", "completion-times.png", *over_time, "gpus-sia.png", "gpus-fifo.png"}
+    for name in names:
+        assert (tmp_path / "out" / name).read_bytes().startswith(b"\x89PNG")
+
+
+def test_without_matplotlib_the_page_is_written_and_it_is_said_what_is_missing(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    result = penstock_simulate(tmp_path, "--policy", "fifo", "--out", tmp_path / "out")
+    assert result.exit_code == 0
+    assert "pip install 'penstock[report]'" in result.output
+    assert (tmp_path / "out" / "report.html").exists()
+    assert not list((tmp_path / "out").glob("*.png"))

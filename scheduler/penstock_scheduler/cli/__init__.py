@@ -14,6 +14,7 @@ from penstock_scheduler.cli.schema import schema
 from penstock_scheduler.cli.simulate import simulate_command
 from penstock_scheduler.cli.solve import solve
 from penstock_scheduler.cli.top import top
+from penstock_scheduler.cli.whatif import whatif
 from penstock_scheduler.cli.workload import workload
 from penstock_scheduler.errors import PenstockError
 
@@ -43,6 +44,7 @@ def make_app() -> typer.Typer:
     app.command("simulate")(simulate_command)
     app.command()(solve)
     app.command()(top)
+    app.command()(whatif)
     app.add_typer(workload, name="workload")
     app.add_typer(db, name="db")
     for entry in sorted(entry_points(group=COMMANDS), key=lambda entry: entry.name):

@@ -20,9 +20,11 @@ from penstock_scheduler.policies import make_policy
 from penstock_scheduler.settings import load_settings
 from penstock_scheduler.simulator.cluster import nodes_from_spec
 from penstock_scheduler.simulator.disturbances import Disturbances
+from penstock_scheduler.simulator.figures import figures
 from penstock_scheduler.simulator.metrics import job_rows, parquet_is_there, summarise, write_rows
 from penstock_scheduler.simulator.outcomes import Result, over_seeds
 from penstock_scheduler.simulator.page import render
+from penstock_scheduler.simulator.pictures import NoMatplotlib, write_pictures
 from penstock_scheduler.simulator.profiles import Profiles
 from penstock_scheduler.simulator.run import Scenario, Simulation, prepare, simulate
 from penstock_scheduler.simulator.workloads import read_workload
@@ -52,16 +54,11 @@ def simulate_command(
     """Run jobs on a simulated cluster and say how they fare. Ctrl-C stops and leaves what was computed so far."""
     nodes = nodes_from_spec(_cluster_spec(cluster))
     types = tuple(dict.fromkeys(node.gpu_type for node in nodes))
-    found = read_workload(workload, trace, [*_split(gpu_types), *types])
-    names = _split(policy)
-    settings = load_settings(config) if config is not None else None
-    given = {name: dict(settings.policy(name)) if settings is not None else {} for name in names}
-    for name in names:
-        make_policy(name, given[name])
-    if not names:
-        raise ConfigError(f"--policy={policy!r} names no policy")
+    found = read_workload(workload, trace, [*split(gpu_types), *types])
+    names = split(policy)
+    given = settings_of(names, config)
     tables = Profiles(profiles) if profiles is not None else None
-    speeds, costs = _numbers("--gpu-speeds", gpu_speeds) or None, _numbers("--prices", prices) or None
+    speeds, costs = numbers("--gpu-speeds", gpu_speeds) or None, numbers("--prices", prices) or None
     disturbed = _disturbances(disturb)
     if parquet and not parquet_is_there():
         raise ConfigError("--parquet needs pyarrow: pip install 'penstock[report]', or leave it out for CSV")
@@ -72,9 +69,9 @@ def simulate_command(
 
     scenario(0).check()
     if out is not None:
-        _make_folder(out)
+        make_folder(out)
     results: list[Result] = []
-    with _progress(len(found.jobs) * len(names) * seeds, quiet=as_json) as show:
+    with progress(len(found.jobs) * len(names) * seeds, quiet=as_json) as show:
         for seed, name in ((seed, name) for seed in range(seeds) for name in names):
             simulation = simulate(scenario(seed), name, given[name], on_tick=show(f"{name}, seed {seed}", len(results)))
             rows = job_rows(simulation, costs)
@@ -82,17 +79,34 @@ def simulate_command(
             if simulation.interrupted:
                 break
     document = over_seeds(results, cluster=_cluster_spec(cluster), workload=found.name)
-    if out is not None:
-        _write(out, results, document, tables_as)
+    tell(results, document, out, as_json=as_json, tables_as=tables_as)
+
+
+def tell(
+    results: list[Result], document: Mapping[str, Any], out: Path | None, *, as_json: bool, tables_as: str = "csv"
+) -> None:
+    """Write and print what came out. Raises ConfigError if that cannot be, and Exit after Ctrl-C."""
+    written = write(out, results, document, tables_as) if out is not None else ""
     if as_json:
         typer.echo(json.dumps(document))
     else:
         Console().print(_table(document))
-        if out is not None:
-            typer.echo(f"{out}: report.html, summary.json, jobs.{tables_as} and looks.{tables_as}")
+        if written:
+            typer.echo(written)
     if any(result.simulation.interrupted for result in results):
         typer.echo("stopped: the figures are of what was simulated until then", err=True)
         raise typer.Exit(INTERRUPTED)
+
+
+def settings_of(policies: list[str], config: Path | None) -> dict[str, dict[str, object]]:
+    """The settings of each policy, from a settings file if there is one. Raises ConfigError for what is wrong with any."""
+    if not policies:
+        raise ConfigError("--policy names no policy")
+    settings = load_settings(config) if config is not None else None
+    given = {name: dict(settings.policy(name)) if settings is not None else {} for name in policies}
+    for name in policies:
+        make_policy(name, given[name])
+    return given
 
 
 def _cluster_spec(cluster: str) -> str:
@@ -121,17 +135,17 @@ def _cluster_spec(cluster: str) -> str:
 
 
 def _disturbances(text: str) -> Disturbances:
-    numbers = _numbers("--disturb", text)
+    given = numbers("--disturb", text)
     known = {field.name for field in dataclasses.fields(Disturbances)} - {"seed"}
-    if unknown := sorted(set(numbers) - known):
+    if unknown := sorted(set(given) - known):
         raise ConfigError(f"--disturb: unknown {unknown[0]!r}; there are {', '.join(sorted(known))}")
-    return Disturbances(**numbers)  # type: ignore[arg-type]
+    return Disturbances(**given)  # type: ignore[arg-type]
 
 
-def _numbers(option: str, text: str) -> dict[str, float]:
+def numbers(option: str, text: str) -> dict[str, float]:
     """`name=number,...`. Raises ConfigError."""
     found = {}
-    for part in _split(text):
+    for part in split(text):
         name, _, value = part.partition("=")
         try:
             found[name.strip()] = float(value)
@@ -140,42 +154,50 @@ def _numbers(option: str, text: str) -> dict[str, float]:
     return found
 
 
-def _split(names: str) -> list[str]:
+def split(names: str) -> list[str]:
+    """The parts between commas."""
     return [name.strip() for name in names.split(",") if name.strip()]
 
 
-def _make_folder(out: Path) -> None:
+def make_folder(out: Path) -> None:
+    """Make the folder of `--out`. Raises ConfigError."""
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"{out}: {error.strerror}; name another folder with --out") from None
 
 
-def _write(out: Path, results: list[Result], document: Mapping[str, Any], tables_as: str) -> None:
+def write(out: Path, results: list[Result], document: Mapping[str, Any], tables_as: str) -> str:
+    """Write report, pictures, tables and summary into a folder; what there is now, in words. Raises ConfigError."""
+    drawn = figures(results, document)
+    files = f"report.html, summary.json, jobs.{tables_as} and looks.{tables_as}"
     try:
         (out / "summary.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-        (out / "report.html").write_text(render(results, document), encoding="utf-8")
+        (out / "report.html").write_text(render(drawn, document), encoding="utf-8")
         runs = [({"policy": result.policy, "seed": result.seed}, result) for result in results]
         write_rows(out / f"jobs.{tables_as}", ((of, row) for of, result in runs for row in result.rows))
         write_rows(out / f"looks.{tables_as}", ((of, tick) for of, result in runs for tick in result.simulation.ticks))
+        return f"{out}: {files}, and {len(write_pictures(drawn, out))} pictures (PNG)"
+    except NoMatplotlib as missing:
+        return f"{out}: {files}; {missing}"
     except OSError as error:
         raise ConfigError(f"{out}: {error.strerror}; name another folder with --out") from None
 
 
 @contextlib.contextmanager
-def _progress(total: int, *, quiet: bool) -> Iterator[Callable[[str, int], Callable[[Simulation], None]]]:
+def progress(total: int, *, quiet: bool) -> Iterator[Callable[[str, int], Callable[[Simulation], None]]]:
     """A bar that counts jobs which have ended, on standard error; gives what is told of each simulation's looks."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True, disable=quiet) as progress:
-        bar = progress.add_task("", total=total)
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=quiet) as shown:
+        bar = shown.add_task("", total=total)
 
         def show(label: str, before: int) -> Callable[[Simulation], None]:
-            progress.update(bar, description=label)
+            shown.update(bar, description=label)
 
             def look(simulation: Simulation) -> None:
                 if len(simulation.ticks) % 16 == 0:
                     ended = sum(job.finish_s is not None for job in simulation.jobs)
-                    progress.update(bar, completed=before * len(simulation.jobs) + ended)
+                    shown.update(bar, completed=before * len(simulation.jobs) + ended)
 
             return look
 
@@ -209,8 +231,8 @@ def _table(document: Mapping[str, Any]) -> Table:
     }
     for head in shown.values():
         table.add_column(head, justify="right")
-    for name, figures in policies.items():
-        table.add_row(name, *(_figure(key, figures["mean"][key], figures["ci95"][key]) for key in shown))
+    for name, of in policies.items():
+        table.add_row(name, *(_figure(key, of["mean"][key], of["ci95"][key]) for key in shown))
     return table
 
 

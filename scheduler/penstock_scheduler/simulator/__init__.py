@@ -2,11 +2,13 @@
 
 from penstock_scheduler.simulator.clock import SimulatedClock
 from penstock_scheduler.simulator.cluster import Run, SimulatedCluster, SimulatedJob, nodes_from_spec
+from penstock_scheduler.simulator.latencies import Latencies
 from penstock_scheduler.simulator.settings import SimulatedSettings, open_cluster
 from penstock_scheduler.simulator.truth import EstimatedJob
 
 __all__ = [
     "EstimatedJob",
+    "Latencies",
     "Run",
     "SimulatedClock",
     "SimulatedCluster",

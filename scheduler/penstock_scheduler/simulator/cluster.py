@@ -39,6 +39,7 @@ from penstock_scheduler.model import (
 from penstock_scheduler.nodespec import parse_nodes
 from penstock_scheduler.ports import Clock
 from penstock_scheduler.simulator.disturbances import Disturbances
+from penstock_scheduler.simulator.latencies import Latencies
 from penstock_scheduler.simulator.truth import JobTruth, Seen, Shape, advance, rate_at
 
 
@@ -97,7 +98,7 @@ class SimulatedJob:
     user: str = "user"
     account: str = ""
     time_limit_s: float | None = None
-    """What its user asked for; nobody ends it then."""
+    """What it asked the cluster to end it after, which backfill plans with; None: no limit. Nobody is ended here."""
     progress: float = 0.0
     allocation: Placement | None = None
     starts: int = 0
@@ -120,6 +121,10 @@ class SimulatedJob:
     _known: tuple[AnyEstimator, str, Shape] | None = None
     """What the present batch was chosen by."""
     _view: Job | None = None
+    _leaving: int = -1
+    """Number of the event at which it leaves its GPUs; -1: it stays."""
+    _trains_until_s: float = math.inf
+    _startable_s: float = -math.inf
 
     @property
     def work(self) -> float:
@@ -149,6 +154,7 @@ class SimulatedCluster:
         disturbances: what goes wrong; None: nothing.
         checkpoint_s: seconds of training between two checkpoints; a job on a failed node goes on from the last one.
         moves_are_free: as in Sia's artifact: other nodes of the same type and shape cost no restart.
+        latencies: of starts and stops; None: there are none.
     """
 
     def __init__(
@@ -160,11 +166,13 @@ class SimulatedCluster:
         checkpoint_s: float = 600.0,
         *,
         moves_are_free: bool = False,
+        latencies: Latencies | None = None,
     ) -> None:
         self._clock = clock
         self._disturbances = disturbances or Disturbances()
         self._checkpoint_s = checkpoint_s
         self._moves_are_free = moves_are_free
+        self._latencies = latencies or Latencies()
         self._nodes = {node.name: node for node in nodes}
         self._free = {node.name: node.gpus_for_us for node in nodes}
         self._failures = {name: self._disturbances.failures(name, math.inf) for name in self._nodes}
@@ -175,7 +183,7 @@ class SimulatedCluster:
         self._active: dict[JobId, SimulatedJob] = {}
         self._numbers = itertools.count()
         self._events: list[tuple[float, int, str, str]] = []
-        """Heap of (when, number, what, whom): what is "end" of a job, or "fail" or "repair" of a node."""
+        """Heap of (when, number, what, whom): what is "end" or "leave" of a job, or "fail" or "repair" of a node."""
         for name in self._nodes:
             self._next_failure(name)
 
@@ -239,6 +247,8 @@ class SimulatedCluster:
             at_s, _, what, whom = event
             if what == "end":
                 self._end(self.jobs[whom], at_s)
+            elif what == "leave":
+                self._leave(self.jobs[whom], at_s)
             elif what == "fail":
                 self._fail(whom, at_s)
             else:
@@ -249,8 +259,10 @@ class SimulatedCluster:
         self._arrived = arrived
 
     def _stale(self, event: tuple[float, int, str, str]) -> bool:
-        """Whether an end was foreseen that things have since changed."""
+        """Whether an end or a leave was foreseen that things have since changed."""
         _, number, what, whom = event
+        if what == "leave":
+            return self.jobs[whom]._leaving != number
         return what == "end" and self.jobs[whom]._event != number
 
     def _end(self, job: SimulatedJob, at_s: float) -> None:
@@ -345,7 +357,7 @@ class SimulatedCluster:
 
     def _train_until(self, job: SimulatedJob, until_s: float) -> None:
         assert job.allocation is not None, "only a job with GPUs trains"
-        seconds = until_s - max(job._settled_s, job.runs[-1].ready_s)
+        seconds = min(until_s, job._trains_until_s) - max(job._settled_s, job.runs[-1].ready_s)
         if seconds > 0:
             gpu_type = job.allocation.gpu_type
             job.progress, _ = advance(job.truth, gpu_type, job._shape, job.batch, job.progress, seconds, job._speed)
@@ -354,10 +366,13 @@ class SimulatedCluster:
     def _foresee(self, job: SimulatedJob) -> None:
         """Note when it will end if nothing changes."""
         assert job.allocation is not None, "only a job with GPUs ends"
+        if job.progress >= job.work and job._event >= 0:
+            return  # it is on its way out
         ready_s = max(job._settled_s, job.runs[-1].ready_s)
         gpu_type = job.allocation.gpu_type
         _, needed_s = advance(job.truth, gpu_type, job._shape, job.batch, job.progress, math.inf, job._speed)
-        job._event = self._push(ready_s + needed_s, "end", job.id) if needed_s < math.inf else -1
+        ends = needed_s < math.inf and ready_s + needed_s <= job._trains_until_s
+        job._event = self._push(ready_s + needed_s + self._latencies.exit_s, "end", job.id) if ends else -1
 
     def _release(self, job: SimulatedJob, now_s: float) -> None:
         """Take its GPUs away."""
@@ -366,6 +381,8 @@ class SimulatedCluster:
             self._free[share.node] += share.gpus
         job.runs[-1].end_s = now_s
         job.allocation, job._event, job._view = None, -1, None
+        job._leaving, job._trains_until_s = -1, math.inf
+        job._startable_s = now_s + self._latencies.pause_s
         self._disturb(now_s)
 
     # What is done to them.
@@ -376,7 +393,20 @@ class SimulatedCluster:
         return isinstance(action, Hold) or held is None or held.shares != action.placement.shares
 
     def _stop(self, job: SimulatedJob, now_s: float) -> None:
-        """It saves a checkpoint and leaves."""
+        """It begins to save and leave, if it does not already."""
+        if job._leaving >= 0:
+            return
+        if self._latencies.leave_s == 0:
+            self._leave(job, now_s)
+            return
+        self._settle(job, now_s)
+        leaves_s = now_s + self._latencies.leave_s
+        job._trains_until_s = leaves_s - self._latencies.lost_s
+        job._leaving = self._push(leaves_s, "leave", job.id)
+        self._foresee(job)
+
+    def _leave(self, job: SimulatedJob, now_s: float) -> None:
+        """It has saved a checkpoint and leaves."""
         self._settle(job, now_s)
         self._release(job, now_s)
         job._saved = job.progress
@@ -385,8 +415,12 @@ class SimulatedCluster:
         job = self.jobs[action.job]
         if job.finish_s is not None:
             return Outcome(action, Progress.DONE, "it has ended")
+        if job._leaving >= 0:
+            return Outcome(action, Progress.UNDER_WAY, "saves and leaves its GPUs")
         if action.job in stays or isinstance(action, Hold):
             return Outcome(action, Progress.DONE)
+        if now_s < job._startable_s:
+            return Outcome(action, Progress.UNDER_WAY, "pauses before it can start again")
         where = action.placement
         unusable = [share.node for share in where.shares if not self._usable(share.node)]
         if unusable:
@@ -459,7 +493,11 @@ class SimulatedCluster:
     def _view(self, job: SimulatedJob, now_s: float) -> Job:
         phase = Phase.QUEUED
         if job.allocation is not None:
-            phase = Phase.STARTING if now_s < job.runs[-1].ready_s else Phase.RUNNING
+            launch_s, run = self._latencies.launch_s, job.runs[-1]
+            started_s = run.ready_s if launch_s is None else run.start_s + launch_s
+            phase = Phase.STARTING if now_s < started_s else Phase.RUNNING
+            if job._leaving >= 0:
+                phase = Phase.STOPPING
         if job._view is None or job._view.phase is not phase:
             job._view = Job(
                 id=job.id,

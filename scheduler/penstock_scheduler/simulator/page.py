@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -10,11 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from penstock_scheduler.report import History, JobHistory, NodeShape, Span
-from penstock_scheduler.report.html import COLOURS, LEFT, LINES, STYLE, WIDTH, chart, gantt, legend
-from penstock_scheduler.simulator.cluster import SimulatedJob
-from penstock_scheduler.simulator.outcomes import Result
-from penstock_scheduler.simulator.run import Simulation
+from penstock_profiles.throughput import FloatArray
+from penstock_scheduler.report.html import COLOURS, LEFT, STYLE, WIDTH, gantt
+from penstock_scheduler.simulator.figures import Figures, Lines
 
 ROWS = {
     "avg_jct_h": ("Average time from submission to end, h", 1, ".2f"),
@@ -34,33 +31,36 @@ ROWS = {
 """Figure of a summary -> what an admin reads, factor, format."""
 
 
-def render(results: Sequence[Result], document: Mapping[str, Any]) -> str:
-    """The page, from all simulations and their summary (`outcomes.over_seeds`); pictures over time are of the first seed."""
+MOST_RUNS = 4000
+"""Bars of one Gantt chart that a browser draws in no time."""
+
+
+def render(drawn: Figures, document: Mapping[str, Any]) -> str:
+    """The page, from the figures and the summary (`outcomes.over_seeds`)."""
     policies: Mapping[str, Any] = document["policies"]
-    first = [next(result for result in results if result.policy == name) for name in policies]
-    histories = [history(result.simulation, result.policy) for result in first]
-    span_s = max([each.end_s for each in histories], default=0.0) or 1.0
-    colours = {job.name: COLOURS[index % len(COLOURS)] for index, job in enumerate(histories[0].jobs)}
-    heading = f"{document['workload']} on {document['cluster']}"
-    seeds = max(len(figures["seeds"]) for figures in policies.values())
-    spread = f" ± is half of a 95 % confidence interval over {seeds} seeds." if seeds > 1 else ""
-    parts = [f"<h1>{escape(heading)}</h1>", _verdict(policies), f"<p class=soft>Simulated, not run.{spread}</p>"]
-    parts.append(_figures(policies))
-    parts.append("<h2>How soon jobs are done</h2><p class=soft>Share of the jobs (%) that took at most so long.</p>")
-    parts.append(legend(histories) + _wide(_done_within(first)))
-    over_time = (
-        ("Jobs that wait for GPUs", "Submitted, not ended, and without GPUs.", History.queue, "jobs without GPUs"),
-        ("GPUs in use", "Held by jobs, in % of all.", History.utilisation, "GPUs in use"),
-        ("Goodput", "Work done a minute, in whole jobs, summed over all jobs.", History.goodput, "jobs per minute"),
-    )
-    for title, note, series, unit in over_time:
-        parts.append(f"<h2>{title}</h2><p class=soft>{note}</p>{legend(histories)}")
-        parts.append(_wide(chart(histories, series, span_s, 1.0, unit)))
-    for each in histories:
+    notes = [str(note) for note in document.get("notes", ["Simulated, not run."])]
+    if drawn.seeds > 1:
+        notes.append(
+            f"± and the bands and whiskers in pictures are 95 % confidence intervals of the mean over {drawn.seeds} seeds "
+            "(Student's t); pictures of GPUs are of the first seed."
+        )
+    else:
+        notes.append("One seed, so no confidence intervals: with --seeds 5 there are some.")
+    parts = [f"<h1>{escape(drawn.heading)}</h1>", _verdict(policies)]
+    parts += [f"<p class=soft>{escape(note)}</p>" for note in notes]
+    parts.append(_figures(policies, drawn.colours))
+    parts.append("<h2>Policy against policy</h2>" + _legend(drawn.colours) + _wide(_bars(drawn)))
+    for lines in drawn.lines:
+        title = f"<h2>{escape(lines.title)}</h2><p class=soft>{escape(lines.about)}</p>"
+        parts.append(title + _legend(drawn.colours) + _wide(_chart(lines, drawn.colours)))
+    jobs = {job.name: COLOURS[index % len(COLOURS)] for index, job in enumerate(drawn.gantts[0].jobs)}
+    for each in drawn.gantts:
         parts.append(
             f"<h2>{escape(each.title)}: who had which GPU</h2><p class=soft>One row a GPU, one colour a job.</p>"
         )
-        parts.append(_wide(gantt(each, span_s, 1.0, colours)))
+        runs = sum(len(job.spans) for job in each.jobs)
+        too_many = f"<p>{runs} runs are too many for a page; they are in the picture beside it.</p>"
+        parts.append(_wide(gantt(each, drawn.end_s, 1.0, jobs)) if runs <= MOST_RUNS else too_many)
     parts.append(
         "<h2>What this is, and is not</h2><p>Every policy was given the same jobs. Jobs progress as measured tables or "
         "models of their speed say, and lose time when they start or move. A scheduler sees what it would on a real cluster. "
@@ -68,51 +68,7 @@ def render(results: Sequence[Result], document: Mapping[str, Any]) -> str:
     )
     return (
         '<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
-        f"<title>{escape(heading)}</title><style>{STYLE}</style><body>{''.join(parts)}</body></html>\n"
-    )
-
-
-def history(simulation: Simulation, title: str) -> History:
-    """What happened, with the GPUs of each node numbered as jobs took them: the lowest that are free."""
-    free = {node.name: list(range(node.gpus)) for node in simulation.scenario.nodes}
-    spans: dict[str, list[Span]] = {job.id: [] for job in simulation.jobs}
-    held: list[tuple[float, int, dict[str, tuple[int, ...]]]] = []
-    runs = sorted(((run, job.id) for job in simulation.jobs for run in job.runs), key=lambda pair: pair[0].start_s)
-    for number, (run, job_id) in enumerate(runs):
-        while held and held[0][0] <= run.start_s:
-            for node, left in heapq.heappop(held)[2].items():
-                free[node] = sorted([*free[node], *left])
-        ids = {share.node: tuple(free[share.node][: share.gpus]) for share in run.placement.shares}
-        for node, taken in ids.items():
-            free[node] = free[node][len(taken) :]
-        heapq.heappush(held, (run.end_s, number, ids))
-        spans[job_id].append(Span(run.start_s, run.end_s, run.placement.gpu_type, ids))
-    return History(
-        title=title,
-        nodes=tuple(NodeShape(node.name, node.gpu_type, node.gpus) for node in simulation.scenario.nodes),
-        jobs=tuple(_seen(job, tuple(spans[job.id])) for job in simulation.jobs if job.submit_s <= simulation.end_s),
-        start_s=0.0,
-        end_s=simulation.end_s,
-    )
-
-
-def _seen(job: SimulatedJob, spans: tuple[Span, ...]) -> JobHistory:
-    goodput: list[tuple[float, float]] = []
-    for run in job.runs:
-        goodput += [(at_s, rate / job.work) for at_s, rate in run.rates]
-        goodput.append((run.end_s, 0.0))
-    low, high = job.wish.min_gpus, job.wish.max_gpus
-    return JobHistory(
-        id=job.id,
-        name=job.name,
-        asks=f"{job.wish.adaptivity.value} {low if low == high else f'{low}-{high}'}",
-        submit_s=job.submit_s,
-        start_s=spans[0].start_s if spans else None,
-        end_s=job.finish_s,
-        state="COMPLETED" if job.finish_s is not None else "PENDING",
-        spans=spans,
-        goodput=tuple(goodput),
-        restarts=job.restarts,
+        f"<title>{escape(drawn.heading)}</title><style>{STYLE}</style><body>{''.join(parts)}</body></html>\n"
     )
 
 
@@ -121,12 +77,12 @@ def _verdict(policies: Mapping[str, Any]) -> str:
     average = figures["mean"]["avg_jct_h"]
     if average is None:
         return f"<p class=verdict>Under {escape(mine)} no job has ended.</p>"
-    text = f"Under {mine} a job takes {_words(average)} from submission to end, on average"
+    text = f"{mine}: a job takes {_words(average)} from submission to end, on average"
     for name, other in others:
         if (theirs := other["mean"]["avg_jct_h"]) is not None:
             change = average / theirs - 1
             text += (
-                f"; that is {abs(change):.0%} {'less' if change < 0 else 'more'} than under {name} ({_words(theirs)})"
+                f"; that is {abs(change):.0%} {'less' if change < 0 else 'more'} than with {name} ({_words(theirs)})"
             )
     left = [
         f"{name} left {figures['mean']['jobs'] - figures['mean']['ended']:.0f} jobs unfinished"
@@ -140,11 +96,8 @@ def _words(hours: float) -> str:
     return f"{hours:.1f} h" if hours >= 2 else f"{hours * 60:.0f} min" if hours >= 1 / 30 else f"{hours * 3600:.0f} s"
 
 
-def _figures(policies: Mapping[str, Any]) -> str:
-    head = "".join(
-        f'<th class=n><span class=key style="background:{LINES[index % len(LINES)]}"></span>{escape(name)}'
-        for index, name in enumerate(policies)
-    )
+def _figures(policies: Mapping[str, Any], colours: Mapping[str, str]) -> str:
+    head = "".join(f"<th class=n>{_key(colours[name])}{escape(name)}" for name in policies)
     rows = []
     for name, (label, factor, form) in ROWS.items():
         cells = []
@@ -157,40 +110,94 @@ def _figures(policies: Mapping[str, Any]) -> str:
     return _wide(f"<table><tr><th>{head}{''.join(rows)}</table>")
 
 
-def _done_within(results: Sequence[Result]) -> str:
-    """Cumulative distribution of completion times, on a logarithmic axis."""
-    times = [np.sort([row.jct_s for row in result.rows if row.jct_s is not None]) for result in results]
-    ended = [each for each in times if len(each)]
-    if not ended:
-        return "<p>No job has ended.</p>"
-    low = math.floor(math.log10(max(min(each[0] for each in ended), 1.0)))
-    high = max(math.log10(max(each[-1] for each in ended)), low + 1.0)
-    plot, top, bottom = WIDTH - LEFT - 8, 8.0, 208.0
+def _key(colour: str) -> str:
+    return f'<span class=key style="background:{colour}"></span>'
 
-    def x(seconds: float) -> float:
-        return LEFT + (math.log10(max(seconds, 10.0**low)) - low) / (high - low) * plot
+
+def _legend(colours: Mapping[str, str]) -> str:
+    return f"<p>{' &emsp; '.join(_key(colour) + escape(name) for name, colour in colours.items())}</p>"
+
+
+def _bars(drawn: Figures) -> str:
+    """A small chart for each figure, side by side; whiskers are confidence intervals."""
+    across = 3
+    cell, top, height, below = (WIDTH - 8) / across, 34.0, 120.0, 20.0
+    parts = []
+    for number, figure in enumerate(drawn.comparison):
+        left, up = number % across * cell, number // across * (top + height + below)
+        parts.append(
+            f'<text x="{left + 8:.0f}" y="{up + 14:.0f}" style="font-weight:600">{escape(figure.label)}</text>'
+        )
+        highest = max(bar.mean + (bar.half or 0.0) for bar in figure.bars) or 1.0
+        foot, wide = up + top + height, (cell - 24) / len(figure.bars)
+        parts.append(f'<line class=grid x1="{left + 8:.1f}" x2="{left + cell - 16:.1f}" y1="{foot}" y2="{foot}"/>')
+        for place, bar in enumerate(figure.bars):
+            x, tall = left + 8 + place * wide, bar.mean / highest * height
+            middle, width = x + wide / 2, min(wide * 0.7, 60.0)
+            parts.append(
+                f'<rect x="{middle - width / 2:.1f}" y="{foot - tall:.1f}" width="{width:.1f}" height="{tall:.1f}" '
+                f'fill="{drawn.colours[bar.policy]}"><title>{escape(bar.policy)}</title></rect>'
+            )
+            above = foot - tall
+            if bar.half is not None:
+                low, above = (foot - max(bar.mean + part * bar.half, 0.0) / highest * height for part in (-1, 1))
+                path = (
+                    f"M{middle:.1f} {low:.1f}V{above:.1f}M{middle - 5:.1f} {above:.1f}h10M{middle - 5:.1f} {low:.1f}h10"
+                )
+                parts.append(f'<path d="{path}" fill="none" stroke="var(--fg)" stroke-width="1.5"/>')
+            parts.append(f'<text x="{middle:.1f}" y="{above - 4:.1f}" text-anchor="middle">{bar.mean:.3g}</text>')
+    rows = -(-len(drawn.comparison) // across)
+    return _svg("Policy against policy", rows * (top + height + below), parts)
+
+
+def _chart(picture: Lines, colours: Mapping[str, str]) -> str:
+    """A line for each policy, with its band if it has one."""
+    plot, top, bottom = WIDTH - LEFT - 8, 8.0, 188.0
+    tops = [line.mean if line.high is None else line.high for line in picture.lines]
+    highest = picture.most or max((float(each.max()) for each in tops), default=0.0) or 1.0
+    along = np.log10(picture.x) if picture.ticks is not None else picture.x
+    first, span = (
+        (float(along[0]), float(along[-1] - along[0])) if picture.ticks is not None else (0.0, float(along[-1]))
+    )
+    x = (LEFT + (along - first) / (span or 1.0) * plot).tolist()
+
+    def path(values: FloatArray) -> list[str]:
+        y = (bottom - values / highest * (bottom - top)).tolist()
+        return [f"{a:.1f} {b:.1f}" for a, b in zip(x, y, strict=True)]
 
     parts = []
-    for seconds, label in (
-        (1, "1 s"), (10, "10 s"), (60, "1 min"), (300, "5 min"), (900, "15 min"), (3600, "1 h"), (4 * 3600, "4 h"),
-        (12 * 3600, "12 h"), (48 * 3600, "2 days"), (7 * 86400, "1 week"), (28 * 86400, "4 weeks"),
-    ):  # fmt: skip
-        if low <= math.log10(seconds) <= high:
-            parts.append(f'<line class=grid x1="{x(seconds):.1f}" x2="{x(seconds):.1f}" y1="{top}" y2="{bottom}"/>')
-            parts.append(f'<text x="{x(seconds):.1f}" y="{bottom + 14}" text-anchor="middle">{label}</text>')
-    for share in (0, 50, 100):
-        y = bottom - share / 100 * (bottom - top)
-        parts.append(f'<line class=grid x1="{LEFT}" x2="{WIDTH - 8}" y1="{y}" y2="{y}"/>')
-        parts.append(f'<text x="{LEFT - 8}" y="{y + 4}" text-anchor="end">{share}</text>')
-    for index, (each, result) in enumerate(zip(times, results, strict=True)):
-        path = [f"M{LEFT} {bottom}"]
-        for place, seconds in enumerate(each.tolist()):
-            before, after = (bottom - count / len(result.rows) * (bottom - top) for count in (place, place + 1))
-            path.append(f"L{x(seconds):.1f} {before:.1f}L{x(seconds):.1f} {after:.1f}")
-        line = LINES[index % len(LINES)]
-        parts.append(f'<path d="{"".join(path)}" fill="none" stroke="{line}" stroke-width="2"/>')
-    label = "Share of jobs done within a time"
-    return f'<svg viewBox="0 0 {WIDTH} 235" width="{WIDTH}" role="img" aria-label="{label}">{"".join(parts)}</svg>'
+    for at, label in picture.ticks or _ticks(span, 12):
+        here = LEFT + ((np.log10(at) if picture.ticks is not None else at) - first) / (span or 1.0) * plot
+        parts.append(f'<line class=grid x1="{here:.1f}" x2="{here:.1f}" y1="{top}" y2="{bottom}"/>')
+        parts.append(f'<text x="{here:.1f}" y="{bottom + 14}" text-anchor="middle">{label}</text>')
+    for value, label in _ticks(highest, 5):
+        y = bottom - value / highest * (bottom - top)
+        parts.append(f'<line class=grid x1="{LEFT}" x2="{WIDTH - 8}" y1="{y:.1f}" y2="{y:.1f}"/>')
+        parts.append(f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{label}</text>')
+    for line in picture.lines:
+        colour = colours[line.policy]
+        if line.low is not None and line.high is not None:
+            outline = "L".join([*path(line.high), *reversed(path(line.low))])
+            parts.append(f'<path d="M{outline}Z" fill="{colour}" fill-opacity=".22" stroke="none"/>')
+        parts.append(f'<path d="M{"L".join(path(line.mean))}" fill="none" stroke="{colour}" stroke-width="2"/>')
+    parts.append(
+        f'<text class=soft x="{LEFT}" y="{bottom + 29}">{escape(picture.x_label)}; up: {escape(picture.y_label)}</text>'
+    )
+    return _svg(picture.title, bottom + 36, parts)
+
+
+def _ticks(span: float, most: int) -> list[tuple[float, str]]:
+    """Round numbers from 0 to `span` > 0, so many at most beside 0."""
+    power = math.floor(math.log10(span / most))
+    step = next(size for part in (1, 2, 5, 10, 20) if span / (size := part * 10.0**power) <= most)
+    return [(number * step, f"{number * step:g}") for number in range(int(span / step) + 1)]
+
+
+def _svg(label: str, height: float, parts: Sequence[str]) -> str:
+    return (
+        f'<svg viewBox="0 0 {WIDTH} {height:.0f}" width="{WIDTH}" role="img" aria-label="{escape(label)}">'
+        f"{''.join(parts)}</svg>"
+    )
 
 
 def _wide(inside: str) -> str:

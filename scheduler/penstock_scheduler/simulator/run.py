@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal
+from typing import Literal, Protocol
 
 from penstock_profiles.families import Families, load_families
 from penstock_profiles.gpus import Gpus, load_gpus
@@ -17,14 +17,14 @@ from penstock_scheduler.loop import RoundLoop
 from penstock_scheduler.model import JobWish, Node, Outcome
 from penstock_scheduler.models import WishModels
 from penstock_scheduler.policies import make_policy
-from penstock_scheduler.ports import Trigger
+from penstock_scheduler.ports import ModelSource, Trigger
 from penstock_scheduler.records import RoundRecord
 from penstock_scheduler.simulator.clock import SimulatedClock
 from penstock_scheduler.simulator.cluster import Learner, SimulatedCluster, SimulatedJob
 from penstock_scheduler.simulator.disturbances import Disturbances
 from penstock_scheduler.simulator.learning import ArtifactLearner, FittedLearner, LearnedModels
 from penstock_scheduler.simulator.profiles import Profiles
-from penstock_scheduler.simulator.truth import ModelledJob, Truth, TruthSettings
+from penstock_scheduler.simulator.truth import JobTruth, ModelledJob, Truth, TruthSettings
 from penstock_scheduler.simulator.workloads import BadInput, Problem, Workload, WorkloadJob, jittered
 from penstock_scheduler.triggers import OnEvent, Period
 
@@ -58,13 +58,25 @@ DRIVINGS: Mapping[str, Driving] = {
 """By the name of a policy or preset; any other is driven as `Driving()` says."""
 
 
+class JobsTruth(Protocol):
+    """The truth about the jobs of a workload, such as `Truth`."""
+
+    def of(self, job: WorkloadJob) -> JobTruth:
+        """The truth about a job."""
+        ...
+
+    def check(self, workload: Workload) -> None:
+        """Raises BadInput if there are jobs that `of` cannot answer."""
+        ...
+
+
 @dataclass(frozen=True)
 class Scenario:
     """What is given to every policy alike."""
 
     nodes: tuple[Node, ...]
     workload: Workload
-    truth: Truth
+    truth: JobsTruth
     families: Families
     gpus: Gpus
     disturbances: Disturbances = field(default_factory=Disturbances)
@@ -171,6 +183,7 @@ def simulate(
     settings: Mapping[str, object] | None = None,
     driving: Driving | None = None,
     on_tick: Callable[[Simulation], None] = lambda simulation: None,
+    models: ModelSource | None = None,
 ) -> Simulation:
     """Simulate a policy until all jobs have ended, or none that is left can ever run. Ctrl-C leaves what there is so far.
 
@@ -180,6 +193,7 @@ def simulate(
         settings: the policy's; None: its defaults.
         driving: None: as `DRIVINGS` says.
         on_tick: called after each look at the cluster.
+        models: what the scheduler knows of the jobs; None: what they have learnt themselves.
 
     Raises:
         ConfigError: no such policy, or a setting that is wrong.
@@ -196,7 +210,9 @@ def simulate(
     restart_costs_s = {
         job.id: job.truth.model.restart_cost_s if isinstance(job.truth, ModelledJob) else RESTART_COST_S for job in jobs
     } | {job.id: job.wish.restart_cost_s for job in jobs if job.wish.restart_cost_s is not None}
-    models = LearnedModels(cluster.jobs, restart_costs_s, WishModels(scenario.families, RESTART_COST_S, scenario.gpus))
+    if models is None:
+        wishes = WishModels(scenario.families, RESTART_COST_S, scenario.gpus)
+        models = LearnedModels(cluster.jobs, restart_costs_s, wishes)
     trigger: Trigger = OnEvent() if driving.round_s is None else Period(driving.round_s)
     tick_s = math.inf if driving.round_s is None else driving.round_s
     if driving.round_s is None:

@@ -7,11 +7,13 @@ A100s. The batch size follows the allocation on both sides, so that what differs
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from penstock_profiles.estimators import AnyEstimator, TableEstimator
 from penstock_profiles.families import Families
 
 TIME_SCALE = 20.0
@@ -32,10 +34,21 @@ class DemoJob:
     wish: dict[str, Any]
     plain: tuple[str, int, int]
     """(GPU type, nodes, GPUs on each): the request under plain Slurm."""
+    rates: Mapping[str, dict[int, float]] | None = None
+    """Measured samples/s by GPU type and count, which it then goes by and tells instead of its family."""
+    limit_min: int | None = None
+    """Time limit under plain Slurm, real minutes; None: none."""
 
     def wish_fields(self) -> dict[str, Any]:
         """The wish as it goes into the comment."""
-        return self.wish | {"model_family": self.family}
+        known = {"model_family": self.family} if self.rates is None else {"goodput_table": self.rates}
+        return self.wish | known
+
+    def estimator(self, families: Families) -> AnyEstimator:
+        """How fast it is."""
+        if self.rates is not None:
+            return TableEstimator({gpu_type: dict(rates) for gpu_type, rates in self.rates.items()})
+        return families[self.family].estimator(fixed_batch=self.fixed_batch())
 
     def fixed_batch(self) -> bool:
         """Whether the total batch stays."""
@@ -43,8 +56,7 @@ class DemoJob:
 
     def work(self, families: Families) -> float:
         """Progress at which it is done, in samples."""
-        estimator = families[self.family].estimator(fixed_batch=self.fixed_batch())
-        one_t4 = float(estimator.goodput("t4", np.array([1]), np.array([1]))[0])
+        one_t4 = float(self.estimator(families).goodput("t4", np.array([1]), np.array([1]))[0])
         return self.t4_hours * 3600 * one_t4
 
 

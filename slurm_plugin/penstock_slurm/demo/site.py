@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -22,20 +23,44 @@ from penstock_slurm.gateway.base import ENDED
 from penstock_slurm.loopback import LoopbackCluster
 
 ROUND_S = 3.0
+TICK_S = 0.25
+RESTART_COST_S = 3.0
+START_S = 0.5
+"""How long a job's start-up takes once its process runs."""
+
+HALF_A_SECOND = 0.5
+"""Slurm's records count whole seconds, truncated: so much of a job's end was cut off in the mean."""
 
 
 class DemoSite:
-    """A loopback Slurm with a spool of its own, with or without penstockd."""
+    """A loopback Slurm with a spool of its own, with or without penstockd.
 
-    def __init__(self, folder: Path, spec: str, *, penstock: bool) -> None:
+    Args:
+        folder: for all of it; need not be there.
+        spec: the nodes.
+        penstock: whether penstockd decides; else Slurm does, by each job's plain request.
+        time_scale: emulated seconds in a real one.
+        settings: lines of slurm.conf, see `LoopbackCluster`.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        spec: str,
+        *,
+        penstock: bool,
+        time_scale: float = TIME_SCALE,
+        settings: Mapping[str, str] | None = None,
+    ) -> None:
         self.folder = folder
         self.penstock = penstock
-        self.slurm = LoopbackCluster(folder / "slurm", spec)
+        self.time_scale = time_scale
+        self.slurm = LoopbackCluster(folder / "slurm", spec, settings=settings)
         self.spool = folder / "spool"
         self.state = folder / "state"
         self.jobs: dict[str, DemoJob] = {}
         self.records: dict[str, SlurmJob] = {}
-        self._submitted_s: dict[str, float] = {}
+        self.submitted_s: dict[str, float] = {}
         self._daemon: subprocess.Popen[bytes] | None = None
 
     def up(self) -> None:
@@ -47,7 +72,7 @@ class DemoSite:
             return
         config = self.folder / "penstock.toml"
         config.write_text(
-            f"[daemon]\ncluster = 'slurm'\nround_s = {ROUND_S}\ntick_s = 0.25\nrestart_cost_s = 3.0\n"
+            f"[daemon]\ncluster = 'slurm'\nround_s = {ROUND_S}\ntick_s = {TICK_S}\nrestart_cost_s = {RESTART_COST_S}\n"
             f"state_dir = '{self.state}'\n\n[slurm]\npartitions = ['all']\n"
             f"conf = '{self.slurm.slurm_conf}'\nspool_dir = '{self.spool}'\n"
         )
@@ -81,10 +106,10 @@ class DemoSite:
             sys.executable,
             "-m",
             "penstock_executor.emulated",
-            f"--family={job.family}",
+            f"--family={job.family}" if job.rates is None else f"--rates={json.dumps(job.rates)}",
             f"--work={job.work(families):.6g}",
-            f"--time-scale={TIME_SCALE:g}",
-            "--start-seconds=0.5",
+            f"--time-scale={self.time_scale:g}",
+            f"--start-seconds={START_S}",
             "--save-seconds=0.3",
             *(["--fixed-batch"] if job.fixed_batch() else []),
         ]
@@ -101,6 +126,8 @@ class DemoSite:
         else:
             gpu_type, nodes, gpus = job.plain
             request = [f"--nodes={nodes}", f"--gres=gpu:{gpu_type}:{gpus}"]
+            if job.limit_min is not None:
+                request.append(f"--time={job.limit_min}")
         environment = dict(os.environ, PENSTOCK_SPOOL=str(self.spool)) | self.slurm.environment()
         answer = subprocess.run(
             [
@@ -121,7 +148,7 @@ class DemoSite:
         )
         job_id = answer.stdout.strip()
         self.jobs[job_id] = job
-        self._submitted_s[job_id] = time.time()  # Slurm's own SubmitTime begins anew with each requeue
+        self.submitted_s[job_id] = time.time()  # Slurm's own SubmitTime begins anew with each requeue
 
     def look(self) -> None:
         """Read Slurm's own records of the jobs."""
@@ -165,16 +192,16 @@ class DemoSite:
             goodput.append((run[0].time_s, 0.0))
             for report in run:
                 if isinstance(report.body, Observation) and report.body.goodput is not None:
-                    goodput.append((report.time_s, report.body.goodput * TIME_SCALE / work))
+                    goodput.append((report.time_s, report.body.goodput * self.time_scale / work))
             goodput.append((run[-1].time_s, 0.0))
         ended = record is not None and record.state in ENDED
         return JobHistory(
             id=job_id,
             name=job.name,
             asks=_asks(job) if self.penstock else f"{job.plain[1] * job.plain[2]} {job.plain[0]}",
-            submit_s=self._submitted_s[job_id],
+            submit_s=self.submitted_s[job_id],
             start_s=spans[0].start_s if spans else None,
-            end_s=record.end_s if record and ended else None,
+            end_s=record.end_s + HALF_A_SECOND if record and ended and record.end_s is not None else None,
             state=record.state if record else "UNKNOWN",
             spans=tuple(spans),
             goodput=tuple(goodput),

@@ -11,6 +11,7 @@ from penstock_scheduler.model import Hold, JobWish, Migrate, Phase, Progress, Re
 from penstock_scheduler.simulator.clock import SimulatedClock
 from penstock_scheduler.simulator.cluster import SimulatedCluster, SimulatedJob, nodes_from_spec
 from penstock_scheduler.simulator.disturbances import Disturbances
+from penstock_scheduler.simulator.latencies import Latencies
 from penstock_scheduler.simulator.truth import RecordedJob
 from tests.scheduler.builders import on
 
@@ -202,3 +203,51 @@ def test_time_jumps_from_event_to_event_and_never_back():
     assert times == [0, 7, 14, 21, 28, 40, 47, 54, 61, 80]
     clock.sleep(math.inf)
     assert clock.now_s() == 80
+
+
+def test_stops_take_the_time_that_a_resource_manager_takes():
+    """Trains from 10 on, is told at 20 to move, trains until 24, leaves at 25; may start from 28 on, and is ready at 38.
+
+    14 of 100 are done by then on one GPU: the rest takes until 38 + 86 = 124, and 2 s later it is gone.
+    """
+    one, two = job("a", 100), job("b", 20)
+    takes = Latencies(launch_s=1.0, leave_s=5.0, lost_s=1.0, pause_s=3.0, exit_s=2.0)
+    simulated, clock = cluster(one, two, latencies=takes)
+    simulated.observe()
+    simulated.apply([Start("a", 1, on("t4", t4_00=1))])
+    clock.sleep(2)
+    assert simulated.observe().jobs[0].phase is Phase.RUNNING
+    clock.sleep(18)
+    simulated.observe()
+    told = [Migrate("a", 2, on("t4", t4_01=1)), Start("b", 2, on("t4", t4_00=4))]
+    for at_s, phase, texts in (
+        (20, Phase.STOPPING, ("saves and leaves its GPUs", "waits for GPUs that another job still holds")),
+        (24.9, Phase.STOPPING, ("saves and leaves its GPUs", "waits for GPUs that another job still holds")),
+        (25, Phase.QUEUED, ("pauses before it can start again", "")),
+    ):
+        clock.sleep(at_s - clock.now_s())
+        simulated.observe()
+        assert tuple(outcome.text for outcome in simulated.apply(told)) == texts
+        assert simulated.observe().jobs[0].phase is phase
+    clock.sleep(3)
+    simulated.observe()
+    assert [outcome.progress for outcome in simulated.apply(told)] == [Progress.DONE] * 2
+    assert one.progress == pytest.approx(14)
+    clock.sleep(1000)
+    simulated.observe()
+    assert one.finish_s == pytest.approx(126)
+    assert [run.end_s for run in one.runs] == pytest.approx([25, 126])
+    assert two.finish_s == pytest.approx(25 + 10 + 5 + 2)
+
+
+def test_a_job_that_is_done_before_it_would_leave_ends():
+    one = job("a", 12)
+    simulated, clock = cluster(one, latencies=Latencies(leave_s=5.0, lost_s=1.0))
+    simulated.observe()
+    simulated.apply([Start("a", 1, on("t4", t4_00=1))])
+    clock.sleep(20)
+    simulated.observe()
+    simulated.apply([Hold("a", 2)])
+    clock.sleep(1000)
+    assert simulated.observe().jobs == ()
+    assert one.finish_s == 22

@@ -1,0 +1,110 @@
+"""How near the simulator comes to a real Slurm: the demo's jobs on both, in compressed time.
+
+    python benchmarks/fidelity.py [--trials 1] [--out DIR]
+
+Each trial runs the twelve jobs on two loopback clusters side by side: under penstockd with `sia`, and submitted plainly, for
+Slurm's own backfill. Both are then simulated with what a third run, of other jobs, has shown starts and stops to take. Prints a
+line for each comparison and, last, one JSON object; `--out` gets a page for each with both sides. Six minutes for one trial.
+The limits are those of issue 5: average completion time and makespan within 5 %, on a quiet machine.
+"""
+
+import argparse
+import json
+import os
+import platform
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+
+from penstock_profiles.families import load_families
+from penstock_scheduler.nodespec import DEFAULT_SPEC
+from penstock_scheduler.report import History, render_page
+from penstock_slurm.demo.fidelity import CALIBRATION, Lived, compare, live, order_by_plan, order_by_start, tabled
+from penstock_slurm.demo.jobs import ARRIVALS_S, JOBS, TIME_SCALE
+from penstock_slurm.demo.simulated import Pace, simulate_site
+
+LIMIT = 0.05
+LIMIT_S = 420.0
+
+FAMILIES = load_families()
+COMPARED = tuple(tabled(job, DEFAULT_SPEC, FAMILIES) for job in JOBS)
+ARRIVALS = [1.0 + number * ARRIVALS_S / (len(JOBS) - 1) for number in range(len(JOBS))]
+
+
+def main() -> None:
+    """Run the trials and print what they gave."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--trials", type=int, default=1)
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="penstock-fidelity-") as name:
+        folder = Path(name)
+        jobs, arrivals_s = (
+            tuple(tabled(job, DEFAULT_SPEC, FAMILIES) for job, _ in CALIBRATION),
+            [s for _, s in CALIBRATION],
+        )
+        print("calibration: another run, to see what starts and stops take", flush=True)
+        pace = live(
+            "", folder / "calibration", DEFAULT_SPEC, jobs, arrivals_s, FAMILIES, penstock=True, limit_s=LIMIT_S
+        ).pace
+        assert pace is not None, "it ran under penstockd"
+        trials = [trial(folder / str(number), pace, arguments.out) for number in range(arguments.trials)]
+    machine = {
+        "cores": len(os.sched_getaffinity(0)),
+        "system": platform.platform(),
+        "python": platform.python_version(),
+    }
+    print(json.dumps({"benchmark": "fidelity", "machine": machine, "calibration": asdict(pace), "trials": trials}))
+
+
+def trial(folder: Path, pace: Pace, out: Path | None) -> dict[str, object]:
+    """Both policies once, and the load of the machine while they ran."""
+
+    def run(policy: str) -> Lived:
+        title = "On a real Slurm"
+        cluster = folder / policy
+        return live(
+            title, cluster, DEFAULT_SPEC, COMPARED, ARRIVALS, FAMILIES, penstock=policy == "sia", limit_s=LIMIT_S
+        )
+
+    policies = ("sia", "slurm-backfill")
+    with ThreadPoolExecutor(2) as both:
+        lived = dict(zip(policies, both.map(run, policies), strict=True))
+    load = os.getloadavg()[0]
+    told: dict[str, object] = {"load": round(load, 2)}
+    for policy, real in lived.items():
+        note = "no processes ran: progress is computed"
+        simulated, store = simulate_site(
+            "In the simulator", note, policy, COMPARED, ARRIVALS, DEFAULT_SPEC, pace, FAMILIES
+        )
+        order = order_by_plan(store.rounds) if policy == "sia" else order_by_start(simulated)
+        difference = compare(real.history, simulated, real.order, order)
+        told[policy] = asdict(difference) | {
+            "within_limit": difference.within(LIMIT),
+            "avg_jct_s": [real.history.average_jct_s, simulated.average_jct_s],
+            "makespan_s": [real.history.makespan_s, simulated.makespan_s],
+        }
+        print(
+            f"{policy}: simulated average completion time {difference.average_jct:+.1%}, makespan {difference.makespan:+.1%}, "
+            f"placements {'the same' if difference.same_placements else 'differ'}; load {load:.1f}",
+            flush=True,
+        )
+        if out is not None:
+            out.mkdir(parents=True, exist_ok=True)
+            (out / f"{policy}.html").write_text(_page(policy, [real.history, simulated]), encoding="utf-8")
+    return told
+
+
+def _page(policy: str, histories: list[History]) -> str:
+    return render_page(
+        histories,
+        heading=f"{policy}: the same twelve jobs on a real Slurm and in the simulator",
+        facts={"To repeat": "python benchmarks/fidelity.py", "How it was done": "docs/simulator.md"},
+        time_scale=TIME_SCALE,
+        next_steps=(("What the figures mean", "docs/simulator.md"),),
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,137 @@
+"""`penstock whatif`: what would the daemon's own past have looked like on another cluster, under other policies?"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import typer
+
+from penstock_profiles.families import load_families
+from penstock_profiles.gpus import load_gpus
+from penstock_scheduler.cli.simulate import make_folder, numbers, progress, settings_of, split, tell
+from penstock_scheduler.errors import ConfigError
+from penstock_scheduler.model import Node
+from penstock_scheduler.nodespec import parse_nodes
+from penstock_scheduler.simulator.cluster import nodes_from_spec
+from penstock_scheduler.simulator.metrics import job_rows, summarise
+from penstock_scheduler.simulator.outcomes import Result, over_seeds
+from penstock_scheduler.simulator.past import Past, PastModels, PastTruth, on_types, past, unknown_types
+from penstock_scheduler.simulator.run import DRIVINGS, Driving, Scenario, Simulation, simulate
+from penstock_scheduler.simulator.workloads import jittered
+from penstock_scheduler.store import open_store
+
+RECORDED = "recorded"
+"""Column of what really happened."""
+
+
+def whatif(
+    store: str = typer.Option(..., help="The daemon's store: its state_dir, or a database's URL."),
+    add_nodes: str = typer.Option("", help="Nodes that were not there, such as h100:2x8."),
+    remove_nodes: str = typer.Option("", help="Nodes to do without, such as t4:2x4; the last of their kind go."),
+    like: str = typer.Option("", help="How fast a type is that nobody has run on: h100=a100:2 is twice an a100."),
+    policy: str = typer.Option("sia", help="Policies, such as sia,fifo."),
+    seeds: int = typer.Option(1, min=1, help="Simulate so many times, with other luck each; see docs/simulator.md."),
+    prices: str = typer.Option("", help="Of a GPU-hour, such as t4=0.4,a100=2.5."),
+    out: Path | None = typer.Option(None, help="Folder for report, pictures, tables and summary."),
+    config: Path | None = typer.Option(None, help="A settings file, whose [policy.NAME] apply."),
+    as_json: bool = typer.Option(False, "--json", help="The summary as one JSON object, and nothing else."),
+) -> None:
+    """Replay the daemon's recorded history on a changed cluster, beside what really happened."""
+    names = split(policy)
+    given = settings_of(names, config)
+    costs = numbers("--prices", prices) or None
+    record = _read(store)
+    nodes = changed(record.nodes, add_nodes, remove_nodes)
+    truths = on_types(record.truths, record.nodes, _likes(like))
+    if unknown := unknown_types(truths, dict.fromkeys(node.gpu_type for node in nodes)):
+        raise ConfigError(
+            f"no job of the record is known to run on {', '.join(unknown)}; say how fast it is, such as "
+            f"--like {unknown[0]}={record.nodes[0].gpu_type}:2 for twice as fast"
+        )
+    scenario = Scenario(nodes, record.workload, PastTruth(truths), load_families(), load_gpus())
+    scenario.check()
+    if out is not None:
+        make_folder(out)
+    results = [_result(RECORDED, 0, _lived(record, scenario), record, costs)]
+    models = PastModels(truths)
+    with progress(len(record.workload.jobs) * len(names) * seeds, quiet=as_json) as show:
+        for seed, name in ((seed, name) for seed in range(seeds) for name in names):
+            other = replace(scenario, workload=jittered(record.workload, seed, record.round_s))
+            on_tick = show(f"{name}, seed {seed}", len(results) - 1)
+            simulation = simulate(other, name, given[name], _driving(name, record), on_tick, models)
+            results.append(_result(name, seed, simulation, record, costs))
+            if simulation.interrupted:
+                break
+    begin, end = (datetime.fromtimestamp(record.start_s + at_s, UTC) for at_s in (0.0, record.end_s))
+    document = over_seeds(results, cluster=_spec(nodes), workload=f"{begin:%Y-%m-%d %H:%M} to {end:%Y-%m-%d %H:%M} UTC")
+    document["notes"] = [
+        f"'{RECORDED}' is what really happened, on {_spec(record.nodes)}. Times are of jobs that ended while it was recorded.",
+        "The rest is simulated. Every job has the work that it did, and the model that the daemon had of it.",
+        *record.notes,
+    ]
+    tell(results, document, out, as_json=as_json)
+
+
+def _read(store: str) -> Past:
+    """The record in a store. The one place that opens one."""
+    opened = open_store(store)
+    return past((opened.round(number) for number in opened.round_numbers()), opened.reports())
+
+
+def changed(nodes: Sequence[Node], add: str, remove: str) -> tuple[Node, ...]:
+    """The cluster with other nodes. Raises SpecError, and ConfigError if there are not so many to remove."""
+    left = list(nodes)
+    for gone in parse_nodes(remove) if remove else ():
+        place = next(
+            (n for n in reversed(range(len(left))) if (left[n].gpu_type, left[n].gpus) == (gone.gpu_type, gone.gpus)),
+            None,
+        )
+        if place is None:
+            raise ConfigError(f"--remove-nodes={remove!r}: there are not so many; the record has {_spec(nodes)}")
+        del left[place]
+    partitions = tuple(dict.fromkeys(name for node in nodes for name in node.partitions))
+    new = [
+        replace(node, name=f"new-{node.name}", partitions=(*partitions, "all"))
+        for node in (nodes_from_spec(add) if add else ())
+    ]
+    if not left and not new:
+        raise ConfigError(f"--remove-nodes={remove!r} leaves no node")
+    return tuple(replace(node, partitions=(*node.partitions, "all")) for node in left) + tuple(new)
+
+
+def _spec(nodes: Sequence[Node]) -> str:
+    kinds = Counter((node.gpu_type, node.gpus) for node in nodes)
+    return ",".join(f"{gpu_type}:{count}x{gpus}" for (gpu_type, gpus), count in kinds.items())
+
+
+def _likes(text: str) -> Mapping[str, tuple[str, float]]:
+    found = {}
+    for part in split(text):
+        match = re.fullmatch(r"(\S+)=(\S+):(\d+(?:\.\d+)?)", part)
+        if match is None or float(match[3]) <= 0:
+            raise ConfigError(f"--like: {part!r} is no NEW=KNOWN:TIMES, such as h100=a100:2")
+        found[match[1]] = (match[2], float(match[3]))
+    return found
+
+
+def _driving(name: str, record: Past) -> Driving:
+    """As in any simulation, but in the daemon's own rounds, and by the jobs' own wishes: nobody knows another request."""
+    driving = DRIVINGS.get(name, Driving())
+    return replace(driving, round_s=None if driving.round_s is None else record.round_s, as_requested=False)
+
+
+def _lived(record: Past, scenario: Scenario) -> Simulation:
+    """What really happened, as if it had been simulated."""
+    here = replace(scenario, nodes=record.nodes)
+    return Simulation(RECORDED, here, list(record.lived), record.end_s, list(record.ticks), rounds=len(record.ticks))
+
+
+def _result(name: str, seed: int, simulation: Simulation, record: Past, costs: Mapping[str, float] | None) -> Result:
+    """With the figures of those jobs that ended in the record, on all sides."""
+    rows = [row for row in job_rows(simulation, costs) if row.id in record.ended]
+    return Result(name, seed, simulation, rows, summarise(simulation, rows))

@@ -1,0 +1,279 @@
+"""What the pictures of a report show, as numbers: the page and the PNGs draw the same ones.
+
+Over seeds each line is a mean, and its band the 95 % confidence interval of that mean by Student's t, point by point; with one
+seed there is no band. Times are cut into equal bins, of which the mean over time counts.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy.stats import t as student
+
+from penstock_profiles.throughput import FloatArray
+from penstock_scheduler.model import Node
+from penstock_scheduler.report import History, JobHistory, NodeShape, Span
+from penstock_scheduler.simulator.cluster import SimulatedJob
+from penstock_scheduler.simulator.outcomes import Result
+
+BINS = 300
+"""Points of a line."""
+
+HOURS_FROM_S = 3 * 3600.0
+"""Length from which times are in hours, else in minutes."""
+
+PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8A8A8A", "#B8A800")
+"""Of Okabe and Ito (2008), told apart with any kind of colour vision; their black is grey and their yellow darker here, for both
+the light and the dark page."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """Of one policy; `low` and `high` bound its band, None without one."""
+
+    policy: str
+    mean: FloatArray
+    low: FloatArray | None
+    high: FloatArray | None
+
+
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """A picture of lines."""
+
+    name: str
+    """Of its file."""
+    title: str
+    about: str
+    x_label: str
+    y_label: str
+    x: FloatArray
+    """One for each point of every line."""
+    lines: tuple[Line, ...]
+    most: float | None = None
+    """Largest value that is possible; None: unbounded. The least is 0."""
+    ticks: tuple[tuple[float, str], ...] | None = None
+    """Of a logarithmic axis: where, and what to write there; None: the axis is linear."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A mean, and half of its confidence interval, None if it has none."""
+
+    policy: str
+    mean: float
+    half: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Bars:
+    """One figure of all policies that have it."""
+
+    label: str
+    """With its unit."""
+    bars: tuple[Bar, ...]
+
+
+COMPARED = {
+    "avg_jct_h": ("Average time to completion, h", 1.0),
+    "p99_jct_h": ("99 of 100 jobs done within, h", 1.0),
+    "makespan_h": ("First submission to last end, h", 1.0),
+    "queue_h": ("Waiting without GPUs, h a job", 1.0),
+    "gpu_h_per_job": ("GPU-hours a job", 1.0),
+    "utilisation": ("GPUs in use, % of the time", 100.0),
+}
+"""Figures of a summary that are drawn side by side: (label, factor)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """All that is drawn."""
+
+    heading: str
+    colours: Mapping[str, str]
+    """Of the policies."""
+    seeds: int
+    """Most that a policy has."""
+    comparison: tuple[Bars, ...]
+    lines: tuple[Lines, ...]
+    gantts: tuple[History, ...]
+    """Of each policy's first seed."""
+    unit: tuple[str, float]
+    """Name of the time axes' unit, and its seconds."""
+    end_s: float
+    """Where time axes end."""
+
+
+def figures(results: Sequence[Result], document: Mapping[str, Any]) -> Figures:
+    """All pictures, from all simulations and their summary (`outcomes.over_seeds`)."""
+    histories: dict[str, list[History]] = {}
+    for result in results:
+        simulation = result.simulation
+        histories.setdefault(result.policy, []).append(
+            history(simulation.scenario.nodes, simulation.jobs, simulation.end_s, result.policy)
+        )
+    end_s = max((each.end_s for of in histories.values() for each in of), default=0.0) or 1.0
+    unit = ("hours", 3600.0) if end_s > HOURS_FROM_S else ("minutes", 60.0)
+    return Figures(
+        heading=f"{document['workload']} on {document['cluster']}",
+        colours={name: PALETTE[index % len(PALETTE)] for index, name in enumerate(histories)},
+        seeds=max(map(len, histories.values())),
+        comparison=_comparison(document["policies"]),
+        lines=(_done_within(results), *_over_time(histories, end_s, unit)),
+        gantts=tuple(of[0] for of in histories.values()),
+        unit=unit,
+        end_s=end_s,
+    )
+
+
+def _comparison(policies: Mapping[str, Any]) -> tuple[Bars, ...]:
+    """Policy against policy."""
+    found = []
+    for key, (label, factor) in COMPARED.items():
+        bars = tuple(
+            Bar(name, of["mean"][key] * factor, None if (half := of["ci95"][key]) is None else half * factor)
+            for name, of in policies.items()
+            if of["mean"][key] is not None
+        )
+        if bars and any(bar.mean for bar in bars):
+            found.append(Bars(label, bars))
+    return tuple(found)
+
+
+def _over_time(histories: Mapping[str, Sequence[History]], end_s: float, unit: tuple[str, float]) -> tuple[Lines, ...]:
+    edges = np.linspace(0.0, end_s, BINS + 1)
+    middles = (edges[:-1] + edges[1:]) / 2 / unit[1]
+
+    def over_time(
+        name: str, title: str, about: str, y_label: str, series: Callable[[History], list[tuple[float, float]]]
+    ) -> Lines:
+        lines = tuple(
+            _line(policy, [_binned(series(each), edges) for each in of], 100.0 if name == "utilisation" else None)
+            for policy, of in histories.items()
+        )
+        return Lines(name, title, about, f"{unit[0]} since the start", y_label, middles, lines)
+
+    return (
+        over_time("queue", "Jobs that wait for GPUs", "Submitted, not ended, and without GPUs.", "jobs", History.queue),
+        over_time("utilisation", "GPUs in use", "Held by jobs.", "% of all GPUs", History.utilisation),
+        over_time(
+            "goodput",
+            "Goodput: work that gets done",
+            "Summed over all jobs, in whole jobs.",
+            "jobs' worth of work a minute",
+            History.goodput,
+        ),
+    )
+
+
+def _done_within(results: Sequence[Result]) -> Lines:
+    times: dict[str, list[tuple[FloatArray, int]]] = {}
+    for result in results:
+        jct_s = np.sort([row.jct_s for row in result.rows if row.jct_s is not None])
+        times.setdefault(result.policy, []).append((jct_s, len(result.rows)))
+    ended = [each for of in times.values() for each, _ in of if len(each)]
+    low = math.floor(math.log10(max(min((each[0] for each in ended), default=1.0), 1.0)))
+    high = max(math.log10(max((each[-1] for each in ended), default=10.0)), low + 0.5)
+    x = np.logspace(low, high, BINS)
+    lines = tuple(
+        _line(
+            policy,
+            [100 * np.searchsorted(jct_s, x * (1 + 1e-9), side="right") / max(count, 1) for jct_s, count in of],
+            100.0,
+        )
+        for policy, of in times.items()
+    )
+    ticks = tuple((seconds, label) for seconds, label in TIMES if low <= math.log10(seconds) <= high)
+    return Lines(
+        "completion-times",
+        "How soon jobs are done",
+        "Share of the jobs that took at most so long from submission to end.",
+        "from submission to end",
+        "% of the jobs",
+        x,
+        lines,
+        100.0,
+        ticks,
+    )
+
+
+TIMES = (
+    (1, "1 s"), (10, "10 s"), (60, "1 min"), (300, "5 min"), (900, "15 min"), (3600, "1 h"), (4 * 3600, "4 h"),
+    (12 * 3600, "12 h"), (48 * 3600, "2 days"), (7 * 86400, "1 week"), (28 * 86400, "4 weeks"),
+)  # fmt: skip
+"""Of a logarithmic axis of seconds."""
+
+
+def _line(policy: str, seeds: Sequence[FloatArray], most: float | None) -> Line:
+    values_SX = np.stack(seeds)
+    mean = values_SX.mean(axis=0)
+    if len(seeds) < 2:
+        return Line(policy, mean, None, None)
+    half = student.ppf(0.975, len(seeds) - 1) * values_SX.std(axis=0, ddof=1) / math.sqrt(len(seeds))
+    return Line(policy, mean, np.maximum(mean - half, 0.0), np.minimum(mean + half, math.inf if most is None else most))
+
+
+def _binned(series: Sequence[tuple[float, float]], edges: FloatArray) -> FloatArray:
+    """Means over each bin of a step function, given as (from when on, value) and 0 before."""
+    if not series:
+        return np.zeros(len(edges) - 1)
+    times = np.array([at_s for at_s, _ in series])
+    values = np.array([value for _, value in series])
+    area = np.concatenate([[0.0], np.cumsum(values[:-1] * np.diff(times))])
+    last = np.clip(np.searchsorted(times, edges, side="right") - 1, 0, None)
+    until = area[last] + values[last] * np.maximum(edges - times[last], 0.0)
+    means: FloatArray = np.diff(until) / np.diff(edges)
+    return means
+
+
+def history(nodes: Sequence[Node], jobs: Sequence[SimulatedJob], end_s: float, title: str, note: str = "") -> History:
+    """What happened, with the GPUs of each node numbered as jobs took them: the lowest that are free."""
+    free = {node.name: list(range(node.gpus)) for node in nodes}
+    spans: dict[str, list[Span]] = {job.id: [] for job in jobs}
+    held: list[tuple[float, int, dict[str, tuple[int, ...]]]] = []
+    runs = sorted(((run, job.id) for job in jobs for run in job.runs), key=lambda pair: pair[0].start_s)
+    for number, (run, job_id) in enumerate(runs):
+        while held and held[0][0] <= run.start_s:
+            for node, left in heapq.heappop(held)[2].items():
+                free[node] = sorted([*free[node], *left])
+        ids = {share.node: tuple(free[share.node][: share.gpus]) for share in run.placement.shares}
+        for node, taken in ids.items():
+            free[node] = free[node][len(taken) :]
+        heapq.heappush(held, (run.end_s, number, ids))
+        spans[job_id].append(Span(run.start_s, run.end_s, run.placement.gpu_type, ids))
+    return History(
+        title=title,
+        nodes=tuple(NodeShape(node.name, node.gpu_type, node.gpus) for node in nodes),
+        jobs=tuple(_seen(job, tuple(spans[job.id])) for job in jobs if job.submit_s <= end_s),
+        start_s=0.0,
+        end_s=end_s,
+        note=note,
+    )
+
+
+def _seen(job: SimulatedJob, spans: tuple[Span, ...]) -> JobHistory:
+    goodput: list[tuple[float, float]] = []
+    reached = [*(run.progress for run in job.runs[1:]), job.progress]
+    for run, after in zip(job.runs, reached, strict=True):
+        goodput += [(at_s, rate / job.work) for at_s, rate in run.rates]
+        if not run.rates and run.end_s > run.ready_s:  # nobody looked while it trained: what it did in the mean
+            goodput.append((run.ready_s, max(after - run.progress, 0.0) / (run.end_s - run.ready_s) / job.work))
+        goodput.append((run.end_s, 0.0))
+    low, high = job.wish.min_gpus, job.wish.max_gpus
+    return JobHistory(
+        id=job.id,
+        name=job.name,
+        asks=f"{job.wish.adaptivity.value} {low if low == high else f'{low}-{high}'}",
+        submit_s=job.submit_s,
+        start_s=spans[0].start_s if spans else None,
+        end_s=job.finish_s,
+        state="COMPLETED" if job.finish_s is not None else "PENDING",
+        spans=spans,
+        goodput=tuple(goodput),
+        restarts=job.restarts,
+    )

@@ -1,0 +1,323 @@
+"""A daemon's own record as something to simulate: its jobs, what they asked for, what they did, and what was known of them.
+
+Work is counted by the models that the daemon had last: what each says was done in the time and on the GPUs that the job really
+had. So the same job on the same GPUs takes the same time again, however wrong its model is about others. Work that was done
+twice, because a node failed, counts once; of a job that had not ended, the rest is what its own reports say was left.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from statistics import fmean, median
+
+from penstock_profiles.estimators import AnyEstimator, LinearEstimator
+from penstock_profiles.wire import Ended, Observation, Report, Started
+from penstock_scheduler.errors import ConfigError
+from penstock_scheduler.model import Configuration, Job, JobId, Node, Phase, Placement, Share
+from penstock_scheduler.models import Models
+from penstock_scheduler.policies.common import rate
+from penstock_scheduler.records import RoundRecord
+from penstock_scheduler.simulator.cluster import Run, SimulatedJob
+from penstock_scheduler.simulator.learning import Donated
+from penstock_scheduler.simulator.run import Tick
+from penstock_scheduler.simulator.truth import EstimatedJob
+from penstock_scheduler.simulator.workloads import Workload, WorkloadJob
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """What a record tells. Times in s since `start_s`."""
+
+    start_s: float
+    """When it begins, s since 1970."""
+    end_s: float
+    nodes: tuple[Node, ...]
+    """The cluster as of the last round, whole, with the GPUs that jobs of others held in the mean."""
+    workload: Workload
+    """Its jobs. Of their work it knows only the time that it took; `truths` has it."""
+    truths: Mapping[JobId, EstimatedJob]
+    """How fast each job is and how much it is, by the model that the daemon had last."""
+    lived: tuple[SimulatedJob, ...]
+    """What really became of them, in the order of the workload."""
+    ticks: tuple[Tick, ...]
+    round_s: float
+    """From one round to the next, in the median."""
+    notes: tuple[str, ...]
+    """What the record cannot tell, in sentences."""
+
+    @property
+    def ended(self) -> frozenset[JobId]:
+        """Jobs that ended while it was kept: only of these it knows how long they took."""
+        return frozenset(job.id for job in self.lived if job.finish_s is not None)
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What the rounds say of a job."""
+
+    job: Job
+    model: AnyEstimator
+    restart_cost_s: float
+    gone_s: float | None = None
+    """First round without it; None: it is in the last one."""
+    held: list[tuple[float, float, Placement]] = field(default_factory=list)
+
+
+def past(rounds: Iterable[RoundRecord], reports: Iterable[Report]) -> Past:
+    """Read a record.
+
+    Args:
+        rounds: ascending; only one is held at a time.
+        reports: of the jobs, in any order.
+
+    Raises:
+        ConfigError: nothing in it can be simulated.
+    """
+    seen: dict[JobId, _Seen] = {}
+    before: set[JobId] = set()
+    times: list[float] = []
+    others: dict[str, list[int]] = {}
+    ticks: list[Tick] = []
+    record: RoundRecord | None = None
+    for record in rounds:
+        snapshot, now_s = record.snapshot, record.snapshot.time_s
+        here = {job.id for job in snapshot.jobs}
+        for job_id, known in seen.items():
+            if job_id not in here and known.gone_s is None:
+                known.gone_s = now_s
+        for node in snapshot.nodes:
+            others.setdefault(node.name, []).append(node.gpus_others)
+        for job in snapshot.jobs:
+            if not times and (job.allocation is not None or job.restarts):
+                before.add(job.id)
+            known = seen.setdefault(job.id, _Seen(job, snapshot.models[job.id], snapshot.restart_costs_s[job.id]))
+            known.job, known.model, known.gone_s = job, snapshot.models[job.id], None
+            _hold(known.held, job, now_s)
+        ticks.append(_tick(snapshot.jobs, now_s))
+        times.append(now_s)
+    if record is None:
+        raise ConfigError("the store has no rounds: nothing has happened yet that could be replayed")
+    by_job: dict[JobId, list[Report]] = {}
+    for report in reports:
+        if report.job_id in seen and report.job_id not in before:
+            by_job.setdefault(report.job_id, []).append(report)
+    start_s = min([times[0], *(known.job.submit_s for job_id, known in seen.items() if job_id not in before)])
+    lived: list[SimulatedJob] = []
+    left_out = unsure = cut = 0
+    for job_id, known in seen.items():
+        if job_id in before:
+            continue
+        found = _live(known, by_job.get(job_id, []), start_s, times[-1])
+        if found is None:
+            left_out += 1
+            continue
+        one, said_so = found
+        unsure += one.finish_s is not None and not said_so
+        cut += one.finish_s is None
+        lived.append(one)
+    lived.sort(key=lambda job: job.submit_s)
+    if not lived:
+        raise ConfigError("the store's rounds have no job that came and ran while they were kept: nothing to replay")
+    nodes = tuple(
+        replace(node, usable=True, reservation="", gpus_others=min(round(fmean(others[node.name])), node.gpus))
+        for node in record.snapshot.nodes
+    )
+    sentences = (
+        (len(before), "held GPUs already, or had, when the record begins: they are left out"),
+        (left_out, "never ran, or had not ended and do not tell how much is left: they are left out"),
+        (
+            cut,
+            "had not ended when the record ends: they run on in the simulation for the work that they told is left, but only "
+            "jobs that ended count in the figures",
+        ),
+        (unsure, "ended without saying that they were complete, as if cancelled: they end at the same work again"),
+    )
+    notes = [f"{_jobs(count)} {text}." for count, text in sentences if count]
+    if any(node.gpus_others for node in nodes):
+        notes.append("GPUs that jobs of others held are taken to be held all the time, as many as in the mean.")
+    if record.snapshot.limits:
+        notes.append("The site's limits on users, accounts and QOS are not applied.")
+    return Past(
+        start_s=start_s,
+        end_s=times[-1] - start_s,
+        nodes=nodes,
+        workload=Workload("the record", tuple(map(_asked, lived))),
+        truths={job.id: job.truth for job in lived if isinstance(job.truth, EstimatedJob)},
+        lived=tuple(lived),
+        ticks=tuple(replace(tick, time_s=tick.time_s - start_s) for tick in ticks),
+        round_s=median(later - earlier for earlier, later in pairwise(times)) if len(times) > 1 else 60.0,
+        notes=tuple(notes),
+    )
+
+
+def _jobs(count: int) -> str:
+    return "1 job" if count == 1 else f"{count} jobs"
+
+
+def _hold(held: list[tuple[float, float, Placement]], job: Job, now_s: float) -> None:
+    """Note what a job holds in a round: until the next one, if it then still does."""
+    if job.allocation is None or job.phase not in (Phase.RUNNING, Phase.STOPPING):
+        return
+    if held and held[-1][2] == job.allocation:
+        held[-1] = (held[-1][0], now_s, job.allocation)
+    else:
+        held.append((now_s, now_s, job.allocation))
+
+
+def _tick(jobs: Sequence[Job], now_s: float) -> Tick:
+    running = [job.allocation for job in jobs if job.phase is Phase.RUNNING and job.allocation is not None]
+    between = sum(job.phase in (Phase.STARTING, Phase.STOPPING) for job in jobs)
+    gpus = sum(held.gpus for held in running)
+    return Tick(now_s, len(jobs), len(running), between, len(jobs) - len(running) - between, gpus, 0.0, decided=True)
+
+
+def _live(known: _Seen, reports: Sequence[Report], start_s: float, end_s: float) -> tuple[SimulatedJob, bool] | None:
+    """What became of a job, and whether it said at its end that it was complete; None if nothing can be told."""
+    runs: dict[int, list[Report]] = {}
+    for report in sorted(reports, key=lambda report: (report.epoch, report.sequence)):
+        runs.setdefault(report.epoch, []).append(report)
+    spans: list[tuple[float, float, Placement]] = []
+    gross = progress = 0.0
+    total: float | None = None
+    completed_s: float | None = None
+    for run in runs.values():
+        started = next((report.body for report in run if isinstance(report.body, Started)), None)
+        if started is None:
+            continue
+        spans.append((run[0].time_s, run[-1].time_s, _where(started)))
+        reached = max(r.body.progress for r in run if isinstance(r.body, Started | Observation | Ended))
+        gross, progress, total = gross + reached - started.progress, max(progress, reached), started.total or total
+        completed_s = next(
+            (r.time_s for r in run if isinstance(r.body, Ended) and r.body.outcome == "completed"), completed_s
+        )
+    if not spans:
+        spans = list(known.held)
+        if spans and known.gone_s is not None:
+            spans[-1] = (spans[-1][0], known.gone_s, spans[-1][2])
+    done = sum(_rate(known.model, where) * (end - begin) for begin, end, where in spans)
+    finish_s = completed_s if completed_s is not None else known.gone_s
+    if finish_s is None and (total is None or gross <= 0):
+        return None
+    if done <= 0:
+        return None
+    wanted = progress if finish_s is not None else max(total or 0.0, progress)
+    work = done * wanted / gross if gross > 0 else done
+    job = SimulatedJob(
+        id=known.job.id,
+        name=known.job.name,
+        wish=known.job.wish,
+        truth=EstimatedJob(known.model, work, known.restart_cost_s),
+        submit_s=known.job.submit_s - start_s,
+        user=known.job.user,
+        account=known.job.account,
+        time_limit_s=known.job.time_limit_s,
+        progress=work if finish_s is not None else min(done, work),
+        starts=len(spans),
+        finish_s=None if finish_s is None else finish_s - start_s,
+    )
+    for begin, end, where in spans:
+        each = Run(begin - start_s, end - start_s, where, begin - start_s, 0.0)
+        each.rates.append((each.start_s, _rate(known.model, where)))
+        job.runs.append(each)
+    return job, completed_s is not None
+
+
+def _where(started: Started) -> Placement:
+    shares = tuple(Share(node, len(gpus)) for node, gpus in sorted(started.gpu_ids.items()))
+    return Placement(started.gpu_type, "", shares)
+
+
+def _rate(model: AnyEstimator, where: Placement) -> float:
+    return rate(model, where.configuration)
+
+
+def _asked(job: SimulatedJob) -> WorkloadJob:
+    trained_s = sum(run.end_s - run.start_s for run in job.runs)
+    return WorkloadJob(
+        id=job.id,
+        submit_s=job.submit_s,
+        gpus=job.wish.max_gpus,
+        wish=job.wish,
+        name=job.name,
+        user=job.user,
+        account=job.account,
+        duration_s=max(trained_s, 1e-3),
+        time_limit_s=job.time_limit_s,
+    )
+
+
+class PastTruth:
+    """The truth about the jobs of a record, in the place of `Truth`."""
+
+    def __init__(self, truths: Mapping[JobId, EstimatedJob]) -> None:
+        self._truths = truths
+
+    def of(self, job: WorkloadJob) -> EstimatedJob:
+        """See `Truth.of`."""
+        return self._truths[job.id]
+
+    def check(self, workload: Workload) -> None:
+        """There is nothing that could be unknown."""
+
+
+class PastModels:
+    """The `ModelSource` of a replay: what the daemon knew last of each job."""
+
+    def __init__(self, truths: Mapping[JobId, EstimatedJob]) -> None:
+        self._truths = truths
+
+    def models(self, jobs: Sequence[Job], gpu_types: Iterable[str]) -> Models:
+        """See `ports.ModelSource`."""
+        return Models(
+            {job.id: self._truths[job.id].estimator for job in jobs},
+            {job.id: self._truths[job.id].restart_s for job in jobs},
+            {
+                job.id: 0 if job.allocation is None else job.allocation.gpus
+                for job in jobs
+                if isinstance(self._truths[job.id].estimator, LinearEstimator)
+            },
+        )
+
+
+def on_types(
+    truths: Mapping[JobId, EstimatedJob], nodes: Sequence[Node], like: Mapping[str, tuple[str, float]]
+) -> dict[JobId, EstimatedJob]:
+    """The same jobs, which also know GPU types that are `like` another: so many times as fast, in a node of as many GPUs.
+
+    Args:
+        truths: by job.
+        nodes: of the record, for the sizes of the types that others are like.
+        like: new type -> (type of the record, how many times as fast).
+
+    Raises:
+        ConfigError: it names a type that is not in the record.
+    """
+    sizes: dict[str, int] = {}
+    for node in nodes:
+        sizes[node.gpu_type] = max(node.gpus, sizes.get(node.gpu_type, 0))
+    for new, (donor, _) in like.items():
+        if donor not in sizes:
+            raise ConfigError(f"--like {new}={donor}: the record has no {donor}; it has {', '.join(sorted(sizes))}")
+    donors = {new: (donor, faster, sizes[donor]) for new, (donor, faster) in like.items()}
+
+    def known(truth: EstimatedJob) -> EstimatedJob:
+        if not donors or isinstance(truth.estimator, LinearEstimator):
+            return truth
+        return replace(truth, estimator=Donated(truth.estimator, donors))  # type: ignore[arg-type]  # an Estimator
+
+    return {job: known(truth) for job, truth in truths.items()}
+
+
+def unknown_types(truths: Mapping[JobId, EstimatedJob], gpu_types: Iterable[str]) -> list[str]:
+    """Types on which no job has a speed."""
+    one = [(truth.estimator, gpus) for truth in truths.values() for gpus in (1, 2, 4, 8)]
+    return [
+        gpu_type
+        for gpu_type in gpu_types
+        if not any(
+            math.isfinite(speed := rate(model, Configuration(1, gpus, gpu_type))) and speed > 0 for model, gpus in one
+        )
+    ]

@@ -1,0 +1,275 @@
+"""The same jobs on a real Slurm and in the simulator: how far apart are the two?
+
+What a real Slurm takes over starts and stops is measured on a run of its own (`CALIBRATION`), never on the one that is compared.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from statistics import fmean, median
+
+import numpy as np
+
+from penstock_profiles.estimators import AnyEstimator
+from penstock_profiles.families import Families
+from penstock_profiles.wire import Checkpointed, Ended, Report, Started
+from penstock_scheduler.errors import PenstockError, StoreError
+from penstock_scheduler.model import Progress
+from penstock_scheduler.nodespec import parse_nodes
+from penstock_scheduler.records import RoundRecord
+from penstock_scheduler.report import History
+from penstock_scheduler.simulator import Latencies
+from penstock_scheduler.store import SqlStore, open_store
+from penstock_slurm.demo.jobs import DemoJob
+from penstock_slurm.demo.simulated import Pace
+from penstock_slurm.demo.site import HALF_A_SECOND, START_S, TICK_S, DemoSite, read_reports
+
+SLURM_SETTINGS = {
+    "SchedulerParameters": "batch_sched_delay=0,sched_min_interval=0,sched_interval=1,bf_interval=1,bf_resolution=1"
+}
+"""Backfill's 30 s between two passes and 60 s of resolution are for hours; in compressed time they would hide all else."""
+
+CALIBRATION = (
+    (DemoJob("a", "resnet18-cifar10", 3, {"max_gpus": 16}, ("rtx", 1, 4)), 1.0),
+    (DemoJob("b", "bert-squad", 6, {"max_gpus": 16}, ("a100", 1, 8)), 8.0),
+    (DemoJob("c", "deepspeech2", 2, {"max_gpus": 16}, ("t4", 1, 4)), 15.0),
+    (DemoJob("d", "resnet50-imagenet", 6, {"max_gpus": 16}, ("rtx", 1, 8)), 22.0),
+    (DemoJob("e", "yolov3", 1, {"max_gpus": 8}, ("t4", 2, 4)), 29.0),
+    (DemoJob("f", "bert-squad", 2, {"max_gpus": 8}, ("rtx", 1, 8)), 36.0),
+)
+"""Jobs and when they come, for `measure`: a minute and a half in which some are resized and moved."""
+
+AT_ONCE_S = 0.7
+"""Processes that Slurm starts together say so some tenths of a second apart."""
+
+COUNTS = (1, 2, 4, 8, 16)
+"""GPUs that a job's rates are told for."""
+
+
+def tabled(job: DemoJob, spec: str, families: Families) -> DemoJob:
+    """The same job by measured rates instead of its model: then nobody learns, and what differs is Slurm alone."""
+    estimator: AnyEstimator = families[job.family].estimator(fixed_batch=job.fixed_batch())
+    sizes = {node.gpu_type: node.gpus for node in parse_nodes(spec)}
+    rates: dict[str, dict[int, float]] = {}
+    for gpu_type, node_gpus in sizes.items():
+        found = estimator.goodput(gpu_type, np.array([-(-gpus // node_gpus) for gpus in COUNTS]), np.array(COUNTS))
+        rates[gpu_type] = {gpus: round(float(rate), 4) for gpus, rate in zip(COUNTS, found, strict=True) if rate > 0}
+    return replace(job, rates={gpu_type: table for gpu_type, table in rates.items() if table})
+
+
+@dataclass(frozen=True, slots=True)
+class Lived:
+    """What happened on a real Slurm."""
+
+    history: History
+    order: list[str]
+    """`order_by_plan` or, without Penstock, `order_by_start`."""
+    pace: Pace | None
+    """`measure`; None without Penstock."""
+
+
+def live(
+    title: str,
+    folder: Path,
+    spec: str,
+    jobs: Sequence[DemoJob],
+    arrivals_s: Sequence[float],
+    families: Families,
+    *,
+    penstock: bool,
+    limit_s: float,
+) -> Lived:
+    """Run jobs on a loopback Slurm of their own, to the end.
+
+    Args:
+        title: of the history.
+        folder: of cluster, daemon and jobs; need not be there.
+        spec: the nodes.
+        jobs: each with its `rates`.
+        arrivals_s: when each is submitted. Under penstockd, time 0 is that of a round, so that the simulation's are in step.
+        families: the catalogue.
+        penstock: whether penstockd decides, by `sia`; else Slurm does, by each job's plain request.
+        limit_s: real seconds after which that is given up.
+
+    Raises:
+        PenstockError: not all have ended after `limit_s`, or penstockd has.
+    """
+    site = DemoSite(folder, spec, penstock=penstock, settings=SLURM_SETTINGS)
+    site.up()
+    try:
+        begun_s = _next_round_s(site) if penstock else time.time()
+        for job, at_s in zip(jobs, arrivals_s, strict=True):
+            time.sleep(max(begun_s + at_s - time.time(), 0.0))
+            site.submit(job, families)
+        while site.ended < len(jobs):
+            if time.time() > begun_s + limit_s or site.daemon_died:
+                states = {job.name: job.state for job in site.records.values()}
+                raise PenstockError(f"not all jobs ended within {limit_s:.0f} s; see {folder}: {states}")
+            time.sleep(0.5)
+            site.look()
+        lived = site.history(title, "real slurmctld, slurmd and processes", begun_s, time.time(), families)
+        order = order_by_plan(_rounds(open_store(site.state))) if penstock else order_by_start(lived)
+        return Lived(lived, order, measure(site) if penstock else None)
+    finally:
+        site.down()
+
+
+def _next_round_s(site: DemoSite) -> float:
+    """When the next round was decided. Waits for it."""
+    first, until_s = None, time.time() + 60.0
+    while time.time() < until_s and not site.daemon_died:
+        try:
+            record = open_store(site.state).last_round()
+        except StoreError:  # the daemon has not made it yet
+            record = None
+        if record is not None:
+            first = record.snapshot.round if first is None else first
+            if record.snapshot.round > first:
+                return record.snapshot.time_s
+        time.sleep(0.05)
+    raise PenstockError(f"penstockd decides no rounds; see {site.folder}/penstockd.log")
+
+
+# What it takes.
+
+
+def measure(site: DemoSite) -> Pace:
+    """How long things took under penstockd, once all jobs have ended: medians over their runs.
+
+    Raises:
+        PenstockError: nobody was moved.
+    """
+    store = open_store(site.state)
+    rounds = _rounds(store)
+    round_s = median(later.snapshot.time_s - each.snapshot.time_s for each, later in pairwise(rounds))
+    tick_s = TICK_S + median(record.seconds["observe"] for record in rounds)
+    tick_s = round_s / max(round(round_s / tick_s), 1)
+    asked, started, running = _orders(store)
+    starts, launches, leaves, lost, pauses, exits = [], [], [], [], [], []
+    for job_id, record in site.records.items():
+        runs = read_reports(site.spool / job_id / "reports")
+        orders = started.get(job_id, [])
+        for run, order_s in zip(runs, orders, strict=False):
+            starts.append(_when(run, Started) + START_S - order_s)
+        launches += [at_s - order_s for order_s, at_s in zip(orders, running.get(job_id, []), strict=False)]
+        if record.end_s is not None:
+            exits.append(record.end_s + HALF_A_SECOND - _when(runs[-1], Ended))
+        for run, asked_s, again_s in zip(runs, asked.get(job_id, []), orders[1:], strict=False):
+            left_s = _when(run, Ended)
+            leaves.append(left_s - asked_s)
+            lost.append(sum(r.body.seconds for r in run if isinstance(r.body, Checkpointed) and r.time_s >= asked_s))
+            pauses.append(again_s - left_s)
+    if not leaves:
+        raise PenstockError("no job was moved, so that nothing tells how long that takes; run others, for longer")
+    exit_s = max(fmean(exits), 0.0)
+    return Pace(
+        time_scale=site.time_scale,
+        round_s=round_s,
+        tick_s=tick_s,
+        start_s=median(starts),
+        latencies=Latencies(
+            # What the daemon sees, it sees half a tick late in the mean; the simulated one does so, too.
+            launch_s=max(median(launches) - tick_s / 2, 0.0),
+            leave_s=median(leaves) + exit_s,
+            lost_s=median(lost) + exit_s,
+            pause_s=max(median(pauses) - exit_s - tick_s / 2, 0.0),
+            exit_s=exit_s,
+        ),
+    )
+
+
+def _orders(store: SqlStore) -> tuple[Mapping[str, list[float]], Mapping[str, list[float]], Mapping[str, list[float]]]:
+    """Of each job: when it was asked to leave, when it was sent to a placement, and when that was seen to be done."""
+    asked: dict[str, list[float]] = {}
+    sent: dict[str, list[float]] = {}
+    done: dict[str, list[float]] = {}
+    for line in store.outcomes():
+        job, starts = line.action.job, line.action.kind == "start"
+        if line.text == "waits for Slurm to start it":
+            sent.setdefault(job, []).append(line.time_s)
+        elif line.text == "was asked to save" and len(asked.get(job, [])) < len(sent.get(job, [])):
+            asked.setdefault(job, []).append(line.time_s)
+        elif starts and line.progress is Progress.DONE and len(done.get(job, [])) < len(sent.get(job, [])):
+            done.setdefault(job, []).append(line.time_s)
+    return asked, sent, done
+
+
+def _when(run: Sequence[Report], kind: type[Started] | type[Ended]) -> float:
+    return next(report.time_s for report in run if isinstance(report.body, kind))
+
+
+# What is compared.
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A simulated history against the real one."""
+
+    average_jct: float
+    """Simulated over real, less 1; so are the others."""
+    makespan: float
+    longest_jct: float
+    same_starts: bool
+    """Whether the same jobs started in the same order; of jobs that one round starts, in the round's own."""
+    same_placements: bool
+    """Whether each job had the same GPU types and counts, one after another."""
+
+    def within(self, share: float) -> bool:
+        """Whether averages and makespan are so near."""
+        return abs(self.average_jct) <= share and abs(self.makespan) <= share
+
+
+def compare(real: History, simulated: History, real_order: Sequence[str], simulated_order: Sequence[str]) -> Difference:
+    """See `Difference`. Raises PenstockError if not all jobs have ended on both sides."""
+    shares = []
+    for of in ("average_jct_s", "makespan_s", "longest_jct_s"):
+        values = [getattr(each, of) for each in (simulated, real)]
+        if values[0] is None or values[1] is None:
+            raise PenstockError("not all jobs ended, so that there is nothing to compare")
+        shares.append(values[0] / values[1] - 1)
+    average, makespan, longest = shares
+    same = list(real_order) == list(simulated_order)
+    return Difference(average, makespan, longest, same, configurations(real) == configurations(simulated))
+
+
+def configurations(history: History) -> dict[str, list[str]]:
+    """Of each job, by name, the shapes that it ran on, in their order."""
+    return {
+        job.name: [f"{span.gpus} {span.gpu_type} on {len(span.gpu_ids)}" for span in job.spans] for job in history.jobs
+    }
+
+
+def order_by_plan(rounds: Iterable[RoundRecord]) -> list[str]:
+    """Every new placement of a job, in the order of the rounds that decided it, as `job: placement`."""
+    order: list[str] = []
+    held: dict[str, str] = {}
+    for record in rounds:
+        names = {job.id: job.name for job in record.snapshot.jobs}
+        now = {
+            names[job_id]: str(each.placement) for job_id, each in record.plan.assignments.items() if job_id in names
+        }
+        order += [f"{name}: {where}" for name, where in sorted(now.items()) if held.get(name) != where]
+        held = now
+    return order
+
+
+def order_by_start(history: History) -> list[str]:
+    """Names of the jobs in the order of their first starts; of those that start within `AT_ONCE_S` of another, by name."""
+    started = sorted((job.start_s, job.name) for job in history.jobs if job.start_s is not None)
+    groups: list[list[str]] = []
+    last_s = -math.inf
+    for start_s, name in started:
+        if start_s - last_s >= AT_ONCE_S:
+            groups.append([])
+        groups[-1].append(name)
+        last_s = start_s
+    return [name for group in groups for name in sorted(group)]
+
+
+def _rounds(store: SqlStore) -> list[RoundRecord]:
+    return [store.round(number) for number in store.round_numbers()]
