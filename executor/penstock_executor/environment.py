@@ -105,7 +105,9 @@ def _torchrun_ranks(environ: Mapping[str, str]) -> Ranks:
     names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     missing = [name for name in names if not environ.get(name)]
     if missing:
-        raise EnvironmentDisagrees(f"RANK is set but {', '.join(missing)} not; start with torchrun or srun, or unset RANK")
+        raise EnvironmentDisagrees(
+            f"RANK is set but {', '.join(missing)} not; start with torchrun or srun, or unset RANK"
+        )
     rank, world, port = (_given(environ, name) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
     local_world = _number(environ, "LOCAL_WORLD_SIZE") or 1
     step = _number(environ, "SLURM_STEP_NUM_TASKS")

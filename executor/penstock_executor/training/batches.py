@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, pairwise
 from typing import Any, Protocol
 
 import numpy as np
@@ -70,7 +70,7 @@ def deal(samples: int, replicas: int, atomic: int) -> list[list[range]]:
     micro_steps = -(-samples // (replicas * atomic))
     base, extra = divmod(samples, replicas * micro_steps)
     starts = [part * base + min(part, extra) for part in range(replicas * micro_steps + 1)]
-    ranges = [range(a, b) for a, b in zip(starts, starts[1:], strict=False)]
+    ranges = [range(a, b) for a, b in pairwise(starts)]
     return [ranges[i : i + replicas] for i in range(0, len(ranges), replicas)]
 
 
