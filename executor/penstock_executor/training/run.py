@@ -35,7 +35,7 @@ from penstock_executor.training.saving import Saver, copied, from_bytes, random_
 from penstock_executor.training.sizes import BatchChooser
 from penstock_profiles.efficiency import gain
 from penstock_profiles.learning_rate import RULES, Rule
-from penstock_profiles.noise import Moments, NoiseEstimator
+from penstock_profiles.noise import GradientNoise, Moments, NoiseEstimator
 from penstock_profiles.wire import CPU, Body, Checkpointed, Observation, Started
 
 log = logging.getLogger(__name__)
@@ -302,6 +302,11 @@ class Run:
         self._time(part.step_samples, ended_s)
         self._settle()
         self._speak(norms, part.step_samples)
+
+    @property
+    def noise(self) -> GradientNoise | None:
+        """The estimate of the gradient's noise so far, at the initial batch size; None before the first."""
+        return self._noise.noise
 
     def log(self, **values: object) -> None:
         """Write `values` to the log, once for all processes."""
