@@ -7,8 +7,9 @@
     request=$(penstock-report poll --epoch $epoch) && save && penstock-report saved --epoch $epoch --request "$request" ...
     penstock-report end --epoch $epoch --outcome completed --progress 1e6
 
-Each call is one message of `penstock_profiles.wire` in the job's spool, which docs/executor.md describes for those who would rather
-write the files themselves. Without Penstock or Slurm, nothing is said, `poll` finds nothing, and a script runs unchanged.
+Each call is one message of `penstock_profiles.wire` in the job's spool, which docs/executor.md describes for those who
+would rather write the files themselves. Without Penstock or Slurm, nothing is said, `poll` finds nothing, and a script runs
+unchanged.
 
 Exit status: 0; `poll` without a request 1; 75 when a later run of the job has begun, so that this one must stop and write nothing
 more; 2 for wrong options or variables, with a sentence on standard error.

@@ -1,6 +1,7 @@
 """Elastic training with real processes on CPUs (gloo)."""
 
 import json
+import os
 import random
 import signal
 import time
@@ -17,6 +18,7 @@ from .elastic import (
     final,
     largest_difference,
     steps,
+    torch,
     torchrun,
 )
 from .spool import ROOT, bodies, process, tell, wait_for
@@ -116,3 +118,59 @@ def test_a_job_alone_without_slurm_saves_nothing_unless_told_where(tmp_path: Pat
     with process(script, tmp_path, "3", environment=environment()) as child:
         finish(child)
     assert [path.name for path in tmp_path.iterdir()] == ["noise.json"]
+
+
+def test_where_memory_runs_out_it_begins_again_with_a_smaller_batch(tmp_path: Path):
+    """40 samples fit; 32 is the initial batch, and of what is tried next some do not fit."""
+    with train(tmp_path, "--epochs=60", "--max-batch=256", "--memory=40", "--report-every=0.05") as child:
+        said = finish(child)
+    assert "does not fit into memory: again with fewer" in said
+    assert max(record["step"] for record in steps(tmp_path)) == final(tmp_path)["steps"] - 1
+    assert max(len(record["seen"]) for record in steps(tmp_path) if record["run"] > 1) >= 32
+    assert_each_sample_once(tmp_path, max(record["epoch"] for record in steps(tmp_path)) + 1, 1003)
+
+
+def test_a_full_disk_and_a_folder_that_may_not_be_written_are_said_and_the_old_checkpoint_stays(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    from penstock_executor.training.saving import Saver, from_bytes
+
+    told: list[float] = []
+    saver = Saver(Checkpoints(tmp_path, 1))
+    saver.save({"w": torch.ones(3)}, 1, {}, told.append)
+    saver.wait()
+    assert len(told) == 1
+    (tmp_path / "epoch-0001" / f"step-000000000002.{os.getpid()}.tmp").symlink_to("/dev/full")
+    saver.save({"w": torch.ones(30_000)}, 2, {}, told.append)
+    saver.wait()
+    assert "No space left" in caplog.text
+    assert "those before it are whole, free some space" in caplog.text
+    if os.geteuid() == 0:
+        os.seteuid(65534)
+        try:
+            saver.save({"w": torch.ones(3)}, 3, {}, told.append)
+            saver.wait()
+        finally:
+            os.seteuid(0)
+        assert "Permission denied" in caplog.text
+    assert len(told) == 1
+    assert saver.failure is not None
+    found = saver.checkpoints.latest()
+    assert (found.step, from_bytes(found.state)["w"].tolist()) == (1, [1, 1, 1])
+    saver.save({"w": torch.zeros(3)}, 4, {}, told.append)
+    saver.wait()
+    assert (saver.failure, len(told), saver.checkpoints.latest().step) == (None, 2, 4)
+
+
+def test_a_sharded_model_goes_on_with_another_number_of_processes(tmp_path: Path):
+    """FSDP2 on CPUs: stopped on two processes, it goes on on three."""
+    options = ("--sharded", "--size=203", "--optimizer=adam")
+    with train(tmp_path, "--sleep=0.2", *options, processes=2) as child:
+        wait_for(lambda: any(record["step"] > 3 for record in steps(tmp_path)), "steps", 120)
+        child.terminate()
+        child.wait(timeout=60)
+    (tmp_path / "fast").touch()
+    with train(tmp_path, *options, processes=3) as child:
+        finish(child)
+    assert {record["world"] for record in steps(tmp_path)} == {2, 3}
+    assert_each_sample_once(tmp_path, 3, 203)

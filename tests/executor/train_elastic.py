@@ -49,6 +49,8 @@ def main() -> None:
     parser.add_argument("--checkpoint-every", type=float, default=600)
     parser.add_argument("--optimizer", default="sgd")
     parser.add_argument("--scaler", action="store_true")
+    parser.add_argument("--memory", type=int, help="samples of one process that fit")
+    parser.add_argument("--sharded", action="store_true")
     parser.add_argument("--workers", type=int, default=0)
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
@@ -60,6 +62,10 @@ def main() -> None:
         checkpoint_every_s=options.checkpoint_every,
     )
     model = torch.nn.Sequential(torch.nn.Linear(2, 32), torch.nn.Tanh(), torch.nn.Linear(32, 1)).double()
+    if options.sharded:
+        from torch.distributed.fsdp import fully_shard
+
+        fully_shard(model)
     if options.optimizer == "sgd":
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     else:
@@ -87,10 +93,14 @@ def main() -> None:
             line = {"attempt": int(attempt), "run": run.run_epoch, "epoch": epoch, "step": run.steps, "seen": seen}
             os.write(record, (json.dumps(line | {"world": run.world, "batch": loader.size.total}) + "\n").encode())
             loss = loss_of(model(points.double()).squeeze(1), labels.double())
+            if options.memory and len(points) > options.memory:
+                raise MemoryError(f"{len(points)} samples")
             if options.sleep and not (options.folder / "fast").exists():
                 time.sleep(options.sleep)
             run.step(loss)
         run.log(epoch=epoch)
+    if options.sharded:
+        return
     if run.rank == 0:
         with torch.no_grad():
             loss = float(loss_of(model(data.points.double()).squeeze(1), data.labels.double()))

@@ -52,7 +52,7 @@ def main() -> None:
     run = px.start()
     model = Point()
     kind = torch.optim.SGD if options.optimizer == "sgd" else torch.optim.Adam
-    model, optimizer, loader = run.prepare(
+    model, _, loader = run.prepare(
         model,
         kind(model.parameters(), lr=0.0),
         Draws(options.steps * BATCH),

@@ -26,6 +26,8 @@ from penstock_executor.allocation import Allocation, UnknownAllocation, find_all
 from penstock_executor.checkpoint import Checkpoints
 from penstock_executor.client import connect
 from penstock_executor.environment import read_environment, read_ranks
+from penstock_executor.profiling import is_out_of_memory
+from penstock_executor.training import short_of_memory
 from penstock_executor.training.batches import BatchSize
 from penstock_executor.training.gradients import GradientMeter, Norms
 from penstock_executor.training.loader import Loader
@@ -162,13 +164,7 @@ class Run:
         signal.signal(signal.SIGTERM, self._on_term)
         # Some sites' warning before a time limit: not ours to die of.
         signal.signal(signal.SIGUSR2, signal.SIG_IGN)
-        before = sys.excepthook
-
-        def on_error(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-            self._close("failed", f"{kind.__name__}: {error}")
-            before(kind, error, trace)
-
-        sys.excepthook = on_error
+        self._excepthook, sys.excepthook = sys.excepthook, self._on_error
 
     def prepare(
         self,
@@ -229,9 +225,12 @@ class Run:
             replicas=self.world,
             memory_mb=self._memory_mb(),
         )
+        if self._saver is not None:
+            for gpu_type, atomic in short_of_memory.noted(self._saver.checkpoints.folder).items():
+                self._chooser.out_of_memory(gpu_type, atomic)
         if max_atomic_batch is not None:
             self._chooser.limit(self._gpus.gpu_type, max_atomic_batch)
-        sharded = hasattr(model, "set_requires_gradient_sync")
+        self._sharded = sharded = hasattr(model, "set_requires_gradient_sync")
         self._bare = model if sharded else model.to(self.device)
         self._optimizer, self._scheduler, self._scaler = optimizer, scheduler, scaler
         self._max_grad_norm = max_grad_norm
@@ -322,9 +321,11 @@ class Run:
         if self.rank == 0 and self.reporter is not None and self.reporter.request is not None:
             request, self.reporter.request = self.reporter.request.id, None
         everyones = self._group.gather(random_states())
+        # The shards of a model are put together by all.
+        state = self._state(everyones) if self.rank == 0 or self._sharded else {}
         if self.rank == 0:
             self._saver.wait()
-            state, meta = self._state(everyones), self._meta()
+            meta = self._meta()
             progress, steps = self.progress, self.steps
             pause_s = time.monotonic() - began_s
 
@@ -429,8 +430,11 @@ class Run:
         if pending.norms is not None:
             self._take_norms(word[_Word.LOCAL_SQR], word[_Word.MEAN_SQR], pending)
         if word[_Word.TOTAL]:
+            before = self._atomic
             self._loader.size = self._batch = BatchSize(int(word[_Word.TOTAL]), int(word[_Word.ATOMIC]))
             self._timed = _Timed()
+            if self._atomic > before:
+                self.save()  # memory may not suffice
             log.info("step=%d batch=%d atomic=%d", self.steps, self._batch.total, self._batch.atomic)
         if word[_Word.FENCED]:
             self._leave("fenced", FENCED)
@@ -470,14 +474,13 @@ class Run:
         scale = self._batch.total / self._initial
         worth = scale if noise is None else float(gain(noise.grad_sqr, noise.grad_var, scale, 1.0))
         peak_mb = torch.cuda.max_memory_allocated() / MIB if self.device.type == "cuda" else None
-        accumulation = self._batch.accumulation_steps(self.world)
         self._put(
             Observation(
                 gpu_type=self._gpus.gpu_type,
                 nodes=self._gpus.nodes,
                 gpus=self.world,
-                atomic_batch=-(-self._batch.total // (self.world * (accumulation + 1))),
-                accumulation_steps=accumulation,
+                atomic_batch=self._atomic,
+                accumulation_steps=self._batch.accumulation_steps(self.world),
                 steps=timed.steps,
                 step_time_s=step_time_s,
                 sync_time_s=min(timed.sync_s / timed.steps, 0.999 * step_time_s),
@@ -504,6 +507,22 @@ class Run:
             torch.distributed.destroy_process_group()
         raise SystemExit(status)
 
+    def _on_error(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        """In place of Python's: say that the run fails; where memory was short, begin again with a smaller batch."""
+        self._close("failed", f"{kind.__name__}: {error}")
+        self._excepthook(kind, error, trace)
+        if not (isinstance(error, Exception) and is_out_of_memory(error)) or self._saver is None or self._atomic <= 1:
+            return
+        short_of_memory.note(self._saver.checkpoints.folder, self._gpus.gpu_type, self._atomic)
+        log.error("gpu_type=%s atomic=%d does not fit into memory: again with fewer", self._gpus.gpu_type, self._atomic)
+        short_of_memory.begin_again(self.world, read_environment().job_id)
+
+    @property
+    def _atomic(self) -> int:
+        """Samples of the largest part of a step."""
+        batch = self._batch
+        return -(-batch.total // (self.world * (batch.accumulation_steps(self.world) + 1)))
+
     def _on_term(self, _number: int, _frame: object) -> None:
         self._stop = True
 
@@ -520,7 +539,13 @@ class Run:
     # Checkpoints.
 
     def _state(self, random: list[Any]) -> dict[str, Any]:
-        state = {"model": self._bare.state_dict(), "optimizer": self._optimizer.state_dict()}
+        if self._sharded:
+            from torch.distributed.checkpoint.state_dict import get_state_dict
+
+            model, optimizer = get_state_dict(self._bare, self._optimizer, options=_whole())
+        else:
+            model, optimizer = self._bare.state_dict(), self._optimizer.state_dict()
+        state = {"model": model, "optimizer": optimizer}
         for name, each in self._named().items():
             state[f"more.{name}"] = each.state_dict()
         return dict(copied(state)) | {"random": random}
@@ -552,8 +577,14 @@ class Run:
             return 0, None
         assert isinstance(found.state, bytes)
         meta, state = found.meta, from_bytes(found.state)
-        self._bare.load_state_dict(state["model"])
-        self._optimizer.load_state_dict(state["optimizer"])
+        if self._sharded:
+            from torch.distributed.checkpoint.state_dict import set_state_dict
+
+            parts = {"model_state_dict": state["model"], "optim_state_dict": state["optimizer"]}
+            set_state_dict(self._bare, self._optimizer, **parts, options=_whole())
+        else:
+            self._bare.load_state_dict(state["model"])
+            self._optimizer.load_state_dict(state["optimizer"])
         for name, each in self._named().items():
             if f"more.{name}" in state:
                 each.load_state_dict(state[f"more.{name}"])
@@ -565,7 +596,16 @@ class Run:
         self._chooser.load_state_dict(meta["learned"])
         log.info("step=%d epoch=%d position=%d goes on", self.steps, self.epoch, meta["position"])
         here = [self._gpus.gpu_type, self._gpus.nodes, self.world]
-        return meta["position"], BatchSize(**meta["batch"]) if meta["gpus"] == here and self._adaptive else None
+        batch = BatchSize(**meta["batch"])
+        fits = batch.atomic <= self._chooser.limit_of(self._gpus.gpu_type)
+        return meta["position"], batch if meta["gpus"] == here and self._adaptive and fits else None
+
+
+def _whole() -> Any:
+    """Of a sharded model: the whole state on rank 0, so that any number of processes can take it up."""
+    from torch.distributed.checkpoint.state_dict import StateDictOptions
+
+    return StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
 def _allocation(environment: Any, gpu_type: str | None, device: torch.device, ranks: Any) -> Allocation:

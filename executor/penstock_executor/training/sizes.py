@@ -6,6 +6,7 @@ memory runs out, and remembers for each GPU type how far it got.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -63,6 +64,10 @@ class BatchChooser:
     def limit(self, gpu_type: str, atomic: int) -> None:
         """No atomic batch above this on `gpu_type`."""
         self._limits[gpu_type] = min(self._limits.get(gpu_type, atomic), atomic)
+
+    def limit_of(self, gpu_type: str) -> float:
+        """The largest atomic batch that is allowed on `gpu_type`; infinite if nothing is known."""
+        return self._limits.get(gpu_type, math.inf)
 
     def choose(self) -> BatchSize:
         """The batch to train with now."""
