@@ -162,6 +162,21 @@ def test_a_full_disk_and_a_folder_that_may_not_be_written_are_said_and_the_old_c
     assert (saver.failure, len(told), saver.checkpoints.latest().step) == (None, 2, 4)
 
 
+def test_suspended_it_stands_still_and_resumed_it_goes_on(tmp_path: Path):
+    with train(tmp_path, "--size=203", "--sleep=0.1") as child:
+        wait_for(lambda: steps(tmp_path), "steps", 120)
+        child.send_signal(signal.SIGTSTP)
+        log = ""
+        while "suspended" not in log:
+            log = child.stderr.readline()
+        count = len(steps(tmp_path))
+        time.sleep(1)
+        assert len(steps(tmp_path)) == count
+        child.send_signal(signal.SIGCONT)
+        assert "resumed moved_bytes=0" in finish(child)
+    assert_each_sample_once(tmp_path, 3, 203)
+
+
 def test_a_sharded_model_goes_on_with_another_number_of_processes(tmp_path: Path):
     """FSDP2 on CPUs: stopped on two processes, it goes on on three."""
     options = ("--sharded", "--size=203", "--optimizer=adam")

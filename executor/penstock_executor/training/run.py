@@ -35,6 +35,7 @@ from penstock_executor.training.processes import Group, join
 from penstock_executor.training.reporter import Reporter
 from penstock_executor.training.saving import Saver, copied, from_bytes, random_states, set_random_states
 from penstock_executor.training.sizes import BatchChooser
+from penstock_executor.training.suspension import Suspension
 from penstock_profiles.efficiency import gain
 from penstock_profiles.learning_rate import RULES, Rule
 from penstock_profiles.noise import GradientNoise, Moments, NoiseEstimator
@@ -57,6 +58,7 @@ def start(
     report_every_s: float = 30.0,
     checkpoint_every_s: float = 600.0,
     keep: int = 2,
+    host_cap_bytes: int | None = None,
     seed: int = 0,
 ) -> Run:
     """Begin a run: who am I, join the others, find the checkpoint.
@@ -68,6 +70,7 @@ def start(
         report_every_s: seconds between two reports to the daemon.
         checkpoint_every_s: seconds between two checkpoints, besides those at each epoch's end and on request.
         keep: checkpoints to keep.
+        host_cap_bytes: most of the host's memory that the state of one suspended process may take; None: no limit.
         seed: of the order of samples; torch's own generators are the script's to seed.
 
     Raises:
@@ -87,7 +90,7 @@ def start(
         group,
         device,
         saved,
-        _Settings(report_every_s, checkpoint_every_s, seed),
+        _Settings(report_every_s, checkpoint_every_s, host_cap_bytes, seed),
         group.from_first(_allocation(environment, gpu_type, device, ranks) if client else None),
         epoch,
     )
@@ -100,13 +103,14 @@ def start(
 class _Settings:
     report_every_s: float
     checkpoint_every_s: float
+    host_cap_bytes: int | None
     seed: int
 
 
 class _Word:
     """What each process says to the others once a step: places in a vector that is added up."""
 
-    LOCAL_SQR, MEAN_SQR, STOP, SAVE, FENCED, TOTAL, ATOMIC, LENGTH = range(8)
+    LOCAL_SQR, MEAN_SQR, STOP, SAVE, FENCED, SUSPEND, TOTAL, ATOMIC, LENGTH = range(9)
 
 
 @dataclasses.dataclass(slots=True)
@@ -162,6 +166,7 @@ class Run:
         self._pause_s = 0.0
         self._closed = False
         signal.signal(signal.SIGTERM, self._on_term)
+        self._suspension = Suspension(settings.host_cap_bytes)
         # Some sites' warning before a time limit: not ours to die of.
         signal.signal(signal.SIGUSR2, signal.SIG_IGN)
         self._excepthook, sys.excepthook = sys.excepthook, self._on_error
@@ -393,7 +398,7 @@ class Run:
         vector = torch.zeros(_Word.LENGTH, dtype=torch.float64)
         if norms is not None:
             vector[_Word.LOCAL_SQR], vector[_Word.MEAN_SQR] = norms.local_sqr, norms.mean_sqr
-        vector[_Word.STOP] = self._stop
+        vector[_Word.STOP], vector[_Word.SUSPEND] = self._stop, self._suspension.asked
         if self.rank == 0:
             self._speak_for_all(vector)
         self._pending = _Pending(vector, self._group.add_up(vector), norms, samples)
@@ -445,6 +450,9 @@ class Run:
             self._leave("stopped", STOPPED)
         if word[_Word.SAVE]:
             self.save()
+        if word[_Word.SUSPEND]:
+            self._suspension.stand_still(self._optimizer, self._bare.parameters())
+            self._begun_s = time.perf_counter()
 
     def _take_norms(self, local_sqr: float, mean_sqr: float, pending: _Pending) -> None:
         norms = pending.norms
