@@ -139,6 +139,21 @@ install_project() {
   echo "$stamp" >".venv/has-$1"
 }
 
+# install_torch: PyTorch for the tests of the executor, if PENSTOCK_TORCH says what to install: `torch==2.13.0`, or `yes` for any.
+# From the public registry it comes with gigabytes of CUDA's libraries; elsewhere, a build for CPUs alone is 200 MB.
+install_torch() {
+  [ -n "${PENSTOCK_TORCH:-}" ] || return 0
+  [ "$(cat .venv/has-torch 2>/dev/null)" != "$PENSTOCK_TORCH" ] || return 0
+  local what=$PENSTOCK_TORCH
+  [ "$what" != yes ] || what=torch
+  say "installing PyTorch ($what) ..."
+  if pip_install "$what"; then
+    echo "$PENSTOCK_TORCH" >.venv/has-torch
+  else
+    say "could not install PyTorch: the tests that need it skip themselves"
+  fi
+}
+
 # uv is several times as fast as pip, but does not read pip's settings: where pip was given an index, pip it is.
 pip_install() {
   if ! .venv/bin/pip config list 2>/dev/null | grep -qE 'index|find.links|proxy'; then

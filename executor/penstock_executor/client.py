@@ -75,6 +75,20 @@ def connect(checkpoints: Path | None = None, environment: Environment | None = N
         return Client(epoch, environment, job, checkpoints)
 
 
+def reconnect(epoch: int, checkpoints: Path | None = None, environment: Environment | None = None) -> Client:
+    """The line of a run that `connect` began in another process: for programs of which each says one thing and ends.
+
+    Args:
+        epoch: what `connect` gave.
+        checkpoints: as for `connect`.
+        environment: as for `connect`.
+    """
+    environment = read_environment() if environment is None else environment
+    client = Client(epoch, environment, _Job.of(environment), checkpoints)
+    client.begin_after(client.said())
+    return client
+
+
 class Client:
     """One run's line to the daemon; `connect` makes it."""
 
@@ -90,6 +104,21 @@ class Client:
         self._handed_out: str | None = None
         self._fenced = False
         self._closed = False
+
+    def said(self) -> list[Body]:
+        """What this run has reported, from the spool; [] without one."""
+        if self._job is None:
+            return []
+        found = []
+        with contextlib.suppress(OSError):
+            for line in self._job.read_reports(self.epoch).splitlines():
+                with contextlib.suppress(ValidationError):
+                    found.append(Report.model_validate_json(line).body)
+        return found
+
+    def begin_after(self, said: list[Body]) -> None:
+        """Number reports as those that come after `said`."""
+        self._sequence = len(said)
 
     def report(self, body: Body) -> None:
         """Tell the daemon. Never raises: what cannot be written now is tried again with the next report."""
@@ -224,6 +253,10 @@ class _Job:
             yield descriptor
         finally:
             os.close(descriptor)
+
+    def read_reports(self, epoch: int) -> bytes:
+        """All lines of a run."""
+        return self._reports(epoch).read_bytes()
 
     def _reports(self, epoch: int) -> Path:
         return reports_file(self.spool, self.job_id, epoch)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,6 +62,114 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
     gpu_ids, gpus = _gpus(environ)
     restarts = _number(environ, "SLURM_RESTART_COUNT") or 0
     return Environment(job_id, nodes, node, gpus, gpu_ids, restarts, spool, profile)
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """One process's place among those that train together. A process alone is rank 0 of 1."""
+
+    rank: int = 0
+    world: int = 1
+    local_rank: int = 0
+    """Place among the job's processes on this node."""
+    local_world: int = 1
+    nodes: int = 1
+    first_node: str | None = None
+    """Slurm's name of the node of rank 0; None where `master` says it, or the process is alone."""
+    master: str | None = None
+    """Address of rank 0, where torchrun or the user gave it."""
+    port: int = 0
+    """Port on which rank 0 listens; 0 if the process is alone."""
+
+
+def read_ranks(environ: Mapping[str, str] | None = None) -> Ranks:
+    """Who this process is among its like, by torchrun's variables or those of a step of Slurm's (srun).
+
+    torchrun's go before Slurm's, since it may itself run in a step, one task a node. MASTER_ADDR and MASTER_PORT, where
+    they are set, go before what Slurm's say. In a batch script without srun a process is alone.
+
+    Raises:
+        EnvironmentDisagrees: the variables contradict each other, or some are missing; the message names them.
+    """
+    environ = os.environ if environ is None else environ
+    found = _torchrun_ranks(environ) if environ.get("RANK") else _step_ranks(environ)
+    if not (found.rank < found.world and found.local_rank < found.local_world <= found.world):
+        raise EnvironmentDisagrees(
+            f"rank {found.rank} of {found.world}, on its node {found.local_rank} of {found.local_world}: no process can be"
+            " that; was the environment of another job or step exported into this one?"
+        )
+    return found
+
+
+def _torchrun_ranks(environ: Mapping[str, str]) -> Ranks:
+    names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    missing = [name for name in names if not environ.get(name)]
+    if missing:
+        raise EnvironmentDisagrees(
+            f"RANK is set but {', '.join(missing)} not; start with torchrun or srun, or unset RANK"
+        )
+    rank, world, port = (_given(environ, name) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
+    local_world = _number(environ, "LOCAL_WORLD_SIZE") or 1
+    step = _number(environ, "SLURM_STEP_NUM_TASKS")
+    if step is not None and step > 1 and "TORCHELASTIC_RUN_ID" not in environ:
+        task = _given(environ, "SLURM_PROCID")
+        if (rank, world) != (task, step):
+            raise EnvironmentDisagrees(
+                f"RANK={rank} and WORLD_SIZE={world}, but Slurm's task is {task} of {step}; unset RANK and WORLD_SIZE,"
+                " and with torchrun start one task on each node"
+            )
+    local_rank = _number(environ, "LOCAL_RANK") or 0
+    return Ranks(rank, world, local_rank, local_world, max(world // local_world, 1), None, environ["MASTER_ADDR"], port)
+
+
+def _step_ranks(environ: Mapping[str, str]) -> Ranks:
+    world = _number(environ, "SLURM_STEP_NUM_TASKS")
+    if not environ.get("SLURM_JOB_ID") or world is None or world == 1:
+        return Ranks()
+    text = environ.get("SLURM_STEP_NODELIST", "")
+    try:
+        nodes = expand_hostlist(text)
+        counts = _tasks_per_node(environ.get("SLURM_STEP_TASKS_PER_NODE", ""))
+    except ValueError as error:
+        raise EnvironmentDisagrees(f"SLURM_STEP_NODELIST, SLURM_STEP_TASKS_PER_NODE: {error}") from None
+    if sum(counts) != world or len(counts) != len(nodes):
+        raise EnvironmentDisagrees(
+            f"SLURM_STEP_NUM_TASKS={world}, but SLURM_STEP_TASKS_PER_NODE={environ.get('SLURM_STEP_TASKS_PER_NODE')}"
+            f" on SLURM_STEP_NODELIST={text} are {sum(counts)} tasks on {len(counts)} nodes"
+        )
+    node = _given(environ, "SLURM_NODEID")
+    if node >= len(nodes):
+        raise EnvironmentDisagrees(f"SLURM_NODEID={node}, but SLURM_STEP_NODELIST={text} has {len(nodes)} nodes")
+    return Ranks(
+        _given(environ, "SLURM_PROCID"),
+        world,
+        _given(environ, "SLURM_LOCALID"),
+        counts[node],
+        len(nodes),
+        nodes[0],
+        environ.get("MASTER_ADDR") or None,
+        _number(environ, "MASTER_PORT") or _port(environ),
+    )
+
+
+def _tasks_per_node(text: str) -> list[int]:
+    """Slurm's `2(x3),1` is 2, 2, 2, 1."""
+    counts: list[int] = []
+    for item in text.split(","):
+        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", item)
+        if match is None or int(match[2] or 1) > MOST_NAMES:
+            raise ValueError(f"{text!r} is not a list of Slurm's, such as 2(x3),1")
+        counts += [int(match[1])] * int(match[2] or 1)
+    return counts
+
+
+def _port(environ: Mapping[str, str]) -> int:
+    """The same for all tasks of a step, hardly the same for two steps, and below the ports that Linux gives out itself.
+
+    srun's own port tells steps of one host apart even where two clusters both have a job 1.
+    """
+    names = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT", "SLURM_SRUN_COMM_PORT")
+    return 10_000 + zlib.crc32(" ".join(environ.get(name, "") for name in names).encode()) % 20_000
 
 
 def expand_hostlist(text: str) -> tuple[str, ...]:
@@ -123,6 +232,13 @@ def _gpus(environ: Mapping[str, str]) -> tuple[tuple[int, ...], int]:
             f"CUDA_VISIBLE_DEVICES={visible} shows {len(shown)} GPUs where Slurm gave {gpus}; do not set it in the job"
         )
     return ids, gpus
+
+
+def _given(environ: Mapping[str, str], name: str) -> int:
+    number = _number(environ, name)
+    if number is None:
+        raise EnvironmentDisagrees(f"{name} is not set, though others of its kind are; start with srun or torchrun")
+    return number
 
 
 def _number(environ: Mapping[str, str], name: str) -> int | None:

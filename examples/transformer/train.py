@@ -1,0 +1,50 @@
+#!/usr/bin/env python3
+"""A small transformer that learns to count, with the Trainer of Hugging Face: reports, checkpoints on request, clean stops.
+
+python train.py --output out        the marked lines are all that Penstock needs; nothing is downloaded
+"""
+
+import argparse
+
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+from transformers.trainer_utils import get_last_checkpoint
+
+from penstock_executor.integrations.huggingface import PenstockCallback  # [1]
+
+
+class Counting(torch.utils.data.Dataset):
+    """Sequences a, a + b, a + 2 b, … modulo 64."""
+
+    def __len__(self):
+        return 4096
+
+    def __getitem__(self, index):
+        tokens = (index // 63 + torch.arange(32) * (1 + index % 63)) % 64
+        return {"input_ids": tokens, "labels": tokens}
+
+
+def main():
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--output", default="out")
+    parser.add_argument("--steps", type=int, default=300)
+    options = parser.parse_args()
+    config = GPT2Config(vocab_size=64, n_positions=32, n_embd=64, n_layer=2, n_head=4, bos_token_id=0, eos_token_id=0)
+    args = TrainingArguments(
+        output_dir=options.output,
+        max_steps=options.steps,
+        per_device_train_batch_size=32,
+        learning_rate=1e-3,
+        save_steps=100,
+        save_total_limit=2,
+        logging_steps=50,
+        report_to=[],
+    )
+    callback = PenstockCallback(report_every_s=5)
+    trainer = Trainer(GPT2LMHeadModel(config), args, train_dataset=Counting(), callbacks=[callback])  # [2]
+    trainer.train(resume_from_checkpoint=get_last_checkpoint(options.output))  # [3]
+
+
+if __name__ == "__main__":
+    main()

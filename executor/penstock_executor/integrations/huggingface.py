@@ -1,0 +1,60 @@
+"""A callback for the `Trainer` of Hugging Face transformers.
+
+::
+
+    trainer = Trainer(model, args, train_dataset=data, callbacks=[PenstockCallback()])
+    trainer.train(resume_from_checkpoint=get_last_checkpoint(args.output_dir))
+
+On the daemon's request and on SIGTERM the Trainer saves one of its own checkpoints into `output_dir`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainerCallback
+
+from penstock_executor.integrations.pulse import Pulse
+
+
+class PenstockCallback(TrainerCallback):  # type: ignore[misc]
+    """Reports, checkpoints on request, and a clean stop.
+
+    Args:
+        report_every_s: seconds between two reports.
+    """
+
+    def __init__(self, report_every_s: float = 30.0) -> None:
+        self._report_every_s = report_every_s
+        self._pulse: Pulse | None = None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Say where the run is and from where it goes on."""
+        atomic = args.per_device_train_batch_size
+        self._pulse = Pulse(
+            Path(args.output_dir) / "penstock",
+            samples_per_step=atomic * args.gradient_accumulation_steps * args.world_size,
+            atomic_batch=atomic,
+            steps=state.global_step,
+            total_steps=state.max_steps,
+            report_every_s=self._report_every_s,
+            device=args.device,
+        )
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Hear what is asked."""
+        assert self._pulse is not None
+        save, stop = self._pulse.step_done(state.global_step)
+        control.should_save |= save
+        control.should_training_stop |= stop
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Answer."""
+        assert self._pulse is not None
+        self._pulse.saved()
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Say how it ended."""
+        assert self._pulse is not None
+        self._pulse.end()

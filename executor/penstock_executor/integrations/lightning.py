@@ -1,0 +1,81 @@
+"""A callback for the `Trainer` of PyTorch Lightning.
+
+::
+
+    penstock = PenstockCallback("checkpoints")
+    trainer = Trainer(callbacks=[penstock], ...)
+    trainer.fit(module, data, ckpt_path=penstock.latest())
+
+On the daemon's request and on SIGTERM it saves one of Lightning's checkpoints, beside the one before, and renames it over that.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch.callbacks import Callback
+
+from penstock_executor.integrations.pulse import Pulse
+
+
+class PenstockCallback(Callback):  # type: ignore[misc]
+    """Reports, checkpoints on request and at each epoch's end, and a clean stop.
+
+    Args:
+        folder: for checkpoints, on a file system that all nodes share.
+        batch_size: of one process in a micro-step.
+        report_every_s: seconds between two reports.
+    """
+
+    def __init__(self, folder: str | Path, batch_size: int, report_every_s: float = 30.0) -> None:
+        self._folder, self._batch_size, self._report_every_s = Path(folder), batch_size, report_every_s
+        self._pulse: Pulse | None = None
+        self._last = -1
+
+    def latest(self) -> str | None:
+        """For `ckpt_path` of `Trainer.fit`: the newest checkpoint, None if there is none."""
+        path = self._folder / "penstock.ckpt"
+        return str(path) if path.exists() else None
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Say where the run is and from where it goes on."""
+        steps = trainer.estimated_stepping_batches
+        self._pulse = Pulse(
+            self._folder / "penstock",
+            samples_per_step=self._batch_size * trainer.accumulate_grad_batches * trainer.world_size,
+            atomic_batch=self._batch_size,
+            steps=trainer.global_step,
+            total_steps=int(steps) if steps != float("inf") else None,
+            report_every_s=self._report_every_s,
+            device=pl_module.device,
+        )
+        self._last = trainer.global_step
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
+        """Hear what is asked, once an optimiser step."""
+        if trainer.global_step == self._last:
+            return
+        self._last = trainer.global_step
+        assert self._pulse is not None
+        save, stop = self._pulse.step_done(trainer.global_step)
+        if save:
+            self._save(trainer)
+        trainer.should_stop = trainer.should_stop or stop
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        """Save."""
+        self._save(trainer)
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        """Say how it ended."""
+        assert self._pulse is not None
+        self._pulse.end()
+
+    def _save(self, trainer: Any) -> None:
+        beside = self._folder / "penstock.ckpt.tmp"
+        trainer.save_checkpoint(beside)
+        assert self._pulse is not None
+        if trainer.is_global_zero:
+            beside.rename(self._folder / "penstock.ckpt")
+        self._pulse.saved()

@@ -1,0 +1,133 @@
+"""What the callbacks share: a run's reports, the daemon's requests, and Slurm's SIGTERM, in a loop that is not ours."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import time
+from pathlib import Path
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+
+from penstock_executor.allocation import Allocation, UnknownAllocation, find_allocation
+from penstock_executor.client import connect
+from penstock_executor.training.reporter import Reporter
+from penstock_profiles.wire import CPU, Checkpointed, Observation, Started
+
+log = logging.getLogger(__name__)
+
+
+class Pulse:
+    """One run of a foreign loop. All processes make one and call the same methods; rank 0 talks.
+
+    Args:
+        folder: of the job's checkpoints; the run's epoch is claimed below it.
+        samples_per_step: total batch of an optimiser step, over all processes.
+        atomic_batch: of one process in a micro-step.
+        steps: optimiser steps that are done already.
+        total_steps: at which the job is done, if known.
+        report_every_s: seconds between two reports.
+        device: on which the processes' group adds up.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        samples_per_step: int,
+        atomic_batch: int,
+        steps: int,
+        total_steps: int | None,
+        report_every_s: float,
+        device: torch.device,
+    ) -> None:
+        self._world = dist.get_world_size() if dist.is_initialized() else 1
+        self._first = not dist.is_initialized() or dist.get_rank() == 0
+        self._samples, self._atomic, self._device = samples_per_step, atomic_batch, device
+        self._report_every_s = report_every_s
+        self._stop = False
+        self._request: str | None = None
+        self._steps = self._reported_steps = steps
+        self._reported_s = self._save_began_s = time.monotonic()
+        self._reporter: Reporter | None = None
+        if self._first:
+            client = connect(folder)
+            try:
+                self._gpus = find_allocation(client.environment)
+            except UnknownAllocation:
+                self._gpus = Allocation(CPU, {client.environment.node or "localhost": ()})
+            self._reporter = Reporter(client, lambda _: None)
+            total = total_steps * samples_per_step if total_steps else None
+            self._reporter.put(
+                Started(
+                    gpu_type=self._gpus.gpu_type or CPU,
+                    gpu_ids=self._gpus.gpu_ids,
+                    progress=self.progress,
+                    total=total,
+                )
+            )
+        signal.signal(signal.SIGTERM, self._on_term)
+
+    @property
+    def progress(self) -> float:
+        """In samples."""
+        return float(self._steps * self._samples)
+
+    def step_done(self, steps: int) -> tuple[bool, bool]:
+        """After each optimiser step, with how many there are now: whether to save and to stop, on all processes alike."""
+        self._steps = steps
+        now = time.monotonic()
+        asked = fenced = False
+        if self._reporter is not None:
+            asked, fenced = self._reporter.request is not None, self._reporter.fenced
+            if now - self._reported_s >= self._report_every_s:
+                self._observe(now)
+        flags = torch.tensor([float(asked), float(self._stop), float(fenced)], device=self._device)
+        if self._world > 1:
+            dist.all_reduce(flags, op=dist.ReduceOp.MAX)
+        asked, stop, fenced = (bool(flag) for flag in flags.tolist())
+        if asked and self._reporter is not None and self._reporter.request is not None:
+            self._request, self._reporter.request = self._reporter.request.id, None
+        if fenced:
+            self.end("fenced")
+            raise SystemExit(75)
+        self._stop = stop
+        self._save_began_s = time.monotonic()
+        return asked or stop, stop
+
+    def saved(self) -> None:
+        """The loop has written a checkpoint."""
+        request, self._request = self._request, None
+        if self._reporter is not None:
+            seconds = time.monotonic() - self._save_began_s
+            self._reporter.put(Checkpointed(request=request, progress=self.progress, seconds=seconds))
+
+    def end(self, outcome: Literal["completed", "stopped", "fenced", "failed"] | None = None) -> None:
+        """The loop has ended; by itself, or since it was asked to."""
+        if self._reporter is not None:
+            self._reporter.close(outcome or ("stopped" if self._stop else "completed"), self.progress)
+
+    def _observe(self, now: float) -> None:
+        steps = self._steps - self._reported_steps
+        if steps > 0 and self._reporter is not None:
+            step_time_s = (now - self._reported_s) / steps
+            micro_steps = max(round(self._samples / (self._atomic * self._world)), 1)
+            self._reporter.put(
+                Observation(
+                    gpu_type=self._gpus.gpu_type or CPU,
+                    nodes=max(self._gpus.nodes, 1),
+                    gpus=self._world,
+                    atomic_batch=self._atomic,
+                    accumulation_steps=micro_steps - 1,
+                    steps=steps,
+                    step_time_s=step_time_s,
+                    goodput=self._samples / step_time_s,
+                    progress=self.progress,
+                )
+            )
+        self._reported_s, self._reported_steps = now, self._steps
+
+    def _on_term(self, _number: int, _frame: object) -> None:
+        self._stop = True

@@ -1,0 +1,134 @@
+"""Which samples each process takes when: an order of the data set that does not depend on how many processes there are.
+
+The samples of an epoch have one order, drawn from (seed, epoch) alone. An optimiser step takes the next M of them, M the total
+batch, and deals them out to K replicas in s + 1 micro-steps. So where an epoch has got to is one number, the *position*, and a
+run with another K goes on from there: no sample is left out or taken twice, however often the job is moved.
+
+Where M is no multiple of K (s + 1), parts differ by one sample, and the last step of an epoch takes what is left. The gradient
+is then still the mean over the step's samples: `Part.weight` says how.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice, pairwise
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSize:
+    """How many samples an optimiser step takes. Raises ValueError unless both are at least 1."""
+
+    total: int
+    """M, over all replicas and micro-steps."""
+    atomic: int
+    """m, the most that one replica takes in one micro-step."""
+
+    def __post_init__(self) -> None:
+        if not (self.total >= 1 and self.atomic >= 1):
+            raise ValueError(f"total={self.total}, atomic={self.atomic}: a batch has at least 1 sample")
+
+    def accumulation_steps(self, replicas: int) -> int:
+        """s, micro-steps before the one that synchronises."""
+        return -(-self.total // (replicas * self.atomic)) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one process computes in one micro-step."""
+
+    samples: int
+    """Of this part. 0: the process takes a sample to compute on, as all take part in each synchronisation, with weight 0."""
+    step_samples: int
+    """Of the optimiser step, over all replicas and micro-steps."""
+    replicas: int
+    micro_steps: int
+    """s + 1 of this step."""
+    last: bool
+    """Whether the step ends with this part."""
+
+    @property
+    def weight(self) -> float:
+        """What to multiply the part's mean loss with, so that gradients summed over micro-steps and averaged over replicas
+        are the mean over the step's samples."""
+        return self.samples * self.replicas / self.step_samples
+
+    @property
+    def even(self) -> bool:
+        """Whether all parts of the step are alike, within a tenth: only such say how noisy gradients are."""
+        parts = self.replicas * self.micro_steps
+        return self.step_samples >= parts and (self.step_samples % parts == 0 or self.step_samples >= 10 * parts)
+
+
+def deal(samples: int, replicas: int, atomic: int) -> list[list[range]]:
+    """The samples 0 … `samples` - 1 of one step as equal parts of at most `atomic`: micro-steps x replicas."""
+    micro_steps = -(-samples // (replicas * atomic))
+    base, extra = divmod(samples, replicas * micro_steps)
+    starts = [part * base + min(part, extra) for part in range(replicas * micro_steps + 1)]
+    ranges = [range(a, b) for a, b in pairwise(starts)]
+    return [ranges[i : i + replicas] for i in range(0, len(ranges), replicas)]
+
+
+def epoch_order(size: int, epoch: int, seed: int, *, shuffle: bool = True) -> NDArray[np.int64]:
+    """The order of the data set's samples in one epoch, shape (size,): the same on every machine."""
+    if not shuffle:
+        return np.arange(size)
+    return np.random.Generator(np.random.Philox(key=[seed, epoch])).permutation(size)
+
+
+class Batches:
+    """One process's parts, in order. `parts` holds those that were given out and not yet computed.
+
+    Changes of `size` count from the next step that is given out. All processes must make them at the same step.
+    """
+
+    def __init__(self, size: BatchSize, rank: int, replicas: int) -> None:
+        self.size = size
+        self._rank, self._replicas = rank, replicas
+        self.parts: deque[Part] = deque()
+
+    def indices(self, order: NDArray[np.int64], position: int) -> Iterator[list[int]]:
+        """Indices of this process's samples, one list a part, from `position` to the epoch's end."""
+        self.parts.clear()
+        while position < len(order):
+            step = order[position : position + self.size.total]
+            position += len(step)
+            for mine in self._deal(len(step)):
+                yield step[mine.start : mine.stop].tolist() or [int(step[0])]
+
+    def items(self, stream: Iterator[Any]) -> Iterator[list[Any]]:
+        """As `indices`, of a stream that begins at the position: the items themselves, a step at a time."""
+        self.parts.clear()
+        while step := list(islice(stream, self.size.total)):
+            for mine in self._deal(len(step)):
+                yield step[mine.start : mine.stop] or step[:1]
+
+    def _deal(self, samples: int) -> Iterator[range]:
+        dealt = deal(samples, self._replicas, self.size.atomic)
+        for micro_step, ranges in enumerate(dealt, 1):
+            mine = ranges[self._rank]
+            last = micro_step == len(dealt)
+            self.parts.append(Part(len(mine), samples, self._replicas, len(dealt), last))
+            yield mine
+
+
+class Stream(Protocol):
+    """An iterable data set that can be resumed: what `prepare` takes in place of one with `__len__` and `__getitem__`."""
+
+    def stream(self, epoch: int, start: int) -> Iterator[Any]:
+        """The samples of one epoch in an order that depends on `epoch` alone, from sample number `start` on.
+
+        Each process reads the whole stream and keeps its own samples, so what comes out should be cheap (raw bytes, a file's
+        name), and `decode`, which only a sample's own process calls, do the work.
+        """
+
+
+def decoder(dataset: object) -> Callable[[Any], Any]:
+    """A stream's `decode`, or what leaves items as they are."""
+    found = getattr(dataset, "decode", None)
+    return found if callable(found) else lambda item: item

@@ -1,0 +1,99 @@
+"""The batches of one process, as the training loop sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch.utils.data import DataLoader
+from torch.utils.data._utils.collate import default_collate
+
+from penstock_executor.training.batches import Batches, BatchSize, Part, decoder, epoch_order
+
+
+class Loader:
+    """Iterating gives the rest of the present epoch, one micro-step a batch; `Run.prepare` makes it.
+
+    Args:
+        dataset: with `__len__` and `__getitem__`, or a `Stream`.
+        size: batch to begin with.
+        place: rank, and number of processes.
+        seed: of the order of samples.
+        shuffle: whether each epoch has another order.
+        position: samples of the epoch that are done.
+        before_part: called before each batch is given out, with whether an optimiser step ends with it.
+        options: of `torch.utils.data.DataLoader`; for a stream, only `collate_fn`.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        size: BatchSize,
+        place: tuple[int, int],
+        *,
+        seed: int,
+        shuffle: bool,
+        position: int,
+        before_part: Callable[[bool], None],
+        **options: Any,
+    ) -> None:
+        self.epoch = 0
+        self.position = position
+        """Samples of the epoch whose step is done."""
+        self.samples: int | None = None if hasattr(dataset, "stream") else len(dataset)
+        """Of an epoch; None for a stream."""
+        self._dataset, self._seed, self._shuffle, self._before_part, self._options = (
+            dataset,
+            seed,
+            shuffle,
+            before_part,
+            options,
+        )
+        self._batches = Batches(size, *place)
+        self._part: Part | None = None
+        taken = {"batch_size", "sampler", "batch_sampler", "drop_last"} & options.keys()
+        if taken:
+            raise ValueError(
+                f"{', '.join(sorted(taken))}: Penstock chooses the samples; give batch_size to prepare alone"
+            )
+
+    @property
+    def part(self) -> Part:
+        """What the batch given out last is. Raises RuntimeError if it was trained on, or there is none."""
+        if self._part is None:
+            raise RuntimeError("run.step without a batch: call it once for each batch of the loader that prepare gave")
+        return self._part
+
+    @property
+    def size(self) -> BatchSize:
+        """How many samples a step takes, from the next that is given out."""
+        return self._batches.size
+
+    @size.setter
+    def size(self, size: BatchSize) -> None:
+        self._batches.size = size
+
+    def __iter__(self) -> Iterator[Any]:
+        self._part = None
+        for batch in self._stream() if self.samples is None else self._map():
+            if self._part is not None:
+                raise RuntimeError("the batch before was not trained on: call run.step(loss) once for each batch")
+            self._part = self._batches.parts.popleft()
+            self._before_part(self._part.last)
+            yield batch
+
+    def take(self) -> Part:
+        """`part`, once."""
+        part, self._part = self.part, None
+        return part
+
+    def _map(self) -> Iterator[Any]:
+        assert self.samples is not None
+        order = epoch_order(self.samples, self.epoch, self._seed, shuffle=self._shuffle)
+        indices = self._batches.indices(order, self.position)
+        yield from DataLoader(self._dataset, batch_sampler=indices, **self._options)  # type: ignore[arg-type,unused-ignore]
+
+    def _stream(self) -> Iterator[Any]:
+        collate, decode = self._options.get("collate_fn") or default_collate, decoder(self._dataset)
+        for items in self._batches.items(self._dataset.stream(self.epoch, self.position)):
+            yield collate([decode(item) for item in items])

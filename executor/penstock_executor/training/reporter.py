@@ -1,0 +1,82 @@
+"""The thread that talks to the daemon, so that training never waits for it: reports out, requests in, batches chosen."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Literal
+
+from penstock_executor.client import Client
+from penstock_profiles.wire import Body, Request
+
+log = logging.getLogger(__name__)
+
+POLL_S = 0.5
+"""How often the daemon's word is looked for."""
+
+FENCED_EVERY_S = 2.0
+
+WAITING = 64
+"""Reports that wait for the thread; of more, the oldest are dropped."""
+
+CLOSE_S = 5.0
+"""How long the end of a run waits for a file system that does not answer."""
+
+
+class Reporter:
+    """Owns a `Client`: nobody else may call it.
+
+    Args:
+        client: of this run.
+        on_report: called in the thread with each report, after it went out.
+    """
+
+    def __init__(self, client: Client, on_report: Callable[[Body], None]) -> None:
+        self._client = client
+        self._on_report = on_report
+        self._waiting: deque[Body] = deque(maxlen=WAITING)
+        self._wake = threading.Event()
+        self._end: tuple[Literal["completed", "stopped", "fenced", "failed"], float, str] | None = None
+        self.request: Request | None = None
+        """The newest that the daemon has asked; the run sets it to None when it takes it."""
+        self.fenced = False
+        self._thread = threading.Thread(target=self._run, name="penstock-reporter", daemon=True)
+        self._thread.start()
+
+    def put(self, body: Body) -> None:
+        """Tell the daemon, soon. Never waits, never raises."""
+        self._waiting.append(body)
+        self._wake.set()
+
+    def close(
+        self, outcome: Literal["completed", "stopped", "fenced", "failed"], progress: float, text: str = ""
+    ) -> None:
+        """Say that the run ends, and let the thread end. Waits for `CLOSE_S` at most."""
+        if self._end is None:
+            self._end = outcome, progress, text
+            self._wake.set()
+            self._thread.join(CLOSE_S)
+
+    def _run(self) -> None:
+        looked = 0.0
+        while self._end is None or self._waiting:
+            try:
+                self._send()
+                self.request = self._client.poll() or self.request
+                if time.monotonic() - looked >= FENCED_EVERY_S:
+                    self.fenced = self._client.fenced
+                    looked = time.monotonic()
+            except Exception:  # whatever it is, training goes on
+                log.exception("epoch=%d reports stand still for a moment", self._client.epoch)
+            self._wake.wait(0.0 if self._end else POLL_S)
+            self._wake.clear()
+        self._client.close(*self._end)
+
+    def _send(self) -> None:
+        while self._waiting:
+            body = self._waiting.popleft()
+            self._client.report(body)
+            self._on_report(body)

@@ -1,0 +1,628 @@
+"""One run of an elastic training job; `start` begins it, `docs/executor.md` tells how to use it.
+
+Once a step, all processes add up one short vector (`_Word`): the squared norms of their gradients, and whether any of them was
+asked to save or to stop. The sum is read a step later, so nobody waits for it, and all act on it after the same step. So a
+signal may come to any process at any time, and still each checkpoint is of a whole step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import math
+import signal
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from penstock_executor.allocation import Allocation, UnknownAllocation, find_allocation
+from penstock_executor.checkpoint import Checkpoints
+from penstock_executor.client import connect
+from penstock_executor.environment import read_environment, read_ranks
+from penstock_executor.profiling import is_out_of_memory
+from penstock_executor.training import short_of_memory
+from penstock_executor.training.batches import BatchSize
+from penstock_executor.training.gradients import GradientMeter, Norms
+from penstock_executor.training.loader import Loader
+from penstock_executor.training.processes import Group, join
+from penstock_executor.training.reporter import Reporter
+from penstock_executor.training.saving import Saver, copied, from_bytes, random_states, set_random_states
+from penstock_executor.training.sizes import BatchChooser
+from penstock_executor.training.suspension import Suspension
+from penstock_profiles.efficiency import gain
+from penstock_profiles.learning_rate import RULES, Rule
+from penstock_profiles.noise import GradientNoise, Moments, NoiseEstimator
+from penstock_profiles.wire import CPU, Body, Checkpointed, Observation, Started
+
+log = logging.getLogger(__name__)
+
+STOPPED, FENCED = 128 + signal.SIGTERM, 75
+
+TRUSTED_WEIGHT = 0.1
+"""How full the memory of the noise estimate must be before batches are chosen by it: 105 steps at the initial batch."""
+
+MIB = 2**20
+
+
+def start(
+    checkpoints: str | Path | None = None,
+    *,
+    gpu_type: str | None = None,
+    report_every_s: float = 30.0,
+    checkpoint_every_s: float = 600.0,
+    keep: int = 2,
+    host_cap_bytes: int | None = None,
+    seed: int = 0,
+) -> Run:
+    """Begin a run: who am I, join the others, find the checkpoint.
+
+    Args:
+        checkpoints: folder on a file system that all nodes share. None: in a job of Slurm's `checkpoints/JOB_ID` below the
+            working directory; elsewhere nothing is saved, and each run begins anew.
+        gpu_type: where Slurm does not say it.
+        report_every_s: seconds between two reports to the daemon.
+        checkpoint_every_s: seconds between two checkpoints, besides those at each epoch's end and on request.
+        keep: checkpoints to keep.
+        host_cap_bytes: most of the host's memory that the state of one suspended process may take; None: no limit.
+        seed: of the order of samples; torch's own generators are the script's to seed.
+
+    Raises:
+        EnvironmentDisagrees: Slurm's or torchrun's variables contradict each other.
+        OSError: the folder cannot be made.
+    """
+    environment, ranks = read_environment(), read_ranks()
+    device = join(ranks)
+    group = Group(ranks)
+    if checkpoints is None and environment.job_id is not None:
+        checkpoints = Path("checkpoints") / environment.job_id
+    folder = Path(checkpoints) if checkpoints is not None else None
+    client = connect(folder, environment) if ranks.rank == 0 else None
+    epoch = group.from_first(client.epoch if client else None)
+    saved = Checkpoints(folder, epoch, keep) if folder is not None else None
+    run = Run(
+        group,
+        device,
+        saved,
+        _Settings(report_every_s, checkpoint_every_s, host_cap_bytes, seed),
+        group.from_first(_allocation(environment, gpu_type, device, ranks) if client else None),
+        epoch,
+    )
+    if client is not None:
+        run.reporter = Reporter(client, run.learn)
+    return run
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Settings:
+    report_every_s: float
+    checkpoint_every_s: float
+    host_cap_bytes: int | None
+    seed: int
+
+
+class _Word:
+    """What each process says to the others once a step: places in a vector that is added up."""
+
+    LOCAL_SQR, MEAN_SQR, STOP, SAVE, FENCED, SUSPEND, TOTAL, ATOMIC, LENGTH = range(9)
+
+
+@dataclasses.dataclass(slots=True)
+class _Pending:
+    """A word that is being added up."""
+
+    vector: torch.Tensor
+    handle: Any
+    norms: Norms | None
+    step_samples: int
+
+
+@dataclasses.dataclass(slots=True)
+class _Timed:
+    """Steps since the last report, all of one batch size."""
+
+    steps: int = 0
+    seconds: float = 0.0
+    sync_s: float = 0.0
+
+
+class Run:
+    """See `start`. Attributes are for reading."""
+
+    def __init__(
+        self,
+        group: Group,
+        device: torch.device,
+        checkpoints: Checkpoints | None,
+        settings: _Settings,
+        gpus: Allocation,
+        run_epoch: int,
+    ) -> None:
+        self.rank, self.world, self.device = group.rank, group.world, device
+        self.run_epoch = run_epoch
+        """The run's own number among all of the job: it fences checkpoints (`penstock_profiles.wire`)."""
+        self.steps = 0
+        """Optimiser steps so far, over all runs."""
+        self.progress = 0.0
+        """In samples of the initial batch size, over all runs."""
+        self.epoch = 0
+        """Passes over the data that are done."""
+        self.reporter: Reporter | None = None
+        self._group, self._settings, self._gpus = group, settings, gpus
+        self._saver = Saver(checkpoints) if checkpoints is not None else None
+        self._noise = NoiseEstimator()
+        self._timed = _Timed()
+        self._pending: _Pending | None = None
+        self._stop = False
+        self._decided: BatchSize | None = None
+        self._request: str | None = None
+        self._saved_s = self._reported_s = time.monotonic()
+        self._pause_s = 0.0
+        self._closed = False
+        signal.signal(signal.SIGTERM, self._on_term)
+        self._suspension = Suspension(settings.host_cap_bytes)
+        # Some sites' warning before a time limit: not ours to die of.
+        signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+        self._excepthook, sys.excepthook = sys.excepthook, self._on_error
+
+    def prepare(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        dataset: Any,
+        *,
+        batch_size: int,
+        max_batch_size: int | None = None,
+        max_atomic_batch: int | None = None,
+        lr_scaling: str | None = None,
+        scheduler: Any = None,
+        scaler: Any = None,
+        max_grad_norm: float | None = None,
+        state: Mapping[str, Any] | None = None,
+        shuffle: bool = True,
+        **loader: Any,
+    ) -> tuple[torch.nn.Module, torch.optim.Optimizer, Loader]:
+        """Make the three elastic, and go on where the last run got to.
+
+        Args:
+            model: moved to this process's device and wrapped for data parallelism. A model that `fully_shard` (FSDP2) has
+                taken apart stays as it is.
+            optimizer: of the model's parameters.
+            dataset: with `__len__` and `__getitem__`, or a `Stream`.
+            batch_size: total batch that the script was written for; the learning rate is for that.
+            max_batch_size: largest total batch that trains well. None: the batch stays `batch_size` (strong-scaling, rigid).
+            max_atomic_batch: most samples of one process in one micro-step. None: what memory allows.
+            lr_scaling: a name in `penstock_profiles.learning_rate.RULES`. None: `adascale`, for optimisers of Adam's kind
+                `square_root`.
+            scheduler: of the learning rate, per step at `batch_size`: it is stepped by progress. Do not step it yourself.
+            scaler: a `torch.amp.GradScaler`, for mixed precision.
+            max_grad_norm: gradients are clipped to it.
+            state: name -> anything with `state_dict` and `load_state_dict` that a checkpoint should hold too.
+            shuffle: whether each epoch has another order.
+            loader: further arguments of `torch.utils.data.DataLoader`.
+
+        Raises:
+            ValueError: an argument is out of its range.
+        """
+        largest = batch_size if max_batch_size is None else max_batch_size
+        adam = any("betas" in group for group in optimizer.param_groups)
+        rule = lr_scaling or ("square_root" if adam else "adascale")
+        if rule not in RULES:
+            raise ValueError(f"lr_scaling={rule!r} is not a rule; there are: {', '.join(RULES)}")
+        if not 1 <= batch_size <= largest:
+            raise ValueError(
+                f"batch_size={batch_size}, max_batch_size={max_batch_size}: at least 1, and not the smaller last"
+            )
+        self._rule: Rule = RULES[rule]
+        self._initial, self._adaptive = batch_size, max_batch_size is not None
+        self._chooser = BatchChooser(
+            batch_size,
+            largest,
+            fixed=max_batch_size is None,
+            gpu_type=self._gpus.gpu_type,
+            nodes=self._gpus.nodes,
+            replicas=self.world,
+            memory_mb=self._memory_mb(),
+        )
+        if self._saver is not None:
+            for gpu_type, atomic in short_of_memory.noted(self._saver.checkpoints.folder).items():
+                self._chooser.out_of_memory(gpu_type, atomic)
+        if max_atomic_batch is not None:
+            self._chooser.limit(self._gpus.gpu_type, max_atomic_batch)
+        self._sharded = sharded = hasattr(model, "set_requires_gradient_sync")
+        self._bare = model if sharded else model.to(self.device)
+        self._optimizer, self._scheduler, self._scaler = optimizer, scheduler, scaler
+        self._max_grad_norm = max_grad_norm
+        self._more = dict(state or {})
+        self._scheduled = 0
+        position, batch = self._restore()
+        self._model = self._bare
+        if self.world > 1 and not sharded:
+            devices = [self.device] if self.device.type == "cuda" else None
+            self._model = DistributedDataParallel(self._bare, device_ids=devices, gradient_as_bucket_view=True)
+        self._meter = GradientMeter(list(self._bare.parameters()), optimizer, self.world, sharded=sharded)
+        if isinstance(self._model, DistributedDataParallel):
+            self._meter.register(self._model)
+        self._loader = Loader(
+            dataset,
+            batch or self._chooser.choose(),
+            (self.rank, self.world),
+            seed=self._settings.seed,
+            shuffle=shuffle,
+            position=position,
+            before_part=self._before_part,
+            **loader,
+        )
+        self._batch = self._loader.size
+        self._size = self._loader.samples
+        self._say_started()
+        return self._model, optimizer, self._loader
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """The passes over the data, from the one that the last run was in.
+
+        With a fixed batch there are `count`. With an adaptive one, a sample of a large batch counts for less, and passes are
+        made until the training is worth `count` passes at `batch_size`: at least `count`.
+        """
+        while not self._done(count):
+            self._loader.epoch = self.epoch
+            self._begun_s = time.perf_counter()
+            yield self.epoch
+            self._settle()
+            self.epoch += 1
+            self._loader.position = 0
+            self._optimizer.zero_grad()
+            self.save()
+        if self._saver is not None:
+            self._saver.wait()
+        self._close("completed")
+
+    def step(self, loss: torch.Tensor) -> None:
+        """Train on `loss`, the mean over one batch of the loader: once for each. The optimiser moves when a step is whole."""
+        part = self._loader.take()
+        weighted = loss if part.weight == 1 else loss * part.weight
+        (self._scaler.scale(weighted) if self._scaler is not None else weighted).backward()
+        if not part.last:
+            self._meter.after_micro_step(part)
+            return
+        ended_s = self._now()
+        loss_scale = 1.0
+        if self._scaler is not None:
+            loss_scale = self._scaler.get_scale()
+            self._scaler.unscale_(self._optimizer)
+        norms = self._meter.after_step(part, loss_scale)
+        if self._max_grad_norm is not None:
+            torch.nn.utils.clip_grad_norm_(self._bare.parameters(), self._max_grad_norm)
+        self._move(part.step_samples)
+        self._optimizer.zero_grad()
+        self.steps += 1
+        self._loader.position += part.step_samples
+        self._time(part.step_samples, ended_s)
+        self._settle()
+        self._speak(norms, part.step_samples)
+
+    @property
+    def noise(self) -> GradientNoise | None:
+        """The estimate of the gradient's noise so far, at the initial batch size; None before the first."""
+        return self._noise.noise
+
+    def log(self, **values: object) -> None:
+        """Write `values` to the log, once for all processes."""
+        if self.rank == 0:
+            log.info("epoch=%d step=%d %s", self.epoch, self.steps, " ".join(f"{k}={v}" for k, v in values.items()))
+
+    def save(self) -> None:
+        """Save a checkpoint; all processes call it after the same step. Training goes on while it is written."""
+        if self._saver is None:
+            return
+        began_s = time.monotonic()
+        request, self._request = self._request, None
+        if self.rank == 0 and self.reporter is not None and self.reporter.request is not None:
+            request, self.reporter.request = self.reporter.request.id, None
+        everyones = self._group.gather(random_states())
+        # The shards of a model are put together by all.
+        state = self._state(everyones) if self.rank == 0 or self._sharded else {}
+        if self.rank == 0:
+            self._saver.wait()
+            meta = self._meta()
+            progress, steps = self.progress, self.steps
+            pause_s = time.monotonic() - began_s
+
+            def saved(seconds: float) -> None:
+                self._put(Checkpointed(request=request, progress=progress, seconds=pause_s + seconds))
+                log.info("step=%d checkpoint written pause_s=%.3f write_s=%.3f", steps, pause_s, seconds)
+
+            self._saver.save(state, self.steps, meta, saved)
+        self._saved_s = time.monotonic()
+        # Time spent here is none of the next step's.
+        self._begun_s = time.perf_counter()
+
+    def learn(self, body: Body) -> None:
+        """In the reporter's thread: take in what was measured, and choose the batch anew."""
+        if isinstance(body, Observation):
+            self._chooser.observe(body)
+            self._decided = self._chooser.choose()
+
+    # What a step is made of.
+
+    def _before_part(self, last: bool) -> None:
+        """Whether the coming backward pass synchronises: DDP wants to know before the forward pass."""
+        if isinstance(self._model, DistributedDataParallel):
+            self._model.require_backward_grad_sync = last
+        elif hasattr(self._model, "set_requires_gradient_sync"):
+            self._model.set_requires_gradient_sync(last)
+
+    def _move(self, samples: int) -> None:
+        """The optimiser's step, with the learning rate for this batch, and what it is worth."""
+        scale, noise = max(samples / self._initial, 1.0), self._noise.noise
+        factor = self._rule(scale, noise)
+        rates = [group["lr"] for group in self._optimizer.param_groups]
+        for group, rate in zip(self._optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate * factor
+        if self._scaler is not None:
+            self._scaler.step(self._optimizer)
+            self._scaler.update()
+        else:
+            self._optimizer.step()
+        for group, rate in zip(self._optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+        worth = scale if noise is None else float(gain(noise.grad_sqr, noise.grad_var, scale, 1.0))
+        self.progress += min(samples, self._initial) * worth
+        if self._scheduler is not None:
+            while self._scheduled < int(self.progress / self._initial + 1e-9):
+                self._scheduler.step()
+                self._scheduled += 1
+
+    def _now(self) -> float:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
+    def _time(self, samples: int, backward_ended_s: float) -> None:
+        now_s = time.perf_counter()
+        if samples == self._batch.total:
+            self._timed.steps += 1
+            self._timed.seconds += now_s - self._begun_s
+            if self.world > 1:
+                self._timed.sync_s += max(backward_ended_s - self._meter.sync_began_s, 0.0)
+        self._begun_s = now_s
+
+    def _speak(self, norms: Norms | None, samples: int) -> None:
+        """Say this process's word; and, on rank 0, report what was measured when it is time."""
+        vector = torch.zeros(_Word.LENGTH, dtype=torch.float64)
+        if norms is not None:
+            vector[_Word.LOCAL_SQR], vector[_Word.MEAN_SQR] = norms.local_sqr, norms.mean_sqr
+        vector[_Word.STOP], vector[_Word.SUSPEND] = self._stop, self._suspension.asked
+        if self.rank == 0:
+            self._speak_for_all(vector)
+        self._pending = _Pending(vector, self._group.add_up(vector), norms, samples)
+        if self.world == 1 and (self._stop or vector[_Word.SAVE] or vector[_Word.FENCED]):
+            self._settle()
+
+    def _speak_for_all(self, vector: torch.Tensor) -> None:
+        now = time.monotonic()
+        asked = self.reporter is not None and self.reporter.request is not None
+        due = (
+            now - self._saved_s >= self._settings.checkpoint_every_s
+            and self._saver is not None
+            and not self._saver.busy
+        )
+        vector[_Word.SAVE] = asked or due
+        vector[_Word.FENCED] = (self._saver is not None and self._saver.fenced) or (
+            self.reporter is not None and self.reporter.fenced
+        )
+        if now - self._reported_s >= self._settings.report_every_s:
+            self._report()
+            self._reported_s = now
+        decided, self._decided = self._decided, None
+        if decided is not None and decided != self._batch:
+            vector[_Word.TOTAL], vector[_Word.ATOMIC] = decided.total, decided.atomic
+
+    def _settle(self) -> None:
+        """Hear what all said after the step before, and do it."""
+        pending, self._pending = self._pending, None
+        if pending is None:
+            return
+        if pending.handle is not None:
+            pending.handle.wait()
+        word = pending.vector.tolist()
+        if pending.norms is not None:
+            self._take_norms(word[_Word.LOCAL_SQR], word[_Word.MEAN_SQR], pending)
+        if word[_Word.TOTAL]:
+            before = self._atomic
+            self._loader.size = self._batch = BatchSize(int(word[_Word.TOTAL]), int(word[_Word.ATOMIC]))
+            self._timed = _Timed()
+            if self._atomic > before:
+                self.save()  # memory may not suffice
+            log.info("step=%d batch=%d atomic=%d", self.steps, self._batch.total, self._batch.atomic)
+        if word[_Word.FENCED]:
+            self._leave("fenced", FENCED)
+        if word[_Word.STOP]:
+            self.save()
+            if self._saver is not None:
+                self._saver.wait()
+            self._leave("stopped", STOPPED)
+        if word[_Word.SAVE]:
+            self.save()
+        if word[_Word.SUSPEND]:
+            self._suspension.stand_still(self._optimizer, self._bare.parameters())
+            self._begun_s = time.perf_counter()
+
+    def _take_norms(self, local_sqr: float, mean_sqr: float, pending: _Pending) -> None:
+        norms = pending.norms
+        assert norms is not None
+        if not (math.isfinite(local_sqr) and math.isfinite(mean_sqr)):
+            return  # gradients overflowed, as they may in mixed precision
+        moments = Moments(local_sqr, min(mean_sqr, local_sqr), norms.count, consecutive=norms.consecutive)
+        with contextlib.suppress(ValueError):  # a step that says nothing
+            self._noise.update(moments, pending.step_samples / self._initial)
+
+    # What is said to the daemon.
+
+    def _put(self, body: Body) -> None:
+        if self.reporter is not None:
+            self.reporter.put(body)
+
+    def _say_started(self) -> None:
+        self._begun_s = time.perf_counter()
+        self._put(Started(gpu_type=self._gpus.gpu_type, gpu_ids=self._gpus.gpu_ids, progress=self.progress))
+
+    def _report(self) -> None:
+        timed, self._timed = self._timed, _Timed()
+        if not timed.steps:
+            return
+        noise = self._noise.noise if self._noise.weight >= TRUSTED_WEIGHT else None
+        step_time_s = timed.seconds / timed.steps
+        scale = self._batch.total / self._initial
+        worth = scale if noise is None else float(gain(noise.grad_sqr, noise.grad_var, scale, 1.0))
+        peak_mb = torch.cuda.max_memory_allocated() / MIB if self.device.type == "cuda" else None
+        self._put(
+            Observation(
+                gpu_type=self._gpus.gpu_type,
+                nodes=self._gpus.nodes,
+                gpus=self.world,
+                atomic_batch=self._atomic,
+                accumulation_steps=self._batch.accumulation_steps(self.world),
+                steps=timed.steps,
+                step_time_s=step_time_s,
+                sync_time_s=min(timed.sync_s / timed.steps, 0.999 * step_time_s),
+                grad_sqr=noise.grad_sqr if noise else None,
+                grad_var=noise.grad_var if noise else None,
+                goodput=self._initial * worth / step_time_s,
+                memory_mb=peak_mb,
+                progress=self.progress,
+            )
+        )
+
+    def _close(self, outcome: Any, text: str = "") -> None:
+        if not self._closed:
+            self._closed = True
+            if self.reporter is not None:
+                self.reporter.close(outcome, self.progress, text)
+
+    def _leave(self, outcome: str, status: int) -> None:
+        """End this process as all the others end."""
+        failure = self._saver.failure if self._saver is not None else None
+        self._group.barrier()
+        self._close(outcome, str(failure or ""))
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+        raise SystemExit(status)
+
+    def _on_error(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        """In place of Python's: say that the run fails; where memory was short, begin again with a smaller batch."""
+        self._close("failed", f"{kind.__name__}: {error}")
+        self._excepthook(kind, error, trace)
+        if not (isinstance(error, Exception) and is_out_of_memory(error)) or self._saver is None or self._atomic <= 1:
+            return
+        short_of_memory.note(self._saver.checkpoints.folder, self._gpus.gpu_type, self._atomic)
+        log.error("gpu_type=%s atomic=%d does not fit into memory: again with fewer", self._gpus.gpu_type, self._atomic)
+        short_of_memory.begin_again(self.world, read_environment().job_id)
+
+    @property
+    def _atomic(self) -> int:
+        """Samples of the largest part of a step."""
+        batch = self._batch
+        return -(-batch.total // (self.world * (batch.accumulation_steps(self.world) + 1)))
+
+    def _on_term(self, _number: int, _frame: object) -> None:
+        self._stop = True
+
+    def _memory_mb(self) -> float | None:
+        if self.device.type != "cuda":
+            return None
+        return float(torch.cuda.get_device_properties(self.device).total_memory) / MIB
+
+    def _done(self, count: int) -> bool:
+        if self._size is None or not self._adaptive:
+            return self.epoch >= count
+        return self.epoch >= count and self.progress >= count * self._size * (1 - 1e-9)
+
+    # Checkpoints.
+
+    def _state(self, random: list[Any]) -> dict[str, Any]:
+        if self._sharded:
+            from torch.distributed.checkpoint.state_dict import get_state_dict
+
+            model, optimizer = get_state_dict(self._bare, self._optimizer, options=_whole())
+        else:
+            model, optimizer = self._bare.state_dict(), self._optimizer.state_dict()
+        state = {"model": model, "optimizer": optimizer}
+        for name, each in self._named().items():
+            state[f"more.{name}"] = each.state_dict()
+        return dict(copied(state)) | {"random": random}
+
+    def _meta(self) -> dict[str, Any]:
+        return {
+            "epoch": self.epoch,
+            "position": self._loader.position,
+            "progress": self.progress,
+            "scheduled": self._scheduled,
+            "batch": dataclasses.asdict(self._batch),
+            "initial": self._initial,
+            "gpus": [self._gpus.gpu_type, self._gpus.nodes, self.world],
+            "noise": self._noise.state_dict(),
+            "learned": self._chooser.state_dict(),
+        }
+
+    def _named(self) -> dict[str, Any]:
+        named = {"scheduler": self._scheduler, "scaler": self._scaler} | self._more
+        return {name: each for name, each in named.items() if each is not None}
+
+    def _restore(self) -> tuple[int, BatchSize | None]:
+        """Take up the newest checkpoint; the position in its epoch, and its batch if we are where it was made."""
+        found = self._saver.checkpoints.latest() if self._saver is not None else None
+        which = self._group.gather((found.epoch, found.step) if found else None)
+        if len(set(which)) != 1:
+            raise RuntimeError(f"the processes see different checkpoints, {which}: put them on a shared file system")
+        if found is None:
+            return 0, None
+        assert isinstance(found.state, bytes)
+        meta, state = found.meta, from_bytes(found.state)
+        if self._sharded:
+            from torch.distributed.checkpoint.state_dict import set_state_dict
+
+            parts = {"model_state_dict": state["model"], "optim_state_dict": state["optimizer"]}
+            set_state_dict(self._bare, self._optimizer, **parts, options=_whole())
+        else:
+            self._bare.load_state_dict(state["model"])
+            self._optimizer.load_state_dict(state["optimizer"])
+        for name, each in self._named().items():
+            if f"more.{name}" in state:
+                each.load_state_dict(state[f"more.{name}"])
+        if len(state["random"]) == self.world:
+            set_random_states(state["random"][self.rank])
+        self.steps, self.epoch, self.progress = found.step, meta["epoch"], meta["progress"]
+        self._scheduled = meta["scheduled"]
+        self._noise.load_state_dict(meta["noise"])
+        self._chooser.load_state_dict(meta["learned"])
+        log.info("step=%d epoch=%d position=%d goes on", self.steps, self.epoch, meta["position"])
+        here = [self._gpus.gpu_type, self._gpus.nodes, self.world]
+        batch = BatchSize(**meta["batch"])
+        fits = batch.atomic <= self._chooser.limit_of(self._gpus.gpu_type)
+        return meta["position"], batch if meta["gpus"] == here and self._adaptive and fits else None
+
+
+def _whole() -> Any:
+    """Of a sharded model: the whole state on rank 0, so that any number of processes can take it up."""
+    from torch.distributed.checkpoint.state_dict import StateDictOptions
+
+    return StateDictOptions(full_state_dict=True, cpu_offload=True)
+
+
+def _allocation(environment: Any, gpu_type: str | None, device: torch.device, ranks: Any) -> Allocation:
+    if gpu_type is None and environment.job_id is None and device.type == "cuda":
+        gpu_type = torch.cuda.get_device_name(device)
+    try:
+        found = find_allocation(environment, gpu_type)
+    except UnknownAllocation:
+        found = Allocation(CPU, {})
+    if found.gpus and found.gpus != ranks.world:
+        log.warning("%d processes train on %d GPUs of the job; start one for each", ranks.world, found.gpus)
+    return found if found.gpu_ids else Allocation(found.gpu_type or CPU, {environment.node or "localhost": ()})

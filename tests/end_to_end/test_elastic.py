@@ -1,0 +1,105 @@
+"""PyTorch training in real jobs: moved by the daemon in the middle of an epoch, as if nothing had been."""
+
+import json
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from penstock_slurm.loopback import LoopbackCluster, wait_for
+from tests.end_to_end.site import Site
+from tests.executor.elastic import (
+    PYTHON,
+    SCRIPT,
+    assert_each_sample_once,
+    environment,
+    final,
+    largest_difference,
+    steps,
+    surviving,
+)
+from tests.executor.spool import process
+
+pytestmark = pytest.mark.slurm
+
+SIZE, EPOCHS = 2003, 2
+
+SPEEDS = {"1": 1.0, "2": 1.12, "4": 1.2}
+"""Worth having more GPUs when nobody wants them, and not worth keeping a job waiting for them."""
+
+
+def submit(site: Site, folder: Path, *options: str, **wish: object) -> str:
+    folder.mkdir()
+    fields = {"max_gpus": 4, "goodput_table": {"t4": SPEEDS}} | wish
+    script = (
+        "exec srun --overcommit --ntasks=$((SLURM_NNODES * SLURM_GPUS_ON_NODE)) --ntasks-per-node=$SLURM_GPUS_ON_NODE "
+        + shlex.join([PYTHON, str(SCRIPT), str(folder), f"--size={SIZE}", f"--epochs={EPOCHS}", *options])
+    )
+    return site.sbatch(
+        *("--hold", "--requeue", "--gres=gpu:1", f"--comment={json.dumps({'penstock': fields})}"),
+        *("--open-mode=append", f"--output={site.folder}/%j.out", f"--wrap={script}"),
+    )
+
+
+def worlds(folder: Path) -> list[int]:
+    """Processes of each run that made a step, in order."""
+    seen: dict[int, int] = {}
+    for record in steps(folder):
+        seen.setdefault(record["run"], record["world"])
+    return [seen[run] for run in sorted(seen)]
+
+
+def resize(site: Site, folder: Path, others: list[str]) -> None:
+    """1 -> 2 -> 4 -> 1: other jobs hold the GPUs, let go of them, and come back. Then the job may hurry."""
+
+    def until(expected: list[int]) -> None:
+        def details() -> str:
+            return f"{worlds(folder)}\n{site.tail()}"
+
+        wait_for(lambda: worlds(folder) == expected, 120, f"sizes {expected}", details=details)
+        count = len(steps(folder))
+        wait_for(lambda: len(steps(folder)) > count + 4 * expected[-1], 60, "some steps", details=details)
+
+    until([1])
+    site.slurm.command("scancel", others[0])
+    until([1, 2])
+    site.slurm.command("scancel", *others[1:])
+    until([1, 2, 4])
+    for _ in others:
+        site.submit(1e6, rates={"t4": {"1": 1.0}})
+    until([1, 2, 4, 1])
+    (folder / "fast").touch()
+
+
+def test_resized_in_mid_epoch_the_parameters_are_those_of_a_run_that_was_not(
+    make_loopback: Callable[..., LoopbackCluster], make_site: Callable[..., Site], tmp_path: Path
+):
+    """Batch 32 on 1, 2, 4 and 1 processes: each step has the same samples, so only the order of additions differs.
+
+    In double precision that is some 1e-16 a step: 1e-9 is far above what 126 steps make of it, and far below one sample more.
+    """
+    site = make_site(make_loopback("t4:1x4"), round_s=1.0, restart_cost_s=0.1)
+    site.start()
+    others = [site.submit(1e6, rates={"t4": {"1": 1.0}}) for _ in range(3)]
+    site.wait_states("RUNNING", *others)
+    moved, alone = tmp_path / "moved", tmp_path / "alone"
+    job = submit(site, moved, "--sleep=0.5", adaptivity="strong-scaling", batch_size=32)
+    resize(site, moved, others)
+    site.wait_states("COMPLETED", job, timeout_s=120)
+    alone.mkdir()
+    with process(SCRIPT, alone, f"--size={SIZE}", f"--epochs={EPOCHS}", environment=environment()) as child:
+        child.communicate(timeout=120)
+    for folder in (moved, alone):
+        assert_each_sample_once(folder, EPOCHS, SIZE)
+    ends = {}
+    for record in surviving(moved):
+        ends[record["run"]] = record["epoch"], record["step"] + 1
+    assert any(step % 63 for _, step in list(ends.values())[:-1]), f"no run ended in the middle of an epoch: {ends}"
+    assert final(moved)["steps"] == final(alone)["steps"] == EPOCHS * 63
+    assert largest_difference(final(moved)["weights"], final(alone)["weights"]) < 1e-9
+    assert final(moved)["loss"] == pytest.approx(final(alone)["loss"], abs=1e-9)
+    starts = [gpus for _, gpus, _ in site.starts(job)]
+    assert starts == [1, 2, 4, 1]
+    site.assert_progress_kept(job, lost=0.0)
+    site.assert_no_run_twice(job)

@@ -1,0 +1,75 @@
+"""What is left of the samples that elastic training jobs saw: for the tests that start `train_elastic.py`."""
+
+import collections
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from .spool import ROOT, job_environment
+
+SCRIPT = ROOT / "tests" / "executor" / "train_elastic.py"
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'penstock[executor]'")
+
+
+def environment(spool: Path | None = None) -> dict[str, str]:
+    """As in a job, or outside one."""
+    kept = {name: value for name, value in job_environment(spool).items() if name not in ("RANK", "WORLD_SIZE")}
+    return kept | {"OMP_NUM_THREADS": "1"}
+
+
+def torchrun(processes: int) -> tuple[str, ...]:
+    """Python's arguments before the script's."""
+    return ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}")
+
+
+def steps(folder: Path) -> list[dict]:
+    """The records of all processes of all runs."""
+    path = folder / "steps.jsonl"
+    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+    return [json.loads(line) for line in lines]
+
+
+def surviving(folder: Path) -> list[dict]:
+    """Records of the steps that the final parameters are made of.
+
+    Where a run began at step s, what earlier runs did from step s on is lost.
+    """
+    kept: list[dict] = []
+    runs = collections.defaultdict(list)
+    for record in steps(folder):
+        runs[record["run"]].append(record)
+    for run in sorted(runs):
+        first = min(record["step"] for record in runs[run])
+        kept = [record for record in kept if record["step"] < first] + runs[run]
+    return kept
+
+
+def assert_each_sample_once(folder: Path, epochs: int, size: int) -> None:
+    seen = collections.defaultdict(collections.Counter)
+    for record in surviving(folder):
+        seen[record["epoch"]].update(record["seen"])
+    assert sorted(seen) == list(range(epochs))
+    for epoch in seen:
+        assert seen[epoch] == collections.Counter(range(size)), f"epoch {epoch}"
+
+
+def final(folder: Path) -> dict:
+    """What the run that completed left."""
+    return torch.load(folder / "final.pt")
+
+
+def largest_difference(one: dict, other: dict) -> float:
+    """Of two final sets of weights."""
+    assert one.keys() == other.keys()
+    return max(float((one[name] - other[name]).abs().max()) for name in one)
+
+
+def python_path() -> str:
+    return os.pathsep.join(str(ROOT / name) for name in ("profiles", "executor"))
+
+
+PYTHON = sys.executable

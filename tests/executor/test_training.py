@@ -1,0 +1,191 @@
+"""Elastic training with real processes on CPUs (gloo)."""
+
+import json
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from penstock_executor import Checkpoints
+
+from .elastic import (
+    SCRIPT,
+    assert_each_sample_once,
+    environment,
+    final,
+    largest_difference,
+    steps,
+    torch,
+    torchrun,
+)
+from .spool import ROOT, bodies, process, tell, wait_for
+
+
+def train(folder: Path, *options: str, processes: int = 1, spool: Path | None = None):
+    folder.mkdir(exist_ok=True)
+    launcher = torchrun(processes) if processes > 1 else ()
+    return process(*launcher, SCRIPT, folder, *options, environment=environment(spool))
+
+
+def finish(child) -> str:
+    _, said = child.communicate(timeout=240)
+    assert child.returncode == 0, said
+    return said
+
+
+def test_processes_and_micro_steps_do_not_change_what_is_learned(tmp_path: Path):
+    """Batch 32 as 32, as 4 x 8 of one process, and as 3 x 2 x 5 or 6 of three: the same mean of gradients."""
+    cases = {"one": (1, ()), "four": (1, ("--max-atomic=8",)), "three": (3, ("--max-atomic=6", "--workers=1"))}
+    for name, (processes, options) in cases.items():
+        with train(tmp_path / name, "--size=203", *options, processes=processes) as child:
+            finish(child)
+        assert_each_sample_once(tmp_path / name, 3, 203)
+        assert final(tmp_path / name)["steps"] == 3 * 7
+        assert largest_difference(final(tmp_path / name)["weights"], final(tmp_path / "one")["weights"]) < 1e-12
+    assert {len(record["seen"]) for record in steps(tmp_path / "three")} >= {5, 6}
+
+
+@pytest.mark.parametrize("kills", [5, pytest.param(50, marks=pytest.mark.long)])
+def test_killed_at_random_points_it_goes_on_from_a_whole_checkpoint(tmp_path: Path, kills: int):
+    """Every 0.3 s a checkpoint, 0.02 s and more a step: what is lost lies within an interval and the time of one write."""
+    chance, lost = random.Random(), 0
+    options = ("--epochs=2", "--size=6001", "--sleep=0.02", "--checkpoint-every=0.3")
+    for attempt in range(kills):
+        with train(tmp_path, *options) as child:
+            wait_for(lambda run=attempt + 1: any(record["run"] == run for record in steps(tmp_path)), "step", 120)
+            time.sleep(chance.uniform(0, 1))
+            child.send_signal(signal.SIGKILL)
+            child.wait()
+        run = attempt + 1
+        reached = max((record["step"] for record in steps(tmp_path) if record["run"] == run), default=-1)
+        found = Checkpoints(tmp_path / "checkpoints", run).latest()
+        lost = max(lost, reached - (found.step if found else 0))
+    (tmp_path / "fast").touch()
+    with train(tmp_path, *options) as child:
+        finish(child)
+    assert_each_sample_once(tmp_path, 2, 6001)
+    assert lost <= 60, f"{lost} steps lost, where an interval has some 15"
+
+
+def test_it_answers_the_daemon_stops_when_asked_and_gives_way_to_a_later_run(tmp_path: Path):
+    spool = tmp_path / "spool"
+    spool.mkdir()
+    tell(spool, 1)
+    options = ("--epochs=1000", "--sleep=0.01", "--max-batch=256")
+    with train(tmp_path, *options, spool=spool) as child:
+        seen = wait_for(lambda: [b for b in bodies(spool, 1, "observation") if b.grad_var is not None], "noise", 120)[0]
+        assert (seen.gpu_type, seen.nodes, seen.gpus) == ("cpu", 1, 1)
+        assert 0.01 < seen.step_time_s < 1
+        tell(spool, 1, "save")
+        wait_for(lambda: [b for b in bodies(spool, 1, "checkpointed") if b.request == "save"], "answer")
+        wait_for(lambda: steps(tmp_path)[-1]["batch"] > 32, "larger batch")
+        child.terminate()
+        assert child.wait(timeout=60) == 143
+    (ended,) = bodies(spool, 1, "ended")
+    assert (ended.outcome, ended.text) == ("stopped", "")
+    last = steps(tmp_path)[-1]["step"]
+    with train(tmp_path, *options, spool=spool) as child:
+        (started,) = wait_for(lambda: bodies(spool, 2, "started"), "second start", 120)
+        assert started.progress == ended.progress > 0
+        again = wait_for(lambda: [record for record in steps(tmp_path) if record["run"] == 2], "step")[0]
+        assert (again["step"], again["batch"]) == (last + 1, steps(tmp_path)[-1]["batch"])
+        tell(spool, 3)
+        assert child.wait(timeout=60) == 75
+    assert bodies(spool, 2, "ended")[0].outcome == "fenced"
+
+
+@pytest.mark.parametrize(
+    ("processes", "options"),
+    [(2, ()), (2, ("--optimizer=adam", "--max-atomic=4")), (1, ("--max-atomic=4",)), (1, ("--optimizer=adam",))],
+    ids=["two replicas", "two of Adam that accumulate", "one that accumulates", "one of Adam by pairs"],
+)
+def test_gradient_noise_of_a_known_problem_is_found_in_500_steps(
+    tmp_path: Path, processes: int, options: tuple[str, ...]
+):
+    launcher = torchrun(processes) if processes > 1 else ()
+    script = ROOT / "tests" / "executor" / "train_quadratic.py"
+    with process(*launcher, script, tmp_path, "500", *options, environment=environment()) as child:
+        finish(child)
+    noise = json.loads((tmp_path / "noise.json").read_text())
+    assert noise["found"] == pytest.approx(noise["true"], rel=0.1)
+
+
+def test_a_job_alone_without_slurm_saves_nothing_unless_told_where(tmp_path: Path):
+    script = ROOT / "tests" / "executor" / "train_quadratic.py"
+    with process(script, tmp_path, "3", environment=environment()) as child:
+        finish(child)
+    assert [path.name for path in tmp_path.iterdir()] == ["noise.json"]
+
+
+def test_where_memory_runs_out_it_begins_again_with_a_smaller_batch(tmp_path: Path):
+    """40 samples fit; 32 is the initial batch, and of what is tried next some do not fit."""
+    with train(tmp_path, "--epochs=60", "--max-batch=256", "--memory=40", "--report-every=0.05") as child:
+        said = finish(child)
+    assert "does not fit into memory: again with fewer" in said
+    assert max(record["step"] for record in steps(tmp_path)) == final(tmp_path)["steps"] - 1
+    assert max(len(record["seen"]) for record in steps(tmp_path) if record["run"] > 1) >= 32
+    assert_each_sample_once(tmp_path, max(record["epoch"] for record in steps(tmp_path)) + 1, 1003)
+
+
+def test_a_full_disk_and_a_folder_that_may_not_be_written_are_said_and_the_old_checkpoint_stays(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    from penstock_executor.training.saving import Saver, from_bytes
+
+    told: list[float] = []
+    saver = Saver(Checkpoints(tmp_path, 1))
+    saver.save({"w": torch.ones(3)}, 1, {}, told.append)
+    saver.wait()
+    assert len(told) == 1
+    (tmp_path / "epoch-0001" / f"step-000000000002.{os.getpid()}.tmp").symlink_to("/dev/full")
+    saver.save({"w": torch.ones(30_000)}, 2, {}, told.append)
+    saver.wait()
+    assert "No space left" in caplog.text
+    assert "those before it are whole, free some space" in caplog.text
+    if os.geteuid() == 0:
+        os.seteuid(65534)
+        try:
+            saver.save({"w": torch.ones(3)}, 3, {}, told.append)
+            saver.wait()
+        finally:
+            os.seteuid(0)
+        assert "Permission denied" in caplog.text
+    assert len(told) == 1
+    assert saver.failure is not None
+    found = saver.checkpoints.latest()
+    assert (found.step, from_bytes(found.state)["w"].tolist()) == (1, [1, 1, 1])
+    saver.save({"w": torch.zeros(3)}, 4, {}, told.append)
+    saver.wait()
+    assert (saver.failure, len(told), saver.checkpoints.latest().step) == (None, 2, 4)
+
+
+def test_suspended_it_stands_still_and_resumed_it_goes_on(tmp_path: Path):
+    with train(tmp_path, "--size=203", "--sleep=0.1") as child:
+        wait_for(lambda: steps(tmp_path), "steps", 120)
+        child.send_signal(signal.SIGTSTP)
+        log = ""
+        while "suspended" not in log:
+            log = child.stderr.readline()
+        count = len(steps(tmp_path))
+        time.sleep(1)
+        assert len(steps(tmp_path)) == count
+        child.send_signal(signal.SIGCONT)
+        assert "resumed moved_bytes=0" in finish(child)
+    assert_each_sample_once(tmp_path, 3, 203)
+
+
+def test_a_sharded_model_goes_on_with_another_number_of_processes(tmp_path: Path):
+    """FSDP2 on CPUs: stopped on two processes, it goes on on three."""
+    options = ("--sharded", "--size=203", "--optimizer=adam")
+    with train(tmp_path, "--sleep=0.2", *options, processes=2) as child:
+        wait_for(lambda: any(record["step"] > 3 for record in steps(tmp_path)), "steps", 120)
+        child.terminate()
+        child.wait(timeout=60)
+    (tmp_path / "fast").touch()
+    with train(tmp_path, *options, processes=3) as child:
+        finish(child)
+    assert {record["world"] for record in steps(tmp_path)} == {2, 3}
+    assert_each_sample_once(tmp_path, 3, 203)

@@ -1,0 +1,114 @@
+"""An elastic training job for the tests: a small network on generated data, with a record of the samples it has seen.
+
+    train_elastic.py FOLDER [--option VALUE ...]
+
+A line of `FOLDER/steps.jsonl` for each step and process, before the step counts, names the run's epoch, the optimiser step and
+the samples; what counts is decided by the test, from the checkpoints that survived.
+"""
+
+import argparse
+import json
+import logging
+import os
+import time
+from pathlib import Path
+
+import torch
+
+import penstock_executor as px
+
+
+class Moons(torch.utils.data.Dataset):
+    """Two noisy half circles, with each sample's index."""
+
+    def __init__(self, size: int) -> None:
+        chance = torch.Generator().manual_seed(1)
+        self.labels = torch.arange(size) % 2
+        angle = torch.rand(size, generator=chance) * torch.pi
+        x = torch.cos(angle) + self.labels
+        y = torch.sin(angle) * (1 - 2 * self.labels) + self.labels / 2
+        self.points = torch.stack([x, y], 1) + 0.2 * torch.randn(size, 2, generator=chance)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int):
+        return index, self.points[index], self.labels[index].float()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--size", type=int, default=1003)
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--max-batch", type=int)
+    parser.add_argument("--max-atomic", type=int)
+    parser.add_argument("--sleep", type=float, default=0.0, help="seconds a step, until FOLDER/fast is there")
+    parser.add_argument("--report-every", type=float, default=0.3)
+    parser.add_argument("--checkpoint-every", type=float, default=600)
+    parser.add_argument("--optimizer", default="sgd")
+    parser.add_argument("--scaler", action="store_true")
+    parser.add_argument("--memory", type=int, help="samples of one process that fit")
+    parser.add_argument("--sharded", action="store_true")
+    parser.add_argument("--workers", type=int, default=0)
+    options = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    run = px.start(
+        options.folder / "checkpoints",
+        report_every_s=options.report_every,
+        checkpoint_every_s=options.checkpoint_every,
+    )
+    model = torch.nn.Sequential(torch.nn.Linear(2, 32), torch.nn.Tanh(), torch.nn.Linear(32, 1)).double()
+    if options.sharded:
+        from torch.distributed.fsdp import fully_shard
+
+        fully_shard(model)
+    if options.optimizer == "sgd":
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    else:
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
+    data = Moons(options.size)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0) if options.scaler else None
+    model, optimizer, loader = run.prepare(
+        model,
+        optimizer,
+        data,
+        batch_size=options.batch,
+        max_batch_size=options.max_batch,
+        max_atomic_batch=options.max_atomic,
+        scheduler=torch.optim.lr_scheduler.StepLR(optimizer, 40, 0.9),
+        scaler=scaler,
+        num_workers=options.workers,
+    )
+    loss_of = torch.nn.BCEWithLogitsLoss()
+    record = os.open(options.folder / "steps.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    attempt = os.environ.get("SLURM_RESTART_COUNT", "0")
+    for epoch in run.epochs(options.epochs):
+        for indices, points, labels in loader:
+            part = loader.part
+            seen = indices.tolist() if part.samples else []
+            line = {"attempt": int(attempt), "run": run.run_epoch, "epoch": epoch, "step": run.steps, "seen": seen}
+            os.write(record, (json.dumps(line | {"world": run.world, "batch": loader.size.total}) + "\n").encode())
+            loss = loss_of(model(points.double()).squeeze(1), labels.double())
+            if options.memory and len(points) > options.memory:
+                raise MemoryError(f"{len(points)} samples")
+            if options.sleep and not (options.folder / "fast").exists():
+                time.sleep(options.sleep)
+            run.step(loss)
+        run.log(epoch=epoch)
+    if options.sharded:
+        return
+    if run.rank == 0:
+        with torch.no_grad():
+            loss = float(loss_of(model(data.points.double()).squeeze(1), data.labels.double()))
+        weights = {name.removeprefix("module."): value for name, value in model.state_dict().items()}
+        beside = options.folder / "final.tmp"
+        torch.save({"loss": loss, "weights": weights, "steps": run.steps, "progress": run.progress}, beside)
+        beside.rename(options.folder / "final.pt")
+
+
+if __name__ == "__main__":
+    main()

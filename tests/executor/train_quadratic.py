@@ -1,0 +1,77 @@
+"""A problem whose gradient noise is known: each sample's gradient is w - x, with x around 0, so of known mean and covariance.
+
+    train_quadratic.py FOLDER STEPS [--optimizer adam] [--max-atomic N]
+
+The learning rate is 0, so w stays at 1 and the true gradient is w. Writes FOLDER/noise.json.
+"""
+
+import argparse
+import json
+import math
+from pathlib import Path
+
+import torch
+
+import penstock_executor as px
+
+SIGMA, PARAMETERS, BATCH = 3.0, 40, 16
+
+
+class Draws(torch.utils.data.Dataset):
+    def __init__(self, size: int) -> None:
+        self.x = SIGMA * torch.randn(size, PARAMETERS, generator=torch.Generator().manual_seed(5))
+        self.x -= self.x.mean(0)
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return self.x[index]
+
+
+class Point(torch.nn.Module):
+    """Its parameters in two tensors, so that several are added up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one = torch.nn.Parameter(torch.ones(PARAMETERS // 4))
+        self.two = torch.nn.Parameter(torch.ones(PARAMETERS - PARAMETERS // 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return ((torch.cat([self.one, self.two]) - x) ** 2).sum(1).mean() / 2
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("steps", type=int)
+    parser.add_argument("--optimizer", default="sgd")
+    parser.add_argument("--max-atomic", type=int)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    run = px.start()
+    model = Point()
+    kind = torch.optim.SGD if options.optimizer == "sgd" else torch.optim.Adam
+    model, _, loader = run.prepare(
+        model,
+        kind(model.parameters(), lr=0.0),
+        Draws(options.steps * BATCH),
+        batch_size=BATCH,
+        max_atomic_batch=options.max_atomic,
+    )
+    for _ in run.epochs(1):
+        for x in loader:
+            run.step(model(x))
+    noise = run.noise
+    assert noise is not None
+    found = {"grad_sqr": noise.grad_sqr, "grad_var": noise.grad_var}
+    # Adam divides each coordinate by the root mean square of its own gradient: of all, the same.
+    unit = 1.0 if options.optimizer == "sgd" else 1 + SIGMA**2 / BATCH
+    true = {"grad_sqr": PARAMETERS / unit, "grad_var": PARAMETERS * SIGMA**2 / BATCH / unit}
+    if run.rank == 0:
+        (options.folder / "noise.json").write_text(json.dumps({"found": found, "true": true}))
+    assert all(math.isfinite(value) for value in found.values())
+
+
+if __name__ == "__main__":
+    main()
