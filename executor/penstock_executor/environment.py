@@ -37,6 +37,8 @@ class Environment:
     """The folder shared with the daemon; None without Penstock."""
     profile: Path | None = None
     """File with the request of `penstock profile`; None if that does not run this process."""
+    array_element: str | None = None
+    """`12_3` for element 3 of array 12. A job that an element submits inherits its variables, so this may be another's."""
 
 
 def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
@@ -60,7 +62,9 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
         )
     gpu_ids, gpus = _gpus(environ)
     restarts = _number(environ, "SLURM_RESTART_COUNT") or 0
-    return Environment(job_id, nodes, node, gpus, gpu_ids, restarts, spool, profile)
+    array, task = environ.get("SLURM_ARRAY_JOB_ID"), environ.get("SLURM_ARRAY_TASK_ID")
+    element = f"{array}_{task}" if array and task else None
+    return Environment(job_id, nodes, node, gpus, gpu_ids, restarts, spool, profile, element)
 
 
 def expand_hostlist(text: str) -> tuple[str, ...]:
