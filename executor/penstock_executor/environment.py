@@ -62,8 +62,8 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
         )
     gpu_ids, gpus = _gpus(environ)
     restarts = _number(environ, "SLURM_RESTART_COUNT") or 0
-    array, task = environ.get("SLURM_ARRAY_JOB_ID"), environ.get("SLURM_ARRAY_TASK_ID")
-    element = f"{array}_{task}" if array and task else None
+    array, task = _number(environ, "SLURM_ARRAY_JOB_ID"), _number(environ, "SLURM_ARRAY_TASK_ID")
+    element = None if array is None or task is None else f"{array}_{task}"
     return Environment(job_id, nodes, node, gpus, gpu_ids, restarts, spool, profile, element)
 
 

@@ -45,6 +45,9 @@ class SlurmSettings(BaseModel):
         default=60.0,
         description="Time that each restart adds to a time limit over all runs: about what a move takes of it.",
     )
+    presets: dict[str, dict[str, bool | int | float | str]] = Field(
+        default={}, description="Options of sbatch's under a name, for `penstock submit --preset NAME`."
+    )
     reservation_lead_s: NonNegativeFloat = Field(
         default=900.0,
         description="How long before a reservation begins its nodes get no more jobs, and jobs leave them.",
