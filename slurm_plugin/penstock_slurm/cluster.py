@@ -17,12 +17,13 @@ import dataclasses
 import json
 import logging
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from penstock_profiles.wire import Control, Report, Request
 from penstock_scheduler.errors import BadWish, ClusterAway, RoundFailed
 from penstock_scheduler.model import (
     Action,
+    Adaptivity,
     ClusterState,
     Hold,
     Job,
@@ -40,7 +41,7 @@ from penstock_scheduler.model import (
 from penstock_scheduler.model.wish import WISH_KEY
 from penstock_scheduler.ports import Clock, Submitter, WishCheck
 from penstock_scheduler.spool import Spool
-from penstock_slurm import time_limits
+from penstock_slurm import plain_jobs, time_limits
 from penstock_slurm.gateway import (
     ControllerAway,
     Gateway,
@@ -52,7 +53,7 @@ from penstock_slurm.gateway import (
     SlurmNode,
     Transient,
 )
-from penstock_slurm.notes import SAYS, kept_by_begin, notes, plain_shape, waits_for
+from penstock_slurm.notes import SAYS, kept_by_begin, notes, overdue, plain_shape, waits_for
 from penstock_slurm.settings import SlurmSettings
 from penstock_slurm.site import Site, SiteRules, gpu_limits, reserved
 
@@ -153,12 +154,16 @@ class SlurmCluster:
         self._not_yet = not_yet
         numbers = Counter(job.number for job in slurm_jobs if job.array_job_id is not None)
         self._shared = {number for number, count in numbers.items() if count > 1}
-        self._runs = time_limits.seen(self._runs, (*managed.values(), *not_yet.values()), now_s)
+        self._runs = time_limits.seen(self._runs, slurm_jobs, now_s)
         self._silent = {node.name for node in slurm_nodes if node.state & {"NOT_RESPONDING", "DOWN"}}
         kept_for = reserved(reservations, now_s, self._settings.reservation_lead_s)
         nodes = tuple(
             dataclasses.replace(node, reservation=kept_for.get(node.name, ""), switch=rules.switches.get(node.name, ""))
             for node in self._nodes(slurm_nodes, jobs.values(), types)
+        )
+        aside = self._for_plain_jobs(slurm_jobs, managed.keys() | not_yet.keys(), nodes, now_s)
+        nodes = tuple(
+            dataclasses.replace(node, gpus_others=node.gpus_others + aside.get(node.name, 0)) for node in nodes
         )
         self._free = {node.name: node.gpus_for_us for node in nodes}
         for job in jobs.values():
@@ -172,6 +177,7 @@ class SlurmCluster:
         """See `ports.Cluster`. Acts on what the last `observe` saw."""
         outcomes = tuple(self._apply(action) for action in actions)
         self._leave_to_slurm({action.job for action in actions})
+        self._let_deadlines_count()
         return outcomes
 
     def reports(self) -> Sequence[Report]:
@@ -417,6 +423,25 @@ class SlurmCluster:
         how = "has saved" if self._spool.answered(job_id, request.id) else "gets Slurm's signals to save"
         return Outcome(action, Progress.UNDER_WAY, f"{how}, leaves its GPUs")
 
+    def _for_plain_jobs(
+        self, slurm_jobs: Iterable[SlurmJob], managed: Collection[JobId], nodes: Sequence[Node], now_s: float
+    ) -> dict[str, int]:
+        """Node -> GPUs set aside for a plain job that has waited long enough."""
+        patience_s = self._settings.plain_patience_s
+        plain = (job for job in slurm_jobs if job.id not in managed)
+        job = plain_jobs.longest_waiting(plain, self._settings.partitions, now_s, patience_s)
+        first_s = min((each.submit_s for each in self._jobs.values() if each.phase is Phase.QUEUED), default=now_s)
+        if job is None or (job.eligible_s or now_s) > first_s:
+            return {}
+        held: Counter[str] = Counter()
+        pinned: Counter[str] = Counter()
+        for each in self._jobs.values():
+            for share in each.allocation.shares if each.allocation is not None else ():
+                held[share.node] += share.gpus
+                if not each.wish.preemptible or each.wish.adaptivity is Adaptivity.FIXED:
+                    pinned[share.node] += share.gpus
+        return plain_jobs.set_aside(job, nodes, pinned, held)
+
     # --- what a job keeps over its restarts, and while we are away
 
     def _time_limit_s(self, slurm_job: SlurmJob, control: Control | None) -> float | None:
@@ -435,6 +460,14 @@ class SlurmCluster:
             control = self._spool.control(slurm_job.id) or control
             self._spool.tell(control.model_copy(update=kept), slurm_job.uid)
 
+    def _let_deadlines_count(self) -> None:
+        for job in self._not_yet.values():
+            if job.held and overdue(job, self._clock.now_s()):
+                try:
+                    self._gateway.release(job.id)
+                except SlurmError as error:
+                    log.info("cannot release the job to its deadline", extra={"job": job.id, "text": str(error)})
+
     def _leave_to_slurm(self, acted: set[JobId]) -> None:
         """Renew the time after which Slurm starts waiting jobs alone: all in one command, each twice in `plain_after_s`.
 
@@ -452,7 +485,7 @@ class SlurmCluster:
         due = []
         for job in (*self._slurm_jobs.values(), *self._not_yet.values()):
             shape = plain_shape(job)
-            if shape is None or job.state not in PENDING or job.id in acted:
+            if shape is None or job.state not in PENDING or job.id in acted or overdue(job, now_s):
                 continue
             try:
                 if job.held or (job.required_nodes and kept_by_begin(job, now_s)):

@@ -45,6 +45,8 @@ def waits_for(job: SlurmJob, now_s: float) -> str:
 
     A begin time counts before the first start only: Slurm gives one to each job that it requeues, and place() ends it.
     """
+    if overdue(job, now_s):
+        return "Slurm to end it at its deadline"
     if job.dependency:
         return f"its dependency {job.dependency}"
     written = notes(job)
@@ -52,6 +54,11 @@ def waits_for(job: SlurmJob, now_s: float) -> str:
     if job.restarts == 0 and isinstance(begin_s, int | float) and begin_s > now_s:
         return "the begin time that it was submitted with"
     return ""
+
+
+def overdue(job: SlurmJob, now_s: float) -> bool:
+    """Whether a job's deadline is over. Slurm does not look at those of held jobs: it must be released to be ended."""
+    return job.deadline_s is not None and now_s > job.deadline_s
 
 
 def kept_by_begin(job: SlurmJob, now_s: float) -> bool:

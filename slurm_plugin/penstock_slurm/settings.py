@@ -45,6 +45,11 @@ class SlurmSettings(BaseModel):
         default=60.0,
         description="Time that each restart adds to a time limit over all runs: about what a move takes of it.",
     )
+    plain_patience_s: NonNegativeFloat = Field(
+        default=300.0,
+        description="How long a plain job waits in a managed partition before GPUs are set aside for it. A large number: "
+        "adaptive jobs make no room.",
+    )
     presets: dict[str, dict[str, bool | int | float | str]] = Field(
         default={}, description="Options of sbatch's under a name, for `penstock submit --preset NAME`."
     )

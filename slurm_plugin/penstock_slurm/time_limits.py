@@ -29,10 +29,13 @@ class Run:
 
 
 def seen(known: dict[str, Run], jobs: Iterable[SlurmJob], now_s: float) -> dict[str, Run]:
-    """The newest runs of these jobs, of which some run at this moment; those that do not keep what was last seen."""
+    """The newest runs of these jobs, of which some run at this moment; those that do not keep what was last seen.
+
+    A job that is COMPLETING may count as restarted already, with the nodes of the run before.
+    """
     runs: dict[str, Run] = {}
     for job in jobs:
-        if job.nodes and job.start_s is not None and job.time_limit_s is not None:
+        if job.state in ("RUNNING", "SUSPENDED") and job.start_s is not None and job.time_limit_s is not None:
             runs[job.id] = Run(job.restarts, job.start_s, now_s, job.time_limit_s)
         elif job.id in known:
             runs[job.id] = known[job.id]

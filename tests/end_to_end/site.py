@@ -113,7 +113,8 @@ class Site:
     def submit_with_flags(self, work_s: float, *flags: str) -> str:
         """The same by sbatch's flags, of whose speed nothing is known beforehand."""
         output = f"--output={self.folder}/%j.out"
-        return self.sbatch("--adaptive", output, *flags, f"--wrap={self.trainer(work_s)}")
+        mode = [] if any(flag.startswith("--adaptive") for flag in flags) else ["--adaptive"]
+        return self.sbatch(*mode, output, *flags, f"--wrap={self.trainer(work_s)}")
 
     def trainer(self, work_s: float, rates: dict[str, dict[str, float]] = RATES) -> str:
         """The command of an emulated trainer."""

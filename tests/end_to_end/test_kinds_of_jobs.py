@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import time
 from collections.abc import Callable
@@ -14,7 +13,7 @@ from penstock_scheduler.records import RoundRecord
 from penstock_scheduler.store import FileStore
 from penstock_slurm.loopback import wait_for
 from penstock_slurm.loopback.fixtures import MakeLoopback
-from tests.end_to_end.site import Site, pause
+from tests.end_to_end.site import RATES, Site, pause
 
 pytestmark = pytest.mark.slurm
 
@@ -33,7 +32,7 @@ def said(site: Site, job: str) -> str:
 
 
 def test_each_element_of_an_array_is_a_job_and_a_dependency_waits_for_them_all(flag_site: Site) -> None:
-    array = flag_site.submit_with_flags(40, "--max-gpus=4", "--array=1-3")
+    array = flag_site.submit_with_flags(10, "--max-gpus=4", "--array=1-3")
     after = flag_site.submit_with_flags(1, "--max-gpus=1", f"--dependency=afterok:{array}")
     elements = [f"{array}_{index}" for index in (1, 2, 3)]
     numbers = {flag_site.job(element).number for element in elements}
@@ -113,16 +112,13 @@ def test_what_cannot_be_managed_is_refused_with_a_sentence(make_flag_site: MakeS
 
 
 def test_a_job_that_its_deadline_overtakes_is_ended_by_slurm(make_flag_site: MakeSite) -> None:
-    """It waits for GPUs that another job holds; Slurm ends it once it could not finish in time."""
+    """It waits, held, for GPUs that another job has; Slurm alone would not look at its deadline."""
     site = make_flag_site("t4:1x4")
     site.start()
     other = site.sbatch("--gres=gpu:4", "--wrap=sleep 600")
     site.wait_states("RUNNING", other)
-    job = site.submit_with_flags(1, "--max-gpus=1", "--time=1", "--deadline=now+65seconds")
+    job = site.submit_with_flags(1, "--max-gpus=1", "--deadline=now+6seconds")
     site.wait_states("DEADLINE", job)
-    number = site.wait_round()
-    site.wait_round(number)
-    assert job not in {each.id for each in rounds(site)[-1].snapshot.jobs}
 
 
 def test_a_job_that_another_qos_preempts_is_placed_elsewhere(make_loopback: MakeLoopback, make_site: MakeSite) -> None:
@@ -195,7 +191,7 @@ def test_what_is_left_of_a_time_limit_goes_with_the_job(make_flag_site: MakeSite
     """10 minutes in all, and each restart adds 3: after a second or two of a run 13 are left, then 16."""
     site = make_flag_site("t4:2x4", time_limit_grace_s=180)
     site.start()
-    job = site.submit_with_flags(2000, "--max-gpus=4", "--time=10")
+    job = site.submit_with_flags(2000, "--adaptive=rigid", "--max-gpus=4", "--time=10")
     limits = []
     for runs in (1, 2, 3):
         wait_for(lambda runs=runs: len(site.starts(job)) == runs, 60, f"run {runs}", details=site.tail)
@@ -210,12 +206,30 @@ def test_what_is_left_of_a_time_limit_goes_with_the_job(make_flag_site: MakeSite
     assert limits == [600, 780, 960]
 
 
-def test_both_loads_together_and_neither_starves(make_flag_site: MakeSite) -> None:
-    """Plain jobs keep coming, more than fit, beside adaptive ones: Slurm starts the former, Penstock the latter."""
-    site = make_flag_site("t4:2x4")
+def test_a_plain_job_gets_room_where_adaptive_ones_hold_everything(make_flag_site: MakeSite) -> None:
+    """An endless adaptive job has all four GPUs; a plain job that wants two gets them after its patience, and they come back."""
+    site = make_flag_site("t4:1x4", plain_patience_s=2)
     site.start()
-    plain = [site.sbatch("--gres=gpu:2", "--output=/dev/null", "--wrap=sleep 3") for _ in range(12)]
-    adaptive = [site.submit_with_flags(6, "--max-gpus=4") for _ in range(6)]
-    site.wait_states("COMPLETED", *plain, *adaptive, timeout_s=150)
-    for earlier, later in itertools.pairwise(rounds(site)):
-        assert later.snapshot.time_s >= earlier.snapshot.time_s
+    rates = {"t4": RATES["t4"]}
+    adaptive = site.submit(2000, rates=rates, max_gpus=4)
+    wait_for(lambda: [start[1] for start in site.starts(adaptive)] == [4], 30, "all GPUs", details=site.tail)
+    pause(1.0)
+    plain = site.sbatch("--gres=gpu:2", "--output=/dev/null", "--wrap=sleep 8")
+    site.wait_states("RUNNING", plain)
+    wait_for(lambda: [start[1] for start in site.starts(adaptive)] == [4, 2], 60, "two GPUs", details=site.tail)
+    wait_for(lambda: [start[1] for start in site.starts(adaptive)] == [4, 2, 4], 60, "all again", details=site.tail)
+    site.assert_progress_kept(adaptive, lost=1.0)
+    site.assert_no_run_twice(adaptive)
+
+
+def test_both_loads_together_and_neither_starves(make_flag_site: MakeSite) -> None:
+    """More plain jobs than fit, beside more adaptive ones: Slurm starts the former, Penstock the latter, all come to an end."""
+    site = make_flag_site("t4:2x4", plain_patience_s=2)
+    site.start()
+    plain = [site.sbatch("--gres=gpu:4", "--output=/dev/null", "--wrap=sleep 2") for _ in range(4)]
+    adaptive = [site.submit(8, rates={"t4": RATES["t4"]}, max_gpus=4) for _ in range(4)]
+    plain += [site.sbatch("--gres=gpu:4", "--output=/dev/null", "--wrap=sleep 2") for _ in range(2)]
+    site.wait_states("COMPLETED", *plain, *adaptive, timeout_s=120)
+    site.assert_no_run_twice(*adaptive)
+    refused = [each for each in FileStore(site.state).outcomes() if each.progress.value == "failed"]
+    assert refused == [], "nothing is sent where Slurm has started something else"

@@ -141,6 +141,8 @@ class SlurmJob:
     licenses: str = ""
     exclusive: bool = False
     """Whether it wants whole nodes for itself, CPUs and all."""
+    deadline_s: float | None = None
+    """When Slurm ends it at the latest, if it is not held."""
 
     @property
     def held(self) -> bool:

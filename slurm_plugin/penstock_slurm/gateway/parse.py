@@ -51,6 +51,7 @@ JOB_FIELDS = (
     "Dependency",
     "Licenses",
     "OverSubscribe",
+    "Deadline",
 )
 """What squeue is asked for, in the order in which `_job` takes it."""
 
@@ -152,6 +153,7 @@ def _job(fields: list[str], names: _Names) -> SlurmJob:
         dependency,
         licenses,
         oversubscribe,
+        deadline,
     ) = fields
     number = int(job_id)  # ignores the newline that ends the record before
     element = int(array_task) if array_task.isdigit() else None
@@ -193,6 +195,7 @@ def _job(fields: list[str], names: _Names) -> SlurmJob:
         dependency=_text(dependency),
         licenses=_text(licenses),
         exclusive=oversubscribe == "NO",
+        deadline_s=_time(deadline),
     )
 
 
