@@ -18,7 +18,7 @@ from typer.core import TyperGroup
 from penstock_scheduler.errors import ConfigError, PenstockError
 from penstock_scheduler.model import JobWish
 from penstock_scheduler.model.wish import WISH_KEY
-from penstock_scheduler.settings import Settings, load_settings
+from penstock_scheduler.settings import load_settings
 from penstock_slurm.settings import SlurmSettings
 from penstock_slurm.submit import command_line, dry_run, presets
 from penstock_slurm.submit.command_line import CommandLine, Options
@@ -81,14 +81,18 @@ def submit(words: Sequence[str], environ: Mapping[str, str]) -> int:
     config = Path(line.own["config"][-1]) if "config" in line.own else CONFIG
     expanded = _expand(line, options, config, environ)
     if "dry-run" in line.own:
-        return _explain(line, expanded, options, load_settings(config), environ)
+        return _explain(line, expanded, options, config, sbatch, environ)
     given = command_line.adaptive_flags(expanded, options)
     asks = bool(given) or bool(environ.get(flags()["adaptive"].variable))
     if asks and not options.adaptive:
         expanded = _without_plugin(line, expanded, options, _with_environment(given, environ))
-    argv = [sbatch, *(word for words in expanded for word in words), *line.rest]
+    return _sbatch([*(word for words in expanded for word in words), *line.rest], sbatch, environ)
+
+
+def _sbatch(words: list[str], program: str, environ: Mapping[str, str]) -> int:
+    """Run the real one, by the name that it prints in its messages."""
     sys.stdout.flush()
-    return subprocess.run(argv, env=dict(environ), check=False).returncode
+    return subprocess.run(["sbatch", *words], executable=program, env=dict(environ), check=False).returncode
 
 
 def _usage(environ: Mapping[str, str]) -> str:
@@ -170,14 +174,18 @@ def _pairs(words: Sequence[str], options: Options) -> list[list[str]]:
 
 
 def _explain(
-    line: CommandLine, expanded: list[list[str]], options: Options, settings: Settings, environ: Mapping[str, str]
+    line: CommandLine,
+    expanded: list[list[str]],
+    options: Options,
+    config: Path,
+    sbatch: str,
+    environ: Mapping[str, str],
 ) -> int:
     """The dry run. A plain job is Slurm's to explain: sbatch --test-only."""
     both = [*_pairs(_script_words(line), options), *expanded]
     given = _with_environment(command_line.adaptive_flags(both, options), environ)
     if not given:
-        argv = ["sbatch", "--test-only", *(word for words in expanded for word in words), *line.rest]
-        return subprocess.run(argv, env=dict(environ), check=False).returncode
+        return _sbatch(["--test-only", *(word for words in expanded for word in words), *line.rest], sbatch, environ)
     named = command_line.values(both, options)
     asked = dry_run.Asked(
         name=named.get("job-name") or (Path(line.script).name if line.script else "wrap"),
@@ -188,6 +196,6 @@ def _explain(
         reservation=named.get("reservation", ""),
         time_limit_s=time_s(named.get("time", "")),
     )
-    for text in dry_run.explain(settings, wish_of(given), asked):
+    for text in dry_run.explain(load_settings(config), wish_of(given), asked):
         typer.echo(text)
     return 0

@@ -97,7 +97,9 @@ def parse(words: Sequence[str], options: Options) -> CommandLine:
 
 def _takes_next(word: str, name: str, options: Options) -> bool:
     if name:
-        return _full(name, options) in options.valued
+        full = _full(name, options)
+        # sbatch's help shows --adaptive=[MODE] like an option whose value is required.
+        return flags()[full].has_arg == 1 if full in flags() else full in options.valued
     letters = word[1:]
     for index, letter in enumerate(letters):
         if letter in options.valued:

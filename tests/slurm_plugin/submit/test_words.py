@@ -38,9 +38,15 @@ Parallel run options:
   -W, --wait                  wait for completion of submitted job
       --wrap[=command string] wrap command string in a sh script and submit
 """
+PLUGIN = """
+Options provided by plugins:
+      --adaptive=[MODE]       let Penstock choose the GPUs
+      --max-gpus=N            most GPUs that the job can use
+"""
 OPTIONS = parse_help(HELP)
 
 
+@pytest.mark.parametrize("help_of_plugin", ["", PLUGIN], ids=["bare", "plugin"])
 @pytest.mark.parametrize(
     ("words", "script"),
     [
@@ -58,6 +64,7 @@ OPTIONS = parse_help(HELP)
         ("--hold --wait train.sh", "train.sh"),
         ("--adaptive --max-gpus 8 train.sh", "train.sh"),
         ("--adaptive --max-g 8 train.sh", "train.sh"),
+        ("--adaptive train.sh", "train.sh"),
         ("-- -odd.sh", "-odd.sh"),
         ("--unknown train.sh", "train.sh"),
         ("- x", "-"),
@@ -65,11 +72,8 @@ OPTIONS = parse_help(HELP)
         ("-p a --hold : -p b train.sh", "train.sh"),
     ],
 )
-def test_finds_the_script(words: str, script: str | None) -> None:
-    options = parse_help(
-        HELP.replace("--export[", "--export[") + "      --max-gpus=N   most\n      --adaptive[=MODE]  x\n"
-    )
-    line = parse(words.split(), options)
+def test_finds_the_script(words: str, script: str | None, help_of_plugin: str) -> None:
+    line = parse(words.split(), parse_help(HELP + help_of_plugin))
     assert line.script == script
     assert [*(word for pair in line.options for word in pair), *line.rest] == words.split()
     assert line.own == {}
