@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import json
+import logging
 import os
 import shutil
 import subprocess
@@ -45,6 +46,7 @@ class _Words(TyperGroup):
     """A command that takes every word as it is."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        logging.getLogger().addHandler(logging.NullHandler())  # what the daemon would log is not for who submits
         ctx.args = list(args)
         return args
 
