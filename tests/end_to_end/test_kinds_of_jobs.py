@@ -32,7 +32,7 @@ def said(site: Site, job: str) -> str:
 
 
 def test_each_element_of_an_array_is_a_job_and_a_dependency_waits_for_them_all(flag_site: Site) -> None:
-    array = flag_site.submit_with_flags(10, "--max-gpus=4", "--array=1-3")
+    array = flag_site.submit_with_flags(10, "--max-gpus=2", "--non-preemptible", "--array=1-3")
     after = flag_site.submit_with_flags(1, "--max-gpus=1", f"--dependency=afterok:{array}")
     elements = [f"{array}_{index}" for index in (1, 2, 3)]
     numbers = {flag_site.job(element).number for element in elements}
