@@ -10,7 +10,7 @@ import pytest
 
 from penstock_profiles.wire import claimed_epochs
 from penstock_scheduler.records import RoundRecord
-from penstock_scheduler.store import FileStore
+from penstock_scheduler.store import open_store
 from penstock_slurm.loopback import wait_for
 from penstock_slurm.loopback.fixtures import MakeLoopback
 from tests.end_to_end.site import RATES, Site, pause
@@ -21,7 +21,7 @@ MakeSite = Callable[..., Site]
 
 
 def rounds(site: Site) -> list[RoundRecord]:
-    store = FileStore(site.state)
+    store = open_store(site.state)
     return [store.round(number) for number in store.round_numbers()]
 
 
@@ -231,5 +231,5 @@ def test_both_loads_together_and_neither_starves(make_flag_site: MakeSite) -> No
     plain += [site.sbatch("--gres=gpu:4", "--output=/dev/null", "--wrap=sleep 2") for _ in range(2)]
     site.wait_states("COMPLETED", *plain, *adaptive, timeout_s=120)
     site.assert_no_run_twice(*adaptive)
-    refused = [each for each in FileStore(site.state).outcomes() if each.progress.value == "failed"]
+    refused = [each for each in open_store(site.state).outcomes() if each.progress.value == "failed"]
     assert refused == [], "nothing is sent where Slurm has started something else"

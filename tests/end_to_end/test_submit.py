@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from penstock_scheduler.store import FileStore
+from penstock_scheduler.store import open_store
 from penstock_slurm.loopback import wait_for
 from tests.end_to_end.site import Site
 
@@ -51,7 +51,7 @@ def test_a_dry_run_says_what_the_daemon_then_does(flag_site: Site) -> None:
     job = flag_site.submit_with_flags(5000, *flags)
 
     def first() -> object:
-        store = FileStore(flag_site.state)
+        store = open_store(flag_site.state)
         plans = (store.round(number).plan for number in store.round_numbers())
         return next((plan.assignments[job] for plan in plans if job in plan.assignments), None)
 

@@ -21,7 +21,7 @@ from penstock_scheduler.models import WishModels
 from penstock_scheduler.policies import make_policy
 from penstock_scheduler.settings import DaemonSettings, Settings
 from penstock_scheduler.spool import Spool
-from penstock_scheduler.store import FileStore
+from penstock_scheduler.store import open_store
 from penstock_scheduler.whatif import Answer, ask, with_job
 from penstock_slurm.cluster import SlurmCluster
 from penstock_slurm.gateway.cli import CliGateway
@@ -95,7 +95,7 @@ def _snapshot(settings: Settings, models: WishModels, now_s: float) -> tuple[Sna
     """What to decide on, and its name."""
     daemon = settings.section(DaemonSettings)
     try:
-        record = FileStore(daemon.state_dir).last_round()
+        record = open_store(daemon.store or daemon.state_dir).last_round()
     except (StoreError, OSError):
         record = None
     if record is not None:
