@@ -201,6 +201,11 @@ class _Job:
         """None outside Slurm or without a spool."""
         if environment.spool is None or environment.job_id is None:
             return None
+        element = environment.array_element
+        if element is not None:
+            ours = cls(environment.spool, element).control()
+            if ours is not None and ours.slurm_job == environment.job_id:
+                return cls(environment.spool, element)
         return cls(environment.spool, environment.job_id)
 
     def control(self) -> Control | None:

@@ -38,6 +38,8 @@ class Environment:
     """The folder shared with the daemon; None without Penstock."""
     profile: Path | None = None
     """File with the request of `penstock profile`; None if that does not run this process."""
+    array_element: str | None = None
+    """`12_3` for element 3 of array 12. A job that an element submits inherits its variables, so this may be another's."""
 
 
 def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
@@ -61,7 +63,9 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
         )
     gpu_ids, gpus = _gpus(environ)
     restarts = _number(environ, "SLURM_RESTART_COUNT") or 0
-    return Environment(job_id, nodes, node, gpus, gpu_ids, restarts, spool, profile)
+    array, task = _number(environ, "SLURM_ARRAY_JOB_ID"), _number(environ, "SLURM_ARRAY_TASK_ID")
+    element = None if array is None or task is None else f"{array}_{task}"
+    return Environment(job_id, nodes, node, gpus, gpu_ids, restarts, spool, profile, element)
 
 
 @dataclass(frozen=True, slots=True)

@@ -164,6 +164,11 @@ class Control(Message):
     request: Request | None = None
     submitted_s: NonNegativeFloat | None = None
     """When the user submitted the job, s since 1970. Slurm's own record of it begins anew with each requeue."""
+    slurm_job: str | None = None
+    """SLURM_JOB_ID of the run, where the job's name is another: that of an array's element, `12_3`."""
+    time_limit_s: NonNegativeFloat | None = None
+    """What is left of the job's time limit for the run after `time_limit_restarts` restarts; None: the limit as submitted."""
+    time_limit_restarts: NonNegativeInt | None = None
 
 
 class ProfileRequest(Message):

@@ -292,8 +292,7 @@ local TEXTS = {
   {"req_nodes", "--nodelist", "Penstock chooses the nodes: " .. GPUS},
   {"exc_nodes", "--exclude", "Penstock chooses the nodes: " .. GPUS},
   {"features", "--constraint", "Penstock chooses the nodes: use --gpu-types"},
-  {"reservation", "--reservation", "such jobs are not managed yet: submit it without --adaptive"},
-  {"array_inx", "--array", "job arrays are not managed yet: submit one job for each element"},
+  {"licenses", "--licenses", "Penstock does not know which licences are free: submit it without --adaptive"},
 }
 local NUMBERS = {
   {"min_nodes", "--nodes", "Penstock chooses the nodes: " .. GPUS},
@@ -317,7 +316,10 @@ local function check_request(job)
   if given_number(job.num_tasks) and not per_node then refuse("--ntasks and --adaptive contradict each other; %s", TASKS) end
   if job.requeue == 0 then refuse("--no-requeue and --adaptive contradict each other: Penstock moves jobs by requeueing them") end
   if job.priority == 0 then refuse("--hold and --adaptive contradict each other: Penstock holds and releases the job itself") end
-  if job.begin_time ~= 0 then refuse("--begin and --adaptive contradict each other: such jobs are not managed yet") end
+  if (job.reservation or ""):find(",") then refuse("--reservation and --adaptive: name one reservation, not several") end
+  if (job.array_inx or ""):find("%%") then
+    refuse("--array=...%%N and --adaptive contradict each other: leave %%N out; Penstock decides how many elements run at once")
+  end
   if job.shared == 0 then refuse("--exclusive and --adaptive contradict each other; %s", GPUS) end
   if (job.comment or ""):find("penstock['\"]?%s*[:=]") then
     refuse("--comment has a wish, but with --adaptive the flags are the job's wish: take it out of the comment")
@@ -402,13 +404,16 @@ local function adapt(job, visible, given)
       job.min_nodes, job.max_nodes = nodes, nodes
       job.gres = string.format("gpu:%d", gpus)
       job.requeue = 1
-      job.admin_comment = json
+      local begin, notes = job.begin_time, ""
+      if begin ~= 0 then notes = string.format(',"penstock_begin_s":%d', begin) end
       if site.plain_after_s then
-        job.begin_time = os.time() + site.plain_after_s
+        notes = notes .. string.format(',"penstock_plain":{"partition":"%s","nodes":%d,"gpus_per_node":%d}', partition.name, nodes, gpus)
+        job.begin_time = math.max(os.time(), begin) + site.plain_after_s
         if #others > 0 then job.exc_nodes = table.concat(others, ",") end
       else
         job.priority = 0
       end
+      job.admin_comment = json:sub(1, -2) .. notes .. "}"
       return
     end
   end

@@ -16,13 +16,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
 
 from penstock_profiles.wire import Control, Report, Request
 from penstock_scheduler.errors import BadWish, ClusterAway, RoundFailed
 from penstock_scheduler.model import (
     Action,
+    Adaptivity,
     ClusterState,
     Hold,
     Job,
@@ -40,6 +41,7 @@ from penstock_scheduler.model import (
 from penstock_scheduler.model.wish import WISH_KEY
 from penstock_scheduler.ports import Clock, Submitter, WishCheck
 from penstock_scheduler.spool import Spool
+from penstock_slurm import plain_jobs, time_limits
 from penstock_slurm.gateway import (
     ControllerAway,
     Gateway,
@@ -51,6 +53,7 @@ from penstock_slurm.gateway import (
     SlurmNode,
     Transient,
 )
+from penstock_slurm.notes import SAYS, kept_by_begin, notes, overdue, plain_shape, waits_for
 from penstock_slurm.settings import SlurmSettings
 from penstock_slurm.site import Site, SiteRules, gpu_limits, reserved
 
@@ -65,9 +68,6 @@ TRIES = 3
 
 RECENT_S = 86_400.0
 """How far back a daemon that starts looks for reports of jobs that ended without it."""
-
-SAYS = "penstock_says"
-"""Key in admin_comment under which a job's user reads why Penstock leaves the job alone."""
 
 
 class SlurmCluster:
@@ -98,6 +98,10 @@ class SlurmCluster:
         self._pending_since_s: dict[tuple[JobId, int], float] = {}
         self._released_s: dict[JobId, float] = {}
         self._refused_starts: dict[tuple[JobId, int], int] = {}
+        self._runs: dict[JobId, time_limits.Run] = {}
+        self._not_yet: dict[JobId, SlurmJob] = {}
+        self._shared: set[int] = set()
+        self._renewed_s: dict[JobId, float] = {}
 
     def observe(self) -> ClusterState:
         """Nodes, and the jobs that ask for Penstock, in the managed partitions. Four Slurm calls, whatever their number.
@@ -124,6 +128,7 @@ class SlurmCluster:
         managed: dict[JobId, SlurmJob] = {}
         jobs: dict[JobId, Job] = {}
         refused: list[Refusal] = []
+        not_yet: dict[JobId, SlurmJob] = {}
         for slurm_job in slurm_jobs:
             if slurm_job.state not in PENDING | RUNNING | {LEAVING}:
                 continue
@@ -135,6 +140,9 @@ class SlurmCluster:
                     continue
                 _manageable(slurm_job)
                 self._check(wish)
+                if slurm_job.state in PENDING and waits_for(slurm_job, now_s):
+                    not_yet[slurm_job.id] = slurm_job
+                    continue
             except BadWish as error:
                 refused.append(Refusal(slurm_job.id, slurm_job.name, slurm_job.user, str(error)))
                 self._say(slurm_job, str(error))
@@ -143,11 +151,19 @@ class SlurmCluster:
             if job is not None:
                 managed[slurm_job.id], jobs[slurm_job.id] = slurm_job, job
         self._remember(managed, jobs, now_s)
+        self._not_yet = not_yet
+        numbers = Counter(job.number for job in slurm_jobs if job.array_job_id is not None)
+        self._shared = {number for number, count in numbers.items() if count > 1}
+        self._runs = time_limits.seen(self._runs, slurm_jobs, now_s)
         self._silent = {node.name for node in slurm_nodes if node.state & {"NOT_RESPONDING", "DOWN"}}
         kept_for = reserved(reservations, now_s, self._settings.reservation_lead_s)
         nodes = tuple(
             dataclasses.replace(node, reservation=kept_for.get(node.name, ""), switch=rules.switches.get(node.name, ""))
             for node in self._nodes(slurm_nodes, jobs.values(), types)
+        )
+        aside = self._for_plain_jobs(slurm_jobs, managed.keys() | not_yet.keys(), nodes, now_s)
+        nodes = tuple(
+            dataclasses.replace(node, gpus_others=node.gpus_others + aside.get(node.name, 0)) for node in nodes
         )
         self._free = {node.name: node.gpus_for_us for node in nodes}
         for job in jobs.values():
@@ -159,7 +175,10 @@ class SlurmCluster:
 
     def apply(self, actions: Sequence[Action]) -> tuple[Outcome, ...]:
         """See `ports.Cluster`. Acts on what the last `observe` saw."""
-        return tuple(self._apply(action) for action in actions)
+        outcomes = tuple(self._apply(action) for action in actions)
+        self._leave_to_slurm({action.job for action in actions})
+        self._let_deadlines_count()
+        return outcomes
 
     def reports(self) -> Sequence[Report]:
         """What jobs have left in the spool; those that have ended since the last look are read a last time."""
@@ -174,17 +193,16 @@ class SlurmCluster:
 
     def _wish(self, job: SlurmJob) -> JobWish | None:
         """The wish, from admin_comment (which only the site can write) or else from the comment. Raises BadWish."""
-        ours = _ours(job)
+        ours = notes(job)
         told = ours is not None and WISH_KEY not in ours  # what we told the user can quote a wish, and is none
         return (None if told else parse_wish(job.admin_comment)) or parse_wish(job.comment)
 
     def _say(self, job: SlurmJob, text: str) -> None:
         """Leave word for the job's user, once, beside the wish of sbatch's flags, unless the site itself uses the field."""
-        ours = _ours(job)
+        ours = notes(job)
         if job.admin_comment and ours is None:
             return
-        wish = {WISH_KEY: ours[WISH_KEY]} if ours and WISH_KEY in ours else {}
-        word = json.dumps(wish | {SAYS: text})
+        word = json.dumps((ours or {}) | {SAYS: text})
         if job.admin_comment == word:
             return
         log.warning("job refused", extra={"job": job.id, "user": job.user, "text": text})
@@ -207,8 +225,10 @@ class SlurmCluster:
         allocation = None
         if slurm_job.state in PENDING:
             # One that Slurm or its user has requeued waits for a begin time, two minutes by default: send it anew.
-            sent = not slurm_job.held and bool(slurm_job.required_nodes) and slurm_job.reason != "BeginTime"
-            phase = Phase.QUEUED if slurm_job.held else Phase.STARTING
+            now_s = self._clock.now_s()
+            later = slurm_job.reason == "BeginTime" and (slurm_job.eligible_s or 0.0) > now_s
+            sent = not slurm_job.held and bool(slurm_job.required_nodes) and not later
+            phase = Phase.QUEUED if slurm_job.held or kept_by_begin(slurm_job, now_s) else Phase.STARTING
             if sent:
                 allocation = _placement(slurm_job, slurm_job.required_nodes, types)
         elif slurm_job.state == LEAVING:
@@ -322,14 +342,20 @@ class SlurmCluster:
         pending_s = now_s - self._pending_since_s[job.id, slurm_job.restarts]
         if slurm_job.restarts and pending_s < self._settings.credential_pause_s:
             return Outcome(action, Progress.UNDER_WAY, "pauses so that Slurm forgets its last run's credential")
+        if slurm_job.number in self._shared:
+            self._gateway.split(job.id)
+            return Outcome(action, Progress.UNDER_WAY, "is taken out of its array")
         room = dict(self._free)
         if job.allocation is not None:
             for share in job.allocation.shares:
                 room[share.node] = room.get(share.node, 0) + share.gpus
         if any(room.get(share.node, 0) < share.gpus for share in wanted.shares):
             return Outcome(action, Progress.UNDER_WAY, "waits for GPUs that another job still holds")
-        if not slurm_job.held:
+        waits_by_begin = kept_by_begin(slurm_job, now_s)
+        if not slurm_job.held and not waits_by_begin:
             self._gateway.hold(job.id)
+        control = self._spool.control(job.id)
+        limit_s = self._time_limit_s(slurm_job, control)
         shape = wanted.configuration
         self._spool.tell(
             Control(
@@ -340,6 +366,9 @@ class SlurmCluster:
                 nodes=shape.nodes,
                 gpus=shape.gpus,
                 submitted_s=job.submit_s,
+                slurm_job=None if slurm_job.array_job_id is None else str(slurm_job.number),
+                time_limit_s=limit_s,
+                time_limit_restarts=None if limit_s is None else slurm_job.restarts,
             ),
             slurm_job.uid,
         )
@@ -349,10 +378,12 @@ class SlurmCluster:
             gpus_per_node=wanted.shares[0].gpus,
             tasks=shape.nodes,
             cpus=shape.nodes * max(slurm_job.cpus_per_task, 1),
+            time_limit_s=limit_s,
         )
         self._refused_starts[job.id, action.round] = tries + 1
         self._gateway.place(job.id, placement)
-        self._gateway.release(job.id)
+        if not waits_by_begin:
+            self._gateway.release(job.id)
         for share in wanted.shares:
             room[share.node] -= share.gpus
         self._free = room
@@ -387,9 +418,91 @@ class SlurmCluster:
         waits = 0 <= now_s - request.asked_s < self._settings.checkpoint_wait_s
         if answers and waits and self._spool.answered(job_id, request.id) is None:
             return Outcome(action, Progress.UNDER_WAY, "was asked to save")
+        self._keep_time_limit(slurm_job, control)
         self._gateway.requeue_hold(job_id)
         how = "has saved" if self._spool.answered(job_id, request.id) else "gets Slurm's signals to save"
         return Outcome(action, Progress.UNDER_WAY, f"{how}, leaves its GPUs")
+
+    def _for_plain_jobs(
+        self, slurm_jobs: Iterable[SlurmJob], managed: Collection[JobId], nodes: Sequence[Node], now_s: float
+    ) -> dict[str, int]:
+        """Node -> GPUs set aside for a plain job that has waited long enough."""
+        patience_s = self._settings.plain_patience_s
+        plain = (job for job in slurm_jobs if job.id not in managed)
+        job = plain_jobs.longest_waiting(plain, self._settings.partitions, now_s, patience_s)
+        first_s = min((each.submit_s for each in self._jobs.values() if each.phase is Phase.QUEUED), default=now_s)
+        if job is None or (job.eligible_s or now_s) > first_s:
+            return {}
+        held: Counter[str] = Counter()
+        pinned: Counter[str] = Counter()
+        for each in self._jobs.values():
+            for share in each.allocation.shares if each.allocation is not None else ():
+                held[share.node] += share.gpus
+                if not each.wish.preemptible or each.wish.adaptivity is Adaptivity.FIXED:
+                    pinned[share.node] += share.gpus
+        return plain_jobs.set_aside(job, nodes, pinned, held)
+
+    # --- what a job keeps over its restarts, and while we are away
+
+    def _time_limit_s(self, slurm_job: SlurmJob, control: Control | None) -> float | None:
+        """The limit for this start; None: the one that the job has."""
+        if self._settings.time_limit == "run" or not slurm_job.restarts:
+            return None
+        run, grace_s = self._runs.get(slurm_job.id), self._settings.time_limit_grace_s
+        return time_limits.next_limit_s(slurm_job, run, control, grace_s)
+
+    def _keep_time_limit(self, slurm_job: SlurmJob, control: Control) -> None:
+        """Before a job is stopped: what is left of its limit goes into the spool, should the daemon die meanwhile."""
+        run = self._runs.get(slurm_job.id)
+        if self._settings.time_limit == "total" and run is not None:
+            left_s = time_limits.left_s(run, self._spool.control(slurm_job.id), self._settings.time_limit_grace_s)
+            kept = {"time_limit_s": left_s, "time_limit_restarts": slurm_job.restarts + 1}
+            control = self._spool.control(slurm_job.id) or control
+            self._spool.tell(control.model_copy(update=kept), slurm_job.uid)
+
+    def _let_deadlines_count(self) -> None:
+        for job in self._not_yet.values():
+            if job.held and overdue(job, self._clock.now_s()):
+                try:
+                    self._gateway.release(job.id)
+                except SlurmError as error:
+                    log.info("cannot release the job to its deadline", extra={"job": job.id, "text": str(error)})
+
+    def _leave_to_slurm(self, acted: set[JobId]) -> None:
+        """Renew the time after which Slurm starts waiting jobs alone: all in one command, each twice in `plain_after_s`.
+
+        A job that is held, as it is after a stop, is given such a time and the shape in which it would run alone.
+        """
+        after_s, now_s = self._settings.plain_after_s, self._clock.now_s()
+        if after_s is None:
+            return
+        # Slurm tells no begin time of a job with a dependency.
+        renewed_s = self._renewed_s
+
+        def begins_s(job: SlurmJob) -> float:
+            return max(job.eligible_s or 0.0, renewed_s.get(job.id, -after_s) + after_s)
+
+        due = []
+        for job in (*self._slurm_jobs.values(), *self._not_yet.values()):
+            shape = plain_shape(job)
+            if shape is None or job.state not in PENDING or job.id in acted or overdue(job, now_s):
+                continue
+            try:
+                if job.held or (job.required_nodes and kept_by_begin(job, now_s)):
+                    cpus = shape.nodes * max(job.cpus_per_task, 1)
+                    self._gateway.leave_to_slurm(job.id, shape, cpus, after_s)
+                elif not job.required_nodes and begins_s(job) - now_s < after_s / 2:
+                    due.append(job.id)
+            except SlurmError as error:
+                log.warning("cannot leave the job to Slurm", extra={"job": job.id, "text": str(error)})
+        if due:
+            try:
+                self._gateway.begin_later(due, after_s)
+            except SlurmError as error:
+                log.warning("cannot renew begin times", extra={"jobs": len(due), "text": str(error)})
+                return
+        waiting = self._slurm_jobs.keys() | self._not_yet.keys()
+        self._renewed_s = {job: at_s for job, at_s in renewed_s.items() if job in waiting} | dict.fromkeys(due, now_s)
 
 
 def gpu_type(node: SlurmNode) -> str:
@@ -403,9 +516,13 @@ def _manageable(job: SlurmJob) -> None:
         raise BadWish(
             "it is part of a heterogeneous job, which cannot be moved in parts; submit it as a job of its own"
         )
-    if job.array_job_id is not None:
+    if job.exclusive:
         raise BadWish(
-            "it is an element of a job array, which Penstock does not manage yet; submit a job for each element"
+            "it asks for whole nodes (--exclusive), and Penstock gives out GPUs; submit it without --exclusive"
+        )
+    if job.licenses:
+        raise BadWish(
+            f"it asks for licences ({job.licenses}), and Penstock does not know which are free; submit it without a wish"
         )
     if job.gpu_type is not None:
         raise BadWish(
@@ -416,15 +533,6 @@ def _manageable(job: SlurmJob) -> None:
         raise BadWish("it asks Slurm for no GPUs per node, so there is no count to change; submit it with --gres=gpu:1")
     if not job.requeue:
         raise BadWish("Slurm may not requeue it, so it cannot be moved; submit it with --requeue")
-
-
-def _ours(job: SlurmJob) -> dict[str, Any] | None:
-    """What we, or job_submit.lua, wrote into the admin_comment; None if nothing, or if the site itself uses it."""
-    try:
-        document = json.loads(job.admin_comment)
-    except ValueError:
-        return None
-    return document if isinstance(document, dict) and document.keys() & {WISH_KEY, SAYS} else None
 
 
 def _submitted_s(job: SlurmJob, control: Control | None) -> float:

@@ -34,8 +34,24 @@ class SlurmSettings(BaseModel):
     )
     plain_after_s: PositiveFloat | None = Field(
         default=None,
-        description="Seconds after which Slurm starts a job with adaptive flags by itself, as a plain job with its fewest "
-        "GPUs, if penstockd has not taken it up by then; absent: such jobs wait for penstockd.",
+        description="Seconds of penstockd's silence after which Slurm starts a waiting job with adaptive flags by itself, as "
+        "a plain job with its fewest GPUs; absent: such jobs wait for penstockd.",
+    )
+    time_limit: Literal["total", "run"] = Field(
+        default="total",
+        description="'total': a job's time limit counts over all its runs; 'run': each run has it anew, as Slurm has it.",
+    )
+    time_limit_grace_s: NonNegativeFloat = Field(
+        default=60.0,
+        description="Time that each restart adds to a time limit over all runs: about what a move takes of it.",
+    )
+    plain_patience_s: NonNegativeFloat = Field(
+        default=300.0,
+        description="How long a plain job waits in a managed partition before GPUs are set aside for it. A large number: "
+        "adaptive jobs make no room.",
+    )
+    presets: dict[str, dict[str, bool | int | float | str]] = Field(
+        default={}, description="Options of sbatch's under a name, for `penstock submit --preset NAME`."
     )
     reservation_lead_s: NonNegativeFloat = Field(
         default=900.0,

@@ -11,7 +11,7 @@ static void judge(const char *line)
 	const char *equals = strchr(line, '=');
 	const struct flag *flag = equals ? penstock_flag(line, (size_t)(equals - line)) : NULL;
 
-	puts(!flag ? "unknown" : flag->valid(equals + 1) ? "good" : "bad");
+	puts(!flag ? "unknown" : penstock_valid(flag, equals + 1) ? "good" : "bad");
 }
 
 int main(int count, char **arguments)

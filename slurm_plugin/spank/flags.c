@@ -183,38 +183,46 @@ static bool is_time(const char *value)
 	return end && !*end && strpbrk(value, "123456789");
 }
 
-#define COUNT is_count, "a whole number from 1 to 999999999"
-#define TIME is_time, "a time as --time has it: minutes, hours:minutes:seconds or days-hours"
-#define NAME is_name, "a name of letters, digits and ._+- of at most 64"
-#define SWITCH is_switch, "yes or no", "yes", "yes"
+enum kind {
+#define KIND(kind, form) kind,
+#define FLAG(name, arginfo, usage, has_arg, kind, example, absent)
+#include "flags.def"
+#undef KIND
+#undef FLAG
+	KINDS
+};
+
+static const char *const forms[KINDS] = {
+#define KIND(kind, form) form,
+#define FLAG(name, arginfo, usage, has_arg, kind, example, absent)
+#include "flags.def"
+#undef KIND
+#undef FLAG
+};
+
+static bool (*const checks[KINDS])(const char *value) = {
+	[MODE] = is_mode,	[COUNT] = is_count,	[TYPES] = is_types,	  [UNITS] = is_units, [NAME] = is_name,
+	[CLASS] = is_class,	[SWITCH] = is_switch, [BURST] = is_burst, [DOLLARS] = is_dollars, [SIZE] = is_size,
+	[TIME] = is_time,	[ESTIMATOR] = is_estimator,
+};
 
 const struct flag penstock_flags[PENSTOCK_FLAGS] = {
-	{"adaptive", "[MODE]", "let Penstock choose the GPUs: adaptive (count, type, batch), strong-scaling (count, type) or rigid (type)",
-	 2, is_mode, "adaptive, strong-scaling or rigid", "strong-scaling", "adaptive"},
-	{"min-gpus", "N", "fewest GPUs that the job can use (1)", 1, COUNT, "2", NULL},
-	{"max-gpus", "N", "most GPUs that the job can use", 1, COUNT, "8", NULL},
-	{"gpu-types", "LIST", "GPU types that it can use, best first, or ^TYPE for any but these", 1, is_types,
-	 "GPU types such as a100,t4, or ^t4 for all but t4", "a100,t4", NULL},
-	{"batch-size", "N", "total batch size that the script was written for", 1, COUNT, "256", NULL},
-	{"max-batch-size", "N", "largest total batch size that still trains well", 1, COUNT, "4096", NULL},
-	{"scale-unit", "N|LIST", "GPUs of one replica of the model: 4, or by type a100=2,rtx=8", 1, is_units,
-	 "a whole number, or one for each type", "a100=2,rtx=8", NULL},
-	{"model-family", "NAME", "a family of the catalogue whose speed is like the job's", 1, NAME, "bert-squad", NULL},
-	{"gpu-class", "CLASS", "guaranteed or opportunistic, where jobs share GPUs", 1, is_class,
-	 "guaranteed or opportunistic", "opportunistic", NULL},
-	{"non-preemptible", NULL, "never stop, move or resize the job once it runs", 0, SWITCH},
-	{"burst", "WHEN", "run in the cloud: never, allowed or only", 1, is_burst, "never, allowed or only", "allowed", NULL},
-	{"burst-budget", "USD", "most dollars that the job may cost in the cloud", 1, is_dollars,
-	 "dollars, with cents if need be", "12.50", NULL},
-	{"data-size", "SIZE", "size of the input: 500G (K, M, G or T)", 1, is_size,
-	 "a whole number and K, M, G or T", "500G", NULL},
-	{"checkpoint-every", "TIME", "time between two checkpoints that the job makes by itself", 1, TIME, "30", NULL},
-	{"grow-shrink", NULL, "lend the job idle GPUs of its node; it gives them back at once", 0, SWITCH},
-	{"trial-group", "NAME", "name that the trials of one search share", 1, NAME, "lr-search", NULL},
-	{"runtime", "TIME", "your estimate of the running time", 1, TIME, "8:00:00", NULL},
-	{"estimator", "KIND", "what describes the speed: training, throughput, latency or table", 1, is_estimator,
-	 "training, throughput, latency or table", "throughput", NULL},
+#define KIND(kind, form)
+#define FLAG(name, arginfo, usage, has_arg, kind, example, absent) {name, arginfo, usage, has_arg, kind, example, absent},
+#include "flags.def"
+#undef KIND
+#undef FLAG
 };
+
+bool penstock_valid(const struct flag *flag, const char *value)
+{
+	return checks[flag->kind](value);
+}
+
+const char *penstock_form(const struct flag *flag)
+{
+	return forms[flag->kind];
+}
 
 const struct flag *penstock_flag(const char *name, size_t length)
 {

@@ -10,8 +10,7 @@ struct flag {
 	char *arginfo;  /* what --help shows after =, NULL where there is no value */
 	char *usage;    /* what --help says */
 	int has_arg;    /* 0 none, 1 required, 2 optional: as Slurm and getopt count */
-	bool (*valid)(const char *value);
-	const char *form;    /* what a good value is, in words */
+	int kind;            /* what values look like */
 	const char *example; /* a good value */
 	const char *absent;  /* the value of a flag that is given without one */
 };
@@ -20,6 +19,12 @@ enum { PENSTOCK_FLAGS = 18 };   /* how many there are */
 enum { PENSTOCK_ADAPTIVE = 0 }; /* the index of the one that the others need */
 
 extern const struct flag penstock_flags[PENSTOCK_FLAGS];
+
+/* Whether a value is of the flag's form. */
+bool penstock_valid(const struct flag *flag, const char *value);
+
+/* What a good value is, in words. */
+const char *penstock_form(const struct flag *flag);
 
 /* The flag of this name of `length` bytes, or NULL. */
 const struct flag *penstock_flag(const char *name, size_t length);

@@ -75,8 +75,8 @@ static int take_flag(int val, const char *value, int remote)
 	}
 	if (!value || (flag->has_arg == 2 && !strcmp(value, "(null)"))) /* so Slurm 22.05 writes a missing one at times */
 		value = flag->absent;
-	if (!value || !flag->valid(value)) {
-		slurm_error("penstock: --%s=%s: give %s, such as --%s=%s", flag->name, shown(value, text), flag->form,
+	if (!value || !penstock_valid(flag, value)) {
+		slurm_error("penstock: --%s=%s: give %s, such as --%s=%s", flag->name, shown(value, text), penstock_form(flag),
 			    flag->name, flag->example);
 		return ESPANK_BAD_ARG;
 	}
@@ -93,8 +93,8 @@ static void take_default(size_t index, const char *where, const char *value)
 
 	if (values[index])
 		return;
-	if (!flag->valid(value))
-		slurm_error("penstock: %s: --%s=%s: give %s, such as %s", where, flag->name, shown(value, text), flag->form,
+	if (!penstock_valid(flag, value))
+		slurm_error("penstock: %s: --%s=%s: give %s, such as %s", where, flag->name, shown(value, text), penstock_form(flag),
 			    flag->example);
 	keep(index, value);
 }

@@ -41,6 +41,8 @@ class Site:
         self.gateway: Gateway = open_gateway("cli", conf=slurm.slurm_conf, timeout_s=20)
         self.partitions = ["all"]
         self.settings: dict[str, object] = {"round_s": 2.0, "tick_s": 0.2, "restart_cost_s": 1.0} | daemon
+        self.extra = ""
+        """Further sections of the settings file."""
         self.slurm_settings: dict[str, object] = {"checkpoint_wait_s": 10, "start_patience_s": 20}
 
     def start(self, *, wait: bool = True) -> None:
@@ -54,7 +56,7 @@ class Site:
         text = ""
         for name, table in {"daemon": daemon, "slurm": slurm}.items():
             text += f"[{name}]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in table.items())
-        self.config.write_text(text)
+        self.config.write_text(text + self.extra)
         before = self._started()
         with self.log.open("ab") as log:
             self.daemon = subprocess.Popen(
@@ -104,16 +106,25 @@ class Site:
     ) -> str:
         """An emulated trainer: `work_s` seconds of work on one T4. Held, untyped GPUs, the wish in its comment."""
         rates = rates or RATES
-        fields = {"max_gpus": 1, "goodput_table": rates} | wish
+        comment = json.dumps({"penstock": {"max_gpus": 1, "goodput_table": rates} | wish})
+        held = ("--hold", "--requeue", "--gres=gpu:1", f"--comment={comment}", f"--output={self.folder}/%j.out")
+        return self.sbatch(*held, *flags, f"--wrap={self.trainer(work_s, rates)}")
+
+    def submit_with_flags(self, work_s: float, *flags: str) -> str:
+        """The same by sbatch's flags, of whose speed nothing is known beforehand."""
+        output = f"--output={self.folder}/%j.out"
+        mode = [] if any(flag.startswith("--adaptive") for flag in flags) else ["--adaptive"]
+        return self.sbatch(*mode, output, *flags, f"--wrap={self.trainer(work_s)}")
+
+    def trainer(self, work_s: float, rates: dict[str, dict[str, float]] = RATES) -> str:
+        """The command of an emulated trainer."""
         trainer = [
             f"exec {shlex.quote(sys.executable)} -m penstock_executor.emulated",
             f"--rates {shlex.quote(json.dumps(rates))} --work {work_s} --time-scale 1",
             f"--checkpoint-dir {shlex.quote(str(self.folder))}/checkpoints/$SLURM_JOB_ID",
             "--start-seconds 0.1 --save-seconds 0.1 --report-every 0.3",
         ]
-        comment = json.dumps({"penstock": fields})
-        held = ("--hold", "--requeue", "--gres=gpu:1", f"--comment={comment}", f"--output={self.folder}/%j.out")
-        return self.sbatch(*held, *flags, f"--wrap={' '.join(trainer)}")
+        return " ".join(trainer)
 
     def job(self, job_id: str) -> SlurmJob:
         """Slurm's own record of a job."""

@@ -11,12 +11,14 @@ from typing import Literal
 from penstock_slurm.gateway.base import (
     Gateway,
     JobPlacement,
+    PlainShape,
     SlurmFeatures,
     SlurmJob,
     SlurmLimit,
     SlurmNode,
     SlurmPartition,
     SlurmReservation,
+    slurm_minutes,
 )
 from penstock_slurm.gateway.cli import CliGateway
 from penstock_slurm.gateway.errors import (
@@ -39,6 +41,7 @@ __all__ = [
     "Gateway",
     "JobGone",
     "JobPlacement",
+    "PlainShape",
     "Refused",
     "SlurmError",
     "SlurmFeatures",
@@ -51,6 +54,7 @@ __all__ = [
     "Transient",
     "UnreadableAnswer",
     "open_gateway",
+    "slurm_minutes",
 ]
 
 

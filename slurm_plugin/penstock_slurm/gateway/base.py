@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -134,6 +136,13 @@ class SlurmJob:
     gpus_counted: dict[str, int] = field(default_factory=dict)
     """GPUs that count against Slurm's limits by type, "" for all together. A pending job's are those it asks for. Empty
     where the site does not track gres/gpu (AccountingStorageTRES): there it can have no limits on it either."""
+    dependency: str = ""
+    """Other jobs that it still waits for, in Slurm's words; empty once they are as it wants them."""
+    licenses: str = ""
+    exclusive: bool = False
+    """Whether it wants whole nodes for itself, CPUs and all."""
+    deadline_s: float | None = None
+    """When Slurm ends it at the latest, if it is not held."""
 
     @property
     def held(self) -> bool:
@@ -182,6 +191,11 @@ class SlurmLimit:
     """Whether it holds for each user or account of the QOS by itself."""
 
 
+def slurm_minutes(seconds: float) -> int:
+    """A time limit as Slurm keeps it: whole minutes, rounded up, at least one."""
+    return max(math.ceil(seconds / 60), 1)
+
+
 @dataclass(frozen=True, slots=True)
 class JobPlacement:
     """Where a pending job shall run: the same number of GPUs on each of `nodes`, `cpus` over all of them.
@@ -196,6 +210,8 @@ class JobPlacement:
     gpus_per_node: int
     tasks: int | None
     cpus: int
+    time_limit_s: float | None = None
+    """Time that this run may take, rounded up to whole minutes as Slurm counts; None leaves the job's own."""
 
     def __post_init__(self) -> None:
         if not self.nodes or len(set(self.nodes)) != len(self.nodes):
@@ -204,6 +220,15 @@ class JobPlacement:
             raise ValueError(
                 f"gpus_per_node={self.gpus_per_node} cpus={self.cpus} tasks={self.tasks}: must be 1 or more"
             )
+
+
+@dataclass(frozen=True, slots=True)
+class PlainShape:
+    """How a job that Penstock places would run if Slurm started it alone: any `nodes` nodes of a partition."""
+
+    partition: str
+    nodes: int
+    gpus_per_node: int
 
 
 class Gateway(Protocol):
@@ -279,6 +304,18 @@ class Gateway(Protocol):
         Does not release it. Slurm does not check that the nodes lie in the partition before it tries to start the
         job. Wait until a requeued job is PENDING and then 1.1 s (docs/slurm-gateway.md) before releasing it.
         """
+        ...
+
+    def split(self, job_id: str) -> None:
+        """Make an element of an array that has not started a job record of its own, with a number of its own."""
+        ...
+
+    def leave_to_slurm(self, job_id: str, shape: PlainShape, cpus: int, after_s: float) -> None:
+        """Give a pending job this shape and a begin time `after_s` from now, held no longer: Slurm starts it then by itself."""
+        ...
+
+    def begin_later(self, job_ids: Sequence[str], after_s: float) -> None:
+        """Move the begin time of pending jobs to `after_s` from now, in one command. Those that are gone are passed over."""
         ...
 
     def set_admin_comment(self, job_id: str, text: str) -> None:

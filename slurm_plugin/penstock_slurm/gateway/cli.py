@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import math
 import os
 import re
 import secrets
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 from penstock_slurm.gateway.base import (
     JobPlacement,
+    PlainShape,
     SlurmFeatures,
     SlurmJob,
     SlurmLimit,
     SlurmNode,
     SlurmPartition,
     SlurmReservation,
+    slurm_minutes,
 )
 from penstock_slurm.gateway.errors import (
     BackendMissing,
@@ -177,8 +181,39 @@ class CliGateway:
             f"NumCPUs={placement.cpus}",
             f"TresPerNode=gres:gpu:{placement.gpus_per_node}",
             f"ReqNodeList={','.join(placement.nodes)}",
+            *([] if placement.time_limit_s is None else [f"TimeLimit={slurm_minutes(placement.time_limit_s)}"]),
             "StartTime=now",
         )
+
+    def split(self, job_id: str) -> None:
+        """Any update of one element does it; this one says what is so already."""
+        self._write(job_id, "scontrol", "update", f"JobId={job_id}", "Requeue=1")
+
+    def leave_to_slurm(self, job_id: str, shape: PlainShape, cpus: int, after_s: float) -> None:
+        """The begin time comes with the shape and before the release, so that nothing starts in between."""
+        self._write(
+            job_id,
+            "scontrol",
+            "update",
+            f"JobId={job_id}",
+            f"Partition={shape.partition}",
+            f"NumNodes={shape.nodes}-{shape.nodes}",
+            f"NumTasks={shape.nodes}",
+            f"NumCPUs={cpus}",
+            f"TresPerNode=gres:gpu:{shape.gpus_per_node}",
+            "ReqNodeList=",
+            f"StartTime=now+{math.ceil(after_s)}",
+        )
+        self.release(job_id)
+
+    def begin_later(self, job_ids: Sequence[str], after_s: float) -> None:
+        """`scontrol update JobId=1,2,3`: it goes on after one that is gone, and says so at the end."""
+        if not job_ids:
+            return
+        with contextlib.suppress(JobGone, Refused):  # gone, or started meanwhile
+            self._write(
+                job_ids[0], "scontrol", "update", f"JobId={','.join(job_ids)}", f"StartTime=now+{math.ceil(after_s)}"
+            )
 
     def set_admin_comment(self, job_id: str, text: str) -> None:
         """`scontrol update AdminComment=`, the text in one argument."""

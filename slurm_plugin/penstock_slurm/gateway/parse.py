@@ -48,6 +48,10 @@ JOB_FIELDS = (
     "PriorityLong",
     "Reservation",
     "tres-alloc",
+    "Dependency",
+    "Licenses",
+    "OverSubscribe",
+    "Deadline",
 )
 """What squeue is asked for, in the order in which `_job` takes it."""
 
@@ -146,6 +150,10 @@ def _job(fields: list[str], names: _Names) -> SlurmJob:
         priority,
         reservation,
         tres_alloc,
+        dependency,
+        licenses,
+        oversubscribe,
+        deadline,
     ) = fields
     number = int(job_id)  # ignores the newline that ends the record before
     element = int(array_task) if array_task.isdigit() else None
@@ -184,6 +192,10 @@ def _job(fields: list[str], names: _Names) -> SlurmJob:
         het_job_id=int(het_job) if het_job.isdigit() else None,
         reservation=_text(reservation),
         gpus_counted=parse_tres(tres_alloc),
+        dependency=_text(dependency),
+        licenses=_text(licenses),
+        exclusive=oversubscribe == "NO",
+        deadline_s=_time(deadline),
     )
 
 

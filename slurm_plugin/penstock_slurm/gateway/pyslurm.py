@@ -7,22 +7,26 @@ and ends the process where it finds none; both are looked at first. It keeps to 
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from penstock_slurm.gateway.base import (
     ENDED,
     JobPlacement,
+    PlainShape,
     SlurmFeatures,
     SlurmJob,
     SlurmLimit,
     SlurmNode,
     SlurmPartition,
     SlurmReservation,
+    slurm_minutes,
 )
 from penstock_slurm.gateway.errors import BackendMissing, ControllerAway, JobGone, Refused, Transient, error_from
 from penstock_slurm.gateway.hostlist import expand
@@ -154,8 +158,34 @@ class PyslurmGateway:
             gres_per_node=f"gpu:{placement.gpus_per_node}",
             required_nodes=",".join(placement.nodes),
             begin_time="now",
+            **({} if (limit_s := placement.time_limit_s) is None else {"time_limit": slurm_minutes(limit_s)}),
         )
         self._write("modify", job_id, lambda job: job.modify(change))
+
+    def split(self, job_id: str) -> None:
+        """Not with this back end, which has no name for a single element that has not started."""
+        raise Refused("elements of job arrays need the back end cli", command="modify", job_id=job_id)
+
+    def leave_to_slurm(self, job_id: str, shape: PlainShape, cpus: int, after_s: float) -> None:
+        """The begin time comes with the shape and before the release, so that nothing starts in between."""
+        change = self._pyslurm.JobSubmitDescription(
+            partitions=shape.partition,
+            nodes=f"{shape.nodes}-{shape.nodes}",
+            ntasks=shape.nodes,
+            cpus_per_task=max(cpus // shape.nodes, 1),
+            gres_per_node=f"gpu:{shape.gpus_per_node}",
+            required_nodes="",
+            begin_time=f"now+{math.ceil(after_s)}",
+        )
+        self._write("modify", job_id, lambda job: job.modify(change))
+        self.release(job_id)
+
+    def begin_later(self, job_ids: Sequence[str], after_s: float) -> None:
+        """One modify a job."""
+        change = self._pyslurm.JobSubmitDescription(begin_time=f"now+{math.ceil(after_s)}")
+        for job_id in job_ids:
+            with contextlib.suppress(JobGone, Refused):
+                self._write("modify", job_id, lambda job: job.modify(change))
 
     def set_admin_comment(self, job_id: str, text: str) -> None:
         """Write the comment that only admins can write."""

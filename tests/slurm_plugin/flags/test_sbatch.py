@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
 import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -164,11 +166,8 @@ def test_a_bad_value_is_refused_before_anything_is_sent(flags: FlagSite, argv: s
             (*ADAPTIVE, "--hold"),
             "--hold and --adaptive contradict each other: Penstock holds and releases the job itself",
         ),
-        (
-            (*ADAPTIVE, "--begin=now+1hour"),
-            "--begin and --adaptive contradict each other: such jobs are not managed yet",
-        ),
-        ((*ADAPTIVE, "--array=1-3"), "--array and --adaptive contradict each other; job arrays are not managed yet"),
+        ((*ADAPTIVE, "--array=1-9%2"), "--array=...%N and --adaptive contradict each other: leave %N out"),
+        ((*ADAPTIVE, "--reservation=a,b"), "--reservation and --adaptive: name one reservation, not several"),
         (
             (*ADAPTIVE, '--comment={"penstock": {"max_gpus": 2}}'),
             "--comment has a wish, but with --adaptive the flags are",
@@ -186,6 +185,18 @@ def test_a_heterogeneous_job_is_refused(flags: FlagSite) -> None:
     done = flags.run("sbatch", *ADAPTIVE, "--wrap=true", ":", "--wrap=true")
     assert "a heterogeneous job and --adaptive contradict each other; its parts cannot be moved" in done.stderr
     assert done.returncode != 0
+
+
+def test_an_array_and_a_begin_time_are_kept(flags: FlagSite) -> None:
+    done = flags.sbatch(*ADAPTIVE, "--array=1-3")
+    elements = [flags.job(f"{done.stdout.strip()}_{index}") for index in (1, 2, 3)]
+    assert all(each.held and parse_wish(each.admin_comment) == JobWish(max_gpus=8) for each in elements)
+    before_s = time.time()
+    job = flags.submit(*ADAPTIVE, "--begin=now+1hour")
+    note = json.loads(job.admin_comment)
+    assert note.keys() == {"penstock", "penstock_begin_s"}
+    assert before_s + 3599 <= note["penstock_begin_s"] <= time.time() + 3601
+    assert job.held
 
 
 def test_lines_of_a_script_count_as_flags(flags: FlagSite) -> None:
@@ -325,6 +336,8 @@ def test_by_begin_time_slurm_starts_a_job_that_nobody_takes_up(flags: FlagSite) 
         assert flags.penstock("sync").exit_code == 0
         script = "echo $SLURM_JOB_NODELIST $SLURM_GPUS_ON_NODE"
         job = flags.submit("--adaptive", "--min-gpus=3", "--max-gpus=4", "--gpu-types=t4", script=script)
+        plain = {"partition": "all", "nodes": 1, "gpus_per_node": 3}
+        assert json.loads(job.admin_comment)["penstock_plain"] == plain
         assert (job.state, job.reason, job.held) == ("PENDING", "BeginTime", False)
         wait_for(lambda: flags.job(job.id).state == "COMPLETED", 60, "Slurm to start the job by itself")
         node, gpus = flags.text(job.id).split()

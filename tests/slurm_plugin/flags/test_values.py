@@ -12,6 +12,7 @@ import pytest
 from penstock_scheduler.errors import BadWish
 from penstock_scheduler.model import JobWish, parse_wish, validate_wish
 from penstock_slurm.install.sources import source
+from penstock_slurm.submit.flags import BadFlag, flags, read, wish_of
 from tests.slurm_plugin.flags import values
 
 LUAS = [found for name in ("lua5.1", "lua5.2", "lua5.3", "lua5.4", "lua") if (found := shutil.which(name))]
@@ -56,6 +57,7 @@ def test_the_flags_are_the_same_everywhere(check_flags: list[str], lua: list[str
     rows = [line.split(maxsplit=3) for line in listing.splitlines()]
     in_lua = subprocess.run([*lua, "--list"], capture_output=True, text=True, check=True).stdout.split()
     assert [row[0] for row in rows] == in_lua
+    assert in_lua == list(flags())
     assert set(in_lua) == set(values.FORMS)
     for name, variable, _, example in rows:
         assert variable == "PENSTOCK_" + name.upper().replace("-", "_")
@@ -88,6 +90,44 @@ def check_values(check_flags: list[str], lua: list[str], count: int, seed: int) 
 
 def test_values_a_few_thousand(check_flags: list[str], lua: list[str]) -> None:
     check_values(check_flags, lua, 4000, random.randrange(10**9))
+
+
+def test_penstock_submit_reads_values_alike() -> None:
+    seed = random.randrange(10**9)
+    rng = random.Random(seed)
+    accepted = 0
+    for flag in values.FORMS:
+        for _ in range(300):
+            value = values.fuzzed(flag, rng) if rng.random() < 0.7 else values.example(flag, rng)
+            case = f"--{flag}={value!r} (seed {seed})"
+            try:
+                fields = read(flags()[flag], value)
+            except BadFlag:
+                units = [item.split("=")[0] for item in value.split(",")]
+                assert not values.good(flag, value) or (flag == "scale-unit" and len(set(units)) < len(units)), case
+                continue
+            accepted += 1
+            assert values.good(flag, value), case
+            assert {"preemptible": True, "grow_shrink": False} | fields == (
+                {"preemptible": True, "grow_shrink": False} | values.fields(flag, value)
+            ), case
+    assert accepted > 1000
+
+
+def test_penstock_submit_makes_the_wish_that_lua_makes() -> None:
+    assert wish_of({"adaptive": "rigid", "max-gpus": "4"}) == JobWish(adaptivity="rigid", min_gpus=4, max_gpus=4)
+    assert wish_of({"adaptive": "rigid", "min-gpus": "4"}) == JobWish(adaptivity="rigid", min_gpus=4, max_gpus=4)
+    assert wish_of({"adaptive": "adaptive", "max-gpus": "8", "non-preemptible": "yes"}) == JobWish(
+        max_gpus=8, preemptible=False
+    )
+    for bad, words in (
+        ({"max-gpus": "8"}, "--max-gpus needs --adaptive"),
+        ({"adaptive": "adaptive"}, "--adaptive needs the most GPUs"),
+        ({"adaptive": "rigid"}, "--adaptive needs the most GPUs"),
+        ({"adaptive": "adaptive", "max-gpus": "x"}, "--max-gpus=x: give a whole number from 1 to 999999999, such as"),
+    ):
+        with pytest.raises(BadFlag, match=words):
+            wish_of(bad)
 
 
 @pytest.mark.long

@@ -1,0 +1,98 @@
+"""What a round would decide if one more job were there: `penstock submit --dry-run`.
+
+Nothing is asked of the cluster here: a snapshot, the job, and the policy that decides.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+
+from penstock_scheduler.model import Assignment, GpuLimit, Job, JobId, Plan, Reason, Snapshot
+from penstock_scheduler.models import Models
+from penstock_scheduler.policies.common import allowed, configurations, open_nodes, rate, remaining_s
+from penstock_scheduler.policies.room import Room, Timeline
+from penstock_scheduler.ports import Policy
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What would become of the job, and of others because of it."""
+
+    assignment: Assignment | None
+    reason: Reason
+    others: dict[JobId, tuple[Assignment | None, Assignment | None]]
+    """Jobs that would have something else than without it: (without, with); None is nothing."""
+    start_s: float | None
+    """When it would begin, about, s since 1970; None: not known."""
+
+
+def with_job(snapshot: Snapshot, job: Job, models: Models, limits: tuple[GpuLimit, ...]) -> Snapshot:
+    """The snapshot with one more job.
+
+    Args:
+        snapshot: a round's.
+        job: the job, with an id that no other has.
+        models: what is known about it.
+        limits: those that bear on it; the ones that the snapshot has already are not doubled.
+    """
+    return dataclasses.replace(
+        snapshot,
+        jobs=(*snapshot.jobs, job),
+        models=snapshot.models | models.estimators,
+        restart_costs_s=snapshot.restart_costs_s | models.restart_costs_s,
+        unscaled=snapshot.unscaled | models.unscaled,
+        limits=tuple(dict.fromkeys((*snapshot.limits, *limits))),
+    )
+
+
+def ask(policy: Policy, snapshot: Snapshot, job_id: JobId) -> Answer:
+    """What `policy` decides on `snapshot` about one of its jobs, and what that means for the others.
+
+    Raises:
+        RoundFailed: no usable plan.
+    """
+    job = next(job for job in snapshot.jobs if job.id == job_id)
+    others = tuple(job for job in snapshot.jobs if job.id != job_id)
+    plan = policy.decide(snapshot)
+    without = policy.decide(dataclasses.replace(snapshot, jobs=others))
+    changed = {
+        other.id: (before, after)
+        for other in others
+        if (before := without.assignments.get(other.id)) != (after := plan.assignments.get(other.id))
+        and _configuration(before) != _configuration(after)
+    }
+    assignment = plan.assignments.get(job_id)
+    if assignment is not None:
+        return Answer(assignment, assignment.reason, changed, snapshot.time_s)
+    reason = plan.waiting[job_id]
+    start_s = reason.estimated_start_s
+    return Answer(None, reason, changed, rough_start_s(snapshot, plan, job) if start_s is None else start_s)
+
+
+def _configuration(assignment: Assignment | None) -> object:
+    return None if assignment is None else assignment.configuration
+
+
+def rough_start_s(snapshot: Snapshot, plan: Plan, job: Job) -> float | None:
+    """When those that have GPUs in this plan will have left enough of them, if nobody else comes; None: nobody can say.
+
+    By the work that is left of them, or by their time limits, which is from above. When jobs end that Penstock does not
+    manage is not known.
+    """
+    options = sorted(
+        (option for option in configurations(open_nodes(snapshot.nodes, job)) if allowed(job, option)),
+        key=lambda option: (option.gpus, option.nodes),
+    )
+    room = Room(snapshot.nodes, snapshot.limits, "best")
+    ends = []
+    for other in snapshot.jobs:
+        given = plan.assignments.get(other.id)
+        if given is None:
+            continue
+        room.take(other, given.placement)
+        left_s = remaining_s(snapshot, other, given.configuration, rate(snapshot.models[other.id], given.configuration))
+        ends.append((snapshot.time_s + max(left_s, 1.0) if left_s is not None else math.inf, given.placement))
+    found = Timeline(room, snapshot.time_s, ends).earliest(job, options, lambda option: math.inf)
+    return found[0] if found is not None and found[0] > snapshot.time_s else None

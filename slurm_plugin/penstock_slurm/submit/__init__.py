@@ -1,0 +1,1 @@
+"""`penstock submit`: sbatch with presets, with a dry run, and with the adaptive flags where their plugin is not installed."""

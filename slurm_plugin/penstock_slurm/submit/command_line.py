@@ -1,0 +1,158 @@
+"""A command line of sbatch's, taken apart as far as Penstock needs: its own words, and where the script begins.
+
+sbatch reads its options up to the first word that is none (the script) or up to `--`. To find that word one must know which
+options take the next word as their value. `sbatch --help` tells, for the version and the plugins that are installed.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from penstock_slurm.submit.flags import BadFlag, Flag, flags
+
+_OPTION = re.compile(r"^\s+(?:-(\w), )?--([a-z][a-z0-9-]*)(\[?=)?", re.MULTILINE)
+
+UNTOLD = frozenset({"container", "export", "network", "wrap"})
+"""Options with a value whose line in the help of 22.05.8 does not look like it."""
+
+OWN = {"preset": True, "config": True, "dry-run": False}
+"""Penstock's own words -> whether they take a value."""
+
+END_OF_SBATCH_LINES = re.compile(r"\s*[^#\s]")
+"""sbatch reads #SBATCH lines up to the first line that is neither empty nor a comment."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """sbatch's options, as its help tells."""
+
+    valued: frozenset[str]
+    """Long and short names of those that take a value, in the next word if need be."""
+    names: frozenset[str]
+    long: dict[str, str]
+    """Short name -> long name."""
+
+    @property
+    def adaptive(self) -> bool:
+        """Whether the plugin with the adaptive flags is installed."""
+        return "adaptive" in self.names
+
+
+def parse_help(text: str) -> Options:
+    """From `sbatch --help`."""
+    valued, names, long = set(UNTOLD), set(UNTOLD), {}
+    for short, name, value in _OPTION.findall(text):
+        names.add(name)
+        if short:
+            long[short] = name
+        if value == "=" or name in UNTOLD:
+            valued |= {name, short} - {""}
+    return Options(frozenset(valued), frozenset(names), long)
+
+
+@dataclass(slots=True)
+class CommandLine:
+    """What was typed."""
+
+    own: dict[str, list[str]] = field(default_factory=dict)
+    """Penstock's own words -> their values, in order."""
+    options: list[list[str]] = field(default_factory=list)
+    """sbatch's options and the adaptive flags, each with its value if that is a word of its own. A preset stands at its
+    place as ["--preset", NAME]."""
+    rest: list[str] = field(default_factory=list)
+    """The script and its arguments, with a `--` before them if it was typed."""
+
+    @property
+    def script(self) -> str | None:
+        """The script's path; None: from standard input, or --wrap."""
+        words = self.rest[1:] if self.rest[:1] == ["--"] else self.rest
+        return words[0] if words else None
+
+
+def parse(words: Sequence[str], options: Options) -> CommandLine:
+    """Take a command line apart. Raises BadFlag: one of Penstock's own words lacks its value."""
+    line, left = CommandLine(), list(words)
+    while left:
+        word = left.pop(0)
+        if word == "--" or word == "-" or (not word.startswith("-") and word != ":"):
+            line.rest = [word, *left]
+            break
+        name, equals, value = word.removeprefix("--").partition("=") if word.startswith("--") else ("", "", "")
+        if name in OWN:
+            if OWN[name] and not equals:
+                if not left:
+                    raise BadFlag(f"--{name} needs a value, such as --{name}=big")
+                value = left.pop(0)
+            line.own.setdefault(name, []).append(value)
+            if name == "preset":
+                line.options.append(["--preset", value])
+            continue
+        takes = not equals and _takes_next(word, name, options)
+        line.options.append([word, left.pop(0)] if takes and left else [word])
+    return line
+
+
+def _takes_next(word: str, name: str, options: Options) -> bool:
+    if name:
+        full = _full(name, options)
+        # sbatch's help shows --adaptive=[MODE] like an option whose value is required.
+        return flags()[full].has_arg == 1 if full in flags() else full in options.valued
+    letters = word[1:]
+    for index, letter in enumerate(letters):
+        if letter in options.valued:
+            return index == len(letters) - 1
+    return False
+
+
+def _full(name: str, options: Options) -> str:
+    """The option that this is, perhaps shortened as getopt lets one."""
+    known = options.names | set(flags())
+    if name in known:
+        return name
+    fitting = [each for each in known if each.startswith(name)]
+    return fitting[0] if len(fitting) == 1 else name
+
+
+def values(words: Iterable[Sequence[str]], options: Options) -> dict[str, str]:
+    """Long name -> value of options, the last of each; "" for those without."""
+    found: dict[str, str] = {}
+    for option, *value in words:
+        if option.startswith("--"):
+            name, equals, text = option[2:].partition("=")
+            found[_full(name, options)] = text if equals else (value[0] if value else "")
+        elif len(option) > 1:
+            for index, letter in enumerate(option[1:], start=2):
+                if letter in options.valued:
+                    found[options.long.get(letter, letter)] = option[index:] or (value[0] if value else "")
+                    break
+                found[options.long.get(letter, letter)] = ""
+    return found
+
+
+def adaptive_flags(words: Iterable[Sequence[str]], options: Options) -> dict[str, str]:
+    """Adaptive flag -> its value; of one that is given without, what that means."""
+    found = {}
+    for name, text in values(words, options).items():
+        flag = flags().get(name)
+        if flag is not None:
+            found[name] = text or flag.absent or ""
+    return found
+
+
+def is_flag(words: Sequence[str], options: Options) -> Flag | None:
+    """The adaptive flag that an option is."""
+    return flags().get(_full(words[0][2:].partition("=")[0], options)) if words[0].startswith("--") else None
+
+
+def sbatch_lines(script: str) -> list[str]:
+    """The words of a script's #SBATCH lines."""
+    words: list[str] = []
+    for line in script.splitlines()[1:]:
+        if END_OF_SBATCH_LINES.match(line):
+            break
+        if line.startswith("#SBATCH"):
+            words += shlex.split(line.removeprefix("#SBATCH"), comments=True)
+    return words

@@ -1,0 +1,152 @@
+"""`penstock submit --dry-run`: what would become of a job now, and why, in words. Nothing is submitted or changed.
+
+Decides on the newest round of penstockd, with the job added, by the site's policy. Who may not read the daemon's state folder
+looks at Slurm itself: then what only the daemon knows (what jobs have reported, which of them are being stopped) is missing.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock_profiles.families import load_families
+from penstock_scheduler.clock import WallClock
+from penstock_scheduler.errors import BadWish, StoreError
+from penstock_scheduler.forecast import Answer, ask, with_job
+from penstock_scheduler.limits import LimitSettings, site_limits
+from penstock_scheduler.model import Assignment, Job, JobWish, Phase, Snapshot
+from penstock_scheduler.models import WishModels
+from penstock_scheduler.policies import make_policy
+from penstock_scheduler.settings import DaemonSettings, Settings
+from penstock_scheduler.spool import Spool
+from penstock_scheduler.store import open_store
+from penstock_slurm.cluster import SlurmCluster
+from penstock_slurm.gateway.cli import CliGateway
+from penstock_slurm.settings import SlurmSettings
+
+THIS = "this job"
+"""Its name among the others."""
+
+LATE_ROUNDS = 10
+"""Rounds that may have been missed before the daemon is taken for dead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What sbatch's options say of the job beside its wish."""
+
+    name: str
+    user: str
+    account: str = ""
+    qos: str = ""
+    partitions: tuple[str, ...] = ()
+    reservation: str = ""
+    time_limit_s: float | None = None
+
+
+class _Onlooker(CliGateway):
+    """Reads and leaves no word."""
+
+    def set_admin_comment(self, job_id: str, text: str) -> None:
+        """Nothing."""
+
+
+def explain(settings: Settings, wish: JobWish, asked: Asked) -> Iterator[str]:
+    """What to print, line by line.
+
+    Raises:
+        PenstockError: neither the daemon's state nor Slurm can be read, or no plan could be made.
+    """
+    daemon, slurm = settings.section(DaemonSettings), settings.section(SlurmSettings)
+    models = WishModels(load_families(daemon.families), daemon.restart_cost_s)
+    models.check(wish)
+    unmanaged = [name for name in asked.partitions if name not in slurm.partitions]
+    if unmanaged:
+        managed = ", ".join(slurm.partitions)
+        raise BadWish(f"Penstock does not manage partition {', '.join(unmanaged)}; it manages {managed}")
+    now_s = time.time()
+    snapshot, source = _snapshot(settings, models, now_s)
+    mine = asked.partitions or slurm.partitions[:1]
+    job = Job(
+        THIS,
+        asked.name,
+        asked.user,
+        wish,
+        (*mine, *(name for name in slurm.partitions if name not in mine)),
+        Phase.QUEUED,
+        now_s,
+        account=asked.account,
+        qos=asked.qos,
+        reservation=asked.reservation,
+        time_limit_s=asked.time_limit_s,
+    )
+    known = models.models([job], {node.gpu_type for node in snapshot.nodes})
+    limits = site_limits(settings.section(LimitSettings), [job])
+    policy, _ = make_policy(daemon.policy, settings.policy(daemon.policy))
+    answer = ask(policy, with_job(snapshot, job, known, limits), THIS)
+    yield from _words(answer, snapshot, now_s)
+    yield f"by the policy {policy.name} on {source}; others may come before the round that decides"
+
+
+def _snapshot(settings: Settings, models: WishModels, now_s: float) -> tuple[Snapshot, str]:
+    """What to decide on, and its name."""
+    daemon = settings.section(DaemonSettings)
+    try:
+        record = open_store(daemon.store or daemon.state_dir).last_round()
+    except (StoreError, OSError):
+        record = None
+    if record is not None:
+        age_s = now_s - record.snapshot.time_s
+        if daemon.rounds == "events" or age_s < LATE_ROUNDS * daemon.round_s:
+            return record.snapshot, f"round {record.snapshot.round} of penstockd, {age_s:.0f} s old"
+    return _look(settings, models), "what Slurm shows, without the daemon's own knowledge"
+
+
+def _look(settings: Settings, models: WishModels) -> Snapshot:
+    slurm = settings.section(SlurmSettings)
+    gateway = _Onlooker(conf=slurm.conf, timeout_s=slurm.command_timeout_s)
+    with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
+        state = SlurmCluster(gateway, Spool(Path(folder)), WallClock(), slurm, models.check).observe()
+    known = models.models(state.jobs, {node.gpu_type for node in state.nodes})
+    limits = (*state.limits, *site_limits(settings.section(LimitSettings), state.jobs))
+    return Snapshot(
+        round=1,
+        time_s=time.time(),
+        nodes=state.nodes,
+        jobs=state.jobs,
+        models=known.estimators,
+        restart_costs_s=known.restart_costs_s,
+        limits=limits,
+        unscaled=known.unscaled,
+        remaining=known.remaining,
+    )
+
+
+def _words(answer: Answer, snapshot: Snapshot, now_s: float) -> Iterator[str]:
+    if answer.assignment is not None:
+        nodes = ", ".join(f"{share.gpus} on {share.node}" for share in answer.assignment.placement.shares)
+        yield f"it would get {answer.assignment.configuration} ({nodes}): {answer.reason.text}"
+    else:
+        yield f"it would wait: {answer.reason.text}"
+        if answer.reason.needs:
+            yield f"  it needs {answer.reason.needs}"
+        if answer.start_s is None:
+            yield "  when it would start is not known: nothing says when those that hold GPUs now will end"
+        else:
+            at = time.strftime("%a %H:%M", time.localtime(answer.start_s))
+            yield f"  it would start {at}, about, if nobody else comes ({_duration(answer.start_s - now_s)} from now)"
+    names = {job.id: job.name for job in snapshot.jobs}
+    for job, (before, after) in sorted(answer.others.items()):
+        yield f"  job {job} ({names[job]}) would have {_has(after)} in place of {_has(before)}"
+
+
+def _has(assignment: Assignment | None) -> str:
+    return "nothing" if assignment is None else str(assignment.configuration)
+
+
+def _duration(seconds: float) -> str:
+    minutes = max(round(seconds / 60), 1)
+    return f"{minutes} min" if minutes < 120 else f"{minutes / 60:.1f} h"

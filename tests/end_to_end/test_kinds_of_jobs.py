@@ -1,0 +1,235 @@
+"""What Slurm has beside plain jobs, with adaptive ones: each line of the table in docs/jobs.md, through real sbatch."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+
+import pytest
+
+from penstock_profiles.wire import claimed_epochs
+from penstock_scheduler.records import RoundRecord
+from penstock_scheduler.store import open_store
+from penstock_slurm.loopback import wait_for
+from penstock_slurm.loopback.fixtures import MakeLoopback
+from tests.end_to_end.site import RATES, Site, pause
+
+pytestmark = pytest.mark.slurm
+
+MakeSite = Callable[..., Site]
+
+
+def rounds(site: Site) -> list[RoundRecord]:
+    store = open_store(site.state)
+    return [store.round(number) for number in store.round_numbers()]
+
+
+def said(site: Site, job: str) -> str:
+    """What the daemon has told the job's user."""
+    told = wait_for(lambda: site.job(job).admin_comment, 30, "the daemon's word", details=site.tail)
+    return str(json.loads(told)["penstock_says"])
+
+
+def test_each_element_of_an_array_is_a_job_and_a_dependency_waits_for_them_all(flag_site: Site) -> None:
+    array = flag_site.submit_with_flags(10, "--max-gpus=2", "--non-preemptible", "--array=1-3")
+    after = flag_site.submit_with_flags(1, "--max-gpus=1", f"--dependency=afterok:{array}")
+    elements = [f"{array}_{index}" for index in (1, 2, 3)]
+    numbers = {flag_site.job(element).number for element in elements}
+    flag_site.wait_states("COMPLETED", *elements, after)
+    assert len({flag_site.job(element).number for element in elements}) == 3 > len(numbers)
+    assert all(flag_site.starts(element) for element in elements), "each reports by its own name"
+    planned = [set(record.plan.assignments) for record in rounds(flag_site)]
+    assert any(set(elements) <= jobs for jobs in planned), "they run side by side"
+    assert not any(after in jobs and jobs & set(elements) for jobs in planned)
+    ends = [flag_site.job(element).end_s or 0 for element in elements]
+    assert (flag_site.job(after).start_s or 0) >= max(ends)
+
+
+def test_one_element_of_an_array_is_requeued_and_another_cancelled(flag_site: Site) -> None:
+    array = flag_site.submit_with_flags(2000, "--max-gpus=1", "--array=7,9")
+    requeued, cancelled = f"{array}_7", f"{array}_9"
+    wait_for(lambda: flag_site.starts(requeued), 30, "a first report", details=flag_site.tail)
+    flag_site.wait_states("RUNNING", requeued, cancelled)
+    pause(1.0)
+    flag_site.slurm.command("scontrol", "requeue", requeued)
+    flag_site.slurm.command("scancel", cancelled)
+    wait_for(lambda: len(flag_site.starts(requeued)) == 2, 60, "the second run", details=flag_site.tail)
+    flag_site.assert_progress_kept(requeued, lost=2.0)
+    assert flag_site.states(requeued, cancelled) == {requeued: "RUNNING", cancelled: "CANCELLED"}
+
+
+def test_a_job_submitted_by_an_element_is_not_taken_for_it(flag_site: Site) -> None:
+    """It inherits SLURM_ARRAY_JOB_ID and SLURM_ARRAY_TASK_ID, and reports by its own number."""
+    script = flag_site.folder / "plain.sh"
+    script.write_text(f"#!/bin/sh\n{flag_site.trainer(1)}\n")
+    nested = f"sbatch --parsable --gres=gpu:1 --output=/dev/null {script} >{flag_site.folder}/nested"
+    flags = ("--adaptive", "--max-gpus=1", "--array=1-2", f"--output={flag_site.folder}/%j.out")
+    array = flag_site.sbatch(*flags, f"--wrap=[ $SLURM_ARRAY_TASK_ID = 2 ] || {nested}; {flag_site.trainer(2000)}")
+    element = f"{array}_1"
+    wait_for(lambda: flag_site.starts(element), 30, "the element's report", details=flag_site.tail)
+    job = (flag_site.folder / "nested").read_text().strip()
+    flag_site.wait_states("COMPLETED", job)
+    assert claimed_epochs(flag_site.spool, job) == claimed_epochs(flag_site.spool, element) == [1]
+
+
+def test_a_begin_time_is_waited_for(flag_site: Site) -> None:
+    begin_s = int(time.time()) + 5
+    job = flag_site.submit_with_flags(1, "--max-gpus=1", "--begin=now+5")
+    early = flag_site.submit_with_flags(1, "--max-gpus=1")
+    flag_site.wait_states("COMPLETED", job, early)
+    assert (flag_site.job(job).start_s or 0) >= begin_s > (flag_site.job(early).start_s or begin_s)
+    assert flag_site.job(job).restarts == 0
+
+
+@pytest.mark.parametrize("wish", ["comment", "flags"])
+def test_what_cannot_be_managed_is_refused_with_a_sentence(make_flag_site: MakeSite, wish: str) -> None:
+    site = make_flag_site(settings={"Licenses": "matlab:4"})
+    if wish == "comment":
+        site.start()
+    refused = {
+        ("--exclusive",): ("whole nodes", "--exclusive and --adaptive contradict each other"),
+        ("--licenses=matlab:1",): ("does not know which are free", "does not know which licences are free"),
+        ("--no-requeue",): ("submit it with --requeue", "--no-requeue and --adaptive contradict each other"),
+        ("--gres=gpu:t4:1",): ("of type t4, and Slurm cannot change that", "--gres and --gpus-per-node and --adaptive"),
+    }
+    for options, (by_daemon, by_lua) in refused.items():
+        if wish == "comment":
+            assert by_daemon in said(site, site.submit(1, *options)), options
+            continue
+        done = site.slurm.command("sbatch", "--adaptive", "--max-gpus=1", *options, "--wrap=true", check=False)
+        assert done.returncode != 0
+        assert by_lua in done.stderr
+    if wish == "flags":
+        many = ("--adaptive", "--max-gpus=1", "--wrap=true")
+        assert "leave %N out" in site.slurm.command("sbatch", *many, "--array=1-9%2", check=False).stderr
+        assert "name one reservation" in site.slurm.command("sbatch", *many, "--reservation=a,b", check=False).stderr
+        assert "a heterogeneous job" in site.slurm.command("sbatch", *many[:2], ":", "--wrap=true", check=False).stderr
+        return
+    het = ("--hold", "--gres=gpu:1", '--comment={"penstock": {"max_gpus": 1}}')
+    job = site.sbatch(*het, ":", "--hold", "--wrap=true").split("+")[0]
+    assert "part of a heterogeneous job" in said(site, job)
+
+
+def test_a_job_that_its_deadline_overtakes_is_ended_by_slurm(make_flag_site: MakeSite) -> None:
+    """It waits, held, for GPUs that another job has; Slurm alone would not look at its deadline."""
+    site = make_flag_site("t4:1x4")
+    site.start()
+    other = site.sbatch("--gres=gpu:4", "--wrap=sleep 600")
+    site.wait_states("RUNNING", other)
+    job = site.submit_with_flags(1, "--max-gpus=1", "--deadline=now+6seconds")
+    site.wait_states("DEADLINE", job)
+
+
+def test_a_job_that_another_qos_preempts_is_placed_elsewhere(make_loopback: MakeLoopback, make_site: MakeSite) -> None:
+    settings = {"PreemptType": "preempt/qos", "PreemptMode": "REQUEUE"}
+    slurm = make_loopback("rtx:2x8", accounting=True, settings=settings)
+    slurm.command("sacctmgr", "-i", "add", "qos", "urgent", "preempt=normal")
+    slurm.command("sacctmgr", "-i", "modify", "user", "root", "set", "qos+=urgent")
+    site = make_site(slurm)
+    site.start()
+    job = site.submit(2000, max_gpus=8)
+    wait_for(lambda: site.starts(job), 30, "a first report", details=site.tail)
+    (node,) = site.job(job).nodes
+    pause(1.0)
+    urgent: list[str] = []
+
+    def taken() -> bool:  # slurmdbd tells slurmctld of the QOS a moment later
+        options = ("--parsable", "--qos=urgent", f"--nodelist={node}", "--gres=gpu:8", "--wrap=sleep 600")
+        urgent.extend(slurm.command("sbatch", *options, check=False).stdout.split())
+        return bool(urgent)
+
+    wait_for(taken, 20, "slurmctld to know the QOS")
+    wait_for(lambda: len(site.starts(job)) == 2, 60, "the second run", details=site.tail)
+    assert site.states(*urgent) == {urgent[0]: "RUNNING"}
+    assert site.job(job).nodes == tuple({"rtx-00", "rtx-01"} - {node})
+    site.assert_progress_kept(job, lost=2.0)
+
+
+def test_while_penstockd_lives_slurm_starts_nothing_alone_and_afterwards_it_does(make_flag_site: MakeSite) -> None:
+    """The site's own limit leaves the job waiting on an empty cluster, so that only its begin time keeps Slurm from it."""
+    site = make_flag_site(plain_after_s=4)
+    site.extra = "[limits]\ngpus_per_user = 0\n"
+    site.start()
+    job = site.submit_with_flags(1000, "--max-gpus=8", "--min-gpus=2")
+    other = site.submit_with_flags(1, "--max-gpus=1", "--dependency=afterok:1")
+    site.wait_round(site.wait_round())
+    begins = set()
+    for _ in range(48):  # 12 s, three times the time after which Slurm would start it
+        seen = site.job(job)
+        assert (seen.state, seen.held) == ("PENDING", False), site.tail()
+        begins.add(seen.eligible_s)
+        pause(0.25)
+    assert 3 <= len(begins) <= 10, "renewed now and then, not at each look"
+    site.kill()
+    killed_s = time.time()
+    site.wait_states("RUNNING", job)
+    started = site.job(job)
+    assert (started.start_s or 0) <= killed_s + 4 + 6  # and Slurm's own interval
+    assert (started.gpus_per_node, started.node_count) == (2, 1)
+    assert site.states(other) == {other: "PENDING"}
+
+
+def test_a_job_that_was_stopped_is_left_to_slurm_too(make_flag_site: MakeSite) -> None:
+    site = make_flag_site(plain_after_s=4)
+    site.start()
+    job = site.submit_with_flags(1000, "--max-gpus=8")
+    site.wait_states("RUNNING", job)
+    wait_for(lambda: site.starts(job), 30, "a first report", details=site.tail)
+    site.stop()
+    site.extra = "[limits]\ngpus_per_user = 0\n"
+    site.start()
+    wait_for(lambda: site.job(job).state == "PENDING", 30, "the job to be stopped", details=site.tail)
+    wait_for(lambda: not site.job(job).held, 30, "it to be left to Slurm", details=site.tail)
+    assert site.job(job).required_nodes == ()
+    site.kill()
+    site.wait_states("RUNNING", job)
+    assert (site.job(job).gpus_per_node, site.job(job).node_count) == (1, 1)
+
+
+def test_what_is_left_of_a_time_limit_goes_with_the_job(make_flag_site: MakeSite) -> None:
+    """10 minutes in all, and each restart adds 3: after a second or two of a run 13 are left, then 16."""
+    site = make_flag_site("t4:2x4", time_limit_grace_s=180)
+    site.start()
+    job = site.submit_with_flags(2000, "--adaptive=rigid", "--max-gpus=4", "--time=10")
+    limits = []
+    for runs in (1, 2, 3):
+        wait_for(lambda runs=runs: len(site.starts(job)) == runs, 60, f"run {runs}", details=site.tail)
+        limits.append(site.job(job).time_limit_s)
+        pause(1.5)
+        (node,) = site.job(job).nodes
+        for each in ("t4-00", "t4-01"):
+            state = "drain" if each == node else "resume"
+            site.slurm.command("scontrol", "update", f"NodeName={each}", f"State={state}", "Reason=test", check=False)
+        if runs < 3:
+            site.slurm.command("scontrol", "requeue", job)
+    assert limits == [600, 780, 960]
+
+
+def test_a_plain_job_gets_room_where_adaptive_ones_hold_everything(make_flag_site: MakeSite) -> None:
+    """An endless adaptive job has all four GPUs; a plain job that wants two gets them after its patience, and they come back."""
+    site = make_flag_site("t4:1x4", plain_patience_s=2)
+    site.start()
+    rates = {"t4": RATES["t4"]}
+    adaptive = site.submit(2000, rates=rates, max_gpus=4)
+    wait_for(lambda: [start[1] for start in site.starts(adaptive)] == [4], 30, "all GPUs", details=site.tail)
+    pause(1.0)
+    plain = site.sbatch("--gres=gpu:2", "--output=/dev/null", "--wrap=sleep 8")
+    site.wait_states("RUNNING", plain)
+    wait_for(lambda: [start[1] for start in site.starts(adaptive)] == [4, 2], 60, "two GPUs", details=site.tail)
+    wait_for(lambda: [start[1] for start in site.starts(adaptive)] == [4, 2, 4], 60, "all again", details=site.tail)
+    site.assert_progress_kept(adaptive, lost=1.0)
+    site.assert_no_run_twice(adaptive)
+
+
+def test_both_loads_together_and_neither_starves(make_flag_site: MakeSite) -> None:
+    """More plain jobs than fit, beside more adaptive ones: Slurm starts the former, Penstock the latter, all come to an end."""
+    site = make_flag_site("t4:2x4", plain_patience_s=2)
+    site.start()
+    plain = [site.sbatch("--gres=gpu:4", "--output=/dev/null", "--wrap=sleep 2") for _ in range(4)]
+    adaptive = [site.submit(8, rates={"t4": RATES["t4"]}, max_gpus=4) for _ in range(4)]
+    plain += [site.sbatch("--gres=gpu:4", "--output=/dev/null", "--wrap=sleep 2") for _ in range(2)]
+    site.wait_states("COMPLETED", *plain, *adaptive, timeout_s=120)
+    site.assert_no_run_twice(*adaptive)
+    refused = [each for each in open_store(site.state).outcomes() if each.progress.value == "failed"]
+    assert refused == [], "nothing is sent where Slurm has started something else"

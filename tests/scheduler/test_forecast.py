@@ -1,0 +1,49 @@
+"""What a round would decide with one more job: by hand, on one node of 4 T4s. The time is 1000 s."""
+
+from __future__ import annotations
+
+from penstock_scheduler.forecast import ask, with_job
+from penstock_scheduler.model import Adaptivity, Job, Phase, ReasonCode
+from penstock_scheduler.models import Models
+from penstock_scheduler.policies import make_policy
+from tests.scheduler.builders import job, on, snapshot, table
+
+FAST = table(t4={1: 10, 2: 19, 4: 36})
+
+
+def rigid(name: str, gpus: int, **fields: object) -> Job:
+    return job(name, adaptivity=Adaptivity.RIGID, min_gpus=gpus, max_gpus=gpus, **fields)
+
+
+def test_it_waits_until_the_time_limit_of_whoever_holds_the_gpus() -> None:
+    """The holder has run 0 s of its 600: its GPUs come free at 1600. Nobody knows, where it has no limit."""
+    policy, _ = make_policy("sia")
+    for limit_s, start_s in ((600, 1600.0), (None, None)):
+        holder = rigid(
+            "a", 4, phase=Phase.RUNNING, allocation=on("t4", t4_00=4), preemptible=False, time_limit_s=limit_s
+        )
+        seen = with_job(
+            snapshot("t4:1x4", [holder], {"a": FAST}), rigid("new", 2), Models({"new": FAST}, {"new": 30}), ()
+        )
+        answer = ask(policy, seen, "new")
+        assert answer.assignment is None
+        assert answer.reason.code is ReasonCode.WAITING_CAPACITY
+        assert (answer.start_s, answer.others) == (start_s, {})
+
+
+def test_it_says_who_would_have_less() -> None:
+    """Two alike share the four GPUs that one of them holds."""
+    policy, _ = make_policy("sia")
+    holder = job("a", max_gpus=4, phase=Phase.RUNNING, allocation=on("t4", t4_00=4))
+    seen = with_job(
+        snapshot("t4:1x4", [holder], {"a": FAST}), job("new", max_gpus=4), Models({"new": FAST}, {"new": 30}), ()
+    )
+    answer = ask(policy, seen, "new")
+    assert answer.assignment is not None
+    assert answer.assignment.placement.gpus == 2
+    ((name, (before, after)),) = answer.others.items()
+    assert name == "a"
+    assert before is not None
+    assert after is not None
+    assert (before.placement.gpus, after.placement.gpus) == (4, 2)
+    assert answer.start_s == 1000.0

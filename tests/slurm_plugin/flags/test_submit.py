@@ -1,0 +1,137 @@
+"""`penstock submit` calls the real sbatch: with the plugin of the flags, and without it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from penstock_scheduler.model import JobWish, parse_wish
+from tests.slurm_plugin.flags.site import FlagSite
+
+pytestmark = pytest.mark.slurm
+
+PROGRAM = (sys.executable, "-c", "from penstock_slurm.submit.cli import app; app()")
+
+
+@pytest.fixture
+def home(flags: FlagSite, tmp_path: Path) -> dict[str, str]:
+    """A user's home with a preset, and the site's settings with one of the same name and another."""
+    folder = tmp_path / "penstock"
+    folder.mkdir()
+    (folder / "presets.toml").write_text("[big]\nadaptive = true\nmax-gpus = 16\ngpu-types = 'rtx'\ntime = 30\n")
+    flags.settings("[slurm.presets.big]", "max-gpus = 1", "[slurm.presets.small]", "adaptive = true", "max-gpus = 2")
+    return {"XDG_CONFIG_HOME": str(tmp_path)}
+
+
+@pytest.fixture
+def script(flags: FlagSite) -> str:
+    path = flags.folder / "train.sh"
+    path.write_text('#!/bin/sh\n#SBATCH --job-name=mine --output=job-%j.out\necho "$@"\n')
+    return str(path)
+
+
+def without_plugin(flags: FlagSite) -> dict[str, str]:
+    """A host on which the plugin is not installed: its slurm.conf has no plugstack.conf beside it."""
+    folder = flags.folder / "etc-without-plugin"
+    folder.mkdir(exist_ok=True)
+    for path in flags.etc.iterdir():
+        if path.suffix == ".conf" and path.name != "plugstack.conf":
+            (folder / path.name).write_text(path.read_text())
+    return {"SLURM_CONF": str(folder / "slurm.conf")}
+
+
+def submit(flags: FlagSite, *argv: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return flags.run(*PROGRAM, *argv, **environment)
+
+
+def test_a_preset_stands_for_its_flags_and_what_comes_later_wins(
+    flags: FlagSite, home: dict[str, str], script: str
+) -> None:
+    config = ("--config", str(flags.config))
+    done = submit(flags, "--parsable", "--preset", "big", "--max-gpus=8", script, "a", "--preset", **home)
+    assert (done.returncode, done.stderr) == (0, "")
+    job = flags.job(done.stdout.strip())
+    assert parse_wish(job.admin_comment) == JobWish(max_gpus=8, gpu_types=("rtx",))
+    assert (job.name, job.time_limit_s, job.held) == ("mine", 1800, True)
+    done = submit(flags, "--parsable", "--max-gpus=8", "--preset=small", *config, script, **home)
+    wish = parse_wish(flags.job(done.stdout.strip()).admin_comment)
+    assert wish == JobWish(max_gpus=2)
+    done = submit(flags, "--preset=nix", *config, script, **home)
+    assert done.returncode == 1
+    assert "there is no preset nix; there are big, small: write [nix] into" in done.stderr
+
+
+def test_all_else_is_sbatchs_own(flags: FlagSite, script: str) -> None:
+    """The same words printed and the same exit status, with its refusals and with arguments of all kinds."""
+    for argv in (
+        ("--hold", script),
+        ("--no-such-option", script),
+        ("--adaptive", "--max-gpus=zero", script),
+        ("--adaptive", "--max-gpus=2", "--min-gpus=4", script),
+        ("--hold", "--parsable", "--", script, "--dry-run"),
+        ("-W", "-Q", "--wrap", "exit 3"),
+    ):
+        ours, theirs = submit(flags, *argv), flags.run("sbatch", *argv)
+        assert ours.returncode == theirs.returncode, argv
+        assert ours.stderr == theirs.stderr
+        assert [word for word in ours.stdout.split() if not word.isdigit()] == [
+            word for word in theirs.stdout.split() if not word.isdigit()
+        ]
+
+
+def test_arguments_reach_the_script_as_they_are(flags: FlagSite, script: str) -> None:
+    done = submit(flags, "--parsable", "--wait", script, "a b", "--dry-run", "--preset", "*", "")
+    assert flags.text(done.stdout.strip()) == "a b --dry-run --preset * \n"
+
+
+def test_without_the_plugin_the_wish_is_in_the_comment(flags: FlagSite, home: dict[str, str], script: str) -> None:
+    bare = without_plugin(flags) | home
+    assert "--adaptive" not in flags.run("sbatch", "--help", **bare).stdout
+    done = submit(flags, "--parsable", "--preset", "big", "--min-gpus", "2", script, **bare)
+    assert (done.returncode, done.stderr) == (0, "")
+    job = flags.job(done.stdout.strip())
+    assert parse_wish(job.comment) == JobWish(min_gpus=2, max_gpus=16, gpu_types=("rtx",))
+    assert (job.admin_comment, job.held, job.requeue) == ("", True, True)
+    assert (job.gpus_per_node, job.gpu_type, job.time_limit_s) == (2, None, 1800)
+    done = submit(flags, "--parsable", script, PENSTOCK_ADAPTIVE="rigid", PENSTOCK_MAX_GPUS="3", **bare)
+    assert json.loads(flags.job(done.stdout.strip()).comment)["penstock"]["min_gpus"] == 3
+    plain = submit(flags, "--parsable", "--hold", script, PENSTOCK_MAX_GPUS="3", **bare)
+    assert flags.job(plain.stdout.strip()).comment == ""
+    for argv, words in (
+        (("--adaptive", "--max-gpus=zero"), "penstock: --max-gpus=zero: give a whole number"),
+        (("--max-gpus=2",), "penstock: --max-gpus needs --adaptive"),
+        (("--adaptive", "--max-gpus=2", "--min-gpus=4"), "max_gpus=2 is less than min_gpus=4"),
+        (("--adaptive", "--max-gpus=2", "--gres=gpu:1"), "--gres and --adaptive contradict each other"),
+        (("--adaptive", "--max-gpus=2", "--comment=x"), "the comment holds the wish"),
+    ):
+        done = submit(flags, *argv, script, **bare)
+        assert done.returncode == 1
+        assert words in done.stderr
+    lines = flags.folder / "lines.sh"
+    lines.write_text("#!/bin/sh\n#SBATCH --adaptive\ntrue\n")
+    done = submit(flags, "--max-gpus=2", "--adaptive", str(lines), **bare)
+    assert "has adaptive flags in #SBATCH lines, and this sbatch does not know them" in done.stderr
+
+
+def test_a_dry_run_changes_nothing(flags: FlagSite, home: dict[str, str], script: str) -> None:
+    """There is no round of a daemon: what Slurm shows is decided on. A job that is refused is not told so."""
+    flags.settings("[daemon]", f"state_dir = '{flags.folder}/none'")
+    bad = flags.sbatch("--hold", '--comment={"penstock": {"max_gpus": 0}}', "--gres=gpu:1").stdout.strip()
+    before = flags.gateway.jobs()
+    config = ("--dry-run", "--config", str(flags.config))
+    done = submit(flags, *config, "--adaptive", "--max-gpus=8", "--gpu-types=a100", script)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "it would get 1 a100 (1 on a100-0" in done.stdout
+    assert "by the policy sia on what Slurm shows" in done.stdout
+    done = submit(flags, *config, "--adaptive", "--max-gpus=2", "--gpu-types=h100", script)
+    assert "it would wait: no node here has h100; the types are a100, rtx, t4" in done.stdout
+    done = submit(flags, *config, "--adaptive", "--max-gpus=2", "--partition=rtx", script)
+    assert "Penstock does not manage partition rtx; it manages all, t4" in done.stderr
+    assert "to start at" in submit(flags, *config, script).stderr, "a plain job is Slurm's to explain"
+    assert flags.gateway.jobs() == before
+    assert flags.job(bad).admin_comment == ""
+    flags.settings()

@@ -1,0 +1,97 @@
+"""What a pending job waits for, and which GPUs are set aside for plain ones: by hand. Times in seconds."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+
+from penstock_scheduler.model import Node
+from penstock_slurm.gateway import PlainShape, SlurmJob
+from penstock_slurm.gateway.parse import parse_jobs
+from penstock_slurm.notes import kept_by_begin, overdue, plain_shape, waits_for
+from penstock_slurm.plain_jobs import longest_waiting, set_aside
+from tests.slurm_plugin.gateway.test_parse import RUNNING, SEPARATOR, answer
+
+(SEEN,) = parse_jobs(answer(RUNNING), SEPARATOR)
+NOW_S = 10_000.0
+
+
+def pending(**fields: object) -> SlurmJob:
+    """A job that waits for 2 GPUs on one node of t4 or all, since 100 s."""
+    blank = {
+        **{"state": "PENDING", "nodes": (), "reason": "Resources", "reservation": "", "partition": ("t4", "all")},
+        **{
+            "eligible_s": NOW_S - 100,
+            "restarts": 0,
+            "node_count": 1,
+            "gpus_per_node": 2,
+            "deadline_s": None,
+            "priority": 9,
+        },
+    }
+    return dataclasses.replace(SEEN, **(blank | fields))
+
+
+def noted(**keys: object) -> str:
+    return json.dumps({"penstock": {"max_gpus": 2}} | keys)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({}, ""),
+        ({"dependency": "afterok:1(unfulfilled)"}, "its dependency afterok:1(unfulfilled)"),
+        ({"eligible_s": NOW_S + 5}, "the begin time"),
+        ({"eligible_s": NOW_S + 5, "restarts": 1}, ""),
+        ({"eligible_s": NOW_S + 5, "admin_comment": noted()}, ""),
+        ({"admin_comment": noted(penstock_begin_s=NOW_S + 5)}, "the begin time"),
+        ({"admin_comment": noted(penstock_begin_s=NOW_S - 5)}, ""),
+        ({"admin_comment": noted(penstock_begin_s="soon")}, ""),
+        ({"deadline_s": NOW_S - 1}, "Slurm to end it at its deadline"),
+        ({"deadline_s": NOW_S + 1}, ""),
+    ],
+)
+def test_what_a_pending_job_waits_for(fields: dict[str, object], words: str) -> None:
+    found = waits_for(pending(**fields), NOW_S)
+    assert found.startswith(words)
+    assert bool(found) == bool(words)
+    assert overdue(pending(**fields), NOW_S) == (fields.get("deadline_s") == NOW_S - 1)
+
+
+def test_a_note_of_the_plain_shape() -> None:
+    note = noted(penstock_plain={"partition": "all", "nodes": 2, "gpus_per_node": 4})
+    assert plain_shape(pending(admin_comment=note)) == PlainShape("all", 2, 4)
+    later = {"admin_comment": note, "eligible_s": NOW_S + 5}
+    assert kept_by_begin(pending(**later), NOW_S)
+    assert not kept_by_begin(pending(**(later | {"priority": 0})), NOW_S)
+    assert not kept_by_begin(pending(admin_comment=note), NOW_S)
+    for broken in ("", "x", "7", noted(), noted(penstock_plain=3), noted(penstock_plain={"nodes": 2})):
+        assert plain_shape(pending(admin_comment=broken)) is None
+
+
+def test_the_plain_job_that_has_waited_longest_is_the_next() -> None:
+    old, new = pending(id="1", eligible_s=NOW_S - 500), pending(id="2")
+    assert longest_waiting([new, old], ["all"], NOW_S, 60) == old
+    assert longest_waiting([new, old], ["all"], NOW_S, 600) is None
+    assert longest_waiting([old], ["rtx"], NOW_S, 60) is None
+    others = {"priority": 0}, {"reason": "Dependency"}, {"reservation": "exam"}, {"gpus_per_node": None}
+    for fields in (*others, {"eligible_s": None}, {"state": "RUNNING"}):
+        assert longest_waiting([pending(**fields)], ["all"], NOW_S, 60) is None, fields
+
+
+def node(name: str, **fields: object) -> Node:
+    return dataclasses.replace(Node(name, "t4", 4, ("all",)), **fields)  # type: ignore[arg-type]
+
+
+def test_gpus_are_set_aside_where_the_fewest_have_to_be_given_back() -> None:
+    """It wants 2: n1 has 1 free, n2 has 0; n3 has 3 free, but Penstock may not use it; on n4 nothing can be moved."""
+    nodes = [node("n1"), node("n2"), node("n3", usable=False), node("n4")]
+    held = {"n1": 3, "n2": 4, "n4": 4}
+    assert set_aside(pending(), nodes, {"n4": 4}, held) == {"n1": 2}
+    assert set_aside(pending(node_count=2), nodes, {"n4": 4}, held) == {"n1": 2, "n2": 2}
+    assert set_aside(pending(node_count=3), nodes, {"n4": 4}, held) == {}
+    assert set_aside(pending(gpu_type="a100"), nodes, {}, held) == {}
+    assert set_aside(pending(required_nodes=("n2",)), nodes, {}, held) == {"n2": 2}
+    assert set_aside(pending(), [node("n1", gpus_others=3)], {}, {}) == {}
