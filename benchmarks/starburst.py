@@ -23,7 +23,9 @@ from penstock_scheduler.simulator.workloads import read_workload
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", metavar="DATA_DIR", type=Path)
-    parser.add_argument("--golden", metavar="FILE", type=Path, help="a golden file; its name alone is looked up in DATA_DIR")
+    parser.add_argument(
+        "--golden", metavar="FILE", type=Path, help="a golden file; its name alone is looked up in DATA_DIR"
+    )
     parser.add_argument("--philly", metavar="FILE", type=Path, help="the trace, such as philly_82k_jobs.csv.gz")
     parser.add_argument("--json", action="store_true", help="only the last line")
     options = parser.parse_args()
@@ -41,7 +43,9 @@ def main() -> None:
 
 
 def golden(folder: Path, rows: list[GoldenRow], say) -> dict[str, object]:  # type: ignore[no-untyped-def]
-    say(f"{'jobs':<20}{'policy':<34}{'reference':>12}{'ours':>12}{'worst':>10}  {'of':<20}{'other jobs':>10}{'cpu s':>8}")
+    say(
+        f"{'jobs':<20}{'policy':<34}{'reference':>12}{'ours':>12}{'worst':>10}  {'of':<20}{'other jobs':>10}{'cpu s':>8}"
+    )
     done: dict[str, dict[str, object]] = {}
     for row in rows:
         jobs, known = golden_jobs(folder, row.jobs), golden_outcomes(folder, row.jobs)
@@ -101,7 +105,11 @@ def philly(file: Path, say) -> dict[str, float]:  # type: ignore[no-untyped-def]
             f"Philly, {len(jobs)} jobs, 64x8 GPUs, {name}: {found.total_cloud_cost:,.0f} GPU-h, average JCT "
             f"{found.avg_jct:.4f} h, utilisation {found.cluster_utilization:.3f}, {cpu_s:.1f} s CPU"
         )
-        figures_of |= {f"{name} cost_gpu_h": found.total_cloud_cost, f"{name} avg_jct_h": found.avg_jct, f"{name} cpu_s": cpu_s}
+        figures_of |= {
+            f"{name} cost_gpu_h": found.total_cloud_cost,
+            f"{name} avg_jct_h": found.avg_jct,
+            f"{name} cpu_s": cpu_s,
+        }
     return figures_of
 
 

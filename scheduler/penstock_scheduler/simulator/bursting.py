@@ -14,6 +14,8 @@ What the reference does and one would not expect is done too, in `paper` account
 
 - a job that comes back from the cloud (star-wait) has its wait counted from its first arrival, so its first run is taken off before
   `patience` multiplies; and if it then goes to the cloud for good, its first run there costs nothing;
+- a job that is to come back before anybody else arrives may be in the queue again at once, as if it had not run in the cloud:
+  where its first wait ended at the very instant of its arrival, that instant still is now;
 - EASY reserves nodes whose free GPUs are *just* as many as needed, and a reservation may not begin after the wait's end.
 
 `corrected=True` counts the wait from the return, charges every cloud run, and lets jobs go on from their last checkpoint.
@@ -263,9 +265,13 @@ class _Replay:
         while True:
             fresh_h = self._fresh[0].came_h if self._fresh else math.inf
             back_h = self._back[0].came_h if self._back else math.inf
-            if min(fresh_h, back_h) > t or not (self._fresh or self._back):
+            if not (self._fresh or self._back):
                 return
-            run = self._fresh.popleft() if fresh_h <= back_h else self._back.popleft()
+            coming = self._fresh if fresh_h <= back_h else self._back
+            early = coming[0].returned and coming[0].job.arrival_h == t and not self._spec.corrected
+            if coming[0].came_h > t and not early:
+                return
+            run = coming.popleft()
             wait_h = self._policy.wait_h(Ask(run.job.gpus, run.job.runtime_h, run.job.cpus), returned=run.returned)
             if wait_h is None:
                 self._leave(run, run.came_h)
@@ -372,9 +378,7 @@ class _Replay:
     def _reserve(self, run: _Run) -> bool:
         """Reserve GPUs for a job at the earliest end of a running one that leaves it just what it needs."""
         demands = self._demands(run.job.gpus)
-        free = [
-            [gpu for gpu in gpus if gpu not in held] for gpus, held in zip(self._free, self._held, strict=True)
-        ]
+        free = [[gpu for gpu in gpus if gpu not in held] for gpus, held in zip(self._free, self._held, strict=True)]
         for other in sorted(self._active.values(), key=lambda other: other.end_h):
             if other.end_h > run.expires_h:
                 return False

@@ -83,7 +83,11 @@ def golden_rows(file: Path) -> list[GoldenRow]:
 
 def _row(jobs: str, given: Mapping[str, Any], name: str, row: Mapping[str, Any]) -> GoldenRow:
     params, cluster = row["params"], given["cluster"]
-    kind, patience, long_h = KINDS[params["waiting_policy"]], params.get("preempt_cloud_ratio"), params.get("long_job_thres")
+    kind, patience, long_h = (
+        KINDS[params["waiting_policy"]],
+        params.get("preempt_cloud_ratio"),
+        params.get("long_job_thres"),
+    )
     if patience is not None:
         policy = WaitingPolicy(Wait.STAR, params["waiting_factor"], None, long_h, patience)
     else:
