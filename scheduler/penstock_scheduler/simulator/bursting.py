@@ -12,19 +12,21 @@ of Starburst's public simulator to the last bit (docs/decisions/0006 tells why t
 
 What the reference does and one would not expect is done too, in `paper` accounting, which is the default:
 
-- a job that comes back from the cloud (star-wait) has its wait counted from its first arrival, so its first run is taken off before
-  `patience` multiplies; and if it then goes to the cloud for good, its first run there costs nothing;
+- a job that comes back from the cloud (star-wait) has its wait counted from its first arrival, so its first run is taken off
+  before `patience` multiplies; and if it then goes to the cloud for good, its first run there costs nothing;
 - a job that is to come back before anybody else arrives may be in the queue again at once, as if it had not run in the cloud:
   where its first wait ended at the very instant of its arrival, that instant still is now;
 - EASY reserves nodes whose free GPUs are *just* as many as needed, and a reservation may not begin after the wait's end.
 
-`corrected=True` counts the wait from the return, charges every cloud run, and lets jobs go on from their last checkpoint.
+`corrected=True` counts the wait from the return, charges every cloud run, lets jobs go on from their last checkpoint, and
+reserves nodes with at least as many free GPUs as needed.
 """
 
 from __future__ import annotations
 
 import bisect
 import heapq
+import itertools
 import math
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -152,7 +154,7 @@ def replay(jobs: Sequence[RigidJob], policy: WaitingPolicy, spec: SiteSpec) -> O
     Raises:
         ConfigError: they are not.
     """
-    if any(later.arrival_h < job.arrival_h for job, later in zip(jobs, jobs[1:], strict=False)):
+    if any(later.arrival_h < job.arrival_h for job, later in itertools.pairwise(jobs)):
         raise ConfigError("jobs out of order; sort them by arrival")
     return _Replay(jobs, policy, spec).run()
 
@@ -386,7 +388,8 @@ class _Replay:
                 free[node] += [gpu for gpu in gpus if gpu not in self._held[node]]
             nodes: list[int] = []
             for demand in demands:
-                nodes += [n for n, gpus in enumerate(free) if len(gpus) == demand and n not in nodes][:1]
+                enough = (n for n, gpus in enumerate(free) if self._suits(len(gpus), demand) and n not in nodes)
+                nodes += list(itertools.islice(enough, 1))
             if len(nodes) == len(demands):
                 run.on = {node: free[node][-demand:] for node, demand in zip(nodes, demands, strict=True)}
                 for node, gpus in run.on.items():
@@ -395,6 +398,9 @@ class _Replay:
                 run.start_h = other.end_h
                 return True
         return False
+
+    def _suits(self, free: int, demand: int) -> bool:
+        return free >= demand if self._spec.corrected else free == demand
 
     def _outcomes(self) -> Outcomes:
         cost, ran = [], []
@@ -465,7 +471,7 @@ def figures(outcomes: Outcomes, warmup_jobs: int = 0) -> Figures:
     hours = max(end_h - begin_h, 1e-12)
     capacity = outcomes.spec.nodes * outcomes.spec.gpus_per_node * hours
 
-    def quantile(values: np.ndarray, percent: int) -> float:  # type: ignore[type-arg]
+    def quantile(values: np.ndarray, percent: int) -> float:
         return float(np.percentile(values, percent, method="nearest"))
 
     return Figures(

@@ -74,8 +74,8 @@ def test_the_newest_leaves_when_the_queue_is_full():
 
 
 def test_what_a_run_that_was_taken_back_costs():
-    """A blocks the site for 10 h. B (1 GPU, 2 h) runs in the cloud for T_max = 0.5 h, comes back, waits 1 h at most, and goes to the
-    cloud for good: 2 GPU-hours in the paper, 2.5 in truth, 2 with checkpoints of half an hour: it has 1.5 h left."""
+    """A blocks the site for 10 h. B (1 GPU, 2 h) runs in the cloud for T_max = 0.5 h, comes back, waits 1 h at most, and goes
+    to the cloud for good: 2 GPU-hours in the paper, 2.5 in truth, 2 with checkpoints of half an hour: it has 1.5 h left."""
     jobs = [RigidJob(0, 10, 4), RigidJob(1, 2, 1)]
     policy = WaitingPolicy(Wait.STAR, 1.0, t_max_h=0.5, patience=1.0)
     costs = [
