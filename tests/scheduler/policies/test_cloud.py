@@ -77,6 +77,18 @@ def test_at_the_cap_nothing_starts_and_the_reason_says_so():
     assert decide(full, budgets=(BudgetLine("other", "total", 0.0, 0.0),)).bursts, "another account's cap"
 
 
+@pytest.mark.parametrize("policy", ["sia", "fifo", "gavel"])
+def test_of_three_jobs_of_5_dollars_two_leave_within_12(policy):
+    jobs = [job(name, max_gpus=4, submit_s=at) for at, name in enumerate("abc")]
+    base = snapshot(
+        "k80:1x1", jobs, {each.id: table(**RATES) for each in jobs}, remaining=dict.fromkeys("abc", 8 * 3600.0)
+    )
+    many = (dataclasses.replace(A10G, count=9),)
+    plan = decide(base, policy, offers=many, budgets=(BudgetLine("", "total", 112.0, 100.0),))
+    assert len(plan.bursts) == 2
+    assert len(plan.waiting) == 1
+
+
 def test_a_jobs_own_budget_holds():
     plan = decide(one_job("a100:1x8", gpu_types=["t4", "a10g"], burst_budget_usd=4.0, burst="allowed"))
     assert "burst_budget_usd=$4.00" in plan.waiting["j"].text
@@ -150,28 +162,25 @@ def test_a_round_with_a_cloud_is_saved_and_decides_again_to_the_same():
 @st.composite
 def situations(draw):
     jobs, runs, models, remaining = [], [], {}, {}
-    for number in range(draw(st.integers(1, 12))):
+    for number in range(draw(st.integers(3, 12))):
         name = f"j{number}"
         most = draw(st.sampled_from([1, 2, 4, 8]))
         fields = {"max_gpus": most, "account": draw(st.sampled_from(["a", "b"]))}
-        fields["burst"] = draw(st.sampled_from([None, "never", "allowed", "only"]))
+        fields["burst"] = draw(st.sampled_from([None, "never", "allowed", "allowed", "only"]))
         rigid = draw(st.booleans())
         fields |= {"adaptivity": "rigid", "min_gpus": most} if rigid else {}
         each = job(name, submit_s=float(number), **fields)
         models[name] = table(
             t4={1: 1.0, 2: 1.9, 4: 3.6, 8: 7.0}, a10g={1: 2.5, 4: 8.0, 8: 15.0}, a100={8: 30.0, 4: 16.0}
         )
-        if draw(st.booleans()):
-            remaining[name] = draw(st.floats(100, 1e6))
+        if draw(st.integers(0, 4)):
+            remaining[name] = draw(st.sampled_from([500.0, 2e4, 5e4, 1e5]))
         if draw(st.integers(0, 3)) == 0:
             runs.append(CloudRun(name, A10G, 100.0, draw(st.floats(1, 50)), each.account, draw(st.booleans())))
         jobs.append(each)
-    base = snapshot("t4:2x4", jobs, models, remaining=remaining)
-    limits = [("", draw(st.floats(0, 60))), ("a", draw(st.floats(0, 30)))]
-    lines = tuple(
-        BudgetLine(account, "total", limit, sum(r.usd for r in runs if account in ("", r.account)))
-        for account, limit in limits
-    )
+    base = snapshot("t4:1x2", jobs, models, remaining=remaining)
+    limits = [("", draw(st.sampled_from([0.0, 10.0, 25.0, 60.0]))), ("a", draw(st.sampled_from([0.0, 10.0, 30.0])))]
+    lines = tuple(BudgetLine(account, "total", limit, draw(st.sampled_from([0.0, 3.5]))) for account, limit in limits)
     one = Offer("g5.xlarge", "a10g", 1, 1, 1.0, count=draw(st.integers(0, 4)))
     return with_cloud(
         base,
@@ -181,7 +190,7 @@ def situations(draw):
         by_default=draw(st.booleans()),
         at_cap=draw(st.sampled_from(["finish", "recall"])),
         cost_per_usd=draw(st.sampled_from([0.001, 0.1, 1.0])),
-        waiting=WaitingPolicy(draw(st.sampled_from(list(Wait))), draw(st.floats(0, 0.5))),
+        waiting=WaitingPolicy(draw(st.sampled_from(list(Wait))), draw(st.sampled_from([0.0, 0.01, 0.3]))),
     )
 
 
