@@ -158,6 +158,7 @@ def frontier_page(points: Sequence[Point], title: str) -> str:
 body{{font:15px/1.5 system-ui,sans-serif;max-width:900px;margin:2em auto;padding:0 1em;color:#1f2328;background:#fff}}
 text{{font-size:12px;fill:#57606a}} .grid{{stroke:#d0d7de;stroke-width:1}} svg{{width:100%;height:auto}}
 table{{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}} td,th{{padding:.2em .6em;text-align:right}}
+td{{white-space:nowrap}}
 td:first-child,th:first-child{{text-align:left}} tr:nth-child(even){{background:#f6f8fa}}
 span{{margin-right:1.5em}} i{{display:inline-block;width:12px;height:12px;margin-right:6px;border-radius:6px}}
 </style></head><body><h1>{escape(title)}</h1>
