@@ -55,7 +55,7 @@ class Quota:
     def counts_types(self, type_C: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Whether configurations of these types count."""
         if self.gpu_type is not None:
-            return type_C == self.gpu_type
+            return np.asarray(type_C == self.gpu_type, dtype=np.bool_)
         if self.first_types is not None:
             return np.asarray(type_C < self.first_types, dtype=np.bool_)
         return np.ones(len(type_C), dtype=np.bool_)
