@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from penstock_scheduler.burst.waiting import Wait, WaitingPolicy
 from penstock_scheduler.diff import actions, cloud_actions
-from penstock_scheduler.model import BudgetLine, CloudRun, CloudState, Offer, Phase, ReasonCode
+from penstock_scheduler.model import BudgetLine, CloudRun, CloudState, GpuLimit, Offer, Phase, ReasonCode
 from penstock_scheduler.policies import REGISTRY, make_policy
+from penstock_scheduler.policies.sia import Sia, SiaSettings
 from penstock_scheduler.records import RoundRecord, dump_round, load_round
 from tests.scheduler.builders import job, on, snapshot, table
 
@@ -220,3 +221,13 @@ def test_caps_hold_and_nobody_is_in_two_places(name, base):
             assert each.id not in new
         if each.wish.burst == "only":
             assert each.id not in plan.assignments
+
+
+def test_limits_on_the_sites_gpus_do_not_count_the_clouds():
+    """Ada may hold 1 GPU on site: one job runs on it, and the other may leave for 4 in the cloud."""
+    jobs = [job("a", max_gpus=1, burst="never"), job("b", max_gpus=4, submit_s=1.0)]
+    base = snapshot("t4:1x4", jobs, {each.id: table(**RATES) for each in jobs}, remaining={"a": 1e4, "b": 1e4})
+    limited = dataclasses.replace(base, limits=(GpuLimit("user", "ada", 1),))
+    plan = Sia(SiaSettings()).decide(with_cloud(limited, cost_per_usd=0.01))
+    assert set(plan.assignments) == {"a"}
+    assert set(plan.bursts) == {"b"}, "in the program itself, not because it was left waiting"
