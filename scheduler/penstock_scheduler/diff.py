@@ -2,20 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
-from penstock_scheduler.model import Action, Hold, Job, Migrate, Phase, Plan, Resize, Start
+from penstock_scheduler.model import (
+    Action,
+    BurstJob,
+    CloudAction,
+    CloudRun,
+    Hold,
+    Job,
+    JobId,
+    Migrate,
+    Phase,
+    Plan,
+    Recall,
+    Resize,
+    Start,
+)
 
 
-def actions(plan: Plan, jobs: Iterable[Job]) -> tuple[Action, ...]:
+def actions(plan: Plan, jobs: Iterable[Job], away: Container[JobId] = ()) -> tuple[Action, ...]:
     """What is left to do, stops before starts so that GPUs come free for those who need them.
 
     Derived anew from what the cluster reports each time, so it does not matter how often, or by which process, it is
     asked: when the cluster looks like the plan, there is nothing left. A job that the plan does not know (it came after
-    the round) is left alone.
+    the round) is left alone, and so is one that is in the cloud, on its way there or back (`away`).
     """
-    todo = [action for job in jobs if (action := _action(plan, job)) is not None]
+    todo = [action for job in jobs if job.id not in away and (action := _action(plan, job)) is not None]
     return tuple(sorted(todo, key=lambda action: (isinstance(action, Start), action.job)))
+
+
+def cloud_actions(plan: Plan, jobs: Iterable[Job], runs: Iterable[CloudRun]) -> tuple[CloudAction, ...]:
+    """What is left to do in the cloud: recalls first, so that what they were committed comes free.
+
+    A job leaves only while it waits: one that still holds GPUs, or is about to, is never sent away as well.
+    """
+    away = {run.job: run for run in runs}
+    back = [Recall(job, plan.round) for job in sorted(plan.recalls) if job in away]
+    queued = {job.id for job in jobs if job.phase is Phase.QUEUED and job.allocation is None}
+    leave = [
+        BurstJob(job, plan.round, burst.offer.id, burst.usd)
+        for job, burst in sorted(plan.bursts.items())
+        if job not in away and job in queued and job not in plan.recalls
+    ]
+    return (*back, *leave)
 
 
 def _action(plan: Plan, job: Job) -> Action | None:

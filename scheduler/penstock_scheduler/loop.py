@@ -15,10 +15,21 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from penstock_profiles.wire import Report
-from penstock_scheduler.diff import actions
+from penstock_scheduler.diff import actions, cloud_actions
 from penstock_scheduler.errors import RoundFailed
-from penstock_scheduler.model import ClusterState, GpuLimit, Job, JobId, Outcome, Phase, Plan, Progress, Snapshot
-from penstock_scheduler.ports import Clock, Cluster, ModelSource, Policy, Store, Trigger
+from penstock_scheduler.model import (
+    CloudState,
+    ClusterState,
+    GpuLimit,
+    Job,
+    JobId,
+    Outcome,
+    Phase,
+    Plan,
+    Progress,
+    Snapshot,
+)
+from penstock_scheduler.ports import Burst, Clock, Cluster, ModelSource, Policy, Store, Trigger
 from penstock_scheduler.records import RoundRecord
 
 log = logging.getLogger(__name__)
@@ -36,6 +47,7 @@ class RoundLoop:
             so many seconds after that one: what it would decide was there, and left all as it is. 0: every round is decided.
         settings: the policy's settings, for the record.
         limits: the site's own limits on these jobs, beside those that the cluster reports.
+        cloud: where jobs may leave for; None: the site has none.
         on_round: called with each decided round, after it was saved and before it is acted on.
     """
 
@@ -52,6 +64,7 @@ class RoundLoop:
         rest_s: float = 0.0,
         settings: Mapping[str, Any] | None = None,
         limits: Callable[[Sequence[Job]], tuple[GpuLimit, ...]] = lambda jobs: (),
+        cloud: Burst | None = None,
         on_round: Callable[[RoundRecord], None] = lambda record: None,
     ) -> None:
         self._cluster = cluster
@@ -68,6 +81,7 @@ class RoundLoop:
         self._next: tuple[Policy, dict[str, Any]] | None = None
         self.paused = False
         """While true, no round is decided; what is under way goes on."""
+        self._cloud = cloud
         self._on_round = on_round
         self._told: dict[str, Outcome] = {}
         self._unsaved: deque[Report] = deque(maxlen=UNSAVED)
@@ -116,19 +130,26 @@ class RoundLoop:
             self._unsaved.clear()
         now_s = self._clock.now_s()
         self._count(state, now_s)
+        cloud = self._cloud.observe(state.jobs) if self._cloud is not None else None
         if not self.paused and self._trigger.due(now_s, state):
-            self._decide(state, now_s, observed - started)
+            self._decide(state, cloud, now_s, observed - started)
             self._trigger.decided(now_s, state)
         if self._plan is None:
             return ()
-        outcomes = self._cluster.apply(actions(self._plan, state.jobs))
+        runs = cloud.runs if cloud is not None else ()
+        outcomes = self._cluster.apply(actions(self._plan, state.jobs, {run.job for run in runs}))
+        if self._cloud is not None:
+            outcomes += self._cloud.apply(cloud_actions(self._plan, state.jobs, runs))
         self._tell(state, outcomes)
         return outcomes
 
-    def _decide(self, state: ClusterState, now_s: float, observe_seconds: float) -> None:
+    def _decide(self, state: ClusterState, cloud: CloudState | None, now_s: float, observe_seconds: float) -> None:
         if self._next is not None:
             (self._policy, self._settings), self._next, self._decided = self._next, None, None
-        known = self._models.models(state.jobs, {node.gpu_type for node in state.nodes})
+        types = {node.gpu_type for node in state.nodes}
+        if cloud is not None:
+            types |= {offer.gpu_type for offer in cloud.offers}
+        known = self._models.models(state.jobs, types)
         jobs = tuple(
             dataclasses.replace(job, target=self._target(job.id))
             if job.phase in (Phase.STARTING, Phase.STOPPING)
@@ -147,6 +168,7 @@ class RoundLoop:
             unscaled=known.unscaled,
             remaining=known.remaining,
             attained=self._attained,
+            cloud=cloud,
         )
         if self._at_rest(snapshot):
             return

@@ -9,7 +9,18 @@ from typing import Protocol
 
 from penstock_profiles.wire import Report
 from penstock_scheduler.messages import Submission
-from penstock_scheduler.model import Action, ClusterState, Job, JobId, JobWish, Outcome, Plan, Snapshot
+from penstock_scheduler.model import (
+    Action,
+    CloudAction,
+    CloudState,
+    ClusterState,
+    Job,
+    JobId,
+    JobWish,
+    Outcome,
+    Plan,
+    Snapshot,
+)
 from penstock_scheduler.models import Models
 from penstock_scheduler.records import RoundRecord
 
@@ -51,6 +62,21 @@ class Cluster(Protocol):
 
     def reports(self) -> Sequence[Report]:
         """What running jobs have reported since the last call."""
+        ...
+
+
+class Burst(Protocol):
+    """A cloud that jobs can leave for."""
+
+    def observe(self, jobs: Sequence[Job]) -> CloudState:
+        """What can be had, what runs there, and what may still be spent by these jobs. Raises ClusterAway if nobody answers."""
+        ...
+
+    def apply(self, actions: Sequence[CloudAction]) -> tuple[Outcome, ...]:
+        """Bring each action one step nearer to its end state, as `Cluster.apply` does.
+
+        A commitment is in the ledger before anything is ordered, so that an action which is repeated is not paid for twice.
+        """
         ...
 
 

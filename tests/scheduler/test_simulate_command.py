@@ -172,3 +172,40 @@ def test_without_matplotlib_the_page_is_written_and_it_is_said_what_is_missing(t
     assert "pip install 'penstock[report]'" in result.output
     assert (tmp_path / "out" / "report.html").exists()
     assert not list((tmp_path / "out").glob("*.png"))
+
+
+TRACE = "id,submit_s,gpus,duration_s\n" + "".join(
+    f"{i},{i * 400},{1 + i % 4},{1200 + 300 * (i % 7)}\n" for i in range(60)
+)
+
+
+def test_what_a_waiting_budget_buys(tmp_path):
+    out = tmp_path / "out"
+    result = penstock_simulate(tmp_path, "--cloud", "usd_per_gpu_h=2.5", "--out", out, cluster="t4:1x4", jobs=TRACE)
+    assert "compute-wait" in result.output
+    points = json.loads((out / "frontier.json").read_text())["points"]
+    assert {point["way"] for point in points} == {"compute-wait", "compute-wait, EASY, SJF", "constant-wait"}
+    none, most = (
+        next(p for p in points if p["way"] == "compute-wait" and p["percent"] == percent) for percent in (0, 100)
+    )
+    assert most["usd"] < none["usd"]
+    assert most["avg_jct_h"] > none["avg_jct_h"]
+    page = (out / "frontier.html").read_text()
+    assert page.count("<circle") == len(points)
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["--cloud", "dollars=2"], "unknown 'dollars'"),
+        (["--cloud", "usd_per_gpu_h=2", "--cluster", "t4:1x4,a100:1x8"], "equal nodes"),
+    ],
+)
+def test_what_is_wrong_with_a_frontier(tmp_path, argv, words):
+    with pytest.raises(ConfigError, match=words):
+        penstock_simulate(tmp_path, *argv, jobs=TRACE)
+
+
+def test_a_frontier_needs_recorded_durations(tmp_path):
+    with pytest.raises(ConfigError, match="needs recorded durations, and 3 jobs have none"):
+        penstock_simulate(tmp_path, "--cloud", "usd_per_gpu_h=2")

@@ -62,9 +62,12 @@ def compare(recorded: Plan, again: Plan) -> list[str]:
     def what(plan: Plan, job: str) -> str:
         if job in plan.assignments:
             return str(plan.assignments[job].placement)
+        if job in plan.bursts:
+            return f"{'back from' if job in plan.recalls else 'in the cloud on'} {plan.bursts[job].offer}"
         return f"nothing ({plan.waiting[job].code.value})" if job in plan.waiting else "not in the plan"
 
-    jobs = sorted({*recorded.assignments, *recorded.waiting, *again.assignments, *again.waiting})
+    plans = (recorded, again)
+    jobs = sorted({job for plan in plans for job in (*plan.assignments, *plan.waiting, *plan.bursts)})
     return [
         f"job {job}: recorded {what(recorded, job)}, now {what(again, job)}"
         for job in jobs

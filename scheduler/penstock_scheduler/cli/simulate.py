@@ -15,19 +15,29 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from penstock_scheduler.errors import ConfigError
+from penstock_scheduler.model import Node
 from penstock_scheduler.nodespec import SpecError
 from penstock_scheduler.policies import make_policy
 from penstock_scheduler.settings import load_settings
 from penstock_scheduler.simulator.cluster import nodes_from_spec
 from penstock_scheduler.simulator.disturbances import Disturbances
 from penstock_scheduler.simulator.figures import figures
+from penstock_scheduler.simulator.frontier import (
+    BUDGETS,
+    WAYS,
+    frontier,
+    frontier_document,
+    frontier_page,
+    rigid_jobs,
+    site_of,
+)
 from penstock_scheduler.simulator.metrics import job_rows, parquet_is_there, summarise, write_rows
 from penstock_scheduler.simulator.outcomes import Result, over_seeds
 from penstock_scheduler.simulator.page import render
 from penstock_scheduler.simulator.pictures import NoMatplotlib, write_pictures
 from penstock_scheduler.simulator.profiles import Profiles
 from penstock_scheduler.simulator.run import Scenario, Simulation, prepare, simulate
-from penstock_scheduler.simulator.workloads import read_workload
+from penstock_scheduler.simulator.workloads import Workload, read_workload
 
 INTERRUPTED = 130
 """Exit status after Ctrl-C, as of a shell."""
@@ -49,12 +59,20 @@ def simulate_command(
     prices: str = typer.Option("", help="Of a GPU-hour, such as t4=0.4,a100=2.5."),
     disturb: str = typer.Option("", help="What goes wrong, such as node_mtbf_h=500,estimation_error=0.1."),
     parquet: bool = typer.Option(False, help="Write the tables as Parquet, not CSV; needs pyarrow."),
+    cloud: str = typer.Option(
+        "",
+        help="Instead of policies, what a waiting budget buys where jobs may go to the cloud: usd_per_gpu_h=2.5, and "
+        "max_queue=30 for a bound on the queue; see docs/bursting.md.",
+    ),
     as_json: bool = typer.Option(False, "--json", help="The summary as one JSON object, and nothing else."),
 ) -> None:
     """Run jobs on a simulated cluster and say how they fare. Ctrl-C stops and leaves what was computed so far."""
     nodes = nodes_from_spec(_cluster_spec(cluster))
     types = tuple(dict.fromkeys(node.gpu_type for node in nodes))
     found = read_workload(workload, trace, [*split(gpu_types), *types])
+    if cloud:
+        _frontier(found, nodes, cloud, out, as_json=as_json)
+        return
     names = split(policy)
     given = settings_of(names, config)
     tables = Profiles(profiles) if profiles is not None else None
@@ -107,6 +125,43 @@ def settings_of(policies: list[str], config: Path | None) -> dict[str, dict[str,
     for name in policies:
         make_policy(name, given[name])
     return given
+
+
+def _frontier(workload: Workload, nodes: tuple[Node, ...], cloud: str, out: Path | None, *, as_json: bool) -> None:
+    """Cloud cost against completion time for every waiting budget. Raises ConfigError."""
+    given = numbers("--cloud", cloud)
+    if unknown := sorted(set(given) - {"usd_per_gpu_h", "max_queue"}):
+        raise ConfigError(f"--cloud: unknown {unknown[0]!r}; there are usd_per_gpu_h and max_queue")
+    price, most = given.get("usd_per_gpu_h", 1.0), given.get("max_queue")
+    if out is not None:
+        make_folder(out)
+    site = site_of(nodes, None if most is None else int(most))
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=as_json) as progress:
+        bar = progress.add_task("replays", total=len(WAYS) * len(BUDGETS))
+        points = frontier(rigid_jobs(workload), site, price, on_point=lambda point: progress.advance(bar))
+    cluster = f"{len(nodes)} nodes of {nodes[0].gpus} GPUs"
+    document = frontier_document(points, workload.name, cluster, price)
+    if out is not None:
+        page = frontier_page(points, f"{workload.name} on {cluster}, ${price:g} a GPU-hour in the cloud")
+        try:
+            (out / "frontier.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+            (out / "frontier.html").write_text(page, encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"{out}: {error.strerror}; name another folder with --out") from None
+    if as_json:
+        typer.echo(json.dumps(document))
+        return
+    table = Table(title=f"{workload.name} on {cluster}", title_justify="left", box=None, pad_edge=False)
+    table.add_column("way to wait", style="bold", no_wrap=True)
+    for head in ("P", "cloud $", "average h", "p99 wait h", "jobs away", "utilisation"):
+        table.add_column(head, justify="right")
+    for p in points:
+        figures = (f"{p.percent:g} %", f"{p.usd:,.0f}", f"{p.avg_jct_h:.3f}", f"{p.p99_wait_h:.2f}")
+        table.add_row(p.way, *figures, str(p.cloud_jobs), f"{p.utilization:.1%}")
+    Console().print(table)
+    if out is not None:
+        typer.echo(f"{out}: frontier.html and frontier.json")
 
 
 def _cluster_spec(cluster: str) -> str:

@@ -1,9 +1,30 @@
 """The domain model: frozen values, no behaviour that reads the world."""
 
-from penstock_scheduler.model.actions import Action, Hold, Migrate, Outcome, Progress, Resize, Start
+from penstock_scheduler.model.actions import (
+    Action,
+    BurstJob,
+    CloudAction,
+    Hold,
+    Migrate,
+    Outcome,
+    Progress,
+    Recall,
+    Resize,
+    Start,
+)
+from penstock_scheduler.model.cloud import BudgetLine, CloudRun, CloudState, Offer
 from penstock_scheduler.model.cluster import Configuration, Node, Placement, Share
 from penstock_scheduler.model.job import GpuLimit, Job, JobId, Phase, Refusal
-from penstock_scheduler.model.plan import Assignment, Batch, Plan, Reason, ReasonCode, SolveReport, SolveStatus
+from penstock_scheduler.model.plan import (
+    Assignment,
+    Batch,
+    CloudAssignment,
+    Plan,
+    Reason,
+    ReasonCode,
+    SolveReport,
+    SolveStatus,
+)
 from penstock_scheduler.model.snapshot import ClusterState, Snapshot
 from penstock_scheduler.model.wish import Adaptivity, Burst, EstimatorKind, GpuClass, JobWish, parse_wish, validate_wish
 
@@ -12,7 +33,13 @@ __all__ = [
     "Adaptivity",
     "Assignment",
     "Batch",
+    "BudgetLine",
     "Burst",
+    "BurstJob",
+    "CloudAction",
+    "CloudAssignment",
+    "CloudRun",
+    "CloudState",
     "ClusterState",
     "Configuration",
     "EstimatorKind",
@@ -24,6 +51,7 @@ __all__ = [
     "JobWish",
     "Migrate",
     "Node",
+    "Offer",
     "Outcome",
     "Phase",
     "Placement",
@@ -31,6 +59,7 @@ __all__ = [
     "Progress",
     "Reason",
     "ReasonCode",
+    "Recall",
     "Refusal",
     "Resize",
     "Share",

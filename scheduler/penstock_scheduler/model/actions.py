@@ -49,7 +49,31 @@ class Hold:
     kind: Literal["hold"] = "hold"
 
 
+@dataclass(frozen=True, slots=True)
+class BurstJob:
+    """Run a queued job in the cloud, on `offer`, for no more than `usd` dollars: then it is ended there."""
+
+    job: JobId
+    round: int
+    offer: str
+    usd: float
+    kind: Literal["burst"] = "burst"
+
+
+@dataclass(frozen=True, slots=True)
+class Recall:
+    """Bring a job back from the cloud: it checkpoints if it can, gives its instance back and is in the queue again."""
+
+    job: JobId
+    round: int
+    kind: Literal["recall"] = "recall"
+
+
 Action = Start | Resize | Migrate | Hold
+"""What a cluster can be asked for."""
+
+CloudAction = BurstJob | Recall
+"""What a cloud can be asked for."""
 
 
 class Progress(StrEnum):
@@ -66,6 +90,6 @@ class Progress(StrEnum):
 class Outcome:
     """What became of an action."""
 
-    action: Action
+    action: Action | CloudAction
     progress: Progress
     text: str = ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from penstock_scheduler.model.cloud import Offer
 from penstock_scheduler.model.cluster import Configuration, Placement
 from penstock_scheduler.model.job import JobId
 
@@ -24,6 +25,12 @@ class ReasonCode(StrEnum):
     """Others make better use of the GPUs in this round."""
     WAITING_FRAGMENTS = "waiting-fragments"
     """Enough GPUs are free, but not together."""
+    BURST = "burst"
+    """It runs in the cloud, or is sent there."""
+    RECALLED = "recalled"
+    """It is brought back from the cloud."""
+    CLOUD_BUDGET = "cloud-budget"
+    """It would leave for the cloud, but what may be spent there is used up."""
     NEVER_FITS = "never-fits"
     """No round can place it as the cluster stands: the job or the cluster must change."""
 
@@ -65,6 +72,16 @@ class Assignment:
         return self.placement.configuration
 
 
+@dataclass(frozen=True, slots=True)
+class CloudAssignment:
+    """What a job gets in the cloud."""
+
+    offer: Offer
+    usd: float
+    """What it may cost at most."""
+    reason: Reason
+
+
 class SolveStatus(StrEnum):
     """How the solver ended. `policies` turn each into a plan or a failed round; see `solver.STATUS_MEANING`."""
 
@@ -104,6 +121,10 @@ class Plan:
     assignments: dict[JobId, Assignment] = field(default_factory=dict)
     waiting: dict[JobId, Reason] = field(default_factory=dict)
     """Jobs that get nothing in this round."""
+    bursts: dict[JobId, CloudAssignment] = field(default_factory=dict)
+    """Jobs that run in the cloud, or are to."""
+    recalls: dict[JobId, Reason] = field(default_factory=dict)
+    """Jobs that run in the cloud and are to come back."""
     solve: SolveReport | None = None
     prices: dict[str, float] = field(default_factory=dict)
     """What one more GPU of each type would be worth in this round, in the unit of the solver's objective; empty: not known."""

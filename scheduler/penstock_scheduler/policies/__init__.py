@@ -9,6 +9,7 @@ from pydantic import BaseModel, ValidationError
 
 from penstock_scheduler.errors import ConfigError
 from penstock_scheduler.model.wish import describe_errors
+from penstock_scheduler.policies.cloud import WithCloud
 from penstock_scheduler.policies.gavel import Gavel, GavelSettings
 from penstock_scheduler.policies.pollux import Pollux, PolluxSettings
 from penstock_scheduler.policies.queues import (
@@ -51,4 +52,4 @@ def make_policy(name: str, settings: Mapping[str, Any] | None = None) -> tuple[P
         checked = model.model_validate(PRESETS.get(name, {}) | dict(settings or {}))
     except ValidationError as error:
         raise ConfigError(f"[policy.{name}] " + "; ".join(describe_errors(error, model))) from None
-    return build(checked), checked.model_dump(mode="json")
+    return WithCloud(build(checked)), checked.model_dump(mode="json")

@@ -10,6 +10,8 @@ After *Sia: Heterogeneity-aware, goodput-optimized ML-cluster scheduling* (SOSP 
 4. An integer program picks at most one configuration for each job, within the GPUs of each type, so that the sum of
    (goodput ** p) is best. With p < 0, the default, that is a minimum and favours the jobs that have least; each job left
    out costs `allocation_lambda`, which must exceed 1, the cost of a job on its slowest configuration, or nobody would run.
+   Where the site has a cloud, its offers are further configurations, with a price, for jobs whose wait for GPUs is over: see
+   `Sia._solve_with_cloud` and docs/bursting.md.
 5. Placement finds the nodes (`penstock_scheduler.placement`). A job that finds none takes the next best that there is room for.
 
 Hard constraints: jobs that may not move, and jobs on their way from an earlier round, are taken out beforehand with their GPUs;
@@ -47,11 +49,14 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFlo
 
 from penstock_profiles.estimators import AnyEstimator, PipelineEstimator
 from penstock_profiles.matrix import Configurations, GoodputMatrix, best_batches
+from penstock_scheduler.burst.choices import Choice, within
+from penstock_scheduler.burst.choices import choices as choices_of
 from penstock_scheduler.errors import ConfigError
 from penstock_scheduler.model import (
     Adaptivity,
     Assignment,
     Batch,
+    CloudState,
     Configuration,
     GpuLimit,
     Job,
@@ -66,8 +71,9 @@ from penstock_scheduler.model import (
 )
 from penstock_scheduler.placement import Placed, place
 from penstock_scheduler.policies import common
+from penstock_scheduler.policies.cloud import in_cloud, sent
 from penstock_scheduler.policies.room import Allowance
-from penstock_scheduler.solver import Limits, Problem, Quota, solve
+from penstock_scheduler.solver import Limits, Problem, Quota, Solution, solve
 
 KEEP_BONUS = 1e-3
 """Share of its cost by which an entry that the job already holds is preferred."""
@@ -77,6 +83,12 @@ AGE_BONUS = 1e-4
 
 LEAST_FACTOR = 1e-3
 """Lower bound of the restart factor in costs: with p < 0, 0 would make every move infinitely dear."""
+
+CLOUD_BONUS = 1e-3
+"""Cost by which a job whose wait is over prefers its best offer in the cloud to a round without GPUs."""
+
+FIRST_PRICE = 1e-4
+"""Objective per dollar with which the price of a broken budget begins; it doubles until the budget is kept."""
 
 MOST_UNIONS = 6
 """Sets of nodes that are open to different jobs, up to which every union of them gets a row of its own."""
@@ -172,19 +184,98 @@ class Sia:
             quotas=table.quotas(),
             recorded_J=table.recorded(),
         )
-        limits = Limits(self._settings.gap, self._settings.max_nodes, self._settings.max_seconds)
-        solution = solve(problem, self._settings.solver, limits, backend=self._settings.backend)
+        away: dict[JobId, Choice] = {}
+        if snapshot.cloud is None:
+            solution = self._solve(problem)
+        else:
+            solution, away = self._solve_with_cloud(table, problem, weighted_J, snapshot.cloud)
         report = solution.report
-        chosen = {job.id: table.options[c] for job, c in zip(table.jobs, solution.choice_J, strict=True) if c >= 0}
+        chosen = {
+            job.id: table.options[c]
+            for job, c in zip(table.jobs, solution.choice_J, strict=True)
+            if 0 <= c < len(table.options)
+        }
         placed, instead = self._place(table, chosen, problem)
         cut_short = report.status is SolveStatus.TIME_LIMIT
+        assignments, waiting = _explained(table, chosen, placed, instead)
         return Plan(
             snapshot.round,
-            *_explained(table, chosen, placed, instead),
-            report,
-            dict(zip(table.types, report.prices_T, strict=True)) if report.prices_T else {},
-            chosen if cut_short else {},
+            assignments,
+            {job: reason for job, reason in waiting.items() if job not in away},
+            {job: sent(choice) for job, choice in away.items()},
+            solve=report,
+            prices=dict(zip(table.types, report.prices_T, strict=False)) if report.prices_T else {},
+            incumbent=chosen | {job: in_cloud(choice.offer) for job, choice in away.items()} if cut_short else {},
         )
+
+    def _solve(self, problem: Problem) -> Solution:
+        limits = Limits(self._settings.gap, self._settings.max_nodes, self._settings.max_seconds)
+        return solve(problem, self._settings.solver, limits, backend=self._settings.backend)
+
+    def _solve_with_cloud(
+        self, table: _Table, problem: Problem, leave_J: NDArray[np.float64], cloud: CloudState
+    ) -> tuple[Solution, dict[JobId, Choice]]:
+        """The problem with a column for each of the cloud's offers, and who leaves for what.
+
+        An offer is a GPU type of its own, whose capacity is what can be had of it. Its entry costs what a configuration
+        of its goodput would on site, and `cost_per_usd` for each dollar; but a job whose wait is over prefers its best
+        offer to a further round without GPUs, however dear: that is what it has waited for. Budgets are side constraints,
+        with a price on the dollars of each that would be broken, raised until none is.
+
+        Args:
+            table: the jobs and the site's configurations.
+            problem: the site's.
+            leave_J: what leaving each job out costs, with its weight.
+            cloud: what there is.
+        """
+        choices, _ = choices_of(table.snapshot)
+        offers = [offer for offer in cloud.offers if offer.count > 0]
+        column = {offer.id: o for o, offer in enumerate(offers)}
+        shape = (len(table.jobs), len(offers))
+        cost_JO, usd_JO = np.full(shape, np.inf), np.zeros(shape)
+        choice_of: dict[tuple[int, int], Choice] = {}
+        p = self._settings.fairness_p
+        for row, job in enumerate(table.jobs):
+            for choice in choices.get(job.id, ()):
+                o = column[choice.offer.id]
+                gain = max(choice.goodput * table.scale_J[row], LEAST_FACTOR) if table.scale_J[row] > 0 else 1.0
+                cost_JO[row, o] = np.copysign(gain**p, -p) * job.weight + cloud.cost_per_usd * choice.expected_usd
+                usd_JO[row, o] = choice.usd
+                choice_of[row, o] = choice
+        # In the terms of `problem`, where every job costs the same when it is left out, and the best offer a bit less.
+        cost_JO += (problem.leave_out - leave_J)[:, None]
+        best_J = cost_JO.min(axis=1, initial=np.inf)
+        most = problem.leave_out - CLOUD_BONUS
+        cost_JO -= np.where(np.isfinite(best_J), np.maximum(best_J - most, 0.0), 0.0)[:, None]
+        types = len(table.types)
+        quotas = tuple(dataclasses.replace(quota, first_types=types) for quota in problem.quotas)
+        price = dict.fromkeys(cloud.budgets, 0.0)
+        recorded_J = table.recorded(tuple(in_cloud(offer) for offer in offers))
+        while True:
+            dearer_JO = np.zeros(shape)
+            for line, per_usd in price.items():
+                dearer_JO += per_usd * usd_JO * np.array([line.covers(job.account) for job in table.jobs])[:, None]
+            solution = self._solve(
+                Problem(
+                    np.hstack([problem.cost_JC, cost_JO + dearer_JO]),
+                    np.append(problem.gpus_C, [offer.gpus for offer in offers]).astype(np.int64),
+                    np.append(problem.type_C, types + np.arange(len(offers))).astype(np.int64),
+                    np.append(problem.capacity_T, [offer.gpus * offer.count for offer in offers]).astype(np.int64),
+                    problem.leave_out,
+                    quotas=quotas,
+                    recorded_J=recorded_J,
+                )
+            )
+            away = {
+                table.jobs[row].id: choice_of[row, c - len(table.options)]
+                for row, c in enumerate(solution.choice_J.tolist())
+                if c >= len(table.options)
+            }
+            broken = within(cloud.budgets, {job: (table.by_id[job].account, to.usd) for job, to in away.items()})
+            if not broken or recorded_J is not None:
+                return solution, away
+            for line in broken:
+                price[line] = max(2 * price[line], FIRST_PRICE)
 
     def _costs(self, table: _Table) -> tuple[NDArray[np.float64], FloatMatrix]:
         """Cost of leaving each job out, and of each entry, J x C and `inf` where it cannot be. Sia, equations 1 and 2."""
@@ -378,6 +469,8 @@ class _Table:
                 [job.wish.adaptivity in (Adaptivity.RIGID, Adaptivity.FIXED) for job in jobs], dtype=np.bool_
             )
             base_J = np.where(rigid_J, self.min_J, base_J)
+            # What a goodput anywhere else is to be multiplied with; 0 where there is nothing on site to compare with.
+            self.scale_J = base_J / slowest_J
             self.gain_JC = np.where(self.possible_JC, sane_JC / slowest_J[:, None] * base_J[:, None], 0.0)
 
     def _most_now(self, settings: SiaSettings) -> NDArray[np.int64]:
@@ -449,11 +542,11 @@ class _Table:
             quotas.append(Quota(np.array(members, dtype=np.int64), max(limit.gpus - pinned, 0), gpu_type))
         return quotas
 
-    def recorded(self) -> NDArray[np.int64] | None:
-        """The choice of a round that is decided again after a time limit had cut it short."""
+    def recorded(self, offers: tuple[Configuration, ...] = ()) -> NDArray[np.int64] | None:
+        """The choice of a round that is decided again after a time limit had cut it short; `offers`: of the cloud."""
         if not self.snapshot.incumbent:
             return None
-        column = {option: c for c, option in enumerate(self.options)}
+        column = {option: c for c, option in enumerate((*self.options, *offers))}
         recorded = [column.get(self.snapshot.incumbent.get(job.id), -1) for job in self.jobs]  # type: ignore[arg-type]
         return np.array(recorded, dtype=np.int64)
 

@@ -44,15 +44,21 @@ class Quota:
         job_M: rows of its members, each once.
         gpus: GPUs that they may hold together, >= 0.
         gpu_type: index of the type whose GPUs are meant; None: all types together.
+        first_types: only so many of the first types count; None: all. What lies behind them is not the site's.
     """
 
     job_M: NDArray[np.int64]
     gpus: int
     gpu_type: int | None = None
+    first_types: int | None = None
 
     def counts_types(self, type_C: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Whether configurations of these types count."""
-        return np.ones(len(type_C), dtype=np.bool_) if self.gpu_type is None else type_C == self.gpu_type
+        if self.gpu_type is not None:
+            return np.asarray(type_C == self.gpu_type, dtype=np.bool_)
+        if self.first_types is not None:
+            return np.asarray(type_C < self.first_types, dtype=np.bool_)
+        return np.ones(len(type_C), dtype=np.bool_)
 
 
 @dataclass(frozen=True, slots=True)

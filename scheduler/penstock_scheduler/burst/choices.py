@@ -1,0 +1,222 @@
+"""What a round may do with the cloud: who may leave now, to what, for how much; and who should come back."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from penstock_scheduler.burst.estimates import Estimate, Gravity, estimate, lost_s
+from penstock_scheduler.burst.waiting import Ask, Wait
+from penstock_scheduler.model import (
+    Adaptivity,
+    BudgetLine,
+    Burst,
+    CloudRun,
+    CloudState,
+    Configuration,
+    Job,
+    JobId,
+    Offer,
+    Phase,
+    Reason,
+    ReasonCode,
+    Snapshot,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One way for a job to run in the cloud."""
+
+    offer: Offer
+    goodput: float
+    """There, in the unit of the job's model."""
+    usd: float
+    """What is committed for it: the most that it may cost."""
+    expected_usd: float
+
+
+def may_leave(job: Job, cloud: CloudState) -> bool:
+    """Whether the job's wish, or else the site, lets it run in the cloud."""
+    if job.wish.burst is None:
+        return cloud.by_default
+    return job.wish.burst is not Burst.NEVER
+
+
+def choices(snapshot: Snapshot) -> tuple[dict[JobId, list[Choice]], dict[JobId, Reason]]:
+    """For each queued job whose wait is over the ways to run in the cloud that its budget allows, the cheapest first.
+
+    Also why the cloud is closed to jobs that would leave, where a budget is the cause.
+    """
+    cloud = snapshot.cloud
+    assert cloud is not None, "only a site with a cloud has choices"
+    away = {run.job for run in cloud.runs}
+    found: dict[JobId, list[Choice]] = {}
+    closed: dict[JobId, Reason] = {}
+    for job in snapshot.jobs:
+        if job.id in away or job.phase is not Phase.QUEUED or not may_leave(job, cloud):
+            continue
+        if snapshot.time_s < leaves_s(job, snapshot):
+            continue
+        options = _options(job, snapshot, cloud)
+        affordable = [option for option in options if _refuses(cloud.budgets, job.account, option.usd) is None]
+        if job.wish.burst_budget_usd is not None:
+            affordable = [option for option in affordable if option.usd <= job.wish.burst_budget_usd]
+        if affordable:
+            found[job.id] = affordable
+        elif options:
+            closed[job.id] = _closed(job, options[0], cloud.budgets)
+    return found, closed
+
+
+def _closed(job: Job, cheapest: Choice, budgets: Iterable[BudgetLine]) -> Reason:
+    line = _refuses(budgets, job.account, cheapest.usd)
+    why = str(line) if line is not None else f"its own burst_budget_usd=${job.wish.burst_budget_usd:.2f}"
+    text = f"would leave for {cheapest.offer}, but {why} does not allow the ${cheapest.usd:.2f} that it may cost"
+    return Reason(ReasonCode.CLOUD_BUDGET, text)
+
+
+def _refuses(budgets: Iterable[BudgetLine], account: str, usd: float) -> BudgetLine | None:
+    return next((line for line in budgets if line.covers(account) and usd > line.left_usd), None)
+
+
+def within(budgets: Iterable[BudgetLine], taken: Mapping[JobId, tuple[str, float]]) -> list[BudgetLine]:
+    """Budgets that these commitments (job -> account, dollars) would break."""
+    return [
+        line for line in budgets if sum(usd for account, usd in taken.values() if line.covers(account)) > line.left_usd
+    ]
+
+
+def leaves_s(job: Job, snapshot: Snapshot) -> float:
+    """When the job's wait for GPUs on site is over, s since 1970."""
+    cloud = snapshot.cloud
+    assert cloud is not None, "only a site with a cloud lets jobs leave"
+    if job.wish.burst is Burst.ONLY:
+        return job.submit_s
+    back_s = cloud.returned.get(job.id)
+    runtime_s = runtime(job, snapshot).runtime_s
+    ask = Ask(job.wish.max_gpus, None if runtime_s is None else runtime_s / 3600)
+    wait_h = cloud.waiting.wait_h(ask, returned=back_s is not None)
+    return (job.submit_s if back_s is None else back_s) + (wait_h or 0.0) * 3600
+
+
+def runtime(job: Job, snapshot: Snapshot) -> Estimate:
+    """How long the job will run on what it asks for: the best of what is known."""
+    cloud, goodput = snapshot.cloud, 0.0
+    work = snapshot.remaining.get(job.id)
+    if work is not None and job.wish.runtime_s is None:
+        goodput = max((_goodput(snapshot, job, c) for c in _asked(job, snapshot)), default=0.0)
+    history_s = cloud.history_s.get(job.id, ()) if cloud is not None else ()
+    return estimate(
+        user_s=job.wish.runtime_s,
+        work=work,
+        goodput=goodput,
+        history_s=history_s,
+        time_limit_s=job.time_limit_s,
+    )
+
+
+def _asked(job: Job, snapshot: Snapshot) -> set[Configuration]:
+    """What the job asks for, on each of the site's types: as many whole nodes as it takes."""
+    asked = set()
+    for node in snapshot.nodes:
+        if job.wish.allows_type(node.gpu_type) and node.gpus > 0:
+            nodes = math.ceil(job.wish.max_gpus / node.gpus)
+            gpus = job.wish.max_gpus if nodes == 1 else nodes * node.gpus
+            asked.add(Configuration(nodes, gpus, node.gpu_type))
+    return asked
+
+
+def _goodput(snapshot: Snapshot, job: Job, configuration: Configuration) -> float:
+    nodes, gpus = np.array([configuration.nodes]), np.array([configuration.gpus])
+    value = float(snapshot.models[job.id].goodput(configuration.gpu_type, nodes, gpus)[0])
+    return value if math.isfinite(value) and value > 0 else 0.0
+
+
+def _options(job: Job, snapshot: Snapshot, cloud: CloudState) -> list[Choice]:
+    """The offers that the job can use, the cheapest for its whole work first: by $/goodput, not by $/hour."""
+    known = runtime(job, snapshot)
+    work = snapshot.remaining.get(job.id)
+    gravity = Gravity(cloud.bytes_per_s, cloud.usd_per_gb)
+    data = float(job.wish.data_size_bytes or 0)
+    here = max((_goodput(snapshot, job, c) for c in _asked(job, snapshot)), default=0.0)
+    found = []
+    for offer in cloud.offers:
+        goodput = _goodput(snapshot, job, Configuration(offer.nodes, offer.gpus, offer.gpu_type))
+        if offer.count < 1 or goodput <= 0 or not job.wish.allows(offer.gpu_type, offer.gpus):
+            continue
+        if work is not None and job.wish.runtime_s is None:
+            runs_s: float | None = work / goodput
+        elif known.runtime_s is not None:
+            runs_s = known.runtime_s * (here / goodput if here > 0 else 1.0)
+        else:
+            runs_s = None
+        fixed_s = offer.boot_s + gravity.transfer_s(data)
+        per_s, extra = offer.usd_per_h / 3600, gravity.usd(data)
+        if runs_s is None:
+            usd = expected = cloud.unknown_h * offer.usd_per_h + extra
+        else:
+            expected = (fixed_s + runs_s) * per_s + extra
+            usd = (fixed_s + runs_s) * (1 + cloud.margin) * per_s + extra
+        found.append(Choice(offer, goodput, usd, expected))
+    return sorted(found, key=lambda choice: (choice.expected_usd, choice.offer.id))
+
+
+def recalls(snapshot: Snapshot, idle: Mapping[str, int], *, queue_empty: bool) -> dict[JobId, Reason]:
+    """Jobs in the cloud that should come back.
+
+    Args:
+        snapshot: the round's.
+        idle: GPU type -> GPUs on site that this round gives to nobody.
+        queue_empty: whether nobody waits for them.
+    """
+    cloud = snapshot.cloud
+    assert cloud is not None, "nothing runs in a cloud that is not there"
+    jobs = {job.id: job for job in snapshot.jobs}
+    idle = dict(idle)
+    found: dict[JobId, Reason] = {}
+    for run in sorted(cloud.runs, key=lambda run: (run.since_s, run.job)):
+        job = jobs.get(run.job)
+        if job is None or run.ending:
+            continue
+        over = next((line for line in cloud.budgets if line.covers(run.account) and line.left_usd <= 0), None)
+        there_s = snapshot.time_s - run.since_s
+        if over is not None and cloud.at_cap == "recall":
+            found[run.job] = Reason(ReasonCode.RECALLED, f"comes back: {over} is used up")
+        elif (
+            cloud.waiting.kind is Wait.STAR
+            and run.job not in cloud.returned
+            and job.wish.burst is not Burst.ONLY
+            and there_s > cloud.waiting.t_max_h * 3600
+        ):
+            text = f"comes back after {there_s:.0f} s in the cloud: star-wait lets a first run take {cloud.waiting.t_max_h} h"
+            found[run.job] = Reason(ReasonCode.RECALLED, text)
+        elif queue_empty and (where := _pays(job, run, snapshot, idle)) is not None:
+            idle[where] -= job.wish.min_gpus
+            text = f"comes back: {job.wish.min_gpus} {where} are idle on site, and more is left to pay than a restart loses"
+            found[run.job] = Reason(ReasonCode.RECALLED, text)
+    return found
+
+
+def _pays(job: Job, run: CloudRun, snapshot: Snapshot, idle: Mapping[str, int]) -> str | None:
+    """The GPU type on which the job would go on at home, if it loses less work than it would still pay for; or None."""
+    wish = job.wish
+    if wish.burst is Burst.ONLY or not wish.preemptible or wish.adaptivity is Adaptivity.FIXED:
+        return None
+    per_s = run.offer.usd_per_h / 3600
+    there_s = max(snapshot.time_s - run.since_s - run.offer.boot_s, 0.0)
+    # Adaptive jobs checkpoint when they are told to.
+    every_s = wish.checkpoint_every_s if wish.adaptivity is Adaptivity.RIGID else wish.checkpoint_every_s or 0.0
+    lost = lost_s(there_s, every_s) + snapshot.restart_costs_s[job.id]
+    left_s = run.usd / per_s - there_s
+    work = snapshot.remaining.get(job.id)
+    if work is not None:
+        goodput = _goodput(snapshot, job, Configuration(run.offer.nodes, run.offer.gpus, run.offer.gpu_type))
+        left_s = work / goodput if goodput > 0 else left_s
+    if left_s <= lost:
+        return None
+    fitting = (name for name, gpus in sorted(idle.items()) if wish.allows_type(name) and gpus >= wish.min_gpus)
+    return next(fitting, None)

@@ -1,0 +1,91 @@
+"""What the cloud has cost and may still cost: entries that are only ever added, and hard caps over them.
+
+An entry is written before its instance is ordered (`committed`: the most that the run may cost) and when the instance is gone
+(`spent`: what it did cost, in place of the commitment). So what runs counts at its committed cost, and a daemon that dies in
+between has counted too much rather than too little. The store keeps the entries; nothing here does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat
+
+from penstock_scheduler.model import BudgetLine
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One line of the ledger.
+
+    Attributes:
+        run: the run that it is about: job and attempt, such as `4711.2`.
+        kind: `committed` when it is ordered, `spent` when it is over; the last entry of a run counts.
+        usd: dollars, >= 0.
+        account: that is charged.
+        time_s: when, s since 1970.
+    """
+
+    run: str
+    kind: Literal["committed", "spent"]
+    usd: float
+    account: str
+    time_s: float
+
+
+class Caps(BaseModel):
+    """Hard caps in dollars, of the site or of one account; absent: no cap."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    usd_per_month: NonNegativeFloat | None = None
+    usd_total: NonNegativeFloat | None = None
+
+
+class BudgetSettings(BaseModel):
+    """What a site may spend in the cloud. With no cap at all, nothing may leave: a cap is always meant."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    site: Caps = Field(default=Caps(usd_total=0.0), description="All accounts together.")
+    per_account: Caps = Field(default=Caps(), description="Each account that is not named in `accounts`.")
+    accounts: dict[str, Caps] = Field(default={}, description="Accounts with caps of their own.")
+
+
+def budget_lines(
+    settings: BudgetSettings, entries: Iterable[Entry], now_s: float, accounts: Iterable[str]
+) -> tuple[BudgetLine, ...]:
+    """The caps that bear on jobs of these accounts, with what is used of each.
+
+    A run counts in the month (UTC) of its first entry.
+    """
+    first: dict[str, Entry] = {}
+    last: dict[str, Entry] = {}
+    for entry in entries:
+        first.setdefault(entry.run, entry)
+        last[entry.run] = entry
+    month = _month(now_s)
+    used: dict[tuple[str, str], float] = {}
+    for run, entry in last.items():
+        for account in {"", entry.account}:
+            used["total", account] = used.get(("total", account), 0.0) + entry.usd
+            if _month(first[run].time_s) == month:
+                used["month", account] = used.get(("month", account), 0.0) + entry.usd
+    lines = []
+    whose = {"": settings.site} | {
+        name: settings.accounts.get(name, settings.per_account) for name in sorted({*accounts} - {""})
+    }
+    for name, caps in whose.items():
+        if caps.usd_per_month is not None:
+            lines.append(BudgetLine(name, "month", caps.usd_per_month, used.get(("month", name), 0.0)))
+        if caps.usd_total is not None:
+            lines.append(BudgetLine(name, "total", caps.usd_total, used.get(("total", name), 0.0)))
+    return tuple(lines)
+
+
+def _month(time_s: float) -> tuple[int, int]:
+    at = datetime.fromtimestamp(time_s, UTC)
+    return at.year, at.month

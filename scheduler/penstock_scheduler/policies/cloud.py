@@ -1,0 +1,112 @@
+"""A policy with the cloud beside it: who is away is left out, who has waited enough may leave, who should comes back.
+
+Every policy is wrapped in this; without a cloud in the snapshot it only passes the call on. The rules are those of
+`penstock_scheduler.burst`:
+
+1. A job that runs in the cloud, or is on its way there or back, gets nothing on site: it is never in both places.
+2. The policy decides on the rest. One that solves a program (`sia`) compares the cloud's offers with what it has to give, in
+   that program. Jobs that are still left waiting although their wait is over leave for the cheapest offer.
+3. What is committed in a round never exceeds what is left of any budget; at the cap the reason says so.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from penstock_scheduler.burst.choices import Choice, choices, recalls, within
+from penstock_scheduler.model import (
+    Burst,
+    CloudAssignment,
+    CloudRun,
+    Configuration,
+    JobId,
+    Offer,
+    Plan,
+    Reason,
+    ReasonCode,
+    Snapshot,
+)
+from penstock_scheduler.ports import Policy
+
+
+class WithCloud:
+    """See the module. `policy` decides what happens on site."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+
+    @property
+    def name(self) -> str:
+        """The policy's."""
+        return self._policy.name
+
+    def decide(self, snapshot: Snapshot) -> Plan:
+        """The plan on site and in the cloud."""
+        cloud = snapshot.cloud
+        if cloud is None:
+            return self._policy.decide(snapshot)
+        away = {run.job: run for run in cloud.runs}
+        found, closed = choices(snapshot)
+        only = {job.id for job in snapshot.jobs if job.wish.burst is Burst.ONLY and job.id not in away}
+        here = tuple(job for job in snapshot.jobs if job.id not in away and job.id not in only)
+        plan = self._policy.decide(dataclasses.replace(snapshot, jobs=here))
+        waiting, bursts = dict(plan.waiting), dict(plan.bursts)
+        account = {job.id: job.account for job in snapshot.jobs}
+        for job in snapshot.jobs:
+            if job.id in only or job.id in waiting:
+                chosen = _first_affordable(job.id, found.get(job.id, []), bursts, account, snapshot)
+                if chosen is not None:
+                    bursts[job.id] = sent(chosen)
+                    waiting.pop(job.id, None)
+            if job.id in closed and job.id not in bursts and job.id not in plan.assignments:
+                waiting[job.id] = closed[job.id]
+            elif job.id in only and job.id not in bursts:
+                waiting[job.id] = Reason(
+                    ReasonCode.WAITING_CAPACITY, "runs in the cloud only, and no offer there suits it"
+                )
+        idle = dict.fromkeys((node.gpu_type for node in snapshot.nodes), 0)
+        for node in snapshot.nodes:
+            idle[node.gpu_type] += node.gpus_for_us
+        for assignment in plan.assignments.values():
+            idle[assignment.placement.gpu_type] -= assignment.placement.gpus
+        back = recalls(snapshot, idle, queue_empty=not waiting)
+        for job_id, run in away.items():
+            if job_id in account:
+                bursts[job_id] = CloudAssignment(run.offer, run.usd, back.get(job_id) or _stays(run))
+        ordered = {job.id: waiting[job.id] for job in snapshot.jobs if job.id in waiting}
+        return dataclasses.replace(plan, waiting=ordered, bursts=bursts, recalls=back)
+
+
+def in_cloud(offer: Offer) -> Configuration:
+    """An offer as a configuration, for the record of a round that was cut short."""
+    return Configuration(offer.nodes, offer.gpus, f"cloud:{offer.id}")
+
+
+def sent(choice: Choice) -> CloudAssignment:
+    """What a job gets that leaves."""
+    text = f"runs in the cloud on {choice.offer} for about ${choice.expected_usd:.2f}, at most ${choice.usd:.2f}"
+    return CloudAssignment(choice.offer, choice.usd, Reason(ReasonCode.BURST, text))
+
+
+def _stays(run: CloudRun) -> Reason:
+    what = "on its way back from" if run.ending else "runs in the cloud on"
+    return Reason(ReasonCode.BURST, f"{what} {run.offer}, for at most ${run.usd:.2f}")
+
+
+def _first_affordable(
+    job: JobId,
+    options: list[Choice],
+    bursts: Mapping[JobId, CloudAssignment],
+    account: Mapping[JobId, str],
+    snapshot: Snapshot,
+) -> Choice | None:
+    """The cheapest way that offers and budgets still have room for, beside what leaves in this round already."""
+    assert snapshot.cloud is not None, "only a site with a cloud lets jobs leave"
+    for option in options:
+        gone = sum(other.offer.id == option.offer.id for other in bursts.values())
+        taken = {other: (account[other], burst.usd) for other, burst in bursts.items()}
+        taken[job] = (account[job], option.usd)
+        if gone < option.offer.count and not within(snapshot.cloud.budgets, taken):
+            return option
+    return None

@@ -1,0 +1,94 @@
+"""The loop with a cloud behind the port `Burst`: an in-memory one that keeps a ledger, and forgets every third answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from penstock_profiles.families import Families
+from penstock_scheduler.burst.ledger import BudgetSettings, Caps, Entry, budget_lines
+from penstock_scheduler.loop import RoundLoop
+from penstock_scheduler.model import (
+    BurstJob,
+    CloudAction,
+    CloudRun,
+    CloudState,
+    Job,
+    JobWish,
+    Offer,
+    Outcome,
+    Progress,
+)
+from penstock_scheduler.models import WishModels
+from penstock_scheduler.policies import make_policy
+from penstock_scheduler.simulator import EstimatedJob, SimulatedClock, SimulatedCluster, SimulatedJob, nodes_from_spec
+from penstock_scheduler.store import MemoryStore
+from penstock_scheduler.triggers import Period
+from tests.scheduler.builders import table
+
+RATES = {"t4": {1: 1.0}, "a10g": {1: 2.0}}
+OFFER = Offer("g5.xlarge@b", "a10g", 1, 1, 1.0, count=8)
+CAPS = BudgetSettings(site=Caps(usd_total=70.0), per_account=Caps(usd_per_month=1000.0))
+
+
+class InMemoryCloud:
+    """Orders are kept, and every third answer is lost: the loop has to ask again, and must not be charged twice."""
+
+    def __init__(self, clock: SimulatedClock) -> None:
+        self._clock = clock
+        self.ledger: list[Entry] = []
+        self.runs: dict[str, CloudRun] = {}
+        self._asked = 0
+
+    def observe(self, jobs: Sequence[Job]) -> CloudState:
+        now_s = self._clock.now_s()
+        lines = budget_lines(CAPS, self.ledger, now_s, {job.account for job in jobs})
+        there = {job.id for job in jobs}
+        runs = tuple(run for job, run in self.runs.items() if job in there)
+        return CloudState((OFFER,), runs, lines, by_default=True, margin=0.0)
+
+    def apply(self, actions: Sequence[CloudAction]) -> tuple[Outcome, ...]:
+        outcomes = []
+        for action in actions:
+            self._asked += 1
+            if isinstance(action, BurstJob) and self._asked % 3 == 0:
+                outcomes.append(Outcome(action, Progress.UNDER_WAY, "no answer"))
+            elif isinstance(action, BurstJob) and action.job not in self.runs:
+                now_s = self._clock.now_s()
+                self.ledger.append(Entry(f"{action.job}.1", "committed", action.usd, "", now_s))
+                self.runs[action.job] = CloudRun(action.job, OFFER, now_s, action.usd)
+                outcomes.append(Outcome(action, Progress.DONE))
+        return tuple(outcomes)
+
+
+def test_jobs_leave_once_within_the_cap_and_the_rest_runs_here():
+    """Nobody knows how long: $24 are committed to each, and $70 are enough for two. The other four take turns on one GPU."""
+    clock = SimulatedClock()
+    wish = JobWish(goodput_table=RATES, adaptivity="rigid")  # type: ignore[arg-type]
+    jobs = [SimulatedJob(str(i), f"j{i}", wish, EstimatedJob(table(**RATES), 600.0), 0.0) for i in range(6)]
+    cluster = SimulatedCluster(nodes_from_spec("t4:1x1"), jobs, clock)
+    cloud, store = InMemoryCloud(clock), MemoryStore()
+    policy, settings = make_policy("fifo")
+    loop = RoundLoop(
+        cluster,
+        clock,
+        store,
+        Period(60.0),
+        policy,
+        WishModels(Families(), 30.0),
+        tick_s=10.0,
+        settings=settings,
+        cloud=cloud,
+    )
+    here = {job.id for job in jobs}
+    for _ in range(1000):
+        loop.tick()
+        here = {job.id for job in jobs} - set(cloud.runs)
+        if all(cluster.jobs[job].finish_s is not None for job in here):
+            break
+        clock.sleep(10.0)
+    assert len(cloud.ledger) == len(cloud.runs) == 2
+    assert sum(entry.usd for entry in cloud.ledger) <= 70
+    for job in cluster.jobs.values():
+        assert bool(job.runs) != (job.id in cloud.runs), "either here or there"
+    last = store.rounds[-1]
+    assert set(last.plan.bursts) == set(cloud.runs)
