@@ -14,6 +14,7 @@ pending job's GRES. The epoch of the next run is in the spool before the job is 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import logging
 from collections.abc import Iterable, Sequence
@@ -45,11 +46,11 @@ from penstock_slurm.gateway import (
     Gateway,
     JobGone,
     JobPlacement,
-    Refused,
     SlurmError,
     SlurmJob,
     SlurmNode,
     Transient,
+    Write,
 )
 from penstock_slurm.settings import SlurmSettings
 from penstock_slurm.site import Site, SiteRules, gpu_limits, reserved
@@ -148,8 +149,26 @@ class SlurmCluster:
         return ClusterState(nodes, tuple(jobs.values()), tuple(refused), limits)
 
     def apply(self, actions: Sequence[Action]) -> tuple[Outcome, ...]:
-        """See `ports.Cluster`. Acts on what the last `observe` saw."""
-        return tuple(self._apply(action) for action in actions)
+        """See `ports.Cluster`. Acts on what the last `observe` saw.
+
+        What all actions ask of Slurm goes out together, first the first command of each, then the second of those whose
+        first was done, and so on: so no job ever has two commands in flight, and a thousand jobs cost a few calls.
+        """
+        assert len({action.job for action in actions}) == len(actions), "one action a job"
+        steps = [self._step(action) for action in actions]
+        failed: dict[JobId, SlurmError] = {}
+        for wave in itertools.count():
+            writes = [step.writes[wave] for step in steps if len(step.writes) > wave and step.job not in failed]
+            if not writes:
+                break
+            for write, error in zip(writes, self._gateway.write(writes), strict=True):
+                if isinstance(error, ControllerAway):
+                    raise ClusterAway(str(error)) from error
+                if error is not None:
+                    failed[write.job_id] = error
+        return tuple(
+            step.outcome if step.job not in failed else _failed(step.outcome.action, failed[step.job]) for step in steps
+        )
 
     def reports(self) -> Sequence[Report]:
         """What jobs have left in the spool; those that have ended since the last look are read a last time."""
@@ -264,60 +283,45 @@ class SlurmCluster:
 
     # --- acting
 
-    def _apply(self, action: Action) -> Outcome:
+    def _step(self, action: Action) -> _Step:
+        """The next step of an action."""
         slurm_job, job = self._slurm_jobs.get(action.job), self._jobs.get(action.job)
         if slurm_job is None or job is None:
-            return Outcome(action, Progress.DONE, "it has ended")
-        try:
-            if slurm_job.state == LEAVING:
-                return Outcome(action, Progress.UNDER_WAY, "saves and leaves its GPUs")
-            if slurm_job.state in PENDING:
-                return (
-                    self._hold(action, slurm_job) if isinstance(action, Hold) else self._start(action, slurm_job, job)
-                )
-            if not isinstance(action, Hold) and job.allocation and job.allocation.shares == action.placement.shares:
-                return self._stay(action, slurm_job)
-            return self._stop(action, slurm_job)
-        except JobGone:
-            return Outcome(action, Progress.DONE, "it has ended")
-        except ControllerAway as error:
-            raise ClusterAway(str(error)) from error
-        except Transient as error:
-            return Outcome(action, Progress.UNDER_WAY, f"again next time: {error}")
-        except Refused as error:
-            return Outcome(action, Progress.FAILED, str(error))
-        except SlurmError as error:
-            return Outcome(action, Progress.FAILED, str(error))
+            return _Step(Outcome(action, Progress.DONE, "it has ended"))
+        if slurm_job.state == LEAVING:
+            return _Step(Outcome(action, Progress.UNDER_WAY, "saves and leaves its GPUs"))
+        if slurm_job.state in PENDING:
+            if isinstance(action, Hold):
+                return _Step(Outcome(action, Progress.DONE), _held(slurm_job))
+            return self._start(action, slurm_job, job)
+        if not isinstance(action, Hold) and job.allocation and job.allocation.shares == action.placement.shares:
+            return _Step(self._stay(action, slurm_job))
+        return self._stop(action, slurm_job)
 
-    def _hold(self, action: Action, slurm_job: SlurmJob) -> Outcome:
-        if not slurm_job.held:
-            self._gateway.hold(slurm_job.id)
-        return Outcome(action, Progress.DONE)
-
-    def _start(self, action: Action, slurm_job: SlurmJob, job: Job) -> Outcome:
+    def _start(self, action: Action, slurm_job: SlurmJob, job: Job) -> _Step:
         """Send a pending job to its placement."""
         assert not isinstance(action, Hold)
         wanted, now_s = action.placement, self._clock.now_s()
         if job.phase is Phase.STARTING and job.allocation is not None and job.allocation.shares == wanted.shares:
             waited_s = now_s - self._released_s[job.id]
             if waited_s < self._settings.start_patience_s:
-                return Outcome(action, Progress.UNDER_WAY, "waits for Slurm to start it")
-            self._gateway.hold(job.id)
-            return Outcome(action, Progress.FAILED, f"Slurm did not start it in {waited_s:.0f} s: {slurm_job.reason}")
+                return _Step(Outcome(action, Progress.UNDER_WAY, "waits for Slurm to start it"))
+            late = Outcome(action, Progress.FAILED, f"Slurm did not start it in {waited_s:.0f} s: {slurm_job.reason}")
+            return _Step(late, _held(slurm_job))
         tries = self._refused_starts.get((job.id, action.round), 0)
         if tries >= TRIES:
-            return Outcome(action, Progress.FAILED, f"Slurm refused the placement {tries} times: {slurm_job.reason}")
+            return _Step(
+                Outcome(action, Progress.FAILED, f"Slurm refused the placement {tries} times: {slurm_job.reason}")
+            )
         pending_s = now_s - self._pending_since_s[job.id, slurm_job.restarts]
         if slurm_job.restarts and pending_s < self._settings.credential_pause_s:
-            return Outcome(action, Progress.UNDER_WAY, "pauses so that Slurm forgets its last run's credential")
+            return _Step(Outcome(action, Progress.UNDER_WAY, "pauses so that Slurm forgets its last run's credential"))
         room = dict(self._free)
         if job.allocation is not None:
             for share in job.allocation.shares:
                 room[share.node] = room.get(share.node, 0) + share.gpus
         if any(room.get(share.node, 0) < share.gpus for share in wanted.shares):
-            return Outcome(action, Progress.UNDER_WAY, "waits for GPUs that another job still holds")
-        if not slurm_job.held:
-            self._gateway.hold(job.id)
+            return _Step(Outcome(action, Progress.UNDER_WAY, "waits for GPUs that another job still holds"))
         shape = wanted.configuration
         self._spool.tell(
             Control(
@@ -339,12 +343,11 @@ class SlurmCluster:
             cpus=shape.nodes * max(slurm_job.cpus_per_task, 1),
         )
         self._refused_starts[job.id, action.round] = tries + 1
-        self._gateway.place(job.id, placement)
-        self._gateway.release(job.id)
         for share in wanted.shares:
             room[share.node] -= share.gpus
         self._free = room
-        return Outcome(action, Progress.UNDER_WAY, "waits for Slurm to start it")
+        sent = (*_held(slurm_job), Write(job.id, "place", placement), Write(job.id, "release"))
+        return _Step(Outcome(action, Progress.UNDER_WAY, "waits for Slurm to start it"), sent)
 
     def _stay(self, action: Action, slurm_job: SlurmJob) -> Outcome:
         """The plan has come back to where the job is: take back what it was asked."""
@@ -353,13 +356,13 @@ class SlurmCluster:
             self._spool.tell(control.model_copy(update={"request": None, "round": action.round}), slurm_job.uid)
         return Outcome(action, Progress.DONE, "stays where it is")
 
-    def _stop(self, action: Action, slurm_job: SlurmJob) -> Outcome:
+    def _stop(self, action: Action, slurm_job: SlurmJob) -> _Step:
         """Take a running job one step nearer to being held without GPUs, its progress saved."""
         job_id, now_s = slurm_job.id, self._clock.now_s()
         if self._silent & set(slurm_job.nodes):
             # Slurm 22.05.8 requeues it itself when it gives the node up; one that we requeue before that runs without
             # GPUs from then on, whatever its TresPerNode says.
-            return Outcome(action, Progress.UNDER_WAY, "waits for Slurm to give up a node that is silent")
+            return _Step(Outcome(action, Progress.UNDER_WAY, "waits for Slurm to give up a node that is silent"))
         run = self._spool.newest_epoch(job_id)
         control = self._spool.control(job_id)
         if control is None:
@@ -371,13 +374,39 @@ class SlurmCluster:
             request = Request(id=f"{action.round}-{control.epoch}", asked_s=now_s)
             self._spool.tell(control.model_copy(update={"request": request, "round": action.round}), slurm_job.uid)
             if answers:
-                return Outcome(action, Progress.UNDER_WAY, "was asked to save")
+                return _Step(Outcome(action, Progress.UNDER_WAY, "was asked to save"))
         waits = 0 <= now_s - request.asked_s < self._settings.checkpoint_wait_s
         if answers and waits and self._spool.answered(job_id, request.id) is None:
-            return Outcome(action, Progress.UNDER_WAY, "was asked to save")
-        self._gateway.requeue_hold(job_id)
+            return _Step(Outcome(action, Progress.UNDER_WAY, "was asked to save"))
         how = "has saved" if self._spool.answered(job_id, request.id) else "gets Slurm's signals to save"
-        return Outcome(action, Progress.UNDER_WAY, f"{how}, leaves its GPUs")
+        left = Outcome(action, Progress.UNDER_WAY, f"{how}, leaves its GPUs")
+        return _Step(left, (Write(job_id, "requeue_hold"),))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Step:
+    """What an action comes to now: its outcome, if Slurm does these writes one after another."""
+
+    outcome: Outcome
+    writes: tuple[Write, ...] = ()
+
+    @property
+    def job(self) -> JobId:
+        return self.outcome.action.job
+
+
+def _held(job: SlurmJob) -> tuple[Write, ...]:
+    """What keeps a pending job from starting; nothing if it is kept already."""
+    return () if job.held else (Write(job.id, "hold"),)
+
+
+def _failed(action: Action, error: SlurmError) -> Outcome:
+    """What a failed write makes of its action."""
+    if isinstance(error, JobGone):
+        return Outcome(action, Progress.DONE, "it has ended")
+    if isinstance(error, Transient):
+        return Outcome(action, Progress.UNDER_WAY, f"again next time: {error}")
+    return Outcome(action, Progress.FAILED, str(error))
 
 
 def gpu_type(node: SlurmNode) -> str:

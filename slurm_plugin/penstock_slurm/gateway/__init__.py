@@ -17,6 +17,7 @@ from penstock_slurm.gateway.base import (
     SlurmNode,
     SlurmPartition,
     SlurmReservation,
+    Write,
 )
 from penstock_slurm.gateway.cli import CliGateway
 from penstock_slurm.gateway.errors import (
@@ -49,6 +50,7 @@ __all__ = [
     "TimedOut",
     "Transient",
     "UnreadableAnswer",
+    "Write",
     "open_gateway",
 ]
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
+
+from penstock_slurm.gateway.errors import SlurmError
 
 UNUSABLE = frozenset(
     {
@@ -206,6 +209,20 @@ class JobPlacement:
             )
 
 
+@dataclass(frozen=True, slots=True)
+class Write:
+    """One command about one job, named like the `Gateway` method that gives it alone."""
+
+    job_id: str
+    kind: Literal["hold", "release", "requeue_hold", "place"]
+    placement: JobPlacement | None = None
+    """Where to, for `place` only."""
+
+    def __post_init__(self) -> None:
+        if (self.kind == "place") != (self.placement is not None):
+            raise ValueError(f"kind={self.kind} placement={self.placement}: `place`, and only that, has a placement")
+
+
 class Gateway(Protocol):
     """Slurm, as Penstock sees it. A reading is one call to slurmctld (`limits`: two to slurmdbd); every error is a SlurmError.
 
@@ -283,4 +300,12 @@ class Gateway(Protocol):
 
     def set_admin_comment(self, job_id: str, text: str) -> None:
         """Write the comment that only admins can write; "" clears it. Slurm keeps any text, newlines included."""
+        ...
+
+    def write(self, writes: Sequence[Write]) -> tuple[SlurmError | None, ...]:
+        """Many commands, at most one about each job; what became of each, in their order: None where Slurm has done it.
+
+        The failure of one does not stop the others, but where the controller is away all that follow are not sent and
+        have that error too. No faster than `slurmctld` stays responsive by.
+        """
         ...

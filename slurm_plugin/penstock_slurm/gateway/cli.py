@@ -9,7 +9,7 @@ import secrets
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -21,12 +21,14 @@ from penstock_slurm.gateway.base import (
     SlurmNode,
     SlurmPartition,
     SlurmReservation,
+    Write,
 )
 from penstock_slurm.gateway.errors import (
     BackendMissing,
     ControllerAway,
     JobGone,
     Refused,
+    SlurmError,
     TimedOut,
     Transient,
     UnreadableAnswer,
@@ -65,6 +67,17 @@ LONGEST_TEXT = 100_000
 """Bytes of an admin comment. Linux takes 131,072 in one argument of a command."""
 
 JOB_ID = re.compile(r"\d+(_\d+)?")
+
+WORD = re.compile(r"[A-Za-z0-9_.,:=/+@-]+")
+"""A word that scontrol's own prompt takes as it is."""
+
+MARK = "penstock-after-"
+UNKNOWN_WORD = "invalid keyword: "
+"""How scontrol answers to a command that it does not know."""
+
+AT_ONCE = 100
+MOST_PER_S = 500.0
+"""Writes. slurmctld also has users to answer: see docs/slurm-gateway.md for what they notice."""
 
 
 class CliGateway:
@@ -137,39 +150,88 @@ class CliGateway:
 
     def hold(self, job_id: str) -> None:
         """`scontrol hold`: the priority becomes 0 until an admin's release."""
-        self._write(job_id, "scontrol", "hold", job_id)
+        self._one(Write(job_id, "hold"))
 
     def release(self, job_id: str) -> None:
         """`scontrol release`."""
-        self._write(job_id, "scontrol", "release", job_id)
+        self._one(Write(job_id, "release"))
 
     def requeue_hold(self, job_id: str) -> None:
         """`scontrol requeuehold Incomplete`; without that word 22.05 brings cancelled jobs back."""
-        self._write(job_id, "scontrol", "requeuehold", "Incomplete", job_id)
+        self._one(Write(job_id, "requeue_hold"))
 
     def cancel(self, job_id: str) -> None:
         """`scancel -v`: without -v it is silent about jobs that do not exist."""
         self._write(job_id, "scancel", "-v", job_id)
 
     def place(self, job_id: str, placement: JobPlacement) -> None:
-        """One `scontrol update`, so that Slurm takes all of it or nothing.
+        """One `scontrol update`, so that Slurm takes all of it or nothing."""
+        self._one(Write(job_id, "place", placement))
 
-        NumNodes=n-n because a job with -N1 refuses NumNodes=2; StartTime=now because requeued jobs wait two minutes.
-        """
-        count = len(placement.nodes)
-        self._write(
-            job_id,
-            "scontrol",
-            "update",
-            f"JobId={job_id}",
-            f"Partition={placement.partition}",
-            f"NumNodes={count}-{count}",
-            *([] if placement.tasks is None else [f"NumTasks={placement.tasks}"]),
-            f"NumCPUs={placement.cpus}",
-            f"TresPerNode=gres:gpu:{placement.gpus_per_node}",
-            f"ReqNodeList={','.join(placement.nodes)}",
-            "StartTime=now",
-        )
+    def write(self, writes: Sequence[Write]) -> tuple[SlurmError | None, ...]:
+        """Through the standard input of one `scontrol` for each AT_ONCE; what passes by itself is asked twice more."""
+        errors: dict[str, SlurmError | None] = {}
+        left = list(writes)
+        assert len({write.job_id for write in writes}) == len(writes), "one command about each job"
+        for tries_left in range(RETRIES, -1, -1):
+            errors |= self._feed(left)
+            passing = (Transient,) if tries_left else ()
+            left = [w for w in left if isinstance(e := errors[w.job_id], passing) and not isinstance(e, TimedOut)]
+            if not left:
+                break
+            log.info("asking Slurm again", extra={"jobs": len(left), "text": errors[left[0].job_id]})
+            time.sleep(RETRY_PAUSE_S)
+        return tuple(errors[write.job_id] for write in writes)
+
+    def _feed(self, writes: Sequence[Write]) -> dict[str, SlurmError | None]:
+        """Each write once."""
+        errors: dict[str, SlurmError | None] = {}
+        for at in range(0, len(writes), AT_ONCE):
+            some = writes[at : at + AT_ONCE]
+            begun_s = time.monotonic()
+            errors |= self._feed_some(some)
+            error = errors[some[-1].job_id]
+            if isinstance(error, ControllerAway | TimedOut):
+                return dict.fromkeys((write.job_id for write in writes), error) | errors
+            if at + AT_ONCE < len(writes):
+                time.sleep(max(len(some) / MOST_PER_S - (time.monotonic() - begun_s), 0.0))
+        return errors
+
+    def _feed_some(self, writes: Sequence[Write]) -> dict[str, SlurmError | None]:
+        errors: dict[str, SlurmError | None] = {}
+        lines = []
+        for write in writes:
+            words = _words(write)
+            if JOB_ID.fullmatch(write.job_id) is None:
+                errors[write.job_id] = _no_job(write.job_id)
+            elif not all(map(WORD.fullmatch, words)):
+                text = f"{' '.join(words)!r} holds signs that scontrol would take for its own; name nodes and partitions plainly"
+                errors[write.job_id] = Refused(text, command=f"scontrol {words[0]}", job_id=write.job_id)
+            else:
+                # scontrol's answers name no command: after each, one that it does not know says where that ended.
+                lines += [" ".join(words), f"{MARK}{write.job_id}"]
+        if not lines:
+            return errors
+        try:
+            said = self._run(("scontrol",), {}, text="\n".join(lines) + "\n").stderr
+        except Transient as error:
+            return errors | {
+                write.job_id: type(error)(error.text, command="scontrol", job_id=write.job_id)
+                for write in writes
+                if write.job_id not in errors
+            }
+        for write in writes:
+            if write.job_id in errors:
+                continue
+            command = f"scontrol {_words(write)[0]}"
+            answer, marked, rest = said.partition(f"{MARK}{write.job_id}\n")
+            if not marked:
+                errors[write.job_id] = error_from(said, command=command, job_id=write.job_id, otherwise=Transient)
+                continue
+            said = rest
+            text = answer.removesuffix(UNKNOWN_WORD).strip()
+            errors[write.job_id] = error_from(text, command=command, job_id=write.job_id) if text else None
+        return errors
 
     def set_admin_comment(self, job_id: str, text: str) -> None:
         """`scontrol update AdminComment=`, the text in one argument."""
@@ -189,12 +251,13 @@ class CliGateway:
             raise error_from(done.stderr or done.stdout, command=argv[0], otherwise=otherwise)
         return done.stdout
 
+    def _one(self, write: Write) -> None:
+        self._write(write.job_id, "scontrol", *_words(write))
+
     def _write(self, job_id: str, *argv: str) -> None:
         """Run a command that changes a job; what passes by itself is tried again."""
         if JOB_ID.fullmatch(job_id) is None:
-            raise JobGone(
-                "no job has such an id: expected 12 or, for an array's element, 12_3", command="", job_id=job_id
-            )
+            raise _no_job(job_id)
         self._again(lambda: self._write_once(job_id, argv))
 
     def _write_once(self, job_id: str, argv: tuple[str, ...]) -> None:
@@ -216,13 +279,13 @@ class CliGateway:
                 time.sleep(RETRY_PAUSE_S)
 
     def _run(
-        self, argv: tuple[str, ...], variables: Mapping[str, str], job_id: str = ""
+        self, argv: tuple[str, ...], variables: Mapping[str, str], job_id: str = "", text: str = ""
     ) -> subprocess.CompletedProcess[str]:
         try:
             return subprocess.run(
                 argv,
                 check=False,
-                stdin=subprocess.DEVNULL,
+                input=text,
                 capture_output=True,
                 encoding="utf-8",
                 errors="replace",  # comments hold any bytes
@@ -230,10 +293,38 @@ class CliGateway:
                 env={**self._environment, **variables},
             )
         except subprocess.TimeoutExpired:
-            text = f"no answer in {self._timeout_s:g} s"
-            raise TimedOut(text, command=" ".join(argv[:2]), job_id=job_id) from None
+            late = f"no answer in {self._timeout_s:g} s"
+            raise TimedOut(late, command=" ".join(argv[:2]), job_id=job_id) from None
         except OSError as error:
             raise Transient(f"could not be started: {error}", command=argv[0], job_id=job_id) from error
+
+
+def _words(write: Write) -> tuple[str, ...]:
+    """The arguments of scontrol.
+
+    NumNodes=n-n because a job with -N1 refuses NumNodes=2; StartTime=now because requeued jobs wait two minutes.
+    """
+    placement = write.placement
+    if placement is None:
+        return {"hold": ("hold",), "release": ("release",), "requeue_hold": ("requeuehold", "Incomplete")}[
+            write.kind
+        ] + (write.job_id,)
+    count = len(placement.nodes)
+    return (
+        "update",
+        f"JobId={write.job_id}",
+        f"Partition={placement.partition}",
+        f"NumNodes={count}-{count}",
+        *([] if placement.tasks is None else [f"NumTasks={placement.tasks}"]),
+        f"NumCPUs={placement.cpus}",
+        f"TresPerNode=gres:gpu:{placement.gpus_per_node}",
+        f"ReqNodeList={','.join(placement.nodes)}",
+        "StartTime=now",
+    )
+
+
+def _no_job(job_id: str) -> JobGone:
+    return JobGone("no job has such an id: expected 12 or, for an array's element, 12_3", command="", job_id=job_id)
 
 
 def _environment(mine: Mapping[str, str], conf: Path | None) -> dict[str, str]:

@@ -17,6 +17,7 @@ from penstock_slurm.gateway import (
     TimedOut,
     Transient,
     UnreadableAnswer,
+    Write,
     open_gateway,
 )
 from penstock_slurm.gateway.cli import COMMANDS
@@ -185,3 +186,75 @@ def test_a_placement_that_cannot_be_is_not_made(wrong):
     JobPlacement(**good)
     with pytest.raises(ValueError, match="="):
         JobPlacement(**{**good, **wrong})
+
+
+def test_many_writes_go_through_one_scontrol_and_each_is_answered_for_itself(slurm, tmp_path):
+    """The stand-in answers as scontrol 22.05.8 does: nothing for what it did, and to an unknown word that it is unknown."""
+    calls = slurm(
+        f"""tee {tmp_path}/fed | while read -r line; do case "$line" in
+        penstock*) echo "invalid keyword: $line" >&2 ;;
+        "release 2") echo "Invalid job id specified for job 2" >&2; echo "slurm_suspend error: Invalid job id specified" >&2 ;;
+        *nowhere*) echo "Invalid partition name specified for job 3" >&2 ;;
+        esac; done; exit 1"""
+    )
+    nowhere = Write("3", "place", JobPlacement("nowhere", ("a",), 1, 1, 1))
+    odd = Write("5", "place", JobPlacement("p", ("a b",), 1, 1, 1))
+    done = gateway().write(
+        [Write("1", "hold"), Write("2", "release"), nowhere, Write("4", "requeue_hold"), odd, Write("x", "hold")]
+    )
+    assert [type(error) for error in done] == [type(None), JobGone, Refused, type(None), Refused, JobGone]
+    assert calls.read_text() == "scontrol \n"
+    fed = [line for line in (tmp_path / "fed").read_text().splitlines() if not line.startswith("penstock")]
+    assert fed == ["hold 1", "release 2", nowhere_line(), "requeuehold Incomplete 4"]
+    assert "a b" in done[4].text
+    assert "partition" in done[2].text
+
+
+def nowhere_line() -> str:
+    return (
+        "update JobId=3 Partition=nowhere NumNodes=1-1 NumTasks=1 NumCPUs=1 TresPerNode=gres:gpu:1 ReqNodeList=a "
+        "StartTime=now"
+    )
+
+
+def test_of_many_writes_only_those_that_pass_by_themselves_are_sent_again(slurm, tmp_path):
+    slurm(
+        f"""while read -r line; do echo "$line" >> {tmp_path}/fed; case "$line" in
+        penstock*) echo "invalid keyword: $line" >&2 ;;
+        "hold 2") mkdir {tmp_path}/once 2>/dev/null && echo "Resource temporarily unavailable" >&2 ;;
+        esac; done"""
+    )
+    assert gateway().write([Write("1", "hold"), Write("2", "hold")]) == (None, None)
+    assert (tmp_path / "fed").read_text().split("\n")[::2] == ["hold 1", "hold 2", "hold 2", ""]
+
+
+def test_many_writes_to_a_scontrol_that_hangs_are_given_up_together(slurm):
+    calls = slurm("exec sleep 60")
+    done = gateway(timeout_s=0.3).write([Write(str(number), "hold") for number in range(250)])
+    assert {type(error) for error in done} == {TimedOut}
+    assert len(done) == 250
+    assert calls.read_text() == "scontrol \n", "what would hang again is not sent"
+
+
+def test_many_writes_to_a_scontrol_that_stops_half_way(slurm):
+    """What it did not get to is not known to be done."""
+    slurm("echo 'invalid keyword: penstock-after-1' >&2")
+    first, second = gateway().write([Write("1", "hold"), Write("2", "hold")])
+    assert first is None
+    assert isinstance(second, Transient)
+    assert second.job_id == "2"
+
+
+def test_many_writes_leave_slurmctld_time_for_others(slurm, monkeypatch):
+    """250 writes at 500 a second: two pauses before the third hundred, so at least 0.4 s."""
+    slurm("sed -n 's/^penstock/invalid keyword: penstock/p' >&2")
+    begun_s = time.monotonic()
+    assert set(gateway().write([Write(str(number), "hold") for number in range(250)])) == {None}
+    assert time.monotonic() - begun_s >= 0.4
+
+
+@pytest.mark.parametrize("wrong", [("hold", True), ("place", False)])
+def test_only_placing_has_a_placement(wrong):
+    kind, placed = wrong
+    with pytest.raises(ValueError, match="placement"):
+        Write("1", kind, JobPlacement("p", ("a",), 1, 1, 1) if placed else None)

@@ -23,6 +23,7 @@ from penstock_slurm.gateway import (
     SlurmLimit,
     Transient,
     UnreadableAnswer,
+    Write,
     open_gateway,
 )
 from penstock_slurm.gateway.cli import CliGateway
@@ -273,3 +274,28 @@ def test_an_answer_of_another_form_is_said_to_be_one(text):
     except (UnreadableAnswer, ValueError):
         assert text
     assert "%nonce%" in squeue_format("%nonce%")
+
+
+@slurm
+def test_many_writes_at_once_are_answered_each_for_itself(gateway, loopback):
+    good, placed, running = held(loopback), held(loopback), held(loopback)
+    gateway.release(running)
+    wait_state(gateway, running, "RUNNING")
+    there = JobPlacement("t4", ("t4-01",), 2, 1, 1)
+    nowhere = JobPlacement("nowhere", ("t4-00",), 1, 1, 1)
+    done = gateway.write(
+        [
+            Write(good, "place", nowhere),
+            Write("999999", "release"),
+            Write(placed, "place", there),
+            Write(running, "requeue_hold"),
+        ]
+    )
+    assert [type(error) for error in done] == [Refused, JobGone, type(None), type(None)]
+    wait_state(gateway, running, "PENDING")
+    assert job(gateway, running).held
+    assert job(gateway, good).partition == ("all",)
+    assert gateway.write([Write(placed, "release"), Write(good, "hold"), Write(running, "requeue_hold")]) == (None,) * 3
+    wait_state(gateway, placed, "RUNNING")
+    assert job(gateway, placed).nodes == ("t4-01",)
+    assert gateway.write([]) == ()
