@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
@@ -75,7 +76,13 @@ MARK = "penstock-after-"
 UNKNOWN_WORD = "invalid keyword: "
 """How scontrol answers to a command that it does not know."""
 
-AT_ONCE = 100
+FEEDS = 2
+"""Commands at once: an update is three questions to slurmctld, and scontrol reads its input a letter at a time."""
+
+FEW = 20
+"""Writes that one command takes alone."""
+
+AT_ONCE = 200
 MOST_PER_S = 500.0
 """Writes. slurmctld also has users to answer: see docs/slurm-gateway.md for what they notice."""
 
@@ -169,7 +176,7 @@ class CliGateway:
         self._one(Write(job_id, "place", placement))
 
     def write(self, writes: Sequence[Write]) -> tuple[SlurmError | None, ...]:
-        """Through the standard input of one `scontrol` for each AT_ONCE; what passes by itself is asked twice more."""
+        """Through the standard input of a few `scontrol` for each AT_ONCE; what passes by itself is asked twice more."""
         errors: dict[str, SlurmError | None] = {}
         left = list(writes)
         assert len({write.job_id for write in writes}) == len(writes), "one command about each job"
@@ -189,7 +196,10 @@ class CliGateway:
         for at in range(0, len(writes), AT_ONCE):
             some = writes[at : at + AT_ONCE]
             begun_s = time.monotonic()
-            errors |= self._feed_some(some)
+            feeds = FEEDS if len(some) > FEW else 1
+            with ThreadPoolExecutor(feeds) as pool:
+                for found in pool.map(self._feed_some, [some[feed::feeds] for feed in range(feeds)]):
+                    errors |= found
             error = errors[some[-1].job_id]
             if isinstance(error, ControllerAway | TimedOut):
                 return dict.fromkeys((write.job_id for write in writes), error) | errors
@@ -199,39 +209,51 @@ class CliGateway:
 
     def _feed_some(self, writes: Sequence[Write]) -> dict[str, SlurmError | None]:
         errors: dict[str, SlurmError | None] = {}
-        lines = []
+        alike: dict[str, list[Write]] = {}
         for write in writes:
-            words = _words(write)
             if JOB_ID.fullmatch(write.job_id) is None:
                 errors[write.job_id] = _no_job(write.job_id)
-            elif not all(map(WORD.fullmatch, words)):
-                text = f"{' '.join(words)!r} holds signs that scontrol would take for its own; name nodes and partitions plainly"
-                errors[write.job_id] = Refused(text, command=f"scontrol {words[0]}", job_id=write.job_id)
+            elif not all(map(WORD.fullmatch, _words(write))):
+                text = f"{' '.join(_words(write))!r} holds signs that scontrol's prompt takes for its own"
+                errors[write.job_id] = Refused(text, command="scontrol", job_id=write.job_id)
             else:
-                # scontrol's answers name no command: after each, one that it does not know says where that ended.
-                lines += [" ".join(words), f"{MARK}{write.job_id}"]
-        if not lines:
-            return errors
+                alike.setdefault(write.job_id if write.kind == "place" else write.kind, []).append(write)
+        groups = list(alike.values())
+        answers = self._talk(groups)
+        # Who is meant by an answer to a command about several jobs is not clear, so each is asked by itself.
+        alone = [
+            [write]
+            for group, text in zip(groups, answers, strict=True)
+            if group[1:] and text and isinstance(text, str)
+            for write in group
+        ]
+        for group, said in (*zip(groups, answers, strict=True), *zip(alone, self._talk(alone), strict=True)):
+            errors |= {write.job_id: _error(write, said) for write in group}
+        return errors
+
+    def _talk(self, groups: Sequence[Sequence[Write]]) -> list[str | Transient]:
+        """What scontrol says about each group of like writes; "" where it did them, Transient where it may not have."""
+        if not groups:
+            return []
+        lines = []
+        for number, group in enumerate(groups):
+            others = "".join(f",{write.job_id}" for write in group[1:])
+            # Its answers name no command: after each, a word that it does not know says where that command's end.
+            lines += [" ".join(_words(group[0])) + others, f"{MARK}{number}"]
         try:
             said = self._run(("scontrol",), {}, text="\n".join(lines) + "\n").stderr
         except Transient as error:
-            return errors | {
-                write.job_id: type(error)(error.text, command="scontrol", job_id=write.job_id)
-                for write in writes
-                if write.job_id not in errors
-            }
-        for write in writes:
-            if write.job_id in errors:
-                continue
-            command = f"scontrol {_words(write)[0]}"
-            answer, marked, rest = said.partition(f"{MARK}{write.job_id}\n")
+            return [error] * len(groups)
+        answers: list[str | Transient] = []
+        for number in range(len(groups)):
+            answer, marked, rest = said.partition(f"{UNKNOWN_WORD}{MARK}{number}\n")
             if not marked:
-                errors[write.job_id] = error_from(said, command=command, job_id=write.job_id, otherwise=Transient)
-                continue
+                stopped = error_from(said, command="scontrol", otherwise=Transient)
+                kind = Transient(stopped.text or "scontrol stopped before this", command="scontrol")
+                return answers + [stopped if isinstance(stopped, Transient) else kind] * (len(groups) - number)
+            answers.append(answer.strip())
             said = rest
-            text = answer.removesuffix(UNKNOWN_WORD).strip()
-            errors[write.job_id] = error_from(text, command=command, job_id=write.job_id) if text else None
-        return errors
+        return answers
 
     def set_admin_comment(self, job_id: str, text: str) -> None:
         """`scontrol update AdminComment=`, the text in one argument."""
@@ -321,6 +343,14 @@ def _words(write: Write) -> tuple[str, ...]:
         f"ReqNodeList={','.join(placement.nodes)}",
         "StartTime=now",
     )
+
+
+def _error(write: Write, said: str | Transient) -> SlurmError | None:
+    """What scontrol's answer to this write means."""
+    command = f"scontrol {_words(write)[0]}"
+    if isinstance(said, Transient):
+        return type(said)(said.text, command=command, job_id=write.job_id)
+    return error_from(said, command=command, job_id=write.job_id) if said else None
 
 
 def _no_job(job_id: str) -> JobGone:

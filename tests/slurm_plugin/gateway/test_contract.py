@@ -299,3 +299,21 @@ def test_many_writes_at_once_are_answered_each_for_itself(gateway, loopback):
     wait_state(gateway, placed, "RUNNING")
     assert job(gateway, placed).nodes == ("t4-01",)
     assert gateway.write([]) == ()
+    some = [held(loopback) for _ in range(30)]
+    assert gateway.write([Write(each, "release") for each in some]) == (None,) * 30
+    assert not any(job(gateway, each).held for each in some)
+    done = gateway.write([Write(each, "requeue_hold") for each in (*some, "999999")])
+    assert set(done[:-1]) == {None}
+    assert isinstance(done[-1], JobGone)
+    gateway.write([Write(each, "hold") for each in some if job(gateway, each).state == "PENDING"])
+    wait_for(lambda: all(job(gateway, each).held for each in some), 30, "all held")
+
+
+@slurm
+def test_many_writes_take_elements_of_an_array(loopback):
+    """By the back end `cli`; the other takes plain numbers alone."""
+    gateway = open_gateway("cli", conf=loopback.slurm_conf, timeout_s=20)
+    array = held(loopback, "--array=0-3")
+    elements = [f"{array}_{element}" for element in range(4)]
+    assert gateway.write([Write(each, "release") for each in elements[:2]]) == (None, None)
+    assert [job(gateway, each).held for each in elements] == [False, False, True, True]
