@@ -22,6 +22,10 @@ from penstock_scheduler.records import RoundRecord
 log = logging.getLogger(__name__)
 
 
+FORGET_ROUNDS = 3
+"""Rounds for which a job's GPU-seconds outlive it: so its last ones are in a saved round, too."""
+
+
 class RoundLoop:
     """Runs rounds until told to stop.
 
@@ -66,6 +70,7 @@ class RoundLoop:
         self._round = last.snapshot.round if last else 0
         self._plan: Plan | None = last.plan if last else None
         self._attained: dict[JobId, dict[str, float]] = last.snapshot.attained if last else {}
+        self._absent: dict[JobId, int] = {}
         self._seen_s = last.snapshot.time_s if last else None
         if last:
             log.info("plan taken up", extra={"round": self._round, "assignments": len(last.plan.assignments)})
@@ -158,10 +163,16 @@ class RoundLoop:
         The first look of a daemon adds the time since the last round that was saved: jobs run on while it is away.
         """
         passed_s = max(now_s - self._seen_s, 0.0) if self._seen_s is not None else 0.0
-        before, self._attained, self._seen_s = self._attained, {}, now_s
+        present = {job.id for job in state.jobs}
+        # One that is out of sight for a moment, as while Slurm requeues it, keeps what it has.
+        self._absent = {job: self._absent.get(job, self._round) for job in self._attained if job not in present}
+        before, self._seen_s = self._attained, now_s
+        self._attained = {
+            job: before[job] for job, since in self._absent.items() if self._round - since < FORGET_ROUNDS
+        }
         for job in state.jobs:
             attained = before.get(job.id, {})
-            if job.allocation is not None and job.phase in (Phase.RUNNING, Phase.STOPPING):
+            if job.allocation is not None and job.phase in (Phase.RUNNING, Phase.STOPPING) and not job.leaving:
                 held = job.allocation
                 attained = attained | {held.gpu_type: attained.get(held.gpu_type, 0.0) + held.gpus * passed_s}
             if attained:

@@ -54,12 +54,9 @@ from penstock_slurm.gateway import (
 )
 from penstock_slurm.settings import SlurmSettings
 from penstock_slurm.site import Site, SiteRules, gpu_limits, reserved
+from penstock_slurm.states import BURST_MARK, HOLDING, LEAVING, WAITING, Facts, State, state
 
 log = logging.getLogger(__name__)
-
-PENDING = frozenset({"PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT"})
-RUNNING = frozenset({"RUNNING", "CONFIGURING", "SUSPENDED", "RESIZING", "SIGNALING", "STAGE_OUT", "STOPPED"})
-LEAVING = "COMPLETING"
 
 TRIES = 3
 """Times that a start which Slurm refuses is tried in one round."""
@@ -85,6 +82,8 @@ class SlurmCluster:
         self._jobs: dict[JobId, Job] = {}
         self._free: dict[str, int] = {}
         self._silent: set[str] = set()
+        self._states: dict[JobId, State] = {}  # for the log alone
+        self._vanished: set[JobId] = set()
         self._reporting = spool.recent(clock.now_s() - RECENT_S)
         self._pending_since_s: dict[tuple[JobId, int], float] = {}
         self._released_s: dict[JobId, float] = {}
@@ -110,13 +109,14 @@ class SlurmCluster:
                 f"[slurm] partitions: Slurm has no partition {', '.join(missing)}; it has {', '.join(sorted(partitions))}"
             )
         now_s, rules = self._clock.now_s(), self._site.rules()
+        self._silent = {node.name for node in slurm_nodes if node.state & {"NOT_RESPONDING", "DOWN"}}
         usable = tuple(name for name in self._settings.partitions if partitions[name].up)
         types = {node.name: gpu_type(node) for node in slurm_nodes}
         managed: dict[JobId, SlurmJob] = {}
         jobs: dict[JobId, Job] = {}
         refused: list[Refusal] = []
         for slurm_job in slurm_jobs:
-            if slurm_job.state not in PENDING | RUNNING | {LEAVING}:
+            if slurm_job.state not in WAITING | HOLDING | LEAVING:
                 continue
             if not set(slurm_job.partition) & set(self._settings.partitions):
                 continue
@@ -134,7 +134,6 @@ class SlurmCluster:
             if job is not None:
                 managed[slurm_job.id], jobs[slurm_job.id] = slurm_job, job
         self._remember(managed, jobs, now_s)
-        self._silent = {node.name for node in slurm_nodes if node.state & {"NOT_RESPONDING", "DOWN"}}
         kept_for = reserved(reservations, now_s, self._settings.reservation_lead_s)
         nodes = tuple(
             dataclasses.replace(node, reservation=kept_for.get(node.name, ""), switch=rules.switches.get(node.name, ""))
@@ -145,7 +144,7 @@ class SlurmCluster:
             if job.allocation is not None:
                 for share in job.allocation.shares:
                     self._free[share.node] = self._free.get(share.node, 0) - share.gpus
-        limits = gpu_limits(rules.limits, managed, (job for job in slurm_jobs if job.state in RUNNING | {LEAVING}))
+        limits = gpu_limits(rules.limits, managed, (job for job in slurm_jobs if job.state in HOLDING | LEAVING))
         return ClusterState(nodes, tuple(jobs.values()), tuple(refused), limits)
 
     def apply(self, actions: Sequence[Action]) -> tuple[Outcome, ...]:
@@ -175,6 +174,7 @@ class SlurmCluster:
         now = set(self._jobs)
         found = self._spool.read(sorted(now | self._reporting))
         self._reporting = now
+        self._log_ends()
         self._spool.forget(now)
         return found
 
@@ -191,8 +191,8 @@ class SlurmCluster:
         ours = _ours(job)
         if job.admin_comment and ours is None:
             return
-        wish = {WISH_KEY: ours[WISH_KEY]} if ours and WISH_KEY in ours else {}
-        word = json.dumps(wish | {SAYS: text})
+        kept = {key: ours[key] for key in (WISH_KEY, BURST_MARK) if key in ours} if ours else {}
+        word = json.dumps(kept | {SAYS: text})
         if job.admin_comment == word:
             return
         log.warning("job refused", extra={"job": job.id, "user": job.user, "text": text})
@@ -211,22 +211,24 @@ class SlurmCluster:
     ) -> Job | None:
         """The job as the scheduler sees it, or None if it is on its way out for good."""
         control = self._spool.control(slurm_job.id)
-        asked = control is not None and control.request is not None
+        facts = self._facts(slurm_job, control)
+        now = self._log_state(slurm_job.id, state(slurm_job, facts))
         allocation = None
-        if slurm_job.state in PENDING:
-            # One that Slurm or its user has requeued waits for a begin time, two minutes by default: send it anew.
-            sent = not slurm_job.held and bool(slurm_job.required_nodes) and slurm_job.reason != "BeginTime"
-            phase = Phase.QUEUED if slurm_job.held else Phase.STARTING
-            if sent:
-                allocation = _placement(slurm_job, slurm_job.required_nodes, types)
-        elif slurm_job.state == LEAVING:
-            if not asked:
+        match now:
+            case State.BURST | State.DONE:
                 return None
-            phase = Phase.STOPPING
-            allocation = _placement(slurm_job, slurm_job.nodes, types)
-        else:
-            phase = Phase.STOPPING if asked else Phase.RUNNING
-            allocation = _placement(slurm_job, slurm_job.nodes, types)
+            case State.HELD:
+                phase = Phase.QUEUED
+            case State.PLACING:
+                phase = Phase.STARTING
+                # One that Slurm or its user has requeued waits for a begin time, two minutes by default: send it anew.
+                if slurm_job.required_nodes and slurm_job.reason != "BeginTime":
+                    allocation = _placement(slurm_job, slurm_job.required_nodes, types)
+            case _:
+                if slurm_job.state in LEAVING and not facts.asked:
+                    return None
+                phase = Phase.STOPPING if facts.asked else Phase.RUNNING
+                allocation = _placement(slurm_job, slurm_job.nodes, types)
         mine = [name for name in slurm_job.partition if name in partitions]
         return Job(
             id=slurm_job.id,
@@ -238,6 +240,7 @@ class SlurmCluster:
             submit_s=_submitted_s(slurm_job, control),
             restarts=slurm_job.restarts,
             allocation=allocation,
+            leaving=slurm_job.state in LEAVING,
             time_limit_s=slurm_job.time_limit_s,
             account=slurm_job.account,
             qos=slurm_job.qos,
@@ -245,10 +248,51 @@ class SlurmCluster:
             weight=rules.weight(slurm_job),
         )
 
+    def _facts(self, slurm_job: SlurmJob, control: Control | None) -> Facts:
+        """What the spool, the site's mark and the nodes say of a job."""
+        request = control.request if control is not None else None
+        return Facts(
+            asked=request is not None,
+            answers=self._answers(slurm_job.id, control),
+            saved=request is not None and self._spool.answered(slurm_job.id, request.id) is not None,
+            burst=BURST_MARK in (_ours(slurm_job) or {}),
+            silent=bool(self._silent & set(slurm_job.nodes)),
+        )
+
+    def _answers(self, job_id: JobId, control: Control | None) -> bool:
+        """Whether the job's present run has said that it reads requests."""
+        run = self._spool.newest_epoch(job_id)
+        if run is None or (control is not None and run < control.epoch):
+            return False
+        started = self._spool.started(job_id, run)
+        return started is not None and started.answers_requests
+
+    def _log_state(self, job_id: JobId, now: State) -> State:
+        before = self._states.get(job_id)
+        if before is not now:
+            self._states[job_id] = now
+            log.info("state", extra={"job": job_id, "state": now.value, "before": before and before.value})
+        return now
+
+    def _log_ends(self) -> None:
+        """Say of jobs that Slurm lists no more what became of them; it is asked only if they have not told it themselves."""
+        gone = {job_id: self._spool.ended(job_id) for job_id in self._vanished if job_id in self._states}
+        known: dict[JobId, SlurmJob] = {}
+        if not all(gone.values()):
+            try:
+                known = {job.id: job for job in self._gateway.jobs(finished=True)}
+            except SlurmError as error:
+                log.warning("what became of jobs is not known", extra={"text": str(error)})
+                return
+        for job_id, ended in gone.items():
+            self._log_state(job_id, state(known.get(job_id), Facts(ended=ended)))
+            del self._states[job_id]
+
     def _remember(self, managed: dict[JobId, SlurmJob], jobs: dict[JobId, Job], now_s: float) -> None:
+        self._vanished = self._jobs.keys() - jobs.keys()
         self._slurm_jobs, self._jobs = managed, jobs
         # By restarts, too: a run that came and went between two looks leaves a credential of its own.
-        pending = {(job_id, job.restarts) for job_id, job in managed.items() if job.state in PENDING}
+        pending = {(job_id, job.restarts) for job_id, job in managed.items() if job.state in WAITING}
         self._pending_since_s = {key: self._pending_since_s.get(key, now_s) for key in pending}
         starting = {job_id for job_id, _ in pending if jobs[job_id].allocation is not None}
         self._released_s = {job_id: self._released_s.get(job_id, now_s) for job_id in starting}
@@ -259,7 +303,7 @@ class SlurmCluster:
         our_cpus: dict[str, int] = {}
         for job in jobs:
             slurm_job = self._slurm_jobs[job.id]
-            if job.allocation is None or slurm_job.state in PENDING:
+            if job.allocation is None or slurm_job.state in WAITING:
                 continue
             for share in job.allocation.shares:
                 ours[share.node] = ours.get(share.node, 0) + share.gpus
@@ -288,9 +332,9 @@ class SlurmCluster:
         slurm_job, job = self._slurm_jobs.get(action.job), self._jobs.get(action.job)
         if slurm_job is None or job is None:
             return _Step(Outcome(action, Progress.DONE, "it has ended"))
-        if slurm_job.state == LEAVING:
+        if slurm_job.state in LEAVING:
             return _Step(Outcome(action, Progress.UNDER_WAY, "saves and leaves its GPUs"))
-        if slurm_job.state in PENDING:
+        if slurm_job.state in WAITING:
             if isinstance(action, Hold):
                 return _Step(Outcome(action, Progress.DONE), _held(slurm_job))
             return self._start(action, slurm_job, job)
@@ -363,12 +407,11 @@ class SlurmCluster:
             # Slurm 22.05.8 requeues it itself when it gives the node up; one that we requeue before that runs without
             # GPUs from then on, whatever its TresPerNode says.
             return _Step(Outcome(action, Progress.UNDER_WAY, "waits for Slurm to give up a node that is silent"))
-        run = self._spool.newest_epoch(job_id)
         control = self._spool.control(job_id)
+        answers = self._answers(job_id, control)
         if control is None:
-            control = Control(job_id=job_id, epoch=run or 0, round=action.round, submitted_s=slurm_job.submit_s)
-        started = self._spool.started(job_id, run) if run is not None and run >= control.epoch else None
-        answers = started is not None and started.answers_requests
+            epoch = self._spool.newest_epoch(job_id) or 0
+            control = Control(job_id=job_id, epoch=epoch, round=action.round, submitted_s=slurm_job.submit_s)
         request = control.request
         if request is None:
             request = Request(id=f"{action.round}-{control.epoch}", asked_s=now_s)
@@ -441,7 +484,7 @@ def _ours(job: SlurmJob) -> dict[str, Any] | None:
         document = json.loads(job.admin_comment)
     except ValueError:
         return None
-    return document if isinstance(document, dict) and document.keys() & {WISH_KEY, SAYS} else None
+    return document if isinstance(document, dict) and document.keys() & {WISH_KEY, SAYS, BURST_MARK} else None
 
 
 def _submitted_s(job: SlurmJob, control: Control | None) -> float:

@@ -42,6 +42,8 @@ class Job:
     """Times that it was stopped and started again."""
     allocation: Placement | None = None
     """What it holds, or in phase STARTING is about to hold."""
+    leaving: bool = False
+    """Whether its run has ended and the cluster cleans up: what it holds is not free yet, and is not counted any more."""
     target: Placement | None = None
     """Where an earlier round has sent it, while it is on the way there (STARTING, STOPPING)."""
     account: str = ""

@@ -39,6 +39,7 @@ class Snapshot:
     remaining: dict[JobId, float] = field(default_factory=dict)
     """Work that is left of each job, in the unit of its model's goodput times seconds, >= 0; absent: not known."""
     attained: dict[JobId, dict[str, float]] = field(default_factory=dict)
-    """GPU-seconds that each job has held so far, by GPU type, as the round loop saw it; absent: none."""
+    """GPU-seconds that each job has held so far, by GPU type, as the round loop saw it; absent: none.
+    Those of jobs that have just ended are in it, too."""
     incumbent: dict[JobId, Configuration] = field(default_factory=dict)
     """A plan's configurations to take as they are, when a round that a time limit cut short is decided again."""

@@ -337,6 +337,10 @@ class LoopbackCluster:
         """End the controller by SIGKILL, as a crash would."""
         self._end("slurmctld", signal.SIGKILL)
 
+    def stop_slurmctld(self) -> None:
+        """End the controller as an admin would: it saves its state first. Start it again with `start_slurmctld`."""
+        self._end("slurmctld", signal.SIGTERM)
+
     def start_slurmd(self, node: str) -> None:
         """Start a node's slurmd, unless it runs; it is some time later that Slurm takes the node for idle."""
         self._start(f"slurmd.{self._known(node)}", "slurmd", "-D", "-N", node)
