@@ -115,7 +115,7 @@ def test_the_table_of_transitions_is_whole():
 
 
 def test_gpus_are_never_left_without_stopping_or_ending():
-    """From a state that holds GPUs the way to one that holds none leads through STOPPING, the end, or Slurm's giving up a node."""
+    """From a state that holds GPUs to one that holds none the way leads through STOPPING, DONE or LOST."""
     holds = {State.RUNNING, State.CHECKPOINTING, State.SUSPENDED}
     free = {State.HELD, State.PLACING, State.BURST}
     assert not [pair for pair in TRANSITIONS if pair[0] in holds and pair[1] in free]
