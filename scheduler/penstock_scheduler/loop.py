@@ -71,6 +71,7 @@ class RoundLoop:
         self._plan: Plan | None = last.plan if last else None
         self._attained: dict[JobId, dict[str, float]] = last.snapshot.attained if last else {}
         self._absent: dict[JobId, int] = {}
+        self._held = {job.id: job for job in last.snapshot.jobs if _holds(job)} if last else {}
         self._seen_s = last.snapshot.time_s if last else None
         if last:
             log.info("plan taken up", extra={"round": self._round, "assignments": len(last.plan.assignments)})
@@ -158,25 +159,37 @@ class RoundLoop:
         self._on_round(record)
 
     def _count(self, state: ClusterState, now_s: float) -> None:
-        """Add the time since the last look to what each job has attained, on the GPUs that it holds now.
+        """Add the time since the last look to what each job has attained, on the GPUs that it holds or has held.
 
-        The first look of a daemon adds the time since the last round that was saved: jobs run on while it is away.
+        By the cluster's own times of starts and ends where it says them, so that the sum is what its accounts say. The first
+        look of a daemon adds the time since the last round that was saved: jobs run on while it is away.
         """
-        passed_s = max(now_s - self._seen_s, 0.0) if self._seen_s is not None else 0.0
-        present = {job.id for job in state.jobs}
+        present = {job.id: job for job in state.jobs}
+        since_s = now_s if self._seen_s is None else self._seen_s
+        held = {job.id: job for job in state.jobs if _holds(job)}
+        seconds: list[tuple[Job, float]] = []
+        for job in held.values():
+            seconds.append((job, now_s - max(since_s, job.started_s or 0.0)))
+        for job in self._held.values():
+            after = present.get(job.id)
+            if after is not None and after.restarts == job.restarts and job.id in held:
+                continue
+            end_s = state.ended.get(job.id) if after is None else after.stopped_s
+            if end_s is not None:
+                seconds.append((job, min(end_s, now_s) - max(since_s, job.started_s or 0.0)))
         # One that is out of sight for a moment, as while Slurm requeues it, keeps what it has.
         self._absent = {job: self._absent.get(job, self._round) for job in self._attained if job not in present}
-        before, self._seen_s = self._attained, now_s
         self._attained = {
-            job: before[job] for job, since in self._absent.items() if self._round - since < FORGET_ROUNDS
+            job: attained
+            for job, attained in self._attained.items()
+            if self._round - self._absent.get(job, self._round) < FORGET_ROUNDS
         }
-        for job in state.jobs:
-            attained = before.get(job.id, {})
-            if job.allocation is not None and job.phase in (Phase.RUNNING, Phase.STOPPING) and not job.leaving:
-                held = job.allocation
-                attained = attained | {held.gpu_type: attained.get(held.gpu_type, 0.0) + held.gpus * passed_s}
-            if attained:
-                self._attained[job.id] = attained
+        for job, seconds_held in seconds:
+            assert job.allocation is not None
+            attained, gpu_type = self._attained.get(job.id, {}), job.allocation.gpu_type
+            more = job.allocation.gpus * max(seconds_held, 0.0)
+            self._attained[job.id] = attained | {gpu_type: attained.get(gpu_type, 0.0) + more}
+        self._held, self._seen_s = held, now_s
 
     def _at_rest(self, snapshot: Snapshot) -> bool:
         last = self._decided
@@ -218,3 +231,8 @@ class RoundLoop:
                     "text": outcome.text,
                 },
             )
+
+
+def _holds(job: Job) -> bool:
+    """Whether the time that passes counts as the job's, on what it holds."""
+    return job.allocation is not None and job.phase in (Phase.RUNNING, Phase.STOPPING) and not job.leaving

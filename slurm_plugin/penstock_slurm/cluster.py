@@ -52,6 +52,7 @@ from penstock_slurm.gateway import (
     Transient,
     Write,
 )
+from penstock_slurm.gateway.base import ENDED
 from penstock_slurm.settings import SlurmSettings
 from penstock_slurm.site import Site, SiteRules, gpu_limits, reserved
 from penstock_slurm.states import BURST_MARK, HOLDING, LEAVING, WAITING, Facts, State, state
@@ -83,7 +84,8 @@ class SlurmCluster:
         self._free: dict[str, int] = {}
         self._silent: set[str] = set()
         self._states: dict[JobId, State] = {}  # for the log alone
-        self._vanished: set[JobId] = set()
+        self._gone: dict[JobId, SlurmJob | None] = {}  # likewise: listed in the last look but one, and no more
+        self._looked = False
         self._reporting = spool.recent(clock.now_s() - RECENT_S)
         self._pending_since_s: dict[tuple[JobId, int], float] = {}
         self._released_s: dict[JobId, float] = {}
@@ -101,6 +103,9 @@ class SlurmCluster:
             slurm_nodes = self._gateway.nodes()
             slurm_jobs = self._gateway.jobs()
             reservations = self._gateway.reservations()
+            # What became of those that are listed no more; in the first look, of all that Slurm remembers.
+            gone = self._jobs.keys() - {job.id for job in slurm_jobs if job.state not in LEAVING}
+            found = self._gateway.jobs(finished=True) if gone or not self._looked else ()
         except SlurmError as error:
             raise ClusterAway(str(error)) from error
         missing = [name for name in self._settings.partitions if name not in partitions]
@@ -109,6 +114,9 @@ class SlurmCluster:
                 f"[slurm] partitions: Slurm has no partition {', '.join(missing)}; it has {', '.join(sorted(partitions))}"
             )
         now_s, rules = self._clock.now_s(), self._site.rules()
+        self._looked = True
+        self._gone = dict.fromkeys(gone) | {job.id: job for job in found if job.id in gone}
+        ended = {job.id: end_s for job in found if (end_s := _stopped_s(job)) is not None}
         self._silent = {node.name for node in slurm_nodes if node.state & {"NOT_RESPONDING", "DOWN"}}
         usable = tuple(name for name in self._settings.partitions if partitions[name].up)
         types = {node.name: gpu_type(node) for node in slurm_nodes}
@@ -145,7 +153,7 @@ class SlurmCluster:
                 for share in job.allocation.shares:
                     self._free[share.node] = self._free.get(share.node, 0) - share.gpus
         limits = gpu_limits(rules.limits, managed, (job for job in slurm_jobs if job.state in HOLDING | LEAVING))
-        return ClusterState(nodes, tuple(jobs.values()), tuple(refused), limits)
+        return ClusterState(nodes, tuple(jobs.values()), tuple(refused), limits, ended)
 
     def apply(self, actions: Sequence[Action]) -> tuple[Outcome, ...]:
         """See `ports.Cluster`. Acts on what the last `observe` saw.
@@ -241,6 +249,8 @@ class SlurmCluster:
             restarts=slurm_job.restarts,
             allocation=allocation,
             leaving=slurm_job.state in LEAVING,
+            started_s=slurm_job.start_s if slurm_job.state in HOLDING else None,
+            stopped_s=_stopped_s(slurm_job),
             time_limit_s=slurm_job.time_limit_s,
             account=slurm_job.account,
             qos=slurm_job.qos,
@@ -275,21 +285,13 @@ class SlurmCluster:
         return now
 
     def _log_ends(self) -> None:
-        """Say of jobs that Slurm lists no more what became of them; it is asked only if they have not told it themselves."""
-        gone = {job_id: self._spool.ended(job_id) for job_id in self._vanished if job_id in self._states}
-        known: dict[JobId, SlurmJob] = {}
-        if not all(gone.values()):
-            try:
-                known = {job.id: job for job in self._gateway.jobs(finished=True)}
-            except SlurmError as error:
-                log.warning("what became of jobs is not known", extra={"text": str(error)})
-                return
-        for job_id, ended in gone.items():
-            self._log_state(job_id, state(known.get(job_id), Facts(ended=ended)))
-            del self._states[job_id]
+        """Say what became of the jobs that Slurm lists no more."""
+        for job_id, slurm_job in self._gone.items():
+            if job_id in self._states and job_id not in self._jobs:
+                self._log_state(job_id, state(slurm_job, Facts(ended=self._spool.ended(job_id))))
+                del self._states[job_id]
 
     def _remember(self, managed: dict[JobId, SlurmJob], jobs: dict[JobId, Job], now_s: float) -> None:
-        self._vanished = self._jobs.keys() - jobs.keys()
         self._slurm_jobs, self._jobs = managed, jobs
         # By restarts, too: a run that came and went between two looks leaves a credential of its own.
         pending = {(job_id, job.restarts) for job_id, job in managed.items() if job.state in WAITING}
@@ -491,6 +493,13 @@ def _submitted_s(job: SlurmJob, control: Control | None) -> float:
     """When the job was first submitted: Slurm sets its SubmitTime anew at each requeue, so the spool keeps the first."""
     kept = control.submitted_s if control is not None else None
     return job.submit_s if kept is None else min(kept, job.submit_s)
+
+
+def _stopped_s(job: SlurmJob) -> float | None:
+    """When the job's last run ended: Slurm sets the SubmitTime of a job that it puts back into the queue anew."""
+    if job.state in LEAVING | ENDED:
+        return job.end_s
+    return job.submit_s if job.restarts else None
 
 
 def _placement(job: SlurmJob, nodes: tuple[str, ...], types: dict[str, str]) -> Placement:

@@ -44,6 +44,10 @@ class Job:
     """What it holds, or in phase STARTING is about to hold."""
     leaving: bool = False
     """Whether its run has ended and the cluster cleans up: what it holds is not free yet, and is not counted any more."""
+    started_s: float | None = None
+    """When its present run began, on the cluster's clock; None: it does not run, or the cluster does not say."""
+    stopped_s: float | None = None
+    """When the run before that, or the one that is leaving, ended; None: there was none, or the cluster does not say."""
     target: Placement | None = None
     """Where an earlier round has sent it, while it is on the way there (STARTING, STOPPING)."""
     account: str = ""

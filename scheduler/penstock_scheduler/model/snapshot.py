@@ -17,6 +17,8 @@ class ClusterState:
     jobs: tuple[Job, ...]
     refused: tuple[Refusal, ...] = ()
     limits: tuple[GpuLimit, ...] = ()
+    ended: dict[JobId, float] = field(default_factory=dict)
+    """When jobs ended that are not there any more, as far as the cluster says: at least those since the last look."""
 
 
 @dataclass(frozen=True, slots=True)
