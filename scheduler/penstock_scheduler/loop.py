@@ -15,7 +15,19 @@ from typing import Any
 
 from penstock_scheduler.diff import actions
 from penstock_scheduler.errors import RoundFailed
-from penstock_scheduler.model import ClusterState, GpuLimit, Job, JobId, Outcome, Phase, Plan, Progress, Snapshot
+from penstock_scheduler.model import (
+    Action,
+    ClusterState,
+    GpuLimit,
+    Job,
+    JobId,
+    Outcome,
+    Phase,
+    Placement,
+    Plan,
+    Progress,
+    Snapshot,
+)
 from penstock_scheduler.ports import Clock, Cluster, ModelSource, Policy, Store, Trigger
 from penstock_scheduler.records import RoundRecord
 
@@ -71,7 +83,8 @@ class RoundLoop:
         self._plan: Plan | None = last.plan if last else None
         self._attained: dict[JobId, dict[str, float]] = last.snapshot.attained if last else {}
         self._absent: dict[JobId, int] = {}
-        self._held = {job.id: job for job in last.snapshot.jobs if _holds(job)} if last else {}
+        seen = last.snapshot.jobs if last else ()
+        self._held = {job.id: run for job in seen if (run := _run(job)) is not None}
         self._seen_s = last.snapshot.time_s if last else None
         if last:
             log.info("plan taken up", extra={"round": self._round, "assignments": len(last.plan.assignments)})
@@ -164,19 +177,21 @@ class RoundLoop:
         By the cluster's own times of starts and ends where it says them, so that the sum is what its accounts say. The first
         look of a daemon adds the time since the last round that was saved: jobs run on while it is away.
         """
-        present = {job.id: job for job in state.jobs}
         since_s = now_s if self._seen_s is None else self._seen_s
-        held = {job.id: job for job in state.jobs if _holds(job)}
-        seconds: list[tuple[Job, float]] = []
-        for job in held.values():
-            seconds.append((job, now_s - max(since_s, job.started_s or 0.0)))
-        for job in self._held.values():
-            after = present.get(job.id)
-            if after is not None and after.restarts == job.restarts and job.id in held:
-                continue
-            end_s = state.ended.get(job.id) if after is None else after.stopped_s
-            if end_s is not None:
-                seconds.append((job, min(end_s, now_s) - max(since_s, job.started_s or 0.0)))
+        present = {job.id for job in state.jobs}
+        held = {job.id: run for job in state.jobs if (run := _run(job)) is not None}
+        gpu_seconds: list[tuple[JobId, Placement, float]] = []
+        for job in state.jobs:
+            now, before = held.get(job.id), self._held.get(job.id)
+            if now is not None:
+                gpu_seconds.append((job.id, now.on, now_s - max(since_s, now.started_s)))
+            if before is not None and job.stopped_s is not None and (now is None or now.restarts != before.restarts):
+                gpu_seconds.append((job.id, before.on, min(job.stopped_s, now_s) - max(since_s, before.started_s)))
+        for over in state.ended:
+            if over.job not in present and over.ended_s > since_s:
+                # What nobody saw running began after the last look, and counts whole.
+                begin_s = max(since_s, over.started_s) if over.job in self._held else over.started_s
+                gpu_seconds.append((over.job, over.held, min(over.ended_s, now_s) - begin_s))
         # One that is out of sight for a moment, as while Slurm requeues it, keeps what it has.
         self._absent = {job: self._absent.get(job, self._round) for job in self._attained if job not in present}
         self._attained = {
@@ -184,11 +199,10 @@ class RoundLoop:
             for job, attained in self._attained.items()
             if self._round - self._absent.get(job, self._round) < FORGET_ROUNDS
         }
-        for job, seconds_held in seconds:
-            assert job.allocation is not None
-            attained, gpu_type = self._attained.get(job.id, {}), job.allocation.gpu_type
-            more = job.allocation.gpus * max(seconds_held, 0.0)
-            self._attained[job.id] = attained | {gpu_type: attained.get(gpu_type, 0.0) + more}
+        for job_id, on, seconds in gpu_seconds:
+            attained = self._attained.get(job_id, {})
+            more = on.gpus * max(seconds, 0.0)
+            self._attained[job_id] = attained | {on.gpu_type: attained.get(on.gpu_type, 0.0) + more}
         self._held, self._seen_s = held, now_s
 
     def _at_rest(self, snapshot: Snapshot) -> bool:
@@ -198,6 +212,13 @@ class RoundLoop:
         # What jobs attain and have left only grows and shrinks with the time.
         same = ("round", "time_s", "attained", "remaining")
         return dataclasses.replace(snapshot, **{name: getattr(last, name) for name in same}) == last
+
+    def _cause(self, action: Action, held: Placement | None) -> str:
+        """Why there is anything to do: what the job holds, and the plan's reason for something else."""
+        assert self._plan is not None
+        given = self._plan.assignments.get(action.job)
+        reason = self._plan.waiting.get(action.job) if given is None else given.reason
+        return f"holds {held or 'nothing'}: {reason.text if reason is not None else 'the plan has changed'}"
 
     def _target(self, job: str) -> Any:
         assignment = self._plan.assignments.get(job) if self._plan else None
@@ -217,6 +238,7 @@ class RoundLoop:
         if not news:
             return
         self._store.add_outcomes(self._clock.now_s(), news)
+        held = {job.id: job.allocation for job in state.jobs}
         for outcome in news:
             level = logging.WARNING if outcome.progress is Progress.FAILED else logging.INFO
             log.log(
@@ -227,12 +249,24 @@ class RoundLoop:
                     "job": outcome.action.job,
                     "action": outcome.action.kind,
                     "placement": str(getattr(outcome.action, "placement", "none")),
+                    "cause": self._cause(outcome.action, held.get(outcome.action.job)),
                     "progress": outcome.progress.value,
                     "text": outcome.text,
                 },
             )
 
 
-def _holds(job: Job) -> bool:
-    """Whether the time that passes counts as the job's, on what it holds."""
-    return job.allocation is not None and job.phase in (Phase.RUNNING, Phase.STOPPING) and not job.leaving
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Run:
+    """A run whose time counts as its job's."""
+
+    on: Placement
+    started_s: float
+    restarts: int
+
+
+def _run(job: Job) -> _Run | None:
+    """The job's present run, if it holds anything that counts; started at 0 if the cluster does not say."""
+    if job.allocation is None or job.leaving or job.phase not in (Phase.RUNNING, Phase.STOPPING):
+        return None
+    return _Run(job.allocation, job.started_s or 0.0, job.restarts)

@@ -20,11 +20,12 @@ import logging
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from penstock_profiles.wire import Control, Report, Request
+from penstock_profiles.wire import Control, Report, Request, Started
 from penstock_scheduler.errors import BadWish, ClusterAway, RoundFailed
 from penstock_scheduler.model import (
     Action,
     ClusterState,
+    EndedRun,
     Hold,
     Job,
     JobId,
@@ -64,6 +65,9 @@ TRIES = 3
 
 RECENT_S = 86_400.0
 """How far back a daemon that starts looks for reports of jobs that ended without it."""
+
+PAUSES = 8
+"""Moves of a job whose pauses are kept."""
 
 SAYS = "penstock_says"
 """Key in admin_comment under which a job's user reads why Penstock leaves the job alone."""
@@ -116,10 +120,10 @@ class SlurmCluster:
         now_s, rules = self._clock.now_s(), self._site.rules()
         self._looked = True
         self._gone = dict.fromkeys(gone) | {job.id: job for job in found if job.id in gone}
-        ended = {job.id: end_s for job in found if (end_s := _stopped_s(job)) is not None}
         self._silent = {node.name for node in slurm_nodes if node.state & {"NOT_RESPONDING", "DOWN"}}
         usable = tuple(name for name in self._settings.partitions if partitions[name].up)
         types = {node.name: gpu_type(node) for node in slurm_nodes}
+        ended = tuple(run for job in found if (run := self._ended_run(job, types)) is not None)
         managed: dict[JobId, SlurmJob] = {}
         jobs: dict[JobId, Job] = {}
         refused: list[Refusal] = []
@@ -162,6 +166,7 @@ class SlurmCluster:
         first was done, and so on: so no job ever has two commands in flight, and a thousand jobs cost a few calls.
         """
         assert len({action.job for action in actions}) == len(actions), "one action a job"
+        self._forget_moves(self._jobs.keys() - {action.job for action in actions if not isinstance(action, Hold)})
         steps = [self._step(action) for action in actions]
         failed: dict[JobId, SlurmError] = {}
         for wave in itertools.count():
@@ -182,6 +187,7 @@ class SlurmCluster:
         now = set(self._jobs)
         found = self._spool.read(sorted(now | self._reporting))
         self._reporting = now
+        self._measure_pauses(found)
         self._log_ends()
         self._spool.forget(now)
         return found
@@ -251,12 +257,24 @@ class SlurmCluster:
             leaving=slurm_job.state in LEAVING,
             started_s=slurm_job.start_s if slurm_job.state in HOLDING else None,
             stopped_s=_stopped_s(slurm_job),
+            pauses_s=control.pauses_s if control is not None else (),
             time_limit_s=slurm_job.time_limit_s,
             account=slurm_job.account,
             qos=slurm_job.qos,
             reservation=slurm_job.reservation,
             weight=rules.weight(slurm_job),
         )
+
+    def _ended_run(self, job: SlurmJob, types: dict[str, str]) -> EndedRun | None:
+        """The last run of a job that asked for us; None if it has not ended, or never ran."""
+        if job.state not in LEAVING | ENDED or job.start_s is None or job.end_s is None or not job.nodes:
+            return None
+        try:
+            if self._wish(job) is None or not set(job.partition) & set(self._settings.partitions):
+                return None
+        except BadWish:
+            return None
+        return EndedRun(job.id, _placement(job, job.nodes, types), job.start_s, job.end_s)
 
     def _facts(self, slurm_job: SlurmJob, control: Control | None) -> Facts:
         """What the spool, the site's mark and the nodes say of a job."""
@@ -276,6 +294,27 @@ class SlurmCluster:
             return False
         started = self._spool.started(job_id, run)
         return started is not None and started.answers_requests
+
+    def _forget_moves(self, job_ids: Iterable[JobId]) -> None:
+        """A job that waits without a place to go to is not on its way any more: how long it waits is no cost of moving."""
+        for job_id in job_ids:
+            if self._jobs[job_id].phase is not Phase.QUEUED:
+                continue
+            control = self._spool.control(job_id)
+            if control is not None and control.moved_s is not None:
+                self._spool.tell(control.model_copy(update={"moved_s": None}), self._slurm_jobs[job_id].uid)
+
+    def _measure_pauses(self, reports: Iterable[Report]) -> None:
+        """Nodes' clocks and ours agree well enough for seconds: munge refuses them where they do not."""
+        for report in reports:
+            slurm_job, control = self._slurm_jobs.get(report.job_id), self._spool.control(report.job_id)
+            if not isinstance(report.body, Started) or slurm_job is None or control is None:
+                continue
+            if control.moved_s is not None and report.epoch >= control.epoch and control.request is None:
+                pause_s = max(report.time_s - control.moved_s, 0.0)
+                pauses_s = (*control.pauses_s, pause_s)[-PAUSES:]
+                self._spool.tell(control.model_copy(update={"moved_s": None, "pauses_s": pauses_s}), slurm_job.uid)
+                log.info("pause", extra={"round": control.round, "job": report.job_id, "pause_s": round(pause_s, 2)})
 
     def _log_state(self, job_id: JobId, now: State) -> State:
         before = self._states.get(job_id)
@@ -369,6 +408,7 @@ class SlurmCluster:
         if any(room.get(share.node, 0) < share.gpus for share in wanted.shares):
             return _Step(Outcome(action, Progress.UNDER_WAY, "waits for GPUs that another job still holds"))
         shape = wanted.configuration
+        before = self._spool.control(job.id)
         self._spool.tell(
             Control(
                 job_id=job.id,
@@ -378,6 +418,8 @@ class SlurmCluster:
                 nodes=shape.nodes,
                 gpus=shape.gpus,
                 submitted_s=job.submit_s,
+                moved_s=before.moved_s if before is not None else None,
+                pauses_s=before.pauses_s if before is not None else (),
             ),
             slurm_job.uid,
         )
@@ -399,7 +441,8 @@ class SlurmCluster:
         """The plan has come back to where the job is: take back what it was asked."""
         control = self._spool.control(slurm_job.id)
         if control is not None and control.request is not None:
-            self._spool.tell(control.model_copy(update={"request": None, "round": action.round}), slurm_job.uid)
+            taken_back = {"request": None, "moved_s": None, "round": action.round}
+            self._spool.tell(control.model_copy(update=taken_back), slurm_job.uid)
         return Outcome(action, Progress.DONE, "stays where it is")
 
     def _stop(self, action: Action, slurm_job: SlurmJob) -> _Step:
@@ -417,7 +460,9 @@ class SlurmCluster:
         request = control.request
         if request is None:
             request = Request(id=f"{action.round}-{control.epoch}", asked_s=now_s)
-            self._spool.tell(control.model_copy(update={"request": request, "round": action.round}), slurm_job.uid)
+            moved_s = None if isinstance(action, Hold) else now_s
+            asked = {"request": request, "moved_s": moved_s, "round": action.round}
+            self._spool.tell(control.model_copy(update=asked), slurm_job.uid)
             if answers:
                 return _Step(Outcome(action, Progress.UNDER_WAY, "was asked to save"))
         waits = 0 <= now_s - request.asked_s < self._settings.checkpoint_wait_s

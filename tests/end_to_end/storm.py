@@ -54,13 +54,14 @@ class Storm:
     def rage(self) -> None:
         """Until the time is over: submit, disturb about once a second, check the rounds; then put everything right again."""
         events = [
-            (self._cancel, 4),
-            (self._requeue, 5),
-            (self._drain, 3),
-            (self._kill_slurmd, 2),
-            (self._restart_slurmctld, 1),
-            (self._kill_penstockd, 2),
-            (self._stop_munge, 1),
+            (self._cancel, 4.0),
+            (self._requeue, 5.0),
+            (self._drain, 3.0),
+            (self._kill_slurmd, 2.0),
+            (self._restart_slurmctld, 0.4),
+            (self._kill_penstockd, 0.7),
+            (self._stop_munge, 0.4),
+            (lambda: None, 4.0),
         ]
         end_s = self._begun_s + self.seconds
         while (now_s := time.monotonic()) < end_s:

@@ -2,7 +2,7 @@
 
 from penstock_scheduler.model.actions import Action, Hold, Migrate, Outcome, Progress, Resize, Start
 from penstock_scheduler.model.cluster import Configuration, Node, Placement, Share
-from penstock_scheduler.model.job import GpuLimit, Job, JobId, Phase, Refusal
+from penstock_scheduler.model.job import EndedRun, GpuLimit, Job, JobId, Phase, Refusal
 from penstock_scheduler.model.plan import Assignment, Batch, Plan, Reason, ReasonCode, SolveReport, SolveStatus
 from penstock_scheduler.model.snapshot import ClusterState, Snapshot
 from penstock_scheduler.model.wish import Adaptivity, Burst, EstimatorKind, GpuClass, JobWish, parse_wish, validate_wish
@@ -15,6 +15,7 @@ __all__ = [
     "Burst",
     "ClusterState",
     "Configuration",
+    "EndedRun",
     "EstimatorKind",
     "GpuClass",
     "GpuLimit",

@@ -48,6 +48,8 @@ class Job:
     """When its present run began, on the cluster's clock; None: it does not run, or the cluster does not say."""
     stopped_s: float | None = None
     """When the run before that, or the one that is leaving, ended; None: there was none, or the cluster does not say."""
+    pauses_s: tuple[float, ...] = ()
+    """How long its last few moves kept it from training, from the decision until it ran again; the newest last."""
     target: Placement | None = None
     """Where an earlier round has sent it, while it is on the way there (STARTING, STOPPING)."""
     account: str = ""
@@ -58,6 +60,16 @@ class Job:
     """How much its progress counts beside that of others, > 0; from Slurm's priority or fair share, if the site wants that."""
     time_limit_s: float | None = None
     """Seconds of running after which the cluster ends it: the user's estimate from above. None: no limit, or not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndedRun:
+    """The last run of a job that has ended. Times are the cluster's."""
+
+    job: JobId
+    held: Placement
+    started_s: float
+    ended_s: float
 
 
 class Owned(Protocol):

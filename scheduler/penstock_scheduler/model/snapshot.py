@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from penstock_profiles.estimators import AnyEstimator
 from penstock_scheduler.model.cluster import Configuration, Node
-from penstock_scheduler.model.job import GpuLimit, Job, JobId, Refusal
+from penstock_scheduler.model.job import EndedRun, GpuLimit, Job, JobId, Refusal
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,8 +17,8 @@ class ClusterState:
     jobs: tuple[Job, ...]
     refused: tuple[Refusal, ...] = ()
     limits: tuple[GpuLimit, ...] = ()
-    ended: dict[JobId, float] = field(default_factory=dict)
-    """When jobs ended that are not there any more, as far as the cluster says: at least those since the last look."""
+    ended: tuple[EndedRun, ...] = ()
+    """Last runs of jobs that are not there any more, as far as the cluster remembers: at least those since the last look."""
 
 
 @dataclass(frozen=True, slots=True)
