@@ -97,7 +97,11 @@ class Spool:
         return found
 
     def read(self, job_ids: Iterable[str]) -> list[Report]:
-        """New reports of these jobs. Files of older epochs are not looked at: what they say is no longer so."""
+        """New reports of these jobs' newest runs.
+
+        Files of older epochs are not looked at, and of a run that is older than the epoch last given out nothing is taken:
+        it may live on, on a node that is silent, but what it says is no longer so.
+        """
         found: list[Report] = []
         for job_id in job_ids:
             epochs = claimed_epochs(self.folder, job_id)
@@ -146,6 +150,9 @@ class Spool:
             file.seek(offset)
             fresh = file.read(READ_AT_ONCE)
         self._offsets[key] = offset + len(fresh)
+        if fresh and (control := self.control(job_id)) is not None and epoch < control.epoch:
+            log.warning("report of a run that is over passed over", extra={"job": job_id, "epoch": epoch})
+            return []
         *lines, rest = (self._partial.get(key, b"") + fresh).split(b"\n")
         self._partial[key] = rest if len(rest) <= MAX_REPORT_BYTES else b""
         return [report for line in lines if (report := self._parse(job_id, epoch, line)) is not None]

@@ -237,8 +237,11 @@ def test_what_jobs_have_attained_is_counted_by_type_and_survives_a_restart(tmp_p
 
 
 def test_gpu_seconds_follow_the_clusters_own_times():
-    """Looks at 0, 10, 20, 30 s. A run of 2 GPUs from 22 to 27 s is never seen running: 10. One of 4 GPUs
-    starts at 4 s, is requeued at 17 s and starts anew at 19 s on 1 GPU, leaves its node at 26 s: 4 * 13 + 1 * 7 = 59. One of 8 GPUs from 5 s ends at 22 s: 136."""
+    """Looks at 0, 10, 20, 30 s.
+
+    A run of 2 GPUs from 22 to 27 s is never seen running: 10. One of 4 GPUs starts at 4 s, is requeued at 17 s and starts anew
+    at 19 s on 1 GPU, leaves its node at 26 s: 4 * 13 + 1 * 7 = 59. One of 8 GPUs from 5 s ends at 22 s: 136.
+    """
     begun = SimulatedClock().now_s()
 
     def at(seconds: float) -> float:
