@@ -209,7 +209,7 @@ class SlurmCluster:
         word = json.dumps(kept | {SAYS: text})
         if job.admin_comment == word:
             return
-        log.warning("job refused", extra={"job": job.id, "user": job.user, "text": text})
+        log.warning("job is told", extra={"job": job.id, "user": job.user, "text": text})
         try:
             self._gateway.set_admin_comment(job.id, word)
         except SlurmError as error:
@@ -468,7 +468,11 @@ class SlurmCluster:
         waits = 0 <= now_s - request.asked_s < self._settings.checkpoint_wait_s
         if answers and waits and self._spool.answered(job_id, request.id) is None:
             return _Step(Outcome(action, Progress.UNDER_WAY, "was asked to save"))
-        how = "has saved" if self._spool.answered(job_id, request.id) else "gets Slurm's signals to save"
+        saved = self._spool.answered(job_id, request.id) is not None
+        if answers and not saved:
+            waited_s = now_s - request.asked_s
+            self._say(slurm_job, f"it did not save within {waited_s:.0f} s of being asked to, and was stopped without")
+        how = "has saved" if saved else "gets Slurm's signals to save"
         left = Outcome(action, Progress.UNDER_WAY, f"{how}, leaves its GPUs")
         return _Step(left, (Write(job_id, "requeue_hold"),))
 
