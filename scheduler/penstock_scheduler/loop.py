@@ -27,6 +27,7 @@ from penstock_scheduler.model import (
     Plan,
     Progress,
     Snapshot,
+    Start,
 )
 from penstock_scheduler.ports import Clock, Cluster, ModelSource, Policy, Store, Trigger
 from penstock_scheduler.records import RoundRecord
@@ -83,8 +84,10 @@ class RoundLoop:
         self._plan: Plan | None = last.plan if last else None
         self._attained: dict[JobId, dict[str, float]] = last.snapshot.attained if last else {}
         self._absent: dict[JobId, int] = {}
-        seen = last.snapshot.jobs if last else ()
-        self._held = {job.id: run for job in seen if (run := _run(job)) is not None}
+        self._held: dict[JobId, _Run] = {}
+        if last:
+            self._held = {job.id: run for job in last.snapshot.jobs if (run := _run(job)) is not None}
+            self._sent(last.snapshot.jobs, {job: given.placement for job, given in last.plan.assignments.items()})
         self._seen_s = last.snapshot.time_s if last else None
         if last:
             log.info("plan taken up", extra={"round": self._round, "assignments": len(last.plan.assignments)})
@@ -127,6 +130,8 @@ class RoundLoop:
             return ()
         outcomes = self._cluster.apply(actions(self._plan, state.jobs))
         self._tell(state, outcomes)
+        sent = (each.action for each in outcomes if each.progress is Progress.UNDER_WAY)
+        self._sent(state.jobs, {action.job: action.placement for action in sent if isinstance(action, Start)})
         return outcomes
 
     def _decide(self, state: ClusterState, now_s: float, observe_seconds: float) -> None:
@@ -185,7 +190,9 @@ class RoundLoop:
             now, before = held.get(job.id), self._held.get(job.id)
             if now is not None:
                 gpu_seconds.append((job.id, now.on, now_s - max(since_s, now.started_s)))
-            if before is not None and job.stopped_s is not None and (now is None or now.restarts != before.restarts):
+            # After two restarts nobody can say when the first of them was.
+            known = before is not None and job.restarts == before.restarts + (0 if job.leaving else 1)
+            if before is not None and known and job.stopped_s is not None:
                 gpu_seconds.append((job.id, before.on, min(job.stopped_s, now_s) - max(since_s, before.started_s)))
         for over in state.ended:
             if over.job not in present and over.ended_s > since_s:
@@ -204,6 +211,12 @@ class RoundLoop:
             more = on.gpus * max(seconds, 0.0)
             self._attained[job_id] = attained | {on.gpu_type: attained.get(on.gpu_type, 0.0) + more}
         self._held, self._seen_s = held, now_s
+
+    def _sent(self, jobs: Sequence[Job], placements: Mapping[JobId, Placement]) -> None:
+        """These are on their way, and may have run and be back in the queue when they are seen next."""
+        for job in jobs:
+            if job.id in placements and job.id not in self._held:
+                self._held[job.id] = _Run(placements[job.id], 0.0, job.restarts)
 
     def _at_rest(self, snapshot: Snapshot) -> bool:
         last = self._decided

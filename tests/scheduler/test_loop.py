@@ -241,6 +241,7 @@ def test_gpu_seconds_follow_the_clusters_own_times():
 
     A run of 2 GPUs from 22 to 27 s is never seen running: 10. One of 4 GPUs starts at 4 s, is requeued at 17 s and starts anew
     at 19 s on 1 GPU, leaves its node at 26 s: 4 * 13 + 1 * 7 = 59. One of 8 GPUs from 5 s ends at 22 s: 136.
+    Of one that was requeued twice between two looks only what was seen counts: 1 s.
     """
     begun = SimulatedClock().now_s()
 
@@ -254,8 +255,15 @@ def test_gpu_seconds_follow_the_clusters_own_times():
 
     looks = {
         0: ClusterState((), (job("moves"), job("ends"))),
-        10: ClusterState((), (runs("moves", 4, gpus=4), runs("ends", 5, gpus=8))),
-        20: ClusterState((), (runs("moves", 19, 1, gpus=1, stopped_s=at(17)), runs("ends", 5, gpus=8))),
+        10: ClusterState((), (runs("twice", 9, gpus=1), runs("moves", 4, gpus=4), runs("ends", 5, gpus=8))),
+        20: ClusterState(
+            (),
+            (
+                job("twice", restarts=2, stopped_s=at(15)),
+                runs("moves", 19, 1, gpus=1, stopped_s=at(17)),
+                runs("ends", 5, gpus=8),
+            ),
+        ),
         30: ClusterState(
             (),
             (runs("moves", 19, 1, gpus=1, leaving=True, phase=Phase.STOPPING, stopped_s=at(26)),),
@@ -295,6 +303,7 @@ def test_gpu_seconds_follow_the_clusters_own_times():
             "moves": {"t4": 59.0},
             "ends": {"a100": 136.0},
             "unseen": {"t4": 10.0},
+            "twice": {"t4": 1.0},
         }
 
 
