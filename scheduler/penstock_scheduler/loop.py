@@ -35,8 +35,9 @@ from penstock_scheduler.records import RoundRecord
 log = logging.getLogger(__name__)
 
 
-FORGET_ROUNDS = 3
-"""Rounds for which a job's GPU-seconds outlive it: so its last ones are in a saved round, too."""
+FORGET_S = 300.0
+"""How long a job's GPU-seconds outlive it: so its last ones are in a saved round, and one that Slurm takes its time to requeue,
+out of sight meanwhile, keeps what it has."""
 
 
 class RoundLoop:
@@ -83,7 +84,7 @@ class RoundLoop:
         self._round = last.snapshot.round if last else 0
         self._plan: Plan | None = last.plan if last else None
         self._attained: dict[JobId, dict[str, float]] = last.snapshot.attained if last else {}
-        self._absent: dict[JobId, int] = {}
+        self._absent: dict[JobId, float] = {}
         self._held: dict[JobId, _Run] = {}
         if last:
             self._held = {job.id: run for job in last.snapshot.jobs if (run := _run(job)) is not None}
@@ -199,12 +200,9 @@ class RoundLoop:
                 # What nobody saw running began after the last look, and counts whole.
                 begin_s = max(since_s, over.started_s) if over.job in self._held else over.started_s
                 gpu_seconds.append((over.job, over.held, min(over.ended_s, now_s) - begin_s))
-        # One that is out of sight for a moment, as while Slurm requeues it, keeps what it has.
-        self._absent = {job: self._absent.get(job, self._round) for job in self._attained if job not in present}
+        self._absent = {job: self._absent.get(job, now_s) for job in self._attained if job not in present}
         self._attained = {
-            job: attained
-            for job, attained in self._attained.items()
-            if self._round - self._absent.get(job, self._round) < FORGET_ROUNDS
+            job: attained for job, attained in self._attained.items() if now_s - self._absent.get(job, now_s) < FORGET_S
         }
         for job_id, on, seconds in gpu_seconds:
             attained = self._attained.get(job_id, {})
