@@ -16,13 +16,13 @@ pytestmark = pytest.mark.slurm
 
 @pytest.mark.parametrize(
     ("jobs", "seconds", "differ"),
-    [(60, 45.0, 0.03), pytest.param(300, 600.0, 0.01, marks=pytest.mark.long)],
+    [(50, 40.0, 0.05), pytest.param(300, 600.0, 0.01, marks=pytest.mark.long)],
 )
 def test_a_storm(make_site, make_loopback, jobs, seconds, differ):
     """PENSTOCK_TEST_SEED repeats what is done, not when it meets the daemons.
 
-    Ours are sums over looks, half a second or more apart, and Slurm's are whole seconds: over a few hundred runs in 45 s
-    that is noise of about 1 %, over ten minutes 0.2 %.
+    Runs that come and go while the daemon or slurmctld is down are counted by what is known of them; in the short storm they
+    are a larger part, and on a busy machine starting a daemon takes long: hence its wider margin.
     """
     seed = int(os.environ.get("PENSTOCK_TEST_SEED", random.SystemRandom().randrange(10_000)))
     slurm = make_loopback(NODES, accounting=True, slurmd_timeout_s=10)
