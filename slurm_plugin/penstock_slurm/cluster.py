@@ -357,7 +357,8 @@ class SlurmCluster:
                 gpus=sum(node.gpus.values()),
                 partitions=tuple(name for name in node.partitions if name in managed),
                 usable=node.usable,
-                gpus_others=max(sum(node.gpus_used.values()) - ours.get(node.name, 0), 0),
+                # Right after a restart slurmctld was seen to count GPUs of a job that was completing twice: 8 used of 4.
+                gpus_others=max(min(sum(node.gpus_used.values()), sum(node.gpus.values())) - ours.get(node.name, 0), 0),
                 cpus=node.cpus,
                 cpus_others=max(node.cpus_used - our_cpus.get(node.name, 0), 0),
                 state="+".join(sorted(node.state)),
