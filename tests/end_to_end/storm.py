@@ -15,7 +15,7 @@ from pathlib import Path
 
 from penstock_scheduler.model import Phase
 from penstock_scheduler.records import RoundRecord
-from penstock_scheduler.store import FileStore
+from penstock_scheduler.store import open_store
 from penstock_slurm.gateway.base import ENDED, SlurmJob
 from penstock_slurm.loopback import LoopbackError, wait_for
 from tests.end_to_end.site import RATES, Site
@@ -184,7 +184,7 @@ class Storm:
 
     def check_rounds(self) -> None:
         """Every round that was saved since the last time."""
-        store = FileStore(self.site.state)
+        store = open_store(self.site.state)
         for number in store.round_numbers():
             if number > self.checked:
                 assert number == self.checked + 1, f"round {self.checked + 1} is missing"
@@ -201,7 +201,7 @@ class Storm:
         """Wait until what runs is what the newest plan says, then end what is left; the state of each job before that."""
 
         def agrees() -> bool:
-            last = FileStore(self.site.state).last_round()
+            last = open_store(self.site.state).last_round()
             assert last is not None
             jobs = {job.id: job for job in self._slurm_jobs()}
             for job_id, assignment in last.plan.assignments.items():

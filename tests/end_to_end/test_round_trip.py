@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from penstock_scheduler.records import load_round
-from penstock_scheduler.store import FileStore
+from penstock_scheduler.store import open_store
 from penstock_slurm.loopback import wait_for
 from tests.end_to_end.site import RATES, Site, pause
 
@@ -56,12 +56,12 @@ def test_a_job_grows_from_1_to_4_to_16_gpus_and_keeps_its_progress(site: Site):
     site.assert_no_run_twice(job)
     # Both moves were measured, and what they cost is what the next round reckons with, not the 1 s of the settings.
     assert site.log.read_text().count(f"job={job} pause_s=") == 2
-    last = FileStore(site.state).last_round()
+    last = open_store(site.state).last_round()
     assert last is not None
     costs = [
         (each.pauses_s, record.snapshot.restart_costs_s[job])
         for number in range(1, last.snapshot.round + 1)
-        for record in [FileStore(site.state).round(number)]
+        for record in [open_store(site.state).round(number)]
         for each in record.snapshot.jobs
         if each.id == job
     ]
@@ -74,7 +74,7 @@ def test_a_job_grows_from_1_to_4_to_16_gpus_and_keeps_its_progress(site: Site):
     seen = {
         each.submit_s
         for number in range(1, newest + 1)
-        for each in FileStore(site.state).round(number).snapshot.jobs
+        for each in open_store(site.state).round(number).snapshot.jobs
         if each.id == job
     }
     assert len(seen) == 1, "Slurm sets SubmitTime anew at a requeue; a job's age must not"

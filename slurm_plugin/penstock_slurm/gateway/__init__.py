@@ -35,6 +35,7 @@ from penstock_slurm.gateway.errors import (
 __all__ = [
     "AccountingAway",
     "BackendMissing",
+    "CliGateway",
     "ControllerAway",
     "Gateway",
     "JobGone",
