@@ -127,6 +127,7 @@ class _Problem:
         self._weight = np.sqrt(np.tile(weight / weight.sum(), 2))
         self.plausible = _plausible(measured)
         self._ties = _TIES
+        self._at: tuple[bytes, _Parts] | None = None
 
     def loosen(self, theta: FloatArray) -> bool:
         """Whether the points lie so close to the model that the ties were loosened: clean measurements need fewer."""
@@ -166,6 +167,12 @@ class _Problem:
         return J
 
     def _parts(self, theta: FloatArray) -> _Parts:
+        """The model at theta; the search asks for its residuals there, and then for their slopes."""
+        if self._at is None or self._at[0] != theta.tobytes():
+            self._at = theta.tobytes(), self._parts_at(theta)
+        return self._at[1]
+
+    def _parts_at(self, theta: FloatArray) -> _Parts:
         alpha_c, beta_c, alpha_r, beta_r, alpha_n, beta_n = np.exp(theta[:6])
         unit = expit(theta[6])
         gamma, growth = 1 + (GAMMA_MAX - 1) * unit, float(np.tanh(theta[7]))

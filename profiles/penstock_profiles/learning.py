@@ -72,6 +72,8 @@ class JobModel:
         self._stale_fits: set[str] = set()
         self._fitted_shapes: set[tuple[str, int, int]] = set()
         self._noise = GradientNoise(prior.grad_sqr, prior.grad_var) if prior is not None else None
+        self._models: dict[str, GpuModel] | None = None
+        """What `_estimator` knows of each type's speed; None: to be learnt anew."""
         self._estimator: TrainingEstimator | LinearEstimator | None = None
 
     def observe(
@@ -93,7 +95,7 @@ class JobModel:
         if news and not self._foreseen(gpu_type, nodes, replicas, atomic_batch, step_s, sync_s):
             self._fitted_shapes.add((gpu_type, nodes, replicas))
             self._stale_fits.add(gpu_type)
-            self._estimator = None
+            self._models = self._estimator = None
 
     def observe_report(self, seen: Observation) -> None:
         """Take in what a run reported, or one line of a profile: its steps, and its gradient noise if it has an estimate.
@@ -132,7 +134,7 @@ class JobModel:
             raise ValueError(f"max_atomic_batch={max_atomic_batch} fits no sample; leave such a GPU type out")
         if self._limits.get(gpu_type) != max_atomic_batch:
             self._limits[gpu_type] = max_atomic_batch
-            self._estimator = None
+            self._models = self._estimator = None
 
     def observe_noise(self, noise: GradientNoise) -> None:
         """The job's own estimate of its gradient noise, at `initial_batch`; replaces the prior's."""
@@ -148,6 +150,22 @@ class JobModel:
         return self._estimator
 
     def _learn(self) -> TrainingEstimator | LinearEstimator:
+        if self._models is None:
+            self._models = self._learn_models()
+        if not self._models:
+            return LinearEstimator()
+        initial, largest, fixed = self._batches
+        noise = self._noise if self._noise is not None else GradientNoise(grad_sqr=1.0, grad_var=0.0)
+        return TrainingEstimator(
+            models=self._models,
+            initial_batch=initial,
+            max_batch=largest,
+            grad_sqr=noise.grad_sqr,
+            grad_var=noise.grad_var,
+            fixed_batch=fixed,
+        )
+
+    def _learn_models(self) -> dict[str, GpuModel]:
         for gpu_type in sorted(self._stale_fits):
             columns = tuple(tuple(column.tolist()) for column in self._observations[gpu_type].measured())
             params = _fitted(columns, self._fits.get(gpu_type))
@@ -170,18 +188,7 @@ class JobModel:
             else:
                 steps[gpu_type] = own
         steps |= self._from_other_types(steps)
-        if not steps:
-            return LinearEstimator()
-        initial, largest, fixed = self._batches
-        noise = self._noise if self._noise is not None else GradientNoise(grad_sqr=1.0, grad_var=0.0)
-        return TrainingEstimator(
-            models={name: GpuModel(step, self._limit(name, steps)) for name, step in sorted(steps.items())},
-            initial_batch=initial,
-            max_batch=largest,
-            grad_sqr=noise.grad_sqr,
-            grad_var=noise.grad_var,
-            fixed_batch=fixed,
-        )
+        return {name: GpuModel(step, self._limit(name, steps)) for name, step in sorted(steps.items())}
 
     def _from_other_types(self, steps: Mapping[str, ThroughputParams]) -> dict[str, ThroughputParams]:
         """Case 5: types that only the catalogue's families know, by the median of what they say of the nearest type."""

@@ -59,9 +59,9 @@ def goodput_matrix(estimators: Sequence[AnyEstimator], configurations: Configura
     N, K = (np.array(numbers, dtype=np.int64) for numbers in (configurations.nodes, configurations.gpus))
     for gpu_type in dict.fromkeys(configurations.gpu_types):
         columns = np.flatnonzero([name == gpu_type for name in configurations.gpu_types])
-        rows, training = _training(estimators, gpu_type)
+        rows, training = _training(estimators, [gpu_type] * len(estimators))
         if training:
-            best = best_of_batches(training, gpu_type, N[None, columns], K[None, columns])
+            best = best_of_batches(training, [gpu_type] * len(training), N[None, columns], K[None, columns])
             goodput_JC[np.ix_(rows, columns)] = best.goodput
         for row, estimator in enumerate(estimators):
             if not isinstance(estimator, TrainingEstimator):
@@ -73,26 +73,22 @@ def best_batches(estimators: Sequence[AnyEstimator], chosen: Configurations) -> 
     """Batch of each job on the one configuration chosen for it; `chosen` has J entries. See `Estimator.best_batch`."""
     batches: list[Batch | None] = [None] * len(estimators)
     N, K = (np.array(numbers, dtype=np.int64)[:, None] for numbers in (chosen.nodes, chosen.gpus))
-    for gpu_type in dict.fromkeys(chosen.gpu_types):
-        here = [row for row, name in enumerate(chosen.gpu_types) if name == gpu_type]
-        places, training = _training([estimators[row] for row in here], gpu_type)
-        rows = [here[place] for place in places]
-        if training:
-            best = best_of_batches(training, gpu_type, N[rows], K[rows])
-            for row, goodput, atomic, accumulation in zip(rows, *(numbers[:, 0] for numbers in best), strict=True):
-                batches[row] = Batch(int(atomic), int(accumulation)) if goodput > 0 else None
-        for row in here:
-            estimator = estimators[row]
-            if not isinstance(estimator, TrainingEstimator):
-                batches[row] = estimator.best_batch(gpu_type, int(N[row, 0]), int(K[row, 0]))
+    rows, training = _training(estimators, chosen.gpu_types)
+    if training:
+        best = best_of_batches(training, [chosen.gpu_types[row] for row in rows], N[rows], K[rows])
+        for row, goodput, atomic, accumulation in zip(rows, *(numbers[:, 0] for numbers in best), strict=True):
+            batches[row] = Batch(int(atomic), int(accumulation)) if goodput > 0 else None
+    for row, estimator in enumerate(estimators):
+        if not isinstance(estimator, TrainingEstimator):
+            batches[row] = estimator.best_batch(chosen.gpu_types[row], chosen.nodes[row], chosen.gpus[row])
     return batches
 
 
-def _training(estimators: Sequence[AnyEstimator], gpu_type: str) -> tuple[IntArray, list[TrainingEstimator]]:
-    """The training jobs that have a model for this GPU type, and their rows."""
+def _training(estimators: Sequence[AnyEstimator], gpu_types: Sequence[str]) -> tuple[IntArray, list[TrainingEstimator]]:
+    """The training jobs that have a model for their GPU type, and their rows."""
     found = [
         (row, estimator)
-        for row, estimator in enumerate(estimators)
+        for row, (estimator, gpu_type) in enumerate(zip(estimators, gpu_types, strict=True))
         if isinstance(estimator, TrainingEstimator) and gpu_type in estimator.models
     ]
     return np.array([row for row, _ in found], dtype=np.int64), [estimator for _, estimator in found]

@@ -1,6 +1,7 @@
 """From configurations to nodes: which GPUs where.
 
-Rules: a job on part of a node is never split over two; a job on several nodes takes them whole, and shares none; a job that
+Rules: a job on part of a node is never split over two; a job on several nodes takes them whole, and shares none, unless it is of
+a fixed size that no nodes have (10 GPUs on nodes of 8), and takes the same part of each; a job that
 keeps its configuration keeps its nodes, unless it stands in the way; parts of nodes are filled best-fit; several nodes are
 taken from one switch where that is possible, from the one with the fewest free.
 
@@ -115,6 +116,7 @@ class _Room:
         self._free = {name: node.gpus_for_us for name, node in self._nodes.items()}
         self._insides = sorted({_inside(node) for node in self._nodes.values()})
         self._largest = max(self._free.values(), default=0)
+        self._sizes = {node.gpus for node in self._nodes.values()}
         self._move_cost = move_cost
         self.kept: dict[JobId, Placement] = {}
         """Jobs that have kept their nodes so far, and may still be asked to leave them."""
@@ -162,10 +164,10 @@ class _Room:
                 moved: list[JobId] = []
                 if make_room:
                     names, moved = self._cheapest(configuration, per_node, door)
-                elif configuration.nodes > 1:
+                elif configuration.nodes > 1 and per_node in self._sizes:
                     names = self._whole(configuration.nodes, per_node, door)
                 else:
-                    names = self._part(per_node, door)
+                    names = self._part(configuration.nodes, per_node, door)
                 if names:
                     for other in moved:
                         for share in self.kept.pop(other).shares:
@@ -197,18 +199,20 @@ class _Room:
         for offers in self._offers.values():
             offers.stale.add(name)
 
-    def _part(self, gpus: int, door: Door) -> list[str]:
-        """The node of a partition with the fewest free GPUs that has `gpus`."""
+    def _part(self, count: int, gpus: int, door: Door) -> list[str]:
+        """The `count` nodes of a partition with the fewest free GPUs that have `gpus`."""
         open_to = [inside for inside in self._insides if _opens(door, inside)]
+        names: list[str] = []
         for free in range(gpus, self._largest + 1):
-            found = []
+            found: list[str] = []
             for inside in open_to:
                 heap = self._parts.get((inside, free), [])
                 while heap and self._free[heap[0]] != free:
                     heapq.heappop(heap)
-                found += heap[:1]
-            if found:
-                return [min(found)]
+                found += heap[:1] if count == 1 else {name for name in heap if self._free[name] == free}
+            names += sorted(found)[: count - len(names)]
+            if len(names) == count:
+                return names
         return []
 
     def _whole(self, count: int, gpus: int, door: Door) -> list[str]:
@@ -251,7 +255,8 @@ class _Room:
 
         def suits(name: str) -> bool:
             node = self._nodes[name]
-            return _opens(door, _inside(node)) and (configuration.nodes == 1 or node.gpus == gpus)
+            whole = configuration.nodes > 1 and gpus in self._sizes
+            return _opens(door, _inside(node)) and (node.gpus == gpus or not whole)
 
         best = offers.cheapest(configuration.nodes, suits)
         return [name for _, name, _ in best], sorted({job for _, _, leavers in best for job in leavers})

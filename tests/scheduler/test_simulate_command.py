@@ -42,6 +42,25 @@ def test_policies_side_by_side(tmp_path):
     assert (out / "looks.csv").read_text().startswith("policy,seed,time_s,jobs,running")
 
 
+def test_tables_as_parquet_say_the_same_as_csv(tmp_path):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    penstock_simulate(tmp_path, "--policy", "fifo", "--out", tmp_path / "c")
+    result = penstock_simulate(tmp_path, "--policy", "fifo", "--out", tmp_path / "p", "--parquet")
+    assert "jobs.parquet" in result.output
+    for table in ("jobs", "looks"):
+        with (tmp_path / "c" / f"{table}.csv").open() as file:
+            expected = list(csv.DictReader(file))
+        rows = parquet.read_table(tmp_path / "p" / f"{table}.parquet").to_pylist()
+        assert [{name: "" if value is None else str(value) for name, value in row.items()} for row in rows] == expected
+
+
+def test_parquet_without_pyarrow_is_refused_before_anything_runs(tmp_path, monkeypatch):
+    monkeypatch.setattr(command, "parquet_is_there", lambda: False)
+    with pytest.raises(ConfigError, match="needs pyarrow"):
+        penstock_simulate(tmp_path, "--out", tmp_path / "out", "--parquet")
+    assert not (tmp_path / "out").exists()
+
+
 def test_json_is_one_object_and_the_same_again(tmp_path):
     def told():
         document = json.loads(penstock_simulate(tmp_path, "--policy", "sia", "--json").stdout)

@@ -86,14 +86,14 @@ class TrainingEstimator:
         if gpu_type not in self.models:
             return np.zeros(np.broadcast_shapes(np.shape(nodes), np.shape(gpus)))
         N, K = np.broadcast_arrays(nodes, gpus)
-        best = best_of_batches([self], gpu_type, N.reshape(1, -1), K.reshape(1, -1))
+        best = best_of_batches([self], [gpu_type], N.reshape(1, -1), K.reshape(1, -1))
         return best.goodput.reshape(K.shape)
 
     def best_batch(self, gpu_type: str, nodes: int, gpus: int) -> Batch | None:
         """See `Estimator`. Of batches that do equally well, the smallest."""
         if gpu_type not in self.models:
             return None
-        best = best_of_batches([self], gpu_type, np.array([[nodes]]), np.array([[gpus]]))
+        best = best_of_batches([self], [gpu_type], np.array([[nodes]]), np.array([[gpus]]))
         return (
             Batch(int(best.atomic_batch[0, 0]), int(best.accumulation_steps[0, 0])) if best.goodput[0, 0] > 0 else None
         )
@@ -108,35 +108,38 @@ class Best(NamedTuple):
     accumulation_steps: FloatArray
 
 
-def best_of_batches(estimators: Sequence[TrainingEstimator], gpu_type: str, nodes: IntArray, gpus: IntArray) -> Best:
-    """Goodput and batch of many jobs on configurations of one GPU type that each of them has a model for.
+def best_of_batches(
+    estimators: Sequence[TrainingEstimator], gpu_types: Sequence[str], nodes: IntArray, gpus: IntArray
+) -> Best:
+    """Goodput and batch of many jobs, each on configurations of one GPU type that it has a model for.
 
     All batches are tried in single precision, in blocks that stay in the processor's cache, and the best one is evaluated
     anew in double. So a batch whose goodput is within 1e-6 of the best may be taken for it.
 
     Args:
-        estimators: J jobs; all have a model for `gpu_type`.
-        gpu_type: key of their `models`.
+        estimators: J jobs.
+        gpu_types: for each job a key of its `models`.
         nodes: shape (1 or J, C): N of each configuration.
         gpus: K, of the same shape.
     """
     N, K = np.asarray(nodes, dtype=np.float64), np.asarray(gpus, dtype=np.float64)
     if not np.all((N >= 1) & (K >= N)):
         raise ValueError(f"nodes={nodes!r}, gpus={gpus!r}: each configuration needs a node, and each node a GPU")
-    steps = [estimator.models[gpu_type].step for estimator in estimators]
+    models = [estimator.models[gpu_type] for estimator, gpu_type in zip(estimators, gpu_types, strict=True)]
+    steps = [model.step for model in models]
     sync = _sync_time(steps, N, K)
     numbers = np.array(
         [
             (
-                step.alpha_c,
-                step.beta_c,
-                step.gamma,
-                estimator.models[gpu_type].max_atomic_batch,
+                model.step.alpha_c,
+                model.step.beta_c,
+                model.step.gamma,
+                model.max_atomic_batch,
                 estimator.initial_batch,
                 estimator.largest_batch,
                 estimator.grad_sqr / (estimator.grad_sqr + estimator.grad_var),
             )
-            for estimator, step in zip(estimators, steps, strict=True)
+            for estimator, model in zip(estimators, models, strict=True)
         ]
     ).T
     tried = _tried_batches(estimators)

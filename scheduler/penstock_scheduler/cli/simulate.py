@@ -20,7 +20,7 @@ from penstock_scheduler.policies import make_policy
 from penstock_scheduler.settings import load_settings
 from penstock_scheduler.simulator.cluster import nodes_from_spec
 from penstock_scheduler.simulator.disturbances import Disturbances
-from penstock_scheduler.simulator.metrics import job_rows, summarise, write_rows
+from penstock_scheduler.simulator.metrics import job_rows, parquet_is_there, summarise, write_rows
 from penstock_scheduler.simulator.outcomes import Result, over_seeds
 from penstock_scheduler.simulator.page import render
 from penstock_scheduler.simulator.profiles import Profiles
@@ -46,6 +46,7 @@ def simulate_command(
     gpu_speeds: str = typer.Option("", help="For recorded durations: relative speeds, such as a100=1,h100=2."),
     prices: str = typer.Option("", help="Of a GPU-hour, such as t4=0.4,a100=2.5."),
     disturb: str = typer.Option("", help="What goes wrong, such as node_mtbf_h=500,estimation_error=0.1."),
+    parquet: bool = typer.Option(False, help="Write the tables as Parquet, not CSV; needs pyarrow."),
     as_json: bool = typer.Option(False, "--json", help="The summary as one JSON object, and nothing else."),
 ) -> None:
     """Run jobs on a simulated cluster and say how they fare. Ctrl-C stops and leaves what was computed so far."""
@@ -62,6 +63,9 @@ def simulate_command(
     tables = Profiles(profiles) if profiles is not None else None
     speeds, costs = _numbers("--gpu-speeds", gpu_speeds) or None, _numbers("--prices", prices) or None
     disturbed = _disturbances(disturb)
+    if parquet and not parquet_is_there():
+        raise ConfigError("--parquet needs pyarrow: pip install 'penstock[report]', or leave it out for CSV")
+    tables_as = "parquet" if parquet else "csv"
 
     def scenario(seed: int) -> Scenario:
         return prepare(nodes, found, tables, gpu_speeds=speeds, disturbances=disturbed, seed=seed)
@@ -79,13 +83,13 @@ def simulate_command(
                 break
     document = over_seeds(results, cluster=_cluster_spec(cluster), workload=found.name)
     if out is not None:
-        _write(out, results, document)
+        _write(out, results, document, tables_as)
     if as_json:
         typer.echo(json.dumps(document))
     else:
         Console().print(_table(document))
         if out is not None:
-            typer.echo(f"{out}: report.html, summary.json, jobs.csv and looks.csv")
+            typer.echo(f"{out}: report.html, summary.json, jobs.{tables_as} and looks.{tables_as}")
     if any(result.simulation.interrupted for result in results):
         typer.echo("stopped: the figures are of what was simulated until then", err=True)
         raise typer.Exit(INTERRUPTED)
@@ -147,13 +151,13 @@ def _make_folder(out: Path) -> None:
         raise ConfigError(f"{out}: {error.strerror}; name another folder with --out") from None
 
 
-def _write(out: Path, results: list[Result], document: Mapping[str, Any]) -> None:
+def _write(out: Path, results: list[Result], document: Mapping[str, Any], tables_as: str) -> None:
     try:
         (out / "summary.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
         (out / "report.html").write_text(render(results, document), encoding="utf-8")
         runs = [({"policy": result.policy, "seed": result.seed}, result) for result in results]
-        write_rows(out / "jobs.csv", ((of, row) for of, result in runs for row in result.rows))
-        write_rows(out / "looks.csv", ((of, tick) for of, result in runs for tick in result.simulation.ticks))
+        write_rows(out / f"jobs.{tables_as}", ((of, row) for of, result in runs for row in result.rows))
+        write_rows(out / f"looks.{tables_as}", ((of, tick) for of, result in runs for tick in result.simulation.ticks))
     except OSError as error:
         raise ConfigError(f"{out}: {error.strerror}; name another folder with --out") from None
 

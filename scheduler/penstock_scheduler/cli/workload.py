@@ -132,7 +132,7 @@ def _as_requested_s(job: WorkloadJob, truth: Truth, node_gpus: dict[str, int]) -
     for gpu_type, size in node_gpus.items():
         shape = packed(job.gpus, size)
         batch = known.batch(gpu_type, shape, job.batch_size)
-        if known.rate(gpu_type, shape, batch, 0.0) > 0:
+        if known.rates(gpu_type, shape, batch)[0] > 0:
             return advance(known, gpu_type, shape, batch, 0.0, float("inf"))[1]
     return None
 

@@ -30,12 +30,15 @@ def configurations(
 ) -> tuple[Configuration, ...]:
     """Sia's configurations: on one node powers of two and the whole node, beyond that whole nodes of one size.
 
+    A number of `sizes` that no node has and no whole nodes add up to takes the same part of the fewest nodes that divide it:
+    10 GPUs on nodes of 8 are 5 and 5. Slurm asks for as many GPUs on each node of a job.
+
     Counts what the nodes have, not what is free, so that a plan may move jobs out of the way; nodes that are not usable
     do not count. There is no cap of 64 GPUs.
 
     Args:
         nodes: all nodes.
-        sizes: other numbers of GPUs on one node, for jobs that want just so many.
+        sizes: other numbers of GPUs, for jobs that want just so many.
         most: GPUs of the largest configuration; None: no limit.
 
     Returns:
@@ -47,9 +50,12 @@ def configurations(
             by_size[node.gpu_type, node.gpus] = by_size.get((node.gpu_type, node.gpus), 0) + 1
     found: set[Configuration] = set()
     for (gpu_type, size), count in by_size.items():
-        on_one = {*sizes, *(2**power for power in range(size.bit_length()))}
-        found.update(Configuration(1, gpus, gpu_type) for gpus in on_one if gpus <= size)
+        found.update(Configuration(1, 2**power, gpu_type) for power in range(size.bit_length()))
         found.update(Configuration(n, n * size, gpu_type) for n in range(1, count + 1))
+        for gpus in sizes:
+            nodes_of_it = next((n for n in range(-(-gpus // size), count + 1) if gpus % n == 0), None)
+            if nodes_of_it is not None:
+                found.add(Configuration(nodes_of_it, gpus, gpu_type))
     return tuple(
         sorted((c for c in found if most is None or c.gpus <= most), key=lambda c: (c.gpu_type, c.gpus, c.nodes))
     )
@@ -57,8 +63,8 @@ def configurations(
 
 def is_regular(configuration: Configuration, sizes: Iterable[int]) -> bool:
     """Whether any job may have it: whole nodes (of one of these sizes), or a power of two of one."""
-    gpus = configuration.gpus
-    return configuration.nodes > 1 or gpus in sizes or gpus & (gpus - 1) == 0
+    gpus, nodes = configuration.gpus, configuration.nodes
+    return gpus // nodes in sizes or (nodes == 1 and gpus & (gpus - 1) == 0)
 
 
 def allowed(job: Job, configuration: Configuration) -> bool:

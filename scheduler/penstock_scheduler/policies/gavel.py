@@ -16,9 +16,10 @@ on all of them, or waits. Each round:
 The paper's rounds are 360 s long: set `[daemon] round_s = 360`. Taking turns costs restarts, which Gavel does not weigh.
 
 Departures: time is counted in all that the job has attained, not since the jobs last changed (nor does the port that Sia was
-compared with). By default each job's throughput is relative to its slowest type, so that a program that counts many samples a
-second does not get all; the authors' code, and Sia's port of it, sum up steps/s as they are, which is `throughput = "steps"`.
-Jobs that are alike get the same shares, which an interior-point solver does without being asked and a simplex does not.
+compared with). The authors' code, and Sia's port of it, sum up steps/s as they are, and so do we: docs/simulator.md
+compares. A job of many short steps then comes first; with `throughput = "normalised"` each job's throughput is relative to
+its slowest type. Jobs that are alike get the same shares, which an interior-point solver does without being asked and a
+simplex does not.
 
 Axes: A classes of jobs that are alike, E entries (a class on a configuration that it asks for), T GPU types.
 """
@@ -44,7 +45,7 @@ class GavelSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     throughput: Literal["normalised", "steps"] = Field(
-        default="normalised", description="Relative to the job's slowest type, or steps/s as in the authors' code."
+        default="steps", description="Steps/s, as in the authors' code, or relative to the job's slowest type."
     )
     head_start_s: PositiveFloat = Field(
         default=180.0, description="Time that every job counts as having had on every type; the authors': half a round."

@@ -106,7 +106,9 @@ class Room:
     def enough(self, option: Configuration, free: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Which nodes could be part of a configuration; of the shape of `free`, whose last axis are the nodes."""
         per_node = option.gpus // option.nodes
-        right_N = (self._types == option.gpu_type) & ((self._gpus_N == per_node) | (option.nodes == 1))
+        right_N = self._types == option.gpu_type
+        if option.nodes > 1 and (whole_N := right_N & (self._gpus_N == per_node)).any():
+            right_N = whole_N
         enough: NDArray[np.bool_] = (free >= per_node) & right_N
         return enough
 

@@ -289,6 +289,10 @@ class _Table:
         for node in self.snapshot.nodes:
             sizes.setdefault(node.gpu_type, set()).add(node.gpus)
         self.regular_C = np.array([common.is_regular(c, sizes[c.gpu_type]) for c in self.options], dtype=np.bool_)
+        self.parts_C = np.array(
+            [c.nodes > 1 and c.gpus // c.nodes not in sizes[c.gpu_type] for c in self.options], dtype=np.bool_
+        )
+        """Parts of several nodes: only for jobs that want just so many GPUs."""
 
     def _set_access(self) -> None:
         """Which jobs may use which nodes: by partition and reservation, for each of the few combinations that occur."""
@@ -320,8 +324,9 @@ class _Table:
                         count[gpu_type, size] = count.get((gpu_type, size), 0) + nodes
             for c, option in enumerate(self.options):
                 per_node = option.gpus // option.nodes
+                whole = option.nodes > 1 and (option.gpu_type, per_node) in count
                 self.open_AC[access, c] = any(
-                    nodes >= option.nodes and (size == per_node or (option.nodes == 1 and size >= per_node))
+                    nodes >= option.nodes and (size == per_node or (size >= per_node and not whole))
                     for (gpu_type, size), nodes in count.items()
                     if gpu_type == option.gpu_type
                 )
@@ -343,7 +348,9 @@ class _Table:
         power_JC = (units_JC & (units_JC - 1)) == 0
         exact_J = self.min_J == self.max_J
         regular_JC = np.where(
-            unit_JC > 1, (self.gpus_C % unit_JC == 0) & (power_JC | (self.nodes_C > 1)), self.regular_C
+            unit_JC > 1,
+            (self.gpus_C % unit_JC == 0) & (power_JC | (self.nodes_C > 1)) & ~self.parts_C,
+            self.regular_C,
         )
         holds_JC = self.held_J[:, None] == np.arange(len(self.options))
         in_wish_JC = (self.gpus_C >= self.min_J[:, None]) & (self.gpus_C <= self.max_J[:, None])

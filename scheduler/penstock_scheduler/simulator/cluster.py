@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from penstock_profiles.estimators import AnyEstimator, Batch
+from penstock_profiles.matrix import Configurations, best_batches
 from penstock_profiles.noise import GradientNoise
 from penstock_profiles.wire import Report
 from penstock_scheduler.model import (
@@ -38,7 +39,7 @@ from penstock_scheduler.model import (
 from penstock_scheduler.nodespec import parse_nodes
 from penstock_scheduler.ports import Clock
 from penstock_scheduler.simulator.disturbances import Disturbances
-from penstock_scheduler.simulator.truth import JobTruth, Seen, Shape, advance
+from penstock_scheduler.simulator.truth import JobTruth, Seen, Shape, advance, rate_at
 
 
 class Learner(Protocol):
@@ -53,8 +54,9 @@ class Learner(Protocol):
         """Take in what the job has measured while it ran."""
         ...
 
-    def total_batch(self, gpu_type: str, nodes: int, gpus: int) -> int | None:
-        """Samples per step that the job itself thinks best there; None: the initial ones."""
+    @property
+    def own_estimator(self) -> AnyEstimator:
+        """What the job itself chooses its batch by."""
         ...
 
 
@@ -94,6 +96,8 @@ class SimulatedJob:
     """Total batch that its user asked for, samples; None: the model's initial one."""
     user: str = "user"
     account: str = ""
+    time_limit_s: float | None = None
+    """What its user asked for; nobody ends it then."""
     progress: float = 0.0
     allocation: Placement | None = None
     starts: int = 0
@@ -132,7 +136,7 @@ class SimulatedJob:
         """Progress per second as of the last look; 0 while it holds no GPU or restarts."""
         if self.allocation is None or self._settled_s < self.runs[-1].ready_s:
             return 0.0
-        return self._speed * self.truth.rate(self.allocation.gpu_type, self._shape, self.batch, self.progress)
+        return self._speed * rate_at(self.truth, self.allocation.gpu_type, self._shape, self.batch, self.progress)
 
 
 class SimulatedCluster:
@@ -206,8 +210,7 @@ class SimulatedCluster:
         """What is there now."""
         now_s = self._clock.now_s()
         self._live_until(now_s)
-        for job in self._active.values():
-            self._train(job, now_s)
+        self._train(now_s)
         return ClusterState(tuple(self._nodes.values()), tuple(self._view(job, now_s) for job in self._active.values()))
 
     def apply(self, actions: Sequence[Action]) -> tuple[Outcome, ...]:
@@ -281,37 +284,55 @@ class SimulatedCluster:
 
     # What jobs do.
 
-    def _train(self, job: SimulatedJob, now_s: float) -> None:
-        """Bring a job's progress up to date; let it report, and choose its batch size anew if there is news."""
-        if job.allocation is None:
-            return
-        self._settle(job, now_s)
-        run = job.runs[-1]
-        if now_s <= run.ready_s:
-            return
-        if job.learner is not None:
-            gpu_type, gpus = job.allocation.gpu_type, job.allocation.gpus
-            seen = job.truth.seen(gpu_type, job._shape, job.batch)
-            job.learner.saw(gpu_type, seen, job.truth.noise(job.batch, gpus, job.progress))
-            if self._choose_batch(job):
-                self._foresee(job)
-        rate = job.rate
-        if not run.rates or run.rates[-1][1] != rate:
-            run.rates.append((now_s if run.rates else run.ready_s, rate))
+    def _train(self, now_s: float) -> None:
+        """Bring all progress up to date; let jobs report, and choose their batch sizes anew where there is news."""
+        training = []
+        for job in self._active.values():
+            if job.allocation is None:
+                continue
+            self._settle(job, now_s)
+            if now_s <= job.runs[-1].ready_s:
+                continue
+            training.append(job)
+            if job.learner is not None:
+                gpu_type, gpus = job.allocation.gpu_type, job.allocation.gpus
+                seen = job.truth.seen(gpu_type, job._shape, job.batch)
+                job.learner.saw(gpu_type, seen, job.truth.noise(job.batch, gpus, job.progress))
+        for job in self._choose_batches(training):
+            self._foresee(job)
+        for job in training:
+            run, rate = job.runs[-1], job.rate
+            if not run.rates or run.rates[-1][1] != rate:
+                run.rates.append((now_s if run.rates else run.ready_s, rate))
 
-    def _choose_batch(self, job: SimulatedJob) -> bool:
-        """The batch that the job thinks best where it is; whether it is another one than before."""
-        assert job.allocation is not None, "only a job with GPUs trains"
-        gpu_type, before = job.allocation.gpu_type, job.batch
-        total = job.batch_size
-        if job.learner is not None:
-            known = (job.learner.estimator, gpu_type, job._shape)
-            if job._known is not None and known[0] is job._known[0] and known[1:] == job._known[1:]:
-                return False
-            job._known = known
-            total = job.learner.total_batch(gpu_type, len(job._shape), sum(job._shape))
-        job.batch = job.truth.batch(gpu_type, job._shape, total)
-        return job.batch != before
+    def _choose_batches(self, jobs: Iterable[SimulatedJob]) -> list[SimulatedJob]:
+        """Let jobs take the batch that they think best where they are; those of them that now have another one."""
+        totals: list[tuple[SimulatedJob, int | None]] = []
+        learning: list[tuple[SimulatedJob, AnyEstimator, str, Shape]] = []
+        for job in jobs:
+            assert job.allocation is not None, "only a job with GPUs trains"
+            if job.learner is None:
+                totals.append((job, job.batch_size))
+                continue
+            known = (job.learner.own_estimator, job.allocation.gpu_type, job._shape)
+            if job._known is None or known[0] is not job._known[0] or known[1:] != job._known[1:]:
+                job._known = known
+                learning.append((job, *known))
+        where = Configurations(
+            tuple(gpu_type for *_, gpu_type, _ in learning),
+            tuple(len(shape) for *_, shape in learning),
+            tuple(sum(shape) for *_, shape in learning),
+        )
+        best = best_batches([estimator for _, estimator, *_ in learning], where)
+        for (job, *_), batch, gpus in zip(learning, best, where.gpus, strict=True):
+            totals.append((job, None if batch is None else gpus * batch.atomic_batch * (batch.accumulation_steps + 1)))
+        changed = []
+        for job, total in totals:
+            assert job.allocation is not None, "only a job with GPUs trains"
+            before, job.batch = job.batch, job.truth.batch(job.allocation.gpu_type, job._shape, total)
+            if job.batch != before:
+                changed.append(job)
+        return changed
 
     def _settle(self, job: SimulatedJob, now_s: float) -> None:
         """Bring its progress to `now_s`, and what is in its last checkpoint."""
@@ -400,7 +421,7 @@ class SimulatedCluster:
         job.allocation, job._shape, job._settled_s, job._view = where, shape, now_s, None
         job._speed = self._speed(job)
         job.runs.append(Run(now_s, now_s, where, ready_s, job.progress))
-        self._choose_batch(job)
+        self._choose_batches([job])
         self._foresee(job)
         self._disturb(now_s)
 
@@ -451,6 +472,7 @@ class SimulatedCluster:
                 submit_s=job.submit_s,
                 restarts=job.restarts,
                 allocation=job.allocation,
+                time_limit_s=job.time_limit_s,
             )
         return job._view
 

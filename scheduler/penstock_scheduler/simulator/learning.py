@@ -31,7 +31,10 @@ class LearnedModels:
         self._jobs, self._restart_costs_s, self._wishes = jobs, restart_costs_s, wishes
 
     def models(self, jobs: Sequence[Job], gpu_types: Iterable[str]) -> Models:
-        """See `ports.ModelSource`. How a job scales counts as unknown throughout, so that it grows step by step."""
+        """See `ports.ModelSource`. How a job scales counts as unknown throughout, so that it grows step by step.
+
+        What is left of a training is known once it has begun: then it says how far it is, and when it is done.
+        """
         known = self._wishes.models([job for job in jobs if self._jobs[job.id].learner is None], gpu_types)
         for job in jobs:
             simulated = self._jobs[job.id]
@@ -39,6 +42,9 @@ class LearnedModels:
                 known.estimators[job.id] = simulated.learner.estimator
                 known.restart_costs_s[job.id] = self._restart_costs_s[job.id]
                 known.unscaled[job.id] = simulated.most_gpus
+                if isinstance(simulated.truth, ModelledJob) and simulated.runs:
+                    initial, own = simulated.truth.model.initial_batch, job.wish.batch_size
+                    known.remaining[job.id] = simulated.truth.left(simulated.progress, initial if own is None else own)
         return known
 
 
@@ -86,9 +92,10 @@ class FittedLearner:
         if noise is not None:
             self._model.observe_noise(GradientNoise(noise.grad_sqr, noise.grad_var * self._var_scale))
 
-    def total_batch(self, gpu_type: str, nodes: int, gpus: int) -> int | None:
-        """See `Learner`."""
-        return _total(self.estimator, gpu_type, nodes, gpus)
+    @property
+    def own_estimator(self) -> AnyEstimator:
+        """See `Learner`: as the scheduler."""
+        return self._model.estimator
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,9 +162,10 @@ class ArtifactLearner:
         if noise is not None and noise != self._noise:
             self._noise, self._estimators = noise, None
 
-    def total_batch(self, gpu_type: str, nodes: int, gpus: int) -> int | None:
-        """See `Learner`: up to the largest of the application."""
-        return _total(self._learnt()[1], gpu_type, nodes, gpus)
+    @property
+    def own_estimator(self) -> AnyEstimator:
+        """See `Learner`: up to the largest batch of the application."""
+        return self._learnt()[1]
 
     def _learnt(self) -> tuple[AnyEstimator, AnyEstimator]:
         if self._estimators is None:
@@ -189,9 +197,3 @@ class ArtifactLearner:
 
 def _perfect(sample_s: float) -> ThroughputParams:
     return ThroughputParams(0.0, sample_s, 0.0, 0.0, 0.0, 0.0, 1.0)
-
-
-def _total(estimator: AnyEstimator, gpu_type: str, nodes: int, gpus: int) -> int | None:
-    """Samples per step of the best batch."""
-    batch = estimator.best_batch(gpu_type, nodes, gpus)
-    return None if batch is None else gpus * batch.atomic_batch * (batch.accumulation_steps + 1)

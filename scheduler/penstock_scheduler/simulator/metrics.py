@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import importlib.util
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
@@ -125,7 +126,20 @@ def summarise(simulation: Simulation, rows: list[JobRow]) -> Summary:
 
 
 def write_rows(file: Path, rows: Iterable[tuple[Mapping[str, Any], Any]]) -> None:
-    """Write rows as CSV: (what to put before, a dataclass) each. Raises OSError."""
+    """Write rows as CSV, or as Parquet if the file's name ends so: (what to put before, a dataclass) each.
+
+    Raises:
+        OSError: the file cannot be written.
+        ModuleNotFoundError: Parquet without pyarrow; `parquet_is_there` tells beforehand.
+    """
+    if file.suffix == ".parquet":
+        import pyarrow  # an extra: only for who asks
+        import pyarrow.parquet
+
+        pyarrow.parquet.write_table(
+            pyarrow.Table.from_pylist([{**before, **asdict(row)} for before, row in rows]), file
+        )
+        return
     writer = None
     with file.open("w", encoding="utf-8", newline="") as out:
         for before, row in rows:
@@ -134,6 +148,11 @@ def write_rows(file: Path, rows: Iterable[tuple[Mapping[str, Any], Any]]) -> Non
                 writer = csv.DictWriter(out, names, lineterminator="\n")
                 writer.writeheader()
             writer.writerow({**before, **asdict(row)})
+
+
+def parquet_is_there() -> bool:
+    """Whether `write_rows` can write Parquet."""
+    return importlib.util.find_spec("pyarrow") is not None
 
 
 def isolated_s(job: SimulatedJob, scenario: Scenario, gpu_type: str, gpus: float) -> float:
@@ -161,14 +180,18 @@ def _alone_s(job: SimulatedJob, gpu_type: str, shape: tuple[int, ...]) -> float:
         model = truth.model
         totals = [int(total) for total in np.geomspace(model.initial_batch, model.max_batch, BATCHES_TRIED)]
     batches = {truth.batch(gpu_type, shape, total) for total in totals}
-    progress = seconds = 0.0
-    while progress < truth.work:
-        rate = max(truth.rate(gpu_type, shape, batch, progress) for batch in batches)
-        if rate <= 0:
+    begin = seconds = 0.0
+    for rates, end in zip(
+        zip(*(truth.rates(gpu_type, shape, batch) for batch in batches), strict=True),
+        (*truth.epoch_ends, math.inf),
+        strict=True,
+    ):
+        if begin >= truth.work:
+            break
+        if max(rates) <= 0:
             return math.inf
-        end = truth.epoch_end(progress)
-        seconds += (end - progress) / rate
-        progress = end
+        seconds += (min(end, truth.work) - begin) / max(rates)
+        begin = end
     return seconds
 
 

@@ -244,7 +244,16 @@ def _simulated(job: WorkloadJob, scenario: Scenario, driving: Driving) -> Simula
     if isinstance(truth, ModelledJob):
         learner = _learner(job, truth, wish, scenario, driving)
     return SimulatedJob(
-        job.id, job.name or job.id, wish, truth, job.submit_s, learner, job.batch_size, job.user, job.account
+        job.id,
+        job.name or job.id,
+        wish,
+        truth,
+        job.submit_s,
+        learner,
+        job.batch_size,
+        job.user,
+        job.account,
+        job.time_limit_s,
     )
 
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -107,12 +107,9 @@ class ModelTruth(Protocol):
         """`grad_sqr` and `grad_var`, at the initial batch size, while it trains at this total batch; both of shape (epochs,)."""
         ...
 
-    def epoch(self, progress: float) -> int:
-        """How many epochs this progress has completed, but never the last: then it is done."""
-        ...
-
-    def epoch_end(self, epoch: int) -> float:
-        """Progress until which `noise` stays what it is; infinite if it never changes."""
+    @property
+    def epoch_ends(self) -> Sequence[float]:
+        """Progress at which each epoch but the last is completed, ascending; `noise` stays what it is in between."""
         ...
 
     def progress_of(self, epochs: float) -> float | None:
@@ -130,7 +127,9 @@ class MeasuredModel:
         self.restart_cost_s = tables.application.restart_s_policy
         self._slowdown = tables.application.slowdown
         self._ends = [iterations * tables.initial_batch for iterations in tables.epoch_iterations]
+        self.epoch_ends = tuple(self._ends[:-1])
         self.training: float | None = self._ends[-1]
+        self._noise: dict[int, tuple[FloatArray, FloatArray]] = {}
 
     def runs_on(self, gpu_type: str) -> bool:
         """See `ModelTruth`."""
@@ -149,15 +148,9 @@ class MeasuredModel:
 
     def noise(self, batch: int) -> tuple[FloatArray, FloatArray]:
         """See `ModelTruth`."""
-        return self._tables.noise(batch)
-
-    def epoch(self, progress: float) -> int:
-        """See `ModelTruth`."""
-        return min(bisect_right(self._ends, progress), len(self._ends) - 1)
-
-    def epoch_end(self, epoch: int) -> float:
-        """See `ModelTruth`."""
-        return self._ends[epoch]
+        if batch not in self._noise:
+            self._noise[batch] = self._tables.noise(batch)
+        return self._noise[batch]
 
     def progress_of(self, epochs: float) -> float | None:
         """See `ModelTruth`. Beyond the recorded epochs nothing is known."""
@@ -183,6 +176,8 @@ class FamilyModel:
         application = application_of(name)
         self._epoch_samples = application.epoch_samples if application else None
         self.training = float(application.epochs * application.epoch_samples) if application else None
+        self.epoch_ends: tuple[float, ...] = ()
+        """All of the training is as one epoch."""
 
     def runs_on(self, gpu_type: str) -> bool:
         """See `ModelTruth`."""
@@ -207,14 +202,6 @@ class FamilyModel:
         """See `ModelTruth`: one number for a whole training."""
         return np.array([self._family.grad_sqr]), np.array([self._family.grad_var])
 
-    def epoch(self, progress: float) -> int:
-        """See `ModelTruth`: all of the training is as one epoch."""
-        return 0
-
-    def epoch_end(self, epoch: int) -> float:
-        """See `ModelTruth`."""
-        return math.inf
-
     def progress_of(self, epochs: float) -> float | None:
         """See `ModelTruth`."""
         return None if self._epoch_samples is None else epochs * self._epoch_samples
@@ -237,12 +224,13 @@ class JobTruth(Protocol):
         """A total batch (None: the initial one) over these GPUs, accumulated where memory asks for it; None: cannot run."""
         ...
 
-    def rate(self, gpu_type: str, shape: Shape, batch: Batch | None, progress: float) -> float:
-        """Progress per second; 0 where it cannot run. It stays what it is until `epoch_end`."""
+    @property
+    def epoch_ends(self) -> Sequence[float]:
+        """Progress at which each epoch but the last is completed, ascending: where `rates` and `noise` change."""
         ...
 
-    def epoch_end(self, progress: float) -> float:
-        """Progress, above the given one, until which `rate` and `noise` stay what they are; at most `work`."""
+    def rates(self, gpu_type: str, shape: Shape, batch: Batch | None) -> Sequence[float]:
+        """Progress per second in each epoch; 0 where it cannot run."""
         ...
 
     def seen(self, gpu_type: str, shape: Shape, batch: Batch | None) -> Seen | None:
@@ -259,12 +247,14 @@ class ModelledJob:
 
     def __init__(self, model: ModelTruth, work: float) -> None:
         self.model, self.work, self.restart_s = model, work, model.restart_s
+        self.epoch_ends = model.epoch_ends
         self._rates: dict[tuple[str, Shape, Batch], list[float]] = {}
+        self._seen: dict[tuple[str, Shape, Batch], Seen | None] = {}
 
     def of(self, work: float) -> ModelledJob:
         """Another job of the same model; the two share what was asked before."""
         other = ModelledJob(self.model, work)
-        other._rates = self._rates
+        other._rates, other._seen = self._rates, self._seen
         return other
 
     def batch(self, gpu_type: str, shape: Shape, total: int | None = None) -> Batch | None:
@@ -277,35 +267,40 @@ class ModelledJob:
         accumulation = -(-total // (gpus * fits)) - 1
         return Batch(-(-total // (gpus * (accumulation + 1))), accumulation)
 
-    def rate(self, gpu_type: str, shape: Shape, batch: Batch | None, progress: float) -> float:
+    def rates(self, gpu_type: str, shape: Shape, batch: Batch | None) -> Sequence[float]:
         """See `JobTruth`: samples/s x r / S, where a step takes step + s (step - sync) seconds."""
         if batch is None:
-            return 0.0
+            return [0.0] * (len(self.epoch_ends) + 1)
         key = (gpu_type, shape, batch)
         rates = self._rates.get(key)
         if rates is None:
             rates = self._rates[key] = self._rates_of_epochs(*key)
-        return rates[self.model.epoch(progress)]
-
-    def epoch_end(self, progress: float) -> float:
-        """See `JobTruth`."""
-        end = self.model.epoch_end(self.model.epoch(progress))
-        return min(end, self.work) if end > progress else self.work
+        return rates
 
     def seen(self, gpu_type: str, shape: Shape, batch: Batch | None) -> Seen | None:
         """See `JobTruth`."""
-        times = self.model.step(gpu_type, shape, batch.atomic_batch) if batch is not None else None
-        if batch is None or times is None:
+        if batch is None:
             return None
-        return Seen(len(shape), sum(shape), batch.atomic_batch, *times)
+        key = (gpu_type, shape, batch)
+        if key not in self._seen:
+            times = self.model.step(gpu_type, shape, batch.atomic_batch)
+            self._seen[key] = None if times is None else Seen(len(shape), sum(shape), batch.atomic_batch, *times)
+        return self._seen[key]
 
     def noise(self, batch: Batch | None, replicas: int, progress: float) -> GradientNoise | None:
         """See `JobTruth`."""
         if batch is None:
             return None
         sqr_E, var_E = self.model.noise(_total(batch, replicas))
-        epoch = self.model.epoch(progress)
+        epoch = bisect_right(self.epoch_ends, progress)
         return GradientNoise(float(sqr_E[epoch]), float(var_E[epoch]))
+
+    def left(self, progress: float, initial_batch: int) -> float:
+        """The work that is left, in samples of another initial batch size: as many as it needs at that size in this epoch."""
+        sqr_E, var_E = self.model.noise(initial_batch)
+        epoch = bisect_right(self.epoch_ends, progress)
+        wasted = max(initial_batch / self.model.initial_batch - 1, 0.0) * sqr_E[epoch] / (sqr_E[epoch] + var_E[epoch])
+        return float(max(self.work - progress, 0.0) * (1 + wasted))
 
     def profile(self, gpu_type: str) -> list[Seen]:
         """What profiling it on one GPU of a type shows: a few batch sizes, the last the largest that fits."""
@@ -337,19 +332,16 @@ class RecordedJob:
     restart_s: float
     speeds: Mapping[str, float]
     """GPU type -> speed of one GPU relative to that of others; 1 where it is not given."""
+    epoch_ends: tuple[float, ...] = ()
 
     def batch(self, gpu_type: str, shape: Shape, total: int | None = None) -> Batch | None:
         """None: batches are not for it to say."""
         return None
 
-    def rate(self, gpu_type: str, shape: Shape, batch: Batch | None, progress: float) -> float:
+    def rates(self, gpu_type: str, shape: Shape, batch: Batch | None) -> Sequence[float]:
         """See `JobTruth`; GPU-seconds of the recorded type per second."""
         own = self.speeds.get(self.gpu_type, 1.0) if self.gpu_type is not None else 1.0
-        return sum(shape) * self.speeds.get(gpu_type, 1.0) / own
-
-    def epoch_end(self, progress: float) -> float:
-        """See `JobTruth`."""
-        return self.work
+        return (sum(shape) * self.speeds.get(gpu_type, 1.0) / own,)
 
     def seen(self, gpu_type: str, shape: Shape, batch: Batch | None) -> Seen | None:
         """None: it does not measure."""
@@ -368,18 +360,15 @@ class EstimatedJob:
     work: float
     """In the estimator's unit, times seconds."""
     restart_s: float = 30.0
+    epoch_ends: tuple[float, ...] = ()
 
     def batch(self, gpu_type: str, shape: Shape, total: int | None = None) -> Batch | None:
         """None: the estimator has its best one in its goodput."""
         return None
 
-    def rate(self, gpu_type: str, shape: Shape, batch: Batch | None, progress: float) -> float:
+    def rates(self, gpu_type: str, shape: Shape, batch: Batch | None) -> Sequence[float]:
         """See `JobTruth`."""
-        return float(self.estimator.goodput(gpu_type, np.array([len(shape)]), np.array([sum(shape)]))[0])
-
-    def epoch_end(self, progress: float) -> float:
-        """See `JobTruth`."""
-        return self.work
+        return (float(self.estimator.goodput(gpu_type, np.array([len(shape)]), np.array([sum(shape)]))[0]),)
 
     def seen(self, gpu_type: str, shape: Shape, batch: Batch | None) -> Seen | None:
         """None: it does not measure."""
@@ -497,7 +486,7 @@ class Truth:
         node_gpus = self._settings.node_gpus or {}
         for gpu_type in types:
             shape = packed(job.gpus, node_gpus.get(gpu_type, NODE_GPUS))
-            rate = modelled_job.rate(gpu_type, shape, modelled_job.batch(gpu_type, shape, job.batch_size), 0.0)
+            rate = modelled_job.rates(gpu_type, shape, modelled_job.batch(gpu_type, shape, job.batch_size))[0]
             if rate > 0:
                 return rate
         found = f"duration_s of the model {job.model!r} with gpus={job.gpus}, batch_size={job.batch_size}"
@@ -526,17 +515,24 @@ def advance(
 
     `speed` multiplies its rate, as interference and stragglers do.
     """
-    passed_s = 0.0
-    while progress < truth.work:
-        rate = speed * truth.rate(gpu_type, shape, batch, progress)
+    rates, ends, work = truth.rates(gpu_type, shape, batch), truth.epoch_ends, truth.work
+    epoch, passed_s = bisect_right(ends, progress), 0.0
+    while progress < work:
+        rate = speed * rates[epoch]
         if rate <= 0:
             return progress, seconds
-        end = truth.epoch_end(progress)
+        end = min(ends[epoch], work) if epoch < len(ends) else work
         needed_s = (end - progress) / rate
         if passed_s + needed_s > seconds:
             return progress + (seconds - passed_s) * rate, seconds
         progress, passed_s = end, passed_s + needed_s
+        epoch = bisect_right(ends, progress, lo=epoch)
     return progress, passed_s
+
+
+def rate_at(truth: JobTruth, gpu_type: str, shape: Shape, batch: Batch | None, progress: float) -> float:
+    """Progress per second of a job that has come so far."""
+    return truth.rates(gpu_type, shape, batch)[bisect_right(truth.epoch_ends, progress)]
 
 
 def modelled(params: ThroughputParams, shape: Shape, atomic_batch: int) -> StepTimes:

@@ -70,35 +70,8 @@ def solve_core(reduced: Reduced, core_JK: Flags, pick_J: Ints, *, gap: float, no
     open_J = core_JK.sum(axis=1) > 1
     if not open_J.any():
         return CoreAnswer(pick_J, reduced.value(pick_J), 0, True)
-    jobs = np.flatnonzero(open_J)
-    rest_J = np.where(open_J, reduced.nothing, pick_J)
-    row_E, config_E = np.nonzero(core_JK[jobs][:, :-1])
-    job_E, entry_E = jobs[row_E], np.arange(len(row_E))
-    gpus_E = reduced.gpus_K[config_E]
-    # Rows: one for each open job, then the types, then the quotas.
-    counts_EQ = reduced.member_BQ[reduced.block_J[job_E]] & reduced.counts_QT.T[reduced.type_K[config_E]]
-    member_M, quota_M = np.nonzero(counts_EQ)
-    columns = np.concatenate([entry_E, entry_E, member_M])
-    first_type = len(jobs)
-    first_quota = first_type + reduced.types
-    rows = np.concatenate([row_E, first_type + reduced.type_K[config_E], first_quota + quota_M])
-    values = np.concatenate([np.ones(len(entry_E)), gpus_E, gpus_E[member_M]])
-    order = np.argsort(columns, kind="stable")
-
-    lp = highspy.HighsLp()
-    lp.num_col_, lp.num_row_ = len(entry_E), len(jobs) + len(reduced.limit_R)
-    lp.offset_ = reduced.value(rest_J)
-    lp.col_cost_ = reduced.saving_JK[job_E, config_E]
-    lp.col_lower_, lp.col_upper_ = np.zeros(len(entry_E)), np.ones(len(entry_E))
-    lp.integrality_ = [highspy.HighsVarType.kInteger] * len(entry_E)
-    # Exactly one entry where nothing is none of them: with alike jobs in quotas that took a thirtieth of the time.
-    least = np.where(core_JK[jobs, -1], -highspy.kHighsInf, 1.0)
-    lp.row_lower_ = np.concatenate([least, np.full(len(reduced.limit_R), -highspy.kHighsInf)])
-    lp.row_upper_ = np.concatenate([np.ones(len(jobs)), reduced.left(rest_J)])
-    lp.a_matrix_.format_ = highspy.MatrixFormat.kColwise
-    lp.a_matrix_.start_ = np.searchsorted(columns[order], np.arange(len(entry_E) + 1)).astype(np.int32)
-    lp.a_matrix_.index_, lp.a_matrix_.value_ = rows[order].astype(np.int32), values[order].astype(np.float64)
-
+    lp, rest_J, job_E, config_E = program(reduced, core_JK, pick_J)
+    lp.integrality_ = [highspy.HighsVarType.kInteger] * len(job_E)
     highs = quiet_highs(
         mip_rel_gap=gap,
         mip_abs_gap=0.0,
@@ -119,3 +92,40 @@ def solve_core(reduced: Reduced, core_JK: Flags, pick_J: Ints, *, gap: float, no
         found_J[job_E[taken]] = config_E[taken]
     finished = status == highspy.HighsModelStatus.kOptimal
     return CoreAnswer(found_J, float(info.mip_dual_bound), max(int(info.mip_node_count), 1), finished)
+
+
+def program(reduced: Reduced, core_JK: Flags, pick_J: Ints) -> tuple[highspy.HighsLp, Ints, Ints, Ints]:
+    """The linear program over the entries E of the core, jobs with a single one keeping theirs.
+
+    Returns:
+        The program, whose last rows are the resources R; what is taken outside of it, J; and job and configuration of each entry.
+    """
+    open_J = core_JK.sum(axis=1) > 1
+    jobs = np.flatnonzero(open_J)
+    rest_J = np.where(open_J, reduced.nothing, pick_J)
+    row_E, config_E = np.nonzero(core_JK[jobs][:, :-1])
+    job_E, entry_E = jobs[row_E], np.arange(len(row_E))
+    gpus_E = reduced.gpus_K[config_E]
+    # Rows: one for each open job, then the types, then the quotas.
+    counts_EQ = reduced.member_BQ[reduced.block_J[job_E]] & reduced.counts_QT.T[reduced.type_K[config_E]]
+    member_M, quota_M = np.nonzero(counts_EQ)
+    columns = np.concatenate([entry_E, entry_E, member_M])
+    first_type = len(jobs)
+    first_quota = first_type + reduced.types
+    rows = np.concatenate([row_E, first_type + reduced.type_K[config_E], first_quota + quota_M])
+    values = np.concatenate([np.ones(len(entry_E)), gpus_E, gpus_E[member_M]])
+    order = np.argsort(columns, kind="stable")
+
+    lp = highspy.HighsLp()
+    lp.num_col_, lp.num_row_ = len(entry_E), len(jobs) + len(reduced.limit_R)
+    lp.offset_ = reduced.value(rest_J)
+    lp.col_cost_ = reduced.saving_JK[job_E, config_E]
+    lp.col_lower_, lp.col_upper_ = np.zeros(len(entry_E)), np.ones(len(entry_E))
+    # Exactly one entry where nothing is none of them: with alike jobs in quotas that took a thirtieth of the time.
+    least = np.where(core_JK[jobs, -1], -highspy.kHighsInf, 1.0)
+    lp.row_lower_ = np.concatenate([least, np.full(len(reduced.limit_R), -highspy.kHighsInf)])
+    lp.row_upper_ = np.concatenate([np.ones(len(jobs)), reduced.left(rest_J)])
+    lp.a_matrix_.format_ = highspy.MatrixFormat.kColwise
+    lp.a_matrix_.start_ = np.searchsorted(columns[order], np.arange(len(entry_E) + 1)).astype(np.int32)
+    lp.a_matrix_.index_, lp.a_matrix_.value_ = rows[order].astype(np.int32), values[order].astype(np.float64)
+    return lp, rest_J, job_E, config_E

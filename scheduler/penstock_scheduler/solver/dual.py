@@ -22,10 +22,15 @@ from penstock_scheduler.solver.core import choose, solve_core
 from penstock_scheduler.solver.prices import relax
 from penstock_scheduler.solver.problem import Limits
 from penstock_scheduler.solver.reduced import Answer, Reduced, repair
+from penstock_scheduler.solver.whole import relax_whole
 
 CORE_ENTRIES = 50
 """Entries of the first core for each GPU type and quota. With 150 for three types one core proves a gap of 1e-4 on all but
 one of the rounds of docs/solver.md; 400 take twice the time."""
+
+WHOLE_ENTRIES = 500
+"""Entries up to which all prices come from one linear program. Measured on the rounds of docs/solver.md: of 100 entries a quarter
+of the time of cutting planes, of 450 two thirds, of 1,500 as long, of 6,000 four times as long."""
 
 CORE_GROWTH = 4
 """Factor by which the core grows."""
@@ -48,7 +53,8 @@ def solve(reduced: Reduced, limits: Limits) -> Answer:
     best_J = reduced.saving_JK.argmin(axis=1)
     if np.all(reduced.left(best_J) >= 0):  # enough for everybody: no GPU has a price
         return Answer("dual", best_J, reduced.value(best_J), SolveStatus.OPTIMAL, (0.0,) * reduced.types)
-    relaxed = relax(reduced, tolerance=gap / 10)
+    small = np.isfinite(reduced.saving_JK).sum() <= WHOLE_ENTRIES
+    relaxed = relax_whole(reduced) if small else relax(reduced, tolerance=gap / 10)
     pick_J = repair(reduced, relaxed.mixed_J, relaxed.regret_JK)
     value, bound, nodes, width = reduced.value(pick_J), relaxed.bound, limits.nodes, CORE_ENTRIES * len(relaxed.price_R)
     while True:

@@ -82,7 +82,7 @@ def relax(reduced: Reduced, *, tolerance: float) -> Relaxation:
     best, step, evaluations = -np.inf, STEP, MAX_EVALUATIONS
     picks: list[Ints] = []
     while True:
-        value, pick_J = _evaluate(reduced, price_R, priced_JK)
+        value, pick_J = evaluate(reduced, price_R, priced_JK)
         if value > best:
             best, best_R = value, price_R
         picks.append(pick_J)
@@ -93,12 +93,12 @@ def relax(reduced: Reduced, *, tolerance: float) -> Relaxation:
         if apart <= EXACT or len(picks) >= evaluations:
             break
         price_R = step * corner_R + (1 - step) * best_R
-    _evaluate(reduced, best_R, priced_JK)
+    evaluate(reduced, best_R, priced_JK)
     regret_JK = priced_JK - priced_JK.min(axis=1, keepdims=True)
     return Relaxation(best_R, best, regret_JK, _mix(reduced, picks, master.weights()), len(picks))
 
 
-def _evaluate(reduced: Reduced, price_R: Floats, priced_JK: Floats) -> tuple[float, Ints]:
+def evaluate(reduced: Reduced, price_R: Floats, priced_JK: Floats) -> tuple[float, Ints]:
     """L, and the cheapest entry of each job; what each entry costs, prices included, goes into `priced_JK`."""
     price_T, price_Q = price_R[: reduced.types], price_R[reduced.types :]
     np.add(reduced.saving_JK, reduced.gpus_K * price_T[reduced.type_K], out=priced_JK)
@@ -119,6 +119,11 @@ class _Master:
         self._reduced = reduced
         self._blocks, resources = len(reduced.member_BQ), len(reduced.limit_R)
         self._theta_BB = np.eye(self._blocks)
+        # A block's cut has its own theta, the types, and the quotas that it is in.
+        types_BT = np.ones((self._blocks, reduced.types))
+        self._row_E, self._column_E = np.nonzero(np.hstack([self._theta_BB, types_BT, reduced.member_BQ]))
+        self._first_B = np.searchsorted(self._row_E, np.arange(self._blocks)).astype(np.int32)
+        self._index_E = self._column_E.astype(np.int32)
         self._free_B = np.full(self._blocks, highspy.kHighsInf)
         # At the highest saving per GPU nobody takes any.
         best_K = -reduced.saving_JK[:, :-1].min(axis=0, initial=0.0)
@@ -141,21 +146,20 @@ class _Master:
         reduced = self._reduced
         saved_B = np.bincount(reduced.block_J, reduced.saving_JK[np.arange(len(pick_J)), pick_J])
         cut_BC = np.hstack([self._theta_BB, -reduced.used(pick_J)])
-        row_E, column_E = np.nonzero(cut_BC)
         self._highs.addRows(
             self._blocks,
             -self._free_B,
             saved_B.astype(np.float64),
-            len(column_E),
-            np.searchsorted(row_E, np.arange(self._blocks)).astype(np.int32),
-            column_E.astype(np.int32),
-            cut_BC[row_E, column_E],
+            len(self._index_E),
+            self._first_B,
+            self._index_E,
+            cut_BC[self._row_E, self._column_E],
         )
         self._highs.run()
         status = self._highs.getModelStatus()
         if status != highspy.HighsModelStatus.kOptimal:
             raise SolveFailed(SolveStatus.NUMERICAL, f"HiGHS ended the search for prices with {status.name}")
-        highest = reduced.base - self._highs.getInfo().objective_function_value
+        highest = reduced.base - self._highs.getObjectiveValue()
         return highest, np.maximum(self._highs.getSolution().col_value[self._blocks :], 0.0)
 
     def weights(self) -> Floats:
@@ -177,7 +181,7 @@ def _mix(reduced: Reduced, picks: list[Ints], weight_NB: Floats) -> Ints:
     return mixed_J
 
 
-def quiet_highs(**options: float) -> highspy.Highs:
+def quiet_highs(**options: float | str) -> highspy.Highs:
     """HiGHS on one thread, with a fixed seed and without output, so that the same problem gives the same answer."""
     highs = highspy.Highs()  # type: ignore[no-untyped-call]
     for name, value in ({"output_flag": False, "threads": 1, "random_seed": 1} | options).items():

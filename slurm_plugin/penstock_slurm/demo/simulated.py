@@ -73,7 +73,7 @@ def _seen(job: SimulatedJob, spans: tuple[Span, ...]) -> JobHistory:
     goodput: list[tuple[float, float]] = []
     for run in job.runs:
         begin, end, shape = run.start_s, run.end_s, tuple(share.gpus for share in run.placement.shares)
-        rate = job.truth.rate(run.placement.gpu_type, shape, None, 0.0)
+        rate = job.truth.rates(run.placement.gpu_type, shape, None)[0]
         at = rate * TIME_SCALE / job.work
         goodput += [
             (begin / TIME_SCALE, 0.0),

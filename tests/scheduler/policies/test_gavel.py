@@ -63,7 +63,7 @@ def test_over_many_rounds_jobs_have_what_they_are_due():
     rounds = {"small": 0, "big": 0}
     for _ in range(70):
         state = snapshot("t4:1x4", [wants("small", 1), wants("big", 4)], attained=attained)
-        (chosen,) = decide(state).chosen.items()
+        (chosen,) = decide(state, throughput="normalised").chosen.items()
         rounds[chosen[0]] += 1
         attained[chosen[0]]["t4"] += 360.0 * chosen[1].gpus
     assert rounds == {"small": pytest.approx(40, abs=1), "big": pytest.approx(30, abs=1)}
@@ -85,7 +85,7 @@ def test_gpus_that_nobody_due_can_use_are_filled():
     minor = dataclasses.replace(wants("minor", 2), weight=0.1)
     state = snapshot("t4:1x4", [wants("small", 1), wants("big", 4), minor])
     assert shares(state, {"t4": 4})[0]["minor"] == {"t4": 0.0}
-    assert set(decide(state).chosen) == {"small", "minor"}
+    assert set(decide(state, throughput="normalised").chosen) == {"small", "minor"}
 
 
 def test_a_job_without_room_in_one_piece_gives_way_to_the_next():
@@ -108,3 +108,14 @@ def test_who_stays_on_a_type_keeps_the_nodes():
     assert plan.assignments["held"].placement == on("t4", t4_02=2)
     assert plan.assignments["held"].reason.code is ReasonCode.KEPT
     assert plan.assignments["new"].placement == on("t4", t4_00=4)
+
+
+def test_a_request_that_no_node_has_takes_the_same_part_of_several():
+    """Ten GPUs on nodes of 8 are 5 and 5, on nodes of 4 2 on each of five; 14 would be 2 on each of seven, but there are six."""
+    state = snapshot("rtx:3x8,t4:6x4", [wants("ten", 10), wants("fourteen", 14, submit_s=1)])
+    requests = Requests().of(state)
+    assert set(requests["ten"]) == {Configuration(2, 10, "rtx"), Configuration(5, 10, "t4")}
+    assert set(requests["fourteen"]) == {Configuration(2, 14, "rtx")}
+    plan = decide(state)
+    assert plan.chosen == {"ten": Configuration(5, 10, "t4"), "fourteen": Configuration(2, 14, "rtx")}
+    assert [share.gpus for share in plan.assignments["fourteen"].placement.shares] == [7, 7]

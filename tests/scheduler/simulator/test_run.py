@@ -11,9 +11,11 @@ import pytest
 
 from penstock_profiles.families import load_families
 from penstock_profiles.gpus import load_gpus
-from penstock_scheduler.model import Adaptivity, JobWish
-from penstock_scheduler.simulator.cluster import nodes_from_spec
+from penstock_scheduler.model import Adaptivity, Job, JobWish, Phase, Placement, Share
+from penstock_scheduler.models import WishModels
+from penstock_scheduler.simulator.cluster import Run, SimulatedJob, nodes_from_spec
 from penstock_scheduler.simulator.disturbances import Disturbances
+from penstock_scheduler.simulator.learning import FittedLearner, LearnedModels
 from penstock_scheduler.simulator.metrics import job_rows, summarise
 from penstock_scheduler.simulator.outcomes import interval
 from penstock_scheduler.simulator.profiles import Profiles
@@ -113,6 +115,33 @@ def test_fifo_by_hand(tmp_path):
     assert [row.cost for row in priced] == pytest.approx([2, 2, 2])
 
 
+def test_backfill_knows_time_limits(tmp_path):
+    """A holds two of four GPUs for at most 200 s. C, of at most 90 s, passes B, which waits for all; without a limit it waits."""
+    for limit_s, starts in ((90.0, [0, 130, 2]), (None, [0, 130, 210])):
+        jobs = (
+            WorkloadJob("a", 0, 2, rigid_wish(2), duration_s=100.0, time_limit_s=200.0),
+            WorkloadJob("b", 1, 4, rigid_wish(4), duration_s=50.0, time_limit_s=200.0),
+            WorkloadJob("c", 2, 2, rigid_wish(2), duration_s=50.0, time_limit_s=limit_s),
+        )
+        rows = job_rows(simulate(scenario(tmp_path, Workload("w", jobs), "t4:1x4"), "slurm-backfill"))
+        assert [row.start_s for row in rows] == starts
+
+
+def test_the_scheduler_hears_what_is_left_of_a_training_once_it_runs(tmp_path):
+    """In samples of the batch that its user asked for, 16: 200 samples at 8 are 250 of them. Before it runs nobody knows."""
+    given = scenario(tmp_path, window(1))
+    wish = window(1).jobs[0].as_requested
+    truth = given.truth.of(given.workload.jobs[0])
+    simulated = SimulatedJob(
+        "0", "0", wish, truth, 0.0, learner=FittedLearner("0", truth, wish, ("t4",), {}, Disturbances())
+    )
+    models = LearnedModels({"0": simulated}, {"0": 30.0}, WishModels(load_families(), 30.0))
+    seen = Job(id="0", name="0", user="u", account="", wish=wish, partitions=("all",), phase=Phase.QUEUED, submit_s=0.0)
+    assert models.models([seen], ("t4",)).remaining == {}
+    simulated.runs.append(Run(0.0, 0.0, Placement("t4", "all", (Share("t4-00", 1),)), 40.0, 0.0))
+    assert models.models([seen], ("t4",)).remaining == {"0": pytest.approx(200 * 1.25)}
+
+
 def test_summary_by_hand(tmp_path):
     jobs = tuple(WorkloadJob(name, 0.0, 4, rigid_wish(4), duration_s=20.0) for name in "ab")
     simulation = simulate(scenario(tmp_path, Workload("w", jobs), "t4:1x4"), "fifo")
@@ -142,9 +171,9 @@ def test_ctrl_c_leaves_what_there_is(tmp_path):
 
 
 def test_jobs_that_can_never_run_do_not_keep_it_going(tmp_path):
-    """Six GPUs exist, but not on one node of four: no policy has such a configuration."""
+    """Seven GPUs exist, but not on one node of four, and not in equal parts of three: no policy has such a configuration."""
     jobs = (
-        WorkloadJob("a", 0.0, 6, rigid_wish(6), duration_s=20.0),
+        WorkloadJob("a", 0.0, 7, rigid_wish(7), duration_s=20.0),
         WorkloadJob("b", 500.0, 1, rigid_wish(1), duration_s=20.0),
     )
     for policy in ("sia", "fifo"):

@@ -15,7 +15,7 @@ from penstock_profiles.estimators import Batch
 from penstock_profiles.families import load_families
 from penstock_profiles.learning import JobModel
 from penstock_scheduler.simulator.profiles import Profiles
-from penstock_scheduler.simulator.truth import Truth, TruthSettings, advance, packed
+from penstock_scheduler.simulator.truth import Truth, TruthSettings, advance, packed, rate_at
 from penstock_scheduler.simulator.workloads import BadInput, Workload, WorkloadJob, rigid_wish
 from tests.scheduler.simulator.toy import write_profiles
 
@@ -45,18 +45,26 @@ def test_rate_is_throughput_times_efficiency(tmp_path):
     var 3 the efficiency is 1 / (1 + 1 / 4) = 0.8, in the second epoch with 3 and 1 it is 1 / (1 + 3 / 4).
     """
     known = toy(tmp_path).of(job(model="toy"))
-    assert known.rate("t4", (1,), Batch(8, 0), 0.0) == pytest.approx(8 / 3.6)
-    assert known.rate("t4", (1,), Batch(8, 1), 79.9) == pytest.approx(16 / 7.1 * 0.8)
-    assert known.rate("t4", (1,), Batch(8, 1), 80.0) == pytest.approx(16 / 7.1 / 1.75)
-    assert [known.epoch_end(progress) for progress in (0.0, 79.9, 80.0)] == [80, 80, 152]
+    assert rate_at(known, "t4", (1,), Batch(8, 0), 0.0) == pytest.approx(8 / 3.6)
+    assert rate_at(known, "t4", (1,), Batch(8, 1), 79.9) == pytest.approx(16 / 7.1 * 0.8)
+    assert rate_at(known, "t4", (1,), Batch(8, 1), 80.0) == pytest.approx(16 / 7.1 / 1.75)
+    assert known.epoch_ends == (80,)
+
+
+def test_what_is_left_at_another_initial_batch(tmp_path):
+    """In steps of 16 samples the 152 of the first epoch's kind take 1 + 1 / 4 as many, the last 72 take 1 + 3 / 4."""
+    known = toy(tmp_path).of(job(model="toy"))
+    assert (known.left(0.0, 8), known.left(0.0, 16)) == (152, pytest.approx(152 * 1.25))
+    assert known.left(80.0, 16) == pytest.approx(72 * 1.75)
+    assert known.left(152.0, 16) == 0
 
 
 def test_where_it_cannot_run_it_makes_no_progress(tmp_path):
     known = toy(tmp_path).of(job(model="toy"))
     assert known.batch("a100", (1,)) is None
-    assert known.rate("a100", (1,), Batch(8, 0), 0.0) == 0
-    assert known.rate("t4", (1,), Batch(9, 0), 0.0) == 0
-    assert known.rate("t4", (1,), None, 0.0) == 0
+    assert rate_at(known, "a100", (1,), Batch(8, 0), 0.0) == 0
+    assert rate_at(known, "t4", (1,), Batch(9, 0), 0.0) == 0
+    assert rate_at(known, "t4", (1,), None, 0.0) == 0
     assert known.seen("t4", (1,), Batch(9, 0)) is None
     assert advance(known, "a100", (1,), None, 0.0, 10.0) == (0.0, 10.0)
 
@@ -133,7 +141,7 @@ def test_without_tables_the_catalogue_speaks():
         batch = estimator.best_batch(gpu_type, len(shape), sum(shape))
         assert batch is not None
         expected = estimator.goodput(gpu_type, np.array([len(shape)]), np.array([sum(shape)]))[0]
-        assert known.rate(site, shape, Batch(*batch), 0.0) == pytest.approx(expected, rel=1e-5)
+        assert rate_at(known, site, shape, Batch(*batch), 0.0) == pytest.approx(expected, rel=1e-5)
 
 
 def test_noise_makes_the_catalogue_wrong_in_the_same_way_each_time():
@@ -169,7 +177,7 @@ def test_what_nobody_knows_is_said_before_anything_runs(tmp_path):
 
 def test_an_answer_that_was_given_before_takes_microseconds(tmp_path):
     known = toy(tmp_path).of(job(model="toy"))
-    seconds = min(timeit.repeat(lambda: known.rate("t4", (4, 4), Batch(1, 0), 5.0), number=1000, repeat=5)) / 1000
+    seconds = min(timeit.repeat(lambda: rate_at(known, "t4", (4, 4), Batch(1, 0), 5.0), number=1000, repeat=5)) / 1000
     assert seconds < 20e-6  # measured: 0.6 us
 
 
