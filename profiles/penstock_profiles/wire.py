@@ -162,6 +162,10 @@ class Control(Message):
     nodes: PositiveInt | None = None
     gpus: PositiveInt | None = None
     request: Request | None = None
+    moved_s: NonNegativeFloat | None = None
+    """When the daemon decided to move the job, until its next run has begun there, s since 1970; None: it is not on its way."""
+    pauses_s: tuple[NonNegativeFloat, ...] = ()
+    """From that decision to the next run's `Started`, for the last few moves, the newest last."""
     submitted_s: NonNegativeFloat | None = None
     """When the user submitted the job, s since 1970. Slurm's own record of it begins anew with each requeue."""
     slurm_job: str | None = None

@@ -25,9 +25,11 @@ from penstock_scheduler.model import (
     JobId,
     Outcome,
     Phase,
+    Placement,
     Plan,
     Progress,
     Snapshot,
+    Start,
 )
 from penstock_scheduler.ports import Burst, Clock, Cluster, ModelSource, Policy, Store, Trigger
 from penstock_scheduler.records import RoundRecord
@@ -36,6 +38,11 @@ log = logging.getLogger(__name__)
 
 UNSAVED = 100_000
 """Reports that are kept in memory while the store takes none; older ones are in the jobs' own files still."""
+
+
+FORGET_S = 300.0
+"""How long a job's GPU-seconds outlive it: so its last ones are in a saved round, and one that Slurm takes its time to requeue,
+out of sight meanwhile, keeps what it has."""
 
 
 class RoundLoop:
@@ -89,6 +96,11 @@ class RoundLoop:
         self._round = last.snapshot.round if last else 0
         self._plan: Plan | None = last.plan if last else None
         self._attained: dict[JobId, dict[str, float]] = last.snapshot.attained if last else {}
+        self._absent: dict[JobId, float] = {}
+        self._held: dict[JobId, _Run] = {}
+        if last:
+            self._held = {job.id: run for job in last.snapshot.jobs if (run := _run(job)) is not None}
+            self._sent(last.snapshot.jobs, {job: given.placement for job, given in last.plan.assignments.items()})
         self._seen_s = last.snapshot.time_s if last else None
         if last:
             log.info("plan taken up", extra={"round": self._round, "assignments": len(last.plan.assignments)})
@@ -141,6 +153,8 @@ class RoundLoop:
         if self._cloud is not None:
             outcomes += self._cloud.apply(cloud_actions(self._plan, state.jobs, runs))
         self._tell(state, outcomes)
+        sent = (each.action for each in outcomes if each.progress is Progress.UNDER_WAY)
+        self._sent(state.jobs, {action.job: action.placement for action in sent if isinstance(action, Start)})
         return outcomes
 
     def _decide(self, state: ClusterState, cloud: CloudState | None, now_s: float, observe_seconds: float) -> None:
@@ -192,19 +206,43 @@ class RoundLoop:
         self._on_round(record)
 
     def _count(self, state: ClusterState, now_s: float) -> None:
-        """Add the time since the last look to what each job has attained, on the GPUs that it holds now.
+        """Add the time since the last look to what each job has attained, on the GPUs that it holds or has held.
 
-        The first look of a daemon adds the time since the last round that was saved: jobs run on while it is away.
+        By the cluster's own times of starts and ends where it says them, so that the sum is what its accounts say. The first
+        look of a daemon adds the time since the last round that was saved: jobs run on while it is away.
         """
-        passed_s = max(now_s - self._seen_s, 0.0) if self._seen_s is not None else 0.0
-        before, self._attained, self._seen_s = self._attained, {}, now_s
+        since_s = now_s if self._seen_s is None else self._seen_s
+        present = {job.id for job in state.jobs}
+        held = {job.id: run for job in state.jobs if (run := _run(job)) is not None}
+        gpu_seconds: list[tuple[JobId, Placement, float]] = []
         for job in state.jobs:
-            attained = before.get(job.id, {})
-            if job.allocation is not None and job.phase in (Phase.RUNNING, Phase.STOPPING):
-                held = job.allocation
-                attained = attained | {held.gpu_type: attained.get(held.gpu_type, 0.0) + held.gpus * passed_s}
-            if attained:
-                self._attained[job.id] = attained
+            now, before = held.get(job.id), self._held.get(job.id)
+            if now is not None:
+                gpu_seconds.append((job.id, now.on, now_s - max(since_s, now.started_s)))
+            # After two restarts nobody can say when the first of them was.
+            known = before is not None and job.restarts == before.restarts + (0 if job.leaving else 1)
+            if before is not None and known and job.stopped_s is not None:
+                gpu_seconds.append((job.id, before.on, min(job.stopped_s, now_s) - max(since_s, before.started_s)))
+        for over in state.ended:
+            if over.job not in present and over.ended_s > since_s:
+                # What nobody saw running began after the last look, and counts whole.
+                begin_s = max(since_s, over.started_s) if over.job in self._held else over.started_s
+                gpu_seconds.append((over.job, over.held, min(over.ended_s, now_s) - begin_s))
+        self._absent = {job: self._absent.get(job, now_s) for job in self._attained if job not in present}
+        self._attained = {
+            job: attained for job, attained in self._attained.items() if now_s - self._absent.get(job, now_s) < FORGET_S
+        }
+        for job_id, on, seconds in gpu_seconds:
+            attained = self._attained.get(job_id, {})
+            more = on.gpus * max(seconds, 0.0)
+            self._attained[job_id] = attained | {on.gpu_type: attained.get(on.gpu_type, 0.0) + more}
+        self._held, self._seen_s = held, now_s
+
+    def _sent(self, jobs: Sequence[Job], placements: Mapping[JobId, Placement]) -> None:
+        """These are on their way, and may have run and be back in the queue when they are seen next."""
+        for job in jobs:
+            if job.id in placements and job.id not in self._held:
+                self._held[job.id] = _Run(placements[job.id], 0.0, job.restarts)
 
     def _at_rest(self, snapshot: Snapshot) -> bool:
         last = self._decided
@@ -213,6 +251,13 @@ class RoundLoop:
         # What jobs attain and have left only grows and shrinks with the time.
         same = ("round", "time_s", "attained", "remaining")
         return dataclasses.replace(snapshot, **{name: getattr(last, name) for name in same}) == last
+
+    def _cause(self, job: JobId, held: Placement | None) -> str:
+        """Why there is anything to do: what the job holds, and the plan's reason for something else."""
+        assert self._plan is not None
+        given = self._plan.assignments.get(job)
+        reason = self._plan.waiting.get(job) if given is None else given.reason
+        return f"holds {held or 'nothing'}: {reason.text if reason is not None else 'the plan has changed'}"
 
     def _target(self, job: str) -> Any:
         assignment = self._plan.assignments.get(job) if self._plan else None
@@ -232,6 +277,7 @@ class RoundLoop:
         if not news:
             return
         self._store.add_outcomes(self._clock.now_s(), news)
+        held = {job.id: job.allocation for job in state.jobs}
         for outcome in news:
             level = logging.WARNING if outcome.progress is Progress.FAILED else logging.INFO
             log.log(
@@ -242,7 +288,24 @@ class RoundLoop:
                     "job": outcome.action.job,
                     "action": outcome.action.kind,
                     "placement": str(getattr(outcome.action, "placement", "none")),
+                    "cause": self._cause(outcome.action.job, held.get(outcome.action.job)),
                     "progress": outcome.progress.value,
                     "text": outcome.text,
                 },
             )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Run:
+    """A run whose time counts as its job's."""
+
+    on: Placement
+    started_s: float
+    restarts: int
+
+
+def _run(job: Job) -> _Run | None:
+    """The job's present run, if it holds anything that counts; started at 0 if the cluster does not say."""
+    if job.allocation is None or job.leaving or job.phase not in (Phase.RUNNING, Phase.STOPPING):
+        return None
+    return _Run(job.allocation, job.started_s or 0.0, job.restarts)

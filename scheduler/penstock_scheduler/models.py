@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Protocol
 
 from penstock_profiles.estimators import AnyEstimator, LinearEstimator, TableEstimator, TrainingEstimator
@@ -78,13 +79,29 @@ class WishModels:
         }
         return Models(
             {job: estimator for job, (_, estimator) in self._known.items()},
-            {job.id: self._cost_s(job.wish) for job in jobs},
+            self._costs_s(jobs),
             {
                 job.id: 0 if job.allocation is None else job.allocation.gpus
                 for job in jobs
                 if isinstance(self._known[job.id][1], LinearEstimator)
             },
         )
+
+    def _costs_s(self, jobs: Sequence[Job]) -> dict[JobId, float]:
+        """What was measured on the job itself, else what it says, else what was measured on others of its family, else the
+        site's. Of several the median: one move may have waited for a slow disk."""
+        of_family: dict[str, list[float]] = {}
+        for job in jobs:
+            if job.wish.model_family is not None:
+                of_family.setdefault(job.wish.model_family, []).extend(job.pauses_s)
+        costs_s = {}
+        for job in jobs:
+            measured = job.pauses_s or (
+                of_family.get(job.wish.model_family or "") if job.wish.restart_cost_s is None else ()
+            )
+            said_s = self._restart_cost_s if job.wish.restart_cost_s is None else job.wish.restart_cost_s
+            costs_s[job.id] = median(measured) if measured else said_s
+        return costs_s
 
     def learner(self, wish: JobWish, prior: AnyEstimator, first: Observation) -> JobModel:
         """What learns from a job's measurements, of which `first` is one, beginning with what the wish says."""
@@ -98,9 +115,6 @@ class WishModels:
         return JobModel(
             initial, largest, fixed_batch=wish.fixed_batch, prior=known, families=self._families, gpus=self._gpus
         )
-
-    def _cost_s(self, wish: JobWish) -> float:
-        return wish.restart_cost_s if wish.restart_cost_s is not None else self._restart_cost_s
 
 
 class History(Protocol):

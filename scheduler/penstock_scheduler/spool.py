@@ -20,6 +20,7 @@ from penstock_profiles.wire import (
     MAX_REPORT_BYTES,
     Checkpointed,
     Control,
+    Ended,
     Report,
     Started,
     claimed_epochs,
@@ -45,6 +46,7 @@ class Spool:
         self._newest: dict[str, Started] = {}
         self._started_epoch: dict[str, int] = {}
         self._checkpoints: dict[str, tuple[str, float]] = {}
+        self._ended: dict[str, int] = {}
         try:
             folder.mkdir(parents=True, exist_ok=True)
             if not os.access(folder, os.W_OK | os.X_OK):
@@ -95,7 +97,10 @@ class Spool:
         return found
 
     def read(self, job_ids: Iterable[str], owners: Mapping[str, int] | None = None) -> list[Report]:
-        """New reports of these jobs. Files of older epochs are not looked at: what they say is no longer so.
+        """New reports of these jobs' newest runs.
+
+        Files of older epochs are not looked at, and of a run that is older than the epoch last given out nothing is taken:
+        it may live on, on a node that is silent, but what it says is no longer so.
 
         Of a job in `owners` (job -> uid) only files of that user count: what another has put there is none of the job's.
         """
@@ -119,12 +124,16 @@ class Spool:
         answer = self._checkpoints.get(job_id)
         return answer[1] if answer is not None and answer[0] == request_id else None
 
+    def ended(self, job_id: str) -> bool:
+        """Whether the newest run that began has said that the job is over, done or failed."""
+        return job_id in self._ended and self._ended[job_id] == self._started_epoch.get(job_id)
+
     def forget(self, keep: set[str]) -> None:
         """Drop what is remembered of jobs that are gone, and their folders' read positions."""
         for key in [key for key in self._offsets if key[0] not in keep]:
             del self._offsets[key]
             self._partial.pop(key, None)
-        for table in (self._newest, self._started_epoch, self._checkpoints):
+        for table in (self._newest, self._started_epoch, self._checkpoints, self._ended):
             for job_id in [job_id for job_id in table if job_id not in keep]:
                 del table[job_id]
 
@@ -144,6 +153,9 @@ class Spool:
             file.seek(offset)
             fresh = file.read(READ_AT_ONCE)
         self._offsets[key] = offset + len(fresh)
+        if fresh and (control := self.control(job_id)) is not None and epoch < control.epoch:
+            log.warning("report of a run that is over passed over", extra={"job": job_id, "epoch": epoch})
+            return []
         *lines, rest = (self._partial.get(key, b"") + fresh).split(b"\n")
         self._partial[key] = rest if len(rest) <= MAX_REPORT_BYTES else b""
         return [report for line in lines if (report := self._parse(job_id, epoch, line)) is not None]
@@ -162,4 +174,6 @@ class Spool:
             self._newest[job_id], self._started_epoch[job_id] = report.body, epoch
         elif isinstance(report.body, Checkpointed) and report.body.request is not None:
             self._checkpoints[job_id] = (report.body.request, report.time_s)
+        elif isinstance(report.body, Ended) and report.body.outcome in ("completed", "failed"):
+            self._ended[job_id] = epoch
         return report

@@ -14,17 +14,19 @@ pending job's GRES. The epoch of the next run is in the spool before the job is 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import logging
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 
-from penstock_profiles.wire import Control, Report, Request
+from penstock_profiles.wire import Control, Report, Request, Started
 from penstock_scheduler.errors import BadWish, ClusterAway, RoundFailed
 from penstock_scheduler.model import (
     Action,
     Adaptivity,
     ClusterState,
+    EndedRun,
     Hold,
     Job,
     JobId,
@@ -47,27 +49,28 @@ from penstock_slurm.gateway import (
     Gateway,
     JobGone,
     JobPlacement,
-    Refused,
     SlurmError,
     SlurmJob,
     SlurmNode,
     Transient,
+    Write,
 )
+from penstock_slurm.gateway.base import ENDED
 from penstock_slurm.notes import SAYS, kept_by_begin, notes, overdue, plain_shape, waits_for
 from penstock_slurm.settings import SlurmSettings
 from penstock_slurm.site import Site, SiteRules, gpu_limits, reserved
+from penstock_slurm.states import BURST_MARK, HOLDING, LEAVING, WAITING, Facts, State, state
 
 log = logging.getLogger(__name__)
-
-PENDING = frozenset({"PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT"})
-RUNNING = frozenset({"RUNNING", "CONFIGURING", "SUSPENDED", "RESIZING", "SIGNALING", "STAGE_OUT", "STOPPED"})
-LEAVING = "COMPLETING"
 
 TRIES = 3
 """Times that a start which Slurm refuses is tried in one round."""
 
 RECENT_S = 86_400.0
 """How far back a daemon that starts looks for reports of jobs that ended without it."""
+
+PAUSES = 8
+"""Moves of a job whose pauses are kept."""
 
 
 class SlurmCluster:
@@ -94,6 +97,9 @@ class SlurmCluster:
         self._free: dict[str, int] = {}
         self._owners: dict[JobId, int] = {}
         self._silent: set[str] = set()
+        self._states: dict[JobId, State] = {}  # for the log alone
+        self._gone: dict[JobId, SlurmJob | None] = {}  # likewise: listed in the last look but one, and no more
+        self._looked = False
         self._reporting = spool.recent(clock.now_s() - RECENT_S)
         self._pending_since_s: dict[tuple[JobId, int], float] = {}
         self._released_s: dict[JobId, float] = {}
@@ -115,6 +121,9 @@ class SlurmCluster:
             slurm_nodes = self._gateway.nodes()
             slurm_jobs = self._gateway.jobs()
             reservations = self._gateway.reservations()
+            # What became of those that are listed no more; in the first look, of all that Slurm remembers.
+            gone = self._jobs.keys() - {job.id for job in slurm_jobs if job.state not in LEAVING}
+            found = self._gateway.jobs(finished=True) if gone or not self._looked else ()
         except SlurmError as error:
             raise ClusterAway(str(error)) from error
         missing = [name for name in self._settings.partitions if name not in partitions]
@@ -123,14 +132,18 @@ class SlurmCluster:
                 f"[slurm] partitions: Slurm has no partition {', '.join(missing)}; it has {', '.join(sorted(partitions))}"
             )
         now_s, rules = self._clock.now_s(), self._site.rules()
+        self._looked = True
+        self._gone = dict.fromkeys(gone) | {job.id: job for job in found if job.id in gone}
+        self._silent = {node.name for node in slurm_nodes if node.state & {"NOT_RESPONDING", "DOWN"}}
         usable = tuple(name for name in self._settings.partitions if partitions[name].up)
         types = {node.name: gpu_type(node) for node in slurm_nodes}
+        ended = tuple(run for job in found if (run := self._ended_run(job, types)) is not None)
         managed: dict[JobId, SlurmJob] = {}
         jobs: dict[JobId, Job] = {}
         refused: list[Refusal] = []
         not_yet: dict[JobId, SlurmJob] = {}
         for slurm_job in slurm_jobs:
-            if slurm_job.state not in PENDING | RUNNING | {LEAVING}:
+            if slurm_job.state not in WAITING | HOLDING | LEAVING:
                 continue
             if not set(slurm_job.partition) & set(self._settings.partitions):
                 continue
@@ -140,7 +153,7 @@ class SlurmCluster:
                     continue
                 _manageable(slurm_job)
                 self._check(wish)
-                if slurm_job.state in PENDING and waits_for(slurm_job, now_s):
+                if slurm_job.state in WAITING and waits_for(slurm_job, now_s):
                     not_yet[slurm_job.id] = slurm_job
                     continue
             except BadWish as error:
@@ -155,7 +168,6 @@ class SlurmCluster:
         numbers = Counter(job.number for job in slurm_jobs if job.array_job_id is not None)
         self._shared = {number for number, count in numbers.items() if count > 1}
         self._runs = time_limits.seen(self._runs, slurm_jobs, now_s)
-        self._silent = {node.name for node in slurm_nodes if node.state & {"NOT_RESPONDING", "DOWN"}}
         kept_for = reserved(reservations, now_s, self._settings.reservation_lead_s)
         nodes = tuple(
             dataclasses.replace(node, reservation=kept_for.get(node.name, ""), switch=rules.switches.get(node.name, ""))
@@ -170,15 +182,33 @@ class SlurmCluster:
             if job.allocation is not None:
                 for share in job.allocation.shares:
                     self._free[share.node] = self._free.get(share.node, 0) - share.gpus
-        limits = gpu_limits(rules.limits, managed, (job for job in slurm_jobs if job.state in RUNNING | {LEAVING}))
-        return ClusterState(nodes, tuple(jobs.values()), tuple(refused), limits)
+        limits = gpu_limits(rules.limits, managed, (job for job in slurm_jobs if job.state in HOLDING | LEAVING))
+        return ClusterState(nodes, tuple(jobs.values()), tuple(refused), limits, ended)
 
     def apply(self, actions: Sequence[Action]) -> tuple[Outcome, ...]:
-        """See `ports.Cluster`. Acts on what the last `observe` saw."""
-        outcomes = tuple(self._apply(action) for action in actions)
+        """See `ports.Cluster`. Acts on what the last `observe` saw.
+
+        What all actions ask of Slurm goes out together, first the first command of each, then the second of those whose
+        first was done, and so on: so no job ever has two commands in flight, and a thousand jobs cost a few calls.
+        """
+        assert len({action.job for action in actions}) == len(actions), "one action a job"
+        self._forget_moves(self._jobs.keys() - {action.job for action in actions if not isinstance(action, Hold)})
+        steps = [self._step(action) for action in actions]
+        failed: dict[JobId, SlurmError] = {}
+        for wave in itertools.count():
+            writes = [step.writes[wave] for step in steps if len(step.writes) > wave and step.job not in failed]
+            if not writes:
+                break
+            for write, error in zip(writes, self._gateway.write(writes), strict=True):
+                if isinstance(error, ControllerAway):
+                    raise ClusterAway(str(error)) from error
+                if error is not None:
+                    failed[write.job_id] = error
         self._leave_to_slurm({action.job for action in actions})
         self._let_deadlines_count()
-        return outcomes
+        return tuple(
+            step.outcome if step.job not in failed else _failed(step.outcome, failed[step.job]) for step in steps
+        )
 
     def reports(self) -> Sequence[Report]:
         """What jobs have left in the spool; those that have ended since the last look are read a last time."""
@@ -186,6 +216,8 @@ class SlurmCluster:
         found = self._spool.read(sorted(now | self._reporting), self._owners)
         self._owners = {job_id: uid for job_id, uid in self._owners.items() if job_id in now}
         self._reporting = now
+        self._measure_pauses(found)
+        self._log_ends()
         self._spool.forget(now)
         return found
 
@@ -205,7 +237,7 @@ class SlurmCluster:
         word = json.dumps((ours or {}) | {SAYS: text})
         if job.admin_comment == word:
             return
-        log.warning("job refused", extra={"job": job.id, "user": job.user, "text": text})
+        log.warning("job is told", extra={"job": job.id, "user": job.user, "text": text})
         try:
             self._gateway.set_admin_comment(job.id, word)
         except SlurmError as error:
@@ -221,24 +253,25 @@ class SlurmCluster:
     ) -> Job | None:
         """The job as the scheduler sees it, or None if it is on its way out for good."""
         control = self._spool.control(slurm_job.id)
-        asked = control is not None and control.request is not None
+        facts = self._facts(slurm_job, control)
+        now = self._log_state(slurm_job.id, state(slurm_job, facts))
         allocation = None
-        if slurm_job.state in PENDING:
-            # One that Slurm or its user has requeued waits for a begin time, two minutes by default: send it anew.
-            now_s = self._clock.now_s()
-            later = slurm_job.reason == "BeginTime" and (slurm_job.eligible_s or 0.0) > now_s
-            sent = not slurm_job.held and bool(slurm_job.required_nodes) and not later
-            phase = Phase.QUEUED if slurm_job.held or kept_by_begin(slurm_job, now_s) else Phase.STARTING
-            if sent:
-                allocation = _placement(slurm_job, slurm_job.required_nodes, types)
-        elif slurm_job.state == LEAVING:
-            if not asked:
+        match now:
+            case State.BURST | State.DONE:
                 return None
-            phase = Phase.STOPPING
-            allocation = _placement(slurm_job, slurm_job.nodes, types)
-        else:
-            phase = Phase.STOPPING if asked else Phase.RUNNING
-            allocation = _placement(slurm_job, slurm_job.nodes, types)
+            case State.HELD:
+                phase = Phase.QUEUED
+            case State.PLACING:
+                phase = Phase.STARTING
+                # One that Slurm or its user has requeued waits for a begin time, two minutes by default: send it anew.
+                later = slurm_job.reason == "BeginTime" and (slurm_job.eligible_s or 0.0) > self._clock.now_s()
+                if slurm_job.required_nodes and not later:
+                    allocation = _placement(slurm_job, slurm_job.required_nodes, types)
+            case _:
+                if slurm_job.state in LEAVING and not facts.asked:
+                    return None
+                phase = Phase.STOPPING if facts.asked else Phase.RUNNING
+                allocation = _placement(slurm_job, slurm_job.nodes, types)
         mine = [name for name in slurm_job.partition if name in partitions]
         return Job(
             id=slurm_job.id,
@@ -250,6 +283,10 @@ class SlurmCluster:
             submit_s=_submitted_s(slurm_job, control),
             restarts=slurm_job.restarts,
             allocation=allocation,
+            leaving=slurm_job.state in LEAVING,
+            started_s=slurm_job.start_s if slurm_job.state in HOLDING else None,
+            stopped_s=_stopped_s(slurm_job),
+            pauses_s=control.pauses_s if control is not None else (),
             time_limit_s=slurm_job.time_limit_s,
             account=slurm_job.account,
             qos=slurm_job.qos,
@@ -257,11 +294,77 @@ class SlurmCluster:
             weight=rules.weight(slurm_job),
         )
 
+    def _ended_run(self, job: SlurmJob, types: dict[str, str]) -> EndedRun | None:
+        """The last run of a job that asked for us; None if it has not ended, or never ran."""
+        if job.state not in LEAVING | ENDED or job.start_s is None or job.end_s is None or not job.nodes:
+            return None
+        try:
+            if self._wish(job) is None or not set(job.partition) & set(self._settings.partitions):
+                return None
+        except BadWish:
+            return None
+        return EndedRun(job.id, _placement(job, job.nodes, types), job.start_s, job.end_s)
+
+    def _facts(self, slurm_job: SlurmJob, control: Control | None) -> Facts:
+        """What the spool, the site's mark and the nodes say of a job."""
+        request = control.request if control is not None else None
+        return Facts(
+            asked=request is not None,
+            answers=self._answers(slurm_job.id, control),
+            saved=request is not None and self._spool.answered(slurm_job.id, request.id) is not None,
+            burst=BURST_MARK in (notes(slurm_job) or {}),
+            kept_back=kept_by_begin(slurm_job, self._clock.now_s()),
+            silent=bool(self._silent & set(slurm_job.nodes)),
+        )
+
+    def _answers(self, job_id: JobId, control: Control | None) -> bool:
+        """Whether the job's present run has said that it reads requests."""
+        run = self._spool.newest_epoch(job_id)
+        if run is None or (control is not None and run < control.epoch):
+            return False
+        started = self._spool.started(job_id, run)
+        return started is not None and started.answers_requests
+
+    def _forget_moves(self, job_ids: Iterable[JobId]) -> None:
+        """A job that waits without a place to go to is not on its way any more: how long it waits is no cost of moving."""
+        for job_id in job_ids:
+            if self._jobs[job_id].phase is not Phase.QUEUED:
+                continue
+            control = self._spool.control(job_id)
+            if control is not None and control.moved_s is not None:
+                self._spool.tell(control.model_copy(update={"moved_s": None}), self._slurm_jobs[job_id].uid)
+
+    def _measure_pauses(self, reports: Iterable[Report]) -> None:
+        """Nodes' clocks and ours agree well enough for seconds: munge refuses them where they do not."""
+        for report in reports:
+            slurm_job, control = self._slurm_jobs.get(report.job_id), self._spool.control(report.job_id)
+            if not isinstance(report.body, Started) or slurm_job is None or control is None:
+                continue
+            if control.moved_s is not None and report.epoch >= control.epoch and control.request is None:
+                pause_s = max(report.time_s - control.moved_s, 0.0)
+                pauses_s = (*control.pauses_s, pause_s)[-PAUSES:]
+                self._spool.tell(control.model_copy(update={"moved_s": None, "pauses_s": pauses_s}), slurm_job.uid)
+                log.info("pause", extra={"round": control.round, "job": report.job_id, "pause_s": round(pause_s, 2)})
+
+    def _log_state(self, job_id: JobId, now: State) -> State:
+        before = self._states.get(job_id)
+        if before is not now:
+            self._states[job_id] = now
+            log.info("state", extra={"job": job_id, "state": now.value, "before": before and before.value})
+        return now
+
+    def _log_ends(self) -> None:
+        """Say what became of the jobs that Slurm lists no more."""
+        for job_id, slurm_job in self._gone.items():
+            if job_id in self._states and job_id not in self._jobs:
+                self._log_state(job_id, state(slurm_job, Facts(ended=self._spool.ended(job_id))))
+                del self._states[job_id]
+
     def _remember(self, managed: dict[JobId, SlurmJob], jobs: dict[JobId, Job], now_s: float) -> None:
         self._slurm_jobs, self._jobs = managed, jobs
         self._owners |= {job_id: job.uid for job_id, job in managed.items()}
         # By restarts, too: a run that came and went between two looks leaves a credential of its own.
-        pending = {(job_id, job.restarts) for job_id, job in managed.items() if job.state in PENDING}
+        pending = {(job_id, job.restarts) for job_id, job in managed.items() if job.state in WAITING}
         self._pending_since_s = {key: self._pending_since_s.get(key, now_s) for key in pending}
         starting = {job_id for job_id, _ in pending if jobs[job_id].allocation is not None}
         self._released_s = {job_id: self._released_s.get(job_id, now_s) for job_id in starting}
@@ -272,7 +375,7 @@ class SlurmCluster:
         our_cpus: dict[str, int] = {}
         for job in jobs:
             slurm_job = self._slurm_jobs[job.id]
-            if job.allocation is None or slurm_job.state in PENDING:
+            if job.allocation is None or slurm_job.state in WAITING:
                 continue
             for share in job.allocation.shares:
                 ours[share.node] = ours.get(share.node, 0) + share.gpus
@@ -285,7 +388,8 @@ class SlurmCluster:
                 gpus=sum(node.gpus.values()),
                 partitions=tuple(name for name in node.partitions if name in managed),
                 usable=node.usable,
-                gpus_others=max(sum(node.gpus_used.values()) - ours.get(node.name, 0), 0),
+                # Right after a restart slurmctld was seen to count GPUs of a job that was completing twice: 8 used of 4.
+                gpus_others=max(min(sum(node.gpus_used.values()), sum(node.gpus.values())) - ours.get(node.name, 0), 0),
                 cpus=node.cpus,
                 cpus_others=max(node.cpus_used - our_cpus.get(node.name, 0), 0),
                 state="+".join(sorted(node.state)),
@@ -296,67 +400,52 @@ class SlurmCluster:
 
     # --- acting
 
-    def _apply(self, action: Action) -> Outcome:
+    def _step(self, action: Action) -> _Step:
+        """The next step of an action."""
         slurm_job, job = self._slurm_jobs.get(action.job), self._jobs.get(action.job)
         if slurm_job is None or job is None:
-            return Outcome(action, Progress.DONE, "it has ended")
-        try:
-            if slurm_job.state == LEAVING:
-                return Outcome(action, Progress.UNDER_WAY, "saves and leaves its GPUs")
-            if slurm_job.state in PENDING:
-                return (
-                    self._hold(action, slurm_job) if isinstance(action, Hold) else self._start(action, slurm_job, job)
-                )
-            if not isinstance(action, Hold) and job.allocation and job.allocation.shares == action.placement.shares:
-                return self._stay(action, slurm_job)
-            return self._stop(action, slurm_job)
-        except JobGone:
-            return Outcome(action, Progress.DONE, "it has ended")
-        except ControllerAway as error:
-            raise ClusterAway(str(error)) from error
-        except Transient as error:
-            return Outcome(action, Progress.UNDER_WAY, f"again next time: {error}")
-        except Refused as error:
-            return Outcome(action, Progress.FAILED, str(error))
-        except SlurmError as error:
-            return Outcome(action, Progress.FAILED, str(error))
+            return _Step(Outcome(action, Progress.DONE, "it has ended"))
+        if slurm_job.state in LEAVING:
+            return _Step(Outcome(action, Progress.UNDER_WAY, "saves and leaves its GPUs"))
+        if slurm_job.state in WAITING:
+            if isinstance(action, Hold):
+                return _Step(Outcome(action, Progress.DONE), _held(slurm_job))
+            return self._start(action, slurm_job, job)
+        if not isinstance(action, Hold) and job.allocation and job.allocation.shares == action.placement.shares:
+            return _Step(self._stay(action, slurm_job))
+        return self._stop(action, slurm_job)
 
-    def _hold(self, action: Action, slurm_job: SlurmJob) -> Outcome:
-        if not slurm_job.held:
-            self._gateway.hold(slurm_job.id)
-        return Outcome(action, Progress.DONE)
-
-    def _start(self, action: Action, slurm_job: SlurmJob, job: Job) -> Outcome:
+    def _start(self, action: Action, slurm_job: SlurmJob, job: Job) -> _Step:
         """Send a pending job to its placement."""
         assert not isinstance(action, Hold)
         wanted, now_s = action.placement, self._clock.now_s()
         if job.phase is Phase.STARTING and job.allocation is not None and job.allocation.shares == wanted.shares:
             waited_s = now_s - self._released_s[job.id]
             if waited_s < self._settings.start_patience_s:
-                return Outcome(action, Progress.UNDER_WAY, "waits for Slurm to start it")
-            self._gateway.hold(job.id)
-            return Outcome(action, Progress.FAILED, f"Slurm did not start it in {waited_s:.0f} s: {slurm_job.reason}")
+                return _Step(Outcome(action, Progress.UNDER_WAY, "waits for Slurm to start it"))
+            late = Outcome(action, Progress.FAILED, f"Slurm did not start it in {waited_s:.0f} s: {slurm_job.reason}")
+            return _Step(late, _held(slurm_job))
         tries = self._refused_starts.get((job.id, action.round), 0)
         if tries >= TRIES:
-            return Outcome(action, Progress.FAILED, f"Slurm refused the placement {tries} times: {slurm_job.reason}")
+            return _Step(
+                Outcome(action, Progress.FAILED, f"Slurm refused the placement {tries} times: {slurm_job.reason}")
+            )
         pending_s = now_s - self._pending_since_s[job.id, slurm_job.restarts]
         if slurm_job.restarts and pending_s < self._settings.credential_pause_s:
-            return Outcome(action, Progress.UNDER_WAY, "pauses so that Slurm forgets its last run's credential")
+            return _Step(Outcome(action, Progress.UNDER_WAY, "pauses so that Slurm forgets its last run's credential"))
         if slurm_job.number in self._shared:
-            self._gateway.split(job.id)
-            return Outcome(action, Progress.UNDER_WAY, "is taken out of its array")
+            taken_out = Outcome(action, Progress.UNDER_WAY, "is taken out of its array")
+            return _Step(taken_out, (Write(job.id, "split"),))
         room = dict(self._free)
         if job.allocation is not None:
             for share in job.allocation.shares:
                 room[share.node] = room.get(share.node, 0) + share.gpus
         if any(room.get(share.node, 0) < share.gpus for share in wanted.shares):
-            return Outcome(action, Progress.UNDER_WAY, "waits for GPUs that another job still holds")
+            return _Step(Outcome(action, Progress.UNDER_WAY, "waits for GPUs that another job still holds"))
         waits_by_begin = kept_by_begin(slurm_job, now_s)
-        if not slurm_job.held and not waits_by_begin:
-            self._gateway.hold(job.id)
-        control = self._spool.control(job.id)
-        limit_s = self._time_limit_s(slurm_job, control)
         shape = wanted.configuration
+        before = self._spool.control(job.id)
+        limit_s = self._time_limit_s(slurm_job, before)
         self._spool.tell(
             Control(
                 job_id=job.id,
@@ -369,6 +458,8 @@ class SlurmCluster:
                 slurm_job=None if slurm_job.array_job_id is None else str(slurm_job.number),
                 time_limit_s=limit_s,
                 time_limit_restarts=None if limit_s is None else slurm_job.restarts,
+                moved_s=before.moved_s if before is not None else None,
+                pauses_s=before.pauses_s if before is not None else (),
             ),
             slurm_job.uid,
         )
@@ -381,47 +472,53 @@ class SlurmCluster:
             time_limit_s=limit_s,
         )
         self._refused_starts[job.id, action.round] = tries + 1
-        self._gateway.place(job.id, placement)
-        if not waits_by_begin:
-            self._gateway.release(job.id)
         for share in wanted.shares:
             room[share.node] -= share.gpus
         self._free = room
-        return Outcome(action, Progress.UNDER_WAY, "waits for Slurm to start it")
+        place = Write(job.id, "place", placement)
+        # What a begin time keeps back starts with the placement, which ends that time.
+        sent = (place,) if waits_by_begin else (*_held(slurm_job), place, Write(job.id, "release"))
+        return _Step(Outcome(action, Progress.UNDER_WAY, "waits for Slurm to start it"), sent)
 
     def _stay(self, action: Action, slurm_job: SlurmJob) -> Outcome:
         """The plan has come back to where the job is: take back what it was asked."""
         control = self._spool.control(slurm_job.id)
         if control is not None and control.request is not None:
-            self._spool.tell(control.model_copy(update={"request": None, "round": action.round}), slurm_job.uid)
+            taken_back = {"request": None, "moved_s": None, "round": action.round}
+            self._spool.tell(control.model_copy(update=taken_back), slurm_job.uid)
         return Outcome(action, Progress.DONE, "stays where it is")
 
-    def _stop(self, action: Action, slurm_job: SlurmJob) -> Outcome:
+    def _stop(self, action: Action, slurm_job: SlurmJob) -> _Step:
         """Take a running job one step nearer to being held without GPUs, its progress saved."""
         job_id, now_s = slurm_job.id, self._clock.now_s()
         if self._silent & set(slurm_job.nodes):
             # Slurm 22.05.8 requeues it itself when it gives the node up; one that we requeue before that runs without
             # GPUs from then on, whatever its TresPerNode says.
-            return Outcome(action, Progress.UNDER_WAY, "waits for Slurm to give up a node that is silent")
-        run = self._spool.newest_epoch(job_id)
+            return _Step(Outcome(action, Progress.UNDER_WAY, "waits for Slurm to give up a node that is silent"))
         control = self._spool.control(job_id)
+        answers = self._answers(job_id, control)
         if control is None:
-            control = Control(job_id=job_id, epoch=run or 0, round=action.round, submitted_s=slurm_job.submit_s)
-        started = self._spool.started(job_id, run) if run is not None and run >= control.epoch else None
-        answers = started is not None and started.answers_requests
+            epoch = self._spool.newest_epoch(job_id) or 0
+            control = Control(job_id=job_id, epoch=epoch, round=action.round, submitted_s=slurm_job.submit_s)
         request = control.request
         if request is None:
             request = Request(id=f"{action.round}-{control.epoch}", asked_s=now_s)
-            self._spool.tell(control.model_copy(update={"request": request, "round": action.round}), slurm_job.uid)
+            moved_s = None if isinstance(action, Hold) else now_s
+            asked = {"request": request, "moved_s": moved_s, "round": action.round}
+            self._spool.tell(control.model_copy(update=asked), slurm_job.uid)
             if answers:
-                return Outcome(action, Progress.UNDER_WAY, "was asked to save")
+                return _Step(Outcome(action, Progress.UNDER_WAY, "was asked to save"))
         waits = 0 <= now_s - request.asked_s < self._settings.checkpoint_wait_s
         if answers and waits and self._spool.answered(job_id, request.id) is None:
-            return Outcome(action, Progress.UNDER_WAY, "was asked to save")
+            return _Step(Outcome(action, Progress.UNDER_WAY, "was asked to save"))
+        saved = self._spool.answered(job_id, request.id) is not None
+        if answers and not saved:
+            waited_s = now_s - request.asked_s
+            self._say(slurm_job, f"it did not save within {waited_s:.0f} s of being asked to, and was stopped without")
+        how = "has saved" if saved else "gets Slurm's signals to save"
         self._keep_time_limit(slurm_job, control)
-        self._gateway.requeue_hold(job_id)
-        how = "has saved" if self._spool.answered(job_id, request.id) else "gets Slurm's signals to save"
-        return Outcome(action, Progress.UNDER_WAY, f"{how}, leaves its GPUs")
+        left = Outcome(action, Progress.UNDER_WAY, f"{how}, leaves its GPUs")
+        return _Step(left, (Write(job_id, "requeue_hold"),))
 
     def _for_plain_jobs(
         self, slurm_jobs: Iterable[SlurmJob], managed: Collection[JobId], nodes: Sequence[Node], now_s: float
@@ -485,7 +582,7 @@ class SlurmCluster:
         due = []
         for job in (*self._slurm_jobs.values(), *self._not_yet.values()):
             shape = plain_shape(job)
-            if shape is None or job.state not in PENDING or job.id in acted or overdue(job, now_s):
+            if shape is None or job.state not in WAITING or job.id in acted or overdue(job, now_s):
                 continue
             try:
                 if job.held or (job.required_nodes and kept_by_begin(job, now_s)):
@@ -503,6 +600,32 @@ class SlurmCluster:
                 return
         waiting = self._slurm_jobs.keys() | self._not_yet.keys()
         self._renewed_s = {job: at_s for job, at_s in renewed_s.items() if job in waiting} | dict.fromkeys(due, now_s)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Step:
+    """What an action comes to now: its outcome, if Slurm does these writes one after another."""
+
+    outcome: Outcome
+    writes: tuple[Write, ...] = ()
+
+    @property
+    def job(self) -> JobId:
+        return self.outcome.action.job
+
+
+def _held(job: SlurmJob) -> tuple[Write, ...]:
+    """What keeps a pending job from starting; nothing if it is kept already."""
+    return () if job.held else (Write(job.id, "hold"),)
+
+
+def _failed(outcome: Outcome, error: SlurmError) -> Outcome:
+    """What becomes of an outcome when a write that it rests on failed."""
+    if isinstance(error, JobGone):
+        return Outcome(outcome.action, Progress.DONE, "it has ended")
+    if isinstance(error, Transient):
+        return Outcome(outcome.action, Progress.UNDER_WAY, f"again next time: {error}")
+    return Outcome(outcome.action, Progress.FAILED, str(error))
 
 
 def gpu_type(node: SlurmNode) -> str:
@@ -539,6 +662,13 @@ def _submitted_s(job: SlurmJob, control: Control | None) -> float:
     """When the job was first submitted: Slurm sets its SubmitTime anew at each requeue, so the spool keeps the first."""
     kept = control.submitted_s if control is not None else None
     return job.submit_s if kept is None else min(kept, job.submit_s)
+
+
+def _stopped_s(job: SlurmJob) -> float | None:
+    """When the job's last run ended: Slurm sets the SubmitTime of a job that it puts back into the queue anew."""
+    if job.state in LEAVING | ENDED:
+        return job.end_s
+    return job.submit_s if job.restarts else None
 
 
 def _placement(job: SlurmJob, nodes: tuple[str, ...], types: dict[str, str]) -> Placement:

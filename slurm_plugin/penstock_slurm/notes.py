@@ -11,6 +11,7 @@ from typing import Any
 
 from penstock_scheduler.model.wish import WISH_KEY
 from penstock_slurm.gateway import PlainShape, SlurmJob
+from penstock_slurm.states import BURST_MARK
 
 SAYS = "penstock_says"
 """Why Penstock leaves the job alone."""
@@ -28,7 +29,7 @@ def notes(job: SlurmJob) -> dict[str, Any] | None:
         document = json.loads(job.admin_comment)
     except ValueError:
         return None
-    return document if isinstance(document, dict) and document.keys() & {WISH_KEY, SAYS} else None
+    return document if isinstance(document, dict) and document.keys() & {WISH_KEY, SAYS, BURST_MARK} else None
 
 
 def plain_shape(job: SlurmJob) -> PlainShape | None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock_profiles.wire import Ended
+from penstock_profiles.wire import Control, Ended
 from penstock_scheduler.spool import Spool
 from penstock_slurm.loopback import wait_for
 from tests.end_to_end.site import RATES, Site, pause
@@ -79,10 +79,17 @@ def test_a_node_that_dies_loses_its_job_to_another_and_the_old_run_is_fenced(mak
     wait_for(lambda: len(site.starts(job)) == 2, 90, "the second run", details=site.tail)
     (other,) = site.job(job).nodes
     assert other != node
+    # The node was only cut off: the first run's process lives on there, sees the later epoch, and gives up by itself.
+    old = site.spool / job / "reports" / "1.jsonl"
+    wait_for(lambda: '"fenced"' in old.read_text(), 30, "the first run to see that it is fenced", details=site.tail)
     slurm.start_slurmd(node)
+    wait_for(lambda: site.reports(job)[-1].epoch == 2, 20, "reports of the second run", details=site.tail)
     site.slurm.command("scancel", job)
     epochs = {report.epoch for report in site.reports(job)}
     assert len(epochs) == 2
+    site.assert_no_run_twice(job)
+    assert not any(report.epoch == 1 and isinstance(report.body, Ended) for report in site.reports(job))
+    assert "event=pause" not in site.log.read_text(), "it was not moved by us, so there is no pause to count"
 
 
 @pytest.mark.parametrize("cycles", [20, pytest.param(100, marks=pytest.mark.long)])
@@ -156,6 +163,26 @@ def test_a_torn_report_is_read_when_it_is_whole(tmp_path: Path):
         file.write(line[20:])
     (report,) = spool.read(["7"])
     assert report.epoch == 1
+
+
+def test_reports_of_a_run_that_is_over_are_not_taken(tmp_path: Path, caplog):
+    """Whether a later run has begun already, or its epoch was only given out yet."""
+    spool = Spool(tmp_path)
+    reports = tmp_path / "7" / "reports"
+    reports.mkdir(parents=True)
+    spool.tell(Control(job_id="7", epoch=1, round=1))
+    (reports / "1.jsonl").write_text(report_line(epoch=1))
+    assert [report.epoch for report in spool.read(["7"])] == [1]
+    spool.tell(Control(job_id="7", epoch=2, round=2))
+    with (reports / "1.jsonl").open("a") as file:
+        file.write(report_line(epoch=1))
+    assert spool.read(["7"]) == []
+    assert "report of a run that is over" in caplog.text
+    (reports / "2.jsonl").write_text(report_line(epoch=2))
+    with (reports / "1.jsonl").open("a") as file:
+        file.write(report_line(epoch=1))
+    assert [report.epoch for report in spool.read(["7"])] == [2]
+    assert spool.next_epoch("7") == 3
 
 
 def test_penstockd_stops_cleanly_and_quickly_when_asked(make_site, loopback):

@@ -54,6 +54,22 @@ def test_a_job_grows_from_1_to_4_to_16_gpus_and_keeps_its_progress(site: Site):
     assert 0 == progress[0] < progress[1] < progress[2]
     site.assert_progress_kept(job, lost=1.0)
     site.assert_no_run_twice(job)
+    # Both moves were measured, and what they cost is what the next round reckons with, not the 1 s of the settings.
+    assert site.log.read_text().count(f"job={job} pause_s=") == 2
+    last = open_store(site.state).last_round()
+    assert last is not None
+    costs = [
+        (each.pauses_s, record.snapshot.restart_costs_s[job])
+        for number in range(1, last.snapshot.round + 1)
+        for record in [open_store(site.state).round(number)]
+        for each in record.snapshot.jobs
+        if each.id == job
+    ]
+    assert costs[0] == ((), 1.0)
+    pauses_s, cost_s = costs[-1]
+    assert len(pauses_s) == 2
+    assert all(1.2 <= each <= 60 for each in pauses_s), "at least the pause between two runs that Slurm wants"
+    assert cost_s == sum(pauses_s) / 2
     newest = site.wait_round()
     seen = {
         each.submit_s
@@ -79,6 +95,38 @@ def test_a_rigid_job_changes_type_only(site: Site):
     site.wait_states("COMPLETED", job)
     assert [(gpu_type, gpus) for gpu_type, gpus, _ in site.starts(job)] == [("t4", 4), ("rtx", 4)]
     site.assert_progress_kept(job, lost=1.0)
+
+
+def test_a_job_that_does_not_answer_is_stopped_all_the_same_and_told(make_site, loopback):
+    """It says that it reads requests, and does not: after the time for that Slurm's signals end it."""
+    site: Site = make_site(loopback)
+    site.slurm_settings["checkpoint_wait_s"] = 3
+    site.start()
+    blockers = [
+        site.slurm.command("sbatch", "--parsable", "-w", node, "--gres=gpu:8", "--wrap", "sleep 600").stdout.strip()
+        for node in ("a100-00", "a100-01")
+    ]
+    site.wait_states("RUNNING", *blockers)
+    program = (
+        "import time; from penstock_executor import connect; from penstock_profiles.wire import Started; "
+        "connect().report(Started(gpu_type='t4', gpu_ids={'t4-00': (0,)})); time.sleep(600)"
+    )
+    comment = json.dumps({"penstock": {"goodput_table": {"t4": {"1": 1.0}, "a100": {"1": 9.0}}}})
+    options = ("--hold", "--requeue", "--gres=gpu:1", f"--comment={comment}", f"--output={site.folder}/%j.out")
+    job = site.sbatch(*options, f'--wrap=exec {sys.executable} -c "{program}"')
+    wait_for(lambda: len(site.starts(job)) == 1, 30, "the first run", details=site.tail)
+    pause(4)  # old enough that moving pays for the restart
+    site.slurm.command("scancel", *blockers)
+    wait_for(lambda: len(site.starts(job)) == 2, 60, "the second run", details=site.tail)
+    assert site.job(job).nodes[0].startswith("a100")
+    told = json.loads(site.job(job).admin_comment)["penstock_says"]
+    assert "it did not save within" in told
+    states = [line.split(" state=")[1].split()[0] for line in site.log.read_text().splitlines() if " state=" in line]
+    # Slurm may be done with stopping it between two looks.
+    assert states[:4] == ["held", "placing", "running", "checkpointing"]
+    assert states[4] in ("stopping", "held")
+    site.slurm.command("scancel", job)
+    wait_for(lambda: "state=done" in site.log.read_text(), 30, "the daemon to see its end", details=site.tail)
 
 
 def test_jobs_that_penstock_does_not_manage_are_never_touched(site: Site):

@@ -18,6 +18,7 @@ from penstock_scheduler.model import (
     Action,
     Assignment,
     ClusterState,
+    EndedRun,
     Hold,
     JobWish,
     Migrate,
@@ -233,6 +234,77 @@ def test_what_jobs_have_attained_is_counted_by_type_and_survives_a_restart(tmp_p
     assert store.last_round().snapshot.attained == {"j": {"t4": 240.0, "a100": 160.0}}
     loop(store).tick()
     assert store.last_round().snapshot.attained == {"j": {"t4": 240.0, "a100": 240.0}}
+
+
+def test_gpu_seconds_follow_the_clusters_own_times():
+    """Looks at 0, 10, 20, 30 s.
+
+    A run of 2 GPUs from 22 to 27 s is never seen running: 10. One of 4 GPUs starts at 4 s, is requeued at 17 s and starts anew
+    at 19 s on 1 GPU, leaves its node at 26 s: 4 * 13 + 1 * 7 = 59. One of 8 GPUs from 5 s ends at 22 s: 136.
+    Of one that was requeued twice between two looks only what was seen counts: 1 s.
+    """
+    begun = SimulatedClock().now_s()
+
+    def at(seconds: float) -> float:
+        return begun + seconds
+
+    def runs(name: str, since: float, restarts: int = 0, **more):
+        held = {4: on("t4", t4_00=4), 1: on("t4", t4_00=1), 8: on("a100", a100_00=8)}[more.pop("gpus")]
+        fields = {"phase": Phase.RUNNING, "allocation": held, "started_s": at(since), "restarts": restarts} | more
+        return job(name, **fields)
+
+    looks = {
+        0: ClusterState((), (job("moves"), job("ends"))),
+        10: ClusterState((), (runs("twice", 9, gpus=1), runs("moves", 4, gpus=4), runs("ends", 5, gpus=8))),
+        20: ClusterState(
+            (),
+            (
+                job("twice", restarts=2, stopped_s=at(15)),
+                runs("moves", 19, 1, gpus=1, stopped_s=at(17)),
+                runs("ends", 5, gpus=8),
+            ),
+        ),
+        30: ClusterState(
+            (),
+            (runs("moves", 19, 1, gpus=1, leaving=True, phase=Phase.STOPPING, stopped_s=at(26)),),
+            ended=(
+                EndedRun("ends", on("a100", a100_00=8), at(5), at(22)),
+                EndedRun("unseen", on("t4", t4_00=2), at(22), at(27)),
+                EndedRun("long over", on("t4", t4_00=2), at(3), at(8)),
+            ),
+        ),
+    }
+
+    class Told:
+        def observe(self):
+            return looks[round(clock.now_s() - begun)]
+
+        def apply(self, todo):
+            return ()
+
+        def reports(self):
+            return ()
+
+    class Nothing:
+        name = "nothing"
+
+        def decide(self, snapshot):
+            return Plan(snapshot.round)
+
+    for restart in (False, True):  # the second time with a daemon that dies after each round
+        clock, store, loop = SimulatedClock(), MemoryStore(), None
+        for _ in looks:
+            if loop is None or restart:
+                source = WishModels(Families(), 30.0)
+                loop = RoundLoop(Told(), clock, store, Period(10.0), Nothing(), source, tick_s=10.0)  # type: ignore[arg-type]
+            loop.tick()
+            clock.sleep(10.0)
+        assert store.last_round().snapshot.attained == {
+            "moves": {"t4": 59.0},
+            "ends": {"a100": 136.0},
+            "unseen": {"t4": 10.0},
+            "twice": {"t4": 1.0},
+        }
 
 
 def plan(**placements: object) -> Plan:

@@ -61,6 +61,20 @@ def test_a_wish_that_no_model_fits_is_refused(wish, words):
         source().check(JobWish(max_gpus=4, **wish))
 
 
+def test_a_restart_costs_what_was_measured_on_the_job_then_what_it_says_then_its_familys_then_the_sites():
+    """Medians: of 4, 9 and 5 s it is 5; of the family's 4, 9, 5 and 20 s together 7."""
+    jobs = [
+        job("measured", model_family="yolov3", restart_cost_s=60.0, pauses_s=(4.0, 9.0, 5.0)),
+        job("once", model_family="yolov3", pauses_s=(20.0,)),
+        job("says", model_family="yolov3", restart_cost_s=60.0),
+        job("family", model_family="yolov3"),
+        job("other", model_family="ncf"),
+        job("none"),
+    ]
+    costs_s = source().models(jobs, ["t4"]).restart_costs_s
+    assert costs_s == {"measured": 5.0, "once": 20.0, "says": 60.0, "family": 7.0, "other": 30.0, "none": 30.0}
+
+
 class NoHistory:
     """A store with what a test puts there."""
 

@@ -14,7 +14,7 @@ from penstock_scheduler.model.actions import (
 )
 from penstock_scheduler.model.cloud import BudgetLine, CloudRun, CloudState, Offer
 from penstock_scheduler.model.cluster import Configuration, Node, Placement, Share
-from penstock_scheduler.model.job import GpuLimit, Job, JobId, Phase, Refusal
+from penstock_scheduler.model.job import EndedRun, GpuLimit, Job, JobId, Phase, Refusal
 from penstock_scheduler.model.plan import (
     Assignment,
     Batch,
@@ -42,6 +42,7 @@ __all__ = [
     "CloudState",
     "ClusterState",
     "Configuration",
+    "EndedRun",
     "EstimatorKind",
     "GpuClass",
     "GpuLimit",

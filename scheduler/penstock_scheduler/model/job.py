@@ -42,6 +42,14 @@ class Job:
     """Times that it was stopped and started again."""
     allocation: Placement | None = None
     """What it holds, or in phase STARTING is about to hold."""
+    leaving: bool = False
+    """Whether its run has ended and the cluster cleans up: what it holds is not free yet, and is not counted any more."""
+    started_s: float | None = None
+    """When its present run began, on the cluster's clock; None: it does not run, or the cluster does not say."""
+    stopped_s: float | None = None
+    """When the run before that, or the one that is leaving, ended; None: there was none, or the cluster does not say."""
+    pauses_s: tuple[float, ...] = ()
+    """How long its last few moves kept it from training, from the decision until it ran again; the newest last."""
     target: Placement | None = None
     """Where an earlier round has sent it, while it is on the way there (STARTING, STOPPING)."""
     account: str = ""
@@ -52,6 +60,16 @@ class Job:
     """How much its progress counts beside that of others, > 0; from Slurm's priority or fair share, if the site wants that."""
     time_limit_s: float | None = None
     """Seconds of running after which the cluster ends it: the user's estimate from above. None: no limit, or not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndedRun:
+    """The last run of a job that has ended. Times are the cluster's."""
+
+    job: JobId
+    held: Placement
+    started_s: float
+    ended_s: float
 
 
 class Owned(Protocol):

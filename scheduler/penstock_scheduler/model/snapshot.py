@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from penstock_profiles.estimators import AnyEstimator
 from penstock_scheduler.model.cloud import CloudState
 from penstock_scheduler.model.cluster import Configuration, Node
-from penstock_scheduler.model.job import GpuLimit, Job, JobId, Refusal
+from penstock_scheduler.model.job import EndedRun, GpuLimit, Job, JobId, Refusal
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +18,8 @@ class ClusterState:
     jobs: tuple[Job, ...]
     refused: tuple[Refusal, ...] = ()
     limits: tuple[GpuLimit, ...] = ()
+    ended: tuple[EndedRun, ...] = ()
+    """Last runs of jobs that are not there any more, as far as the cluster remembers: at least those since the last look."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,8 @@ class Snapshot:
     remaining: dict[JobId, float] = field(default_factory=dict)
     """Work that is left of each job, in the unit of its model's goodput times seconds, >= 0; absent: not known."""
     attained: dict[JobId, dict[str, float]] = field(default_factory=dict)
-    """GPU-seconds that each job has held so far, by GPU type, as the round loop saw it; absent: none."""
+    """GPU-seconds that each job has held so far, by GPU type, as the round loop saw it; absent: none.
+    Those of jobs that have just ended are in it, too."""
     cloud: CloudState | None = None
     """The cloud, if the site has one."""
     incumbent: dict[JobId, Configuration] = field(default_factory=dict)

@@ -18,6 +18,7 @@ from penstock_slurm.gateway.base import (
     SlurmNode,
     SlurmPartition,
     SlurmReservation,
+    Write,
     slurm_minutes,
 )
 from penstock_slurm.gateway.cli import CliGateway
@@ -53,6 +54,7 @@ __all__ = [
     "TimedOut",
     "Transient",
     "UnreadableAnswer",
+    "Write",
     "open_gateway",
     "slurm_minutes",
 ]

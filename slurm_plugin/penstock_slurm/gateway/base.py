@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from penstock_slurm.gateway.errors import SlurmError
+
 UNUSABLE = frozenset(
     {
         "DOWN",
@@ -231,6 +233,23 @@ class PlainShape:
     gpus_per_node: int
 
 
+@dataclass(frozen=True, slots=True)
+class Write:
+    """One command about one job, named like the `Gateway` method that gives it alone.
+
+    `split` has no method: it makes an element of an array that has not started a job record of its own, with a number of its own.
+    """
+
+    job_id: str
+    kind: Literal["hold", "release", "requeue_hold", "split", "place"]
+    placement: JobPlacement | None = None
+    """Where to, for `place` only."""
+
+    def __post_init__(self) -> None:
+        if (self.kind == "place") != (self.placement is not None):
+            raise ValueError(f"kind={self.kind} placement={self.placement}: `place`, and only that, has a placement")
+
+
 class Gateway(Protocol):
     """Slurm, as Penstock sees it. A reading is one call to slurmctld (`limits`: two to slurmdbd); every error is a SlurmError.
 
@@ -306,10 +325,6 @@ class Gateway(Protocol):
         """
         ...
 
-    def split(self, job_id: str) -> None:
-        """Make an element of an array that has not started a job record of its own, with a number of its own."""
-        ...
-
     def leave_to_slurm(self, job_id: str, shape: PlainShape, cpus: int, after_s: float) -> None:
         """Give a pending job this shape and a begin time `after_s` from now, held no longer: Slurm starts it then by itself."""
         ...
@@ -320,4 +335,12 @@ class Gateway(Protocol):
 
     def set_admin_comment(self, job_id: str, text: str) -> None:
         """Write the comment that only admins can write; "" clears it. Slurm keeps any text, newlines included."""
+        ...
+
+    def write(self, writes: Sequence[Write]) -> tuple[SlurmError | None, ...]:
+        """Many commands, at most one about each job; what became of each, in their order: None where Slurm has done it.
+
+        The failure of one does not stop the others, but where the controller is away all that follow are not sent and
+        have that error too. No faster than `slurmctld` stays responsive by.
+        """
         ...

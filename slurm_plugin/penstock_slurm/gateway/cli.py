@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
@@ -24,6 +25,7 @@ from penstock_slurm.gateway.base import (
     SlurmNode,
     SlurmPartition,
     SlurmReservation,
+    Write,
     slurm_minutes,
 )
 from penstock_slurm.gateway.errors import (
@@ -31,6 +33,7 @@ from penstock_slurm.gateway.errors import (
     ControllerAway,
     JobGone,
     Refused,
+    SlurmError,
     TimedOut,
     Transient,
     UnreadableAnswer,
@@ -69,6 +72,23 @@ LONGEST_TEXT = 100_000
 """Bytes of an admin comment. Linux takes 131,072 in one argument of a command."""
 
 JOB_ID = re.compile(r"\d+(_\d+)?")
+
+WORD = re.compile(r"[A-Za-z0-9_.,:=/+@-]+")
+"""A word that scontrol's own prompt takes as it is."""
+
+MARK = "penstock-after-"
+UNKNOWN_WORD = "invalid keyword: "
+"""How scontrol answers to a command that it does not know."""
+
+FEEDS = 2
+"""Commands at once: an update is three questions to slurmctld, and scontrol reads its input a letter at a time."""
+
+FEW = 20
+"""Writes that one command takes alone."""
+
+AT_ONCE = 200
+MOST_PER_S = 500.0
+"""Writes. slurmctld also has users to answer: see docs/slurm-gateway.md for what they notice."""
 
 
 class CliGateway:
@@ -150,44 +170,103 @@ class CliGateway:
 
     def hold(self, job_id: str) -> None:
         """`scontrol hold`: the priority becomes 0 until an admin's release."""
-        self._write(job_id, "scontrol", "hold", job_id)
+        self._one(Write(job_id, "hold"))
 
     def release(self, job_id: str) -> None:
         """`scontrol release`."""
-        self._write(job_id, "scontrol", "release", job_id)
+        self._one(Write(job_id, "release"))
 
     def requeue_hold(self, job_id: str) -> None:
         """`scontrol requeuehold Incomplete`; without that word 22.05 brings cancelled jobs back."""
-        self._write(job_id, "scontrol", "requeuehold", "Incomplete", job_id)
+        self._one(Write(job_id, "requeue_hold"))
 
     def cancel(self, job_id: str) -> None:
         """`scancel -v`: without -v it is silent about jobs that do not exist."""
         self._write(job_id, "scancel", "-v", job_id)
 
     def place(self, job_id: str, placement: JobPlacement) -> None:
-        """One `scontrol update`, so that Slurm takes all of it or nothing.
+        """One `scontrol update`, so that Slurm takes all of it or nothing."""
+        self._one(Write(job_id, "place", placement))
 
-        NumNodes=n-n because a job with -N1 refuses NumNodes=2; StartTime=now because requeued jobs wait two minutes.
-        """
-        count = len(placement.nodes)
-        self._write(
-            job_id,
-            "scontrol",
-            "update",
-            f"JobId={job_id}",
-            f"Partition={placement.partition}",
-            f"NumNodes={count}-{count}",
-            *([] if placement.tasks is None else [f"NumTasks={placement.tasks}"]),
-            f"NumCPUs={placement.cpus}",
-            f"TresPerNode=gres:gpu:{placement.gpus_per_node}",
-            f"ReqNodeList={','.join(placement.nodes)}",
-            *([] if placement.time_limit_s is None else [f"TimeLimit={slurm_minutes(placement.time_limit_s)}"]),
-            "StartTime=now",
-        )
+    def write(self, writes: Sequence[Write]) -> tuple[SlurmError | None, ...]:
+        """Through the standard input of a few `scontrol` for each AT_ONCE; what passes by itself is asked twice more."""
+        errors: dict[str, SlurmError | None] = {}
+        left = list(writes)
+        assert len({write.job_id for write in writes}) == len(writes), "one command about each job"
+        for tries_left in range(RETRIES, -1, -1):
+            errors |= self._feed(left)
+            passing = (Transient,) if tries_left else ()
+            left = [w for w in left if isinstance(e := errors[w.job_id], passing) and not isinstance(e, TimedOut)]
+            if not left:
+                break
+            log.info("asking Slurm again", extra={"jobs": len(left), "text": errors[left[0].job_id]})
+            time.sleep(RETRY_PAUSE_S)
+        return tuple(errors[write.job_id] for write in writes)
 
-    def split(self, job_id: str) -> None:
-        """Any update of one element does it; this one says what is so already."""
-        self._write(job_id, "scontrol", "update", f"JobId={job_id}", "Requeue=1")
+    def _feed(self, writes: Sequence[Write]) -> dict[str, SlurmError | None]:
+        """Each write once."""
+        errors: dict[str, SlurmError | None] = {}
+        for at in range(0, len(writes), AT_ONCE):
+            some = writes[at : at + AT_ONCE]
+            begun_s = time.monotonic()
+            feeds = FEEDS if len(some) > FEW else 1
+            with ThreadPoolExecutor(feeds) as pool:
+                for found in pool.map(self._feed_some, [some[feed::feeds] for feed in range(feeds)]):
+                    errors |= found
+            error = errors[some[-1].job_id]
+            if isinstance(error, ControllerAway | TimedOut):
+                return dict.fromkeys((write.job_id for write in writes), error) | errors
+            if at + AT_ONCE < len(writes):
+                time.sleep(max(len(some) / MOST_PER_S - (time.monotonic() - begun_s), 0.0))
+        return errors
+
+    def _feed_some(self, writes: Sequence[Write]) -> dict[str, SlurmError | None]:
+        errors: dict[str, SlurmError | None] = {}
+        alike: dict[str, list[Write]] = {}
+        for write in writes:
+            if JOB_ID.fullmatch(write.job_id) is None:
+                errors[write.job_id] = _no_job(write.job_id)
+            elif not all(map(WORD.fullmatch, _words(write))):
+                text = f"{' '.join(_words(write))!r} holds signs that scontrol's prompt takes for its own"
+                errors[write.job_id] = Refused(text, command="scontrol", job_id=write.job_id)
+            else:
+                alike.setdefault(write.job_id if write.kind in ("place", "split") else write.kind, []).append(write)
+        groups = list(alike.values())
+        answers = self._talk(groups)
+        # Who is meant by an answer to a command about several jobs is not clear, so each is asked by itself.
+        alone = [
+            [write]
+            for group, text in zip(groups, answers, strict=True)
+            if group[1:] and text and isinstance(text, str)
+            for write in group
+        ]
+        for group, said in (*zip(groups, answers, strict=True), *zip(alone, self._talk(alone), strict=True)):
+            errors |= {write.job_id: _error(write, said) for write in group}
+        return errors
+
+    def _talk(self, groups: Sequence[Sequence[Write]]) -> list[str | Transient]:
+        """What scontrol says about each group of like writes; "" where it did them, Transient where it may not have."""
+        if not groups:
+            return []
+        lines = []
+        for number, group in enumerate(groups):
+            others = "".join(f",{write.job_id}" for write in group[1:])
+            # Its answers name no command: after each, a word that it does not know says where that command's end.
+            lines += [" ".join(_words(group[0])) + others, f"{MARK}{number}"]
+        try:
+            said = self._run(("scontrol",), {}, text="\n".join(lines) + "\n").stderr
+        except Transient as error:
+            return [error] * len(groups)
+        answers: list[str | Transient] = []
+        for number in range(len(groups)):
+            answer, marked, rest = said.partition(f"{UNKNOWN_WORD}{MARK}{number}\n")
+            if not marked:
+                stopped = error_from(said, command="scontrol", otherwise=Transient)
+                kind = Transient(stopped.text or "scontrol stopped before this", command="scontrol")
+                return answers + [stopped if isinstance(stopped, Transient) else kind] * (len(groups) - number)
+            answers.append(answer.strip())
+            said = rest
+        return answers
 
     def leave_to_slurm(self, job_id: str, shape: PlainShape, cpus: int, after_s: float) -> None:
         """The begin time comes with the shape and before the release, so that nothing starts in between."""
@@ -233,6 +312,9 @@ class CliGateway:
             raise error_from(done.stderr or done.stdout, command=argv[0], otherwise=otherwise)
         return done.stdout
 
+    def _one(self, write: Write) -> None:
+        self._write(write.job_id, "scontrol", *_words(write))
+
     def _write(self, job_id: str, *argv: str) -> None:
         """Run a command that changes a job; what passes by itself is tried again."""
         _expect_id(job_id)
@@ -257,13 +339,13 @@ class CliGateway:
                 time.sleep(RETRY_PAUSE_S)
 
     def _run(
-        self, argv: tuple[str, ...], variables: Mapping[str, str], job_id: str = ""
+        self, argv: tuple[str, ...], variables: Mapping[str, str], job_id: str = "", text: str = ""
     ) -> subprocess.CompletedProcess[str]:
         try:
             return subprocess.run(
                 argv,
                 check=False,
-                stdin=subprocess.DEVNULL,
+                input=text,
                 capture_output=True,
                 encoding="utf-8",
                 errors="replace",  # comments hold any bytes
@@ -271,15 +353,56 @@ class CliGateway:
                 env={**self._environment, **variables},
             )
         except subprocess.TimeoutExpired:
-            text = f"no answer in {self._timeout_s:g} s"
-            raise TimedOut(text, command=" ".join(argv[:2]), job_id=job_id) from None
+            late = f"no answer in {self._timeout_s:g} s"
+            raise TimedOut(late, command=" ".join(argv[:2]), job_id=job_id) from None
         except OSError as error:
             raise Transient(f"could not be started: {error}", command=argv[0], job_id=job_id) from error
 
 
+def _words(write: Write) -> tuple[str, ...]:
+    """The arguments of scontrol.
+
+    NumNodes=n-n because a job with -N1 refuses NumNodes=2; StartTime=now because requeued jobs wait two minutes.
+    """
+    placement = write.placement
+    if (
+        write.kind == "split"
+    ):  # any update of one element gives it a record of its own; this one says what is so already
+        return "update", f"JobId={write.job_id}", "Requeue=1"
+    if placement is None:
+        return {"hold": ("hold",), "release": ("release",), "requeue_hold": ("requeuehold", "Incomplete")}[
+            write.kind
+        ] + (write.job_id,)
+    count = len(placement.nodes)
+    return (
+        "update",
+        f"JobId={write.job_id}",
+        f"Partition={placement.partition}",
+        f"NumNodes={count}-{count}",
+        *([] if placement.tasks is None else [f"NumTasks={placement.tasks}"]),
+        f"NumCPUs={placement.cpus}",
+        f"TresPerNode=gres:gpu:{placement.gpus_per_node}",
+        f"ReqNodeList={','.join(placement.nodes)}",
+        *([] if placement.time_limit_s is None else [f"TimeLimit={slurm_minutes(placement.time_limit_s)}"]),
+        "StartTime=now",
+    )
+
+
+def _error(write: Write, said: str | Transient) -> SlurmError | None:
+    """What scontrol's answer to this write means."""
+    command = f"scontrol {_words(write)[0]}"
+    if isinstance(said, Transient):
+        return type(said)(said.text, command=command, job_id=write.job_id)
+    return error_from(said, command=command, job_id=write.job_id) if said else None
+
+
+def _no_job(job_id: str) -> JobGone:
+    return JobGone("no job has such an id: expected 12 or, for an array's element, 12_3", command="", job_id=job_id)
+
+
 def _expect_id(job_id: str) -> None:
     if JOB_ID.fullmatch(job_id) is None:
-        raise JobGone("no job has such an id: expected 12 or, for an array's element, 12_3", command="", job_id=job_id)
+        raise _no_job(job_id)
 
 
 def _environment(mine: Mapping[str, str], conf: Path | None) -> dict[str, str]:

@@ -26,9 +26,18 @@ from penstock_slurm.gateway.base import (
     SlurmNode,
     SlurmPartition,
     SlurmReservation,
+    Write,
     slurm_minutes,
 )
-from penstock_slurm.gateway.errors import BackendMissing, ControllerAway, JobGone, Refused, Transient, error_from
+from penstock_slurm.gateway.errors import (
+    BackendMissing,
+    ControllerAway,
+    JobGone,
+    Refused,
+    SlurmError,
+    Transient,
+    error_from,
+)
 from penstock_slurm.gateway.hostlist import expand
 from penstock_slurm.gateway.parse import parse_state
 
@@ -162,10 +171,6 @@ class PyslurmGateway:
         )
         self._write("modify", job_id, lambda job: job.modify(change))
 
-    def split(self, job_id: str) -> None:
-        """Not with this back end, which has no name for a single element that has not started."""
-        raise Refused("elements of job arrays need the back end cli", command="modify", job_id=job_id)
-
     def leave_to_slurm(self, job_id: str, shape: PlainShape, cpus: int, after_s: float) -> None:
         """The begin time comes with the shape and before the release, so that nothing starts in between."""
         change = self._pyslurm.JobSubmitDescription(
@@ -191,6 +196,28 @@ class PyslurmGateway:
         """Write the comment that only admins can write."""
         change = self._pyslurm.JobSubmitDescription(admin_comment=text)
         self._write("modify", job_id, lambda job: job.modify(change))
+
+    def write(self, writes: Sequence[Write]) -> tuple[SlurmError | None, ...]:
+        """One after another: libslurm takes about a millisecond each."""
+        errors: list[SlurmError | None] = []
+        for write in writes:
+            away = errors[-1] if errors and isinstance(errors[-1], ControllerAway) else None
+            errors.append(away or self._write_one(write))
+        return tuple(errors)
+
+    def _write_one(self, write: Write) -> SlurmError | None:
+        try:
+            if write.kind == "split":  # there is no name here for an element that has not started
+                return Refused("elements of job arrays need the back end cli", command="modify", job_id=write.job_id)
+            if write.placement is not None:
+                self.place(write.job_id, write.placement)
+            else:
+                {"hold": self.hold, "release": self.release, "requeue_hold": self.requeue_hold}[write.kind](
+                    write.job_id
+                )
+        except SlurmError as error:
+            return error
+        return None
 
     def _write(self, command: str, job_id: str, write: Callable[[Any], object]) -> None:
         if not job_id.isdigit():

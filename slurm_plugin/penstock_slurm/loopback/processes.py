@@ -62,7 +62,11 @@ def find(folder: Path, slurm_conf: Path) -> set[Process]:
     steps = {process.pid for process in find_steps(folder)}
     mark, conf = f"{MARK}={folder}".encode(), f"SLURM_CONF={slurm_conf}".encode()
     ours = {pid for pid in stats if pid not in steps and _is_ours(pid, mark, conf)} | steps | _below(steps, stats)
-    return {Process(pid, stats[pid].start_ticks) for pid in ours if stats[pid].state not in "ZX" and pid != os.getpid()}
+    return {
+        Process(pid, stats[pid].start_ticks)
+        for pid in ours
+        if pid in stats and stats[pid].state not in "ZX" and pid != os.getpid()
+    }
 
 
 def find_steps(folder: Path) -> set[Process]:

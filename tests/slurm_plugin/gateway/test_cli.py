@@ -17,9 +17,10 @@ from penstock_slurm.gateway import (
     TimedOut,
     Transient,
     UnreadableAnswer,
+    Write,
     open_gateway,
 )
-from penstock_slurm.gateway.cli import COMMANDS
+from penstock_slurm.gateway.cli import COMMANDS, FEEDS
 from penstock_slurm.gateway.errors import WORDS, error_from
 
 
@@ -185,3 +186,90 @@ def test_a_placement_that_cannot_be_is_not_made(wrong):
     JobPlacement(**good)
     with pytest.raises(ValueError, match="="):
         JobPlacement(**{**good, **wrong})
+
+
+def test_many_writes_go_through_one_scontrol_and_each_is_answered_for_itself(slurm, tmp_path):
+    """The stand-in answers as scontrol 22.05.8 does: nothing for what it did, and to an unknown word that it is unknown."""
+    slurm(
+        f"""tee -a {tmp_path}/fed | while read -r line; do case "$line" in
+        penstock*) echo "invalid keyword: $line" >&2 ;;
+        "release 1,2"|"release 2") echo "Invalid job id specified for job 2" >&2 ;;
+        *nowhere*) echo "Invalid partition name specified for job 3" >&2 ;;
+        esac; done; exit 1"""
+    )
+    # Several of a kind are one line; as something is wrong there, each is asked again by itself.
+    nowhere = Write("3", "place", JobPlacement("nowhere", ("a",), 1, 1, 1))
+    odd = Write("5", "place", JobPlacement("p", ("a b",), 1, 1, 1))
+    done = gateway().write(
+        [
+            Write("1", "release"),
+            Write("2", "release"),
+            nowhere,
+            Write("4", "requeue_hold"),
+            odd,
+            Write("x", "hold"),
+            Write("6", "hold"),
+            Write("7", "hold"),
+        ]
+    )
+    assert [type(error) for error in done] == [
+        *(type(None), JobGone, Refused, type(None), Refused, JobGone),
+        *2 * [type(None)],
+    ]
+    fed = [line for line in (tmp_path / "fed").read_text().splitlines() if not line.startswith("penstock")]
+    assert sorted(fed) == sorted(
+        ["release 1,2", nowhere_line(), "requeuehold Incomplete 4", "hold 6,7", "release 1", "release 2"]
+    )
+    assert "a b" in done[4].text
+    assert "partition" in done[2].text
+
+
+def nowhere_line() -> str:
+    return (
+        "update JobId=3 Partition=nowhere NumNodes=1-1 NumTasks=1 NumCPUs=1 TresPerNode=gres:gpu:1 ReqNodeList=a "
+        "StartTime=now"
+    )
+
+
+def test_of_many_writes_only_those_that_pass_by_themselves_are_sent_again(slurm, tmp_path):
+    slurm(
+        f"""while read -r line; do echo "$line" >> {tmp_path}/fed; case "$line" in
+        penstock*) echo "invalid keyword: $line" >&2 ;;
+        "release 2") mkdir {tmp_path}/once 2>/dev/null && echo "Resource temporarily unavailable" >&2 ;;
+        esac; done"""
+    )
+    assert gateway().write([Write("1", "hold"), Write("2", "release")]) == (None, None)
+    assert (tmp_path / "fed").read_text().split("\n")[::2] == ["hold 1", "release 2", "release 2", ""]
+
+
+def test_many_writes_to_a_scontrol_that_hangs_are_given_up_together(slurm):
+    calls = slurm("exec sleep 60")
+    done = gateway(timeout_s=0.3).write([Write(str(number), "hold") for number in range(250)])
+    assert {type(error) for error in done} == {TimedOut}
+    assert len(done) == 250
+    assert set(calls.read_text().splitlines()) == {"scontrol "}
+    assert len(calls.read_text().splitlines()) <= FEEDS, "what would hang again is not sent"
+
+
+def test_many_writes_to_a_scontrol_that_stops_half_way(slurm, tmp_path):
+    """What it did not get to is not known to be done."""
+    slurm(f"mkdir {tmp_path}/once 2>/dev/null && echo 'invalid keyword: penstock-after-0' >&2")
+    first, second = gateway().write([Write("1", "hold"), Write("2", "release")])
+    assert first is None
+    assert isinstance(second, Transient)
+    assert second.job_id == "2"
+
+
+def test_many_writes_leave_slurmctld_time_for_others(slurm):
+    """250 writes at 500 a second: a pause before the last fifty, so at least 0.4 s."""
+    slurm("sed -n 's/^penstock/invalid keyword: penstock/p' >&2")
+    begun_s = time.monotonic()
+    assert set(gateway().write([Write(str(number), "hold") for number in range(250)])) == {None}
+    assert time.monotonic() - begun_s >= 0.4
+
+
+@pytest.mark.parametrize("wrong", [("hold", True), ("place", False)])
+def test_only_placing_has_a_placement(wrong):
+    kind, placed = wrong
+    with pytest.raises(ValueError, match="placement"):
+        Write("1", kind, JobPlacement("p", ("a",), 1, 1, 1) if placed else None)

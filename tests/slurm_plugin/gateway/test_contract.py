@@ -23,6 +23,7 @@ from penstock_slurm.gateway import (
     SlurmLimit,
     Transient,
     UnreadableAnswer,
+    Write,
     open_gateway,
 )
 from penstock_slurm.gateway.cli import CliGateway
@@ -273,3 +274,46 @@ def test_an_answer_of_another_form_is_said_to_be_one(text):
     except (UnreadableAnswer, ValueError):
         assert text
     assert "%nonce%" in squeue_format("%nonce%")
+
+
+@slurm
+def test_many_writes_at_once_are_answered_each_for_itself(gateway, loopback):
+    good, placed, running = held(loopback), held(loopback), held(loopback)
+    gateway.release(running)
+    wait_state(gateway, running, "RUNNING")
+    there = JobPlacement("t4", ("t4-01",), 2, 1, 1)
+    nowhere = JobPlacement("nowhere", ("t4-00",), 1, 1, 1)
+    done = gateway.write(
+        [
+            Write(good, "place", nowhere),
+            Write("999999", "release"),
+            Write(placed, "place", there),
+            Write(running, "requeue_hold"),
+        ]
+    )
+    assert [type(error) for error in done] == [Refused, JobGone, type(None), type(None)]
+    wait_state(gateway, running, "PENDING")
+    assert job(gateway, running).held
+    assert job(gateway, good).partition == ("all",)
+    assert gateway.write([Write(placed, "release"), Write(good, "hold"), Write(running, "requeue_hold")]) == (None,) * 3
+    wait_state(gateway, placed, "RUNNING")
+    assert job(gateway, placed).nodes == ("t4-01",)
+    assert gateway.write([]) == ()
+    some = [held(loopback) for _ in range(30)]
+    assert gateway.write([Write(each, "release") for each in some]) == (None,) * 30
+    assert not any(job(gateway, each).held for each in some)
+    done = gateway.write([Write(each, "requeue_hold") for each in (*some, "999999")])
+    assert set(done[:-1]) == {None}
+    assert isinstance(done[-1], JobGone)
+    gateway.write([Write(each, "hold") for each in some if job(gateway, each).state == "PENDING"])
+    wait_for(lambda: all(job(gateway, each).held for each in some), 30, "all held")
+
+
+@slurm
+def test_many_writes_take_elements_of_an_array(loopback):
+    """By the back end `cli`; the other takes plain numbers alone."""
+    gateway = open_gateway("cli", conf=loopback.slurm_conf, timeout_s=20)
+    array = held(loopback, "--array=0-3")
+    elements = [f"{array}_{element}" for element in range(4)]
+    assert gateway.write([Write(each, "release") for each in elements[:2]]) == (None, None)
+    assert [job(gateway, each).held for each in elements] == [False, False, True, True]

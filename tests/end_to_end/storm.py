@@ -1,0 +1,303 @@
+"""A storm over a site: jobs come, users and admins do what they do, daemons die; every round is checked, and the end.
+
+All chance comes from one seed. What was done goes to `storm.log`, a line of JSON each, beside the daemon's own log.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock_scheduler.model import Phase
+from penstock_scheduler.records import RoundRecord
+from penstock_scheduler.store import open_store
+from penstock_slurm.gateway.base import ENDED, SlurmJob
+from penstock_slurm.loopback import LoopbackError, wait_for
+from tests.end_to_end.site import RATES, Site
+
+NODES = "t4:8x4,rtx:4x4,a100:4x4"
+"""16 nodes, 64 GPUs."""
+
+
+@dataclass
+class Storm:
+    """One storm over `site`.
+
+    Args:
+        jobs: how many are submitted, evenly over the first four fifths of the time.
+        seconds: how long things happen.
+    """
+
+    site: Site
+    jobs: int
+    seconds: float
+    seed: int
+
+    def __post_init__(self) -> None:
+        self.log = self.site.folder / "storm.log"
+        self.submitted: list[str] = []
+        self.trainers: list[str] = []
+        self.checked = 0
+        self._chance = random.Random(self.seed)
+        self._later: list[tuple[float, str, Callable[[], object]]] = []
+        self._attained: dict[str, float] = {}
+        self._controller_up = self._munge_up = True
+        self._begun_s = time.monotonic()
+
+    # --- what happens
+
+    def rage(self) -> None:
+        """Until the time is over: submit, disturb about once a second, check the rounds; then put everything right again."""
+        events = [
+            (self._cancel, 4.0),
+            (self._requeue, 5.0),
+            (self._drain, 3.0),
+            (self._kill_slurmd, 2.0),
+            (self._restart_slurmctld, 0.4),
+            (self._kill_penstockd, 0.7),
+            (self._stop_munge, 0.4),
+            (lambda: None, 4.0),
+        ]
+        end_s = self._begun_s + self.seconds
+        while (now_s := time.monotonic()) < end_s:
+            wanted = min(self.jobs, 1 + int(self.jobs * (now_s - self._begun_s) / (0.8 * self.seconds)))
+            while self._reachable and len(self.submitted) < wanted:
+                self._submit()
+            self._do_what_is_due(now_s)
+            if self._reachable:
+                happen, _ = self._chance.choices(events, [weight for _, weight in events])[0]
+                happen()
+            self.check_rounds()
+            time.sleep(self._chance.uniform(0.3, 1.2))
+        self._do_what_is_due(float("inf"))
+        while len(self.submitted) < self.jobs:
+            self._submit()
+        self._say("calm")
+
+    @property
+    def _reachable(self) -> bool:
+        return self._controller_up and self._munge_up
+
+    def _submit(self) -> None:
+        gpus = self._chance.choice([1, 1, 2, 4, 8])
+        wish = {"max_gpus": gpus, "min_gpus": self._chance.choice([1, gpus])}
+        kind = self._chance.choices(["trainer", "plain", "deaf"], [5, 8, 1])[0]
+        work_s = self._chance.uniform(10, 60)
+        if kind == "trainer":
+            job = self.site.submit(work_s, **wish)
+            self.trainers.append(job)
+        else:
+            fields = wish | {"goodput_table": RATES}
+            comment = json.dumps({"penstock": fields})
+            # The deaf one is ended by KILL, after KillWait; sleep would end at once.
+            script = (
+                f"exec sleep {work_s / 3:.1f}" if kind == "plain" else f"trap '' TERM; sleep {work_s / 3:.1f} & wait"
+            )
+            held = ("--hold", "--requeue", "--gres=gpu:1", f"--comment={comment}", "--output=/dev/null")
+            job = self.site.sbatch(*held, f"--wrap={script}")
+        self.submitted.append(job)
+        self._say("submit", job=job, kind=kind, work_s=round(work_s, 1), **wish)
+
+    def _cancel(self) -> None:
+        # Few: a storm in which all jobs are cancelled shows nothing.
+        if self._chance.random() < 0.5 and self.submitted:
+            self._command("scancel", self._chance.choice(self.submitted))
+
+    def _requeue(self) -> None:
+        running = [job.id for job in self._slurm_jobs() if job.state == "RUNNING"]
+        if running:
+            self._command("scontrol", "requeue", self._chance.choice(running))
+
+    def _drain(self) -> None:
+        node = self._chance.choice(self.site.slurm.nodes).name
+        self._command("scontrol", "update", f"NodeName={node}", "State=DRAIN", "Reason=storm")
+        self._in(3, 8, f"resume {node}", lambda: self._resume(node))
+
+    def _resume(self, node: str) -> None:
+        self._command("scontrol", "update", f"NodeName={node}", "State=RESUME")
+
+    def _kill_slurmd(self) -> None:
+        node = self._chance.choice(self.site.slurm.nodes).name
+        with contextlib.suppress(LoopbackError, KeyError):
+            self._say("kill slurmd", node=node)
+            self.site.slurm.kill_slurmd(node)
+        # Some come back before Slurm has given them up, some after.
+        self._in(2, 25, f"start slurmd {node}", lambda: self.site.slurm.start_slurmd(node))
+
+    def _restart_slurmctld(self) -> None:
+        self._say("stop slurmctld")
+        self._controller_up = False
+        self.site.slurm.stop_slurmctld()
+        self._in(1, 4, "start slurmctld", self._start_slurmctld)
+
+    def _start_slurmctld(self) -> None:
+        self.site.slurm.start_slurmctld()
+        self._controller_up = True
+
+    def _kill_penstockd(self) -> None:
+        self._say("kill penstockd")
+        self.site.kill()
+        self.site.start(wait=False)
+
+    def _stop_munge(self) -> None:
+        self._say("stop munged")
+        self._munge_up = False
+        self.site.slurm.stop_munged()
+        self._in(1, 4, "start munged", self._start_munge)
+
+    def _start_munge(self) -> None:
+        self.site.slurm.start_munged()
+        self._munge_up = True
+
+    def _in(self, least_s: float, most_s: float, what: str, act: Callable[[], object]) -> None:
+        self._later.append((time.monotonic() + self._chance.uniform(least_s, most_s), what, act))
+
+    def _do_what_is_due(self, now_s: float) -> None:
+        # Those who mend come first, or the others could not be done.
+        for entry in sorted(
+            self._later, key=lambda entry: ("slurmctld" not in entry[1], "munged" not in entry[1], entry[0])
+        ):
+            due_s, what, act = entry
+            if due_s <= now_s and (self._reachable or "slurmctld" in what or "munged" in what):
+                self._later.remove(entry)
+                self._say(what)
+                act()
+
+    def _command(self, *argv: str) -> None:
+        done = self.site.slurm.command(*argv, check=False)
+        self._say(" ".join(argv), rc=done.returncode, answer=done.stderr.strip()[:200])
+
+    def _slurm_jobs(self) -> list[SlurmJob]:
+        return [job for job in self.site.gateway.jobs(finished=True) if job.id in self.submitted]
+
+    def _say(self, what: str, **more: object) -> None:
+        with self.log.open("a") as file:
+            at_s = round(time.monotonic() - self._begun_s, 2)
+            file.write(json.dumps({"at_s": at_s, "time": time.strftime("%H:%M:%S"), "what": what} | more) + "\n")
+
+    # --- what must hold
+
+    def check_rounds(self) -> None:
+        """Every round that was saved since the last time."""
+        store = open_store(self.site.state)
+        for number in store.round_numbers():
+            if number > self.checked:
+                assert number == self.checked + 1, f"round {self.checked + 1} is missing"
+                record = store.round(number)
+                check_round(record)
+                for job, attained in record.snapshot.attained.items():
+                    now = sum(attained.values())
+                    # A daemon that was killed between two rounds goes on from the last.
+                    assert now >= self._attained.get(job, 0.0) - 1e-6, f"round {number}: job {job} has less than it had"
+                    self._attained[job] = now
+                self.checked = number
+
+    def settle(self, timeout_s: float) -> dict[str, str]:
+        """Wait until what runs is what the newest plan says, then end what is left; the state of each job before that."""
+
+        def agrees() -> bool:
+            last = open_store(self.site.state).last_round()
+            assert last is not None
+            jobs = {job.id: job for job in self._slurm_jobs()}
+            for job_id, assignment in last.plan.assignments.items():
+                job = jobs.get(job_id)
+                if job is None or job.state in ENDED:
+                    continue
+                if job.state != "RUNNING" or job.nodes != assignment.placement.nodes:
+                    return False
+            return all(job.held for job_id in last.plan.waiting if (job := jobs.get(job_id)) and job.state not in ENDED)
+
+        wait_for(agrees, timeout_s, "Slurm to run what the plan says", details=self.site.tail)
+        found = {job.id: job.state for job in self._slurm_jobs()}
+        self._say("settled", states={state: list(found.values()).count(state) for state in set(found.values())})
+        left = [job for job, state in found.items() if state not in ENDED]
+        if left:
+            self._command("scancel", *left)
+        wait_for(
+            lambda: all(job.state in ENDED for job in self._slurm_jobs()),
+            60,
+            "all jobs to be over",
+            details=lambda: str(
+                [(job.id, job.state, job.reason) for job in self._slurm_jobs() if job.state not in ENDED]
+            ),
+        )
+        return found
+
+    def gpu_seconds(self) -> tuple[float, float]:
+        """GPU-seconds of all jobs together: as the daemon counted them, as Slurm's accounts say."""
+        self.site.wait_round(after=self.checked + 1)
+        self.check_rounds()
+
+        def rows() -> list[list[str]]:
+            fields = "JobIDRaw,State,ElapsedRaw,AllocTRES,Start,End"
+            text = self.site.slurm.command(
+                "sacct", "-a", "-D", "-X", "-n", "-P", "-S", "now-1days", "-o", fields
+            ).stdout
+            found = [line.split("|") for line in text.splitlines()]
+            return found if not any(row[1] in ("RUNNING", "PENDING") for row in found) else []
+
+        try:
+            account = wait_for(rows, 60, "slurmdbd to know of every end")
+        except TimeoutError:
+            account = []
+            raise
+        finally:
+            (self.site.folder / "sacct.txt").write_text("\n".join("|".join(row) for row in account))
+        theirs = sum(float(row[2]) * _gpus(row[3]) for row in account if row[0] in self.submitted)
+        return sum(self._attained.values()), theirs
+
+    def by_job(self, path: Path) -> dict[str, tuple[float, float]]:
+        """GPU-seconds by job, ours and Slurm's, from the file that `gpu_seconds` left."""
+        theirs: dict[str, float] = {}
+        for line in path.read_text().splitlines():
+            row = line.split("|")
+            theirs[row[0]] = theirs.get(row[0], 0.0) + float(row[2]) * _gpus(row[3])
+        return {job: (self._attained.get(job, 0.0), theirs.get(job, 0.0)) for job in self.submitted}
+
+
+def check_round(record: RoundRecord) -> None:
+    """The invariants of one round: of what was seen and of what was decided on it."""
+    snapshot, plan = record.snapshot, record.plan
+    where = f"round {snapshot.round}"
+    nodes = {node.name: node for node in snapshot.nodes}
+    jobs = {job.id: job for job in snapshot.jobs}
+    assert len(jobs) == len(snapshot.jobs), f"{where}: a job twice"
+    assert not plan.assignments.keys() & plan.waiting.keys(), f"{where}: placed and waiting"
+    assert plan.assignments.keys() | plan.waiting.keys() == jobs.keys(), f"{where}: a job is forgotten"
+    promised: dict[str, int] = {}
+    for job_id, assignment in plan.assignments.items():
+        wish, placement = jobs[job_id].wish, assignment.placement
+        assert wish.min_gpus <= placement.gpus <= wish.max_gpus, f"{where}: job {job_id} gets {placement}"
+        assert len(set(placement.nodes)) == len(placement.nodes), f"{where}: job {job_id} gets a node twice"
+        for share in placement.shares:
+            node = nodes[share.node]
+            assert node.gpu_type == placement.gpu_type, f"{where}: job {job_id} gets {placement}"
+            assert placement.partition in node.partitions, f"{where}: job {job_id} gets {placement}"
+            promised[share.node] = promised.get(share.node, 0) + share.gpus
+    for name, gpus in promised.items():
+        node = nodes[name]
+        held_here = sum(
+            share.gpus
+            for job in jobs.values()
+            if job.allocation is not None and job.phase is not Phase.QUEUED
+            for share in job.allocation.shares
+            if share.node == name
+        )
+        # On a node that takes no new work, who is there may stay.
+        assert gpus <= max(node.gpus_for_us, min(held_here, node.gpus)), f"{where}: {gpus} GPUs of {name} are promised"
+    held: dict[str, int] = {}
+    for job in jobs.values():
+        if job.allocation is not None and job.phase in (Phase.RUNNING, Phase.STOPPING):
+            for share in job.allocation.shares:
+                held[share.node] = held.get(share.node, 0) + share.gpus
+    for name, gpus in held.items():
+        assert gpus + nodes[name].gpus_others <= nodes[name].gpus, f"{where}: {gpus} GPUs of {name} are held"
+
+
+def _gpus(tres: str) -> int:
+    return next((int(item.removeprefix("gres/gpu=")) for item in tres.split(",") if item.startswith("gres/gpu=")), 0)

@@ -1,0 +1,43 @@
+"""A storm: 300 jobs on 16 nodes, ten minutes of users, admins and dying daemons (`--long`); the same in small for every run."""
+
+from __future__ import annotations
+
+import os
+import random
+
+import pytest
+
+from penstock_slurm.loopback import wait_for
+from tests.end_to_end.site import Site
+from tests.end_to_end.storm import NODES, Storm
+
+pytestmark = pytest.mark.slurm
+
+
+@pytest.mark.parametrize(
+    ("jobs", "seconds", "differ"),
+    [(50, 40.0, 0.05), pytest.param(300, 600.0, 0.01, marks=pytest.mark.long)],
+)
+def test_a_storm(make_site, make_loopback, jobs, seconds, differ):
+    """PENSTOCK_TEST_SEED repeats what is done, not when it meets the daemons.
+
+    Runs that come and go while the daemon or slurmctld is down are counted by what is known of them; in the short storm they
+    are a larger part, and on a busy machine starting a daemon takes long: hence its wider margin.
+    """
+    seed = int(os.environ.get("PENSTOCK_TEST_SEED", random.SystemRandom().randrange(10_000)))
+    slurm = make_loopback(NODES, accounting=True, slurmd_timeout_s=10)
+    site: Site = make_site(slurm, round_s=1.0, tick_s=0.4)
+    site.start()
+    storm = Storm(site, jobs, seconds, seed)
+    print(f"seed {seed}; {storm.log}, {site.log}, {site.state}, {slurm.log_folder}")
+    storm.rage()
+    wait_for(
+        lambda: all(node.state in ("idle", "mixed", "allocated") for node in slurm.status().nodes), 90, "all nodes"
+    )
+    states = storm.settle(timeout_s=120)
+    assert len(states) == jobs, "no job was lost by an orderly restart"
+    ours, theirs = storm.gpu_seconds()
+    print(f"{storm.checked} rounds checked, {states}, GPU-seconds: ours {ours:.0f}, Slurm's {theirs:.0f}")
+    worst = sorted(storm.by_job(site.folder / "sacct.txt").items(), key=lambda item: -abs(item[1][0] - item[1][1]))[:10]
+    assert ours == pytest.approx(theirs, rel=differ), f"job: (ours, Slurm's) {worst}"
+    site.assert_no_run_twice(*storm.trainers)
