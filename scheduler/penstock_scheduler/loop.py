@@ -130,6 +130,7 @@ class RoundLoop:
             unscaled=known.unscaled,
             remaining=known.remaining,
             attained=self._attained,
+            sensitivities=known.sensitivities,
         )
         if self._at_rest(snapshot):
             return

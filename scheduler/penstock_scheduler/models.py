@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from penstock_profiles.estimators import AnyEstimator, LinearEstimator, TableEstimator
 from penstock_profiles.families import Families, UnknownFamilyError
 from penstock_profiles.gpus import Gpus, load_gpus
+from penstock_profiles.sensitivity import SensitivityProfile
 from penstock_scheduler.errors import BadWish
 from penstock_scheduler.model import Job, JobId, JobWish
 
@@ -27,6 +28,8 @@ class Models:
     """See `Snapshot.unscaled`."""
     remaining: dict[JobId, float] = field(default_factory=dict)
     """See `Snapshot.remaining`."""
+    sensitivities: dict[JobId, SensitivityProfile] = field(default_factory=dict)
+    """See `Snapshot.sensitivities`."""
 
 
 class WishModels:

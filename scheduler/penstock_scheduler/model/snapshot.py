@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from penstock_profiles.estimators import AnyEstimator
+from penstock_profiles.sensitivity import SensitivityProfile
 from penstock_scheduler.model.cluster import Configuration, Node
 from penstock_scheduler.model.job import GpuLimit, Job, JobId, Refusal
 
@@ -40,5 +41,7 @@ class Snapshot:
     """Work that is left of each job, in the unit of its model's goodput times seconds, >= 0; absent: not known."""
     attained: dict[JobId, dict[str, float]] = field(default_factory=dict)
     """GPU-seconds that each job has held so far, by GPU type, as the round loop saw it; absent: none."""
+    sensitivities: dict[JobId, SensitivityProfile] = field(default_factory=dict)
+    """How the speed of a job depends on CPU and memory, of jobs of which that is known."""
     incumbent: dict[JobId, Configuration] = field(default_factory=dict)
     """A plan's configurations to take as they are, when a round that a time limit cut short is decided again."""
