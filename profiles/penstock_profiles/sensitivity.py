@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
+import itertools
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -53,7 +54,7 @@ class Sensitivity:
         gpus: the number of GPUs, >= 1.
         cpus_C: CPUs for each GPU, > 0.
         memory_mb_M: memory for each GPU, MB, > 0.
-        speed_CM: speed, >= 0, in any one unit; 0: it cannot be had, or does not work. Never falls along either axis but for zeros.
+        speed_CM: speed, >= 0, in any one unit; 0: it cannot be had, or does not work.
 
     Raises:
         ProfileError: a shape or a value that cannot be.
@@ -66,7 +67,7 @@ class Sensitivity:
 
     def __post_init__(self) -> None:
         for name, axis in (("cpus_C", self.cpus_C), ("memory_mb_M", self.memory_mb_M)):
-            if not axis or axis[0] <= 0 or any(b <= a for a, b in zip(axis, axis[1:], strict=False)):
+            if not axis or axis[0] <= 0 or any(b <= a for a, b in itertools.pairwise(axis)):
                 raise ProfileError(f"{name}={axis}: give amounts above 0 in ascending order, each once")
         if len(self.speed_CM) != len(self.cpus_C) or any(len(row) != len(self.memory_mb_M) for row in self.speed_CM):
             raise ProfileError(
@@ -122,9 +123,7 @@ class Sensitivity:
         row, column = cpus_C.index(c), memory_mb_M.index(m)
         before = self.speed(cpus, memory_mb)
         news = NEWS * speed + (1 - NEWS) * before if known and before > 0 else speed
-        table = [
-            [self.speed(each_c * self.gpus, each_m * self.gpus) for each_m in memory_mb_M] for each_c in cpus_C
-        ]
+        table = [[self.speed(each_c * self.gpus, each_m * self.gpus) for each_m in memory_mb_M] for each_c in cpus_C]
         for i, line in enumerate(table):
             for j, old in enumerate(line):
                 if i >= row and j >= column:
@@ -175,7 +174,9 @@ class SensitivityProfile:
         return dataclasses.replace(self, tables=tuple(sorted((*others, table), key=lambda each: each.gpus)))
 
 
-def find_knee(measure: Callable[[int], float], most: int, *, same: float = SAME, runs: int = MOST_RUNS) -> dict[int, float]:
+def find_knee(
+    measure: Callable[[int], float], most: int, *, same: float = SAME, runs: int = MOST_RUNS
+) -> dict[int, float]:
     """Measure a job's speed on few numbers of CPUs, so chosen that the least number with which it is fast is among them.
 
     From `most` on the number is halved as long as the speed stays the same; between the last number that is fast and the first
@@ -254,7 +255,7 @@ def with_less_memory(
     """
     if min(dataset_samples, storage_mb_s, cache_mb_s) <= 0 or min(dataset_mb, process_mb) < 0:
         raise ProfileError(
-            f"dataset_mb={dataset_mb} dataset_samples={dataset_samples} storage_mb_s={storage_mb_s}: the size may be 0, the others not"
+            f"dataset_mb={dataset_mb} dataset_samples={dataset_samples} storage_mb_s={storage_mb_s}: only the size may be 0"
         )
 
     def speed(compute: float, memory: float) -> float:
@@ -299,15 +300,21 @@ class SensitivityStore:
     def save(self, profile: SensitivityProfile) -> Path:
         """Keep a profile instead of an older one; whole when this returns. Raises ProfileError if it cannot be written."""
         if not profile.model or not all(letter.isalnum() or letter in "_+.-" for letter in profile.model):
-            raise ProfileError(f"model {profile.model!r} cannot name a file; use letters, digits, '_', '+', '.' and '-'")
+            raise ProfileError(
+                f"model {profile.model!r} cannot name a file; use letters, digits, '_', '+', '.' and '-'"
+            )
         path = self._folder / f"{profile.model}.json"
         beside = path.with_suffix(".tmp")
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            beside.write_text(json.dumps({"version": 1, **dataclasses.asdict(profile)}, indent=1) + "\n", encoding="utf-8")
+            beside.write_text(
+                json.dumps({"version": 1, **dataclasses.asdict(profile)}, indent=1) + "\n", encoding="utf-8"
+            )
             beside.rename(path)
         except OSError as error:
-            raise ProfileError(f"{path} cannot be written: {error.strerror}; choose a folder that you may write") from None
+            raise ProfileError(
+                f"{path} cannot be written: {error.strerror}; choose a folder that you may write"
+            ) from None
         return path
 
 

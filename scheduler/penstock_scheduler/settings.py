@@ -70,7 +70,10 @@ class Settings:
             ) from None
 
     def policy(self, name: str) -> dict[str, Any]:
-        """What the file says of the policy `name`, not yet checked."""
+        """What the file says of the policy `name`, not yet checked; of one with stages (`sia+synergy-tune`), by its parts."""
+        first, *stages = name.split("+")
+        if stages:
+            return {part: self._policies.get(part, {}) for part in (first, *stages)}
         return self._policies.get(name, {})
 
 

@@ -1,29 +1,30 @@
 """Synergy: CPU and memory by sensitivity, for GPUs that another policy has given out.
 
-After *Looking Beyond GPUs for DNN Scheduling on Multi-Tenant Clusters* (Mohan et al., OSDI '22). Nearly every cluster gives CPU and
-memory in proportion to GPUs. Language models leave most of theirs idle, image models starve. Three *stages*, each behind
+After *Looking Beyond GPUs for DNN Scheduling on Multi-Tenant Clusters* (Mohan et al., OSDI '22). Nearly every cluster gives CPU
+and memory in proportion to GPUs. Language models leave most of theirs idle, image models starve. Three *stages*, each behind
 any policy, as in `sia+synergy-tune`:
 
 - `proportional`: each job gets its GPUs' part of its node.
 - `synergy-tune`: each job asks for its *demand*, the least with which it is as fast as it gets. Those who ask for most are placed
-  first (GPUs, then CPUs, then memory), each on the node where it fits with the least to spare. One that fits nowhere falls back to
-  the proportional share. If that does not fit either, then somebody on a node with enough free GPUs holds more than
+  first (GPUs, then CPUs, then memory), each on the node where it fits with the least to spare. One that fits nowhere falls back
+  to the proportional share. If that does not fit either, then somebody on a node with enough free GPUs holds more than
   the proportional share: those that hold most CPUs for each GPU are put back to it, until there is room. So whoever gets
   GPUs gets at least the speed of the proportional share.
 - `synergy-opt`: for the jobs of each node, the shares that add up to the most speed, by an integer program; the yardstick of
   the paper, which pools the nodes of a class, is `penstock_scheduler.solver.shares`.
 
-A job on several nodes has these nodes whole, so there is nothing to tune: it gets all that is there. So does, in proportion, a job
-without a profile for its number of GPUs.
+A job on several nodes has these nodes whole, so there is nothing to tune: it gets all that is there. A job without a profile
+for its number of GPUs gets the proportional share.
 
-What Slurm cannot do shapes the rest: the share of a running job cannot change, so one that stays on its GPUs keeps its share
-unless somebody else has to have it, which costs it a restart. A job that may not be restarted gets no more than the
-proportional share, so that nobody ever waits for what it holds. Jobs that start, or move anyway, may be put on other nodes of the
-same kind than the policy chose (`placement`): GPUs alone do not tell where the CPUs are.
+What Slurm cannot do shapes the rest: the share of a running job cannot change. So one that stays on its GPUs keeps its share,
+unless somebody else has to have it, or what is spare makes it so much faster that a restart pays (Sia's restart factor). A job
+that may not be restarted gets no more than the proportional share, so that nobody ever waits for what it holds. Jobs that
+start, or move anyway, may be put on other nodes of the same kind than the policy chose (`placement`): GPUs alone do not
+tell where the CPUs are.
 
-Departures from the authors' code are settings, all of which the preset `synergy-tune:reference` sets: it takes the first node in the
-list that fits rather than the tightest, and jobs in the order of the policy. In its simulator a job runs with the whole
-speed-up of its demand or with none; here the table tells.
+Beyond the paper, CPUs that are left on a node go to jobs there that did not get their demand (`spare`); the preset
+`synergy-tune:paper` leaves them idle. `synergy-tune:reference` is what the authors' published runs did: the first node in the list
+that fits rather than the tightest, and jobs in the order of the policy.
 """
 
 from __future__ import annotations
@@ -38,9 +39,21 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat
 
 from penstock_profiles.sensitivity import Sensitivity
-from penstock_scheduler.model import Assignment, Job, JobId, Node, Phase, Placement, Plan, Reason, Share, Snapshot
+from penstock_scheduler.model import (
+    Assignment,
+    Job,
+    JobId,
+    Node,
+    Phase,
+    Placement,
+    Plan,
+    ReasonCode,
+    Share,
+    Snapshot,
+)
 from penstock_scheduler.policies import common
-from penstock_scheduler.solver.shares import Choice, choose_shares
+from penstock_scheduler.solver import Limits
+from penstock_scheduler.solver.shares import Choice, Option, Shares, choose_shares
 
 
 class ProportionalSettings(BaseModel):
@@ -61,6 +74,9 @@ class TuneSettings(BaseModel):
     order: Literal["demand", "plan"] = Field(
         default="demand", description="Who is placed first: the most demanding, or as the policy lists them."
     )
+    spare: bool = Field(
+        default=True, description="Whether what is left on a node goes to jobs there that did not get their demand."
+    )
 
 
 class OptSettings(BaseModel):
@@ -73,7 +89,10 @@ class OptSettings(BaseModel):
     )
 
 
-REFERENCE: dict[str, Any] = {"placement": "first-fit", "order": "plan"}
+PAPER: dict[str, Any] = {"spare": False}
+"""The paper's rules and no more."""
+
+REFERENCE: dict[str, Any] = {"placement": "first-fit", "order": "plan", "spare": False}
 """The authors' published runs."""
 
 
@@ -134,6 +153,8 @@ class Claim:
     """What it runs with on its only node, and keeps if it can."""
     may_exceed: bool = True
     """Whether it may be given more than the proportional share: only who can be restarted can give it back."""
+    least_gain: float = 1.0
+    """How many times as fast it must become for more to be worth a restart; of a job that holds nothing, 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +224,8 @@ class _Tuning:
     def run(self, claims: Sequence[Claim]) -> dict[JobId, Grant] | None:
         for claim in claims:
             if claim.held is not None:
-                self._take(claim, Grant(claim.nodes[0], claim.held, True))
+                enough = self._ask(claim, claim.nodes[0]).within(claim.held)
+                self._take(claim, Grant(claim.nodes[0], claim.held, enough))
         waiting = [claim for claim in claims if claim.held is None]
         if self._settings.order == "demand":
             waiting.sort(key=self._size)
@@ -213,7 +235,35 @@ class _Tuning:
         # Who keeps a share that is not there any more, as when others have taken CPUs, gives it up.
         for node in np.flatnonzero((self._free_cpus_N < 0) | (self._free_memory_N < 0)).tolist():
             self._make_room(node, Amount(0, 0))
+        if self._settings.spare:
+            for node in sorted({grant.node for grant in self._grants.values() if not grant.by_demand}):
+                self._hand_out(node)
         return self._grants
+
+    def _hand_out(self, node: int) -> None:
+        """Give what is left on a node to jobs there that have not got their demand, the largest gain in speed first."""
+        room = self._rooms[node]
+        short = [claim for claim in self._on[node] if not self._grants[claim.job].by_demand and claim.may_exceed]
+        while True:
+            best: tuple[float, int, Claim, Amount] | None = None
+            for position, claim in enumerate(short):
+                has, part = self._grants[claim.job].amount, room.proportional(claim.gpus)
+                if claim.table is None or (base := claim.table.speed(part.cpus, part.memory_mb)) <= 0:
+                    continue
+                now = claim.table.speed(has.cpus, has.memory_mb)
+                most = Amount(has.cpus + int(self._free_cpus_N[node]), has.memory_mb + int(self._free_memory_N[node]))
+                option = claim.table.demand(most.cpus, most.memory_mb if room.memory_mb else float("inf"))
+                if option is None or option.speed <= now * claim.least_gain:
+                    continue
+                gain = (option.speed - now) / base
+                if best is None or gain > best[0]:
+                    memory_mb = option.memory_mb if room.memory_mb else 0
+                    best = gain, position, claim, Amount(option.cpus, memory_mb)
+            if best is None:
+                return
+            _, _, claim, amount = best
+            self._give_back(claim)
+            self._take(claim, Grant(node, amount, by_demand=False))
 
     def _size(self, claim: Claim) -> tuple[int, int, int]:
         wants = self._ask(claim, claim.nodes[0])
@@ -306,6 +356,249 @@ class _Tuning:
         self._free_gpus_N[node] += gpus
         self._free_cpus_N[node] += cpus
         self._free_memory_N[node] += memory_mb
-        self._spare_N[node] += (
-            gpus * self._gpus_weight + cpus * self._cpus_weight + memory_mb * self._memory_weight
-        )
+        self._spare_N[node] += gpus * self._gpus_weight + cpus * self._cpus_weight + memory_mb * self._memory_weight
+
+
+class Proportional:
+    """The stage `proportional`: the yardstick, and what most sites have."""
+
+    name = "proportional"
+
+    def __init__(self, settings: ProportionalSettings) -> None:
+        pass
+
+    def refine(self, snapshot: Snapshot, plan: Plan) -> Plan:
+        """Give every job its GPUs' part of its nodes."""
+        assignments = {}
+        rooms = {node.name: Room.of(node) for node in snapshot.nodes}
+        for job in snapshot.jobs:
+            if (assignment := plan.assignments.get(job.id)) is not None:
+                held = _held(job, assignment.placement)
+                shares = held.shares if held is not None else _parts(assignment.placement, rooms)
+                assignments[job.id] = _with_shares(assignment, shares)
+        return dataclasses.replace(plan, assignments=assignments)
+
+
+class SynergyTune:
+    """The stage `synergy-tune`; see the module."""
+
+    name = "synergy-tune"
+
+    def __init__(self, settings: TuneSettings) -> None:
+        self._settings = settings
+
+    def refine(self, snapshot: Snapshot, plan: Plan) -> Plan:
+        """Give every job CPUs and memory, and jobs that start perhaps other nodes of the same kind."""
+        stage = _Stage(snapshot, plan, self._settings)
+        return stage.plan() if stage.grants is None else stage.plan(stage.grants)
+
+
+class SynergyOpt:
+    """The stage `synergy-opt`: the best shares on each node for the jobs that TUNE would put there."""
+
+    name = "synergy-opt"
+
+    def __init__(self, settings: OptSettings) -> None:
+        self._seconds = settings.max_seconds
+
+    def refine(self, snapshot: Snapshot, plan: Plan) -> Plan:
+        """TUNE's plan, with the shares on each node made better as far as there is time."""
+        stage = _Stage(snapshot, plan, TuneSettings())
+        if stage.grants is None:
+            return stage.plan()
+        left_s, grants = self._seconds, dict(stage.grants)
+        by_node: dict[int, list[Claim]] = {}
+        for claim in stage.claims:
+            by_node.setdefault(grants[claim.job].node, []).append(claim)
+        for node, claims in by_node.items():
+            if left_s > 0 and not all(grants[claim.job].by_demand for claim in claims):
+                left_s -= best_on(stage.rooms[node], claims, grants, left_s)
+        return stage.plan(grants)
+
+
+def best_on(room: Room, claims: Sequence[Claim], grants: dict[JobId, Grant], seconds: float) -> float:
+    """Make the shares on one node the best there are for those that do not run yet; in `grants`. Returns the seconds it took."""
+    free = [claim for claim in claims if claim.held is None and claim.may_exceed and claim.table is not None]
+    fixed = [grants[claim.job].amount for claim in claims if claim not in free]
+    choices = [_choice(claim, room, grants[claim.job].amount) for claim in free]
+    cpus = room.cpus - sum(amount.cpus for amount in fixed)
+    memory_mb = room.memory_mb - sum(amount.memory_mb for amount in fixed)
+    shares = choose_shares(choices, cpus, memory_mb, Limits(seconds=seconds))
+    for claim, choice, index in zip(free, choices, shares.option_J, strict=True):
+        option = choice.options[index]
+        amount = Amount(option.cpus, option.memory_mb)
+        grants[claim.job] = Grant(grants[claim.job].node, amount, ask(claim, room).within(amount))
+    return shares.report.seconds
+
+
+def optimum(
+    claims: Sequence[Claim], rooms: Sequence[Room], limits: Limits | None = None
+) -> tuple[Shares, list[Choice]]:
+    """The paper's yardstick: the best sum of speeds of these jobs on rooms of one kind, all taken together.
+
+    Speeds are relative to the proportional share, which comes first among the options of each job.
+    """
+    room = rooms[0]
+    choices = [_choice(claim, room, room.proportional(claim.gpus)) for claim in claims]
+    cpus, memory_mb = sum(each.cpus for each in rooms), sum(each.memory_mb for each in rooms)
+    return choose_shares(choices, cpus, memory_mb, limits), choices
+
+
+def relative_speed(claim: Claim, room: Room, amount: Amount) -> float:
+    """Speed with this share, relative to the proportional one; 1 if nobody knows."""
+    part = room.proportional(claim.gpus)
+    base = _speed(claim.table, part, room) if claim.table is not None else 0.0
+    return _speed(claim.table, amount, room) / base if claim.table is not None and base > 0 else 1.0
+
+
+def _speed(table: Sensitivity, amount: Amount, room: Room) -> float:
+    return table.speed(amount.cpus, amount.memory_mb if room.memory_mb else float("inf"))
+
+
+def _choice(claim: Claim, room: Room, first: Amount) -> Choice:
+    """What a job may have on this room: `first`, or any share with which it is faster than with the proportional one."""
+    value = relative_speed(claim, room, first)
+    options = [Option(first.cpus, first.memory_mb, value)]
+    if claim.table is not None:
+        for option in claim.table.options():
+            amount = Amount(option.cpus, option.memory_mb if room.memory_mb else 0)
+            worth = relative_speed(claim, room, amount)
+            if worth >= 1 and amount.within(Amount(room.cpus, room.memory_mb)):
+                options.append(Option(amount.cpus, amount.memory_mb, worth))
+    return Choice(tuple(dict.fromkeys(options)))
+
+
+class _Stage:
+    """A plan being given CPU and memory. `grants` is None if the plan's GPUs do not fit, which no policy should let happen."""
+
+    def __init__(self, snapshot: Snapshot, plan: Plan, settings: TuneSettings) -> None:
+        self._snapshot = snapshot
+        self._plan = plan
+        self._jobs = {job.id: job for job in snapshot.jobs}
+        self._index = {node.name: index for index, node in enumerate(snapshot.nodes)}
+        self._shares: dict[JobId, tuple[Share, ...]] = {}
+        self._unknown: set[JobId] = set()
+        self.rooms = [Room.of(node) for node in snapshot.nodes]
+        by_name = {room.name: room for room in self.rooms}
+        single: list[tuple[Job, Placement]] = []
+        for job in snapshot.jobs:
+            assignment = plan.assignments.get(job.id)
+            if assignment is None:
+                continue
+            where, held = assignment.placement, _held(job, assignment.placement)
+            if len(where.shares) == 1 and where.shares[0].node in self._index:
+                single.append((job, where))
+                continue
+            self._shares[job.id] = held.shares if held is not None else _parts(where, by_name)
+            for share in self._shares[job.id]:
+                self._leave(share)
+        self._doors: dict[tuple[str, str, str], tuple[int, ...]] = {}
+        self.claims = [self._claim(job, where, settings) for job, where in single]
+        self.grants = tune(self.claims, self.rooms, settings)
+        if self.grants is None and settings.placement != "given":
+            given = settings.model_copy(update={"placement": "given"})
+            self.claims = [self._claim(job, where, given) for job, where in single]
+            self.grants = tune(self.claims, self.rooms, given)
+
+    def _leave(self, share: Share) -> None:
+        """Take what a job on several nodes has of one."""
+        if (index := self._index.get(share.node)) is not None:
+            room = self.rooms[index]
+            self.rooms[index] = dataclasses.replace(
+                room,
+                gpus=room.gpus - share.gpus,
+                cpus=max(room.cpus - share.cpus, 0),
+                memory_mb=max(room.memory_mb - share.memory_mb, 0),
+            )
+
+    def _claim(self, job: Job, where: Placement, settings: TuneSettings) -> Claim:
+        share = where.shares[0]
+        node, held = self._index[share.node], _held(job, where)
+        profile = self._snapshot.sensitivities.get(job.id)
+        table = profile.at(share.gpus) if profile is not None else None
+        has: Amount | None = None
+        if held is not None:
+            has = Amount(held.shares[0].cpus, held.shares[0].memory_mb)
+            if not has.cpus:  # it runs with what its user asked for, whatever that is: take it to be its part
+                self._unknown.add(job.id)
+                has = self.rooms[node].proportional(share.gpus)
+        if has is not None or settings.placement == "given" or job.phase in (Phase.STARTING, Phase.STOPPING):
+            nodes: tuple[int, ...] = (node,)
+        else:
+            nodes = self._like(where, job)
+        may_exceed = common.movable(job) and job.id not in self._unknown
+        return Claim(job.id, share.gpus, table, nodes, has, may_exceed, self._least_gain(job, has))
+
+    def _like(self, where: Placement, job: Job) -> tuple[int, ...]:
+        """Nodes that the job could have been put on as well."""
+        door = (where.gpu_type, where.partition, job.reservation)
+        if door not in self._doors:
+            self._doors[door] = tuple(
+                index
+                for index, node in enumerate(self._snapshot.nodes)
+                if (node.gpu_type, node.reservation) == (where.gpu_type, job.reservation)
+                and where.partition in node.partitions
+            )
+        return self._doors[door]
+
+    def _least_gain(self, job: Job, has: Amount | None) -> float:
+        """One over Sia's restart factor, (T - N S) / (T + S)."""
+        if has is None:
+            return 1.0
+        held = job.allocation
+        ran_s = common.ran_s(self._snapshot, job, held.gpus if held is not None else 1)
+        cost_s = self._snapshot.restart_costs_s.get(job.id, 0.0)
+        worth_s = ran_s - job.restarts * cost_s
+        return (ran_s + cost_s) / worth_s if worth_s > 0 and job.phase is Phase.RUNNING else float("inf")
+
+    def plan(self, grants: Mapping[JobId, Grant] | None = None) -> Plan:
+        """The plan with shares."""
+        assignments = dict(self._plan.assignments)
+        for job_id, shares in self._shares.items():
+            assignments[job_id] = _with_shares(assignments[job_id], shares)
+        claims: Iterable[Claim] = self.claims if grants is not None else ()
+        for claim in claims:
+            assert grants is not None
+            before, grant = assignments[claim.job], grants[claim.job]
+            if claim.job in self._unknown:
+                continue
+            room = self.rooms[grant.node]
+            share = Share(room.name, claim.gpus, grant.amount.cpus, grant.amount.memory_mb)
+            after = _with_shares(before, (share,))
+            if claim.table is not None:
+                speed = relative_speed(claim, room, grant.amount)
+                note = f"{_words(grant.amount)}, {speed:.2f} times as fast as with its GPUs' part of the node"
+            else:
+                note = f"{_words(grant.amount)}, its GPUs' part of the node: no profile tells what it needs"
+            code = before.reason.code
+            if claim.held is not None and claim.held != grant.amount:
+                note = f"restarts for another share: {note}"
+                code = ReasonCode.CHOSEN
+            reason = dataclasses.replace(before.reason, code=code, text=f"{before.reason.text}; {note}")
+            assignments[claim.job] = dataclasses.replace(after, reason=reason)
+        return dataclasses.replace(self._plan, assignments=assignments)
+
+
+def _words(amount: Amount) -> str:
+    memory = f" and {amount.memory_mb} MB" if amount.memory_mb else ""
+    return f"{amount.cpus} CPU{'s' if amount.cpus != 1 else ''}{memory}"
+
+
+def _held(job: Job, where: Placement) -> Placement | None:
+    """What the job has, or is about to have, if the plan leaves its GPUs as they are; None: it starts anew."""
+    has = job.allocation if job.phase is Phase.RUNNING else job.target
+    same = has is not None and [(s.node, s.gpus) for s in has.shares] == [(s.node, s.gpus) for s in where.shares]
+    return has if same and job.phase is not Phase.QUEUED else None
+
+
+def _parts(where: Placement, rooms: Mapping[str, Room]) -> tuple[Share, ...]:
+    """Each GPU's part of its node; as little on every node as on the poorest, for tasks of one job are alike."""
+    parts = [rooms[share.node].proportional(share.gpus) for share in where.shares if share.node in rooms]
+    if len(parts) < len(where.shares):
+        return where.shares
+    cpus, memory_mb = min(part.cpus for part in parts), min(part.memory_mb for part in parts)
+    return tuple(dataclasses.replace(share, cpus=cpus, memory_mb=memory_mb) for share in where.shares)
+
+
+def _with_shares(assignment: Assignment, shares: tuple[Share, ...]) -> Assignment:
+    return dataclasses.replace(assignment, placement=dataclasses.replace(assignment.placement, shares=shares))

@@ -1,7 +1,7 @@
 """Synergy's replay traces, as the authors' simulator runs them: in leases of one round.
 
-It is here to compare with what they published, figure by figure; `simulate` is what tells how a cluster would fare. Jobs hold their
-GPUs for whole rounds, at the end of which everybody gives everything back and is placed anew, at no cost. In a round
+It is here to compare with what they published, figure by figure; `simulate` is what tells how a cluster would fare. Jobs hold
+their GPUs for whole rounds, at the end of which everybody gives everything back and is placed anew, at no cost. In a round
 a job does a whole number of iterations; what is left of the round is lost, also when the job has finished before its end.
 The policies are those of `penstock_scheduler.policies.synergy`. docs/decisions/0006-synergy-replay.md tells why the
 simulated cluster cannot do this.
@@ -23,15 +23,15 @@ from typing import Literal
 import numpy as np
 
 from penstock_profiles.sensitivity import Option, Sensitivity
-from penstock_scheduler.policies.synergy import Claim, Room, TuneSettings, ask, tune
+from penstock_scheduler.policies.synergy import Claim, Room, TuneSettings, ask, optimum, relative_speed, tune
 from penstock_scheduler.solver import Limits
-from penstock_scheduler.solver.shares import Choice, Shares, choose_shares
-from penstock_scheduler.solver.shares import Option as Worth
+from penstock_scheduler.solver.shares import choose_points
 
 ROUND_S = 300.0
 
 Order = Literal["fifo", "srtf", "las", "ftf"]
-Mechanism = Literal["proportional", "greedy", "tune", "opt"]
+Mechanism = Literal["proportional", "greedy", "tune", "opt", "opt-points"]
+"""`opt` and `opt-points` solve the same program in two forms: see `solver.shares.choose_points`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +134,6 @@ def replay(
     settings: TuneSettings,
     *,
     static: bool = False,
-    binary: bool = True,
     limits: Limits | None = None,
     compare: bool = False,
 ) -> Replay:
@@ -147,7 +146,6 @@ def replay(
         mechanism: how CPU and memory are shared out.
         settings: of TUNE: `REFERENCE` for the published runs.
         static: all jobs are there from the beginning, and the first round is at 1 s.
-        binary: a job of TUNE has the whole speed of its demand, or 1; else what its table says.
         limits: of each program of `opt`.
         compare: also record what each mechanism would add up to in each round.
     """
@@ -173,17 +171,18 @@ def replay(
                 left -= job.gpus
         # The authors' other orders go on to jobs further back where greedy has passed one over.
         asked = chosen if order == "las" or mechanism != "greedy" else runnable
-        speeds = _speeds(mechanism, asked, rooms, settings, binary=binary, limits=limits)
+        speeds = _speeds(mechanism, asked, rooms, settings, limits)
         result.slower += sum(speed < 1 - 1e-9 for speed in speeds.values())
         if compare:
             sums = {
-                name: sum(_speeds(name, chosen, rooms, settings, binary=False, limits=limits).values())
+                name: sum(_speeds(name, chosen, rooms, settings, limits).values())
                 for name in ("proportional", "tune", "opt")
             }
             result.objectives.append(sums)
         end_s = now_s + ROUND_S
         for job in runnable:
-            job.speed = speeds.get(job.id, full_speed[job.id])
+            # The authors' optimal program leaves this as it is.
+            job.speed = speeds.get(job.id, full_speed[job.id]) if mechanism == "tune" else full_speed[job.id]
             if job.id in speeds:
                 job.attained_s += ROUND_S
                 iterations = math.floor(ROUND_S / (job.model.iteration_s / speeds[job.id]))
@@ -228,57 +227,42 @@ def _speeds(
     jobs: Sequence[LeaseJob],
     rooms: Sequence[Room],
     settings: TuneSettings,
-    *,
-    binary: bool,
     limits: Limits | None,
 ) -> dict[str, float]:
     """Speed in this round of every job that runs, relative to the proportional share."""
     if mechanism == "proportional":
         return {job.id: 1.0 for job in jobs}
+    claims = _claims(jobs, rooms)
+    if mechanism == "opt-points":
+        return _points(jobs, rooms, limits or Limits())
     if mechanism == "opt":
-        claims = _claims(jobs, rooms)
         shares, choices = optimum(claims, rooms, limits)
-        return {
-            job.id: choice.options[o].value for job, choice, o in zip(jobs, choices, shares.option_J, strict=True)
-        }
+        return {job.id: choice.options[o].value for job, choice, o in zip(jobs, choices, shares.option_J, strict=True)}
     if mechanism == "greedy":
         return _greedy(jobs, rooms)
-    grants = tune(_claims(jobs, rooms), rooms, settings)
+    grants = tune(claims, rooms, settings)
     if grants is None:
         raise ValueError("the GPUs of these jobs do not fit on the servers one by one")
-    speeds = {}
-    for job in jobs:
-        grant = grants[job.id]
-        if binary:
-            speeds[job.id] = _demand(job, rooms[grant.node]).speed if grant.by_demand else 1.0
-        else:
-            part = rooms[grant.node].proportional(job.gpus)
-            has = job.model.table.speed(grant.amount.cpus, grant.amount.memory_mb)
-            speeds[job.id] = has / job.model.table.speed(part.cpus, part.memory_mb)
-    return speeds
+    given = ((claim, grants[claim.job]) for claim in claims)
+    return {claim.job: relative_speed(claim, rooms[grant.node], grant.amount) for claim, grant in given}
 
 
-def optimum(
-    claims: Sequence[Claim], rooms: Sequence[Room], limits: Limits | None = None
-) -> tuple[Shares, list[Choice]]:
-    """The yardstick: the best sum of speeds, relative to the proportional share, of jobs on rooms of one kind taken together."""
-    room = rooms[0]
-    choices = [_choice(claim, room) for claim in claims]
-    cpus, memory_mb = sum(each.cpus for each in rooms), sum(each.memory_mb for each in rooms)
-    return choose_shares(choices, cpus, memory_mb, limits), choices
-
-
-def _choice(claim: Claim, room: Room) -> Choice:
-    part = room.proportional(claim.gpus)
-    if claim.table is None:
-        return Choice((Worth(part.cpus, part.memory_mb, 1.0),))
-    base = claim.table.speed(part.cpus, part.memory_mb)
-    better = [
-        Worth(option.cpus, option.memory_mb, option.speed / base)
-        for option in claim.table.options()
-        if option.speed >= base and option.cpus <= room.cpus and option.memory_mb <= room.memory_mb
-    ]
-    return Choice((Worth(part.cpus, part.memory_mb, 1.0), *better))
+def _points(jobs: Sequence[LeaseJob], rooms: Sequence[Room], limits: Limits) -> dict[str, float]:
+    tables = [job.model.table for job in jobs]
+    value_JCM = np.array([table.speed_CM for table in tables])
+    least = [rooms[0].proportional(job.gpus) for job in jobs]
+    least_J = np.array([table.speed(part.cpus, part.memory_mb) for table, part in zip(tables, least, strict=True)])
+    chosen_J2 = choose_points(
+        value_JCM,
+        least_J,
+        np.array([[cpus * table.gpus for cpus in table.cpus_C] for table in tables]),
+        np.array([[memory * table.gpus for memory in table.memory_mb_M] for table in tables]),
+        sum(room.cpus for room in rooms),
+        sum(room.memory_mb for room in rooms),
+        limits.seconds,
+    )
+    speed_J = value_JCM[np.arange(len(jobs)), chosen_J2[:, 0], chosen_J2[:, 1]] / least_J
+    return {job.id: float(speed) for job, speed in zip(jobs, speed_J, strict=True)}
 
 
 def _greedy(jobs: Sequence[LeaseJob], rooms: Sequence[Room]) -> dict[str, float]:

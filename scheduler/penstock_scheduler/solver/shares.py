@@ -16,11 +16,12 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import linprog
+from scipy.optimize import Bounds, LinearConstraint, linprog, milp
 from scipy.sparse import coo_array, vstack
 
 from penstock_scheduler.model import SolveReport, SolveStatus
 from penstock_scheduler.solver.problem import Limits, SolveFailed
+
 
 @dataclass(frozen=True, slots=True)
 class Option:
@@ -124,6 +125,66 @@ def choose_shares(
     return _answer(f"shares-{backend}", status, choices, found, best, started)
 
 
+def choose_points(
+    value_JCM: NDArray[np.float64],
+    least_J: NDArray[np.float64],
+    cpus_JC: NDArray[np.float64],
+    memory_mb_JM: NDArray[np.float64],
+    cpus: float,
+    memory_mb: float,
+    seconds: float = 60.0,
+) -> NDArray[np.int64]:
+    """The first program in the authors' own form: a binary for each point of each job's table.
+
+    Its value is that of `choose_shares`, but often several answers have it, and which of them HiGHS finds depends on the form. The
+    published replays follow from the answers to this one, rows in the order of their modelling tool.
+
+    Args:
+        value_JCM: speed of each job at each point.
+        least_J: the least speed of each job.
+        cpus_JC: CPUs of each row of its table, in total.
+        memory_mb_JM: MB of each column.
+        cpus: of all nodes together.
+        memory_mb: of all nodes together.
+        seconds: when to stop.
+
+    Returns:
+        Row and column of each job's point, J x 2.
+
+    Raises:
+        SolveFailed: there is no answer, or none was found in time.
+    """
+    jobs, rows, columns = value_JCM.shape
+    # Points column by column, as the tool flattens matrices.
+    value_V = value_JCM.transpose(0, 2, 1).ravel()
+    cpus_V = np.repeat(cpus_JC[:, None, :], columns, axis=1).ravel()
+    memory_V = np.repeat(memory_mb_JM[:, :, None], rows, axis=2).ravel()
+    own = (np.repeat(np.arange(jobs), rows * columns), np.arange(len(value_V)))
+    matrix = vstack(
+        [
+            coo_array((np.ones(len(value_V)), own), shape=(jobs, len(value_V))),
+            coo_array(cpus_V[None, :]),
+            coo_array(memory_V[None, :]),
+            coo_array((-value_V, own), shape=(jobs, len(value_V))),
+        ]
+    ).tocsr()
+    solved = milp(
+        -value_V,
+        integrality=np.ones(len(value_V)),
+        bounds=Bounds(0, 1),
+        constraints=LinearConstraint(
+            matrix,
+            np.concatenate([np.ones(jobs), np.full(2 + jobs, -np.inf)]),
+            np.concatenate([np.ones(jobs), [cpus, memory_mb], -least_J]),
+        ),
+        options={"time_limit": seconds},
+    )
+    if solved.x is None:
+        raise SolveFailed(SolveStatus.NUMERICAL, f"HiGHS finds no shares: {solved.message}")
+    point_J = solved.x.reshape(jobs, rows * columns).argmax(axis=1)
+    return np.stack([point_J % rows, point_J // rows], axis=1)
+
+
 def _value(choices: Sequence[Choice], option_J: Sequence[int]) -> float:
     return float(sum(choice.options[o].value for choice, o in zip(choices, option_J, strict=True)))
 
@@ -141,9 +202,7 @@ def _answer(
     return Shares(tuple(found), report)
 
 
-def spread(
-    needs_J3: NDArray[np.float64], nodes_S3: NDArray[np.float64]
-) -> NDArray[np.float64] | None:
+def spread(needs_J3: NDArray[np.float64], nodes_S3: NDArray[np.float64]) -> NDArray[np.float64] | None:
     """The second program: which part of each job goes on which node, S x J, or None if there is no way.
 
     Columns of both arrays are GPUs, CPUs and MB.
