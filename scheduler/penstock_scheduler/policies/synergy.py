@@ -23,8 +23,8 @@ start, or move anyway, may be put on other nodes of the same kind than the polic
 tell where the CPUs are.
 
 Beyond the paper, CPUs that are left on a node go to jobs there that did not get their demand (`spare`); the preset
-`synergy-tune:paper` leaves them idle. `synergy-tune:reference` is what the authors' published runs did: the first node in the list
-that fits rather than the tightest, and jobs in the order of the policy.
+`synergy-tune:paper` leaves them idle. `synergy-tune:reference` is what the authors' published runs did: the first node in the
+list that fits rather than the tightest, and jobs in the order of the policy.
 """
 
 from __future__ import annotations
@@ -208,10 +208,10 @@ class _Tuning:
         self._on: dict[int, list[Claim]] = {}
         self._grants: dict[JobId, Grant] = {}
         self._asks: dict[object, Amount] = {}
-        self._doors: dict[tuple[int, ...], list[tuple[int, NDArray[np.int64]]]] = {}
-        self._kinds: dict[tuple[int, int, float, float], list[int]] = {}
-        for index, room in enumerate(rooms):
-            self._kinds.setdefault(room.kind, []).append(index)
+        # By identity, not value: hashing a tuple of 2,000 nodes for each job took half the time.
+        self._doors: dict[int, list[tuple[int, NDArray[np.int64]]]] = {}
+        self._nowhere: set[tuple[int, int, int, Amount]] = set()
+        """What was found to fit nowhere: nothing like it does, until somebody gives something back."""
 
     def _spare(self) -> NDArray[np.float64]:
         spare: NDArray[np.float64] = (
@@ -278,18 +278,21 @@ class _Tuning:
 
     def _candidates(self, claim: Claim) -> list[tuple[int, NDArray[np.int64]]]:
         """Nodes of the claim by kind, as one of the kind and all of them."""
-        if claim.nodes not in self._doors:
+        if id(claim.nodes) not in self._doors:
             by_kind: dict[object, list[int]] = {}
             for node in claim.nodes:
                 by_kind.setdefault(self._rooms[node].kind, []).append(node)
-            self._doors[claim.nodes] = [(nodes[0], np.array(nodes)) for nodes in by_kind.values()]
-        return self._doors[claim.nodes]
+            self._doors[id(claim.nodes)] = [(nodes[0], np.array(nodes)) for nodes in by_kind.values()]
+        return self._doors[id(claim.nodes)]
 
     def _fit(self, claim: Claim, *, by_demand: bool) -> bool:
         """Put the claim where it fits, with the least to spare or first; False if that is nowhere."""
         best: tuple[float, int, Amount] | None = None
         for example, nodes in self._candidates(claim):
             wants = self._ask(claim, example) if by_demand else self._rooms[example].proportional(claim.gpus)
+            key = (id(claim.nodes), example, claim.gpus, wants)
+            if key in self._nowhere:
+                continue
             fits = (
                 (self._free_gpus_N[nodes] >= claim.gpus)
                 & (self._free_cpus_N[nodes] >= wants.cpus)
@@ -297,6 +300,7 @@ class _Tuning:
             )
             found = nodes[fits]
             if not len(found):
+                self._nowhere.add(key)
                 continue
             if self._settings.placement == "first-fit":
                 offer = (float(found[0]), int(found[0]), wants)
@@ -312,7 +316,7 @@ class _Tuning:
 
     def _take_back(self, claim: Claim) -> bool:
         """Put the claim on the node with the fewest free GPUs that suffice, and make room for its proportional share there."""
-        nodes = np.array(claim.nodes)
+        nodes = np.concatenate([alike for _, alike in self._candidates(claim)])
         nodes = nodes[self._free_gpus_N[nodes] >= claim.gpus]
         if not len(nodes):
             return False
@@ -350,6 +354,7 @@ class _Tuning:
     def _give_back(self, claim: Claim) -> None:
         grant = self._grants.pop(claim.job)
         self._on[grant.node].remove(claim)
+        self._nowhere.clear()
         self._add(grant.node, claim.gpus, grant.amount.cpus, grant.amount.memory_mb)
 
     def _add(self, node: int, gpus: int, cpus: int, memory_mb: int) -> None:
@@ -444,11 +449,10 @@ def optimum(
     return choose_shares(choices, cpus, memory_mb, limits), choices
 
 
-def relative_speed(claim: Claim, room: Room, amount: Amount) -> float:
-    """Speed with this share, relative to the proportional one; 1 if nobody knows."""
-    part = room.proportional(claim.gpus)
-    base = _speed(claim.table, part, room) if claim.table is not None else 0.0
-    return _speed(claim.table, amount, room) / base if claim.table is not None and base > 0 else 1.0
+def relative_speed(table: Sensitivity | None, gpus: int, room: Room, amount: Amount) -> float:
+    """Speed of a job on so many GPUs with this share, relative to the proportional one; 1 if nobody knows."""
+    base = _speed(table, room.proportional(gpus), room) if table is not None else 0.0
+    return _speed(table, amount, room) / base if table is not None and base > 0 else 1.0
 
 
 def _speed(table: Sensitivity, amount: Amount, room: Room) -> float:
@@ -457,12 +461,12 @@ def _speed(table: Sensitivity, amount: Amount, room: Room) -> float:
 
 def _choice(claim: Claim, room: Room, first: Amount) -> Choice:
     """What a job may have on this room: `first`, or any share with which it is faster than with the proportional one."""
-    value = relative_speed(claim, room, first)
+    value = relative_speed(claim.table, claim.gpus, room, first)
     options = [Option(first.cpus, first.memory_mb, value)]
     if claim.table is not None:
         for option in claim.table.options():
             amount = Amount(option.cpus, option.memory_mb if room.memory_mb else 0)
-            worth = relative_speed(claim, room, amount)
+            worth = relative_speed(claim.table, claim.gpus, room, amount)
             if worth >= 1 and amount.within(Amount(room.cpus, room.memory_mb)):
                 options.append(Option(amount.cpus, amount.memory_mb, worth))
     return Choice(tuple(dict.fromkeys(options)))
@@ -566,7 +570,7 @@ class _Stage:
             share = Share(room.name, claim.gpus, grant.amount.cpus, grant.amount.memory_mb)
             after = _with_shares(before, (share,))
             if claim.table is not None:
-                speed = relative_speed(claim, room, grant.amount)
+                speed = relative_speed(claim.table, claim.gpus, room, grant.amount)
                 note = f"{_words(grant.amount)}, {speed:.2f} times as fast as with its GPUs' part of the node"
             else:
                 note = f"{_words(grant.amount)}, its GPUs' part of the node: no profile tells what it needs"

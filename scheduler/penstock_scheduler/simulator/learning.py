@@ -39,6 +39,8 @@ class LearnedModels:
                 known.estimators[job.id] = simulated.learner.estimator
                 known.restart_costs_s[job.id] = self._restart_costs_s[job.id]
                 known.unscaled[job.id] = simulated.most_gpus
+            if simulated.sensitivity is not None:
+                known.sensitivities[job.id] = simulated.sensitivity
         return known
 
 

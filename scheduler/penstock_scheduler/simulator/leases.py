@@ -244,7 +244,9 @@ def _speeds(
     if grants is None:
         raise ValueError("the GPUs of these jobs do not fit on the servers one by one")
     given = ((claim, grants[claim.job]) for claim in claims)
-    return {claim.job: relative_speed(claim, rooms[grant.node], grant.amount) for claim, grant in given}
+    return {
+        claim.job: relative_speed(claim.table, claim.gpus, rooms[grant.node], grant.amount) for claim, grant in given
+    }
 
 
 def _points(jobs: Sequence[LeaseJob], rooms: Sequence[Room], limits: Limits) -> dict[str, float]:

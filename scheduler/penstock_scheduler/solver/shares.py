@@ -136,8 +136,8 @@ def choose_points(
 ) -> NDArray[np.int64]:
     """The first program in the authors' own form: a binary for each point of each job's table.
 
-    Its value is that of `choose_shares`, but often several answers have it, and which of them HiGHS finds depends on the form. The
-    published replays follow from the answers to this one, rows in the order of their modelling tool.
+    Its value is that of `choose_shares`, but often several answers have it, and which of them HiGHS finds depends on the form.
+    The published replays follow from the answers to this one, rows in the order of their modelling tool.
 
     Args:
         value_JCM: speed of each job at each point.
@@ -170,7 +170,7 @@ def choose_points(
     ).tocsr()
     solved = milp(
         -value_V,
-        integrality=np.ones(len(value_V)),
+        integrality=np.ones(len(value_V), dtype=np.int64),
         bounds=Bounds(0, 1),
         constraints=LinearConstraint(
             matrix,
