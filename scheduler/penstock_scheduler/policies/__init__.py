@@ -78,15 +78,13 @@ def make_policy(name: str, settings: Mapping[str, Any] | None = None) -> tuple[P
         raise ConfigError(f"{first!r} refines the plan of a policy: write it behind one, such as sia+{first}")
     if not behind:
         return _make(name, REGISTRY, "policies", settings or {})
-    given = dict(settings or {})
-    if unknown := sorted(set(given) - {first, *behind}):
-        raise ConfigError(
-            f"policy {name!r} has no part {unknown[0]!r}; its settings are by part: {first}, {', '.join(behind)}"
-        )
-    policy, in_full = _make(first, REGISTRY, "policies", given.get(first, {}))
-    stages, every = [], {first: in_full}
-    for part in behind:
-        stage, every[part] = _make(part, STAGES, "stages", given.get(part, {}))
+    given, bases = dict(settings or {}), [part.partition(":")[0] for part in (first, *behind)]
+    if unknown := sorted(set(given) - {first, *behind, *bases}):
+        raise ConfigError(f"policy {name!r} has no part {unknown[0]!r}; its settings are by part: {', '.join(bases)}")
+    policy, in_full = _make(first, REGISTRY, "policies", given.get(first, given.get(bases[0], {})))
+    stages, every = [], {bases[0]: in_full}
+    for part, base in zip(behind, bases[1:], strict=True):
+        stage, every[base] = _make(part, STAGES, "stages", given.get(part, given.get(base, {})))
         stages.append(stage)
     return Staged(policy, stages), every
 
