@@ -7,7 +7,7 @@ while they run joins here later: the loop takes any `ports.ModelSource`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from penstock_profiles.estimators import AnyEstimator, LinearEstimator, TableEstimator
@@ -39,18 +39,29 @@ class WishModels:
         families: the catalogue, by name.
         restart_cost_s: wall-clock seconds that a restart costs a job that does not say.
         gpus: the catalogue of GPU types, by whose names a family finds the site's; None: Penstock's own.
+        sensitivities: what CPU and memory are worth, by name; None: nothing is known.
     """
 
-    def __init__(self, families: Families, restart_cost_s: float, gpus: Gpus | None = None) -> None:
+    def __init__(
+        self,
+        families: Families,
+        restart_cost_s: float,
+        gpus: Gpus | None = None,
+        sensitivities: Mapping[str, SensitivityProfile] | None = None,
+    ) -> None:
         self._catalogue = families
         self._gpus = load_gpus() if gpus is None else gpus
         self._restart_cost_s = restart_cost_s
+        self._sensitivities = dict(sensitivities or {})
         self._gpu_types: frozenset[str] = frozenset()
         self._families = families
         self._known: dict[JobId, tuple[JobWish, AnyEstimator]] = {}
 
     def check(self, wish: JobWish) -> None:
-        """Raises BadWish if the wish names a family that the catalogue does not have, or a batch it cannot train with."""
+        """Raises BadWish if the wish names a family or a profile that is not there, or a batch it cannot train with."""
+        if wish.sensitivity is not None and wish.sensitivity not in self._sensitivities:
+            known = ", ".join(sorted(self._sensitivities)) or "none: set [daemon] sensitivities"
+            raise BadWish(f"sensitivity {wish.sensitivity!r} is not known here; the profiles are {known}")
         _estimator(wish, self._catalogue)
 
     def models(self, jobs: Sequence[Job], gpu_types: Iterable[str]) -> Models:
@@ -74,6 +85,11 @@ class WishModels:
                 job.id: 0 if job.allocation is None else job.allocation.gpus
                 for job in jobs
                 if isinstance(self._known[job.id][1], LinearEstimator)
+            },
+            sensitivities={
+                job.id: profile
+                for job in jobs
+                if (profile := self._sensitivities.get(job.wish.sensitivity or job.wish.model_family or "")) is not None
             },
         )
 

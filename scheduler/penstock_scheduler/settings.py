@@ -45,6 +45,9 @@ class DaemonSettings(BaseModel):
     families: Path | None = Field(
         default=None, description="A file of further model families, in the catalogue's format."
     )
+    sensitivities: Path | None = Field(
+        default=None, description="Folder of profiles of what CPU and memory are worth; for the stages of Synergy."
+    )
     log_format: Literal["logfmt", "json"] = "logfmt"
 
 

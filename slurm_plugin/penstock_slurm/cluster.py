@@ -132,6 +132,7 @@ class SlurmCluster:
             job = self._job(slurm_job, wish, usable, types, rules)
             if job is not None:
                 managed[slurm_job.id], jobs[slurm_job.id] = slurm_job, job
+        self._tell_outgrown(set(self._jobs) - set(jobs))
         self._remember(managed, jobs, now_s)
         self._silent = {node.name for node in slurm_nodes if node.state & {"NOT_RESPONDING", "DOWN"}}
         kept_for = reserved(reservations, now_s, self._settings.reservation_lead_s)
@@ -139,6 +140,10 @@ class SlurmCluster:
             dataclasses.replace(node, reservation=kept_for.get(node.name, ""), switch=rules.switches.get(node.name, ""))
             for node in self._nodes(slurm_nodes, jobs.values(), types)
         )
+        if rules.features.memory:
+            nodes = _with_memory(
+                nodes, slurm_nodes, (job for job in jobs.values() if managed[job.id].state not in PENDING)
+            )
         self._free = {node.name: node.gpus_for_us for node in nodes}
         for job in jobs.values():
             if job.allocation is not None:
@@ -167,7 +172,7 @@ class SlurmCluster:
         told = ours is not None and WISH_KEY not in ours  # what we told the user can quote a wish, and is none
         return (None if told else parse_wish(job.admin_comment)) or parse_wish(job.comment)
 
-    def _say(self, job: SlurmJob, text: str) -> None:
+    def _say(self, job: SlurmJob, text: str, event: str = "job refused") -> None:
         """Leave word for the job's user, once, beside the wish of sbatch's flags, unless the site itself uses the field."""
         ours = _ours(job)
         if job.admin_comment and ours is None:
@@ -176,11 +181,33 @@ class SlurmCluster:
         word = json.dumps(wish | {SAYS: text})
         if job.admin_comment == word:
             return
-        log.warning("job refused", extra={"job": job.id, "user": job.user, "text": text})
+        log.warning(event, extra={"job": job.id, "user": job.user, "text": text})
         try:
             self._gateway.set_admin_comment(job.id, word)
         except SlurmError as error:
             log.warning("cannot tell the job's user", extra={"job": job.id, "text": str(error)})
+
+    def _tell_outgrown(self, gone: set[JobId]) -> None:
+        """Tell the users of jobs that ended because they outgrew the memory that they were given, and what to do about it."""
+        granted = {
+            job_id: allocation.shares[0].memory_mb
+            for job_id in gone
+            if (allocation := self._jobs[job_id].allocation) is not None and allocation.shares[0].memory_mb
+        }
+        if not granted:
+            return
+        try:
+            ended = self._gateway.jobs(finished=True)
+        except SlurmError as error:
+            log.warning("cannot look after jobs that ended", extra={"text": str(error)})
+            return
+        for slurm_job in ended:
+            if slurm_job.id in granted and slurm_job.state == "OUT_OF_MEMORY":
+                text = (
+                    f"ended because it outgrew the {granted[slurm_job.id]} MB on a node that Penstock gave it by its profile; "
+                    "measure it again with its real memory (process_mb), or submit it without a profile for its GPUs' part"
+                )
+                self._say(slurm_job, text, "job outgrew its memory")
 
     def _job(
         self,
@@ -208,6 +235,7 @@ class SlurmCluster:
         else:
             phase = Phase.STOPPING if asked else Phase.RUNNING
             allocation = _placement(slurm_job, slurm_job.nodes, types)
+        allocation = _granted(allocation, control)
         mine = [name for name in slurm_job.partition if name in partitions]
         return Job(
             id=slurm_job.id,
@@ -275,7 +303,7 @@ class SlurmCluster:
                 return (
                     self._hold(action, slurm_job) if isinstance(action, Hold) else self._start(action, slurm_job, job)
                 )
-            if not isinstance(action, Hold) and job.allocation and job.allocation.shares == action.placement.shares:
+            if not isinstance(action, Hold) and job.allocation and action.placement.suits(job.allocation):
                 return self._stay(action, slurm_job)
             return self._stop(action, slurm_job)
         except JobGone:
@@ -298,7 +326,7 @@ class SlurmCluster:
         """Send a pending job to its placement."""
         assert not isinstance(action, Hold)
         wanted, now_s = action.placement, self._clock.now_s()
-        if job.phase is Phase.STARTING and job.allocation is not None and job.allocation.shares == wanted.shares:
+        if job.phase is Phase.STARTING and job.allocation is not None and wanted.suits(job.allocation):
             waited_s = now_s - self._released_s[job.id]
             if waited_s < self._settings.start_patience_s:
                 return Outcome(action, Progress.UNDER_WAY, "waits for Slurm to start it")
@@ -318,7 +346,7 @@ class SlurmCluster:
             return Outcome(action, Progress.UNDER_WAY, "waits for GPUs that another job still holds")
         if not slurm_job.held:
             self._gateway.hold(job.id)
-        shape = wanted.configuration
+        shape, share = wanted.configuration, wanted.shares[0]
         self._spool.tell(
             Control(
                 job_id=job.id,
@@ -327,6 +355,8 @@ class SlurmCluster:
                 gpu_type=shape.gpu_type,
                 nodes=shape.nodes,
                 gpus=shape.gpus,
+                cpus=share.cpus or None,
+                memory_mb=share.memory_mb or None,
                 submitted_s=job.submit_s,
             ),
             slurm_job.uid,
@@ -336,7 +366,9 @@ class SlurmCluster:
             nodes=wanted.nodes,
             gpus_per_node=wanted.shares[0].gpus,
             tasks=shape.nodes,
-            cpus=shape.nodes * max(slurm_job.cpus_per_task, 1),
+            cpus=shape.nodes * (share.cpus or max(slurm_job.cpus_per_task, 1)),
+            cpus_per_task=share.cpus or None,
+            memory_mb_per_node=share.memory_mb or None,
         )
         self._refused_starts[job.id, action.round] = tries + 1
         self._gateway.place(job.id, placement)
@@ -404,6 +436,32 @@ def _manageable(job: SlurmJob) -> None:
         raise BadWish("it asks Slurm for no GPUs per node, so there is no count to change; submit it with --gres=gpu:1")
     if not job.requeue:
         raise BadWish("Slurm may not requeue it, so it cannot be moved; submit it with --requeue")
+
+
+def _granted(held: Placement | None, control: Control | None) -> Placement | None:
+    """What a job holds, with the CPUs and the memory that it was sent there with, if those were ours to give."""
+    if held is None or control is None or control.cpus is None or control.nodes != len(held.shares):
+        return held
+    cpus, memory_mb = control.cpus, control.memory_mb or 0
+    shares = tuple(dataclasses.replace(share, cpus=cpus, memory_mb=memory_mb) for share in held.shares)
+    return dataclasses.replace(held, shares=shares)
+
+
+def _with_memory(nodes: tuple[Node, ...], slurm_nodes: Iterable[SlurmNode], running: Iterable[Job]) -> tuple[Node, ...]:
+    """Nodes with the memory that Slurm gives out there, and what others than these jobs hold of it."""
+    known = {node.name: node for node in slurm_nodes}
+    ours: dict[str, int] = {}
+    for job in running:
+        for share in job.allocation.shares if job.allocation is not None else ():
+            ours[share.node] = ours.get(share.node, 0) + share.memory_mb
+    return tuple(
+        dataclasses.replace(
+            node,
+            memory_mb=known[node.name].memory_mb,
+            memory_others_mb=max(known[node.name].memory_used_mb - ours.get(node.name, 0), 0),
+        )
+        for node in nodes
+    )
 
 
 def _ours(job: SlurmJob) -> dict[str, Any] | None:

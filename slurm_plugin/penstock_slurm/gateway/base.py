@@ -165,6 +165,8 @@ class SlurmFeatures:
     limits: bool = False
     """Whether it keeps jobs within the limits of QOS and associations."""
     fair_share: bool = False
+    memory: bool = False
+    """Whether it gives out memory, as it does CPUs (SelectTypeParameters=CR_Core_Memory)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +198,10 @@ class JobPlacement:
     gpus_per_node: int
     tasks: int | None
     cpus: int
+    cpus_per_task: int | None = None
+    """None leaves the job's own."""
+    memory_mb_per_node: int | None = None
+    """None leaves the job's own."""
 
     def __post_init__(self) -> None:
         if not self.nodes or len(set(self.nodes)) != len(self.nodes):

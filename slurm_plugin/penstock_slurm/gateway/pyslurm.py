@@ -154,6 +154,7 @@ class PyslurmGateway:
             gres_per_node=f"gpu:{placement.gpus_per_node}",
             required_nodes=",".join(placement.nodes),
             begin_time="now",
+            **({} if placement.memory_mb_per_node is None else {"memory_per_node": f"{placement.memory_mb_per_node}M"}),
         )
         self._write("modify", job_id, lambda job: job.modify(change))
 
