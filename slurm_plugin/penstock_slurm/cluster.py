@@ -51,6 +51,7 @@ from penstock_slurm.gateway import (
     SlurmNode,
     Transient,
 )
+from penstock_slurm.gateway.base import ENDED
 from penstock_slurm.settings import SlurmSettings
 from penstock_slurm.site import Site, SiteRules, gpu_limits, reserved
 
@@ -88,6 +89,8 @@ class SlurmCluster:
         self._pending_since_s: dict[tuple[JobId, int], float] = {}
         self._released_s: dict[JobId, float] = {}
         self._refused_starts: dict[tuple[JobId, int], int] = {}
+        self._ending: dict[JobId, int] = {}
+        """Jobs that are gone and whose end is not known yet -> MB on a node that they were given."""
 
     def observe(self) -> ClusterState:
         """Nodes, and the jobs that ask for Penstock, in the managed partitions. Four Slurm calls, whatever their number.
@@ -189,25 +192,29 @@ class SlurmCluster:
 
     def _tell_outgrown(self, gone: set[JobId]) -> None:
         """Tell the users of jobs that ended because they outgrew the memory that they were given, and what to do about it."""
-        granted = {
+        self._ending |= {
             job_id: allocation.shares[0].memory_mb
             for job_id in gone
             if (allocation := self._jobs[job_id].allocation) is not None and allocation.shares[0].memory_mb
         }
-        if not granted:
+        if not self._ending:
             return
         try:
-            ended = self._gateway.jobs(finished=True)
+            known = {slurm_job.id: slurm_job for slurm_job in self._gateway.jobs(finished=True)}
         except SlurmError as error:
             log.warning("cannot look after jobs that ended", extra={"text": str(error)})
             return
-        for slurm_job in ended:
-            if slurm_job.id in granted and slurm_job.state == "OUT_OF_MEMORY":
+        for job_id, memory_mb in list(self._ending.items()):
+            ended = known.get(job_id)
+            if ended is not None and ended.state not in ENDED:
+                continue  # it is still on its way out
+            del self._ending[job_id]
+            if ended is not None and (how := _outgrew(ended)):
                 text = (
-                    f"ended because it outgrew the {granted[slurm_job.id]} MB on a node that Penstock gave it by its profile; "
-                    "measure it again with its real memory (process_mb), or submit it without a profile for its GPUs' part"
+                    f"{how} the {memory_mb} MB on a node that Penstock gave it by its profile; measure it again with "
+                    "the memory that it really needs (process_mb), or submit it without a profile for its GPUs' part of a node"
                 )
-                self._say(slurm_job, text, "job outgrew its memory")
+                self._say(ended, text, "job outgrew its memory")
 
     def _job(
         self,
@@ -436,6 +443,19 @@ def _manageable(job: SlurmJob) -> None:
         raise BadWish("it asks Slurm for no GPUs per node, so there is no count to change; submit it with --gres=gpu:1")
     if not job.requeue:
         raise BadWish("Slurm may not requeue it, so it cannot be moved; submit it with --requeue")
+
+
+def _outgrew(job: SlurmJob) -> str:
+    """Whether a job ended for want of memory, in words; empty if not.
+
+    Where cgroups keep jobs within their memory Slurm says so. With JobAcctGatherParams=OverMemoryKill, Slurm 22.05 only
+    kills: state FAILED, signal 9, reason JobLaunchFailure.
+    """
+    if job.state == "OUT_OF_MEMORY":
+        return "ended because it outgrew"
+    if job.state == "FAILED" and (job.reason == "JobLaunchFailure" or job.reason.startswith("RaisedSignal:9")):
+        return "was killed, and if its output says that it exceeded a memory limit, then it outgrew"
+    return ""
 
 
 def _granted(held: Placement | None, control: Control | None) -> Placement | None:
