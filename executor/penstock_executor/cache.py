@@ -52,11 +52,12 @@ class SharedCache:
     """The cache. Made once on a node with `create`; other processes `attach` by its name, or inherit it."""
 
     def __init__(self, block: shared_memory.SharedMemory, *, owner: bool) -> None:
-        self._block = block
+        assert block.buf is not None, "it is open"
+        self._block, self._memory = block, block.buf
         self._owner = owner
         self._pid = os.getpid()
         self._lock = Path(tempfile.gettempdir()) / f"{block.name.strip('/')}.lock"
-        self.items: int = _HEADER.unpack_from(block.buf, 0)[0]
+        self.items: int = _HEADER.unpack_from(self._memory, 0)[0]
         self.hits = 0
         """Of this process."""
         self.misses = 0
@@ -80,6 +81,7 @@ class SharedCache:
                 "make it smaller, or /dev/shm larger"
             )
         block = shared_memory.SharedMemory(create=True, size=start + size_bytes)
+        assert block.buf is not None, "it is open"
         _HEADER.pack_into(block.buf, 0, items, start)
         return cls(block, owner=True)
 
@@ -106,7 +108,7 @@ class SharedCache:
         begin, size = self._entry(index)
         if begin:
             self.hits += 1
-            return bytes(self._block.buf[begin : begin + size])
+            return bytes(self._memory[begin : begin + size])
         self.misses += 1
         data = read()
         self._keep(index, data)
@@ -123,6 +125,7 @@ class SharedCache:
 
     def close(self) -> None:
         """Leave the cache; with its maker it ends for all who have not got it open."""
+        self._memory.release()
         self._block.close()
         if self._owner and self._pid == os.getpid():
             self._block.unlink()
@@ -139,20 +142,20 @@ class SharedCache:
         return SharedCache.attach, (self.name,)
 
     def _entry(self, index: int) -> tuple[int, int]:
-        begin, size = _ENTRY.unpack_from(self._block.buf, _HEADER.size + index * _ENTRY.size)
+        begin, size = _ENTRY.unpack_from(self._memory, _HEADER.size + index * _ENTRY.size)
         return begin, size
 
     def _keep(self, index: int, data: bytes) -> None:
         with self._locked():
-            items, used = _HEADER.unpack_from(self._block.buf, 0)
+            items, used = _HEADER.unpack_from(self._memory, 0)
             if self.holds(index) or used + len(data) > self._block.size:
                 return
-            self._block.buf[used : used + len(data)] = data
-            _HEADER.pack_into(self._block.buf, 0, items, used + len(data))
+            self._memory[used : used + len(data)] = data
+            _HEADER.pack_into(self._memory, 0, items, used + len(data))
             # The size before the beginning: whoever sees a beginning reads whole data.
             where = _HEADER.size + index * _ENTRY.size
-            self._block.buf[where + 8 : where + 16] = struct.pack("<Q", len(data))
-            self._block.buf[where : where + 8] = struct.pack("<Q", used)
+            self._memory[where + 8 : where + 16] = struct.pack("<Q", len(data))
+            self._memory[where : where + 8] = struct.pack("<Q", used)
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
