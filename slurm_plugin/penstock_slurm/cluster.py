@@ -175,7 +175,7 @@ class SlurmCluster:
         told = ours is not None and WISH_KEY not in ours  # what we told the user can quote a wish, and is none
         return (None if told else parse_wish(job.admin_comment)) or parse_wish(job.comment)
 
-    def _say(self, job: SlurmJob, text: str, event: str = "job refused") -> None:
+    def _say(self, job: SlurmJob, text: str) -> None:
         """Leave word for the job's user, once, beside the wish of sbatch's flags, unless the site itself uses the field."""
         ours = _ours(job)
         if job.admin_comment and ours is None:
@@ -184,14 +184,17 @@ class SlurmCluster:
         word = json.dumps(wish | {SAYS: text})
         if job.admin_comment == word:
             return
-        log.warning(event, extra={"job": job.id, "user": job.user, "text": text})
+        log.warning("job refused", extra={"job": job.id, "user": job.user, "text": text})
         try:
             self._gateway.set_admin_comment(job.id, word)
         except SlurmError as error:
             log.warning("cannot tell the job's user", extra={"job": job.id, "text": str(error)})
 
     def _tell_outgrown(self, gone: set[JobId]) -> None:
-        """Tell the users of jobs that ended because they outgrew the memory that they were given, and what to do about it."""
+        """Say which jobs ended because they outgrew the memory that they were given, and what to do about it.
+
+        In the log, not to the user: Slurm takes no comment on a job that has ended.
+        """
         self._ending |= {
             job_id: allocation.shares[0].memory_mb
             for job_id in gone
@@ -214,7 +217,7 @@ class SlurmCluster:
                     f"{how} the {memory_mb} MB on a node that Penstock gave it by its profile; measure it again with "
                     "the memory that it really needs (process_mb), or submit it without a profile for its GPUs' part of a node"
                 )
-                self._say(ended, text, "job outgrew its memory")
+                log.warning("job outgrew its memory", extra={"job": job_id, "user": ended.user, "text": text})
 
     def _job(
         self,
