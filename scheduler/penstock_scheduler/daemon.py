@@ -12,10 +12,11 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
@@ -28,12 +29,17 @@ from penstock_scheduler.clock import WallClock
 from penstock_scheduler.errors import ConfigError, PenstockError
 from penstock_scheduler.limits import LimitSettings, site_limits
 from penstock_scheduler.loop import RoundLoop
-from penstock_scheduler.models import WishModels
+from penstock_scheduler.models import LearnedModels, WishModels
 from penstock_scheduler.policies import make_policy
-from penstock_scheduler.ports import Clock, Cluster, Trigger, WishCheck
+from penstock_scheduler.ports import Clock, Cluster, ModelSource, Store, Trigger, WishCheck
+from penstock_scheduler.records import RoundRecord
+from penstock_scheduler.service.settings import ApiSettings
 from penstock_scheduler.settings import DaemonSettings, Settings, load_settings
-from penstock_scheduler.store import FileStore
+from penstock_scheduler.store import SqlStore, open_store
 from penstock_scheduler.triggers import OnEvent, Period
+
+if TYPE_CHECKING:
+    from penstock_scheduler.service.server import Service
 
 CLUSTERS = "penstock.clusters"
 
@@ -70,13 +76,23 @@ def _run(settings: Settings, daemon: DaemonSettings) -> int:
 
     signal.signal(signal.SIGTERM, on_signal)
     signal.signal(signal.SIGINT, on_signal)
-    store = FileStore(daemon.state_dir, keep_rounds=daemon.keep_rounds, writer=True)
-    loop = make_loop(settings, clock, store)
+    store = open_store(
+        daemon.store or daemon.state_dir, writer=True, keep_rounds=daemon.keep_rounds, keep_days=daemon.keep_days
+    )
+    api = settings.section(ApiSettings)
+    loop, service = make_loop(settings, clock, store), None
+    if api.enabled:
+        loop, service = make_service(settings, clock, store)
     configure_logging(daemon.log_format)
+    if service is not None:
+        service.start()
     log.info("started", extra={"version": __version__, "settings": settings.source, "policy": daemon.policy})
     sd_notify("READY=1")
     loop.run(lambda: stop, lambda: sd_notify("WATCHDOG=1"))
     sd_notify("STOPPING=1")
+    if service is not None:
+        service.stop()
+    store.close()
     log.info("stopped", extra={"why": "asked to"})
     return 0
 
@@ -93,11 +109,19 @@ def _check(settings: Settings) -> int:
     return 0
 
 
-def make_loop(settings: Settings, clock: Clock, store: FileStore) -> RoundLoop:
-    """The round loop that these settings describe. Raises ConfigError."""
+def make_loop(
+    settings: Settings,
+    clock: Clock,
+    store: Store,
+    cluster: Cluster | None = None,
+    models: ModelSource | None = None,
+    on_round: Callable[[RoundRecord], None] = lambda record: None,
+) -> RoundLoop:
+    """The round loop that these settings describe; a cluster and models that are given stand in. Raises ConfigError."""
     daemon = settings.section(DaemonSettings)
     policy, policy_settings = make_policy(daemon.policy, settings.policy(daemon.policy))
-    cluster, models, _ = _parts(settings, clock)
+    if cluster is None or models is None:
+        cluster, models, _ = _parts(settings, clock)
     trigger: Trigger = Period(daemon.round_s) if daemon.rounds == "period" else OnEvent()
     return RoundLoop(
         cluster,
@@ -109,7 +133,51 @@ def make_loop(settings: Settings, clock: Clock, store: FileStore) -> RoundLoop:
         tick_s=daemon.tick_s,
         settings=policy_settings,
         limits=partial(site_limits, settings.section(LimitSettings)),
+        on_round=on_round,
     )
+
+
+def make_service(settings: Settings, clock: Clock, store: SqlStore) -> tuple[RoundLoop, Service]:
+    """The round loop, and the API over what it sees. Raises ConfigError."""
+    try:
+        from penstock_scheduler.service.app import Controls, make_app
+        from penstock_scheduler.service.board import Board, Watched
+        from penstock_scheduler.service.server import Service
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"[api] {error}; install penstock[service], or set enabled = false") from None
+    daemon, api = settings.section(DaemonSettings), settings.section(ApiSettings)
+    cluster, wishes, _ = _parts(settings, clock)
+    board = Board(store, getattr(cluster, "submitter", None))
+    models = LearnedModels(wishes, store)
+    watched = Watched(cluster, board, clock.now_s, models.learn)
+    loop = make_loop(settings, clock, store, watched, models, board.decided)
+    chosen = daemon.policy, make_policy(daemon.policy, settings.policy(daemon.policy))[1]
+
+    def set_policy(name: str, values: dict[str, Any]) -> dict[str, Any]:
+        nonlocal chosen
+        policy, full = make_policy(name, settings.policy(name) | values)
+        store.set_control("policy", {"name": name, "settings": full})
+        loop.decide_by(policy, full)
+        chosen = name, full
+        return full
+
+    def set_paused(paused: bool) -> None:
+        store.set_control("paused", paused)
+        loop.paused = paused
+
+    if (kept := store.control("policy")) is not None:
+        set_policy(kept["name"], kept["settings"])
+    loop.paused = bool(store.control("paused"))
+    controls = Controls(lambda: chosen, set_policy, lambda: loop.paused, set_paused, settings.as_dict)
+    app = make_app(
+        api,
+        board,
+        controls,
+        WishModels(load_families(daemon.families), daemon.restart_cost_s),  # the loop has its own, in its thread
+        wishes.check,
+        models.learn,
+    )
+    return loop, Service(api, api.socket or daemon.state_dir / "api.sock", app, board)
 
 
 def _parts(settings: Settings, clock: Clock) -> tuple[Cluster, WishModels, DaemonSettings]:
@@ -158,6 +226,8 @@ def configure_logging(log_format: str) -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(formatter)
     logging.basicConfig(handlers=[handler], level=logging.INFO, force=True)
+    for talkative in ("uvicorn", "alembic", "asyncio"):
+        logging.getLogger(talkative).setLevel(logging.WARNING)
 
 
 def sd_notify(message: str) -> None:

@@ -10,9 +10,11 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from penstock_profiles.wire import Report
 from penstock_scheduler.diff import actions
 from penstock_scheduler.errors import RoundFailed
 from penstock_scheduler.model import ClusterState, GpuLimit, Job, JobId, Outcome, Phase, Plan, Progress, Snapshot
@@ -20,6 +22,9 @@ from penstock_scheduler.ports import Clock, Cluster, ModelSource, Policy, Store,
 from penstock_scheduler.records import RoundRecord
 
 log = logging.getLogger(__name__)
+
+UNSAVED = 100_000
+"""Reports that are kept in memory while the store takes none; older ones are in the jobs' own files still."""
 
 
 class RoundLoop:
@@ -60,8 +65,12 @@ class RoundLoop:
         self._decided: Snapshot | None = None
         self._settings = dict(settings or {})
         self._limits = limits
+        self._next: tuple[Policy, dict[str, Any]] | None = None
+        self.paused = False
+        """While true, no round is decided; what is under way goes on."""
         self._on_round = on_round
         self._told: dict[str, Outcome] = {}
+        self._unsaved: deque[Report] = deque(maxlen=UNSAVED)
         last = store.last_round()
         self._round = last.snapshot.round if last else 0
         self._plan: Plan | None = last.plan if last else None
@@ -88,6 +97,10 @@ class RoundLoop:
             if not stop():
                 self._clock.sleep(self._tick_s)
 
+    def decide_by(self, policy: Policy, settings: Mapping[str, Any]) -> None:
+        """Decide by another policy from the next round on. May be called from another thread."""
+        self._next = policy, dict(settings)
+
     def tick(self) -> tuple[Outcome, ...]:
         """Look once, decide if a round is due, and act. Returns what became of the actions.
 
@@ -97,11 +110,13 @@ class RoundLoop:
         started = time.perf_counter()
         state = self._cluster.observe()
         observed = time.perf_counter()
-        if reports := self._cluster.reports():
-            self._store.add_reports(reports)
+        self._unsaved.extend(self._cluster.reports())
+        if self._unsaved:  # what a store that is away did not take is offered again at the next tick
+            self._store.add_reports(tuple(self._unsaved))
+            self._unsaved.clear()
         now_s = self._clock.now_s()
         self._count(state, now_s)
-        if self._trigger.due(now_s, state):
+        if not self.paused and self._trigger.due(now_s, state):
             self._decide(state, now_s, observed - started)
             self._trigger.decided(now_s, state)
         if self._plan is None:
@@ -111,6 +126,8 @@ class RoundLoop:
         return outcomes
 
     def _decide(self, state: ClusterState, now_s: float, observe_seconds: float) -> None:
+        if self._next is not None:
+            (self._policy, self._settings), self._next, self._decided = self._next, None, None
         known = self._models.models(state.jobs, {node.gpu_type for node in state.nodes})
         jobs = tuple(
             dataclasses.replace(job, target=self._target(job.id))

@@ -2,20 +2,32 @@
 
 A measured table in the wish comes first, then the wish's model family from the catalogue; of a job that says neither we
 know nothing, and perfect scaling with no preference for a GPU type stands in, as in Sia's first round. What jobs report
-while they run joins here later: the loop takes any `ports.ModelSource`.
+while they run joins in `LearnedModels`.
 """
 
 from __future__ import annotations
 
+import logging
+import threading
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
-from penstock_profiles.estimators import AnyEstimator, LinearEstimator, TableEstimator
+from penstock_profiles.estimators import AnyEstimator, LinearEstimator, TableEstimator, TrainingEstimator
 from penstock_profiles.families import Families, UnknownFamilyError
 from penstock_profiles.gpus import Gpus, load_gpus
+from penstock_profiles.learning import JobModel
+from penstock_profiles.profiles import Profile
 from penstock_profiles.sensitivity import SensitivityProfile
+from penstock_profiles.wire import Observation, Report, Started
 from penstock_scheduler.errors import BadWish
 from penstock_scheduler.model import Job, JobId, JobWish
+
+log = logging.getLogger(__name__)
+
+NEWEST = 2000
+"""Observations of a job that a daemon which starts learns from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +105,118 @@ class WishModels:
             },
         )
 
+    def learner(self, wish: JobWish, prior: AnyEstimator, first: Observation) -> JobModel:
+        """What learns from a job's measurements, of which `first` is one, beginning with what the wish says."""
+        known = prior if isinstance(prior, TrainingEstimator) else None
+        if known is not None:
+            initial, largest = known.initial_batch, known.max_batch
+        else:
+            ran_with = first.gpus * first.atomic_batch * (first.accumulation_steps + 1)
+            initial = wish.batch_size if wish.batch_size is not None else ran_with
+            largest = max(wish.max_batch_size if wish.max_batch_size is not None else initial, initial)
+        return JobModel(
+            initial, largest, fixed_batch=wish.fixed_batch, prior=known, families=self._families, gpus=self._gpus
+        )
+
     def _cost_s(self, wish: JobWish) -> float:
         return wish.restart_cost_s if wish.restart_cost_s is not None else self._restart_cost_s
+
+
+class History(Protocol):
+    """Where what jobs measured is kept: the daemon's store."""
+
+    def observations(self, job: str, newest: int) -> list[Report]:
+        """The newest reports of a job that hold measurements, oldest first."""
+        ...
+
+    def profiles(self, user: str, job_name: str | None = None) -> list[Profile]:
+        """A user's profiles of jobs of this name."""
+        ...
+
+    def add_model(self, job: str, time_s: float, estimator: AnyEstimator) -> None:
+        """Keep a job's new model."""
+        ...
+
+
+class LearnedModels:
+    """What the wish says until a job has measured something; from then on a fit of what it measured.
+
+    Jobs with a `goodput_table` keep it. A daemon that starts fits anew from the store's history. What a job says of its
+    progress and its end gives the work that is left, where the wish's model is not a table.
+    """
+
+    def __init__(self, wishes: WishModels, history: History) -> None:
+        self._wishes, self._history = wishes, history
+        self._models: dict[JobId, tuple[JobWish, JobModel]] = {}
+        self._fresh: dict[JobId, list[Observation]] = {}
+        self._kept: dict[JobId, AnyEstimator] = {}
+        self._progress: dict[JobId, tuple[float, float | None]] = {}
+        self._lock = threading.Lock()
+
+    def learn(self, reports: Sequence[Report]) -> None:
+        """Take in reports. May be called from any thread."""
+        with self._lock:
+            for report in reports:
+                body = report.body
+                if isinstance(body, Observation):
+                    self._fresh.setdefault(report.job_id, []).append(body)
+                    total = self._progress.get(report.job_id, (0.0, None))[1]
+                    self._progress[report.job_id] = body.progress, total
+                elif isinstance(body, Started):
+                    self._progress[report.job_id] = body.progress, body.total
+
+    def models(self, jobs: Sequence[Job], gpu_types: Iterable[str]) -> Models:
+        """See `ports.ModelSource`."""
+        known = self._wishes.models(jobs, gpu_types)
+        with self._lock:
+            fresh, self._fresh = self._fresh, {}
+        there = {job.id for job in jobs}
+        for table in (self._models, self._kept, self._progress):
+            for gone in [job for job in table if job not in there]:
+                del table[gone]
+        for job in jobs:
+            if job.wish.goodput_table is not None:
+                continue
+            model = self._learnt(job, known.estimators[job.id], fresh.get(job.id, []))
+            if model is None or isinstance(model, LinearEstimator):
+                continue
+            known.estimators[job.id] = model
+            held = 0 if job.allocation is None else job.allocation.gpus
+            if job.id in known.unscaled:  # how it scales is what its own runs have shown so far
+                known.unscaled[job.id] = max(held, known.unscaled[job.id])
+            progress, total = self._progress.get(job.id, (0.0, None))
+            if total is not None:
+                known.remaining[job.id] = max(total - progress, 0.0)
+            if self._kept.get(job.id) is not model:
+                self._history.add_model(job.id, time.time(), model)
+                self._kept[job.id] = model
+        return known
+
+    def _learnt(self, job: Job, prior: AnyEstimator, fresh: Sequence[Observation]) -> AnyEstimator | None:
+        known = self._models.get(job.id)
+        if known is None or known[0] != job.wish:
+            seen = [
+                report.body
+                for report in self._history.observations(job.id, NEWEST)
+                if isinstance(report.body, Observation)
+            ]
+            profiles = self._history.profiles(job.user, job.name)
+            first = next(iter([*(each for profile in profiles for each in profile.observations), *seen, *fresh]), None)
+            if first is None:
+                return None
+            model = self._wishes.learner(job.wish, prior, first)
+            for profile in profiles:
+                model.observe_profile(profile)
+            fresh = [*seen, *(each for each in fresh if each not in seen)]
+            self._models[job.id] = job.wish, model
+        else:
+            model = known[1]
+        for each in fresh:
+            try:
+                model.observe_report(each)
+            except ValueError as error:
+                log.warning("observation passed over", extra={"job": job.id, "text": str(error)[:200]})
+        return model.estimator
 
 
 def _estimator(wish: JobWish, families: Families) -> AnyEstimator:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from penstock_profiles.wire import Report
-from penstock_scheduler.model import Action, ClusterState, Job, JobWish, Outcome, Plan, Snapshot
+from penstock_scheduler.messages import Submission
+from penstock_scheduler.model import Action, ClusterState, Job, JobId, JobWish, Outcome, Plan, Snapshot
 from penstock_scheduler.models import Models
 from penstock_scheduler.records import RoundRecord
 
@@ -91,8 +94,8 @@ class Store(Protocol):
         """Append to the history of actions."""
         ...
 
-    def add_reports(self, reports: Sequence[Report]) -> None:
-        """Append to the history of reports."""
+    def add_reports(self, reports: Sequence[Report]) -> object:
+        """Append to the history of reports; those that are there already may be left out."""
         ...
 
 
@@ -116,4 +119,50 @@ class Trigger(Protocol):
 
     def decided(self, now_s: float, state: ClusterState) -> None:
         """A round was decided on this state: the next one is due by the trigger's own rule."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Fate:
+    """How a job ended."""
+
+    state: str
+    """The cluster's word, such as COMPLETED."""
+    exit_code: int | None
+    end_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """A job's output file, and the uid that it must belong to before anybody reads it for that user."""
+
+    file: Path
+    uid: int
+
+
+class Submitter(Protocol):
+    """Submits jobs for users, and knows what a round does not ask. Every method raises ClusterAway if nobody answers."""
+
+    def submit(self, order: Submission, user: str, uid: int) -> JobId:
+        """Submit as that user, with the key where `find` finds it. Raises BadWish with the cluster's word if it refuses."""
+        ...
+
+    def find(self, user: str, key: str) -> JobId | None:
+        """The job that this user submitted with this key, whether or not it has ended; None if there is none."""
+        ...
+
+    def cancel(self, job: JobId) -> None:
+        """End a job; one that has ended stays as it is."""
+        ...
+
+    def fates(self, jobs: Sequence[JobId]) -> dict[JobId, Fate | None]:
+        """How these jobs ended; None: not yet. Jobs that the cluster has forgotten are not among them."""
+        ...
+
+    def output(self, job: JobId) -> Output | None:
+        """Where a job writes; None: nobody knows."""
+        ...
+
+    def epoch(self, job: JobId) -> int | None:
+        """The epoch of the job's present run; None: it has had none."""
         ...

@@ -49,7 +49,7 @@ def load_round(text: bytes | str, where: str) -> RoundRecord:
         field_name = ".".join(map(str, first["loc"])) or "the file"
         raise UnreadableRound(
             f"{where} is not a round that this version can read: {field_name}: {first['msg']}; "
-            "take a file from the daemon's state folder, rounds/ROUND.json"
+            "take one from the daemon's store: penstock replay ROUND --state FOLDER"
         ) from None
     if record.format > FORMAT:
         raise UnreadableRound(

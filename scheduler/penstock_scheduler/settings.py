@@ -8,6 +8,7 @@ A package registers its section through the entry point group `penstock.settings
 from __future__ import annotations
 
 import difflib
+import re
 import tomllib
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -37,8 +38,18 @@ class DaemonSettings(BaseModel):
     )
     round_s: PositiveFloat = Field(default=60.0, description="Seconds from one round to the next.")
     tick_s: PositiveFloat = Field(default=1.0, description="Seconds between two looks at the cluster.")
-    state_dir: Path = Field(default=Path("/var/lib/penstock"), description="Where rounds and reports are kept.")
+    state_dir: Path = Field(
+        default=Path("/var/lib/penstock"), description="The daemon's own folder: its store, unless that is elsewhere."
+    )
+    store: str | None = Field(
+        default=None,
+        description="URL of a database, such as postgresql+psycopg://penstock@db/penstock; absent: SQLite in state_dir.",
+    )
     keep_rounds: PositiveInt = Field(default=10_000, description="Newest rounds that are kept; older ones are deleted.")
+    keep_days: PositiveFloat = Field(
+        default=365.0,
+        description="Days that a job's history is kept after its end; the audit log and the ledger stay for ever.",
+    )
     restart_cost_s: PositiveFloat = Field(
         default=30.0, description="Seconds of training that a restart costs a job whose wish does not say."
     )
@@ -71,6 +82,13 @@ class Settings:
             raise ConfigError(
                 f"{self.source}: section [{name}] is missing: {'; '.join(describe_errors(error, model))}"
             ) from None
+
+    def as_dict(self) -> dict[str, Any]:
+        """All of it by section, defaults too; the password in the store's URL is not shown."""
+        shown = {name: section.model_dump(mode="json") for name, section in self._sections.items()}
+        if (url := shown.get("daemon", {}).get("store")) is not None:
+            shown["daemon"]["store"] = re.sub(r"(://[^:/@]*):[^@]*@", r"\1:***@", url)
+        return shown | {"policy": self._policies}
 
     def policy(self, name: str) -> dict[str, Any]:
         """What the file says of the policy `name`, not yet checked; of one with stages (`sia+synergy-tune`), by its parts."""

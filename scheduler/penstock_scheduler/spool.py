@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -94,13 +94,16 @@ class Spool:
                 continue
         return found
 
-    def read(self, job_ids: Iterable[str]) -> list[Report]:
-        """New reports of these jobs. Files of older epochs are not looked at: what they say is no longer so."""
+    def read(self, job_ids: Iterable[str], owners: Mapping[str, int] | None = None) -> list[Report]:
+        """New reports of these jobs. Files of older epochs are not looked at: what they say is no longer so.
+
+        Of a job in `owners` (job -> uid) only files of that user count: what another has put there is none of the job's.
+        """
         found: list[Report] = []
         for job_id in job_ids:
             epochs = claimed_epochs(self.folder, job_id)
             if epochs:
-                found.extend(self._read_run(job_id, epochs[-1]))
+                found.extend(self._read_run(job_id, epochs[-1], (owners or {}).get(job_id)))
         return found
 
     def started(self, job_id: str, epoch: int) -> Started | None:
@@ -125,7 +128,7 @@ class Spool:
             for job_id in [job_id for job_id in table if job_id not in keep]:
                 del table[job_id]
 
-    def _read_run(self, job_id: str, epoch: int) -> list[Report]:
+    def _read_run(self, job_id: str, epoch: int, owner: int | None) -> list[Report]:
         key = (job_id, epoch)
         path = reports_file(self.folder, job_id, epoch)
         try:
@@ -134,7 +137,8 @@ class Spool:
             log.debug("reports unreadable", extra={"job": job_id, "text": str(error)})
             return []
         with os.fdopen(descriptor, "rb") as file:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode) or owner not in (None, status.st_uid):
                 return []
             offset = self._offsets.get(key, 0)
             file.seek(offset)

@@ -14,9 +14,12 @@ def open_cluster(settings: Settings, clock: Clock, check: WishCheck) -> SlurmClu
     """The Slurm that the section `[slurm]` describes. Raises ConfigError."""
     from penstock_scheduler.spool import Spool
     from penstock_slurm.cluster import SlurmCluster
-    from penstock_slurm.gateway import open_gateway
+    from penstock_slurm.gateway import CliGateway, open_gateway
     from penstock_slurm.settings import SlurmSettings
+    from penstock_slurm.submit import SlurmSubmitter
 
     section = settings.section(SlurmSettings)
     gateway = open_gateway(section.backend, conf=section.conf, timeout_s=section.command_timeout_s)
-    return SlurmCluster(gateway, Spool(section.spool_dir), clock, section, check)
+    commands = CliGateway(conf=section.conf, timeout_s=section.command_timeout_s)  # there is no other way to sbatch
+    spool = Spool(section.spool_dir)
+    return SlurmCluster(gateway, spool, clock, section, check, SlurmSubmitter(commands, spool, section))

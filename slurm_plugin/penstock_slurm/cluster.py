@@ -38,7 +38,7 @@ from penstock_scheduler.model import (
     parse_wish,
 )
 from penstock_scheduler.model.wish import WISH_KEY
-from penstock_scheduler.ports import Clock, WishCheck
+from penstock_scheduler.ports import Clock, Submitter, WishCheck
 from penstock_scheduler.spool import Spool
 from penstock_slurm.gateway import (
     ControllerAway,
@@ -74,7 +74,16 @@ SAYS = "penstock_says"
 class SlurmCluster:
     """The cluster; see the module."""
 
-    def __init__(self, gateway: Gateway, spool: Spool, clock: Clock, settings: SlurmSettings, check: WishCheck) -> None:
+    def __init__(
+        self,
+        gateway: Gateway,
+        spool: Spool,
+        clock: Clock,
+        settings: SlurmSettings,
+        check: WishCheck,
+        submitter: Submitter | None = None,
+    ) -> None:
+        self.submitter = submitter
         self._gateway = gateway
         self._spool = spool
         self._clock = clock
@@ -84,6 +93,7 @@ class SlurmCluster:
         self._slurm_jobs: dict[JobId, SlurmJob] = {}
         self._jobs: dict[JobId, Job] = {}
         self._free: dict[str, int] = {}
+        self._owners: dict[JobId, int] = {}
         self._silent: set[str] = set()
         self._reporting = spool.recent(clock.now_s() - RECENT_S)
         self._pending_since_s: dict[tuple[JobId, int], float] = {}
@@ -162,7 +172,8 @@ class SlurmCluster:
     def reports(self) -> Sequence[Report]:
         """What jobs have left in the spool; those that have ended since the last look are read a last time."""
         now = set(self._jobs)
-        found = self._spool.read(sorted(now | self._reporting))
+        found = self._spool.read(sorted(now | self._reporting), self._owners)
+        self._owners = {job_id: uid for job_id, uid in self._owners.items() if job_id in now}
         self._reporting = now
         self._spool.forget(now)
         return found
@@ -266,6 +277,7 @@ class SlurmCluster:
 
     def _remember(self, managed: dict[JobId, SlurmJob], jobs: dict[JobId, Job], now_s: float) -> None:
         self._slurm_jobs, self._jobs = managed, jobs
+        self._owners |= {job_id: job.uid for job_id, job in managed.items()}
         # By restarts, too: a run that came and went between two looks leaves a credential of its own.
         pending = {(job_id, job.restarts) for job_id, job in managed.items() if job.state in PENDING}
         self._pending_since_s = {key: self._pending_since_s.get(key, now_s) for key in pending}

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from penstock_profiles.wire import Observation, Report, Started
-from penstock_scheduler.store import FileStore
+from penstock_scheduler.store import open_store
 from penstock_slurm.gateway import Gateway, SlurmJob, open_gateway
 from penstock_slurm.loopback import LoopbackCluster, wait_for
 
@@ -64,7 +64,7 @@ class Site:
                 stdin=subprocess.DEVNULL,
             )
         if wait:
-            wait_for(lambda: self._started() > before, 30, "penstockd to start", details=self.tail)
+            wait_for(lambda: self._started() > before, 120, "penstockd to start", details=self.tail)
 
     def _started(self) -> int:
         return self.log.read_text().count("event=started") if self.log.exists() else 0
@@ -140,7 +140,7 @@ class Site:
     def reports(self, job_id: str) -> list[Report]:
         """What a job has reported, from the daemon's store."""
         seen = {}
-        for report in FileStore(self.state).reports():
+        for report in open_store(self.state).reports():
             if report.job_id == job_id:
                 seen[report.epoch, report.sequence] = report
         return [seen[key] for key in sorted(seen)]
@@ -180,7 +180,7 @@ class Site:
 
         def newest() -> int:
             try:
-                numbers = FileStore(self.state).round_numbers()
+                numbers = open_store(self.state).round_numbers()
             except Exception:
                 return 0
             return numbers[-1] if numbers and numbers[-1] > after else 0

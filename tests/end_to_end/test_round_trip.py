@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from penstock_scheduler.records import load_round
-from penstock_scheduler.store import FileStore
+from penstock_scheduler.store import open_store
 from penstock_slurm.loopback import wait_for
 from tests.end_to_end.site import RATES, Site, pause
 
@@ -58,7 +58,7 @@ def test_a_job_grows_from_1_to_4_to_16_gpus_and_keeps_its_progress(site: Site):
     seen = {
         each.submit_s
         for number in range(1, newest + 1)
-        for each in FileStore(site.state).round(number).snapshot.jobs
+        for each in open_store(site.state).round(number).snapshot.jobs
         if each.id == job
     }
     assert len(seen) == 1, "Slurm sets SubmitTime anew at a requeue; a job's age must not"

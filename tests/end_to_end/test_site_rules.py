@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock_scheduler.store import FileStore
+from penstock_scheduler.store import open_store
 from penstock_slurm.loopback import wait_for
 from tests.end_to_end.site import RATES
 
@@ -30,7 +30,7 @@ def test_jobs_leave_a_node_for_a_reservation_and_its_own_job_runs_there_when_it_
     (reservation,) = site.gateway.reservations()
     assert site.job(member).start_s >= reservation.start_s
     assert site.job(plain).nodes == (other,)
-    store = FileStore(site.state)
+    store = open_store(site.state)
     rounds = [store.round(number) for number in store.round_numbers()]
     placed = [each.snapshot.time_s for each in rounds if member in each.plan.assignments]
     assert min(placed) >= reservation.start_s, "it is not sent there before Slurm takes it"
@@ -60,7 +60,7 @@ def test_a_limit_of_a_qos_keeps_adaptive_jobs_within_it(make_loopback, make_site
     number = 0
     for _ in range(3):
         number = site.wait_round(number)
-        record = FileStore(site.state).round(number)
+        record = open_store(site.state).round(number)
         assert [limit.gpus for limit in record.snapshot.limits] == [3]
         assert sum(each.placement.gpus for each in record.plan.assignments.values()) == 3
     free = site.submit(2000, rates={"t4": RATES["t4"]}, max_gpus=4)

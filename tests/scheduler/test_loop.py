@@ -33,7 +33,7 @@ from penstock_scheduler.model import (
 from penstock_scheduler.models import WishModels
 from penstock_scheduler.policies import REGISTRY, make_policy
 from penstock_scheduler.simulator import EstimatedJob, SimulatedClock, SimulatedCluster, SimulatedJob, nodes_from_spec
-from penstock_scheduler.store import FileStore, MemoryStore
+from penstock_scheduler.store import MemoryStore, open_store
 from penstock_scheduler.triggers import OnEvent, Period
 from tests.scheduler.builders import job, on
 
@@ -184,7 +184,7 @@ def test_a_cluster_that_is_away_is_waited_for():
 
 
 def test_a_loop_that_starts_again_takes_up_the_plan_and_the_count(tmp_path):
-    store = FileStore(tmp_path, writer=True)
+    store = open_store(tmp_path, writer=True)
     loop, cluster, _ = simulated(3, store=store)
     for _ in range(5):
         loop.tick()
@@ -225,7 +225,7 @@ def test_what_jobs_have_attained_is_counted_by_type_and_survives_a_restart(tmp_p
         return RoundLoop(Moving(), clock, store, Period(10.0), Nothing(), source, tick_s=10.0)  # type: ignore[arg-type]
 
     started_s = clock.now_s()
-    store = FileStore(tmp_path, writer=True)
+    store = open_store(tmp_path, writer=True)
     first = loop(store)
     for _ in range(9):
         first.tick()

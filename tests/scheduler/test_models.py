@@ -1,11 +1,15 @@
 import pytest
 
 from penstock_profiles.estimators import LinearEstimator, TableEstimator, TrainingEstimator
-from penstock_profiles.families import load_families
+from penstock_profiles.families import Families, load_families
+from penstock_profiles.profiles import Profile
+from penstock_profiles.wire import Observation, Report, Started
 from penstock_scheduler.errors import BadWish
 from penstock_scheduler.model import JobWish
-from penstock_scheduler.models import WishModels
-from tests.scheduler.builders import job
+from penstock_scheduler.models import LearnedModels, WishModels
+from tests.scheduler.builders import job, rate
+
+STARTED = Started(gpu_type="t4", gpu_ids={}, progress=5.0, total=100.0)
 
 
 def source() -> WishModels:
@@ -55,3 +59,86 @@ def test_a_job_keeps_its_estimator_until_its_wish_or_the_site_changes():
 def test_a_wish_that_no_model_fits_is_refused(wish, words):
     with pytest.raises(BadWish, match=words):
         source().check(JobWish(max_gpus=4, **wish))
+
+
+class NoHistory:
+    """A store with what a test puts there."""
+
+    def __init__(self) -> None:
+        self.seen: list[Report] = []
+        self.stored: list[Profile] = []
+        self.kept: list[tuple[str, object]] = []
+
+    def observations(self, job, newest):
+        return [report for report in self.seen if report.job_id == job][-newest:]
+
+    def profiles(self, user, job_name=None):
+        return [profile for profile in self.stored if profile.job == job_name and user == "ada"]
+
+    def add_model(self, job, time_s, estimator):
+        self.kept.append((job, estimator))
+
+
+def measured(gpus: int, atomic: int, gpu_type: str = "t4", job_id: str = "1") -> Report:
+    """A step takes 0.1 s + 0.01 s a sample, and 0.05 s of synchronisation on several GPUs."""
+    sync_s = 0.05 if gpus > 1 else 0.0
+    seen = Observation(
+        gpu_type=gpu_type,
+        nodes=1,
+        gpus=gpus,
+        atomic_batch=atomic,
+        steps=50,
+        step_time_s=0.1 + 0.01 * atomic + sync_s,
+        sync_time_s=sync_s,
+        progress=10.0,
+    )
+    return Report(job_id=job_id, epoch=1, sequence=atomic, time_s=1.0, body=seen)
+
+
+REPORTS = [measured(1, 16), measured(1, 32), measured(2, 16), measured(4, 32)]
+
+
+def learned(history: NoHistory) -> LearnedModels:
+    return LearnedModels(WishModels(Families(), 30.0), history)
+
+
+def test_what_a_job_measured_is_its_model():
+    """Batch 32: one T4 has 32 / 0.42 = 76.2 samples/s, two with 16 each 32 / 0.31 = 103.2."""
+    history = NoHistory()
+    models = learned(history)
+    training = job("1", batch_size=32, max_gpus=4)
+    before = models.models([training], {"t4"})
+    assert isinstance(before.estimators["1"], LinearEstimator)
+    models.learn([*REPORTS, Report(job_id="1", epoch=1, sequence=99, time_s=1.0, body=STARTED)])
+    after = models.models([training], {"t4"})
+    model = after.estimators["1"]
+    assert rate(model, "t4", 1, 1) == pytest.approx(32 / 0.42, rel=0.02)
+    assert rate(model, "t4", 1, 2) == pytest.approx(32 / 0.31, rel=0.05)
+    assert after.remaining == {"1": 95.0}
+    assert models.models([training], {"t4"}).estimators["1"] is model, "nothing new: the very object"
+    assert history.kept == [("1", model)]
+
+
+def test_a_daemon_that_starts_learns_from_the_store():
+    history = NoHistory()
+    history.seen = list(REPORTS)
+    training = job("1", batch_size=32, max_gpus=4)
+    model = learned(history).models([training], {"t4"}).estimators["1"]
+    assert rate(model, "t4", 1, 1) == pytest.approx(32 / 0.42, rel=0.02)
+
+
+def test_a_stored_profile_is_for_its_users_jobs_of_that_name():
+    history = NoHistory()
+    seen = tuple(report.body for report in REPORTS[:2])
+    history.stored = [Profile(job="name-1", gpu_type="t4", measured_s=1.0, versions={}, ended="", observations=seen)]
+    mine, other, hers = (job("1", batch_size=32), job("2", batch_size=32), job("1", batch_size=32, user="bob"))
+    assert isinstance(learned(history).models([mine], {"t4"}).estimators["1"], TrainingEstimator)
+    assert isinstance(learned(history).models([other], {"t4"}).estimators["2"], LinearEstimator)
+    assert isinstance(learned(history).models([hers], {"t4"}).estimators["1"], LinearEstimator)
+
+
+def test_a_measured_table_stays_what_it_is():
+    models = learned(NoHistory())
+    table_job = job("1", goodput_table={"t4": {1: 5.0}})
+    models.learn(REPORTS)
+    assert rate(models.models([table_job], {"t4"}).estimators["1"], "t4", 1, 1) == 5.0

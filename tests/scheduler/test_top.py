@@ -13,7 +13,7 @@ from penstock_scheduler.cli.top import render
 from penstock_scheduler.model import Node, Phase, Refusal
 from penstock_scheduler.policies import make_policy
 from penstock_scheduler.records import RoundRecord
-from penstock_scheduler.store import FileStore
+from penstock_scheduler.store import open_store
 from tests.scheduler.builders import job, on, snapshot
 
 RUNNING = on("t4", t4_00=4, t4_01=4)
@@ -83,7 +83,7 @@ def test_bars_of_a_large_cluster_fit():
 
 def test_where_the_output_is_no_terminal_it_is_printed_once(tmp_path):
     state = tmp_path / "state"
-    FileStore(state, writer=True).save_round(record())
+    open_store(state, writer=True).save_round(record())
     done = CliRunner().invoke(make_app(), ["top", "--state", str(state)])
     assert done.exit_code == 0
     assert done.output.startswith("round 1 at ")

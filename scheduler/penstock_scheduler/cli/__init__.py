@@ -7,6 +7,7 @@ from importlib.metadata import entry_points
 import typer
 
 from penstock_scheduler import __version__
+from penstock_scheduler.cli.db import db
 from penstock_scheduler.cli.profile import profile
 from penstock_scheduler.cli.replay import replay
 from penstock_scheduler.cli.schema import schema
@@ -43,6 +44,7 @@ def make_app() -> typer.Typer:
     app.command()(solve)
     app.command()(top)
     app.add_typer(workload, name="workload")
+    app.add_typer(db, name="db")
     for entry in sorted(entry_points(group=COMMANDS), key=lambda entry: entry.name):
         app.add_typer(entry.load(), name=entry.name)
     return app

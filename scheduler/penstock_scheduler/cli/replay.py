@@ -11,21 +11,19 @@ from penstock_scheduler.errors import PenstockError
 from penstock_scheduler.model import Plan
 from penstock_scheduler.policies import make_policy
 from penstock_scheduler.records import RoundRecord, load_round
+from penstock_scheduler.store import open_store
 
 
 def replay(
-    file: Path = typer.Argument(help="A round that penstockd saved: STATE/rounds/ROUND.json."),
+    source: str = typer.Argument(metavar="ROUND", help="Number of a round in the store, or a file with one as JSON."),
+    state: str = typer.Option("/var/lib/penstock", help="The daemon's state_dir, or the URL of its store."),
     policy: str = typer.Option("", help="Decide with another policy than the recorded one, with its default settings."),
     search: bool = typer.Option(
         False, help="Of a round cut short: search anew instead of starting from its incumbent."
     ),
 ) -> None:
     """Decide a saved round again and compare. Exit status 0: the same plan; 1: another one, or unreadable."""
-    try:
-        text = file.read_bytes()
-    except OSError as error:
-        raise PenstockError(f"{file}: {error.strerror}") from None
-    record = load_round(text, str(file))
+    record = read_round(source, state)
     plan = decide_again(record, policy=policy or None, search=search)
     if record.plan.cut_short and not search:
         typer.echo("the round was cut short by its time limit: starting from the incumbent that it recorded")
@@ -36,6 +34,17 @@ def replay(
     typer.echo(f"{what}: {'the same plan' if not differences else f'{len(differences)} jobs differ'}")
     if differences and not policy:
         raise typer.Exit(1)
+
+
+def read_round(source: str, state: str) -> RoundRecord:
+    """A saved round, by its number in the store or from a file. Raises PenstockError."""
+    if source.isdigit():
+        return open_store(state).round(int(source))
+    try:
+        text = Path(source).read_bytes()
+    except OSError as error:
+        raise PenstockError(f"{source}: {error.strerror}") from None
+    return load_round(text, source)
 
 
 def decide_again(record: RoundRecord, *, policy: str | None = None, search: bool = False) -> Plan:

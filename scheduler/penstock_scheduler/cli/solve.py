@@ -12,10 +12,10 @@ from zipfile import BadZipFile
 import numpy as np
 import typer
 
+from penstock_scheduler.cli.replay import read_round
 from penstock_scheduler.errors import PenstockError
 from penstock_scheduler.model import SolveReport
 from penstock_scheduler.policies import make_policy
-from penstock_scheduler.records import load_round
 from penstock_scheduler.solver import Problem
 from penstock_scheduler.solver import solve as solve_problem
 
@@ -31,7 +31,10 @@ class SolverName(StrEnum):
 
 
 def solve(
-    file: Path = typer.Argument(help="A problem as arrays (.npz), or a round that penstockd saved (ROUND.json)."),
+    source: str = typer.Argument(
+        help="A problem as arrays (.npz), a saved round's number, or a file with one as JSON."
+    ),
+    state: str = typer.Option("/var/lib/penstock", help="The daemon's state_dir, or the URL of its store."),
     solver: SolverName = typer.Option(SolverName.AUTO, help="Which solver."),
     as_json: bool = typer.Option(False, "--json", help="One JSON object."),
 ) -> None:
@@ -40,19 +43,19 @@ def solve(
     Of a saved round the recorded policy decides again with this solver; its time is that of the whole decision.
     """
     wall, cpu = time.perf_counter(), time.process_time()
-    if file.suffix == ".npz":
-        problem, types = load_problem(file)
+    if source.endswith(".npz"):
+        problem, types = load_problem(Path(source))
         wall, cpu = time.perf_counter(), time.process_time()  # reading the file is no part of solving it
         report = solve_problem(problem, solver.value).report
         size = f"{len(problem.cost_JC)} jobs, {len(types)} GPU types with {problem.capacity_T.sum()} GPUs"
     else:
-        report, types, size = _decide(file, solver.value)
+        report, types, size = _decide(source, state, solver.value)
     seconds, cpu_s = time.perf_counter() - wall, time.process_time() - cpu
     prices = dict(zip(types, report.prices_T, strict=True)) if report.prices_T else {}
     if as_json:
         typer.echo(json.dumps(as_dict(report) | {"seconds": seconds, "cpu_s": cpu_s, "prices": prices}))
         return
-    typer.echo(f"{file.name}: {size}")
+    typer.echo(f"{Path(source).name}: {size}")
     typer.echo(f"{report.solver}: {report.status.value}")
     typer.echo(f"objective {report.objective:.6g}, bound {report.bound:.6g}, gap {report.gap:.4%}")
     typer.echo(f"{seconds:.3f} s, {cpu_s:.3f} CPU seconds")
@@ -102,14 +105,10 @@ def load_problem(file: Path) -> tuple[Problem, list[str]]:
     return problem, [str(name) for name in names]
 
 
-def _decide(file: Path, solver: str) -> tuple[SolveReport, list[str], str]:
-    try:
-        text = file.read_bytes()
-    except OSError as error:
-        raise PenstockError(f"{file}: {error.strerror}") from None
-    record = load_round(text, str(file))
+def _decide(source: str, state: str, solver: str) -> tuple[SolveReport, list[str], str]:
+    record = read_round(source, state)
     if "solver" not in record.settings:
-        raise PenstockError(f"{file}: policy {record.policy} decided without a solver; take a round of policy sia")
+        raise PenstockError(f"{source}: policy {record.policy} decided without a solver; take a round of policy sia")
     policy, _ = make_policy(record.policy, record.settings | {"solver": solver})
     report = policy.decide(record.snapshot).solve
     assert report is not None, "a policy with a solver says what it did"

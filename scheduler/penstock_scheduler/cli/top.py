@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from pathlib import Path
 
 import typer
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
@@ -14,7 +13,7 @@ from rich.text import Text
 
 from penstock_scheduler.model import Adaptivity, Job, JobWish, Phase
 from penstock_scheduler.records import RoundRecord
-from penstock_scheduler.store import FileStore
+from penstock_scheduler.store import SqlStore, open_store
 
 _STYLES = {Phase.RUNNING: "green", Phase.STARTING: "cyan", Phase.STOPPING: "yellow", Phase.QUEUED: "dim"}
 
@@ -23,12 +22,12 @@ _ROOMY, _WIDE = 100, 150
 
 
 def top(
-    state: Path = typer.Option(Path("/var/lib/penstock"), help="The daemon's state_dir."),
+    state: str = typer.Option("/var/lib/penstock", help="The daemon's state_dir, or the URL of its store."),
     once: bool = typer.Option(False, help="Print once and exit, as is always done where the output is no terminal."),
     interval: float = typer.Option(2.0, min=0.1, help="Seconds between two looks."),
 ) -> None:
     """Show the cluster's GPUs by type, and every job with what it has and why. Ctrl-C ends it."""
-    store = FileStore(state)
+    store = open_store(state)
     console = Console()
     if once or not console.is_terminal or console.is_dumb_terminal:
         console.print(_look(store))
@@ -42,7 +41,7 @@ def top(
             return
 
 
-def _look(store: FileStore) -> RenderableType:
+def _look(store: SqlStore) -> RenderableType:
     record = store.last_round()
     return Text("no round has been decided yet") if record is None else render(record, now_s=time.time())
 

@@ -1,6 +1,6 @@
-"""Where rounds, outcomes and reports are kept."""
+"""Where rounds, jobs, reports and all else that must survive are kept."""
 
-from penstock_scheduler.store.files import FileStore
 from penstock_scheduler.store.memory import MemoryStore
+from penstock_scheduler.store.sql import NoSuchRow, OutcomeLine, SqlStore, open_store, summarise
 
-__all__ = ["FileStore", "MemoryStore"]
+__all__ = ["MemoryStore", "NoSuchRow", "OutcomeLine", "SqlStore", "open_store", "summarise"]

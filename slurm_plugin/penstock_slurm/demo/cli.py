@@ -15,10 +15,10 @@ from rich.text import Text
 
 from penstock_profiles.families import Families, load_families
 from penstock_scheduler.cli.top import render
-from penstock_scheduler.errors import PenstockError
+from penstock_scheduler.errors import PenstockError, StoreError
 from penstock_scheduler.nodespec import DEFAULT_SPEC
 from penstock_scheduler.report import History, render_page
-from penstock_scheduler.store import FileStore
+from penstock_scheduler.store import SqlStore, open_store
 from penstock_slurm.demo.jobs import ARRIVALS_S, JOBS, TIME_SCALE
 from penstock_slurm.demo.simulated import simulate
 from penstock_slurm.demo.site import DemoSite
@@ -30,7 +30,7 @@ LIMIT_S = 350.0
 
 NEXT_STEPS = (
     ("Look again", "penstock demo writes this page anew; --keep leaves its folder with logs, rounds and reports"),
-    ("Decide a round again, offline", "penstock replay FOLDER/penstock/state/rounds/00000042.json"),
+    ("Decide a round again, offline", "penstock replay 42 --state FOLDER/penstock/state"),
     ("Have such a cluster to play with", "penstock loopback up; then sbatch as in docs/jobs.md"),
     ("Put it beside your Slurm", "docs/admin.md: a settings file, penstockd --check, a systemd unit"),
     ("Understand how it decides", "docs/architecture.md"),
@@ -165,8 +165,11 @@ def _play(console: Console, families: Families, sites: list[DemoSite], begun_s: 
             time.sleep(0.5)
 
 
-def _store(state: Path) -> FileStore | None:
-    return FileStore(state) if (state / "rounds").is_dir() else None
+def _store(state: Path) -> SqlStore | None:
+    try:
+        return open_store(state)
+    except StoreError:  # the daemon has not made it yet
+        return None
 
 
 def _progress(sites: list[DemoSite], elapsed_s: float, to_come: int) -> Text:
@@ -180,7 +183,7 @@ def _progress(sites: list[DemoSite], elapsed_s: float, to_come: int) -> Text:
     return Text(text.rstrip("; "), style="bold cyan")
 
 
-def _screen(store: FileStore | None, sites: list[DemoSite], elapsed_s: float, to_come: int) -> RenderableType:
+def _screen(store: SqlStore | None, sites: list[DemoSite], elapsed_s: float, to_come: int) -> RenderableType:
     record = store.last_round() if store else None
     top: RenderableType = render(record) if record is not None else Text("waiting for the first round")
     return Group(_progress(sites, elapsed_s, to_come), top)

@@ -34,6 +34,7 @@ from penstock_slurm.gateway.errors import (
 __all__ = [
     "AccountingAway",
     "BackendMissing",
+    "CliGateway",
     "ControllerAway",
     "Gateway",
     "JobGone",

@@ -107,6 +107,15 @@ class CliGateway:
         text = self._ask("squeue", "-a", "-h", "-r", "--local", *states, variables=variables)
         return _read(lambda answer: parse_jobs(answer, separator), text, "squeue")
 
+    def describe(self, job_id: str) -> str:
+        """One job in scontrol's words."""
+        _expect_id(job_id)
+        variables = {"SLURM_TIME_FORMAT": "%s"}
+        done = self._run(("scontrol", "-a", "-o", "show", "job", job_id), variables, job_id)
+        if done.returncode != 0:
+            raise error_from(done.stderr or done.stdout, command="scontrol show job", job_id=job_id)
+        return done.stdout
+
     def reservations(self) -> tuple[SlurmReservation, ...]:
         """All reservations."""
         variables = {"SLURM_TIME_FORMAT": "%s"}
@@ -193,10 +202,7 @@ class CliGateway:
 
     def _write(self, job_id: str, *argv: str) -> None:
         """Run a command that changes a job; what passes by itself is tried again."""
-        if JOB_ID.fullmatch(job_id) is None:
-            raise JobGone(
-                "no job has such an id: expected 12 or, for an array's element, 12_3", command="", job_id=job_id
-            )
+        _expect_id(job_id)
         self._again(lambda: self._write_once(job_id, argv))
 
     def _write_once(self, job_id: str, argv: tuple[str, ...]) -> None:
@@ -236,6 +242,11 @@ class CliGateway:
             raise TimedOut(text, command=" ".join(argv[:2]), job_id=job_id) from None
         except OSError as error:
             raise Transient(f"could not be started: {error}", command=argv[0], job_id=job_id) from error
+
+
+def _expect_id(job_id: str) -> None:
+    if JOB_ID.fullmatch(job_id) is None:
+        raise JobGone("no job has such an id: expected 12 or, for an array's element, 12_3", command="", job_id=job_id)
 
 
 def _environment(mine: Mapping[str, str], conf: Path | None) -> dict[str, str]:

@@ -2,14 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from penstock_profiles.wire import Checkpointed, Report
 from penstock_scheduler import daemon
-from penstock_scheduler.errors import ConfigError, StoreError
-from penstock_scheduler.model import Hold, Outcome, Progress
+from penstock_scheduler.errors import ConfigError
 from penstock_scheduler.settings import DaemonSettings, load_settings, parse_settings
-from penstock_scheduler.store import FileStore
 from penstock_slurm.settings import SlurmSettings
-from tests.scheduler.test_replay import record
 
 
 def test_sections_belong_to_their_packages():
@@ -79,48 +75,3 @@ def test_check_shows_the_cluster(tmp_path, capsys):
     assert daemon.main(["--config", str(path), "--check"]) == 0
     assert "2 nodes, 8 GPUs of t4" in capsys.readouterr().out
     assert load_settings(path).source == str(path)
-
-
-def test_rounds_are_whole_or_absent_and_old_ones_go(tmp_path):
-    store = FileStore(tmp_path, keep_rounds=2, writer=True)
-    import dataclasses
-
-    first = record()
-    for number in (1, 2, 3):
-        store.save_round(dataclasses.replace(first, snapshot=dataclasses.replace(first.snapshot, round=number)))
-    assert store.round_numbers() == [2, 3]
-    (tmp_path / "rounds" / "00000004.json").write_text('{"cut')
-    reader = FileStore(tmp_path)
-    last = reader.last_round()
-    assert last is not None
-    assert last.snapshot.round == 3, "a damaged round is passed over"
-
-
-def test_history_is_appended_and_a_torn_line_is_cut(tmp_path):
-    store = FileStore(tmp_path, writer=True)
-    report = Report(job_id="1", epoch=1, sequence=0, time_s=1.0, body=Checkpointed(progress=1.0, seconds=0.1))
-    store.add_reports([report])
-    store.add_outcomes(5.0, [Outcome(Hold("1", 3), Progress.DONE, "done")])
-    with (tmp_path / "reports.jsonl").open("a") as file:
-        file.write('{"torn')
-    store._lock.close()
-    again = FileStore(tmp_path, writer=True)
-    again.add_reports([report])
-    assert list(again.reports()) == [report, report]
-    (line,) = again.outcomes()
-    assert (line.action, line.progress) == (Hold("1", 3), Progress.DONE)
-
-
-def test_one_writer_only(tmp_path):
-    first = FileStore(tmp_path, writer=True)
-    with pytest.raises(StoreError, match="in use by another penstockd"):
-        FileStore(tmp_path, writer=True)
-    assert first.last_round() is None
-
-
-def test_a_state_folder_that_cannot_be_is_said_early(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(StoreError, match=r"set \[daemon\] state_dir"):
-        FileStore(tmp_path / "file" / "state", writer=True)
-    with pytest.raises(StoreError, match="give the daemon's state_dir"):
-        FileStore(tmp_path / "none")

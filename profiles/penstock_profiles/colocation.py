@@ -1,0 +1,205 @@
+"""What jobs lose when they share a GPU: tables of pairs, a prior for pairs that nobody has seen, and learning as they run.
+
+The *share* of a job in a pair is its throughput beside the other divided by its throughput alone on the same GPU type, in
+[0, 1]. Two jobs that take turns (time slicing) have shares that add up to 1, so packing them pays where the sum is above 1
+(Gandiva, section 3.3). Two jobs that do not fit into the GPU's memory together have share 0.
+
+A pair is known by table, by measurement or by neither. Of an unknown pair the GPU's utilisation of each alone gives a
+prior: work that adds up to less than the whole GPU does not get in its way, more is slowed in proportion.
+
+Tables have the form of Gavel's measurements (stanford-futuredata/gavel, `simulation_throughputs.json`): GPU type -> job kind ->
+`"null"`: iterations/s alone; other kind: `[mine, theirs]` in iterations/s when they share one GPU.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, TypeAdapter, ValidationError
+
+PRIOR_WEIGHT = 1.0
+"""How many measurements a pair's prior counts for."""
+
+MOST_WEIGHT = 8.0
+"""Measurements after which a pair's mean forgets the older ones: jobs change as they train."""
+
+
+class ColocationError(ValueError):
+    """A table of pairs cannot be read, or a measurement is not one; the message names the entry and the remedy."""
+
+
+class Pair(BaseModel):
+    """What is known of one kind of job beside another on one GPU type."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    share: NonNegativeFloat
+    """Throughput beside the other over throughput alone."""
+    weight: NonNegativeFloat = Field(default=PRIOR_WEIGHT)
+    """Measurements that `share` rests on, a table counting for `PRIOR_WEIGHT`; 0: a guess."""
+
+
+class Colocation:
+    """Shares of pairs of job kinds, by GPU type. A kind is whatever runs alike: a model family, a script, or one job.
+
+    Args:
+        known: (GPU type, mine, theirs) -> what is known of `mine` beside `theirs`.
+        utilisation: (GPU type, kind) -> share of the GPU that it uses alone, in [0, 1], for the prior.
+    """
+
+    def __init__(
+        self,
+        known: Mapping[tuple[str, str, str], Pair] | None = None,
+        utilisation: Mapping[tuple[str, str], float] | None = None,
+    ) -> None:
+        self._known = {key: pair.model_copy() for key, pair in (known or {}).items()}
+        self._utilisation = dict(utilisation or {})
+
+    def share(self, gpu_type: str, mine: str, theirs: str) -> float | None:
+        """Expected share of `mine` beside `theirs`; None: nobody knows."""
+        pair = self._known.get((gpu_type, mine, theirs))
+        return pair.share if pair is not None else self._prior(gpu_type, mine, theirs)
+
+    def total(self, gpu_type: str, one: str, other: str) -> float | None:
+        """Sum of the two shares: above 1 packing beats taking turns, 0 they do not fit. None: nobody knows."""
+        shares = [self.share(gpu_type, one, other), self.share(gpu_type, other, one)]
+        if None in shares:
+            return None
+        return 0.0 if 0.0 in shares else sum(share for share in shares if share is not None)
+
+    def measured(self, gpu_type: str, one: str, other: str) -> bool:
+        """Whether both have been measured beside each other, or a table has them."""
+        return (gpu_type, one, other) in self._known and (gpu_type, other, one) in self._known
+
+    def observe(self, gpu_type: str, mine: str, theirs: str, share: float) -> None:
+        """Learn from `mine` having run at `share` of its speed alone beside `theirs`.
+
+        A mean over at most `MOST_WEIGHT` measurements, so that what has changed is learned. What no longer fits (share 0)
+        counts at once.
+
+        Raises:
+            ColocationError: `share` is negative or not a number.
+        """
+        if not 0 <= share < float("inf"):
+            raise ColocationError(
+                f"{mine} beside {theirs} on {gpu_type}: a share of {share} is none; give one from 0 to 1"
+            )
+        pair = self._known.get((gpu_type, mine, theirs), Pair(share=share, weight=0.0))
+        if share == 0 or pair.share == 0:
+            self._known[gpu_type, mine, theirs] = Pair(share=share, weight=1.0)
+            return
+        weight = min(pair.weight, MOST_WEIGHT - 1)
+        mean = (pair.share * weight + share) / (weight + 1)
+        self._known[gpu_type, mine, theirs] = Pair(share=mean, weight=weight + 1)
+
+    def observe_alone(self, gpu_type: str, kind: str, utilisation: float) -> None:
+        """Learn the share of the GPU that a kind uses alone. Raises ColocationError if it is not in [0, 1]."""
+        if not 0 <= utilisation <= 1:
+            raise ColocationError(f"{kind} on {gpu_type}: a utilisation of {utilisation} is none; give one from 0 to 1")
+        self._utilisation[gpu_type, kind] = utilisation
+
+    def utilisation(self, gpu_type: str, kind: str) -> float | None:
+        """Share of the GPU that the kind uses alone; None: not measured."""
+        return self._utilisation.get((gpu_type, kind))
+
+    def _prior(self, gpu_type: str, mine: str, theirs: str) -> float | None:
+        used = [self._utilisation.get((gpu_type, kind)) for kind in (mine, theirs)]
+        if used[0] is None or used[1] is None:
+            return None
+        return 1.0 / max(used[0] + used[1], 1.0)
+
+    def dump(self) -> str:
+        """All of it as JSON, for `load`."""
+        return _ADAPTER.dump_json(
+            _Stored(
+                pairs=[
+                    _StoredPair(gpu_type=t, mine=a, theirs=b, **pair.model_dump())
+                    for (t, a, b), pair in sorted(self._known.items())
+                ],
+                alone=[
+                    _StoredAlone(gpu_type=t, kind=k, utilisation=u) for (t, k), u in sorted(self._utilisation.items())
+                ],
+            ),
+            indent=1,
+        ).decode()
+
+    @classmethod
+    def load(cls, text: str | bytes, where: str) -> Colocation:
+        """What `dump` wrote. Raises ColocationError, which names `where` and the field."""
+        try:
+            stored = _ADAPTER.validate_json(text)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            raise ColocationError(
+                f"{where}: {'.'.join(map(str, first['loc'])) or 'the file'}: {first['msg']}; give a file that penstock wrote"
+            ) from None
+        return cls(
+            {(p.gpu_type, p.mine, p.theirs): Pair(share=p.share, weight=p.weight) for p in stored.pairs},
+            {(a.gpu_type, a.kind): a.utilisation for a in stored.alone},
+        )
+
+
+def read_table(path: Path, gpu_types: Mapping[str, str] | None = None) -> Colocation:
+    """A table in Gavel's form, of kinds that run on one GPU.
+
+    Args:
+        path: the JSON file.
+        gpu_types: the table's name of a GPU type -> ours; types that are not in it are left out. None: all, as they are.
+
+    Raises:
+        ColocationError: not such a table; names the entry.
+        OSError: the file cannot be read.
+    """
+    try:
+        table = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise ColocationError(f"{path}: not JSON: {error}") from None
+    known: dict[tuple[str, str, str], Pair] = {}
+    names = {name: name for name in table} if gpu_types is None else gpu_types
+    for theirs_type, ours in names.items():
+        kinds = table.get(theirs_type)
+        if not isinstance(kinds, dict):
+            raise ColocationError(f"{path}: it has no GPU type {theirs_type!r}; it has {', '.join(sorted(table))}")
+        for mine, row in kinds.items():
+            for theirs, both in row.items():
+                if theirs != "null":
+                    known[ours, mine, theirs] = Pair(
+                        share=_share(path, f"{theirs_type}, {mine} beside {theirs}", row, both)
+                    )
+    return Colocation(known)
+
+
+def _share(path: Path, entry: str, row: Mapping[str, Any], both: object) -> float:
+    alone = row.get("null")
+    if not isinstance(alone, int | float) or alone <= 0:
+        raise ColocationError(f'{path}: {entry}: no rate alone; expected a positive number under "null"')
+    if not isinstance(both, list) or len(both) != 2 or not all(isinstance(r, int | float) and r >= 0 for r in both):
+        raise ColocationError(f"{path}: {entry}: expected two rates, [mine, theirs], found {both!r}")
+    return float(both[0] / alone)
+
+
+class _StoredPair(Pair):
+    gpu_type: str
+    mine: str
+    theirs: str
+
+
+class _StoredAlone(BaseModel):
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    gpu_type: str
+    kind: str
+    utilisation: float = Field(ge=0, le=1)
+
+
+class _Stored(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    pairs: list[_StoredPair] = []
+    alone: list[_StoredAlone] = []
+
+
+_ADAPTER = TypeAdapter(_Stored)

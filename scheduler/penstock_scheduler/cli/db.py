@@ -1,0 +1,61 @@
+"""`penstock db`: look after the daemon's store."""
+
+from __future__ import annotations
+
+import json
+
+import typer
+
+from penstock_scheduler.errors import PenstockError
+from penstock_scheduler.store import open_store
+from penstock_scheduler.store.schema import differences, revision, upgrade
+from penstock_scheduler.store.sql import open_engine
+from penstock_scheduler.store.tables import REVISION
+
+db = typer.Typer(no_args_is_help=True, help="The daemon's store: bring it up to date, check it, export it.")
+
+_STORE = typer.Argument("/var/lib/penstock", help="The daemon's state_dir, or the URL of its store.")
+
+
+@db.command("upgrade")
+def upgrade_(store: str = _STORE) -> None:
+    """Bring the schema to this version's, all or nothing; stop penstockd first."""
+    engine, name, lock = open_engine(store, lock=True)
+    try:
+        with engine.connect() as connection:
+            before = revision(connection)
+        upgrade(engine)
+    finally:
+        assert lock is not None
+        lock.close()
+        engine.dispose()
+    typer.echo(f"{name}: " + ("was up to date" if before == REVISION else f"from schema {before} to {REVISION}"))
+
+
+@db.command()
+def check(store: str = _STORE) -> None:
+    """Read every round and every report. Exit status 0: all is well; 1: what is not is said."""
+    open_store(store).close()  # says what is wrong with the revision
+    engine, name, _ = open_engine(store, lock=False)
+    wrong = [f"the schema differs: {difference}" for difference in differences(engine)]
+    engine.dispose()
+    opened = open_store(store)
+    for number in opened.round_numbers():
+        try:
+            opened.round(number)
+        except PenstockError as error:
+            wrong.append(str(error))
+    reports = sum(1 for _ in opened.reports())
+    outcomes = sum(1 for _ in opened.outcomes())
+    for line in wrong:
+        typer.echo(line)
+    typer.echo(f"{name}: {len(opened.round_numbers())} rounds, {reports} reports, {outcomes} outcomes")
+    if wrong:
+        raise typer.Exit(1)
+
+
+@db.command()
+def export(store: str = _STORE) -> None:
+    """Print every row as a line of JSON, without the digests of tokens."""
+    for row in open_store(store).export():
+        typer.echo(json.dumps(row))

@@ -1,0 +1,362 @@
+"""A client of penstockd's API, typed: what the command line, tests and other programs use.
+
+    with Client.open() as penstock:
+        job = penstock.submit(Submission(key="night-7", command=("python", "train.py"), wish=JobWish(max_gpus=8)))
+        penstock.wait(job.id)
+
+Requests that cannot have been carried out twice (reads, and submissions with a key) are tried again when the daemon does
+not answer; everything else is told at once.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import httpx
+from pydantic import BaseModel
+
+from penstock_profiles.profiles import Profile
+from penstock_profiles.wire import Report
+from penstock_scheduler.errors import PenstockError
+from penstock_scheduler.messages import (
+    AuditPage,
+    ClusterView,
+    Explanation,
+    Forecast,
+    Health,
+    History,
+    Identity,
+    JobPage,
+    JobView,
+    LedgerPage,
+    LogPart,
+    NewToken,
+    NodeView,
+    Pause,
+    PolicyChange,
+    PolicyChoice,
+    PolicyView,
+    ProfileList,
+    ReportBatch,
+    ReportReceipt,
+    RoundPage,
+    RoundView,
+    Submission,
+    TokenOrder,
+    TokenView,
+)
+
+DEFAULT_SOCKET = Path("/run/penstock/api.sock")
+URL_VARIABLE = "PENSTOCK_URL"
+"""Environment variable: `https://host:port`, or `unix:/path/of/the/socket`."""
+TOKEN_VARIABLE = "PENSTOCK_TOKEN"  # noqa: S105
+"""Environment variable with a bearer token. Over TCP without one, MUNGE proves who we are."""
+
+RETRY_PAUSES_S = (0.2, 1.0, 3.0)
+
+Answer = TypeVar("Answer", bound=BaseModel)
+
+
+class DaemonAway(PenstockError):
+    """penstockd does not answer."""
+
+
+class ApiError(PenstockError):
+    """penstockd refused. `status` is HTTP's, `code` the API's own, `str(error)` a sentence for people."""
+
+    def __init__(self, status: int, code: str, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+
+
+class Client:
+    """A line to penstockd. Methods raise ApiError when it refuses, DaemonAway when it does not answer."""
+
+    def __init__(self, url: str, *, token: str | None = None, verify: str | bool = True, timeout_s: float = 30.0):
+        transport = httpx.HTTPTransport(uds=url.removeprefix("unix:")) if url.startswith("unix:") else None
+        self.url = url
+        self._local = transport is not None
+        self._token = token
+        self._timeout_s = timeout_s
+        self._http = httpx.Client(
+            transport=transport,
+            base_url="http://penstock" if self._local else url,
+            verify=verify,
+            timeout=timeout_s,
+            trust_env=False,
+        )
+
+    @classmethod
+    def open(cls, environ: Mapping[str, str] = os.environ, *, timeout_s: float = 30.0) -> Self:
+        """As the environment says, else over the socket of this machine."""
+        url = environ.get(URL_VARIABLE) or f"unix:{DEFAULT_SOCKET}"
+        return cls(url, token=environ.get(TOKEN_VARIABLE) or None, timeout_s=timeout_s)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the connections."""
+        self._http.close()
+
+    # --- jobs
+
+    def submit(self, submission: Submission) -> JobView:
+        """Submit, or find the job of the same key again."""
+        return self._ask(JobView, "POST", "/v1/jobs", body=submission, again=submission.key is not None)
+
+    def forecast(self, submission: Submission) -> Forecast:
+        """What it would get now; nothing is submitted."""
+        return self._ask(Forecast, "POST", "/v1/jobs/plan", body=submission, again=True)
+
+    def jobs(
+        self,
+        *,
+        user: str | None = None,
+        state: Sequence[str] = (),
+        name: str | None = None,
+        key: str | None = None,
+    ) -> Iterator[JobView]:
+        """All jobs that are shown to us and fit, newest first, page by page."""
+        after = None
+        while True:
+            query = {"user": user, "state": list(state) or None, "name": name, "key": key, "after": after}
+            page = self._ask(JobPage, "GET", "/v1/jobs", query=query, again=True)
+            yield from page.jobs
+            if (after := page.next) is None:
+                return
+
+    def job(self, job: str, *, wait_s: float = 0.0, since: int | None = None) -> JobView:
+        """A job. With `wait_s`, as soon as its version is above `since`, at the latest after `wait_s`."""
+        query = {"wait": wait_s or None, "since": since}
+        return self._ask(JobView, "GET", f"/v1/jobs/{job}", query=query, again=True, patience_s=wait_s)
+
+    def wait(self, job: str, *, timeout_s: float | None = None) -> JobView:
+        """The job once it has ended, or as it is after `timeout_s`."""
+        until = None if timeout_s is None else time.monotonic() + timeout_s
+        seen = self.job(job)
+        while seen.state != "ended" and (until is None or time.monotonic() < until):
+            left_s = 30.0 if until is None else max(min(until - time.monotonic(), 30.0), 0.1)
+            seen = self.job(job, wait_s=left_s, since=seen.version)
+        return seen
+
+    def cancel(self, job: str) -> JobView:
+        """Ask Slurm to end it. Twice is once."""
+        return self._ask(JobView, "POST", f"/v1/jobs/{job}/cancel", again=True)
+
+    def explain(self, job: str) -> Explanation:
+        """Why it has what it has."""
+        return self._ask(Explanation, "GET", f"/v1/jobs/{job}/explain", again=True)
+
+    def history(self, job: str) -> History:
+        """What happened to it."""
+        return self._ask(History, "GET", f"/v1/jobs/{job}/history", again=True)
+
+    def log(self, job: str, offset: int = 0, *, wait_s: float = 0.0) -> LogPart:
+        """Its output from a byte on (negative: that many from the end); with `wait_s`, when there is some."""
+        query = {"offset": offset, "wait": wait_s or None}
+        return self._ask(LogPart, "GET", f"/v1/jobs/{job}/log", query=query, again=True, patience_s=wait_s)
+
+    def report(self, job: str, reports: Sequence[Report]) -> ReportReceipt:
+        """Hand over reports of a job; what the receipt calls accepted is on disk."""
+        batch = ReportBatch(reports=[report.model_dump(mode="json") for report in reports])
+        return self._ask(ReportReceipt, "POST", f"/v1/jobs/{job}/reports", body=batch, again=True)
+
+    # --- the cluster
+
+    def rounds(self, *, before: int | None = None, limit: int = 50) -> RoundPage:
+        """Rounds, newest first."""
+        return self._ask(RoundPage, "GET", "/v1/rounds", query={"before": before, "limit": limit}, again=True)
+
+    def round(self, number: int) -> RoundView:
+        """A round and its decisions."""
+        return self._ask(RoundView, "GET", f"/v1/rounds/{number}", again=True)
+
+    def round_record(self, number: int) -> bytes:
+        """A round as `penstock replay` reads it; for operators."""
+        return self._send("GET", f"/v1/rounds/{number}/record", again=True).content
+
+    def cluster(self) -> ClusterView:
+        """The cluster in numbers."""
+        return self._ask(ClusterView, "GET", "/v1/cluster", again=True)
+
+    def nodes(self) -> list[NodeView]:
+        """The nodes."""
+        return [NodeView.model_validate(node) for node in self._json("GET", "/v1/nodes")]
+
+    def prices(self) -> dict[str, float]:
+        """GPU type -> its price in the newest round; empty: not known."""
+        return dict(self._json("GET", "/v1/prices"))
+
+    def policies(self) -> list[PolicyView]:
+        """The policies."""
+        return [PolicyView.model_validate(policy) for policy in self._json("GET", "/v1/policies")]
+
+    def set_policy(self, name: str, settings: dict[str, Any] | None = None) -> PolicyChange:
+        """Decide by another policy from the next round on; for admins."""
+        return self._ask(PolicyChange, "PUT", "/v1/policy", body=PolicyChoice(name=name, settings=settings or {}))
+
+    def pause(self, *, paused: bool) -> Pause:
+        """Decide no more rounds, or go on; for admins. What runs goes on running."""
+        return self._ask(Pause, "PUT", "/v1/pause", body=Pause(paused=paused))
+
+    def settings(self) -> dict[str, Any]:
+        """The settings by section; for admins."""
+        return dict(self._json("GET", "/v1/settings"))
+
+    def profiles(self) -> ProfileList:
+        """Our stored profiles."""
+        return self._ask(ProfileList, "GET", "/v1/profiles", again=True)
+
+    def store_profile(self, profile: Profile) -> None:
+        """Keep a profile for our jobs of that name."""
+        self._send("PUT", "/v1/profiles", body=profile, again=True)
+
+    # --- who may do what
+
+    def me(self) -> Identity:
+        """Who the daemon takes us for."""
+        return self._ask(Identity, "GET", "/v1/me", again=True)
+
+    def create_token(self, order: TokenOrder) -> NewToken:
+        """Make a token; for admins."""
+        return self._ask(NewToken, "POST", "/v1/tokens", body=order)
+
+    def tokens(self) -> list[TokenView]:
+        """All tokens, without their secrets; for admins."""
+        return [TokenView.model_validate(token) for token in self._json("GET", "/v1/tokens")]
+
+    def revoke_token(self, token: str) -> TokenView:
+        """Make a token worthless, by its id; for admins."""
+        return self._ask(TokenView, "DELETE", f"/v1/tokens/{token}")
+
+    def audit(self, *, before: int | None = None) -> AuditPage:
+        """The audit log, newest first; for operators."""
+        return self._ask(AuditPage, "GET", "/v1/audit", query={"before": before}, again=True)
+
+    def ledger(self, *, before: int | None = None) -> LedgerPage:
+        """The budget ledger, newest first; a user sees own entries."""
+        return self._ask(LedgerPage, "GET", "/v1/ledger", query={"before": before}, again=True)
+
+    def ready(self) -> Health:
+        """Whether the daemon can do its work; also where it says that it cannot."""
+        return Health.model_validate(self._send("GET", "/v1/ready", accept=(503,)).json())
+
+    def events(self) -> Iterator[tuple[str, str]]:
+        """(kind, JSON) of what happens: `round`, `job`. Ends when the daemon ends."""
+        headers = self._headers("GET", "/v1/events") | {"Accept": "text/event-stream"}
+        kind = ""
+        try:
+            with self._http.stream("GET", "/v1/events", headers=headers, timeout=None) as answer:
+                if answer.status_code != 200:
+                    answer.read()
+                    raise _error(answer)
+                for line in answer.iter_lines():
+                    if line.startswith("event: "):
+                        kind = line[7:]
+                    elif line.startswith("data: "):
+                        yield kind, line[6:]
+        except httpx.TransportError as error:
+            raise self._away(error) from None
+
+    # --- how
+
+    def _ask(
+        self,
+        model: type[Answer],
+        method: str,
+        path: str,
+        *,
+        body: BaseModel | None = None,
+        query: Mapping[str, Any] | None = None,
+        again: bool = False,
+        patience_s: float = 0.0,
+    ) -> Answer:
+        answer = self._send(method, path, body=body, query=query, again=again, patience_s=patience_s)
+        return model.model_validate_json(answer.content)
+
+    def _json(self, method: str, path: str) -> Any:
+        return self._send(method, path, again=True).json()
+
+    def _send(
+        self,
+        method: str,
+        path: str,
+        *,
+        body: BaseModel | None = None,
+        query: Mapping[str, Any] | None = None,
+        again: bool = False,
+        patience_s: float = 0.0,
+        accept: tuple[int, ...] = (),
+    ) -> httpx.Response:
+        content = None if body is None else body.model_dump_json(exclude_unset=True).encode()
+        query = {name: value for name, value in (query or {}).items() if value is not None}
+        for pause_s in (*(RETRY_PAUSES_S if again else ()), None):
+            headers = self._headers(method, path) | ({"Content-Type": "application/json"} if content else {})
+            try:
+                answer = self._http.request(
+                    method,
+                    path,
+                    content=content,
+                    params=query,
+                    headers=headers,
+                    timeout=self._timeout_s + patience_s,
+                )
+            except httpx.TransportError as error:
+                if pause_s is None:
+                    raise self._away(error) from None
+                time.sleep(pause_s)
+                continue
+            if answer.is_success or answer.status_code in accept:
+                return answer
+            if answer.status_code not in (429, 503) or pause_s is None:
+                raise _error(answer)
+            time.sleep(pause_s)
+        raise AssertionError("the last try returns or raises")
+
+    def _headers(self, method: str, path: str) -> dict[str, str]:
+        if self._token is not None:
+            return {"Authorization": f"Bearer {self._token}"}
+        if self._local:
+            return {}
+        try:
+            made = subprocess.run(
+                ["munge", "-s", munge_payload(method, path)], capture_output=True, text=True, timeout=10, check=False
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise PenstockError(
+                f"no token in {TOKEN_VARIABLE}, and munge is no help ({error}); ask an admin for a token"
+            ) from None
+        if made.returncode != 0:
+            raise PenstockError(
+                f"no token in {TOKEN_VARIABLE}, and munge says: {made.stderr.strip()}; ask an admin for a token"
+            )
+        return {"Authorization": f"MUNGE {made.stdout.strip()}"}
+
+    def _away(self, error: Exception) -> DaemonAway:
+        return DaemonAway(f"penstockd does not answer at {self.url} ({error}); running jobs run on. Is it up?")
+
+
+def munge_payload(method: str, path: str) -> str:
+    """What a MUNGE credential is made of, so that it is good for this request alone."""
+    return f"penstock {method} {path}"
+
+
+def _error(answer: httpx.Response) -> ApiError:
+    try:
+        problem = answer.json()["error"]
+        return ApiError(answer.status_code, str(problem["code"]), str(problem["message"]))
+    except (ValueError, KeyError, TypeError):
+        return ApiError(answer.status_code, "unreadable", f"an answer that is not penstockd's: {answer.text[:200]!r}")

@@ -1,0 +1,467 @@
+"""What penstockd and its clients say to each other over HTTP: the bodies of the API, version 1.
+
+Fields are only ever added. Times are seconds since 1970, sizes in the unit that the name says.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    StringConstraints,
+    model_validator,
+)
+
+from penstock_scheduler.model import JobWish
+
+MAX_BODY_BYTES = 2 * 1024 * 1024
+"""Of one request."""
+MAX_SCRIPT_BYTES = 1024 * 1024
+MAX_REPORTS = 500
+"""In one request."""
+MAX_WAIT_S = 60.0
+MAX_PAGE = 500
+MAX_LOG_BYTES = 256 * 1024
+"""In one answer."""
+
+Role = Literal["user", "operator", "admin", "job"]
+"""`user`: own jobs. `operator`: all jobs. `admin`: settings and tokens, too. `job`: the reports of one job, nothing else."""
+
+Key = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.:@/+-]{1,200}$")]
+_Word = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.@+-]{1,100}$")]
+_Line = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f]{1,1000}$")]
+_Path = Annotated[str, StringConstraints(pattern=r"^/[^\x00-\x1f\x7f]{0,1000}$")]
+_Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,100}$")]
+_Value = Annotated[str, StringConstraints(pattern=r"^[^\x00]{0,10000}$")]
+
+
+class Body(BaseModel):
+    """Base of all bodies."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class Problem(Body):
+    """What every answer other than 2xx holds, under the key `error`."""
+
+    code: str
+    """For programs; stable."""
+    message: str
+    """For people: what, where and the remedy."""
+
+
+class ErrorAnswer(Body):
+    """The body of every answer other than 2xx."""
+
+    error: Problem
+
+
+class Submission(Body):
+    """A job to submit. It runs as the user who submits it."""
+
+    key: Key | None = None
+    """Idempotency key: the same key of the same user is the same job, for ever. None: each request is a new job."""
+    name: _Line | None = None
+    script: str | None = Field(default=None, max_length=MAX_SCRIPT_BYTES)
+    """A batch script that begins with #!; its #SBATCH lines count, but what is named here wins."""
+    command: tuple[_Value, ...] | None = Field(default=None, min_length=1, max_length=1000)
+    """Instead of a script: a program and its arguments."""
+    wish: JobWish = JobWish()
+    partition: _Word | None = None
+    account: _Word | None = None
+    qos: _Word | None = None
+    time_limit_s: PositiveFloat | None = Field(default=None, le=366 * 86400)
+    cpus_per_task: PositiveInt | None = Field(default=None, le=10_000)
+    memory_mb: PositiveInt | None = Field(default=None, le=2**40)
+    working_directory: _Path | None = None
+    """Absolute; None: the user's home."""
+    output: _Path | None = None
+    """File for both of the job's outputs, with Slurm's patterns (%j); None: Slurm's default in the working directory."""
+    environment: dict[_Name, _Value] = Field(default={}, max_length=1000)
+    """Added to the job's environment."""
+    dependency: _Word | None = Field(default=None, pattern=r"^[a-z]+:[0-9]+(:[0-9]+)*$")
+    """As in sbatch, such as afterok:12."""
+
+    @model_validator(mode="after")
+    def _one_program(self) -> Submission:
+        if (self.script is None) == (self.command is None):
+            raise ValueError("give either script or command")
+        if self.script is not None and not self.script.startswith("#!"):
+            raise ValueError("the script must begin with #!, such as #!/bin/bash")
+        if self.script is not None and "\0" in self.script:
+            raise ValueError("the script has a NUL character")
+        return self
+
+
+class AllocationView(Body):
+    """GPUs that a job holds."""
+
+    gpu_type: str
+    gpus: int
+    nodes: dict[str, int]
+    """Node -> GPUs there."""
+
+
+class JobView(Body):
+    """A job."""
+
+    id: str
+    version: NonNegativeInt
+    """Grows with each change: what `since` compares with."""
+    name: str
+    user: str
+    account: str = ""
+    state: Literal["queued", "starting", "running", "stopping", "ended"]
+    ended: str = ""
+    """Slurm's word once it has ended, such as COMPLETED, FAILED, CANCELLED; `UNKNOWN` if Slurm had forgotten it."""
+    exit_code: int | None = None
+    submit_s: float
+    start_s: float | None = None
+    """When it first held GPUs."""
+    end_s: float | None = None
+    restarts: int = 0
+    wish: JobWish
+    key: str | None = None
+    allocation: AllocationView | None = None
+    reason: str = ""
+    """Code of why it has what it has, see `explain`."""
+    progress: float | None = None
+    """Samples so far, as it last reported."""
+    total: float | None = None
+    """Samples at which it is done, if it knows."""
+    gpu_seconds: dict[str, float] = {}
+    """GPU type -> GPU-seconds held so far."""
+
+
+class JobPage(Body):
+    """Some jobs, newest first."""
+
+    jobs: list[JobView]
+    next: str | None = None
+    """`after` of the next page; None: this is the last one."""
+
+
+class ConfigurationView(Body):
+    """A configuration that a job could have, by its model."""
+
+    gpu_type: str
+    nodes: int
+    gpus: int
+    goodput: float
+    """The job's own unit per second (samples/s)."""
+    price: float | None = None
+    """What the GPUs cost in the round's prices."""
+
+
+class Explanation(Body):
+    """Why a job has what it has, by the newest round that saw it."""
+
+    job: JobView
+    round: int | None = None
+    decided_s: float | None = None
+    code: str
+    text: str
+    """In a sentence."""
+    words: list[str] = []
+    """All of it in words, a line each, as `penstock explain` says it."""
+    needs: str = ""
+    """The least that it would need."""
+    estimated_start_s: float | None = None
+    goodput: float | None = None
+    prices: dict[str, float] = {}
+    """Of the round, by GPU type."""
+    restart_cost_s: float | None = None
+    configurations: list[ConfigurationView] = []
+    """What the job's wish and the cluster allow."""
+    limits: list[str] = []
+    """Limits that cover the job, in words."""
+
+
+class Forecast(Body):
+    """What a submission would get if it were submitted now."""
+
+    would: Literal["start", "wait", "never"]
+    code: str
+    text: str
+    needs: str = ""
+    allocation: AllocationView | None = None
+    goodput: float | None = None
+    price: float | None = None
+    """Of its GPUs in the prices of that round, in the solver's unit."""
+    estimated_start_s: float | None = None
+    displaced: int = 0
+    """Other jobs that this round would treat differently."""
+
+
+class ReportBatch(Body):
+    """Reports of one job, oldest first, in the form of `penstock schema report`."""
+
+    reports: list[dict[str, Any]] = Field(min_length=1, max_length=MAX_REPORTS)
+
+
+class RefusedReport(Body):
+    """A report that was not taken."""
+
+    index: int
+    message: str
+
+
+class ReportReceipt(Body):
+    """What became of a batch. What is accepted is on disk."""
+
+    accepted: int
+    duplicates: int
+    """Seen before: sending again is safe."""
+    refused: list[RefusedReport] = []
+    """Do not send them again."""
+
+
+class LogPart(Body):
+    """A part of a job's output."""
+
+    offset: int
+    """Where the part begins, bytes."""
+    next: int
+    """`offset` for what comes after it."""
+    size: int
+    text: str
+    """Bytes that are not UTF-8 are replaced."""
+    ended: bool
+    """Whether the job has ended, so that nothing comes after `size`."""
+
+
+class RoundSummary(Body):
+    """A round in numbers."""
+
+    round: int
+    time_s: float
+    policy: str
+    jobs: int
+    placed: int
+    waiting: int
+    seconds: dict[str, float]
+    """By phase: observe, decide."""
+    gap: float | None = None
+    prices: dict[str, float] = {}
+
+
+class RoundPage(Body):
+    """Some rounds, newest first."""
+
+    rounds: list[RoundSummary]
+    next: int | None = None
+    """`before` of the next page."""
+
+
+class Decision(Body):
+    """What a round gave a job."""
+
+    job: str
+    allocation: AllocationView | None = None
+    code: str
+    text: str
+    goodput: float | None = None
+
+
+class RoundView(Body):
+    """A round and its decisions; a user sees those of own jobs."""
+
+    summary: RoundSummary
+    decisions: list[Decision]
+
+
+class OutcomeView(Body):
+    """What became of an action."""
+
+    time_s: float
+    round: int
+    job: str
+    action: str
+    progress: str
+    text: str = ""
+    allocation: AllocationView | None = None
+
+
+class History(Body):
+    """What happened to a job."""
+
+    job: str
+    outcomes: list[OutcomeView]
+    observations: list[dict[str, Any]]
+    """The newest reports of kind observation, as they came."""
+
+
+class NodeView(Body):
+    """A node."""
+
+    name: str
+    gpu_type: str
+    gpus: int
+    given: int
+    """GPUs that Penstock's jobs hold."""
+    others: int
+    """GPUs that other jobs hold."""
+    usable: bool
+    state: str
+    reservation: str = ""
+
+
+class ClusterView(Body):
+    """The cluster in numbers."""
+
+    observed_s: float | None
+    round: int | None
+    policy: str
+    paused: bool
+    gpus: dict[str, int]
+    """GPU type -> all GPUs."""
+    given: dict[str, int]
+    others: dict[str, int]
+    unusable: dict[str, int]
+    jobs: dict[str, int]
+    """State -> jobs, of all users."""
+    prices: dict[str, float]
+
+
+class PolicyView(Body):
+    """A policy that could decide."""
+
+    name: str
+    active: bool
+    settings: dict[str, Any]
+    """With which it decides, or its defaults."""
+
+
+class PolicyChoice(Body):
+    """Which policy decides from the next round on."""
+
+    name: str
+    settings: dict[str, Any] = {}
+    """Those that differ from the defaults."""
+
+
+class PolicyChange(Body):
+    """The policy that decides from the next round on."""
+
+    name: str
+    settings: dict[str, Any]
+
+
+class Pause(Body):
+    """Whether rounds are decided."""
+
+    paused: bool
+
+
+class Identity(Body):
+    """Who asks, as the daemon sees it."""
+
+    user: str
+    uid: int | None
+    role: Role
+    job: str | None = None
+    by: Literal["socket", "munge", "token"]
+
+
+class TokenOrder(Body):
+    """A token to be made."""
+
+    user: _Word
+    role: Role = "user"
+    job: str | None = None
+    """For role `job`: whose reports it is for."""
+    expires_s: PositiveFloat | None = None
+    """None: in 30 days."""
+    note: str = Field(default="", max_length=200)
+
+    @model_validator(mode="after")
+    def _job_token(self) -> TokenOrder:
+        if (self.role == "job") != (self.job is not None):
+            raise ValueError("role 'job' and the field job go together")
+        return self
+
+
+class TokenView(Body):
+    """A token, without its secret."""
+
+    id: str
+    user: str
+    role: Role
+    job: str | None
+    created_s: float
+    expires_s: float
+    revoked: bool
+    note: str
+
+
+class NewToken(Body):
+    """A token with its secret, which is shown once."""
+
+    token: str
+    view: TokenView
+
+
+class AuditLine(Body):
+    """Something that changed state, or was refused."""
+
+    id: int
+    time_s: float
+    user: str
+    role: str
+    action: str
+    target: str
+    allowed: bool
+    text: str
+
+
+class AuditPage(Body):
+    """Some of the audit log, newest first."""
+
+    lines: list[AuditLine]
+    next: int | None = None
+
+
+class LedgerLine(Body):
+    """An entry of the budget ledger."""
+
+    id: int
+    key: str
+    time_s: float
+    account: str
+    user: str
+    job: str
+    kind: Literal["gpu-seconds", "usd"]
+    amount: float
+    text: str
+
+
+class LedgerPage(Body):
+    """Some of the ledger, newest first."""
+
+    lines: list[LedgerLine]
+    next: int | None = None
+
+
+class ProfileList(Body):
+    """Stored profiles of the user's jobs, each in the form of `penstock_profiles.profiles.Profile`."""
+
+    profiles: list[dict[str, Any]]
+
+
+class Health(Body):
+    """Whether the daemon lives and can do its work."""
+
+    status: Literal["ok", "not-ready"]
+    version: str
+    round: int | None = None
+    observed_age_s: NonNegativeFloat | None = None
+    problems: list[str] = []
+    counters: dict[str, int] = {}
+    """Since the daemon started: requests, reports accepted, refused and so on."""

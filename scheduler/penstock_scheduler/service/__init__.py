@@ -1,0 +1,1 @@
+"""The HTTP service of penstockd: docs/api.md has its contract, `penstock_scheduler.messages` its bodies."""

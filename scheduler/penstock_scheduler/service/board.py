@@ -1,0 +1,255 @@
+"""What the daemon knows now: written by the round loop's thread, read by the service's.
+
+`Watched` stands between the loop and its cluster and shows the board all that passes; the board keeps the jobs table of
+the store up to date and tells those who wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from penstock_profiles.wire import Observation, Report, Started
+from penstock_scheduler.messages import AllocationView, JobView, LedgerLine
+from penstock_scheduler.model import Action, ClusterState, Job, Outcome, Phase, Placement
+from penstock_scheduler.ports import Cluster, Fate, Submitter
+from penstock_scheduler.records import RoundRecord
+from penstock_scheduler.store import SqlStore, summarise
+
+log = logging.getLogger(__name__)
+
+Listener = Callable[[str, str, str], None]
+"""Is told (kind, user or "" for all, JSON)."""
+
+
+class Board:
+    """What is known now; its methods may be called from any thread."""
+
+    def __init__(self, store: SqlStore, submitter: Submitter | None) -> None:
+        self.store = store
+        self.submitter = submitter
+        self.counters: Counter[str] = Counter()
+        self.state: ClusterState | None = None
+        self.observed_s: float | None = None
+        self.record: RoundRecord | None = store.last_round()
+        self.listeners: set[Listener] = set()
+        self._live = {view.id: view for _, view in store.jobs(states=("queued", "starting", "running", "stopping"))}
+        self._heard: dict[str, tuple[float, float | None]] = {}
+        self._waiting: dict[str, asyncio.Event] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._lock = threading.Lock()
+        self._changing = threading.Lock()
+
+    def serve_on(self, loop: asyncio.AbstractEventLoop) -> None:
+        """The event loop on which clients wait."""
+        self._loop = loop
+
+    # --- the round loop's side
+
+    def saw(self, state: ClusterState, now_s: float) -> None:
+        """Take in what was observed. Raises StoreError; then nothing is taken in, and the next call does it."""
+        with self._changing:
+            self._saw(state, now_s)
+
+    def _saw(self, state: ClusterState, now_s: float) -> None:
+        there = {job.id: job for job in state.jobs}
+        views = [self._view(job, self._live.get(job.id), now_s) for job in state.jobs]
+        gone = [job for job in self._live if job not in there]
+        if gone:
+            views += self._ended(gone, now_s)
+        changed = [view for view in views if view != self._live.get(view.id)]
+        charges = [line for view in changed if view.state == "ended" for line in _charges(view)]
+        if changed:
+            self.store.save_jobs(changed, charges)
+        with self._lock:
+            self.state, self.observed_s = state, now_s
+            for view in changed:
+                if view.state == "ended":
+                    self._live.pop(view.id, None)
+                    self._heard.pop(view.id, None)
+                else:
+                    self._live[view.id] = view
+        for view in changed:
+            self._tell("job", view.user, view.model_dump_json(), view.id)
+
+    def decided(self, record: RoundRecord) -> None:
+        """Take in a round."""
+        self.record = record
+        self._tell("round", "", summarise(record).model_dump_json())
+
+    def heard(self, reports: Sequence[Report]) -> None:
+        """Take in reports, of whatever transport."""
+        for report in reports:
+            body = report.body
+            if isinstance(body, Started):
+                self._heard[report.job_id] = body.progress, body.total
+            elif isinstance(body, Observation):
+                self._heard[report.job_id] = body.progress, self._heard.get(report.job_id, (0.0, None))[1]
+
+    # --- the service's side
+
+    def job(self, job: str) -> JobView | None:
+        """A job as it is now, or as it ended. Raises StoreError."""
+        return self._live.get(job) or self.store.job(job)
+
+    def now(self, job: str) -> JobView | None:
+        """A job as it is now; None: it has ended, or there is none."""
+        return self._live.get(job)
+
+    def adopt(self, view: JobView) -> None:
+        """Take in a job that was just submitted, before a round sees it. Raises StoreError."""
+        with self._changing:
+            current = self._live.get(view.id) or view
+            adopted = current.model_copy(update={"key": view.key})
+            self.store.save_jobs([adopted])
+            self._live[view.id] = adopted
+
+    def live(self) -> list[JobView]:
+        """All jobs that have not ended."""
+        with self._lock:
+            return list(self._live.values())
+
+    async def changed(self, job: str, version: int, timeout_s: float) -> None:
+        """Return when a live job's version is above `version` or it has ended, at the latest after `timeout_s`."""
+        until_s = time.monotonic() + timeout_s
+        while (view := self._live.get(job)) is not None and view.version <= version:
+            event = self._waiting.setdefault(job, asyncio.Event())
+            try:
+                await asyncio.wait_for(event.wait(), max(until_s - time.monotonic(), 0.0))
+            except TimeoutError:
+                return
+
+    def _tell(self, kind: str, user: str, text: str, job: str = "") -> None:
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._wake, kind, user, text, job)
+
+    def _wake(self, kind: str, user: str, text: str, job: str) -> None:
+        if (event := self._waiting.pop(job, None)) is not None:
+            event.set()
+        for listener in tuple(self.listeners):
+            listener(kind, user, text)
+
+    def _view(self, job: Job, before: JobView | None, now_s: float) -> JobView:
+        if before is None:
+            before = self.store.job(job.id)
+        has = job.phase in (Phase.RUNNING, Phase.STOPPING)
+        progress, total = self._heard.get(job.id, (None, None))
+        record = self.record
+        reason = ""
+        if record is not None:
+            given = record.plan.assignments.get(job.id)
+            why = given.reason if given else record.plan.waiting.get(job.id)
+            reason = why.code.value if why else ""
+        fields = JobView(
+            id=job.id,
+            version=before.version if before else 0,
+            name=job.name[:1000],
+            user=job.user,
+            account=job.account,
+            state=job.phase.value,
+            submit_s=job.submit_s,
+            start_s=before.start_s if before and before.start_s is not None else now_s if has else None,
+            restarts=job.restarts,
+            wish=job.wish,
+            key=before.key if before else None,
+            allocation=allocation_view(job.allocation) if job.allocation and job.phase is not Phase.QUEUED else None,
+            reason=reason,
+            progress=before.progress if before else None,
+            total=before.total if before else None,
+            gpu_seconds=before.gpu_seconds if before else {},
+        )
+        if before is not None and fields == before:
+            return before
+        # What changes all the time is brought up to date when something else changes, and asks nobody to look by itself.
+        attained = record.snapshot.attained.get(job.id) if record else None
+        return fields.model_copy(
+            update={
+                "version": fields.version + 1,
+                "progress": fields.progress if progress is None else progress,
+                "total": fields.total if total is None else total,
+                "gpu_seconds": attained or fields.gpu_seconds,
+            }
+        )
+
+    def _ended(self, jobs: Sequence[str], now_s: float) -> list[JobView]:
+        fates: dict[str, Fate | None] = self.submitter.fates(jobs) if self.submitter else {}
+        views = []
+        for job in jobs:
+            fate = fates.get(job, Fate("UNKNOWN", None, None))
+            if fate is None:
+                continue  # it is there, but no round may manage it now
+            before = self._live[job]
+            attained = self.record.snapshot.attained.get(job) if self.record else None
+            progress, total = self._heard.get(job, (before.progress, before.total))
+            views.append(
+                before.model_copy(
+                    update={
+                        "version": before.version + 1,
+                        "state": "ended",
+                        "ended": fate.state,
+                        "exit_code": fate.exit_code,
+                        "end_s": now_s if fate.end_s is None else fate.end_s,
+                        "allocation": None,
+                        "reason": "",
+                        "progress": progress,
+                        "total": total,
+                        "gpu_seconds": attained or before.gpu_seconds,
+                    }
+                )
+            )
+        return views
+
+
+class Watched:
+    """A cluster whose answers the board, and the models, see."""
+
+    def __init__(self, cluster: Cluster, board: Board, now_s: Callable[[], float], learn: Callable[..., None]) -> None:
+        self._cluster, self._board, self._now_s, self._learn = cluster, board, now_s, learn
+
+    def observe(self) -> ClusterState:
+        """See `ports.Cluster`."""
+        state = self._cluster.observe()
+        self._board.saw(state, self._now_s())
+        return state
+
+    def apply(self, actions: Sequence[Action]) -> tuple[Outcome, ...]:
+        """See `ports.Cluster`."""
+        return self._cluster.apply(actions)
+
+    def reports(self) -> Sequence[Report]:
+        """See `ports.Cluster`."""
+        reports = self._cluster.reports()
+        self._board.heard(reports)
+        self._learn(reports)
+        return reports
+
+
+def allocation_view(placement: Placement) -> AllocationView:
+    """A placement as clients see it."""
+    return AllocationView(
+        gpu_type=placement.gpu_type,
+        gpus=placement.gpus,
+        nodes={share.node: share.gpus for share in placement.shares},
+    )
+
+
+def _charges(view: JobView) -> list[LedgerLine]:
+    """What a job that has ended used, by GPU type. The keys keep a second look from charging it twice."""
+    return [
+        LedgerLine(
+            id=0,
+            key=f"gpu-seconds:{view.id}:{view.submit_s:.0f}:{gpu_type}",
+            time_s=view.end_s or 0.0,
+            account=view.account,
+            user=view.user,
+            job=view.id,
+            kind="gpu-seconds",
+            amount=amount,
+            text=gpu_type,
+        )
+        for gpu_type, amount in view.gpu_seconds.items()
+    ]

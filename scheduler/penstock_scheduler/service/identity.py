@@ -1,0 +1,166 @@
+"""Who asks: by the kernel's word on a unix socket, by a token, or by MUNGE."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import os
+import pwd
+import re
+import secrets
+import socket
+import struct
+import time
+from typing import Any
+
+from starlette.requests import Request
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from penstock_scheduler.client import munge_payload
+from penstock_scheduler.messages import Identity, NewToken, Role, TokenOrder, TokenView
+from penstock_scheduler.service.errors import Refusal
+from penstock_scheduler.service.settings import ApiSettings
+from penstock_scheduler.store import SqlStore
+
+TOKEN_LIFE_S = 30 * 86_400.0
+"""Of a token that does not say."""
+
+CACHED_S = 5.0
+"""How long a token that was found good needs no look into the store; revoking one drops it here at once."""
+
+MUNGE_AT_ONCE = 8
+
+_PREFIX = "penstock"
+_UID = re.compile(r"^UID:.*\((\d+)\)\s*$", re.MULTILINE)
+_CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
+
+
+class PeerProtocol(H11Protocol):
+    """HTTP as uvicorn speaks it, with the uid of the peer in the request's state where the connection is a unix socket."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Ask the kernel who has connected: the credentials are those of the moment of connect(2)."""
+        super().connection_made(transport)
+        connection = transport.get_extra_info("socket")
+        if connection is not None and connection.family == socket.AF_UNIX:
+            packed = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+            _, uid, _ = _CREDENTIALS.unpack(packed)
+            self.app_state = dict(self.app_state) | {"peer_uid": uid}
+
+
+class Gatekeeper:
+    """Says who asks. Raises Refusal 401 where nobody can say."""
+
+    def __init__(self, settings: ApiSettings, store: SqlStore) -> None:
+        self._settings = settings
+        self._store = store
+        self._good: dict[str, tuple[float, TokenView]] = {}
+        self._munge = asyncio.Semaphore(MUNGE_AT_ONCE)
+
+    async def identify(self, request: Request) -> Identity:
+        """Who asks. A header goes before the socket, so that a token can be tried there, too."""
+        given = request.headers.get("authorization")
+        if given is None:
+            uid = request.scope.get("state", {}).get("peer_uid")
+            if uid is None:
+                raise Refusal(401, "who-are-you", "give a token in the header Authorization: Bearer TOKEN")
+            return self._of_uid(uid, "socket")
+        kind, _, proof = given.partition(" ")
+        if kind.lower() == "bearer":
+            return await self._by_token(proof.strip())
+        if kind.upper() == "MUNGE" and self._settings.munge:
+            return await self._by_munge(proof.strip(), munge_payload(request.method, request.url.path))
+        raise Refusal(
+            401, "who-are-you", "the header Authorization is neither Bearer TOKEN nor a MUNGE that is allowed"
+        )
+
+    def new_token(self, order: TokenOrder) -> NewToken:
+        """Make a token. The store has a digest of its secret: 256 random bits need no salt and no slow hash."""
+        now_s = time.time()
+        name, secret = secrets.token_hex(8), secrets.token_urlsafe(32)
+        view = TokenView(
+            id=name,
+            user=order.user,
+            role=order.role,
+            job=order.job,
+            created_s=now_s,
+            expires_s=now_s + TOKEN_LIFE_S if order.expires_s is None else order.expires_s,
+            revoked=False,
+            note=order.note,
+        )
+        self._store.add_token(view, _digest(secret))
+        return NewToken(token=f"{_PREFIX}_{name}_{secret}", view=view)
+
+    def revoke(self, token: str) -> TokenView:
+        """Make a token worthless at once."""
+        if not self._store.tokens(token):
+            raise Refusal(404, "no-such-token", f"there is no token {token}; see GET /v1/tokens")
+        self._store.revoke_token(token)
+        self._good = {proof: good for proof, good in self._good.items() if good[1].id != token}
+        return self._store.tokens(token)[0][0]
+
+    def _of_uid(self, uid: int, by: Any) -> Identity:
+        try:
+            user = pwd.getpwuid(uid).pw_name
+        except KeyError:
+            raise Refusal(401, "who-are-you", f"no user has uid {uid} here") from None
+        if by == "socket" and uid in (0, os.geteuid()):
+            return Identity(user=user, uid=uid, role="admin", by=by)
+        return Identity(user=user, uid=uid, role=self._role(user), by=by)
+
+    def _role(self, user: str) -> Role:
+        if user in self._settings.admins:
+            return "admin"
+        return "operator" if user in self._settings.operators else "user"
+
+    async def _by_token(self, proof: str) -> Identity:
+        now_s = time.time()
+        since_s, view = self._good.get(proof, (0.0, None))
+        if view is None or now_s - since_s > CACHED_S:
+            view = await asyncio.to_thread(self._look_up, proof)
+            if len(self._good) > 10_000:
+                self._good.clear()
+            self._good[proof] = now_s, view
+        if now_s >= view.expires_s:
+            raise Refusal(401, "who-are-you", "the token has expired; ask an admin for another: penstock token create")
+        try:
+            uid = pwd.getpwnam(view.user).pw_uid
+        except KeyError:
+            uid = None
+        return Identity(user=view.user, uid=uid, role=view.role, job=view.job, by="token")
+
+    def _look_up(self, proof: str) -> TokenView:
+        prefix, _, rest = proof.partition("_")
+        name, _, secret = rest.partition("_")
+        found = self._store.tokens(name) if prefix == _PREFIX and name.isalnum() else []
+        if not found or not hmac.compare_digest(found[0][1], _digest(secret)) or found[0][0].revoked:
+            raise Refusal(401, "who-are-you", "the token is unknown or revoked; ask an admin: penstock token create")
+        return found[0][0]
+
+    async def _by_munge(self, proof: str, payload: str) -> Identity:
+        """munged refuses what is forged, too old, or was shown before; the payload ties it to this request."""
+        at = [f"--socket={self._settings.munge_socket}"] if self._settings.munge_socket else []
+        async with self._munge:
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    "unmunge",
+                    *at,
+                    stdin=asyncio.subprocess.PIPE,
+                    stdout=asyncio.subprocess.PIPE,
+                    stderr=asyncio.subprocess.PIPE,
+                )
+                told, why = await asyncio.wait_for(process.communicate(proof.encode()), 10)
+            except (OSError, TimeoutError) as error:
+                raise Refusal(503, "busy", f"MUNGE cannot be asked: {error}; try again, or use a token") from None
+        if process.returncode != 0:
+            raise Refusal(401, "who-are-you", f"MUNGE refuses the credential: {why.decode(errors='replace').strip()}")
+        head, _, body = told.decode(errors="replace").partition("\n\n")
+        found = _UID.search(head)
+        if found is None or body != payload:
+            raise Refusal(401, "who-are-you", f"the MUNGE credential must be made of {payload!r}")
+        return self._of_uid(int(found[1]), "munge")
+
+
+def _digest(secret: str) -> str:
+    return hashlib.sha256(secret.encode()).hexdigest()

@@ -1,0 +1,100 @@
+"""Opening a database, and bringing its schema to the newest revision."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import alembic.command
+from alembic.autogenerate import compare_metadata
+from alembic.config import Config
+from alembic.migration import MigrationContext
+from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
+from sqlalchemy.pool import QueuePool
+
+from penstock_scheduler.errors import ConfigError, StoreError
+from penstock_scheduler.store.tables import REVISION, metadata
+
+FILE = "penstock.db"
+"""Name of the SQLite file in the daemon's state_dir."""
+
+BUSY_S = 10.0
+"""How long a locked SQLite file is waited for."""
+
+
+def sqlite_engine(path: Path, *, write: bool) -> Engine:
+    """SQLite in WAL mode: readers do not wait for the writer. A commit is on disk when it returns."""
+
+    def connect() -> sqlite3.Connection:
+        mode = "rwc" if write else "ro"
+        connection = sqlite3.connect(
+            f"file:{quote(str(path.absolute()))}?mode={mode}",
+            uri=True,
+            timeout=BUSY_S,
+            isolation_level=None,
+            check_same_thread=False,
+        )
+        if write:
+            connection.execute("PRAGMA journal_mode=WAL")
+            connection.execute("PRAGMA synchronous=FULL")
+        return connection
+
+    engine = create_engine("sqlite://", creator=connect, poolclass=QueuePool, pool_size=5, max_overflow=20)
+
+    @event.listens_for(engine, "begin")
+    def begin(connection: Connection) -> None:
+        # A transaction that reads first and writes later can find the file locked in between, and is lost.
+        writes = connection.get_execution_options().get("penstock_write", False)
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+    return engine
+
+
+def server_engine(url: str) -> Engine:
+    """A database server, by SQLAlchemy's URL. Raises ConfigError."""
+    try:
+        return create_engine(url, pool_pre_ping=True, pool_size=5, max_overflow=20)
+    except (ArgumentError, NoSuchModuleError, ModuleNotFoundError) as error:
+        raise ConfigError(
+            f"[daemon] store: {error}; give a URL such as postgresql+psycopg://user@host/penstock, and install "
+            "penstock[postgresql]"
+        ) from None
+
+
+def revision(connection: Connection) -> str | None:
+    """The schema's revision; None: the database is empty."""
+    return MigrationContext.configure(connection).get_current_revision()
+
+
+def upgrade(engine: Engine, to: str = "head") -> None:
+    """Run the migrations that are missing, all in one transaction. Raises StoreError, with the database as it was."""
+    try:
+        with engine.connect().execution_options(penstock_write=True) as connection, connection.begin():
+            config = Config()
+            config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
+            config.attributes["connection"] = connection
+            alembic.command.upgrade(config, to)
+    except SQLAlchemyError as error:
+        raise StoreError(
+            f"{engine.url!r}: the schema cannot be brought to {to}: {error}; nothing was changed"
+        ) from error
+
+
+def differences(engine: Engine) -> list[Any]:
+    """What of the schema is not as the code expects it."""
+    with engine.connect() as connection:
+        return list(compare_metadata(MigrationContext.configure(connection), metadata))
+
+
+def expect_newest(connection: Connection, where: str) -> None:
+    """Raises StoreError unless the schema is the newest."""
+    found = revision(connection)
+    if found is None:
+        raise StoreError(f"{where} holds no store yet; start penstockd, or give its state_dir")
+    if found < REVISION:
+        raise StoreError(f"{where} has the schema {found}, this version needs {REVISION}; run penstock db upgrade")
+    if found > REVISION:
+        raise StoreError(f"{where} has the schema {found}, newer than {REVISION}; upgrade penstock")

@@ -1,0 +1,168 @@
+"""The tables of the store, as the newest migration leaves them.
+
+History is only appended: outcomes, reports, models, audit, ledger. The rest holds the newest state of a thing. JSON is kept
+as text, in the form of the pydantic model that the column's comment names.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    Float,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    Text,
+    UniqueConstraint,
+)
+
+REVISION = "0002"
+"""The newest migration."""
+
+metadata = MetaData()
+
+_ID = BigInteger().with_variant(Integer, "sqlite")  # SQLite counts up an INTEGER PRIMARY KEY alone
+_NAME = String(255)
+
+rounds = Table(
+    "rounds",
+    metadata,
+    Column("round", _ID, primary_key=True, autoincrement=False),
+    Column("time_s", Float(53), nullable=False),
+    Column("policy", _NAME, nullable=False),
+    Column("record", LargeBinary, nullable=False, comment="RoundRecord as JSON, zlib"),
+    Column("summary", Text, nullable=False, comment="RoundSummary", server_default="{}"),
+)
+
+outcomes = Table(
+    "outcomes",
+    metadata,
+    Column("id", _ID, primary_key=True),
+    Column("time_s", Float(53), nullable=False),
+    Column("job", _NAME, nullable=False),
+    Column("line", Text, nullable=False, comment="OutcomeLine"),
+    Index("outcomes_of_job", "job", "id"),
+)
+
+reports = Table(
+    "reports",
+    metadata,
+    Column("id", _ID, primary_key=True),
+    Column("job", _NAME, nullable=False),
+    Column("epoch", BigInteger, nullable=False),
+    Column("sequence", BigInteger, nullable=False),
+    Column("kind", String(32), nullable=False),
+    Column("received_s", Float(53), nullable=False),
+    Column("report", Text, nullable=False, comment="Report"),
+    UniqueConstraint("job", "epoch", "sequence", name="reports_once"),
+)
+
+jobs = Table(
+    "jobs",
+    metadata,
+    Column("number", _ID, primary_key=True),
+    Column("job", _NAME, nullable=False, unique=True),
+    Column("user_name", _NAME, nullable=False),
+    Column("name", String(1000), nullable=False),
+    Column("state", String(32), nullable=False),
+    Column("key", _NAME),
+    Column("end_s", Float(53)),
+    Column("view", Text, nullable=False, comment="JobView"),
+    Index("jobs_of_user", "user_name", "number"),
+    Index("jobs_in_state", "state", "number"),
+)
+
+submissions = Table(
+    "submissions",
+    metadata,
+    Column("user_name", _NAME, primary_key=True),
+    Column("key", _NAME, primary_key=True),
+    Column("digest", String(64), nullable=False),
+    Column("created_s", Float(53), nullable=False),
+    Column("job", _NAME, comment="absent: sbatch had not answered yet"),
+)
+
+models = Table(
+    "models",
+    metadata,
+    Column("id", _ID, primary_key=True),
+    Column("job", _NAME, nullable=False),
+    Column("time_s", Float(53), nullable=False),
+    Column("estimator", Text, nullable=False, comment="AnyEstimator"),
+    Index("models_of_job", "job", "id"),
+)
+
+profiles = Table(
+    "profiles",
+    metadata,
+    Column("user_name", _NAME, primary_key=True),
+    Column("job_name", _NAME, primary_key=True),
+    Column("gpu_type", _NAME, primary_key=True),
+    Column("profile", Text, nullable=False, comment="Profile"),
+)
+
+instances = Table(
+    "instances",
+    metadata,
+    Column("instance", _NAME, primary_key=True),
+    Column("job", _NAME),
+    Column("state", String(32), nullable=False),
+    Column("launched_s", Float(53), nullable=False),
+    Column("ended_s", Float(53)),
+    Column("record", Text, nullable=False, comment="what the cloud's package keeps of it, JSON"),
+)
+
+ledger = Table(
+    "ledger",
+    metadata,
+    Column("id", _ID, primary_key=True),
+    Column("key", _NAME, nullable=False, unique=True),
+    Column("time_s", Float(53), nullable=False),
+    Column("account", _NAME, nullable=False),
+    Column("user_name", _NAME, nullable=False),
+    Column("job", _NAME, nullable=False),
+    Column("kind", String(32), nullable=False),
+    Column("amount", Float(53), nullable=False),
+    Column("text", Text, nullable=False),
+    Index("ledger_of_user", "user_name", "id"),
+    Index("ledger_of_account", "account", "time_s"),
+)
+
+audit = Table(
+    "audit",
+    metadata,
+    Column("id", _ID, primary_key=True),
+    Column("time_s", Float(53), nullable=False),
+    Column("user_name", _NAME, nullable=False),
+    Column("role", String(32), nullable=False),
+    Column("action", _NAME, nullable=False),
+    Column("target", _NAME, nullable=False),
+    Column("allowed", Boolean, nullable=False),
+    Column("text", Text, nullable=False),
+)
+
+tokens = Table(
+    "tokens",
+    metadata,
+    Column("token", _NAME, primary_key=True, comment="its id, which is no secret"),
+    Column("digest", String(64), nullable=False, comment="SHA-256 of the secret, which has 256 random bits"),
+    Column("user_name", _NAME, nullable=False),
+    Column("role", String(32), nullable=False),
+    Column("job", _NAME),
+    Column("created_s", Float(53), nullable=False),
+    Column("expires_s", Float(53), nullable=False),
+    Column("revoked", Boolean, nullable=False),
+    Column("note", String(200), nullable=False),
+)
+
+controls = Table(
+    "controls",
+    metadata,
+    Column("name", _NAME, primary_key=True),
+    Column("value", Text, nullable=False, comment="JSON: what admins have set while the daemon ran"),
+)

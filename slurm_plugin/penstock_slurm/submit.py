@@ -1,0 +1,185 @@
+"""Submitting through real sbatch, as the user, with the key in the job's comment beside the wish.
+
+The user's own environment and script go to a process that is that user already: nothing of theirs is run, or loaded, with the
+daemon's rights. sbatch dies with the daemon (PR_SET_PDEATHSIG), so that no submission comes in after the next daemon has
+looked for it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import pwd
+import re
+import shlex
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from penstock_profiles.wire import SPOOL_VARIABLE, claimed_epochs
+from penstock_scheduler.errors import BadWish, ClusterAway
+from penstock_scheduler.messages import Submission
+from penstock_scheduler.model import JobId
+from penstock_scheduler.model.wish import WISH_KEY
+from penstock_scheduler.ports import Fate, Output
+from penstock_scheduler.spool import Spool
+from penstock_slurm.gateway import CliGateway, JobGone, SlurmError, SlurmJob
+from penstock_slurm.gateway.base import ENDED
+from penstock_slurm.settings import SlurmSettings
+
+log = logging.getLogger(__name__)
+
+KEY = "penstock_key"
+"""Key of the idempotency key in a comment's JSON object."""
+
+_FIELD = re.compile(r"(?:^| )(ExitCode|StdOut|UserId|JobState|EndTime)=(\S*)")
+
+
+class SlurmSubmitter:
+    """`ports.Submitter` on Slurm."""
+
+    def __init__(self, gateway: CliGateway, spool: Spool, settings: SlurmSettings) -> None:
+        self._gateway, self._spool, self._settings = gateway, spool, settings
+
+    def submit(self, order: Submission, user: str, uid: int) -> JobId:
+        """See `ports.Submitter`: `sbatch --hold`, the script on its standard input."""
+        account = pwd.getpwuid(uid)
+        mine = os.geteuid()
+        if mine not in (0, uid):
+            raise BadWish(
+                f"penstockd runs as uid {mine} and can submit for that user alone; run it as root, or use sbatch yourself"
+            )
+        environment = {
+            "PATH": os.environ.get("PATH", os.defpath),
+            "HOME": account.pw_dir,
+            "USER": user,
+            "LOGNAME": user,
+            "SHELL": account.pw_shell or "/bin/sh",
+            **order.environment,
+            SPOOL_VARIABLE: str(self._spool.folder.absolute()),
+        }
+        conf = str(self._settings.conf) if self._settings.conf else os.environ.get("SLURM_CONF")
+        if conf:
+            environment["SLURM_CONF"] = conf
+        become = {} if mine == uid else {"user": uid, "group": account.pw_gid, "extra_groups": _groups(user, account)}
+        try:
+            done = subprocess.run(
+                ["setpriv", "--pdeathsig", "KILL", "sbatch", *_options(order, account.pw_dir)],
+                input=order.script if order.script is not None else _script(order.command or ()),
+                env=environment,
+                cwd="/",
+                capture_output=True,
+                encoding="utf-8",
+                errors="replace",
+                timeout=self._settings.command_timeout_s,
+                check=False,
+                **become,  # type: ignore[call-overload]
+            )
+        except subprocess.TimeoutExpired:
+            raise ClusterAway("sbatch did not answer in time; ask again with the same key") from None
+        except OSError as error:
+            raise ClusterAway(f"sbatch cannot be started: {error}") from None
+        if done.returncode != 0:
+            why = done.stderr.strip().removeprefix("sbatch: error: ")
+            if "Unable to contact slurm controller" in why or "Socket timed out" in why:
+                raise ClusterAway(why)
+            raise BadWish(why or f"sbatch ended with status {done.returncode}")
+        return str(done.stdout.strip().split(";")[0])
+
+    def find(self, user: str, key: str) -> JobId | None:
+        """See `ports.Submitter`. Slurm itself forgets jobs some minutes after their end (MinJobAge)."""
+        for job in self._jobs():
+            if job.user == user and _key(job.comment) == key:
+                return job.id
+        return None
+
+    def cancel(self, job: JobId) -> None:
+        """See `ports.Submitter`."""
+        try:
+            self._gateway.cancel(job)
+        except JobGone:
+            return
+        except SlurmError as error:
+            raise ClusterAway(str(error)) from error
+
+    def fates(self, jobs: Sequence[JobId]) -> dict[JobId, Fate | None]:
+        """See `ports.Submitter`."""
+        wanted = set(jobs)
+        found: dict[JobId, Fate | None] = {}
+        for job in self._jobs():
+            if job.id in wanted:
+                ended = job.state in ENDED
+                found[job.id] = Fate(job.state, self._exit_code(job.id), job.end_s) if ended else None
+        return found
+
+    def output(self, job: JobId) -> Output | None:
+        """See `ports.Submitter`."""
+        told = self._told(job)
+        uid = re.search(r"\((\d+)\)", told.get("UserId", ""))
+        if uid is None or not told.get("StdOut", "").startswith("/"):
+            return None
+        return Output(Path(told["StdOut"]), int(uid[1]))
+
+    def epoch(self, job: JobId) -> int | None:
+        """See `ports.Submitter`: what the daemon gave out, or a run that Slurm restarted by itself has claimed since."""
+        control = self._spool.control(job)
+        return max([control.epoch if control else 0, *claimed_epochs(self._spool.folder, job)]) or None
+
+    def _jobs(self) -> tuple[SlurmJob, ...]:
+        try:
+            return self._gateway.jobs(finished=True)
+        except SlurmError as error:
+            raise ClusterAway(str(error)) from error
+
+    def _exit_code(self, job: JobId) -> int | None:
+        code, _, number = self._told(job).get("ExitCode", "").partition(":")
+        if not code.isdigit():
+            return None
+        return int(code) or (128 + int(number) if number.isdigit() and int(number) else 0)
+
+    def _told(self, job: JobId) -> dict[str, str]:
+        try:
+            return dict(_FIELD.findall(self._gateway.describe(job)))
+        except JobGone:
+            return {}
+        except SlurmError as error:
+            raise ClusterAway(str(error)) from error
+
+
+def _options(order: Submission, home: str) -> list[str]:
+    comment = {WISH_KEY: order.wish.model_dump(mode="json", exclude_unset=True)}
+    if order.key is not None:
+        comment[KEY] = order.key  # type: ignore[assignment]
+    words = ["--parsable", "--hold", "--requeue", "--gres=gpu:1", f"--comment={json.dumps(comment)}"]
+    words.append(f"--chdir={order.working_directory or home}")
+    named = {
+        "job-name": order.name,
+        "partition": order.partition,
+        "account": order.account,
+        "qos": order.qos,
+        "cpus-per-task": order.cpus_per_task,
+        "mem": f"{order.memory_mb}M" if order.memory_mb else None,
+        "output": order.output,
+        "dependency": order.dependency,
+        "time": str(math.ceil(order.time_limit_s / 60)) if order.time_limit_s else None,
+    }
+    return [*words, *(f"--{name}={value}" for name, value in named.items() if value is not None)]
+
+
+def _script(command: Sequence[str]) -> str:
+    return f"#!/bin/sh\nexec {shlex.join(command)}\n"
+
+
+def _groups(user: str, account: pwd.struct_passwd) -> list[int]:
+    return os.getgrouplist(user, account.pw_gid)
+
+
+def _key(comment: str) -> str | None:
+    try:
+        document = json.loads(comment)
+    except ValueError:
+        return None
+    found = document.get(KEY) if isinstance(document, dict) else None
+    return found if isinstance(found, str) else None

@@ -1,0 +1,162 @@
+"""The API over a real Slurm: submitting through real sbatch, the whole life of a job, and a daemon that is killed."""
+
+from __future__ import annotations
+
+import json
+import random
+import shlex
+import sys
+import threading
+import time
+
+import pytest
+
+from penstock_profiles.wire import Checkpointed, Report
+from penstock_scheduler.client import ApiError, Client, DaemonAway
+from penstock_scheduler.errors import PenstockError
+from penstock_scheduler.messages import Submission
+from penstock_scheduler.store import open_store
+from penstock_slurm.loopback import wait_for
+from tests.end_to_end.site import RATES, Site
+
+pytestmark = pytest.mark.slurm
+
+
+@pytest.fixture
+def site(loopback, tmp_path):
+    site = Site(loopback, tmp_path)
+    site.start()
+    yield site
+    site.stop()
+    loopback.reset()
+
+
+def client(site: Site) -> Client:
+    return Client(f"unix:{site.state / 'api.sock'}")
+
+
+def trainer(site: Site, work_s: float) -> tuple[str, ...]:
+    words = f"{shlex.quote(sys.executable)} -m penstock_executor.emulated --rates {shlex.quote(json.dumps(RATES))} "
+    words += f"--work {work_s} --time-scale 1 --checkpoint-dir {site.folder}/checkpoints/api --start-seconds 0.1 "
+    return tuple(shlex.split(words + "--save-seconds 0.1 --report-every 0.3"))
+
+
+def order(site: Site, key: str, work_s: float, **more: object) -> Submission:
+    import os
+
+    wish = {"max_gpus": 2, "goodput_table": RATES}
+    environment = {name: os.environ[name] for name in ("PYTHONPATH",) if name in os.environ}
+    fields = {"command": trainer(site, work_s), "wish": wish, "output": f"{site.folder}/%j.out"} | more
+    return Submission(key=key, environment=environment, partition="all", **fields)
+
+
+def test_a_job_from_submission_to_its_end(site):
+    site.wait_round()
+    with client(site) as penstock:
+        submitted = penstock.submit(order(site, "night-7", 8.0, name="night"))
+        assert penstock.submit(order(site, "night-7", 8.0, name="night")).id == submitted.id
+        comment = json.loads(site.job(submitted.id).comment)
+        assert comment["penstock_key"] == "night-7"
+        ended = penstock.wait(submitted.id, timeout_s=90)
+        assert (ended.state, ended.ended, ended.exit_code) == ("ended", "COMPLETED", 0), site.tail()
+        assert (ended.name, ended.key) == ("night", "night-7")
+        assert ended.progress == pytest.approx(8.0)
+        assert penstock.log(submitted.id).ended
+        assert next(line.action for line in penstock.history(submitted.id).outcomes) == "start"
+        assert penstock.ledger().lines[0].job == submitted.id
+        other = penstock.submit(order(site, "long", 1000.0))
+        site.wait_states("RUNNING", other.id)
+        penstock.cancel(other.id)
+        assert penstock.wait(other.id, timeout_s=60).ended == "CANCELLED"
+        with pytest.raises(ApiError, match="partition") as error:
+            penstock.submit(Submission(key="wrong", command=("true",), partition="nosuch"))
+        assert error.value.code == "refused"
+
+
+def storm(site: Site, kills: int, seed: int) -> None:
+    """Kill the daemon at random moments while jobs are submitted and reported for; then count."""
+    chance = random.Random(seed)
+    site.wait_round()
+    with client(site) as penstock:
+        job = penstock.submit(Submission(key="target", command=("sleep", "600"), partition="all")).id
+    acknowledged: set[int] = set()
+    keys: dict[str, str] = {}
+    stop = threading.Event()
+    failures: list[str] = []
+
+    def report() -> None:
+        number = 0
+        with client(site) as penstock:
+            while not stop.is_set():
+                body = Checkpointed(progress=1.0, seconds=0.1)
+                each = Report(job_id=job, epoch=1000, sequence=number, time_s=time.time(), body=body)
+                try:
+                    receipt = penstock.report(job, [each])
+                except (DaemonAway, ApiError):
+                    time.sleep(0.05)
+                    continue
+                if receipt.refused:
+                    failures.append(receipt.refused[0].message)
+                    return
+                acknowledged.add(number)
+                number += 1
+
+    def submit() -> None:
+        number = 0
+        with client(site) as penstock:
+            while not stop.is_set():
+                key = f"key-{number}"
+                try:
+                    found = penstock.submit(Submission(key=key, command=("true",), partition="all"))
+                except PenstockError:
+                    time.sleep(0.05)
+                    continue
+                keys[key] = found.id
+                number += 1
+                time.sleep(0.2)
+
+    threads = [threading.Thread(target=report), threading.Thread(target=submit)]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(kills):
+            time.sleep(chance.uniform(0.5, 2.5))
+            site.kill()
+            site.start()
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join(60)
+    assert not failures
+    assert len(acknowledged) > kills
+    assert len(keys) > kills / 2
+    with client(site) as penstock:
+        for key, known in keys.items():
+            assert penstock.submit(Submission(key=key, command=("true",), partition="all")).id == known
+    wait_for(lambda: penstock_ready(site), 30, "the daemon to be ready", details=site.tail)
+    site.stop()
+    store = open_store(site.state)
+    kept = [each.sequence for each in store.reports(job) if each.epoch == 1000]
+    assert len(kept) == len(set(kept)), "nothing is applied twice"
+    assert acknowledged <= set(kept), "no acknowledged report is missing"
+    charged = [line.key for line in store.ledger(limit=10_000)]
+    assert len(charged) == len(set(charged))
+    store.close()
+    comments = [slurm_job.comment for slurm_job in site.gateway.jobs(finished=True)]
+    for key, known in keys.items():
+        found = [comment for comment in comments if f'"penstock_key": "{key}"' in comment]
+        assert len(found) == 1, f"{key} ({known}) was submitted {len(found)} times"
+
+
+def penstock_ready(site: Site) -> bool:
+    with client(site) as penstock:
+        return penstock.ready().status == "ok"
+
+
+def test_kill_9_loses_nothing_that_was_acknowledged(site):
+    storm(site, 5, seed=1)
+
+
+@pytest.mark.long
+def test_kill_9_a_hundred_times(site):
+    storm(site, 100, seed=2)

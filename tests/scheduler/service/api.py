@@ -1,0 +1,126 @@
+"""A service of the tests' own: real store, real sockets, real HTTP; the cluster behind it is made up."""
+
+from __future__ import annotations
+
+import getpass
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from penstock_profiles.families import load_families
+from penstock_scheduler.client import Client
+from penstock_scheduler.messages import Role, Submission, TokenOrder
+from penstock_scheduler.model import ClusterState, Phase
+from penstock_scheduler.models import WishModels
+from penstock_scheduler.policies import make_policy
+from penstock_scheduler.ports import Fate, Output
+from penstock_scheduler.records import RoundRecord
+from penstock_scheduler.service.app import Controls, make_app
+from penstock_scheduler.service.board import Board
+from penstock_scheduler.service.server import Service
+from penstock_scheduler.service.settings import ApiSettings
+from penstock_scheduler.store import open_store
+from tests.scheduler.builders import job, on, snapshot
+
+ME = getpass.getuser()
+
+
+@dataclass
+class MadeUp:
+    """A submitter whose jobs are entries of a dictionary."""
+
+    folder: Path
+    jobs: dict[str, tuple[str, Submission]] = field(default_factory=dict)
+    cancelled: list[str] = field(default_factory=list)
+    ended: dict[str, Fate] = field(default_factory=dict)
+    given_epoch: int | None = None
+
+    def submit(self, order: Submission, user: str, uid: int) -> str:
+        number = str(1000 + len(self.jobs))
+        self.jobs[number] = user, order
+        return number
+
+    def find(self, user: str, key: str) -> str | None:
+        return next((name for name, (who, order) in self.jobs.items() if (who, order.key) == (user, key)), None)
+
+    def cancel(self, name: str) -> None:
+        self.cancelled.append(name)
+
+    def fates(self, jobs):
+        return {name: self.ended.get(name) for name in jobs}
+
+    def output(self, name: str) -> Output | None:
+        return Output(self.folder / f"{name}.out", (self.folder).stat().st_uid)
+
+    def epoch(self, name: str) -> int | None:
+        return self.given_epoch
+
+
+@dataclass
+class Api:
+    url: str
+    socket: str
+    board: Board
+    submitter: MadeUp
+    tokens: dict[str, str]
+    changes: dict[str, object]
+    app: object
+
+    def client(self, who: str) -> Client:
+        return Client(self.url, token=self.tokens[who])
+
+    def look(self, *jobs, finished: dict[str, Fate] | None = None) -> None:
+        self.submitter.ended.update(finished or {})
+        self.board.saw(ClusterState(snapshot("t4:2x4", []).nodes, jobs), time.time())
+
+
+ADAS = job("1", user="ada", max_gpus=4, phase=Phase.RUNNING, allocation=on("t4", t4_00=2))
+BOBS = job("2", user="bob", max_gpus=2)
+
+
+@contextmanager
+def serving(folder: Path, **settings: object) -> Iterator[Api]:
+    """Job 1 is ada's and runs, job 2 is bob's and waits; ada, bob, oz (operator) and root have tokens."""
+    store = open_store(folder / "state", writer=True)
+    submitter = MadeUp(folder)
+    board = Board(store, submitter)
+    changes: dict[str, object] = {"paused": False, "policy": ("sia", make_policy("sia")[1])}
+
+    def set_policy(name, values):
+        changes["policy"] = name, make_policy(name, values)[1]
+        return changes["policy"][1]
+
+    controls = Controls(
+        lambda: changes["policy"],
+        set_policy,
+        lambda: bool(changes["paused"]),
+        lambda paused: changes.update(paused=paused),
+        lambda: {"daemon": {}},
+    )
+    models = WishModels(load_families(None), 30.0)
+    api_settings = ApiSettings.model_validate({"listen": "127.0.0.1:0"} | settings)
+    app = make_app(api_settings, board, controls, models, models.check)
+    service = Service(api_settings, folder / "api.sock", app, board)
+    service.start()
+    url = f"http://127.0.0.1:{service.port}"
+    api = Api(url, f"unix:{folder / 'api.sock'}", board, submitter, {}, changes, app)
+    try:
+        state = snapshot("t4:2x4", [ADAS, BOBS])
+        policy, full = make_policy("sia")
+        record = RoundRecord(state, "sia", full, policy.decide(state), {"decide": 0.1})
+        store.save_round(record)
+        board.record = record
+        api.look(ADAS, BOBS)
+        with Client(api.socket) as root:
+            people: dict[str, Role] = {"ada": "user", "bob": "user", "oz": "operator", "boss": "admin"}
+            for user, role in people.items():
+                api.tokens[user] = root.create_token(TokenOrder(user=user, role=role)).token
+            api.tokens["me"] = root.create_token(TokenOrder(user=ME)).token
+            api.tokens["job 1"] = root.create_token(TokenOrder(user="ada", role="job", job="1")).token
+            api.tokens["job 2"] = root.create_token(TokenOrder(user="bob", role="job", job="2")).token
+        yield api
+    finally:
+        service.stop()
+        store.close()

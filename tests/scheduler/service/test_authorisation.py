@@ -1,0 +1,130 @@
+"""Every endpoint x every role x own, other's or no job: allowed and refused."""
+
+from __future__ import annotations
+
+import time
+
+import httpx
+import pytest
+
+from tests.scheduler.service.api import serving
+
+SUBMISSION = {"command": ["true"]}
+REPORT = {
+    "job_id": "1",
+    "epoch": 1,
+    "sequence": 0,
+    "time_s": 1.0,
+    "body": {"kind": "checkpointed", "progress": 1.0, "seconds": 0.1},
+}
+PROFILE = {
+    "job": "n",
+    "gpu_type": "t4",
+    "measured_s": 1.0,
+    "versions": {},
+    "ended": "",
+    "observations": [
+        {"gpu_type": "t4", "nodes": 1, "gpus": 1, "atomic_batch": 8, "steps": 1, "step_time_s": 1.0, "progress": 0}
+    ],
+}
+
+NOBODY, JOB, ADA, OPERATOR, ADMIN = "nobody", "job 1", "ada", "oz", "boss"
+ROLES = (NOBODY, JOB, ADA, OPERATOR, ADMIN)
+ANYONE = dict.fromkeys(ROLES, 200)
+USERS = {NOBODY: 401, JOB: 403, ADA: 200, OPERATOR: 200, ADMIN: 200}
+OPERATORS = USERS | {ADA: 403}
+ADMINS = OPERATORS | {OPERATOR: 403}
+# (own, other's, no job): ada's own is 1; to operators all are alike
+OF_JOB = {NOBODY: (401, 401, 401), JOB: (403, 403, 403), ADA: (200, 404, 404)}
+OF_JOB |= dict.fromkeys((OPERATOR, ADMIN), (200, 200, 404))
+REPORTS = dict.fromkeys(ROLES, (404, 404, 404)) | {NOBODY: (401, 401, 401)}
+REPORTS |= dict.fromkeys((JOB, ADA), (200, 404, 404))
+
+TABLE: dict[tuple[str, str], tuple[dict, object]] = {
+    ("GET", "/v1/health"): (ANYONE, None),
+    ("GET", "/v1/ready"): (ANYONE, None),
+    ("GET", "/v1/me"): (USERS, None),
+    ("POST", "/v1/jobs"): (USERS | {ADA: 403, OPERATOR: 403, ADMIN: 403}, SUBMISSION),  # they have no account here
+    ("POST", "/v1/jobs/plan"): (USERS, SUBMISSION),
+    ("GET", "/v1/jobs"): (USERS, None),
+    ("GET", "/v1/jobs/{job}"): (OF_JOB, None),
+    ("POST", "/v1/jobs/{job}/cancel"): (OF_JOB, None),
+    ("GET", "/v1/jobs/{job}/explain"): (OF_JOB, None),
+    ("GET", "/v1/jobs/{job}/history"): (OF_JOB, None),
+    ("GET", "/v1/jobs/{job}/log"): (OF_JOB, None),
+    ("POST", "/v1/jobs/{job}/reports"): (REPORTS, {"reports": [REPORT]}),
+    ("GET", "/v1/rounds"): (USERS, None),
+    ("GET", "/v1/rounds/{number}"): (USERS, None),
+    ("GET", "/v1/rounds/{number}/record"): (OPERATORS, None),
+    ("GET", "/v1/cluster"): (USERS, None),
+    ("GET", "/v1/nodes"): (USERS, None),
+    ("GET", "/v1/prices"): (USERS, None),
+    ("GET", "/v1/policies"): (USERS, None),
+    ("PUT", "/v1/policy"): (ADMINS, {"name": "sia"}),
+    ("PUT", "/v1/pause"): (ADMINS, {"paused": False}),
+    ("GET", "/v1/settings"): (ADMINS, None),
+    ("GET", "/v1/profiles"): (USERS, None),
+    ("PUT", "/v1/profiles"): (USERS, PROFILE),
+    ("GET", "/v1/events"): (USERS, None),
+    ("GET", "/v1/ledger"): (USERS, None),
+    ("GET", "/v1/audit"): (OPERATORS, None),
+    ("GET", "/v1/tokens"): (ADMINS, None),
+    ("POST", "/v1/tokens"): (ADMINS, {"user": "zoe"}),
+    ("DELETE", "/v1/tokens/{token}"): (ADMINS | {ADMIN: 404}, None),
+}
+
+
+@pytest.fixture(scope="module")
+def api(tmp_path_factory):
+    with serving(tmp_path_factory.mktemp("api"), requests_per_s=1e6, burst=10**6) as api:
+        yield api
+
+
+def ask(api, who: str, method: str, path: str, body: object) -> int:
+    headers = {} if who == NOBODY else {"Authorization": f"Bearer {api.tokens[who]}"}
+    with httpx.Client(base_url=api.url, headers=headers, timeout=30) as http:  # noqa: SIM117
+        with http.stream(method, path, json=body) as answer:
+            if answer.status_code >= 400:
+                answer.read()
+                assert set(answer.json()["error"]) == {"code", "message"}
+            return answer.status_code
+
+
+def test_every_endpoint_has_a_row(api):
+    document = httpx.get(f"{api.url}/v1/openapi.json").json()
+    there = {(method.upper(), path) for path, methods in document["paths"].items() for method in methods}
+    assert there == set(TABLE)
+
+
+@pytest.mark.parametrize("endpoint", TABLE, ids=" ".join)
+@pytest.mark.parametrize("who", ROLES)
+def test_who_may_do_what(api, endpoint, who):
+    (method, path), (expected, body) = endpoint, TABLE[endpoint]
+    api.board.observed_s = time.time()
+    path = path.replace("{number}", "1").replace("{token}", "none")
+    wanted = expected[who]
+    jobs = ("1", "2", "3") if "{job}" in path else ("",)
+    codes = wanted if isinstance(wanted, tuple) else (wanted,)
+    for job, code in zip(jobs, codes, strict=True):
+        status = ask(api, who, method, path.replace("{job}", job), body)
+        assert (200 if 200 <= status < 300 else status) == code, (who, job)
+
+
+def test_a_user_submits_as_oneself_and_not_others_in_lists(api):
+    assert ask(api, "me", "POST", "/v1/jobs", SUBMISSION) == 201
+    with api.client("ada") as ada, api.client("oz") as oz:
+        assert {job.user for job in ada.jobs()} == {"ada"}
+        assert list(ada.jobs(user="bob")) == []
+        assert {"ada", "bob"} <= {job.user for job in oz.jobs()}
+        assert {line.job for line in ada.round(1).decisions} == {"1"}
+        assert {line.job for line in oz.round(1).decisions} == {"1", "2"}
+
+
+def test_reports_for_another_are_refused_and_audited(api):
+    before = len(api.board.store.audit(limit=500))
+    assert ask(api, "bob", "POST", "/v1/jobs/1/reports", {"reports": [REPORT]}) == 404
+    first, *others = api.board.store.audit(limit=500)
+    assert len(others) == before
+    assert (first.user, first.action, first.target) == ("bob", "POST /v1/jobs/{job}/reports", "jobs/1/reports")
+    assert not first.allowed
+    assert not [each for each in api.board.store.reports("1") if each.job_id != "1"]

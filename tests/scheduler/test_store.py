@@ -1,0 +1,341 @@
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import json
+import sqlite3
+import threading
+import time
+import zlib
+
+import pytest
+import sqlalchemy as sa
+from alembic.config import Config
+from alembic.script import ScriptDirectory
+from typer.testing import CliRunner
+
+from penstock_profiles.estimators import LinearEstimator
+from penstock_profiles.profiles import Profile
+from penstock_profiles.wire import Checkpointed, Observation, Report
+from penstock_scheduler.cli import make_app
+from penstock_scheduler.errors import ConfigError, StoreError
+from penstock_scheduler.messages import JobView, LedgerLine, TokenView
+from penstock_scheduler.model import Hold, JobWish, Outcome, Progress
+from penstock_scheduler.records import dump_round
+from penstock_scheduler.store import open_store, schema, summarise
+from penstock_scheduler.store.sql import open_engine
+from penstock_scheduler.store.tables import REVISION
+from tests.scheduler.databases import REASON, available, postgresql
+from tests.scheduler.test_replay import record as decide_record
+
+record = functools.cache(decide_record)
+
+
+@pytest.fixture(scope="session")
+def server():
+    if not available():
+        pytest.skip(REASON)
+    with postgresql() as url:
+        yield url
+
+
+COUNT = itertools.count()
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def where(request, tmp_path):
+    """An empty place for a store: a folder, or a database of the server's."""
+    if request.param == "sqlite":
+        yield str(tmp_path / "state")
+        return
+    url, name = request.getfixturevalue("server"), f"test{next(COUNT)}"
+    engine = sa.create_engine(f"{url}/postgres", isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        connection.execute(sa.text(f"CREATE DATABASE {name}"))
+    engine.dispose()
+    yield f"{url}/{name}"
+
+
+@pytest.fixture
+def store(where):
+    opened = open_store(where, writer=True, keep_rounds=2, keep_days=1)
+    yield opened
+    opened.close()
+
+
+def numbered(number: int, time_s: float = 1000.0):
+    first = record()
+    return dataclasses.replace(first, snapshot=dataclasses.replace(first.snapshot, round=number, time_s=time_s))
+
+
+def report(sequence: int, job: str = "1", epoch: int = 1) -> Report:
+    return Report(job_id=job, epoch=epoch, sequence=sequence, time_s=1.0, body=Checkpointed(progress=1.0, seconds=0.1))
+
+
+def view(job: str, **fields: object) -> JobView:
+    wanted = {"version": 1, "name": "n", "user": "ada", "state": "running", "submit_s": 1.0, "wish": JobWish()} | fields
+    return JobView(id=job, **wanted)
+
+
+def test_rounds_are_kept_up_to_a_number(store, where):
+    for number in (1, 2, 3):
+        store.save_round(numbered(number))
+    store.save_round(numbered(3, time_s=2000.0))
+    reader = open_store(where)
+    assert reader.round_numbers() == [2, 3]
+    assert reader.last_round() == numbered(3, time_s=2000.0)
+    assert reader.summaries(None, 10) == [summarise(numbered(3, 2000.0)), summarise(numbered(2))]
+    assert [each.round for each in reader.summaries(3, 10)] == [2]
+    with pytest.raises(StoreError, match="has no round 1; older rounds are deleted"):
+        reader.round(1)
+    reader.close()
+
+
+def test_a_damaged_round_is_passed_over(store):
+    store.save_round(numbered(1))
+    store.save_round(numbered(2))
+    with store._write() as db:
+        db.execute(sa.text("UPDATE rounds SET record = :junk WHERE round = 2"), {"junk": b"junk"})
+    last = store.last_round()
+    assert last is not None
+    assert last.snapshot.round == 1
+
+
+def test_a_report_counts_once(store, where):
+    assert store.add_reports([report(0), report(1), report(0)]) == [True, True, False]
+    assert store.add_reports([report(1), report(2), report(0, epoch=2)]) == [False, True, True]
+    assert store.add_reports([]) == []
+    reader = open_store(where)
+    assert list(reader.reports("1")) == [report(0), report(1), report(2), report(0, epoch=2)]
+    assert list(reader.reports("2")) == []
+    assert reader.newest_epoch("1") == 2
+    assert reader.newest_epoch("2") is None
+    reader.close()
+
+
+def test_history_is_read_in_order_also_in_parts(store, monkeypatch):
+    monkeypatch.setattr("penstock_scheduler.store.sql.CHUNK", 2)
+    store.add_reports([report(number, job=str(number % 2)) for number in range(7)])
+    assert [each.sequence for each in store.reports()] == list(range(7))
+    assert [each.sequence for each in store.reports("1")] == [1, 3, 5]
+    store.add_outcomes(5.0, [Outcome(Hold("1", 3), Progress.DONE, "done")])
+    (line,) = store.outcomes("1")
+    assert (line.time_s, line.action, line.progress) == (5.0, Hold("1", 3), Progress.DONE)
+
+
+def test_the_newest_observations_of_a_job(store):
+    def seen(sequence: int) -> Report:
+        body = Observation(gpu_type="t4", nodes=1, gpus=1, atomic_batch=8, steps=1, step_time_s=1.0, progress=sequence)
+        return report(sequence).model_copy(update={"body": body})
+
+    store.add_reports([seen(0), report(1), seen(2), seen(3)])
+    assert store.observations("1", 2) == [seen(2), seen(3)]
+
+
+def test_jobs_are_found_and_paged(store):
+    store.save_jobs([view("1"), view("2", user="bob", key="k"), view("3", state="ended", end_s=9.0)])
+    store.save_jobs([view("1", version=2, state="ended", name="new")])
+    assert store.job("1") == view("1", version=2, state="ended", name="new")
+    assert store.job("9") is None
+
+    def found(**query: object) -> list[str]:
+        return [job.id for _, job in store.jobs(**query)]
+
+    assert found() == ["3", "2", "1"]
+    assert found(user="ada") == ["3", "1"]
+    assert found(states=["running"]) == ["2"]
+    assert found(key="k") == ["2"]
+    assert found(name="new") == ["1"]
+    (number, _), _ = store.jobs(limit=2)
+    assert found(after=number, limit=1) == ["2"]
+
+
+def test_a_key_is_for_one_submission_of_one_user(store):
+    assert store.begin_submission("ada", "k", "d1") == ("d1", None)
+    assert store.begin_submission("ada", "k", "d2") == ("d1", None)
+    assert store.begin_submission("bob", "k", "d3") == ("d3", None)
+    assert sorted(store.open_submissions()) == [("ada", "k"), ("bob", "k")]
+    store.end_submission("ada", "k", "7")
+    store.end_submission("bob", "k", None)
+    assert store.open_submissions() == []
+    assert store.begin_submission("ada", "k", "d1") == ("d1", "7")
+    assert store.begin_submission("bob", "k", "d4") == ("d4", None)
+
+
+def line(key: str, user: str = "ada") -> LedgerLine:
+    return LedgerLine(
+        id=0, key=key, time_s=1.0, account="a", user=user, job="1", kind="gpu-seconds", amount=2.5, text="t4"
+    )
+
+
+def test_a_charge_counts_once_and_with_its_job(store):
+    store.save_jobs([view("1")], [line("a"), line("b", "bob")])
+    store.charge([line("a"), line("c")])
+    assert [entry.key for entry in store.ledger()] == ["c", "b", "a"]
+    assert [entry.key for entry in store.ledger(user="ada", limit=1)] == ["c"]
+    first = store.ledger()[-1]
+    assert first == line("a").model_copy(update={"id": first.id})
+
+
+def test_tokens_audit_controls_models_and_profiles(store):
+    token = TokenView(
+        id="x", user="ada", role="user", job=None, created_s=1.0, expires_s=2.0, revoked=False, note="for tests"
+    )
+    store.add_token(token, "digest")
+    assert store.tokens("x") == [(token, "digest")]
+    store.revoke_token("x")
+    assert store.tokens()[0][0].revoked
+    store.note("ada", "user", "POST /v1/jobs", "7", allowed=False, text="x" * 2000)
+    (entry,) = store.audit()
+    assert (entry.user, entry.action, entry.allowed, len(entry.text)) == ("ada", "POST /v1/jobs", False, 1000)
+    assert store.control("paused") is None
+    store.set_control("paused", True)
+    store.set_control("paused", False)
+    assert store.control("paused") is False
+    assert store.model("1") is None
+    store.add_model("1", 1.0, LinearEstimator())
+    assert store.model("1") == LinearEstimator()
+    seen = Observation(gpu_type="t4", nodes=1, gpus=1, atomic_batch=8, steps=1, step_time_s=1.0, progress=0)
+    profile = Profile(job="n", gpu_type="t4", measured_s=1.0, versions={}, ended="", observations=(seen,))
+    store.save_profile("ada", profile)
+    store.save_profile("ada", profile.model_copy(update={"ended": "again"}))
+    assert [each.ended for each in store.profiles("ada", "n")] == ["again"]
+    assert store.profiles("bob") == []
+
+
+def test_what_is_old_goes_and_the_ledger_stays(store):
+    """Kept for a day: at 200,000 s, what ended at 100,000 s goes, what ended at 150,000 s stays."""
+    ended = {"old": 100_000.0, "new": 150_000.0, "runs": None}
+    store.save_jobs([view(job, end_s=end_s) for job, end_s in ended.items()], [line("old")])
+    store.add_reports([report(0, job) for job in ended])
+    store.save_round(numbered(100, time_s=200_000.0))
+    assert {each.job_id for each in store.reports()} == {"new", "runs"}
+    assert store.job("old") is None
+    assert store.job("new") is not None
+    assert len(store.ledger()) == 1
+
+
+def test_one_writer_only(store, where):
+    with pytest.raises(StoreError, match="in use by another penstockd"):
+        open_store(where, writer=True)
+    store.close()
+    open_store(where, writer=True).close()
+
+
+def test_writers_in_threads_lose_nothing(store):
+    def write(thread: int) -> None:
+        for number in range(20):
+            store.add_reports([report(number, str(thread))])
+
+    threads = [threading.Thread(target=write, args=(thread,)) for thread in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(list(store.reports())) == 80
+
+
+def test_from_the_first_schema_to_the_newest_with_data(where):
+    engine, _, lock = open_engine(where, lock=True)
+    schema.upgrade(engine, "0001")
+    packed = zlib.compress(dump_round(record()))
+    with engine.connect().execution_options(penstock_write=True) as db, db.begin():
+        db.execute(
+            sa.text("INSERT INTO rounds (round, time_s, policy, record) VALUES (1, 1000, 'sia', :record)"),
+            {"record": packed},
+        )
+        db.execute(
+            sa.text(
+                "INSERT INTO reports (job, epoch, sequence, kind, received_s, report) "
+                "VALUES ('1', 1, 0, 'checkpointed', 5, :report)"
+            ),
+            {"report": report(0).model_dump_json()},
+        )
+    with pytest.raises(
+        StoreError, match=f"has the schema 0001, this version needs {REVISION}; run penstock db upgrade"
+    ):
+        open_store(where)
+    lock.close()
+    engine.dispose()
+    done = CliRunner().invoke(make_app(), ["db", "upgrade", where])
+    assert done.exit_code == 0, done.output
+    assert f"from schema 0001 to {REVISION}" in done.output
+    done = CliRunner().invoke(make_app(), ["db", "check", where])
+    assert done.exit_code == 0, done.output
+    assert "1 rounds, 1 reports, 0 outcomes" in done.output
+    opened = open_store(where)
+    assert opened.last_round() == record()
+    assert opened.summaries(None, 5) == [summarise(record())]
+    assert list(opened.reports()) == [report(0)]
+    opened.close()
+
+
+def test_migrations_lead_to_the_tables_of_the_code(store):
+    assert schema.differences(store._engine) == []
+    config = Config()
+    config.set_main_option("script_location", str(schema.Path(schema.__file__).parent / "migrations"))
+    assert ScriptDirectory.from_config(config).get_current_head() == REVISION
+
+
+def test_an_export_has_every_row_and_no_secret(store, where):
+    store.save_round(numbered(1))
+    store.add_reports([report(0)])
+    token = TokenView(id="x", user="ada", role="user", job=None, created_s=1.0, expires_s=2.0, revoked=False, note="")
+    store.add_token(token, "not-to-be-seen")
+    done = CliRunner().invoke(make_app(), ["db", "export", where])
+    rows = [json.loads(row) for row in done.output.splitlines()]
+    assert [row["table"] for row in rows] == ["reports", "rounds", "tokens"]
+    assert rows[1]["record"]["policy"] == "sia"
+    assert "not-to-be-seen" not in done.output
+
+
+def test_a_full_disk_is_an_error_and_later_all_is_well(tmp_path):
+    """SQLite's own limit on the file's size answers as a full disk does."""
+    store = open_store(tmp_path, writer=True)
+    store.add_reports([report(0)])
+    store.close()
+    store = open_store(tmp_path, writer=True)
+
+    def pages(count: int) -> None:
+        store._engine.dispose()
+        sa.event.listen(store._engine, "connect", lambda db, _: db.execute(f"PRAGMA max_page_count={count}"))
+
+    pages(1)
+    with pytest.raises(StoreError, match="full; free some space, running jobs are not affected"):
+        store.add_reports([report(number) for number in range(1000)])
+    assert list(store.reports()) == [report(0)], "all or nothing"
+    pages(10**6)
+    assert store.add_reports([report(0), report(1)]) == [False, True]
+    store.close()
+
+
+def test_a_locked_file_is_an_error_and_later_all_is_well(tmp_path, monkeypatch):
+    monkeypatch.setattr(schema, "BUSY_S", 0.2)
+    store = open_store(tmp_path, writer=True)
+    other = sqlite3.connect(tmp_path / schema.FILE, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    began_s = time.monotonic()
+    with pytest.raises(StoreError, match="locked"):
+        store.add_reports([report(0)])
+    assert time.monotonic() - began_s < 10
+    assert store.last_round() is None, "who reads does not wait"
+    other.execute("ROLLBACK")
+    other.close()
+    assert store.add_reports([report(0)]) == [True]
+    store.close()
+
+
+def test_a_store_that_cannot_be_is_said_early(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match=r"set \[daemon\] state_dir"):
+        open_store(tmp_path / "file" / "state", writer=True)
+    with pytest.raises(StoreError, match="give the daemon's state_dir"):
+        open_store(tmp_path / "none")
+    with pytest.raises(ConfigError, match=r"\[daemon\] store: .*postgresql\+psycopg"):
+        open_store("nosuch://there")
+    with pytest.raises(StoreError, match="see that the server is up"):
+        open_store("postgresql+psycopg://penstock@127.0.0.1:1/penstock?connect_timeout=2", writer=True)
+    (tmp_path / schema.FILE).write_text("this is no database, and long enough to be taken for one")
+    with pytest.raises(StoreError, match="not a database"):
+        open_store(tmp_path, writer=True)
