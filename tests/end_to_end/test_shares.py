@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from penstock_profiles.sensitivity import Sensitivity, SensitivityProfile, SensitivityStore
-from penstock_scheduler.store import FileStore
+from penstock_scheduler.store import open_store
 from penstock_slurm.loopback import LoopbackCluster, wait_for
 from penstock_slurm.loopback.fixtures import MakeLoopback
 from tests.end_to_end.site import RATES, Site
@@ -68,7 +68,7 @@ def test_started_jobs_have_the_cpus_and_the_memory_of_the_plan(shared: Site):
     }
     shared.wait_states("RUNNING", *jobs.values())
     newest = shared.wait_round()
-    record = FileStore(shared.state).round(newest)
+    record = open_store(shared.state).round(newest)
     for job_id in jobs.values():
         share = record.plan.assignments[job_id].placement.shares[0]
         cpus, per_task, memory = given(shared, job_id)
