@@ -161,6 +161,10 @@ class Control(Message):
     gpu_type: str | None = None
     nodes: PositiveInt | None = None
     gpus: PositiveInt | None = None
+    cpus: PositiveInt | None = None
+    """CPUs on each node that come with the GPUs; None: as many as the job itself asked for."""
+    memory_mb: PositiveInt | None = None
+    """Memory on each node, MB as Slurm counts them; None: as much as the job itself asked for."""
     request: Request | None = None
     moved_s: NonNegativeFloat | None = None
     """When the daemon decided to move the job, until its next run has begun there, s since 1970; None: it is not on its way."""

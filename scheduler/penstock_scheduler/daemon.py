@@ -22,6 +22,8 @@ import structlog
 
 from penstock_profiles.catalogue import CatalogueError
 from penstock_profiles.families import load_families
+from penstock_profiles.profiles import ProfileError
+from penstock_profiles.sensitivity import SensitivityStore
 from penstock_scheduler import __version__
 from penstock_scheduler.clock import WallClock
 from penstock_scheduler.errors import ConfigError, PenstockError
@@ -184,7 +186,11 @@ def _parts(settings: Settings, clock: Clock) -> tuple[Cluster, WishModels, Daemo
         families = load_families(daemon.families)
     except CatalogueError as error:
         raise ConfigError(f"[daemon] families: {error}") from None
-    models = WishModels(families, daemon.restart_cost_s)
+    try:
+        shares = SensitivityStore(daemon.sensitivities).load() if daemon.sensitivities is not None else None
+    except ProfileError as error:
+        raise ConfigError(f"[daemon] sensitivities: {error}") from None
+    models = WishModels(families, daemon.restart_cost_s, sensitivities=shares)
     return open_cluster(daemon.cluster, settings, clock, models.check), models, daemon
 
 

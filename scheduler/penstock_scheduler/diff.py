@@ -58,7 +58,7 @@ def _action(plan: Plan, job: Job) -> Action | None:
     if job.phase in (Phase.QUEUED, Phase.STARTING):
         return Start(job.id, plan.round, wanted)
     held = job.allocation
-    if job.phase is not Phase.STOPPING and held is not None and held.shares == wanted.shares:
+    if job.phase is not Phase.STOPPING and held is not None and wanted.suits(held):
         return None
     if held is not None and held.gpu_type == wanted.gpu_type and held.gpus != wanted.gpus:
         return Resize(job.id, plan.round, wanted)

@@ -183,6 +183,7 @@ class RoundLoop:
             remaining=known.remaining,
             attained=self._attained,
             cloud=cloud,
+            sensitivities=known.sensitivities,
         )
         if self._at_rest(snapshot):
             return

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Protocol
@@ -20,6 +20,7 @@ from penstock_profiles.families import Families, UnknownFamilyError
 from penstock_profiles.gpus import Gpus, load_gpus
 from penstock_profiles.learning import JobModel
 from penstock_profiles.profiles import Profile
+from penstock_profiles.sensitivity import SensitivityProfile
 from penstock_profiles.wire import Observation, Report, Started
 from penstock_scheduler.errors import BadWish
 from penstock_scheduler.model import Job, JobId, JobWish
@@ -40,6 +41,8 @@ class Models:
     """See `Snapshot.unscaled`."""
     remaining: dict[JobId, float] = field(default_factory=dict)
     """See `Snapshot.remaining`."""
+    sensitivities: dict[JobId, SensitivityProfile] = field(default_factory=dict)
+    """See `Snapshot.sensitivities`."""
 
 
 class WishModels:
@@ -49,18 +52,29 @@ class WishModels:
         families: the catalogue, by name.
         restart_cost_s: wall-clock seconds that a restart costs a job that does not say.
         gpus: the catalogue of GPU types, by whose names a family finds the site's; None: Penstock's own.
+        sensitivities: what CPU and memory are worth, by name; None: nothing is known.
     """
 
-    def __init__(self, families: Families, restart_cost_s: float, gpus: Gpus | None = None) -> None:
+    def __init__(
+        self,
+        families: Families,
+        restart_cost_s: float,
+        gpus: Gpus | None = None,
+        sensitivities: Mapping[str, SensitivityProfile] | None = None,
+    ) -> None:
         self._catalogue = families
         self._gpus = load_gpus() if gpus is None else gpus
         self._restart_cost_s = restart_cost_s
+        self._sensitivities = dict(sensitivities or {})
         self._gpu_types: frozenset[str] = frozenset()
         self._families = families
         self._known: dict[JobId, tuple[JobWish, AnyEstimator]] = {}
 
     def check(self, wish: JobWish) -> None:
-        """Raises BadWish if the wish names a family that the catalogue does not have, or a batch it cannot train with."""
+        """Raises BadWish if the wish names a family or a profile that is not there, or a batch it cannot train with."""
+        if wish.sensitivity is not None and wish.sensitivity not in self._sensitivities:
+            known = ", ".join(sorted(self._sensitivities)) or "none: set [daemon] sensitivities"
+            raise BadWish(f"sensitivity {wish.sensitivity!r} is not known here; the profiles are {known}")
         _estimator(wish, self._catalogue)
 
     def models(self, jobs: Sequence[Job], gpu_types: Iterable[str]) -> Models:
@@ -84,6 +98,11 @@ class WishModels:
                 job.id: 0 if job.allocation is None else job.allocation.gpus
                 for job in jobs
                 if isinstance(self._known[job.id][1], LinearEstimator)
+            },
+            sensitivities={
+                job.id: profile
+                for job in jobs
+                if (profile := self._sensitivities.get(job.wish.sensitivity or job.wish.model_family or "")) is not None
             },
         )
 

@@ -45,6 +45,19 @@ class Policy(Protocol):
         ...
 
 
+class Stage(Protocol):
+    """Refines a policy's plan: who shares a GPU, how much CPU and memory come with it. A policy's name may end in `+STAGE`."""
+
+    @property
+    def name(self) -> str:
+        """The name in the settings file."""
+        ...
+
+    def refine(self, snapshot: Snapshot, plan: Plan) -> Plan:
+        """A better plan for the same jobs: the same snapshot and plan give the same plan. Raises RoundFailed as `decide`."""
+        ...
+
+
 class Cluster(Protocol):
     """Something that runs jobs: Slurm, or the simulated cluster."""
 

@@ -56,6 +56,9 @@ class DaemonSettings(BaseModel):
     families: Path | None = Field(
         default=None, description="A file of further model families, in the catalogue's format."
     )
+    sensitivities: Path | None = Field(
+        default=None, description="Folder of profiles of what CPU and memory are worth; for the stages of Synergy."
+    )
     log_format: Literal["logfmt", "json"] = "logfmt"
 
 
@@ -88,7 +91,10 @@ class Settings:
         return shown | {"policy": self._policies}
 
     def policy(self, name: str) -> dict[str, Any]:
-        """What the file says of the policy `name`, not yet checked."""
+        """What the file says of the policy `name`, not yet checked; of one with stages (`sia+synergy-tune`), by its parts."""
+        first, *stages = name.split("+")
+        if stages:
+            return {part: self._policies.get(part, {}) for part in (first, *stages)}
         return self._policies.get(name, {})
 
 

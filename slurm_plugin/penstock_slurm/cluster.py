@@ -108,6 +108,8 @@ class SlurmCluster:
         self._not_yet: dict[JobId, SlurmJob] = {}
         self._shared: set[int] = set()
         self._renewed_s: dict[JobId, float] = {}
+        self._ending: dict[JobId, int] = {}
+        """Jobs that are gone and whose end is not known yet -> MB on a node that they were given."""
 
     def observe(self) -> ClusterState:
         """Nodes, and the jobs that ask for Penstock, in the managed partitions. Four Slurm calls, whatever their number.
@@ -163,6 +165,7 @@ class SlurmCluster:
             job = self._job(slurm_job, wish, usable, types, rules)
             if job is not None:
                 managed[slurm_job.id], jobs[slurm_job.id] = slurm_job, job
+        self._tell_outgrown(set(self._jobs) - set(jobs))
         self._remember(managed, jobs, now_s)
         self._not_yet = not_yet
         numbers = Counter(job.number for job in slurm_jobs if job.array_job_id is not None)
@@ -177,6 +180,10 @@ class SlurmCluster:
         nodes = tuple(
             dataclasses.replace(node, gpus_others=node.gpus_others + aside.get(node.name, 0)) for node in nodes
         )
+        if rules.features.memory:
+            nodes = _with_memory(
+                nodes, slurm_nodes, (job for job in jobs.values() if managed[job.id].state not in WAITING)
+            )
         self._free = {node.name: node.gpus_for_us for node in nodes}
         for job in jobs.values():
             if job.allocation is not None:
@@ -243,6 +250,35 @@ class SlurmCluster:
         except SlurmError as error:
             log.warning("cannot tell the job's user", extra={"job": job.id, "text": str(error)})
 
+    def _tell_outgrown(self, gone: set[JobId]) -> None:
+        """Say which jobs ended because they outgrew the memory that they were given, and what to do about it.
+
+        In the log, not to the user: Slurm takes no comment on a job that has ended.
+        """
+        self._ending |= {
+            job_id: allocation.shares[0].memory_mb
+            for job_id in gone
+            if (allocation := self._jobs[job_id].allocation) is not None and allocation.shares[0].memory_mb
+        }
+        if not self._ending:
+            return
+        try:
+            known = {slurm_job.id: slurm_job for slurm_job in self._gateway.jobs(finished=True)}
+        except SlurmError as error:
+            log.warning("cannot look after jobs that ended", extra={"text": str(error)})
+            return
+        for job_id, memory_mb in list(self._ending.items()):
+            ended = known.get(job_id)
+            if ended is not None and ended.state not in ENDED:
+                continue  # it is still on its way out
+            del self._ending[job_id]
+            if ended is not None and (how := _outgrew(ended)):
+                text = (
+                    f"{how} the {memory_mb} MB on a node that Penstock gave it by its profile; measure it again with "
+                    "the memory that it really needs (process_mb), or submit it without a profile for its GPUs' part of a node"
+                )
+                log.warning("job outgrew its memory", extra={"job": job_id, "user": ended.user, "text": text})
+
     def _job(
         self,
         slurm_job: SlurmJob,
@@ -272,6 +308,7 @@ class SlurmCluster:
                     return None
                 phase = Phase.STOPPING if facts.asked else Phase.RUNNING
                 allocation = _placement(slurm_job, slurm_job.nodes, types)
+        allocation = _granted(allocation, control)
         mine = [name for name in slurm_job.partition if name in partitions]
         return Job(
             id=slurm_job.id,
@@ -411,7 +448,7 @@ class SlurmCluster:
             if isinstance(action, Hold):
                 return _Step(Outcome(action, Progress.DONE), _held(slurm_job))
             return self._start(action, slurm_job, job)
-        if not isinstance(action, Hold) and job.allocation and job.allocation.shares == action.placement.shares:
+        if not isinstance(action, Hold) and job.allocation and action.placement.suits(job.allocation):
             return _Step(self._stay(action, slurm_job))
         return self._stop(action, slurm_job)
 
@@ -419,7 +456,7 @@ class SlurmCluster:
         """Send a pending job to its placement."""
         assert not isinstance(action, Hold)
         wanted, now_s = action.placement, self._clock.now_s()
-        if job.phase is Phase.STARTING and job.allocation is not None and job.allocation.shares == wanted.shares:
+        if job.phase is Phase.STARTING and job.allocation is not None and wanted.suits(job.allocation):
             waited_s = now_s - self._released_s[job.id]
             if waited_s < self._settings.start_patience_s:
                 return _Step(Outcome(action, Progress.UNDER_WAY, "waits for Slurm to start it"))
@@ -443,7 +480,7 @@ class SlurmCluster:
         if any(room.get(share.node, 0) < share.gpus for share in wanted.shares):
             return _Step(Outcome(action, Progress.UNDER_WAY, "waits for GPUs that another job still holds"))
         waits_by_begin = kept_by_begin(slurm_job, now_s)
-        shape = wanted.configuration
+        shape, share = wanted.configuration, wanted.shares[0]
         before = self._spool.control(job.id)
         limit_s = self._time_limit_s(slurm_job, before)
         self._spool.tell(
@@ -454,6 +491,8 @@ class SlurmCluster:
                 gpu_type=shape.gpu_type,
                 nodes=shape.nodes,
                 gpus=shape.gpus,
+                cpus=share.cpus or None,
+                memory_mb=share.memory_mb or None,
                 submitted_s=job.submit_s,
                 slurm_job=None if slurm_job.array_job_id is None else str(slurm_job.number),
                 time_limit_s=limit_s,
@@ -468,7 +507,9 @@ class SlurmCluster:
             nodes=wanted.nodes,
             gpus_per_node=wanted.shares[0].gpus,
             tasks=shape.nodes,
-            cpus=shape.nodes * max(slurm_job.cpus_per_task, 1),
+            cpus=shape.nodes * (share.cpus or max(slurm_job.cpus_per_task, 1)),
+            cpus_per_task=share.cpus or None,
+            memory_mb_per_node=share.memory_mb or None,
             time_limit_s=limit_s,
         )
         self._refused_starts[job.id, action.round] = tries + 1
@@ -656,6 +697,45 @@ def _manageable(job: SlurmJob) -> None:
         raise BadWish("it asks Slurm for no GPUs per node, so there is no count to change; submit it with --gres=gpu:1")
     if not job.requeue:
         raise BadWish("Slurm may not requeue it, so it cannot be moved; submit it with --requeue")
+
+
+def _outgrew(job: SlurmJob) -> str:
+    """Whether a job ended for want of memory, in words; empty if not.
+
+    Where cgroups keep jobs within their memory Slurm says so. With JobAcctGatherParams=OverMemoryKill, Slurm 22.05 only
+    kills: state FAILED, signal 9, reason JobLaunchFailure.
+    """
+    if job.state == "OUT_OF_MEMORY":
+        return "ended because it outgrew"
+    if job.state == "FAILED" and (job.reason == "JobLaunchFailure" or job.reason.startswith("RaisedSignal:9")):
+        return "was killed, and if its output says that it exceeded a memory limit, then it outgrew"
+    return ""
+
+
+def _granted(held: Placement | None, control: Control | None) -> Placement | None:
+    """What a job holds, with the CPUs and the memory that it was sent there with, if those were ours to give."""
+    if held is None or control is None or control.cpus is None or control.nodes != len(held.shares):
+        return held
+    cpus, memory_mb = control.cpus, control.memory_mb or 0
+    shares = tuple(dataclasses.replace(share, cpus=cpus, memory_mb=memory_mb) for share in held.shares)
+    return dataclasses.replace(held, shares=shares)
+
+
+def _with_memory(nodes: tuple[Node, ...], slurm_nodes: Iterable[SlurmNode], running: Iterable[Job]) -> tuple[Node, ...]:
+    """Nodes with the memory that Slurm gives out there, and what others than these jobs hold of it."""
+    known = {node.name: node for node in slurm_nodes}
+    ours: dict[str, int] = {}
+    for job in running:
+        for share in job.allocation.shares if job.allocation is not None else ():
+            ours[share.node] = ours.get(share.node, 0) + share.memory_mb
+    return tuple(
+        dataclasses.replace(
+            node,
+            memory_mb=known[node.name].memory_mb,
+            memory_others_mb=max(known[node.name].memory_used_mb - ours.get(node.name, 0), 0),
+        )
+        for node in nodes
+    )
 
 
 def _submitted_s(job: SlurmJob, control: Control | None) -> float:

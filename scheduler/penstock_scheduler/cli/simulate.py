@@ -14,6 +14,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from penstock_profiles.profiles import ProfileError
+from penstock_profiles.sensitivity import SensitivityProfile, SensitivityStore
 from penstock_scheduler.errors import ConfigError
 from penstock_scheduler.model import Node
 from penstock_scheduler.nodespec import SpecError
@@ -54,6 +56,7 @@ def simulate_command(
     trace: str | None = typer.Option(
         None, "--format", help="What the workload is; told from its first line if not given."
     ),
+    sensitivities: Path | None = typer.Option(None, help="Folder of profiles of CPU and memory; see docs/synergy.md."),
     gpu_types: str = typer.Option("", help="GPU types beside those of the catalogue, such as mi50,k40."),
     gpu_speeds: str = typer.Option("", help="For recorded durations: relative speeds, such as a100=1,h100=2."),
     prices: str = typer.Option("", help="Of a GPU-hour, such as t4=0.4,a100=2.5."),
@@ -77,13 +80,14 @@ def simulate_command(
     given = settings_of(names, config)
     tables = Profiles(profiles) if profiles is not None else None
     speeds, costs = numbers("--gpu-speeds", gpu_speeds) or None, numbers("--prices", prices) or None
+    shares = _sensitivities(sensitivities) if sensitivities is not None else None
     disturbed = _disturbances(disturb)
     if parquet and not parquet_is_there():
         raise ConfigError("--parquet needs pyarrow: pip install 'penstock[report]', or leave it out for CSV")
     tables_as = "parquet" if parquet else "csv"
 
     def scenario(seed: int) -> Scenario:
-        return prepare(nodes, found, tables, gpu_speeds=speeds, disturbances=disturbed, seed=seed)
+        return prepare(nodes, found, tables, gpu_speeds=speeds, disturbances=disturbed, sensitivities=shares, seed=seed)
 
     scenario(0).check()
     if out is not None:
@@ -187,6 +191,17 @@ def _cluster_spec(cluster: str) -> str:
     if not parts:
         raise ConfigError(f"{cluster} names no node; write a part a line, such as t4:6x4")
     return ",".join(parts)
+
+
+def _sensitivities(folder: Path) -> dict[str, SensitivityProfile]:
+    """The profiles in a folder. Raises ConfigError."""
+    try:
+        found = SensitivityStore(folder).load()
+    except ProfileError as error:
+        raise ConfigError(f"--sensitivities: {error}") from None
+    if not found:
+        raise ConfigError(f"--sensitivities={folder} has no profile; give a folder of MODEL.json, see docs/synergy.md")
+    return found
 
 
 def _disturbances(text: str) -> Disturbances:

@@ -19,10 +19,22 @@ class Configuration:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """`gpus` GPUs of one node."""
+    """`gpus` GPUs of one node, and the CPUs and memory that come with them."""
 
     node: str
     gpus: int
+    cpus: int = 0
+    """CPUs there; 0: as many as the job itself asked for."""
+    memory_mb: int = 0
+    """Memory there, MB as Slurm counts them; 0: as much as the job itself asked for."""
+
+    def suits(self, held: Share) -> bool:
+        """Whether a job that holds `held` has what is wanted here: what is not said may be anything."""
+        return (
+            (self.node, self.gpus) == (held.node, held.gpus)
+            and self.cpus in (0, held.cpus)
+            and self.memory_mb in (0, held.memory_mb)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +60,12 @@ class Placement:
         """The shape of this placement, without the names."""
         return Configuration(len(self.shares), self.gpus, self.gpu_type)
 
+    def suits(self, held: Placement) -> bool:
+        """Whether a job that holds `held` can stay as it is: same GPUs on the same nodes, and what else is wanted there."""
+        return len(self.shares) == len(held.shares) and all(
+            wanted.suits(share) for wanted, share in zip(self.shares, held.shares, strict=True)
+        )
+
     def __str__(self) -> str:
         return f"{self.gpu_type} " + ",".join(f"{share.node}:{share.gpus}" for share in self.shares)
 
@@ -72,8 +90,22 @@ class Node:
     cpus_others: int = 0
     state: str = ""
     """The cluster's own words for the node's state, for people."""
+    memory_mb: int = 0
+    """Memory that jobs may have, MB as Slurm counts them; 0: not known, or not given out by the cluster."""
+    memory_others_mb: int = 0
+    """Memory that jobs hold which Penstock does not manage."""
 
     @property
     def gpus_for_us(self) -> int:
         """GPUs that a plan may give out here: 0 on a node that is not usable."""
         return max(self.gpus - self.gpus_others, 0) if self.usable else 0
+
+    @property
+    def cpus_for_us(self) -> int:
+        """CPUs that a plan may give out here."""
+        return max(self.cpus - self.cpus_others, 0) if self.usable else 0
+
+    @property
+    def memory_mb_for_us(self) -> int:
+        """Memory that a plan may give out here, MB."""
+        return max(self.memory_mb - self.memory_others_mb, 0) if self.usable else 0

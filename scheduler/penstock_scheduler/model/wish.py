@@ -98,6 +98,10 @@ class JobWish(BaseModel):
     model_family: str | None = Field(
         default=None, description="A family of the catalogue whose speed resembles the job's."
     )
+    sensitivity: str | None = Field(
+        default=None,
+        description="The site's profile of what CPU and memory are worth to the job; absent: that of its model_family.",
+    )
     goodput_table: dict[str, dict[PositiveInt, PositiveFloat]] | None = Field(
         default=None,
         min_length=1,

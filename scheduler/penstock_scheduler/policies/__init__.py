@@ -1,9 +1,9 @@
-"""The policies, one file each, and the registry: a new policy is one file and one line here."""
+"""The policies and stages, one file each, and the registry: a new one is one file and one line here."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
@@ -24,7 +24,18 @@ from penstock_scheduler.policies.queues import (
     Srtf,
 )
 from penstock_scheduler.policies.sia import ARTIFACT, Sia, SiaSettings
-from penstock_scheduler.ports import Policy
+from penstock_scheduler.policies.staged import Staged
+from penstock_scheduler.policies.synergy import (
+    PAPER,
+    REFERENCE,
+    OptSettings,
+    Proportional,
+    ProportionalSettings,
+    SynergyOpt,
+    SynergyTune,
+    TuneSettings,
+)
+from penstock_scheduler.ports import Policy, Stage
 
 REGISTRY: dict[str, tuple[Callable[[Any], Policy], type[BaseModel]]] = {
     "sia": (Sia, SiaSettings),
@@ -38,18 +49,63 @@ REGISTRY: dict[str, tuple[Callable[[Any], Policy], type[BaseModel]]] = {
 }
 """Name in the settings file -> how to build the policy from its settings, and what those are."""
 
-PRESETS: dict[str, dict[str, Any]] = {"sia:artifact": ARTIFACT}
-"""Names for a policy with settings of its own: `POLICY:PRESET`."""
+STAGES: dict[str, tuple[Callable[[Any], Stage], type[BaseModel]]] = {
+    "proportional": (Proportional, ProportionalSettings),
+    "synergy-tune": (SynergyTune, TuneSettings),
+    "synergy-opt": (SynergyOpt, OptSettings),
+}
+"""Name behind a `+` -> how to build the stage from its settings, and what those are."""
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "sia:artifact": ARTIFACT,
+    "synergy-tune:paper": PAPER,
+    "synergy-tune:reference": REFERENCE,
+}
+"""Names for a policy or a stage with settings of its own: `NAME:PRESET`."""
+
+Built = TypeVar("Built")
 
 
 def make_policy(name: str, settings: Mapping[str, Any] | None = None) -> tuple[Policy, dict[str, Any]]:
-    """The policy called `name`, and its settings in full. Raises ConfigError for a name or a setting that is wrong."""
+    """The policy called `name`, and its settings in full.
+
+    A name such as `sia+synergy-tune` is a policy with stages behind it; its settings are those of each part, by its name.
+
+    Raises:
+        ConfigError: a name or a setting that is wrong.
+    """
+    first, *behind = name.split("+")
+    if first.partition(":")[0] in STAGES:
+        raise ConfigError(f"{first!r} refines the plan of a policy: write it behind one, such as sia+{first}")
+    if not behind:
+        policy, in_full = _make(name, REGISTRY, "policies", settings or {})
+        return WithCloud(policy), in_full
+    given, bases = dict(settings or {}), [part.partition(":")[0] for part in (first, *behind)]
+    if unknown := sorted(set(given) - {first, *behind, *bases}):
+        raise ConfigError(f"policy {name!r} has no part {unknown[0]!r}; its settings are by part: {', '.join(bases)}")
+    policy, in_full = _make(first, REGISTRY, "policies", given.get(first, given.get(bases[0], {})))
+    stages, every = [], {bases[0]: in_full}
+    for part, base in zip(behind, bases[1:], strict=True):
+        stage, every[base] = _make(part, STAGES, "stages", given.get(part, given.get(base, {})))
+        stages.append(stage)
+    return Staged(WithCloud(policy), stages), every
+
+
+def _make(
+    name: str,
+    registry: Mapping[str, tuple[Callable[[Any], Built], type[BaseModel]]],
+    kind: str,
+    settings: Mapping[str, Any],
+) -> tuple[Built, dict[str, Any]]:
     base, _, preset = name.partition(":")
-    if base not in REGISTRY or (preset and name not in PRESETS):
-        raise ConfigError(f"unknown policy {name!r}; the policies are {', '.join(sorted([*REGISTRY, *PRESETS]))}")
-    build, model = REGISTRY[base]
+    if base not in registry or (preset and name not in PRESETS):
+        known = sorted([*registry, *(each for each in PRESETS if each.partition(":")[0] in registry)])
+        raise ConfigError(
+            f"unknown {kind[:-1] if kind == 'stages' else 'policy'} {name!r}; the {kind} are {', '.join(known)}"
+        )
+    build, model = registry[base]
     try:
-        checked = model.model_validate(PRESETS.get(name, {}) | dict(settings or {}))
+        checked = model.model_validate(PRESETS.get(name, {}) | dict(settings))
     except ValidationError as error:
         raise ConfigError(f"[policy.{name}] " + "; ".join(describe_errors(error, model))) from None
-    return WithCloud(build(checked)), checked.model_dump(mode="json")
+    return build(checked), checked.model_dump(mode="json")

@@ -22,6 +22,7 @@ from typing import Protocol
 from penstock_profiles.estimators import AnyEstimator, Batch
 from penstock_profiles.matrix import Configurations, best_batches
 from penstock_profiles.noise import GradientNoise
+from penstock_profiles.sensitivity import SensitivityProfile
 from penstock_profiles.wire import Report
 from penstock_scheduler.model import (
     Action,
@@ -37,6 +38,7 @@ from penstock_scheduler.model import (
     Progress,
 )
 from penstock_scheduler.nodespec import parse_nodes
+from penstock_scheduler.policies.synergy import Amount, Room, relative_speed
 from penstock_scheduler.ports import Clock
 from penstock_scheduler.simulator.disturbances import Disturbances
 from penstock_scheduler.simulator.latencies import Latencies
@@ -99,6 +101,8 @@ class SimulatedJob:
     account: str = ""
     time_limit_s: float | None = None
     """What it asked the cluster to end it after, which backfill plans with; None: no limit. Nobody is ended here."""
+    sensitivity: SensitivityProfile | None = None
+    """What CPU and memory are worth to it; None: nothing, or nobody knows."""
     progress: float = 0.0
     allocation: Placement | None = None
     starts: int = 0
@@ -390,7 +394,7 @@ class SimulatedCluster:
     def _moves(self, action: Action) -> bool:
         """Whether an action takes a job from where it is: it may have been done already."""
         held = self.jobs[action.job].allocation
-        return isinstance(action, Hold) or held is None or held.shares != action.placement.shares
+        return isinstance(action, Hold) or held is None or not action.placement.suits(held)
 
     def _stop(self, job: SimulatedJob, now_s: float) -> None:
         """It begins to save and leave, if it does not already."""
@@ -462,8 +466,19 @@ class SimulatedCluster:
     # What disturbs them.
 
     def _speed(self, job: SimulatedJob) -> float:
-        speed = 1 / self._disturbances.straggler(job.id, job.starts)
+        speed = self._share_speed(job) / self._disturbances.straggler(job.id, job.starts)
         return speed * (1 - self._disturbances.interference) if self._interfered(job) else speed
+
+    def _share_speed(self, job: SimulatedJob) -> float:
+        """Speed with the CPUs and the memory that it has, relative to its GPUs' part of the node, which its truth is of."""
+        if job.sensitivity is None or job.allocation is None or len(job.allocation.shares) > 1:
+            return 1.0
+        share = job.allocation.shares[0]
+        table = job.sensitivity.at(share.gpus)
+        if table is None or not share.cpus:
+            return 1.0
+        node = replace(self._nodes[share.node], cpus_others=0, memory_others_mb=0, usable=True)
+        return relative_speed(table, share.gpus, Room.of(node), Amount(share.cpus, share.memory_mb))
 
     def _interfered(self, job: SimulatedJob) -> bool:
         """Whether it and another job of several nodes share one."""
@@ -529,8 +544,16 @@ def _with_usable(node: Node, *, usable: bool) -> Node:
 
 
 def nodes_from_spec(spec: str) -> tuple[Node, ...]:
-    """Nodes with 64 CPUs each from a spec such as `t4:6x4,rtx:3x8`. Raises SpecError, quoting the bad part."""
+    """Nodes from a spec such as `t4:6x4,rtx:3x8:48c:256g`, of 64 CPUs where it names none. Raises SpecError with the bad part."""
     return tuple(
-        Node(node.name, node.gpu_type, node.gpus, ("all", node.gpu_type), cpus=64, state="IDLE")
+        Node(
+            node.name,
+            node.gpu_type,
+            node.gpus,
+            ("all", node.gpu_type),
+            cpus=64 if node.cpus is None else node.cpus,
+            state="IDLE",
+            memory_mb=node.memory_mb or 0,
+        )
         for node in parse_nodes(spec)
     )

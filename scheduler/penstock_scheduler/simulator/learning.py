@@ -45,6 +45,8 @@ class LearnedModels:
                 if isinstance(simulated.truth, ModelledJob) and simulated.runs:
                     initial, own = simulated.truth.model.initial_batch, job.wish.batch_size
                     known.remaining[job.id] = simulated.truth.left(simulated.progress, initial if own is None else own)
+            if simulated.sensitivity is not None:
+                known.sensitivities[job.id] = simulated.sensitivity
         return known
 
 

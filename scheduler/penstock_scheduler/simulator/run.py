@@ -11,6 +11,7 @@ from typing import Literal, Protocol
 
 from penstock_profiles.families import Families, load_families
 from penstock_profiles.gpus import Gpus, load_gpus
+from penstock_profiles.sensitivity import SensitivityProfile
 from penstock_profiles.wire import Report
 from penstock_scheduler.errors import RoundFailed
 from penstock_scheduler.loop import RoundLoop
@@ -80,6 +81,12 @@ class Scenario:
     families: Families
     gpus: Gpus
     disturbances: Disturbances = field(default_factory=Disturbances)
+    sensitivities: Mapping[str, SensitivityProfile] = field(default_factory=dict)
+    """What CPU and memory are worth, by the names in the jobs' `sensitivity`, or of their models."""
+
+    def sensitivity_of(self, job: WorkloadJob) -> SensitivityProfile | None:
+        """The job's; None: not known."""
+        return self.sensitivities.get(job.sensitivity or job.model or "")
 
     @property
     def node_gpus(self) -> dict[str, int]:
@@ -110,6 +117,9 @@ class Scenario:
             if fewest > most:
                 found = f"a need of {fewest} GPUs of {' or '.join(types)}"
                 problems.append(Problem(f"job {job.id!r}", None, found, f"at most the {most} that the cluster has"))
+            if job.sensitivity is not None and job.sensitivity not in self.sensitivities:
+                known = ", ".join(sorted(self.sensitivities)) or "none: give their folder"
+                problems.append(Problem(f"job {job.id!r}", None, f"sensitivity={job.sensitivity!r}", f"one of {known}"))
         if problems:
             raise BadInput(problems)
 
@@ -121,6 +131,7 @@ def prepare(
     *,
     gpu_speeds: Mapping[str, float] | None = None,
     disturbances: Disturbances | None = None,
+    sensitivities: Mapping[str, SensitivityProfile] | None = None,
     seed: int = 0,
 ) -> Scenario:
     """A scenario with Penstock's own catalogues.
@@ -131,6 +142,7 @@ def prepare(
         profiles: measured tables of their models; None: the catalogue.
         gpu_speeds: of jobs that are recorded durations; see `TruthSettings`.
         disturbances: None: none.
+        sensitivities: what CPU and memory are worth to jobs; None: nothing is known.
         seed: of all that is drawn. Each but 0 also has jobs come a little later (`jittered`).
     """
     sizes: dict[str, int] = {}
@@ -140,7 +152,7 @@ def prepare(
     settings = TruthSettings(gpu_speeds, node_gpus=sizes, seed=seed)
     truth = Truth(tuple(sizes), profiles, families, settings, gpus)
     disturbed = replace(disturbances or Disturbances(), seed=seed)
-    return Scenario(nodes, jittered(workload, seed), truth, families, gpus, disturbed)
+    return Scenario(nodes, jittered(workload, seed), truth, families, gpus, disturbed, sensitivities or {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +210,7 @@ def simulate(
     Raises:
         ConfigError: no such policy, or a setting that is wrong.
     """
-    driving = driving or DRIVINGS.get(policy_name, Driving())
+    driving = driving or DRIVINGS.get(policy_name.partition("+")[0], Driving())
     policy, all_settings = make_policy(policy_name, settings)
     begun_s = time.process_time()
     jobs = [_simulated(job, scenario, driving) for job in scenario.workload.jobs]
@@ -270,6 +282,7 @@ def _simulated(job: WorkloadJob, scenario: Scenario, driving: Driving) -> Simula
         job.user,
         job.account,
         job.time_limit_s,
+        scenario.sensitivity_of(job),
     )
 
 

@@ -176,6 +176,8 @@ class SlurmFeatures:
     limits: bool = False
     """Whether it keeps jobs within the limits of QOS and associations."""
     fair_share: bool = False
+    memory: bool = False
+    """Whether it gives out memory, as it does CPUs (SelectTypeParameters=CR_Core_Memory)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +216,10 @@ class JobPlacement:
     cpus: int
     time_limit_s: float | None = None
     """Time that this run may take, rounded up to whole minutes as Slurm counts; None leaves the job's own."""
+    cpus_per_task: int | None = None
+    """None leaves the job's own."""
+    memory_mb_per_node: int | None = None
+    """None leaves the job's own."""
 
     def __post_init__(self) -> None:
         if not self.nodes or len(set(self.nodes)) != len(self.nodes):

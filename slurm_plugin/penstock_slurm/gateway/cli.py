@@ -381,6 +381,8 @@ def _words(write: Write) -> tuple[str, ...]:
         f"NumNodes={count}-{count}",
         *([] if placement.tasks is None else [f"NumTasks={placement.tasks}"]),
         f"NumCPUs={placement.cpus}",
+        *([] if placement.cpus_per_task is None else [f"CPUsPerTask={placement.cpus_per_task}"]),
+        *([] if placement.memory_mb_per_node is None else [f"MinMemoryNode={placement.memory_mb_per_node}"]),
         f"TresPerNode=gres:gpu:{placement.gpus_per_node}",
         f"ReqNodeList={','.join(placement.nodes)}",
         *([] if placement.time_limit_s is None else [f"TimeLimit={slurm_minutes(placement.time_limit_s)}"]),

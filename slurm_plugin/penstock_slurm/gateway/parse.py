@@ -345,6 +345,7 @@ def parse_features(text: str) -> SlurmFeatures:
         topology=keys.get("TopologyPlugin", "").endswith("/tree"),
         limits=accounting and bool({"limits", "safe", "all"} & set(keys["AccountingStorageEnforce"].split(","))),
         fair_share=accounting and keys["PriorityType"].endswith("/multifactor"),
+        memory="MEMORY" in keys.get("SelectTypeParameters", ""),
     )
 
 

@@ -168,6 +168,7 @@ class PyslurmGateway:
             required_nodes=",".join(placement.nodes),
             begin_time="now",
             **({} if (limit_s := placement.time_limit_s) is None else {"time_limit": slurm_minutes(limit_s)}),
+            **({} if placement.memory_mb_per_node is None else {"memory_per_node": f"{placement.memory_mb_per_node}M"}),
         )
         self._write("modify", job_id, lambda job: job.modify(change))
 

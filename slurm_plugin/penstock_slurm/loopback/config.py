@@ -153,8 +153,9 @@ def slurm_conf(
     text = [f"{key}={value}" for key, value in (lines | dict(settings)).items()]
     text += [
         f"NodeName={node.name} NodeHostname={host} NodeAddr=127.0.0.1 Port={ports.slurmd(index)} "
-        f"CPUs={cpus_per_node} Boards=1 SocketsPerBoard=1 CoresPerSocket={cpus_per_node} ThreadsPerCore=1 "
-        f"RealMemory=256000 Gres=gpu:{node.gpu_type}:{node.gpus} Feature={node.gpu_type} State=UNKNOWN"
+        f"CPUs={node.cpus or cpus_per_node} Boards=1 SocketsPerBoard=1 CoresPerSocket={node.cpus or cpus_per_node} "
+        f"ThreadsPerCore=1 RealMemory={node.memory_mb or 256000} "
+        f"Gres=gpu:{node.gpu_type}:{node.gpus} Feature={node.gpu_type} State=UNKNOWN"
         for index, node in enumerate(nodes)
     ]
     for gpu_type in types:

@@ -22,12 +22,23 @@ TYPES = ("t4", "rtx", "a100")
 QUICK: dict[str, dict[str, object]] = {"pollux": {"generations": 10, "population": 20}}
 """A search that is stopped early has to keep the rules, too."""
 
-VARIANTS = [(name, QUICK.get(name, {})) for name in sorted(REGISTRY)] + [
-    (name, {"backfill": "easy", "fit": fit})
-    for name, (_, model) in sorted(REGISTRY.items())
-    if "backfill" in model.model_fields
-    for fit in ("first", "best")
+STAGED: list[tuple[str, dict[str, object]]] = [
+    ("sia+synergy-tune", {}),
+    ("las+synergy-opt", {}),
+    ("fifo+proportional", {}),
 ]
+"""Plans that stages have refined."""
+
+VARIANTS = (
+    [(name, QUICK.get(name, {})) for name in sorted(REGISTRY)]
+    + STAGED
+    + [
+        (name, {"backfill": "easy", "fit": fit})
+        for name, (_, model) in sorted(REGISTRY.items())
+        if "backfill" in model.model_fields
+        for fit in ("first", "best")
+    ]
+)
 """Every policy as it comes, and the queues with backfill."""
 
 

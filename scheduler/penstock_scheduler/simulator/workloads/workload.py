@@ -61,6 +61,8 @@ class WorkloadJob:
     """Memory in total, MiB; None: not known."""
     data_gb: float | None = None
     """Size of its data set, GB; None: not known."""
+    sensitivity: str | None = None
+    """Name of the profile that tells what CPU and memory are worth to it; None: that of its model, if there is one."""
 
     def __post_init__(self) -> None:
         if not self.id:

@@ -1,0 +1,96 @@
+"""CPUs and memory of a plan on a real Slurm that gives out both."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock_profiles.sensitivity import Sensitivity, SensitivityProfile, SensitivityStore
+from penstock_scheduler.store import open_store
+from penstock_slurm.loopback import LoopbackCluster, wait_for
+from penstock_slurm.loopback.fixtures import MakeLoopback
+from tests.end_to_end.site import RATES, Site
+
+pytestmark = pytest.mark.slurm
+
+IMAGE = Sensitivity(1, (1, 3, 6, 9, 12), (60_000, 120_000), ((0.3, 0.3), (1, 1), (1.75, 1.75), (2, 2), (2, 3)))
+LANGUAGE = Sensitivity(1, (1, 3), (20_000, 60_000), ((1, 1), (1, 1)))
+
+OUTGROWS = "import time; time.sleep(1); held = bytearray(200 << 20); time.sleep(60)"
+
+
+@pytest.fixture
+def shared(make_loopback: MakeLoopback, make_site: Callable[..., Site], tmp_path: Path) -> Iterator[Site]:
+    """Two nodes of 4 GPUs, 12 CPUs and 240 GB, and a daemon that decides as sia+synergy-tune."""
+    slurm: LoopbackCluster = make_loopback(
+        "t4:2x4:12c:240g",
+        settings={
+            "SelectTypeParameters": "CR_Core_Memory",
+            "JobAcctGatherType": "jobacct_gather/linux",
+            "JobAcctGatherFrequency": "task=1",
+            "JobAcctGatherParams": "OverMemoryKill",
+        },
+    )
+    store = SensitivityStore(tmp_path / "sensitivities")
+    for name, table in (("image", IMAGE), ("language", LANGUAGE)):
+        store.save(SensitivityProfile(name, (table,)))
+    tiny = Sensitivity(1, (1,), (100,), ((1,),))
+    store.save(SensitivityProfile("tiny", (tiny,)))
+    site = make_site(slurm, policy="sia+synergy-tune", sensitivities=str(tmp_path / "sensitivities"))
+    site.start()
+    return site
+
+
+def given(site: Site, job_id: str) -> tuple[int, int, str]:
+    """NumCPUs, CPUs/Task and MinMemoryNode of a job, as `scontrol show job` says."""
+    text = site.slurm.command("scontrol", "show", "job", job_id).stdout
+    found = {key: re.search(rf"\b{key}=(\S+)", text) for key in ("NumCPUs", "CPUs/Task", "MinMemoryNode")}
+    assert all(found.values()), text
+    numbers = {key: match[1] for key, match in found.items() if match}
+    return int(numbers["NumCPUs"]), int(numbers["CPUs/Task"]), numbers["MinMemoryNode"]
+
+
+def in_mb(text: str) -> float:
+    """Slurm writes 120000M, or 58.59G of 1024 MB."""
+    return float(text[:-1]) * {"M": 1, "G": 1024}[text[-1]]
+
+
+def test_started_jobs_have_the_cpus_and_the_memory_of_the_plan(shared: Site):
+    rates = {"t4": {"1": RATES["t4"]["1"]}}
+    jobs = {
+        "image": shared.submit(600, rates=rates, sensitivity="image"),
+        "language": shared.submit(600, rates=rates, sensitivity="language"),
+        "": shared.submit(600, rates=rates),
+    }
+    shared.wait_states("RUNNING", *jobs.values())
+    newest = shared.wait_round()
+    record = open_store(shared.state).round(newest)
+    for job_id in jobs.values():
+        share = record.plan.assignments[job_id].placement.shares[0]
+        cpus, per_task, memory = given(shared, job_id)
+        assert (cpus, per_task) == (share.cpus, share.cpus)
+        assert in_mb(memory) == pytest.approx(share.memory_mb, abs=10)
+    assert given(shared, jobs["image"])[0] == 12
+    assert given(shared, jobs["language"])[0] == 1
+    assert given(shared, jobs[""])[0] == 3, "without a profile it has its GPU's part"
+    # Round after round they stay as they are: nobody is restarted for the share that it has.
+    shared.wait_round(after=newest + 2)
+    assert shared.states(*jobs.values()) == dict.fromkeys(jobs.values(), "RUNNING")
+    assert all(shared.job(job_id).restarts == 0 for job_id in jobs.values())
+    shared.slurm.command("scancel", *jobs.values())
+
+
+def test_a_job_that_outgrows_its_memory_is_reported_with_the_remedy(shared: Site):
+    """Its profile says that 100 MB are enough for it; it takes 200."""
+    wish = '{"penstock": {"max_gpus": 1, "sensitivity": "tiny", "goodput_table": {"t4": {"1": 1.0}}}}'
+    script = f"exec {sys.executable} -c '{OUTGROWS}'"
+    job_id = shared.sbatch(
+        "--hold", "--requeue", "--gres=gpu:1", f"--comment={wish}", f"--output={shared.folder}/%j.out", "--wrap", script
+    )
+    wait_for(lambda: "outgrew the 100 MB" in shared.log.read_text(), 60, "word of it", details=shared.tail)
+    assert "measure it again" in shared.log.read_text()
+    assert "exceeded memory limit" in (shared.folder / f"{job_id}.out").read_text(), "it was Slurm that ended it"
