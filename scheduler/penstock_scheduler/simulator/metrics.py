@@ -230,9 +230,8 @@ def _fair_s(job: SimulatedJob, scenario: Scenario, contention: float) -> float:
     """
     share = scenario.total_gpus / contention
     found: list[tuple[float, float]] = []
-    for gpu_type in scenario.node_gpus:
+    for gpu_type, gpus in scenario.gpus_by_type.items():
         if job.wish.gpu_types is None or gpu_type in job.wish.gpu_types:
-            gpus = sum(node.gpus for node in scenario.nodes if node.gpu_type == gpu_type)
             found.append((gpus, isolated_s(job, scenario, gpu_type, share)))
     possible = [(gpus, seconds) for gpus, seconds in found if math.isfinite(seconds)]
     total = sum(gpus for gpus, _ in possible)

@@ -88,13 +88,18 @@ class Scenario:
         """The job's; None: not known."""
         return self.sensitivities.get(job.sensitivity or job.model or "")
 
-    @property
+    @cached_property
     def node_gpus(self) -> dict[str, int]:
         """GPU type -> GPUs of its largest node."""
         sizes: dict[str, int] = {}
         for node in self.nodes:
             sizes[node.gpu_type] = max(node.gpus, sizes.get(node.gpu_type, 0))
         return sizes
+
+    @cached_property
+    def gpus_by_type(self) -> dict[str, int]:
+        """GPU type -> GPUs of all its nodes."""
+        return {name: sum(node.gpus for node in self.nodes if node.gpu_type == name) for name in self.node_gpus}
 
     @cached_property
     def site_families(self) -> Families:
@@ -104,7 +109,7 @@ class Scenario:
     @property
     def total_gpus(self) -> int:
         """Of all nodes."""
-        return sum(node.gpus for node in self.nodes)
+        return sum(self.gpus_by_type.values())
 
     def check(self) -> None:
         """Raises BadInput, which names what is wrong with the workload on this cluster, before anything runs."""
@@ -112,8 +117,8 @@ class Scenario:
         problems = []
         for job in self.workload.jobs:
             fewest = min(job.gpus, job.wish.min_gpus)
-            types = job.wish.gpu_types or tuple(self.node_gpus)
-            most = max((sum(n.gpus for n in self.nodes if n.gpu_type == gpu_type) for gpu_type in types), default=0)
+            types = job.wish.gpu_types or tuple(self.gpus_by_type)
+            most = max((self.gpus_by_type.get(gpu_type, 0) for gpu_type in types), default=0)
             if fewest > most:
                 found = f"a need of {fewest} GPUs of {' or '.join(types)}"
                 problems.append(Problem(f"job {job.id!r}", None, found, f"at most the {most} that the cluster has"))
