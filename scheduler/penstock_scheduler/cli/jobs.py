@@ -181,15 +181,16 @@ def efficiency(job: str = JOB, as_json: bool = JSON) -> None:
     held = view.allocation
     shapes = {Configuration(shape.nodes, shape.gpus, shape.gpu_type): shape.goodput for shape in said.configurations}
     best = max(shapes.values(), default=None)
+    now = shapes.get(Configuration(len(held.nodes), held.gpus, held.gpu_type)) if held else None
     single = shapes.get(Configuration(1, 1, held.gpu_type)) if held else None
     lost_s = view.restarts * said.restart_cost_s if said.restart_cost_s is not None else None
     figures: dict[str, Any] = {
         "job": job,
         "gpu_hours": {gpu_type: amount / 3600 for gpu_type, amount in view.gpu_seconds.items()},
         "samples": view.progress,
-        "goodput": said.goodput,
-        "share_of_best": said.goodput / best if said.goodput and best else None,
-        "scaling": said.goodput / (held.gpus * single) if said.goodput and held and single else None,
+        "goodput": now,
+        "share_of_best": now / best if now and best else None,
+        "scaling": now / (held.gpus * single) if now and held and single else None,
         "measured_throughput": _measured([Report.model_validate(each) for each in past.observations]),
         "restarts": view.restarts,
         "restart_seconds": lost_s,
@@ -205,7 +206,7 @@ def efficiency(job: str = JOB, as_json: bool = JSON) -> None:
         "GPU-hours": used,
         "done": _progress(view),
         "measured": _rate(figures["measured_throughput"], "samples/s in its newest report"),
-        "expected": _rate(said.goodput, "useful samples/s on what it holds"),
+        "expected": _rate(now, "useful samples/s on what it holds"),
         "of best": _share(figures["share_of_best"], "of what its fastest configuration would give"),
         "scaling": _share(figures["scaling"], "of one GPU's goodput is what each of its GPUs gives"),
         "restarts": f"{view.restarts}" + (f", about {lost_s:.0f} s of training" if lost_s else ""),
@@ -311,4 +312,4 @@ def _holds(view: JobView) -> str:
 def _progress(view: JobView) -> str:
     if view.progress is None:
         return "-"
-    return f"{view.progress / view.total:.0%}" if view.total else f"{view.progress:.4g} samples"
+    return f"{view.progress / view.total:.0%}" if view.total else f"{view.progress:,.0f} samples"

@@ -15,6 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from penstock_scheduler.cli.ask import JSON, STORE, ask, hours, tell_json, tell_table, when
 from penstock_scheduler.errors import ConfigError, PenstockError
+from penstock_scheduler.explain import duration
 from penstock_scheduler.messages import ClusterView, JobView, LedgerLine, Role, RoundSummary, Submission, TokenOrder
 from penstock_scheduler.model import JobWish
 from penstock_scheduler.model.wish import describe_errors
@@ -53,7 +54,7 @@ def queue(as_json: bool = JSON) -> None:
             view.id,
             view.name,
             view.user,
-            f"{(now_s - view.submit_s) / 60:.0f} min",
+            duration(max(now_s - view.submit_s, 0.0)),
             why.get(view.id, "no round has seen it yet"),
         )
         for view in waiting

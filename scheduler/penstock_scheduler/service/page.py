@@ -120,7 +120,7 @@ def render(
         "restarts": str(job.restarts),
         "samples": ""
         if job.progress is None
-        else f"{job.progress:.4g}" + (f" of {job.total:.4g}" if job.total else ""),
+        else f"{job.progress:,.0f}" + (f" of {job.total:,.0f}" if job.total else ""),
         "GPU-hours": ", ".join(f"{amount / 3600:.2f} of {name}" for name, amount in sorted(job.gpu_seconds.items())),
     }
     environment = Environment(autoescape=True, undefined=StrictUndefined)
