@@ -66,6 +66,8 @@ Answer = TypeVar("Answer", bound=BaseModel)
 class DaemonAway(PenstockError):
     """penstockd does not answer."""
 
+    exit_status = 3
+
 
 class ApiError(PenstockError):
     """penstockd refused. `status` is HTTP's, `code` the API's own, `str(error)` a sentence for people."""

@@ -4,9 +4,12 @@
 class PenstockError(Exception):
     """Base of all our errors: the message says what, where, and the remedy."""
 
+    exit_status = 1
+    """Of the command line that ends with it; see docs/cli.md."""
+
 
 class ConfigError(PenstockError):
-    """The settings are wrong: tell the admin and do not start."""
+    """The settings, or the words of a command, are wrong: tell the admin and do not start."""
 
 
 class BadWish(PenstockError):

@@ -166,7 +166,7 @@ def _headline(said: Explanation) -> str:
         Phase.STOPPING: "is moving: it saves its state first",
         Phase.RUNNING: "runs",
     }[job.phase]
-    return f"Job {job.id} {state}. In round {said.round} it {reason.text}."
+    return f"Job {job.id} {state}. Round {said.round}: {reason.text}."
 
 
 def _waiting_words(said: Explanation, now_s: float) -> list[str]:
@@ -179,12 +179,12 @@ def _waiting_words(said: Explanation, now_s: float) -> list[str]:
         )
     start_s = said.reason.estimated_start_s
     if start_s is not None:
-        lines.append(f"It is expected to start in {_duration(max(start_s - now_s, 0.0))}.")
+        lines.append(f"It is expected to start in {duration(max(start_s - now_s, 0.0))}.")
     elif said.reason.code is not ReasonCode.NEVER_FITS:
         lines.append("When it starts is not known: that depends on what others submit. Each round decides anew.")
     for ending in said.endings[:3]:
         lines.append(
-            f"{ending.gpus} {ending.gpu_type} are expected to come free in {_duration(max(ending.at_s - now_s, 0.0))}."
+            f"{ending.gpus} {ending.gpu_type} are expected to come free in {duration(max(ending.at_s - now_s, 0.0))}."
         )
     for remedy in said.remedies:
         lines.append(f"With {remedy.change} it would have started in this round, on {remedy.gets}.")
@@ -198,7 +198,7 @@ def _running_words(said: Explanation) -> list[str]:
     if held is not None and held.price is not None:
         lines.append(f"Its GPUs are worth {held.price:.3g} to the other jobs, in the unit of the policy's objective.")
     lines.append(
-        f"Moving it would cost {_duration(said.restart_cost_s)} of training; so far {_times(said.job.restarts)}, "
+        f"Moving it would cost {duration(said.restart_cost_s)} of training; so far {_times(said.job.restarts)}, "
         f"and a move keeps {said.factor:.0%} of its goodput."
     )
     return lines
@@ -301,7 +301,8 @@ def _times(restarts: int) -> str:
     return {0: "it was never moved", 1: "it was moved once"}.get(restarts, f"it was moved {restarts} times")
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """Seconds in the unit that suits them."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     if seconds < 5400:

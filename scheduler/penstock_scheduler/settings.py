@@ -59,7 +59,9 @@ class DaemonSettings(BaseModel):
     sensitivities: Path | None = Field(
         default=None, description="Folder of profiles of what CPU and memory are worth; for the stages of Synergy."
     )
-    log_format: Literal["logfmt", "json"] = "logfmt"
+    log_format: Literal["logfmt", "json"] = Field(
+        default="logfmt", description="How log lines are written: for people and grep, or for programs."
+    )
 
 
 class Settings:
@@ -128,8 +130,85 @@ def parse_settings(text: str, source: str) -> Settings:
         try:
             sections[name] = models[name].model_validate(table)
         except ValidationError as error:
-            raise ConfigError(f"{source}: [{name}] " + "; ".join(describe_errors(error, models[name]))) from None
+            told = zip(error.errors(include_url=False), describe_errors(error, models[name]), strict=True)
+            wrong = [_located(text, name, item["loc"], item["input"], sentence) for item, sentence in told]
+            raise ConfigError(f"{source}: [{name}] " + "; ".join(wrong)) from None
     return Settings(sections, policies, source)
+
+
+_UNITS = {"s": "seconds", "mb": "MiB", "days": "days", "hours": "hours"}
+"""Last part of a key's name -> the unit that its number is in."""
+
+
+def _located(text: str, section: str, where: tuple[int | str, ...], value: object, sentence: str) -> str:
+    """A sentence on what is wrong, with the line, and with the unit where a number was written as words."""
+    unit = _UNITS.get(str(where[-1]).rsplit("_", 1)[-1]) if where else None
+    if unit is not None and isinstance(value, str):
+        sentence += f"; give it as a number, in {unit}"
+    line = _line(text, section, str(where[0])) if where else None
+    return sentence if line is None else f"{sentence} (line {line})"
+
+
+def _line(text: str, section: str, key: str) -> int | None:
+    """Number of the line that gives a section's key its value, or begins its table; None: it is written in another way."""
+    inside = False
+    for number, line in enumerate(text.splitlines(), 1):
+        if (header := re.match(r"\s*\[\s*([^\[\]]+?)\s*\]", line)) is not None:
+            inside = header[1] == section
+            if header[1] == f"{section}.{key}":
+                return number
+        elif inside and re.match(rf"\s*[\"']?{re.escape(key)}[\"']?\s*[=.]", line):
+            return number
+    return None
+
+
+def reference() -> str:
+    """Every section and key of the settings file with type, default and meaning, as Markdown."""
+    lines = [
+        "# Settings",
+        "",
+        "Written by `penstock config reference`. A key whose name ends in `_s` is in seconds.",
+        "",
+    ]
+    for name, model in sorted(_models().items()):
+        lines += [f"## `[{name}]`", "", " ".join((model.__doc__ or "").split()), ""]
+        lines += ["| key | type | default | meaning |", "| --- | --- | --- | --- |"]
+        properties = model.model_json_schema()["properties"]
+        for key, field in model.model_fields.items():
+            kind = _kind(properties[key])
+            default = (
+                "**must be given**" if field.is_required() else f"`{field.get_default(call_default_factory=True)!r}`"
+            )
+            default = "absent" if default == "`None`" else re.sub(r"PosixPath\((.*?)\)", r"\1", default)
+            lines.append(f"| `{key}` | {kind} | {default} | {(field.description or '').replace('|', '/')} |")
+        lines.append("")
+    return "\n".join([*lines, "Policies have sections of their own, `[policy.NAME]`: see `penstock policy list`.", ""])
+
+
+_KINDS = {
+    "boolean": "true or false",
+    "integer": "whole number",
+    "number": "number",
+    "string": "text",
+    "object": "table",
+}
+
+
+def _kind(schema: dict[str, Any]) -> str:
+    """The type of a value and its bounds, from its JSON Schema, in words."""
+    if "anyOf" in schema:
+        return " or ".join(_kind(each) for each in schema["anyOf"] if each.get("type") != "null")
+    if "enum" in schema:
+        return " or ".join(f"`{value!r}`" for value in schema["enum"])
+    if schema.get("type") == "array":
+        return f"list of {_kind(schema['items'])}" if "items" in schema else "list"
+    if schema.get("format") == "path":
+        return "path"
+    text = _KINDS.get(schema.get("type", ""), "any")
+    if isinstance(schema.get("additionalProperties"), dict):
+        text = f"table of {_kind(schema['additionalProperties'])}"
+    bounds = (("exclusiveMinimum", "above"), ("minimum", "from"), ("exclusiveMaximum", "below"), ("maximum", "to"))
+    return " ".join([text, *(f"{word} {schema[name]:g}" for name, word in bounds if name in schema)])
 
 
 def _models() -> dict[str, type[BaseModel]]:

@@ -98,7 +98,7 @@ def test_a_running_job_hears_its_numbers():
     assert held[0].price == pytest.approx(4 * record.plan.prices["a100"])
     assert [o.goodput for o in said.options] == sorted((o.goodput for o in said.options), reverse=True)
     text = words(said, now_s=1000.0)
-    assert text[0] == "Job 1 runs. In round 1 it " + said.reason.text + "."
+    assert text[0] == "Job 1 runs. Round 1: " + said.reason.text + "."
     assert (
         "Moving it would cost 30 s of training; so far it was moved 2 times, and a move keeps 91% of its goodput."
         in text

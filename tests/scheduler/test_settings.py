@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import pytest
+from typer.testing import CliRunner
 
 from penstock_scheduler import daemon
+from penstock_scheduler.cli import make_app
 from penstock_scheduler.errors import ConfigError
-from penstock_scheduler.settings import DaemonSettings, load_settings, parse_settings
+from penstock_scheduler.settings import DaemonSettings, load_settings, parse_settings, reference
 from penstock_slurm.settings import SlurmSettings
 
 
@@ -35,6 +37,40 @@ def test_a_wrong_file_is_an_error_that_says_where(text, words):
         parse_settings(text, "here")
     for word in words:
         assert word in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[daemon]\n\nround = 5\n", "unknown key 'round'.*\\(line 3\\)"),
+        ("[slurm]\npartitions = ['a']\n[daemon]\nround_s = '5 min'\n", "a number, in seconds \\(line 4\\)"),
+        ("[policy.sia]\ntick_s = 1\n[daemon]\ntick_s = -1\n", "tick_s=-1.*line 4"),
+        ("[daemon]\nround_s = 5\n[limits.users]\nada = 'many'\n", "users.ada=.*\\(line 3\\)"),
+        ("[daemon]\nround_s = -1\ntick_s = -1 # tick_s = 1\n", "round_s=-1.*line 2.*tick_s=-1.*line 3"),
+    ],
+)
+def test_what_is_wrong_is_told_with_its_line_and_unit(text, words):
+    with pytest.raises(ConfigError, match=words):
+        parse_settings(text, "here")
+
+
+def test_the_reference_describes_every_key():
+    page = reference()
+    assert "| `round_s` | number above 0 | `60.0` | Seconds from one round to the next. |" in page
+    assert "| `partitions` | list of text | **must be given** |" in page
+    for line in page.splitlines():
+        if line.startswith("| `"):
+            assert not line.endswith("|  |"), f"{line} has no description"
+            assert "| any |" not in line, f"{line} has no type"
+
+
+def test_config_check_tells_what_is_wrong(tmp_path):
+    path = tmp_path / "penstock.toml"
+    path.write_text("[daemon]\nround_s = 5\n")
+    good = CliRunner().invoke(make_app(), ["config", "check", str(path)])
+    assert (good.exit_code, good.output.strip()) == (0, f"{path}: ok")
+    path.write_text("[daemon]\nround_s = 0\n")
+    assert isinstance(CliRunner().invoke(make_app(), ["config", "check", str(path)]).exception, ConfigError)
 
 
 def test_a_section_without_defaults_is_missed_by_name():

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib.metadata import entry_points
 
 import typer
 
 from penstock_scheduler import __version__
+from penstock_scheduler.cli import jobs, site
+from penstock_scheduler.cli.config import config
 from penstock_scheduler.cli.db import db
+from penstock_scheduler.cli.man import man
 from penstock_scheduler.cli.profile import profile
 from penstock_scheduler.cli.replay import replay
 from penstock_scheduler.cli.schema import schema
@@ -45,7 +49,33 @@ def make_app() -> typer.Typer:
     app.command()(solve)
     app.command()(top)
     app.command()(whatif)
+    app.command("list")(jobs.list_)
+    of_jobs: tuple[Callable[..., None], ...] = (
+        jobs.show,
+        jobs.explain,
+        jobs.logs,
+        jobs.wait,
+        jobs.cancel,
+        jobs.efficiency,
+        jobs.cost,
+    )
+    of_site: tuple[Callable[..., None], ...] = (
+        site.queue,
+        site.nodes,
+        site.rounds,
+        site.plan,
+        site.pause,
+        site.resume,
+        site.budget,
+        site.doctor,
+    )
+    for command in (*of_jobs, *of_site):
+        app.command()(command)
+    app.command(hidden=True)(man)
+    app.add_typer(site.policy, name="policy")
+    app.add_typer(site.token, name="token")
     app.add_typer(workload, name="workload")
+    app.add_typer(config, name="config")
     app.add_typer(db, name="db")
     for entry in sorted(entry_points(group=COMMANDS), key=lambda entry: entry.name):
         app.add_typer(entry.load(), name=entry.name)
@@ -53,10 +83,10 @@ def make_app() -> typer.Typer:
 
 
 def main() -> int:
-    """Entry point. Exit status: 0 fine, 1 could not, 2 wrong usage."""
+    """Entry point. Exit status: see docs/cli.md."""
     try:
         make_app()(prog_name="penstock")
     except PenstockError as error:
         typer.echo(f"penstock: {error}", err=True)
-        return 1
+        return error.exit_status
     return 0

@@ -1,6 +1,7 @@
 """The API itself: one function an endpoint, each with who may call it. See docs/api.md."""
 
 import asyncio
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -14,7 +15,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from fastapi import Depends, FastAPI, Path, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi.responses import HTMLResponse, JSONResponse, StreamingResponse
 from starlette.exceptions import HTTPException
 
 from penstock_profiles.profiles import Profile
@@ -62,6 +63,7 @@ from penstock_scheduler.model import Job, JobWish, Phase, ReasonCode
 from penstock_scheduler.policies import PRESETS, REGISTRY, make_policy
 from penstock_scheduler.ports import ModelSource, Submitter
 from penstock_scheduler.records import RoundRecord
+from penstock_scheduler.service import metrics, page
 from penstock_scheduler.service.board import Board, allocation_view
 from penstock_scheduler.service.errors import Refusal, no_such_job
 from penstock_scheduler.service.guard import Bucket, LimitBodies, check_report
@@ -473,6 +475,22 @@ def make_app(
 
         return await asyncio.to_thread(read)
 
+    @app.get("/v1/jobs/{job}/page", response_class=HTMLResponse)
+    async def get_page(job: str, identity: User, request: Request) -> HTMLResponse:
+        """A job's page, for people."""
+        view = await find(job, identity, request)
+        async with forecasting:
+            said = await asyncio.to_thread(explain_job, view, board.record)
+        past = await history(job, identity, request)
+        part = None
+        if (submitter := board.submitter) is not None:
+            with contextlib.suppress(Refusal):  # an output that may not be read is as if it were not there
+                part = await asyncio.to_thread(
+                    read_log, submitter, job, -page.TAIL_BYTES, page.TAIL_BYTES, ended=view.state == "ended"
+                )
+        text = page.render(view, said, past.outcomes, part, now_s=time.time())
+        return HTMLResponse(text, headers={"Content-Security-Policy": page.POLICY, "Cache-Control": "no-store"})
+
     @app.get("/v1/jobs/{job}/log")
     async def get_log(
         job: str,
@@ -598,6 +616,15 @@ def make_app(
             jobs=jobs,
             prices=record.plan.prices if record else {},
         )
+
+    @app.get("/v1/metrics", response_class=Response)
+    def get_metrics(identity: User) -> Response:
+        """The cluster and the daemon in numbers, for Prometheus."""
+        spent_usd = sum(store.ledger_totals("usd").values())
+        body = metrics.metrics(
+            get_cluster(identity), board.live(), board.record, board.counters, spent_usd, time.time()
+        )
+        return Response(body, media_type=metrics.CONTENT_TYPE)
 
     @app.get("/v1/nodes")
     def get_nodes(identity: User) -> list[NodeView]:

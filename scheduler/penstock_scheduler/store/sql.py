@@ -376,6 +376,15 @@ class SqlStore:
         with self._read() as db:
             return [LedgerLine.model_validate(_named(row)) for row in db.execute(chosen)]
 
+    def ledger_totals(self, kind: str, *, since_s: float = 0.0) -> dict[str, float]:
+        """Account -> sum of its entries of a kind since a time, s since 1970."""
+        c = t.ledger.c
+        chosen = (
+            sa.select(c.account, sa.func.sum(c.amount)).where(c.kind == kind, c.time_s >= since_s).group_by(c.account)
+        )
+        with self._read() as db:
+            return {account: float(amount) for account, amount in db.execute(chosen)}
+
     def note(self, user: str, role: str, action: str, target: str, *, allowed: bool, text: str = "") -> None:
         """Append to the audit log."""
         row = {

@@ -1,0 +1,28 @@
+"""`penstock config`: the settings file, checked and described."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import typer
+
+from penstock_scheduler.settings import load_settings, reference
+
+config = typer.Typer(no_args_is_help=True, help="The daemon's settings file.")
+
+
+@config.command()
+def check(
+    path: Path = typer.Argument(Path("/etc/penstock/penstock.toml"), help="The settings file."),
+    as_json: bool = typer.Option(False, "--json", help="The settings with all defaults, as one JSON document."),
+) -> None:
+    """Check a settings file as penstockd would, without asking Slurm. Exit status 1, with the line, if it is wrong."""
+    settings = load_settings(path)
+    typer.echo(json.dumps(settings.as_dict()) if as_json else f"{path}: ok")
+
+
+@config.command("reference")
+def reference_() -> None:
+    """Print every section and key with type, default and meaning, as Markdown."""
+    typer.echo(reference(), nl=False)

@@ -1,0 +1,342 @@
+"""Commands about the cluster and the daemon: queue, nodes, rounds, plan, policy, pause, resume, budget, token, doctor."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+import tomllib
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from pydantic import TypeAdapter, ValidationError
+
+from penstock_scheduler.cli.ask import JSON, STORE, ask, hours, tell_json, tell_table, when
+from penstock_scheduler.errors import ConfigError, PenstockError
+from penstock_scheduler.explain import duration
+from penstock_scheduler.messages import ClusterView, JobView, LedgerLine, Role, RoundSummary, Submission, TokenOrder
+from penstock_scheduler.model import JobWish
+from penstock_scheduler.model.wish import describe_errors
+
+if TYPE_CHECKING:
+    from penstock_scheduler.client import Client
+
+policy = typer.Typer(no_args_is_help=True, help="Which policy decides.")
+token = typer.Typer(no_args_is_help=True, help="Bearer tokens for the API over TCP; for admins.")
+
+
+def queue(as_json: bool = JSON) -> None:
+    """Show the jobs that wait, oldest first, each with the newest round's reason, and how many GPUs are free."""
+
+    def look(penstock: Client) -> tuple[ClusterView, list[JobView], dict[str, str]]:
+        cluster = penstock.cluster()
+        waiting = sorted(penstock.jobs(state=("queued",)), key=lambda view: (view.submit_s, view.id))
+        if cluster.round is None:
+            return cluster, waiting, {}
+        return cluster, waiting, {said.job: said.text for said in penstock.round(cluster.round).decisions}
+
+    cluster, waiting, why = ask(look)
+    if as_json:
+        shown = [view.model_dump(mode="json") | {"text": why.get(view.id, "")} for view in waiting]
+        typer.echo(json.dumps({"cluster": cluster.model_dump(mode="json"), "waiting": shown}))
+        return
+    for gpu_type, total in sorted(cluster.gpus.items()):
+        out, taken = cluster.unusable.get(gpu_type, 0), cluster.given.get(gpu_type, 0) + cluster.others.get(gpu_type, 0)
+        free = max(total - taken - out, 0)
+        typer.echo(f"{gpu_type}: {free} of {total} GPUs are free" + (f", {out} are out of service" if out else ""))
+    if cluster.paused:
+        typer.echo("No round is decided: an admin has paused penstockd (penstock resume).")
+    now_s = time.time()
+    rows = [
+        (
+            view.id,
+            view.name,
+            view.user,
+            duration(max(now_s - view.submit_s, 0.0)),
+            why.get(view.id, "no round has seen it yet"),
+        )
+        for view in waiting
+    ]
+    tell_table(("JOB", "NAME", "USER", "WAITS", "WHY"), rows, "no job waits")
+
+
+def nodes(as_json: bool = JSON) -> None:
+    """Show the nodes: GPUs given out by Penstock, held by others, free."""
+    found = ask(lambda penstock: penstock.nodes())
+    if as_json:
+        tell_json(found)
+        return
+    rows = [
+        (
+            node.name,
+            node.gpu_type,
+            str(node.gpus),
+            str(node.given),
+            str(node.others),
+            str(max(node.gpus - node.given - node.others, 0) if node.usable else 0),
+            node.state + (f", reserved: {node.reservation}" if node.reservation else ""),
+        )
+        for node in found
+    ]
+    tell_table(("NODE", "TYPE", "GPUS", "GIVEN", "OTHERS", "FREE", "STATE"), rows, "no nodes were seen yet")
+
+
+def rounds(
+    last: int = typer.Option(20, "--last", "-n", min=1, max=500, help="So many of the newest."),
+    store: str = STORE,
+    as_json: bool = JSON,
+) -> None:
+    """Show the newest rounds in numbers."""
+    found: list[RoundSummary] = ask(
+        lambda penstock: penstock.rounds(limit=last).rounds, lambda kept: kept.summaries(None, last), store
+    )
+    if as_json:
+        tell_json(found)
+        return
+    rows = [
+        (
+            str(each.round),
+            when(each.time_s),
+            each.policy,
+            str(each.placed),
+            str(each.waiting),
+            " ".join(f"{phase} {seconds:.3f} s" for phase, seconds in each.seconds.items())
+            + (f", gap {each.gap:.2%}" if each.gap is not None else ""),
+        )
+        for each in found
+    ]
+    tell_table(("ROUND", "TIME", "POLICY", "PLACED", "WAITING", "TOOK"), rows, "no round has been decided yet")
+
+
+def plan(
+    dry_run: bool = typer.Option(
+        False, "--dry-run", help="What a job of this wish would get now; nothing is submitted."
+    ),
+    wish: str = typer.Option("{}", help="With --dry-run: the wish, as JSON, such as '{\"max_gpus\": 8}'."),
+    name: str | None = typer.Option(None, help="With --dry-run: the job's name, by which stored profiles are found."),
+    partition: str | None = typer.Option(None, help="With --dry-run: Slurm's partition."),
+    account: str | None = typer.Option(None, help="With --dry-run: Slurm's account."),
+    as_json: bool = JSON,
+) -> None:
+    """Show what the newest round gives to jobs; or, with --dry-run, what one more job would get."""
+    if dry_run:
+        try:
+            asked = JobWish.model_validate_json(wish)
+        except ValidationError as error:
+            raise ConfigError("--wish: " + "; ".join(describe_errors(error, JobWish))) from None
+        order = Submission(command=("true",), wish=asked, name=name, partition=partition, account=account)
+        said = ask(lambda penstock: penstock.forecast(order))
+        if as_json:
+            tell_json(said)
+            return
+        typer.echo(
+            {"start": "It would start now.", "wait": "It would wait.", "never": "It could never start."}[said.would]
+        )
+        typer.echo(said.text + (f"; it needs {said.needs}" if said.needs else ""))
+        if said.allocation:
+            where = ", ".join(f"{node} ({gpus})" for node, gpus in said.allocation.nodes.items())
+            typer.echo(f"It would get {said.allocation.gpus} {said.allocation.gpu_type}, on {where}.")
+        if said.displaced:
+            typer.echo(f"{said.displaced} other jobs would then have something else than now.")
+        return
+
+    def newest(penstock: Client) -> Any:
+        number = penstock.cluster().round
+        if number is None:
+            raise PenstockError("no round has been decided yet; see the daemon's log if that stays so")
+        return penstock.round(number)
+
+    view = ask(newest)
+    if as_json:
+        tell_json(view)
+        return
+    typer.echo(f"round {view.summary.round} at {when(view.summary.time_s)}, policy {view.summary.policy}")
+    rows = [
+        (said.job, f"{said.allocation.gpus} {said.allocation.gpu_type}" if said.allocation else "-", said.text)
+        for said in view.decisions
+    ]
+    tell_table(("JOB", "GETS", "WHY"), rows, "no job of yours was in it")
+
+
+@policy.command("list")
+def policies(as_json: bool = JSON) -> None:
+    """Show the policies, and which one decides."""
+    found = ask(lambda penstock: penstock.policies())
+    if as_json:
+        tell_json(found)
+        return
+    rows = [
+        ("*" if each.active else "", each.name, " ".join(f"{key}={value}" for key, value in each.settings.items()))
+        for each in found
+    ]
+    tell_table(("", "POLICY", "SETTINGS"), rows, "no policy is installed")
+
+
+@policy.command("set")
+def set_policy(
+    name: str = typer.Argument(help="See `penstock policy list`."),
+    values: Annotated[list[str] | None, typer.Argument(help="Settings as in TOML, such as fairness_p=-1.0.")] = None,
+    as_json: bool = JSON,
+) -> None:
+    """Decide by another policy from the next round on, also after a restart; for admins."""
+    settings: dict[str, Any] = {}
+    for value in values or ():
+        try:
+            settings |= tomllib.loads(value)
+        except tomllib.TOMLDecodeError:
+            raise ConfigError(
+                f"{value!r} is no KEY=VALUE as in TOML; a text needs its quotes: solver='\"milp\"'"
+            ) from None
+    change = ask(lambda penstock: penstock.set_policy(name, settings))
+    if as_json:
+        tell_json(change)
+    else:
+        typer.echo(f"{change.name} decides from the next round on.")
+
+
+def pause(as_json: bool = JSON) -> None:
+    """Decide no more rounds, until `penstock resume`; what runs goes on. For admins."""
+    _pause(paused=True, as_json=as_json)
+
+
+def resume(as_json: bool = JSON) -> None:
+    """Decide rounds again; for admins."""
+    _pause(paused=False, as_json=as_json)
+
+
+def _pause(*, paused: bool, as_json: bool) -> None:
+    said = ask(lambda penstock: penstock.pause(paused=paused))
+    if as_json:
+        tell_json(said)
+    else:
+        typer.echo("Paused: no round is decided; what runs goes on." if said.paused else "Rounds are decided again.")
+
+
+def budget(
+    last: int = typer.Option(50, "--last", "-n", min=1, help="So many of the newest entries."), as_json: bool = JSON
+) -> None:
+    """Show the budget ledger, newest first: what jobs that have ended used. `penstock cost` adds it up."""
+
+    def read(penstock: Client) -> list[LedgerLine]:
+        page = penstock.ledger()
+        lines = list(page.lines)
+        while page.next is not None and len(lines) < last:
+            page = penstock.ledger(before=page.next)
+            lines += page.lines
+        return lines[:last]
+
+    lines = ask(read)
+    if as_json:
+        tell_json(lines)
+        return
+    rows = [
+        (
+            when(line.time_s),
+            line.account or "-",
+            line.user,
+            line.job,
+            f"{hours(line.amount)} GPU-hours of {line.text}"
+            if line.kind == "gpu-seconds"
+            else f"{line.amount:.2f} USD",
+        )
+        for line in lines
+    ]
+    tell_table(("TIME", "ACCOUNT", "USER", "JOB", "USED"), rows, "the ledger is empty: no job has ended yet")
+
+
+@token.command("create")
+def create_token(
+    user: str = typer.Option(..., help="Whose it is."),
+    role: str = typer.Option("user", help="user, operator, admin, or job: reports of one job alone."),
+    job: str | None = typer.Option(None, help="With --role job: whose reports it is for."),
+    expires: float = typer.Option(30.0, min=0.01, help="Days until it is worthless."),
+    note: str = typer.Option("", help="What it is for."),
+    as_json: bool = JSON,
+) -> None:
+    """Make a token. Its secret is shown this once."""
+    try:
+        order = TokenOrder(
+            user=user,
+            role=TypeAdapter[Role](Role).validate_python(role),
+            job=job,
+            expires_s=time.time() + expires * 86400,
+            note=note,
+        )
+    except ValidationError as error:
+        raise ConfigError("; ".join(describe_errors(error, TokenOrder))) from None
+    made = ask(lambda penstock: penstock.create_token(order))
+    if as_json:
+        tell_json(made)
+        return
+    typer.echo(made.token)
+    typer.echo(
+        f"Token {made.view.id} of {made.view.user}, {made.view.role}, good until {when(made.view.expires_s)}. "
+        "It is not shown again.",
+        err=True,
+    )
+
+
+@token.command("list")
+def list_tokens(as_json: bool = JSON) -> None:
+    """Show the tokens, without their secrets."""
+    found = ask(lambda penstock: penstock.tokens())
+    if as_json:
+        tell_json(found)
+        return
+    rows = [
+        (
+            each.id,
+            each.user,
+            each.role,
+            "revoked" if each.revoked else "expired" if each.expires_s < time.time() else when(each.expires_s),
+            each.note,
+        )
+        for each in found
+    ]
+    tell_table(("ID", "USER", "ROLE", "GOOD UNTIL", "NOTE"), rows, "there are no tokens")
+
+
+@token.command("revoke")
+def revoke_token(token_id: str = typer.Argument(help="See `penstock token list`."), as_json: bool = JSON) -> None:
+    """Make a token worthless at once."""
+    gone = ask(lambda penstock: penstock.revoke_token(token_id))
+    if as_json:
+        tell_json(gone)
+    else:
+        typer.echo(f"Token {gone.id} of {gone.user} is worthless now.")
+
+
+def doctor(as_json: bool = JSON) -> None:
+    """Check what Penstock needs, from this machine as this user. Exit status 1 if something is wrong."""
+    checks: list[tuple[str, bool, str]] = []
+
+    def check(what: str, good: bool, text: str) -> None:
+        checks.append((what, good, text))
+
+    for command in ("sbatch", "squeue", "scontrol", "scancel"):
+        found = shutil.which(command)
+        check(command, found is not None, found or "not on PATH; install Slurm's commands (Debian: slurm-client)")
+    spool = os.environ.get("PENSTOCK_SPOOL")
+    if spool is not None:
+        there = Path(spool).is_dir()
+        check("PENSTOCK_SPOOL", there, spool if there else f"{spool} is no folder here; jobs cannot report through it")
+    try:
+        health, me = ask(lambda penstock: (penstock.ready(), penstock.me()))
+    except PenstockError as error:
+        check("penstockd", False, str(error))
+    else:
+        check(
+            "penstockd",
+            health.status == "ok",
+            "; ".join(health.problems) or f"version {health.version}, round {health.round}",
+        )
+        check("who you are", True, f"{me.user}, {me.role}, by {me.by}")
+    well = all(good for _, good, _ in checks)
+    if as_json:
+        typer.echo(json.dumps([{"check": what, "ok": good, "text": text} for what, good, text in checks]))
+    else:
+        tell_table(("CHECK", "", "WHAT"), [(what, "ok" if good else "WRONG", text) for what, good, text in checks], "")
+    if not well:
+        raise typer.Exit(1)

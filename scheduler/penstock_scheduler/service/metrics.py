@@ -1,0 +1,122 @@
+"""What Prometheus scrapes: the board in numbers. No name of a user or a job is among them. See docs/observing.md."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from penstock_scheduler.messages import ClusterView, JobView
+from penstock_scheduler.records import RoundRecord
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+_Values = dict[tuple[str, ...], float]
+"""Values of the labels -> value."""
+
+
+def metrics(
+    cluster: ClusterView,
+    live: Sequence[JobView],
+    record: RoundRecord | None,
+    counters: Counter[str],
+    spent_usd: float,
+    now_s: float,
+) -> bytes:
+    """All metrics in Prometheus' text format.
+
+    Args:
+        live: jobs that have not ended.
+        record: the newest round.
+        counters: what the service counts, since the daemon started.
+        spent_usd: dollars in the ledger.
+        now_s: s since 1970.
+    """
+    registry = CollectorRegistry()
+    spent = _gauge("cloud_spent_usd", "Dollars that the ledger says were spent in the cloud.", {(): spent_usd})
+    families = [*_cluster(cluster, now_s), *_jobs(live, now_s), *_round(record, now_s), *_counts(counters), spent]
+    registry.register(_Given(families))
+    return generate_latest(registry)
+
+
+class _Given(Collector):
+    def __init__(self, families: list[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable[Metric]:
+        return self._families
+
+
+def _gauge(name: str, text: str, values: _Values, labels: tuple[str, ...] = ()) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(f"penstock_{name}", text, labels=labels)
+    for key, value in sorted(values.items()):
+        family.add_metric(key, value)
+    return family
+
+
+def _cluster(cluster: ClusterView, now_s: float) -> list[Metric]:
+    gpus: _Values = {}
+    for gpu_type, total in cluster.gpus.items():
+        given, others = cluster.given.get(gpu_type, 0), cluster.others.get(gpu_type, 0)
+        out = cluster.unusable.get(gpu_type, 0)
+        states = {"given": given, "others": others, "unusable": out, "free": max(total - given - others - out, 0)}
+        gpus |= {(gpu_type, state): count for state, count in states.items()}
+    seen: _Values = {} if cluster.observed_s is None else {(): max(now_s - cluster.observed_s, 0.0)}
+    return [
+        _gauge("gpus", "GPUs by type and state.", gpus, ("gpu_type", "state")),
+        _gauge("jobs", "Jobs that have not ended.", {(state,): n for state, n in cluster.jobs.items()}, ("state",)),
+        _gauge(
+            "gpu_price",
+            "Price of a GPU, in the policy's unit.",
+            {(t,): p for t, p in cluster.prices.items()},
+            ("gpu_type",),
+        ),
+        _gauge("paused", "1 while no round is decided because an admin said so.", {(): float(cluster.paused)}),
+        _gauge("observed_age_seconds", "Since the cluster was last seen.", seen),
+    ]
+
+
+def _jobs(live: Sequence[JobView], now_s: float) -> list[Metric]:
+    oldest_s = max((now_s - view.submit_s for view in live if view.state == "queued"), default=0.0)
+    return [
+        _gauge(
+            "oldest_wait_seconds",
+            "Since the job that waits and was submitted first was submitted.",
+            {(): max(oldest_s, 0.0)},
+        ),
+        _gauge(
+            "restarts",
+            "Restarts so far of the jobs that have not ended.",
+            {(): float(sum(view.restarts for view in live))},
+        ),
+    ]
+
+
+def _round(record: RoundRecord | None, now_s: float) -> list[Metric]:
+    if record is None:
+        return []
+    plan = record.plan
+    goodput = sum(given.goodput for given in plan.assignments.values() if given.goodput is not None)
+    gap: _Values = {(): plan.solve.gap} if plan.solve else {}
+    return [
+        _gauge("round", "Number of the newest round.", {(): float(plan.round)}),
+        _gauge("round_age_seconds", "Since it was decided.", {(): max(now_s - record.snapshot.time_s, 0.0)}),
+        _gauge("round_seconds", "What it took, by phase.", {(p,): s for p, s in record.seconds.items()}, ("phase",)),
+        _gauge("round_gap_ratio", "How far its plan may be from the best one.", gap),
+        _gauge("round_waiting", "Jobs that it gave nothing.", {(): float(len(plan.waiting))}),
+        _gauge(
+            "goodput", "Sum of the expected goodput of all jobs in it, samples/s of each job's own kind.", {(): goodput}
+        ),
+    ]
+
+
+def _counts(counters: Counter[str]) -> list[Metric]:
+    family = CounterMetricFamily(
+        "penstock_events", "What the service counts since the daemon started.", labels=("kind",)
+    )
+    for kind, count in sorted(counters.items()):
+        family.add_metric((kind,), count)
+    return [family]

@@ -1,0 +1,62 @@
+"""What Prometheus would scrape, read with the client library's own parser; and what refers to it."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from penstock_scheduler.messages import LedgerLine
+from tests.scheduler.service.api import serving
+
+REPOSITORY = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def scraped(tmp_path):
+    with serving(tmp_path) as api:
+        for key, amount in (("a", 1.5), ("b", 2.0)):
+            line = LedgerLine(
+                id=0, key=key, time_s=1.0, account=key, user="ada", job="1", kind="usd", amount=amount, text=""
+            )
+            api.board.store.charge([line])
+        headers = {"Authorization": f"Bearer {api.tokens['ada']}"}
+        answer = httpx.get(f"{api.url}/v1/metrics", headers=headers)
+        assert answer.status_code == 200
+        yield answer.text
+
+
+def test_the_cluster_in_numbers(scraped):
+    samples = {
+        (sample.name, *sorted(sample.labels.values())): sample.value
+        for family in text_string_to_metric_families(scraped)
+        for sample in family.samples
+    }
+    assert samples["penstock_gpus", "given", "t4"] == 2
+    assert samples["penstock_gpus", "free", "t4"] == 6
+    assert samples["penstock_jobs", "running"] == 1
+    assert samples["penstock_jobs", "queued"] == 1
+    assert samples["penstock_round_seconds", "decide"] == 0.1
+    assert samples["penstock_round",] == 1
+    assert samples["penstock_goodput",] > 0
+    assert samples["penstock_paused",] == 0
+    assert samples["penstock_cloud_spent_usd",] == 3.5
+    assert samples["penstock_events_total", "requests"] >= 1
+    assert "ada" not in scraped
+
+
+def test_dashboard_and_alerts_name_metrics_that_are_there(scraped):
+    """The names in their queries, beside what a scrape brings."""
+    known = set(re.findall(r"^# TYPE (\S+)", scraped, re.M)) | set(re.findall(r"^(penstock_\w+)", scraped, re.M))
+    dashboard = (REPOSITORY / "deploy/grafana/penstock.json").read_text()
+    panels = json.loads(dashboard)["panels"]
+    assert all(target["expr"] for panel in panels for target in panel["targets"])
+    alerts = (REPOSITORY / "deploy/prometheus/penstock-alerts.yaml").read_text()
+    for text in (dashboard, alerts):
+        named = set(re.findall(r"penstock_\w+", text))
+        assert named
+        assert named <= known | {"penstock_round_gap_ratio"}

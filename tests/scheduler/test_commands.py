@@ -1,0 +1,187 @@
+"""The commands that ask penstockd, against a real service over its socket; and while it is away."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from penstock_profiles.wire import Observation, Report
+from penstock_scheduler import client as client_module
+from penstock_scheduler.cli import main, make_app
+from penstock_scheduler.model import Phase
+from penstock_scheduler.ports import Fate
+from tests.scheduler.builders import job, on
+from tests.scheduler.service.api import BOBS, serving
+
+
+@pytest.fixture
+def api(tmp_path):
+    with serving(tmp_path) as api:
+        yield api
+
+
+def penstock(api, *words: str, who: str | None = None):
+    """The command's result, as root over the socket or as somebody with a token."""
+    place = {"PENSTOCK_URL": api.url, "PENSTOCK_TOKEN": api.tokens[who]} if who else {"PENSTOCK_URL": api.socket}
+    return CliRunner().invoke(make_app(), list(words), env={"COLUMNS": "120"} | place)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("list", ["1 ", "ada", "running", "2 t4", "bob"]),
+        ("list --user bob", ["bob", "queued"]),
+        ("show 1", ["ada", "running", "2 t4", "t4-00 (2)"]),
+        ("explain 1", ["Job 1 runs", "goodput"]),
+        ("efficiency 1", ["GPU-hours", "of best", "restarts"]),
+        ("cost", ["GPU"]),
+        ("queue", ["t4: 6 of 8 GPUs are free", "bob"]),
+        ("nodes", ["t4-00", "t4-01", "FREE"]),
+        ("rounds", ["sia", "decide 0.100 s"]),
+        ("plan", ["round 1 ", "policy sia", "GETS"]),
+        ("plan --dry-run", ["It would"]),
+        ("policy list", ["* ", "fifo", "fairness_p"]),
+        ("token list", ["boss", "admin"]),
+        ("budget", ["ledger is empty"]),
+    ],
+)
+def test_answers_for_people_and_as_json(api, words, says):
+    told = penstock(api, *words.split())
+    assert told.exit_code == 0, told.output
+    for text in says:
+        assert text in told.output
+    assert json.loads(penstock(api, *words.split(), "--json").stdout) is not None
+
+
+def test_a_user_sees_own_jobs_alone(api):
+    assert "bob" not in penstock(api, "list", who="ada").output
+    assert penstock(api, "show", "2", who="ada").exit_code != 0
+    refused = penstock(api, "pause", who="ada")
+    assert refused.exit_code != 0
+    assert not api.changes["paused"]
+
+
+def test_an_admin_pauses_resumes_and_sets_the_policy(api):
+    assert "Paused" in penstock(api, "pause").output
+    assert api.changes["paused"]
+    assert "admin has paused" in penstock(api, "queue").output
+    penstock(api, "resume")
+    assert not api.changes["paused"]
+    assert penstock(api, "policy", "set", "sia", "fairness_p=-1.0").exit_code == 0
+    assert api.changes["policy"][1]["fairness_p"] == -1.0
+    assert penstock(api, "policy", "set", "sia", "fairness_p").exception is not None
+
+
+def test_a_token_is_made_used_and_revoked(api):
+    made = json.loads(penstock(api, "token", "create", "--user", "ada", "--json").stdout)
+    api.tokens["new"] = made["token"]
+    assert penstock(api, "list", who="new").exit_code == 0
+    penstock(api, "token", "revoke", made["view"]["id"])
+    assert penstock(api, "list", who="new").exit_code != 0
+
+
+@pytest.mark.parametrize(("state", "status"), [("COMPLETED", 0), ("FAILED", 4)])
+def test_wait_tells_how_it_ended_by_its_exit_status(api, state, status):
+    api.look(BOBS, finished={"1": Fate(state, 0, None)})
+    told = penstock(api, "wait", "1")
+    assert (told.exit_code, told.output.split()[-1]) == (status, state)
+    assert penstock(api, "wait", "2", "--timeout", "0").exit_code == 5
+
+
+def test_logs_follow_to_the_end(api, tmp_path):
+    (tmp_path / "1.out").write_text("a line\nanother\n")
+    assert penstock(api, "logs", "1").output == "a line\nanother\n"
+    assert penstock(api, "logs", "1", "--tail", "8").output == "another\n"
+    assert penstock(api, "logs", "1", "--tail", "0").output == ""
+    api.look(BOBS, finished={"1": Fate("COMPLETED", 0, None)})
+    assert penstock(api, "logs", "-f", "1").output == "a line\nanother\n"
+
+
+def test_cancel_tries_all_and_says_what_was_refused(api):
+    told = penstock(api, "cancel", "9", "1")
+    assert told.exit_code == 1
+    assert api.submitter.cancelled == ["1"]
+    assert "no job 9" in told.stderr
+
+
+def test_cost_is_used_gpu_hours_times_their_price(api):
+    used = job("1", user="ada", max_gpus=4, phase=Phase.RUNNING, allocation=on("t4", t4_00=2))
+    view = api.board.now("1").model_copy(update={"gpu_seconds": {"t4": 7200.0}})
+    api.board._live["1"] = view
+    api.board.store.save_jobs([view])
+    assert "2.00" in penstock(api, "cost").output
+    assert "1.00" in penstock(api, "cost", "--prices", "t4=0.5").output
+    assert penstock(api, "cost", "--prices", "a100=1").exception is not None
+    api.look(BOBS, finished={used.id: Fate("COMPLETED", 0, None)})
+    line = json.loads(penstock(api, "cost", "--prices", "t4=0.5", "--json").stdout)
+    assert line == [{"user": "ada", "gpu_type": "t4", "gpu_hours": 2.0, "cost": 1.0}]
+    assert "2.00 GPU-hours of t4" in penstock(api, "budget").output
+
+
+def test_efficiency_shows_what_was_measured(api):
+    """8 samples on each of 2 GPUs, twice accumulated, in half a second: 3 x 16 / 0.5 samples/s."""
+    body = Observation(
+        gpu_type="t4", nodes=1, gpus=2, atomic_batch=8, accumulation_steps=2, steps=5, step_time_s=0.5, progress=10.0
+    )
+    api.board.store.add_reports([Report(job_id="1", epoch=1, sequence=0, time_s=1.0, body=body)])
+    figures = json.loads(penstock(api, "efficiency", "1", "--json").stdout)
+    assert figures["measured_throughput"] == pytest.approx(96.0)
+    # It holds 2 GPUs and the round gives it 4: the figures are of the 2, and this model is linear.
+    assert figures["share_of_best"] == pytest.approx(0.5)
+    assert figures["scaling"] == pytest.approx(1.0)
+
+
+def test_doctor_says_what_is_missing(api, monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    told = penstock(api, "doctor", "--json")
+    found = {line["check"]: line["ok"] for line in json.loads(told.stdout)}
+    assert (told.exit_code, found["sbatch"], found["penstockd"]) == (1, False, True)
+
+
+@pytest.fixture
+def away(tmp_path, monkeypatch):
+    """What a daemon that has gone leaves: its store."""
+    monkeypatch.setattr(client_module, "RETRY_PAUSES_S", ())
+    with serving(tmp_path) as api:
+        pass
+    monkeypatch.setenv("PENSTOCK_URL", api.socket)
+    return str(tmp_path / "state")
+
+
+def status(monkeypatch, capsys, *words: str) -> tuple[int, str, str]:
+    monkeypatch.setattr("sys.argv", ["penstock", *words])
+    try:
+        code = main()
+    except SystemExit as ended:
+        code = int(ended.code or 0)
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_without_the_daemon_the_store_answers_and_this_is_said(away, monkeypatch, capsys):
+    for words, says in {"list": "ada", "show 1": "ada", "explain 2": "Job 2", "rounds": "sia"}.items():
+        code, out, err = status(monkeypatch, capsys, *words.split(), "--store", away)
+        assert code == 0
+        assert says in out
+        assert "does not answer" in err
+        assert "its store knows" in err
+
+
+def test_without_daemon_and_store_it_says_what_still_works(away, monkeypatch, capsys):
+    for words in (["list", "--store", away + "-not"], ["queue"]):
+        code, out, err = status(monkeypatch, capsys, *words)
+        assert (code, out) == (3, "")
+        assert "does not answer" in err
+    assert "squeue" in status(monkeypatch, capsys, "list", "--store", away + "-not")[2]
+
+
+def test_manual_pages_are_written_for_every_command(tmp_path):
+    told = CliRunner().invoke(make_app(), ["man", "--out", str(tmp_path)])
+    assert told.exit_code == 0, told.output
+    page = (tmp_path / "penstock-wait.1").read_text()
+    assert page.startswith(".TH PENSTOCK-WAIT 1")
+    assert "\\-\\-timeout" in page
+    assert (tmp_path / "penstock-token-create.1").exists()
+    assert "explain" in (tmp_path / "penstock.1").read_text()
