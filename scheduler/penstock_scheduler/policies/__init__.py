@@ -66,6 +66,15 @@ PRESETS: dict[str, dict[str, Any]] = {
 Built = TypeVar("Built")
 
 
+def policy_names() -> list[str]:
+    """Names of policies that can decide alone, presets among them; any stages can stand behind each, after a `+`."""
+    return _names(REGISTRY)
+
+
+def _names(registry: Mapping[str, object]) -> list[str]:
+    return sorted([*registry, *(preset for preset in PRESETS if preset.partition(":")[0] in registry)])
+
+
 def make_policy(name: str, settings: Mapping[str, Any] | None = None) -> tuple[Policy, dict[str, Any]]:
     """The policy called `name`, and its settings in full.
 
@@ -99,10 +108,8 @@ def _make(
 ) -> tuple[Built, dict[str, Any]]:
     base, _, preset = name.partition(":")
     if base not in registry or (preset and name not in PRESETS):
-        known = sorted([*registry, *(each for each in PRESETS if each.partition(":")[0] in registry)])
-        raise ConfigError(
-            f"unknown {kind[:-1] if kind == 'stages' else 'policy'} {name!r}; the {kind} are {', '.join(known)}"
-        )
+        what = "stage" if kind == "stages" else "policy"
+        raise ConfigError(f"unknown {what} {name!r}; the {kind} are {', '.join(_names(registry))}")
     build, model = registry[base]
     try:
         checked = model.model_validate(PRESETS.get(name, {}) | dict(settings))

@@ -60,7 +60,7 @@ from penstock_scheduler.messages import (
     TokenView,
 )
 from penstock_scheduler.model import Job, JobWish, Phase, ReasonCode
-from penstock_scheduler.policies import PRESETS, REGISTRY, make_policy
+from penstock_scheduler.policies import make_policy, policy_names
 from penstock_scheduler.ports import ModelSource, Submitter
 from penstock_scheduler.records import RoundRecord
 from penstock_scheduler.service import metrics, page
@@ -642,7 +642,7 @@ def make_app(
         active, chosen = controls.policy()
         return [
             PolicyView(name=name, active=name == active, settings=chosen if name == active else make_policy(name)[1])
-            for name in sorted([*REGISTRY, *PRESETS])
+            for name in sorted({*policy_names(), active})
         ]
 
     @app.put("/v1/policy")
