@@ -1,7 +1,7 @@
 """Gandiva's reactive mode: on which nodes a new job goes (OSDI '18, section 4.1, Algorithm 1).
 
-Nodes have an *affinity*: the size of the jobs that they hold. Jobs of one size fill a node without leaving pieces. The *height* of a node
-is the GPUs that its jobs want over the GPUs it has; above 1 its jobs take turns.
+Nodes have an *affinity*: the size of the jobs that they hold. Jobs of one size fill a node without leaving pieces. The *height*
+of a node is the GPUs that its jobs want over the GPUs it has; above 1 its jobs take turns.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def land(gpus: int, nodes: Sequence[SharedNode], max_height: float = math.inf) -
 
 
 def _spread(gpus: int, nodes: Sequence[SharedNode]) -> tuple[tuple[str, int], ...]:
-    """Free GPUs for a job that no node of its class has: the one node that they fill best, or the fewest nodes; empty: too few."""
+    """Free GPUs beyond the job's class: of the one node that it fills best, or of the fewest nodes; empty: too few."""
     whole = [node for node in nodes if _free(node) >= gpus]
     if whole:
         return ((min(whole, key=_free).node, gpus),)

@@ -1,7 +1,7 @@
 """Time slicing: packs of jobs take turns on the GPUs of a node.
 
-After *Gandiva: Introspective cluster scheduling for deep learning* (OSDI '18), section 3.1. At the end of each slice the packs that
-have run least go on; among equals the one that runs stays, which spares it a suspend. A resumed job may get any GPU
+After *Gandiva: Introspective cluster scheduling for deep learning* (OSDI '18), section 3.1. At the end of each slice the packs
+that have run least go on; among equals the one that runs stays, which spares it a suspend. A resumed job may get any GPU
 of the node, so six jobs on four GPUs get 4/6 each. A slice counts in full, the delay of suspending and
 resuming included: who is slow to suspend loses by it, not its neighbours.
 """
