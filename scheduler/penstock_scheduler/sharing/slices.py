@@ -36,9 +36,13 @@ def turn(
     return tuple(chosen)
 
 
-def entry_s(others_s: Collection[float], slice_s: float) -> float:
+def entry_s(started_s: Collection[float], slice_s: float) -> float:
     """What a newcomer counts as having had: one slice less than the least, so that its first slice is the next one.
 
     It is early feedback for its user, and at most one slice more than its part.
+
+    Args:
+        started_s: what those have had who have run; others who wait for their first slice do not count, and stay before it.
+        slice_s: length of a slice.
     """
-    return min(others_s) - slice_s if others_s else 0.0
+    return min(started_s) - slice_s if started_s else 0.0

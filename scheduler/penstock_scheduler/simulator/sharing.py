@@ -194,7 +194,7 @@ class Pool:
         now_s = 0.0
         while (waiting or self._served_s) and now_s < until_s:
             while waiting and waiting[0].arrival_s <= now_s:
-                self._served_s[Pack((waiting.pop(0).id,))] = entry_s(self._served_s.values(), self._settings.slice_s)
+                self._served_s[Pack((waiting.pop(0).id,))] = entry_s(self._started_s(), self._settings.slice_s)
             self._pack(now_s)
             served_s = self._served_s if self._sharing.slices else dict.fromkeys(self._served_s, 0.0)
             chosen = turn(list(self._served_s), served_s, self._settings.gpus, running)
@@ -276,6 +276,11 @@ class Pool:
                 self._trials.pop(pack).undone = pack in apart
                 self._moved(pack, now_s)
             self._served_s |= {Pack((job,)): served_s for job in pack.jobs if job not in ended}
+
+    def _started_s(self) -> list[float]:
+        """What those have had who have had anything."""
+        started = self._outcome.first_slice_s
+        return [served_s for pack, served_s in self._served_s.items() if started.keys() & set(pack.jobs)]
 
     def _scarce(self) -> bool:
         """Whether there are more jobs than GPUs."""

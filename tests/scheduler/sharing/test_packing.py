@@ -42,9 +42,10 @@ def test_what_was_measured_counts_more_than_utilisation():
     assert _chosen(tenants, 1, known) == ["ac"], "a and b were seen to be slower together than in turns"
 
 
-def test_two_that_use_all_of_a_gpu_gain_nothing_and_one_never_profiled_is_left_alone():
+def test_the_last_resort_is_a_pair_that_promises_nothing_and_one_never_profiled_is_left_alone():
     tenants = [_tenant(kind) for kind in "abc"]
-    assert _chosen(tenants, 3, _known(a=1.0, b=1.0)) == []
+    assert _chosen(tenants, 3, _known(a=1.0, b=1.0)) == ["ab"]
+    assert _chosen([*tenants, _tenant("d")], 1, _known(a=1.0, b=1.0, d=0.9)) == ["ad"]
 
 
 @pytest.mark.parametrize(
