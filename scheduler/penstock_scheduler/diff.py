@@ -17,7 +17,10 @@ from penstock_scheduler.model import (
     Plan,
     Recall,
     Resize,
+    Resume,
+    SharingAction,
     Start,
+    Suspend,
 )
 
 
@@ -46,6 +49,15 @@ def cloud_actions(plan: Plan, jobs: Iterable[Job], runs: Iterable[CloudRun]) -> 
         if job not in away and job in queued and job not in plan.recalls
     ]
     return (*back, *leave)
+
+
+def sharing_actions(round_: int, running: Iterable[JobId], turn: Iterable[JobId]) -> tuple[SharingAction, ...]:
+    """What brings a node from the jobs that run to those whose turn it is: suspends first, so that GPUs come free."""
+    before, after = set(running), set(turn)
+    return (
+        *(Suspend(job, round_) for job in sorted(before - after)),
+        *(Resume(job, round_) for job in sorted(after - before)),
+    )
 
 
 def _action(plan: Plan, job: Job) -> Action | None:

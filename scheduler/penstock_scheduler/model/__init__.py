@@ -10,7 +10,10 @@ from penstock_scheduler.model.actions import (
     Progress,
     Recall,
     Resize,
+    Resume,
+    SharingAction,
     Start,
+    Suspend,
 )
 from penstock_scheduler.model.cloud import BudgetLine, CloudRun, CloudState, Offer
 from penstock_scheduler.model.cluster import Configuration, Node, Placement, Share
@@ -25,6 +28,7 @@ from penstock_scheduler.model.plan import (
     SolveReport,
     SolveStatus,
 )
+from penstock_scheduler.model.sharing import Pack, SharedNode
 from penstock_scheduler.model.snapshot import ClusterState, Snapshot
 from penstock_scheduler.model.wish import Adaptivity, Burst, EstimatorKind, GpuClass, JobWish, parse_wish, validate_wish
 
@@ -54,6 +58,7 @@ __all__ = [
     "Node",
     "Offer",
     "Outcome",
+    "Pack",
     "Phase",
     "Placement",
     "Plan",
@@ -63,11 +68,15 @@ __all__ = [
     "Recall",
     "Refusal",
     "Resize",
+    "Resume",
     "Share",
+    "SharedNode",
+    "SharingAction",
     "Snapshot",
     "SolveReport",
     "SolveStatus",
     "Start",
+    "Suspend",
     "parse_wish",
     "validate_wish",
 ]

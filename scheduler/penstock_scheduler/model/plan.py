@@ -8,6 +8,7 @@ from enum import StrEnum
 from penstock_scheduler.model.cloud import Offer
 from penstock_scheduler.model.cluster import Configuration, Placement
 from penstock_scheduler.model.job import JobId
+from penstock_scheduler.model.sharing import SharedNode
 
 
 class ReasonCode(StrEnum):
@@ -125,6 +126,8 @@ class Plan:
     """Jobs that run in the cloud, or are to."""
     recalls: dict[JobId, Reason] = field(default_factory=dict)
     """Jobs that run in the cloud and are to come back."""
+    shared: tuple[SharedNode, ...] = ()
+    """Nodes on which jobs share GPUs; empty: each job has its GPUs to itself."""
     solve: SolveReport | None = None
     prices: dict[str, float] = field(default_factory=dict)
     """What one more GPU of each type would be worth in this round, in the unit of the solver's objective; empty: not known."""

@@ -1,0 +1,48 @@
+"""Time slicing: packs of jobs take turns on the GPUs of a node.
+
+After *Gandiva: Introspective cluster scheduling for deep learning* (OSDI '18), section 3.1. At the end of each slice the packs
+that have run least go on; among equals the one that runs stays, which spares it a suspend. A resumed job may get any GPU
+of the node, so six jobs on four GPUs get 4/6 each. A slice counts in full, the delay of suspending and
+resuming included: who is slow to suspend loses by it, not its neighbours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from penstock_scheduler.model import Pack
+
+
+def turn(
+    packs: Sequence[Pack], served_s: Mapping[Pack, float], gpus: int, running: Collection[Pack] = ()
+) -> tuple[Pack, ...]:
+    """The packs of the next slice.
+
+    The pack that is first in line always runs, so a gang does not wait for ever behind small jobs; who comes after it and
+    still fits fills up. A higher priority goes before a lower one, whatever they have had.
+
+    Args:
+        packs: in the order in which they came.
+        served_s: time each has held its GPUs. One that is new counts as what `entry_s` says.
+        gpus: GPUs of the node that are shared; a pack that needs more never runs.
+        running: the packs of the slice that is over.
+    """
+    line = sorted(packs, key=lambda pack: (-pack.priority, served_s[pack], pack not in running))
+    chosen: list[Pack] = []
+    for pack in line:
+        if pack.gpus <= gpus:
+            chosen.append(pack)
+            gpus -= pack.gpus
+    return tuple(chosen)
+
+
+def entry_s(started_s: Collection[float], slice_s: float) -> float:
+    """What a newcomer counts as having had: one slice less than the least, so that its first slice is the next one.
+
+    It is early feedback for its user, and at most one slice more than its part.
+
+    Args:
+        started_s: what those have had who have run; others who wait for their first slice do not count, and stay before it.
+        slice_s: length of a slice.
+    """
+    return min(started_s) - slice_s if started_s else 0.0

@@ -1,0 +1,111 @@
+"""Which jobs are packed, and which packs are undone."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock_profiles.colocation import Colocation, Pair
+from penstock_scheduler.model import JobId
+from penstock_scheduler.sharing.packing import Measured, PackingSettings, Tenant, choose, learn, undo
+
+SETTINGS = PackingSettings()
+
+
+def _tenant(name: str, **others: float) -> Tenant:
+    return Tenant(JobId(name), name, **others)  # type: ignore[arg-type]
+
+
+def _known(**used: float) -> Colocation:
+    return Colocation(utilisation={("t4", kind): value for kind, value in used.items()})
+
+
+def _chosen(tenants: list[Tenant], excess: int, known: Colocation, memory_mb: int = 0, now_s: float = 0.0) -> list[str]:
+    pairs = choose(tenants, excess, known, "t4", memory_mb, now_s, SETTINGS)
+    return ["".join(sorted(tenant.job for tenant in pair)) for pair in pairs]
+
+
+def test_the_least_used_are_packed_first_and_no_more_than_must_be():
+    """0.1 + 0.2 and 0.3 + 0.6 all fit; one GPU too many jobs means one pack."""
+    tenants = [_tenant(kind) for kind in "abcd"]
+    known = _known(a=0.6, b=0.2, c=0.3, d=0.1)
+    assert _chosen(tenants, 1, known) == ["bd"]
+    assert _chosen(tenants, 2, known) == ["bd", "ac"]
+    assert _chosen(tenants, 0, known) == []
+
+
+def test_what_was_measured_counts_more_than_utilisation():
+    tenants = [_tenant(kind) for kind in "abc"]
+    known = _known(a=0.1, b=0.1, c=0.5)
+    learn(known, "t4", [Measured((tenants[0], tenants[1]), (0.4, 0.5))])
+    assert _chosen(tenants, 1, known) == ["ac"], "a and b were seen to be slower together than in turns"
+
+
+def test_the_last_resort_is_a_pair_that_promises_nothing_and_one_never_profiled_is_left_alone():
+    tenants = [_tenant(kind) for kind in "abc"]
+    assert _chosen(tenants, 3, _known(a=1.0, b=1.0)) == ["ab"]
+    assert _chosen([*tenants, _tenant("d")], 1, _known(a=1.0, b=1.0, d=0.9)) == ["ad"]
+
+
+@pytest.mark.parametrize(
+    ("other", "packed"),
+    [
+        ({}, ["ab"]),
+        ({"memory_mb": 9000}, []),
+        ({"memory_mb": 8000}, ["ab"]),
+        ({"priority": 1}, []),
+        ({"gpus": 2}, []),
+        ({"moved_s": 900.0}, []),
+        ({"moved_s": 880.0}, ["ab"]),
+    ],
+)
+def test_who_does_not_go_with_whom(other: dict[str, float], packed: list[str]):
+    """Memory adds up to 16,000 MB at most; 1,000 s - 900 s is less than the least interval of 120 s."""
+    tenants = [_tenant("a", memory_mb=8000), _tenant("b", **other)]
+    assert _chosen(tenants, 2, _known(a=0.2, b=0.2), memory_mb=16000, now_s=1000.0) == packed
+
+
+def _measured(name: str, *shares: float) -> Measured:
+    return Measured((_tenant(name), _tenant(name + "'")), (shares[0], shares[1]))
+
+
+def test_a_pack_stays_only_if_it_beats_turns():
+    """0.5 + 0.5 is what turns give, so it is not worth its risk; of one that did not fit the other's speed does not count."""
+    good, even, bad, burst = (
+        _measured("good", 0.6, 0.5),
+        _measured("even", 0.5, 0.5),
+        _measured("bad", 0.2, 0.5),
+        _measured("burst", 0.0, 1.2),
+    )
+    assert undo([good, even, bad, burst], 0, SETTINGS) == (burst, bad, even)
+
+
+def test_idle_gpus_take_the_worst_packs_apart():
+    packs = [_measured("fine", 0.9, 0.9), _measured("fair", 0.6, 0.6)]
+    assert [gone.pack[0].job for gone in undo(packs, 1, SETTINGS)] == ["fair"]
+
+
+def test_a_pair_that_did_not_fit_is_not_tried_again():
+    tenants = [_tenant(kind) for kind in "ab"]
+    known = Colocation({("t4", "a", "b"): Pair(share=0.9), ("t4", "b", "a"): Pair(share=0.9)})
+    learn(known, "t4", [Measured((tenants[0], tenants[1]), (0.0, 0.0))])
+    assert _chosen(tenants, 1, known) == []
+
+
+@given(
+    st.lists(st.tuples(st.floats(0.01, 1), st.integers(1, 2), st.integers(0, 1)), min_size=1, max_size=8),
+    st.integers(0, 6),
+)
+def test_a_job_is_in_one_pack_and_packs_free_no_more_than_is_short(jobs: list[tuple[float, int, int]], excess: int):
+    tenants = [Tenant(JobId(f"j{i}"), f"k{i}", gpus, priority=p) for i, (_, gpus, p) in enumerate(jobs)]
+    known = Colocation(utilisation={("t4", f"k{i}"): used for i, (used, _, _) in enumerate(jobs)})
+    if len(tenants) > 1:
+        learn(known, "t4", [Measured((tenants[0], tenants[1]), (0.4, 0.4))])
+    pairs = choose(tenants, excess, known, "t4", 0, 0.0, SETTINGS)
+    packed = [tenant.job for pair in pairs for tenant in pair]
+    assert len(packed) == len(set(packed))
+    assert sum(one.gpus for one, _ in pairs) <= excess
+    for one, other in pairs:
+        assert (one.gpus, one.priority) == (other.gpus, other.priority)
+        assert {one.job, other.job} != {"j0", "j1"}, "it was seen not to pay"
