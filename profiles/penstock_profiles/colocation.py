@@ -143,7 +143,7 @@ class Colocation:
 
 
 def read_table(path: Path, gpu_types: Mapping[str, str] | None = None) -> Colocation:
-    """A table in Gavel's form, of kinds that run on one GPU.
+    """A table in Gavel's form, of kinds that run on one GPU; a kind whose rate alone is 0 does not run on that type, and is left out.
 
     Args:
         path: the JSON file.
@@ -164,6 +164,8 @@ def read_table(path: Path, gpu_types: Mapping[str, str] | None = None) -> Coloca
         if not isinstance(kinds, dict):
             raise ColocationError(f"{path}: it has no GPU type {theirs_type!r}; it has {', '.join(sorted(table))}")
         for mine, row in kinds.items():
+            if row.get("null") == 0:  # it does not run on this type at all
+                continue
             for theirs, both in row.items():
                 if theirs != "null":
                     known[ours, mine, theirs] = Pair(

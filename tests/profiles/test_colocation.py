@@ -118,7 +118,7 @@ def test_gavels_table_has_the_figures_that_are_known_of_it(tmp_path: Path):
     path.write_bytes(
         gzip.decompress((Path(os.environ["PENSTOCK_TEST_DATA"]) / "gavel/simulation_throughputs.json.gz").read_bytes())
     )
-    pairs = read_table(path, {"v100": "v100"})
+    pairs = read_table(path)
     kinds = [kind for kind in json.loads(path.read_bytes())["v100"] if kind.endswith(", 1)")]
     totals = [pairs.total("v100", one, other) for one, other in itertools.product(kinds, repeat=2)]
     fitting = [total for total in totals if total]
