@@ -143,7 +143,9 @@ class Colocation:
 
 
 def read_table(path: Path, gpu_types: Mapping[str, str] | None = None) -> Colocation:
-    """A table in Gavel's form, of kinds that run on one GPU; a kind whose rate alone is 0 does not run on that type, and is left out.
+    """A table in Gavel's form, of kinds that run on one GPU.
+
+    A kind whose rate alone is 0 does not run on that type, and is left out.
 
     Args:
         path: the JSON file.
