@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from airflow.providers.common.compat.sdk import DAG
+
 from airflow_provider_penstock.operators.penstock import PenstockSubmitOperator, PenstockWaitOperator
 
 with DAG("example_penstock", schedule=None, catchup=False, params={"epochs": 1}) as dag:

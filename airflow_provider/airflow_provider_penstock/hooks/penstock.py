@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import httpx
-
 from airflow.providers.common.compat.sdk import BaseHook
+
 from airflow_provider_penstock.exceptions import PenstockAway, PenstockRefused
 
 RETRY_PAUSES_S = (0.5, 2.0, 5.0)

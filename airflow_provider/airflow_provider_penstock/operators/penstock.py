@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from airflow.providers.common.compat.sdk import AirflowException, BaseOperator
+
 from airflow_provider_penstock.exceptions import PenstockAway, PenstockRefused, failure
 from airflow_provider_penstock.hooks.penstock import Job, PenstockHook
 from airflow_provider_penstock.links.penstock import JOB_URL, PenstockExplainLink, PenstockJobLink

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from airflow.providers.common.compat.sdk import BaseSensorOperator
+
 from airflow_provider_penstock.exceptions import failure
 from airflow_provider_penstock.hooks.penstock import PenstockHook
 

@@ -9,9 +9,9 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import httpx
-
 from airflow.providers.common.compat.connection import get_async_connection
 from airflow.triggers.base import BaseTrigger, TriggerEvent
+
 from airflow_provider_penstock.exceptions import PenstockAway, PenstockRefused
 from airflow_provider_penstock.hooks.penstock import Job, client_options, read
 
