@@ -5,10 +5,11 @@ import subprocess
 import sys
 from importlib import import_module, resources
 
+import httpx
 import jsonschema
 import pytest
-
 from airflow.providers.common.compat.sdk import AirflowFailException, TaskDeferred
+
 from airflow_provider_penstock import get_provider_info
 from airflow_provider_penstock.exceptions import PenstockJobFailed, PenstockRefused
 from airflow_provider_penstock.hooks.penstock import PenstockHook
@@ -139,8 +140,6 @@ def test_a_person_cancels_in_the_triggerer_and_a_restart_does_not(folder, instan
 
 def test_many_tasks_that_wait_share_one_poller(folder, instance, monkeypatch):
     asked = []
-    import httpx
-
     real = httpx.AsyncClient.get
 
     async def counted(self, path, **arguments):
@@ -174,11 +173,13 @@ def test_a_trigger_for_a_job_that_is_not_there_says_so(instance):
         PenstockHook().job("999999")
 
 
-def test_the_example_dag_runs():
+def test_the_example_dag_runs(folder, hook):
     from airflow.utils.db import initdb
 
     initdb()
     from airflow_provider_penstock.example_dags.example_penstock import dag
 
-    run = dag.test()
+    run = dag.test(run_conf={"folder": str(folder), "epochs": 7})
     assert run.state == "success", [(ti.task_id, ti.state) for ti in run.get_task_instances()]
+    job = hook.find(f"airflow:{run.dag_id}:{run.run_id}:train:-1:0:1")
+    assert hook.log_lines(job["id"]) == ["trained for 7 epochs in example_penstock"]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-import re
+import socket
 import subprocess
 from collections import Counter
 from pathlib import Path
@@ -16,7 +16,7 @@ import pytest
 
 from penstock_scheduler.client import Client
 from penstock_scheduler.messages import TokenOrder
-from penstock_slurm.loopback import LoopbackCluster, wait_for
+from penstock_slurm.loopback import LoopbackCluster
 from tests.end_to_end.site import Site
 
 pytestmark = pytest.mark.slurm
@@ -30,27 +30,29 @@ def airflow_python() -> str:
     made = REPOSITORY / ".venv-airflow/bin/python"
     if named or made.exists():
         return named or str(made)
-    pytest.skip("no Airflow: `script/test airflow` makes .venv-airflow, or PENSTOCK_AIRFLOW_PYTHON names an interpreter")
+    pytest.skip(
+        "no Airflow: `script/test airflow` makes .venv-airflow, or PENSTOCK_AIRFLOW_PYTHON names an interpreter"
+    )
 
 
 def test_the_providers_suite_passes_and_each_key_ran_once(loopback: LoopbackCluster, tmp_path: Path) -> None:
     python = airflow_python()
     site = Site(loopback, tmp_path)
-    site.extra = '[api]\nlisten = "127.0.0.1:0"\n'
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    site.extra = f'[api]\nlisten = "127.0.0.1:{port}"\n'
     site.start()
     try:
-        port = wait_for(
-            lambda: re.search(r"127\.0\.0\.1:([0-9]+)", site.log.read_text()), 30, "the API's port", details=site.tail
-        )[1]
         with Client(f"unix:{site.state / 'api.sock'}") as admin:
             token = admin.create_token(TokenOrder(user=admin.me().user)).token
         extra = {"tls": False}
-        connection = {"conn_type": "penstock", "host": "127.0.0.1", "port": int(port), "password": token, "extra": extra}
+        connection = {"conn_type": "penstock", "host": "127.0.0.1", "port": port, "password": token, "extra": extra}
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("AIRFLOW", "PYTHON"))}
         environment |= {
             "PYTHONPATH": str(REPOSITORY / "airflow_provider"),
             "AIRFLOW_HOME": str(tmp_path / "airflow"),
             "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+            "AIRFLOW__CORE__DAGS_FOLDER": str(REPOSITORY / "airflow_provider/airflow_provider_penstock/example_dags"),
             "AIRFLOW_CONN_PENSTOCK_DEFAULT": json.dumps(connection),
             "AIRFLOW_CONN_PENSTOCK_WRONG": json.dumps(connection | {"password": "wrong"}),
             "PENSTOCK_TEST_FOLDER": str(tmp_path),
