@@ -154,6 +154,19 @@ install_torch() {
   fi
 }
 
+# install_airflow: Airflow, the provider and what its tests need into an environment of their own, as Airflow pins what we do not.
+install_airflow() {
+  local stamp
+  stamp="$PWD $version $(sha256sum <airflow_provider/pyproject.toml)"
+  [ -z "${PENSTOCK_AIRFLOW_PYTHON:-}" ] || return 0
+  [ "$(cat .venv-airflow/made-for 2>/dev/null)" != "$stamp" ] || return 0
+  say "installing Airflow into .venv-airflow: one or two minutes ..."
+  quietly "$python" -m venv --clear .venv-airflow &&
+    quietly .venv-airflow/bin/pip install -q --disable-pip-version-check -e "./airflow_provider[test]" ||
+    die "could not install Airflow; above is the end of what pip said"
+  echo "$stamp" >.venv-airflow/made-for
+}
+
 # uv is several times as fast as pip, but does not read pip's settings: where pip was given an index, pip it is.
 pip_install() {
   if ! .venv/bin/pip config list 2>/dev/null | grep -qE 'index|find.links|proxy'; then

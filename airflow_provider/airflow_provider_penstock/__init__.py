@@ -1,4 +1,48 @@
-"""Adaptive GPU jobs as Airflow tasks: reserved for the provider, which is not written yet.
+"""Adaptive GPU jobs on Slurm as Airflow tasks: a client of penstockd's HTTP API, see docs/airflow.md."""
 
-The distribution exists so that the workspace, the imports and the packaging are settled before its first operator.
-"""
+from typing import Any
+
+__version__ = "0.1.0"
+
+
+def get_provider_info() -> dict[str, Any]:
+    """What Airflow reads through the entry point `apache_airflow_provider`; valid against its provider_info.schema.json."""
+
+    def modules(kind: str) -> list[dict[str, Any]]:
+        return [{"integration-name": "Penstock", "python-modules": [f"airflow_provider_penstock.{kind}.penstock"]}]
+
+    return {
+        "package-name": "airflow-provider-penstock",
+        "name": "Penstock",
+        "description": "Adaptive GPU jobs on Slurm, through penstockd's HTTP API.",
+        "integrations": [{"integration-name": "Penstock", "tags": ["service"]}],
+        "operators": modules("operators"),
+        "sensors": modules("sensors"),
+        "hooks": modules("hooks"),
+        "triggers": modules("triggers"),
+        "connection-types": [
+            {
+                "connection-type": "penstock",
+                "hook-class-name": "airflow_provider_penstock.hooks.penstock.PenstockHook",
+                "hook-name": "Penstock",
+                "ui-field-behaviour": {
+                    "hidden-fields": ["schema", "login", "extra"],
+                    "relabeling": {"password": "Token"},
+                    "placeholders": {"host": "penstock.example.org", "port": "8471"},
+                },
+                "conn-fields": {
+                    "tls": {"label": "TLS", "schema": {"type": ["boolean", "null"], "default": True}},
+                    "ca_file": {
+                        "label": "Certificates to trust",
+                        "description": "A PEM file on workers and triggerers; empty: those of the system.",
+                        "schema": {"type": ["string", "null"]},
+                    },
+                    "timeout_s": {"label": "Timeout, s", "schema": {"type": ["number", "null"], "default": 30}},
+                },
+            }
+        ],
+        "extra-links": [
+            "airflow_provider_penstock.links.penstock.PenstockJobLink",
+            "airflow_provider_penstock.links.penstock.PenstockExplainLink",
+        ],
+    }

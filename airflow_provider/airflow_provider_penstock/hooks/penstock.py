@@ -1,0 +1,144 @@
+"""penstockd's HTTP API, as Airflow's connections name it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import httpx
+from airflow.providers.common.compat.sdk import BaseHook
+
+from airflow_provider_penstock.exceptions import PenstockAway, PenstockRefused
+
+RETRY_PAUSES_S = (0.5, 2.0, 5.0)
+MAX_WAIT_S = 30.0
+"""Of one long poll; the API's own bound is 60 s."""
+
+Job = dict[str, Any]
+"""A `JobView` of the API."""
+
+
+class PenstockHook(BaseHook):
+    """A line to penstockd. Methods raise PenstockRefused when it refuses, PenstockAway when it does not answer."""
+
+    conn_name_attr = "penstock_conn_id"
+    default_conn_name = "penstock_default"
+    conn_type = "penstock"
+    hook_name = "Penstock"
+
+    def __init__(self, penstock_conn_id: str = default_conn_name) -> None:
+        super().__init__()
+        self.penstock_conn_id = penstock_conn_id
+
+    @classmethod
+    def get_ui_field_behaviour(cls) -> dict[str, Any]:
+        """For Airflow before 3.2; later ones read `ui-field-behaviour` of the provider's information."""
+        return {
+            "hidden_fields": ["schema", "login"],
+            "relabeling": {"password": "Token"},
+            "placeholders": {"host": "penstock.example.org", "extra": '{"tls": true, "ca_file": "", "timeout_s": 30}'},
+        }
+
+    def get_conn(self) -> httpx.Client:
+        """An HTTP client with the connection's address, token, certificates and timeout."""
+        return httpx.Client(**client_options(self.get_connection(self.penstock_conn_id)))
+
+    def test_connection(self) -> tuple[bool, str]:
+        """Whether penstockd answers and takes the token, and for whom it takes us."""
+        try:
+            who = self.ask("GET", "/v1/me")
+        except (PenstockAway, PenstockRefused) as error:
+            return False, str(error)
+        return True, f"penstockd takes us for {who['user']} ({who['role']})"
+
+    def ask(self, method: str, path: str, *, patience_s: float = 0.0, **request: Any) -> Any:
+        """The answer's JSON. Asks again when nobody answers: what it is used for is safe to ask twice."""
+        with self.get_conn() as client:
+            timeout_s = client.timeout.read
+            request["timeout"] = None if timeout_s is None else timeout_s + patience_s
+            for pause_s in (*RETRY_PAUSES_S, None):
+                try:
+                    return read(client.request(method, path, **request))
+                except (httpx.TransportError, PenstockAway) as error:
+                    if pause_s is None:
+                        raise PenstockAway(f"penstockd at {client.base_url}: {error}") from None
+                    time.sleep(pause_s)
+        raise AssertionError("the last try returns or raises")
+
+    def submit(self, submission: dict[str, Any]) -> Job:
+        """Submit a job; the same `key` is the same job, however often it is sent."""
+        if not submission.get("key"):
+            raise ValueError("a submission without a key could run twice; give it one")
+        return dict(self.ask("POST", "/v1/jobs", json=submission))
+
+    def find(self, key: str) -> Job | None:
+        """The job of a key."""
+        jobs = self.ask("GET", "/v1/jobs", params={"key": key})["jobs"]
+        return jobs[0] if jobs else None
+
+    def job(self, job_id: str) -> Job:
+        """A job."""
+        return dict(self.ask("GET", f"/v1/jobs/{job_id}"))
+
+    def cancel(self, job_id: str) -> Job:
+        """End a job; twice is once."""
+        return dict(self.ask("POST", f"/v1/jobs/{job_id}/cancel"))
+
+    def forecast(self, submission: dict[str, Any]) -> dict[str, Any]:
+        """What a job would get if it were submitted now; nothing is."""
+        return dict(self.ask("POST", "/v1/jobs/plan", json=submission))
+
+    def explain(self, job_id: str) -> str:
+        """Why a job has what it has, in a sentence."""
+        return str(self.ask("GET", f"/v1/jobs/{job_id}/explain")["text"])
+
+    def wait(self, job_id: str) -> Iterator[Job]:
+        """The job, each time that it changed or after 30 s, until it has ended."""
+        job = self.job(job_id)
+        while job["state"] != "ended":
+            yield job
+            query = {"wait": MAX_WAIT_S, "since": job["version"]}
+            job = self.ask("GET", f"/v1/jobs/{job_id}", params=query, patience_s=MAX_WAIT_S)
+        yield job
+
+    def log_lines(self, job_id: str, limit_bytes: int = 1 << 20) -> Sequence[str]:
+        """The last lines of a job's output; none if there is no file that penstockd can read."""
+        lines, offset = "", -limit_bytes
+        while True:
+            try:
+                part = self.ask("GET", f"/v1/jobs/{job_id}/log", params={"offset": offset})
+            except PenstockRefused:
+                return lines.splitlines()
+            lines += part["text"]
+            if part["next"] >= part["size"] or not part["text"]:
+                return lines.splitlines()
+            offset = part["next"]
+
+
+def client_options(connection: Any) -> dict[str, Any]:
+    """Arguments for an HTTP client, sync or async, from an Airflow connection. Raises ValueError without a host."""
+    if not connection.host:
+        raise ValueError(f"connection {connection.conn_id} has no host; give penstockd's host, port and a token")
+    extra = connection.extra_dejson
+    scheme = "http" if extra.get("tls") is False else "https"
+    port = f":{connection.port}" if connection.port else ""
+    return {
+        "base_url": f"{scheme}://{connection.host}{port}",
+        "headers": {"Authorization": f"Bearer {connection.password}"} if connection.password else {},
+        "verify": extra.get("ca_file") or True,
+        "timeout": float(extra.get("timeout_s") or 30),
+        "trust_env": False,
+    }
+
+
+def read(answer: httpx.Response) -> Any:
+    """The answer's JSON. Raises PenstockRefused or PenstockAway with the API's own sentence."""
+    if answer.is_success:
+        return answer.json()
+    try:
+        sentence = str(answer.json()["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        sentence = f"an answer that is not penstockd's: {answer.text[:200]!r}"
+    kind = PenstockAway if answer.status_code == 429 or answer.status_code >= 500 else PenstockRefused
+    raise kind(f"{sentence} (HTTP {answer.status_code})")

@@ -1,0 +1,31 @@
+"""Links from a task to its job."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from airflow.providers.common.compat.sdk import BaseOperatorLink, XCom
+
+JOB_URL = "job_url"
+"""XCom key: where the job is in the API."""
+
+
+class PenstockJobLink(BaseOperatorLink):
+    """To the job."""
+
+    name = "Penstock job"
+
+    def get_link(self, operator: Any, *, ti_key: Any) -> str:
+        """Empty until the job is submitted."""
+        return XCom.get_value(key=JOB_URL, ti_key=ti_key) or ""
+
+
+class PenstockExplainLink(BaseOperatorLink):
+    """To why the job has what it has."""
+
+    name = "Why it has these GPUs"
+
+    def get_link(self, operator: Any, *, ti_key: Any) -> str:
+        """Empty until the job is submitted."""
+        url = XCom.get_value(key=JOB_URL, ti_key=ti_key)
+        return f"{url}/explain" if url else ""

@@ -1,0 +1,49 @@
+"""Against a real penstockd, whose address tests/airflow_provider/test_suite.py puts into the environment."""
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from airflow_provider_penstock.hooks.penstock import PenstockHook
+
+
+@pytest.fixture(scope="session")
+def folder() -> Path:
+    return Path(os.environ["PENSTOCK_TEST_FOLDER"])
+
+
+@pytest.fixture
+def hook() -> PenstockHook:
+    return PenstockHook()
+
+
+class Instance(SimpleNamespace):
+    """What the operators read of a task instance; `pushed` is what they told."""
+
+    def __init__(self, task_id: str, *, max_tries: int = 0) -> None:
+        names = {"dag_id": "tests", "run_id": "manual__2026-11-21T00:00:00+00:00", "map_index": -1, "pushed": {}}
+        super().__init__(task_id=task_id, max_tries=max_tries, **names)
+
+    def xcom_push(self, key: str, value: object) -> None:
+        self.pushed[key] = value
+
+
+@pytest.fixture
+def instance() -> type[Instance]:
+    return Instance
+
+
+def wait_until(condition: Callable[[], object], timeout_s: float = 60) -> None:
+    until = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.2)
+
+
+@pytest.fixture
+def until() -> Callable[..., None]:
+    return wait_until
