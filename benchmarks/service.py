@@ -97,17 +97,23 @@ class Line:
         text = await reader.readexactly(int(length.partition(":")[2]))
         return int(answer.split(" ", 2)[1]), json.loads(text)
 
+    def close(self) -> None:
+        """End it."""
+        if self._streams is not None:
+            self._streams[1].close()
 
-async def load(folder: Path, jobs: int, waiting: int, seconds: float, seed: int) -> dict[str, object]:
-    """Reports and waits; what they took."""
+
+async def load(folder: Path, jobs: int, waiting: int, seconds: float, seed: int, server: int) -> dict[str, object]:
+    """Reports and waits for EVERY_S until all are under way, then for `seconds`; what they took in the latter."""
     chance = random.Random(seed)
     took_s: list[float] = []
     acknowledged = waits = woken = errors = 0
-    until_s = time.monotonic() + seconds
+    from_s = time.monotonic() + EVERY_S
+    until_s = from_s + seconds
 
     async def report(job: int) -> None:
         nonlocal acknowledged, errors
-        line, sequence = Line(folder / "api.sock"), 0
+        sequence = 0
         await asyncio.sleep(chance.uniform(0, EVERY_S))
         while time.monotonic() < until_s:
             began_s = time.perf_counter()
@@ -116,8 +122,11 @@ async def load(folder: Path, jobs: int, waiting: int, seconds: float, seed: int)
             )
             each = Report(job_id=str(job), epoch=1, sequence=sequence, time_s=time.time(), body=body)
             text = json.dumps({"reports": [each.model_dump(mode="json")]}).encode()
+            line = Line(folder / "api.sock")  # the service closes idle connections sooner than the next report comes
             status, answer = await line.ask("POST", f"/v1/jobs/{job}/reports", text)
-            took_s.append(time.perf_counter() - began_s)
+            line.close()
+            if time.monotonic() >= from_s:
+                took_s.append(time.perf_counter() - began_s)
             if status == 200:
                 acknowledged += int(str(answer["accepted"]))
             else:
@@ -128,10 +137,10 @@ async def load(folder: Path, jobs: int, waiting: int, seconds: float, seed: int)
     async def wait(number: int) -> None:
         nonlocal waits, woken, errors
         line, version = Line(folder / "api.sock"), 0
-        await asyncio.sleep(chance.uniform(0, 1))
+        await asyncio.sleep(chance.uniform(0, EVERY_S))
         while time.monotonic() < until_s:
             status, answer = await line.ask("GET", f"/v1/jobs/{number % jobs}?wait=30&since={version}")
-            waits += 1
+            waits += time.monotonic() >= from_s
             if status == 200:
                 woken += int(str(answer["version"])) > version
                 version = int(str(answer["version"]))
@@ -140,7 +149,10 @@ async def load(folder: Path, jobs: int, waiting: int, seconds: float, seed: int)
 
     tasks = [asyncio.create_task(report(job)) for job in range(jobs)]
     tasks += [asyncio.create_task(wait(number)) for number in range(waiting)]
+    await asyncio.sleep(EVERY_S)
+    before_s = cpu_s(server)
     await asyncio.sleep(seconds)
+    used_s = cpu_s(server) - before_s
     for task in tasks:
         task.cancel()
     for ended in await asyncio.gather(*tasks, return_exceptions=True):
@@ -148,6 +160,8 @@ async def load(folder: Path, jobs: int, waiting: int, seconds: float, seed: int)
     took_s.sort()
     return {
         "requests": len(took_s),
+        "server_cpu_s": round(used_s, 2),
+        "server_cores": round(used_s / seconds, 3),
         "acknowledged": acknowledged,
         "waits": waits,
         "woken": woken,
@@ -156,6 +170,12 @@ async def load(folder: Path, jobs: int, waiting: int, seconds: float, seed: int)
         "p99_ms": round(1000 * took_s[int(len(took_s) * 0.99)], 1),
         "max_ms": round(1000 * took_s[-1], 1),
     }
+
+
+def cpu_s(pid: int) -> float:
+    """Processor time that a process has used, user and system."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def resident_mb(pid: int | None) -> float:
@@ -183,7 +203,7 @@ def main() -> int:
             return 1
         time.sleep(2)
         before_mb = resident_mb(server.pid)
-        found = asyncio.run(load(folder, arguments.jobs, arguments.waiting, arguments.seconds, arguments.seed))
+        found = asyncio.run(load(folder, arguments.jobs, arguments.waiting, arguments.seconds, arguments.seed, server.pid or 0))
         after_mb = resident_mb(server.pid)
         server.kill()
         server.join()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
+import math
 import os
 import pwd
 import re
@@ -28,6 +29,9 @@ TOKEN_LIFE_S = 30 * 86_400.0
 
 CACHED_S = 5.0
 """How long a token that was found good needs no look into the store; revoking one drops it here at once."""
+
+ACCOUNT_CACHED_S = 60.0
+"""How long an account is not looked up again: where accounts come over the network, each look may take long."""
 
 MUNGE_AT_ONCE = 8
 
@@ -57,6 +61,7 @@ class Gatekeeper:
         self._store = store
         self._good: dict[str, tuple[float, TokenView]] = {}
         self._munge = asyncio.Semaphore(MUNGE_AT_ONCE)
+        self._accounts: dict[int | str, tuple[float, pwd.struct_passwd | None]] = {}
 
     async def identify(self, request: Request) -> Identity:
         """Who asks. A header goes before the socket, so that a token can be tried there, too."""
@@ -65,7 +70,7 @@ class Gatekeeper:
             uid = request.scope.get("state", {}).get("peer_uid")
             if uid is None:
                 raise Refusal(401, "who-are-you", "give a token in the header Authorization: Bearer TOKEN")
-            return self._of_uid(uid, "socket")
+            return await self._of_uid(uid, "socket")
         kind, _, proof = given.partition(" ")
         if kind.lower() == "bearer":
             return await self._by_token(proof.strip())
@@ -100,11 +105,22 @@ class Gatekeeper:
         self._good = {proof: good for proof, good in self._good.items() if good[1].id != token}
         return self._store.tokens(token)[0][0]
 
-    def _of_uid(self, uid: int, by: Any) -> Identity:
-        try:
-            user = pwd.getpwuid(uid).pw_name
-        except KeyError:
-            raise Refusal(401, "who-are-you", f"no user has uid {uid} here") from None
+    async def _account(self, who: int | str) -> pwd.struct_passwd | None:
+        """The account of that uid or name; None: there is none."""
+        now_s = time.monotonic()
+        since_s, account = self._accounts.get(who, (-math.inf, None))
+        if now_s - since_s > ACCOUNT_CACHED_S:
+            account = await asyncio.to_thread(_look_up_account, who)
+            if len(self._accounts) > 10_000:
+                self._accounts.clear()
+            self._accounts[who] = now_s, account
+        return account
+
+    async def _of_uid(self, uid: int, by: Any) -> Identity:
+        account = await self._account(uid)
+        if account is None:
+            raise Refusal(401, "who-are-you", f"no user has uid {uid} here")
+        user = account.pw_name
         if by == "socket" and uid in (0, os.geteuid()):
             return Identity(user=user, uid=uid, role="admin", by=by)
         return Identity(user=user, uid=uid, role=self._role(user), by=by)
@@ -124,10 +140,8 @@ class Gatekeeper:
             self._good[proof] = now_s, view
         if now_s >= view.expires_s:
             raise Refusal(401, "who-are-you", "the token has expired; ask an admin for another: penstock token create")
-        try:
-            uid = pwd.getpwnam(view.user).pw_uid
-        except KeyError:
-            uid = None
+        account = await self._account(view.user)
+        uid = account.pw_uid if account else None
         return Identity(user=view.user, uid=uid, role=view.role, job=view.job, by="token")
 
     def _look_up(self, proof: str) -> TokenView:
@@ -159,7 +173,14 @@ class Gatekeeper:
         found = _UID.search(head)
         if found is None or body != payload:
             raise Refusal(401, "who-are-you", f"the MUNGE credential must be made of {payload!r}")
-        return self._of_uid(int(found[1]), "munge")
+        return await self._of_uid(int(found[1]), "munge")
+
+
+def _look_up_account(who: int | str) -> pwd.struct_passwd | None:
+    try:
+        return pwd.getpwuid(who) if isinstance(who, int) else pwd.getpwnam(who)
+    except KeyError:
+        return None
 
 
 def _digest(secret: str) -> str:

@@ -7,6 +7,7 @@ import logging
 import os
 import socket
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import uvicorn
@@ -20,6 +21,8 @@ from penstock_scheduler.service.settings import ApiSettings
 log = logging.getLogger(__name__)
 
 BACKLOG = 2048
+THREADS = 32
+"""For what may wait: the store, Slurm, files. Python's own default is 6 on a machine of two cores."""
 GRACE_S = 2
 
 
@@ -54,6 +57,7 @@ class Service:
 
     async def _serve(self) -> None:
         self._board.serve_on(asyncio.get_running_loop())
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(THREADS, "api"))
         for _, tls in self._sockets:
             config = uvicorn.Config(
                 self._app,
