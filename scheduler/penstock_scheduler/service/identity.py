@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
+import logging
 import math
 import os
 import pwd
@@ -21,8 +22,11 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from penstock_scheduler.client import munge_payload
 from penstock_scheduler.messages import Identity, NewToken, Role, TokenOrder, TokenView
 from penstock_scheduler.service.errors import Refusal
+from penstock_scheduler.service.guard import Bucket
 from penstock_scheduler.service.settings import ApiSettings
 from penstock_scheduler.store import SqlStore
+
+log = logging.getLogger(__name__)
 
 TOKEN_LIFE_S = 30 * 86_400.0
 """Of a token that does not say."""
@@ -30,12 +34,17 @@ TOKEN_LIFE_S = 30 * 86_400.0
 CACHED_S = 5.0
 """How long a token that was found good needs no look into the store; revoking one drops it here at once."""
 
+FAILED_PER_S = 1.0
+FAILED_BURST = 50
+"""Failed logins from one address: each costs a look into the store or a process."""
+
 ACCOUNT_CACHED_S = 60.0
 """How long an account is not looked up again: where accounts come over the network, each look may take long."""
 
 MUNGE_AT_ONCE = 8
 
 _PREFIX = "penstock"
+_STATUS = re.compile(r"^STATUS:\s*(.*?)\s*\(\d+\)", re.MULTILINE)
 _UID = re.compile(r"^UID:.*\((\d+)\)\s*$", re.MULTILINE)
 _CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
 
@@ -61,6 +70,7 @@ class Gatekeeper:
         self._store = store
         self._good: dict[str, tuple[float, TokenView]] = {}
         self._munge = asyncio.Semaphore(MUNGE_AT_ONCE)
+        self._failed = Bucket(FAILED_PER_S, FAILED_BURST)
         self._accounts: dict[int | str, tuple[float, pwd.struct_passwd | None]] = {}
 
     async def identify(self, request: Request) -> Identity:
@@ -71,7 +81,20 @@ class Gatekeeper:
             if uid is None:
                 raise Refusal(401, "who-are-you", "give a token in the header Authorization: Bearer TOKEN")
             return await self._of_uid(uid, "socket")
+        where = request.client.host if request.client else "socket"
         kind, _, proof = given.partition(" ")
+        # Who was let in before is not held up by others at the same address, such as on a login node.
+        if proof.strip() not in self._good and (pause_s := self._failed.pause_s(where)) > 0:
+            raise Refusal(429, "too-many", f"too many failed logins from {where}", retry_after_s=pause_s)
+        try:
+            return await self._by_header(request, kind, proof)
+        except Refusal as refusal:
+            if refusal.status == 401:
+                self._failed.take(where)
+                log.info("login failed", extra={"address": where, "text": str(refusal)[:200]})
+            raise
+
+    async def _by_header(self, request: Request, kind: str, proof: str) -> Identity:
         if kind.lower() == "bearer":
             return await self._by_token(proof.strip())
         if kind.upper() == "MUNGE" and self._settings.munge:
@@ -167,8 +190,12 @@ class Gatekeeper:
                 told, why = await asyncio.wait_for(process.communicate(proof.encode()), 10)
             except (OSError, TimeoutError) as error:
                 raise Refusal(503, "busy", f"MUNGE cannot be asked: {error}; try again, or use a token") from None
+        status = _STATUS.search(told.decode(errors="replace"))
+        if status is None:  # it says nothing of the credential: munged was not reached
+            text = why.decode(errors="replace").strip()
+            raise Refusal(503, "busy", f"MUNGE cannot be asked: {text}; try again, or use a token")
         if process.returncode != 0:
-            raise Refusal(401, "who-are-you", f"MUNGE refuses the credential: {why.decode(errors='replace').strip()}")
+            raise Refusal(401, "who-are-you", f"MUNGE refuses the credential: {status[1]}; make a new one")
         head, _, body = told.decode(errors="replace").partition("\n\n")
         found = _UID.search(head)
         if found is None or body != payload:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import socket
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -25,6 +26,10 @@ THREADS = 32
 """For what may wait: the store, Slurm, files. Python's own default is 6 on a machine of two cores."""
 GRACE_S = 2
 
+SWITCH_S = 0.0005
+"""A thread that computes (a round, a look at the cluster) keeps the interpreter for so long before a request gets its turn. A
+request takes some ten turns, so Python's own 5 ms made the slowest of them wait for a tenth of a second."""
+
 
 class Service:
     """Serves from `start` to `stop`. The sockets are bound when it is made: what is wrong with them is said early."""
@@ -43,6 +48,7 @@ class Service:
 
     def start(self) -> None:
         """Serve in a thread of its own."""
+        sys.setswitchinterval(SWITCH_S)
         self._thread.start()
 
     def stop(self) -> None:
