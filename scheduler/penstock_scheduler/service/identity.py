@@ -44,6 +44,8 @@ ACCOUNT_CACHED_S = 60.0
 MUNGE_AT_ONCE = 8
 
 _PREFIX = "penstock"
+_NOT_REACHED = (5, 6, 7)
+"""Exit statuses of unmunge that are munged's trouble, not the credential's: no memory, socket, timeout (libmunge's munge_err_t)."""
 _STATUS = re.compile(r"^STATUS:\s*(.*?)\s*\(\d+\)", re.MULTILINE)
 _UID = re.compile(r"^UID:.*\((\d+)\)\s*$", re.MULTILINE)
 _CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
@@ -191,11 +193,11 @@ class Gatekeeper:
             except (OSError, TimeoutError) as error:
                 raise Refusal(503, "busy", f"MUNGE cannot be asked: {error}; try again, or use a token") from None
         status = _STATUS.search(told.decode(errors="replace"))
-        if status is None:  # it says nothing of the credential: munged was not reached
-            text = why.decode(errors="replace").strip()
+        text = status[1] if status else why.decode(errors="replace").strip()
+        if process.returncode in _NOT_REACHED:
             raise Refusal(503, "busy", f"MUNGE cannot be asked: {text}; try again, or use a token")
         if process.returncode != 0:
-            raise Refusal(401, "who-are-you", f"MUNGE refuses the credential: {status[1]}; make a new one")
+            raise Refusal(401, "who-are-you", f"MUNGE refuses the credential: {text}; make a new one")
         head, _, body = told.decode(errors="replace").partition("\n\n")
         found = _UID.search(head)
         if found is None or body != payload:
