@@ -203,7 +203,9 @@ def main() -> int:
             return 1
         time.sleep(2)
         before_mb = resident_mb(server.pid)
-        found = asyncio.run(load(folder, arguments.jobs, arguments.waiting, arguments.seconds, arguments.seed, server.pid or 0))
+        found = asyncio.run(
+            load(folder, arguments.jobs, arguments.waiting, arguments.seconds, arguments.seed, server.pid or 0)
+        )
         after_mb = resident_mb(server.pid)
         server.kill()
         server.join()

@@ -34,9 +34,11 @@ path = f"/v1/jobs/{job}/reports"
 line.request("POST", path, body, {"Content-Type": "application/json"})
 answer = line.getresponse(); answer.read()
 by_socket = answer.status
-proof = subprocess.run(["munge", f"--socket={munge_socket}", "-s", f"penstock POST {path}"], capture_output=True, text=True, check=True)
+munge = ["munge", f"--socket={munge_socket}", "-s", f"penstock POST {path}"]
+proof = subprocess.run(munge, capture_output=True, text=True, check=True)
 line = http.client.HTTPConnection("127.0.0.1", int(port))
-line.request("POST", path, body, {"Content-Type": "application/json", "Authorization": "MUNGE " + proof.stdout.strip()})
+headers = {"Content-Type": "application/json", "Authorization": "MUNGE " + proof.stdout.strip()}
+line.request("POST", path, body, headers)
 answer = line.getresponse(); answer.read()
 open(out, "w").write(f"{by_socket} {answer.status}")
 """
@@ -93,7 +95,9 @@ def folder_of(site: Site, name: str) -> Path:
 def test_users_are_apart(site: Site) -> None:
     site.wait_round()
     url = f"unix:{site.state / 'api.sock'}"
-    with Client(url) as root:  # also loads all that a client needs, before a process becomes somebody who cannot read it
+    with Client(
+        url
+    ) as root:  # also loads all that a client needs, before a process becomes somebody who cannot read it
         assert root.me().role == "admin"
         homes = {name: folder_of(site, name) for name in (ANN, BEN)}
 
@@ -133,7 +137,14 @@ def test_users_are_apart(site: Site) -> None:
         # The same key of another user is another job; and a real job of that user tells no lies of the first one's.
         told = homes[BEN] / "told"
         body = json.dumps({"reports": [each.model_dump(mode="json")]})
-        words = (str(site.state / "api.sock"), str(site.api["listen"]).rpartition(":")[2], str(site.api["munge_socket"]), anns, body, str(told))
+        words = (
+            str(site.state / "api.sock"),
+            str(site.api["listen"]).rpartition(":")[2],
+            str(site.api["munge_socket"]),
+            anns,
+            body,
+            str(told),
+        )
         bens = str(as_user(BEN, lambda: submit(BEN, "same", ("/usr/bin/python3", "-c", POSTER, *words))))
         assert bens != anns
         wait_for(lambda: told.exists() and told.read_text(), 60, "the job to have its answer", details=site.tail)

@@ -69,7 +69,9 @@ class Board:
             self.store.save_jobs(changed, charges)
         with self._lock:
             self.state, self.observed_s = state, now_s
-            self._shown = {job.id: (job, self._reason(job.id), view) for job, view in zip(state.jobs, views, strict=False)}
+            self._shown = {
+                job.id: (job, self._reason(job.id), view) for job, view in zip(state.jobs, views, strict=False)
+            }
             for view in changed:
                 if view.state == "ended":
                     self._live.pop(view.id, None)

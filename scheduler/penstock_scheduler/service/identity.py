@@ -45,7 +45,7 @@ MUNGE_AT_ONCE = 8
 
 _PREFIX = "penstock"
 _NOT_REACHED = (5, 6, 7)
-"""Exit statuses of unmunge that are munged's trouble, not the credential's: no memory, socket, timeout (libmunge's munge_err_t)."""
+"""unmunge's exit statuses for munged's own trouble: no memory, socket, timeout (libmunge, munge_err_t)."""
 _STATUS = re.compile(r"^STATUS:\s*(.*?)\s*\(\d+\)", re.MULTILINE)
 _UID = re.compile(r"^UID:.*\((\d+)\)\s*$", re.MULTILINE)
 _CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid

@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from penstock_scheduler.client import ApiError, Client, DaemonAway
+from penstock_scheduler.client import Client, DaemonAway
 from penstock_scheduler.errors import ConfigError
 from penstock_scheduler.service import identity
 from penstock_slurm.loopback import wait_for
