@@ -6,6 +6,7 @@ import json
 import os
 import pwd
 import subprocess
+import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -51,9 +52,8 @@ def site(loopback, tmp_path: Path) -> Iterator[Site]:
         if folder != Path("/tmp") and folder.is_relative_to("/tmp"):
             folder.chmod(folder.stat().st_mode | 0o055)
     site = Site(loopback, tmp_path)
-    port = machine.free_ports(1)
-    munge_socket = loopback._layout.munge_socket
-    site.api = {"listen": f"127.0.0.1:{port}", "munge": True, "munge_socket": str(munge_socket)}
+    site.extra = f'[api]\nlisten = "127.0.0.1:{machine.free_ports(1)}"\nmunge = true\n'
+    site.extra += f'munge_socket = "{loopback._layout.munge_socket}"\n'
     site.start()
     yield site
     site.stop()
@@ -137,14 +137,9 @@ def test_users_are_apart(site: Site) -> None:
         # The same key of another user is another job; and a real job of that user tells no lies of the first one's.
         told = homes[BEN] / "told"
         body = json.dumps({"reports": [each.model_dump(mode="json")]})
-        words = (
-            str(site.state / "api.sock"),
-            str(site.api["listen"]).rpartition(":")[2],
-            str(site.api["munge_socket"]),
-            anns,
-            body,
-            str(told),
-        )
+        api = tomllib.loads(site.extra)["api"]
+        port = api["listen"].rpartition(":")[2]
+        words = (str(site.state / "api.sock"), port, api["munge_socket"], anns, body, str(told))
         bens = str(as_user(BEN, lambda: submit(BEN, "same", ("/usr/bin/python3", "-c", POSTER, *words))))
         assert bens != anns
         wait_for(lambda: told.exists() and told.read_text(), 60, "the job to have its answer", details=site.tail)
