@@ -21,8 +21,6 @@ import tempfile
 import time
 from pathlib import Path
 
-import httpx
-
 from penstock_profiles.families import Families
 from penstock_profiles.wire import Observation, Report
 from penstock_scheduler.model import ClusterState, Job, JobWish, Node, Phase, Placement, Share
@@ -78,63 +76,106 @@ def serve(folder: Path, jobs: int, ready: object, cores: int) -> None:
         look(round_)
 
 
-async def load(folder: Path, jobs: int, waiting: int, seconds: float, seed: int) -> dict[str, object]:
-    """Reports and waits; what they took."""
+class Line:
+    """One kept-alive HTTP connection to the service: a client library's own work with 2,500 of them would be what is measured."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+
+    async def ask(self, method: str, target: str, body: bytes = b"") -> tuple[int, dict[str, object]]:
+        """(status, answer)."""
+        if self._streams is None:
+            self._streams = await asyncio.open_unix_connection(str(self._path))
+        reader, writer = self._streams
+        head = f"{method} {target} HTTP/1.1\r\nHost: penstock\r\n"
+        if body:
+            head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+        writer.write(head.encode() + b"\r\n" + body)
+        answer = (await reader.readuntil(b"\r\n\r\n")).decode()
+        length = next(line for line in answer.lower().split("\r\n") if line.startswith("content-length:"))
+        text = await reader.readexactly(int(length.partition(":")[2]))
+        return int(answer.split(" ", 2)[1]), json.loads(text)
+
+    def close(self) -> None:
+        """End it."""
+        if self._streams is not None:
+            self._streams[1].close()
+
+
+async def load(folder: Path, jobs: int, waiting: int, seconds: float, seed: int, server: int) -> dict[str, object]:
+    """Reports and waits for EVERY_S until all are under way, then for `seconds`; what they took in the latter."""
     chance = random.Random(seed)
-    transport = httpx.AsyncHTTPTransport(
-        uds=str(folder / "api.sock"), limits=httpx.Limits(max_connections=None, max_keepalive_connections=None)
-    )
     took_s: list[float] = []
-    acknowledged = woken = errors = 0
-    until_s = time.monotonic() + seconds
-    async with httpx.AsyncClient(transport=transport, base_url="http://penstock", timeout=90) as http:
+    acknowledged = waits = woken = errors = 0
+    from_s = time.monotonic() + EVERY_S
+    until_s = from_s + seconds
 
-        async def report(job: int) -> None:
-            nonlocal acknowledged, errors
-            await asyncio.sleep(chance.uniform(0, min(EVERY_S, seconds)))
-            sequence = 0
-            while time.monotonic() < until_s:
-                body = Observation(
-                    gpu_type="a100", nodes=1, gpus=8, atomic_batch=32, steps=50, step_time_s=0.4, progress=sequence
-                )
-                each = Report(job_id=str(job), epoch=1, sequence=sequence, time_s=time.time(), body=body)
-                began_s = time.perf_counter()
-                answer = await http.post(f"/v1/jobs/{job}/reports", json={"reports": [each.model_dump(mode="json")]})
+    async def report(job: int) -> None:
+        nonlocal acknowledged, errors
+        sequence = 0
+        await asyncio.sleep(chance.uniform(0, EVERY_S))
+        while time.monotonic() < until_s:
+            began_s = time.perf_counter()
+            body = Observation(
+                gpu_type="a100", nodes=1, gpus=8, atomic_batch=32, steps=50, step_time_s=0.4, progress=sequence
+            )
+            each = Report(job_id=str(job), epoch=1, sequence=sequence, time_s=time.time(), body=body)
+            text = json.dumps({"reports": [each.model_dump(mode="json")]}).encode()
+            line = Line(folder / "api.sock")  # the service closes idle connections sooner than the next report comes
+            status, answer = await line.ask("POST", f"/v1/jobs/{job}/reports", text)
+            line.close()
+            if time.monotonic() >= from_s:
                 took_s.append(time.perf_counter() - began_s)
-                if answer.status_code == 200:
-                    acknowledged += answer.json()["accepted"]
-                else:
-                    errors += 1
-                sequence += 1
-                await asyncio.sleep(EVERY_S)
+            if status == 200:
+                acknowledged += int(str(answer["accepted"]))
+            else:
+                errors += 1
+            sequence += 1
+            await asyncio.sleep(EVERY_S - (time.perf_counter() - began_s))
 
-        async def wait(number: int) -> None:
-            nonlocal woken, errors
-            version = 0
-            while time.monotonic() < until_s:
-                answer = await http.get(f"/v1/jobs/{number % jobs}", params={"wait": 30, "since": version})
-                if answer.status_code == 200:
-                    woken += answer.json()["version"] > version
-                    version = answer.json()["version"]
-                else:
-                    errors += 1
+    async def wait(number: int) -> None:
+        nonlocal waits, woken, errors
+        line, version = Line(folder / "api.sock"), 0
+        await asyncio.sleep(chance.uniform(0, EVERY_S))
+        while time.monotonic() < until_s:
+            status, answer = await line.ask("GET", f"/v1/jobs/{number % jobs}?wait=30&since={version}")
+            waits += time.monotonic() >= from_s
+            if status == 200:
+                woken += int(str(answer["version"])) > version
+                version = int(str(answer["version"]))
+            else:
+                errors += 1
 
-        tasks = [asyncio.create_task(report(job)) for job in range(jobs)]
-        tasks += [asyncio.create_task(wait(number)) for number in range(waiting)]
-        await asyncio.sleep(seconds)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    tasks = [asyncio.create_task(report(job)) for job in range(jobs)]
+    tasks += [asyncio.create_task(wait(number)) for number in range(waiting)]
+    await asyncio.sleep(EVERY_S)
+    before_s = cpu_s(server)
+    await asyncio.sleep(seconds)
+    used_s = cpu_s(server) - before_s
+    for task in tasks:
+        task.cancel()
+    for ended in await asyncio.gather(*tasks, return_exceptions=True):
+        errors += ended is not None and not isinstance(ended, asyncio.CancelledError)
     took_s.sort()
     return {
         "requests": len(took_s),
+        "server_cpu_s": round(used_s, 2),
+        "server_cores": round(used_s / seconds, 3),
         "acknowledged": acknowledged,
+        "waits": waits,
         "woken": woken,
         "errors": errors,
         "p50_ms": round(1000 * took_s[len(took_s) // 2], 1),
         "p99_ms": round(1000 * took_s[int(len(took_s) * 0.99)], 1),
         "max_ms": round(1000 * took_s[-1], 1),
     }
+
+
+def cpu_s(pid: int) -> float:
+    """Processor time that a process has used, user and system."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def resident_mb(pid: int | None) -> float:
@@ -162,7 +203,9 @@ def main() -> int:
             return 1
         time.sleep(2)
         before_mb = resident_mb(server.pid)
-        found = asyncio.run(load(folder, arguments.jobs, arguments.waiting, arguments.seconds, arguments.seed))
+        found = asyncio.run(
+            load(folder, arguments.jobs, arguments.waiting, arguments.seconds, arguments.seed, server.pid or 0)
+        )
         after_mb = resident_mb(server.pid)
         server.kill()
         server.join()

@@ -11,6 +11,7 @@ not answer; everything else is told at once.
 from __future__ import annotations
 
 import os
+import ssl
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,7 +24,7 @@ from pydantic import BaseModel
 
 from penstock_profiles.profiles import Profile
 from penstock_profiles.wire import Report
-from penstock_scheduler.errors import PenstockError
+from penstock_scheduler.errors import ConfigError, PenstockError
 from penstock_scheduler.messages import (
     AuditPage,
     ClusterView,
@@ -58,6 +59,11 @@ URL_VARIABLE = "PENSTOCK_URL"
 TOKEN_VARIABLE = "PENSTOCK_TOKEN"  # noqa: S105
 """Environment variable with a bearer token. Over TCP without one, MUNGE proves who we are."""
 
+MUNGE_SOCKET_VARIABLE = "PENSTOCK_MUNGE_SOCKET"
+"""Environment variable: munged's socket, where it is not at MUNGE's own default."""
+AUTHORITY_VARIABLE = "PENSTOCK_CA"
+"""Environment variable: certificates (PEM) to trust for penstockd; without it, those that the system trusts."""
+
 RETRY_PAUSES_S = (0.2, 1.0, 3.0)
 
 Answer = TypeVar("Answer", bound=BaseModel)
@@ -79,18 +85,38 @@ class ApiError(PenstockError):
 
 
 class Client:
-    """A line to penstockd. Methods raise ApiError when it refuses, DaemonAway when it does not answer."""
+    """A line to penstockd. Methods raise ApiError when it refuses, DaemonAway when it does not answer.
 
-    def __init__(self, url: str, *, token: str | None = None, verify: str | bool = True, timeout_s: float = 30.0):
+    Args:
+        url: `https://host:port`, `http://host:port` or `unix:/path/of/the/socket`.
+        token: a bearer token; None: the socket's peer credentials, or over TCP a MUNGE credential for each request.
+        authority: certificates (PEM) to trust for `https`; None: those that the system trusts.
+        munge_socket: munged's socket; None: MUNGE's own default.
+        timeout_s: how long an answer may take.
+
+    Raises:
+        ConfigError: the certificates cannot be read.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        token: str | None = None,
+        authority: Path | None = None,
+        munge_socket: Path | None = None,
+        timeout_s: float = 30.0,
+    ) -> None:
         transport = httpx.HTTPTransport(uds=url.removeprefix("unix:")) if url.startswith("unix:") else None
         self.url = url
         self._local = transport is not None
         self._token = token
+        self._munge_socket = munge_socket
         self._timeout_s = timeout_s
         self._http = httpx.Client(
             transport=transport,
             base_url="http://penstock" if self._local else url,
-            verify=verify,
+            verify=_trusting(authority) if authority is not None else True,
             timeout=timeout_s,
             trust_env=False,
         )
@@ -99,7 +125,14 @@ class Client:
     def open(cls, environ: Mapping[str, str] = os.environ, *, timeout_s: float = 30.0) -> Self:
         """As the environment says, else over the socket of this machine."""
         url = environ.get(URL_VARIABLE) or f"unix:{DEFAULT_SOCKET}"
-        return cls(url, token=environ.get(TOKEN_VARIABLE) or None, timeout_s=timeout_s)
+        authority, munge_socket = environ.get(AUTHORITY_VARIABLE), environ.get(MUNGE_SOCKET_VARIABLE)
+        return cls(
+            url,
+            token=environ.get(TOKEN_VARIABLE) or None,
+            authority=Path(authority) if authority else None,
+            munge_socket=Path(munge_socket) if munge_socket else None,
+            timeout_s=timeout_s,
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -333,9 +366,14 @@ class Client:
             return {"Authorization": f"Bearer {self._token}"}
         if self._local:
             return {}
+        at = [f"--socket={self._munge_socket}"] if self._munge_socket else []
         try:
             made = subprocess.run(
-                ["munge", "-s", munge_payload(method, path)], capture_output=True, text=True, timeout=10, check=False
+                ["munge", *at, "-s", munge_payload(method, path)],
+                capture_output=True,
+                text=True,
+                timeout=10,
+                check=False,
             )
         except (OSError, subprocess.TimeoutExpired) as error:
             raise PenstockError(
@@ -349,6 +387,13 @@ class Client:
 
     def _away(self, error: Exception) -> DaemonAway:
         return DaemonAway(f"penstockd does not answer at {self.url} ({error}); running jobs run on. Is it up?")
+
+
+def _trusting(authority: Path) -> ssl.SSLContext:
+    try:
+        return ssl.create_default_context(cafile=str(authority))
+    except OSError as error:  # ssl.SSLError is one
+        raise ConfigError(f"{authority}: {error}; give certificates in PEM form with {AUTHORITY_VARIABLE}") from None
 
 
 def munge_payload(method: str, path: str) -> str:

@@ -28,6 +28,12 @@ class Bucket:
         self._per_s, self._burst, self._now_s = per_s, burst, now_s
         self._left: dict[str, tuple[float, float]] = {}
 
+    def pause_s(self, name: str) -> float:
+        """What `take` would say, without taking."""
+        left, at_s = self._left.get(name, (self._burst, self._now_s()))
+        left += (self._now_s() - at_s) * self._per_s
+        return 0.0 if left >= 1 else (1 - left) / self._per_s
+
     def take(self, name: str) -> float:
         """Take one; 0 if there was one, else the seconds until there will be."""
         now_s = self._now_s()

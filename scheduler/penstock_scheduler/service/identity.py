@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
+import logging
+import math
 import os
 import pwd
 import re
@@ -20,8 +22,11 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from penstock_scheduler.client import munge_payload
 from penstock_scheduler.messages import Identity, NewToken, Role, TokenOrder, TokenView
 from penstock_scheduler.service.errors import Refusal
+from penstock_scheduler.service.guard import Bucket
 from penstock_scheduler.service.settings import ApiSettings
 from penstock_scheduler.store import SqlStore
+
+log = logging.getLogger(__name__)
 
 TOKEN_LIFE_S = 30 * 86_400.0
 """Of a token that does not say."""
@@ -29,9 +34,19 @@ TOKEN_LIFE_S = 30 * 86_400.0
 CACHED_S = 5.0
 """How long a token that was found good needs no look into the store; revoking one drops it here at once."""
 
+FAILED_PER_S = 1.0
+FAILED_BURST = 50
+"""Failed logins from one address: each costs a look into the store or a process."""
+
+ACCOUNT_CACHED_S = 60.0
+"""How long an account is not looked up again: where accounts come over the network, each look may take long."""
+
 MUNGE_AT_ONCE = 8
 
 _PREFIX = "penstock"
+_NOT_REACHED = (5, 6, 7)
+"""unmunge's exit statuses for munged's own trouble: no memory, socket, timeout (libmunge, munge_err_t)."""
+_STATUS = re.compile(r"^STATUS:\s*(.*?)\s*\(\d+\)", re.MULTILINE)
 _UID = re.compile(r"^UID:.*\((\d+)\)\s*$", re.MULTILINE)
 _CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
 
@@ -57,6 +72,8 @@ class Gatekeeper:
         self._store = store
         self._good: dict[str, tuple[float, TokenView]] = {}
         self._munge = asyncio.Semaphore(MUNGE_AT_ONCE)
+        self._failed = Bucket(FAILED_PER_S, FAILED_BURST)
+        self._accounts: dict[int | str, tuple[float, pwd.struct_passwd | None]] = {}
 
     async def identify(self, request: Request) -> Identity:
         """Who asks. A header goes before the socket, so that a token can be tried there, too."""
@@ -65,8 +82,21 @@ class Gatekeeper:
             uid = request.scope.get("state", {}).get("peer_uid")
             if uid is None:
                 raise Refusal(401, "who-are-you", "give a token in the header Authorization: Bearer TOKEN")
-            return self._of_uid(uid, "socket")
+            return await self._of_uid(uid, "socket")
+        where = request.client.host if request.client else "socket"
         kind, _, proof = given.partition(" ")
+        # Who was let in before is not held up by others at the same address, such as on a login node.
+        if proof.strip() not in self._good and (pause_s := self._failed.pause_s(where)) > 0:
+            raise Refusal(429, "too-many", f"too many failed logins from {where}", retry_after_s=pause_s)
+        try:
+            return await self._by_header(request, kind, proof)
+        except Refusal as refusal:
+            if refusal.status == 401:
+                self._failed.take(where)
+                log.info("login failed", extra={"address": where, "text": str(refusal)[:200]})
+            raise
+
+    async def _by_header(self, request: Request, kind: str, proof: str) -> Identity:
         if kind.lower() == "bearer":
             return await self._by_token(proof.strip())
         if kind.upper() == "MUNGE" and self._settings.munge:
@@ -100,11 +130,22 @@ class Gatekeeper:
         self._good = {proof: good for proof, good in self._good.items() if good[1].id != token}
         return self._store.tokens(token)[0][0]
 
-    def _of_uid(self, uid: int, by: Any) -> Identity:
-        try:
-            user = pwd.getpwuid(uid).pw_name
-        except KeyError:
-            raise Refusal(401, "who-are-you", f"no user has uid {uid} here") from None
+    async def _account(self, who: int | str) -> pwd.struct_passwd | None:
+        """The account of that uid or name; None: there is none."""
+        now_s = time.monotonic()
+        since_s, account = self._accounts.get(who, (-math.inf, None))
+        if now_s - since_s > ACCOUNT_CACHED_S:
+            account = await asyncio.to_thread(_look_up_account, who)
+            if len(self._accounts) > 10_000:
+                self._accounts.clear()
+            self._accounts[who] = now_s, account
+        return account
+
+    async def _of_uid(self, uid: int, by: Any) -> Identity:
+        account = await self._account(uid)
+        if account is None:
+            raise Refusal(401, "who-are-you", f"no user has uid {uid} here")
+        user = account.pw_name
         if by == "socket" and uid in (0, os.geteuid()):
             return Identity(user=user, uid=uid, role="admin", by=by)
         return Identity(user=user, uid=uid, role=self._role(user), by=by)
@@ -124,10 +165,8 @@ class Gatekeeper:
             self._good[proof] = now_s, view
         if now_s >= view.expires_s:
             raise Refusal(401, "who-are-you", "the token has expired; ask an admin for another: penstock token create")
-        try:
-            uid = pwd.getpwnam(view.user).pw_uid
-        except KeyError:
-            uid = None
+        account = await self._account(view.user)
+        uid = account.pw_uid if account else None
         return Identity(user=view.user, uid=uid, role=view.role, job=view.job, by="token")
 
     def _look_up(self, proof: str) -> TokenView:
@@ -153,13 +192,24 @@ class Gatekeeper:
                 told, why = await asyncio.wait_for(process.communicate(proof.encode()), 10)
             except (OSError, TimeoutError) as error:
                 raise Refusal(503, "busy", f"MUNGE cannot be asked: {error}; try again, or use a token") from None
+        status = _STATUS.search(told.decode(errors="replace"))
+        text = status[1] if status else why.decode(errors="replace").strip()
+        if process.returncode in _NOT_REACHED:
+            raise Refusal(503, "busy", f"MUNGE cannot be asked: {text}; try again, or use a token")
         if process.returncode != 0:
-            raise Refusal(401, "who-are-you", f"MUNGE refuses the credential: {why.decode(errors='replace').strip()}")
+            raise Refusal(401, "who-are-you", f"MUNGE refuses the credential: {text}; make a new one")
         head, _, body = told.decode(errors="replace").partition("\n\n")
         found = _UID.search(head)
         if found is None or body != payload:
             raise Refusal(401, "who-are-you", f"the MUNGE credential must be made of {payload!r}")
-        return self._of_uid(int(found[1]), "munge")
+        return await self._of_uid(int(found[1]), "munge")
+
+
+def _look_up_account(who: int | str) -> pwd.struct_passwd | None:
+    try:
+        return pwd.getpwuid(who) if isinstance(who, int) else pwd.getpwnam(who)
+    except KeyError:
+        return None
 
 
 def _digest(secret: str) -> str:

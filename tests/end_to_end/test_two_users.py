@@ -1,0 +1,173 @@
+"""Two real accounts on a real Slurm: each submits as oneself, and neither sees, ends or reports for the other's jobs."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import subprocess
+import tomllib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock_profiles.wire import Checkpointed, Report
+from penstock_scheduler.client import ApiError, Client
+from penstock_scheduler.messages import Submission
+from penstock_slurm.loopback import machine, wait_for
+from tests.end_to_end.site import Site
+
+pytestmark = [
+    pytest.mark.slurm,
+    pytest.mark.skipif(os.geteuid() != 0, reason="needs root to be two other users"),
+]
+
+ANN, BEN = "nobody", "daemon"
+"""Accounts that every Debian has."""
+
+POSTER = """
+import http.client, socket, subprocess, sys
+socket_path, port, munge_socket, job, body, out = sys.argv[1:]
+line = http.client.HTTPConnection("penstock")
+line.sock = socket.socket(socket.AF_UNIX); line.sock.connect(socket_path)
+path = f"/v1/jobs/{job}/reports"
+line.request("POST", path, body, {"Content-Type": "application/json"})
+answer = line.getresponse(); answer.read()
+by_socket = answer.status
+munge = ["munge", f"--socket={munge_socket}", "-s", f"penstock POST {path}"]
+proof = subprocess.run(munge, capture_output=True, text=True, check=True)
+line = http.client.HTTPConnection("127.0.0.1", int(port))
+headers = {"Content-Type": "application/json", "Authorization": "MUNGE " + proof.stdout.strip()}
+line.request("POST", path, body, headers)
+answer = line.getresponse(); answer.read()
+open(out, "w").write(f"{by_socket} {answer.status}")
+"""
+"""Run by the system's Python inside a job: who asks is then what the kernel and munged say of the job's process."""
+
+
+@pytest.fixture
+def site(loopback, tmp_path: Path) -> Iterator[Site]:
+    for folder in (tmp_path, *tmp_path.parents, loopback.folder, *loopback.folder.parents):
+        if folder != Path("/tmp") and folder.is_relative_to("/tmp"):
+            folder.chmod(folder.stat().st_mode | 0o055)
+    site = Site(loopback, tmp_path)
+    site.extra = f'[api]\nlisten = "127.0.0.1:{machine.free_ports(1)}"\nmunge = true\n'
+    site.extra += f'munge_socket = "{loopback._layout.munge_socket}"\n'
+    site.start()
+    yield site
+    site.stop()
+    loopback.reset()
+
+
+def as_user(name: str, call: Callable[[], object]) -> object:
+    """What `call` returns in a process of that user; what it raises as ApiError comes back as (status, code)."""
+    account = pwd.getpwnam(name)
+    read, write = os.pipe()
+    if (child := os.fork()) == 0:
+        try:
+            os.setgroups([])
+            os.setresgid(account.pw_gid, account.pw_gid, account.pw_gid)
+            os.setresuid(account.pw_uid, account.pw_uid, account.pw_uid)
+            try:
+                answer: object = call()
+            except ApiError as error:
+                answer = [error.status, error.code]
+            except BaseException as error:
+                answer = repr(error)
+            os.write(write, json.dumps(answer).encode())
+        finally:
+            os._exit(0)
+    os.close(write)
+    with os.fdopen(read, "rb") as pipe:
+        answer = json.loads(pipe.read())
+    os.waitpid(child, 0)
+    return answer
+
+
+def folder_of(site: Site, name: str) -> Path:
+    folder = site.folder / name
+    folder.mkdir(mode=0o755)
+    os.chown(folder, pwd.getpwnam(name).pw_uid, -1)
+    return folder
+
+
+def test_users_are_apart(site: Site) -> None:
+    site.wait_round()
+    url = f"unix:{site.state / 'api.sock'}"
+    with Client(
+        url
+    ) as root:  # also loads all that a client needs, before a process becomes somebody who cannot read it
+        assert root.me().role == "admin"
+        homes = {name: folder_of(site, name) for name in (ANN, BEN)}
+
+        def submit(name: str, key: str, command: tuple[str, ...]) -> str:
+            output = str(homes[name] / "%j.out")
+            order = Submission(key=key, command=command, partition="all", output=output, working_directory="/")
+            with Client(url) as line:
+                return line.submit(order).id
+
+        # Submission by a daemon of root runs as the one who asks.
+        anns = str(as_user(ANN, lambda: submit(ANN, "same", ("sh", "-c", "id -un; sleep 600"))))
+        output = homes[ANN] / f"{anns}.out"
+        wait_for(lambda: output.exists() and output.read_text(), 60, "the job to say who it is", details=site.tail)
+        assert output.read_text().split() == [ANN]
+        assert output.stat().st_uid == pwd.getpwnam(ANN).pw_uid
+        assert site.job(anns).user == ANN
+
+        epoch = 10**6
+        each = Report(job_id=anns, epoch=epoch, sequence=0, time_s=1.0, body=Checkpointed(progress=1.0, seconds=0.1))
+
+        def try_all(job: str) -> list[object]:
+            def tried(call: Callable[[], object]) -> object:
+                try:
+                    call()
+                except ApiError as error:
+                    return error.code
+                return "done"
+
+            with Client(url) as line:
+                calls = [lambda: line.job(job), lambda: line.explain(job), lambda: line.history(job)]
+                calls += [lambda: line.log(job), lambda: line.cancel(job), lambda: line.report(job, [each])]
+                return [line.me().user, [view.id for view in line.jobs()], *map(tried, calls)]
+
+        assert as_user(BEN, lambda: try_all(anns)) == [BEN, [], *["no-such-job"] * 6]
+        assert site.states(anns) == {anns: "RUNNING"}
+
+        # The same key of another user is another job; and a real job of that user tells no lies of the first one's.
+        told = homes[BEN] / "told"
+        body = json.dumps({"reports": [each.model_dump(mode="json")]})
+        api = tomllib.loads(site.extra)["api"]
+        port = api["listen"].rpartition(":")[2]
+        words = (str(site.state / "api.sock"), port, api["munge_socket"], anns, body, str(told))
+        bens = str(as_user(BEN, lambda: submit(BEN, "same", ("/usr/bin/python3", "-c", POSTER, *words))))
+        assert bens != anns
+        wait_for(lambda: told.exists() and told.read_text(), 60, "the job to have its answer", details=site.tail)
+        assert told.read_text() == "404 404"
+        denied = [line for line in root.audit().lines if not line.allowed and line.user == BEN]
+        wanted = ("POST /v1/jobs/{job}/reports", f"jobs/{anns}/reports")
+        assert [(line.action, line.target) for line in denied].count(wanted) == 3, "one by hand, two by the job"
+        assert ("POST /v1/jobs/{job}/cancel", f"jobs/{anns}/cancel") in [(line.action, line.target) for line in denied]
+        assert not [report for report in site.reports(anns) if report.epoch == epoch]
+
+        # Its owner may do all of it.
+        codes = as_user(ANN, lambda: try_all(anns))
+        assert codes == [ANN, [anns], *["done"] * 6]
+        site.wait_states("CANCELLED", anns)
+
+
+def test_the_job_of_a_user_has_that_users_groups(site: Site) -> None:
+    site.wait_round()
+    home = folder_of(site, ANN)
+    order = Submission(command=("id", "-G"), partition="all", output=str(home / "out"), working_directory="/")
+
+    def submit() -> str:
+        with Client(f"unix:{site.state / 'api.sock'}") as line:
+            return line.submit(order).id
+
+    with Client(f"unix:{site.state / 'api.sock'}") as root:
+        root.me()
+    job = str(as_user(ANN, submit))
+    site.wait_states("COMPLETED", job)
+    expected = subprocess.run(["id", "-G", ANN], capture_output=True, text=True, check=True).stdout.split()
+    assert (home / "out").read_text().split() == expected, "none of root's"

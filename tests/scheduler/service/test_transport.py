@@ -1,0 +1,125 @@
+"""TLS and MUNGE for real: a certificate of the test's own, and a munged of the test's own."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import subprocess
+from pathlib import Path
+
+import httpx
+import pytest
+
+from penstock_scheduler.client import Client, DaemonAway
+from penstock_scheduler.errors import ConfigError
+from penstock_scheduler.service import identity
+from penstock_slurm.loopback import wait_for
+from tests.scheduler.service.api import ME, serving
+
+MUNGED = shutil.which("munged") or shutil.which("munged", path="/usr/sbin")
+
+
+@pytest.fixture
+def munge_socket(tmp_path):
+    if MUNGED is None or shutil.which("unmunge") is None:
+        pytest.skip("munge is not installed (Debian: munge)")
+    folder = tmp_path / "munge"
+    folder.mkdir(mode=0o755)
+    key = folder / "munge.key"
+    key.write_bytes(secrets.token_bytes(128))
+    key.chmod(0o400)
+    for each in (tmp_path, *tmp_path.parents):  # another user is to reach the socket
+        if each.stat().st_uid == os.geteuid() and each.is_relative_to("/tmp") and each != Path("/tmp"):
+            each.chmod(0o755)
+    options = {"key-file": key, "socket": folder / "s", "pid-file": folder / "pid", "seed-file": folder / "seed"}
+    words = [f"--{name}={value}" for name, value in options.items()]
+    process = subprocess.Popen([MUNGED, "--foreground", "--force", f"--log-file={folder}/log", *words])
+    try:
+        wait_for((folder / "s").exists, 20, "munged to listen")
+        yield folder / "s"
+    finally:
+        process.terminate()
+        process.wait(20)
+
+
+def credential(socket: Path, payload: str, **become: str) -> dict[str, str]:
+    command = ["munge", f"--socket={socket}", "-s", payload]
+    made = subprocess.run(command, capture_output=True, text=True, check=True, cwd="/", **become)
+    return {"Authorization": f"MUNGE {made.stdout.strip()}"}
+
+
+def test_munge_says_who_asks_and_each_credential_is_good_once(tmp_path, munge_socket):
+    with serving(tmp_path / "api", munge=True, munge_socket=munge_socket) as api:
+        with Client(api.url, munge_socket=munge_socket) as me:
+            assert (me.me().user, me.me().by) == (ME, "munge"), "each request makes a credential of its own"
+            assert me.me().role == "user", "root is an admin on the daemon's own machine alone"
+        with Client.open({"PENSTOCK_URL": api.url, "PENSTOCK_MUNGE_SOCKET": str(munge_socket)}) as me:
+            assert me.me().user == ME
+
+        def ask(path: str, headers: dict[str, str]) -> httpx.Response:
+            return httpx.get(api.url + path, headers=headers)
+
+        once = credential(munge_socket, "penstock GET /v1/me")
+        assert ask("/v1/me", once).json()["user"] == ME
+        again = ask("/v1/me", once)
+        assert (again.status_code, again.json()["error"]["code"]) == (401, "who-are-you")
+        assert "Replayed" in again.json()["error"]["message"]
+        other = ask("/v1/jobs", credential(munge_socket, "penstock GET /v1/me"))
+        assert other.status_code == 401
+        assert "must be made of 'penstock GET /v1/jobs'" in other.json()["error"]["message"]
+        good = credential(munge_socket, "penstock GET /v1/me")["Authorization"]
+        assert ask("/v1/me", {"Authorization": good[:-20] + "A" * 19 + ":"}).status_code == 401
+        if os.geteuid() == 0:
+            nobody = credential(munge_socket, "penstock GET /v1/me", user="nobody", group="nogroup")
+            assert ask("/v1/me", nobody).json()["user"] == "nobody"
+    with serving(tmp_path / "without") as api:
+        refused = httpx.get(f"{api.url}/v1/me", headers=credential(munge_socket, "penstock GET /v1/me"))
+        assert refused.status_code == 401, "MUNGE is believed where the settings say so"
+
+
+def test_a_munged_that_is_away_is_said(tmp_path, munge_socket):
+    proof = credential(munge_socket, "penstock GET /v1/me")
+    with serving(tmp_path / "api", munge=True, munge_socket=tmp_path / "none") as api:
+        refused = httpx.get(f"{api.url}/v1/me", headers=proof)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "busy")
+        assert "none" in refused.json()["error"]["message"]
+
+
+@pytest.fixture
+def certificate(tmp_path):
+    """(certificate, key) of 127.0.0.1, signed by itself."""
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl is not installed")
+    made, key = tmp_path / "own.pem", tmp_path / "own.key"
+    words = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=penstock"
+    names = ["-addext", "subjectAltName=IP:127.0.0.1", "-out", str(made), "-keyout", str(key)]
+    subprocess.run(["openssl", *words.split(), *names], check=True, capture_output=True)
+    return made, key
+
+
+def test_tls_is_spoken_and_a_stranger_is_not_trusted(tmp_path, certificate, monkeypatch):
+    monkeypatch.setattr("penstock_scheduler.client.RETRY_PAUSES_S", ())
+    made, key = certificate
+    with serving(tmp_path / "api", tls_certificate=made, tls_key=key) as api:
+        url = api.url.replace("http://", "https://")
+        with Client(url, token=api.tokens["ada"], authority=made) as ada:
+            assert ada.me().user == "ada"
+        with Client.open({"PENSTOCK_URL": url, "PENSTOCK_TOKEN": api.tokens["ada"], "PENSTOCK_CA": str(made)}) as ada:
+            assert ada.job("1").id == "1"
+        for line in (Client(url, token=api.tokens["ada"]), Client(api.url, token=api.tokens["ada"])):
+            with line, pytest.raises(DaemonAway):
+                line.me()
+        with pytest.raises(ConfigError, match="PENSTOCK_CA"):
+            Client(url, authority=key)
+
+
+def test_failed_logins_are_slowed_down_and_others_are_not(tmp_path, monkeypatch):
+    monkeypatch.setattr(identity, "FAILED_BURST", 5)
+    monkeypatch.setattr(identity, "FAILED_PER_S", 1e-6)
+    with serving(tmp_path) as api, api.client("ada") as ada:
+        assert ada.me().user == "ada"
+        tried = [httpx.get(f"{api.url}/v1/me", headers={"Authorization": f"Bearer penstock_{n}_x"}) for n in range(7)]
+        assert [each.status_code for each in tried] == [401] * 5 + [429] * 2
+        assert int(tried[-1].headers["Retry-After"]) > 1
+        assert ada.me().user == "ada", "who was let in before is let in from the same address"

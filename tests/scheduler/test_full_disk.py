@@ -1,0 +1,104 @@
+"""A disk that is full, for real, under the round loop: what jobs reported is kept, and what runs is let alone."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from penstock_profiles.families import Families
+from penstock_profiles.wire import Checkpointed, Report
+from penstock_scheduler.errors import RoundFailed, StoreError
+from penstock_scheduler.loop import RoundLoop
+from penstock_scheduler.model import Action, ClusterState, Outcome
+from penstock_scheduler.models import WishModels
+from penstock_scheduler.policies import make_policy
+from penstock_scheduler.store import SqlStore, open_store
+from penstock_scheduler.triggers import Period
+from tests.scheduler.test_loop import simulated
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 16 MB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = os.geteuid() == 0 and (
+        subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(folder)], check=False, capture_output=True
+        ).returncode
+        == 0
+    )
+    if not mounted:
+        pytest.skip("needs the right to mount a small tmpfs")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+class Reporting:
+    """The simulated cluster, whose job says something on each tick; what was done to jobs is counted."""
+
+    def __init__(self, cluster) -> None:
+        self.cluster, self.said, self.done = cluster, 0, list[Action]()
+
+    def observe(self) -> ClusterState:
+        return self.cluster.observe()
+
+    def apply(self, todo: Sequence[Action]) -> tuple[Outcome, ...]:
+        self.done += todo
+        return self.cluster.apply(todo)
+
+    def reports(self) -> list[Report]:
+        self.said += 1
+        body = Checkpointed(progress=1.0, seconds=0.1)
+        return [Report(job_id="0", epoch=1, sequence=self.said, time_s=1.0, body=body)]
+
+
+def test_a_full_disk_stops_nothing_and_loses_no_report(small_disk: Path) -> None:
+    store = open_store(small_disk, writer=True)
+    _, cluster, _ = simulated(2, work=1e6)
+    reporting = Reporting(cluster)
+    policy, settings = make_policy("sia")
+    models = WishModels(Families(), 30.0)
+    loop = RoundLoop(reporting, cluster._clock, store, Period(60.0), policy, models, tick_s=10.0, settings=settings)
+    for _ in range(30):  # both jobs have come and run
+        loop.tick()
+        cluster._clock.sleep(10.0)
+    running = {job.id: job.allocation for job in cluster.observe().jobs}
+    assert len(running) == 2
+    assert all(running.values())
+    before, said = len(reporting.done), reporting.said
+    _fill(small_disk, store)
+    for _ in range(20):
+        with pytest.raises(RoundFailed, match="full"):
+            loop.tick()
+        cluster._clock.sleep(1.0)
+    assert len(reporting.done) == before, "no action on a plan that cannot be kept"
+    assert {job.id: job.allocation for job in cluster.observe().jobs} == running
+    assert reporting.said == said + 20
+    (small_disk / "filling").unlink()
+    loop.tick()
+    store.close()
+    with_reader = open_store(small_disk)
+    kept = [report.sequence for report in with_reader.reports("0")]
+    with_reader.close()
+    assert kept == list(range(1, reporting.said + 1)), "each once, in order"
+
+
+def _fill(folder: Path, store: SqlStore) -> None:
+    """Fill the disk, to the last page that the database has free."""
+    left = os.statvfs(folder)
+    (folder / "filling").write_bytes(b"\0" * (left.f_bavail * left.f_bsize - 64 * 1024))
+    body = Checkpointed(progress=1.0, seconds=0.1)
+    number = 0
+    while True:
+        try:
+            store.add_reports([Report(job_id="other", epoch=1, sequence=number, time_s=1.0, body=body)])
+        except StoreError:
+            return
+        number += 1
