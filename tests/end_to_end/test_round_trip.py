@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from penstock_scheduler.records import load_round
 from penstock_scheduler.store import open_store
 from penstock_slurm.loopback import wait_for
 from tests.end_to_end.site import RATES, Site, pause
@@ -167,8 +166,7 @@ def test_bad_wishes_are_refused_in_words_that_the_user_can_read_and_the_rest_goe
         for job, words in refused.items():
             assert words in json.loads(site.job(job).admin_comment)["penstock_says"]
             assert site.states(job) == {job: "PENDING"}
-    newest = site.state / "rounds" / f"{number:08d}.json"
-    record = load_round(newest.read_bytes(), str(newest))
+    record = open_store(site.state).round(number)
     assert "no node here has h100" in record.plan.waiting[never].text
     assert len(record.snapshot.refused) == len(refused)
 
