@@ -1,4 +1,4 @@
-"""What a round would decide if one more job were there: `penstock submit --dry-run`.
+"""What a round would decide if one more job were there: for `penstock submit --dry-run`, `penstock plan` and the API.
 
 Nothing is asked of the cluster here: a snapshot, the job, and the policy that decides.
 """
@@ -20,6 +20,7 @@ from penstock_scheduler.ports import Policy
 class Answer:
     """What would become of the job, and of others because of it."""
 
+    plan: Plan
     assignment: Assignment | None
     reason: Reason
     others: dict[JobId, tuple[Assignment | None, Assignment | None]]
@@ -47,8 +48,11 @@ def with_job(snapshot: Snapshot, job: Job, models: Models, limits: tuple[GpuLimi
     )
 
 
-def ask(policy: Policy, snapshot: Snapshot, job_id: JobId) -> Answer:
+def ask(policy: Policy, snapshot: Snapshot, job_id: JobId, without: Plan | None = None) -> Answer:
     """What `policy` decides on `snapshot` about one of its jobs, and what that means for the others.
+
+    Args:
+        without: what it has decided without the job; None: that is decided, too.
 
     Raises:
         RoundFailed: no usable plan.
@@ -56,7 +60,8 @@ def ask(policy: Policy, snapshot: Snapshot, job_id: JobId) -> Answer:
     job = next(job for job in snapshot.jobs if job.id == job_id)
     others = tuple(job for job in snapshot.jobs if job.id != job_id)
     plan = policy.decide(snapshot)
-    without = policy.decide(dataclasses.replace(snapshot, jobs=others))
+    if without is None:
+        without = policy.decide(dataclasses.replace(snapshot, jobs=others))
     changed = {
         other.id: (before, after)
         for other in others
@@ -65,10 +70,10 @@ def ask(policy: Policy, snapshot: Snapshot, job_id: JobId) -> Answer:
     }
     assignment = plan.assignments.get(job_id)
     if assignment is not None:
-        return Answer(assignment, assignment.reason, changed, snapshot.time_s)
+        return Answer(plan, assignment, assignment.reason, changed, snapshot.time_s)
     reason = plan.waiting[job_id]
     start_s = reason.estimated_start_s
-    return Answer(None, reason, changed, rough_start_s(snapshot, plan, job) if start_s is None else start_s)
+    return Answer(plan, None, reason, changed, rough_start_s(snapshot, plan, job) if start_s is None else start_s)
 
 
 def _configuration(assignment: Assignment | None) -> object:

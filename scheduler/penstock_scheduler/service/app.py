@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import dataclasses
 import hashlib
 import json
 import logging
@@ -24,6 +23,7 @@ from penstock_profiles.wire import Report
 from penstock_scheduler import __version__
 from penstock_scheduler.errors import BadWish, ClusterAway, ConfigError, PenstockError, RoundFailed, StoreError
 from penstock_scheduler.explain import explain, words
+from penstock_scheduler.forecast import ask, with_job
 from penstock_scheduler.messages import (
     MAX_LOG_BYTES,
     MAX_PAGE,
@@ -848,44 +848,24 @@ def forecast(record: RoundRecord, order: Submission, user: str, models: ModelSou
         time_limit_s=order.time_limit_s,
     )
     known = models.models([job], {node.gpu_type for node in before.nodes})
-    snapshot = dataclasses.replace(
-        before,
-        jobs=(*before.jobs, job),
-        models=before.models | known.estimators,
-        restart_costs_s=before.restart_costs_s | known.restart_costs_s,
-        unscaled=before.unscaled | known.unscaled,
-    )
     policy, _ = make_policy(record.policy, record.settings)
     try:
-        plan = policy.decide(snapshot)
+        answer = ask(policy, with_job(before, job, known, ()), FORECAST, without=record.plan)
     except RoundFailed as error:
         raise Refusal(503, "not-ready", str(error), retry_after_s=5) from None
-    moved = sum(
-        plan.assignments.get(other.id) is None or plan.assignments[other.id].placement.shares != given.placement.shares
-        for other in before.jobs
-        if (given := record.plan.assignments.get(other.id)) is not None
-    )
-    if (given := plan.assignments.get(FORECAST)) is not None:
-        where = given.placement
-        price = plan.prices.get(where.gpu_type)
-        return Forecast(
-            would="start",
-            code=given.reason.code.value,
-            text=given.reason.text,
-            allocation=allocation_view(where),
-            goodput=given.goodput,
-            price=None if price is None else price * where.gpus,
-            estimated_start_s=before.time_s,
-            displaced=moved,
-        )
-    why = plan.waiting[FORECAST]
+    given, why = answer.assignment, answer.reason
+    never = why.code is ReasonCode.NEVER_FITS
+    price = answer.plan.prices.get(given.placement.gpu_type) if given is not None else None
     return Forecast(
-        would="never" if why.code is ReasonCode.NEVER_FITS else "wait",
+        would="start" if given is not None else "never" if never else "wait",
         code=why.code.value,
         text=why.text,
         needs=why.needs,
-        estimated_start_s=why.estimated_start_s,
-        displaced=moved,
+        allocation=None if given is None else allocation_view(given.placement),
+        goodput=None if given is None else given.goodput,
+        price=None if given is None or price is None else price * given.placement.gpus,
+        estimated_start_s=None if never else answer.start_s,
+        displaced=len(answer.others),
     )
 
 
