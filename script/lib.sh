@@ -140,14 +140,14 @@ install_project() {
 }
 
 # install_torch: PyTorch for the tests of the executor, if PENSTOCK_TORCH says what to install: `torch==2.13.0`, or `yes` for any.
-# From the public registry it comes with gigabytes of CUDA's libraries; elsewhere, a build for CPUs alone is 200 MB.
+# From the public registry it comes with gigabytes of CUDA's libraries; pip may know of a build for CPUs alone, of 200 MB, which uv would not look for.
 install_torch() {
   [ -n "${PENSTOCK_TORCH:-}" ] || return 0
   [ "$(cat .venv/has-torch 2>/dev/null)" != "$PENSTOCK_TORCH" ] || return 0
   local what=$PENSTOCK_TORCH
   [ "$what" != yes ] || what=torch
   say "installing PyTorch ($what) ..."
-  if pip_install "$what"; then
+  if quietly .venv/bin/pip install -q --disable-pip-version-check "$what"; then
     echo "$PENSTOCK_TORCH" >.venv/has-torch
   else
     say "could not install PyTorch: the tests that need it skip themselves"
