@@ -170,6 +170,7 @@ def test_while_penstockd_lives_slurm_starts_nothing_alone_and_afterwards_it_does
     assert site.states(other) == {other: "PENDING"}
 
 
+@pytest.mark.long
 def test_a_job_that_was_stopped_is_left_to_slurm_too(make_flag_site: MakeSite) -> None:
     site = make_flag_site(plain_after_s=4)
     site.start()
@@ -187,6 +188,7 @@ def test_a_job_that_was_stopped_is_left_to_slurm_too(make_flag_site: MakeSite) -
     assert (site.job(job).gpus_per_node, site.job(job).node_count) == (1, 1)
 
 
+@pytest.mark.long
 def test_what_is_left_of_a_time_limit_goes_with_the_job(make_flag_site: MakeSite) -> None:
     """10 minutes in all, and each restart adds 3: after a second or two of a run 13 are left, then 16."""
     site = make_flag_site("t4:2x4", time_limit_grace_s=180)
@@ -222,6 +224,7 @@ def test_a_plain_job_gets_room_where_adaptive_ones_hold_everything(make_flag_sit
     site.assert_no_run_twice(adaptive)
 
 
+@pytest.mark.long
 def test_both_loads_together_and_neither_starves(make_flag_site: MakeSite) -> None:
     """More plain jobs than fit, beside more adaptive ones: Slurm starts the former, Penstock the latter, all come to an end."""
     site = make_flag_site("t4:2x4", plain_patience_s=2)

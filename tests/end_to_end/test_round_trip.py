@@ -121,8 +121,12 @@ def test_a_job_that_does_not_answer_is_stopped_all_the_same_and_told(make_site, 
     told = json.loads(site.job(job).admin_comment)["penstock_says"]
     assert "it did not save within" in told
     states = [line.split(" state=")[1].split()[0] for line in site.log.read_text().splitlines() if " state=" in line]
-    # Slurm may be done with stopping it between two looks.
-    assert states[:4] == ["held", "placing", "running", "checkpointing"]
+    # Slurm may be done with starting it, or with stopping it, between two looks.
+    assert [state for state in states if state not in ("placing", "stopping")][:3] == [
+        "held",
+        "running",
+        "checkpointing",
+    ]
     assert states[4] in ("stopping", "held")
     site.slurm.command("scancel", job)
     wait_for(lambda: "state=done" in site.log.read_text(), 30, "the daemon to see its end", details=site.tail)
