@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy.stats import t as student
+from scipy.special import stdtrit
 
 from penstock_profiles.throughput import FloatArray
 from penstock_scheduler.model import Node
@@ -214,7 +214,7 @@ def _line(policy: str, seeds: Sequence[FloatArray], most: float | None) -> Line:
     mean = values_SX.mean(axis=0)
     if len(seeds) < 2:
         return Line(policy, mean, None, None)
-    half = student.ppf(0.975, len(seeds) - 1) * values_SX.std(axis=0, ddof=1) / math.sqrt(len(seeds))
+    half = stdtrit(len(seeds) - 1, 0.975) * values_SX.std(axis=0, ddof=1) / math.sqrt(len(seeds))
     return Line(policy, mean, np.maximum(mean - half, 0.0), np.minimum(mean + half, math.inf if most is None else most))
 
 

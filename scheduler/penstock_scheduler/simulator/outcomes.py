@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import numpy as np
-from scipy.stats import t as student
+from scipy.special import stdtrit
 
 from penstock_scheduler.simulator.metrics import JobRow, Summary
 from penstock_scheduler.simulator.run import Simulation
@@ -30,7 +30,7 @@ def interval(values: Sequence[float]) -> tuple[float, float | None]:
     mean = float(np.mean(values))
     if len(values) < 2:
         return mean, None
-    return mean, float(student.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / math.sqrt(len(values)))
+    return mean, float(stdtrit(len(values) - 1, 0.975) * np.std(values, ddof=1) / math.sqrt(len(values)))
 
 
 def over_seeds(results: Sequence[Result], **about: str) -> dict[str, Any]:
