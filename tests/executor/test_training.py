@@ -99,7 +99,12 @@ def test_it_answers_the_daemon_stops_when_asked_and_gives_way_to_a_later_run(tmp
 
 @pytest.mark.parametrize(
     ("processes", "options"),
-    [(2, ()), (2, ("--optimizer=adam", "--max-atomic=4")), (1, ("--max-atomic=4",)), (1, ("--optimizer=adam",))],
+    [
+        (2, ()),
+        (2, ("--optimizer=adam", "--max-atomic=4")),
+        pytest.param(1, ("--max-atomic=4",), marks=pytest.mark.long),
+        pytest.param(1, ("--optimizer=adam",), marks=pytest.mark.long),
+    ],
     ids=["two replicas", "two of Adam that accumulate", "one that accumulates", "one of Adam by pairs"],
 )
 def test_gradient_noise_of_a_known_problem_is_found_in_500_steps(
