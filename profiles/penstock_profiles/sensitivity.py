@@ -23,7 +23,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from penstock_profiles.profiles import ProfileError
+from penstock_profiles.profiles import ProfileError, write_whole
 
 SATURATED = 0.02
 """A speed within this share of the best counts as the best: repeated measurements of one point differ by as much."""
@@ -304,13 +304,8 @@ class SensitivityStore:
                 f"model {profile.model!r} cannot name a file; use letters, digits, '_', '+', '.' and '-'"
             )
         path = self._folder / f"{profile.model}.json"
-        beside = path.with_suffix(".tmp")
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            beside.write_text(
-                json.dumps({"version": 1, **dataclasses.asdict(profile)}, indent=1) + "\n", encoding="utf-8"
-            )
-            beside.rename(path)
+            write_whole(path, json.dumps({"version": 1, **dataclasses.asdict(profile)}, indent=1) + "\n")
         except OSError as error:
             raise ProfileError(
                 f"{path} cannot be written: {error.strerror}; choose a folder that you may write"
