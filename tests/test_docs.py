@@ -80,7 +80,7 @@ def test_trying_it_first_as_on_the_admins_page_runs_a_job(tmp_path):
         env=dict(os.environ, PATH=path),
         capture_output=True,
         text=True,
-        timeout=90,
+        timeout=240,
     )
     assert done.returncode == 0, done.stderr
     assert "settings: ok" in done.stdout

@@ -98,7 +98,7 @@ class SlurmCluster:
         self._owners: dict[JobId, int] = {}
         self._silent: set[str] = set()
         self._states: dict[JobId, State] = {}  # for the log alone
-        self._gone: dict[JobId, SlurmJob | None] = {}  # likewise: listed in the last look but one, and no more
+        self._gone: dict[JobId, SlurmJob | None] = {}  # likewise: those of them that Slurm lists no more
         self._looked = False
         self._reporting = spool.recent(clock.now_s() - RECENT_S)
         self._pending_since_s: dict[tuple[JobId, int], float] = {}
@@ -124,7 +124,9 @@ class SlurmCluster:
             slurm_jobs = self._gateway.jobs()
             reservations = self._gateway.reservations()
             # What became of those that are listed no more; in the first look, of all that Slurm remembers.
-            gone = self._jobs.keys() - {job.id for job in slurm_jobs if job.state not in LEAVING}
+            gone = (self._jobs.keys() | self._states.keys()) - {
+                job.id for job in slurm_jobs if job.state not in LEAVING
+            }
             found = self._gateway.jobs(finished=True) if gone or not self._looked else ()
         except SlurmError as error:
             raise ClusterAway(str(error)) from error
@@ -394,8 +396,9 @@ class SlurmCluster:
         """Say what became of the jobs that Slurm lists no more."""
         for job_id, slurm_job in self._gone.items():
             if job_id in self._states and job_id not in self._jobs:
-                self._log_state(job_id, state(slurm_job, Facts(ended=self._spool.ended(job_id))))
-                del self._states[job_id]
+                now = self._log_state(job_id, state(slurm_job, Facts(ended=self._spool.ended(job_id))))
+                if now is not State.STOPPING:  # else its processes are ending yet
+                    del self._states[job_id]
 
     def _remember(self, managed: dict[JobId, SlurmJob], jobs: dict[JobId, Job], now_s: float) -> None:
         self._slurm_jobs, self._jobs = managed, jobs

@@ -201,5 +201,5 @@ def test_a_second_penstockd_on_the_same_state_refuses(site: Site, make_site, loo
     second.log = second.folder / "second.log"
     second.start(wait=False)
     assert second.daemon is not None
-    assert second.daemon.wait(timeout=20) == 1
+    assert second.daemon.wait(timeout=60) == 1
     assert "in use by another penstockd" in second.log.read_text()

@@ -121,7 +121,7 @@ def live(
 
 def _next_round_s(site: DemoSite) -> float:
     """When the next round was decided. Waits for it."""
-    first, until_s = None, time.time() + 60.0
+    first, until_s = None, time.time() + 180.0
     while time.time() < until_s and not site.daemon_died:
         try:
             record = open_store(site.state).last_round()
