@@ -132,7 +132,10 @@ def explain(record: RoundRecord, job_id: JobId, *, remedies: int = MOST_REMEDIES
         _uses(record, job),
         cost_s,
         restart_factor(max(snapshot.time_s - job.submit_s, 0.0), job.restarts, cost_s),
-        tuple(str(limit) for limit in snapshot.limits if limit.covers(job)),
+        (
+            *(str(limit) for limit in snapshot.limits if limit.covers(job)),
+            *(str(budget) for budget in snapshot.budgets if budget.covers(job.account)),
+        ),
         _endings(record, job) if waits else (),
         _remedies(record, job, remedies) if waits and remedies > 0 else (),
     )

@@ -64,6 +64,10 @@ TABLE: dict[tuple[str, str], tuple[dict, object]] = {
     ("GET", "/v1/policies"): (USERS, None),
     ("PUT", "/v1/policy"): (ADMINS, {"name": "sia"}),
     ("PUT", "/v1/pause"): (ADMINS, {"paused": False}),
+    ("GET", "/v1/drains"): (USERS, None),
+    ("POST", "/v1/drains"): (OPERATORS, {"kind": "node", "name": "t4-01"}),
+    ("DELETE", "/v1/drains/{kind}/{name}"): (OPERATORS | {OPERATOR: 404, ADMIN: 404}, None),
+    ("GET", "/v1/budgets"): (USERS, None),
     ("GET", "/v1/settings"): (ADMINS, None),
     ("GET", "/v1/profiles"): (USERS, None),
     ("PUT", "/v1/profiles"): (USERS, PROFILE),
@@ -103,7 +107,7 @@ def test_every_endpoint_has_a_row(api):
 def test_who_may_do_what(api, endpoint, who):
     (method, path), (expected, body) = endpoint, TABLE[endpoint]
     api.board.observed_s = time.time()
-    path = path.replace("{number}", "1").replace("{token}", "none")
+    path = path.replace("{number}", "1").replace("{token}", "none").replace("{kind}/{name}", "node/none")
     wanted = expected[who]
     jobs = ("1", "2", "3") if "{job}" in path else ("",)
     codes = wanted if isinstance(wanted, tuple) else (wanted,)
