@@ -74,6 +74,23 @@ def test_an_admin_pauses_resumes_and_sets_the_policy(api):
     assert penstock(api, "policy", "set", "sia", "fairness_p").exception is not None
 
 
+def test_an_operator_drains_and_ends_it(api):
+    assert "nothing is drained" in penstock(api, "drain").output
+    assert penstock(api, "drain", "node", "t4-01", who="ada").exit_code != 0
+    told = penstock(api, "drain", "node", "t4-01", "--why", "a fan", who="oz")
+    assert "Adaptive jobs leave the node t4-01" in told.output
+    assert "a fan" in penstock(api, "drain").output
+    assert "drained by oz" in " ".join(penstock(api, "nodes").output.split())
+    assert "4 are out of service" in penstock(api, "queue").output
+    for words in ("node nosuch", "rack 7", "node"):
+        assert penstock(api, "drain", *words.split()).exit_code != 0
+    penstock(api, "drain", "node", "t4-01", "--end")
+    assert json.loads(penstock(api, "drain", "--json").stdout) == []
+    lines = [(line.user, line.action, line.allowed) for line in api.board.store.audit() if "drains" in line.action]
+    assert lines[1:] == [("oz", "POST /v1/drains", True), ("ada", "POST /v1/drains", False)]
+    assert lines[0][1] == "DELETE /v1/drains/{kind}/{name}"
+
+
 def test_a_token_is_made_used_and_revoked(api):
     made = json.loads(penstock(api, "token", "create", "--user", "ada", "--json").stdout)
     api.tokens["new"] = made["token"]
