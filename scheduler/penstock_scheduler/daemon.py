@@ -29,7 +29,6 @@ from penstock_profiles.wire import Report
 from penstock_scheduler import __version__
 from penstock_scheduler.clock import WallClock
 from penstock_scheduler.errors import ConfigError, PenstockError, StoreError
-from penstock_scheduler.explain import duration
 from penstock_scheduler.limits import LimitSettings
 from penstock_scheduler.loop import RoundLoop
 from penstock_scheduler.messages import BudgetView, JobView
@@ -45,6 +44,7 @@ from penstock_scheduler.service.settings import ApiSettings
 from penstock_scheduler.settings import DaemonSettings, Settings, load_settings
 from penstock_scheduler.store import SqlStore, open_store
 from penstock_scheduler.triggers import OnEvent, Period
+from penstock_scheduler.words import duration
 
 if TYPE_CHECKING:
     from penstock_scheduler.service.server import Service

@@ -198,6 +198,8 @@ class Forecast(Body):
     estimated_start_s: float | None = None
     displaced: int = 0
     """Other jobs that this round would treat differently."""
+    words: list[str] = []
+    """All of it in sentences, as `penstock submit --dry-run` says it."""
 
 
 class ReportBatch(Body):

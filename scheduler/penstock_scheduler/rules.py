@@ -93,6 +93,11 @@ class SiteRules:
         """Budgets as the newest round found them."""
         return self._views
 
+    @property
+    def limits(self) -> LimitSettings:
+        """The site's limits."""
+        return self._limits
+
     def use(self, settings: BudgetSettings, limits: LimitSettings) -> None:
         """Go by other settings from the next round on."""
         self._settings, self._limits = settings, limits

@@ -41,7 +41,7 @@ def penstock(api, *words: str, who: str | None = None):
         ("nodes", ["t4-00", "t4-01", "FREE"]),
         ("rounds", ["sia", "decide 0.100 s"]),
         ("plan", ["round 1 ", "policy sia", "GETS"]),
-        ("plan --dry-run", ["It would"]),
+        ("plan --dry-run", ["it would get", " on t4-0"]),
         ("policy list", ["* ", "fifo", "fairness_p"]),
         ("token list", ["boss", "admin"]),
         ("budget", ["ledger is empty"]),

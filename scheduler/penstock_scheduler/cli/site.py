@@ -15,7 +15,6 @@ from pydantic import TypeAdapter, ValidationError
 
 from penstock_scheduler.cli.ask import JSON, STORE, ask, hours, tell_json, tell_table, when
 from penstock_scheduler.errors import ConfigError, PenstockError
-from penstock_scheduler.explain import duration
 from penstock_scheduler.messages import (
     BudgetView,
     ClusterView,
@@ -30,6 +29,7 @@ from penstock_scheduler.messages import (
 )
 from penstock_scheduler.model import JobWish
 from penstock_scheduler.model.wish import describe_errors
+from penstock_scheduler.words import duration
 
 if TYPE_CHECKING:
     from penstock_scheduler.client import Client
@@ -142,15 +142,8 @@ def plan(
         if as_json:
             tell_json(said)
             return
-        typer.echo(
-            {"start": "It would start now.", "wait": "It would wait.", "never": "It could never start."}[said.would]
-        )
-        typer.echo(said.text + (f"; it needs {said.needs}" if said.needs else ""))
-        if said.allocation:
-            where = ", ".join(f"{node} ({gpus})" for node, gpus in said.allocation.nodes.items())
-            typer.echo(f"It would get {said.allocation.gpus} {said.allocation.gpu_type}, on {where}.")
-        if said.displaced:
-            typer.echo(f"{said.displaced} other jobs would then have something else than now.")
+        for line in said.words:
+            typer.echo(line)
         return
 
     def newest(penstock: Client) -> Any:

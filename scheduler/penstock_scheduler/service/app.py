@@ -2,13 +2,14 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import hashlib
 import json
 import logging
 import os
 import stat
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
@@ -24,6 +25,8 @@ from penstock_scheduler import __version__
 from penstock_scheduler.errors import BadWish, ClusterAway, ConfigError, PenstockError, RoundFailed, StoreError
 from penstock_scheduler.explain import explain, words
 from penstock_scheduler.forecast import ask, with_job
+from penstock_scheduler.forecast import words as told
+from penstock_scheduler.limits import PartitionRules, by_partition
 from penstock_scheduler.messages import (
     MAX_LOG_BYTES,
     MAX_PAGE,
@@ -336,6 +339,7 @@ def make_app(
                 # Nobody has had an answer: a daemon before us may have submitted it all the same.
                 known = await asyncio.to_thread(submitter.find, identity.user, order.key)
                 if known is not None:
+                    await note(identity, request, allowed=True, text=f"{known}, submitted before")
                     await asyncio.to_thread(store.end_submission, identity.user, order.key, known)
             if known is not None:
                 response.status_code = 200
@@ -392,7 +396,8 @@ def make_app(
         if record is None:
             raise Refusal(503, "not-ready", "no round has been decided yet; try again", retry_after_s=5)
         async with forecasting:
-            return await asyncio.to_thread(forecast, record, order, identity.user, models)
+            partitions = controls.rules.limits.partitions
+            return await asyncio.to_thread(forecast, record, order, identity.user, models, partitions)
 
     @app.get("/v1/jobs")
     def list_jobs(
@@ -879,7 +884,9 @@ def explain_job(view: JobView, record: RoundRecord | None) -> Explanation:
     )
 
 
-def forecast(record: RoundRecord, order: Submission, user: str, models: ModelSource) -> Forecast:
+def forecast(
+    record: RoundRecord, order: Submission, user: str, models: ModelSource, rules: Mapping[str, PartitionRules]
+) -> Forecast:
     """What the recorded policy would do with one more job in its last round."""
     before = record.snapshot
     partitions = tuple(sorted({name for node in before.nodes for name in node.partitions}))
@@ -896,6 +903,8 @@ def forecast(record: RoundRecord, order: Submission, user: str, models: ModelSou
         time_limit_s=order.time_limit_s,
     )
     known = models.models([job], {node.gpu_type for node in before.nodes})
+    (job,), costs_s = by_partition(rules, [job], known.restart_costs_s)
+    known = dataclasses.replace(known, restart_costs_s=costs_s)
     policy, _ = make_policy(record.policy, record.settings)
     try:
         answer = ask(policy, with_job(before, job, known, ()), FORECAST, without=record.plan)
@@ -914,6 +923,7 @@ def forecast(record: RoundRecord, order: Submission, user: str, models: ModelSou
         price=None if given is None or price is None else price * given.placement.gpus,
         estimated_start_s=None if never else answer.start_s,
         displaced=len(answer.others),
+        words=told(answer, time.time()),
     )
 
 
