@@ -858,6 +858,8 @@ def explain_job(view: JobView, record: RoundRecord | None) -> Explanation:
         if refusal is not None:
             return Explanation(job=view, code="refused", text=refusal.text)
         return Explanation(job=view, code="not-seen", text="no round has seen it yet; the next one will")
+    # The round saw the job before it acted: people want to hear of it as it is.
+    said = dataclasses.replace(said, job=dataclasses.replace(said.job, phase=Phase(view.state)))
     return Explanation(
         job=view,
         round=said.round,
