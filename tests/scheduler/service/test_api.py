@@ -385,8 +385,14 @@ def fuzz(api, examples: int) -> None:
         def check(case):
             nonlocal asked
             asked += 1
-            case.headers = dict(case.headers or {}) | {"Authorization": f"Bearer {api.tokens['boss']}"}
+            who = "ada" if case.path.endswith("/reports") else "boss"  # reports are their owner's alone to make
+            case.headers = dict(case.headers or {}) | {"Authorization": f"Bearer {api.tokens[who]}"}
             case.query = {name: value for name, value in (case.query or {}).items() if name != "wait"}
+            if asked % 2:  # no generator finds the job and the round that are there
+                there = {"job": "1", "number": 1, "kind": "node", "name": "t4-01"}
+                case.path_parameters = {
+                    name: there.get(name, value) for name, value in (case.path_parameters or {}).items()
+                }
             answer = case.call(base_url=api.url, timeout=30)
             assert answer.status_code < 500, (case.method, case.path, answer.text)
 
