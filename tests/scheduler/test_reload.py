@@ -49,6 +49,7 @@ def test_good_settings_are_taken_up_and_wrong_ones_refused_without_losing_a_roun
         wait_for(lambda: penstock.cluster().round is not None, 60, "a round")
         refused = take_up("[budgets.accounts.maths]\nhard = 3\n", "settings refused")
         assert "unknown key 'accounts.maths.hard'" in refused
+        assert "hard_gpu_hours" in refused, "the keys that there are"
         assert "(line 10)" in refused
         assert "budgets" not in penstock.settings()
         good = "[budgets.accounts.maths]\nhard_gpu_hours = 3\n[policy.sia]\nfairness_p = -1.0\n[api]\nburst = 7\n"

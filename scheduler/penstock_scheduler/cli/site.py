@@ -277,7 +277,7 @@ def budget(
         typer.echo(json.dumps(shown))
         return
     if budgets:
-        columns = ("ACCOUNT", "PERIOD", "ENDS", "GPU-HOURS", "CLOUD USD")
+        columns = ("ACCOUNT", "PERIOD", "ENDS", "GPU-HOURS", "CLOUD USD", "STATE")
         tell_table(columns, [_budget_row(budget) for budget in budgets], "")
         typer.echo()
     rows = [
@@ -298,15 +298,21 @@ def budget(
 def _budget_row(budget: BudgetView) -> tuple[str, ...]:
     def used(amount: float, soft: float | None, hard: float | None) -> str:
         limits = [f"{limit:g} {kind}" for kind, limit in (("soft", soft), ("hard", hard)) if limit is not None]
-        over = " OVER" if any(limit is not None and amount >= limit for limit in (soft, hard)) else ""
-        return f"{amount:.2f} of {', '.join(limits)}{over}" if limits else f"{amount:.2f}"
+        return f"{amount:.2f} of {', '.join(limits)}" if limits else f"{amount:.2f}"
 
+    limits = {
+        "hard": ((budget.used_gpu_hours, budget.hard_gpu_hours), (budget.used_usd, budget.hard_usd)),
+        "soft": ((budget.used_gpu_hours, budget.soft_gpu_hours), (budget.used_usd, budget.soft_usd)),
+    }
+    over = (kind for kind, each in limits.items() if any(most is not None and amount >= most for amount, most in each))
+    reached = next(over, None)
     return (
         budget.account or "(all)",
         budget.period,
         "-" if budget.ends_s is None else when(budget.ends_s)[:10],
         used(budget.used_gpu_hours, budget.soft_gpu_hours, budget.hard_gpu_hours),
         used(budget.used_usd, budget.soft_usd, budget.hard_usd),
+        "within" if reached is None else f"over the {reached} limit",
     )
 
 

@@ -57,7 +57,7 @@ def _bars(budget: GpuBudget, job: Job) -> bool:
 def _reason(budget: GpuBudget, job: Job) -> Reason:
     what = "nothing of it starts" if job.phase is Phase.QUEUED else "the grace for what ran is over"
     again = " until the next period begins, or an admin raises it" if budget.ends_s is not None else ""
-    return Reason(ReasonCode.GPU_BUDGET, f"{budget} are all that it may have: {what}{again}", smallest_need(job))
+    return Reason(ReasonCode.GPU_BUDGET, f"{budget}; over the hard limit {what}{again}", smallest_need(job))
 
 
 def _weighed(job: Job, budgets: tuple[GpuBudget, ...]) -> Job:
