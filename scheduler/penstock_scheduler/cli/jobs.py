@@ -289,8 +289,7 @@ def _measured(reports: list[Report]) -> float | None:
     )
     if newest is None or not isinstance(newest.body, Observation):
         return None
-    body = newest.body
-    return body.gpus * body.atomic_batch * (body.accumulation_steps + 1) / body.step_time_s
+    return newest.body.samples_per_s
 
 
 def _rate(rate: float | None, unit: str) -> str:
