@@ -5,9 +5,9 @@ that takes a fixed time for each batch, as a GPU would. For n CPUs the loader ha
 
 This is to be tried on machines with fewer CPUs than a GPU server has. So a worker stands for a *slow* CPU: each image is
 really augmented, and then the worker sleeps until `--slow` times the CPU time of one image, measured at the start, has passed.
-24 workers with `--slow 40` take 0.6 of a CPU together, so they do not compete, and what others do on the machine is hidden in
-the sleep as long as it takes no more than that. Everything else is as it is on a server: processes, prefetching, queues,
-collation. What it does not show is the caches and the memory bandwidth that real CPUs share.
+24 workers with `--slow 100` take a quarter of a CPU together, so they do not compete, and what others do on the machine is
+hidden in the sleep as long as it takes no more than that. Everything else is as it is on a server: processes, prefetching,
+queues, collation. What it does not show is the caches and the memory bandwidth that real CPUs share.
 
 For each time of a step the search (at most 8 runs) is compared with measuring every number from 1 to `--most` anew.
 """
@@ -112,12 +112,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--most", type=int, default=24, help="the largest number of CPUs")
     parser.add_argument(
-        "--slow", type=float, default=40.0, help="how many times as long an image takes as its CPU time"
+        "--slow", type=float, default=100.0, help="how many times as long an image takes as its CPU time"
     )
     parser.add_argument(
         "--steps-ms", default="", help="times of a step; default: knees at a 2nd, a 4th and an 8th of --most"
     )
-    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=1.5, help="of each run")
     parser.add_argument("--trials", type=int, default=2, help="runs of each number, of which the fastest counts")
     parser.add_argument("--json", action="store_true", help="only the last line")

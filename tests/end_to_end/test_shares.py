@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from penstock_profiles.sensitivity import Sensitivity, SensitivityProfile, SensitivityStore
+from penstock_scheduler.client import Client
 from penstock_scheduler.store import open_store
 from penstock_slurm.loopback import LoopbackCluster, wait_for
 from penstock_slurm.loopback.fixtures import MakeLoopback
@@ -93,4 +94,9 @@ def test_a_job_that_outgrows_its_memory_is_reported_with_the_remedy(shared: Site
     )
     wait_for(lambda: "outgrew the 100 MB" in shared.log.read_text(), 60, "word of it", details=shared.tail)
     assert "measure it again" in shared.log.read_text()
+    with Client(f"unix:{shared.state / 'api.sock'}") as penstock:
+        told = penstock.wait(job_id, timeout_s=60).ended_text
+        assert "outgrew the 100 MB" in told, "its user hears it, too"
+        assert "penstock sensitivity measure" in told
+        assert told in penstock.explain(job_id).text
     assert "exceeded memory limit" in (shared.folder / f"{job_id}.out").read_text(), "it was Slurm that ended it"

@@ -170,7 +170,7 @@ def test_the_search_on_a_real_pipeline_is_within_a_step_of_measuring_all(monkeyp
     monkeypatch.delitem(sys.modules, "knee", raising=False)
     import knee as benchmark
 
-    found = benchmark.compare(8, step_s=2 * 0.04 / 3, slot_s=0.04, batch=2, seconds=0.5, trials=1)
+    found = benchmark.compare(6, step_s=2 * 0.04 / 3, slot_s=0.04, batch=2, seconds=0.4, trials=1)
     assert abs(found["knee"] - found["exhaustive_knee"]) <= 1, found
     assert found["runs"] <= MOST_RUNS
-    assert found["swept"][1] < 0.5 * found["swept"][8], "the pipeline is what holds it up"
+    assert found["swept"][1] < 0.6 * found["swept"][6], "the pipeline is what holds it up"

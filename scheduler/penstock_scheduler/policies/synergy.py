@@ -221,9 +221,9 @@ class _Stage:
             after = _with_shares(before, (share,))
             if claim.table is not None:
                 speed = relative_speed(claim.table, claim.gpus, room, grant.amount)
-                note = f"{_words(grant.amount)}, {speed:.2f} times as fast as with its GPUs' part of the node"
+                note = f"{grant.amount}, {speed:.2f} times as fast as with its GPUs' part of the node"
             else:
-                note = f"{_words(grant.amount)}, its GPUs' part of the node: no profile tells what it needs"
+                note = f"{grant.amount}, its GPUs' part of the node: no profile tells what it needs"
             code = before.reason.code
             if claim.held is not None and claim.held != grant.amount:
                 note = f"restarts for another share: {note}"
@@ -231,11 +231,6 @@ class _Stage:
             reason = dataclasses.replace(before.reason, code=code, text=f"{before.reason.text}; {note}")
             assignments[claim.job] = dataclasses.replace(after, reason=reason)
         return dataclasses.replace(self._plan, assignments=assignments)
-
-
-def _words(amount: Amount) -> str:
-    memory = f" and {amount.memory_mb} MB" if amount.memory_mb else ""
-    return f"{amount.cpus} CPU{'s' if amount.cpus != 1 else ''}{memory}"
 
 
 def _held(job: Job, where: Placement) -> Placement | None:

@@ -55,6 +55,10 @@ class Amount:
         """Whether `other` has as much of both."""
         return self.cpus <= other.cpus and self.memory_mb <= other.memory_mb
 
+    def __str__(self) -> str:
+        memory = f" and {self.memory_mb} MB" if self.memory_mb else ""
+        return f"{self.cpus} CPU{'s' if self.cpus != 1 else ''}{memory}"
+
 
 @dataclass(frozen=True, slots=True)
 class Room:
