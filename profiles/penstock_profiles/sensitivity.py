@@ -310,12 +310,14 @@ class SensitivityStore:
                 found[path] = path.stat().st_mtime_ns
         return found
 
+    def check(self, model: str) -> None:
+        """Raises ProfileError if the model cannot name a file."""
+        if not model or not all(letter.isalnum() or letter in "_+.-" for letter in model):
+            raise ProfileError(f"model {model!r} cannot name a file; use letters, digits, '_', '+', '.' and '-'")
+
     def save(self, profile: SensitivityProfile) -> Path:
         """Keep a profile instead of an older one; whole when this returns. Raises ProfileError if it cannot be written."""
-        if not profile.model or not all(letter.isalnum() or letter in "_+.-" for letter in profile.model):
-            raise ProfileError(
-                f"model {profile.model!r} cannot name a file; use letters, digits, '_', '+', '.' and '-'"
-            )
+        self.check(profile.model)
         path = self._folder / f"{profile.model}.json"
         try:
             write_whole(path, json.dumps({"version": 1, **dataclasses.asdict(profile)}, indent=1) + "\n")
