@@ -294,7 +294,7 @@ def _table(document: Mapping[str, Any]) -> Table:
     table = Table(
         title=f"{document['workload']} on {document['cluster']}", title_justify="left", box=None, pad_edge=False
     )
-    table.add_column("policy", style="bold")
+    table.add_column("policy", style="bold", no_wrap=True)
     policies = document["policies"]
     shown = {
         name: head for name, head in COLUMNS.items() if any(p["mean"][name] is not None for p in policies.values())

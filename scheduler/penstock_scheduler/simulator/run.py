@@ -123,7 +123,7 @@ class Scenario:
                 found = f"a need of {fewest} GPUs of {' or '.join(types)}"
                 problems.append(Problem(f"job {job.id!r}", None, found, f"at most the {most} that the cluster has"))
             if job.sensitivity is not None and job.sensitivity not in self.sensitivities:
-                known = ", ".join(sorted(self.sensitivities)) or "none: give their folder"
+                known = ", ".join(sorted(self.sensitivities)) or "none: give their folder with --sensitivities"
                 problems.append(Problem(f"job {job.id!r}", None, f"sensitivity={job.sensitivity!r}", f"one of {known}"))
         if problems:
             raise BadInput(problems)
