@@ -22,8 +22,6 @@ import structlog
 
 from penstock_profiles.catalogue import CatalogueError
 from penstock_profiles.families import load_families
-from penstock_profiles.profiles import ProfileError
-from penstock_profiles.sensitivity import SensitivityStore
 from penstock_scheduler import __version__
 from penstock_scheduler.clock import WallClock
 from penstock_scheduler.errors import ConfigError, PenstockError
@@ -33,6 +31,7 @@ from penstock_scheduler.models import LearnedModels, WishModels
 from penstock_scheduler.policies import make_policy
 from penstock_scheduler.ports import Clock, Cluster, ModelSource, Store, Trigger, WishCheck
 from penstock_scheduler.records import RoundRecord
+from penstock_scheduler.sensitivities import LEARNED, Sensitivities
 from penstock_scheduler.service.settings import ApiSettings
 from penstock_scheduler.settings import DaemonSettings, Settings, load_settings
 from penstock_scheduler.store import SqlStore, open_store
@@ -146,9 +145,9 @@ def make_service(settings: Settings, clock: Clock, store: SqlStore) -> tuple[Rou
     except ModuleNotFoundError as error:
         raise ConfigError(f"[api] {error}; install penstock[service], or set enabled = false") from None
     daemon, api = settings.section(DaemonSettings), settings.section(ApiSettings)
-    cluster, wishes, _ = _parts(settings, clock)
+    cluster, wishes, sensitivities = _parts(settings, clock)
     board = Board(store, getattr(cluster, "submitter", None))
-    models = LearnedModels(wishes, store)
+    models = LearnedModels(wishes, store, sensitivities)
     watched = Watched(cluster, board, clock.now_s, models.learn)
     loop = make_loop(settings, clock, store, watched, models, board.decided)
     chosen = daemon.policy, make_policy(daemon.policy, settings.policy(daemon.policy))[1]
@@ -173,25 +172,23 @@ def make_service(settings: Settings, clock: Clock, store: SqlStore) -> tuple[Rou
         api,
         board,
         controls,
-        WishModels(load_families(daemon.families), daemon.restart_cost_s),  # the loop has its own, in its thread
+        # The loop has its own, in its thread.
+        WishModels(load_families(daemon.families), daemon.restart_cost_s, sensitivities=sensitivities),
         wishes.check,
         models.learn,
     )
     return loop, Service(api, api.socket or daemon.state_dir / "api.sock", app, board)
 
 
-def _parts(settings: Settings, clock: Clock) -> tuple[Cluster, WishModels, DaemonSettings]:
+def _parts(settings: Settings, clock: Clock) -> tuple[Cluster, WishModels, Sensitivities]:
     daemon = settings.section(DaemonSettings)
     try:
         families = load_families(daemon.families)
     except CatalogueError as error:
         raise ConfigError(f"[daemon] families: {error}") from None
-    try:
-        shares = SensitivityStore(daemon.sensitivities).load() if daemon.sensitivities is not None else None
-    except ProfileError as error:
-        raise ConfigError(f"[daemon] sensitivities: {error}") from None
-    models = WishModels(families, daemon.restart_cost_s, sensitivities=shares)
-    return open_cluster(daemon.cluster, settings, clock, models.check), models, daemon
+    sensitivities = Sensitivities(daemon.sensitivities, daemon.state_dir / LEARNED)
+    models = WishModels(families, daemon.restart_cost_s, sensitivities=sensitivities)
+    return open_cluster(daemon.cluster, settings, clock, models.check), models, sensitivities
 
 
 def open_cluster(name: str, settings: Settings, clock: Clock, check: WishCheck) -> Cluster:

@@ -56,6 +56,8 @@ from penstock_scheduler.messages import (
     Role,
     RoundPage,
     RoundView,
+    ShareOption,
+    ShareView,
     Submission,
     TokenOrder,
     TokenView,
@@ -70,6 +72,7 @@ from penstock_scheduler.service.errors import Refusal, no_such_job
 from penstock_scheduler.service.guard import Bucket, LimitBodies, check_report
 from penstock_scheduler.service.identity import Gatekeeper
 from penstock_scheduler.service.settings import ApiSettings
+from penstock_scheduler.shares import ShareUse
 from penstock_scheduler.store import NoSuchRow, SqlStore, summarise
 
 log = logging.getLogger(__name__)
@@ -798,7 +801,8 @@ def node_views(board: Board) -> list[NodeView]:
 def explain_job(view: JobView, record: RoundRecord | None) -> Explanation:
     """Why a job has what it has, by a round."""
     if view.state == "ended":
-        return Explanation(job=view, code="ended", text=f"it has ended: {view.ended}")
+        why = f": it {view.ended_text}" if view.ended_text else ""
+        return Explanation(job=view, code="ended", text=f"it has ended: {view.ended}{why}")
     said = explain(record, view.id) if record else None
     if record is None or said is None:
         refusal = next((each for each in record.snapshot.refused if each.job == view.id), None) if record else None
@@ -828,6 +832,20 @@ def explain_job(view: JobView, record: RoundRecord | None) -> Explanation:
             for option in said.options
         ],
         limits=list(said.limits),
+        share=None if said.share is None else share_view(said.share),
+    )
+
+
+def share_view(use: ShareUse) -> ShareView:
+    """CPU and memory of a job as clients see them."""
+    return ShareView(
+        cpus=use.amount.cpus,
+        memory_mb=use.amount.memory_mb,
+        part_cpus=use.part.cpus,
+        part_memory_mb=use.part.memory_mb,
+        profile=use.profile,
+        speed=use.speed,
+        sensitivity=[ShareOption.model_validate(option._asdict()) for option in use.options],
     )
 
 
