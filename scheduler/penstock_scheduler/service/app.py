@@ -720,12 +720,15 @@ def make_app(
     @app.get("/v1/ledger")
     def get_ledger(
         identity: User,
+        job: Annotated[str | None, Query(max_length=100)] = None,
         before: Annotated[int | None, Query(ge=0, le=2**62)] = None,
         limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 100,
     ) -> LedgerPage:
-        """The budget ledger, newest first."""
+        """The budget ledger, newest first; with `job`, what that job has cost."""
+        if not _sane(job):
+            return LedgerPage(lines=[])
         user = None if identity.role in _SEES_ALL else identity.user
-        lines = store.ledger(user=user, before=before, limit=limit)
+        lines = store.ledger(user=user, job=job, before=before, limit=limit)
         return LedgerPage(lines=lines, next=lines[-1].id if len(lines) == limit else None)
 
     @app.get("/v1/audit")
