@@ -1,20 +1,25 @@
-"""The search for the knee on a real input pipeline: `python benchmarks/knee.py [--most N] [--json]`.
+"""The search for the knee on a real input pipeline: `python benchmarks/knee.py [--most N] [--steps-ms 16,40,120] [--json]`.
 
-A PyTorch DataLoader augments synthetic images (a crop of noise, resized, flipped, normalised: real work on a CPU) for a trainer
-that takes a fixed time for each batch, as a GPU would. For n CPUs the loader has n workers, and all are kept to n of the
-machine's CPUs. The search is compared with measuring every number. On a machine of few CPUs there are few points: with
-two, any answer is within one step. `--workers` varies the number of workers alone, on all CPUs: more points, of which
-those beyond the CPUs bring nothing.
+A PyTorch DataLoader augments synthetic images in worker processes (a crop of noise, resized, flipped, normalised) for a trainer
+that takes a fixed time for each batch, as a GPU would. For n CPUs the loader has n workers.
+
+This is to be tried on machines with fewer CPUs than a GPU server has. So a worker stands for a *slow* CPU: each image is
+really augmented, and then the worker sleeps until `--slow` times the CPU time of one image, measured at the start, has passed.
+24 workers with `--slow 100` take a quarter of a CPU together, so they do not compete, and what others do on the machine is
+hidden in the sleep as long as it takes no more than that. Everything else is as it is on a server: processes, prefetching,
+queues, collation. What it does not show is the caches and the memory bandwidth that real CPUs share.
+
+For each time of a step the search (at most 8 runs) is compared with measuring every number from 1 to `--most` anew.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import os
+import statistics
 import time
-from concurrent.futures import ProcessPoolExecutor
+import warnings
 from typing import Any
 
 import torch
@@ -22,76 +27,117 @@ from torch.utils.data import DataLoader, Dataset
 
 from penstock_profiles.sensitivity import find_knee, knee
 
-BATCH = 16
-
 
 class Images(Dataset[torch.Tensor]):
-    """Noise, augmented."""
+    """Noise, augmented on a CPU that takes at least `slot_s` for an image."""
 
-    def __init__(self, count: int) -> None:
-        self._count = count
-        self._noise = torch.randint(0, 256, (3, 512, 512), dtype=torch.uint8)
+    def __init__(self, count: int, slot_s: float) -> None:
+        self._count, self._slot_s = count, slot_s
+        self._noise = torch.randint(0, 256, (3, 256, 256), dtype=torch.uint8)
 
     def __len__(self) -> int:
         return self._count
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        left, top = index * 7 % 128, index * 13 % 128
-        crop = self._noise[:, top : top + 384, left : left + 384].float() / 255
-        image = torch.nn.functional.interpolate(crop[None], size=(224, 224), mode="bicubic", antialias=True)[0]
-        return (image.flip(-1) - 0.45) / 0.22
+        until_s = time.perf_counter() + self._slot_s
+        left, top = index * 7 % 64, index * 13 % 64
+        crop = self._noise[:, top : top + 192, left : left + 192].float() / 255
+        image = torch.nn.functional.interpolate(crop[None], size=(128, 128), mode="bicubic", antialias=True)[0]
+        image = (image.flip(-1) - 0.45) / 0.22
+        time.sleep(max(until_s - time.perf_counter(), 0.0))
+        return image
 
 
-def samples_per_s(cpus: int, affinity: int, batches: int, step_s: float) -> float:
-    """Speed of one short run with so many workers on so many CPUs, warm-up not counted."""
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        return pool.submit(_run, cpus, affinity, batches, step_s).result()
-
-
-def _run(workers: int, affinity: int, batches: int, step_s: float) -> float:
-    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:affinity])
+def image_cpu_s(images: int = 60) -> float:
+    """CPU time of augmenting one image, s: the median."""
     torch.set_num_threads(1)
-    loader = DataLoader(Images((batches + 4) * BATCH), BATCH, num_workers=workers, multiprocessing_context="fork")
-    begun = 0.0
-    for number, _ in enumerate(loader):
-        if number == 3:
-            begun = time.perf_counter()
-        time.sleep(step_s)  # the accelerator's part, during which this process needs no CPU
-    return batches * BATCH / (time.perf_counter() - begun)
+    dataset, took_s = Images(images, 0.0), []
+    for index in range(images):
+        begun = time.process_time()
+        dataset[index]
+        took_s.append(time.process_time() - begun)
+    return statistics.median(took_s)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--most", type=int, help="the largest number; default: this machine's CPUs")
-    parser.add_argument("--workers", action="store_true", help="vary workers on all CPUs")
-    parser.add_argument("--batches", type=int, default=12)
-    parser.add_argument("--step-s", type=float, default=0.02)
-    parser.add_argument("--trials", type=int, default=2)
-    parser.add_argument("--json", action="store_true")
-    options = parser.parse_args()
-    cores = len(os.sched_getaffinity(0))
-    most = options.most or cores
+def samples_per_s(cpus: int, *, slot_s: float, step_s: float, batch: int, seconds: float) -> float:
+    """Speed of one run of the pipeline with so many CPUs, over about so many seconds, warm-up not counted."""
+    torch.set_num_threads(1)
+    expected = min(cpus / slot_s, batch / step_s)
+    # Whole rounds of the workers: each has made as many batches as the others.
+    batches = max(round(expected * seconds / batch / cpus), 2) * cpus
+    warm_up = cpus + 2  # each worker has started and has been through one
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # more workers than this machine has CPUs: that is the point
+        loader = DataLoader(
+            Images((batches + warm_up) * batch, slot_s), batch, num_workers=cpus, multiprocessing_context="fork"
+        )
+        arrivals = iter(loader)
+    begun_s = free_s = 0.0
+    for number, _ in enumerate(arrivals):
+        # As on a GPU: a step takes its time, the next one can be asked for while it runs, and nothing else is waited for.
+        begins_s = max(free_s, time.perf_counter())
+        free_s = begins_s + step_s
+        if number == warm_up - 1:
+            begun_s = free_s
+        time.sleep(max(begins_s - time.perf_counter(), 0.0))
+    return batches * batch / (free_s - begun_s)
+
+
+def compare(most: int, step_s: float, slot_s: float, batch: int, seconds: float, trials: int) -> dict[str, Any]:
+    """The search and the sweep, each with measurements of its own."""
 
     def measure(cpus: int) -> float:
-        affinity = cores if options.workers else min(cpus, cores)
-        return max(samples_per_s(cpus, affinity, options.batches, options.step_s) for _ in range(options.trials))
+        return max(
+            samples_per_s(cpus, slot_s=slot_s, step_s=step_s, batch=batch, seconds=seconds) for _ in range(trials)
+        )
 
+    load, begun = os.getloadavg()[0], time.perf_counter()
     searched = find_knee(measure, most)
+    search_s = time.perf_counter() - begun
     swept = {cpus: measure(cpus) for cpus in range(1, most + 1)}
-    figures: dict[str, Any] = {
-        "cpus": cores,
-        "load": os.getloadavg()[0],
+    return {
+        "step_ms": 1000 * step_s,
+        "load": load,
         "searched": searched,
         "runs": len(searched),
+        "search_s": round(search_s, 1),
+        "sweep_s": round(time.perf_counter() - begun - search_s, 1),
         "knee": knee(searched),
         "swept": swept,
         "exhaustive_knee": knee(swept),
     }
-    if not options.json:
-        for cpus, speed in swept.items():
-            print(f"{cpus:>4}  {speed:>8.1f} samples/s  {'measured' if cpus in searched else ''}")
-        print(f"knee {figures['knee']} in {figures['runs']} runs; by measuring all {figures['exhaustive_knee']}")
-    print(json.dumps(figures))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--most", type=int, default=24, help="the largest number of CPUs")
+    parser.add_argument(
+        "--slow", type=float, default=100.0, help="how many times as long an image takes as its CPU time"
+    )
+    parser.add_argument(
+        "--steps-ms", default="", help="times of a step; default: knees at a 2nd, a 4th and an 8th of --most"
+    )
+    parser.add_argument("--batch", type=int, default=4)
+    parser.add_argument("--seconds", type=float, default=1.5, help="of each run")
+    parser.add_argument("--trials", type=int, default=2, help="runs of each number, of which the fastest counts")
+    parser.add_argument("--json", action="store_true", help="only the last line")
+    options = parser.parse_args()
+    slot_s = options.slow * image_cpu_s()
+    if options.steps_ms:
+        steps_s = [float(step) / 1000 for step in options.steps_ms.split(",")]
+    else:
+        steps_s = [options.batch * slot_s / (options.most / part) for part in (2, 4, 8)]
+    rows = [compare(options.most, step_s, slot_s, options.batch, options.seconds, options.trials) for step_s in steps_s]
+    for row in rows if not options.json else ():
+        print(f"\na step of {row['step_ms']:.1f} ms, {1000 * slot_s:.1f} ms an image, load {row['load']:.1f}")
+        for cpus, speed in row["swept"].items():
+            seen = f"{row['searched'][cpus]:>8.1f}" if cpus in row["searched"] else ""
+            print(f"{cpus:>4}  {speed:>8.1f} samples/s  {seen}")
+        print(
+            f"knee {row['knee']} in {row['runs']} runs, {row['search_s']} s; "
+            f"by measuring all {row['exhaustive_knee']}, {row['sweep_s']} s"
+        )
+    print(json.dumps({"slot_ms": round(1000 * slot_s, 2), "most": options.most, "rows": rows}))
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from penstock_profiles.sensitivity import SensitivityProfile
-from penstock_scheduler.policies.synergy import (
+from penstock_scheduler.policies.tuning import (
     PAPER,
     REFERENCE,
     Claim,

@@ -20,6 +20,9 @@ def get_provider_info() -> dict[str, Any]:
         "sensors": modules("sensors"),
         "hooks": modules("hooks"),
         "triggers": modules("triggers"),
+        "task-decorators": [
+            {"name": "penstock", "class-name": "airflow_provider_penstock.decorators.penstock.penstock_task"}
+        ],
         "connection-types": [
             {
                 "connection-type": "penstock",

@@ -8,6 +8,11 @@ from airflow.providers.common.compat.sdk import AirflowException, AirflowFailExc
 class PenstockRefused(AirflowFailException):
     """penstockd refused the request, in its own words: the task fails at once, as the same request is refused again."""
 
+    def __init__(self, sentence: str, code: str = "") -> None:
+        super().__init__(sentence)
+        self.code = code
+        """The API's word for the kind of refusal, such as `key-used`."""
+
 
 class PenstockAway(AirflowException):
     """penstockd does not answer, or cannot at the moment: a retry may help."""
@@ -19,6 +24,10 @@ class PenstockJobFailed(AirflowException):
 
 class PenstockJobInterrupted(PenstockJobFailed):
     """The job was well and its node, or somebody else's job, ended it: a retry may help."""
+
+
+class PenstockFunctionFailed(PenstockJobFailed):
+    """The function of a `@task.penstock` raised; the message has its traceback, `__cause__` the exception if it could be sent."""
 
 
 class PenstockJobExhausted(PenstockJobFailed, AirflowFailException):

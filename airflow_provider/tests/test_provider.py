@@ -3,15 +3,23 @@ import json
 import signal
 import subprocess
 import sys
+import threading
 from importlib import import_module, resources
 
 import httpx
 import jsonschema
 import pytest
-from airflow.providers.common.compat.sdk import AirflowFailException, TaskDeferred
+from airflow.providers.common.compat.sdk import DAG, AirflowFailException, TaskDeferred
 
 from airflow_provider_penstock import get_provider_info
-from airflow_provider_penstock.exceptions import PenstockJobFailed, PenstockRefused
+from airflow_provider_penstock.decorators.penstock import penstock_task
+from airflow_provider_penstock.exceptions import (
+    PenstockAway,
+    PenstockFunctionFailed,
+    PenstockJobFailed,
+    PenstockRefused,
+    failure,
+)
 from airflow_provider_penstock.hooks.penstock import PenstockHook
 from airflow_provider_penstock.operators.penstock import (
     PenstockCancelOperator,
@@ -19,16 +27,30 @@ from airflow_provider_penstock.operators.penstock import (
     PenstockWaitOperator,
     job_key,
 )
+from airflow_provider_penstock.retries import retry_policy
 from airflow_provider_penstock.sensors.penstock import PenstockJobSensor
-from airflow_provider_penstock.triggers.penstock import PenstockJobTrigger
+from airflow_provider_penstock.triggers.penstock import PenstockJobEventTrigger, PenstockJobTrigger
 
 LONG = "#!/bin/bash\nsleep 300\n"
 
 
 def submit(task_id, folder, script=LONG, **arguments):
-    return PenstockSubmitOperator(
-        task_id=task_id, script=script, options={"output": f"{folder}/%j.out"}, poll_interval_s=0.2, **arguments
-    )
+    arguments = {"poll_interval_s": 0.2, "log_interval_s": 0.2, "output_file": f"{folder}/%j.out"} | arguments
+    return PenstockSubmitOperator(task_id=task_id, script=script, **arguments)
+
+
+def revived(deferred):
+    """The trigger of a deferred task, as the triggerer makes it from the database."""
+    path, arguments = deferred.value.trigger.serialize()
+    module, name = path.rsplit(".", 1)
+    return getattr(import_module(module), name)(**json.loads(json.dumps(arguments)))
+
+
+def first_event(trigger):
+    async def first():
+        return await anext(trigger.run())
+
+    return asyncio.run(asyncio.wait_for(first(), 60)).payload
 
 
 def test_provider_info_is_valid_and_what_it_names_is_there():
@@ -39,7 +61,8 @@ def test_provider_info_is_valid_and_what_it_names_is_there():
         for entry in info[kind]:
             for module in entry["python-modules"]:
                 import_module(module)
-    for path in [*info["extra-links"], info["connection-types"][0]["hook-class-name"]]:
+    decorators = [entry["class-name"] for entry in info["task-decorators"]]
+    for path in [*info["extra-links"], *decorators, info["connection-types"][0]["hook-class-name"]]:
         module, name = path.rsplit(".", 1)
         assert getattr(import_module(module), name).__name__ == name
 
@@ -52,28 +75,30 @@ def test_a_connection_says_for_whom_it_is_taken_and_a_wrong_token_is_told():
 
 
 def test_an_impossible_request_fails_at_once_in_the_apis_words(folder, instance):
-    operator = submit("impossible", folder, wish={"min_gpus": 4, "max_gpus": 2})
+    operator = submit("impossible", folder, min_gpus="4", max_gpus=2)
     with pytest.raises(AirflowFailException, match="min_gpus"):
         operator.execute({"ti": instance("impossible")})
 
 
-def test_a_deferred_task_is_told_of_the_end_and_has_the_log(folder, instance, hook, caplog):
+def test_a_deferred_task_is_told_of_the_end_and_has_the_log(folder, instance, hook, caplog, capsys, monkeypatch):
     ti = instance("deferred")
-    operator = submit("deferred", folder, script="#!/bin/bash\nsleep 1\necho out $AIRFLOW_CTX_TASK_ID\n")
+    operator = submit("deferred", folder, script="#!/bin/bash\necho out $AIRFLOW_CTX_TASK_ID\nsleep 5\necho the end\n")
     with pytest.raises(TaskDeferred) as deferred:
         operator.execute({"ti": ti})
-    path, arguments = deferred.value.trigger.serialize()
-    module, name = path.rsplit(".", 1)
-    trigger = getattr(import_module(module), name)(**json.loads(json.dumps(arguments)))
-
-    async def first():
-        return await anext(trigger.run())
-
-    event = asyncio.run(asyncio.wait_for(first(), 60))
     with caplog.at_level("INFO"):
-        result = operator.execute_complete({"ti": ti}, event.payload)
+        event = first_event(revived(deferred))
+        told = capsys.readouterr().out + caplog.text  # a trigger's log is structlog's from Airflow 3 on
+        assert "out deferred" in told  # while it ran
+        assert "is running on 1 " in told
+    rest = []
+    monkeypatch.setattr(operator, "_show", rest.extend)
+    result = operator.execute_complete({"ti": ti}, event)
+    assert "out deferred" not in rest
+    assert ("the end" in rest) != ("the end" in told)
     assert (result["job_id"], result["state"], result["exit_code"]) == (ti.pushed["job_id"], "COMPLETED", 0)
     assert "out deferred" in hook.log_lines(result["job_id"])
+    assert result["cost_usd"] == 0
+    assert result["batch_sizes"] == []
     assert ti.pushed["job_url"].endswith(f"/v1/jobs/{result['job_id']}")
     # A retry, as after a worker that died before it could say so, takes the result of the job that is there.
     assert operator.execute({"ti": instance("deferred")})["job_id"] == result["job_id"]
@@ -150,7 +175,7 @@ def test_many_tasks_that_wait_share_one_poller(folder, instance, monkeypatch):
     job_id = submit("shared", folder, wait_for_completion=False).execute({"ti": instance("shared")})["job_id"]
 
     async def wait():
-        triggers = [PenstockJobTrigger("penstock_default", job_id, 0.5) for _ in range(100)]
+        triggers = [PenstockJobTrigger("penstock_default", job_id, 0.5, log_interval_s=0) for _ in range(100)]
         tasks = [asyncio.ensure_future(anext(trigger.run())) for trigger in triggers]
         await asyncio.sleep(2)
         before = len(asked)
@@ -160,26 +185,124 @@ def test_many_tasks_that_wait_share_one_poller(folder, instance, monkeypatch):
 
     before, events = asyncio.run(wait())
     assert 1 <= before <= 6
-    assert all(event.payload == {"job_id": job_id} for event in events)
+    assert all(event.payload == {"job_id": job_id, "shown": 0} for event in events)
 
 
 def test_a_trigger_for_a_job_that_is_not_there_says_so(instance):
-    async def first():
-        return await anext(PenstockJobTrigger("penstock_default", "999999").run())
-
-    event = asyncio.run(asyncio.wait_for(first(), 60))
-    assert "no job 999999" in event.payload["error"]
+    assert "no job 999999" in first_event(PenstockJobTrigger("penstock_default", "999999"))["error"]
     with pytest.raises(PenstockRefused):
         PenstockHook().job("999999")
 
 
-def test_the_example_dag_runs(folder, hook):
+def test_an_asset_watcher_hears_of_the_jobs_that_it_is_for(folder, instance, hook):
+    async def watch():
+        trigger = PenstockJobEventTrigger("watched-*", poll_interval_s=0.3)
+        again = PenstockJobEventTrigger(**trigger.serialize()[1])
+        event = asyncio.ensure_future(anext(again.run()))
+        await asyncio.sleep(1)
+        ids = []
+        for name, script in (("other", "exit 0"), ("watched-bad", "exit 1"), ("watched-good", "exit 0")):
+            arguments = {"script": f"#!/bin/bash\n{script}\n", "name": name, "wait_for_completion": False}
+            operator = submit(name, folder, **arguments)
+            ids.append((await asyncio.to_thread(operator.execute, {"ti": instance(name)}))["job_id"])
+        return ids, (await asyncio.wait_for(event, 60)).payload
+
+    ids, payload = asyncio.run(watch())
+    assert (payload["id"], payload["ended"], payload["name"]) == (ids[2], "COMPLETED", "watched-good")
+
+
+def test_the_retry_policy_tries_again_what_the_job_is_not_to_blame_for():
+    retry_policy_module = pytest.importorskip("airflow.sdk.definitions.retry_policy")
+    policy = retry_policy_module.ExceptionRetryPolicy.deserialize(retry_policy().serialize())
+
+    def chosen(error):
+        return policy.evaluate(error, 1, 3).action.value
+
+    assert [chosen(failure(state)("")) for state in ("PREEMPTED", "NODE_FAIL", "FAILED")] == [
+        "retry",
+        "retry",
+        "default",
+    ]
+    assert chosen(PenstockAway("")) == "retry"
+    assert chosen(PenstockFunctionFailed("")) == "fail"
+    assert all(issubclass(failure(state), AirflowFailException) for state in ("OUT_OF_MEMORY", "TIMEOUT", "DEADLINE"))
+
+
+def test_a_job_knows_the_run_that_openlineage_has_for_its_task(folder, instance, monkeypatch):
+    macros = pytest.importorskip("airflow.providers.openlineage.plugins.macros")
+    monkeypatch.setattr("airflow.providers.openlineage.conf.is_disabled", lambda: False)
+    monkeypatch.setattr(macros, "lineage_parent_id", lambda ti: f"ours/{ti.task_id}/1")
+    monkeypatch.setattr(macros, "lineage_root_parent_id", lambda ti: f"ours/{ti.dag_id}/1")
+    operator = submit("lineage", folder)
+    environment = operator.submission(instance("lineage"))["environment"]
+    assert environment["OPENLINEAGE_PARENT_ID"] == "ours/lineage/1"
+    assert environment["OPENLINEAGE_ROOT_PARENT_ID"] == "ours/tests/1"
+    operator.job_id = "12"
+    assert operator.get_openlineage_facets_on_complete(None).run_facets["externalQuery"].externalQueryId == "12"
+
+
+def of_function(function, folder, task_id, *args, **arguments):
+    """A task of `@task.penstock`, as the worker has it."""
+    with DAG("functions", schedule=None):
+        task = penstock_task(
+            task_id=task_id,
+            shared_folder=f"{folder}/shared",
+            output_file=f"{folder}/%j.out",
+            **{"python": sys.executable, "poll_interval_s": 0.2, "deferrable": False} | arguments,
+        )
+        return task(function)(*args).operator
+
+
+def test_a_function_runs_in_a_job_and_its_result_is_the_tasks(folder, instance):
+    def multiply(factor, numbers, *, offset=0):
+        import os
+
+        return {"products": [factor * number + offset for number in numbers], "job": os.environ["SLURM_JOB_ID"]}
+
+    operator = of_function(multiply, folder, "multiply", 3, [1, 2])
+    ti = instance("multiply")
+    result = operator.execute({"ti": ti})
+    assert result == {"products": [3, 6], "job": ti.pushed["job_id"]}
+
+
+def test_a_function_that_raises_comes_back_with_its_traceback(folder, instance):
+    def divide(number):
+        return 1 / number
+
+    operator = of_function(divide, folder, "divide", 0, deferrable=True)
+    with pytest.raises(TaskDeferred) as deferred:
+        operator.execute({"ti": instance("divide")})
+    event = first_event(revived(deferred))
+    with pytest.raises(PenstockFunctionFailed, match=r"in divide(.|\n)*ZeroDivisionError") as failed:
+        of_function(divide, folder, "divide", 0).execute_complete({"ti": instance("divide")}, event)
+    assert isinstance(failed.value.__cause__, ZeroDivisionError)
+
+
+def test_another_python_is_told_by_name_and_what_cannot_be_sent_fails_at_once(folder, instance, tmp_path):
+    other = tmp_path / "python"
+    other.write_text(
+        f'#!/bin/sh\nsed -i \'s/"python": "[0-9.]*"/"python": "2.7.1"/\' $2/made_by.json\nexec {sys.executable} "$@"\n'
+    )
+    other.chmod(0o755)
+    with pytest.raises(PenstockJobFailed, match=r"comes from Python 2\.7\.1: name an interpreter"):
+        of_function(lambda: 1, folder, "other_python", python=str(other)).execute({"ti": instance("other_python")})
+    with pytest.raises(AirflowFailException, match="cannot be sent"):
+        of_function(lambda lock: 1, folder, "lock", threading.Lock()).execute({"ti": instance("lock")})
+    with pytest.raises(AirflowFailException, match="cannot be written"):
+        of_function(lambda: 1, "/proc", "nowhere").execute({"ti": instance("nowhere")})
+
+
+@pytest.mark.parametrize("example", ["example_penstock", "example_penstock_search"])
+def test_the_example_dags_run(example, folder, hook):
     from airflow.utils.db import initdb
 
     initdb()
-    from airflow_provider_penstock.example_dags.example_penstock import dag
-
-    run = dag.test(run_conf={"folder": str(folder), "epochs": 7})
+    dag = import_module(f"airflow_provider_penstock.example_dags.{example}").dag
+    run = dag.test(run_conf={"folder": str(folder), "epochs": 7, "python": sys.executable})
     assert run.state == "success", [(ti.task_id, ti.state) for ti in run.get_task_instances()]
-    job = hook.find(f"airflow:{run.dag_id}:{run.run_id}:train:-1:0:1")
-    assert hook.log_lines(job["id"]) == ["trained for 7 epochs in example_penstock"]
+    if example == "example_penstock":
+        job = hook.find(f"airflow:{run.dag_id}:{run.run_id}:train:-1:0:1")
+        assert hook.log_lines(job["id"]) == ["trained for 7 epochs in example_penstock"]
+    else:
+        best = next(ti for ti in run.get_task_instances() if ti.task_id == "best")
+        assert best.xcom_pull(task_ids="best") == {"learning_rate": 0.1, "loss": 0.0}

@@ -13,6 +13,7 @@ Axes: C numbers of CPUs for each GPU, M amounts of memory for each GPU, both asc
 from __future__ import annotations
 
 import bisect
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -294,15 +295,29 @@ class SensitivityStore:
         Raises:
             ProfileError: a file that cannot be read, with its name and what is wrong with it.
         """
-        profiles = (read_profile(path) for path in sorted(self._folder.glob("*.json")))
-        return {profile.model: profile for profile in profiles}
+        return {name: profile for name, (_, profile) in self.dated().items()}
+
+    def dated(self) -> dict[str, tuple[int, SensitivityProfile]]:
+        """As `load`, each with the time when its file was last written, ns since 1970."""
+        read = [(written_ns, read_profile(path)) for path, written_ns in self.files().items()]
+        return {profile.model: (written_ns, profile) for written_ns, profile in read}
+
+    def files(self) -> dict[Path, int]:
+        """The files, by name, each with the time when it was last written, ns since 1970."""
+        found = {}
+        for path in sorted(self._folder.glob("*.json")):
+            with contextlib.suppress(FileNotFoundError):  # gone in between
+                found[path] = path.stat().st_mtime_ns
+        return found
+
+    def check(self, model: str) -> None:
+        """Raises ProfileError if the model cannot name a file."""
+        if not model or not all(letter.isalnum() or letter in "_+.-" for letter in model):
+            raise ProfileError(f"model {model!r} cannot name a file; use letters, digits, '_', '+', '.' and '-'")
 
     def save(self, profile: SensitivityProfile) -> Path:
         """Keep a profile instead of an older one; whole when this returns. Raises ProfileError if it cannot be written."""
-        if not profile.model or not all(letter.isalnum() or letter in "_+.-" for letter in profile.model):
-            raise ProfileError(
-                f"model {profile.model!r} cannot name a file; use letters, digits, '_', '+', '.' and '-'"
-            )
+        self.check(profile.model)
         path = self._folder / f"{profile.model}.json"
         try:
             write_whole(path, json.dumps({"version": 1, **dataclasses.asdict(profile)}, indent=1) + "\n")

@@ -94,6 +94,11 @@ class Observation(Message):
     progress: NonNegativeFloat
     """Progress so far over all runs, in samples of the initial batch size."""
 
+    @property
+    def samples_per_s(self) -> float:
+        """Throughput, samples/s."""
+        return self.gpus * self.atomic_batch * (self.accumulation_steps + 1) / self.step_time_s
+
 
 class Trial(Message):
     """Under `penstock profile`: a batch is tried now, so that a run that dies has said at which; or, it did not fit."""

@@ -23,8 +23,6 @@ import structlog
 
 from penstock_profiles.catalogue import CatalogueError
 from penstock_profiles.families import load_families
-from penstock_profiles.profiles import ProfileError
-from penstock_profiles.sensitivity import SensitivityStore
 from penstock_profiles.wire import Report
 from penstock_scheduler import __version__
 from penstock_scheduler.clock import WallClock
@@ -39,6 +37,7 @@ from penstock_scheduler.policies import make_policy
 from penstock_scheduler.ports import Clock, Cluster, ModelSource, Store, Trigger, WishCheck
 from penstock_scheduler.records import RoundRecord
 from penstock_scheduler.rules import BudgetSettings, SiteRules
+from penstock_scheduler.sensitivities import LEARNED, Sensitivities
 from penstock_scheduler.service.board import Board, Watched
 from penstock_scheduler.service.settings import ApiSettings
 from penstock_scheduler.settings import DaemonSettings, Settings, load_settings
@@ -174,6 +173,7 @@ class Site:
     rules: SiteRules
     notifier: Notifier
     wishes: WishModels
+    sensitivities: Sensitivities
     learn: Callable[[Sequence[Report]], None]
     chosen: tuple[str, dict[str, Any]]
     """The policy that decides, and its settings."""
@@ -276,7 +276,7 @@ def changes(before: Settings, after: Settings) -> tuple[list[str], list[str]]:
 def make_site(path: Path, settings: Settings, clock: Clock, store: SqlStore) -> Site:
     """The round loop that these settings describe, watched by a board. Raises ConfigError."""
     daemon = settings.section(DaemonSettings)
-    cluster, wishes, _ = _parts(settings, clock)
+    cluster, wishes, sensitivities = _parts(settings, clock)
     notifier = Notifier(settings.section(NoticeSettings))
 
     def reached(budget: BudgetView, limit: str) -> None:
@@ -297,11 +297,11 @@ def make_site(path: Path, settings: Settings, clock: Clock, store: SqlStore) -> 
 
     rules = SiteRules(settings.section(BudgetSettings), settings.section(LimitSettings), store, reached)
     board = Board(store, getattr(cluster, "submitter", None), ended)
-    models = LearnedModels(wishes, store)
+    models = LearnedModels(wishes, store, sensitivities)
     watched = Watched(cluster, board, clock.now_s, models.learn)
     loop = make_loop(settings, clock, store, watched, models, board.decided, rules.on)
     chosen = daemon.policy, make_policy(daemon.policy, settings.policy(daemon.policy))[1]
-    site = Site(path, settings, store, loop, board, rules, notifier, wishes, models.learn, chosen)
+    site = Site(path, settings, store, loop, board, rules, notifier, wishes, sensitivities, models.learn, chosen)
     if (kept := store.control("policy")) is not None:
         site.set_policy(kept["name"], kept["settings"])
     loop.paused = bool(store.control("paused"))
@@ -328,25 +328,23 @@ def make_service(site: Site, clock: Clock) -> Service:
         api,
         site.board,
         controls,
-        WishModels(load_families(daemon.families), daemon.restart_cost_s),  # the loop has its own, in its thread
+        # The loop has its own, in its thread.
+        WishModels(load_families(daemon.families), daemon.restart_cost_s, sensitivities=site.sensitivities),
         site.wishes.check,
         site.learn,
     )
     return Service(api, api.socket or daemon.state_dir / "api.sock", app, site.board)
 
 
-def _parts(settings: Settings, clock: Clock) -> tuple[Cluster, WishModels, DaemonSettings]:
+def _parts(settings: Settings, clock: Clock) -> tuple[Cluster, WishModels, Sensitivities]:
     daemon = settings.section(DaemonSettings)
     try:
         families = load_families(daemon.families)
     except CatalogueError as error:
         raise ConfigError(f"[daemon] families: {error}") from None
-    try:
-        shares = SensitivityStore(daemon.sensitivities).load() if daemon.sensitivities is not None else None
-    except ProfileError as error:
-        raise ConfigError(f"[daemon] sensitivities: {error}") from None
-    models = WishModels(families, daemon.restart_cost_s, sensitivities=shares)
-    return open_cluster(daemon.cluster, settings, clock, models.check), models, daemon
+    sensitivities = Sensitivities(daemon.sensitivities, daemon.state_dir / LEARNED)
+    models = WishModels(families, daemon.restart_cost_s, sensitivities=sensitivities)
+    return open_cluster(daemon.cluster, settings, clock, models.check), models, sensitivities
 
 
 def open_cluster(name: str, settings: Settings, clock: Clock, check: WishCheck) -> Cluster:

@@ -28,6 +28,7 @@ from penstock_scheduler.model import (
 from penstock_scheduler.policies import common, make_policy
 from penstock_scheduler.policies.sia import restart_factor
 from penstock_scheduler.records import RoundRecord
+from penstock_scheduler.shares import ShareUse, share_use, share_words
 from penstock_scheduler.words import duration
 
 MOST_REMEDIES = 3
@@ -105,6 +106,8 @@ class Explanation:
     """Soonest first; only for a job that waits."""
     remedies: tuple[Remedy, ...] = ()
     """Only for a job that waits."""
+    share: ShareUse | None = None
+    """CPU and memory; None: the policy does not give them out, or the job waits."""
 
 
 def explain(record: RoundRecord, job_id: JobId, *, remedies: int = MOST_REMEDIES) -> Explanation | None:
@@ -139,6 +142,7 @@ def explain(record: RoundRecord, job_id: JobId, *, remedies: int = MOST_REMEDIES
         ),
         _endings(record, job) if waits else (),
         _remedies(record, job, remedies) if waits and remedies > 0 else (),
+        None if assignment is None else share_use(snapshot, job_id, assignment.placement),
     )
 
 
@@ -150,6 +154,7 @@ def words(explanation: Explanation, *, now_s: float) -> list[str]:
         lines += _waiting_words(said, now_s)
     else:
         lines += _running_words(said)
+        lines += share_words(said.share) if said.share is not None else []
     lines += [f"It is under {limit}." for limit in said.limits]
     if len(said.options) > 1:
         best = said.options[0]

@@ -122,6 +122,8 @@ class JobView(Body):
     ended: str = ""
     """Slurm's word once it has ended, such as COMPLETED, FAILED, CANCELLED; `UNKNOWN` if Slurm had forgotten it."""
     exit_code: int | None = None
+    ended_text: str = ""
+    """What its user should know of that end, with the remedy, as of a job that outgrew its memory; empty: nothing more."""
     submit_s: float
     start_s: float | None = None
     """When it first held GPUs."""
@@ -160,6 +162,31 @@ class ConfigurationView(Body):
     """What the GPUs cost in the round's prices."""
 
 
+class ShareOption(Body):
+    """CPUs and memory of a node that a job could have, and what they are worth to it."""
+
+    cpus: int
+    memory_mb: int
+    """0: the cluster does not give out memory."""
+    speed: float
+    """Times as fast as with its GPUs' part of the node."""
+
+
+class ShareView(Body):
+    """CPUs and memory that come with a job's GPUs, on each of its nodes."""
+
+    cpus: int
+    memory_mb: int
+    part_cpus: int
+    """What its GPUs' part of the node would be."""
+    part_memory_mb: int
+    profile: str = ""
+    """The profile that tells what they are worth to the job; empty: none does."""
+    speed: float = 1.0
+    """Times as fast as with that part, by the profile."""
+    sensitivity: list[ShareOption] = []
+
+
 class Explanation(Body):
     """Why a job has what it has, by the newest round that saw it."""
 
@@ -182,6 +209,8 @@ class Explanation(Body):
     """What the job's wish and the cluster allow."""
     limits: list[str] = []
     """Limits that cover the job, in words."""
+    share: ShareView | None = None
+    """CPUs and memory that the round gives it; None: the policy does not give them out, or it waits."""
 
 
 class Forecast(Body):

@@ -24,6 +24,7 @@ from penstock_profiles.sensitivity import SensitivityProfile
 from penstock_profiles.wire import Observation, Report, Started
 from penstock_scheduler.errors import BadWish
 from penstock_scheduler.model import Job, JobId, JobWish
+from penstock_scheduler.sensitivities import Sensitivities, profile_name
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +53,7 @@ class WishModels:
         families: the catalogue, by name.
         restart_cost_s: wall-clock seconds that a restart costs a job that does not say.
         gpus: the catalogue of GPU types, by whose names a family finds the site's; None: Penstock's own.
-        sensitivities: what CPU and memory are worth, by name; None: nothing is known.
+        sensitivities: what CPU and memory are worth, by name, looked up anew in each round; None: nothing is known.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class WishModels:
         self._catalogue = families
         self._gpus = load_gpus() if gpus is None else gpus
         self._restart_cost_s = restart_cost_s
-        self._sensitivities = dict(sensitivities or {})
+        self._sensitivities: Mapping[str, SensitivityProfile] = {} if sensitivities is None else sensitivities
         self._gpu_types: frozenset[str] = frozenset()
         self._families = families
         self._known: dict[JobId, tuple[JobWish, AnyEstimator]] = {}
@@ -102,7 +103,7 @@ class WishModels:
             sensitivities={
                 job.id: profile
                 for job in jobs
-                if (profile := self._sensitivities.get(job.wish.sensitivity or job.wish.model_family or "")) is not None
+                if (profile := self._sensitivities.get(profile_name(job.wish))) is not None
             },
         )
 
@@ -156,13 +157,15 @@ class LearnedModels:
     """What the wish says until a job has measured something; from then on a fit of what it measured.
 
     Jobs with a `goodput_table` keep it. A daemon that starts fits anew from the store's history. What a job says of its
-    progress and its end gives the work that is left, where the wish's model is not a table.
+    progress and its end gives the work that is left, where the wish's model is not a table. Profiles of CPU and memory are
+    corrected in `sensitivities`.
     """
 
-    def __init__(self, wishes: WishModels, history: History) -> None:
+    def __init__(self, wishes: WishModels, history: History, sensitivities: Sensitivities | None = None) -> None:
         self._wishes, self._history = wishes, history
+        self._sensitivities = Sensitivities() if sensitivities is None else sensitivities
         self._models: dict[JobId, tuple[JobWish, JobModel]] = {}
-        self._fresh: dict[JobId, list[Observation]] = {}
+        self._fresh: dict[JobId, list[Report]] = {}
         self._kept: dict[JobId, AnyEstimator] = {}
         self._progress: dict[JobId, tuple[float, float | None]] = {}
         self._lock = threading.Lock()
@@ -173,7 +176,7 @@ class LearnedModels:
             for report in reports:
                 body = report.body
                 if isinstance(body, Observation):
-                    self._fresh.setdefault(report.job_id, []).append(body)
+                    self._fresh.setdefault(report.job_id, []).append(report)
                     total = self._progress.get(report.job_id, (0.0, None))[1]
                     self._progress[report.job_id] = body.progress, total
                 elif isinstance(body, Started):
@@ -181,9 +184,15 @@ class LearnedModels:
 
     def models(self, jobs: Sequence[Job], gpu_types: Iterable[str]) -> Models:
         """See `ports.ModelSource`."""
-        known = self._wishes.models(jobs, gpu_types)
         with self._lock:
-            fresh, self._fresh = self._fresh, {}
+            news, self._fresh = self._fresh, {}
+        self._sensitivities.refresh()
+        self._sensitivities.learn(jobs, news)
+        known = self._wishes.models(jobs, gpu_types)
+        fresh = {
+            job: [report.body for report in reports if isinstance(report.body, Observation)]
+            for job, reports in news.items()
+        }
         there = {job.id for job in jobs}
         for table in (self._models, self._kept, self._progress):
             for gone in [job for job in table if job not in there]:

@@ -156,6 +156,8 @@ class Fate:
     """The cluster's word, such as COMPLETED."""
     exit_code: int | None
     end_s: float | None
+    text: str = ""
+    """What its user should know of that end, with the remedy; empty: nothing beyond the state."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -139,6 +139,7 @@ local FLAGS = {
   {"max-batch-size", count, number_field("max_batch_size"), A_COUNT},
   {"scale-unit", units, units_field, "a whole number, or one for each type such as a100=2,rtx=8"},
   {"model-family", name, text_field("model_family"), A_NAME},
+  {"sensitivity", name, text_field("sensitivity"), A_NAME},
   {"gpu-class", one_of("guaranteed", "opportunistic"), text_field("gpu_class"), "guaranteed or opportunistic"},
   {"non-preemptible", one_of("yes", "no"), switch_field("preemptible", "false"), "yes or no"},
   {"burst", one_of("never", "allowed", "only"), text_field("burst"), "never, allowed or only"},

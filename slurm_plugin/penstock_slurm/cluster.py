@@ -44,6 +44,7 @@ from penstock_scheduler.model.wish import WISH_KEY
 from penstock_scheduler.ports import Clock, Submitter, WishCheck
 from penstock_scheduler.spool import Spool
 from penstock_slurm import plain_jobs, time_limits
+from penstock_slurm.endings import outgrown
 from penstock_slurm.gateway import (
     ControllerAway,
     Gateway,
@@ -255,7 +256,7 @@ class SlurmCluster:
     def _tell_outgrown(self, gone: set[JobId]) -> None:
         """Say which jobs ended because they outgrew the memory that they were given, and what to do about it.
 
-        In the log, not to the user: Slurm takes no comment on a job that has ended.
+        In the log, for the site. Slurm takes no comment on a job that has ended: users hear it from `Submitter.fates`.
         """
         self._ending |= {
             job_id: allocation.shares[0].memory_mb
@@ -274,11 +275,7 @@ class SlurmCluster:
             if ended is not None and ended.state not in ENDED:
                 continue  # it is still on its way out
             del self._ending[job_id]
-            if ended is not None and (how := _outgrew(ended)):
-                text = (
-                    f"{how} the {memory_mb} MB on a node that Penstock gave it by its profile; measure it again with "
-                    "the memory that it really needs (process_mb), or submit it without a profile for its GPUs' part of a node"
-                )
+            if ended is not None and (text := outgrown(ended, memory_mb)):
                 log.warning("job outgrew its memory", extra={"job": job_id, "user": ended.user, "text": text})
 
     def _job(
@@ -700,19 +697,6 @@ def _manageable(job: SlurmJob) -> None:
         raise BadWish("it asks Slurm for no GPUs per node, so there is no count to change; submit it with --gres=gpu:1")
     if not job.requeue:
         raise BadWish("Slurm may not requeue it, so it cannot be moved; submit it with --requeue")
-
-
-def _outgrew(job: SlurmJob) -> str:
-    """Whether a job ended for want of memory, in words; empty if not.
-
-    Where cgroups keep jobs within their memory Slurm says so. With JobAcctGatherParams=OverMemoryKill, Slurm 22.05 only
-    kills: state FAILED, signal 9, reason JobLaunchFailure.
-    """
-    if job.state == "OUT_OF_MEMORY":
-        return "ended because it outgrew"
-    if job.state == "FAILED" and (job.reason == "JobLaunchFailure" or job.reason.startswith("RaisedSignal:9")):
-        return "was killed, and if its output says that it exceeded a memory limit, then it outgrew"
-    return ""
 
 
 def _granted(held: Placement | None, control: Control | None) -> Placement | None:

@@ -25,6 +25,7 @@ from penstock_scheduler.model import JobId
 from penstock_scheduler.model.wish import WISH_KEY
 from penstock_scheduler.ports import Fate, Output
 from penstock_scheduler.spool import Spool
+from penstock_slurm.endings import outgrown
 from penstock_slurm.gateway import CliGateway, JobGone, SlurmError, SlurmJob
 from penstock_slurm.gateway.base import ENDED
 from penstock_slurm.settings import SlurmSettings
@@ -110,9 +111,13 @@ class SlurmSubmitter:
         found: dict[JobId, Fate | None] = {}
         for job in self._jobs():
             if job.id in wanted:
-                ended = job.state in ENDED
-                found[job.id] = Fate(job.state, self._exit_code(job.id), job.end_s) if ended else None
+                found[job.id] = self._fate(job) if job.state in ENDED else None
         return found
+
+    def _fate(self, job: SlurmJob) -> Fate:
+        control = self._spool.control(job.id)
+        text = outgrown(job, control.memory_mb) if control is not None else ""
+        return Fate(job.state, self._exit_code(job.id), job.end_s, text)
 
     def output(self, job: JobId) -> Output | None:
         """See `ports.Submitter`."""

@@ -15,7 +15,7 @@ struct flag {
 	const char *absent;  /* the value of a flag that is given without one */
 };
 
-enum { PENSTOCK_FLAGS = 18 };   /* how many there are */
+enum { PENSTOCK_FLAGS = 19 };   /* how many there are */
 enum { PENSTOCK_ADAPTIVE = 0 }; /* the index of the one that the others need */
 
 extern const struct flag penstock_flags[PENSTOCK_FLAGS];

@@ -63,7 +63,7 @@ def test_the_providers_suite_passes_and_each_key_ran_once(loopback: LoopbackClus
             env=environment,
             capture_output=True,
             text=True,
-            timeout=300,
+            timeout=600,
             check=False,
         )
         assert done.returncode == 0, f"{done.stdout[-12000:]}\n{done.stderr[-3000:]}\n{site.tail()}"

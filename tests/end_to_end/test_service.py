@@ -160,6 +160,9 @@ def storm(site: Site, kills: int, seed: int) -> None:
     with client(site) as penstock:
         for key, known in keys.items():
             assert penstock.submit(Submission(key=key, command=("true",), partition="all")).id == known
+        last = penstock.submit(Submission(key="last", command=("true",), partition="all")).id
+    # Slurm counts its jobs, and forgets those that ended long ago. The one that was on its way at the end has no answer yet.
+    assert int(last) - int(job) - 1 - len(keys) in (0, 1), "each key was submitted once"
     wait_for(lambda: penstock_ready(site), 30, "the daemon to be ready", details=site.tail)
     site.stop()
     store = open_store(site.state)
@@ -172,7 +175,7 @@ def storm(site: Site, kills: int, seed: int) -> None:
     comments = [slurm_job.comment for slurm_job in site.gateway.jobs(finished=True)]
     for key, known in keys.items():
         found = [comment for comment in comments if f'"penstock_key": "{key}"' in comment]
-        assert len(found) == 1, f"{key} ({known}) was submitted {len(found)} times"
+        assert len(found) <= 1, f"{key} ({known}) was submitted {len(found)} times"
 
 
 def penstock_ready(site: Site) -> bool:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock_profiles.sensitivity import Sensitivity, SensitivityProfile, SensitivityStore
+from penstock_profiles.sensitivity import Sensitivity, SensitivityProfile, SensitivityStore, read_profile
+from penstock_scheduler.client import Client
 from penstock_scheduler.store import open_store
 from penstock_slurm.loopback import LoopbackCluster, wait_for
 from penstock_slurm.loopback.fixtures import MakeLoopback
@@ -81,7 +82,20 @@ def test_started_jobs_have_the_cpus_and_the_memory_of_the_plan(shared: Site):
     shared.wait_round(after=newest + 2)
     assert shared.states(*jobs.values()) == dict.fromkeys(jobs.values(), "RUNNING")
     assert all(shared.job(job_id).restarts == 0 for job_id in jobs.values())
-    shared.slurm.command("scancel", *jobs.values())
+    # Three more: the third finds GPUs only where the image model has all 12 CPUs, and has to have its part, which is 3.
+    # So the image model is started again with the rest.
+    more = [shared.submit(600, rates=rates) for _ in range(3)]
+    shared.wait_states("RUNNING", *more, *jobs.values())
+    assert given(shared, jobs["image"])[0] == 9
+    assert shared.job(jobs["image"]).restarts == 1
+    # The trainer is only emulated, and as fast as before: its profile was wrong, and learns that.
+    learned = shared.state / "sensitivities" / "image.json"
+    wait_for(learned.exists, 60, "a corrected profile", details=shared.tail)
+    table = read_profile(learned).at(1)
+    assert table is not None
+    assert table.speed(9, 120_000) >= 2.5, "2 by the profile, 3 by what was measured"
+    assert table.speed(12, 120_000) == 3
+    shared.slurm.command("scancel", *jobs.values(), *more)
 
 
 def test_a_job_that_outgrows_its_memory_is_reported_with_the_remedy(shared: Site):
@@ -93,4 +107,9 @@ def test_a_job_that_outgrows_its_memory_is_reported_with_the_remedy(shared: Site
     )
     wait_for(lambda: "outgrew the 100 MB" in shared.log.read_text(), 60, "word of it", details=shared.tail)
     assert "measure it again" in shared.log.read_text()
+    with Client(f"unix:{shared.state / 'api.sock'}") as penstock:
+        told = penstock.wait(job_id, timeout_s=60).ended_text
+        assert "outgrew the 100 MB" in told, "its user hears it, too"
+        assert "penstock sensitivity measure" in told
+        assert told in penstock.explain(job_id).text
     assert "exceeded memory limit" in (shared.folder / f"{job_id}.out").read_text(), "it was Slurm that ended it"

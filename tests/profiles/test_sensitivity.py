@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from pathlib import Path
 
 import pytest
@@ -160,3 +161,16 @@ def test_a_bad_file_is_named_with_what_is_wrong(tmp_path: Path, text: str, said:
     with pytest.raises(ProfileError, match=said) as raised:
         SensitivityStore(tmp_path).load()
     assert "bad.json" in str(raised.value)
+
+
+def test_the_search_on_a_real_pipeline_is_within_a_step_of_measuring_all(monkeypatch: pytest.MonkeyPatch):
+    """`benchmarks/knee.py` in small: DataLoader workers that augment images, each a slow CPU; the GPU keeps up with three."""
+    pytest.importorskip("torch")
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+    monkeypatch.delitem(sys.modules, "knee", raising=False)
+    import knee as benchmark
+
+    found = benchmark.compare(6, step_s=2 * 0.04 / 3, slot_s=0.04, batch=2, seconds=0.4, trials=1)
+    assert abs(found["knee"] - found["exhaustive_knee"]) <= 1, found
+    assert found["runs"] <= MOST_RUNS
+    assert found["swept"][1] < 0.6 * found["swept"][6], "the pipeline is what holds it up"

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
+import httpx
 import pytest
 from typer.testing import CliRunner
 
+from penstock_profiles.sensitivity import Sensitivity, SensitivityProfile
 from penstock_profiles.wire import Observation, Report
 from penstock_scheduler import client as client_module
 from penstock_scheduler.cli import main, make_app
 from penstock_scheduler.model import Phase
+from penstock_scheduler.policies import make_policy
 from penstock_scheduler.ports import Fate
-from tests.scheduler.builders import job, on
+from penstock_scheduler.records import RoundRecord
+from tests.scheduler.builders import job, on, snapshot
 from tests.scheduler.service.api import BOBS, serving
 
 
@@ -202,3 +207,27 @@ def test_manual_pages_are_written_for_every_command(tmp_path):
     assert "\\-\\-timeout" in page
     assert (tmp_path / "penstock-token-create.1").exists()
     assert "explain" in (tmp_path / "penstock.1").read_text()
+
+
+def test_a_job_that_outgrew_its_memory_is_told_the_remedy_wherever_its_user_looks(api):
+    told = "ended because it outgrew the 100 MB on a node; measure it again"
+    api.look(BOBS, finished={"1": Fate("OUT_OF_MEMORY", 137, None, told)})
+    for command in ("show", "explain", "wait"):
+        assert told in penstock(api, command, "1").output
+    assert json.loads(penstock(api, "show", "1", "--json").stdout)["ended_text"] == told
+    with httpx.Client(base_url=api.url, headers={"Authorization": f"Bearer {api.tokens['ada']}"}) as http:
+        assert told in http.get("/v1/jobs/1/page").text
+
+
+def test_efficiency_shows_the_share_of_a_job_and_what_others_are_worth_to_it(api):
+    """4 GPUs of a node of 8 CPUs: a part of 1 CPU a GPU."""
+    table = Sensitivity(4, (1, 2), (1000,), ((1.0,), (1.5,)))
+    shot = dataclasses.replace(
+        snapshot("t4:2x4:8c", [job("1", max_gpus=4)]), sensitivities={"1": SensitivityProfile("image", (table,))}
+    )
+    policy, settings = make_policy("fifo+synergy-tune")
+    api.board.record = RoundRecord(shot, policy.name, settings, policy.decide(shot))
+    told = penstock(api, "efficiency", "1").output
+    assert "share       8 CPUs on each node; its GPUs' part is 8 CPUs; 1.00 times as fast as with that" in told
+    assert "sensitivity 0.67 with 4 CPUs, 1.00 with 8 CPUs, by the profile image" in told
+    assert json.loads(penstock(api, "efficiency", "1", "--json").stdout)["share"]["profile"] == "image"

@@ -6,10 +6,13 @@ import dataclasses
 
 import pytest
 
+from penstock_profiles.sensitivity import Option, Sensitivity, SensitivityProfile
 from penstock_scheduler.explain import explain, words
 from penstock_scheduler.model import Configuration, GpuLimit, Phase, ReasonCode, Snapshot
 from penstock_scheduler.policies import make_policy
+from penstock_scheduler.policies.tuning import Amount
 from penstock_scheduler.records import RoundRecord
+from penstock_scheduler.shares import ShareUse
 from tests.scheduler.builders import job, on, snapshot, table
 
 FAST = table(a100={1: 100.0, 2: 190.0, 4: 360.0, 8: 650.0}, t4={1: 20.0, 2: 38.0, 4: 70.0})
@@ -118,3 +121,31 @@ def test_limits_are_named_and_free_gpus_of_others_are_counted():
 
 def test_an_unknown_job_has_no_explanation():
     assert explain(full_cluster(), "99") is None
+
+
+def test_a_job_hears_its_share_and_what_cpu_and_memory_are_worth_to_it():
+    """12 CPUs and 240 GB for 4 GPUs: a part of 3 and 60 GB, with which the model is at 1; its demand is 12 and 120 GB."""
+    image = Sensitivity(1, (1, 3, 12), (60_000, 120_000), ((0.3, 0.3), (1, 1), (2, 3)))
+    shot = snapshot("v100:1x4:12c:240g", [job("1", max_gpus=1), job("2", max_gpus=1)])
+    known = dataclasses.replace(shot, sensitivities={"1": SensitivityProfile("image", (image,))})
+    record = decided(known, "fifo+proportional")
+    one, two = explain(record, "1"), explain(record, "2")
+    assert one is not None
+    assert two is not None
+    assert one.share == ShareUse(
+        1,
+        Amount(3, 60_000),
+        Amount(3, 60_000),
+        "image",
+        1.0,
+        (Option(1, 60_000, 0.3), Option(3, 60_000, 1.0), Option(12, 60_000, 2.0), Option(12, 120_000, 3.0)),
+    )
+    assert words(one, now_s=0.0)[-2:] == [
+        "On its node it has 3 CPUs and 60000 MB; its GPUs' part is 3 CPUs and 60000 MB.",
+        "By the profile image it is 1.00 times as fast as with that part, of 3.00 at most: 0.30 with 1 CPU and 60000 MB, "
+        "1.00 with 3 CPUs and 60000 MB, 2.00 with 12 CPUs and 60000 MB, 3.00 with 12 CPUs and 120000 MB.",
+    ]
+    assert words(two, now_s=0.0)[-1].startswith("No profile says what CPU and memory are worth")
+    plain = explain(decided(known, "fifo"), "1")
+    assert plain is not None
+    assert plain.share is None, "the policy does not give them out"

@@ -9,6 +9,7 @@ import sys
 import pytest
 from typer.testing import CliRunner, Result
 
+from penstock_profiles.sensitivity import Sensitivity, SensitivityProfile, SensitivityStore
 from penstock_scheduler.cli import make_app
 from penstock_scheduler.cli import simulate as command
 from penstock_scheduler.errors import ConfigError
@@ -41,6 +42,28 @@ def test_policies_side_by_side(tmp_path):
     assert len(rows) == 2 * 2 * 3
     assert {row["policy"] for row in rows} == {"sia", "fifo"}
     assert (out / "looks.csv").read_text().startswith("policy,seed,time_s,jobs,running")
+
+
+def test_cpus_and_memory_are_given_out_by_sensitivity(tmp_path):
+    """8 CPUs on 4 GPUs: a part of 2. The image model is twice as fast with 5: an hour's work and 30 s of starting are 1830 s."""
+    table = Sensitivity(1, (2, 5), (1000,), ((1.0,), (2.0,)))
+    SensitivityStore(tmp_path / "profiles").save(SensitivityProfile("image", (table,)))
+    jobs = "id,submit_s,gpus,duration_s,sensitivity\n1,0,1,3600,image\n2,0,1,3600,\n"
+    policies = ("--policy", "fifo+synergy-tune,fifo+proportional")
+    where = ("--sensitivities", tmp_path / "profiles", "--out", tmp_path / "out")
+    result = penstock_simulate(tmp_path, *policies, *where, cluster="t4:1x4:8c:8g", jobs=jobs)
+    assert "fifo+synergy-tune " in result.output, "whole, also where there is no terminal"
+    with (tmp_path / "out" / "jobs.csv").open() as file:
+        jct_s = {(row["policy"], row["id"]): float(row["jct_s"]) for row in csv.DictReader(file)}
+    assert jct_s == {
+        ("fifo+synergy-tune", "1"): 1830.0,
+        ("fifo+synergy-tune", "2"): 3630.0,
+        ("fifo+proportional", "1"): 3630.0,
+        ("fifo+proportional", "2"): 3630.0,
+    }
+    with (tmp_path / "out" / "looks.csv").open() as file:
+        held = [(int(row["cpus_held"]), int(row["memory_mb_held"])) for row in csv.DictReader(file)]
+    assert max(held) == (5 + 2, 1000 + 2000)
 
 
 def test_tables_as_parquet_say_the_same_as_csv(tmp_path):

@@ -10,8 +10,9 @@ with DAG("example_penstock", schedule=None, catchup=False, params={"epochs": 1, 
     train = PenstockSubmitOperator(
         task_id="train",
         script="#!/bin/bash\necho trained for {{ params.epochs }} epochs in $AIRFLOW_CTX_DAG_ID\n",
-        wish={"min_gpus": 1, "max_gpus": 4},
-        options={"output": "{{ params.folder }}/%j.out"},
+        min_gpus=1,
+        max_gpus=4,
+        output_file="{{ params.folder }}/%j.out",
         retries=2,
     )
     wait = PenstockWaitOperator(task_id="wait", job_id=train.output["job_id"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -12,6 +13,7 @@ from airflow.providers.common.compat.sdk import BaseHook
 from airflow_provider_penstock.exceptions import PenstockAway, PenstockRefused
 
 RETRY_PAUSES_S = (0.5, 2.0, 5.0)
+MAX_LOG_BYTES = 1 << 20
 MAX_WAIT_S = 30.0
 """Of one long poll; the API's own bound is 60 s."""
 
@@ -35,14 +37,32 @@ class PenstockHook(BaseHook):
     def get_ui_field_behaviour(cls) -> dict[str, Any]:
         """For Airflow before 3.2; later ones read `ui-field-behaviour` of the provider's information."""
         return {
-            "hidden_fields": ["schema", "login"],
+            "hidden_fields": ["schema", "login", "extra"],
             "relabeling": {"password": "Token"},
-            "placeholders": {"host": "penstock.example.org", "extra": '{"tls": true, "ca_file": "", "timeout_s": 30}'},
+            "placeholders": {"host": "penstock.example.org", "port": "8471"},
         }
 
     def get_conn(self) -> httpx.Client:
         """An HTTP client with the connection's address, token, certificates and timeout."""
         return httpx.Client(**client_options(self.get_connection(self.penstock_conn_id)))
+
+    @classmethod
+    def get_connection_form_widgets(cls) -> dict[str, Any]:
+        """For Airflow before 3.2; later ones read `conn-fields` of the provider's information."""
+        from flask_babel import lazy_gettext
+        from wtforms import BooleanField, FloatField, StringField
+        from wtforms.validators import Optional
+
+        return {
+            "tls": BooleanField(lazy_gettext("TLS"), default=True),
+            "ca_file": StringField(lazy_gettext("Certificates to trust (PEM file)")),
+            "timeout_s": FloatField(lazy_gettext("Timeout, s"), default=30, validators=[Optional()]),
+        }
+
+    @property
+    def base_url(self) -> str:
+        """Where penstockd is, without a slash at the end."""
+        return str(client_options(self.get_connection(self.penstock_conn_id))["base_url"])
 
     def test_connection(self) -> tuple[bool, str]:
         """Whether penstockd answers and takes the token, and for whom it takes us."""
@@ -102,18 +122,28 @@ class PenstockHook(BaseHook):
             job = self.ask("GET", f"/v1/jobs/{job_id}", params=query, patience_s=MAX_WAIT_S)
         yield job
 
-    def log_lines(self, job_id: str, limit_bytes: int = 1 << 20) -> Sequence[str]:
+    def log_lines(self, job_id: str) -> Sequence[str]:
         """The last lines of a job's output; none if there is no file that penstockd can read."""
-        lines, offset = "", -limit_bytes
-        while True:
-            try:
+        return self.log_since(job_id, -MAX_LOG_BYTES)[0]
+
+    def log_since(self, job_id: str, offset: int) -> tuple[Sequence[str], int]:
+        """The lines of a job's output from a byte on (negative: from the end), and the byte after them; at most a few MiB."""
+        text = ""
+        with contextlib.suppress(PenstockRefused):
+            while len(text) < MAX_LOG_BYTES:
                 part = self.ask("GET", f"/v1/jobs/{job_id}/log", params={"offset": offset})
-            except PenstockRefused:
-                return lines.splitlines()
-            lines += part["text"]
-            if part["next"] >= part["size"] or not part["text"]:
-                return lines.splitlines()
-            offset = part["next"]
+                text, offset = text + part["text"], part["next"]
+                if offset >= part["size"] or not part["text"]:
+                    break
+        return text.splitlines(), max(offset, 0)
+
+    def used(self, job_id: str) -> dict[str, Any]:
+        """What a job used: `cost_usd` by the budget ledger, and the global `batch_sizes` that it reported of late."""
+        lines = self.ask("GET", "/v1/ledger", params={"job": job_id, "limit": 500})["lines"]
+        cost_usd = sum(line["amount"] for line in lines if line["kind"] == "usd")
+        seen = [report["body"] for report in self.ask("GET", f"/v1/jobs/{job_id}/history")["observations"]]
+        sizes = {each["atomic_batch"] * each["gpus"] * (each["accumulation_steps"] + 1) for each in seen}
+        return {"cost_usd": cost_usd, "batch_sizes": sorted(sizes)}
 
 
 def client_options(connection: Any) -> dict[str, Any]:
@@ -137,8 +167,11 @@ def read(answer: httpx.Response) -> Any:
     if answer.is_success:
         return answer.json()
     try:
-        sentence = str(answer.json()["error"]["message"])
+        error = answer.json()["error"]
+        sentence, code = str(error["message"]), str(error["code"])
     except (ValueError, KeyError, TypeError):
-        sentence = f"an answer that is not penstockd's: {answer.text[:200]!r}"
-    kind = PenstockAway if answer.status_code == 429 or answer.status_code >= 500 else PenstockRefused
-    raise kind(f"{sentence} (HTTP {answer.status_code})")
+        sentence, code = f"an answer that is not penstockd's: {answer.text[:200]!r}", ""
+    sentence += f" (HTTP {answer.status_code})"
+    if answer.status_code == 429 or answer.status_code >= 500:
+        raise PenstockAway(sentence)
+    raise PenstockRefused(sentence, code)

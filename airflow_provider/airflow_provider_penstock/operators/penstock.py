@@ -1,4 +1,4 @@
-"""Jobs as tasks: submit, wait, cancel, forecast."""
+"""Jobs as tasks: submit, wait, cancel."""
 
 from __future__ import annotations
 
@@ -12,13 +12,29 @@ from airflow.providers.common.compat.sdk import AirflowException, BaseOperator
 
 from airflow_provider_penstock.exceptions import PenstockAway, PenstockRefused, failure
 from airflow_provider_penstock.hooks.penstock import Job, PenstockHook
+from airflow_provider_penstock.lineage import facets, parent_environment
 from airflow_provider_penstock.links.penstock import JOB_URL, PenstockExplainLink, PenstockJobLink
-from airflow_provider_penstock.triggers.penstock import PenstockJobTrigger
+from airflow_provider_penstock.triggers.penstock import PenstockJobTrigger, describe
 
 LOG_LINES = 10_000
 """Of the job's output, copied into the task's log; the last ones."""
 LAST_LINES = 20
 """Of the job's output, in the message of a task that failed."""
+WISHES = (
+    "adaptivity",
+    "min_gpus",
+    "max_gpus",
+    "gpu_types",
+    "batch_size",
+    "max_batch_size",
+    "model_family",
+    "gpu_class",
+    "burst",
+    "burst_budget_usd",
+)
+"""Arguments that are fields of a job's wish."""
+OPTIONS = ("partition", "account", "qos", "time_limit_s", "working_directory", "dependency")
+"""Arguments that are fields of a submission; and so is `output_file`, as `output`, which has a meaning in Airflow."""
 _KEY = re.compile(r"[A-Za-z0-9_.:@/+-]{1,180}")
 
 
@@ -28,6 +44,7 @@ class _JobOperator(BaseOperator):
     penstock_conn_id: str
     deferrable: bool
     poll_interval_s: float
+    log_interval_s: float
     job_id: str | None
     cancel_on_kill: bool
 
@@ -40,37 +57,53 @@ class _JobOperator(BaseOperator):
         """The job's summary; defers if the task is deferrable and the job has not ended."""
         if self.deferrable and self.hook.job(job_id)["state"] != "ended":
             self.defer(
-                trigger=PenstockJobTrigger(self.penstock_conn_id, job_id, self.poll_interval_s, self.cancel_on_kill),
+                trigger=PenstockJobTrigger(
+                    self.penstock_conn_id, job_id, self.poll_interval_s, self.cancel_on_kill, self.log_interval_s
+                ),
                 method_name="execute_complete",
             )
+        told, shown = "", 0
         for job in self.hook.wait(job_id):
-            self.log.info("job %s is %s", job_id, job["state"])
-        return self._finish(job_id)
+            news = describe(job)
+            if news != told:
+                self.log.info("%s", news)
+                told = news
+            if self.log_interval_s and job["state"] in ("running", "stopping"):
+                lines, shown = self.hook.log_since(job_id, shown)
+                self._show(lines)
+        return self._finish(job_id, shown)
 
     def execute_complete(self, context: Any, event: dict[str, Any]) -> dict[str, Any]:
         """After the trigger: the job's summary, or the task fails."""
         self.job_id = event["job_id"]
         if "error" in event:
             raise AirflowException(f"waiting for job {self.job_id} failed: {event['error']}")
-        return self._finish(event["job_id"])
+        return self._finish(event["job_id"], event.get("shown", 0))
 
-    def _finish(self, job_id: str) -> dict[str, Any]:
+    def _finish(self, job_id: str, shown: int) -> dict[str, Any]:
+        """The end of a job: the rest of its output from byte `shown` on into the task's log, then its summary."""
         job = self.hook.job(job_id)
-        lines = self.hook.log_lines(job_id)[-LOG_LINES:]
+        self._show(self.hook.log_since(job_id, shown)[0][-LOG_LINES:])
+        if job["ended"] != "COMPLETED":
+            last = "\n".join(self.hook.log_lines(job_id)[-LAST_LINES:])
+            raise failure(job["ended"])(
+                f"job {job_id} has ended as {job['ended']}, exit code {job['exit_code']}. {self._reason(job_id)}\n{last}"
+            )
+        return summary(job, self.hook.used(job_id))
+
+    def _show(self, lines: Sequence[str]) -> None:
         for line in lines:
             self.log.info("%s", line)
-        if job["ended"] != "COMPLETED":
-            raise failure(job["ended"])(
-                f"job {job_id} has ended as {job['ended']}, exit code {job['exit_code']}. {self._reason(job_id)}\n"
-                + "\n".join(lines[-LAST_LINES:])
-            )
-        return summary(job)
 
     def _reason(self, job_id: str) -> str:
         try:
             return self.hook.explain(job_id)
         except (PenstockRefused, PenstockAway):
             return ""
+
+    def get_openlineage_facets_on_complete(self, task_instance: Any) -> Any:
+        """Which job it was, for OpenLineage; None where Airflow has no OpenLineage provider."""
+        return facets(self.hook.base_url, self.job_id)
 
     def on_kill(self) -> None:
         """Somebody stopped the task while it ran on a worker: cancel its job."""
@@ -90,6 +123,9 @@ class PenstockSubmitOperator(_JobOperator):
         "name",
         "script",
         "command",
+        *WISHES,
+        *OPTIONS,
+        "output_file",
         "wish",
         "options",
         "environment",
@@ -104,7 +140,24 @@ class PenstockSubmitOperator(_JobOperator):
         script: str | None = None,
         command: Sequence[str] | None = None,
         name: str | None = None,
+        adaptivity: str | None = None,
+        min_gpus: int | str | None = None,
+        max_gpus: int | str | None = None,
+        gpu_types: Sequence[str] | None = None,
+        batch_size: int | str | None = None,
+        max_batch_size: int | str | None = None,
+        model_family: str | None = None,
+        gpu_class: str | None = None,
+        burst: str | None = None,
+        burst_budget_usd: float | str | None = None,
         wish: dict[str, Any] | None = None,
+        partition: str | None = None,
+        account: str | None = None,
+        qos: str | None = None,
+        time_limit_s: float | str | None = None,
+        working_directory: str | None = None,
+        output_file: str | None = None,
+        dependency: str | None = None,
         options: dict[str, Any] | None = None,
         environment: dict[str, str] | None = None,
         durable: bool = True,
@@ -112,16 +165,36 @@ class PenstockSubmitOperator(_JobOperator):
         deferrable: bool = True,
         cancel_on_kill: bool = True,
         poll_interval_s: float = 2.0,
+        log_interval_s: float = 30.0,
         penstock_conn_id: str = PenstockHook.default_conn_name,
         **kwargs: Any,
     ) -> None:
-        """`script` (its text, or a file *.sh or *.sbatch) or `command`; `wish` as in docs/jobs.md (`max_gpus`, `gpu_types` ...);
-        `options` are the other fields of a submission (`partition`, `account`, `time_limit_s`, `output` ...).
+        """`script` (its text, or a file *.sh or *.sbatch) or `command`; from `adaptivity` on as in docs/jobs.md, `wish` for
+        further fields of a wish, `options` for those of a submission. `log_interval_s`: how often the output of a running job is
+        looked at, 0 for never. Numbers may be strings, for templates.
         """
         super().__init__(**kwargs)
         self.script = script
         self.command = command
         self.name = name
+        self.adaptivity = adaptivity
+        self.min_gpus = min_gpus
+        self.max_gpus = max_gpus
+        self.gpu_types = gpu_types
+        self.batch_size = batch_size
+        self.max_batch_size = max_batch_size
+        self.model_family = model_family
+        self.gpu_class = gpu_class
+        self.burst = burst
+        self.burst_budget_usd = burst_budget_usd
+        self.partition = partition
+        self.account = account
+        self.qos = qos
+        self.time_limit_s = time_limit_s
+        self.working_directory = working_directory
+        self.output_file = output_file
+        self.dependency = dependency
+        self.log_interval_s = log_interval_s
         self.wish = wish
         self.options = options
         self.environment = environment
@@ -138,10 +211,8 @@ class PenstockSubmitOperator(_JobOperator):
         ti = context["ti"]
         job = self._submit(ti)
         self.job_id = job["id"]
-        with self.hook.get_conn() as client:
-            url = str(client.base_url.join(f"/v1/jobs/{self.job_id}"))
         ti.xcom_push(key="job_id", value=self.job_id)
-        ti.xcom_push(key=JOB_URL, value=url)
+        ti.xcom_push(key=JOB_URL, value=f"{self.hook.base_url}/v1/jobs/{self.job_id}")
         return self._await(job["id"]) if self.wait_for_completion else summary(job)
 
     def submission(self, ti: Any) -> dict[str, Any]:
@@ -156,10 +227,15 @@ class PenstockSubmitOperator(_JobOperator):
             "name": self.name or f"{ti.dag_id}.{ti.task_id}",
             "script": self.script,
             "command": self.command,
-            "wish": self.wish,
-            "environment": environment | (self.environment or {}),
+            "wish": (self.wish or {}) | self._given(WISHES),
+            "environment": environment | parent_environment(ti) | (self.environment or {}),
+            "output": self.output_file,
         }
-        return {name: value for name, value in body.items() if value is not None} | (self.options or {})
+        given = {name: value for name, value in body.items() if value is not None}
+        return (self.options or {}) | given | self._given(OPTIONS)
+
+    def _given(self, names: Sequence[str]) -> dict[str, Any]:
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
 
     def _submit(self, ti: Any) -> Job:
         body = self.submission(ti)
@@ -172,7 +248,13 @@ class PenstockSubmitOperator(_JobOperator):
                 self.log.info("job %s of an earlier try is %s: taken up again", job["id"], job["ended"] or job["state"])
                 return job
             number += 1
-        job = self.hook.submit(body | {"key": f"{stem}:{number}"})
+        try:
+            job = self.hook.submit(body | {"key": f"{stem}:{number}"})
+        except PenstockRefused as refused:
+            # An earlier try, killed in mid-request, had got further than we could see: its job is ours.
+            if refused.code != "key-used" or (found := self.hook.find(f"{stem}:{number}")) is None:
+                raise
+            job = found
         self.log.info("job %s, key %s", job["id"], job["key"])
         return job
 
@@ -189,10 +271,12 @@ class PenstockWaitOperator(_JobOperator):
         deferrable: bool = True,
         cancel_on_kill: bool = False,
         poll_interval_s: float = 2.0,
+        log_interval_s: float = 30.0,
         penstock_conn_id: str = PenstockHook.default_conn_name,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
+        self.log_interval_s = log_interval_s
         self.job_id: str | None = job_id
         self.deferrable = deferrable
         self.cancel_on_kill = cancel_on_kill
@@ -232,12 +316,13 @@ def job_key(ti: Any, retries: int | None) -> str:
     return f"airflow:{hashlib.sha256(key.encode()).hexdigest()}"
 
 
-def summary(job: Job) -> dict[str, Any]:
-    """What a task tells those after it."""
+def summary(job: Job, used: dict[str, Any] | None = None) -> dict[str, Any]:
+    """What a task tells those after it; `used` as `PenstockHook.used` has it."""
     return {
         "job_id": job["id"],
         "state": job["ended"] or job["state"],
         "exit_code": job["exit_code"],
         "gpu_hours": {gpu_type: seconds / 3600 for gpu_type, seconds in job["gpu_seconds"].items()},
         "restarts": job["restarts"],
+        **(used or {}),
     }

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import fnmatch
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -14,6 +15,11 @@ from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from airflow_provider_penstock.exceptions import PenstockAway, PenstockRefused
 from airflow_provider_penstock.hooks.penstock import Job, client_options, read
+
+try:
+    from airflow.triggers.base import BaseEventTrigger
+except ImportError:  # before Airflow 3
+    BaseEventTrigger = BaseTrigger
 
 log = logging.getLogger(__name__)
 
@@ -27,6 +33,8 @@ class Poller:
     def __init__(self, conn_id: str, poll_interval_s: float) -> None:
         self.conn_id = conn_id
         self.poll_interval_s = poll_interval_s
+        self.seen: dict[str, Job] = {}
+        """Jobs that are waited for, as last seen."""
         self._waiting: dict[str, set[asyncio.Future[Job]]] = {}
         self._task: asyncio.Task[None] | None = None
 
@@ -43,12 +51,12 @@ class Poller:
             waiting.discard(future)
             if not waiting:
                 self._waiting.pop(job_id, None)
+                self.seen.pop(job_id, None)
 
     async def _poll(self) -> None:
         while self._waiting:
             try:
-                options = client_options(await get_async_connection(self.conn_id))
-                async with httpx.AsyncClient(**options) as client:
+                async with await connect(self.conn_id) as client:
                     while self._waiting:
                         await self._look(client)
                         await asyncio.sleep(self.poll_interval_s)
@@ -62,13 +70,11 @@ class Poller:
 
     async def _look(self, client: httpx.AsyncClient) -> None:
         watched = set(self._waiting)
-        query: dict[str, Any] = {"state": list(OPEN), "limit": PAGE}
-        while watched:
-            page = read(await client.get("/v1/jobs", params=query))
-            watched -= {job["id"] for job in page["jobs"]}
-            if page["next"] is None:
+        async for page in pages(client, {"state": list(OPEN)}):
+            self.seen |= {job["id"]: job for job in page if job["id"] in watched}
+            watched -= {job["id"] for job in page}
+            if not watched:
                 break
-            query["after"] = page["next"]
         for job_id in watched:
             try:
                 job = read(await client.get(f"/v1/jobs/{job_id}"))
@@ -97,33 +103,153 @@ def poller(conn_id: str, poll_interval_s: float) -> Poller:
     return own.setdefault((conn_id, poll_interval_s), Poller(conn_id, poll_interval_s))
 
 
-class PenstockJobTrigger(BaseTrigger):
-    """Fires once a job has ended; the event's payload is `{"job_id": ...}`, or has an `error` as well."""
+async def connect(conn_id: str) -> httpx.AsyncClient:
+    """A client for a connection, to be used with `async with`."""
+    return httpx.AsyncClient(**client_options(await get_async_connection(conn_id)))
 
-    def __init__(self, penstock_conn_id: str, job_id: str, poll_interval_s: float = 2.0, cancel: bool = True) -> None:
+
+async def pages(client: httpx.AsyncClient, query: dict[str, Any]) -> AsyncIterator[list[Job]]:
+    """Jobs, newest first, a page at a time."""
+    while True:
+        page = read(await client.get("/v1/jobs", params=query | {"limit": PAGE}))
+        yield page["jobs"]
+        if page["next"] is None:
+            return
+        query = query | {"after": page["next"]}
+
+
+def describe(job: Job) -> str:
+    """Where a job stands, in a line for the task's log."""
+    held = job["allocation"]
+    has = f" on {held['gpus']} {held['gpu_type']} ({', '.join(held['nodes'])})" if held else ""
+    return f"job {job['id']} is {job['ended'] or job['state']}{has}{': ' + job['reason'] if job['reason'] else ''}"
+
+
+class PenstockJobTrigger(BaseTrigger):
+    """Fires once a job has ended. Meanwhile its moves and its output go to the task's log.
+
+    The event's payload is `{"job_id": ..., "shown": ...}`, `shown` being the byte up to which its output was shown, or has an
+    `error` instead.
+    """
+
+    def __init__(
+        self,
+        penstock_conn_id: str,
+        job_id: str,
+        poll_interval_s: float = 2.0,
+        cancel: bool = True,
+        log_interval_s: float = 30.0,
+    ) -> None:
         super().__init__()
         self.penstock_conn_id = penstock_conn_id
         self.job_id = job_id
         self.poll_interval_s = poll_interval_s
         self.cancel = cancel
+        self.log_interval_s = log_interval_s
+        self._shown = 0
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """The class and its arguments; no secret is among them."""
-        names = ("penstock_conn_id", "job_id", "poll_interval_s", "cancel")
+        names = ("penstock_conn_id", "job_id", "poll_interval_s", "cancel", "log_interval_s")
         return f"{__name__}.PenstockJobTrigger", {name: getattr(self, name) for name in names}
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Wait for the end."""
+        ours = poller(self.penstock_conn_id, self.poll_interval_s)
+        telling = asyncio.create_task(self._tell(ours))
         try:
-            await poller(self.penstock_conn_id, self.poll_interval_s).ended(self.job_id)
+            await ours.ended(self.job_id)
         except Exception as error:
             yield TriggerEvent({"job_id": self.job_id, "error": f"{type(error).__name__}: {error}"})
         else:
-            yield TriggerEvent({"job_id": self.job_id})
+            yield TriggerEvent({"job_id": self.job_id, "shown": self._shown})
+        finally:
+            telling.cancel()
 
     async def on_kill(self) -> None:
         """A person stopped the task (Airflow 3.3 tells): cancel its job. A triggerer that restarts does not come here."""
         if not self.cancel:
             return
-        async with httpx.AsyncClient(**client_options(await get_async_connection(self.penstock_conn_id))) as client:
+        async with await connect(self.penstock_conn_id) as client:
             read(await client.post(f"/v1/jobs/{self.job_id}/cancel"))
+
+    async def _tell(self, ours: Poller) -> None:
+        """Log what becomes of the job, and every `log_interval_s` of its run what it has written since."""
+        told, looked_s, now_s = "", float("-inf"), asyncio.get_running_loop().time
+        while True:
+            job = ours.seen.get(self.job_id)
+            if job is not None:
+                news = describe(job)
+                if news != told:
+                    self.log.info("%s", news)
+                    told = news
+                due = self.log_interval_s and now_s() - looked_s >= self.log_interval_s
+                if due and job["state"] in ("running", "stopping"):
+                    looked_s = now_s()
+                    await self._show()
+            await asyncio.sleep(self.poll_interval_s)
+
+    async def _show(self) -> None:
+        try:
+            async with await connect(self.penstock_conn_id) as client:
+                query = {"offset": self._shown}
+                part = read(await client.get(f"/v1/jobs/{self.job_id}/log", params=query))
+        except (httpx.TransportError, PenstockAway, PenstockRefused):
+            return  # the next look, or the end, will show it
+        whole, _, begun = part["text"].rpartition("\n")
+        self._shown = part["next"] - len(begun.encode())  # a line that is being written is shown when it is whole
+        for line in whole.splitlines():
+            self.log.info("%s", line)
+
+
+class PenstockJobEventTrigger(BaseEventTrigger):
+    """For an `AssetWatcher`: fires each time that a job whose name matches a pattern (such as `train-*`) has ended.
+
+    The event's payload is the job as the API has it. Jobs that end while no triggerer runs are not made up for.
+    """
+
+    def __init__(
+        self,
+        name: str = "*",
+        ended: Iterable[str] = ("COMPLETED",),
+        penstock_conn_id: str = "penstock_default",
+        poll_interval_s: float = 10.0,
+    ) -> None:
+        super().__init__()
+        self.name = name
+        self.ended = list(ended)
+        self.penstock_conn_id = penstock_conn_id
+        self.poll_interval_s = poll_interval_s
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        """The class and its arguments."""
+        names = ("name", "ended", "penstock_conn_id", "poll_interval_s")
+        return f"{__name__}.PenstockJobEventTrigger", {name: getattr(self, name) for name in names}
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        """Look every `poll_interval_s`, for ever."""
+        open_before: set[str] | None = None
+        told: set[str] = set()
+        while True:
+            try:
+                async with await connect(self.penstock_conn_id) as client:
+                    now_open = {job["id"] async for page in pages(client, {"state": list(OPEN)}) for job in page}
+                    recent = await anext(pages(client, {"state": ["ended"]}))
+                    if open_before is None:
+                        told = {job["id"] for job in recent}
+                    else:
+                        fresh = {job["id"]: job for job in recent if job["id"] not in told}
+                        for job_id in open_before - now_open - fresh.keys() - told:
+                            fresh[job_id] = read(await client.get(f"/v1/jobs/{job_id}"))
+                        for job_id in sorted(fresh, key=lambda job_id: fresh[job_id]["end_s"] or 0.0):
+                            job = fresh[job_id]
+                            if job["state"] == "ended" and self._wanted(job):
+                                yield TriggerEvent(job)
+                        told = {job["id"] for job in recent} | fresh.keys()
+                    open_before = now_open
+            except (httpx.TransportError, PenstockAway) as error:
+                self.log.warning("penstockd does not answer (%s); waiting on", error)
+            await asyncio.sleep(self.poll_interval_s)
+
+    def _wanted(self, job: Job) -> bool:
+        return job["ended"] in self.ended and fnmatch.fnmatchcase(job["name"], self.name)

@@ -15,6 +15,7 @@ from penstock_scheduler.cli.man import man
 from penstock_scheduler.cli.profile import profile
 from penstock_scheduler.cli.replay import replay
 from penstock_scheduler.cli.schema import schema
+from penstock_scheduler.cli.sensitivity import sensitivity
 from penstock_scheduler.cli.simulate import simulate_command
 from penstock_scheduler.cli.solve import solve
 from penstock_scheduler.cli.top import top
@@ -76,6 +77,7 @@ def make_app() -> typer.Typer:
     app.add_typer(site.policy, name="policy")
     app.add_typer(site.token, name="token")
     app.add_typer(workload, name="workload")
+    app.add_typer(sensitivity, name="sensitivity")
     app.add_typer(config, name="config")
     app.add_typer(db, name="db")
     for entry in sorted(entry_points(group=COMMANDS), key=lambda entry: entry.name):

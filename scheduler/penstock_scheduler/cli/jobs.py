@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from penstock_profiles.sensitivity import Option
 from penstock_profiles.wire import Observation, Report
 from penstock_scheduler.cli.ask import JSON, STORE, ask, hours, tell_json, tell_table, when
 from penstock_scheduler.cli.simulate import numbers
@@ -16,8 +17,10 @@ from penstock_scheduler.cli.top import asks_for
 from penstock_scheduler.errors import ConfigError, PenstockError
 from penstock_scheduler.explain import explain as explain_round
 from penstock_scheduler.explain import words
-from penstock_scheduler.messages import MAX_PAGE, JobView, LedgerLine
+from penstock_scheduler.messages import MAX_PAGE, JobView, LedgerLine, ShareView
 from penstock_scheduler.model import Configuration
+from penstock_scheduler.policies.tuning import Amount
+from penstock_scheduler.shares import sensitivity_words
 from penstock_scheduler.store import SqlStore
 
 if TYPE_CHECKING:
@@ -82,6 +85,7 @@ def show(job: str = JOB, store: str = STORE, as_json: bool = JSON) -> None:
         "restarts": str(view.restarts),
         "GPU-hours": used,
         "reason": view.reason,
+        "end": f"it {view.ended_text}" if view.ended_text else "",
         "key": view.key or "",
     }
     for label, text in lines.items():
@@ -101,7 +105,8 @@ def explain(job: str = JOB, store: str = STORE, as_json: bool = JSON) -> None:
         said = explain_round(record, job) if record else None
         if said is None:
             view = _kept(kept, job)
-            return [f"Job {job}: {_state(view)}; the newest round does not speak of it."], view.model_dump_json()
+            why = f" It {view.ended_text}." if view.ended_text else ""
+            return [f"Job {job}: {_state(view)}; the newest round does not speak of it.{why}"], view.model_dump_json()
         lines = [f"By round {said.round}, at {when(said.decided_s)}:", *words(said, now_s=time.time())]
         return lines, json.dumps({"job": job, "round": said.round, "code": said.reason.code.value, "words": lines})
 
@@ -141,7 +146,7 @@ def wait(
     if as_json:
         tell_json(view)
     else:
-        typer.echo(f"job {view.id}: {_state(view)}")
+        typer.echo(f"job {view.id}: {_state(view)}" + (f": it {view.ended_text}" if view.ended_text else ""))
     if view.state != "ended":
         raise typer.Exit(STILL_THERE)
     if view.ended != "COMPLETED":
@@ -194,6 +199,7 @@ def efficiency(job: str = JOB, as_json: bool = JSON) -> None:
         "measured_throughput": _measured([Report.model_validate(each) for each in past.observations]),
         "restarts": view.restarts,
         "restart_seconds": lost_s,
+        "share": None if said.share is None else said.share.model_dump(mode="json"),
     }
     if as_json:
         typer.echo(json.dumps(figures))
@@ -210,9 +216,25 @@ def efficiency(job: str = JOB, as_json: bool = JSON) -> None:
         "of best": _share(figures["share_of_best"], "of what its fastest configuration would give"),
         "scaling": _share(figures["scaling"], "of one GPU's goodput is what each of its GPUs gives"),
         "restarts": f"{view.restarts}" + (f", about {lost_s:.0f} s of training" if lost_s else ""),
+        **_shares(said.share),
     }
     for label, text in lines.items():
-        typer.echo(f"{label:<10} {text}")
+        typer.echo(f"{label:<11} {text}")
+
+
+def _shares(share: ShareView | None) -> dict[str, str]:
+    """Lines on CPU and memory; none where the policy does not give them out."""
+    if share is None:
+        return {}
+    has, part = Amount(share.cpus, share.memory_mb), Amount(share.part_cpus, share.part_memory_mb)
+    options = [Option(option.cpus, option.memory_mb, option.speed) for option in share.sensitivity]
+    worth = f"; {share.speed:.2f} times as fast as with that" if share.profile else ""
+    return {
+        "share": f"{has} on each node; its GPUs' part is {part}{worth}",
+        "sensitivity": f"{sensitivity_words(options)}, by the profile {share.profile}"
+        if share.profile
+        else "not known",
+    }
 
 
 def cost(
@@ -289,8 +311,7 @@ def _measured(reports: list[Report]) -> float | None:
     )
     if newest is None or not isinstance(newest.body, Observation):
         return None
-    body = newest.body
-    return body.gpus * body.atomic_batch * (body.accumulation_steps + 1) / body.step_time_s
+    return newest.body.samples_per_s
 
 
 def _rate(rate: float | None, unit: str) -> str:

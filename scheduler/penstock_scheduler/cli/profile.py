@@ -60,7 +60,7 @@ def profile(
     The program must call penstock_executor.profile, see docs/measuring.md.
     """
     console = Console(highlight=False)
-    name = name or _name(command)
+    name = name or name_of(command)
     folder = default_folder(os.environ) if out is None else out
     with contextlib.ExitStack() as stack:
         target = _open_target(stack, gpu_type, console)
@@ -182,10 +182,10 @@ class _Run:
             request.write_text(self._request.model_dump_json(), encoding="utf-8")
             environment = os.environ | self._target.environment | {PROFILE_VARIABLE: str(request)}
             try:
-                with _running(command, environment, output) as child:
+                with running(command, environment, output) as child:
                     self._follow(child, Spool(folder), start_seconds, say)
             except PenstockError as error:
-                self.problem, self.tail = str(error), _tail(output)
+                self.problem, self.tail = str(error), tail_of(output)
 
     def profile(self, name: str) -> Profile:
         """What has been measured; there must be an observation."""
@@ -212,7 +212,7 @@ class _Run:
         """Listen until the program has ended, or had its time. Raises PenstockError: the profile is not whole."""
         until_s = time.monotonic() + start_seconds
         while True:
-            status = _status(child)  # before reading: what it said last is not missed
+            status = status_of(child)  # before reading: what it said last is not missed
             for report in spool.read([PROFILE_JOB]):
                 self._hear(report.body)
                 if isinstance(report.body, Started | Ended):
@@ -267,7 +267,7 @@ class _Run:
 
 
 @contextlib.contextmanager
-def _running(command: list[str], environment: Mapping[str, str], output: Path) -> Iterator[subprocess.Popen[bytes]]:
+def running(command: list[str], environment: Mapping[str, str], output: Path) -> Iterator[subprocess.Popen[bytes]]:
     """The program in a session of its own. At the end of the block, also at Ctrl-C and SIGTERM, its process group is ended."""
 
     def stop(number: int, _: object) -> None:
@@ -300,14 +300,14 @@ def _stop(child: subprocess.Popen[bytes]) -> None:
     try:
         os.killpg(child.pid, signal.SIGTERM)
         until_s = time.monotonic() + GRACE_S
-        while _status(child) is None and time.monotonic() < until_s:
+        while status_of(child) is None and time.monotonic() < until_s:
             time.sleep(TICK_S)
     finally:  # also at a second Ctrl-C
         os.killpg(child.pid, signal.SIGKILL)
         child.wait()
 
 
-def _status(child: subprocess.Popen[bytes]) -> int | None:
+def status_of(child: subprocess.Popen[bytes]) -> int | None:
     """As `child.poll()`, but leaves the process to be reaped."""
     found = os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     if found is None:
@@ -322,13 +322,13 @@ def _session(pid: int) -> int | None:
         return None
 
 
-def _tail(output: Path) -> str:
+def tail_of(output: Path) -> str:
     """The end of the program's output, "" if there is none."""
     lines = output.read_text(encoding="utf-8", errors="replace").splitlines() if output.exists() else []
     return "".join(f"\n  | {line}" for line in lines[-TAIL_LINES:])
 
 
-def _name(command: list[str]) -> str:
+def name_of(command: list[str]) -> str:
     """The script's or module's name, else the program's."""
     for before, word in zip(["", *command], command, strict=False):
         if word.endswith(".py") or before == "-m":

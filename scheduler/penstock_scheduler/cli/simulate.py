@@ -104,6 +104,10 @@ def simulate_command(
     tell(results, document, out, as_json=as_json, tables_as=tables_as)
 
 
+NO_TERMINAL = 120
+"""Columns of the table where there is no terminal."""
+
+
 def tell(
     results: list[Result], document: Mapping[str, Any], out: Path | None, *, as_json: bool, tables_as: str = "csv"
 ) -> None:
@@ -112,7 +116,12 @@ def tell(
     if as_json:
         typer.echo(json.dumps(document))
     else:
-        Console().print(_table(document))
+        console = Console()
+        if (
+            not console.is_terminal
+        ):  # it has no width, and with the 80 columns that stand in for it headings are cut off
+            console.width = max(console.width, NO_TERMINAL)
+        console.print(_table(document))
         if written:
             typer.echo(written)
     if any(result.simulation.interrupted for result in results):
@@ -294,7 +303,7 @@ def _table(document: Mapping[str, Any]) -> Table:
     table = Table(
         title=f"{document['workload']} on {document['cluster']}", title_justify="left", box=None, pad_edge=False
     )
-    table.add_column("policy", style="bold")
+    table.add_column("policy", style="bold", no_wrap=True)
     policies = document["policies"]
     shown = {
         name: head for name, head in COLUMNS.items() if any(p["mean"][name] is not None for p in policies.values())

@@ -27,15 +27,13 @@ from penstock_scheduler.policies.queues import (
 from penstock_scheduler.policies.sia import ARTIFACT, Sia, SiaSettings
 from penstock_scheduler.policies.staged import Staged
 from penstock_scheduler.policies.synergy import (
-    PAPER,
-    REFERENCE,
     OptSettings,
     Proportional,
     ProportionalSettings,
     SynergyOpt,
     SynergyTune,
-    TuneSettings,
 )
+from penstock_scheduler.policies.tuning import PAPER, REFERENCE, TuneSettings
 from penstock_scheduler.ports import Policy, Stage
 
 REGISTRY: dict[str, tuple[Callable[[Any], Policy], type[BaseModel]]] = {

@@ -63,6 +63,8 @@ from penstock_scheduler.messages import (
     Role,
     RoundPage,
     RoundView,
+    ShareOption,
+    ShareView,
     Submission,
     TokenOrder,
     TokenView,
@@ -78,6 +80,7 @@ from penstock_scheduler.service.errors import Refusal, no_such_job
 from penstock_scheduler.service.guard import Bucket, LimitBodies, check_report
 from penstock_scheduler.service.identity import Gatekeeper
 from penstock_scheduler.service.settings import ApiSettings
+from penstock_scheduler.shares import ShareUse
 from penstock_scheduler.store import NoSuchRow, SqlStore, summarise
 
 log = logging.getLogger(__name__)
@@ -751,12 +754,15 @@ def make_app(
     @app.get("/v1/ledger")
     def get_ledger(
         identity: User,
+        job: Annotated[str | None, Query(max_length=100)] = None,
         before: Annotated[int | None, Query(ge=0, le=2**62)] = None,
         limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 100,
     ) -> LedgerPage:
-        """The budget ledger, newest first."""
+        """The budget ledger, newest first; with `job`, what that job has cost."""
+        if not _sane(job):
+            return LedgerPage(lines=[])
         user = None if identity.role in _SEES_ALL else identity.user
-        lines = store.ledger(user=user, before=before, limit=limit)
+        lines = store.ledger(user=user, job=job, before=before, limit=limit)
         return LedgerPage(lines=lines, next=lines[-1].id if len(lines) == limit else None)
 
     @app.get("/v1/budgets")
@@ -851,7 +857,8 @@ def node_views(board: Board, drains: Sequence[Drain]) -> list[NodeView]:
 def explain_job(view: JobView, record: RoundRecord | None) -> Explanation:
     """Why a job has what it has, by a round."""
     if view.state == "ended":
-        return Explanation(job=view, code="ended", text=f"it has ended: {view.ended}")
+        why = f": it {view.ended_text}" if view.ended_text else ""
+        return Explanation(job=view, code="ended", text=f"it has ended: {view.ended}{why}")
     said = explain(record, view.id) if record else None
     if record is None or said is None:
         refusal = next((each for each in record.snapshot.refused if each.job == view.id), None) if record else None
@@ -883,6 +890,20 @@ def explain_job(view: JobView, record: RoundRecord | None) -> Explanation:
             for option in said.options
         ],
         limits=list(said.limits),
+        share=None if said.share is None else share_view(said.share),
+    )
+
+
+def share_view(use: ShareUse) -> ShareView:
+    """CPU and memory of a job as clients see them."""
+    return ShareView(
+        cpus=use.amount.cpus,
+        memory_mb=use.amount.memory_mb,
+        part_cpus=use.part.cpus,
+        part_memory_mb=use.part.memory_mb,
+        profile=use.profile,
+        speed=use.speed,
+        sensitivity=[ShareOption.model_validate(option._asdict()) for option in use.options],
     )
 
 

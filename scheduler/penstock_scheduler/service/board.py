@@ -242,6 +242,7 @@ class Board:
                         "state": "ended",
                         "ended": fate.state,
                         "exit_code": fate.exit_code,
+                        "ended_text": fate.text,
                         "end_s": now_s if fate.end_s is None else fate.end_s,
                         "allocation": None,
                         "reason": "",

@@ -38,7 +38,7 @@ from penstock_scheduler.model import (
     Progress,
 )
 from penstock_scheduler.nodespec import parse_nodes
-from penstock_scheduler.policies.synergy import Amount, Room, relative_speed
+from penstock_scheduler.policies.tuning import Amount, Room, relative_speed
 from penstock_scheduler.ports import Clock
 from penstock_scheduler.simulator.disturbances import Disturbances
 from penstock_scheduler.simulator.latencies import Latencies

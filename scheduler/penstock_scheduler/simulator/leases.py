@@ -3,7 +3,7 @@
 It is here to compare with what they published, figure by figure; `simulate` is what tells how a cluster would fare. Jobs hold
 their GPUs for whole rounds, at the end of which everybody gives everything back and is placed anew, at no cost. In a round
 a job does a whole number of iterations; what is left of the round is lost, also when the job has finished before its end.
-The policies are those of `penstock_scheduler.policies.synergy`. docs/decisions/0007-synergy-replay.md tells why the
+The policies are those of `penstock_scheduler.policies.tuning`. docs/decisions/0007-synergy-replay.md tells why the
 simulated cluster cannot do this.
 
 Orders are the authors': `srtf` goes by the speed that a job had in its last round, `ftf` serves those first who are treated best
@@ -23,7 +23,7 @@ from typing import Literal
 import numpy as np
 
 from penstock_profiles.sensitivity import Option, Sensitivity
-from penstock_scheduler.policies.synergy import Claim, Room, TuneSettings, ask, optimum, relative_speed, tune
+from penstock_scheduler.policies.tuning import Claim, Room, TuneSettings, ask, optimum, relative_speed, tune
 from penstock_scheduler.solver import Limits
 from penstock_scheduler.solver.shares import choose_points
 

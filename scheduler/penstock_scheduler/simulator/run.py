@@ -123,7 +123,7 @@ class Scenario:
                 found = f"a need of {fewest} GPUs of {' or '.join(types)}"
                 problems.append(Problem(f"job {job.id!r}", None, found, f"at most the {most} that the cluster has"))
             if job.sensitivity is not None and job.sensitivity not in self.sensitivities:
-                known = ", ".join(sorted(self.sensitivities)) or "none: give their folder"
+                known = ", ".join(sorted(self.sensitivities)) or "none: give their folder with --sensitivities"
                 problems.append(Problem(f"job {job.id!r}", None, f"sensitivity={job.sensitivity!r}", f"one of {known}"))
         if problems:
             raise BadInput(problems)
@@ -176,6 +176,10 @@ class Tick:
     """Share of a whole job done per hour, summed over all jobs."""
     decided: bool
     """Whether a round was decided."""
+    cpus_held: int = 0
+    """That the policy gave to jobs; 0: it gives out GPUs alone."""
+    memory_mb_held: int = 0
+    """Likewise, MB."""
 
 
 @dataclass(slots=True)
@@ -299,19 +303,21 @@ def _learner(job: WorkloadJob, truth: ModelledJob, wish: JobWish, scenario: Scen
 
 
 def _tick(cluster: SimulatedCluster, now_s: float, decided: bool) -> Tick:
-    jobs = running = restarting = gpus = 0
+    jobs = running = restarting = gpus = cpus = memory_mb = 0
     goodput = 0.0
     for job in cluster.active:
         jobs += 1
         if job.allocation is not None:
             gpus += job.allocation.gpus
+            cpus += sum(share.cpus for share in job.allocation.shares)
+            memory_mb += sum(share.memory_mb for share in job.allocation.shares)
             rate = job.rate
             goodput += rate / job.work * 3600
             if now_s >= job.runs[-1].ready_s:
                 running += 1
             else:
                 restarting += 1
-    return Tick(now_s, jobs, running, restarting, jobs - running - restarting, gpus, goodput, decided)
+    return Tick(now_s, jobs, running, restarting, jobs - running - restarting, gpus, goodput, decided, cpus, memory_mb)
 
 
 def _stuck(tick: Tick, cluster: SimulatedCluster) -> bool:

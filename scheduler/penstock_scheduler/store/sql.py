@@ -366,11 +366,15 @@ class SqlStore:
         with self._write() as db:
             self._charge(db, lines)
 
-    def ledger(self, *, user: str | None = None, before: int | None = None, limit: int = 100) -> list[LedgerLine]:
+    def ledger(
+        self, *, user: str | None = None, job: str | None = None, before: int | None = None, limit: int = 100
+    ) -> list[LedgerLine]:
         """The ledger, newest first."""
         chosen = sa.select(t.ledger).order_by(t.ledger.c.id.desc()).limit(limit)
         if user is not None:
             chosen = chosen.where(t.ledger.c.user_name == user)
+        if job is not None:
+            chosen = chosen.where(t.ledger.c.job == job)
         if before is not None:
             chosen = chosen.where(t.ledger.c.id < before)
         with self._read() as db:

@@ -21,6 +21,7 @@ from penstock_scheduler.limits import LimitSettings, by_partition, site_limits
 from penstock_scheduler.model import Job, JobWish, Phase, Snapshot
 from penstock_scheduler.models import WishModels
 from penstock_scheduler.policies import make_policy
+from penstock_scheduler.sensitivities import LEARNED, Sensitivities
 from penstock_scheduler.settings import DaemonSettings, Settings
 from penstock_scheduler.spool import Spool
 from penstock_scheduler.store import open_store
@@ -62,7 +63,8 @@ def explain(settings: Settings, wish: JobWish, asked: Asked) -> Iterator[str]:
         PenstockError: neither the daemon's state nor Slurm can be read, or no plan could be made.
     """
     daemon, slurm = settings.section(DaemonSettings), settings.section(SlurmSettings)
-    models = WishModels(load_families(daemon.families), daemon.restart_cost_s)
+    sensitivities = Sensitivities(daemon.sensitivities, daemon.state_dir / LEARNED)
+    models = WishModels(load_families(daemon.families), daemon.restart_cost_s, sensitivities=sensitivities)
     models.check(wish)
     unmanaged = [name for name in asked.partitions if name not in slurm.partitions]
     if unmanaged:

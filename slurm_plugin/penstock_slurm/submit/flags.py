@@ -107,7 +107,7 @@ _FIELDS = {
 } | {
     name: name.replace("-", "_")
     for name in (
-        *("min-gpus", "max-gpus", "batch-size", "max-batch-size", "scale-unit", "model-family"),
+        *("min-gpus", "max-gpus", "batch-size", "max-batch-size", "scale-unit", "model-family", "sensitivity"),
         *("gpu-class", "burst", "grow-shrink", "trial-group", "estimator"),
     )
 }

@@ -12,7 +12,7 @@ from penstock_profiles.sensitivity import Sensitivity, SensitivityProfile
 from penstock_scheduler.errors import ConfigError
 from penstock_scheduler.model import Phase, Placement, Plan, Share, Snapshot
 from penstock_scheduler.policies import make_policy
-from penstock_scheduler.policies.synergy import (
+from penstock_scheduler.policies.tuning import (
     PAPER,
     REFERENCE,
     Amount,

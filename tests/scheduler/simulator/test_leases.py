@@ -8,7 +8,7 @@ from statistics import mean
 
 import pytest
 
-from penstock_scheduler.policies.synergy import REFERENCE, TuneSettings
+from penstock_scheduler.policies.tuning import REFERENCE, TuneSettings
 from penstock_scheduler.simulator.leases import Replay, read_models, read_trace, replay, servers
 
 pytestmark = pytest.mark.skipif(

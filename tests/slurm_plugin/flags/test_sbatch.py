@@ -59,6 +59,7 @@ def test_a_job_without_flags_is_not_touched(flags: FlagSite) -> None:
         (("--scale-unit=4",), {"scale_unit": 4}),
         (("--scale-unit=a100=2,rtx=8",), {"scale_unit": {"a100": 2, "rtx": 8}}),
         (("--model-family=bert-squad",), {"model_family": "bert-squad"}),
+        (("--sensitivity=resnet18",), {"sensitivity": "resnet18"}),
         (("--gpu-class=guaranteed",), {"gpu_class": "guaranteed"}),
         (("--gpu-class=opportunistic",), {"gpu_class": "opportunistic"}),
         (("--non-preemptible",), {"preemptible": False}),

@@ -1,0 +1,15 @@
+"""Evaluate whenever a job called train-... has completed, whoever submitted it. Needs Airflow 3."""
+
+from __future__ import annotations
+
+from airflow.sdk import DAG, Asset, AssetWatcher
+
+from airflow_provider_penstock.operators.penstock import PenstockSubmitOperator
+from airflow_provider_penstock.triggers.penstock import PenstockJobEventTrigger
+
+trained = Asset(
+    "penstock_trained", watchers=[AssetWatcher(name="penstock_trained", trigger=PenstockJobEventTrigger("train-*"))]
+)
+
+with DAG("example_penstock_asset", schedule=[trained], catchup=False) as dag:
+    PenstockSubmitOperator(task_id="evaluate", command=["python3", "evaluate.py"], max_gpus=1)

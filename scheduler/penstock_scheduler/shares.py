@@ -1,0 +1,68 @@
+"""What CPU and memory come with a job's GPUs, and what they are worth to it: for `explain` and `efficiency`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from penstock_profiles.sensitivity import Option
+from penstock_scheduler.model import JobId, Placement, Snapshot
+from penstock_scheduler.policies.tuning import Amount, Room, relative_speed
+
+
+@dataclass(frozen=True, slots=True)
+class ShareUse:
+    """CPU and memory of a job on each of its nodes. Memory is 0 where the cluster does not give it out."""
+
+    nodes: int
+    amount: Amount
+    part: Amount
+    """What its GPUs' part of the node would be."""
+    profile: str = ""
+    """The profile that tells what they are worth to it on so many GPUs of one node; empty: none does."""
+    speed: float = 1.0
+    """Times as fast as with that part, by the profile."""
+    options: tuple[Option, ...] = ()
+    """Its sensitivity: amounts that are worth having, and their speeds, in the same unit."""
+
+
+def share_use(snapshot: Snapshot, job: JobId, placement: Placement) -> ShareUse | None:
+    """What a job has with this placement; None: what its user asked for, which Penstock does not know."""
+    first = placement.shares[0]
+    node = next((node for node in snapshot.nodes if node.name == first.node), None)
+    if not first.cpus or node is None:
+        return None
+    room = Room.of(node)
+    amount, part = Amount(first.cpus, first.memory_mb), room.proportional(first.gpus)
+    profile = snapshot.sensitivities.get(job)
+    table = profile.at(first.gpus) if profile is not None and len(placement.shares) == 1 else None
+    if profile is None or table is None or table.speed(part.cpus, part.memory_mb or float("inf")) <= 0:
+        return ShareUse(len(placement.shares), amount, part)
+    options = []
+    for option in table.options():
+        has = Amount(option.cpus, option.memory_mb if room.memory_mb else 0)
+        if option.cpus <= node.cpus and has.memory_mb <= node.memory_mb:
+            options.append(Option(has.cpus, has.memory_mb, relative_speed(table, first.gpus, room, has)))
+    speed = relative_speed(table, first.gpus, room, amount)
+    return ShareUse(1, amount, part, profile.model, speed, tuple(dict.fromkeys(options)))
+
+
+def share_words(use: ShareUse) -> list[str]:
+    """The same in sentences."""
+    where = "On its node" if use.nodes == 1 else f"On each of its {use.nodes} nodes"
+    lines = [f"{where} it has {use.amount}; its GPUs' part is {use.part}."]
+    if not use.profile:
+        lines.append(
+            "No profile says what CPU and memory are worth to it there: penstock sensitivity measure finds out."
+        )
+        return lines
+    lines.append(
+        f"By the profile {use.profile} it is {use.speed:.2f} times as fast as with that part, "
+        f"of {max(option.speed for option in use.options):.2f} at most: {sensitivity_words(use.options)}."
+    )
+    return lines
+
+
+def sensitivity_words(options: Sequence[Option]) -> str:
+    """Amounts and their speeds, in a line."""
+    return ", ".join(f"{option.speed:.2f} with {Amount(option.cpus, option.memory_mb)}" for option in options)
