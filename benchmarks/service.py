@@ -1,9 +1,11 @@
 """Load of the API: jobs that report every 30 s, and clients that wait for changes.
 
-    python benchmarks/service.py [--jobs 2000] [--waiting 500] [--seconds 60] [--cores 1]
+    python benchmarks/service.py [--jobs 2000] [--waiting 500] [--seconds 60] [--cores 1] [--realtime]
 
 The service is a process of its own with the real store (SQLite, every acknowledged report synced to disk), real sockets and
 HTTP; the cluster behind it is made up: every job runs, and ten of them change each second. Jobs report over the unix socket.
+The clients are this process, on the machine's other cores. On a machine that others use, `--realtime` (as root) lets their
+programs wait.
 The last line is JSON: latencies in milliseconds, memory in MiB.
 """
 
@@ -11,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import json
 import multiprocessing
 import os
@@ -23,8 +26,10 @@ from pathlib import Path
 
 from penstock_profiles.families import Families
 from penstock_profiles.wire import Observation, Report
+from penstock_scheduler.limits import LimitSettings
 from penstock_scheduler.model import ClusterState, Job, JobWish, Node, Phase, Placement, Share
 from penstock_scheduler.models import WishModels
+from penstock_scheduler.rules import BudgetSettings, SiteRules
 from penstock_scheduler.service.app import Controls, make_app
 from penstock_scheduler.service.board import Board
 from penstock_scheduler.service.server import Service
@@ -34,7 +39,7 @@ from penstock_scheduler.store import open_store
 EVERY_S = 30.0
 
 
-def serve(folder: Path, jobs: int, ready: object, cores: int) -> None:
+def serve(folder: Path, jobs: int, ready: object, cores: int, round_s: float = 0.0) -> None:
     """The service, and a cluster on which ten jobs a second change."""
     if cores:
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cores])
@@ -42,7 +47,14 @@ def serve(folder: Path, jobs: int, ready: object, cores: int) -> None:
     store = open_store(folder, writer=True)
     board = Board(store, None)
     models = WishModels(Families(), 30.0)
-    controls = Controls(lambda: ("sia", {}), lambda n, s: {}, lambda: False, lambda p: None, dict)
+    controls = Controls(
+        lambda: ("sia", {}),
+        lambda n, s: {},
+        lambda: False,
+        lambda p: None,
+        dict,
+        SiteRules(BudgetSettings(), LimitSettings(), store),
+    )
     settings = ApiSettings(requests_per_s=1e9, burst=10**9)
     app = make_app(settings, board, controls, models, models.check)
     service = Service(settings, folder / "api.sock", app, board)
@@ -74,6 +86,10 @@ def serve(folder: Path, jobs: int, ready: object, cores: int) -> None:
         time.sleep(1.0)
         round_ += 1
         look(round_)
+        if round_ % 10 == 0:
+            until_s = time.thread_time() + round_s
+            while time.thread_time() < until_s:
+                sum(range(1000))
 
 
 class Line:
@@ -192,17 +208,26 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--cores", type=int, default=1, help="of the service; 0: all")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--round-s", type=float, default=0.0, help="Python computes so long every 10 s, as in a round")
+    parser.add_argument("--realtime", action="store_true", help="service and clients go before all other programs")
     arguments = parser.parse_args()
+    if arguments.realtime:
+        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory(prefix="penstock-load-") as name:
         folder, ready = Path(name), context.Event()
-        server = context.Process(target=serve, args=(folder, arguments.jobs, ready, arguments.cores), daemon=True)
+        server = context.Process(
+            target=serve, args=(folder, arguments.jobs, ready, arguments.cores, arguments.round_s), daemon=True
+        )
         server.start()
         if not ready.wait(60):
             print("the service did not start")
             return 1
         time.sleep(2)
         before_mb = resident_mb(server.pid)
+        if others := sorted(os.sched_getaffinity(0))[arguments.cores :]:
+            os.sched_setaffinity(0, others)
+        gc.freeze()  # a pause of ours would count as the service's
         found = asyncio.run(
             load(folder, arguments.jobs, arguments.waiting, arguments.seconds, arguments.seed, server.pid or 0)
         )

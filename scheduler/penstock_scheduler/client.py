@@ -27,7 +27,10 @@ from penstock_profiles.wire import Report
 from penstock_scheduler.errors import ConfigError, PenstockError
 from penstock_scheduler.messages import (
     AuditPage,
+    BudgetView,
     ClusterView,
+    Drain,
+    DrainOrder,
     Explanation,
     Forecast,
     Health,
@@ -246,6 +249,22 @@ class Client:
     def pause(self, *, paused: bool) -> Pause:
         """Decide no more rounds, or go on; for admins. What runs goes on running."""
         return self._ask(Pause, "PUT", "/v1/pause", body=Pause(paused=paused))
+
+    def drains(self) -> list[Drain]:
+        """What adaptive jobs get no more of."""
+        return [Drain.model_validate(each) for each in self._json("GET", "/v1/drains")]
+
+    def drain(self, order: DrainOrder) -> Drain:
+        """Have adaptive jobs leave something; for operators."""
+        return self._ask(Drain, "POST", "/v1/drains", body=order, again=True)
+
+    def end_drain(self, kind: str, name: str) -> None:
+        """Give it out again; for operators."""
+        self._send("DELETE", f"/v1/drains/{kind}/{name}")
+
+    def budgets(self) -> list[BudgetView]:
+        """Budgets of our accounts, for operators of all, as the newest round found them."""
+        return [BudgetView.model_validate(each) for each in self._json("GET", "/v1/budgets")]
 
     def settings(self) -> dict[str, Any]:
         """The settings by section; for admins."""

@@ -12,8 +12,9 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable, Sequence
-from functools import partial
+from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,20 +23,27 @@ import structlog
 
 from penstock_profiles.catalogue import CatalogueError
 from penstock_profiles.families import load_families
+from penstock_profiles.wire import Report
 from penstock_scheduler import __version__
 from penstock_scheduler.clock import WallClock
-from penstock_scheduler.errors import ConfigError, PenstockError
-from penstock_scheduler.limits import LimitSettings, site_limits
+from penstock_scheduler.errors import ConfigError, PenstockError, StoreError
+from penstock_scheduler.limits import LimitSettings
 from penstock_scheduler.loop import RoundLoop
+from penstock_scheduler.messages import BudgetView, JobView
+from penstock_scheduler.model import Snapshot
 from penstock_scheduler.models import LearnedModels, WishModels
+from penstock_scheduler.notices import Notice, NoticeSettings, Notifier
 from penstock_scheduler.policies import make_policy
 from penstock_scheduler.ports import Clock, Cluster, ModelSource, Store, Trigger, WishCheck
 from penstock_scheduler.records import RoundRecord
+from penstock_scheduler.rules import BudgetSettings, SiteRules
 from penstock_scheduler.sensitivities import LEARNED, Sensitivities
+from penstock_scheduler.service.board import Board, Watched
 from penstock_scheduler.service.settings import ApiSettings
 from penstock_scheduler.settings import DaemonSettings, Settings, load_settings
 from penstock_scheduler.store import SqlStore, open_store
 from penstock_scheduler.triggers import OnEvent, Period
+from penstock_scheduler.words import duration
 
 if TYPE_CHECKING:
     from penstock_scheduler.service.server import Service
@@ -55,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         settings = load_settings(arguments.config)
         daemon = settings.section(DaemonSettings)
-        return _check(settings) if arguments.check else _run(settings, daemon)
+        return _check(settings) if arguments.check else _run(arguments.config, settings, daemon)
     except ConfigError as error:
         print(f"penstockd: {error}", file=sys.stderr)  # noqa: T201
         return 2
@@ -64,8 +72,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
 
 
-def _run(settings: Settings, daemon: DaemonSettings) -> int:
-    stop = False
+def _run(path: Path, settings: Settings, daemon: DaemonSettings) -> int:
+    stop = reload = False
     clock = WallClock()
 
     def on_signal(number: int, frame: object) -> None:
@@ -73,24 +81,37 @@ def _run(settings: Settings, daemon: DaemonSettings) -> int:
         stop = True
         clock.wake()
 
+    def on_hangup(number: int, frame: object) -> None:
+        nonlocal reload
+        reload = True
+
+    def on_tick() -> None:
+        nonlocal reload
+        sd_notify("WATCHDOG=1")
+        site.watch()
+        if reload:
+            reload = False
+            site.reload()
+
+    signal.signal(signal.SIGHUP, on_hangup)
     signal.signal(signal.SIGTERM, on_signal)
     signal.signal(signal.SIGINT, on_signal)
     store = open_store(
         daemon.store or daemon.state_dir, writer=True, keep_rounds=daemon.keep_rounds, keep_days=daemon.keep_days
     )
     api = settings.section(ApiSettings)
-    loop, service = make_loop(settings, clock, store), None
-    if api.enabled:
-        loop, service = make_service(settings, clock, store)
     configure_logging(daemon.log_format)
+    site = make_site(path, settings, clock, store)
+    service = make_service(site, clock) if api.enabled else None
     if service is not None:
         service.start()
     log.info("started", extra={"version": __version__, "settings": settings.source, "policy": daemon.policy})
     sd_notify("READY=1")
-    loop.run(lambda: stop, lambda: sd_notify("WATCHDOG=1"))
+    site.loop.run(lambda: stop, on_tick)
     sd_notify("STOPPING=1")
     if service is not None:
         service.stop()
+    site.notifier.stop()
     store.close()
     log.info("stopped", extra={"why": "asked to"})
     return 0
@@ -115,69 +136,204 @@ def make_loop(
     cluster: Cluster | None = None,
     models: ModelSource | None = None,
     on_round: Callable[[RoundRecord], None] = lambda record: None,
+    rules: Callable[[Snapshot], Snapshot] = lambda snapshot: snapshot,
 ) -> RoundLoop:
     """The round loop that these settings describe; a cluster and models that are given stand in. Raises ConfigError."""
     daemon = settings.section(DaemonSettings)
     policy, policy_settings = make_policy(daemon.policy, settings.policy(daemon.policy))
     if cluster is None or models is None:
         cluster, models, _ = _parts(settings, clock)
-    trigger: Trigger = Period(daemon.round_s) if daemon.rounds == "period" else OnEvent()
     return RoundLoop(
         cluster,
         clock,
         store,
-        trigger,
+        _trigger(daemon),
         policy,
         models,
         tick_s=daemon.tick_s,
         settings=policy_settings,
-        limits=partial(site_limits, settings.section(LimitSettings)),
+        rules=rules,
         on_round=on_round,
     )
 
 
-def make_service(settings: Settings, clock: Clock, store: SqlStore) -> tuple[RoundLoop, Service]:
-    """The round loop, and the API over what it sees. Raises ConfigError."""
+def _trigger(daemon: DaemonSettings) -> Trigger:
+    return Period(daemon.round_s) if daemon.rounds == "period" else OnEvent()
+
+
+@dataclass
+class Site:
+    """The round loop on a cluster, and what of it may change while it runs."""
+
+    path: Path
+    settings: Settings
+    store: SqlStore
+    loop: RoundLoop
+    board: Board
+    rules: SiteRules
+    notifier: Notifier
+    wishes: WishModels
+    sensitivities: Sensitivities
+    learn: Callable[[Sequence[Report]], None]
+    chosen: tuple[str, dict[str, Any]]
+    """The policy that decides, and its settings."""
+    _told_of_failing: bool = False
+
+    def set_policy(self, name: str, values: dict[str, Any]) -> dict[str, Any]:
+        """Decide by this policy from the next round on, also after a restart; its settings. Raises ConfigError."""
+        policy, full = make_policy(name, self.settings.policy(name) | values)
+        self.store.set_control("policy", {"name": name, "settings": full})
+        self.loop.decide_by(policy, full)
+        self.chosen = name, full
+        return full
+
+    def set_paused(self, paused: bool) -> None:
+        """Decide no more rounds, or go on."""
+        self.store.set_control("paused", paused)
+        self.loop.paused = paused
+
+    def watch(self) -> None:
+        """Tell of GPUs that are idle and of rounds that fail."""
+        wanted, now_s = self.notifier.settings, time.time()
+        for view, silent_s in self.board.idle(wanted.gpu_idle_s, now_s):
+            assert view.allocation is not None, "only a job that holds GPUs is idle on them"
+            what = f"{view.allocation.gpus} {view.allocation.gpu_type} GPUs"
+            text = f"Job {view.id} ({view.name}) of {view.user} holds {what}, and has reported nothing for {duration(silent_s)}."
+            text += f" See penstock logs {view.id}; penstock cancel {view.id} ends it."
+            facts = {"job": view.id, "gpus": view.allocation.gpus, "silent_s": silent_s}
+            self.notifier.tell(Notice("gpu-idle", f"{what} of job {view.id} are idle", text, view.user, facts))
+        failing_s = self.loop.failing_s
+        if failing_s is None or failing_s < wanted.failing_s:
+            if self._told_of_failing and failing_s is None:
+                self.notifier.tell(Notice("protected", "rounds are decided again", "The daemon is well again."))
+            self._told_of_failing = self._told_of_failing and failing_s is not None
+        elif not self._told_of_failing:
+            self._told_of_failing = True
+            text = (
+                f"For {duration(failing_s)} no round could be decided: {self.loop.failure}. What runs goes on running."
+            )
+            self.notifier.tell(Notice("protected", "no round is decided", text, facts={"failing_s": failing_s}))
+
+    def reload(self) -> None:
+        """Take up the settings file again: from the next round on, if it is good; else all stays as it is, and that is said."""
+        try:
+            new = load_settings(self.path)
+            daemon, limits = new.section(DaemonSettings), new.section(LimitSettings)
+            budgets, notices = new.section(BudgetSettings), new.section(NoticeSettings)
+            policy, full = make_policy(daemon.policy, new.policy(daemon.policy))
+        except ConfigError as error:
+            log.error("settings refused, the old ones stay", extra={"text": str(error)})
+            self._note(allowed=False, text=str(error))
+            return
+        changed, later = changes(self.settings, new)
+        if any(key.startswith(("daemon.policy", "policy.")) for key in changed):
+            self.store.set_control("policy", None)  # what the file says now is newer than what an admin had set
+            self.loop.decide_by(policy, full)
+            self.chosen = daemon.policy, full
+        if any(key in ("daemon.rounds", "daemon.round_s", "daemon.tick_s") for key in changed):
+            self.loop.pace(_trigger(daemon), daemon.tick_s)
+        self.rules.use(budgets, limits)
+        self.notifier.settings = notices
+        self.settings = new
+        log.info("settings taken up", extra={"changed": ",".join(changed) or "nothing"})
+        if later:
+            log.warning("settings wait for a restart", extra={"text": ", ".join(later)})
+        self._note(
+            allowed=True,
+            text=f"changed: {', '.join(changed) or 'nothing'}; after a restart: {', '.join(later) or 'nothing'}",
+        )
+
+    def _note(self, *, allowed: bool, text: str) -> None:
+        try:
+            self.store.note("", "admin", "reload settings", str(self.path), allowed=allowed, text=text)
+        except StoreError as error:
+            log.error("audit log", extra={"text": str(error)})
+
+
+LIVE = (
+    "daemon.policy",
+    "daemon.rounds",
+    "daemon.round_s",
+    "daemon.tick_s",
+    "policy.",
+    "limits.",
+    "budgets.",
+    "notices.",
+)
+"""Settings that are taken up while the daemon runs: keys, or sections."""
+
+
+def changes(before: Settings, after: Settings) -> tuple[list[str], list[str]]:
+    """Keys that differ, `section.key`: those that can be taken up at once, and those that wait for a restart."""
+    old, new = before.in_full(), after.in_full()
+    keys = {f"{name}.{key}" for tables in (old, new) for name, table in tables.items() for key in table}
+    parted = [(key, *key.split(".", 1)) for key in sorted(keys)]
+    differ = [key for key, name, rest in parted if old.get(name, {}).get(rest) != new.get(name, {}).get(rest)]
+    live = [key for key in differ if key in LIVE or key.startswith(tuple(each for each in LIVE if each.endswith(".")))]
+    return live, [key for key in differ if key not in live]
+
+
+def make_site(path: Path, settings: Settings, clock: Clock, store: SqlStore) -> Site:
+    """The round loop that these settings describe, watched by a board. Raises ConfigError."""
+    daemon = settings.section(DaemonSettings)
+    cluster, wishes, sensitivities = _parts(settings, clock)
+    notifier = Notifier(settings.section(NoticeSettings))
+
+    def reached(budget: BudgetView, limit: str) -> None:
+        whose = f"account {budget.account}" if budget.account else "the site"
+        text = (
+            f"The {limit} budget of {whose} for the {budget.period} is reached: {budget.used_gpu_hours:.1f} GPU-hours and "
+            f"{budget.used_usd:.2f} USD are used. See penstock budget."
+        )
+        subject = f"{whose} has reached its {limit} budget"
+        notifier.tell(Notice("budget", subject, text, facts=budget.model_dump(mode="json") | {"limit": limit}))
+
+    def ended(view: JobView) -> None:
+        used = ", ".join(f"{s / 3600:.2f} GPU-hours of {t}" for t, s in sorted(view.gpu_seconds.items())) or "no GPUs"
+        how = view.ended + (f", exit status {view.exit_code}" if view.exit_code else "")
+        text = f"Job {view.id} ({view.name}) has ended: {how}. It used {used} and was moved {view.restarts} times."
+        facts = {"job": view.id, "ended": view.ended, "exit_code": view.exit_code, "gpu_seconds": view.gpu_seconds}
+        notifier.tell(Notice("job-ended", f"job {view.id} {view.name}: {view.ended}", text, view.user, facts))
+
+    rules = SiteRules(settings.section(BudgetSettings), settings.section(LimitSettings), store, reached)
+    board = Board(store, getattr(cluster, "submitter", None), ended)
+    models = LearnedModels(wishes, store, sensitivities)
+    watched = Watched(cluster, board, clock.now_s, models.learn)
+    loop = make_loop(settings, clock, store, watched, models, board.decided, rules.on)
+    chosen = daemon.policy, make_policy(daemon.policy, settings.policy(daemon.policy))[1]
+    site = Site(path, settings, store, loop, board, rules, notifier, wishes, sensitivities, models.learn, chosen)
+    if (kept := store.control("policy")) is not None:
+        site.set_policy(kept["name"], kept["settings"])
+    loop.paused = bool(store.control("paused"))
+    return site
+
+
+def make_service(site: Site, clock: Clock) -> Service:
+    """The API over what the site's loop sees. Raises ConfigError."""
     try:
         from penstock_scheduler.service.app import Controls, make_app
-        from penstock_scheduler.service.board import Board, Watched
         from penstock_scheduler.service.server import Service
     except ModuleNotFoundError as error:
         raise ConfigError(f"[api] {error}; install penstock[service], or set enabled = false") from None
-    daemon, api = settings.section(DaemonSettings), settings.section(ApiSettings)
-    cluster, wishes, sensitivities = _parts(settings, clock)
-    board = Board(store, getattr(cluster, "submitter", None))
-    models = LearnedModels(wishes, store, sensitivities)
-    watched = Watched(cluster, board, clock.now_s, models.learn)
-    loop = make_loop(settings, clock, store, watched, models, board.decided)
-    chosen = daemon.policy, make_policy(daemon.policy, settings.policy(daemon.policy))[1]
-
-    def set_policy(name: str, values: dict[str, Any]) -> dict[str, Any]:
-        nonlocal chosen
-        policy, full = make_policy(name, settings.policy(name) | values)
-        store.set_control("policy", {"name": name, "settings": full})
-        loop.decide_by(policy, full)
-        chosen = name, full
-        return full
-
-    def set_paused(paused: bool) -> None:
-        store.set_control("paused", paused)
-        loop.paused = paused
-
-    if (kept := store.control("policy")) is not None:
-        set_policy(kept["name"], kept["settings"])
-    loop.paused = bool(store.control("paused"))
-    controls = Controls(lambda: chosen, set_policy, lambda: loop.paused, set_paused, settings.as_dict)
+    daemon, api = site.settings.section(DaemonSettings), site.settings.section(ApiSettings)
+    controls = Controls(
+        lambda: site.chosen,
+        site.set_policy,
+        lambda: site.loop.paused,
+        site.set_paused,
+        lambda: site.settings.as_dict(),
+        site.rules,
+    )
     app = make_app(
         api,
-        board,
+        site.board,
         controls,
         # The loop has its own, in its thread.
-        WishModels(load_families(daemon.families), daemon.restart_cost_s, sensitivities=sensitivities),
-        wishes.check,
-        models.learn,
+        WishModels(load_families(daemon.families), daemon.restart_cost_s, sensitivities=site.sensitivities),
+        site.wishes.check,
+        site.learn,
     )
-    return loop, Service(api, api.socket or daemon.state_dir / "api.sock", app, board)
+    return Service(api, api.socket or daemon.state_dir / "api.sock", app, site.board)
 
 
 def _parts(settings: Settings, clock: Clock) -> tuple[Cluster, WishModels, Sensitivities]:

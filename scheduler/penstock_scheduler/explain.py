@@ -29,6 +29,7 @@ from penstock_scheduler.policies import common, make_policy
 from penstock_scheduler.policies.sia import restart_factor
 from penstock_scheduler.records import RoundRecord
 from penstock_scheduler.shares import ShareUse, share_use, share_words
+from penstock_scheduler.words import duration
 
 MOST_REMEDIES = 3
 """Other wishes that are tried for a job that waits; each decides the round once more."""
@@ -135,7 +136,10 @@ def explain(record: RoundRecord, job_id: JobId, *, remedies: int = MOST_REMEDIES
         _uses(record, job),
         cost_s,
         restart_factor(max(snapshot.time_s - job.submit_s, 0.0), job.restarts, cost_s),
-        tuple(str(limit) for limit in snapshot.limits if limit.covers(job)),
+        (
+            *(str(limit) for limit in snapshot.limits if limit.covers(job)),
+            *(str(budget) for budget in snapshot.budgets if budget.covers(job.account)),
+        ),
         _endings(record, job) if waits else (),
         _remedies(record, job, remedies) if waits and remedies > 0 else (),
         None if assignment is None else share_use(snapshot, job_id, assignment.placement),
@@ -304,12 +308,3 @@ def _with_wish(snapshot: Snapshot, job_id: JobId, wish: JobWish) -> Snapshot:
 
 def _times(restarts: int) -> str:
     return {0: "it was never moved", 1: "it was moved once"}.get(restarts, f"it was moved {restarts} times")
-
-
-def duration(seconds: float) -> str:
-    """Seconds in the unit that suits them."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    if seconds < 5400:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.1f} h" if seconds < 36 * 3600 else f"{seconds / 86400:.1f} days"

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from penstock_scheduler.model import Assignment, GpuLimit, Job, JobId, Plan, Reason, Snapshot
+from penstock_scheduler.model import Assignment, GpuLimit, Job, JobId, Plan, Reason, ReasonCode, Snapshot
 from penstock_scheduler.models import Models
 from penstock_scheduler.policies.common import allowed, configurations, open_nodes, rate, remaining_s
 from penstock_scheduler.policies.room import Room, Timeline
 from penstock_scheduler.ports import Policy
+from penstock_scheduler.words import duration
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +77,44 @@ def ask(policy: Policy, snapshot: Snapshot, job_id: JobId, without: Plan | None 
         return Answer(plan, assignment, assignment.reason, changed, snapshot.time_s)
     reason = plan.waiting[job_id]
     start_s = reason.estimated_start_s
-    return Answer(plan, None, reason, changed, rough_start_s(snapshot, plan, job) if start_s is None else start_s)
+    if start_s is None and reason.code not in (ReasonCode.GPU_BUDGET, ReasonCode.NEVER_FITS):
+        start_s = rough_start_s(snapshot, plan, job)
+    return Answer(plan, None, reason, changed, start_s)
+
+
+def words(answer: Answer, now_s: float, names: Mapping[JobId, str] | None = None) -> list[str]:
+    """The answer in sentences, line by line.
+
+    Args:
+        now_s: s since 1970.
+        names: of the other jobs, for those who may see them; None: they are only counted.
+    """
+    given, why, lines = answer.assignment, answer.reason, []
+    if given is not None:
+        nodes = ", ".join(f"{share.gpus} on {share.node}" for share in given.placement.shares)
+        lines.append(f"it would get {given.configuration} ({nodes}): {why.text}")
+    else:
+        lines.append(f"it {'could not start' if why.code is ReasonCode.NEVER_FITS else 'would wait'}: {why.text}")
+        if why.needs:
+            lines.append(f"  it needs {why.needs}")
+        if answer.start_s is not None:
+            at = time.strftime("%a %H:%M", time.localtime(answer.start_s))
+            from_now = duration(max(answer.start_s - now_s, 0.0))
+            lines.append(f"  it would start {at}, about, if nobody else comes ({from_now} from now)")
+        elif why.code not in (ReasonCode.GPU_BUDGET, ReasonCode.NEVER_FITS):
+            lines.append("  when it would start is not known: nothing says when those that hold GPUs now will end")
+    if names is None:
+        lines += (
+            [f"  {len(answer.others)} other jobs would have something else than without it"] if answer.others else []
+        )
+    else:
+        for job, (before, after) in sorted(answer.others.items()):
+            lines.append(f"  job {job} ({names[job]}) would have {_has(after)} in place of {_has(before)}")
+    return lines
+
+
+def _has(assignment: Assignment | None) -> str:
+    return "nothing" if assignment is None else str(assignment.configuration)
 
 
 def _configuration(assignment: Assignment | None) -> object:

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Mapping, Sequence
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt
 
-from penstock_scheduler.model import GpuLimit, Job
+from penstock_scheduler.model import GpuLimit, Job, JobId
+
+
+class PartitionRules(BaseModel):
+    """What is otherwise for jobs of one partition."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    weight: PositiveFloat = 1.0
+    max_gpus: PositiveInt | None = None
+    preemptible: bool | None = None
+    restart_cost_s: PositiveFloat | None = None
 
 
 class LimitSettings(BaseModel):
@@ -26,6 +38,12 @@ class LimitSettings(BaseModel):
     accounts: dict[str, NonNegativeInt] = Field(
         default={}, description="Accounts with a limit of their own in place of gpus_per_account."
     )
+    partitions: dict[str, PartitionRules] = Field(
+        default={},
+        description="What is otherwise for the jobs of a partition: `weight` (factor), `max_gpus` (of one job, never below its "
+        "own least), `preemptible` (true or false, whatever the job says), `restart_cost_s` (of jobs that do not say). A job "
+        "that may run in several goes by the first of them that is named here.",
+    )
 
 
 def site_limits(settings: LimitSettings, jobs: Sequence[Job]) -> tuple[GpuLimit, ...]:
@@ -37,3 +55,25 @@ def site_limits(settings: LimitSettings, jobs: Sequence[Job]) -> tuple[GpuLimit,
         *(GpuLimit("user", name, gpus) for name, gpus in users.items() if gpus is not None),
         *(GpuLimit("account", name, gpus) for name, gpus in accounts.items() if gpus is not None),
     )
+
+
+def by_partition(
+    rules: Mapping[str, PartitionRules], jobs: Sequence[Job], restart_costs_s: Mapping[JobId, float]
+) -> tuple[tuple[Job, ...], dict[JobId, float]]:
+    """The jobs and their restart costs under the rules of their partitions."""
+    found, costs_s = [], dict(restart_costs_s)
+    for job in jobs:
+        rule = next((rules[name] for name in job.partitions if name in rules), None)
+        if rule is None:
+            found.append(job)
+            continue
+        wish = job.wish
+        changes: dict[str, object] = {}
+        if rule.max_gpus is not None:
+            changes["max_gpus"] = max(min(wish.max_gpus, rule.max_gpus), wish.min_gpus)
+        if rule.preemptible is not None:
+            changes["preemptible"] = rule.preemptible
+        if rule.restart_cost_s is not None and wish.restart_cost_s is None and not job.pauses_s:
+            costs_s[job.id] = rule.restart_cost_s
+        found.append(dataclasses.replace(job, wish=wish.model_copy(update=changes), weight=job.weight * rule.weight))
+    return tuple(found), costs_s

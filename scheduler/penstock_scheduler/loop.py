@@ -20,7 +20,6 @@ from penstock_scheduler.errors import RoundFailed
 from penstock_scheduler.model import (
     CloudState,
     ClusterState,
-    GpuLimit,
     Job,
     JobId,
     Outcome,
@@ -53,7 +52,7 @@ class RoundLoop:
         rest_s: while nothing but the time is different from the last round's snapshot, a round that is due is passed over until
             so many seconds after that one: what it would decide was there, and left all as it is. 0: every round is decided.
         settings: the policy's settings, for the record.
-        limits: the site's own limits on these jobs, beside those that the cluster reports.
+        rules: what the site makes of a snapshot before it is decided: its limits, budgets, drains.
         cloud: where jobs may leave for; None: the site has none.
         on_round: called with each decided round, after it was saved and before it is acted on.
     """
@@ -70,7 +69,7 @@ class RoundLoop:
         tick_s: float,
         rest_s: float = 0.0,
         settings: Mapping[str, Any] | None = None,
-        limits: Callable[[Sequence[Job]], tuple[GpuLimit, ...]] = lambda jobs: (),
+        rules: Callable[[Snapshot], Snapshot] = lambda snapshot: snapshot,
         cloud: Burst | None = None,
         on_round: Callable[[RoundRecord], None] = lambda record: None,
     ) -> None:
@@ -84,10 +83,13 @@ class RoundLoop:
         self._rest_s = rest_s
         self._decided: Snapshot | None = None
         self._settings = dict(settings or {})
-        self._limits = limits
+        self._rules = rules
         self._next: tuple[Policy, dict[str, Any]] | None = None
         self.paused = False
         """While true, no round is decided; what is under way goes on."""
+        self.failure = ""
+        """Why the newest tick that failed did."""
+        self._failing_since_s: float | None = None
         self._cloud = cloud
         self._on_round = on_round
         self._told: dict[str, Outcome] = {}
@@ -113,19 +115,36 @@ class RoundLoop:
         while not stop():
             try:
                 self.tick()
+                self._failing_since_s = None
             except RoundFailed as error:
+                self._failed(str(error))
                 log.warning(
                     "tick failed", extra={"round": self._round, "error": type(error).__name__, "text": str(error)}
                 )
-            except Exception:
+            except Exception as error:
+                self._failed(repr(error))
                 log.exception("tick failed, and should not have: please report it", extra={"round": self._round})
             on_tick()
             if not stop():
                 self._clock.sleep(self._tick_s)
 
+    def _failed(self, text: str) -> None:
+        self.failure = text
+        if self._failing_since_s is None:
+            self._failing_since_s = self._clock.now_s()
+
+    @property
+    def failing_s(self) -> float | None:
+        """For how long every tick has failed; None: the last one did not."""
+        return None if self._failing_since_s is None else self._clock.now_s() - self._failing_since_s
+
     def decide_by(self, policy: Policy, settings: Mapping[str, Any]) -> None:
         """Decide by another policy from the next round on. May be called from another thread."""
         self._next = policy, dict(settings)
+
+    def pace(self, trigger: Trigger, tick_s: float) -> None:
+        """Another trigger and another time between two looks, from now on. To be called between two ticks."""
+        self._trigger, self._tick_s = trigger, tick_s
 
     def tick(self) -> tuple[Outcome, ...]:
         """Look once, decide if a round is due, and act. Returns what became of the actions.
@@ -178,13 +197,14 @@ class RoundLoop:
             models=known.estimators,
             restart_costs_s=known.restart_costs_s,
             refused=state.refused,
-            limits=(*state.limits, *self._limits(jobs)),
+            limits=state.limits,
             unscaled=known.unscaled,
             remaining=known.remaining,
             attained=self._attained,
             cloud=cloud,
             sensitivities=known.sensitivities,
         )
+        snapshot = self._rules(snapshot)
         if self._at_rest(snapshot):
             return
         started = time.perf_counter()

@@ -19,7 +19,7 @@ from pydantic import (
     model_validator,
 )
 
-from penstock_scheduler.model import JobWish
+from penstock_scheduler.model import JobWish, Period
 
 MAX_BODY_BYTES = 2 * 1024 * 1024
 """Of one request."""
@@ -227,6 +227,8 @@ class Forecast(Body):
     estimated_start_s: float | None = None
     displaced: int = 0
     """Other jobs that this round would treat differently."""
+    words: list[str] = []
+    """All of it in sentences, as `penstock submit --dry-run` says it."""
 
 
 class ReportBatch(Body):
@@ -389,6 +391,37 @@ class Pause(Body):
     paused: bool
 
 
+Drained = Literal["node", "gpu-type", "partition"]
+
+
+class DrainOrder(Body):
+    """What adaptive jobs are to leave, and get no more; other jobs are Slurm's to keep away."""
+
+    kind: Drained
+    name: _Word
+    why: str = Field(default="", max_length=200, pattern=r"^[^\x00-\x1f\x7f]*$")
+
+
+class Drain(DrainOrder):
+    """Something that is drained."""
+
+    by: str
+    since_s: float
+
+    @property
+    def what(self) -> tuple[str, str]:
+        """What makes it one: two drains of the same are one."""
+        return self.kind, self.name
+
+    def covers(self, node: str, gpu_type: str, partitions: tuple[str, ...]) -> bool:
+        """Whether a node is drained by it."""
+        return {
+            "node": self.name == node,
+            "gpu-type": self.name == gpu_type,
+            "partition": self.name in partitions,
+        }[self.kind]
+
+
 class Identity(Body):
     """Who asks, as the daemon sees it."""
 
@@ -476,6 +509,24 @@ class LedgerPage(Body):
 
     lines: list[LedgerLine]
     next: int | None = None
+
+
+class BudgetView(Body):
+    """What an account may use in the present period, and has used."""
+
+    account: str
+    """Whose; empty: the whole site's."""
+    period: Period
+    since_s: float
+    """When the period began."""
+    ends_s: float | None = None
+    soft_gpu_hours: float | None = None
+    hard_gpu_hours: float | None = None
+    used_gpu_hours: float
+    """Of jobs that ended in the period, and so far of those that have not ended."""
+    soft_usd: float | None = None
+    hard_usd: float | None = None
+    used_usd: float
 
 
 class ProfileList(Body):

@@ -92,6 +92,14 @@ class Settings:
             shown["daemon"]["store"] = re.sub(r"(://[^:/@]*):[^@]*@", r"\1:***@", url)
         return shown | {"policy": self._policies}
 
+    def in_full(self) -> dict[str, dict[str, Any]]:
+        """Every section with all its values, also those that the file leaves out; the policies' as written."""
+        shown = {name: section.model_dump(mode="json") for name, section in self._sections.items()}
+        for name, model in _models().items():
+            if name not in shown and not any(field.is_required() for field in model.model_fields.values()):
+                shown[name] = model().model_dump(mode="json")
+        return shown | {"policy": dict(self._policies)}
+
     def policy(self, name: str) -> dict[str, Any]:
         """What the file says of the policy `name`, not yet checked; of one with stages (`sia+synergy-tune`), by its parts."""
         first, *stages = name.split("+")
@@ -133,7 +141,24 @@ def parse_settings(text: str, source: str) -> Settings:
             told = zip(error.errors(include_url=False), describe_errors(error, models[name]), strict=True)
             wrong = [_located(text, name, item["loc"], item["input"], sentence) for item, sentence in told]
             raise ConfigError(f"{source}: [{name}] " + "; ".join(wrong)) from None
+    for name, table in policies.items():
+        _check_policy(text, name, table, source)
     return Settings(sections, policies, source)
+
+
+def _check_policy(text: str, name: str, table: dict[str, Any], source: str) -> None:
+    from penstock_scheduler.policies import settings_model  # not above: it takes a solver's time to import
+
+    try:
+        model = settings_model(name)
+    except ConfigError as error:
+        raise ConfigError(f"{source}: [policy.{name}] {error}") from None
+    try:
+        model.model_validate(table)
+    except ValidationError as error:
+        told = zip(error.errors(include_url=False), describe_errors(error, model), strict=True)
+        wrong = [_located(text, f"policy.{name}", item["loc"], item["input"], sentence) for item, sentence in told]
+        raise ConfigError(f"{source}: [policy.{name}] " + "; ".join(wrong)) from None
 
 
 _UNITS = {"s": "seconds", "mb": "MiB", "days": "days", "hours": "hours"}
@@ -145,21 +170,26 @@ def _located(text: str, section: str, where: tuple[int | str, ...], value: objec
     unit = _UNITS.get(str(where[-1]).rsplit("_", 1)[-1]) if where else None
     if unit is not None and isinstance(value, str):
         sentence += f"; give it as a number, in {unit}"
-    line = _line(text, section, str(where[0])) if where else None
+    line = _line(text, [*section.split("."), *map(str, where)])
     return sentence if line is None else f"{sentence} (line {line})"
 
 
-def _line(text: str, section: str, key: str) -> int | None:
-    """Number of the line that gives a section's key its value, or begins its table; None: it is written in another way."""
-    inside = False
+def _line(text: str, path: list[str]) -> int | None:
+    """Number of the line that comes nearest to the key of this path (section, key, keys in its tables); None: it is nowhere."""
+    found, depth, inside = None, 1, None
     for number, line in enumerate(text.splitlines(), 1):
         if (header := re.match(r"\s*\[\s*([^\[\]]+?)\s*\]", line)) is not None:
-            inside = header[1] == section
-            if header[1] == f"{section}.{key}":
-                return number
-        elif inside and re.match(rf"\s*[\"']?{re.escape(key)}[\"']?\s*[=.]", line):
-            return number
-    return None
+            table = [part.strip(" \"'") for part in header[1].split(".")]
+            inside = len(table) if table == path[: len(table)] else None
+            if inside is not None and inside > depth:
+                found, depth = number, inside
+        elif (
+            inside is not None
+            and depth <= inside < len(path)
+            and re.match(rf"\s*[\"']?{re.escape(path[inside])}[\"']?\s*[=.]", line)
+        ):
+            found, depth = number, inside + 1
+    return found
 
 
 def reference() -> str:
@@ -198,6 +228,8 @@ def _kind(schema: dict[str, Any]) -> str:
     """The type of a value and its bounds, from its JSON Schema, in words."""
     if "anyOf" in schema:
         return " or ".join(_kind(each) for each in schema["anyOf"] if each.get("type") != "null")
+    if "$ref" in schema:
+        return "table"
     if "enum" in schema:
         return " or ".join(f"`{value!r}`" for value in schema["enum"])
     if schema.get("type") == "array":

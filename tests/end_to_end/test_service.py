@@ -10,8 +10,10 @@ import threading
 import time
 
 import pytest
+from typer.testing import CliRunner
 
 from penstock_profiles.wire import Checkpointed, Report
+from penstock_scheduler.cli import make_app
 from penstock_scheduler.client import ApiError, Client, DaemonAway
 from penstock_scheduler.errors import PenstockError
 from penstock_scheduler.messages import Submission
@@ -62,15 +64,40 @@ def test_a_job_from_submission_to_its_end(site):
         assert (ended.name, ended.key) == ("night", "night-7")
         assert ended.progress == pytest.approx(8.0)
         assert penstock.log(submitted.id).ended
+        assert "COMPLETED" in told(site, "show", submitted.id)
+        assert f"Job {submitted.id}" not in told(site, "queue")
+        assert told(site, "logs", "--tail", "200", submitted.id) == penstock.log(submitted.id).text[-200:]
+        assert told(site, "wait", submitted.id).strip().endswith("COMPLETED")
+        assert submitted.id in told(site, "budget")
+        assert "it would get 2 " in told(site, "plan", "--dry-run", "--wish", '{"max_gpus": 2, "min_gpus": 2}')
         assert next(line.action for line in penstock.history(submitted.id).outcomes) == "start"
         assert penstock.ledger().lines[0].job == submitted.id
         other = penstock.submit(order(site, "long", 1000.0))
         site.wait_states("RUNNING", other.id)
-        penstock.cancel(other.id)
+        (held,) = site.job(other.id).nodes
+        wait_for(lambda: f"Job {other.id} runs" in told(site, "explain", other.id), 30, "the daemon to see it run")
+        assert held in told(site, "drain", "node", held, "--why", "a fan")
+        wait_for(lambda: moved_from(site, other.id, held), 60, f"the job to leave {held}", details=site.tail)
+        assert "a fan" in told(site, "drain")
+        told(site, "drain", "node", held, "--end")
+        assert "Slurm is asked to end it" in told(site, "cancel", other.id)
         assert penstock.wait(other.id, timeout_s=60).ended == "CANCELLED"
         with pytest.raises(ApiError, match="partition") as error:
             penstock.submit(Submission(key="wrong", command=("true",), partition="nosuch"))
         assert error.value.code == "refused"
+
+
+def told(site: Site, *words: str) -> str:
+    """What the command `penstock` prints, asking the site's daemon."""
+    said = CliRunner().invoke(make_app(), list(words), env={"PENSTOCK_URL": f"unix:{site.state / 'api.sock'}"})
+    assert said.exit_code == 0, (words, said.output)
+    return said.output
+
+
+def moved_from(site: Site, job: str, node: str) -> bool:
+    """Whether the job runs, and not on that node."""
+    seen = site.job(job)
+    return seen.state == "RUNNING" and node not in seen.nodes
 
 
 def storm(site: Site, kills: int, seed: int) -> None:
@@ -133,6 +160,9 @@ def storm(site: Site, kills: int, seed: int) -> None:
     with client(site) as penstock:
         for key, known in keys.items():
             assert penstock.submit(Submission(key=key, command=("true",), partition="all")).id == known
+        last = penstock.submit(Submission(key="last", command=("true",), partition="all")).id
+    # Slurm counts its jobs, and forgets those that ended long ago. The one that was on its way at the end has no answer yet.
+    assert int(last) - int(job) - 1 - len(keys) in (0, 1), "each key was submitted once"
     wait_for(lambda: penstock_ready(site), 30, "the daemon to be ready", details=site.tail)
     site.stop()
     store = open_store(site.state)
@@ -145,7 +175,7 @@ def storm(site: Site, kills: int, seed: int) -> None:
     comments = [slurm_job.comment for slurm_job in site.gateway.jobs(finished=True)]
     for key, known in keys.items():
         found = [comment for comment in comments if f'"penstock_key": "{key}"' in comment]
-        assert len(found) == 1, f"{key} ({known}) was submitted {len(found)} times"
+        assert len(found) <= 1, f"{key} ({known}) was submitted {len(found)} times"
 
 
 def penstock_ready(site: Site) -> bool:

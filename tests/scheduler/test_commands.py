@@ -46,7 +46,7 @@ def penstock(api, *words: str, who: str | None = None):
         ("nodes", ["t4-00", "t4-01", "FREE"]),
         ("rounds", ["sia", "decide 0.100 s"]),
         ("plan", ["round 1 ", "policy sia", "GETS"]),
-        ("plan --dry-run", ["It would"]),
+        ("plan --dry-run", ["it would get", " on t4-0"]),
         ("policy list", ["* ", "fifo", "fairness_p"]),
         ("token list", ["boss", "admin"]),
         ("budget", ["ledger is empty"]),
@@ -77,6 +77,23 @@ def test_an_admin_pauses_resumes_and_sets_the_policy(api):
     assert penstock(api, "policy", "set", "sia", "fairness_p=-1.0").exit_code == 0
     assert api.changes["policy"][1]["fairness_p"] == -1.0
     assert penstock(api, "policy", "set", "sia", "fairness_p").exception is not None
+
+
+def test_an_operator_drains_and_ends_it(api):
+    assert "nothing is drained" in penstock(api, "drain").output
+    assert penstock(api, "drain", "node", "t4-01", who="ada").exit_code != 0
+    told = penstock(api, "drain", "node", "t4-01", "--why", "a fan", who="oz")
+    assert "Adaptive jobs leave the node t4-01" in told.output
+    assert "a fan" in penstock(api, "drain").output
+    assert "drained by oz" in " ".join(penstock(api, "nodes").output.split())
+    assert "4 are out of service" in penstock(api, "queue").output
+    for words in ("node nosuch", "rack 7", "node"):
+        assert penstock(api, "drain", *words.split()).exit_code != 0
+    penstock(api, "drain", "node", "t4-01", "--end")
+    assert json.loads(penstock(api, "drain", "--json").stdout) == []
+    lines = [(line.user, line.action, line.allowed) for line in api.board.store.audit() if "drains" in line.action]
+    assert lines[1:] == [("oz", "POST /v1/drains", True), ("ada", "POST /v1/drains", False)]
+    assert lines[0][1] == "DELETE /v1/drains/{kind}/{name}"
 
 
 def test_a_token_is_made_used_and_revoked(api):

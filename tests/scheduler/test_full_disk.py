@@ -1,10 +1,12 @@
-"""A disk that is full, for real, under the round loop: what jobs reported is kept, and what runs is let alone."""
+"""A disk that is full, or a file that is locked, under the round loop: what jobs reported is kept, and what runs is let alone."""
 
 from __future__ import annotations
 
 import os
+import sqlite3
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -16,7 +18,7 @@ from penstock_scheduler.loop import RoundLoop
 from penstock_scheduler.model import Action, ClusterState, Outcome
 from penstock_scheduler.models import WishModels
 from penstock_scheduler.policies import make_policy
-from penstock_scheduler.store import SqlStore, open_store
+from penstock_scheduler.store import SqlStore, open_store, schema
 from penstock_scheduler.triggers import Period
 from tests.scheduler.test_loop import simulated
 
@@ -61,6 +63,20 @@ class Reporting:
 
 def test_a_full_disk_stops_nothing_and_loses_no_report(small_disk: Path) -> None:
     store = open_store(small_disk, writer=True)
+    without_store(store, "full", lambda: _fill(small_disk, store), (small_disk / "filling").unlink)
+    store.close()
+
+
+def test_a_locked_file_stops_nothing_and_loses_no_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schema, "BUSY_S", 0.1)
+    store = open_store(tmp_path, writer=True)
+    with closing(sqlite3.connect(tmp_path / schema.FILE, isolation_level=None)) as other:
+        without_store(store, "locked", lambda: other.execute("BEGIN IMMEDIATE"), other.rollback)
+    store.close()
+
+
+def without_store(store: SqlStore, why: str, begin: Callable[[], object], end: Callable[[], object]) -> None:
+    """Two jobs run; from `begin` on the store takes nothing, from `end` on it does again."""
     _, cluster, _ = simulated(2, work=1e6)
     reporting = Reporting(cluster)
     policy, settings = make_policy("sia")
@@ -73,20 +89,17 @@ def test_a_full_disk_stops_nothing_and_loses_no_report(small_disk: Path) -> None
     assert len(running) == 2
     assert all(running.values())
     before, said = len(reporting.done), reporting.said
-    _fill(small_disk, store)
+    begin()
     for _ in range(20):
-        with pytest.raises(RoundFailed, match="full"):
+        with pytest.raises(RoundFailed, match=why):
             loop.tick()
         cluster._clock.sleep(1.0)
     assert len(reporting.done) == before, "no action on a plan that cannot be kept"
     assert {job.id: job.allocation for job in cluster.observe().jobs} == running
     assert reporting.said == said + 20
-    (small_disk / "filling").unlink()
+    end()
     loop.tick()
-    store.close()
-    with_reader = open_store(small_disk)
-    kept = [report.sequence for report in with_reader.reports("0")]
-    with_reader.close()
+    kept = [report.sequence for report in store.reports("0")]
     assert kept == list(range(1, reporting.said + 1)), "each once, in order"
 
 

@@ -29,6 +29,7 @@ from penstock_scheduler.model import (
     Reason,
     ReasonCode,
     Resize,
+    Snapshot,
     Start,
 )
 from penstock_scheduler.models import WishModels
@@ -61,9 +62,13 @@ def simulated(count: int, policy_name: str = "sia", **parts: object) -> tuple[Ro
         tick_s=10.0,
         rest_s=parts.get("rest_s", 0.0),  # type: ignore[arg-type]
         settings=settings,
-        limits=partial(site_limits, parts.get("limits", LimitSettings())),  # type: ignore[arg-type]
+        rules=partial(within, parts.get("limits", LimitSettings())),  # type: ignore[arg-type]
     )
     return loop, cluster, store
+
+
+def within(limits: LimitSettings, snapshot: Snapshot) -> Snapshot:
+    return dataclasses.replace(snapshot, limits=(*snapshot.limits, *site_limits(limits, snapshot.jobs)))
 
 
 @pytest.mark.parametrize("policy_name", sorted(REGISTRY))

@@ -45,7 +45,7 @@ def test_a_wrong_file_is_an_error_that_says_where(text, words):
         ("[daemon]\n\nround = 5\n", "unknown key 'round'.*\\(line 3\\)"),
         ("[slurm]\npartitions = ['a']\n[daemon]\nround_s = '5 min'\n", "a number, in seconds \\(line 4\\)"),
         ("[policy.sia]\ntick_s = 1\n[daemon]\ntick_s = -1\n", "tick_s=-1.*line 4"),
-        ("[daemon]\nround_s = 5\n[limits.users]\nada = 'many'\n", "users.ada=.*\\(line 3\\)"),
+        ("[daemon]\nround_s = 5\n[limits.users]\nada = 'many'\n", "users.ada=.*\\(line 4\\)"),
         ("[daemon]\nround_s = -1\ntick_s = -1 # tick_s = 1\n", "round_s=-1.*line 2.*tick_s=-1.*line 3"),
     ],
 )

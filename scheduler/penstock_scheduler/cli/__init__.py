@@ -67,6 +67,7 @@ def make_app() -> typer.Typer:
         site.plan,
         site.pause,
         site.resume,
+        site.drain,
         site.budget,
         site.doctor,
     )

@@ -1,4 +1,4 @@
-"""Commands about the cluster and the daemon: queue, nodes, rounds, plan, policy, pause, resume, budget, token, doctor."""
+"""Commands about the cluster and the daemon: queue, nodes, rounds, plan, policy, pause, resume, drain, budget, token, doctor."""
 
 from __future__ import annotations
 
@@ -15,10 +15,21 @@ from pydantic import TypeAdapter, ValidationError
 
 from penstock_scheduler.cli.ask import JSON, STORE, ask, hours, tell_json, tell_table, when
 from penstock_scheduler.errors import ConfigError, PenstockError
-from penstock_scheduler.explain import duration
-from penstock_scheduler.messages import ClusterView, JobView, LedgerLine, Role, RoundSummary, Submission, TokenOrder
+from penstock_scheduler.messages import (
+    BudgetView,
+    ClusterView,
+    Drained,
+    DrainOrder,
+    JobView,
+    LedgerLine,
+    Role,
+    RoundSummary,
+    Submission,
+    TokenOrder,
+)
 from penstock_scheduler.model import JobWish
 from penstock_scheduler.model.wish import describe_errors
+from penstock_scheduler.words import duration
 
 if TYPE_CHECKING:
     from penstock_scheduler.client import Client
@@ -131,15 +142,8 @@ def plan(
         if as_json:
             tell_json(said)
             return
-        typer.echo(
-            {"start": "It would start now.", "wait": "It would wait.", "never": "It could never start."}[said.would]
-        )
-        typer.echo(said.text + (f"; it needs {said.needs}" if said.needs else ""))
-        if said.allocation:
-            where = ", ".join(f"{node} ({gpus})" for node, gpus in said.allocation.nodes.items())
-            typer.echo(f"It would get {said.allocation.gpus} {said.allocation.gpu_type}, on {where}.")
-        if said.displaced:
-            typer.echo(f"{said.displaced} other jobs would then have something else than now.")
+        for line in said.words:
+            typer.echo(line)
         return
 
     def newest(penstock: Client) -> Any:
@@ -214,23 +218,68 @@ def _pause(*, paused: bool, as_json: bool) -> None:
         typer.echo("Paused: no round is decided; what runs goes on." if said.paused else "Rounds are decided again.")
 
 
-def budget(
-    last: int = typer.Option(50, "--last", "-n", min=1, help="So many of the newest entries."), as_json: bool = JSON
+def drain(
+    kind: str | None = typer.Argument(None, help="node, gpu-type or partition."),
+    name: str | None = typer.Argument(None, help="Which one. Without both, show what is drained."),
+    why: str = typer.Option("", help="Shown to those who ask."),
+    end: bool = typer.Option(False, "--end", help="Give it out again."),
+    as_json: bool = JSON,
 ) -> None:
-    """Show the budget ledger, newest first: what jobs that have ended used. `penstock cost` adds it up."""
+    """Have adaptive jobs leave a node, a GPU type or a partition from the next round on; for operators.
 
-    def read(penstock: Client) -> list[LedgerLine]:
+    Jobs that may not be moved stay until they end. Slurm itself is not told: other jobs still come (scontrol drains for all).
+    """
+    if kind is None or name is None:
+        if kind is not None or end:
+            raise ConfigError("say what: penstock drain node n01")
+        found = ask(lambda penstock: penstock.drains())
+        if as_json:
+            tell_json(found)
+            return
+        rows = [(each.kind, each.name, when(each.since_s), each.by, each.why) for each in found]
+        tell_table(("WHAT", "NAME", "SINCE", "BY", "WHY"), rows, "nothing is drained")
+        return
+    try:
+        order = DrainOrder(kind=TypeAdapter[Drained](Drained).validate_python(kind), name=name, why=why)
+    except ValidationError as error:
+        raise ConfigError("; ".join(describe_errors(error, DrainOrder))) from None
+    if end:
+        ask(lambda penstock: penstock.end_drain(order.kind, order.name))
+        typer.echo("{}" if as_json else f"The {kind} {name} is given out again from the next round on.")
+        return
+    said = ask(lambda penstock: penstock.drain(order))
+    if as_json:
+        tell_json(said)
+    else:
+        typer.echo(f"Adaptive jobs leave the {kind} {name} from the next round on, and get no more of it.")
+
+
+def budget(
+    last: int = typer.Option(50, "--last", "-n", min=1, help="So many of the ledger's newest entries."),
+    as_json: bool = JSON,
+) -> None:
+    """Show what accounts may use and have used, and the newest entries of the ledger: what jobs that have ended used."""
+
+    def read(penstock: Client) -> tuple[list[BudgetView], list[LedgerLine]]:
         page = penstock.ledger()
         lines = list(page.lines)
         while page.next is not None and len(lines) < last:
             page = penstock.ledger(before=page.next)
             lines += page.lines
-        return lines[:last]
+        return penstock.budgets(), lines[:last]
 
-    lines = ask(read)
+    budgets, lines = ask(read)
     if as_json:
-        tell_json(lines)
+        shown = {
+            "budgets": [each.model_dump(mode="json") for each in budgets],
+            "ledger": [each.model_dump(mode="json") for each in lines],
+        }
+        typer.echo(json.dumps(shown))
         return
+    if budgets:
+        columns = ("ACCOUNT", "PERIOD", "ENDS", "GPU-HOURS", "CLOUD USD", "STATE")
+        tell_table(columns, [_budget_row(budget) for budget in budgets], "")
+        typer.echo()
     rows = [
         (
             when(line.time_s),
@@ -244,6 +293,27 @@ def budget(
         for line in lines
     ]
     tell_table(("TIME", "ACCOUNT", "USER", "JOB", "USED"), rows, "the ledger is empty: no job has ended yet")
+
+
+def _budget_row(budget: BudgetView) -> tuple[str, ...]:
+    def used(amount: float, soft: float | None, hard: float | None) -> str:
+        limits = [f"{limit:g} {kind}" for kind, limit in (("soft", soft), ("hard", hard)) if limit is not None]
+        return f"{amount:.2f} of {', '.join(limits)}" if limits else f"{amount:.2f}"
+
+    limits = {
+        "hard": ((budget.used_gpu_hours, budget.hard_gpu_hours), (budget.used_usd, budget.hard_usd)),
+        "soft": ((budget.used_gpu_hours, budget.soft_gpu_hours), (budget.used_usd, budget.soft_usd)),
+    }
+    over = (kind for kind, each in limits.items() if any(most is not None and amount >= most for amount, most in each))
+    reached = next(over, None)
+    return (
+        budget.account or "(all)",
+        budget.period,
+        "-" if budget.ends_s is None else when(budget.ends_s)[:10],
+        used(budget.used_gpu_hours, budget.soft_gpu_hours, budget.hard_gpu_hours),
+        used(budget.used_usd, budget.soft_usd, budget.hard_usd),
+        "within" if reached is None else f"over the {reached} limit",
+    )
 
 
 @token.command("create")

@@ -26,6 +26,7 @@ from penstock_scheduler.simulator.workloads import (
     write,
 )
 from penstock_scheduler.simulator.workloads.summary import Summary, summarise
+from penstock_scheduler.words import duration
 
 workload = typer.Typer(no_args_is_help=True, help="Workloads for the simulator: import, generate, check, show.")
 
@@ -149,7 +150,7 @@ def _table(found: Workload, summary: Summary, gpus: int | None) -> Table:
         table.add_row("models", ", ".join(f"{model}: {count}" for model, count in summary.models.items()))
     if summary.durations_s:
         what = "" if summary.timed == summary.jobs else f" ({summary.timed} jobs)"
-        words = [f"p{part} {_duration(seconds)}" for part, seconds in summary.durations_s.items()]
+        words = [f"p{part} {duration(seconds)}" for part, seconds in summary.durations_s.items()]
         table.add_row("durations" + what, ", ".join(words).replace("p100", "longest"))
         load = f"{summary.gpu_hours:.0f} GPU-h, which keep {summary.load_gpus:.1f} GPUs busy while jobs come"
         table.add_row("load", load + (f": {summary.load_gpus / gpus:.0%} of {gpus}" if gpus else ""))
@@ -158,16 +159,6 @@ def _table(found: Workload, summary: Summary, gpus: int | None) -> Table:
     if found.source:
         table.add_row("source", found.source)
     return table
-
-
-def _duration(seconds: float) -> str:
-    return (
-        f"{seconds:.0f} s"
-        if seconds < 120
-        else f"{seconds / 60:.0f} min"
-        if seconds < 7200
-        else f"{seconds / 3600:.1f} h"
-    )
 
 
 def _left_out(reasons: Mapping[str, int]) -> str:

@@ -15,6 +15,7 @@ from penstock_scheduler.model.actions import (
     Start,
     Suspend,
 )
+from penstock_scheduler.model.budget import GpuBudget, Period
 from penstock_scheduler.model.cloud import BudgetLine, CloudRun, CloudState, Offer
 from penstock_scheduler.model.cluster import Configuration, Node, Placement, Share
 from penstock_scheduler.model.job import EndedRun, GpuLimit, Job, JobId, Phase, Refusal
@@ -48,6 +49,7 @@ __all__ = [
     "Configuration",
     "EndedRun",
     "EstimatorKind",
+    "GpuBudget",
     "GpuClass",
     "GpuLimit",
     "Hold",
@@ -59,6 +61,7 @@ __all__ = [
     "Offer",
     "Outcome",
     "Pack",
+    "Period",
     "Phase",
     "Placement",
     "Plan",

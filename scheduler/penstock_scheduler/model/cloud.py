@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from penstock_scheduler.burst.waiting import Wait, WaitingPolicy
+from penstock_scheduler.model.budget import Period
 from penstock_scheduler.model.job import JobId
 
 
@@ -50,7 +51,7 @@ class BudgetLine:
 
     account: str
     """Whose; empty: the whole site's."""
-    period: Literal["month", "total"]
+    period: Period
     limit_usd: float
     used_usd: float
 
@@ -65,7 +66,7 @@ class BudgetLine:
 
     def __str__(self) -> str:
         whose = f"account {self.account}" if self.account else "the site"
-        when = "this month" if self.period == "month" else "in total"
+        when = "in total" if self.period == "total" else "today" if self.period == "day" else f"this {self.period}"
         return (
             f"the cloud budget of {whose}, ${self.limit_usd:.2f} {when} (${self.used_usd:.2f} of it used or committed)"
         )

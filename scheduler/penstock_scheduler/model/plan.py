@@ -32,6 +32,8 @@ class ReasonCode(StrEnum):
     """It is brought back from the cloud."""
     CLOUD_BUDGET = "cloud-budget"
     """It would leave for the cloud, but what may be spent there is used up."""
+    GPU_BUDGET = "gpu-budget"
+    """Its account has used up its GPU-hours."""
     NEVER_FITS = "never-fits"
     """No round can place it as the cluster stands: the job or the cluster must change."""
 

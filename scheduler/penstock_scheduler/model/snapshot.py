@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from penstock_profiles.estimators import AnyEstimator
 from penstock_profiles.sensitivity import SensitivityProfile
+from penstock_scheduler.model.budget import GpuBudget
 from penstock_scheduler.model.cloud import CloudState
 from penstock_scheduler.model.cluster import Configuration, Node
 from penstock_scheduler.model.job import EndedRun, GpuLimit, Job, JobId, Refusal
@@ -49,5 +50,7 @@ class Snapshot:
     """The cloud, if the site has one."""
     sensitivities: dict[JobId, SensitivityProfile] = field(default_factory=dict)
     """How the speed of a job depends on CPU and memory, of jobs of which that is known."""
+    budgets: tuple[GpuBudget, ...] = ()
+    """GPU-hours that accounts may use."""
     incumbent: dict[JobId, Configuration] = field(default_factory=dict)
     """A plan's configurations to take as they are, when a round that a time limit cut short is decided again."""

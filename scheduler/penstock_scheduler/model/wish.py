@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import re
 from enum import StrEnum
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError, model_validator
 
@@ -232,10 +232,26 @@ def describe_errors(error: ValidationError, model: type[BaseModel]) -> list[str]
     for item in error.errors(include_url=False):
         where = ".".join(str(part) for part in item["loc"])
         if item["type"] == "extra_forbidden":
-            sentences.append(f"unknown key {where!r}; the keys are {', '.join(sorted(model.model_fields))}")
+            keys = _table(model, item["loc"][:-1]).model_fields
+            sentences.append(f"unknown key {where!r}; the keys are {', '.join(sorted(keys))}")
         elif item["type"] == "value_error":
             sentences.append(f"{where}: {item['ctx']['error']}" if where else str(item["ctx"]["error"]))
         else:
             message = item["msg"][0].lower() + item["msg"][1:]
             sentences.append(f"{where}={item['input']!r}: {message}" if where else f"{item['input']!r}: {message}")
     return sentences
+
+
+def _table(model: type[BaseModel], where: tuple[int | str, ...]) -> type[BaseModel]:
+    """The model at a place within another one; the outermost that is known, where the place is not a model's."""
+    for name in where:
+        field = model.model_fields.get(str(name))
+        inner = _model_in(field.annotation) if field is not None else None
+        model = model if inner is None else inner
+    return model
+
+
+def _model_in(annotation: object) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next((found for each in get_args(annotation) if (found := _model_in(each)) is not None), None)

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ValidationError
 
 from penstock_scheduler.errors import ConfigError
 from penstock_scheduler.model.wish import describe_errors
+from penstock_scheduler.policies.budgets import WithBudgets
 from penstock_scheduler.policies.cloud import WithCloud
 from penstock_scheduler.policies.gavel import Gavel, GavelSettings
 from penstock_scheduler.policies.pollux import Pollux, PolluxSettings
@@ -86,7 +87,7 @@ def make_policy(name: str, settings: Mapping[str, Any] | None = None) -> tuple[P
         raise ConfigError(f"{first!r} refines the plan of a policy: write it behind one, such as sia+{first}")
     if not behind:
         policy, in_full = _make(name, REGISTRY, "policies", settings or {})
-        return WithCloud(policy), in_full
+        return WithBudgets(WithCloud(policy)), in_full
     given, bases = dict(settings or {}), [part.partition(":")[0] for part in (first, *behind)]
     if unknown := sorted(set(given) - {first, *behind, *bases}):
         raise ConfigError(f"policy {name!r} has no part {unknown[0]!r}; its settings are by part: {', '.join(bases)}")
@@ -95,7 +96,17 @@ def make_policy(name: str, settings: Mapping[str, Any] | None = None) -> tuple[P
     for part, base in zip(behind, bases[1:], strict=True):
         stage, every[base] = _make(part, STAGES, "stages", given.get(part, given.get(base, {})))
         stages.append(stage)
-    return Staged(WithCloud(policy), stages), every
+    return Staged(WithBudgets(WithCloud(policy)), stages), every
+
+
+def settings_model(name: str) -> type[BaseModel]:
+    """What the settings of a policy or a stage may be. Raises ConfigError if there is none of that name."""
+    base = name.partition(":")[0]
+    found = REGISTRY.get(base) or STAGES.get(base)
+    if found is None or (base != name and name not in PRESETS):
+        names = ", ".join([*_names(REGISTRY), *_names(STAGES)])
+        raise ConfigError(f"there is no policy or stage {name!r}; there are {names}")
+    return found[1]
 
 
 def _make(

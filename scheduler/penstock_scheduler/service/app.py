@@ -2,13 +2,14 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import hashlib
 import json
 import logging
 import os
 import stat
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
@@ -24,14 +25,20 @@ from penstock_scheduler import __version__
 from penstock_scheduler.errors import BadWish, ClusterAway, ConfigError, PenstockError, RoundFailed, StoreError
 from penstock_scheduler.explain import explain, words
 from penstock_scheduler.forecast import ask, with_job
+from penstock_scheduler.forecast import words as told
+from penstock_scheduler.limits import PartitionRules, by_partition
 from penstock_scheduler.messages import (
     MAX_LOG_BYTES,
     MAX_PAGE,
     MAX_WAIT_S,
     AuditPage,
+    BudgetView,
     ClusterView,
     ConfigurationView,
     Decision,
+    Drain,
+    Drained,
+    DrainOrder,
     ErrorAnswer,
     Explanation,
     Forecast,
@@ -66,6 +73,7 @@ from penstock_scheduler.model import Job, JobWish, Phase, ReasonCode
 from penstock_scheduler.policies import make_policy, policy_names
 from penstock_scheduler.ports import ModelSource, Submitter
 from penstock_scheduler.records import RoundRecord
+from penstock_scheduler.rules import SiteRules, drained
 from penstock_scheduler.service import metrics, page
 from penstock_scheduler.service.board import Board, allocation_view
 from penstock_scheduler.service.errors import Refusal, no_such_job
@@ -105,6 +113,7 @@ class Controls:
     set_paused: Callable[[bool], None]
     settings: Callable[[], dict[str, Any]]
     """By section, secrets masked."""
+    rules: SiteRules
 
 
 class ReportWriter:
@@ -333,6 +342,7 @@ def make_app(
                 # Nobody has had an answer: a daemon before us may have submitted it all the same.
                 known = await asyncio.to_thread(submitter.find, identity.user, order.key)
                 if known is not None:
+                    await note(identity, request, allowed=True, text=f"{known}, submitted before")
                     await asyncio.to_thread(store.end_submission, identity.user, order.key, known)
             if known is not None:
                 response.status_code = 200
@@ -389,7 +399,8 @@ def make_app(
         if record is None:
             raise Refusal(503, "not-ready", "no round has been decided yet; try again", retry_after_s=5)
         async with forecasting:
-            return await asyncio.to_thread(forecast, record, order, identity.user, models)
+            partitions = controls.rules.limits.partitions
+            return await asyncio.to_thread(forecast, record, order, identity.user, models, partitions)
 
     @app.get("/v1/jobs")
     def list_jobs(
@@ -602,7 +613,7 @@ def make_app(
     @app.get("/v1/cluster")
     def get_cluster(identity: User) -> ClusterView:
         """The cluster in numbers."""
-        nodes = node_views(board)
+        nodes = node_views(board, controls.rules.drains)
         jobs: dict[str, int] = {}
         for view in board.live():
             jobs[view.state] = jobs.get(view.state, 0) + 1
@@ -639,7 +650,7 @@ def make_app(
     @app.get("/v1/nodes")
     def get_nodes(identity: User) -> list[NodeView]:
         """The nodes."""
-        return node_views(board)
+        return node_views(board, controls.rules.drains)
 
     @app.get("/v1/prices")
     def get_prices(identity: User) -> dict[str, float]:
@@ -668,6 +679,29 @@ def make_app(
         await asyncio.to_thread(controls.set_paused, pause.paused)
         await note(identity, request, allowed=True, text=pause.model_dump_json())
         return pause
+
+    @app.get("/v1/drains")
+    def get_drains(identity: User) -> list[Drain]:
+        """What adaptive jobs get no more of."""
+        return list(controls.rules.drains)
+
+    @app.post("/v1/drains")
+    async def post_drain(order: DrainOrder, identity: Operator, request: Request) -> Drain:
+        """From the next round on adaptive jobs leave it, as far as they may be moved, and get no more of it."""
+        there = _drainable(board)[order.kind]
+        if order.name not in there:
+            raise Refusal(422, "refused", f"there is no {order.kind} {order.name} here; there are {', '.join(there)}")
+        drain = Drain(**order.model_dump(), by=identity.user, since_s=time.time())
+        await asyncio.to_thread(controls.rules.drain, drain)
+        await note(identity, request, allowed=True, text=order.model_dump_json())
+        return drain
+
+    @app.delete("/v1/drains/{kind}/{name}", status_code=204)
+    async def delete_drain(kind: Drained, name: str, identity: Operator, request: Request) -> None:
+        """Give it out again."""
+        if not await asyncio.to_thread(controls.rules.end_drain, (kind, name)):
+            raise Refusal(404, "no-such-drain", f"no {kind} of that name is drained; see GET /v1/drains")
+        await note(identity, request, allowed=True)
 
     @app.get("/v1/settings")
     def get_settings(identity: Admin) -> dict[str, Any]:
@@ -731,6 +765,15 @@ def make_app(
         lines = store.ledger(user=user, job=job, before=before, limit=limit)
         return LedgerPage(lines=lines, next=lines[-1].id if len(lines) == limit else None)
 
+    @app.get("/v1/budgets")
+    def get_budgets(identity: User) -> list[BudgetView]:
+        """Budgets as the newest round found them; a user sees the site's and those of accounts with own jobs."""
+        found = controls.rules.budgets
+        if identity.role in _SEES_ALL:
+            return list(found)
+        mine = {"", *(view.account for _, view in store.jobs(user=identity.user, limit=MAX_PAGE))}
+        return [budget for budget in found if budget.account in mine]
+
     @app.get("/v1/audit")
     def get_audit(
         identity: Operator,
@@ -770,14 +813,24 @@ def _sane(text: str | None) -> bool:
     return text is None or (text.isprintable() and len(text) <= 1000)
 
 
+def _drainable(board: Board) -> dict[str, list[str]]:
+    """What there is to drain, by kind."""
+    nodes = board.state.nodes if board.state else ()
+    return {
+        "node": sorted(node.name for node in nodes),
+        "gpu-type": sorted({node.gpu_type for node in nodes}),
+        "partition": sorted({name for node in nodes for name in node.partitions}),
+    }
+
+
 def _submitter(board: Board) -> Submitter:
     if board.submitter is None:
         raise Refusal(503, "not-ready", "this cluster takes no submissions; [daemon] cluster = 'slurm' does")
     return board.submitter
 
 
-def node_views(board: Board) -> list[NodeView]:
-    """The nodes as last observed."""
+def node_views(board: Board, drains: Sequence[Drain]) -> list[NodeView]:
+    """The nodes as last observed, for adaptive jobs."""
     state = board.state
     if state is None:
         return []
@@ -797,7 +850,7 @@ def node_views(board: Board) -> list[NodeView]:
             state=node.state,
             reservation=node.reservation,
         )
-        for node in state.nodes
+        for node in (drained(node, drains) for node in state.nodes)
     ]
 
 
@@ -812,6 +865,8 @@ def explain_job(view: JobView, record: RoundRecord | None) -> Explanation:
         if refusal is not None:
             return Explanation(job=view, code="refused", text=refusal.text)
         return Explanation(job=view, code="not-seen", text="no round has seen it yet; the next one will")
+    # The round saw the job before it acted: people want to hear of it as it is.
+    said = dataclasses.replace(said, job=dataclasses.replace(said.job, phase=Phase(view.state)))
     return Explanation(
         job=view,
         round=said.round,
@@ -852,7 +907,9 @@ def share_view(use: ShareUse) -> ShareView:
     )
 
 
-def forecast(record: RoundRecord, order: Submission, user: str, models: ModelSource) -> Forecast:
+def forecast(
+    record: RoundRecord, order: Submission, user: str, models: ModelSource, rules: Mapping[str, PartitionRules]
+) -> Forecast:
     """What the recorded policy would do with one more job in its last round."""
     before = record.snapshot
     partitions = tuple(sorted({name for node in before.nodes for name in node.partitions}))
@@ -869,6 +926,8 @@ def forecast(record: RoundRecord, order: Submission, user: str, models: ModelSou
         time_limit_s=order.time_limit_s,
     )
     known = models.models([job], {node.gpu_type for node in before.nodes})
+    (job,), costs_s = by_partition(rules, [job], known.restart_costs_s)
+    known = dataclasses.replace(known, restart_costs_s=costs_s)
     policy, _ = make_policy(record.policy, record.settings)
     try:
         answer = ask(policy, with_job(before, job, known, ()), FORECAST, without=record.plan)
@@ -887,6 +946,7 @@ def forecast(record: RoundRecord, order: Submission, user: str, models: ModelSou
         price=None if given is None or price is None else price * given.placement.gpus,
         estimated_start_s=None if never else answer.start_s,
         displaced=len(answer.others),
+        words=told(answer, time.time()),
     )
 
 

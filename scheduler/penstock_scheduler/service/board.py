@@ -11,11 +11,11 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from penstock_profiles.wire import Observation, Report, Started
 from penstock_scheduler.messages import AllocationView, JobView, LedgerLine
-from penstock_scheduler.model import Action, ClusterState, Job, Outcome, Phase, Placement
+from penstock_scheduler.model import Action, ClusterState, EndedRun, Job, Outcome, Phase, Placement
 from penstock_scheduler.ports import Cluster, Fate, Submitter
 from penstock_scheduler.records import RoundRecord
 from penstock_scheduler.store import SqlStore, summarise
@@ -29,8 +29,14 @@ Listener = Callable[[str, str, str], None]
 class Board:
     """What is known now; its methods may be called from any thread."""
 
-    def __init__(self, store: SqlStore, submitter: Submitter | None) -> None:
+    def __init__(
+        self,
+        store: SqlStore,
+        submitter: Submitter | None,
+        on_end: Callable[[JobView], None] = lambda view: None,
+    ) -> None:
         self.store = store
+        self._on_end = on_end
         self.submitter = submitter
         self.counters: Counter[str] = Counter()
         self.state: ClusterState | None = None
@@ -41,6 +47,10 @@ class Board:
         self._shown: dict[str, tuple[Job, str, JobView]] = {}
         """Of each live job: as it was last observed, the reason then, and the view made of the two."""
         self._heard: dict[str, tuple[float, float | None]] = {}
+        self._spoke_s: dict[str, float] = {}
+        """When a job that holds GPUs was last heard of."""
+        self._idle: set[tuple[str, int]] = set()
+        """(job, its restarts) that were found idle already."""
         self._waiting: dict[str, asyncio.Event] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._lock = threading.Lock()
@@ -62,7 +72,7 @@ class Board:
         views = [self._view(job, self._live.get(job.id), now_s) for job in state.jobs]
         gone = [job for job in self._live if job not in there]
         if gone:
-            views += self._ended(gone, now_s)
+            views += self._ended(gone, {over.job: over for over in state.ended}, now_s)
         changed = [view for view in views if view is not self._live.get(view.id)]
         charges = [line for view in changed if view.state == "ended" for line in _charges(view)]
         if changed:
@@ -76,10 +86,13 @@ class Board:
                 if view.state == "ended":
                     self._live.pop(view.id, None)
                     self._heard.pop(view.id, None)
+                    self._spoke_s.pop(view.id, None)
                 else:
                     self._live[view.id] = view
         for view in changed:
             self._tell("job", view.user, view.model_dump_json(), view.id)
+            if view.state == "ended":
+                self._on_end(view)
 
     def decided(self, record: RoundRecord) -> None:
         """Take in a round."""
@@ -90,10 +103,24 @@ class Board:
         """Take in reports, of whatever transport."""
         for report in reports:
             body = report.body
+            self._spoke_s[report.job_id] = time.time()
             if isinstance(body, Started):
                 self._heard[report.job_id] = body.progress, body.total
             elif isinstance(body, Observation):
                 self._heard[report.job_id] = body.progress, self._heard.get(report.job_id, (0.0, None))[1]
+
+    def idle(self, after_s: float, now_s: float) -> list[tuple[JobView, float]]:
+        """(job, seconds) of running jobs that have reported and then were silent for longer than `after_s`: each run once."""
+        found = []
+        for job, spoke_s in list(self._spoke_s.items()):
+            view = self._live.get(job)
+            if view is None or view.state != "running":
+                self._spoke_s.pop(job, None)  # it will speak again where it runs next
+            elif now_s - spoke_s > after_s and view.allocation and (run := (job, view.restarts)) not in self._idle:
+                self._idle.add(run)
+                found.append((view, now_s - spoke_s))
+        self._idle = {run for run in self._idle if run[0] in self._live}
+        return found
 
     # --- the service's side
 
@@ -188,7 +215,17 @@ class Board:
             }
         )
 
-    def _ended(self, jobs: Sequence[str], now_s: float) -> list[JobView]:
+    def _attained(self, job: str, last: EndedRun | None, now_s: float) -> dict[str, float]:
+        """What a job that has ended held by GPU type, GPU-seconds: up to the newest round, and of its last run since then."""
+        record = self.record
+        attained = dict(record.snapshot.attained.get(job, {})) if record else {}
+        if last is not None:
+            since_s = max(record.snapshot.time_s if record else 0.0, last.started_s)
+            more = last.held.gpus * max(min(last.ended_s, now_s) - since_s, 0.0)
+            attained[last.held.gpu_type] = attained.get(last.held.gpu_type, 0.0) + more
+        return {gpu_type: amount for gpu_type, amount in attained.items() if amount > 0}
+
+    def _ended(self, jobs: Sequence[str], last_runs: Mapping[str, EndedRun], now_s: float) -> list[JobView]:
         fates: dict[str, Fate | None] = self.submitter.fates(jobs) if self.submitter else {}
         views = []
         for job in jobs:
@@ -196,7 +233,7 @@ class Board:
             if fate is None:
                 continue  # it is there, but no round may manage it now
             before = self._live[job]
-            attained = self.record.snapshot.attained.get(job) if self.record else None
+            attained = self._attained(job, last_runs.get(job), now_s)
             progress, total = self._heard.get(job, (before.progress, before.total))
             views.append(
                 before.model_copy(

@@ -6,6 +6,7 @@ looks at Slurm itself: then what only the daemon knows (what jobs have reported,
 
 from __future__ import annotations
 
+import dataclasses
 import tempfile
 import time
 from collections.abc import Iterator
@@ -15,9 +16,9 @@ from pathlib import Path
 from penstock_profiles.families import load_families
 from penstock_scheduler.clock import WallClock
 from penstock_scheduler.errors import BadWish, StoreError
-from penstock_scheduler.forecast import Answer, ask, with_job
-from penstock_scheduler.limits import LimitSettings, site_limits
-from penstock_scheduler.model import Assignment, Job, JobWish, Phase, Snapshot
+from penstock_scheduler.forecast import ask, with_job, words
+from penstock_scheduler.limits import LimitSettings, by_partition, site_limits
+from penstock_scheduler.model import Job, JobWish, Phase, Snapshot
 from penstock_scheduler.models import WishModels
 from penstock_scheduler.policies import make_policy
 from penstock_scheduler.sensitivities import LEARNED, Sensitivities
@@ -86,10 +87,13 @@ def explain(settings: Settings, wish: JobWish, asked: Asked) -> Iterator[str]:
         time_limit_s=asked.time_limit_s,
     )
     known = models.models([job], {node.gpu_type for node in snapshot.nodes})
-    limits = site_limits(settings.section(LimitSettings), [job])
+    site = settings.section(LimitSettings)
+    (job,), costs_s = by_partition(site.partitions, [job], known.restart_costs_s)
+    known = dataclasses.replace(known, restart_costs_s=costs_s)
+    limits = site_limits(site, [job])
     policy, _ = make_policy(daemon.policy, settings.policy(daemon.policy))
     answer = ask(policy, with_job(snapshot, job, known, limits), THIS)
-    yield from _words(answer, snapshot, now_s)
+    yield from words(answer, now_s, {job.id: job.name for job in snapshot.jobs})
     yield f"by the policy {policy.name} on {source}; others may come before the round that decides"
 
 
@@ -125,30 +129,3 @@ def _look(settings: Settings, models: WishModels) -> Snapshot:
         unscaled=known.unscaled,
         remaining=known.remaining,
     )
-
-
-def _words(answer: Answer, snapshot: Snapshot, now_s: float) -> Iterator[str]:
-    if answer.assignment is not None:
-        nodes = ", ".join(f"{share.gpus} on {share.node}" for share in answer.assignment.placement.shares)
-        yield f"it would get {answer.assignment.configuration} ({nodes}): {answer.reason.text}"
-    else:
-        yield f"it would wait: {answer.reason.text}"
-        if answer.reason.needs:
-            yield f"  it needs {answer.reason.needs}"
-        if answer.start_s is None:
-            yield "  when it would start is not known: nothing says when those that hold GPUs now will end"
-        else:
-            at = time.strftime("%a %H:%M", time.localtime(answer.start_s))
-            yield f"  it would start {at}, about, if nobody else comes ({_duration(answer.start_s - now_s)} from now)"
-    names = {job.id: job.name for job in snapshot.jobs}
-    for job, (before, after) in sorted(answer.others.items()):
-        yield f"  job {job} ({names[job]}) would have {_has(after)} in place of {_has(before)}"
-
-
-def _has(assignment: Assignment | None) -> str:
-    return "nothing" if assignment is None else str(assignment.configuration)
-
-
-def _duration(seconds: float) -> str:
-    minutes = max(round(seconds / 60), 1)
-    return f"{minutes} min" if minutes < 120 else f"{minutes / 60:.1f} h"

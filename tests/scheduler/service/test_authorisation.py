@@ -7,7 +7,8 @@ import time
 import httpx
 import pytest
 
-from tests.scheduler.service.api import serving
+from penstock_scheduler.messages import TokenOrder
+from tests.scheduler.service.api import ME, serving
 
 SUBMISSION = {"command": ["true"]}
 REPORT = {
@@ -64,6 +65,10 @@ TABLE: dict[tuple[str, str], tuple[dict, object]] = {
     ("GET", "/v1/policies"): (USERS, None),
     ("PUT", "/v1/policy"): (ADMINS, {"name": "sia"}),
     ("PUT", "/v1/pause"): (ADMINS, {"paused": False}),
+    ("GET", "/v1/drains"): (USERS, None),
+    ("POST", "/v1/drains"): (OPERATORS, {"kind": "node", "name": "t4-01"}),
+    ("DELETE", "/v1/drains/{kind}/{name}"): (OPERATORS | {OPERATOR: 404, ADMIN: 404}, None),
+    ("GET", "/v1/budgets"): (USERS, None),
     ("GET", "/v1/settings"): (ADMINS, None),
     ("GET", "/v1/profiles"): (USERS, None),
     ("PUT", "/v1/profiles"): (USERS, PROFILE),
@@ -103,13 +108,35 @@ def test_every_endpoint_has_a_row(api):
 def test_who_may_do_what(api, endpoint, who):
     (method, path), (expected, body) = endpoint, TABLE[endpoint]
     api.board.observed_s = time.time()
-    path = path.replace("{number}", "1").replace("{token}", "none")
+    path = path.replace("{number}", "1").replace("{token}", "none").replace("{kind}/{name}", "node/none")
     wanted = expected[who]
     jobs = ("1", "2", "3") if "{job}" in path else ("",)
     codes = wanted if isinstance(wanted, tuple) else (wanted,)
     for job, code in zip(jobs, codes, strict=True):
         status = ask(api, who, method, path.replace("{job}", job), body)
         assert (200 if 200 <= status < 300 else status) == code, (who, job)
+
+
+@pytest.mark.parametrize("endpoint", [each for each in TABLE if each[0] != "GET"], ids=" ".join)
+def test_whatever_changes_state_is_audited(api, endpoint):
+    """Reports are data, not changes, and a forecast changes nothing; the rest leaves a line that says who did what."""
+    (method, path), (_, body) = endpoint, TABLE[endpoint]
+    if endpoint == ("DELETE", "/v1/drains/{kind}/{name}"):
+        assert ask(api, "oz", *("POST", "/v1/drains"), TABLE["POST", "/v1/drains"][1]) == 200
+    if endpoint == ("DELETE", "/v1/tokens/{token}"):
+        with api.client("boss") as boss:
+            token = boss.create_token(TokenOrder(user="zoe")).view.id
+        path = path.replace("{token}", token)
+    who = "me" if path == "/v1/jobs" else "ada" if "{job}" in path else "boss"
+    before = len(api.board.store.audit(limit=500))
+    asked = path.replace("{job}", "1").replace("{kind}/{name}", "node/t4-01")
+    assert 200 <= ask(api, who, method, asked, body) < 300
+    lines = api.board.store.audit(limit=500)
+    if path in ("/v1/jobs/plan", "/v1/jobs/{job}/reports"):
+        assert len(lines) == before
+    else:
+        assert len(lines) == before + 1
+        assert (lines[0].action, lines[0].user) == (" ".join(endpoint), ME if who == "me" else who)
 
 
 def test_a_user_submits_as_oneself_and_not_others_in_lists(api):

@@ -128,7 +128,7 @@ def test_a_dry_run_changes_nothing(flags: FlagSite, home: dict[str, str], script
     assert "it would get 1 a100 (1 on a100-0" in done.stdout
     assert "by the policy sia on what Slurm shows" in done.stdout
     done = submit(flags, *config, "--adaptive", "--max-gpus=2", "--gpu-types=h100", script)
-    assert "it would wait: no node here has h100; the types are a100, rtx, t4" in done.stdout
+    assert "it could not start: no node here has h100; the types are a100, rtx, t4" in done.stdout
     done = submit(flags, *config, "--adaptive", "--max-gpus=2", "--partition=rtx", script)
     assert "Penstock does not manage partition rtx; it manages all, t4" in done.stderr
     assert "to start at" in submit(flags, *config, script).stderr, "a plain job is Slurm's to explain"

@@ -1,0 +1,77 @@
+"""A policy that keeps to budgets of GPU-hours; every policy is wrapped in this.
+
+1. Over its *soft* limit an account's jobs count less: their weight is multiplied by the budget's `soft_weight`. (Queues have no
+   weights: there nothing changes.)
+2. Over its *hard* limit nothing of the account starts, and together its running jobs get no more GPUs than they hold.
+3. When the grace after that is over, and the site wants it, its running jobs are to leave: they save and wait, like any job that
+   has to make room. Jobs that may not be stopped, and jobs in the cloud, are left alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from penstock_scheduler.model import GpuBudget, GpuLimit, Job, JobId, Phase, Plan, Reason, ReasonCode, Snapshot
+from penstock_scheduler.policies.common import movable, smallest_need
+from penstock_scheduler.ports import Policy
+
+
+class WithBudgets:
+    """See the module. `policy` decides about the jobs that may have something."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+
+    @property
+    def name(self) -> str:
+        """The policy's."""
+        return self._policy.name
+
+    def decide(self, snapshot: Snapshot) -> Plan:
+        """The plan for what the budgets leave."""
+        if not snapshot.budgets:
+            return self._policy.decide(snapshot)
+        away = {run.job for run in snapshot.cloud.runs} if snapshot.cloud else set()
+        barred: dict[JobId, Reason] = {}
+        for job in snapshot.jobs:
+            line = None if job.id in away else next((b for b in snapshot.budgets if _bars(b, job)), None)
+            if line is not None:
+                barred[job.id] = _reason(line, job)
+        jobs = tuple(_weighed(job, snapshot.budgets) for job in snapshot.jobs if job.id not in barred)
+        limits = (*snapshot.limits, *_no_more(snapshot, jobs))
+        plan = self._policy.decide(dataclasses.replace(snapshot, jobs=jobs, limits=limits))
+        waiting = plan.waiting | barred
+        return dataclasses.replace(
+            plan, waiting={job.id: waiting[job.id] for job in snapshot.jobs if job.id in waiting}
+        )
+
+
+def _bars(budget: GpuBudget, job: Job) -> bool:
+    """Whether the job gets nothing because of this budget."""
+    if not budget.over_hard or not budget.covers(job.account):
+        return False
+    return job.phase is Phase.QUEUED or (budget.stops and job.phase is Phase.RUNNING and movable(job))
+
+
+def _reason(budget: GpuBudget, job: Job) -> Reason:
+    what = "nothing of it starts" if job.phase is Phase.QUEUED else "the grace for what ran is over"
+    again = " until the next period begins, or an admin raises it" if budget.ends_s is not None else ""
+    return Reason(ReasonCode.GPU_BUDGET, f"{budget}; over the hard limit {what}{again}", smallest_need(job))
+
+
+def _weighed(job: Job, budgets: tuple[GpuBudget, ...]) -> Job:
+    factor = math.prod(b.soft_weight for b in budgets if b.over_soft and b.covers(job.account))
+    return job if factor == 1 else dataclasses.replace(job, weight=job.weight * factor)
+
+
+def _no_more(snapshot: Snapshot, jobs: tuple[Job, ...]) -> list[GpuLimit]:
+    """For each account over a hard limit, what its jobs hold now."""
+    over = {job.account for job in jobs if any(b.over_hard and b.covers(job.account) for b in snapshot.budgets)}
+    held = {name: sum(_held(job) for job in jobs if job.account == name) for name in sorted(over)}
+    return [GpuLimit("account", name, gpus) for name, gpus in held.items()]
+
+
+def _held(job: Job) -> int:
+    where = job.target or job.allocation
+    return 0 if where is None else where.gpus

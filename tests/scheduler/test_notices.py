@@ -1,0 +1,195 @@
+"""Notices through a real mail server's dialogue and a real HTTP server."""
+
+from __future__ import annotations
+
+import json
+import socketserver
+import threading
+import time
+from collections.abc import Iterator
+from email import message_from_string
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from penstock_profiles.wire import Checkpointed, Report
+from penstock_scheduler import daemon
+from penstock_scheduler.clock import WallClock
+from penstock_scheduler.errors import ConfigError
+from penstock_scheduler.model import ClusterState, EndedRun, Phase
+from penstock_scheduler.notices import Notice, NoticeSettings, Notifier
+from penstock_scheduler.settings import parse_settings
+from penstock_scheduler.simulator import nodes_from_spec
+from penstock_scheduler.store import open_store
+from penstock_slurm.loopback import wait_for
+from tests.scheduler.builders import job, on
+
+
+class Mailbox(socketserver.StreamRequestHandler):
+    """Enough of SMTP (RFC 5321) to take a mail."""
+
+    def handle(self) -> None:
+        def say(text: str) -> None:
+            self.wfile.write(f"{text}\r\n".encode())
+
+        say("220 here")
+        to: list[str] = []
+        while line := self.rfile.readline().decode().strip():
+            word = line.split(" ")[0].upper()
+            if word == "RCPT":
+                to.append(line.partition("<")[2].partition(">")[0])
+            if word == "DATA":
+                say("354 go on")
+                body = []
+                while (part := self.rfile.readline().decode().rstrip("\r\n")) != ".":
+                    body.append(part)
+                self.server.mails.append((to, message_from_string("\n".join(body))))  # type: ignore[attr-defined]
+            say({"QUIT": "221 bye"}.get(word, "250 ok"))
+            if word == "QUIT":
+                return
+
+
+class Hook(BaseHTTPRequestHandler):
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        server = self.server
+        server.asked += 1  # type: ignore[attr-defined]
+        good = server.asked > server.refuses  # type: ignore[attr-defined]
+        if good:
+            server.bodies.append(body)  # type: ignore[attr-defined]
+        self.send_response(204 if good else 503)
+        self.end_headers()
+
+    def log_message(self, *words: object) -> None:
+        pass
+
+
+@pytest.fixture
+def servers() -> Iterator[tuple[socketserver.TCPServer, ThreadingHTTPServer]]:
+    mail = socketserver.ThreadingTCPServer(("127.0.0.1", 0), Mailbox)
+    mail.mails = []  # type: ignore[attr-defined]
+    hook = ThreadingHTTPServer(("127.0.0.1", 0), Hook)
+    hook.bodies, hook.asked, hook.refuses = [], 0, 0  # type: ignore[attr-defined]
+    for server in (mail, hook):
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield mail, hook
+    for server in (mail, hook):
+        server.shutdown()
+        server.server_close()
+
+
+def settings(servers, **fields: object) -> dict[str, object]:
+    mail, hook = servers
+    return {
+        "smtp": f"127.0.0.1:{mail.server_address[1]}",
+        "webhooks": [f"http://127.0.0.1:{hook.server_address[1]}/hook"],
+        "mail_admins": ["ops@example.org"],
+        "mail_domain": "example.org",
+    } | fields
+
+
+def test_mail_and_webhook_tell_it_and_a_name_adds_no_header(servers):
+    mail, hook = servers
+    notifier = Notifier(NoticeSettings.model_validate(settings(servers, kinds=["gpu-idle", "job-ended"])))
+    notifier.tell(Notice("gpu-idle", "idle\r\nBcc: all@example.org", "Job 7 is idle.", "ada", {"job": "7"}))
+    notifier.tell(Notice("job-ended", "over", "It is over.", "ada"))
+    notifier.tell(Notice("budget", "not wanted", "Nobody asked for these."))
+    notifier.stop()
+    assert [to for to, _ in mail.mails] == [["ops@example.org", "ada@example.org"], ["ada@example.org"]]
+    message = mail.mails[0][1]
+    assert message["Subject"] == "[penstock] idle  Bcc: all@example.org"
+    assert message["Bcc"] is None
+    assert message.get_payload().strip() == "Job 7 is idle."
+    assert [(body["kind"], body["facts"]) for body in hook.bodies] == [("gpu-idle", {"job": "7"}), ("job-ended", {})]
+
+
+def test_it_is_tried_again_and_a_server_that_is_away_holds_nobody_up(servers, caplog):
+    mail, hook = servers
+    hook.refuses = 2
+    mail.shutdown()
+    mail.server_close()
+    notifier = Notifier(NoticeSettings.model_validate(settings(servers)), pauses_s=(0.0, 0.0, 0.0))
+    began_s = time.monotonic()
+    notifier.tell(Notice("budget", "reached", "A budget is reached."))
+    assert time.monotonic() - began_s < 1
+    notifier.tell(Notice("budget", "the next", "Another one."))
+    wait_for(lambda: len(hook.bodies) == 2, 30, "both to come")
+    assert [body["subject"] for body in hook.bodies] == ["reached", "the next"]
+    wait_for(lambda: caplog.text.count("notice not sent") == 2, 30, "the mails to be given up")
+    notifier.stop()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("webhooks = ['ftp://here']", "no http or https URL"),
+        ("smtp = 'here'", "smtp='here'.*line 2"),
+        ("smtp_user = 'me'", "go together"),
+        ("kinds = ['weather']", "kinds.*line 2"),
+        ("gpu_idle_s = '5 min'", "in seconds.*line 2"),
+    ],
+)
+def test_what_is_wrong_is_said(text, words):
+    with pytest.raises(ConfigError, match=words):
+        parse_settings(f"[notices]\n{text}\n", "here")
+
+
+def test_a_site_tells_of_ended_jobs_budgets_idle_gpus_and_rounds_that_fail(servers, tmp_path, monkeypatch):
+    """One simulated site, with a budget that is used up and a time after which silence is called idle."""
+    _, hook = servers
+    url = f"http://127.0.0.1:{hook.server_address[1]}/hook"
+    text = f"""
+        [daemon]
+        cluster = "simulated"
+        state_dir = "{tmp_path}/state"
+        [simulated]
+        nodes = "t4:1x4"
+        [budgets.site]
+        hard_gpu_hours = 0.0
+        [notices]
+        webhooks = ["{url}"]
+        gpu_idle_s = 60.0
+        failing_s = 0.001
+        """
+    path = tmp_path / "penstock.toml"
+    path.write_text(text)
+    store = open_store(tmp_path / "state", writer=True)
+    began_s = time.time()
+    site = daemon.make_site(path, parse_settings(text, str(path)), WallClock(), store)
+    site.loop.tick()
+    wait_for(lambda: "budget" in kinds(hook), 20, "the budget's notice")
+    running = job("7", user="ada", phase=Phase.RUNNING, allocation=on("t4", t4_00=2), started_s=time.time() - 99)
+    site.board.saw(ClusterState(nodes_from_spec("t4:1x4"), (running,)), time.time())
+    site.watch()
+    assert site.board.idle(60.0, time.time() + 61) == [], "of a job that never reported nobody can say"
+    body = Checkpointed(progress=1.0, seconds=0.1)
+    site.board.heard([Report(job_id="7", epoch=1, sequence=0, time_s=time.time(), body=body)])
+    monkeypatch.setattr(daemon.time, "time", lambda: began_s + 61)
+    site.watch()
+    site.watch()
+    monkeypatch.undo()
+    wait_for(lambda: kinds(hook).count("gpu-idle") == 1, 20, "the notice of idle GPUs")
+    assert hook.bodies[-1]["user"] == "ada"
+    now_s = time.time()
+    over = EndedRun("7", running.allocation, now_s, now_s + 10)
+    site.board.saw(ClusterState(nodes_from_spec("t4:1x4"), (), ended=(over,)), now_s + 10)
+    wait_for(lambda: "job-ended" in kinds(hook), 20, "the notice of a job's end")
+    assert hook.bodies[-1]["facts"]["gpu_seconds"]["t4"] == pytest.approx(20.0, abs=0.1), "2 GPUs for 10 s"
+    assert [line.amount for line in store.ledger()] == [pytest.approx(20.0, abs=0.1)]
+    monkeypatch.setattr(site.board, "saw", failing)
+    looks = iter([False, False, True])
+    site.loop.run(lambda: next(looks), lambda: time.sleep(0.05))
+    site.watch()
+    site.watch()
+    wait_for(lambda: "protected" in kinds(hook), 20, "the notice of failing rounds")
+    site.notifier.stop()
+    assert kinds(hook).count("protected") == 1
+    store.close()
+
+
+def kinds(hook) -> list[str]:
+    return [body["kind"] for body in hook.bodies]
+
+
+def failing(*words: object) -> None:
+    raise daemon.StoreError("the disk is full")

@@ -1,0 +1,69 @@
+"""A daemon that takes up its settings again: a real process, on a simulated cluster."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from penstock_scheduler.client import Client
+from penstock_slurm.loopback import wait_for
+
+SETTINGS = """
+[daemon]
+cluster = "simulated"
+round_s = 0.2
+tick_s = 0.1
+state_dir = "{folder}/state"
+[simulated]
+nodes = "t4:2x4"
+"""
+
+
+@pytest.fixture
+def daemon(tmp_path):
+    """(process, settings file, log)."""
+    path, log = tmp_path / "penstock.toml", tmp_path / "log"
+    path.write_text(SETTINGS.format(folder=tmp_path))
+    with log.open("ab") as out:
+        command = [sys.executable, "-m", "penstock_scheduler.daemon", "--config", str(path)]
+        process = subprocess.Popen(command, stdout=out, stderr=out)
+    wait_for(lambda: "event=started" in log.read_text(), 120, "penstockd to start", details=log.read_text)
+    yield process, path, log
+    process.terminate()
+    assert process.wait(30) == 0, log.read_text()
+
+
+def test_good_settings_are_taken_up_and_wrong_ones_refused_without_losing_a_round(daemon, tmp_path):
+    process, path, log = daemon
+
+    def take_up(more: str, says: str) -> str:
+        path.write_text(SETTINGS.format(folder=tmp_path) + more)
+        process.send_signal(signal.SIGHUP)
+        wait_for(lambda: says in log.read_text(), 60, f"the daemon to say {says!r}", details=log.read_text)
+        return log.read_text()
+
+    with Client(f"unix:{tmp_path}/state/api.sock") as penstock:
+        wait_for(lambda: penstock.cluster().round is not None, 60, "a round")
+        refused = take_up("[budgets.accounts.maths]\nhard = 3\n", "settings refused")
+        assert "unknown key 'accounts.maths.hard'" in refused
+        assert "hard_gpu_hours" in refused, "the keys that there are"
+        assert "(line 10)" in refused
+        assert "budgets" not in penstock.settings()
+        good = "[budgets.accounts.maths]\nhard_gpu_hours = 3\n[policy.sia]\nfairness_p = -1.0\n[api]\nburst = 7\n"
+        said = take_up(good, "settings taken up")
+        assert "changed=budgets.accounts,policy.sia" in said
+        assert "wait for a restart" in said
+        assert "api.burst" in said
+        assert penstock.settings()["budgets"]["accounts"]["maths"]["hard_gpu_hours"] == 3
+        before = penstock.cluster().round or 0
+        wait_for(lambda: (penstock.cluster().round or 0) > before + 1, 60, "rounds to go on")
+        assert [budget.account for budget in penstock.budgets()] == ["maths"]
+        assert next(each.settings for each in penstock.policies() if each.active)["fairness_p"] == -1.0
+        rounds = [each.round for each in penstock.rounds(limit=500).rounds]
+        assert rounds == list(range(rounds[0], 0, -1)), "none is missing"
+        first, second = penstock.audit().lines[:2]
+        assert (first.action, first.allowed, second.allowed) == ("reload settings", True, False)
+        assert "line 10" in second.text
