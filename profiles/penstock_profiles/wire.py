@@ -62,6 +62,11 @@ class Started(Message):
     """Progress at which the job is done, if it knows."""
     answers_requests: bool = True
     """Whether this run reads control requests. A run that does not is stopped by Slurm's signals alone."""
+    usr2: Literal["batch", "steps"] | None = None
+    """Where a handler for SIGUSR2 is in place, which looks for the request: in the process of the batch script, or in every
+    process of the job's steps. The daemon sends the signal with each request, and to no other run: unhandled, it ends one."""
+    survives_losing_nodes: bool = False
+    """Whether this run goes on when Slurm takes whole nodes from it, its first node never among them."""
     versions: dict[str, str] = {}
     """Software that its speed depends on: name -> version. Empty: not told."""
 

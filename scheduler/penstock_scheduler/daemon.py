@@ -29,7 +29,7 @@ from penstock_scheduler.limits import LimitSettings, site_limits
 from penstock_scheduler.loop import RoundLoop
 from penstock_scheduler.models import LearnedModels, WishModels
 from penstock_scheduler.policies import make_policy
-from penstock_scheduler.ports import Clock, Cluster, ModelSource, Store, Trigger, WishCheck
+from penstock_scheduler.ports import Accounts, Clock, Cluster, ModelSource, Store, Trigger, WishCheck
 from penstock_scheduler.records import RoundRecord
 from penstock_scheduler.sensitivities import LEARNED, Sensitivities
 from penstock_scheduler.service.settings import ApiSettings
@@ -115,12 +115,14 @@ def make_loop(
     cluster: Cluster | None = None,
     models: ModelSource | None = None,
     on_round: Callable[[RoundRecord], None] = lambda record: None,
+    accounts: Accounts | None = None,
 ) -> RoundLoop:
     """The round loop that these settings describe; a cluster and models that are given stand in. Raises ConfigError."""
     daemon = settings.section(DaemonSettings)
     policy, policy_settings = make_policy(daemon.policy, settings.policy(daemon.policy))
     if cluster is None or models is None:
         cluster, models, _ = _parts(settings, clock)
+        accounts = getattr(cluster, "accounts", None)
     trigger: Trigger = Period(daemon.round_s) if daemon.rounds == "period" else OnEvent()
     return RoundLoop(
         cluster,
@@ -133,6 +135,7 @@ def make_loop(
         settings=policy_settings,
         limits=partial(site_limits, settings.section(LimitSettings)),
         on_round=on_round,
+        accounts=accounts,
     )
 
 
@@ -149,7 +152,7 @@ def make_service(settings: Settings, clock: Clock, store: SqlStore) -> tuple[Rou
     board = Board(store, getattr(cluster, "submitter", None))
     models = LearnedModels(wishes, store, sensitivities)
     watched = Watched(cluster, board, clock.now_s, models.learn)
-    loop = make_loop(settings, clock, store, watched, models, board.decided)
+    loop = make_loop(settings, clock, store, watched, models, board.decided, getattr(cluster, "accounts", None))
     chosen = daemon.policy, make_policy(daemon.policy, settings.policy(daemon.policy))[1]
 
     def set_policy(name: str, values: dict[str, Any]) -> dict[str, Any]:

@@ -57,7 +57,7 @@ def plain(site: Site, gpus: int) -> str:
 
 
 def resize(site: Site, folder: Path, one: str, two: str) -> None:
-    """1 -> 2 -> 4 -> 1: plain jobs hold three of the four GPUs, let go of them, and one wants three again. Then the job may hurry."""
+    """1 -> 2 -> 4 -> 1: plain jobs hold three of four GPUs, let go of them, and one wants three again. Then it may hurry."""
 
     def until(expected: list[int]) -> None:
         def details() -> str:

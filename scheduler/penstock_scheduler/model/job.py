@@ -48,6 +48,8 @@ class Job:
     """When its present run began, on the cluster's clock; None: it does not run, or the cluster does not say."""
     stopped_s: float | None = None
     """When the run before that, or the one that is leaving, ended; None: there was none, or the cluster does not say."""
+    requeued_s: float | None = None
+    """When it was put back into the queue, at the latest when the run before ended; None: never, or not known."""
     pauses_s: tuple[float, ...] = ()
     """How long its last few moves kept it from training, from the decision until it ran again; the newest last."""
     target: Placement | None = None
