@@ -182,6 +182,8 @@ class Control(Message):
     """From that decision to the next run's `Started`, for the last few moves, the newest last."""
     submitted_s: NonNegativeFloat | None = None
     """When the user submitted the job, s since 1970. Slurm's own record of it begins anew with each requeue."""
+    submitted_to: str | None = None
+    """The partition that the user submitted it to. In Slurm's record it is the one where the job was sent."""
     slurm_job: str | None = None
     """SLURM_JOB_ID of the run, where the job's name is another: that of an array's element, `12_3`."""
     time_limit_s: NonNegativeFloat | None = None

@@ -27,6 +27,10 @@ class LimitSettings(BaseModel):
         default={}, description="Accounts with a limit of their own in place of gpus_per_account."
     )
 
+    partitions: dict[str, NonNegativeInt] = Field(
+        default={}, description="GPUs that the jobs submitted to a partition may hold together."
+    )
+
 
 def site_limits(settings: LimitSettings, jobs: Sequence[Job]) -> tuple[GpuLimit, ...]:
     """The limits that bear on these jobs. A job without an account has no limit by account."""
@@ -36,4 +40,5 @@ def site_limits(settings: LimitSettings, jobs: Sequence[Job]) -> tuple[GpuLimit,
     return (
         *(GpuLimit("user", name, gpus) for name, gpus in users.items() if gpus is not None),
         *(GpuLimit("account", name, gpus) for name, gpus in accounts.items() if gpus is not None),
+        *(GpuLimit("partition", name, gpus) for name, gpus in settings.partitions.items()),
     )

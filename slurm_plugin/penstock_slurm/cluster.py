@@ -351,7 +351,8 @@ class SlurmCluster:
                 phase = Phase.STOPPING if facts.asked or lacks else Phase.RUNNING
                 allocation = None if lacks else _placement(slurm_job, slurm_job.nodes, types)
         allocation = _granted(allocation, control)
-        mine = [name for name in slurm_job.partition if name in partitions]
+        first = control.submitted_to if control is not None and control.submitted_to in partitions else None
+        mine = [first] if first is not None else [name for name in slurm_job.partition if name in partitions]
         return Job(
             id=slurm_job.id,
             name=slurm_job.name,
@@ -546,6 +547,7 @@ class SlurmCluster:
                 cpus=share.cpus or None,
                 memory_mb=share.memory_mb or None,
                 submitted_s=job.submit_s,
+                submitted_to=job.partitions[0] if job.partitions else None,
                 slurm_job=None if slurm_job.array_job_id is None else str(slurm_job.number),
                 time_limit_s=limit_s,
                 time_limit_restarts=None if limit_s is None else slurm_job.restarts,
@@ -593,7 +595,8 @@ class SlurmCluster:
         answers = _answers(present)
         if control is None:
             epoch = self._spool.newest_epoch(job_id) or 0
-            control = Control(job_id=job_id, epoch=epoch, round=action.round, submitted_s=slurm_job.submit_s)
+            submitted = {"submitted_s": slurm_job.submit_s, "submitted_to": slurm_job.partition[0]}
+            control = Control(job_id=job_id, epoch=epoch, round=action.round, **submitted)
         request = control.request
         if request is None:
             request = Request(id=f"{action.round}-{control.epoch}", asked_s=now_s)
@@ -675,8 +678,7 @@ class SlurmCluster:
         """Notice the runs of our jobs that Slurm has started without their GPUs.
 
         Slurm 22.05.8 does that to a job that was requeued while a node of its was silent, once, and to one that it starts on
-        a node that has not registered since slurmctld began. Where it does not count GPUs it is asked, of jobs that were
-        requeued alone, a few at a time.
+        a node that has not registered since slurmctld began. Of jobs that were requeued it is asked in detail, a few at a time.
         """
         asked = 0
         for job in jobs:
@@ -685,8 +687,8 @@ class SlurmCluster:
                 continue
             if run in self._without_gpus:
                 pass
-            elif rules.features.counts_gpus:
-                self._without_gpus[run] = not job.gpus_counted.get("", 0)
+            elif rules.features.counts_gpus and not job.gpus_counted.get("", 0):
+                self._without_gpus[run] = True
             elif job.restarts and asked < CHECKS:
                 asked += 1
                 try:
