@@ -46,7 +46,7 @@ def test_what_a_job_holds_outside_of_its_part_is_promised_to_nobody_else():
     held = {"phase": Phase.RUNNING, "allocation": on("t4", t4_01=3), "restarts": 0, "preemptible": False}
     seen = two_parts(
         job("there", min_gpus=3, max_gpus=3, partitions=("all", "debug"), **held),
-        job("d", max_gpus=4, partitions=("debug", "all")),
+        *(job(name, max_gpus=1, partitions=("debug", "all"), submit_s=at) for at, name in enumerate("de")),
     )
     plan = make_policy("sia debug=fifo")[0].decide(seen)
     assert {name: str(each.placement) for name, each in plan.assignments.items()} == {"there": "t4 t4-01:3", "d": "t4 t4-01:1"}
