@@ -366,7 +366,7 @@ def parse_features(text: str) -> SlurmFeatures:
         limits=accounting and bool({"limits", "safe", "all"} & set(keys["AccountingStorageEnforce"].split(","))),
         fair_share=accounting and keys["PriorityType"].endswith("/multifactor"),
         memory="MEMORY" in keys.get("SelectTypeParameters", ""),
-        counts_gpus="gres/gpu" in keys.get("AccountingStorageTRES", "").split(","),
+        counts_gpus=accounting and "gres/gpu" in keys.get("AccountingStorageTRES", "").split(","),
     )
 
 

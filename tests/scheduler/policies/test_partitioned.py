@@ -49,7 +49,10 @@ def test_what_a_job_holds_outside_of_its_part_is_promised_to_nobody_else():
         *(job(name, max_gpus=1, partitions=("debug", "all"), submit_s=at) for at, name in enumerate("de")),
     )
     plan = make_policy("sia debug=fifo")[0].decide(seen)
-    assert {name: str(each.placement) for name, each in plan.assignments.items()} == {"there": "t4 t4-01:3", "d": "t4 t4-01:1"}
+    assert {name: str(each.placement) for name, each in plan.assignments.items()} == {
+        "there": "t4 t4-01:3",
+        "d": "t4 t4-01:1",
+    }
 
 
 def test_a_limit_holds_over_all_parts():
