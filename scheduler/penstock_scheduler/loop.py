@@ -147,11 +147,11 @@ class RoundLoop:
         )  # before the look, which may take long: what ran then is seen, what ends meanwhile may not be
         state = self._cluster.observe()
         observed = time.perf_counter()
+        self._count(state, now_s)  # before anything that can fail: what has ended is told once
         self._unsaved.extend(self._cluster.reports())
         if self._unsaved:  # what a store that is away did not take is offered again at the next tick
             self._store.add_reports(tuple(self._unsaved))
             self._unsaved.clear()
-        self._count(state, now_s)
         cloud = self._cloud.observe(state.jobs) if self._cloud is not None else None
         if not self.paused and self._trigger.due(now_s, state):
             self._decide(state, cloud, now_s, observed - started)

@@ -244,7 +244,8 @@ class Storm:
                 "sacct", "-a", "-D", "-X", "-n", "-P", "-S", "now-1days", "-o", fields
             ).stdout
             found = [line.split("|") for line in text.splitlines()]
-            return found if not any(row[1] in ("RUNNING", "PENDING") for row in found) else []
+            # Rows that stay PENDING are Slurm's own leftovers of a slurmctld that was stopped in the middle of a requeue.
+            return found if not any(row[1] == "RUNNING" for row in found) else []
 
         try:
             account = wait_for(rows, 60, "slurmdbd to know of every end")
