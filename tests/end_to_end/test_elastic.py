@@ -78,6 +78,7 @@ def resize(site: Site, folder: Path, one: str, two: str) -> None:
     (folder / "fast").touch()
 
 
+@pytest.mark.long
 def test_resized_in_mid_epoch_the_parameters_are_those_of_a_run_that_was_not(
     make_loopback: Callable[..., LoopbackCluster], make_site: Callable[..., Site], tmp_path: Path
 ):

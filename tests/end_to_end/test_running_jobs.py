@@ -119,7 +119,8 @@ def test_what_a_version_refused_once_is_not_tried_again(tmp_path: Path) -> None:
     assert old.may("shrink-again"), "a file that nobody can read says nothing"
 
 
-@pytest.mark.parametrize("accounting", [False, pytest.param(True, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("accounting", [False, True])
 def test_a_job_that_slurm_starts_without_its_gpus_starts_anew_with_them(
     make_loopback: MakeLoopback, make_site: MakeSite, accounting: bool
 ) -> None:
