@@ -60,6 +60,8 @@ def _begin(options: argparse.Namespace, environment: Environment) -> int:
                 gpu_ids=allocation.gpu_ids,
                 progress=options.progress,
                 total=options.total,
+                usr2=options.usr2,
+                survives_losing_nodes=options.survives_losing_nodes,
             )
         )
     print(client.epoch)  # noqa: T201
@@ -127,6 +129,14 @@ def _parser() -> argparse.ArgumentParser:
     begin = verb("begin", "A run begins: prints its epoch.")
     begin.add_argument("--total", type=float, metavar="SAMPLES", help="progress at which the job is done")
     begin.add_argument("--gpu-type", metavar="TYPE", help="where Slurm does not say it")
+    begin.add_argument(
+        "--usr2",
+        choices=["batch", "steps"],
+        help="a handler for SIGUSR2 is in place, in the batch script or all processes of the steps: send one with each request",
+    )
+    begin.add_argument(
+        "--survives-losing-nodes", action="store_true", help="the run goes on when Slurm takes nodes from it"
+    )
     verb("poll", "Prints the request for a checkpoint that waits for an answer; status 1 if there is none.")
     steps = verb("steps", "Steps were made since the last report.")
     steps.add_argument("--steps", type=int, required=True, help="how many")

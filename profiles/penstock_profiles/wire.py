@@ -62,6 +62,11 @@ class Started(Message):
     """Progress at which the job is done, if it knows."""
     answers_requests: bool = True
     """Whether this run reads control requests. A run that does not is stopped by Slurm's signals alone."""
+    usr2: Literal["batch", "steps"] | None = None
+    """Where a handler for SIGUSR2 is in place, which looks for the request: in the process of the batch script, or in every
+    process of the job's steps. The daemon sends the signal with each request, and to no other run: unhandled, it ends one."""
+    survives_losing_nodes: bool = False
+    """Whether this run goes on when Slurm takes whole nodes from it, its first node never among them."""
     versions: dict[str, str] = {}
     """Software that its speed depends on: name -> version. Empty: not told."""
 
@@ -177,6 +182,8 @@ class Control(Message):
     """From that decision to the next run's `Started`, for the last few moves, the newest last."""
     submitted_s: NonNegativeFloat | None = None
     """When the user submitted the job, s since 1970. Slurm's own record of it begins anew with each requeue."""
+    submitted_to: str | None = None
+    """The partition that the user submitted it to. In Slurm's record it is the one where the job was sent."""
     slurm_job: str | None = None
     """SLURM_JOB_ID of the run, where the job's name is another: that of an array's element, `12_3`."""
     time_limit_s: NonNegativeFloat | None = None

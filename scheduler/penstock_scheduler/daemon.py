@@ -34,7 +34,7 @@ from penstock_scheduler.model import Snapshot
 from penstock_scheduler.models import LearnedModels, WishModels
 from penstock_scheduler.notices import Notice, NoticeSettings, Notifier
 from penstock_scheduler.policies import make_policy
-from penstock_scheduler.ports import Clock, Cluster, ModelSource, Store, Trigger, WishCheck
+from penstock_scheduler.ports import Accounts, Clock, Cluster, ModelSource, Store, Trigger, WishCheck
 from penstock_scheduler.records import RoundRecord
 from penstock_scheduler.rules import BudgetSettings, SiteRules
 from penstock_scheduler.sensitivities import LEARNED, Sensitivities
@@ -137,12 +137,14 @@ def make_loop(
     models: ModelSource | None = None,
     on_round: Callable[[RoundRecord], None] = lambda record: None,
     rules: Callable[[Snapshot], Snapshot] = lambda snapshot: snapshot,
+    accounts: Accounts | None = None,
 ) -> RoundLoop:
     """The round loop that these settings describe; a cluster and models that are given stand in. Raises ConfigError."""
     daemon = settings.section(DaemonSettings)
     policy, policy_settings = make_policy(daemon.policy, settings.policy(daemon.policy))
     if cluster is None or models is None:
         cluster, models, _ = _parts(settings, clock)
+        accounts = getattr(cluster, "accounts", None)
     return RoundLoop(
         cluster,
         clock,
@@ -154,6 +156,7 @@ def make_loop(
         settings=policy_settings,
         rules=rules,
         on_round=on_round,
+        accounts=accounts,
     )
 
 
@@ -299,7 +302,9 @@ def make_site(path: Path, settings: Settings, clock: Clock, store: SqlStore) -> 
     board = Board(store, getattr(cluster, "submitter", None), ended)
     models = LearnedModels(wishes, store, sensitivities)
     watched = Watched(cluster, board, clock.now_s, models.learn)
-    loop = make_loop(settings, clock, store, watched, models, board.decided, rules.on)
+    loop = make_loop(
+        settings, clock, store, watched, models, board.decided, rules.on, getattr(cluster, "accounts", None)
+    )
     chosen = daemon.policy, make_policy(daemon.policy, settings.policy(daemon.policy))[1]
     site = Site(path, settings, store, loop, board, rules, notifier, wishes, sensitivities, models.learn, chosen)
     if (kept := store.control("policy")) is not None:

@@ -15,6 +15,7 @@ class PartitionRules(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
+    gpus: NonNegativeInt | None = None
     weight: PositiveFloat = 1.0
     max_gpus: PositiveInt | None = None
     preemptible: bool | None = None
@@ -40,9 +41,10 @@ class LimitSettings(BaseModel):
     )
     partitions: dict[str, PartitionRules] = Field(
         default={},
-        description="What is otherwise for the jobs of a partition: `weight` (factor), `max_gpus` (of one job, never below its "
-        "own least), `preemptible` (true or false, whatever the job says), `restart_cost_s` (of jobs that do not say). A job "
-        "that may run in several goes by the first of them that is named here.",
+        description="What is otherwise for the jobs of a partition: `gpus` (that those submitted to it may hold together), "
+        "`weight` (factor), `max_gpus` (of one job, never below its own least), `preemptible` (true or false, whatever the "
+        "job says), `restart_cost_s` (of jobs that do not say). A job that may run in several goes by the first of them that "
+        "is named here.",
     )
 
 
@@ -54,6 +56,11 @@ def site_limits(settings: LimitSettings, jobs: Sequence[Job]) -> tuple[GpuLimit,
     return (
         *(GpuLimit("user", name, gpus) for name, gpus in users.items() if gpus is not None),
         *(GpuLimit("account", name, gpus) for name, gpus in accounts.items() if gpus is not None),
+        *(
+            GpuLimit("partition", name, rule.gpus)
+            for name, rule in settings.partitions.items()
+            if rule.gpus is not None
+        ),
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +21,7 @@ from penstock_scheduler.errors import RoundFailed
 from penstock_scheduler.model import (
     CloudState,
     ClusterState,
+    EndedRun,
     Job,
     JobId,
     Outcome,
@@ -30,7 +32,7 @@ from penstock_scheduler.model import (
     Snapshot,
     Start,
 )
-from penstock_scheduler.ports import Burst, Clock, Cluster, ModelSource, Policy, Store, Trigger
+from penstock_scheduler.ports import Accounts, Burst, Clock, Cluster, ModelSource, Policy, Store, Trigger
 from penstock_scheduler.records import RoundRecord
 
 log = logging.getLogger(__name__)
@@ -54,6 +56,7 @@ class RoundLoop:
         settings: the policy's settings, for the record.
         rules: what the site makes of a snapshot before it is decided: its limits, budgets, drains.
         cloud: where jobs may leave for; None: the site has none.
+        accounts: the cluster's records, for runs of which the looks do not tell when they ended; None: it keeps none.
         on_round: called with each decided round, after it was saved and before it is acted on.
     """
 
@@ -72,7 +75,9 @@ class RoundLoop:
         rules: Callable[[Snapshot], Snapshot] = lambda snapshot: snapshot,
         cloud: Burst | None = None,
         on_round: Callable[[RoundRecord], None] = lambda record: None,
+        accounts: Accounts | None = None,
     ) -> None:
+        self._accounts = accounts
         self._cluster = cluster
         self._clock = clock
         self._store = store
@@ -101,8 +106,11 @@ class RoundLoop:
         self._absent: dict[JobId, float] = {}
         self._held: dict[JobId, _Run] = {}
         if last:
-            self._held = {job.id: run for job in last.snapshot.jobs if (run := _run(job)) is not None}
-            self._sent(last.snapshot.jobs, {job: given.placement for job, given in last.plan.assignments.items()})
+            self._held = {
+                job.id: run for job in last.snapshot.jobs if (run := _run(job, last.snapshot.time_s)) is not None
+            }
+            placements = {job: given.placement for job, given in last.plan.assignments.items()}
+            self._sent(last.snapshot.jobs, placements, last.snapshot.time_s)
         self._seen_s = last.snapshot.time_s if last else None
         if last:
             log.info("plan taken up", extra={"round": self._round, "assignments": len(last.plan.assignments)})
@@ -153,14 +161,16 @@ class RoundLoop:
             RoundFailed: the cluster or the store is away, or the policy has no usable plan.
         """
         started = time.perf_counter()
+        now_s = (
+            self._clock.now_s()
+        )  # before the look, which may take long: what ran then is seen, what ends meanwhile may not be
         state = self._cluster.observe()
         observed = time.perf_counter()
+        self._count(state, now_s)  # before anything that can fail: what has ended is told once
         self._unsaved.extend(self._cluster.reports())
         if self._unsaved:  # what a store that is away did not take is offered again at the next tick
             self._store.add_reports(tuple(self._unsaved))
             self._unsaved.clear()
-        now_s = self._clock.now_s()
-        self._count(state, now_s)
         cloud = self._cloud.observe(state.jobs) if self._cloud is not None else None
         if not self.paused and self._trigger.due(now_s, state):
             self._decide(state, cloud, now_s, observed - started)
@@ -173,7 +183,7 @@ class RoundLoop:
             outcomes += self._cloud.apply(cloud_actions(self._plan, state.jobs, runs))
         self._tell(state, outcomes)
         sent = (each.action for each in outcomes if each.progress is Progress.UNDER_WAY)
-        self._sent(state.jobs, {action.job: action.placement for action in sent if isinstance(action, Start)})
+        self._sent(state.jobs, {action.job: action.placement for action in sent if isinstance(action, Start)}, now_s)
         return outcomes
 
     def _decide(self, state: ClusterState, cloud: CloudState | None, now_s: float, observe_seconds: float) -> None:
@@ -229,41 +239,82 @@ class RoundLoop:
     def _count(self, state: ClusterState, now_s: float) -> None:
         """Add the time since the last look to what each job has attained, on the GPUs that it holds or has held.
 
-        By the cluster's own times of starts and ends where it says them, so that the sum is what its accounts say. The first
-        look of a daemon adds the time since the last round that was saved: jobs run on while it is away.
+        By the cluster's own times of starts and ends where it says them, so that the sum is what its accounts say; those are
+        whole seconds, so that a run which has been counted up to now may turn out to have ended a moment before. Where nobody
+        knows when between two looks a run ended, it is the middle. The first look of a daemon adds the time since the last
+        round that was saved: jobs run on while it is away.
         """
         since_s = now_s if self._seen_s is None else self._seen_s
-        present = {job.id for job in state.jobs}
-        held = {job.id: run for job in state.jobs if (run := _run(job)) is not None}
+        present = {job.id: job for job in state.jobs}
+        ended = {run.job: run for run in state.ended if run.job not in present}
+        held = {job.id: run for job in state.jobs if (run := _run(job, now_s)) is not None}
         gpu_seconds: list[tuple[JobId, Placement, float]] = []
-        for job in state.jobs:
-            now, before = held.get(job.id), self._held.get(job.id)
-            if now is not None:
-                gpu_seconds.append((job.id, now.on, now_s - max(since_s, now.started_s)))
-            # After two restarts nobody can say when the first of them was.
-            known = before is not None and job.restarts == before.restarts + (0 if job.leaving else 1)
-            if before is not None and known and job.stopped_s is not None:
-                gpu_seconds.append((job.id, before.on, min(job.stopped_s, now_s) - max(since_s, before.started_s)))
-        for over in state.ended:
-            if over.job not in present and over.ended_s > since_s:
-                # What nobody saw running began after the last look, and counts whole.
-                begin_s = max(since_s, over.started_s) if over.job in self._held else over.started_s
-                gpu_seconds.append((over.job, over.held, min(over.ended_s, now_s) - begin_s))
+        over = {
+            job_id: run
+            for job_id, run in self._held.items()
+            if (job := present.get(job_id)) is None or job.restarts != run.restarts or job.leaving
+        }
+        recorded = self._recorded(over, present, ended)
+        for job_id, before in over.items():
+            if recorded.get(job_id):
+                for each in recorded[job_id]:
+                    begin_s = before.counted_s if each.started_s == before.started_s else each.started_s
+                    gpu_seconds.append((job_id, each.held, each.ended_s - begin_s))
+            elif job_id not in ended:
+                seconds = _rest_s(before, present.get(job_id), held.get(job_id), now_s)
+                gpu_seconds.append((job_id, before.on, seconds))
+        for job_id, run in held.items():
+            known = self._held.get(job_id)
+            if known is None or known.sent or known.restarts != run.restarts:
+                begin_s = _begin_s(run.started_s, since_s)
+            else:
+                begin_s = known.counted_s
+            gpu_seconds.append((job_id, run.on, max(now_s, begin_s) - begin_s))
+        for job_id, last in ended.items():
+            known = self._held.get(job_id)
+            if recorded.get(job_id):
+                continue
+            if known is not None and known.started_s == last.started_s:
+                gpu_seconds.append((job_id, last.held, last.ended_s - known.counted_s))
+            elif known is not None or last.ended_s > since_s:
+                gpu_seconds.append((job_id, last.held, last.ended_s - _begin_s(last.started_s, since_s)))
         self._absent = {job: self._absent.get(job, now_s) for job in self._attained if job not in present}
         self._attained = {
             job: attained for job, attained in self._attained.items() if now_s - self._absent.get(job, now_s) < FORGET_S
         }
         for job_id, on, seconds in gpu_seconds:
             attained = self._attained.get(job_id, {})
-            more = on.gpus * max(seconds, 0.0)
-            self._attained[job_id] = attained | {on.gpu_type: attained.get(on.gpu_type, 0.0) + more}
+            now = max(attained.get(on.gpu_type, 0.0) + on.gpus * seconds, 0.0)
+            self._attained[job_id] = attained | {on.gpu_type: now}
         self._held, self._seen_s = held, now_s
 
-    def _sent(self, jobs: Sequence[Job], placements: Mapping[JobId, Placement]) -> None:
+    def _recorded(
+        self, over: Mapping[JobId, _Run], present: Mapping[JobId, Job], ended: Mapping[JobId, EndedRun]
+    ) -> dict[JobId, list[EndedRun]]:
+        """By job, all of its runs since it was last counted, where the looks do not tell them and the accounts do."""
+
+        def told(job_id: JobId, run: _Run) -> bool:
+            job = present.get(job_id)
+            if job is None:
+                return job_id in ended and ended[job_id].started_s == run.started_s
+            return job.stopped_s is not None and job.restarts <= run.restarts + 1
+
+        asked = {job_id: run for job_id, run in over.items() if not told(job_id, run)}
+        if self._accounts is None or not asked:
+            return {}
+        found: dict[JobId, list[EndedRun]] = {}
+        for each in self._accounts(asked.keys(), min(run.counted_s for run in asked.values()) - 1):
+            # What ended in the very second of the last look ended after it, if it was there.
+            run = asked.get(each.job)
+            if run is not None and (each.started_s == run.started_s or each.ended_s > run.counted_s):
+                found.setdefault(each.job, []).append(each)
+        return found
+
+    def _sent(self, jobs: Sequence[Job], placements: Mapping[JobId, Placement], seen_s: float) -> None:
         """These are on their way, and may have run and be back in the queue when they are seen next."""
         for job in jobs:
             if job.id in placements and job.id not in self._held:
-                self._held[job.id] = _Run(placements[job.id], 0.0, job.restarts)
+                self._held[job.id] = _Run(placements[job.id], None, job.restarts, seen_s, sent=True)
 
     def _at_rest(self, snapshot: Snapshot) -> bool:
         last = self._decided
@@ -321,12 +372,45 @@ class _Run:
     """A run whose time counts as its job's."""
 
     on: Placement
-    started_s: float
+    started_s: float | None
+    """On the cluster's clock; None: it does not say."""
     restarts: int
+    counted_s: float
+    """Up to when it is counted."""
+    sent: bool = False
+    """Whether it was not seen yet."""
 
 
-def _run(job: Job) -> _Run | None:
-    """The job's present run, if it holds anything that counts; started at 0 if the cluster does not say."""
+def _run(job: Job, now_s: float) -> _Run | None:
+    """The job's present run, if it holds anything that counts."""
     if job.allocation is None or job.leaving or job.phase not in (Phase.RUNNING, Phase.STOPPING):
         return None
-    return _Run(job.allocation, job.started_s or 0.0, job.restarts)
+    return _Run(job.allocation, job.started_s, job.restarts, max(now_s, job.started_s or 0.0))
+
+
+def _begin_s(started_s: float | None, since_s: float) -> float:
+    """From when a run counts that was not there at `since_s`. One that began in that very second began after it."""
+    return since_s if started_s is None or started_s <= since_s - 1 else started_s
+
+
+def _rest_s(run: _Run, job: Job | None, after: _Run | None, now_s: float) -> float:
+    """What is still to be counted of a run that is over, seconds.
+
+    Args:
+        run: as it was last seen, or sent.
+        job: its job now; None: it is out of sight.
+        after: the job's present run.
+        now_s: the time.
+    """
+    if job is not None and job.restarts > run.restarts + 1:
+        return 0.0  # after two restarts nobody can say when the first of them was
+    if job is not None and job.stopped_s is not None:
+        return min(job.stopped_s, now_s) - run.counted_s
+    if run.started_s is None and not run.sent:
+        return 0.0  # a cluster that tells no times
+    if run.sent and job is None:
+        return 0.0  # it never began, as far as anybody knows
+    latest = (now_s, job.requeued_s if job is not None else None, after.started_s if after is not None else None)
+    latest_s = min(time_s for time_s in latest if time_s is not None)
+    ended_s = math.floor((run.counted_s + max(latest_s, run.counted_s)) / 2)
+    return (max(ended_s, run.counted_s) - run.counted_s) / 2 if run.sent else ended_s - run.counted_s

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -14,6 +14,7 @@ from penstock_scheduler.model import (
     CloudAction,
     CloudState,
     ClusterState,
+    EndedRun,
     Job,
     JobId,
     JobWish,
@@ -75,6 +76,14 @@ class Cluster(Protocol):
 
     def reports(self) -> Sequence[Report]:
         """What running jobs have reported since the last call."""
+        ...
+
+
+class Accounts(Protocol):
+    """A cluster's own records of runs that are over."""
+
+    def __call__(self, jobs: Collection[JobId], since_s: float) -> Sequence[EndedRun]:
+        """Runs of these jobs that ended after `since_s`, as far as the records are there; none where it keeps none."""
         ...
 
 

@@ -101,10 +101,11 @@ class Settings:
         return shown | {"policy": dict(self._policies)}
 
     def policy(self, name: str) -> dict[str, Any]:
-        """What the file says of the policy `name`, not yet checked; of one with stages (`sia+synergy-tune`), by its parts."""
-        first, *stages = name.split("+")
-        if stages:
-            return {part: self._policies.get(part, {}) for part in (first, *stages)}
+        """What the file says of the policy `name`, not yet checked; by its parts where it has several
+        (`sia+synergy-tune`, `sia debug=fifo`)."""
+        parts = re.sub(r"[^\s+]*=", "", name).replace("+", " ").split()
+        if len(parts) > 1:
+            return {part: self._policies.get(part, {}) for part in parts}
         return self._policies.get(name, {})
 
 

@@ -17,6 +17,7 @@ import dataclasses
 import itertools
 import json
 import logging
+import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 
@@ -37,6 +38,7 @@ from penstock_scheduler.model import (
     Placement,
     Progress,
     Refusal,
+    Resize,
     Share,
     parse_wish,
 )
@@ -44,15 +46,18 @@ from penstock_scheduler.model.wish import WISH_KEY
 from penstock_scheduler.ports import Clock, Submitter, WishCheck
 from penstock_scheduler.spool import Spool
 from penstock_slurm import plain_jobs, time_limits
+from penstock_slurm.abilities import Abilities, Ability
 from penstock_slurm.endings import outgrown
 from penstock_slurm.gateway import (
     ControllerAway,
     Gateway,
     JobGone,
     JobPlacement,
+    Refused,
     SlurmError,
     SlurmJob,
     SlurmNode,
+    TimedOut,
     Transient,
     Write,
 )
@@ -69,6 +74,12 @@ TRIES = 3
 
 RECENT_S = 86_400.0
 """How far back a daemon that starts looks for reports of jobs that ended without it."""
+
+CHECKS = 20
+"""Jobs of which one look asks Slurm what it has really given them: some 5 ms each."""
+
+MOST_RESTARTS = 1000
+"""Of a job that fails without its GPUs, after which it is not brought back any more: should Slurm always start it so."""
 
 PAUSES = 8
 """Moves of a job whose pauses are kept."""
@@ -98,6 +109,7 @@ class SlurmCluster:
         self._free: dict[str, int] = {}
         self._owners: dict[JobId, int] = {}
         self._silent: set[str] = set()
+        self._types: dict[str, str] = {}
         self._states: dict[JobId, State] = {}  # for the log alone
         self._gone: dict[JobId, SlurmJob | None] = {}  # likewise: those of them that Slurm lists no more
         self._looked = False
@@ -108,6 +120,14 @@ class SlurmCluster:
         self._runs: dict[JobId, time_limits.Run] = {}
         self._not_yet: dict[JobId, SlurmJob] = {}
         self._shared: set[int] = set()
+        self._stopped_s: dict[tuple[JobId, int], float] = {}
+        """(job, restarts of the run) -> when we stopped it: of a job that it requeues, Slurm does not say."""
+        self._signalled: dict[JobId, str] = {}
+        self._shrunk: dict[tuple[JobId, int], list[tuple[str, ...]]] = {}
+        """(job, restarts of the run) -> the nodes that it had at each try to shrink it."""
+        self._abilities = Abilities(spool.folder, gateway.version)
+        self._without_gpus: dict[tuple[JobId, int], bool] = {}
+        """(job, restarts of the run) -> whether Slurm has started it without its GPUs, as far as that was looked at."""
         self._renewed_s: dict[JobId, float] = {}
         self._ending: dict[JobId, int] = {}
         """Jobs that are gone and whose end is not known yet -> MB on a node that they were given."""
@@ -141,12 +161,13 @@ class SlurmCluster:
         self._gone = dict.fromkeys(gone) | {job.id: job for job in found if job.id in gone}
         self._silent = {node.name for node in slurm_nodes if node.state & {"NOT_RESPONDING", "DOWN"}}
         usable = tuple(name for name in self._settings.partitions if partitions[name].up)
-        types = {node.name: gpu_type(node) for node in slurm_nodes}
+        types = self._types = {node.name: gpu_type(node) for node in slurm_nodes}
         ended = tuple(run for job in found if (run := self._ended_run(job, types)) is not None)
         managed: dict[JobId, SlurmJob] = {}
         jobs: dict[JobId, Job] = {}
         refused: list[Refusal] = []
         not_yet: dict[JobId, SlurmJob] = {}
+        self._look_for_gpus((*slurm_jobs, *(job for job in found if job.id in gone)), rules)
         for slurm_job in slurm_jobs:
             if slurm_job.state not in WAITING | HOLDING | LEAVING:
                 continue
@@ -203,17 +224,21 @@ class SlurmCluster:
         """
         assert len({action.job for action in actions}) == len(actions), "one action a job"
         self._forget_moves(self._jobs.keys() - {action.job for action in actions if not isinstance(action, Hold)})
+        self._stop_without_gpus()
         steps = [self._step(action) for action in actions]
         failed: dict[JobId, SlurmError] = {}
         for wave in itertools.count():
             writes = [step.writes[wave] for step in steps if len(step.writes) > wave and step.job not in failed]
             if not writes:
                 break
+            before_s = self._clock.now_s()
             for write, error in zip(writes, self._gateway.write(writes), strict=True):
                 if isinstance(error, ControllerAway):
                     raise ClusterAway(str(error)) from error
                 if error is not None:
                     failed[write.job_id] = error
+                elif write.kind == "requeue_hold":
+                    self._note_stop(write.job_id, before_s)
         self._leave_to_slurm({action.job for action in actions})
         self._let_deadlines_count()
         return tuple(
@@ -230,6 +255,23 @@ class SlurmCluster:
         self._log_ends()
         self._spool.forget(now)
         return found
+
+    def accounts(self, jobs: Collection[JobId], since_s: float) -> tuple[EndedRun, ...]:
+        """See `ports.Accounts`: what slurmdbd has, where there is one."""
+        if not self._site.rules().features.counts_gpus:
+            return ()
+        try:
+            runs = self._gateway.runs(jobs, since_s)
+        except SlurmError as error:
+            log.info("cannot read Slurm's accounts", extra={"jobs": len(jobs), "text": str(error)})
+            return ()
+        found = []
+        for run in runs:
+            each = run.gpus // max(len(run.nodes), 1)
+            shares = tuple(Share(name, each) for name in sorted(run.nodes))
+            gpu_type = self._types.get(run.nodes[0], "") if run.nodes else ""
+            found.append(EndedRun(run.job_id, Placement(gpu_type, "", shares), run.start_s, run.end_s))
+        return tuple(found)
 
     # --- observing
 
@@ -305,10 +347,12 @@ class SlurmCluster:
             case _:
                 if slurm_job.state in LEAVING and not facts.asked:
                     return None
-                phase = Phase.STOPPING if facts.asked else Phase.RUNNING
-                allocation = _placement(slurm_job, slurm_job.nodes, types)
+                lacks = self._lacks_gpus(slurm_job)
+                phase = Phase.STOPPING if facts.asked or lacks else Phase.RUNNING
+                allocation = None if lacks else _placement(slurm_job, slurm_job.nodes, types)
         allocation = _granted(allocation, control)
-        mine = [name for name in slurm_job.partition if name in partitions]
+        first = control.submitted_to if control is not None and control.submitted_to in partitions else None
+        mine = [first] if first is not None else [name for name in slurm_job.partition if name in partitions]
         return Job(
             id=slurm_job.id,
             name=slurm_job.name,
@@ -321,7 +365,8 @@ class SlurmCluster:
             allocation=allocation,
             leaving=slurm_job.state in LEAVING,
             started_s=slurm_job.start_s if slurm_job.state in HOLDING else None,
-            stopped_s=_stopped_s(slurm_job),
+            stopped_s=self._ended_s(slurm_job),
+            requeued_s=slurm_job.submit_s if slurm_job.restarts else None,
             pauses_s=control.pauses_s if control is not None else (),
             time_limit_s=slurm_job.time_limit_s,
             account=slurm_job.account,
@@ -346,20 +391,19 @@ class SlurmCluster:
         request = control.request if control is not None else None
         return Facts(
             asked=request is not None,
-            answers=self._answers(slurm_job.id, control),
+            answers=_answers(self._present_run(slurm_job.id, control)),
             saved=request is not None and self._spool.answered(slurm_job.id, request.id) is not None,
             burst=BURST_MARK in (notes(slurm_job) or {}),
             kept_back=kept_by_begin(slurm_job, self._clock.now_s()),
             silent=bool(self._silent & set(slurm_job.nodes)),
         )
 
-    def _answers(self, job_id: JobId, control: Control | None) -> bool:
-        """Whether the job's present run has said that it reads requests."""
+    def _present_run(self, job_id: JobId, control: Control | None) -> Started | None:
+        """What the job's present run said when it began; None if it has said nothing yet."""
         run = self._spool.newest_epoch(job_id)
         if run is None or (control is not None and run < control.epoch):
-            return False
-        started = self._spool.started(job_id, run)
-        return started is not None and started.answers_requests
+            return None
+        return self._spool.started(job_id, run)
 
     def _forget_moves(self, job_ids: Iterable[JobId]) -> None:
         """A job that waits without a place to go to is not on its way any more: how long it waits is no cost of moving."""
@@ -406,6 +450,11 @@ class SlurmCluster:
         starting = {job_id for job_id, _ in pending if jobs[job_id].allocation is not None}
         self._released_s = {job_id: self._released_s.get(job_id, now_s) for job_id in starting}
         self._refused_starts = {key: count for key, count in self._refused_starts.items() if key[0] in managed}
+        runs = {(job_id, job.restarts - before) for job_id, job in managed.items() for before in (0, 1)}
+        self._stopped_s = {key: at_s for key, at_s in self._stopped_s.items() if key in runs}
+        self._without_gpus = {key: lacks for key, lacks in self._without_gpus.items() if key in runs}
+        self._shrunk = {key: tries for key, tries in self._shrunk.items() if key in runs}
+        self._signalled = {job_id: request for job_id, request in self._signalled.items() if job_id in managed}
 
     def _nodes(self, slurm_nodes: Iterable[SlurmNode], jobs: Iterable[Job], types: dict[str, str]) -> tuple[Node, ...]:
         ours: dict[str, int] = {}
@@ -444,12 +493,16 @@ class SlurmCluster:
             return _Step(Outcome(action, Progress.DONE, "it has ended"))
         if slurm_job.state in LEAVING:
             return _Step(Outcome(action, Progress.UNDER_WAY, "saves and leaves its GPUs"))
+        if self._lacks_gpus(slurm_job):
+            return _Step(Outcome(action, Progress.UNDER_WAY, "Slurm started it without its GPUs: it is stopped first"))
         if slurm_job.state in WAITING:
             if isinstance(action, Hold):
                 return _Step(Outcome(action, Progress.DONE), _held(slurm_job))
             return self._start(action, slurm_job, job)
         if not isinstance(action, Hold) and job.allocation and action.placement.suits(job.allocation):
             return _Step(self._stay(action, slurm_job))
+        if isinstance(action, Resize) and (outcome := self._shrink(action, slurm_job, job)) is not None:
+            return _Step(outcome)
         return self._stop(action, slurm_job)
 
     def _start(self, action: Action, slurm_job: SlurmJob, job: Job) -> _Step:
@@ -494,6 +547,7 @@ class SlurmCluster:
                 cpus=share.cpus or None,
                 memory_mb=share.memory_mb or None,
                 submitted_s=job.submit_s,
+                submitted_to=job.partitions[0] if job.partitions else None,
                 slurm_job=None if slurm_job.array_job_id is None else str(slurm_job.number),
                 time_limit_s=limit_s,
                 time_limit_restarts=None if limit_s is None else slurm_job.restarts,
@@ -537,18 +591,19 @@ class SlurmCluster:
             # GPUs from then on, whatever its TresPerNode says.
             return _Step(Outcome(action, Progress.UNDER_WAY, "waits for Slurm to give up a node that is silent"))
         control = self._spool.control(job_id)
-        answers = self._answers(job_id, control)
+        present = self._present_run(job_id, control)
+        answers = _answers(present)
         if control is None:
             epoch = self._spool.newest_epoch(job_id) or 0
-            control = Control(job_id=job_id, epoch=epoch, round=action.round, submitted_s=slurm_job.submit_s)
+            submitted = {"submitted_s": slurm_job.submit_s, "submitted_to": slurm_job.partition[0]}
+            control = Control(job_id=job_id, epoch=epoch, round=action.round, **submitted)
         request = control.request
         if request is None:
             request = Request(id=f"{action.round}-{control.epoch}", asked_s=now_s)
             moved_s = None if isinstance(action, Hold) else now_s
             asked = {"request": request, "moved_s": moved_s, "round": action.round}
             self._spool.tell(control.model_copy(update=asked), slurm_job.uid)
-            if answers:
-                return _Step(Outcome(action, Progress.UNDER_WAY, "was asked to save"))
+        self._send_signal(job_id, present, request)
         waits = 0 <= now_s - request.asked_s < self._settings.checkpoint_wait_s
         if answers and waits and self._spool.answered(job_id, request.id) is None:
             return _Step(Outcome(action, Progress.UNDER_WAY, "was asked to save"))
@@ -560,6 +615,119 @@ class SlurmCluster:
         self._keep_time_limit(slurm_job, control)
         left = Outcome(action, Progress.UNDER_WAY, f"{how}, leaves its GPUs")
         return _Step(left, (Write(job_id, "requeue_hold"),))
+
+    def _ended_s(self, job: SlurmJob) -> float | None:
+        """When the job's last run ended, or the one that is leaving. Slurm says it of a job that is over, not of one requeued."""
+        if job.state in LEAVING | ENDED and job.end_s is not None:
+            return job.end_s
+        return self._stopped_s.get((job.id, job.restarts - 1))
+
+    def _note_stop(self, job_id: JobId, asked_s: float) -> None:
+        # In whole seconds, as Slurm keeps them.
+        stopped_s = float(math.floor((asked_s + self._clock.now_s()) / 2))
+        self._stopped_s[job_id, self._slurm_jobs[job_id].restarts] = stopped_s
+
+    def _send_signal(self, job_id: JobId, present: Started | None, request: Request) -> None:
+        """With a request, once, to a run whose handler has registered. One that it does not reach may still see the request."""
+        if present is None or present.usr2 is None or self._signalled.get(job_id) == request.id:
+            return
+        self._signalled[job_id] = request.id
+        try:
+            self._gateway.signal(job_id, present.usr2)
+        except SlurmError as error:
+            log.warning("cannot send SIGUSR2", extra={"job": job_id, "text": str(error)})
+
+    def _shrink(self, action: Resize, slurm_job: SlurmJob, job: Job) -> Outcome | None:
+        """Take whole nodes from a run that goes on without them, where this Slurm can; None: it has to be stopped."""
+        control, held = self._spool.control(job.id), job.allocation
+        present = self._present_run(job.id, control)
+        if control is None or control.request is not None or held is None or slurm_job.state != "RUNNING":
+            return None
+        if present is None or not present.survives_losing_nodes or self._silent & set(slurm_job.nodes):
+            return None
+        wanted = action.placement
+        kept = {(share.node, share.gpus) for share in wanted.shares}
+        if not kept < {(share.node, share.gpus) for share in held.shares} or slurm_job.nodes[0] not in wanted.nodes:
+            return None
+        tries = self._shrunk.setdefault((job.id, slurm_job.restarts), [])
+        ability: Ability = "shrink-again" if tries else "shrink"
+        if slurm_job.nodes in tries:  # it was done, and nothing came of it
+            return None
+        tries.append(slurm_job.nodes)
+        try:
+            if not self._abilities.may(ability):
+                return None
+            self._gateway.shrink(job.id, wanted.nodes)
+            self._abilities.record(ability, True)
+        except (Refused, Transient) as error:
+            if not isinstance(error, TimedOut):
+                self._abilities.record(ability, False, str(error))
+            return None
+        except ControllerAway as error:
+            raise ClusterAway(str(error)) from error
+        except SlurmError as error:
+            log.info("cannot shrink the job", extra={"job": job.id, "text": str(error)})
+            return None
+        shape = {"nodes": wanted.configuration.nodes, "gpus": wanted.gpus, "round": action.round}
+        self._spool.tell(control.model_copy(update=shape), slurm_job.uid)
+        return Outcome(action, Progress.UNDER_WAY, "goes on, and gives whole nodes back")
+
+    # --- jobs without their GPUs
+
+    def _look_for_gpus(self, jobs: Iterable[SlurmJob], rules: SiteRules) -> None:
+        """Notice the runs of our jobs that Slurm has started without their GPUs.
+
+        Slurm 22.05.8 does that to a job that was requeued while a node of its was silent, once, and to one that it starts on
+        a node that has not registered since slurmctld began. Of jobs that were requeued it is asked in detail, a few at a time.
+        """
+        asked = 0
+        for job in jobs:
+            run = job.id, job.restarts
+            if job.id not in self._jobs or job.state not in ("RUNNING", "FAILED") or not job.gpus_per_node:
+                continue
+            if run in self._without_gpus:
+                pass
+            elif rules.features.counts_gpus and not job.gpus_counted.get("", 0):
+                self._without_gpus[run] = True
+            elif job.restarts and asked < CHECKS:
+                asked += 1
+                try:
+                    self._without_gpus[run] = self._gateway.gpus_held(job.id) == 0
+                except SlurmError as error:
+                    log.info("cannot see what Slurm has given a job", extra={"job": job.id, "text": str(error)})
+            if job.state == "FAILED" and self._without_gpus.get(run):
+                self._bring_back(job)
+
+    def _lacks_gpus(self, job: SlurmJob) -> bool:
+        return job.state == "RUNNING" and self._without_gpus.get((job.id, job.restarts), False)
+
+    def _bring_back(self, job: SlurmJob) -> None:
+        """A program that has found no GPUs may fail before anybody sees it run: that is not its fault."""
+        if not job.requeue or job.restarts >= MOST_RESTARTS:
+            return
+        try:
+            self._gateway.bring_back(job.id)
+        except SlurmError as error:
+            log.warning(
+                "cannot bring back a job that failed without its GPUs", extra={"job": job.id, "text": str(error)}
+            )
+            return
+        text = "Slurm started it without its GPUs, and it failed: brought back into the queue"
+        log.warning("job is brought back", extra={"job": job.id, "nodes": ",".join(job.nodes), "text": text})
+
+    def _stop_without_gpus(self) -> None:
+        """Stop such runs at once; a round starts them anew, and then they have their GPUs."""
+        for job in self._slurm_jobs.values():
+            if not self._lacks_gpus(job) or self._silent & set(job.nodes):
+                continue
+            try:
+                self._gateway.requeue_hold(job.id)
+            except SlurmError as error:
+                log.warning("cannot stop a job without its GPUs", extra={"job": job.id, "text": str(error)})
+                continue
+            text = "Slurm started it without its GPUs: stopped, to start anew. Slurm may go on counting GPUs of its nodes as "
+            text += "used until `scontrol reconfigure`"
+            log.warning("job is stopped", extra={"job": job.id, "nodes": ",".join(job.nodes), "text": text})
 
     def _for_plain_jobs(
         self, slurm_jobs: Iterable[SlurmJob], managed: Collection[JobId], nodes: Sequence[Node], now_s: float
@@ -655,6 +823,11 @@ class _Step:
         return self.outcome.action.job
 
 
+def _answers(present: Started | None) -> bool:
+    """Whether a run can be asked to save: it reads requests, or looks for one on a signal."""
+    return present is not None and (present.answers_requests or present.usr2 is not None)
+
+
 def _held(job: SlurmJob) -> tuple[Write, ...]:
     """What keeps a pending job from starting; nothing if it is kept already."""
     return () if job.held else (Write(job.id, "hold"),)
@@ -729,13 +902,6 @@ def _submitted_s(job: SlurmJob, control: Control | None) -> float:
     """When the job was first submitted: Slurm sets its SubmitTime anew at each requeue, so the spool keeps the first."""
     kept = control.submitted_s if control is not None else None
     return job.submit_s if kept is None else min(kept, job.submit_s)
-
-
-def _stopped_s(job: SlurmJob) -> float | None:
-    """When the job's last run ended: Slurm sets the SubmitTime of a job that it puts back into the queue anew."""
-    if job.state in LEAVING | ENDED:
-        return job.end_s
-    return job.submit_s if job.restarts else None
 
 
 def _placement(job: SlurmJob, nodes: tuple[str, ...], types: dict[str, str]) -> Placement:

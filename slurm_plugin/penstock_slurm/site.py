@@ -106,6 +106,11 @@ class Owner(NamedTuple):
     account: str
     qos: str
 
+    @property
+    def partitions(self) -> tuple[str, ...]:
+        """None: Slurm's limits that we read know no partitions."""
+        return ()
+
     @classmethod
     def of(cls, job: SlurmJob) -> Self:
         """Of that job."""

@@ -15,7 +15,7 @@ def job(job_id: str, *, phase: Phase = Phase.QUEUED, submit_s: float = 0.0, rest
     """A job whose wish has `fields`; allocation, target, time_limit_s and partitions are keywords too."""
     more = (
         *("allocation", "target", "account", "qos", "reservation", "weight", "time_limit_s"),
-        *("started_s", "stopped_s", "leaving", "pauses_s"),
+        *("started_s", "stopped_s", "requeued_s", "leaving", "pauses_s"),
     )
     own = {name: fields.pop(name) for name in more if name in fields}
     user = fields.pop("user", "ada")

@@ -312,6 +312,56 @@ def test_gpu_seconds_follow_the_clusters_own_times():
         }
 
 
+def test_an_end_that_nobody_saw_is_the_accounts_or_else_the_middle():
+    """4 GPUs from 0 s, seen at 10 s, requeued by its user, back in the queue at 20 s: to the middle, 15 s, 60 GPU-seconds.
+
+    With the accounts, 4 * 12 for that run, and 2 * 3 for one that came and went in between: 54.
+    """
+    began = SimulatedClock().now_s()
+    job_runs = job("j", phase=Phase.RUNNING, allocation=on("t4", t4_00=4), started_s=began)
+    gone = job("j", restarts=2, requeued_s=began + 20)
+    once = job("j", restarts=1, requeued_s=began + 20)
+    recorded = (
+        EndedRun("j", on("t4", t4_00=4), began, began + 12),
+        EndedRun("j", on("t4", t4_01=2), began + 14, began + 17),
+        EndedRun("j", on("t4", t4_01=2), began - 50, began - 40),
+    )
+
+    class Nothing:
+        name = "nothing"
+
+        def decide(self, snapshot):
+            return Plan(snapshot.round)
+
+    def attained(after, accounts):
+        clock, store = SimulatedClock(), MemoryStore()
+        clock.sleep(10.0)
+        seen = iter((job_runs, after))
+
+        class Told:
+            def observe(self):
+                return ClusterState((), (next(seen),))
+
+            def apply(self, todo):
+                return ()
+
+            def reports(self):
+                return ()
+
+        source = WishModels(Families(), 30.0)
+        told = Told()
+        loop = RoundLoop(told, clock, store, Period(10.0), Nothing(), source, tick_s=10.0, accounts=accounts)  # type: ignore[arg-type]
+        loop._seen_s = began  # a daemon that has been there from the start
+        loop.tick()
+        clock.sleep(10.0)
+        loop.tick()
+        return store.last_round().snapshot.attained["j"]["t4"]
+
+    assert attained(once, None) == pytest.approx(4 * 15, abs=4)
+    assert attained(gone, lambda jobs, since_s: recorded) == 4 * 12 + 2 * 3
+    assert attained(once, lambda jobs, since_s: ()) == pytest.approx(4 * 15, abs=4)
+
+
 def plan(**placements: object) -> Plan:
     reason = Reason(ReasonCode.CHOSEN, "why")
     given = {name: Assignment(where, reason, 1.0) for name, where in placements.items() if where is not None}  # type: ignore[arg-type]

@@ -34,7 +34,7 @@ class Job:
     user: str
     wish: JobWish
     partitions: tuple[str, ...]
-    """Partitions, all managed, in which it may run."""
+    """Partitions, all managed, in which it may run; the one that it was submitted to first."""
     phase: Phase
     submit_s: float
     """When it was submitted, s since 1970 on the cluster's clock."""
@@ -48,6 +48,8 @@ class Job:
     """When its present run began, on the cluster's clock; None: it does not run, or the cluster does not say."""
     stopped_s: float | None = None
     """When the run before that, or the one that is leaving, ended; None: there was none, or the cluster does not say."""
+    requeued_s: float | None = None
+    """When it was put back into the queue, at the latest when the run before ended; None: never, or not known."""
     pauses_s: tuple[float, ...] = ()
     """How long its last few moves kept it from training, from the decision until it ran again; the newest last."""
     target: Placement | None = None
@@ -90,12 +92,17 @@ class Owned(Protocol):
         """Its QOS."""
         ...
 
+    @property
+    def partitions(self) -> tuple[str, ...]:
+        """Partitions in which it may run, the one that it was submitted to first."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class GpuLimit:
-    """What some jobs may hold together: Slurm's limits for a QOS, or the site's for a user or an account."""
+    """What some jobs may hold together: Slurm's limits for a QOS, or the site's for a user, an account or a partition."""
 
-    kind: Literal["user", "account", "qos"]
+    kind: Literal["user", "account", "qos", "partition"]
     name: str
     gpus: int
     """GPUs that the jobs which it covers may hold: the limit, less what other jobs of the same hold."""
@@ -112,7 +119,8 @@ class GpuLimit:
 
     def covers(self, job: Owned) -> bool:
         """Whether the job counts against it."""
-        whose = {"user": job.user, "account": job.account, "qos": job.qos}[self.kind]
+        submitted_to = next(iter(job.partitions), "")
+        whose = {"user": job.user, "account": job.account, "qos": job.qos, "partition": submitted_to}[self.kind]
         narrowed = self.user in ("", job.user) and self.account in ("", job.account)
         return narrowed and whose in (self.name, *self.below) and job.qos not in self.spared_qos
 

@@ -12,6 +12,7 @@ from penstock_scheduler.model.wish import describe_errors
 from penstock_scheduler.policies.budgets import WithBudgets
 from penstock_scheduler.policies.cloud import WithCloud
 from penstock_scheduler.policies.gavel import Gavel, GavelSettings
+from penstock_scheduler.policies.partitioned import Partitioned
 from penstock_scheduler.policies.pollux import Pollux, PolluxSettings
 from penstock_scheduler.policies.queues import (
     Fifo,
@@ -77,7 +78,8 @@ def _names(registry: Mapping[str, object]) -> list[str]:
 def make_policy(name: str, settings: Mapping[str, Any] | None = None) -> tuple[Policy, dict[str, Any]]:
     """The policy called `name`, and its settings in full.
 
-    A name such as `sia+synergy-tune` is a policy with stages behind it; its settings are those of each part, by its name.
+    A name such as `sia+synergy-tune` is a policy with stages behind it, `sia debug=fifo` one with another for the partition
+    debug; the settings of such are those of each part, by its name.
 
     Raises:
         ConfigError: a name or a setting that is wrong.
@@ -85,18 +87,42 @@ def make_policy(name: str, settings: Mapping[str, Any] | None = None) -> tuple[P
     first, *behind = name.split("+")
     if first.partition(":")[0] in STAGES:
         raise ConfigError(f"{first!r} refines the plan of a policy: write it behind one, such as sia+{first}")
-    if not behind:
+    parts = parts_of(name)
+    if len(parts) == 1 and len(first.split()) == 1:
         policy, in_full = _make(name, REGISTRY, "policies", settings or {})
         return WithBudgets(WithCloud(policy)), in_full
-    given, bases = dict(settings or {}), [part.partition(":")[0] for part in (first, *behind)]
-    if unknown := sorted(set(given) - {first, *behind, *bases}):
-        raise ConfigError(f"policy {name!r} has no part {unknown[0]!r}; its settings are by part: {', '.join(bases)}")
-    policy, in_full = _make(first, REGISTRY, "policies", given.get(first, given.get(bases[0], {})))
-    stages, every = [], {bases[0]: in_full}
-    for part, base in zip(behind, bases[1:], strict=True):
-        stage, every[base] = _make(part, STAGES, "stages", given.get(part, given.get(base, {})))
+    given, bases = dict(settings or {}), {part: part.partition(":")[0] for part in parts}
+    if unknown := sorted(set(given) - {*bases, *bases.values()}):
+        raise ConfigError(
+            f"policy {name!r} has no part {unknown[0]!r}; its settings are by part: {', '.join(bases.values())}"
+        )
+    of_part = {part: given.get(part, given.get(base, {})) for part, base in bases.items()}
+    every: dict[str, Any] = {}
+    made: dict[str, Policy] = {}
+    stages: list[Stage] = []
+    for part in parts_of(first):
+        made[part], every[bases[part]] = _make(part, REGISTRY, "policies", of_part[part])
+    for part in behind:
+        stage, every[bases[part]] = _make(part, STAGES, "stages", of_part[part])
         stages.append(stage)
-    return Staged(WithBudgets(WithCloud(policy)), stages), every
+    rest, *words = first.split()
+    own = {partition: made[policy] for partition, policy in map(_own, words)}
+    policy = WithBudgets(WithCloud(Partitioned(made[rest], own) if own else made[rest]))
+    return Staged(policy, stages) if stages else policy, every
+
+
+def _own(word: str) -> tuple[str, str]:
+    partition, sign, policy = word.partition("=")
+    if not (partition and sign and policy):
+        raise ConfigError(
+            f"policy: {word!r} behind the first policy is no PARTITION=POLICY, such as debug=fifo, for a partition of its own"
+        )
+    return partition, policy
+
+
+def parts_of(name: str) -> list[str]:
+    """The policies and stages that a name is made of: of `sia debug=fifo+synergy-tune` sia, fifo and synergy-tune."""
+    return list(dict.fromkeys(word.rpartition("=")[2] for part in name.split("+") for word in part.split()))
 
 
 def settings_model(name: str) -> type[BaseModel]:

@@ -33,6 +33,10 @@ class Allowance:
         other._left = dict(self._left)
         return other
 
+    def left(self) -> tuple[GpuLimit, ...]:
+        """The limits, less what was given out."""
+        return tuple(dataclasses.replace(limit, gpus=max(left, 0)) for limit, left in self._left.items())
+
     def refuses(self, job: Job, gpus: int, gpu_type: str) -> GpuLimit | None:
         """The limit that does not allow the job so many GPUs of this type now."""
         bears = (limit for limit, left in self._left.items() if gpus > left and limit.counts(gpu_type))

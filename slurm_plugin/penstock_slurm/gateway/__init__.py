@@ -18,6 +18,7 @@ from penstock_slurm.gateway.base import (
     SlurmNode,
     SlurmPartition,
     SlurmReservation,
+    SlurmRun,
     Write,
     slurm_minutes,
 )
@@ -51,6 +52,7 @@ __all__ = [
     "SlurmNode",
     "SlurmPartition",
     "SlurmReservation",
+    "SlurmRun",
     "TimedOut",
     "Transient",
     "UnreadableAnswer",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -153,6 +153,19 @@ class SlurmJob:
 
 
 @dataclass(frozen=True, slots=True)
+class SlurmRun:
+    """A run that is over, in Slurm's accounts. A job that was requeued has several."""
+
+    job_id: str
+    """Like `SlurmJob.id`."""
+    start_s: float
+    end_s: float
+    nodes: tuple[str, ...]
+    gpus: int
+    """On all nodes."""
+
+
+@dataclass(frozen=True, slots=True)
 class SlurmReservation:
     """One reservation with its nodes. Those of licences alone have none."""
 
@@ -178,6 +191,8 @@ class SlurmFeatures:
     fair_share: bool = False
     memory: bool = False
     """Whether it gives out memory, as it does CPUs (SelectTypeParameters=CR_Core_Memory)."""
+    counts_gpus: bool = False
+    """Whether `SlurmJob.gpus_counted` says what a running job holds (AccountingStorageTRES=gres/gpu)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,6 +294,10 @@ class Gateway(Protocol):
         """All jobs in no certain order, each array element for itself; with `finished` also ended ones not yet purged."""
         ...
 
+    def gpus_held(self, job_id: str) -> int | None:
+        """GPUs that Slurm has really given to a running job, at times fewer than it asked for; None: it does not say."""
+        ...
+
     def reservations(self) -> tuple[SlurmReservation, ...]:
         """All reservations."""
         ...
@@ -303,6 +322,14 @@ class Gateway(Protocol):
         """(account, user) -> Slurm's fair-share factor, 0 (has had too much) to 1. Only where `features().fair_share`."""
         ...
 
+    def runs(self, job_ids: Collection[str], since_s: float) -> tuple[SlurmRun, ...]:
+        """Runs of these jobs that ended since then, as slurmdbd knows them. Only where `features().counts_gpus`.
+
+        Raises:
+            AccountingAway: slurmdbd does not answer.
+        """
+        ...
+
     def hold(self, job_id: str) -> None:
         """Keep a pending job from starting; only an admin can release it. A running one stays running."""
         ...
@@ -319,6 +346,10 @@ class Gateway(Protocol):
         """
         ...
 
+    def bring_back(self, job_id: str) -> None:
+        """Put a job that has failed back into the queue, held."""
+        ...
+
     def cancel(self, job_id: str) -> None:
         """End a job for good. JobGone where it had ended."""
         ...
@@ -329,6 +360,14 @@ class Gateway(Protocol):
         Does not release it. Slurm does not check that the nodes lie in the partition before it tries to start the
         job. Wait until a requeued job is PENDING and then 1.1 s (docs/slurm-gateway.md) before releasing it.
         """
+        ...
+
+    def signal(self, job_id: str, where: Literal["batch", "steps"]) -> None:
+        """Send SIGUSR2 to the process of a running job's batch script, or to all processes of its steps."""
+        ...
+
+    def shrink(self, job_id: str, nodes: Sequence[str]) -> None:
+        """Take from a running job all nodes but these, of which its first must be one. Not tried again."""
         ...
 
     def leave_to_slurm(self, job_id: str, shape: PlainShape, cpus: int, after_s: float) -> None:

@@ -11,10 +11,10 @@ import secrets
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from penstock_slurm.gateway.base import (
     JobPlacement,
@@ -25,6 +25,7 @@ from penstock_slurm.gateway.base import (
     SlurmNode,
     SlurmPartition,
     SlurmReservation,
+    SlurmRun,
     Write,
     slurm_minutes,
 )
@@ -42,14 +43,17 @@ from penstock_slurm.gateway.errors import (
 from penstock_slurm.gateway.parse import (
     ASSOCIATION_FIELDS,
     QOS_FIELDS,
+    RUN_FIELDS,
     parse_associations,
     parse_fair_shares,
     parse_features,
+    parse_gpus_held,
     parse_jobs,
     parse_nodes,
     parse_partitions,
     parse_qos,
     parse_reservations,
+    parse_runs,
     parse_switches,
     parse_version,
     squeue_format,
@@ -82,6 +86,9 @@ UNKNOWN_WORD = "invalid keyword: "
 
 FEEDS = 2
 """Commands at once: an update is three questions to slurmctld, and scontrol reads its input a letter at a time."""
+
+RUNS_AT_ONCE = 1000
+"""Jobs whose runs one sacct is asked for."""
 
 FEW = 20
 """Writes that one command takes alone."""
@@ -133,12 +140,19 @@ class CliGateway:
 
     def describe(self, job_id: str) -> str:
         """One job in scontrol's words."""
+        return self._show_job(job_id)
+
+    def _show_job(self, job_id: str, *options: str) -> str:
         _expect_id(job_id)
         variables = {"SLURM_TIME_FORMAT": "%s"}
-        done = self._run(("scontrol", "-a", "-o", "show", "job", job_id), variables, job_id)
+        done = self._run(("scontrol", "-a", "-o", *options, "show", "job", job_id), variables, job_id)
         if done.returncode != 0:
             raise error_from(done.stderr or done.stdout, command="scontrol show job", job_id=job_id)
         return done.stdout
+
+    def gpus_held(self, job_id: str) -> int | None:
+        """`scontrol -d show job`."""
+        return parse_gpus_held(self._show_job(job_id, "-d"))
 
     def reservations(self) -> tuple[SlurmReservation, ...]:
         """All reservations."""
@@ -168,6 +182,20 @@ class CliGateway:
         """(account, user) -> fair-share factor."""
         return _read(parse_fair_shares, self._ask("sshare", "-nPa", "-o", "Account,User,FairShare"), "sshare")
 
+    def runs(self, job_ids: Collection[str], since_s: float) -> tuple[SlurmRun, ...]:
+        """`sacct -D`, each RUNS_AT_ONCE jobs."""
+        ids: list[str] = list(job_ids)
+        found: tuple[SlurmRun, ...] = ()
+        since = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(since_s))
+        for at in range(0, len(ids), RUNS_AT_ONCE):
+            some = ids[at : at + RUNS_AT_ONCE]
+            for job_id in some:
+                _expect_id(job_id)
+            options = ("-D", "-X", "-n", "-P", "-S", since, "-j", ",".join(some), "-o", ",".join(RUN_FIELDS))
+            text = self._ask("sacct", *options, variables={"SLURM_TIME_FORMAT": "%s"})
+            found += _read(parse_runs, text, "sacct")
+        return found
+
     def hold(self, job_id: str) -> None:
         """`scontrol hold`: the priority becomes 0 until an admin's release."""
         self._one(Write(job_id, "hold"))
@@ -179,6 +207,10 @@ class CliGateway:
     def requeue_hold(self, job_id: str) -> None:
         """`scontrol requeuehold Incomplete`; without that word 22.05 brings cancelled jobs back."""
         self._one(Write(job_id, "requeue_hold"))
+
+    def bring_back(self, job_id: str) -> None:
+        """`scontrol requeuehold`, of a job that has ended."""
+        self._write(job_id, "scontrol", "requeuehold", job_id)
 
     def cancel(self, job_id: str) -> None:
         """`scancel -v`: without -v it is silent about jobs that do not exist."""
@@ -267,6 +299,15 @@ class CliGateway:
             answers.append(answer.strip())
             said = rest
         return answers
+
+    def signal(self, job_id: str, where: Literal["batch", "steps"]) -> None:
+        """`scancel --signal`, which without --batch leaves the batch script out."""
+        self._write(job_id, "scancel", "-v", "--signal=USR2", *(["--batch"] if where == "batch" else []), job_id)
+
+    def shrink(self, job_id: str, nodes: Sequence[str]) -> None:
+        """`scontrol update NodeList=`. Without slurmdbd 22.05 thinks for 5 s before it refuses a second time."""
+        _expect_id(job_id)
+        self._write_once(job_id, ("scontrol", "update", f"JobId={job_id}", f"NodeList={','.join(nodes)}"))
 
     def leave_to_slurm(self, job_id: str, shape: PlainShape, cpus: int, after_s: float) -> None:
         """The begin time comes with the shape and before the release, so that nothing starts in between."""

@@ -13,6 +13,7 @@ from penstock_slurm.gateway.base import (
     SlurmNode,
     SlurmPartition,
     SlurmReservation,
+    SlurmRun,
 )
 from penstock_slurm.gateway.hostlist import expand
 
@@ -56,9 +57,13 @@ JOB_FIELDS = (
 """What squeue is asked for, in the order in which `_job` takes it."""
 
 NODE_KEYS = re.compile(
-    r"(?:^|\s)(NodeName|Gres|GresUsed|State|Partitions|CPUAlloc|CPUTot|CPUEfctv|RealMemory|AllocMem|MemSpecLimit)=(\S*)"
+    r"(?:^|\s)(NodeName|Gres|GresUsed|State|Partitions|CPUAlloc|CPUTot|CPUEfctv|RealMemory|AllocMem|MemSpecLimit|SlurmdStartTime)"
+    r"=(\S*)"
 )
+POWERED = frozenset({"POWERED_DOWN", "POWERING_UP", "POWERING_DOWN", "POWER_UP"})
+"""Nodes of which nobody expects that their slurmd has registered."""
 REASON = re.compile(r"\sReason=(.*?)(?: \[[^\s\]]+@[^\s\]]+\])?(?=\s(?:Comment|Extra)=|\s*$)")
+JOB_GRES = re.compile(r"\sJOB_GRES=(\S*)")
 PARTITION_KEYS = re.compile(r"(?:^|\s)(PartitionName|Nodes|State|Default|MaxTime)=(\S*)")
 
 RESERVATION_KEYS = re.compile(r"(?:^|\s)(ReservationName|StartTime|EndTime|Nodes|Flags|State)=(\S*)")
@@ -70,6 +75,8 @@ QOS_FIELDS = ("Name", "GrpTRES", "MaxTRESPerUser", "MaxTRESPerAccount")
 EACH: tuple[Literal["", "user", "account"], ...] = ("", "user", "account")
 """For whom QOS_FIELDS' limits hold, in their order."""
 ASSOCIATION_FIELDS = ("Account", "ParentName", "User", "Partition", "GrpTRES")
+
+RUN_FIELDS = ("JobID", "Start", "End", "NodeList", "AllocTRES")
 
 STATE_SUFFIXES = {
     "*": "NOT_RESPONDING",
@@ -229,6 +236,14 @@ def parse_gres(text: str) -> dict[str, int]:
     return gpus
 
 
+def parse_gpus_held(text: str) -> int | None:
+    """GPUs of a running job on all its nodes, from `scontrol -o -d show job`; None where it does not say."""
+    found = JOB_GRES.search(text)
+    if found is None:
+        return None
+    return 0 if found[1] in NOTHING else sum(parse_gres(found[1]).values())
+
+
 def parse_tres_per_node(text: str) -> tuple[int | None, str | None]:
     """GPUs per node and their type, from `gres:gpu:4`, `gres/gpu:t4:2`, `gpu:2`, several by commas.
 
@@ -278,11 +293,16 @@ def _node(line: str) -> SlurmNode:
     for key, value in NODE_KEYS.findall(line):
         keys.setdefault(key, value)  # the first counts: Reason and Comment, which hold any text, come last
     reason = REASON.search(line)
+    state = parse_state(keys["State"])
+    if keys.get("SlurmdStartTime") in NOTHING and not state & POWERED:
+        # slurmctld is new and has not heard of it: where jobs ran before, it says MIXED and the like, and was seen (22.05.8)
+        # to start jobs there without their GPUs.
+        state |= {"UNKNOWN"}
     return SlurmNode(
         name=keys["NodeName"],
         gpus=parse_gres(keys["Gres"]) if keys["Gres"] not in NOTHING else {},
         gpus_used=parse_gres(keys["GresUsed"]) if keys.get("GresUsed", "") not in NOTHING else {},
-        state=parse_state(keys["State"]),
+        state=state,
         partitions=tuple(name for name in keys.get("Partitions", "").split(",") if name),
         cpus=int(keys.get("CPUEfctv", keys["CPUTot"])),
         cpus_used=int(keys["CPUAlloc"]),
@@ -346,6 +366,7 @@ def parse_features(text: str) -> SlurmFeatures:
         limits=accounting and bool({"limits", "safe", "all"} & set(keys["AccountingStorageEnforce"].split(","))),
         fair_share=accounting and keys["PriorityType"].endswith("/multifactor"),
         memory="MEMORY" in keys.get("SelectTypeParameters", ""),
+        counts_gpus=accounting and "gres/gpu" in keys.get("AccountingStorageTRES", "").split(","),
     )
 
 
@@ -407,6 +428,20 @@ def parse_fair_shares(text: str) -> dict[tuple[str, str], float]:
         ValueError: not such an answer.
     """
     return {(account, user): float(factor) for account, user, factor in _rows(text, 3) if user and factor}
+
+
+def parse_runs(text: str) -> tuple[SlurmRun, ...]:
+    """Runs that are over, from `sacct -D -X -n -P` with RUN_FIELDS and SLURM_TIME_FORMAT=%s.
+
+    Raises:
+        ValueError: not such an answer.
+    """
+    runs = []
+    names = _Names()
+    for job_id, start, end, nodes, tres in _rows(text, len(RUN_FIELDS)):
+        if start.isdigit() and end.isdigit() and int(end) >= int(start):
+            runs.append(SlurmRun(job_id, float(start), float(end), names[nodes], parse_tres(tres).get("", 0)))
+    return tuple(runs)
 
 
 def _rows(text: str, width: int) -> list[list[str]]:

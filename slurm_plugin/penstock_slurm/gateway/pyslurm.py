@@ -12,9 +12,9 @@ import importlib
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from penstock_slurm.gateway.base import (
     ENDED,
@@ -26,6 +26,7 @@ from penstock_slurm.gateway.base import (
     SlurmNode,
     SlurmPartition,
     SlurmReservation,
+    SlurmRun,
     Write,
     slurm_minutes,
 )
@@ -119,6 +120,11 @@ class PyslurmGateway:
         """None: not read by this back end yet, nor are those of jobs."""
         return ()
 
+    def gpus_held(self, job_id: str) -> int | None:
+        """Not read by this back end yet."""
+        del job_id
+        return None
+
     def features(self) -> SlurmFeatures:
         """Nothing: topology, limits and fair share are not read by this back end yet."""
         return SlurmFeatures()
@@ -136,6 +142,11 @@ class PyslurmGateway:
         """None, see `features`."""
         return {}
 
+    def runs(self, job_ids: Collection[str], since_s: float) -> tuple[SlurmRun, ...]:
+        """None, see `features`."""
+        del job_ids, since_s
+        return ()
+
     def hold(self, job_id: str) -> None:
         """Keep a pending job from starting."""
         self._write("hold", job_id, lambda job: job.hold())
@@ -151,6 +162,10 @@ class PyslurmGateway:
         except Refused as error:
             if "pending execution" not in error.text:
                 raise
+
+    def bring_back(self, job_id: str) -> None:
+        """Put a job that has failed back into the queue, held."""
+        self._write("requeue", job_id, lambda job: job.requeue(hold=True))
 
     def cancel(self, job_id: str) -> None:
         """End a job for good."""
@@ -171,6 +186,14 @@ class PyslurmGateway:
             **({} if placement.memory_mb_per_node is None else {"memory_per_node": f"{placement.memory_mb_per_node}M"}),
         )
         self._write("modify", job_id, lambda job: job.modify(change))
+
+    def signal(self, job_id: str, where: Literal["batch", "steps"]) -> None:
+        """Refused: only the back end cli sends signals."""
+        raise Refused(f"SIGUSR2 to its {where} needs the back end cli", command="signal", job_id=job_id)
+
+    def shrink(self, job_id: str, nodes: Sequence[str]) -> None:
+        """Refused: only the back end cli shrinks jobs."""
+        raise Refused(f"shrinking to {','.join(nodes)} needs the back end cli", command="shrink", job_id=job_id)
 
     def leave_to_slurm(self, job_id: str, shape: PlainShape, cpus: int, after_s: float) -> None:
         """The begin time comes with the shape and before the release, so that nothing starts in between."""

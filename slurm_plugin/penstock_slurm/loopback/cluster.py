@@ -154,7 +154,9 @@ class LoopbackCluster:
     def command(
         self, *argv: str, timeout_s: float = 30, check: bool = True, input: str | None = None
     ) -> subprocess.CompletedProcess[str]:
-        """Run one of Slurm's commands on this cluster, such as `command("sbatch", "job.sh")`.
+        """Run one of Slurm's commands on this cluster, such as `command("sbatch", "--wrap=hostname")`.
+
+        It runs in the cluster's folder, so that what jobs write beside them by default is swept away with it.
 
         Raises:
             CommandFailed: it ended with another exit status than 0, and `check` is true.
@@ -167,6 +169,7 @@ class LoopbackCluster:
             done = subprocess.run(
                 [path, *argv[1:]],
                 env=_outer_environment() | self.environment(),
+                cwd=self.folder,
                 input="" if input is None else input,
                 capture_output=True,
                 text=True,

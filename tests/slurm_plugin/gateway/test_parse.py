@@ -11,12 +11,14 @@ from penstock_slurm.gateway.parse import (
     parse_associations,
     parse_fair_shares,
     parse_features,
+    parse_gpus_held,
     parse_gres,
     parse_jobs,
     parse_nodes,
     parse_partitions,
     parse_qos,
     parse_reservations,
+    parse_runs,
     parse_state,
     parse_switches,
     parse_tres_per_node,
@@ -43,6 +45,43 @@ def test_reads_a_node_of_22_05():
     assert (node.cpus, node.cpus_used, node.memory_mb, node.memory_used_mb) == (60, 3, 255000, 512)
     assert node.reason == "a b State=IDLE x"
     assert not node.usable
+
+
+def test_a_node_that_has_not_registered_yet_is_not_known():
+    """As right after slurmctld's restart, whatever ran there before; not so one that is powered down or up."""
+    line = NODE.split(" Reason=")[0].replace("MIXED+DRAIN", "MIXED")
+
+    def usable(state: str, started: str) -> bool:
+        text = line.replace("State=MIXED", f"State={state}").replace(" CfgTRES", f" SlurmdStartTime={started} CfgTRES")
+        return parse_nodes(text)[0].usable
+
+    assert usable("MIXED", "2026-11-21T01:18:24")
+    assert not usable("MIXED", "None")
+    assert not usable("IDLE+COMPLETING", "None")
+    assert usable("MIXED+CLOUD+POWERING_UP", "None")
+
+
+@pytest.mark.parametrize(
+    ("text", "gpus"),
+    [
+        (" JOB_GRES=gpu:t4:2 Nodes=t4-[00-01] GRES=gpu:t4:1(IDX:0)", 2),
+        (" JOB_GRES=(null) Nodes=t4-01 GRES=", 0),
+        (" JOB_GRES=gpu:a100:0 GRES=gpu:a100:0(IDX:)", 0),
+        (" JobState=RUNNING", None),
+    ],
+)
+def test_reads_what_a_job_was_really_given(text, gpus):
+    assert parse_gpus_held("JobId=1 JobName=x" + text) == gpus
+
+
+def test_reads_runs_that_are_over():
+    text = (
+        "7|1795256400|1795256410|t4-[00-01]|billing=2,gres/gpu:t4=8,gres/gpu=8,node=2\n"
+        "7|1795256420|Unknown|t4-00|gres/gpu=4\n12_3|1795256400|1795256401|a100-00|cpu=1\n9|Unknown|Unknown|None assigned|\n"
+    )
+    first, element = parse_runs(text)
+    assert (first.job_id, first.end_s - first.start_s, first.nodes, first.gpus) == ("7", 10, ("t4-00", "t4-01"), 8)
+    assert (element.job_id, element.gpus) == ("12_3", 0)
 
 
 def test_reads_a_node_without_gpus_and_in_good_health():
@@ -224,6 +263,7 @@ AccountingStorageEnforce = associations,limits,qos
 AccountingStorageType   = accounting_storage/slurmdbd
 AccountingStoreFlags    = (null)
 ClusterName             = loop
+AccountingStorageTRES   = cpu,mem,energy,node,billing,fs/disk,vmem,pages,gres/gpu,gres/gpu:t4
 PriorityType            = priority/multifactor
 SlurmctldHost[0]        = vm(127.0.0.1)
 TopologyPlugin          = topology/tree
@@ -233,12 +273,16 @@ TopologyPlugin          = topology/tree
 @pytest.mark.parametrize(
     ("was", "becomes", "features"),
     [
-        ("", "", SlurmFeatures("loop", topology=True, limits=True, fair_share=True)),
-        ("associations,limits,qos", "none", SlurmFeatures("loop", topology=True, fair_share=True)),
-        ("associations,limits,qos", "safe", SlurmFeatures("loop", topology=True, limits=True, fair_share=True)),
+        ("", "", SlurmFeatures("loop", topology=True, limits=True, fair_share=True, counts_gpus=True)),
+        ("associations,limits,qos", "none", SlurmFeatures("loop", topology=True, fair_share=True, counts_gpus=True)),
+        (
+            "associations,limits,qos",
+            "safe",
+            SlurmFeatures("loop", topology=True, limits=True, fair_share=True, counts_gpus=True),
+        ),
         ("accounting_storage/slurmdbd", "accounting_storage/none", SlurmFeatures("loop", topology=True)),
-        ("priority/multifactor", "priority/basic", SlurmFeatures("loop", topology=True, limits=True)),
-        ("topology/tree", "topology/none", SlurmFeatures("loop", limits=True, fair_share=True)),
+        ("priority/multifactor", "priority/basic", SlurmFeatures("loop", topology=True, limits=True, counts_gpus=True)),
+        ("topology/tree", "topology/none", SlurmFeatures("loop", limits=True, fair_share=True, counts_gpus=True)),
     ],
 )
 def test_reads_what_is_switched_on(was, becomes, features):

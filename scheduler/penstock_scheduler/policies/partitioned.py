@@ -1,0 +1,104 @@
+"""Partitions with policies of their own: `sia debug=fifo` decides by `fifo` for the partition debug, and by `sia` for the rest.
+
+A job belongs to the partition that it was submitted to. One with a policy of its own has its nodes to itself: of nodes in
+several partitions the first that is named has them. Its jobs get nodes of it alone, and others none of them. What a job holds
+outside of its part, from before, counts there as another's, and it may stay until it ends.
+
+Parts are decided one after the other, those that are named first; what they give out counts against limits that later ones share.
+The cloud is for the rest.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Mapping
+
+from penstock_scheduler.model import Job, Node, Phase, Plan, Share, Snapshot
+from penstock_scheduler.policies.room import Allowance
+from penstock_scheduler.ports import Policy
+
+
+class Partitioned:
+    """See the module.
+
+    Args:
+        rest: decides for all partitions that are not named.
+        own: partition -> its policy, in the order in which they are decided.
+    """
+
+    def __init__(self, rest: Policy, own: Mapping[str, Policy]) -> None:
+        self._rest = rest
+        self._own = dict(own)
+        self.name = " ".join([rest.name, *(f"{name}={policy.name}" for name, policy in own.items())])
+
+    def decide(self, snapshot: Snapshot) -> Plan:
+        """The plans of all parts together."""
+        part_of = {node.name: self._part(node.partitions) for node in snapshot.nodes}
+        whole = Plan(snapshot.round)
+        allowance = Allowance(snapshot.limits)
+        for name, policy in (*self._own.items(), ("", self._rest)):
+            part = self._snapshot(snapshot, name, part_of, allowance)
+            plan = policy.decide(part)
+            for job in part.jobs:
+                if job.id in plan.assignments:
+                    given = plan.assignments[job.id].placement
+                    allowance.take(job, given.gpus, given.gpu_type)
+            whole = _together(whole, plan)
+        return whole
+
+    def _part(self, partitions: tuple[str, ...]) -> str:
+        return next((name for name in self._own if name in partitions), "")
+
+    def _snapshot(self, snapshot: Snapshot, name: str, part_of: Mapping[str, str], allowance: Allowance) -> Snapshot:
+        """What the policy of one part sees."""
+        jobs, held_by_others, foreign = [], Counter[str](), set[str]()
+        for job in snapshot.jobs:
+            ours = self._part(job.partitions[:1]) == name
+            for share in _held(job):
+                if ours and part_of.get(share.node) != name:
+                    foreign.add(share.node)
+                elif not ours:
+                    held_by_others[share.node] += share.gpus
+            if ours:
+                inside = (name,) if name else tuple(each for each in job.partitions if each not in self._own)
+                jobs.append(dataclasses.replace(job, partitions=inside))
+        nodes = tuple(
+            _seen(node, held_by_others[node.name], here=part_of[node.name] == name)
+            for node in snapshot.nodes
+            if part_of[node.name] == name or node.name in foreign
+        )
+        ids = {job.id for job in jobs}
+        return dataclasses.replace(
+            snapshot,
+            nodes=nodes,
+            jobs=tuple(jobs),
+            models={job: model for job, model in snapshot.models.items() if job in ids},
+            limits=allowance.left(),
+            cloud=None if name else snapshot.cloud,
+        )
+
+
+def _held(job: Job) -> tuple[Share, ...]:
+    """Shares that a job holds or is about to."""
+    if job.phase is Phase.QUEUED or job.allocation is None:
+        return ()
+    return job.allocation.shares
+
+
+def _seen(node: Node, others: int, *, here: bool) -> Node:
+    return dataclasses.replace(node, gpus_others=node.gpus_others + others, usable=node.usable and here)
+
+
+def _together(one: Plan, other: Plan) -> Plan:
+    return dataclasses.replace(
+        other,
+        assignments=one.assignments | other.assignments,
+        waiting=one.waiting | other.waiting,
+        bursts=one.bursts | other.bursts,
+        recalls=one.recalls | other.recalls,
+        shared=(*one.shared, *other.shared),
+        incumbent=one.incumbent | other.incumbent,
+        solve=other.solve or one.solve,
+        prices=one.prices | other.prices,
+    )

@@ -1,0 +1,146 @@
+"""What Penstock does to running jobs beside stopping them: signals, shrinking in place, and starts that Slurm has bungled."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from penstock_slurm.abilities import FILE, Abilities
+from penstock_slurm.loopback import wait_for
+from penstock_slurm.loopback.fixtures import MakeLoopback
+from tests.end_to_end.site import RATES, Site, pause
+
+pytestmark = pytest.mark.slurm
+
+MakeSite = Callable[..., Site]
+
+T4 = {"t4": RATES["t4"]}
+
+REPORT = f"{sys.executable} -m penstock_executor.report_command"
+
+WITH_HANDLER = f"""
+saved() {{
+    request=$({REPORT} poll --epoch $epoch) || return
+    echo $SLURM_RESTART_COUNT >>FOLDER/signals
+    {REPORT} saved --epoch $epoch --request $request --seconds 0.1 --progress 1
+}}
+trap saved USR2
+epoch=$({REPORT} begin OPTIONS)
+while :; do sleep 0.2; done
+"""
+"""A batch script that looks for requests on the signal alone."""
+
+
+def submit(site: Site, script: str, **wish: object) -> str:
+    comment = json.dumps({"penstock": {"goodput_table": T4} | wish})
+    held = ("--hold", "--requeue", "--gres=gpu:1", "--open-mode=append", f"--output={site.folder}/%j.out")
+    return site.sbatch(*held, f"--comment={comment}", f"--wrap={script}")
+
+
+def begun(site: Site, job: str, runs: int = 1) -> None:
+    wait_for(lambda: len(site.starts(job)) == runs, 60, f"run {runs} of job {job}", details=site.tail)
+
+
+def test_only_a_job_whose_handler_has_registered_gets_a_signal(
+    make_loopback: MakeLoopback, make_site: MakeSite
+) -> None:
+    """Both trap it; both are moved off their node. The one that said so saves and is told from the other by its answer."""
+    site = make_site(make_loopback("t4:2x4"))
+    site.slurm_settings["checkpoint_wait_s"] = 30
+    site.start()
+    script = WITH_HANDLER.replace("FOLDER", str(site.folder))
+    registered = submit(site, script.replace("OPTIONS", "--usr2=batch"), min_gpus=1, max_gpus=1)
+    silent = submit(site, f"trap 'echo signal >{site.folder}/unasked' USR2; while :; do sleep 0.2; done", max_gpus=1)
+    begun(site, registered)
+    site.wait_states("RUNNING", registered, silent)
+    pause(1.0)
+    nodes = {node for job in (registered, silent) for node in site.job(job).nodes}
+    assert len(nodes) == 1, "both on one node, as few as can be"
+    node = nodes.pop()
+    options = (
+        "ReservationName=work",
+        "StartTime=now",
+        "Duration=60",
+        f"Nodes={node}",
+        "Users=root",
+        "Flags=IGNORE_JOBS",
+    )
+    site.slurm.command("scontrol", "create", "reservation", *options)
+    begun(site, registered, 2)
+    wait_for(lambda: site.states(silent) == {silent: "RUNNING"} and node not in site.job(silent).nodes, 60, "a move")
+    assert (site.folder / "signals").read_text().split() == [], "an unset restart count, once"
+    assert (site.folder / "signals").read_text().count("\n") == 1
+    assert not (site.folder / "unasked").exists()
+    log = site.log.read_text()
+    assert re.search(rf"job={registered} .*text=\"has saved, leaves its GPUs\"", log)
+    assert re.search(rf"job={silent} .*text=\"gets Slurm's signals to save, leaves its GPUs\"", log)
+
+
+def test_a_job_that_survives_it_gives_nodes_back_in_place(make_loopback: MakeLoopback, make_site: MakeSite) -> None:
+    """A plain job wants the second of two nodes: the batch script goes on, on the first, with nothing restarted."""
+    site = make_site(make_loopback("t4:2x4"))
+    site.slurm_settings["plain_patience_s"] = 1.0
+    site.start()
+    script = f"epoch=$({REPORT} begin OPTIONS); while :; do sleep 1; done"
+    job = submit(site, script.replace("OPTIONS", "--survives-losing-nodes"), min_gpus=4, max_gpus=8)
+    begun(site, job)
+    wait_for(lambda: site.job(job).nodes == ("t4-00", "t4-01"), 30, "both nodes", details=site.tail)
+    plain = site.sbatch("--gres=gpu:4", "--nodelist=t4-01", "--output=/dev/null", "--wrap=sleep 600")
+    site.wait_states("RUNNING", plain)
+    shrunk = site.job(job)
+    assert (shrunk.state, shrunk.nodes, shrunk.restarts) == ("RUNNING", ("t4-00",), 0)
+    assert len(site.starts(job)) == 1
+    wait_for(lambda: "goes on, and gives whole nodes back" in site.log.read_text(), 10, "its outcome")
+    ((known,),) = [list(each.values()) for each in json.loads((site.spool / FILE).read_text()).values()]
+    assert known["works"] is True
+    # One that has said nothing of the kind is stopped, and starts anew.
+    site.slurm.command("scancel", job, plain)
+    other = submit(site, script.replace("OPTIONS", ""), min_gpus=4, max_gpus=8)
+    begun(site, other)
+    wait_for(lambda: site.job(other).nodes == ("t4-00", "t4-01"), 30, "both nodes", details=site.tail)
+    site.sbatch("--gres=gpu:4", "--nodelist=t4-01", "--output=/dev/null", "--wrap=sleep 600")
+    begun(site, other, 2)
+    assert site.job(other).nodes == ("t4-00",)
+
+
+def test_what_a_version_refused_once_is_not_tried_again(tmp_path: Path) -> None:
+    old, new = Abilities(tmp_path, lambda: (22, 5)), Abilities(tmp_path, lambda: (24, 11))
+    assert old.may("shrink-again")
+    old.record("shrink-again", False, "no longer pending")
+    assert not Abilities(tmp_path, lambda: (22, 5)).may("shrink-again")
+    assert old.may("shrink")
+    assert new.may("shrink-again")
+    (tmp_path / FILE).write_text("[")
+    assert old.may("shrink-again"), "a file that nobody can read says nothing"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("accounting", [False, True])
+def test_a_job_that_slurm_starts_without_its_gpus_starts_anew_with_them(
+    make_loopback: MakeLoopback, make_site: MakeSite, accounting: bool
+) -> None:
+    """Its user requeues it while its node is silent: the next run has no GPUs (Slurm 22.05.8), the one after it has."""
+    site = make_site(make_loopback("t4:2x4", slurmd_timeout_s=6, accounting=accounting))
+    site.start()
+    job = site.submit(10_000, rates=T4, min_gpus=2, max_gpus=2)
+    begun(site, job)
+    pause(6)  # slurmctld does not look at a node before that
+    (node,) = site.job(job).nodes
+    site.slurm.kill_slurmd(node)
+    wait_for(lambda: "NOT_RESPONDING" in next(n for n in site.gateway.nodes() if n.name == node).state, 40, "silence")
+    site.slurm.command("scontrol", "requeue", job)
+
+    def runs_with_gpus() -> bool:
+        seen = site.job(job)
+        return seen.state == "RUNNING" and node not in seen.nodes and site.gateway.gpus_held(job) == 2
+
+    wait_for(runs_with_gpus, 90, "a run with its GPUs", details=site.tail)
+    if site.gateway.version() == (22, 5):
+        assert "Slurm started it without its GPUs" in site.log.read_text()
+        assert site.job(job).restarts == 2
+    wait_for(lambda: site.starts(job)[-1][1] == 2, 30, "its report", details=site.tail)
