@@ -29,7 +29,7 @@ from penstock_executor.environment import read_environment, read_ranks
 from penstock_executor.profiling import is_out_of_memory
 from penstock_executor.training import short_of_memory
 from penstock_executor.training.batches import BatchSize
-from penstock_executor.training.gradients import GradientMeter, Norms
+from penstock_executor.training.gradients import GradientMeter, Landing, pace
 from penstock_executor.training.loader import Loader
 from penstock_executor.training.processes import Group, join
 from penstock_executor.training.reporter import Reporter
@@ -47,6 +47,9 @@ STOPPED, FENCED = 128 + signal.SIGTERM, 75
 
 TRUSTED_WEIGHT = 0.1
 """How full the memory of the noise estimate must be before batches are chosen by it: 105 steps at the initial batch."""
+
+PACED_EVERY = 50
+"""Steps between two looks at what measuring the gradients costs."""
 
 MIB = 2**20
 
@@ -110,7 +113,7 @@ class _Settings:
 class _Word:
     """What each process says to the others once a step: places in a vector that is added up."""
 
-    LOCAL_SQR, MEAN_SQR, STOP, SAVE, FENCED, SUSPEND, TOTAL, ATOMIC, LENGTH = range(9)
+    LOCAL_SQR, MEAN_SQR, STOP, SAVE, FENCED, SUSPEND, TOTAL, ATOMIC, EVERY, LENGTH = range(10)
 
 
 @dataclasses.dataclass(slots=True)
@@ -119,8 +122,7 @@ class _Pending:
 
     vector: torch.Tensor
     handle: Any
-    norms: Norms | None
-    step_samples: int
+    norms: Landing | None
 
 
 @dataclasses.dataclass(slots=True)
@@ -129,6 +131,8 @@ class _Timed:
 
     steps: int = 0
     seconds: float = 0.0
+    sync_steps: int = 0
+    """Of which the waiting for others' gradients is known."""
     sync_s: float = 0.0
 
 
@@ -159,12 +163,15 @@ class Run:
         self._noise = NoiseEstimator()
         self._timed = _Timed()
         self._pending: _Pending | None = None
+        self._landing: Landing | None = None
         self._stop = False
         self._decided: BatchSize | None = None
         self._request: str | None = None
         self._saved_s = self._reported_s = time.monotonic()
         self._pause_s = 0.0
         self._closed = False
+        self._whole = True
+        """Whether the next backward pass begins an optimiser step."""
         signal.signal(signal.SIGTERM, self._on_term)
         self._suspension = Suspension(settings.host_cap_bytes)
         # Some sites' warning before a time limit: not ours to die of.
@@ -246,7 +253,7 @@ class Run:
         if self.world > 1 and not sharded:
             devices = [self.device] if self.device.type == "cuda" else None
             self._model = DistributedDataParallel(self._bare, device_ids=devices, gradient_as_bucket_view=True)
-        self._meter = GradientMeter(list(self._bare.parameters()), optimizer, self.world, sharded=sharded)
+        self._meter = GradientMeter(list(self._bare.parameters()), optimizer, self.world)
         if isinstance(self._model, DistributedDataParallel):
             self._meter.register(self._model)
         self._loader = Loader(
@@ -286,12 +293,17 @@ class Run:
     def step(self, loss: torch.Tensor) -> None:
         """Train on `loss`, the mean over one batch of the loader: once for each. The optimiser moves when a step is whole."""
         part = self._loader.take()
-        weighted = loss if part.weight == 1 else loss * part.weight
+        if self._whole:
+            self._whole = False
+            self._meter.begin(self.steps)
+            self._hear_sync()
+        weight = part.weight * self._meter.share
+        weighted = loss if weight == 1 else loss * weight
         (self._scaler.scale(weighted) if self._scaler is not None else weighted).backward()
         if not part.last:
             self._meter.after_micro_step(part)
             return
-        ended_s = self._now()
+        self._meter.sync.end()
         loss_scale = 1.0
         if self._scaler is not None:
             loss_scale = self._scaler.get_scale()
@@ -303,9 +315,10 @@ class Run:
         self._optimizer.zero_grad()
         self.steps += 1
         self._loader.position += part.step_samples
-        self._time(part.step_samples, ended_s)
+        self._whole = True
+        self._time(part.step_samples)
         self._settle()
-        self._speak(norms, part.step_samples)
+        self._speak(Landing(norms, part.step_samples) if norms is not None else None)
 
     @property
     def noise(self) -> GradientNoise | None:
@@ -360,8 +373,9 @@ class Run:
 
     def _move(self, samples: int) -> None:
         """The optimiser's step, with the learning rate for this batch, and what it is worth."""
-        scale, noise = max(samples / self._initial, 1.0), self._noise.noise
-        factor = self._rule(scale, noise)
+        scale = max(samples / self._initial, 1.0)
+        noise = self._noise.noise if scale > 1 else None
+        factor = self._rule(scale, noise) if scale > 1 else 1.0
         rates = [group["lr"] for group in self._optimizer.param_groups]
         for group, rate in zip(self._optimizer.param_groups, rates, strict=True):
             group["lr"] = rate * factor
@@ -379,29 +393,31 @@ class Run:
                 self._scheduler.step()
                 self._scheduled += 1
 
-    def _now(self) -> float:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize()
-        return time.perf_counter()
-
-    def _time(self, samples: int, backward_ended_s: float) -> None:
+    def _time(self, samples: int) -> None:
         now_s = time.perf_counter()
         if samples == self._batch.total:
             self._timed.steps += 1
             self._timed.seconds += now_s - self._begun_s
-            if self.world > 1:
-                self._timed.sync_s += max(backward_ended_s - self._meter.sync_began_s, 0.0)
         self._begun_s = now_s
 
-    def _speak(self, norms: Norms | None, samples: int) -> None:
+    def _hear_sync(self) -> None:
+        """Of the step before: on a GPU it is known only some time after this process has asked for it."""
+        sync_s = self._meter.sync.take_s()
+        if sync_s is not None and self._timed.steps:
+            self._timed.sync_steps += 1
+            self._timed.sync_s += sync_s
+
+    def _speak(self, norms: Landing | None) -> None:
         """Say this process's word; and, on rank 0, report what was measured when it is time."""
         vector = torch.zeros(_Word.LENGTH, dtype=torch.float64)
-        if norms is not None:
-            vector[_Word.LOCAL_SQR], vector[_Word.MEAN_SQR] = norms.local_sqr, norms.mean_sqr
+        # The norms of a step are told after the next: they may be on a GPU still, which nobody waits for.
+        landed, self._landing = self._landing, norms
+        if landed is not None:
+            vector[_Word.LOCAL_SQR : _Word.MEAN_SQR + 1] = landed.read()
         vector[_Word.STOP], vector[_Word.SUSPEND] = self._stop, self._suspension.asked
         if self.rank == 0:
             self._speak_for_all(vector)
-        self._pending = _Pending(vector, self._group.add_up(vector), norms, samples)
+        self._pending = _Pending(vector, self._group.add_up(vector), landed)
         if self.world == 1 and (self._stop or vector[_Word.SAVE] or vector[_Word.FENCED]):
             self._settle()
 
@@ -423,6 +439,15 @@ class Run:
         decided, self._decided = self._decided, None
         if decided is not None and decided != self._batch:
             vector[_Word.TOTAL], vector[_Word.ATOMIC] = decided.total, decided.atomic
+        if self.steps % PACED_EVERY == 0 and self._noise.weight >= TRUSTED_WEIGHT and self._timed.steps:
+            vector[_Word.EVERY] = self._pace()
+
+    def _pace(self) -> int:
+        meter = self._meter
+        if meter.measured:
+            measuring_s, meter.seconds, meter.measured = meter.seconds / meter.measured, 0.0, 0
+            return pace(measuring_s, self._timed.seconds / self._timed.steps)
+        return meter.every
 
     def _settle(self) -> None:
         """Hear what all said after the step before, and do it."""
@@ -434,6 +459,8 @@ class Run:
         word = pending.vector.tolist()
         if pending.norms is not None:
             self._take_norms(word[_Word.LOCAL_SQR], word[_Word.MEAN_SQR], pending)
+        if word[_Word.EVERY]:
+            self._meter.every = int(word[_Word.EVERY])
         if word[_Word.TOTAL]:
             before = self._atomic
             self._loader.size = self._batch = BatchSize(int(word[_Word.TOTAL]), int(word[_Word.ATOMIC]))
@@ -461,7 +488,7 @@ class Run:
             return  # gradients overflowed, as they may in mixed precision
         moments = Moments(local_sqr, min(mean_sqr, local_sqr), norms.count, consecutive=norms.consecutive)
         with contextlib.suppress(ValueError):  # a step that says nothing
-            self._noise.update(moments, pending.step_samples / self._initial)
+            self._noise.update(moments, norms.step_samples / self._initial)
 
     # What is said to the daemon.
 
@@ -491,7 +518,7 @@ class Run:
                 accumulation_steps=self._batch.accumulation_steps(self.world),
                 steps=timed.steps,
                 step_time_s=step_time_s,
-                sync_time_s=min(timed.sync_s / timed.steps, 0.999 * step_time_s),
+                sync_time_s=self._sync_time_s(timed, step_time_s),
                 grad_sqr=noise.grad_sqr if noise else None,
                 grad_var=noise.grad_var if noise else None,
                 goodput=self._initial * worth / step_time_s,
@@ -499,6 +526,11 @@ class Run:
                 progress=self.progress,
             )
         )
+
+    def _sync_time_s(self, timed: _Timed, step_time_s: float) -> float | None:
+        if self.world == 1:
+            return 0.0
+        return min(timed.sync_s / timed.sync_steps, 0.999 * step_time_s) if timed.sync_steps else None
 
     def _close(self, outcome: Any, text: str = "") -> None:
         if not self._closed:
