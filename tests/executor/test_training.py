@@ -183,14 +183,20 @@ def test_suspended_it_stands_still_and_resumed_it_goes_on(tmp_path: Path):
 
 
 def test_a_sharded_model_goes_on_with_another_number_of_processes(tmp_path: Path):
-    """FSDP2 on CPUs: stopped on two processes, it goes on on three."""
-    options = ("--sharded", "--size=203", "--optimizer=adam")
+    """FSDP2 on CPUs: each of two processes writes its shards; it goes on on three, as if it had never been sharded."""
+    options = ("--size=203", "--optimizer=adam", "--epochs=2")
+    with train(tmp_path / "whole", *options) as child:
+        finish(child)
+    options = ("--sharded", *options)
     with train(tmp_path, "--sleep=0.2", *options, processes=2) as child:
         wait_for(lambda: any(record["step"] > 3 for record in steps(tmp_path)), "steps", 120)
         child.terminate()
         child.wait(timeout=60)
+    (shards,) = (tmp_path / "checkpoints" / "epoch-0001").glob("*.shards")
+    assert {path.name for path in shards.iterdir()} == {".metadata", "__0_0.distcp", "__1_0.distcp"}
     (tmp_path / "fast").touch()
     with train(tmp_path, *options, processes=3) as child:
         finish(child)
     assert {record["world"] for record in steps(tmp_path)} == {2, 3}
-    assert_each_sample_once(tmp_path, 3, 203)
+    assert_each_sample_once(tmp_path, 2, 203)
+    assert largest_difference(final(tmp_path)["weights"], final(tmp_path / "whole")["weights"]) < 1e-9

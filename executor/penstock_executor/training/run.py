@@ -1,8 +1,8 @@
 """One run of an elastic training job; `start` begins it, `docs/executor.md` tells how to use it.
 
-Once a step, all processes add up one short vector (`_Word`): the squared norms of their gradients, and whether any of them was
-asked to save or to stop. The sum is read a step later, so nobody waits for it, and all act on it after the same step. So a
-signal may come to any process at any time, and still each checkpoint is of a whole step.
+Once a step, or of short steps every few, all processes add up one short vector (`_Word`): the squared norms of their gradients,
+and whether any of them was asked to save or to stop. The sum is read a step later, so nobody waits for it, and all act on it
+after the same step. So a signal may come to any process at any time, and still each checkpoint is of a whole step.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from penstock_executor.training.gradients import GradientMeter, Landing, pace
 from penstock_executor.training.loader import Loader
 from penstock_executor.training.processes import Group, join
 from penstock_executor.training.reporter import Reporter
-from penstock_executor.training.saving import Saver, copied, from_bytes, random_states, set_random_states
+from penstock_executor.training.saving import Saver, copied, from_bytes, random_states, read_shards, set_random_states
 from penstock_executor.training.sizes import BatchChooser
 from penstock_executor.training.suspension import Suspension
 from penstock_profiles.efficiency import gain
@@ -48,8 +48,11 @@ STOPPED, FENCED = 128 + signal.SIGTERM, 75
 TRUSTED_WEIGHT = 0.1
 """How full the memory of the noise estimate must be before batches are chosen by it: 105 steps at the initial batch."""
 
-PACED_EVERY = 50
-"""Steps between two looks at what measuring the gradients costs."""
+PACED_EVERY = 48
+"""Steps between two looks at what measuring the gradients costs; a multiple of `LONGEST_STRIDE`."""
+
+WORD_EVERY_S, LONGEST_STRIDE = 0.2, 16
+"""Of steps shorter than that, only some carry a word: a signal may wait so long. A word costs two switches of context."""
 
 MIB = 2**20
 
@@ -113,7 +116,7 @@ class _Settings:
 class _Word:
     """What each process says to the others once a step: places in a vector that is added up."""
 
-    LOCAL_SQR, MEAN_SQR, STOP, SAVE, FENCED, SUSPEND, TOTAL, ATOMIC, EVERY, LENGTH = range(10)
+    LOCAL_SQR, MEAN_SQR, STOP, SAVE, FENCED, SUSPEND, TOTAL, ATOMIC, EVERY, STRIDE, LENGTH = range(11)
 
 
 @dataclasses.dataclass(slots=True)
@@ -172,6 +175,8 @@ class Run:
         self._closed = False
         self._whole = True
         """Whether the next backward pass begins an optimiser step."""
+        self._stride = 1
+        """Every how many steps there is a word."""
         signal.signal(signal.SIGTERM, self._on_term)
         self._suspension = Suspension(settings.host_cap_bytes)
         # Some sites' warning before a time limit: not ours to die of.
@@ -242,7 +247,13 @@ class Run:
                 self._chooser.out_of_memory(gpu_type, atomic)
         if max_atomic_batch is not None:
             self._chooser.limit(self._gpus.gpu_type, max_atomic_batch)
+        if type(model).__name__ == "FullyShardedDataParallel":
+            raise ValueError(
+                "the model is wrapped by FullyShardedDataParallel (FSDP1); take fully_shard (FSDP2) in its place"
+            )
         self._sharded = sharded = hasattr(model, "set_requires_gradient_sync")
+        if sharded and self._saver is not None:
+            self._saver.group = self._group.another()
         self._bare = model if sharded else model.to(self.device)
         self._optimizer, self._scheduler, self._scaler = optimizer, scheduler, scaler
         self._max_grad_norm = max_grad_norm
@@ -318,7 +329,9 @@ class Run:
         self._whole = True
         self._time(part.step_samples)
         self._settle()
-        self._speak(Landing(norms, part.step_samples) if norms is not None else None)
+        landed, self._landing = self._landing, Landing(norms, part.step_samples) if norms is not None else None
+        if landed is not None or self.steps % self._stride == 0:
+            self._speak(landed)
 
     @property
     def noise(self) -> GradientNoise | None:
@@ -339,10 +352,10 @@ class Run:
         if self.rank == 0 and self.reporter is not None and self.reporter.request is not None:
             request, self.reporter.request = self.reporter.request.id, None
         everyones = self._group.gather(random_states())
-        # The shards of a model are put together by all.
-        state = self._state(everyones) if self.rank == 0 or self._sharded else {}
-        if self.rank == 0:
+        # Of a sharded model each process writes its own part.
+        if self.rank == 0 or self._sharded:
             self._saver.wait()
+            state, sharded = self._state(everyones)
             meta = self._meta()
             progress, steps = self.progress, self.steps
             pause_s = time.monotonic() - began_s
@@ -351,7 +364,7 @@ class Run:
                 self._put(Checkpointed(request=request, progress=progress, seconds=pause_s + seconds))
                 log.info("step=%d checkpoint written pause_s=%.3f write_s=%.3f", steps, pause_s, seconds)
 
-            self._saver.save(state, self.steps, meta, saved)
+            self._saver.save(state, self.steps, meta, saved, sharded)
         self._saved_s = time.monotonic()
         # Time spent here is none of the next step's.
         self._begun_s = time.perf_counter()
@@ -407,11 +420,12 @@ class Run:
             self._timed.sync_steps += 1
             self._timed.sync_s += sync_s
 
-    def _speak(self, norms: Landing | None) -> None:
-        """Say this process's word; and, on rank 0, report what was measured when it is time."""
+    def _speak(self, landed: Landing | None) -> None:
+        """Say this process's word; and, on rank 0, report what was measured when it is time.
+
+        The norms of a step are told after the next: they may be on a GPU still, which nobody waits for.
+        """
         vector = torch.zeros(_Word.LENGTH, dtype=torch.float64)
-        # The norms of a step are told after the next: they may be on a GPU still, which nobody waits for.
-        landed, self._landing = self._landing, norms
         if landed is not None:
             vector[_Word.LOCAL_SQR : _Word.MEAN_SQR + 1] = landed.read()
         vector[_Word.STOP], vector[_Word.SUSPEND] = self._stop, self._suspension.asked
@@ -440,14 +454,17 @@ class Run:
         if decided is not None and decided != self._batch:
             vector[_Word.TOTAL], vector[_Word.ATOMIC] = decided.total, decided.atomic
         if self.steps % PACED_EVERY == 0 and self._noise.weight >= TRUSTED_WEIGHT and self._timed.steps:
-            vector[_Word.EVERY] = self._pace()
+            step_s = self._timed.seconds / self._timed.steps
+            vector[_Word.EVERY] = self._pace(step_s)
+            if self.world > 1:
+                vector[_Word.STRIDE] = min(max(int(WORD_EVERY_S / step_s), 1), LONGEST_STRIDE)
 
-    def _pace(self) -> int:
+    def _pace(self, step_s: float) -> int:
         meter = self._meter
-        if meter.measured:
-            measuring_s, meter.seconds, meter.measured = meter.seconds / meter.measured, 0.0, 0
-            return pace(measuring_s, self._timed.seconds / self._timed.steps)
-        return meter.every
+        if not meter.measured:
+            return meter.every
+        measuring_s, meter.seconds, meter.measured = meter.seconds / meter.measured, 0.0, 0
+        return pace(measuring_s, step_s)
 
     def _settle(self) -> None:
         """Hear what all said after the step before, and do it."""
@@ -461,6 +478,8 @@ class Run:
             self._take_norms(word[_Word.LOCAL_SQR], word[_Word.MEAN_SQR], pending)
         if word[_Word.EVERY]:
             self._meter.every = int(word[_Word.EVERY])
+        if word[_Word.STRIDE]:
+            self._stride = int(word[_Word.STRIDE])
         if word[_Word.TOTAL]:
             before = self._atomic
             self._loader.size = self._batch = BatchSize(int(word[_Word.TOTAL]), int(word[_Word.ATOMIC]))
@@ -578,17 +597,21 @@ class Run:
 
     # Checkpoints.
 
-    def _state(self, random: list[Any]) -> dict[str, Any]:
-        if self._sharded:
-            from torch.distributed.checkpoint.state_dict import get_state_dict
-
-            model, optimizer = get_state_dict(self._bare, self._optimizer, options=_whole())
-        else:
-            model, optimizer = self._bare.state_dict(), self._optimizer.state_dict()
-        state = {"model": model, "optimizer": optimizer}
+    def _state(self, random: list[Any]) -> tuple[dict[str, Any], dict[str, Any] | None]:
+        """What one process writes, and what all write, each its shards (None if the model is whole)."""
+        state: dict[str, Any] = {}
+        sharded = dict(copied(self._shards())) if self._sharded else None
+        if sharded is None:
+            state = {"model": self._bare.state_dict(), "optimizer": self._optimizer.state_dict()}
         for name, each in self._named().items():
             state[f"more.{name}"] = each.state_dict()
-        return dict(copied(state)) | {"random": random}
+        return dict(copied(state)) | {"random": random}, sharded
+
+    def _shards(self) -> dict[str, Any]:
+        from torch.distributed.checkpoint.state_dict import get_state_dict
+
+        model, optimizer = get_state_dict(self._bare, self._optimizer)
+        return {"model": model, "optimizer": optimizer}
 
     def _meta(self) -> dict[str, Any]:
         return {
@@ -609,19 +632,31 @@ class Run:
 
     def _restore(self) -> tuple[int, BatchSize | None]:
         """Take up the newest checkpoint; the position in its epoch, and its batch if we are where it was made."""
-        found = self._saver.checkpoints.latest() if self._saver is not None else None
-        which = self._group.gather((found.epoch, found.step) if found else None)
-        if len(set(which)) != 1:
-            raise RuntimeError(f"the processes see different checkpoints, {which}: put them on a shared file system")
-        if found is None:
+        saver, found = self._saver, None
+        if saver is not None:
+            # Whether shards are whole is found out by one process: together they are as large as the model.
+            newest = saver.checkpoints.latest() if self.rank == 0 else None
+            which = self._group.from_first((newest.epoch, newest.step) if newest else None)
+            found = newest if newest is not None or which is None else saver.checkpoints.find(*which)
+            if not all(self._group.gather(found is not None or which is None)):
+                raise RuntimeError(
+                    f"not all processes see checkpoint {which} of rank 0: put them on a shared file system"
+                )
+        if saver is None or found is None:
             return 0, None
         assert isinstance(found.state, bytes)
         meta, state = found.meta, from_bytes(found.state)
-        if self._sharded:
+        if self._sharded != (found.shards is not None):
+            raise RuntimeError(
+                "the checkpoint is of a model sharded by fully_shard and this one is not, or the reverse"
+            )
+        if found.shards is not None:
             from torch.distributed.checkpoint.state_dict import set_state_dict
 
-            parts = {"model_state_dict": state["model"], "optim_state_dict": state["optimizer"]}
-            set_state_dict(self._bare, self._optimizer, **parts, options=_whole())
+            into = self._shards()
+            read_shards(found.shards, into, saver.group)
+            parts = {"model_state_dict": into["model"], "optim_state_dict": into["optimizer"]}
+            set_state_dict(self._bare, self._optimizer, **parts)
         else:
             self._bare.load_state_dict(state["model"])
             self._optimizer.load_state_dict(state["optimizer"])
@@ -639,13 +674,6 @@ class Run:
         batch = BatchSize(**meta["batch"])
         fits = batch.atomic <= self._chooser.limit_of(self._gpus.gpu_type)
         return meta["position"], batch if meta["gpus"] == here and self._adaptive and fits else None
-
-
-def _whole() -> Any:
-    """Of a sharded model: the whole state on rank 0, so that any number of processes can take it up."""
-    from torch.distributed.checkpoint.state_dict import StateDictOptions
-
-    return StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
 def _allocation(environment: Any, gpu_type: str | None, device: torch.device, ranks: Any) -> Allocation:
