@@ -96,6 +96,10 @@ class Observation(Message):
     """Samples/s of the initial batch size's worth of progress."""
     memory_mb: NonNegativeFloat | None = None
     """Most memory that it took on one GPU (on a CPU, of the host), MiB; None: not measured."""
+    utilisation: NonNegativeFloat | None = Field(default=None, le=1)
+    """Share of the time in which the GPUs were busy, as NVML samples it on the node of the first process; None: not sampled."""
+    device_memory_mb: NonNegativeFloat | None = None
+    """Most memory in use on one of these GPUs, all processes and the driver counted, MiB; None: not sampled."""
     progress: NonNegativeFloat
     """Progress so far over all runs, in samples of the initial batch size."""
 
