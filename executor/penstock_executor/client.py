@@ -92,6 +92,13 @@ def connect(checkpoints: Path | None = None, environment: Environment | None = N
         return Client(epoch, environment, job, checkpoints)
 
 
+def present_request(environment: Environment) -> str | None:
+    """Id of what the daemon asks of the job as it stands, for any process of it; None: nothing."""
+    job = _Job.of(environment)
+    control = job.control() if job is not None else None
+    return control.request.id if control is not None and control.request is not None else None
+
+
 def reconnect(epoch: int, checkpoints: Path | None = None, environment: Environment | None = None) -> Client:
     """The line of a run that `connect` began in another process: for programs of which each says one thing and ends.
 
@@ -162,11 +169,15 @@ class Client:
         self._waiting.append(line)
         self._flush()
 
-    def poll(self) -> Request | None:
-        """What the daemon asks for, once a request; None if nothing new. Cheap: call it at every step."""
+    def poll(self, *, suspends: bool = False) -> Request | None:
+        """What the daemon asks for, once a request; None if nothing new. Cheap: call it at every step.
+
+        Args:
+            suspends: whether the caller can move off its GPUs; others never see that they should.
+        """
         control = self._job.control() if self._job is not None else None
         request = control.request if control is not None and control.epoch <= self.epoch else None
-        if request is None or request.id == self._handed_out:
+        if request is None or request.id == self._handed_out or (request.kind == "suspend" and not suspends):
             return None
         self._handed_out = request.id
         return request

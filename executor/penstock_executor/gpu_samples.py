@@ -1,4 +1,4 @@
-"""What NVML says of the job's GPUs on this node, sampled between two reports. Without NVIDIA's library, or its Python package, nothing."""
+"""What NVML says of the job's GPUs on this node between two reports. Without NVIDIA's library, nothing."""
 
 from __future__ import annotations
 

@@ -54,7 +54,9 @@ def test_it_learns_the_epoch_that_the_daemon_gave_and_gives_way_to_a_later_one(t
         assert stored(api) == [(5, 7)]
 
 
-def test_while_the_daemon_is_away_nobody_waits_and_the_newest_are_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+def test_while_the_daemon_is_away_nobody_waits_and_the_newest_are_kept(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     post = Post(Service(f"http://127.0.0.1:{port}", "not known yet"), "1", 1, first_pause_s=0.05)

@@ -34,10 +34,11 @@ class Reporter:
     Args:
         client: of this run.
         on_report: called in the thread with each report, after it went out.
+        suspends: whether the run can move off its GPUs when asked to.
     """
 
-    def __init__(self, client: Client, on_report: Callable[[Body], None]) -> None:
-        self._client = client
+    def __init__(self, client: Client, on_report: Callable[[Body], None], *, suspends: bool = False) -> None:
+        self._client, self._suspends = client, suspends
         self._on_report = on_report
         self._waiting: deque[Body] = deque(maxlen=WAITING)
         self._wake = threading.Event()
@@ -71,7 +72,7 @@ class Reporter:
                     samples.look()
                     sampled = time.monotonic()
                 self._send(samples)
-                self.request = self._client.poll() or self.request
+                self.request = self._client.poll(suspends=self._suspends) or self.request
                 if time.monotonic() - looked >= FENCED_EVERY_S:
                     self.fenced = self._client.fenced
                     looked = time.monotonic()

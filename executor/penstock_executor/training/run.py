@@ -24,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from penstock_executor.allocation import Allocation, UnknownAllocation, find_allocation
 from penstock_executor.checkpoint import Checkpoints
-from penstock_executor.client import connect
+from penstock_executor.client import connect, present_request
 from penstock_executor.environment import read_environment, read_ranks
 from penstock_executor.profiling import is_out_of_memory
 from penstock_executor.training import short_of_memory
@@ -39,7 +39,7 @@ from penstock_executor.training.suspension import Suspension
 from penstock_profiles.efficiency import gain
 from penstock_profiles.learning_rate import RULES, Rule
 from penstock_profiles.noise import GradientNoise, Moments, NoiseEstimator
-from penstock_profiles.wire import CPU, Body, Checkpointed, Observation, Started
+from penstock_profiles.wire import CPU, Body, Checkpointed, Observation, Resumed, Started, Suspended
 
 log = logging.getLogger(__name__)
 
@@ -101,7 +101,7 @@ def start(
         epoch,
     )
     if client is not None:
-        run.reporter = Reporter(client, run.learn)
+        run.reporter = Reporter(client, run.learn, suspends=True)
     return run
 
 
@@ -116,7 +116,7 @@ class _Settings:
 class _Word:
     """What each process says to the others once a step: places in a vector that is added up."""
 
-    LOCAL_SQR, MEAN_SQR, STOP, SAVE, FENCED, SUSPEND, TOTAL, ATOMIC, EVERY, STRIDE, LENGTH = range(11)
+    LOCAL_SQR, MEAN_SQR, STOP, SAVE, FENCED, SUSPEND, MOVE, TOTAL, ATOMIC, EVERY, STRIDE, LENGTH = range(12)
 
 
 @dataclasses.dataclass(slots=True)
@@ -349,8 +349,9 @@ class Run:
             return
         began_s = time.monotonic()
         request, self._request = self._request, None
-        if self.rank == 0 and self.reporter is not None and self.reporter.request is not None:
-            request, self.reporter.request = self.reporter.request.id, None
+        asked = self.reporter.request if self.rank == 0 and self.reporter is not None else None
+        if asked is not None and asked.kind == "checkpoint" and self.reporter is not None:
+            request, self.reporter.request = asked.id, None
         everyones = self._group.gather(random_states())
         # Of a sharded model each process writes its own part.
         if self.rank == 0 or self._sharded:
@@ -393,12 +394,17 @@ class Run:
         for group, rate in zip(self._optimizer.param_groups, rates, strict=True):
             group["lr"] = rate * factor
         if self._scaler is not None:
+            loss_scale = self._scaler.get_scale()
             self._scaler.step(self._optimizer)
             self._scaler.update()
+            moved = self._scaler.get_scale() >= loss_scale  # less: gradients overflowed, and the optimiser stayed
         else:
             self._optimizer.step()
+            moved = True
         for group, rate in zip(self._optimizer.param_groups, rates, strict=True):
             group["lr"] = rate
+        if not moved:
+            return
         worth = scale if noise is None else float(gain(noise.grad_sqr, noise.grad_var, scale, 1.0))
         self.progress += min(samples, self._initial) * worth
         if self._scheduler is not None:
@@ -432,18 +438,19 @@ class Run:
         if self.rank == 0:
             self._speak_for_all(vector)
         self._pending = _Pending(vector, self._group.add_up(vector), landed)
-        if self.world == 1 and (self._stop or vector[_Word.SAVE] or vector[_Word.FENCED]):
+        urgent = (_Word.STOP, _Word.SAVE, _Word.FENCED, _Word.SUSPEND, _Word.MOVE)
+        if self.world == 1 and any(vector[place] for place in urgent):
             self._settle()
 
     def _speak_for_all(self, vector: torch.Tensor) -> None:
         now = time.monotonic()
-        asked = self.reporter is not None and self.reporter.request is not None
+        asked = self.reporter.request.kind if self.reporter is not None and self.reporter.request is not None else None
         due = (
             now - self._saved_s >= self._settings.checkpoint_every_s
             and self._saver is not None
             and not self._saver.busy
         )
-        vector[_Word.SAVE] = asked or due
+        vector[_Word.SAVE], vector[_Word.MOVE] = asked == "checkpoint" or due, asked == "suspend"
         vector[_Word.FENCED] = (self._saver is not None and self._saver.fenced) or (
             self.reporter is not None and self.reporter.fenced
         )
@@ -496,9 +503,30 @@ class Run:
             self._leave("stopped", STOPPED)
         if word[_Word.SAVE]:
             self.save()
-        if word[_Word.SUSPEND]:
-            self._suspension.stand_still(self._optimizer, self._bare.parameters())
-            self._begun_s = time.perf_counter()
+        if word[_Word.SUSPEND] or word[_Word.MOVE]:
+            self._stand_still(asked_by_daemon=bool(word[_Word.MOVE]))
+
+    def _stand_still(self, *, asked_by_daemon: bool) -> None:
+        """Move off the GPUs until this job may go on. While it stands still, processes exchange nothing: they may be frozen."""
+        request, environment = None, read_environment()
+        moved = [self._suspension.move_out(self._optimizer, self._bare.parameters())]
+        if asked_by_daemon:
+            if self.reporter is not None and self.reporter.request is not None:
+                request, self.reporter.request = self.reporter.request.id, None
+            request = self._group.from_first(request)
+            moved = self._group.gather(moved[0])
+        self._put(
+            Suspended(
+                request=request,
+                moved_bytes=sum(each.size for each in moved),
+                left_bytes=sum(each.left for each in moved),
+                seconds=max(each.seconds for each in moved),
+            )
+        )
+        wanted = None if request is None else lambda: present_request(environment) == request
+        self._suspension.wait(wanted)
+        self._put(Resumed(seconds=self._suspension.move_back()))
+        self._begun_s = time.perf_counter()
 
     def _take_norms(self, local_sqr: float, mean_sqr: float, pending: _Pending) -> None:
         norms = pending.norms
