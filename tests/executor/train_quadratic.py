@@ -38,7 +38,7 @@ class Point(torch.nn.Module):
         self.two = torch.nn.Parameter(torch.ones(PARAMETERS - PARAMETERS // 4))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        # |w - x|^2 / 2 without what does not depend on w; a product, which autocast computes in bfloat16.
+        # |w - x|^2 / 2 without what does not depend on w; a product, which autocast computes in half precision.
         w = torch.cat([self.one, self.two])
         return w.square().sum() / 2 - torch.nn.functional.linear(x, w[None]).float().mean()
 
@@ -61,11 +61,11 @@ def main() -> None:
         Draws(options.steps * BATCH),
         batch_size=BATCH,
         max_atomic_batch=options.max_atomic,
-        scaler=torch.amp.GradScaler("cpu", init_scale=2.0**127, growth_interval=100) if options.mixed else None,
+        scaler=torch.amp.GradScaler("cpu", init_scale=2.0**24, growth_interval=100) if options.mixed else None,
     )
     for _ in run.epochs(1):
         for x in loader:
-            with torch.autocast("cpu", enabled=options.mixed):
+            with torch.autocast("cpu", torch.float16, enabled=options.mixed):
                 loss = model(x)
             run.step(loss)
     noise = run.noise
