@@ -11,7 +11,9 @@ DRIVER = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  {}  Thu Nov  7 00:00:0
 TOOL = """#!/bin/sh
 case "$1" in
   --get-state) cat "$STATE" ;;
-  --toggle) case $(cat "$STATE") in running) echo checkpointed ;; *) echo running ;; esac > "$STATE.new"; mv "$STATE.new" "$STATE" ;;
+  --toggle)
+    case $(cat "$STATE") in running) new=checkpointed ;; *) new=running ;; esac
+    echo $new > "$STATE" ;;
 esac
 [ "$3" != 13 ] || { echo "no such process" >&2; exit 1; }
 """
