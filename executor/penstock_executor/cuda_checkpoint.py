@@ -43,7 +43,9 @@ def find_tool(driver_file: Path = DRIVER_FILE) -> str:
     try:
         text = driver_file.read_text()
     except OSError:
-        raise CannotSuspend(f"{driver_file} is not there, so NVIDIA's driver is not loaded; run this on a GPU node") from None
+        raise CannotSuspend(
+            f"{driver_file} is not there, so NVIDIA's driver is not loaded; run this on a GPU node"
+        ) from None
     version = re.search(r"\s(\d+)\.\d+", text)
     if version is None or int(version[1]) < FIRST_DRIVER:
         found = version[1] if version else "unknown"

@@ -171,7 +171,6 @@ class Run:
         self._decided: BatchSize | None = None
         self._request: str | None = None
         self._saved_s = self._reported_s = time.monotonic()
-        self._pause_s = 0.0
         self._closed = False
         self._whole = True
         """Whether the next backward pass begins an optimiser step."""
