@@ -52,7 +52,8 @@ def test_processes_and_micro_steps_do_not_change_what_is_learned(tmp_path: Path)
 def test_killed_at_random_points_it_goes_on_from_a_whole_checkpoint(tmp_path: Path, kills: int):
     """Every 0.3 s a checkpoint, 0.02 s and more a step: what is lost lies within an interval and the time of one write."""
     chance, lost = random.Random(), 0
-    options = ("--epochs=2", "--size=6001", "--sleep=0.02", "--checkpoint-every=0.3")
+    epochs = 2 + kills // 2  # a run makes a quarter of one before it is killed: enough that none completes
+    options = (f"--epochs={epochs}", "--size=6001", "--sleep=0.02", "--checkpoint-every=0.3")
     for attempt in range(kills):
         with train(tmp_path, *options) as child:
             wait_for(lambda run=attempt + 1: any(record["run"] == run for record in steps(tmp_path)), "step", 120)
@@ -66,7 +67,7 @@ def test_killed_at_random_points_it_goes_on_from_a_whole_checkpoint(tmp_path: Pa
     (tmp_path / "fast").touch()
     with train(tmp_path, *options) as child:
         finish(child)
-    assert_each_sample_once(tmp_path, 2, 6001)
+    assert_each_sample_once(tmp_path, epochs, 6001)
     assert lost <= 60, f"{lost} steps lost, where an interval has some 15"
 
 
