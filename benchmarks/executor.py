@@ -151,7 +151,9 @@ def main():
         f"{platform.platform()}, Python {platform.python_version()}, {os.cpu_count()} processors, load {os.getloadavg()[0]:.1f}"
     )
     for name, values in found["times"].items():
-        print(f"{name:9} {statistics.median(values) * 1000:.2f} ms a step, {len(values)} rounds of {options.steps} steps")
+        print(
+            f"{name:9} {statistics.median(values) * 1000:.2f} ms a step, {len(values)} rounds of {options.steps} steps"
+        )
     for name, values in (("wall clock", ratios), ("processor time", work)):
         low, middle, high = statistics.quantiles(values, n=4)
         print(f"{name}: ratio {middle:.4f}, quartiles of the rounds {low:.4f} and {high:.4f}")

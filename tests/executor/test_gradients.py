@@ -2,7 +2,9 @@
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'penstock[executor]'")
+pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'penstock[executor]'")
+
+import torch
 
 from penstock_executor.training.batches import Part
 from penstock_executor.training.gradients import GradientMeter, pace
