@@ -249,7 +249,9 @@ def _shards_of(paths: Iterator[Path]) -> Iterator[Path]:
 
 def _check_shards(shards: Shards | None) -> None:
     """Raises _NotValidError, OSError."""
-    for name, expected in shards.files.items() if shards else ():
+    if shards is None:
+        return
+    for name, expected in shards.files.items():
         if fingerprint(shards.folder / name) != expected:
             raise _NotValidError(f"{name} in {shards.folder.name} is truncated or altered")
 

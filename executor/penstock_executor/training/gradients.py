@@ -83,7 +83,8 @@ class SyncTimer:
         if ended is None or not (isinstance(ended, float) or ended.query()):
             return None
         self._began = self._ended = None
-        return max(ended - began if isinstance(ended, float) else began.elapsed_time(ended) / 1000, 0.0)
+        seconds = ended - began if isinstance(ended, float) else began.elapsed_time(ended) / 1000
+        return max(float(seconds), 0.0)
 
 
 def _mark(*, cuda: bool) -> Any:
