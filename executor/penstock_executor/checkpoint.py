@@ -5,7 +5,9 @@ One folder for the job, in it one for each run that has claimed one, in that the
     FOLDER/epoch-0007/step-000000001200.ckpt
 
 A checkpoint is one file: a line of JSON (what it is, its size and checksum), then the state. It is written beside,
-forced to disk and renamed, so that a crash at any instant, or a full disk, leaves the ones before it whole.
+forced to disk and renamed, so that a crash at any instant, or a full disk, leaves the ones before it whole. What several
+processes write together, such as the shards of a model, they write first, into a folder of its own beside it; the file names each
+of these with size and checksum, and makes them count.
 
 A run left behind on a silent node can write on, but only into its own epoch's folder, and what counts is the newest
 checkpoint of the highest epoch that has one: however far the stale run gets, it never wins. Mostly it does not even
@@ -20,7 +22,8 @@ import json
 import logging
 import os
 import re
-from collections.abc import Mapping
+import shutil
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,6 +38,8 @@ log = logging.getLogger(__name__)
 
 FORMAT = 1
 """Version of the file. A reader skips a newer one and says so."""
+
+READ_BYTES = 8 * 1024 * 1024
 
 MAX_HEADER_BYTES = 16 * 1024 * 1024
 
@@ -67,6 +72,17 @@ class Checkpoint:
     state: bytes | dict[str, NDArray[Any]]
     """As given to `Checkpoints.save`."""
     meta: dict[str, Any] = field(default_factory=dict)
+    shards: Path | None = None
+    """Folder of what was written beside it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shards:
+    """What was written beside a checkpoint."""
+
+    folder: Path
+    files: dict[str, tuple[int, str]]
+    """Name in `folder` -> size in bytes, SHA-256; see `fingerprint`."""
 
 
 class Checkpoints:
@@ -100,11 +116,18 @@ class Checkpoints:
         """Whether a later run has claimed its folder."""
         return newest_epoch(self.folder) > self.epoch
 
-    def save(self, state: bytes | Arrays, step: int, meta: Mapping[str, Any] | None = None) -> Path:
+    def shards_folder(self, step: int, number: int) -> Path:
+        """Where to write what `save` of that step shall name; another `number` for each, so that none is written over."""
+        return self._own / f"step-{step:012d}.{number}.shards"
+
+    def save(
+        self, state: bytes | Arrays, step: int, meta: Mapping[str, Any] | None = None, shards: Shards | None = None
+    ) -> Path:
         """Save `state` (bytes, or arrays by name), with `meta` (JSON) beside it. It is on disk when this returns.
 
         Args:
             step: optimiser steps so far, >= 0: which of this run's checkpoints is the newest. Saving one again replaces it.
+            shards: belongs to it, and is on disk already.
 
         Raises:
             Fenced: a later run has begun; nothing was written.
@@ -115,7 +138,7 @@ class Checkpoints:
         beside = path.with_suffix(f".{os.getpid()}.tmp")
         try:
             with beside.open("wb") as file:
-                file.writelines(_encode(state, dict(meta or {})))
+                file.writelines(_encode(state, dict(meta or {}), shards))
                 file.flush()
                 os.fsync(file.fileno())
             self._refuse_if_fenced()
@@ -138,10 +161,20 @@ class Checkpoints:
         """
         for epoch, step, path in _list(self.folder):
             try:
-                meta, state = _decode(path)
-                return Checkpoint(epoch, step, state, meta)
+                meta, state, shards = _decode(path)
+                _check_shards(shards)
+                return Checkpoint(epoch, step, state, meta, shards.folder if shards else None)
             except (OSError, _NotValidError) as error:
                 log.warning("path=%s checkpoint passed over: %s; the one before it is used", path, error)
+        return None
+
+    def find(self, epoch: int, step: int) -> Checkpoint | None:
+        """That checkpoint, which another process found to be whole; None if it is not there. Shards are not read again."""
+        for found_epoch, found_step, path in _list(self.folder):
+            if (found_epoch, found_step) == (epoch, step):
+                with contextlib.suppress(OSError, _NotValidError):
+                    meta, state, shards = _decode(path)
+                    return Checkpoint(epoch, step, state, meta, shards.folder if shards else None)
         return None
 
     def _refuse_if_fenced(self) -> None:
@@ -155,9 +188,11 @@ class Checkpoints:
 
     def _prune(self) -> None:
         """Remove all but the newest whole-looking checkpoints, and what dead runs left half written."""
-        for _, _, path in _list(self.folder)[self._keep :]:
+        listed = _list(self.folder)
+        for _, _, path in listed[self._keep :]:
             with contextlib.suppress(OSError):
                 path.unlink()
+        belongs = set(_shards_of(path for _, _, path in listed[: self._keep]))
         for folder in self.folder.glob("epoch-*"):
             match = _EPOCH.fullmatch(folder.name)
             if match is None or int(match[1]) > self.epoch:
@@ -165,6 +200,8 @@ class Checkpoints:
             with contextlib.suppress(OSError):
                 for left in folder.glob("step-*.tmp"):
                     left.unlink()
+                for shards in set(folder.glob("step-*.shards")) - belongs:
+                    shutil.rmtree(shards, ignore_errors=True)
                 if folder != self._own:
                     folder.rmdir()
 
@@ -193,7 +230,33 @@ def _list(folder: Path) -> list[tuple[int, int, Path]]:
     return sorted(found, reverse=True)
 
 
-def _encode(state: bytes | Arrays, meta: dict[str, Any]) -> tuple[bytes, bytes]:
+def fingerprint(path: Path) -> tuple[int, str]:
+    """Size in bytes and SHA-256 of a file. Raises OSError."""
+    digest, size = hashlib.sha256(), 0
+    with path.open("rb") as file:
+        while part := file.read(READ_BYTES):
+            digest.update(part)
+            size += len(part)
+    return size, digest.hexdigest()
+
+
+def _shards_of(paths: Iterator[Path]) -> Iterator[Path]:
+    for path in paths:
+        with contextlib.suppress(OSError, ValueError, TypeError, AttributeError), path.open("rb") as file:
+            if shards := json.loads(file.readline(MAX_HEADER_BYTES)).get("shards"):
+                yield path.parent / shards["folder"]
+
+
+def _check_shards(shards: Shards | None) -> None:
+    """Raises _NotValidError, OSError."""
+    if shards is None:
+        return
+    for name, expected in shards.files.items():
+        if fingerprint(shards.folder / name) != expected:
+            raise _NotValidError(f"{name} in {shards.folder.name} is truncated or altered")
+
+
+def _encode(state: bytes | Arrays, meta: dict[str, Any], shards: Shards | None) -> tuple[bytes, bytes]:
     """Header and payload."""
     if isinstance(state, bytes):
         kind, payload = "bytes", state
@@ -205,20 +268,22 @@ def _encode(state: bytes | Arrays, meta: dict[str, Any]) -> tuple[bytes, bytes]:
         buffer = io.BytesIO()
         np.savez(buffer, allow_pickle=False, **{_ARRAY + name: value for name, value in state.items()})
         kind, payload = "arrays", buffer.getvalue()
-    header = {"format": FORMAT, "kind": kind, "size": len(payload), "meta": meta}
+    header: dict[str, Any] = {"format": FORMAT, "kind": kind, "size": len(payload), "meta": meta}
+    if shards is not None:
+        header["shards"] = {"folder": shards.folder.name, "files": shards.files}
     line = json.dumps(header, sort_keys=True)
     return json.dumps({**header, "sha256": _checksum(line, payload)}, sort_keys=True).encode() + b"\n", payload
 
 
-def _decode(path: Path) -> tuple[dict[str, Any], bytes | dict[str, NDArray[Any]]]:
-    """Meta and state. Raises _NotValidError."""
+def _decode(path: Path) -> tuple[dict[str, Any], bytes | dict[str, NDArray[Any]], Shards | None]:
+    """Meta, state, and what lies beside. Raises _NotValidError."""
     with path.open("rb") as file:
         line = file.readline(MAX_HEADER_BYTES)
         payload = file.read()
     try:
         header = json.loads(line)
         found_format, checksum = header["format"], header.pop("sha256")
-        size, kind, meta = header["size"], header["kind"], header["meta"]
+        size, kind, meta, beside = header["size"], header["kind"], header["meta"], header.get("shards")
     except (ValueError, KeyError, TypeError, AttributeError):
         raise _NotValidError("its header is not one of ours, or truncated") from None
     if found_format != FORMAT:
@@ -227,14 +292,18 @@ def _decode(path: Path) -> tuple[dict[str, Any], bytes | dict[str, NDArray[Any]]
         raise _NotValidError(f"truncated: {len(payload)} bytes of {size}")
     if checksum != _checksum(json.dumps(header, sort_keys=True), payload):
         raise _NotValidError("its checksum does not match its content")
+    shards = None
+    if beside:
+        files = {name: (size, digest) for name, (size, digest) in beside["files"].items()}
+        shards = Shards(path.parent / beside["folder"], files)
     if kind == "bytes":
-        return meta, payload
+        return meta, payload, shards
     import io
 
     import numpy as np
 
     with np.load(io.BytesIO(payload), allow_pickle=False) as arrays:
-        return meta, {name.removeprefix(_ARRAY): value for name, value in arrays.items()}
+        return meta, {name.removeprefix(_ARRAY): value for name, value in arrays.items()}, shards
 
 
 def _checksum(header: str, payload: bytes) -> str:

@@ -1,4 +1,4 @@
-"""The job's side of the spool: says what a run does, and hears what the daemon asks of it.
+"""The job's side of the spool, or of HTTP where there is none: says what a run does, and hears what the daemon asks of it.
 
 Training goes before reporting: nothing here raises into the training loop or waits for the daemon. See
 `penstock_profiles.wire` for the messages and the spool.
@@ -15,17 +15,19 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import ValidationError
 
 from penstock_executor.checkpoint import epoch_folder, newest_epoch
 from penstock_executor.environment import Environment, read_environment
 from penstock_profiles.wire import (
+    MAX_REPORT_BYTES,
     VERSION,
     Body,
     Control,
     Ended,
+    Observation,
     Report,
     Request,
     claimed_epochs,
@@ -34,10 +36,24 @@ from penstock_profiles.wire import (
     reports_folder,
 )
 
+if TYPE_CHECKING:
+    from penstock_executor.post import Post
+
 log = logging.getLogger(__name__)
 
 WAITING_REPORTS = 256
 """Reports kept for later while the spool cannot be written; of more, the oldest are dropped."""
+
+PER_S = 10.0
+"""Observations a run may report on average; of more, the newest are dropped. The daemon looks twice a minute."""
+
+BURST = 300
+
+MAX_TEXT = 2_000
+"""Characters of a text for people; a traceback can be long."""
+
+CLOSE_S = 4.0
+"""How long the end of a run waits for a daemon that is away."""
 
 
 def connect(checkpoints: Path | None = None, environment: Environment | None = None) -> Client:
@@ -45,7 +61,7 @@ def connect(checkpoints: Path | None = None, environment: Environment | None = N
 
     The epoch is the one that the daemon gave or, if a run has had that or a later one, the first after all that the
     spool and the folder `checkpoints` know. It is claimed in both, so that no two runs have the same. Without a spool it
-    comes from `checkpoints` alone, without either it is 1, and reports go nowhere.
+    comes from `checkpoints` alone, without either it is 1, and reports go over HTTP, or nowhere.
 
     Args:
         checkpoints: the folder that the run's `Checkpoints` will have. Made if it is not there.
@@ -69,10 +85,18 @@ def connect(checkpoints: Path | None = None, environment: Environment | None = N
         except FileExistsError:
             continue  # another run was quicker: the next
         except _SpoolUnusableError as error:
-            log.warning("job=%s reports go nowhere: %s", environment.job_id, error)
+            way = "over HTTP" if environment.service is not None else "nowhere"
+            log.warning("job=%s reports go %s: %s", environment.job_id, way, error)
             job, epoch = None, 0
             continue
         return Client(epoch, environment, job, checkpoints)
+
+
+def present_request(environment: Environment) -> str | None:
+    """Id of what the daemon asks of the job as it stands, for any process of it; None: nothing."""
+    job = _Job.of(environment)
+    control = job.control() if job is not None else None
+    return control.request.id if control is not None and control.request is not None else None
 
 
 def reconnect(epoch: int, checkpoints: Path | None = None, environment: Environment | None = None) -> Client:
@@ -104,6 +128,14 @@ class Client:
         self._handed_out: str | None = None
         self._fenced = False
         self._closed = False
+        self._left, self._asked_s = float(BURST), time.monotonic()
+        self._post: Post | None = None
+        if job is None and environment.service is not None and environment.job_id is not None:
+            from penstock_executor.post import Post  # HTTP and TLS take a while to import
+
+            self._post = Post(environment.service, environment.job_id, epoch)
+            # A run that does not see the spool may have the epoch of one before it: its reports are not that one's.
+            self._sequence = int(time.time())
 
     def said(self) -> list[Body]:
         """What this run has reported, from the spool; [] without one."""
@@ -118,24 +150,34 @@ class Client:
 
     def begin_after(self, said: list[Body]) -> None:
         """Number reports as those that come after `said`."""
-        self._sequence = len(said)
+        self._sequence += len(said)
 
     def report(self, body: Body) -> None:
         """Tell the daemon. Never raises: what cannot be written now is tried again with the next report."""
-        if self._job is None or self._closed:
+        job_id = self._job.job_id if self._job is not None else self.environment.job_id
+        if (self._job is None and self._post is None) or job_id is None or self._closed or not self._may(body):
             return
-        report = Report(
-            job_id=self._job.job_id, epoch=self.epoch, sequence=self._sequence, time_s=time.time(), body=body
-        )
+        report = Report(job_id=job_id, epoch=self.epoch, sequence=self._sequence, time_s=time.time(), body=body)
+        line = report.model_dump_json().encode() + b"\n"
+        if len(line) > MAX_REPORT_BYTES:
+            log.warning("job=%s a %s of %d bytes is too long for a report", job_id, body.kind, len(line))
+            return
         self._sequence += 1
-        self._waiting.append(report.model_dump_json().encode() + b"\n")
+        if self._post is not None:
+            self._post.put(report)
+            return
+        self._waiting.append(line)
         self._flush()
 
-    def poll(self) -> Request | None:
-        """What the daemon asks for, once a request; None if nothing new. Cheap: call it at every step."""
+    def poll(self, *, suspends: bool = False) -> Request | None:
+        """What the daemon asks for, once a request; None if nothing new. Cheap: call it at every step.
+
+        Args:
+            suspends: whether the caller can move off its GPUs; others never see that they should.
+        """
         control = self._job.control() if self._job is not None else None
         request = control.request if control is not None and control.epoch <= self.epoch else None
-        if request is None or request.id == self._handed_out:
+        if request is None or request.id == self._handed_out or (request.kind == "suspend" and not suspends):
             return None
         self._handed_out = request.id
         return request
@@ -143,6 +185,7 @@ class Client:
     @property
     def fenced(self) -> bool:
         """Whether a later run of the job exists, so that this one must stop and write nothing more."""
+        self._fenced = self._fenced or (self._post is not None and self._post.fenced)
         self._fenced = self._fenced or self.epoch < max(self._later_epochs(), default=0)
         return self._fenced
 
@@ -150,8 +193,26 @@ class Client:
         self, outcome: Literal["completed", "stopped", "fenced", "failed"], progress: float, text: str = ""
     ) -> None:
         """Say that the run ends; `progress` in samples. Later reports go nowhere, a second call does nothing."""
-        self.report(Ended(outcome=outcome, progress=progress, text=text))
+        self.report(Ended(outcome=outcome, progress=progress, text=text[:MAX_TEXT]))
         self._closed = True
+        self.hand_over()
+
+    def hand_over(self) -> None:
+        """Before the process ends: wait, for `CLOSE_S` at most, until what was reported over HTTP is there."""
+        if self._post is not None:
+            self._post.close(CLOSE_S)
+
+    def _may(self, body: Body) -> bool:
+        """Whether the rate allows it; only observations are many."""
+        now_s = time.monotonic()
+        self._left = min(self._left + (now_s - self._asked_s) * PER_S, BURST)
+        self._asked_s = now_s
+        if not isinstance(body, Observation):
+            return True
+        if self._left < 1:
+            return False
+        self._left -= 1
+        return True
 
     def _later_epochs(self) -> Iterator[int]:
         if self._checkpoints is not None:

@@ -7,10 +7,13 @@ import os
 import re
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from penstock_profiles.wire import PROFILE_VARIABLE, SPOOL_VARIABLE
+
+URL_VARIABLE, TOKEN_VARIABLE = "PENSTOCK_URL", "PENSTOCK_TOKEN"
+AUTHORITY_VARIABLE, MUNGE_SOCKET_VARIABLE = "PENSTOCK_CA", "PENSTOCK_MUNGE_SOCKET"
 
 MOST_NAMES = 100_000
 """A host list of more names is a mistake: no Slurm has so many nodes."""
@@ -18,6 +21,20 @@ MOST_NAMES = 100_000
 
 class EnvironmentDisagrees(RuntimeError):
     """Two of Slurm's variables contradict each other, so the job cannot know what it has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """Where penstockd's HTTP API is, and what proves who we are; variables as those of the command line (docs/api.md)."""
+
+    url: str
+    """`https://host:port`, `http://host:port` or `unix:/path/of/the/socket`."""
+    token: str | None = field(default=None, repr=False)
+    """None: MUNGE proves it."""
+    authority: Path | None = None
+    """Certificates (PEM) to trust for https; None: those that the system trusts."""
+    munge_socket: Path | None = None
+    """None: MUNGE's own default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +57,8 @@ class Environment:
     """File with the request of `penstock profile`; None if that does not run this process."""
     array_element: str | None = None
     """`12_3` for element 3 of array 12. A job that an element submits inherits its variables, so this may be another's."""
+    service: Service | None = None
+    """Where reports go from a node without the spool; None: not told."""
 
 
 def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
@@ -65,7 +84,7 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
     restarts = _number(environ, "SLURM_RESTART_COUNT") or 0
     array, task = _number(environ, "SLURM_ARRAY_JOB_ID"), _number(environ, "SLURM_ARRAY_TASK_ID")
     element = None if array is None or task is None else f"{array}_{task}"
-    return Environment(job_id, nodes, node, gpus, gpu_ids, restarts, spool, profile, element)
+    return Environment(job_id, nodes, node, gpus, gpu_ids, restarts, spool, profile, element, _service(environ))
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,6 +262,21 @@ def _given(environ: Mapping[str, str], name: str) -> int:
     if number is None:
         raise EnvironmentDisagrees(f"{name} is not set, though others of its kind are; start with srun or torchrun")
     return number
+
+
+def _service(environ: Mapping[str, str]) -> Service | None:
+    url = environ.get(URL_VARIABLE)
+    if not url:
+        return None
+    if not re.fullmatch(r"(https?://[^\s/]+/?|unix:/\S+)", url):
+        raise EnvironmentDisagrees(f"{URL_VARIABLE}={url} is not https://HOST:PORT, http://HOST:PORT or unix:/PATH")
+    authority, munge_socket = environ.get(AUTHORITY_VARIABLE), environ.get(MUNGE_SOCKET_VARIABLE)
+    return Service(
+        url,
+        environ.get(TOKEN_VARIABLE) or None,
+        Path(authority) if authority else None,
+        Path(munge_socket) if munge_socket else None,
+    )
 
 
 def _number(environ: Mapping[str, str], name: str) -> int | None:

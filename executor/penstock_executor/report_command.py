@@ -44,7 +44,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"penstock-report: a later run than epoch {options.epoch} has begun: stop", file=sys.stderr)  # noqa: T201
             return FENCED
         verbs = {"poll": _poll, "steps": _steps, "saved": _saved, "end": _end}
-        return verbs[options.verb](options, client)
+        status = verbs[options.verb](options, client)
+        client.hand_over()
+        return status
     except (EnvironmentDisagrees, UnknownAllocation, ValidationError, OSError) as error:
         print(f"penstock-report: {error}", file=sys.stderr)  # noqa: T201
         return WRONG
@@ -64,6 +66,7 @@ def _begin(options: argparse.Namespace, environment: Environment) -> int:
                 survives_losing_nodes=options.survives_losing_nodes,
             )
         )
+        client.hand_over()
     print(client.epoch)  # noqa: T201
     return FINE
 

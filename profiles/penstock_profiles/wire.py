@@ -96,6 +96,10 @@ class Observation(Message):
     """Samples/s of the initial batch size's worth of progress."""
     memory_mb: NonNegativeFloat | None = None
     """Most memory that it took on one GPU (on a CPU, of the host), MiB; None: not measured."""
+    utilisation: NonNegativeFloat | None = Field(default=None, le=1)
+    """Share of the time in which the GPUs were busy, as NVML samples it on the node of the first process; None: not sampled."""
+    device_memory_mb: NonNegativeFloat | None = None
+    """Most memory in use on one of these GPUs, all processes and the driver counted, MiB; None: not sampled."""
     progress: NonNegativeFloat
     """Progress so far over all runs, in samples of the initial batch size."""
 
@@ -123,6 +127,27 @@ class Checkpointed(Message):
     """Wall-clock time that saving took."""
 
 
+class Suspended(Message):
+    """The run has moved its state off the GPUs and stands still: now it may be frozen (`scontrol suspend`)."""
+
+    kind: Literal["suspended"] = "suspended"
+    request: str | None = None
+    """The control request that it answers; None: SIGTSTP asked for it."""
+    moved_bytes: NonNegativeInt
+    """To the host's memory: of all processes, or where SIGTSTP asked, of the first."""
+    left_bytes: NonNegativeInt
+    """Still held on the GPUs by the framework's allocator, likewise; the driver's own context comes on top."""
+    seconds: NonNegativeFloat
+
+
+class Resumed(Message):
+    """The run trains on where it stood still."""
+
+    kind: Literal["resumed"] = "resumed"
+    seconds: NonNegativeFloat
+    """That moving its state back took."""
+
+
 class Ended(Message):
     """The run is about to exit."""
 
@@ -133,7 +158,9 @@ class Ended(Message):
     text: str = ""
 
 
-Body = Annotated[Started | Observation | Trial | Checkpointed | Ended, Field(discriminator="kind")]
+Body = Annotated[
+    Started | Observation | Trial | Checkpointed | Suspended | Resumed | Ended, Field(discriminator="kind")
+]
 
 
 class Report(Message):
@@ -153,8 +180,11 @@ class Request(Message):
     """Something that the daemon asks of the present run. Asking twice with the same `id` is asking once."""
 
     id: str
-    kind: Literal["checkpoint"] = "checkpoint"
-    """`checkpoint`: save now, say `Checkpointed`, and train on; the daemon stops the run when it chooses."""
+    kind: Literal["checkpoint", "suspend"] = "checkpoint"
+    """`checkpoint`: save now, say `Checkpointed`, and train on; the daemon stops the run when it chooses.
+
+    `suspend`: after the step move off the GPUs, say `Suspended`, and stand still until SIGCONT or until the request is withdrawn.
+    Only then does the daemon freeze the job: Slurm 22.05 does that 2.0 s after SIGTSTP, moved out or not."""
     asked_s: NonNegativeFloat
     """The daemon's clock, s since 1970."""
 

@@ -252,6 +252,8 @@ class ReportReceipt(Body):
     """Seen before: sending again is safe."""
     refused: list[RefusedReport] = []
     """Do not send them again."""
+    epoch: int = 0
+    """The job's present one: a run that does not see the spool learns its own from it."""
 
 
 class LogPart(Body):

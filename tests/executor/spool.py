@@ -16,11 +16,11 @@ JOB = "42"
 ROOT = Path(__file__).parents[2]
 
 
-def tell(spool: Path, epoch: int, request: str | None = None) -> None:
+def tell(spool: Path, epoch: int, request: str | None = None, kind: str = "checkpoint") -> None:
     """The daemon's word to the job, put there as the daemon does."""
     path = wire.control_file(spool, JOB)
     path.parent.mkdir(parents=True, exist_ok=True)
-    asked = wire.Request(id=request, asked_s=time.time()) if request else None
+    asked = wire.Request(id=request, kind=kind, asked_s=time.time()) if request else None
     beside = path.with_suffix(".tmp")
     beside.write_text(wire.Control(job_id=JOB, epoch=epoch, round=1, request=asked).model_dump_json())
     beside.rename(path)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from penstock_executor import Checkpoints, Fenced, NotSaved
+from penstock_executor.checkpoint import Shards, fingerprint
 
 from .spool import job_environment, process, wait_for
 
@@ -110,6 +111,27 @@ def test_a_harmed_one_is_passed_over(tmp_path: Path, harm, state, caplog: pytest
     path.write_bytes(harmed)
     assert checkpoints.latest().state == b"before"
     assert f"path={path} checkpoint passed over" in caplog.text
+
+
+def test_one_with_a_harmed_shard_is_passed_over_and_shards_go_with_their_checkpoint(tmp_path: Path):
+    checkpoints = Checkpoints(tmp_path, 1)
+
+    def save(step: int) -> Path:
+        folder = checkpoints.shards_folder(step, number=step)
+        folder.mkdir()
+        (folder / "0").write_bytes(b"shard" * step)
+        checkpoints.save(b"", step, shards=Shards(folder, {"0": fingerprint(folder / "0")}))
+        return folder
+
+    folders = [save(step) for step in (1, 2)]
+    assert (checkpoints.latest().step, checkpoints.latest().shards) == (2, folders[1])
+    (folders[1] / "0").write_bytes(b"shard")
+    assert (checkpoints.latest().step, checkpoints.latest().shards) == (1, folders[0])
+    assert checkpoints.find(1, 2).shards == folders[1]
+    checkpoints.shards_folder(3, 9).mkdir()  # of a run that died while it wrote
+    folders.append(save(4))
+    assert sorted(tmp_path.glob("*/*.shards")) == [folders[1], folders[2]]
+    assert Checkpoints(tmp_path, 2).latest().step == 4
 
 
 @pytest.mark.skipif(not FULL.exists(), reason="no /dev/full here")

@@ -99,12 +99,11 @@ def main() -> None:
                 time.sleep(options.sleep)
             run.step(loss)
         run.log(epoch=epoch)
-    if options.sharded:
-        return
+    with torch.no_grad():
+        loss = float(loss_of(model(data.points.double()).squeeze(1), data.labels.double()))
+    whole = {name: value.full_tensor() if options.sharded else value for name, value in model.state_dict().items()}
     if run.rank == 0:
-        with torch.no_grad():
-            loss = float(loss_of(model(data.points.double()).squeeze(1), data.labels.double()))
-        weights = {name.removeprefix("module."): value for name, value in model.state_dict().items()}
+        weights = {name.removeprefix("module."): value for name, value in whole.items()}
         beside = options.folder / "final.tmp"
         torch.save({"loss": loss, "weights": weights, "steps": run.steps, "progress": run.progress}, beside)
         beside.rename(options.folder / "final.pt")

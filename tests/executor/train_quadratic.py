@@ -1,6 +1,6 @@
 """A problem whose gradient noise is known: each sample's gradient is w - x, with x around 0, so of known mean and covariance.
 
-    train_quadratic.py FOLDER STEPS [--optimizer adam] [--max-atomic N]
+    train_quadratic.py FOLDER STEPS [--optimizer adam] [--max-atomic N] [--mixed]
 
 The learning rate is 0, so w stays at 1 and the true gradient is w. Writes FOLDER/noise.json.
 """
@@ -38,7 +38,9 @@ class Point(torch.nn.Module):
         self.two = torch.nn.Parameter(torch.ones(PARAMETERS - PARAMETERS // 4))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return ((torch.cat([self.one, self.two]) - x) ** 2).sum(1).mean() / 2
+        # |w - x|^2 / 2 without what does not depend on w; a product, which autocast computes in half precision.
+        w = torch.cat([self.one, self.two])
+        return w.square().sum() / 2 - torch.nn.functional.linear(x, w[None]).float().mean()
 
 
 def main() -> None:
@@ -47,6 +49,7 @@ def main() -> None:
     parser.add_argument("steps", type=int)
     parser.add_argument("--optimizer", default="sgd")
     parser.add_argument("--max-atomic", type=int)
+    parser.add_argument("--mixed", action="store_true", help="autocast, and a loss scale that at first overflows")
     options = parser.parse_args()
     torch.set_num_threads(1)
     run = px.start()
@@ -58,10 +61,13 @@ def main() -> None:
         Draws(options.steps * BATCH),
         batch_size=BATCH,
         max_atomic_batch=options.max_atomic,
+        scaler=torch.amp.GradScaler("cpu", init_scale=2.0**24, growth_interval=100) if options.mixed else None,
     )
     for _ in run.epochs(1):
         for x in loader:
-            run.step(model(x))
+            with torch.autocast("cpu", torch.float16, enabled=options.mixed):
+                loss = model(x)
+            run.step(loss)
     noise = run.noise
     assert noise is not None
     found = {"grad_sqr": noise.grad_sqr, "grad_var": noise.grad_var}
@@ -69,7 +75,8 @@ def main() -> None:
     unit = 1.0 if options.optimizer == "sgd" else 1 + SIGMA**2 / BATCH
     true = {"grad_sqr": PARAMETERS / unit, "grad_var": PARAMETERS * SIGMA**2 / BATCH / unit}
     if run.rank == 0:
-        (options.folder / "noise.json").write_text(json.dumps({"found": found, "true": true}))
+        left_out = options.steps - run.progress / BATCH
+        (options.folder / "noise.json").write_text(json.dumps({"found": found, "true": true, "left_out": left_out}))
     assert all(math.isfinite(value) for value in found.values())
 
 

@@ -32,6 +32,7 @@ class PenstockCallback(Callback):  # type: ignore[misc]
         self._folder, self._batch_size, self._report_every_s = Path(folder), batch_size, report_every_s
         self._pulse: Pulse | None = None
         self._last = -1
+        self._stopping = False
 
     def latest(self) -> str | None:
         """For `ckpt_path` of `Trainer.fit`: the newest checkpoint, None if there is none."""
@@ -58,14 +59,15 @@ class PenstockCallback(Callback):  # type: ignore[misc]
             return
         self._last = trainer.global_step
         assert self._pulse is not None
-        save, stop = self._pulse.step_done(trainer.global_step)
+        save, self._stopping = self._pulse.step_done(trainer.global_step)
         if save:
             self._save(trainer)
-        trainer.should_stop = trainer.should_stop or stop
+        trainer.should_stop = trainer.should_stop or self._stopping
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """Save."""
-        self._save(trainer)
+        """Save; but where the epoch ends since the job must stop, what counts is the checkpoint made in its middle."""
+        if not self._stopping:
+            self._save(trainer)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Say how it ended."""

@@ -71,6 +71,10 @@ class Group:
             dist.all_gather_object(values, value, group=self._group)
         return values
 
+    def another(self) -> dist.ProcessGroup | None:
+        """A further group of the same processes, for a thread of its own; None if this process is alone."""
+        return dist.new_group(backend="gloo", timeout=TIMEOUT) if self.world > 1 else None
+
     def barrier(self) -> None:
         """Wait for all."""
         self.gather(None)

@@ -10,7 +10,9 @@ from collections.abc import Callable
 from typing import Literal
 
 from penstock_executor.client import Client
-from penstock_profiles.wire import Body, Request
+from penstock_executor.gpu_samples import EVERY_S as SAMPLED_EVERY_S
+from penstock_executor.gpu_samples import GpuSamples
+from penstock_profiles.wire import Body, Observation, Request
 
 log = logging.getLogger(__name__)
 
@@ -32,10 +34,11 @@ class Reporter:
     Args:
         client: of this run.
         on_report: called in the thread with each report, after it went out.
+        suspends: whether the run can move off its GPUs when asked to.
     """
 
-    def __init__(self, client: Client, on_report: Callable[[Body], None]) -> None:
-        self._client = client
+    def __init__(self, client: Client, on_report: Callable[[Body], None], *, suspends: bool = False) -> None:
+        self._client, self._suspends = client, suspends
         self._on_report = on_report
         self._waiting: deque[Body] = deque(maxlen=WAITING)
         self._wake = threading.Event()
@@ -61,11 +64,15 @@ class Reporter:
             self._thread.join(CLOSE_S)
 
     def _run(self) -> None:
-        looked = 0.0
+        looked = sampled = 0.0
+        samples = GpuSamples(self._client.environment.gpu_ids)
         while self._end is None or self._waiting:
             try:
-                self._send()
-                self.request = self._client.poll() or self.request
+                if time.monotonic() - sampled >= SAMPLED_EVERY_S:
+                    samples.look()
+                    sampled = time.monotonic()
+                self._send(samples)
+                self.request = self._client.poll(suspends=self._suspends) or self.request
                 if time.monotonic() - looked >= FENCED_EVERY_S:
                     self.fenced = self._client.fenced
                     looked = time.monotonic()
@@ -73,10 +80,13 @@ class Reporter:
                 log.exception("epoch=%d reports stand still for a moment", self._client.epoch)
             self._wake.wait(0.0 if self._end else POLL_S)
             self._wake.clear()
+        samples.close()
         self._client.close(*self._end)
 
-    def _send(self) -> None:
+    def _send(self, samples: GpuSamples) -> None:
         while self._waiting:
             body = self._waiting.popleft()
+            if isinstance(body, Observation):
+                body = body.model_copy(update=samples.take())
             self._client.report(body)
             self._on_report(body)

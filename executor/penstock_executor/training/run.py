@@ -1,8 +1,8 @@
 """One run of an elastic training job; `start` begins it, `docs/executor.md` tells how to use it.
 
-Once a step, all processes add up one short vector (`_Word`): the squared norms of their gradients, and whether any of them was
-asked to save or to stop. The sum is read a step later, so nobody waits for it, and all act on it after the same step. So a
-signal may come to any process at any time, and still each checkpoint is of a whole step.
+Once a step, or of short steps every few, all processes add up one short vector (`_Word`): the squared norms of their gradients,
+and whether any of them was asked to save or to stop. The sum is read a step later, so nobody waits for it, and all act on it
+after the same step. So a signal may come to any process at any time, and still each checkpoint is of a whole step.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from torch.nn.parallel import DistributedDataParallel
 
 from penstock_executor.allocation import Allocation, UnknownAllocation, find_allocation
 from penstock_executor.checkpoint import Checkpoints
-from penstock_executor.client import connect
+from penstock_executor.client import connect, present_request
 from penstock_executor.environment import read_environment, read_ranks
 from penstock_executor.profiling import is_out_of_memory
 from penstock_executor.training import short_of_memory
 from penstock_executor.training.batches import BatchSize
-from penstock_executor.training.gradients import GradientMeter, Norms
+from penstock_executor.training.gradients import GradientMeter, Landing, pace
 from penstock_executor.training.loader import Loader
 from penstock_executor.training.processes import Group, join
 from penstock_executor.training.reporter import Reporter
-from penstock_executor.training.saving import Saver, copied, from_bytes, random_states, set_random_states
+from penstock_executor.training.saving import Saver, copied, from_bytes, random_states, read_shards, set_random_states
 from penstock_executor.training.sizes import BatchChooser
 from penstock_executor.training.suspension import Suspension
 from penstock_profiles.efficiency import gain
 from penstock_profiles.learning_rate import RULES, Rule
 from penstock_profiles.noise import GradientNoise, Moments, NoiseEstimator
-from penstock_profiles.wire import CPU, Body, Checkpointed, Observation, Started
+from penstock_profiles.wire import CPU, Body, Checkpointed, Observation, Resumed, Started, Suspended
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +47,12 @@ STOPPED, FENCED = 128 + signal.SIGTERM, 75
 
 TRUSTED_WEIGHT = 0.1
 """How full the memory of the noise estimate must be before batches are chosen by it: 105 steps at the initial batch."""
+
+PACED_EVERY = 48
+"""Steps between two looks at what measuring the gradients costs; a multiple of `LONGEST_STRIDE`."""
+
+WORD_EVERY_S, LONGEST_STRIDE = 0.2, 16
+"""Of steps shorter than that, only some carry a word: a signal may wait so long. A word costs two switches of context."""
 
 MIB = 2**20
 
@@ -95,7 +101,7 @@ def start(
         epoch,
     )
     if client is not None:
-        run.reporter = Reporter(client, run.learn)
+        run.reporter = Reporter(client, run.learn, suspends=True)
     return run
 
 
@@ -110,7 +116,7 @@ class _Settings:
 class _Word:
     """What each process says to the others once a step: places in a vector that is added up."""
 
-    LOCAL_SQR, MEAN_SQR, STOP, SAVE, FENCED, SUSPEND, TOTAL, ATOMIC, LENGTH = range(9)
+    LOCAL_SQR, MEAN_SQR, STOP, SAVE, FENCED, SUSPEND, MOVE, TOTAL, ATOMIC, EVERY, STRIDE, LENGTH = range(12)
 
 
 @dataclasses.dataclass(slots=True)
@@ -119,8 +125,7 @@ class _Pending:
 
     vector: torch.Tensor
     handle: Any
-    norms: Norms | None
-    step_samples: int
+    norms: Landing | None
 
 
 @dataclasses.dataclass(slots=True)
@@ -129,6 +134,8 @@ class _Timed:
 
     steps: int = 0
     seconds: float = 0.0
+    sync_steps: int = 0
+    """Of which the waiting for others' gradients is known."""
     sync_s: float = 0.0
 
 
@@ -159,12 +166,16 @@ class Run:
         self._noise = NoiseEstimator()
         self._timed = _Timed()
         self._pending: _Pending | None = None
+        self._landing: Landing | None = None
         self._stop = False
         self._decided: BatchSize | None = None
         self._request: str | None = None
         self._saved_s = self._reported_s = time.monotonic()
-        self._pause_s = 0.0
         self._closed = False
+        self._whole = True
+        """Whether the next backward pass begins an optimiser step."""
+        self._stride = 1
+        """Every how many steps there is a word."""
         signal.signal(signal.SIGTERM, self._on_term)
         self._suspension = Suspension(settings.host_cap_bytes)
         # Some sites' warning before a time limit: not ours to die of.
@@ -235,7 +246,13 @@ class Run:
                 self._chooser.out_of_memory(gpu_type, atomic)
         if max_atomic_batch is not None:
             self._chooser.limit(self._gpus.gpu_type, max_atomic_batch)
+        if type(model).__name__ == "FullyShardedDataParallel":
+            raise ValueError(
+                "the model is wrapped by FullyShardedDataParallel (FSDP1); take fully_shard (FSDP2) in its place"
+            )
         self._sharded = sharded = hasattr(model, "set_requires_gradient_sync")
+        if sharded and self._saver is not None:
+            self._saver.group = self._group.another()
         self._bare = model if sharded else model.to(self.device)
         self._optimizer, self._scheduler, self._scaler = optimizer, scheduler, scaler
         self._max_grad_norm = max_grad_norm
@@ -246,7 +263,7 @@ class Run:
         if self.world > 1 and not sharded:
             devices = [self.device] if self.device.type == "cuda" else None
             self._model = DistributedDataParallel(self._bare, device_ids=devices, gradient_as_bucket_view=True)
-        self._meter = GradientMeter(list(self._bare.parameters()), optimizer, self.world, sharded=sharded)
+        self._meter = GradientMeter(list(self._bare.parameters()), optimizer, self.world)
         if isinstance(self._model, DistributedDataParallel):
             self._meter.register(self._model)
         self._loader = Loader(
@@ -286,12 +303,17 @@ class Run:
     def step(self, loss: torch.Tensor) -> None:
         """Train on `loss`, the mean over one batch of the loader: once for each. The optimiser moves when a step is whole."""
         part = self._loader.take()
-        weighted = loss if part.weight == 1 else loss * part.weight
+        if self._whole:
+            self._whole = False
+            self._meter.begin(self.steps)
+            self._hear_sync()
+        weight = part.weight * self._meter.share
+        weighted = loss if weight == 1 else loss * weight
         (self._scaler.scale(weighted) if self._scaler is not None else weighted).backward()
         if not part.last:
             self._meter.after_micro_step(part)
             return
-        ended_s = self._now()
+        self._meter.sync.end()
         loss_scale = 1.0
         if self._scaler is not None:
             loss_scale = self._scaler.get_scale()
@@ -303,9 +325,12 @@ class Run:
         self._optimizer.zero_grad()
         self.steps += 1
         self._loader.position += part.step_samples
-        self._time(part.step_samples, ended_s)
+        self._whole = True
+        self._time(part.step_samples)
         self._settle()
-        self._speak(norms, part.step_samples)
+        landed, self._landing = self._landing, Landing(norms, part.step_samples) if norms is not None else None
+        if landed is not None or self.steps % self._stride == 0:
+            self._speak(landed)
 
     @property
     def noise(self) -> GradientNoise | None:
@@ -323,13 +348,14 @@ class Run:
             return
         began_s = time.monotonic()
         request, self._request = self._request, None
-        if self.rank == 0 and self.reporter is not None and self.reporter.request is not None:
-            request, self.reporter.request = self.reporter.request.id, None
+        asked = self.reporter.request if self.rank == 0 and self.reporter is not None else None
+        if asked is not None and asked.kind == "checkpoint" and self.reporter is not None:
+            request, self.reporter.request = asked.id, None
         everyones = self._group.gather(random_states())
-        # The shards of a model are put together by all.
-        state = self._state(everyones) if self.rank == 0 or self._sharded else {}
-        if self.rank == 0:
+        # Of a sharded model each process writes its own part.
+        if self.rank == 0 or self._sharded:
             self._saver.wait()
+            state, sharded = self._state(everyones)
             meta = self._meta()
             progress, steps = self.progress, self.steps
             pause_s = time.monotonic() - began_s
@@ -338,7 +364,7 @@ class Run:
                 self._put(Checkpointed(request=request, progress=progress, seconds=pause_s + seconds))
                 log.info("step=%d checkpoint written pause_s=%.3f write_s=%.3f", steps, pause_s, seconds)
 
-            self._saver.save(state, self.steps, meta, saved)
+            self._saver.save(state, self.steps, meta, saved, sharded)
         self._saved_s = time.monotonic()
         # Time spent here is none of the next step's.
         self._begun_s = time.perf_counter()
@@ -360,18 +386,24 @@ class Run:
 
     def _move(self, samples: int) -> None:
         """The optimiser's step, with the learning rate for this batch, and what it is worth."""
-        scale, noise = max(samples / self._initial, 1.0), self._noise.noise
-        factor = self._rule(scale, noise)
+        scale = max(samples / self._initial, 1.0)
+        noise = self._noise.noise if scale > 1 else None
+        factor = self._rule(scale, noise) if scale > 1 else 1.0
         rates = [group["lr"] for group in self._optimizer.param_groups]
         for group, rate in zip(self._optimizer.param_groups, rates, strict=True):
             group["lr"] = rate * factor
         if self._scaler is not None:
+            loss_scale = self._scaler.get_scale()
             self._scaler.step(self._optimizer)
             self._scaler.update()
+            moved = self._scaler.get_scale() >= loss_scale  # less: gradients overflowed, and the optimiser stayed
         else:
             self._optimizer.step()
+            moved = True
         for group, rate in zip(self._optimizer.param_groups, rates, strict=True):
             group["lr"] = rate
+        if not moved:
+            return
         worth = scale if noise is None else float(gain(noise.grad_sqr, noise.grad_var, scale, 1.0))
         self.progress += min(samples, self._initial) * worth
         if self._scheduler is not None:
@@ -379,41 +411,45 @@ class Run:
                 self._scheduler.step()
                 self._scheduled += 1
 
-    def _now(self) -> float:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize()
-        return time.perf_counter()
-
-    def _time(self, samples: int, backward_ended_s: float) -> None:
+    def _time(self, samples: int) -> None:
         now_s = time.perf_counter()
         if samples == self._batch.total:
             self._timed.steps += 1
             self._timed.seconds += now_s - self._begun_s
-            if self.world > 1:
-                self._timed.sync_s += max(backward_ended_s - self._meter.sync_began_s, 0.0)
         self._begun_s = now_s
 
-    def _speak(self, norms: Norms | None, samples: int) -> None:
-        """Say this process's word; and, on rank 0, report what was measured when it is time."""
+    def _hear_sync(self) -> None:
+        """Of the step before: on a GPU it is known only some time after this process has asked for it."""
+        sync_s = self._meter.sync.take_s()
+        if sync_s is not None and self._timed.steps:
+            self._timed.sync_steps += 1
+            self._timed.sync_s += sync_s
+
+    def _speak(self, landed: Landing | None) -> None:
+        """Say this process's word; and, on rank 0, report what was measured when it is time.
+
+        The norms of a step are told after the next: they may be on a GPU still, which nobody waits for.
+        """
         vector = torch.zeros(_Word.LENGTH, dtype=torch.float64)
-        if norms is not None:
-            vector[_Word.LOCAL_SQR], vector[_Word.MEAN_SQR] = norms.local_sqr, norms.mean_sqr
+        if landed is not None:
+            vector[_Word.LOCAL_SQR : _Word.MEAN_SQR + 1] = landed.read()
         vector[_Word.STOP], vector[_Word.SUSPEND] = self._stop, self._suspension.asked
         if self.rank == 0:
             self._speak_for_all(vector)
-        self._pending = _Pending(vector, self._group.add_up(vector), norms, samples)
-        if self.world == 1 and (self._stop or vector[_Word.SAVE] or vector[_Word.FENCED]):
+        self._pending = _Pending(vector, self._group.add_up(vector), landed)
+        urgent = (_Word.STOP, _Word.SAVE, _Word.FENCED, _Word.SUSPEND, _Word.MOVE)
+        if self.world == 1 and any(vector[place] for place in urgent):
             self._settle()
 
     def _speak_for_all(self, vector: torch.Tensor) -> None:
         now = time.monotonic()
-        asked = self.reporter is not None and self.reporter.request is not None
+        asked = self.reporter.request.kind if self.reporter is not None and self.reporter.request is not None else None
         due = (
             now - self._saved_s >= self._settings.checkpoint_every_s
             and self._saver is not None
             and not self._saver.busy
         )
-        vector[_Word.SAVE] = asked or due
+        vector[_Word.SAVE], vector[_Word.MOVE] = asked == "checkpoint" or due, asked == "suspend"
         vector[_Word.FENCED] = (self._saver is not None and self._saver.fenced) or (
             self.reporter is not None and self.reporter.fenced
         )
@@ -423,6 +459,18 @@ class Run:
         decided, self._decided = self._decided, None
         if decided is not None and decided != self._batch:
             vector[_Word.TOTAL], vector[_Word.ATOMIC] = decided.total, decided.atomic
+        if self.steps % PACED_EVERY == 0 and self._noise.weight >= TRUSTED_WEIGHT and self._timed.steps:
+            step_s = self._timed.seconds / self._timed.steps
+            vector[_Word.EVERY] = self._pace(step_s)
+            if self.world > 1:
+                vector[_Word.STRIDE] = min(max(int(WORD_EVERY_S / step_s), 1), LONGEST_STRIDE)
+
+    def _pace(self, step_s: float) -> int:
+        meter = self._meter
+        if not meter.measured:
+            return meter.every
+        measuring_s, meter.seconds, meter.measured = meter.seconds / meter.measured, 0.0, 0
+        return pace(measuring_s, step_s)
 
     def _settle(self) -> None:
         """Hear what all said after the step before, and do it."""
@@ -434,6 +482,10 @@ class Run:
         word = pending.vector.tolist()
         if pending.norms is not None:
             self._take_norms(word[_Word.LOCAL_SQR], word[_Word.MEAN_SQR], pending)
+        if word[_Word.EVERY]:
+            self._meter.every = int(word[_Word.EVERY])
+        if word[_Word.STRIDE]:
+            self._stride = int(word[_Word.STRIDE])
         if word[_Word.TOTAL]:
             before = self._atomic
             self._loader.size = self._batch = BatchSize(int(word[_Word.TOTAL]), int(word[_Word.ATOMIC]))
@@ -450,9 +502,30 @@ class Run:
             self._leave("stopped", STOPPED)
         if word[_Word.SAVE]:
             self.save()
-        if word[_Word.SUSPEND]:
-            self._suspension.stand_still(self._optimizer, self._bare.parameters())
-            self._begun_s = time.perf_counter()
+        if word[_Word.SUSPEND] or word[_Word.MOVE]:
+            self._stand_still(asked_by_daemon=bool(word[_Word.MOVE]))
+
+    def _stand_still(self, *, asked_by_daemon: bool) -> None:
+        """Move off the GPUs until this job may go on. While it stands still, processes exchange nothing: they may be frozen."""
+        request, environment = None, read_environment()
+        moved = [self._suspension.move_out(self._optimizer, self._bare.parameters())]
+        if asked_by_daemon:
+            if self.reporter is not None and self.reporter.request is not None:
+                request, self.reporter.request = self.reporter.request.id, None
+            request = self._group.from_first(request)
+            moved = self._group.gather(moved[0])
+        self._put(
+            Suspended(
+                request=request,
+                moved_bytes=sum(each.size for each in moved),
+                left_bytes=sum(each.left for each in moved),
+                seconds=max(each.seconds for each in moved),
+            )
+        )
+        wanted = None if request is None else lambda: present_request(environment) == request
+        self._suspension.wait(wanted)
+        self._put(Resumed(seconds=self._suspension.move_back()))
+        self._begun_s = time.perf_counter()
 
     def _take_norms(self, local_sqr: float, mean_sqr: float, pending: _Pending) -> None:
         norms = pending.norms
@@ -461,7 +534,7 @@ class Run:
             return  # gradients overflowed, as they may in mixed precision
         moments = Moments(local_sqr, min(mean_sqr, local_sqr), norms.count, consecutive=norms.consecutive)
         with contextlib.suppress(ValueError):  # a step that says nothing
-            self._noise.update(moments, pending.step_samples / self._initial)
+            self._noise.update(moments, norms.step_samples / self._initial)
 
     # What is said to the daemon.
 
@@ -491,7 +564,7 @@ class Run:
                 accumulation_steps=self._batch.accumulation_steps(self.world),
                 steps=timed.steps,
                 step_time_s=step_time_s,
-                sync_time_s=min(timed.sync_s / timed.steps, 0.999 * step_time_s),
+                sync_time_s=self._sync_time_s(timed, step_time_s),
                 grad_sqr=noise.grad_sqr if noise else None,
                 grad_var=noise.grad_var if noise else None,
                 goodput=self._initial * worth / step_time_s,
@@ -499,6 +572,11 @@ class Run:
                 progress=self.progress,
             )
         )
+
+    def _sync_time_s(self, timed: _Timed, step_time_s: float) -> float | None:
+        if self.world == 1:
+            return 0.0
+        return min(timed.sync_s / timed.sync_steps, 0.999 * step_time_s) if timed.sync_steps else None
 
     def _close(self, outcome: Any, text: str = "") -> None:
         if not self._closed:
@@ -546,17 +624,21 @@ class Run:
 
     # Checkpoints.
 
-    def _state(self, random: list[Any]) -> dict[str, Any]:
-        if self._sharded:
-            from torch.distributed.checkpoint.state_dict import get_state_dict
-
-            model, optimizer = get_state_dict(self._bare, self._optimizer, options=_whole())
-        else:
-            model, optimizer = self._bare.state_dict(), self._optimizer.state_dict()
-        state = {"model": model, "optimizer": optimizer}
+    def _state(self, random: list[Any]) -> tuple[dict[str, Any], dict[str, Any] | None]:
+        """What one process writes, and what all write, each its shards (None if the model is whole)."""
+        state: dict[str, Any] = {}
+        sharded = dict(copied(self._shards())) if self._sharded else None
+        if sharded is None:
+            state = {"model": self._bare.state_dict(), "optimizer": self._optimizer.state_dict()}
         for name, each in self._named().items():
             state[f"more.{name}"] = each.state_dict()
-        return dict(copied(state)) | {"random": random}
+        return dict(copied(state)) | {"random": random}, sharded
+
+    def _shards(self) -> dict[str, Any]:
+        from torch.distributed.checkpoint.state_dict import get_state_dict
+
+        model, optimizer = get_state_dict(self._bare, self._optimizer)
+        return {"model": model, "optimizer": optimizer}
 
     def _meta(self) -> dict[str, Any]:
         return {
@@ -577,19 +659,31 @@ class Run:
 
     def _restore(self) -> tuple[int, BatchSize | None]:
         """Take up the newest checkpoint; the position in its epoch, and its batch if we are where it was made."""
-        found = self._saver.checkpoints.latest() if self._saver is not None else None
-        which = self._group.gather((found.epoch, found.step) if found else None)
-        if len(set(which)) != 1:
-            raise RuntimeError(f"the processes see different checkpoints, {which}: put them on a shared file system")
-        if found is None:
+        saver, found = self._saver, None
+        if saver is not None:
+            # Whether shards are whole is found out by one process: together they are as large as the model.
+            newest = saver.checkpoints.latest() if self.rank == 0 else None
+            which = self._group.from_first((newest.epoch, newest.step) if newest else None)
+            found = newest if newest is not None or which is None else saver.checkpoints.find(*which)
+            if not all(self._group.gather(found is not None or which is None)):
+                raise RuntimeError(
+                    f"not all processes see checkpoint {which} of rank 0: put them on a shared file system"
+                )
+        if saver is None or found is None:
             return 0, None
         assert isinstance(found.state, bytes)
         meta, state = found.meta, from_bytes(found.state)
-        if self._sharded:
+        if self._sharded != (found.shards is not None):
+            raise RuntimeError(
+                "the checkpoint is of a model sharded by fully_shard and this one is not, or the reverse"
+            )
+        if found.shards is not None:
             from torch.distributed.checkpoint.state_dict import set_state_dict
 
-            parts = {"model_state_dict": state["model"], "optim_state_dict": state["optimizer"]}
-            set_state_dict(self._bare, self._optimizer, **parts, options=_whole())
+            into = self._shards()
+            read_shards(found.shards, into, saver.group)
+            parts = {"model_state_dict": into["model"], "optim_state_dict": into["optimizer"]}
+            set_state_dict(self._bare, self._optimizer, **parts)
         else:
             self._bare.load_state_dict(state["model"])
             self._optimizer.load_state_dict(state["optimizer"])
@@ -607,13 +701,6 @@ class Run:
         batch = BatchSize(**meta["batch"])
         fits = batch.atomic <= self._chooser.limit_of(self._gpus.gpu_type)
         return meta["position"], batch if meta["gpus"] == here and self._adaptive and fits else None
-
-
-def _whole() -> Any:
-    """Of a sharded model: the whole state on rank 0, so that any number of processes can take it up."""
-    from torch.distributed.checkpoint.state_dict import StateDictOptions
-
-    return StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
 def _allocation(environment: Any, gpu_type: str | None, device: torch.device, ranks: Any) -> Allocation:

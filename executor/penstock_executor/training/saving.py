@@ -8,12 +8,14 @@ import random
 import threading
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 
-from penstock_executor.checkpoint import Checkpoints, Fenced, NotSaved
+from penstock_executor.checkpoint import Checkpoints, Fenced, NotSaved, Shards, fingerprint
 
 log = logging.getLogger(__name__)
 
@@ -76,6 +78,9 @@ class Saver:
 
     def __init__(self, checkpoints: Checkpoints) -> None:
         self.checkpoints = checkpoints
+        self.group: dist.ProcessGroup | None = None
+        """The processes that each write shards of their own, a group that nobody else uses; None: one process writes all."""
+        self._count = 0
         self.fenced = False
         """A later run has begun: this one must stop."""
         self.failure: NotSaved | None = None
@@ -83,11 +88,21 @@ class Saver:
         self._thread: threading.Thread | None = None
 
     def save(
-        self, state: Mapping[str, Any], step: int, meta: Mapping[str, Any], saved: Callable[[float], None]
+        self,
+        state: Mapping[str, Any],
+        step: int,
+        meta: Mapping[str, Any],
+        saved: Callable[[float], None],
+        sharded: Mapping[str, Any] | None = None,
     ) -> None:
-        """Write `state`, which nobody changes any more, after the one before; `saved(seconds)` when it is on disk."""
+        """Write `state`, which nobody changes any more, after the one before; `saved(seconds)` when it is on disk.
+
+        With a group all its processes call this, `sharded` holds DTensors of each one's shards, and the first writes `state`.
+        """
         self.wait()
-        self._thread = threading.Thread(target=self._save, args=(state, step, meta, saved), name="penstock-saver")
+        self._count += 1
+        arguments = (state, step, meta, saved, sharded, self._count)
+        self._thread = threading.Thread(target=self._save, args=arguments, name="penstock-saver")
         self._thread.start()
 
     def wait(self) -> None:
@@ -102,11 +117,20 @@ class Saver:
         return self._thread is not None and self._thread.is_alive()
 
     def _save(
-        self, state: Mapping[str, Any], step: int, meta: Mapping[str, Any], saved: Callable[[float], None]
+        self,
+        state: Mapping[str, Any],
+        step: int,
+        meta: Mapping[str, Any],
+        saved: Callable[[float], None],
+        sharded: Mapping[str, Any] | None,
+        number: int,
     ) -> None:
         began = time.monotonic()
         try:
-            self.checkpoints.save(to_bytes(state), step, meta)
+            shards = None if sharded is None else self._write_shards(sharded, step, number)
+            if self.group is not None and self.group.rank() != 0:
+                return
+            self.checkpoints.save(to_bytes(state), step, meta, shards)
         except Fenced as error:
             log.warning("step=%d %s", step, error)
             self.fenced = True
@@ -116,3 +140,37 @@ class Saver:
         else:
             self.failure = None
             saved(time.monotonic() - began)
+
+    def _write_shards(self, sharded: Mapping[str, Any], step: int, number: int) -> Shards:
+        """All processes together. Raises NotSaved in all of them if one cannot write."""
+        from torch.distributed.checkpoint import FileSystemWriter, save
+        from torch.distributed.checkpoint.api import CheckpointException
+
+        folder = self.checkpoints.shards_folder(step, number)
+        rank, processes = (self.group.rank(), self.group.size()) if self.group is not None else (0, 1)
+        failure: BaseException | None = None
+        mine: dict[str, tuple[int, str]] = {}
+        try:
+            save(dict(sharded), storage_writer=FileSystemWriter(folder), process_group=self.group)
+            # Each process reads back what it wrote itself, and the first what is about all of them.
+            names = [*folder.glob(f"__{rank}_*.distcp"), *(folder.glob(".metadata") if rank == 0 else ())]
+            mine = {path.name: fingerprint(path) for path in names}
+        except (Exception, CheckpointException) as error:  # whatever it is, training goes on
+            failure = error
+        everyones: list[Any] = [(str(failure) if failure else None, mine)] * processes
+        if self.group is not None:
+            dist.all_gather_object(everyones, everyones[rank], group=self.group)
+        reasons = [reason for reason, _ in everyones if reason]
+        if reasons:
+            raise NotSaved(
+                f"no checkpoint written to {folder}: {reasons[0]}; those before it are whole, free some space or mend the"
+                " folder's permissions"
+            )
+        return Shards(folder, {name: found for _, files in everyones for name, found in files.items()})
+
+
+def read_shards(folder: Path, into: dict[str, Any], group: dist.ProcessGroup | None) -> None:
+    """Fill the DTensors of `into`, whatever number of processes wrote them. All of `group` call it."""
+    from torch.distributed.checkpoint import FileSystemReader, load
+
+    load(into, storage_reader=FileSystemReader(folder), process_group=group)

@@ -9,13 +9,31 @@ from __future__ import annotations
 import logging
 import signal
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 
 import torch
 
 log = logging.getLogger(__name__)
 
 POLL_S = 0.05
+
+GRACE_S = 2.5
+"""A process that was not signalled itself waits so long for that, since another of the job was: Slurm freezes 2.0 s later."""
+
+PATIENCE_S = 60.0
+"""How long a job that moved out on request waits to be frozen, before it takes it that the daemon has gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """What one process moved out."""
+
+    size: int
+    """In bytes."""
+    left: int
+    """Bytes that torch still holds on the GPU."""
+    seconds: float
 
 
 class Suspension:
@@ -27,38 +45,65 @@ class Suspension:
 
     def __init__(self, host_cap_bytes: int | None = None) -> None:
         self.asked = False
+        """By a signal."""
+        self._continued = False
+        """SIGCONT came, since SIGTSTP or since the last time that this process stood still."""
+        self._moved: list[tuple[torch.Tensor, torch.device]] = []
         self._cap = host_cap_bytes
         signal.signal(signal.SIGTSTP, self._on_stop)
         signal.signal(signal.SIGCONT, self._on_continue)
 
-    def stand_still(self, optimizer: torch.optim.Optimizer, parameters: Iterable[torch.nn.Parameter]) -> None:
-        """Move the state out, wait for SIGCONT, move it back. At the end of a step."""
+    def move_out(self, optimizer: torch.optim.Optimizer, parameters: Iterable[torch.nn.Parameter]) -> Moved:
+        """Move the state to the host's memory. At the end of a step."""
         began_s = time.monotonic()
         tensors = {id(tensor): tensor for tensor in _on_gpu(optimizer, parameters)}.values()
         size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
         if self._cap is not None and size > self._cap:
             log.warning("bytes=%d suspended on the GPU: more than the %d that the host may take", size, self._cap)
             tensors, size = {}.values(), 0
-        devices = [tensor.device for tensor in tensors]
-        for tensor in tensors:
+        self._moved = [(tensor, tensor.device) for tensor in tensors]
+        for tensor, _ in self._moved:
             tensor.data = tensor.data.to("cpu").pin_memory()
         left = 0
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
             left = torch.cuda.memory_reserved()
-        log.info("suspended moved_bytes=%d left_bytes=%d out_s=%.3f", size, left, time.monotonic() - began_s)
-        while self.asked:
-            time.sleep(POLL_S)
+        moved = Moved(size, left, time.monotonic() - began_s)
+        log.info("suspended moved_bytes=%d left_bytes=%d out_s=%.3f", moved.size, moved.left, moved.seconds)
+        return moved
+
+    def wait(self, wanted: Callable[[], bool] | None) -> None:
+        """Stand still until SIGCONT.
+
+        Args:
+            wanted: where the daemon asked, and not yet a signal: whether it still wants it. None: a signal asked.
+        """
         began_s = time.monotonic()
-        for tensor, device in zip(tensors, devices, strict=True):
+        while self.asked or not self._over(wanted, time.monotonic() - began_s):
+            time.sleep(POLL_S)
+        self._continued = False
+
+    def move_back(self) -> float:
+        """Undo `move_out`; the seconds that it took."""
+        began_s = time.monotonic()
+        size = sum(tensor.numel() * tensor.element_size() for tensor, _ in self._moved)
+        for tensor, device in self._moved:
             tensor.data = tensor.data.to(device)
-        log.info("resumed moved_bytes=%d back_s=%.3f", size, time.monotonic() - began_s)
+        self._moved = []
+        seconds = time.monotonic() - began_s
+        log.info("resumed moved_bytes=%d back_s=%.3f", size, seconds)
+        return seconds
+
+    def _over(self, wanted: Callable[[], bool] | None, waited_s: float) -> bool:
+        if self._continued:
+            return True
+        return waited_s > GRACE_S if wanted is None else waited_s > PATIENCE_S or not wanted()
 
     def _on_stop(self, _number: int, _frame: object) -> None:
-        self.asked = True
+        self.asked, self._continued = True, False
 
     def _on_continue(self, _number: int, _frame: object) -> None:
-        self.asked = False
+        self.asked, self._continued = False, True
 
 
 def _on_gpu(optimizer: torch.optim.Optimizer, parameters: Iterable[torch.nn.Parameter]) -> Iterator[torch.Tensor]:

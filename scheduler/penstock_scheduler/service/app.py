@@ -560,10 +560,10 @@ def make_app(
         fresh = [each for each, new in zip(good, news, strict=True) if new]
         board.counters["reports accepted"] += len(fresh)
         if fresh:
-            epochs[job] = max(present, *(each.epoch for each in fresh))
+            epochs[job] = present = max(present, *(each.epoch for each in fresh))
             board.heard(fresh)
             learn(fresh)
-        return ReportReceipt(accepted=len(fresh), duplicates=len(good) - len(fresh), refused=bad)
+        return ReportReceipt(accepted=len(fresh), duplicates=len(good) - len(fresh), refused=bad, epoch=present)
 
     def present_epoch(job: str) -> int:
         if len(epochs) > 100_000:

@@ -11,10 +11,15 @@ from pathlib import Path
 import httpx
 import pytest
 
+from penstock_executor import Environment, connect
+from penstock_executor.environment import Service
+from penstock_profiles.wire import Observation
 from penstock_scheduler.client import Client, DaemonAway
 from penstock_scheduler.errors import ConfigError
+from penstock_scheduler.model import Phase
 from penstock_scheduler.service import identity
 from penstock_slurm.loopback import wait_for
+from tests.scheduler.builders import job, on
 from tests.scheduler.service.api import ME, serving
 
 MUNGED = shutil.which("munged") or shutil.which("munged", path="/usr/sbin")
@@ -56,6 +61,14 @@ def test_munge_says_who_asks_and_each_credential_is_good_once(tmp_path, munge_so
             assert me.me().role == "user", "root is an admin on the daemon's own machine alone"
         with Client.open({"PENSTOCK_URL": api.url, "PENSTOCK_MUNGE_SOCKET": str(munge_socket)}) as me:
             assert me.me().user == ME
+
+        # A job on a node with MUNGE and without the spool needs no token to report.
+        api.look(job("7", user=ME, max_gpus=4, phase=Phase.RUNNING, allocation=on("t4", t4_00=2)))
+        run = connect(environment=Environment(job_id="7", service=Service(api.url, munge_socket=munge_socket)))
+        run.report(Observation(gpu_type="t4", nodes=1, gpus=2, atomic_batch=8, steps=1, step_time_s=1, progress=16))
+        run.hand_over()
+        with api.client("me") as me:
+            assert [each["body"]["progress"] for each in me.history("7").observations] == [16]
 
         def ask(path: str, headers: dict[str, str]) -> httpx.Response:
             return httpx.get(api.url + path, headers=headers)

@@ -1,0 +1,75 @@
+"""What NVML says of the job's GPUs on this node between two reports. Without NVIDIA's library, nothing."""
+
+from __future__ import annotations
+
+import logging
+import os
+
+from penstock_profiles.nvml import NoNvml, Nvml, Reading, Sample
+
+log = logging.getLogger(__name__)
+
+EVERY_S = 5.0
+"""Between two samples. NVML's own period is at most 1 s: a report has the mean of some of these, not of all time."""
+
+
+class GpuSamples:
+    """Samples since the last report. One thread uses it.
+
+    Args:
+        gpu_ids: indices of the job's GPUs on this node, as Slurm counts them.
+        pid: of a process of the job, by which its GPUs are known first.
+    """
+
+    def __init__(self, gpu_ids: tuple[int, ...], pid: int | None = None) -> None:
+        self._ids, self._pid = gpu_ids, os.getpid() if pid is None else pid
+        self._nvml: Nvml | None = None
+        self._busy: list[float] = []
+        self._used_mb: list[float] = []
+        try:
+            self._nvml = Nvml().__enter__()
+        except NoNvml as error:
+            log.debug("no samples of GPUs: %s", error)
+
+    def look(self) -> None:
+        """Take a sample. Costs about a millisecond a GPU, and never raises."""
+        if self._nvml is None:
+            return
+        try:
+            for reading in own(self._nvml.sample(), self._ids, self._pid):
+                if reading.utilisation is not None:
+                    self._busy.append(reading.utilisation)
+                if reading.used_mb is not None:
+                    self._used_mb.append(reading.used_mb)
+        except Exception:  # whatever the driver does, training goes on
+            log.debug("a sample of GPUs failed", exc_info=True)
+
+    def take(self) -> dict[str, float]:
+        """Fields for an `Observation`, of the samples since the last call; {} without any."""
+        found = {}
+        if self._busy:
+            found["utilisation"] = min(sum(self._busy) / len(self._busy), 1.0)
+        if self._used_mb:
+            found["device_memory_mb"] = max(self._used_mb)
+        self._busy.clear()
+        self._used_mb.clear()
+        return found
+
+    def close(self) -> None:
+        """Let NVML go."""
+        if self._nvml is not None:
+            self._nvml.__exit__()
+            self._nvml = None
+
+
+def own(sample: Sample, gpu_ids: tuple[int, ...], pid: int) -> list[Reading]:
+    """The readings of a job's GPUs: those where `pid` computes and, as a container counts processes anew, else by index.
+
+    Where Slurm confines devices there are no others to be seen, and NVML counts those from 0.
+    """
+    mine = [each for each in sample.readings if any(process.pid == pid for process in each.processes or ())]
+    if mine and len(gpu_ids) <= len(mine):
+        return mine
+    if len(sample.readings) > len(gpu_ids):
+        return [each for each in sample.readings if each.device.index in gpu_ids]
+    return list(sample.readings)

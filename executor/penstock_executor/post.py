@@ -1,0 +1,206 @@
+"""Reports over HTTP: how a job on a node without the spool, such as in the cloud, is heard (docs/api.md, Reports).
+
+A thread posts what is put. `put` never waits: of more than `WAITING` reports the oldest are dropped, and while the daemon is away
+the thread tries again after growing pauses. Only the standard library is used: a training job stays light.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import logging
+import socket
+import ssl
+import subprocess
+import threading
+import time
+from collections import deque
+from typing import Any
+from urllib.parse import urlsplit
+
+from penstock_executor.environment import Service
+from penstock_profiles.wire import Report
+
+log = logging.getLogger(__name__)
+
+WAITING = 256
+BATCH = 100
+"""Reports in one request; the service takes 500."""
+
+EVERY_S = 1.0
+"""At most one request in that time."""
+
+LONGEST_PAUSE_S = 60.0
+TIMEOUT_S = 10.0
+ANSWER_BYTES = 1 << 20
+
+
+class _Refused(OSError):
+    """The service answered, and not with a receipt."""
+
+    def __init__(self, status: int, text: str, pause_s: float | None) -> None:
+        super().__init__(f"status {status}: {text}")
+        self.status, self.pause_s = status, pause_s
+
+
+class Post:
+    """One run's way to penstockd over HTTP.
+
+    Args:
+        service: where it is, and what proves who we are.
+        job_id: the job, as Penstock names it.
+        epoch: the run's, as its checkpoints have it. What the daemon gave this run may be higher, and is then learnt from it.
+        first_pause_s: before the second try, when the daemon does not answer; each is twice the one before.
+    """
+
+    def __init__(self, service: Service, job_id: str, epoch: int, first_pause_s: float = 1.0) -> None:
+        self._service, self._path = service, f"/v1/jobs/{job_id}/reports"
+        self._first_pause_s = first_pause_s
+        self.epoch = epoch
+        self.fenced = False
+        """A later run of the job reports."""
+        self.dropped = 0
+        """Reports that nobody will see."""
+        self._heard = False
+        self._waiting: deque[Report] = deque()
+        self._lock = threading.Lock()
+        self._wake, self._done = threading.Event(), threading.Event()
+        self._closing = False
+        threading.Thread(target=self._run, name="penstock-post", daemon=True).start()
+
+    def put(self, report: Report) -> None:
+        """Have it posted, soon. Never waits, never raises."""
+        with self._lock:
+            if len(self._waiting) == WAITING:
+                self._waiting.popleft()
+                self.dropped += 1
+            self._waiting.append(report)
+        self._wake.set()
+
+    def close(self, timeout_s: float) -> None:
+        """Wait until all is posted or the time is over; nothing is posted after that."""
+        self._closing = True
+        self._wake.set()
+        self._done.wait(timeout_s)
+
+    def _run(self) -> None:
+        failures = 0
+        while True:
+            self._wake.wait()
+            self._wake.clear()
+            while self._waiting:
+                try:
+                    self._post()
+                    if failures:
+                        log.info("url=%s the daemon answers again dropped=%d", self._service.url, self.dropped)
+                    failures, pause_s = 0, EVERY_S
+                except Exception as error:  # whatever it is, training goes on
+                    if not failures:
+                        log.warning("url=%s reports wait: %s", self._service.url, error)
+                    failures += 1
+                    told_s = error.pause_s if isinstance(error, _Refused) else None
+                    pause_s = min(max(self._first_pause_s * 2 ** min(failures - 1, 10), told_s or 0.0), LONGEST_PAUSE_S)
+                if self._closing and failures:
+                    break
+                if self._waiting and not self._closing:
+                    self._sleep(pause_s)
+            if self._closing:
+                self._done.set()
+                return
+
+    def _sleep(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while not self._closing and (left := until - time.monotonic()) > 0:
+            self._wake.wait(left)
+            self._wake.clear()
+
+    def _post(self) -> None:
+        with self._lock:
+            batch = list(self._waiting)[:BATCH]
+        try:
+            receipt = self._ask([report.model_copy(update={"epoch": self.epoch}) for report in batch])
+        except _Refused as error:
+            if error.status in (400, 413, 422):  # these will never be taken
+                log.warning("url=%s %d reports are dropped: %s", self._service.url, len(batch), error)
+                self._drop(batch, lost=True)
+                return
+            raise
+        present = int(receipt.get("epoch") or 0)
+        if present > self.epoch:
+            # The daemon numbers runs in the spool, which this node does not see. Only a run that was heard can be a stale one.
+            if self._heard:
+                self.fenced = True
+            else:
+                self.epoch = present
+                return
+        self._heard = True
+        for refused in receipt.get("refused", ()):
+            log.warning("url=%s report refused: %s", self._service.url, str(refused.get("message"))[:200])
+        self._drop(batch, lost=False)
+
+    def _drop(self, batch: list[Report], *, lost: bool) -> None:
+        with self._lock:
+            for report in batch:  # some may have been dropped meanwhile
+                if self._waiting and self._waiting[0] is report:
+                    self._waiting.popleft()
+                    self.dropped += lost
+
+    def _ask(self, reports: list[Report]) -> dict[str, Any]:
+        body = json.dumps({"reports": [report.model_dump(mode="json") for report in reports]}).encode()
+        headers = {"Content-Type": "application/json"} | authorization(self._service, "POST", self._path)
+        connection = _connection(self._service)
+        try:
+            connection.request("POST", self._path, body, headers)
+            answer = connection.getresponse()
+            content = answer.read(ANSWER_BYTES)
+            if answer.status != 200:
+                text = content[:300].decode(errors="replace")
+                again = answer.getheader("Retry-After") or ""
+                raise _Refused(answer.status, text, float(again) if again.isdigit() else None)
+        finally:
+            connection.close()
+        receipt = json.loads(content)
+        return receipt if isinstance(receipt, dict) else {}
+
+
+def authorization(service: Service, method: str, path: str) -> dict[str, str]:
+    """The header that says who we are: by a token, else by MUNGE; over a unix socket the kernel says it.
+
+    Raises:
+        OSError: neither can be had.
+    """
+    if service.token is not None:
+        return {"Authorization": f"Bearer {service.token}"}
+    if service.url.startswith("unix:"):
+        return {}
+    at = [f"--socket={service.munge_socket}"] if service.munge_socket else []
+    command = ["munge", *at, "-s", f"penstock {method} {path}"]
+    try:
+        made = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired:
+        raise OSError("munge does not answer; give the job a token in PENSTOCK_TOKEN") from None
+    if made.returncode != 0:
+        raise OSError(f"no token in PENSTOCK_TOKEN, and munge says: {made.stderr.strip()}")
+    return {"Authorization": f"MUNGE {made.stdout.strip()}"}
+
+
+def _connection(service: Service) -> http.client.HTTPConnection:
+    if service.url.startswith("unix:"):
+        return _UnixConnection(service.url.removeprefix("unix:"))
+    parts = urlsplit(service.url)
+    host, port = parts.hostname or "", parts.port
+    if parts.scheme == "https":
+        context = ssl.create_default_context(cafile=str(service.authority) if service.authority else None)
+        return http.client.HTTPSConnection(host, port, timeout=TIMEOUT_S, context=context)
+    return http.client.HTTPConnection(host, port, timeout=TIMEOUT_S)
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path: str) -> None:
+        super().__init__("penstock", timeout=TIMEOUT_S)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(TIMEOUT_S)
+        self.sock.connect(self._path)

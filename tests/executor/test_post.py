@@ -1,0 +1,116 @@
+"""Reports over HTTP, to the real service over real sockets."""
+
+import socket
+import time
+from pathlib import Path
+
+import pytest
+
+from penstock_executor import Environment, connect
+from penstock_executor.environment import EnvironmentDisagrees, Service, read_environment
+from penstock_executor.post import WAITING, Post
+from penstock_profiles.wire import MAX_REPORT_BYTES, Checkpointed, Observation, Report, Started
+from tests.scheduler.service.api import Api, serving
+
+from .spool import wait_for
+
+STARTED = Started(gpu_type="t4", gpu_ids={"t4-00": (0, 1)})
+SEEN = Observation(gpu_type="t4", nodes=1, gpus=2, atomic_batch=32, steps=10, step_time_s=0.5, progress=640)
+
+
+def report(sequence: int) -> Report:
+    return Report(job_id="1", epoch=1, sequence=sequence, time_s=time.time(), body=SEEN)
+
+
+def stored(api: Api) -> list[tuple[int, int]]:
+    """(epoch, sequence) of what the service has of job 1."""
+    with api.client("ada") as ada:
+        return [(each["epoch"], each["sequence"]) for each in ada.history("1").observations]
+
+
+def test_a_job_without_the_spool_reports_over_http(tmp_path: Path):
+    with serving(tmp_path / "api") as api:
+        service = Service(api.url, api.tokens["job 1"])
+        run = connect(tmp_path / "ckpt", Environment(job_id="1", service=service))
+        began_s = time.monotonic()
+        for body in (STARTED, SEEN, Checkpointed(progress=640, seconds=0.1)):
+            run.report(body)
+        assert time.monotonic() - began_s < 1, "reporting waits for nobody"
+        run.close("completed", 640)
+        (found,) = stored(api)
+        assert found[0] == run.epoch == 1
+
+
+def test_it_learns_the_epoch_that_the_daemon_gave_and_gives_way_to_a_later_one(tmp_path: Path):
+    with serving(tmp_path / "api") as api:
+        api.submitter.given_epoch = 5
+        post = Post(Service(api.url, api.tokens["job 1"]), "1", 1)
+        post.put(report(7))
+        wait_for(lambda: stored(api) == [(5, 7)], "report of epoch 5")
+        assert not post.fenced
+        api.submitter.given_epoch = 6
+        post.put(report(8))
+        wait_for(lambda: post.fenced, "word that a later run has begun")
+        assert stored(api) == [(5, 7)]
+
+
+def test_while_the_daemon_is_away_nobody_waits_and_the_newest_are_kept(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    post = Post(Service(f"http://127.0.0.1:{port}", "not known yet"), "1", 1, first_pause_s=0.05)
+    began_s = time.monotonic()
+    for sequence in range(WAITING + 100):
+        post.put(report(sequence))
+    assert time.monotonic() - began_s < 5
+    assert post.dropped == 100
+    wait_for(lambda: "reports wait" in caplog.text, "warning")
+    with serving(tmp_path / "api", listen=f"127.0.0.1:{port}") as api:
+        post._service = Service(api.url, api.tokens["job 1"])
+        wait_for(lambda: not post._waiting, "reports posted")
+        assert {number for _, number in stored(api)} <= set(range(100, WAITING + 100))
+        assert (1, WAITING + 99) in stored(api)
+    assert caplog.text.count("reports wait") == 1
+
+
+def test_a_daemon_that_does_not_answer_delays_neither_a_report_nor_the_end_for_long():
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        post = Post(Service(f"http://127.0.0.1:{mute.getsockname()[1]}", "t"), "1", 1)
+        began_s = time.monotonic()
+        post.put(report(0))
+        post.close(0.5)
+        assert time.monotonic() - began_s < 5
+
+
+def test_what_is_refused_for_good_is_not_sent_again(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    with serving(tmp_path / "api") as api:
+        post = Post(Service(api.url, api.tokens["job 1"]), "1", 1)
+        bad = report(0)
+        post.put(bad.model_copy(update={"body": SEEN.model_copy(update={"step_time_s": 1e-12})}))
+        post.put(report(1))
+        post.close(20)
+        assert stored(api) == [(1, 1)]
+        assert "not plausible" in caplog.text
+
+
+def test_size_and_rate_of_reports_are_bounded(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    run = connect(None, Environment(job_id="1", spool=tmp_path))
+    run.report(Started(gpu_type="x" * MAX_REPORT_BYTES, gpu_ids={}))
+    assert "too long for a report" in caplog.text
+    for _ in range(2_000):
+        run.report(SEEN)
+    run.close("failed", 0, "x" * MAX_REPORT_BYTES)
+    lines = (tmp_path / "1" / "reports" / "1.jsonl").read_bytes().splitlines()
+    assert 300 < len(lines) < 1_000
+    assert max(map(len, lines)) < 3_000
+    assert [Report.model_validate_json(line).sequence for line in lines] == list(range(len(lines)))
+
+
+def test_where_the_service_is_and_who_we_are_comes_from_the_environment():
+    given = {"SLURM_JOB_ID": "7", "PENSTOCK_URL": "https://head:7000", "PENSTOCK_TOKEN": "secret", "PENSTOCK_CA": "/ca"}
+    service = read_environment(given).service
+    assert service == Service("https://head:7000", "secret", Path("/ca"))
+    assert "secret" not in repr(service)
+    with pytest.raises(EnvironmentDisagrees, match="PENSTOCK_URL=head:7000 is not https"):
+        read_environment(given | {"PENSTOCK_URL": "head:7000"})
