@@ -88,7 +88,7 @@ class WishModels:
         before = self._known
         self._known = {
             job.id: known
-            if (known := before.get(job.id)) is not None and known[0] == job.wish
+            if (known := before.get(job.id)) is not None and (known[0] is job.wish or known[0] == job.wish)
             else (job.wish, _estimator(job.wish, self._families))
             for job in jobs
         }

@@ -8,7 +8,7 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from penstock_scheduler.model import Configuration, GpuLimit, Job, JobId, Node, Phase, Placement, Snapshot
 from penstock_scheduler.placement import place
+from penstock_scheduler.policies.common import changed_nodes
 
 Fit = Literal["first", "best"]
 """Which node part of a node is taken from: the first with enough free GPUs, or the one that then has fewest left."""
@@ -46,16 +47,37 @@ class Allowance:
 
 
 class Room:
-    """The free GPUs of each node while jobs are given theirs."""
+    """The free GPUs of each node while jobs are given theirs.
 
-    def __init__(self, nodes: Sequence[Node], limits: Iterable[GpuLimit], fit: Fit) -> None:
+    Args:
+        nodes: all nodes.
+        limits: on users, accounts and QOS.
+        fit: where part of a node is taken from.
+        like: of an earlier round, as it was then made: what is the same of the nodes is taken from it.
+    """
+
+    def __init__(
+        self, nodes: Sequence[Node], limits: Iterable[GpuLimit], fit: Fit, like: Room | None = None
+    ) -> None:
         self._nodes = nodes
         self._fit = fit
-        self._index = {node.name: index for index, node in enumerate(nodes)}
-        self._types = np.array([node.gpu_type for node in nodes], dtype=np.str_)
-        self._gpus_N = np.array([node.gpus for node in nodes], dtype=np.int64)
-        self.free_N = np.array([node.gpus_for_us for node in nodes], dtype=np.int64)
         self.allowance = Allowance(limits)
+        changed = None if like is None else changed_nodes(like._nodes, nodes)
+        if like is not None and changed is not None and all(_alike(like._nodes[n], nodes[n]) for n in changed):
+            self._index, self._types, self._gpus_N = like._index, like._types, like._gpus_N
+            self._by_name_N, self._right = like._by_name_N, like._right
+            self._free_at_first_N = like._free_at_first_N.copy()
+            for n in changed:
+                self._free_at_first_N[n] = nodes[n].gpus_for_us
+        else:
+            self._right: dict[Configuration, NDArray[np.bool_]] = {}
+            """Nodes that could be part of a configuration if they were free."""
+            self._index = {node.name: index for index, node in enumerate(nodes)}
+            self._types = np.array([node.gpu_type for node in nodes], dtype=np.str_)
+            self._gpus_N = np.array([node.gpus for node in nodes], dtype=np.int64)
+            self._by_name_N = np.argsort(np.argsort(np.array([node.name for node in nodes], dtype=np.str_)))
+            self._free_at_first_N = np.array([node.gpus_for_us for node in nodes], dtype=np.int64)
+        self.free_N = self._free_at_first_N.copy()
 
     def copy(self) -> Room:
         """Another one, to try things in."""
@@ -91,24 +113,46 @@ class Room:
             candidates = np.flatnonzero(self.enough(option, free_N)).tolist()
             if len(candidates) < option.nodes:
                 continue
-            one_by_one = self._fit == "first" and option.nodes == 1
-            for some in [[index] for index in candidates] if one_by_one else [candidates]:
-                nodes = [
-                    dataclasses.replace(self._nodes[index], gpus_others=int(self._gpus_N[index] - free_N[index]))
-                    for index in some
-                ]
+            for some, partitions in self._in_turn(job, option, candidates, free_N):
+                nodes = [self._with_free(index, int(free_N[index])) for index in some]
                 reservations = {job.id: job.reservation} if job.reservation else {}
-                placed = place(nodes, {job.id: option}, {job.id: job.partitions}, {}, {}, reservations=reservations)
+                placed = place(nodes, {job.id: option}, {job.id: partitions}, {}, {}, reservations=reservations)
                 if placed.placements:
                     return placed.placements[job.id]
         return None
 
+    def _with_free(self, index: int, free: int) -> Node:
+        node = self._nodes[index]
+        return node if node.gpus_for_us == free else dataclasses.replace(node, gpus_others=node.gpus - free)
+
+    def _in_turn(
+        self, job: Job, option: Configuration, candidates: list[int], free_N: NDArray[np.int64]
+    ) -> Iterator[tuple[list[int], tuple[str, ...]]]:
+        """The nodes to place a job on, in the order in which they are tried, and by which partitions.
+
+        One node is tried alone, in the order in which `place` would look at it: so a placing does not look at all.
+        """
+        if option.nodes > 1:
+            yield candidates, job.partitions
+        elif self._fit == "first":
+            yield from (([index], job.partitions) for index in candidates)
+        else:
+            order = np.lexsort((self._by_name_N[candidates], free_N[candidates])).tolist()
+            yield from (
+                ([candidates[position]], (partition,))
+                for partition in job.partitions
+                for position in order
+                if partition in self._nodes[candidates[position]].partitions
+            )
+
     def enough(self, option: Configuration, free: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Which nodes could be part of a configuration; of the shape of `free`, whose last axis are the nodes."""
         per_node = option.gpus // option.nodes
-        right_N = self._types == option.gpu_type
-        if option.nodes > 1 and (whole_N := right_N & (self._gpus_N == per_node)).any():
-            right_N = whole_N
+        if (right_N := self._right.get(option)) is None:
+            right_N = self._types == option.gpu_type
+            if option.nodes > 1 and (whole_N := right_N & (self._gpus_N == per_node)).any():
+                right_N = whole_N
+            self._right[option] = right_N
         enough: NDArray[np.bool_] = (free >= per_node) & right_N
         return enough
 
@@ -118,6 +162,11 @@ class Room:
             index = self._index.get(share.node)
             if index is not None and self._nodes[index].usable:
                 free_N[index] += sign * share.gpus
+
+
+def _alike(old: Node, new: Node) -> bool:
+    """Whether this is the same node, of the same type and size."""
+    return (old.name, old.gpu_type, old.gpus) == (new.name, new.gpu_type, new.gpus)
 
 
 class Timeline:
