@@ -113,7 +113,9 @@ def _version(show: bool) -> None:
 
 def make_app() -> typer.Typer:
     """The whole command line, with the subcommands that are installed."""
-    app = typer.Typer(cls=_Group, no_args_is_help=True, help="Penstock meters deep-learning jobs to GPUs, beside Slurm.")
+    app = typer.Typer(
+        cls=_Group, no_args_is_help=True, help="Penstock meters deep-learning jobs to GPUs, beside Slurm."
+    )
 
     @app.callback()
     def penstock(

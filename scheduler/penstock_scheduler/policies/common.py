@@ -154,29 +154,48 @@ Request = dict[Configuration, float]
 """What a rigid policy may give a job, all of one size, the preferred first -> the goodput there. Empty: nothing will do."""
 
 
+ALIKE = 1000
+"""Kinds of jobs whose requests are kept."""
+
+
 class Requests:
     """The fixed request of each job: the most GPUs that it asks for and that exist, on each type where it makes progress.
 
-    Keeps those of jobs whose wish and model are the same as in the last round, and nothing else.
+    Keeps those of jobs whose wish and model are the same as in the last round; and of jobs with the very same wish and model,
+    of which a trace has thousands, so that they are asked about once.
     """
 
     def __init__(self) -> None:
         self._shapes: dict[tuple[tuple[str, ...], str, int], tuple[Configuration, ...]] = {}
         self._nodes: tuple[Node, ...] = ()
         self._known: dict[JobId, tuple[Job, AnyEstimator, Request]] = {}
+        self._alike: dict[tuple[object, ...], tuple[Job, AnyEstimator, Request]] = {}
 
     def of(self, snapshot: Snapshot) -> dict[JobId, Request]:
         """The request of every job."""
         changed = changed_nodes(self._nodes, snapshot.nodes)
         if changed is None or any(_frame(self._nodes[n]) != _frame(snapshot.nodes[n]) for n in changed):
-            self._shapes, self._known = {}, {}
+            self._shapes, self._known, self._alike = {}, {}, {}
         self._nodes = snapshot.nodes
         known, self._known = self._known, {}
         for job in snapshot.jobs:
             model, last = snapshot.models[job.id], known.get(job.id)
             same = last is not None and last[1] is model and _asks(last[0]) == _asks(job)
-            self._known[job.id] = last if last is not None and same else (job, model, self._request(job, model))
+            self._known[job.id] = last if last is not None and same else self._of_alike(job, model)
+        if len(self._alike) > max(ALIKE, len(snapshot.jobs)):
+            self._alike = {}
         return {job: request for job, (_, _, request) in self._known.items()}
+
+    def _of_alike(self, job: Job, model: AnyEstimator) -> tuple[Job, AnyEstimator, Request]:
+        key = (
+            id(job.wish),
+            id(model),
+            job.partitions,
+            job.reservation,
+        )  # both are held here, and so stay what they are
+        if key not in self._alike:
+            self._alike[key] = (job, model, self._request(job, model))
+        return self._alike[key]
 
     def _request(self, job: Job, model: AnyEstimator) -> Request:
         key = (job.partitions, job.reservation, job.wish.max_gpus)

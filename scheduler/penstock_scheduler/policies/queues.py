@@ -253,6 +253,8 @@ class _Round:
 
     def _within_limits(self, job: Job, request: common.Request) -> common.Request:
         """The options that limits on users, accounts and QOS allow now."""
+        if not self._room.allowance:
+            return request
         return {option: value for option, value in request.items() if self._refusal(job, option) is None}
 
     def plan(self, kept: dict[JobId, tuple[AnyEstimator, Assignment]]) -> Plan:

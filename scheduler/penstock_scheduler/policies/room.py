@@ -34,6 +34,10 @@ class Allowance:
         other._left = dict(self._left)
         return other
 
+    def __bool__(self) -> bool:
+        """Whether there is any limit."""
+        return bool(self._left)
+
     def refuses(self, job: Job, gpus: int, gpu_type: str) -> GpuLimit | None:
         """The limit that does not allow the job so many GPUs of this type now."""
         bears = (limit for limit, left in self._left.items() if gpus > left and limit.counts(gpu_type))
@@ -56,9 +60,7 @@ class Room:
         like: of an earlier round, as it was then made: what is the same of the nodes is taken from it.
     """
 
-    def __init__(
-        self, nodes: Sequence[Node], limits: Iterable[GpuLimit], fit: Fit, like: Room | None = None
-    ) -> None:
+    def __init__(self, nodes: Sequence[Node], limits: Iterable[GpuLimit], fit: Fit, like: Room | None = None) -> None:
         self._nodes = nodes
         self._fit = fit
         self.allowance = Allowance(limits)
@@ -110,9 +112,10 @@ class Room:
         """Nodes for the first of `options` that there is room for. `free_N`: free GPUs at another time than now."""
         free_N = self.free_N if free_N is None else free_N
         for option in options:
-            candidates = np.flatnonzero(self.enough(option, free_N)).tolist()
-            if len(candidates) < option.nodes:
+            enough_N = self.enough(option, free_N)
+            if np.count_nonzero(enough_N) < option.nodes:
                 continue
+            candidates = enough_N.nonzero()[0].tolist()
             for some, partitions in self._in_turn(job, option, candidates, free_N):
                 nodes = [self._with_free(index, int(free_N[index])) for index in some]
                 reservations = {job.id: job.reservation} if job.reservation else {}

@@ -380,7 +380,8 @@ class SimulatedCluster:
         """Bring all progress up to date; let jobs report, and choose their batch sizes anew where there is news."""
         training = []
         for job in self._learning.values():
-            assert job.allocation is not None and job.learner is not None, "they hold GPUs, and learn"
+            assert job.allocation is not None, "they hold GPUs"
+            assert job.learner is not None, "they learn"
             self._settle(job, now_s)
             if now_s <= job.runs[-1].ready_s:
                 continue
