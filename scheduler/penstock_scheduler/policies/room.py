@@ -50,6 +50,26 @@ class Allowance:
                 self._left[limit] -= gpus
 
 
+class _Frame:
+    """What stays the same of the nodes, whoever holds their GPUs."""
+
+    def __init__(self, nodes: Sequence[Node]) -> None:
+        self.index = {node.name: index for index, node in enumerate(nodes)}
+        self.by_name_N = np.argsort(np.argsort(np.array([node.name for node in nodes], dtype=np.str_)))
+        self._types = np.array([node.gpu_type for node in nodes], dtype=np.str_)
+        self._gpus_N = np.array([node.gpus for node in nodes], dtype=np.int64)
+        self._right: dict[Configuration, NDArray[np.bool_]] = {}
+
+    def right(self, option: Configuration) -> NDArray[np.bool_]:
+        """Nodes that could be part of a configuration if they were free."""
+        if option not in self._right:
+            right_N: NDArray[np.bool_] = self._types == option.gpu_type
+            if option.nodes > 1 and (whole_N := right_N & (self._gpus_N == option.gpus // option.nodes)).any():
+                right_N = whole_N
+            self._right[option] = right_N
+        return self._right[option]
+
+
 class Room:
     """The free GPUs of each node while jobs are given theirs.
 
@@ -63,21 +83,17 @@ class Room:
     def __init__(self, nodes: Sequence[Node], limits: Iterable[GpuLimit], fit: Fit, like: Room | None = None) -> None:
         self._nodes = nodes
         self._fit = fit
+        self._frame: _Frame
+        self._free_at_first_N: NDArray[np.int64]
         self.allowance = Allowance(limits)
         changed = None if like is None else changed_nodes(like._nodes, nodes)
         if like is not None and changed is not None and all(_alike(like._nodes[n], nodes[n]) for n in changed):
-            self._index, self._types, self._gpus_N = like._index, like._types, like._gpus_N
-            self._by_name_N, self._right = like._by_name_N, like._right
+            self._frame = like._frame
             self._free_at_first_N = like._free_at_first_N.copy()
             for n in changed:
                 self._free_at_first_N[n] = nodes[n].gpus_for_us
         else:
-            self._right: dict[Configuration, NDArray[np.bool_]] = {}
-            """Nodes that could be part of a configuration if they were free."""
-            self._index = {node.name: index for index, node in enumerate(nodes)}
-            self._types = np.array([node.gpu_type for node in nodes], dtype=np.str_)
-            self._gpus_N = np.array([node.gpus for node in nodes], dtype=np.int64)
-            self._by_name_N = np.argsort(np.argsort(np.array([node.name for node in nodes], dtype=np.str_)))
+            self._frame = _Frame(nodes)
             self._free_at_first_N = np.array([node.gpus_for_us for node in nodes], dtype=np.int64)
         self.free_N = self._free_at_first_N.copy()
 
@@ -100,7 +116,7 @@ class Room:
     def has(self, placement: Placement) -> bool:
         """Whether all its GPUs are free, or on nodes that are out of service: who runs there may stay."""
         return all(
-            (index := self._index.get(share.node)) is None
+            (index := self._frame.index.get(share.node)) is None
             or self.free_N[index] >= share.gpus
             or not self._nodes[index].usable
             for share in placement.shares
@@ -140,7 +156,7 @@ class Room:
         elif self._fit == "first":
             yield from (([index], job.partitions) for index in candidates)
         else:
-            order = np.lexsort((self._by_name_N[candidates], free_N[candidates])).tolist()
+            order = np.lexsort((self._frame.by_name_N[candidates], free_N[candidates])).tolist()
             yield from (
                 ([candidates[position]], (partition,))
                 for partition in job.partitions
@@ -151,18 +167,14 @@ class Room:
     def enough(self, option: Configuration, free: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Which nodes could be part of a configuration; of the shape of `free`, whose last axis are the nodes."""
         per_node = option.gpus // option.nodes
-        if (right_N := self._right.get(option)) is None:
-            right_N = self._types == option.gpu_type
-            if option.nodes > 1 and (whole_N := right_N & (self._gpus_N == per_node)).any():
-                right_N = whole_N
-            self._right[option] = right_N
+        right_N = self._frame.right(option)
         enough: NDArray[np.bool_] = (free >= per_node) & right_N
         return enough
 
     def add_to(self, free_N: NDArray[np.int64], placement: Placement, sign: int) -> None:
         """Add the GPUs of a placement to `free_N`, or take them from it."""
         for share in placement.shares:
-            index = self._index.get(share.node)
+            index = self._frame.index.get(share.node)
             if index is not None and self._nodes[index].usable:
                 free_N[index] += sign * share.gpus
 

@@ -261,7 +261,7 @@ class SimulatedCluster:
             self._goodputs_s[job.id] = job.rate / job.work
         learning = [job for job in self._learning.values() if now_s >= job.runs[-1].ready_s]
         running = len(self._goodputs_s) + len(learning)
-        goodput_s = sum(self._goodputs_s.values()) + sum(job.rate / job.work for job in learning)
+        goodput_s = sum(self._goodputs_s.values(), 0.0) + sum(job.rate / job.work for job in learning)
         held = (self._gpus_held, self._cpus_held, self._memory_held_mb)
         return Totals(len(self._active), running, len(self._held) - running, *held, goodput_s)
 

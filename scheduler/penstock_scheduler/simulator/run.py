@@ -39,7 +39,7 @@ round, and of 154 such rounds one would have decided otherwise, for restart fact
 
 
 FRONT = 4
-"""Waiting jobs that are shown to a policy that looks at the front of the queue only. With 16 the Philly trace takes 3 % fewer looks."""
+"""Waiting jobs that are shown to a policy of the front alone. With 16 the Philly trace has 3 % fewer looks."""
 
 
 @dataclass(frozen=True, slots=True)
