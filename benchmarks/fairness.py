@@ -1,4 +1,4 @@
-"""Finish-time fairness as Sia's artifact defines it: `python benchmarks/fairness.py WINDOW.csv --profiles DIR`, and --help for the rest.
+"""Finish-time fairness as Sia's artifact has it: `python benchmarks/fairness.py WINDOW.csv --profiles DIR`, and --help.
 
 rho = completion time / sum over types g of P(g) x the time alone. P(g) is the share of all GPUs that are of type g. Alone is a
 simulation of the same application under the same policy, the only job of a cluster of GPUs of type g, as many as all GPUs

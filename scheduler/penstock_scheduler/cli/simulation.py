@@ -276,7 +276,7 @@ def progress(total: int, *, quiet: bool) -> Iterator[Callable[[str, int], Callab
         yield show
 
 
-COLUMNS = {
+FIGURES = {
     "avg_jct_h": "average h",
     "p50_jct_h": "median h",
     "p99_jct_h": "p99 h",
@@ -296,15 +296,15 @@ def _table(document: Mapping[str, Any]) -> Table:
     table = Table(
         title=f"{document['workload']} on {document['cluster']}", title_justify="left", box=None, pad_edge=False
     )
-    table.add_column("policy", style="bold", no_wrap=True)
     policies = document["policies"]
     shown = {
-        name: head for name, head in COLUMNS.items() if any(p["mean"][name] is not None for p in policies.values())
+        name: head for name, head in FIGURES.items() if any(p["mean"][name] is not None for p in policies.values())
     }
-    for head in shown.values():
-        table.add_column(head, justify="right")
-    for name, of in policies.items():
-        table.add_row(name, *(_figure(key, of["mean"][key], of["ci95"][key]) for key in shown))
+    table.add_column("")  # a row for each figure: in one for each policy they do not fit into 80 columns
+    for name in policies:
+        table.add_column(name, justify="right", no_wrap=True)
+    for key, head in shown.items():
+        table.add_row(head, *(_figure(key, of["mean"][key], of["ci95"][key]) for of in policies.values()))
     return table
 
 
