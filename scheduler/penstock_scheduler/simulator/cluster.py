@@ -110,6 +110,7 @@ class SimulatedJob:
     sensitivity: SensitivityProfile | None = None
     """What CPU and memory are worth to it; None: nothing, or nobody knows."""
     progress: float = 0.0
+    """As of the last look; of a job without a learner as of when something last happened to it, or `SimulatedCluster.close`."""
     allocation: Placement | None = None
     starts: int = 0
     most_gpus: int = 0
