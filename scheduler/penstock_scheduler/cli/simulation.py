@@ -112,7 +112,9 @@ def tell(
         typer.echo(json.dumps(document))
     else:
         console = Console()
-        if not console.is_terminal:  # it has no width, and with the 80 columns that stand in for it headings are cut off
+        if (
+            not console.is_terminal
+        ):  # it has no width, and with the 80 columns that stand in for it headings are cut off
             console.width = max(console.width, NO_TERMINAL)
         console.print(_table(document))
         if written:
