@@ -34,7 +34,19 @@ OWN = {
     **{name: f"jobs:{name}" for name in ("show", "explain", "logs", "wait", "cancel", "efficiency", "cost")},
     **{
         name: f"site:{name}"
-        for name in ("queue", "nodes", "rounds", "plan", "pause", "resume", "drain", "budget", "doctor", "policy", "token")
+        for name in (
+            "queue",
+            "nodes",
+            "rounds",
+            "plan",
+            "pause",
+            "resume",
+            "drain",
+            "budget",
+            "doctor",
+            "policy",
+            "token",
+        )
     },
     "man": "man:man",
     "workload": "workload:workload",
