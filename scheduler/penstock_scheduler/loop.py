@@ -223,17 +223,18 @@ class RoundLoop:
         record = RoundRecord(snapshot, self._policy.name, self._settings, plan, seconds)
         self._store.save_round(record)
         self._round, self._plan, self._decided = snapshot.round, plan, snapshot
-        log.info(
-            "round",
-            extra={
-                "round": snapshot.round,
-                "jobs": len(jobs),
-                "placed": len(plan.assignments),
-                "waiting": len(plan.waiting),
-                "decide_s": round(seconds["decide"], 3),
-            }
-            | ({"status": plan.solve.status.value, "gap": round(plan.solve.gap, 6)} if plan.solve else {}),
-        )
+        if log.isEnabledFor(logging.INFO):
+            log.info(
+                "round",
+                extra={
+                    "round": snapshot.round,
+                    "jobs": len(jobs),
+                    "placed": len(plan.assignments),
+                    "waiting": len(plan.waiting),
+                    "decide_s": round(seconds["decide"], 3),
+                }
+                | ({"status": plan.solve.status.value, "gap": round(plan.solve.gap, 6)} if plan.solve else {}),
+            )
         self._on_round(record)
 
     def _count(self, state: ClusterState, now_s: float) -> None:
@@ -352,6 +353,8 @@ class RoundLoop:
         held = {job.id: job.allocation for job in state.jobs}
         for outcome in news:
             level = logging.WARNING if outcome.progress is Progress.FAILED else logging.INFO
+            if not log.isEnabledFor(level):
+                continue
             log.log(
                 level,
                 "action",

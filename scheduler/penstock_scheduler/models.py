@@ -28,6 +28,9 @@ from penstock_scheduler.sensitivities import Sensitivities, profile_name
 
 log = logging.getLogger(__name__)
 
+WISHES = 1000
+"""Wishes whose estimators are kept for further jobs."""
+
 NEWEST = 2000
 """Observations of a job that a daemon which starts learns from."""
 
@@ -70,6 +73,7 @@ class WishModels:
         self._gpu_types: frozenset[str] = frozenset()
         self._families = families
         self._known: dict[JobId, tuple[JobWish, AnyEstimator]] = {}
+        self._of_wish: dict[int, tuple[JobWish, AnyEstimator]] = {}
 
     def check(self, wish: JobWish) -> None:
         """Raises BadWish if the wish names a family or a profile that is not there, or a batch it cannot train with."""
@@ -85,11 +89,12 @@ class WishModels:
         """
         if (types := frozenset(gpu_types)) != self._gpu_types:
             self._gpu_types, self._families, self._known = types, self._catalogue.on(sorted(types), self._gpus), {}
+            self._of_wish = {}
         before = self._known
         self._known = {
             job.id: known
-            if (known := before.get(job.id)) is not None and known[0] == job.wish
-            else (job.wish, _estimator(job.wish, self._families))
+            if (known := before.get(job.id)) is not None and (known[0] is job.wish or known[0] == job.wish)
+            else self._of(job.wish)
             for job in jobs
         }
         return Models(
@@ -106,6 +111,14 @@ class WishModels:
                 if (profile := self._sensitivities.get(profile_name(job.wish))) is not None
             },
         )
+
+    def _of(self, wish: JobWish) -> tuple[JobWish, AnyEstimator]:
+        """Jobs with the very same wish, of which a trace has thousands, share an estimator."""
+        if len(self._of_wish) > WISHES:
+            self._of_wish = {}
+        if id(wish) not in self._of_wish:  # which is held here, and so stays what it is
+            self._of_wish[id(wish)] = wish, _estimator(wish, self._families)
+        return self._of_wish[id(wish)]
 
     def _costs_s(self, jobs: Sequence[Job]) -> dict[JobId, float]:
         """What was measured on the job itself, else what it says, else what was measured on others of its family, else the

@@ -26,19 +26,22 @@ class OnEvent:
     """A round whenever a job came, ended or changed its hold on GPUs, or a node's capacity changed."""
 
     def __init__(self) -> None:
-        self._decided: object = None
+        self._decided: ClusterState | None = None
 
     def due(self, now_s: float, state: ClusterState) -> bool:
         """Whether something changed since the last round that was decided."""
-        return _events(state) != self._decided
+        last = self._decided
+        if last is None or (len(last.jobs), len(last.nodes)) != (len(state.jobs), len(state.nodes)):
+            return True
+        # A cluster gives what has not changed as the very object, and mostly in the same order.
+        return any(
+            old is not new and (old.id, old.phase, old.allocation) != (new.id, new.phase, new.allocation)
+            for old, new in zip(last.jobs, state.jobs, strict=True)
+        ) or any(
+            old is not new and (old.name, old.gpus_for_us) != (new.name, new.gpus_for_us)
+            for old, new in zip(last.nodes, state.nodes, strict=True)
+        )
 
     def decided(self, now_s: float, state: ClusterState) -> None:
         """Wait for the next change."""
-        self._decided = _events(state)
-
-
-def _events(state: ClusterState) -> object:
-    return (
-        {(job.id, job.phase, job.allocation) for job in state.jobs},
-        {(node.name, node.gpus_for_us) for node in state.nodes},
-    )
+        self._decided = state

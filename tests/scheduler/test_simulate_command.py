@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import subprocess
 import sys
 
 import pytest
@@ -11,7 +12,7 @@ from typer.testing import CliRunner, Result
 
 from penstock_profiles.sensitivity import Sensitivity, SensitivityProfile, SensitivityStore
 from penstock_scheduler.cli import make_app
-from penstock_scheduler.cli import simulate as command
+from penstock_scheduler.cli import simulation as command
 from penstock_scheduler.errors import ConfigError
 from tests.scheduler.simulator.toy import write_profiles
 
@@ -232,3 +233,15 @@ def test_what_is_wrong_with_a_frontier(tmp_path, argv, words):
 def test_a_frontier_needs_recorded_durations(tmp_path):
     with pytest.raises(ConfigError, match="needs recorded durations, and 3 jobs have none"):
         penstock_simulate(tmp_path, "--cloud", "usd_per_gpu_h=2")
+
+
+@pytest.mark.parametrize("words", [["--version"], ["simulate", "--help"]])
+def test_what_answers_at_once_imports_no_other_command(words):
+    """All commands together take seconds to import, most of them for these."""
+    program = (
+        "import contextlib, sys; from penstock_scheduler.cli import main\n"
+        "with contextlib.suppress(SystemExit): main()\n"
+        "print('slow:', sorted({'numpy', 'scipy', 'sqlalchemy'} & set(sys.modules)))"
+    )
+    told = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, check=True)
+    assert told.stdout.endswith("slow: []\n"), told.stdout

@@ -52,8 +52,7 @@ class LinearEstimator:
 
     def goodput(self, gpu_type: str, nodes: IntArray, gpus: IntArray) -> FloatArray:
         """See `Estimator`; the unit is not samples/s but one GPU's rate."""
-        shape = np.broadcast_shapes(np.shape(nodes), np.shape(gpus))
-        return np.broadcast_to(np.asarray(gpus, dtype=np.float64), shape).copy()
+        return np.asarray(gpus, dtype=np.float64) + np.zeros(np.shape(nodes))
 
     def best_batch(self, gpu_type: str, nodes: int, gpus: int) -> Batch | None:
         """None: nothing is known of the job's batches."""

@@ -1,29 +1,120 @@
-"""The command `penstock`. Subcommands of other packages join through the entry point group `penstock.commands`."""
+"""The command `penstock`. Subcommands of other packages join through the entry point group `penstock.commands`.
+
+A command's module is imported when the command is asked for: all of them together take seconds.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator, MutableMapping
+from importlib import import_module
 from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Any
 
 import typer
+from typer.core import TyperGroup
+from typer.main import get_command
 
 from penstock_scheduler import __version__
-from penstock_scheduler.cli import jobs, site
-from penstock_scheduler.cli.config import config
-from penstock_scheduler.cli.db import db
-from penstock_scheduler.cli.man import man
-from penstock_scheduler.cli.profile import profile
-from penstock_scheduler.cli.replay import replay
-from penstock_scheduler.cli.schema import schema
-from penstock_scheduler.cli.sensitivity import sensitivity
-from penstock_scheduler.cli.simulate import simulate_command
-from penstock_scheduler.cli.solve import solve
-from penstock_scheduler.cli.top import top
-from penstock_scheduler.cli.whatif import whatif
-from penstock_scheduler.cli.workload import workload
 from penstock_scheduler.errors import PenstockError
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 COMMANDS = "penstock.commands"
+
+OWN = {
+    "profile": "profile:profile",
+    "replay": "replay:replay",
+    "schema": "schema:schema",
+    "simulate": "simulate:simulate_command",
+    "solve": "solve:solve",
+    "top": "top:top",
+    "whatif": "whatif:whatif",
+    "list": "jobs:list_",
+    **{name: f"jobs:{name}" for name in ("show", "explain", "logs", "wait", "cancel", "efficiency", "cost")},
+    **{
+        name: f"site:{name}"
+        for name in (
+            "queue",
+            "nodes",
+            "rounds",
+            "plan",
+            "pause",
+            "resume",
+            "drain",
+            "budget",
+            "doctor",
+            "policy",
+            "token",
+        )
+    },
+    "man": "man:man",
+    "workload": "workload:workload",
+    "sensitivity": "sensitivity:sensitivity",
+    "config": "config:config",
+    "db": "db:db",
+}
+"""Command -> the module here, and the function or group of commands in it."""
+
+HIDDEN = ("man",)
+OPEN_ENDED = ("profile",)
+"""What follows the program's name is the program's, also without --."""
+
+
+class _Commands(MutableMapping[str, Any]):
+    """Commands by name, each made when it is asked for."""
+
+    def __init__(self, sources: dict[str, Callable[[], Any]]) -> None:
+        self._sources = sources
+        self._made: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._made:
+            self._made[name] = _command(name, self._sources[name]())
+        return self._made[name]
+
+    def __setitem__(self, name: str, command: Any) -> None:
+        self._sources[name] = lambda: command
+        self._made[name] = command
+
+    def __delitem__(self, name: str) -> None:
+        del self._sources[name]
+        self._made.pop(name, None)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._sources)
+
+    def __len__(self) -> int:
+        return len(self._sources)
+
+
+class _Group(TyperGroup):
+    """All commands, none of them imported yet."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        here: dict[str, Callable[[], Any]] = {name: _loader(where) for name, where in OWN.items()}
+        joined = sorted(entry_points(group=COMMANDS), key=lambda entry: entry.name)
+        self.commands = _Commands(here | {entry.name: entry.load for entry in joined})
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(self.commands)
+
+
+def _loader(where: str) -> Callable[[], Any]:
+    module, _, name = where.partition(":")
+    return lambda: getattr(import_module(f"{__name__}.{module}"), name)
+
+
+def _command(name: str, found: Any) -> Any:
+    """The command of a function, or of a group of commands."""
+    alone = typer.Typer(add_completion=False)
+    if isinstance(found, typer.Typer):
+        alone.add_typer(found, name=name)
+        return get_command(alone).commands[name]  # type: ignore[attr-defined]  # two or more make a group
+    settings = {"allow_interspersed_args": False} if name in OPEN_ENDED else None
+    alone.command(name, hidden=name in HIDDEN, context_settings=settings)(found)
+    return get_command(alone)
 
 
 def _version(show: bool) -> None:
@@ -34,7 +125,9 @@ def _version(show: bool) -> None:
 
 def make_app() -> typer.Typer:
     """The whole command line, with the subcommands that are installed."""
-    app = typer.Typer(no_args_is_help=True, help="Penstock meters deep-learning jobs to GPUs, beside Slurm.")
+    app = typer.Typer(
+        cls=_Group, no_args_is_help=True, help="Penstock meters deep-learning jobs to GPUs, beside Slurm."
+    )
 
     @app.callback()
     def penstock(
@@ -42,46 +135,6 @@ def make_app() -> typer.Typer:
     ) -> None:
         pass
 
-    # What follows the program's name is the program's, also without --.
-    app.command(context_settings={"allow_interspersed_args": False})(profile)
-    app.command()(replay)
-    app.command()(schema)
-    app.command("simulate")(simulate_command)
-    app.command()(solve)
-    app.command()(top)
-    app.command()(whatif)
-    app.command("list")(jobs.list_)
-    of_jobs: tuple[Callable[..., None], ...] = (
-        jobs.show,
-        jobs.explain,
-        jobs.logs,
-        jobs.wait,
-        jobs.cancel,
-        jobs.efficiency,
-        jobs.cost,
-    )
-    of_site: tuple[Callable[..., None], ...] = (
-        site.queue,
-        site.nodes,
-        site.rounds,
-        site.plan,
-        site.pause,
-        site.resume,
-        site.drain,
-        site.budget,
-        site.doctor,
-    )
-    for command in (*of_jobs, *of_site):
-        app.command()(command)
-    app.command(hidden=True)(man)
-    app.add_typer(site.policy, name="policy")
-    app.add_typer(site.token, name="token")
-    app.add_typer(workload, name="workload")
-    app.add_typer(sensitivity, name="sensitivity")
-    app.add_typer(config, name="config")
-    app.add_typer(db, name="db")
-    for entry in sorted(entry_points(group=COMMANDS), key=lambda entry: entry.name):
-        app.add_typer(entry.load(), name=entry.name)
     return app
 
 

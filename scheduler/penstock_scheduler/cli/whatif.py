@@ -13,7 +13,7 @@ import typer
 
 from penstock_profiles.families import load_families
 from penstock_profiles.gpus import load_gpus
-from penstock_scheduler.cli.simulate import make_folder, numbers, progress, settings_of, split, tell
+from penstock_scheduler.cli.simulation import make_folder, numbers, progress, settings_of, split, tell
 from penstock_scheduler.errors import ConfigError
 from penstock_scheduler.model import Node
 from penstock_scheduler.nodespec import parse_nodes

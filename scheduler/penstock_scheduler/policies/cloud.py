@@ -41,6 +41,11 @@ class WithCloud:
         """The policy's."""
         return self._policy.name
 
+    @property
+    def front_only(self) -> bool:
+        """The policy's; see `Fifo`."""
+        return bool(getattr(self._policy, "front_only", False))
+
     def decide(self, snapshot: Snapshot) -> Plan:
         """The plan on site and in the cloud."""
         cloud = snapshot.cloud

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Iterable, Mapping
+import operator
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -85,6 +85,8 @@ def pinned(snapshot: Snapshot) -> dict[JobId, Placement]:
     is still room for them there.
     """
     pins: dict[JobId, Placement] = {}
+    if all(job.phase is Phase.QUEUED for job in snapshot.jobs):
+        return pins
     free = {node.name: node.gpus_for_us for node in snapshot.nodes}
     for job in snapshot.jobs:
         held = job.allocation
@@ -118,10 +120,13 @@ def pinned_assignment(job: Job, placement: Placement, snapshot: Snapshot) -> Ass
     return assign(job, placement, reason, snapshot)
 
 
-def assign(job: Job, placement: Placement, reason: Reason, snapshot: Snapshot) -> Assignment:
-    """An assignment with the goodput and the batch that the job's model expects."""
+def assign(
+    job: Job, placement: Placement, reason: Reason, snapshot: Snapshot, goodput: float | None = None
+) -> Assignment:
+    """An assignment with the goodput (None: not known yet) and the batch that the job's model expects."""
     model, shape = snapshot.models[job.id], placement.configuration
-    goodput = rate(model, shape)
+    if goodput is None:
+        goodput = rate(model, shape)
     batch = model.best_batch(shape.gpu_type, shape.nodes, shape.gpus)
     advice = Batch(batch.atomic_batch, batch.accumulation_steps) if batch is not None else None
     return Assignment(placement, reason, goodput, advice)
@@ -149,28 +154,48 @@ Request = dict[Configuration, float]
 """What a rigid policy may give a job, all of one size, the preferred first -> the goodput there. Empty: nothing will do."""
 
 
+ALIKE = 1000
+"""Kinds of jobs whose requests are kept."""
+
+
 class Requests:
     """The fixed request of each job: the most GPUs that it asks for and that exist, on each type where it makes progress.
 
-    Keeps those of jobs whose wish and model are the same as in the last round, and nothing else.
+    Keeps those of jobs whose wish and model are the same as in the last round; and of jobs with the very same wish and model,
+    of which a trace has thousands, so that they are asked about once.
     """
 
     def __init__(self) -> None:
         self._shapes: dict[tuple[tuple[str, ...], str, int], tuple[Configuration, ...]] = {}
         self._nodes: tuple[Node, ...] = ()
         self._known: dict[JobId, tuple[Job, AnyEstimator, Request]] = {}
+        self._alike: dict[tuple[object, ...], tuple[Job, AnyEstimator, Request]] = {}
 
     def of(self, snapshot: Snapshot) -> dict[JobId, Request]:
         """The request of every job."""
-        nodes = tuple(dataclasses.replace(node, gpus_others=0, cpus_others=0, state="") for node in snapshot.nodes)
-        if nodes != self._nodes:
-            self._nodes, self._shapes, self._known = nodes, {}, {}
+        changed = changed_nodes(self._nodes, snapshot.nodes)
+        if changed is None or any(_frame(self._nodes[n]) != _frame(snapshot.nodes[n]) for n in changed):
+            self._shapes, self._known, self._alike = {}, {}, {}
+        self._nodes = snapshot.nodes
         known, self._known = self._known, {}
         for job in snapshot.jobs:
             model, last = snapshot.models[job.id], known.get(job.id)
             same = last is not None and last[1] is model and _asks(last[0]) == _asks(job)
-            self._known[job.id] = last if last is not None and same else (job, model, self._request(job, model))
+            self._known[job.id] = last if last is not None and same else self._of_alike(job, model)
+        if len(self._alike) > max(ALIKE, len(snapshot.jobs)):
+            self._alike = {}
         return {job: request for job, (_, _, request) in self._known.items()}
+
+    def _of_alike(self, job: Job, model: AnyEstimator) -> tuple[Job, AnyEstimator, Request]:
+        key = (
+            id(job.wish),
+            id(model),
+            job.partitions,
+            job.reservation,
+        )  # both are held here, and so stay what they are
+        if key not in self._alike:
+            self._alike[key] = (job, model, self._request(job, model))
+        return self._alike[key]
 
     def _request(self, job: Job, model: AnyEstimator) -> Request:
         key = (job.partitions, job.reservation, job.wish.max_gpus)
@@ -186,6 +211,18 @@ class Requests:
             if goodput > 0 and math.isfinite(goodput):
                 request[option] = goodput
         return dict(sorted(request.items(), key=lambda item: (types.index(item[0].gpu_type), item[0].nodes)))
+
+
+def changed_nodes(old: Sequence[Node], new: Sequence[Node]) -> list[int] | None:
+    """Where in `new` another object stands than in `old`: what has not changed is mostly the same. None: not as many."""
+    if len(old) != len(new):
+        return None
+    return [n for n, same in enumerate(map(operator.is_, old, new)) if not same]
+
+
+def _frame(node: Node) -> tuple[object, ...]:
+    """What requests depend on: not who uses the node."""
+    return node.gpu_type, node.gpus, node.usable, node.partitions, node.reservation
 
 
 def _asks(job: Job) -> tuple[object, ...]:

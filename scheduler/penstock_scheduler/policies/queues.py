@@ -91,7 +91,7 @@ class SlurmBackfillSettings(BaseModel):
 
 
 class _Queue(ABC):
-    """What the queues share; see the module. Keeps requests and assignments that have not changed, and nothing else."""
+    """What the queues share; see the module. Keeps requests, assignments and nodes that have not changed, and nothing else."""
 
     name = ""
     preempts = False
@@ -104,10 +104,13 @@ class _Queue(ABC):
         self._backfill = backfill
         self._requests = common.Requests()
         self._kept: dict[JobId, tuple[AnyEstimator, Assignment]] = {}
+        self._room: Room | None = None
 
     def decide(self, snapshot: Snapshot) -> Plan:
         """Keep who runs, start who is next."""
-        return _Round(self, snapshot, self._fit, self._requests.of(snapshot), backfill=self._backfill).plan(self._kept)
+        self._room = Room(snapshot.nodes, snapshot.limits, self._fit, self._room)
+        requests = self._requests.of(snapshot)
+        return _Round(self, snapshot, self._room.copy(), requests, backfill=self._backfill).plan(self._kept)
 
     @abstractmethod
     def rank(self, snapshot: Snapshot, job: Job, request: common.Request) -> float:
@@ -126,6 +129,9 @@ class Fifo(_Queue):
 
     def __init__(self, settings: QueueSettings) -> None:
         super().__init__(settings.fit, backfill=settings.backfill == "easy")
+        self.front_only = settings.backfill == "none"
+        """Whether nothing matters but the free GPUs and the first jobs by (submission, id), up to one that finds no room:
+        who runs stays, and who is behind that one waits. So a snapshot may leave out the others."""
 
     def rank(self, snapshot: Snapshot, job: Job, request: common.Request) -> float:
         """All the same: what is left is their age."""
@@ -222,7 +228,7 @@ class _Round:
     """One decision of a queue."""
 
     def __init__(
-        self, queue: _Queue, snapshot: Snapshot, fit: Fit, requests: Mapping[JobId, common.Request], *, backfill: bool
+        self, queue: _Queue, snapshot: Snapshot, room: Room, requests: Mapping[JobId, common.Request], *, backfill: bool
     ) -> None:
         self._queue = queue
         self._snapshot = snapshot
@@ -230,7 +236,7 @@ class _Round:
         self._backfill = backfill
         self._jobs = {job.id: job for job in snapshot.jobs}
         self._pins = common.pinned(snapshot)
-        self._room = Room(snapshot.nodes, snapshot.limits, fit)
+        self._room = room
         self._given: dict[JobId, Placement] = {}
         self._why: dict[JobId, Reason] = {}
         self._waiting: dict[JobId, Reason] = {}
@@ -247,6 +253,8 @@ class _Round:
 
     def _within_limits(self, job: Job, request: common.Request) -> common.Request:
         """The options that limits on users, accounts and QOS allow now."""
+        if not self._room.allowance:
+            return request
         return {option: value for option, value in request.items() if self._refusal(job, option) is None}
 
     def plan(self, kept: dict[JobId, tuple[AnyEstimator, Assignment]]) -> Plan:
@@ -370,7 +378,8 @@ class _Round:
             if job.id in self._pins:
                 assignments[job.id] = common.pinned_assignment(job, where, self._snapshot)
             elif job.id in self._why:
-                assignments[job.id] = common.assign(job, where, self._why[job.id], self._snapshot)
+                goodput = self._requests[job.id].get(where.configuration)
+                assignments[job.id] = common.assign(job, where, self._why[job.id], self._snapshot, goodput)
             elif last is not None and last[0] is model and last[1].placement == where:
                 assignments[job.id] = last[1]
             else:

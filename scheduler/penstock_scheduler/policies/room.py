@@ -8,7 +8,7 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from penstock_scheduler.model import Configuration, GpuLimit, Job, JobId, Node, Phase, Placement, Snapshot
 from penstock_scheduler.placement import place
+from penstock_scheduler.policies.common import changed_nodes
 
 Fit = Literal["first", "best"]
 """Which node part of a node is taken from: the first with enough free GPUs, or the one that then has fewest left."""
@@ -37,6 +38,10 @@ class Allowance:
         """The limits, less what was given out."""
         return tuple(dataclasses.replace(limit, gpus=max(left, 0)) for limit, left in self._left.items())
 
+    def __bool__(self) -> bool:
+        """Whether there is any limit."""
+        return bool(self._left)
+
     def refuses(self, job: Job, gpus: int, gpu_type: str) -> GpuLimit | None:
         """The limit that does not allow the job so many GPUs of this type now."""
         bears = (limit for limit, left in self._left.items() if gpus > left and limit.counts(gpu_type))
@@ -49,17 +54,52 @@ class Allowance:
                 self._left[limit] -= gpus
 
 
-class Room:
-    """The free GPUs of each node while jobs are given theirs."""
+class _Frame:
+    """What stays the same of the nodes, whoever holds their GPUs."""
 
-    def __init__(self, nodes: Sequence[Node], limits: Iterable[GpuLimit], fit: Fit) -> None:
-        self._nodes = nodes
-        self._fit = fit
-        self._index = {node.name: index for index, node in enumerate(nodes)}
+    def __init__(self, nodes: Sequence[Node]) -> None:
+        self.index = {node.name: index for index, node in enumerate(nodes)}
+        self.by_name_N = np.argsort(np.argsort(np.array([node.name for node in nodes], dtype=np.str_)))
         self._types = np.array([node.gpu_type for node in nodes], dtype=np.str_)
         self._gpus_N = np.array([node.gpus for node in nodes], dtype=np.int64)
-        self.free_N = np.array([node.gpus_for_us for node in nodes], dtype=np.int64)
+        self._right: dict[Configuration, NDArray[np.bool_]] = {}
+
+    def right(self, option: Configuration) -> NDArray[np.bool_]:
+        """Nodes that could be part of a configuration if they were free."""
+        if option not in self._right:
+            right_N: NDArray[np.bool_] = self._types == option.gpu_type
+            if option.nodes > 1 and (whole_N := right_N & (self._gpus_N == option.gpus // option.nodes)).any():
+                right_N = whole_N
+            self._right[option] = right_N
+        return self._right[option]
+
+
+class Room:
+    """The free GPUs of each node while jobs are given theirs.
+
+    Args:
+        nodes: all nodes.
+        limits: on users, accounts and QOS.
+        fit: where part of a node is taken from.
+        like: of an earlier round, as it was then made: what is the same of the nodes is taken from it.
+    """
+
+    def __init__(self, nodes: Sequence[Node], limits: Iterable[GpuLimit], fit: Fit, like: Room | None = None) -> None:
+        self._nodes = nodes
+        self._fit = fit
+        self._frame: _Frame
+        self._free_at_first_N: NDArray[np.int64]
         self.allowance = Allowance(limits)
+        changed = None if like is None else changed_nodes(like._nodes, nodes)
+        if like is not None and changed is not None and all(_alike(like._nodes[n], nodes[n]) for n in changed):
+            self._frame = like._frame
+            self._free_at_first_N = like._free_at_first_N.copy()
+            for n in changed:
+                self._free_at_first_N[n] = nodes[n].gpus_for_us
+        else:
+            self._frame = _Frame(nodes)
+            self._free_at_first_N = np.array([node.gpus_for_us for node in nodes], dtype=np.int64)
+        self.free_N = self._free_at_first_N.copy()
 
     def copy(self) -> Room:
         """Another one, to try things in."""
@@ -80,7 +120,7 @@ class Room:
     def has(self, placement: Placement) -> bool:
         """Whether all its GPUs are free, or on nodes that are out of service: who runs there may stay."""
         return all(
-            (index := self._index.get(share.node)) is None
+            (index := self._frame.index.get(share.node)) is None
             or self.free_N[index] >= share.gpus
             or not self._nodes[index].usable
             for share in placement.shares
@@ -92,36 +132,60 @@ class Room:
         """Nodes for the first of `options` that there is room for. `free_N`: free GPUs at another time than now."""
         free_N = self.free_N if free_N is None else free_N
         for option in options:
-            candidates = np.flatnonzero(self.enough(option, free_N)).tolist()
-            if len(candidates) < option.nodes:
+            enough_N = self.enough(option, free_N)
+            if np.count_nonzero(enough_N) < option.nodes:
                 continue
-            one_by_one = self._fit == "first" and option.nodes == 1
-            for some in [[index] for index in candidates] if one_by_one else [candidates]:
-                nodes = [
-                    dataclasses.replace(self._nodes[index], gpus_others=int(self._gpus_N[index] - free_N[index]))
-                    for index in some
-                ]
+            candidates = enough_N.nonzero()[0].tolist()
+            for some, partitions in self._in_turn(job, option, candidates, free_N):
+                nodes = [self._with_free(index, int(free_N[index])) for index in some]
                 reservations = {job.id: job.reservation} if job.reservation else {}
-                placed = place(nodes, {job.id: option}, {job.id: job.partitions}, {}, {}, reservations=reservations)
+                placed = place(nodes, {job.id: option}, {job.id: partitions}, {}, {}, reservations=reservations)
                 if placed.placements:
                     return placed.placements[job.id]
         return None
 
+    def _with_free(self, index: int, free: int) -> Node:
+        node = self._nodes[index]
+        return node if node.gpus_for_us == free else dataclasses.replace(node, gpus_others=node.gpus - free)
+
+    def _in_turn(
+        self, job: Job, option: Configuration, candidates: list[int], free_N: NDArray[np.int64]
+    ) -> Iterator[tuple[list[int], tuple[str, ...]]]:
+        """The nodes to place a job on, in the order in which they are tried, and by which partitions.
+
+        One node is tried alone, in the order in which `place` would look at it: so a placing does not look at all.
+        """
+        if option.nodes > 1:
+            yield candidates, job.partitions
+        elif self._fit == "first":
+            yield from (([index], job.partitions) for index in candidates)
+        else:
+            order = np.lexsort((self._frame.by_name_N[candidates], free_N[candidates])).tolist()
+            yield from (
+                ([candidates[position]], (partition,))
+                for partition in job.partitions
+                for position in order
+                if partition in self._nodes[candidates[position]].partitions
+            )
+
     def enough(self, option: Configuration, free: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Which nodes could be part of a configuration; of the shape of `free`, whose last axis are the nodes."""
         per_node = option.gpus // option.nodes
-        right_N = self._types == option.gpu_type
-        if option.nodes > 1 and (whole_N := right_N & (self._gpus_N == per_node)).any():
-            right_N = whole_N
+        right_N = self._frame.right(option)
         enough: NDArray[np.bool_] = (free >= per_node) & right_N
         return enough
 
     def add_to(self, free_N: NDArray[np.int64], placement: Placement, sign: int) -> None:
         """Add the GPUs of a placement to `free_N`, or take them from it."""
         for share in placement.shares:
-            index = self._index.get(share.node)
+            index = self._frame.index.get(share.node)
             if index is not None and self._nodes[index].usable:
                 free_N[index] += sign * share.gpus
+
+
+def _alike(old: Node, new: Node) -> bool:
+    """Whether this is the same node, of the same type and size."""
+    return (old.name, old.gpu_type, old.gpus) == (new.name, new.gpu_type, new.gpus)
 
 
 class Timeline:

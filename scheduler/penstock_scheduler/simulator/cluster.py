@@ -6,7 +6,12 @@ job that starts, or goes on elsewhere, first spends the `restart_s` of its truth
 STARTING, and policies leave it alone. Stopping takes no time: that cost is a part of `restart_s`, as it was measured.
 
 At each look a running job does what the executor does on a real one: it reports its step times and gradient noise to its
-`Learner`, and trains on with the batch size that is best by what is known now.
+`Learner`, and trains on with the batch size that is best by what is known now. A job without a learner reports nothing and
+is not touched before something happens to it.
+
+*The front of the queue.* A policy that keeps whoever runs and starts jobs strictly in the order of submission decides by the
+free GPUs and by the first of the queue alone. For such a policy the cluster can show just that: GPUs of running jobs as held
+by others, and the first few waiting jobs. What comes of it is the same, and a look costs the same however many wait.
 """
 
 from __future__ import annotations
@@ -14,10 +19,10 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from penstock_profiles.estimators import AnyEstimator, Batch
 from penstock_profiles.matrix import Configurations, best_batches
@@ -36,6 +41,7 @@ from penstock_scheduler.model import (
     Phase,
     Placement,
     Progress,
+    Share,
 )
 from penstock_scheduler.nodespec import parse_nodes
 from penstock_scheduler.policies.tuning import Amount, Room, relative_speed
@@ -104,6 +110,7 @@ class SimulatedJob:
     sensitivity: SensitivityProfile | None = None
     """What CPU and memory are worth to it; None: nothing, or nobody knows."""
     progress: float = 0.0
+    """As of the last look; of a job without a learner as of when something last happened to it, or `SimulatedCluster.close`."""
     allocation: Placement | None = None
     starts: int = 0
     most_gpus: int = 0
@@ -142,10 +149,25 @@ class SimulatedJob:
 
     @property
     def rate(self) -> float:
-        """Progress per second as of the last look; 0 while it holds no GPU or restarts."""
-        if self.allocation is None or self._settled_s < self.runs[-1].ready_s:
+        """Progress per second once it trains, by the progress of the last look; 0 while it holds no GPU."""
+        if self.allocation is None:
             return 0.0
         return self._speed * rate_at(self.truth, self.allocation.gpu_type, self._shape, self.batch, self.progress)
+
+
+class Totals(NamedTuple):
+    """The cluster in numbers."""
+
+    jobs: int
+    """That have come and not gone."""
+    running: int
+    """That train."""
+    restarting: int
+    gpus_held: int
+    cpus_held: int
+    memory_held_mb: int
+    goodput_s: float
+    """Share of a whole job done per second, summed over all jobs."""
 
 
 class SimulatedCluster:
@@ -159,6 +181,7 @@ class SimulatedCluster:
         checkpoint_s: seconds of training between two checkpoints; a job on a failed node goes on from the last one.
         moves_are_free: as in Sia's artifact: other nodes of the same type and shape cost no restart.
         latencies: of starts and stops; None: there are none.
+        front: how many of the queue are shown where its front alone is shown; 0: all jobs are, see the module.
     """
 
     def __init__(
@@ -171,6 +194,7 @@ class SimulatedCluster:
         *,
         moves_are_free: bool = False,
         latencies: Latencies | None = None,
+        front: int = 0,
     ) -> None:
         self._clock = clock
         self._disturbances = disturbances or Disturbances()
@@ -179,12 +203,36 @@ class SimulatedCluster:
         self._latencies = latencies or Latencies()
         self._nodes = {node.name: node for node in nodes}
         self._free = {node.name: node.gpus_for_us for node in nodes}
+        self._taken = dict.fromkeys(self._nodes, 0)
+        """GPUs that jobs hold, by node."""
+        self._gpus_held = self._cpus_held = self._memory_held_mb = 0
         self._failures = {name: self._disturbances.failures(name, math.inf) for name in self._nodes}
         self.jobs = {job.id: job for job in jobs}
         self._coming = sorted(self.jobs.values(), key=lambda job: job.submit_s)
         self._arrivals_s = [job.submit_s for job in self._coming]
         self._arrived = 0
         self._active: dict[JobId, SimulatedJob] = {}
+        self._held: dict[JobId, SimulatedJob] = {}
+        """Jobs that hold GPUs."""
+        self._learning: dict[JobId, SimulatedJob] = {}
+        """Those of them that have a learner."""
+        self._restarting: dict[JobId, SimulatedJob] = {}
+        """The others, until they train."""
+        self._goodputs_s: dict[JobId, float] = {}
+        """The others, once they train -> share of the job per second."""
+        self._waiting: list[tuple[float, JobId]] = []
+        """(submission, job) of those that have come and hold no GPUs, the first first."""
+        self._front = front
+        self._shown = dict(self._nodes)
+        """Nodes as they are shown with the front of the queue."""
+        self._with_taken: dict[tuple[str, bool, int], Node] = {}
+        """A node's name, whether it is usable, and how many of its GPUs jobs hold -> the node as it is shown then."""
+        self._restless: set[str] = set()
+        """Nodes that have changed since then."""
+        self._passed_over = 0
+        self._unstarted = 0
+        """Of the front that was shown last, those that have not started."""
+        self._look_again = False
         self._numbers = itertools.count()
         self._events: list[tuple[float, int, str, str]] = []
         """Heap of (when, number, what, whom): what is "end" or "leave" of a job, or "fail" or "repair" of a node."""
@@ -206,23 +254,45 @@ class SimulatedCluster:
         """Whether every node is usable, as of the last look."""
         return all(node.usable for node in self._nodes.values())
 
-    @property
-    def active(self) -> Iterable[SimulatedJob]:
-        """Jobs that have come and not gone, as of the last look."""
-        return self._active.values()
+    def totals(self) -> Totals:
+        """The cluster now."""
+        now_s = self._clock.now_s()
+        for job in [job for job in self._restarting.values() if now_s >= job.runs[-1].ready_s]:
+            del self._restarting[job.id]
+            self._goodputs_s[job.id] = job.rate / job.work
+        learning = [job for job in self._learning.values() if now_s >= job.runs[-1].ready_s]
+        running = len(self._goodputs_s) + len(learning)
+        goodput_s = sum(self._goodputs_s.values(), 0.0) + sum(job.rate / job.work for job in learning)
+        held = (self._gpus_held, self._cpus_held, self._memory_held_mb)
+        return Totals(len(self._active), running, len(self._held) - running, *held, goodput_s)
+
+    def pass_over(self, jobs: int) -> None:
+        """So many of the front are passed over, for the cluster has no room for them as it is: show as many others."""
+        self._look_again |= jobs > self._passed_over
+        self._passed_over = jobs
 
     def next_event_s(self) -> float:
         """When something happens next, if nobody acts: an arrival, an end, a failure or a repair; infinite: never."""
         while self._events and self._stale(self._events[0]):
             heapq.heappop(self._events)
         arrival_s = self._arrivals_s[self._arrived] if self._arrived < len(self._coming) else math.inf
-        return min(arrival_s, self._events[0][0] if self._events else math.inf)
+        event_s = self._events[0][0] if self._events else math.inf
+        if self._look_again:
+            return -math.inf
+        if self._front and len(self._waiting) >= self._front + self._passed_over:
+            return event_s  # who comes now would not be shown
+        if self._front and not self._waiting and arrival_s < math.inf and self._disturbances.node_mtbf_h is None:
+            return arrival_s  # nobody waits for the GPUs that come free until then
+        return min(arrival_s, event_s)
 
     def observe(self) -> ClusterState:
         """What is there now."""
         now_s = self._clock.now_s()
         self._live_until(now_s)
         self._train(now_s)
+        self._look_again = False
+        if self._front:
+            return self._front_of_queue(now_s)
         return ClusterState(tuple(self._nodes.values()), tuple(self._view(job, now_s) for job in self._active.values()))
 
     def apply(self, actions: Sequence[Action]) -> tuple[Outcome, ...]:
@@ -234,7 +304,10 @@ class SimulatedCluster:
             job = self.jobs[action.job]
             if action.job not in stays and job.allocation is not None:
                 self._stop(job, now_s)
-        return tuple(self._begin(action, now_s, stays) for action in actions)
+        outcomes = tuple(self._begin(action, now_s, stays) for action in actions)
+        if self._front and actions and self._unstarted <= self._passed_over < len(self._waiting):
+            self._look_again = True  # all of the front that can start have done so: who is next?
+        return outcomes
 
     def reports(self) -> Sequence[Report]:
         """None: what jobs measure goes straight to their learners."""
@@ -260,6 +333,7 @@ class SimulatedCluster:
         arrived = bisect_right(self._arrivals_s, now_s)
         for job in self._coming[self._arrived : arrived]:
             self._active[job.id] = job
+            self._queue(job)
         self._arrived = arrived
 
     def _stale(self, event: tuple[float, int, str, str]) -> bool:
@@ -277,15 +351,18 @@ class SimulatedCluster:
     def _fail(self, name: str, at_s: float) -> None:
         node = self._nodes[name]
         self._nodes[name] = _with_usable(node, usable=False)
-        for job in list(self._active.values()):
+        self._restless.add(name)
+        for job in list(self._held.values()):
             if job.allocation is not None and name in job.allocation.nodes:
                 self._settle(job, at_s)
                 self._release(job, at_s)
+                self._queue(job)
                 job.progress = job._saved
                 job.failures += 1
 
     def _repair(self, name: str) -> None:
         self._nodes[name] = _with_usable(self._nodes[name], usable=True)
+        self._restless.add(name)
         self._next_failure(name)
 
     def _next_failure(self, name: str) -> None:
@@ -303,17 +380,16 @@ class SimulatedCluster:
     def _train(self, now_s: float) -> None:
         """Bring all progress up to date; let jobs report, and choose their batch sizes anew where there is news."""
         training = []
-        for job in self._active.values():
-            if job.allocation is None:
-                continue
+        for job in self._learning.values():
+            assert job.allocation is not None, "they hold GPUs"
+            assert job.learner is not None, "they learn"
             self._settle(job, now_s)
             if now_s <= job.runs[-1].ready_s:
                 continue
             training.append(job)
-            if job.learner is not None:
-                gpu_type, gpus = job.allocation.gpu_type, job.allocation.gpus
-                seen = job.truth.seen(gpu_type, job._shape, job.batch)
-                job.learner.saw(gpu_type, seen, job.truth.noise(job.batch, gpus, job.progress))
+            gpu_type, gpus = job.allocation.gpu_type, job.allocation.gpus
+            seen = job.truth.seen(gpu_type, job._shape, job.batch)
+            job.learner.saw(gpu_type, seen, job.truth.noise(job.batch, gpus, job.progress))
         for job in self._choose_batches(training):
             self._foresee(job)
         for job in training:
@@ -334,6 +410,8 @@ class SimulatedCluster:
             if job._known is None or known[0] is not job._known[0] or known[1:] != job._known[1:]:
                 job._known = known
                 learning.append((job, *known))
+        if not learning:
+            return self._with_batches(totals)
         where = Configurations(
             tuple(gpu_type for *_, gpu_type, _ in learning),
             tuple(len(shape) for *_, shape in learning),
@@ -342,6 +420,10 @@ class SimulatedCluster:
         best = best_batches([estimator for _, estimator, *_ in learning], where)
         for (job, *_), batch, gpus in zip(learning, best, where.gpus, strict=True):
             totals.append((job, None if batch is None else gpus * batch.atomic_batch * (batch.accumulation_steps + 1)))
+        return self._with_batches(totals)
+
+    def _with_batches(self, totals: Iterable[tuple[SimulatedJob, int | None]]) -> list[SimulatedJob]:
+        """Let jobs train with these total batches; those that now have another one than before."""
         changed = []
         for job, total in totals:
             assert job.allocation is not None, "only a job with GPUs trains"
@@ -383,11 +465,26 @@ class SimulatedCluster:
         assert job.allocation is not None, "nothing to take away"
         for share in job.allocation.shares:
             self._free[share.node] += share.gpus
+            self._taken[share.node] -= share.gpus
+            self._hold(share, -1)
+            self._restless.add(share.node)
+        for table in (self._held, self._learning, self._restarting, self._goodputs_s):
+            table.pop(job.id, None)
         job.runs[-1].end_s = now_s
         job.allocation, job._event, job._view = None, -1, None
         job._leaving, job._trains_until_s = -1, math.inf
         job._startable_s = now_s + self._latencies.pause_s
         self._disturb(now_s)
+
+    def _hold(self, share: Share, sign: int) -> None:
+        """Count what is held, or with -1 is no longer."""
+        self._gpus_held += sign * share.gpus
+        self._cpus_held += sign * share.cpus
+        self._memory_held_mb += sign * share.memory_mb
+
+    def _queue(self, job: SimulatedJob) -> None:
+        """It waits from now on."""
+        insort(self._waiting, (job.submit_s, job.id))
 
     # What is done to them.
 
@@ -413,6 +510,7 @@ class SimulatedCluster:
         """It has saved a checkpoint and leaves."""
         self._settle(job, now_s)
         self._release(job, now_s)
+        self._queue(job)
         job._saved = job.progress
 
     def _begin(self, action: Action, now_s: float, stays: set[JobId]) -> Outcome:
@@ -448,6 +546,13 @@ class SimulatedCluster:
         )
         for share in where.shares:
             self._free[share.node] -= share.gpus
+            self._taken[share.node] += share.gpus
+            self._hold(share, 1)
+            self._restless.add(share.node)
+        del self._waiting[bisect_left(self._waiting, (job.submit_s, job.id))]
+        self._unstarted -= 1
+        self._held[job.id] = job
+        (self._restarting if job.learner is None else self._learning)[job.id] = job
         if free and last is not None:
             ready_s = max(last.ready_s, now_s)
         else:
@@ -490,20 +595,36 @@ class SimulatedCluster:
             and other.allocation is not None
             and len(other._shape) > 1
             and mine & set(other.allocation.nodes)
-            for other in self._active.values()
+            for other in self._held.values()
         )
 
     def _disturb(self, now_s: float) -> None:
         """Whoever has got or lost a neighbour has another speed from now on."""
         if not self._disturbances.interference:
             return
-        for job in self._active.values():
-            if job.allocation is not None and (speed := self._speed(job)) != job._speed:
+        for job in self._held.values():
+            if (speed := self._speed(job)) != job._speed:
                 self._settle(job, now_s)
                 job._speed = speed
+                if job.id in self._goodputs_s:
+                    self._goodputs_s[job.id] = job.rate / job.work
                 self._foresee(job)
 
     # What others see of them.
+
+    def _front_of_queue(self, now_s: float) -> ClusterState:
+        for name in self._restless:
+            node = self._nodes[name]
+            key = (name, node.usable, self._taken[name])
+            if key not in self._with_taken:
+                self._with_taken[key] = replace(node, gpus_others=node.gpus_others + self._taken[name])
+            self._shown[name] = self._with_taken[key]
+        self._restless.clear()
+        front = self._waiting[: self._front + self._passed_over]
+        self._unstarted = len(front)
+        return ClusterState(
+            tuple(self._shown.values()), tuple(self._view(self.jobs[job_id], now_s) for _, job_id in front)
+        )
 
     def _view(self, job: SimulatedJob, now_s: float) -> Job:
         phase = Phase.QUEUED
@@ -533,10 +654,9 @@ class SimulatedCluster:
         """Bring all jobs up to date: for who looks at them before all have ended."""
         now_s = self._clock.now_s()
         self._live_until(now_s)
-        for job in self._active.values():
-            if job.allocation is not None:
-                self._settle(job, now_s)
-                job.runs[-1].end_s = now_s
+        for job in self._held.values():
+            self._settle(job, now_s)
+            job.runs[-1].end_s = now_s
 
 
 def _with_usable(node: Node, *, usable: bool) -> Node:

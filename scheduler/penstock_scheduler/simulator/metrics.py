@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock_profiles.throughput import FloatArray
 from penstock_scheduler.simulator.cluster import SimulatedJob
 from penstock_scheduler.simulator.run import Scenario, Simulation
 from penstock_scheduler.simulator.truth import JobTruth, ModelledJob, packed
@@ -84,7 +85,12 @@ def job_rows(simulation: Simulation, prices: Mapping[str, float] | None = None) 
         prices: of a GPU-hour, by type; a type that is not there costs nothing.
     """
     contention = _Contention(simulation)
-    return [_job_row(job, simulation, contention, prices) for job in simulation.jobs]
+    until_s = [_until_s(job, simulation) for job in simulation.jobs]
+    means = contention.means([job.submit_s for job in simulation.jobs], until_s)
+    return [
+        _job_row(job, simulation, at_s, mean, prices)
+        for job, at_s, mean in zip(simulation.jobs, until_s, means, strict=True)
+    ]
 
 
 def summarise(simulation: Simulation, rows: list[JobRow]) -> Summary:
@@ -166,6 +172,8 @@ def isolated_s(job: SimulatedJob, scenario: Scenario, gpu_type: str, gpus: float
         return isolated_s(job, scenario, gpu_type, least) * least / gpus
     gpus = min(gpus, most)
     below = math.floor(gpus)
+    if gpus == below:
+        return job.truth.restart_s + _alone_s(job, gpu_type, packed(below, scenario.node_gpus[gpu_type]))
     shorter, longer = (
         job.truth.restart_s + _alone_s(job, gpu_type, packed(count, scenario.node_gpus[gpu_type]))
         for count in (math.ceil(gpus), below)
@@ -195,15 +203,19 @@ def _alone_s(job: SimulatedJob, gpu_type: str, shape: tuple[int, ...]) -> float:
     return seconds
 
 
+def _until_s(job: SimulatedJob, simulation: Simulation) -> float:
+    """When it left, or the simulation did."""
+    return job.finish_s if job.finish_s is not None else max(simulation.end_s, job.submit_s)
+
+
 def _job_row(
-    job: SimulatedJob, simulation: Simulation, contention: _Contention, prices: Mapping[str, float] | None
+    job: SimulatedJob, simulation: Simulation, until_s: float, mean: float | None, prices: Mapping[str, float] | None
 ) -> JobRow:
-    until_s = job.finish_s if job.finish_s is not None else max(simulation.end_s, job.submit_s)
+    """`mean`: contention until then; None: it was there for no time."""
     held_s = sum(run.end_s - run.start_s for run in job.runs)
     by_type: dict[str, float] = {}
     for run in job.runs:
         by_type[run.placement.gpu_type] = by_type.get(run.placement.gpu_type, 0.0) + run.gpu_seconds / 3600
-    mean = contention.mean(job.submit_s, until_s)
     jct_s = None if job.finish_s is None else job.finish_s - job.submit_s
     return JobRow(
         id=job.id,
@@ -256,14 +268,15 @@ class _Contention:
         self.busy_mean = float(self._area[-1]) / busy_s if busy_s else 0.0
         self.most = int(self._counts.max(initial=0))
 
-    def mean(self, begin_s: float, end_s: float) -> float | None:
-        """Over a time; None if it is none."""
-        if end_s <= begin_s:
-            return None
-        return (self._until(end_s) - self._until(begin_s)) / (end_s - begin_s)
+    def means(self, begins_s: list[float], ends_s: list[float]) -> list[float | None]:
+        """Over each time from the first to the second; None if it is none."""
+        begins, ends = np.array(begins_s), np.array(ends_s)
+        lengths = ends - begins
+        means = (self._until(ends) - self._until(begins)) / np.where(lengths > 0, lengths, 1.0)
+        return [mean if length > 0 else None for mean, length in zip(means.tolist(), lengths.tolist(), strict=True)]
 
-    def _until(self, at_s: float) -> float:
-        before = int(np.searchsorted(self._times, at_s, side="right")) - 1
-        if before < 0:
-            return 0.0
-        return float(self._area[before] + self._counts[before] * (at_s - self._times[before]))
+    def _until(self, at_s: FloatArray) -> FloatArray:
+        before = np.searchsorted(self._times, at_s, side="right") - 1
+        known = np.maximum(before, 0)
+        area: FloatArray = self._area[known] + self._counts[known] * (at_s - self._times[known])
+        return np.where(before < 0, 0.0, area)

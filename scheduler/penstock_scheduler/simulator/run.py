@@ -15,9 +15,9 @@ from penstock_profiles.sensitivity import SensitivityProfile
 from penstock_profiles.wire import Report
 from penstock_scheduler.errors import RoundFailed
 from penstock_scheduler.loop import RoundLoop
-from penstock_scheduler.model import JobWish, Node, Outcome
+from penstock_scheduler.model import JobWish, Node, Outcome, ReasonCode
 from penstock_scheduler.models import WishModels
-from penstock_scheduler.policies import make_policy
+from penstock_scheduler.policies import front_only, make_policy
 from penstock_scheduler.ports import ModelSource, Trigger
 from penstock_scheduler.records import RoundRecord
 from penstock_scheduler.simulator.clock import SimulatedClock
@@ -36,6 +36,10 @@ RESTART_COST_S = 30.0
 REST_S = 300.0
 """Rounds that would see nothing new are passed over for so long. On a window of 160 jobs (docs/simulator.md) that was every fifth
 round, and of 154 such rounds one would have decided otherwise, for restart factors rise with time."""
+
+
+FRONT = 4
+"""Waiting jobs that are shown to a policy of the front alone. With 16 the Philly trace has 3 % fewer looks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +230,12 @@ def simulate(
     simulation = Simulation(policy_name, scenario, jobs)
     clock = SimulatedClock()
     cluster = SimulatedCluster(
-        scenario.nodes, jobs, clock, scenario.disturbances, moves_are_free=driving.moves_are_free
+        scenario.nodes,
+        jobs,
+        clock,
+        scenario.disturbances,
+        moves_are_free=driving.moves_are_free,
+        front=FRONT if front_only(policy) and driving.round_s is None else 0,
     )
     restart_costs_s = {
         job.id: job.truth.model.restart_cost_s if isinstance(job.truth, ModelledJob) else RESTART_COST_S for job in jobs
@@ -241,6 +250,8 @@ def simulate(
 
     def on_round(record: RoundRecord) -> None:
         simulation.rounds += 1
+        waiting = record.plan.waiting.values()
+        cluster.pass_over(sum(reason.code is ReasonCode.NEVER_FITS for reason in waiting))
 
     loop = RoundLoop(
         cluster,
@@ -250,7 +261,7 @@ def simulate(
         policy,
         models,
         tick_s=tick_s,
-        rest_s=REST_S,
+        rest_s=0.0 if driving.round_s is None else REST_S,
         settings=all_settings,
         on_round=on_round,
     )
@@ -303,21 +314,19 @@ def _learner(job: WorkloadJob, truth: ModelledJob, wish: JobWish, scenario: Scen
 
 
 def _tick(cluster: SimulatedCluster, now_s: float, decided: bool) -> Tick:
-    jobs = running = restarting = gpus = cpus = memory_mb = 0
-    goodput = 0.0
-    for job in cluster.active:
-        jobs += 1
-        if job.allocation is not None:
-            gpus += job.allocation.gpus
-            cpus += sum(share.cpus for share in job.allocation.shares)
-            memory_mb += sum(share.memory_mb for share in job.allocation.shares)
-            rate = job.rate
-            goodput += rate / job.work * 3600
-            if now_s >= job.runs[-1].ready_s:
-                running += 1
-            else:
-                restarting += 1
-    return Tick(now_s, jobs, running, restarting, jobs - running - restarting, gpus, goodput, decided, cpus, memory_mb)
+    held = cluster.totals()
+    return Tick(
+        now_s,
+        held.jobs,
+        held.running,
+        held.restarting,
+        held.jobs - held.running - held.restarting,
+        held.gpus_held,
+        held.goodput_s * 3600,
+        decided,
+        held.cpus_held,
+        held.memory_held_mb,
+    )
 
 
 def _stuck(tick: Tick, cluster: SimulatedCluster) -> bool:

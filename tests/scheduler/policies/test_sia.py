@@ -368,6 +368,16 @@ def test_a_first_round_prefers_the_faster_type_unless_blind():
     assert blind.solve.objective == pytest.approx(2.0, abs=0.01)
 
 
+def test_the_artifact_starts_jobs_on_the_first_type_of_its_order_while_there_is_room():
+    """Three jobs that never ran, all types alike to them: two T4, then the A100, which comes before the RTX."""
+    jobs = [job(name, submit_s=at, max_gpus=1) for at, name in enumerate("abc")]
+    chosen = make_policy("sia:artifact")[0].decide(snapshot("rtx:1x4,a100:1x4,t4:1x2", jobs)).chosen
+    assert sorted(configuration.gpu_type for configuration in chosen.values()) == ["a100", "t4", "t4"]
+    with_order = Sia(SiaSettings(blind_start=True, start_order=("rtx",)))
+    chosen = with_order.decide(snapshot("rtx:1x4,a100:1x4,t4:1x2", jobs)).chosen
+    assert {configuration.gpu_type for configuration in chosen.values()} == {"rtx"}
+
+
 def test_prices_say_which_gpus_are_sought():
     jobs = [job(str(i), max_gpus=8) for i in range(4)]
     models = {str(i): table(t4={1: 1.0}, a100={1: 3.0, 8: 9.0}) for i in range(4)}

@@ -43,7 +43,7 @@ def test_a_job_comes_restarts_runs_and_ends_between_two_looks():
     assert simulated.observe().jobs[0].phase is Phase.RUNNING
     assert one.progress == 0
     clock.sleep(20)
-    simulated.observe()
+    simulated.close()
     assert one.progress == 80
     clock.sleep(100)
     assert simulated.observe().jobs == ()

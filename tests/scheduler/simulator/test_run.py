@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import random
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -13,13 +14,14 @@ from penstock_profiles.families import load_families
 from penstock_profiles.gpus import load_gpus
 from penstock_scheduler.model import Adaptivity, Job, JobWish, Phase, Placement, Share
 from penstock_scheduler.models import WishModels
+from penstock_scheduler.simulator import run as run_module
 from penstock_scheduler.simulator.cluster import Run, SimulatedJob, nodes_from_spec
 from penstock_scheduler.simulator.disturbances import Disturbances
 from penstock_scheduler.simulator.learning import FittedLearner, LearnedModels
 from penstock_scheduler.simulator.metrics import job_rows, summarise
 from penstock_scheduler.simulator.outcomes import interval
 from penstock_scheduler.simulator.profiles import Profiles
-from penstock_scheduler.simulator.run import Driving, Scenario, simulate
+from penstock_scheduler.simulator.run import Driving, Scenario, prepare, simulate
 from penstock_scheduler.simulator.truth import Truth, TruthSettings
 from penstock_scheduler.simulator.workloads import BadInput, Workload, WorkloadJob, jittered, rigid_wish
 from tests.scheduler.simulator.toy import write_profiles
@@ -231,3 +233,54 @@ def test_intervals_by_hand():
     """Of 1 and 3: 12.706 x sqrt(2) / sqrt(2)."""
     assert interval([2.0]) == (2.0, None)
     assert interval([1.0, 3.0]) == (2.0, pytest.approx(12.706, rel=1e-4))
+
+
+def queue_of(seed: int, *, mtbf_h: float | None) -> Scenario:
+    """Rigid jobs, some at the same instant, some too large for one type or for the whole cluster."""
+    random_, at_s, jobs = random.Random(seed), 0.0, []
+    for number in range(40):
+        at_s += random_.choice([0.0, 5.0, random_.expovariate(1 / 60)])
+        gpus, types = random_.choice([1, 1, 1, 2, 3, 4, 8, 10, 12, 20]), random_.choice([None, ("t4",), ("t4", "a100")])
+        seconds = random_.choice([10.0, 100.0, 1 + random_.expovariate(1 / 400)])
+        jobs.append(WorkloadJob(str(number), at_s, gpus, rigid_wish(gpus, types), duration_s=seconds))
+    nodes = nodes_from_spec("t4:3x4,a100:1x8")
+    return prepare(nodes, Workload("q", tuple(jobs)), disturbances=Disturbances(node_mtbf_h=mtbf_h, node_repair_h=0.2))
+
+
+@pytest.mark.parametrize("mtbf_h", [None, 3.0])
+def test_a_strict_queue_does_the_same_when_its_front_alone_is_shown(monkeypatch, mtbf_h):
+    """Same nodes for the same jobs at the same times, also where some never fit and nodes fail under others."""
+    for seed in range(2):
+        runs, looks = [], []
+        for front in (0, 1, 3):
+            monkeypatch.setattr(run_module, "FRONT", front)
+            simulation = simulate(queue_of(seed, mtbf_h=mtbf_h), "fifo")
+            runs.append([[(run.start_s, run.placement) for run in job.runs] for job in simulation.jobs])
+            looks.append(simulation.rounds)
+        for shown in runs[1:]:
+            for mine, whole in zip(shown, runs[0], strict=True):
+                assert [where for _, where in mine] == [where for _, where in whole]
+                assert [at_s for at_s, _ in mine] == pytest.approx([at_s for at_s, _ in whole])
+        assert looks[2] <= looks[0], "nothing is decided while nobody waits"
+
+
+def test_backfill_sees_all_jobs(monkeypatch):
+    """It looks past the first of the queue, and at when those who run will end."""
+    seen: list[int] = []
+    monkeypatch.setattr(run_module, "FRONT", 1)
+    scenario = queue_of(1, mtbf_h=None)
+    for settings in ({}, {"backfill": "easy"}):
+        most = 0
+        original = run_module.SimulatedCluster.observe
+
+        def observe(cluster, original=original):
+            nonlocal most
+            state = original(cluster)
+            most = max(most, len(state.jobs))
+            return state
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(run_module.SimulatedCluster, "observe", observe)
+            simulate(scenario, "fifo", settings)
+        seen.append(most)
+    assert seen[0] < seen[1]

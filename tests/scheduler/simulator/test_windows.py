@@ -20,14 +20,11 @@ DATA = os.environ.get("PENSTOCK_TEST_DATA")
 @pytest.mark.skipif(not DATA, reason="PENSTOCK_TEST_DATA names no folder with Sia's windows (docs/data.md)")
 @pytest.mark.parametrize(("window", "hours"), [("1", 0.546), ("2", 0.761), ("3", 0.589), ("4", 0.687)])
 def test_sias_artifact_is_met_on_its_own_windows(window, hours):
-    """Average completion time within 7 % as there; as we decide, no more than 2 % above.
-
-    It is to be 5 %, and philly-3 is at 5.9 %: which of the artifact's many equal choices is taken moves a window by 2 %.
-    """
+    """Average completion time within 5 % as there; as we decide, no more than 2 % above."""
     folder = Path(str(DATA)) / "sia"
     jobs = read_workload(folder / "workloads" / "philly" / f"workload-{window}.csv")
     scenario = prepare(nodes_from_spec("t4:6x4,rtx:3x8,a100:2x8"), jobs, Profiles(folder / "profiles"))
-    for policy, low, high in (("sia:artifact", 0.93, 1.07), ("sia", 0.0, 1.02)):
+    for policy, low, high in (("sia:artifact", 0.95, 1.05), ("sia", 0.0, 1.02)):
         simulation = simulate(scenario, policy)
         average = summarise(simulation, job_rows(simulation)).avg_jct_h
         assert average is not None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -131,7 +131,8 @@ def _read_table(file: Path, trace: TraceFormat, gpu_types: Collection[str], most
         raise BadInput([Problem(str(file), None, found, "at least one job that uses GPUs")])
     if trace.dated:
         start_s = min(job.submit_s for job in jobs)
-        jobs = [replace(job, submit_s=job.submit_s - start_s) for job in jobs]
+        for job in jobs:  # which nobody else has yet; a copy of each would take as long as reading it
+            object.__setattr__(job, "submit_s", job.submit_s - start_s)
     return Workload(_stem(file), in_order(jobs), f"{trace.about}, {file.name}", tuple(sorted(left_out.items())))
 
 

@@ -71,10 +71,10 @@ class WorkloadJob:
             raise Wrong(f"submit_s={self.submit_s!r}", "seconds of at least 0 since the start of the workload")
         if self.gpus < 1:
             raise Wrong(f"gpus={self.gpus}", "at least 1; leave out jobs that use no GPU")
-        amounts = [name for name in AMOUNTS if getattr(self, name) is not None]
-        if len(amounts) > 1:
+        if (self.duration_s, self.samples, self.epochs).count(None) < 2:
+            amounts = [name for name in AMOUNTS if getattr(self, name) is not None]
             raise Wrong(f"both {' and '.join(amounts)}", f"one of {', '.join(AMOUNTS)}")
-        if self.model is None and "duration_s" not in amounts:
+        if self.model is None and self.duration_s is None:
             raise Wrong("neither a model nor duration_s", "duration_s, or a model with samples, epochs or none of them")
         for name in (*AMOUNTS, "batch_size", "time_limit_s", "cpus", "mem_mb", "data_gb"):
             value = getattr(self, name)

@@ -1,0 +1,318 @@
+"""What `penstock simulate` does, and what `penstock whatif` shares with it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from penstock_profiles.profiles import ProfileError
+from penstock_profiles.sensitivity import SensitivityProfile, SensitivityStore
+from penstock_scheduler.errors import ConfigError
+from penstock_scheduler.model import Node
+from penstock_scheduler.nodespec import SpecError
+from penstock_scheduler.policies import make_policy
+from penstock_scheduler.settings import load_settings
+from penstock_scheduler.simulator.cluster import nodes_from_spec
+from penstock_scheduler.simulator.disturbances import Disturbances
+from penstock_scheduler.simulator.figures import figures
+from penstock_scheduler.simulator.frontier import (
+    BUDGETS,
+    WAYS,
+    frontier,
+    frontier_document,
+    frontier_page,
+    rigid_jobs,
+    site_of,
+)
+from penstock_scheduler.simulator.metrics import job_rows, parquet_is_there, summarise, write_rows
+from penstock_scheduler.simulator.outcomes import Result, over_seeds
+from penstock_scheduler.simulator.page import render
+from penstock_scheduler.simulator.pictures import NoMatplotlib, write_pictures
+from penstock_scheduler.simulator.profiles import Profiles
+from penstock_scheduler.simulator.run import Scenario, Simulation, prepare, simulate
+from penstock_scheduler.simulator.workloads import Workload, read_workload
+
+INTERRUPTED = 130
+"""Exit status after Ctrl-C, as of a shell."""
+
+
+def run(
+    *,
+    cluster: str,
+    workload: Path,
+    policy: str,
+    profiles: Path | None,
+    seeds: int,
+    out: Path | None,
+    config: Path | None,
+    trace: str | None,
+    sensitivities: Path | None,
+    gpu_types: str,
+    gpu_speeds: str,
+    prices: str,
+    disturb: str,
+    parquet: bool,
+    cloud: str,
+    as_json: bool,
+) -> None:
+    """What the command does; its options are described there."""
+    nodes = nodes_from_spec(_cluster_spec(cluster))
+    types = tuple(dict.fromkeys(node.gpu_type for node in nodes))
+    found = read_workload(workload, trace, [*split(gpu_types), *types])
+    if cloud:
+        _frontier(found, nodes, cloud, out, as_json=as_json)
+        return
+    names = split(policy)
+    given = settings_of(names, config)
+    tables = Profiles(profiles) if profiles is not None else None
+    speeds, costs = numbers("--gpu-speeds", gpu_speeds) or None, numbers("--prices", prices) or None
+    shares = _sensitivities(sensitivities) if sensitivities is not None else None
+    disturbed = _disturbances(disturb)
+    if parquet and not parquet_is_there():
+        raise ConfigError("--parquet needs pyarrow: pip install 'penstock[report]', or leave it out for CSV")
+    tables_as = "parquet" if parquet else "csv"
+
+    def scenario(seed: int) -> Scenario:
+        return prepare(nodes, found, tables, gpu_speeds=speeds, disturbances=disturbed, sensitivities=shares, seed=seed)
+
+    scenario(0).check()
+    if out is not None:
+        make_folder(out)
+    results: list[Result] = []
+    with progress(len(found.jobs) * len(names) * seeds, quiet=as_json) as show:
+        for seed, name in ((seed, name) for seed in range(seeds) for name in names):
+            simulation = simulate(scenario(seed), name, given[name], on_tick=show(f"{name}, seed {seed}", len(results)))
+            rows = job_rows(simulation, costs)
+            results.append(Result(name, seed, simulation, rows, summarise(simulation, rows)))
+            if simulation.interrupted:
+                break
+    document = over_seeds(results, cluster=_cluster_spec(cluster), workload=found.name)
+    tell(results, document, out, as_json=as_json, tables_as=tables_as)
+
+
+NO_TERMINAL = 120
+"""Columns of the table where there is no terminal."""
+
+
+def tell(
+    results: list[Result], document: Mapping[str, Any], out: Path | None, *, as_json: bool, tables_as: str = "csv"
+) -> None:
+    """Write and print what came out. Raises ConfigError if that cannot be, and Exit after Ctrl-C."""
+    written = write(out, results, document, tables_as) if out is not None else ""
+    if as_json:
+        typer.echo(json.dumps(document))
+    else:
+        console = Console()
+        if (
+            not console.is_terminal
+        ):  # it has no width, and with the 80 columns that stand in for it headings are cut off
+            console.width = max(console.width, NO_TERMINAL)
+        console.print(_table(document))
+        if written:
+            typer.echo(written)
+    if any(result.simulation.interrupted for result in results):
+        typer.echo("stopped: the figures are of what was simulated until then", err=True)
+        raise typer.Exit(INTERRUPTED)
+
+
+def settings_of(policies: list[str], config: Path | None) -> dict[str, dict[str, object]]:
+    """The settings of each policy, from a settings file if there is one. Raises ConfigError for what is wrong with any."""
+    if not policies:
+        raise ConfigError("--policy names no policy")
+    settings = load_settings(config) if config is not None else None
+    given = {name: dict(settings.policy(name)) if settings is not None else {} for name in policies}
+    for name in policies:
+        make_policy(name, given[name])
+    return given
+
+
+def _frontier(workload: Workload, nodes: tuple[Node, ...], cloud: str, out: Path | None, *, as_json: bool) -> None:
+    """Cloud cost against completion time for every waiting budget. Raises ConfigError."""
+    given = numbers("--cloud", cloud)
+    if unknown := sorted(set(given) - {"usd_per_gpu_h", "max_queue"}):
+        raise ConfigError(f"--cloud: unknown {unknown[0]!r}; there are usd_per_gpu_h and max_queue")
+    price, most = given.get("usd_per_gpu_h", 1.0), given.get("max_queue")
+    if out is not None:
+        make_folder(out)
+    site = site_of(nodes, None if most is None else int(most))
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=as_json) as progress:
+        bar = progress.add_task("replays", total=len(WAYS) * len(BUDGETS))
+        points = frontier(rigid_jobs(workload), site, price, on_point=lambda point: progress.advance(bar))
+    cluster = f"{len(nodes)} nodes of {nodes[0].gpus} GPUs"
+    document = frontier_document(points, workload.name, cluster, price)
+    if out is not None:
+        page = frontier_page(points, f"{workload.name} on {cluster}, ${price:g} a GPU-hour in the cloud")
+        try:
+            (out / "frontier.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+            (out / "frontier.html").write_text(page, encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"{out}: {error.strerror}; name another folder with --out") from None
+    if as_json:
+        typer.echo(json.dumps(document))
+        return
+    table = Table(title=f"{workload.name} on {cluster}", title_justify="left", box=None, pad_edge=False)
+    table.add_column("way to wait", style="bold", no_wrap=True)
+    for head in ("P", "cloud $", "average h", "p99 wait h", "jobs away", "utilisation"):
+        table.add_column(head, justify="right")
+    for p in points:
+        figures = (f"{p.percent:g} %", f"{p.usd:,.0f}", f"{p.avg_jct_h:.3f}", f"{p.p99_wait_h:.2f}")
+        table.add_row(p.way, *figures, str(p.cloud_jobs), f"{p.utilization:.1%}")
+    Console().print(table)
+    if out is not None:
+        typer.echo(f"{out}: frontier.html and frontier.json")
+
+
+def _cluster_spec(cluster: str) -> str:
+    """The spec itself, or the parts in a file of that name: one a line, # begins a comment. Raises ConfigError."""
+    file = Path(cluster)
+    if ":" in cluster and not file.is_file():
+        return cluster
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "not text"
+        raise ConfigError(
+            f"--cluster={cluster!r} is neither a spec such as t4:6x4,a100:2x8 nor a file: {why}"
+        ) from None
+    parts = []
+    for number, line in enumerate(lines, start=1):
+        if part := line.partition("#")[0].strip().strip(","):
+            try:
+                nodes_from_spec(part)
+            except SpecError as error:
+                raise ConfigError(f"{cluster}, line {number}: {error}") from None
+            parts.append(part)
+    if not parts:
+        raise ConfigError(f"{cluster} names no node; write a part a line, such as t4:6x4")
+    return ",".join(parts)
+
+
+def _sensitivities(folder: Path) -> dict[str, SensitivityProfile]:
+    """The profiles in a folder. Raises ConfigError."""
+    try:
+        found = SensitivityStore(folder).load()
+    except ProfileError as error:
+        raise ConfigError(f"--sensitivities: {error}") from None
+    if not found:
+        raise ConfigError(f"--sensitivities={folder} has no profile; give a folder of MODEL.json, see docs/synergy.md")
+    return found
+
+
+def _disturbances(text: str) -> Disturbances:
+    given = numbers("--disturb", text)
+    known = {field.name for field in dataclasses.fields(Disturbances)} - {"seed"}
+    if unknown := sorted(set(given) - known):
+        raise ConfigError(f"--disturb: unknown {unknown[0]!r}; there are {', '.join(sorted(known))}")
+    return Disturbances(**given)  # type: ignore[arg-type]
+
+
+def numbers(option: str, text: str) -> dict[str, float]:
+    """`name=number,...`. Raises ConfigError."""
+    found = {}
+    for part in split(text):
+        name, _, value = part.partition("=")
+        try:
+            found[name.strip()] = float(value)
+        except ValueError:
+            raise ConfigError(f"{option}: {part!r} is no NAME=NUMBER") from None
+    return found
+
+
+def split(names: str) -> list[str]:
+    """The parts between commas."""
+    return [name.strip() for name in names.split(",") if name.strip()]
+
+
+def make_folder(out: Path) -> None:
+    """Make the folder of `--out`. Raises ConfigError."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{out}: {error.strerror}; name another folder with --out") from None
+
+
+def write(out: Path, results: list[Result], document: Mapping[str, Any], tables_as: str) -> str:
+    """Write report, pictures, tables and summary into a folder; what there is now, in words. Raises ConfigError."""
+    drawn = figures(results, document)
+    files = f"report.html, summary.json, jobs.{tables_as} and looks.{tables_as}"
+    try:
+        (out / "summary.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        (out / "report.html").write_text(render(drawn, document), encoding="utf-8")
+        runs = [({"policy": result.policy, "seed": result.seed}, result) for result in results]
+        write_rows(out / f"jobs.{tables_as}", ((of, row) for of, result in runs for row in result.rows))
+        write_rows(out / f"looks.{tables_as}", ((of, tick) for of, result in runs for tick in result.simulation.ticks))
+        return f"{out}: {files}, and {len(write_pictures(drawn, out))} pictures (PNG)"
+    except NoMatplotlib as missing:
+        return f"{out}: {files}; {missing}"
+    except OSError as error:
+        raise ConfigError(f"{out}: {error.strerror}; name another folder with --out") from None
+
+
+@contextlib.contextmanager
+def progress(total: int, *, quiet: bool) -> Iterator[Callable[[str, int], Callable[[Simulation], None]]]:
+    """A bar that counts jobs which have ended, on standard error; gives what is told of each simulation's looks."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=quiet) as shown:
+        bar = shown.add_task("", total=total)
+
+        def show(label: str, before: int) -> Callable[[Simulation], None]:
+            shown.update(bar, description=label)
+
+            def look(simulation: Simulation) -> None:
+                if len(simulation.ticks) % 16 == 0:
+                    ended = sum(job.finish_s is not None for job in simulation.jobs)
+                    shown.update(bar, completed=before * len(simulation.jobs) + ended)
+
+            return look
+
+        yield show
+
+
+FIGURES = {
+    "avg_jct_h": "average h",
+    "p50_jct_h": "median h",
+    "p99_jct_h": "p99 h",
+    "makespan_h": "makespan h",
+    "queue_h": "queue h",
+    "gpu_h_per_job": "GPU-h a job",
+    "restarts_per_job": "restarts",
+    "utilisation": "utilisation",
+    "worst_ftf": "worst rho",
+    "unfair_share": "unfair",
+    "cost": "cost",
+}
+"""Of the table on the terminal: figure -> heading."""
+
+
+def _table(document: Mapping[str, Any]) -> Table:
+    table = Table(
+        title=f"{document['workload']} on {document['cluster']}", title_justify="left", box=None, pad_edge=False
+    )
+    policies = document["policies"]
+    shown = {
+        name: head for name, head in FIGURES.items() if any(p["mean"][name] is not None for p in policies.values())
+    }
+    table.add_column("")  # a row for each figure: in one for each policy they do not fit into 80 columns
+    for name in policies:
+        table.add_column(name, justify="right", no_wrap=True)
+    for key, head in shown.items():
+        table.add_row(head, *(_figure(key, of["mean"][key], of["ci95"][key]) for of in policies.values()))
+    return table
+
+
+def _figure(name: str, mean: float | None, half: float | None) -> str:
+    if mean is None:
+        return "–"
+    shares = ("utilisation", "unfair_share")
+    text = f"{mean:.1%}" if name in shares else f"{mean:.2f}"
+    return text if half is None else f"{text} ±{half:.1%}" if name in shares else f"{text} ±{half:.2f}"
