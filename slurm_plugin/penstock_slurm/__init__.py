@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from penstock_scheduler.ports import Clock, WishCheck
     from penstock_scheduler.settings import Settings
+    from penstock_slurm.cloud_nodes import SlurmCloudNodes
     from penstock_slurm.cluster import SlurmCluster
 
 
@@ -22,4 +23,5 @@ def open_cluster(settings: Settings, clock: Clock, check: WishCheck) -> SlurmClu
     gateway = open_gateway(section.backend, conf=section.conf, timeout_s=section.command_timeout_s)
     commands = CliGateway(conf=section.conf, timeout_s=section.command_timeout_s)  # there is no other way to sbatch
     spool = Spool(section.spool_dir)
-    return SlurmCluster(gateway, spool, clock, section, check, SlurmSubmitter(commands, spool, section))
+    nodes = SlurmCloudNodes(section.cloud_partition, commands) if section.cloud_partition else None
+    return SlurmCluster(gateway, spool, clock, section, check, SlurmSubmitter(commands, spool, section), nodes)
