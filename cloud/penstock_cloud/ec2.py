@@ -339,8 +339,6 @@ class Ec2Cloud:
             return self._finish(run, "its job is gone")
         if (lost := _lost(run)) is not None:
             return self._boot_failed(run, f"instance {lost} ended before it joined Slurm", now_s)
-        if now_s - run.ordered_s > self._settings.boot_timeout_s:
-            return self._boot_failed(run, f"it did not join Slurm within {self._settings.boot_timeout_s:.0f} s", now_s)
         up = all(name in nodes and nodes[name].up for name in run.nodes)
         if job.phase is Phase.RUNNING and up and _at(job, run):
             self._boot_failures = 0
@@ -348,6 +346,8 @@ class Ec2Cloud:
             return None
         if job.phase is Phase.RUNNING and not _at(job, run):
             return self._finish(run, "its job runs elsewhere")
+        if now_s - run.ordered_s > self._settings.boot_timeout_s:
+            return self._boot_failed(run, f"it did not join Slurm within {self._settings.boot_timeout_s:.0f} s", now_s)
         per_node = run.offer.gpus // run.offer.nodes
         shares = tuple(Share(name, per_node) for name in run.nodes)
         self._asks.append(Start(run.job, run.round, Placement(run.offer.gpu_type, run.partition, shares)))

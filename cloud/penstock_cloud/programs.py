@@ -1,7 +1,8 @@
 """penstock-resume and penstock-suspend: Slurm's ResumeProgram and SuspendProgram.
 
 They launch and end nothing: they tell penstockd, which alone knows what was ordered and what may be spent, by a file in the
-folder that both share. Without penstockd nothing is launched; Slurm gives such nodes up after ResumeTimeout and queues their jobs again.
+folder that both share. Without penstockd nothing is launched; Slurm gives such nodes up after ResumeTimeout and queues their jobs
+again.
 
 What `SLURM_RESUME_FILE` says (job -> nodes) goes along, so that a job is served as a whole or not at all.
 """

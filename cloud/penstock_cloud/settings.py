@@ -40,6 +40,7 @@ class CloudSettings(BaseModel):
     kms_key: str | None = Field(
         default=None, description="Key that volumes are encrypted with; absent: the account's default. They always are."
     )
+    volume_gb: PositiveInt = Field(default=200, description="Size of the root volume; at least the image's.")
     instance_types: tuple[str, ...] = Field(
         default=("g4dn.xlarge", "g5.xlarge", "g5.12xlarge", "g6.xlarge"), description="Types that may be launched."
     )
