@@ -417,7 +417,7 @@ class Ec2Cloud:
         unseen = [s.instance for s in run.slots if s.instance and s.ended_s is None and s.instance not in found]
         if alive or unseen:
             self._fleet.terminate([*alive, *(id_ for id_ in unseen if id_ is not None)])
-            self._looked_s = -1e18
+            self._looked_s, self._seen = -1e18, None  # what was seen before is not so any more
             found = {seen.id: seen for seen in self._fleet.seen(run.id)}
         run = self._with_times(run, found, now_s)
         self._runs[run.id] = run

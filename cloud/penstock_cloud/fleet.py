@@ -130,7 +130,12 @@ class Fleet:
         images = self._ask("describe_images", ImageIds=[settings.image])["Images"]
         if not images:
             raise LaunchFailed(Kind.CONFIG, "InvalidAMIID.NotFound", f"[cloud] image={settings.image!r} is not there")
-        volume: dict[str, Any] = {"Encrypted": True, "DeleteOnTermination": True, "VolumeType": "gp3", "VolumeSize": settings.volume_gb}
+        volume: dict[str, Any] = {
+            "Encrypted": True,
+            "DeleteOnTermination": True,
+            "VolumeType": "gp3",
+            "VolumeSize": settings.volume_gb,
+        }
         if settings.kms_key is not None:
             volume["KmsKeyId"] = settings.kms_key
         data: dict[str, Any] = {

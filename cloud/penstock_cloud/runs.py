@@ -102,9 +102,8 @@ class Run(BaseModel):
 
     def spent(self, now_s: float) -> LedgerLine:
         """The ledger's line when all its instances are gone."""
-        return self._line(
-            "usd", sum(cost_usd(slot.seconds, self.usd_per_h) for slot in self.slots), now_s, self._bill()
-        )
+        usd = sum(cost_usd(slot.seconds, self.usd_per_h) for slot in self.slots if slot.instance is not None)
+        return self._line("usd", usd, now_s, self._bill())
 
     def _bill(self) -> str:
         times = ", ".join(f"{slot.instance} {slot.seconds:.0f} s" for slot in self.slots if slot.instance is not None)
@@ -128,7 +127,7 @@ class Run(BaseModel):
 
 def cost_usd(seconds: float, usd_per_h: float) -> float:
     """What an instance costs that lived so long."""
-    return max(seconds, LEAST_S) / 3600 * usd_per_h if seconds > 0 else 0.0
+    return max(seconds, LEAST_S) / 3600 * usd_per_h
 
 
 def entries(lines: Iterable[LedgerLine]) -> list[Entry]:

@@ -135,7 +135,10 @@ class Ec2:
                 return empty_fleet(fault.code, fault.words)
             answer = self._own(action, asked) or self._once(action, asked, path, headers, body)
             if fault is not None and fault.kind == "hide":
-                answer = Answer(answer.status, re.sub(rb"<reservationSet>.*</reservationSet>", b"<reservationSet/>", answer.body, flags=re.S))
+                answer = Answer(
+                    answer.status,
+                    re.sub(rb"<reservationSet>.*</reservationSet>", b"<reservationSet/>", answer.body, flags=re.S),
+                )
             return None if fault is not None and fault.kind == "lost-after" else answer
 
     def _once(self, action: str, asked: dict[str, str], path: str, headers: dict[str, str], body: bytes) -> Answer:
@@ -174,7 +177,9 @@ class Ec2:
             body = json.dumps({"__type": "AccessDeniedException", "message": "no pricing"})
             return Answer(400, body.encode(), {"Content-Type": "application/x-amz-json-1.1"})
         name = next(each["Value"] for each in asked["Filters"] if each["Field"] == "instanceType")
-        terms = {"OnDemand": {"a": {"priceDimensions": {"b": {"pricePerUnit": {"USD": str(self.on_demand.get(name, 0))}}}}}}
+        terms = {
+            "OnDemand": {"a": {"priceDimensions": {"b": {"pricePerUnit": {"USD": str(self.on_demand.get(name, 0))}}}}}
+        }
         body = json.dumps({"PriceList": [json.dumps({"terms": terms})], "FormatVersion": "aws_v1"})
         return Answer(200, body.encode(), {"Content-Type": "application/x-amz-json-1.1"})
 
@@ -199,9 +204,7 @@ class Ec2:
 
 
 def xml(action: str, inner: str) -> Answer:
-    text = (
-        f'<{action}Response xmlns="http://ec2.amazonaws.com/doc/2016-11-15/"><requestId>x</requestId>{inner}</{action}Response>'
-    )
+    text = f'<{action}Response xmlns="http://ec2.amazonaws.com/doc/2016-11-15/"><requestId>x</requestId>{inner}</{action}Response>'
     return Answer(200, text.encode(), {"Content-Type": "text/xml"})
 
 
@@ -214,4 +217,3 @@ def refusal(code: str, words: str) -> Answer:
 def empty_fleet(code: str, words: str) -> Answer:
     error = f"<item><errorCode>{code}</errorCode><errorMessage>{words}</errorMessage></item>"
     return xml("CreateFleet", f"<fleetId>fleet-0</fleetId><errorSet>{error}</errorSet><fleetInstanceSet/>")
-

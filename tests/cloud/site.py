@@ -15,7 +15,18 @@ from penstock_cloud.catalogue import shipped
 from penstock_cloud.ec2 import Ec2Cloud
 from penstock_cloud.fleet import TAG, Fleet, connect
 from penstock_cloud.settings import CloudSettings
-from penstock_scheduler.model import BurstJob, CloudAction, CloudState, Hold, Job, JobWish, Phase, Placement, Recall, Start
+from penstock_scheduler.model import (
+    BurstJob,
+    CloudAction,
+    CloudState,
+    Hold,
+    Job,
+    JobWish,
+    Phase,
+    Placement,
+    Recall,
+    Start,
+)
 from penstock_scheduler.ports import CloudNode
 from penstock_scheduler.store import SqlStore
 from tests.cloud.faults import Ec2
@@ -154,8 +165,8 @@ class CloudSite:
         for each in self.ec2.instances():
             price = next(float(tag["Value"]) for tag in each["Tags"] if tag["Key"] == f"{TAG}usd_per_h")
             ended = each["StateTransitionReason"].split("(")[1][:19]
-            seconds = (
-                time.mktime(time.strptime(ended, "%Y-%m-%d %H:%M:%S")) - time.mktime(each["LaunchTime"].utctimetuple())
+            seconds = time.mktime(time.strptime(ended, "%Y-%m-%d %H:%M:%S")) - time.mktime(
+                each["LaunchTime"].utctimetuple()
             )
-            owed += max(seconds, 60.0) / 3600 * price if seconds > 0 else 0.0
+            owed += max(seconds, 60.0) / 3600 * price
         return spent, owed

@@ -15,7 +15,9 @@ from tests.cloud.site import CloudSite
 def test_a_job_leaves_runs_and_is_paid_for_to_the_second(site: CloudSite, ec2: Ec2) -> None:
     site.submit("7")
     site.send("7", usd=5.0)
-    assert [(line.kind, line.amount) for line in site.store.cloud_ledger()] == [("committed", 5.0)], "before EC2 hears of it"
+    assert [(line.kind, line.amount) for line in site.store.cloud_ledger()] == [("committed", 5.0)], (
+        "before EC2 hears of it"
+    )
     site.until(lambda: site.jobs["7"].phase is Phase.RUNNING)
     (instance,) = ec2.instances()
     tags = {tag["Key"]: tag["Value"] for tag in instance["Tags"]}
@@ -72,7 +74,9 @@ def test_no_capacity_rests_the_type_and_the_next_is_offered(site: CloudSite, ec2
     site.until(lambda: site.jobs["7"].phase is Phase.RUNNING)
     assert [each["InstanceType"] for each in ec2.instances()] == ["g4dn.xlarge"]
     site.sleep(601)
-    assert {offer.id.split("x ")[-1] for offer in site.tick().offers} == {"g5.xlarge", "g4dn.xlarge"}, "the pause is over"
+    assert {offer.id.split("x ")[-1] for offer in site.tick().offers} == {"g5.xlarge", "g4dn.xlarge"}, (
+        "the pause is over"
+    )
 
 
 def test_a_quota_stops_the_family_for_long(site: CloudSite, ec2: Ec2) -> None:
@@ -97,7 +101,9 @@ def test_throttling_is_asked_again_and_nobody_is_told(site: CloudSite, ec2: Ec2)
 
 def test_a_bad_configuration_stops_everything_until_an_admin_says_so(site: CloudSite, ec2: Ec2) -> None:
     site.submit("7")
-    ec2.faults.append(Fault("CreateFleet", "error", "InvalidSubnetID.NotFound", words="The subnet ID 'subnet-1' does not exist"))
+    ec2.faults.append(
+        Fault("CreateFleet", "error", "InvalidSubnetID.NotFound", words="The subnet ID 'subnet-1' does not exist")
+    )
     site.send("7")
     site.until(lambda: not site.state.runs)
     assert site.tick().offers == ()

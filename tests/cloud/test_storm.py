@@ -45,7 +45,9 @@ def storm(site: CloudSite, ec2: Ec2, seed: int, faults: int) -> None:
         return lambda: ec2.faults.append(Fault("CreateFleet", rng.choice(["error", "fleet"]), code))
 
     def lost(action: str) -> Callable[[], None]:
-        return lambda: ec2.faults.append(Fault(action, rng.choice(["lost-before", "lost-after"]), times=rng.randint(1, 3)))
+        return lambda: ec2.faults.append(
+            Fault(action, rng.choice(["lost-before", "lost-after"]), times=rng.randint(1, 3))
+        )
 
     def taken_back() -> None:
         if running := ec2.running():
@@ -97,14 +99,15 @@ def mortal(site: CloudSite, steps: int, *, before: bool) -> list[str]:
 
     def watched(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
         def step(*arguments: Any, **named: Any) -> Any:
-            if before and len(taken) == steps:
-                taken.append(name)
-                raise Killed(name)
+            mine = len(taken) == steps
             taken.append(name)
-            answer = real(*arguments, **named)
-            if not before and len(taken) == steps + 1:
+            if mine and before:
                 raise Killed(name)
-            return answer
+            try:
+                return real(*arguments, **named)
+            finally:
+                if mine:
+                    raise Killed(name)
 
         return step
 
@@ -158,7 +161,9 @@ def test_kill_9_at_every_step_of_a_run_and_after_restart_the_same_result(site: C
                     run_before = {line.key for line in site.store.cloud_ledger()}
                     site.tick()
                     if not site.state.runs and f"cloud:{job}.1:committed" not in run_before:
-                        site.send(job, "2x g5.xlarge", 10.0)  # it died before anything was written: the next round orders
+                        site.send(
+                            job, "2x g5.xlarge", 10.0
+                        )  # it died before anything was written: the next round orders
                     site.until(lambda job=job: job not in site.jobs or site.jobs[job].phase is Phase.RUNNING)
                     site.ticks(2)
                     site.finish(job)
@@ -169,7 +174,9 @@ def test_kill_9_at_every_step_of_a_run_and_after_restart_the_same_result(site: C
                 assert len(taken) <= steps
                 settled(site, ec2)
                 mine = [each for each in ec2.instances()]
-                assert len(mine) == 2 * (sum(deaths.values()) + (1 if before else 2)), "two instances a run, no more, no less"
+                assert len(mine) == 2 * (sum(deaths.values()) + (1 if before else 2)), (
+                    "two instances a run, no more, no less"
+                )
                 assert {"save_cloud_run", "create_fleet", "terminate_instances", "power_down"} <= set(deaths)
                 return
     raise AssertionError("a run never ended")
@@ -185,5 +192,3 @@ def test_a_storm_of_20_faults(site: CloudSite, ec2: Ec2, monkeypatch: pytest.Mon
 def test_storms_of_200_faults(site: CloudSite, ec2: Ec2, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock_cloud.ec2.APPEARS_S", 10.0)
     storm(site, ec2, seed=seed, faults=200)
-
-
