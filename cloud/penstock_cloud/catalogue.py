@@ -10,7 +10,7 @@ from __future__ import annotations
 import csv
 import json
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, date, datetime
 from importlib.resources import files
 from pathlib import Path
@@ -102,8 +102,10 @@ def save(catalogue: Catalogue, file: Path) -> None:
     write_whole(file, catalogue.model_dump_json(indent=1))
 
 
-def fetch(session: Any, region: str, gpus: Gpus, *, now: datetime, endpoint: str | None = None) -> Catalogue:
-    """Ask EC2. Three APIs, a few calls each; without the right to ask for prices, those of the shipped table stand in.
+def fetch(
+    session: Any, region: str, names: Sequence[str], gpus: Gpus, *, now: datetime, endpoint: str | None = None
+) -> Catalogue:
+    """Ask EC2 about the types `names`. Three APIs, a few calls each; without the right to ask for prices, the shipped ones count.
 
     Raises:
         ClientError, BotoCoreError: EC2 does not describe its instance types.
@@ -112,7 +114,8 @@ def fetch(session: Any, region: str, gpus: Gpus, *, now: datetime, endpoint: str
 
     ec2 = session.client("ec2", region_name=region, endpoint_url=endpoint)
     types: dict[str, InstanceType] = {}
-    for page in ec2.get_paginator("describe_instance_types").paginate():
+    wanted = [{"Name": "instance-type", "Values": list(names)}]  # names that are none are left out, not refused
+    for page in ec2.get_paginator("describe_instance_types").paginate(Filters=wanted):
         for found in page["InstanceTypes"]:
             if (known := _instance_type(found, gpus)) is not None:
                 types[known.instance_type] = known

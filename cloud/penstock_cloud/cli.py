@@ -31,7 +31,14 @@ def refresh(config: Path = CONFIG) -> None:
     section = settings.section(CloudSettings)
     session = boto3.session.Session(region_name=section.region)
     try:
-        found = fetch(session, section.region, load_gpus(), now=datetime.now(UTC), endpoint=section.endpoint)
+        found = fetch(
+            session,
+            section.region,
+            section.instance_types,
+            load_gpus(),
+            now=datetime.now(UTC),
+            endpoint=section.endpoint,
+        )
     except (BotoCoreError, ClientError) as error:
         raise ConfigError(f"EC2 does not answer: {error}; ask `penstock cloud doctor`") from None
     save(found, settings.section(DaemonSettings).state_dir / FILE)
@@ -120,3 +127,19 @@ def list_(config: Path = CONFIG) -> None:
         typer.echo(
             f"{each.id}  {each.state:13} {each.instance_type:14} {each.zone:12} run {tags.get('run')}  node {tags.get('node')}"
         )
+
+
+@app.command()
+def resume(config: Path = CONFIG) -> None:
+    """End protected mode: penstockd may launch again. Stop penstockd for it, and start it afterwards."""
+    from penstock_cloud.ec2 import PROTECTED
+    from penstock_scheduler.store import open_store
+
+    daemon = load_settings(config).section(DaemonSettings)
+    store = open_store(daemon.store or daemon.state_dir, writer=True)
+    try:
+        why = store.control(PROTECTED)
+        store.set_control(PROTECTED, None)
+    finally:
+        store.close()
+    typer.echo("protected mode was off" if why is None else f"protected mode is off; it was on because {why}")

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from penstock_scheduler.ports import Clock, WishCheck
     from penstock_scheduler.settings import Settings
-    from penstock_slurm.cloud_nodes import SlurmCloudNodes
     from penstock_slurm.cluster import SlurmCluster
 
 
 def open_cluster(settings: Settings, clock: Clock, check: WishCheck) -> SlurmCluster:
     """The Slurm that the section `[slurm]` describes. Raises ConfigError."""
     from penstock_scheduler.spool import Spool
+    from penstock_slurm.cloud_nodes import SlurmCloudNodes
     from penstock_slurm.cluster import SlurmCluster
     from penstock_slurm.gateway import CliGateway, open_gateway
     from penstock_slurm.settings import SlurmSettings

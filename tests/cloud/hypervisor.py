@@ -82,8 +82,8 @@ class Hypervisor:
 
     def notice(self, node: str) -> None:
         """EC2 says that it will take the node's instance back."""
-        for _, metadata in self._machines.values():
-            if metadata.tags["penstock:node"] == node:
+        for _, metadata in tuple(self._machines.values()):
+            if metadata.tags.get("penstock:node") == node:
                 metadata.notice = '{"action": "terminate", "time": "2026-11-21T16:00:00Z"}'
 
     def console(self) -> str:

@@ -13,6 +13,7 @@ from penstock_profiles.gpus import load_gpus
 from penstock_scheduler.errors import ConfigError
 from tests.cloud.faults import KEYS, Ec2
 
+TYPES = ("g5.xlarge", "g4dn.xlarge", "g6.xlarge", "g6f.large", "p3dn.24xlarge", "g9.none")
 NOW = datetime(2026, 11, 21, tzinfo=UTC)
 
 
@@ -30,7 +31,7 @@ def test_the_shipped_table_is_dated_and_whole() -> None:
 def test_what_ec2_says_replaces_the_table(ec2: Ec2, tmp_path: Path) -> None:
     ec2.on_demand = {"g5.xlarge": 1.1, "g4dn.xlarge": 0.5}
     ec2.spot = {("g5.xlarge", "us-east-1a"): 0.4, ("g5.xlarge", "us-east-1b"): 0.3}
-    found = fetch(boto3.session.Session(**KEYS), "us-east-1", load_gpus(), now=NOW, endpoint=ec2.url)
+    found = fetch(boto3.session.Session(**KEYS), "us-east-1", TYPES, load_gpus(), now=NOW, endpoint=ec2.url)
     assert found.usd_per_h("g5.xlarge", "on-demand", ()) == 1.1
     assert found.usd_per_h("g5.xlarge", "spot", ("us-east-1a", "us-east-1b")) == 0.4, (
         "the order may end up in the dearer zone"
@@ -47,9 +48,9 @@ def test_what_ec2_says_replaces_the_table(ec2: Ec2, tmp_path: Path) -> None:
 
 def test_without_the_right_to_ask_for_prices_the_table_stands_in(ec2: Ec2) -> None:
     session = boto3.session.Session(**KEYS)
-    found = fetch(session, "us-east-1", load_gpus(), now=NOW, endpoint=ec2.url)
+    found = fetch(session, "us-east-1", TYPES, load_gpus(), now=NOW, endpoint=ec2.url)
     assert found.usd_per_h("g5.xlarge", "on-demand", ()) == 1.006
-    elsewhere = fetch(session, "eu-west-1", load_gpus(), now=NOW, endpoint=ec2.url)
+    elsewhere = fetch(session, "eu-west-1", TYPES, load_gpus(), now=NOW, endpoint=ec2.url)
     assert elsewhere.usd_per_h("g5.xlarge", "on-demand", ()) is None, "prices of one region say nothing of another"
 
 
