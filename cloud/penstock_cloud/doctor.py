@@ -196,8 +196,8 @@ def _quotas(settings: CloudSettings, quotas: Any, catalogue: Catalogue | None) -
         for market in settings.markets:
             key = name[0], market
             need[key] = max(need.get(key, 0), known.vcpus if known is not None else 1)
-    for (letter, market), vcpus in need.items():
-        code, check = QUOTAS.get((letter, market)), f"quota of {letter.upper()} instances, {market}"
+    for (letter, on), vcpus in need.items():
+        code, check = QUOTAS.get((letter, on)), f"quota of {letter.upper()} instances, {on}"
         if code is None:
             continue
         try:

@@ -1,14 +1,11 @@
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from penstock_cloud.catalogue import shipped
-from penstock_cloud.ec2 import Ec2Cloud
-from penstock_cloud.fleet import Fleet, connect
+from penstock_cloud.fleet import connect
 from penstock_cloud.settings import CloudSettings
 from penstock_scheduler.store import SqlStore, open_store
 from tests.cloud.faults import Ec2
@@ -71,8 +68,6 @@ def store(tmp_path: Path) -> Iterator[SqlStore]:
 @pytest.fixture
 def site(cloud_settings: Callable[..., CloudSettings], store: SqlStore, ec2: Ec2) -> CloudSite:
     """A site in memory with four cloud nodes, and its cloud on moto."""
-    return CloudSite(cloud_settings(), store, ec2)
-
-
-def open_(settings: CloudSettings, store: SqlStore, site: CloudSite) -> Ec2Cloud:
-    return Ec2Cloud(Fleet(connect(settings), settings), settings, store, site, shipped, site, random.Random(1))
+    settings = cloud_settings()
+    ec2.through = ec2.through or connect(settings)
+    return CloudSite(settings, store, ec2, ec2.through)

@@ -1,4 +1,4 @@
-"""moto's server, and a thin proxy in front of it for what moto does not do: tokens, refusals, lost answers, late appearance, prices.
+"""moto's server, and a thin proxy in front of it for what moto does not do: tokens, refusals, lost answers, prices and more.
 
 Everything else goes through to moto untouched, so boto3's requests are real HTTP and so are the answers.
 """
@@ -26,8 +26,8 @@ LAUNCHES = ("CreateFleet", "RunInstances")
 class Fault:
     """What happens to the next `times` calls of `action`.
 
-    `kind`: "error" refuses with `code`; "lost-before" closes the connection instead of asking moto; "lost-after" asks moto and closes
-    it then; "fleet" answers CreateFleet with `code` among its errors; "hide" leaves instances that are younger out of an answer.
+    `kind`: "error" refuses with `code`; "lost-before" closes the connection instead of asking moto; "lost-after" asks moto
+    and closes it then; "fleet" answers CreateFleet with `code` among its errors; "hide" leaves all instances out of an answer.
     """
 
     action: str
@@ -52,6 +52,8 @@ class Ec2:
         self.moto = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
         self.moto.start()
         self._port = self.moto.get_host_and_port()[1]
+        self._direct: Any = None
+        self.through: Any = None
         self.faults: list[Fault] = []
         self.calls: list[tuple[str, dict[str, str]]] = []
         self.spot: dict[tuple[str, str], float] = {}
@@ -100,8 +102,12 @@ class Ec2:
         self.moto.stop()
 
     def direct(self) -> Any:
-        """A client of moto, past the proxy."""
-        return boto3.client("ec2", region_name="us-east-1", endpoint_url=f"http://127.0.0.1:{self._port}", **KEYS)
+        """A client of moto, past the proxy: one for all, to make one takes half a second."""
+        if self._direct is None:
+            self._direct = boto3.client(
+                "ec2", region_name="us-east-1", endpoint_url=f"http://127.0.0.1:{self._port}", **KEYS
+            )
+        return self._direct
 
     def reset(self) -> None:
         connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=30)
@@ -210,7 +216,8 @@ def xml(action: str, inner: str) -> Answer:
 
 def refusal(code: str, words: str) -> Answer:
     status = 503 if code == "RequestLimitExceeded" else 400
-    text = f"<Response><Errors><Error><Code>{code}</Code><Message>{words}</Message></Error></Errors><RequestID>x</RequestID></Response>"
+    error = f"<Error><Code>{code}</Code><Message>{words}</Message></Error>"
+    text = f"<Response><Errors>{error}</Errors><RequestID>x</RequestID></Response>"
     return Answer(status, text.encode(), {"Content-Type": "text/xml"})
 
 

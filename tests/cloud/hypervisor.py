@@ -1,7 +1,7 @@
 """Boots what moto calls running: the instance's own user data, in a process of this machine, with a metadata service of its own.
 
-What an instance does from inside is real: its user data runs under bash, slurmd is Slurm's. `shutdown` ends the instance as EC2 does with
-InstanceInitiatedShutdownBehavior=terminate, and an instance that ends takes its processes with it.
+What an instance does from inside is real: its user data runs under bash, slurmd is Slurm's. `shutdown` ends the instance as EC2
+does with InstanceInitiatedShutdownBehavior=terminate, and an instance that ends takes its processes with it.
 """
 
 from __future__ import annotations

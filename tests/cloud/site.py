@@ -1,7 +1,7 @@
 """A site in memory around the real `Ec2Cloud` and the real loop's way of calling it: jobs, cloud nodes, and a clock.
 
-Slurm's part is small here: a job that is sent to nodes whose instances run on moto starts there, one that is held is queued again, and a
-node without an instance loses what runs on it. The tests with a real Slurm are in tests/cloud/test_slurm.py.
+Slurm's part is small here: a job that is sent to nodes whose instances run on moto starts there, one that is held is queued
+again, and a node without an instance loses what runs on it. The test with a real Slurm is in tests/cloud/test_slurm.py.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import dataclasses
 import random
 import time
 from collections.abc import Sequence
+from typing import Any
 
 from penstock_cloud.catalogue import shipped
 from penstock_cloud.ec2 import Ec2Cloud
@@ -37,19 +38,20 @@ TYPES = {"a10g": 2, "t4": 2}
 class CloudSite:
     """See the module. It is the clock and the cloud nodes as well."""
 
-    def __init__(self, settings: CloudSettings, store: SqlStore, ec2: Ec2) -> None:
+    def __init__(self, settings: CloudSettings, store: SqlStore, ec2: Ec2, client: Any = None) -> None:
         self.settings, self.store, self.ec2 = settings, store, ec2
         self.ahead_s = 0.0
         self.jobs: dict[str, Job] = {}
         self.on: dict[str, str] = {}  # node -> job that Slurm has sent there
         self.names = {f"{kind}-{number}": kind for kind, count in TYPES.items() for number in range(count)}
         self.boots = True
+        self._client = client or connect(settings)  # half a second each; nothing of a daemon's memory is in it
         self.cloud = self.open()
         self.state = CloudState()
 
     def open(self) -> Ec2Cloud:
         """A daemon's cloud, as after a start."""
-        fleet = Fleet(connect(self.settings), self.settings)
+        fleet = Fleet(self._client, self.settings)
         return Ec2Cloud(fleet, self.settings, self.store, self, shipped, self, random.Random(1))
 
     # --- ports: Clock, CloudNodes

@@ -1,4 +1,4 @@
-"""A job of a real Slurm that leaves: penstockd orders, moto launches, the instance's own user data starts a real slurmd, and it all ends."""
+"""Jobs of a real Slurm that leave: penstockd orders, moto launches, its user data starts a real slurmd, and all ends."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from tests.cloud.faults import Ec2
 from tests.cloud.hypervisor import Hypervisor
 from tests.end_to_end.site import Site
 
-pytestmark = pytest.mark.slurm
+# slurmctld looks only every half minute whether a node that booted is there; one job takes more than a minute.
+pytestmark = [pytest.mark.slurm, pytest.mark.long]
 
 RATES = {"t4": {"1": 1.0}, "a10g": {"1": 2.0}}
 
@@ -42,7 +43,8 @@ def cloud_site(
     for kind in ("resume", "suspend"):
         programs[kind] = tmp_path / f"penstock-{kind}"
         programs[kind].write_text(
-            f"#!/bin/bash\nexport PENSTOCK_CONFIG={config} PYTHONPATH={':'.join(filter(None, sys.path))} PATH=$PATH:/usr/bin:/bin\n"
+            f"#!/bin/bash\nexport PENSTOCK_CONFIG={config} PATH=$PATH:/usr/bin:/bin\n"
+            f"export PYTHONPATH={':'.join(filter(None, sys.path))}\n"
             f'exec {sys.executable} -m penstock_cloud.programs {kind} "$1" >>{tmp_path}/{kind}.log 2>&1\n'
         )
         programs[kind].chmod(0o755)
