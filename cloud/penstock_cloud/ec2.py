@@ -28,7 +28,7 @@ from penstock_cloud.settings import CloudSettings, Market
 from penstock_cloud.user_data import ALIVE, NOTICES
 from penstock_scheduler.burst.history import averages, histories
 from penstock_scheduler.burst.ledger import budget_lines
-from penstock_scheduler.burst.waiting import Averages, WaitingPolicy, by_budget
+from penstock_scheduler.burst.waiting import Averages, Wait, WaitingPolicy, by_budget
 from penstock_scheduler.messages import JobView, LedgerLine
 from penstock_scheduler.model import (
     Action,
@@ -607,7 +607,7 @@ class Ec2Cloud:
         settings = self._settings
         prior = Averages(1.0, settings.mean_runtime_h, settings.mean_gpus)
         return by_budget(
-            settings.wait,
+            Wait(settings.wait),
             settings.waiting_budget_percent,
             averages(past, prior),
             short_h=settings.short_h,

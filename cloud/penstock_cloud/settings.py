@@ -8,7 +8,6 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from penstock_scheduler.burst.ledger import BudgetSettings
-from penstock_scheduler.burst.waiting import Wait
 
 Market = Literal["on-demand", "spot"]
 
@@ -71,7 +70,9 @@ class CloudSettings(BaseModel):
     )
     max_runs: PositiveInt = Field(default=32, description="Most jobs in the cloud at once.")
     by_default: bool = Field(default=False, description="Whether jobs that do not say (--burst) may leave.")
-    wait: Wait = Field(default=Wait.COMPUTE, description="What the wait for GPUs on site is proportional to.")
+    wait: Literal["no-wait", "constant-wait", "runtime-wait", "resource-wait", "compute-wait", "star-wait"] = Field(
+        default="compute-wait", description="What the wait for GPUs on site is proportional to."
+    )
     waiting_budget_percent: NonNegativeFloat = Field(
         default=25.0, description="P: jobs wait so many per cent of their mean running time, on average."
     )
