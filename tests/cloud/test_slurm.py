@@ -16,7 +16,7 @@ from penstock_slurm.loopback.fixtures import MakeLoopback
 from penstock_slurm.loopback.machine import free_ports
 from tests.cloud.faults import Ec2
 from tests.cloud.hypervisor import Hypervisor
-from tests.end_to_end.site import Site
+from tests.end_to_end.site import UNFORESEEN, Site
 
 # slurmctld looks only every half minute whether a node that booted is there; one job takes more than a minute.
 pytestmark = [pytest.mark.slurm, pytest.mark.long]
@@ -117,6 +117,7 @@ def test_jobs_leave_boot_run_and_end_also_when_the_daemon_is_killed_meanwhile(
     assert len(ec2.instances()) == 2
 
     site.stop()
+    assert UNFORESEEN not in site.log.read_text(), told()
     store = open_store(site.state)
     try:
         spent = [line for line in store.cloud_ledger() if line.kind == "usd"]

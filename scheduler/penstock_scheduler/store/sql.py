@@ -36,7 +36,7 @@ from penstock_scheduler.messages import (
     RoundSummary,
     TokenView,
 )
-from penstock_scheduler.model import Action, Outcome, Progress
+from penstock_scheduler.model import Action, CloudAction, Outcome, Progress
 from penstock_scheduler.records import RoundRecord, UnreadableRound, dump_round, load_round
 from penstock_scheduler.store import schema
 from penstock_scheduler.store import tables as t
@@ -56,7 +56,7 @@ class OutcomeLine(BaseModel):
     """What became of an action, and when."""
 
     time_s: float
-    action: Action
+    action: Action | CloudAction
     progress: Progress
     text: str = ""
 
