@@ -34,7 +34,7 @@ from penstock_scheduler.model import Snapshot
 from penstock_scheduler.models import LearnedModels, WishModels
 from penstock_scheduler.notices import Notice, NoticeSettings, Notifier
 from penstock_scheduler.policies import make_policy
-from penstock_scheduler.ports import Accounts, Clock, Cluster, ModelSource, Store, Trigger, WishCheck
+from penstock_scheduler.ports import Accounts, Burst, Clock, CloudNodes, Cluster, ModelSource, Store, Trigger, WishCheck
 from penstock_scheduler.records import RoundRecord
 from penstock_scheduler.rules import BudgetSettings, SiteRules
 from penstock_scheduler.sensitivities import LEARNED, Sensitivities
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from penstock_scheduler.service.server import Service
 
 CLUSTERS = "penstock.clusters"
+CLOUDS = "penstock.clouds"
 
 log = logging.getLogger(__name__)
 
@@ -155,6 +156,7 @@ def make_loop(
         tick_s=daemon.tick_s,
         settings=policy_settings,
         rules=rules,
+        cloud=open_cloud(daemon.cloud, settings, clock, store, cluster) if daemon.cloud is not None else None,
         on_round=on_round,
         accounts=accounts,
     )
@@ -361,6 +363,22 @@ def open_cluster(name: str, settings: Settings, clock: Clock, check: WishCheck) 
         )
     cluster: Cluster = found[name].load()(settings, clock, check)
     return cluster
+
+
+def open_cloud(name: str, settings: Settings, clock: Clock, store: Store, cluster: Cluster) -> Burst:
+    """The cloud of that name among the installed ones, for the nodes that the cluster has for one. Raises ConfigError."""
+    found = {entry.name: entry for entry in entry_points(group=CLOUDS)}
+    if name not in found:
+        raise ConfigError(
+            f"[daemon] cloud={name!r} is not installed; installed are {', '.join(sorted(found)) or 'none'}"
+        )
+    nodes: CloudNodes | None = getattr(cluster, "cloud_nodes", None)
+    if nodes is None:
+        raise ConfigError(
+            "[daemon] cloud: the cluster has no nodes for it; name their partition in [slurm] cloud_partition"
+        )
+    cloud: Burst = found[name].load()(settings, clock, store, nodes)
+    return cloud
 
 
 def configure_logging(log_format: str) -> None:

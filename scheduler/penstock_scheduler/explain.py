@@ -123,6 +123,9 @@ def explain(record: RoundRecord, job_id: JobId, *, remedies: int = MOST_REMEDIES
     assignment = plan.assignments.get(job_id)
     waits = assignment is None
     reason = plan.waiting.get(job_id) if assignment is None else assignment.reason
+    burst = plan.bursts.get(job_id)
+    if reason is None and burst is not None:
+        waits, reason = False, burst.reason
     if reason is None:
         reason = Reason(ReasonCode.WAITING_CAPACITY, "the round's plan does not speak of it", common.smallest_need(job))
     cost_s = snapshot.restart_costs_s[job_id]
@@ -150,6 +153,8 @@ def words(explanation: Explanation, *, now_s: float) -> list[str]:
     """The explanation in sentences, the answer first. `now_s`: s since 1970."""
     said = explanation
     lines = [_headline(said)]
+    if said.reason.code in (ReasonCode.BURST, ReasonCode.RECALLED):
+        return lines
     if said.assignment is None:
         lines += _waiting_words(said, now_s)
     else:
@@ -165,6 +170,8 @@ def words(explanation: Explanation, *, now_s: float) -> list[str]:
 
 def _headline(said: Explanation) -> str:
     job, reason = said.job, said.reason
+    if reason.code in (ReasonCode.BURST, ReasonCode.RECALLED):
+        return f"Job {job.id} is the cloud's: it {reason.text}."
     if said.assignment is None:
         needs = f" It needs {reason.needs}." if reason.needs else ""
         verb = "cannot start as things are" if reason.code is ReasonCode.NEVER_FITS else "waits"

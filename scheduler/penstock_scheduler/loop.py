@@ -178,7 +178,8 @@ class RoundLoop:
         if self._plan is None:
             return ()
         runs = cloud.runs if cloud is not None else ()
-        outcomes = self._cluster.apply(actions(self._plan, state.jobs, {run.job for run in runs}))
+        asked = self._cloud.asks() if self._cloud is not None else ()
+        outcomes = self._cluster.apply((*asked, *actions(self._plan, state.jobs, {run.job for run in runs})))
         if self._cloud is not None:
             outcomes += self._cloud.apply(cloud_actions(self._plan, state.jobs, runs))
         self._tell(state, outcomes)

@@ -501,7 +501,8 @@ class LedgerLine(Body):
     account: str
     user: str
     job: str
-    kind: Literal["gpu-seconds", "usd"]
+    kind: Literal["gpu-seconds", "committed", "usd"]
+    """`committed`: the most that a run in the cloud may cost, written before it is ordered; `usd`: what it did cost."""
     amount: float
     text: str
 

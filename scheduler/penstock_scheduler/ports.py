@@ -87,6 +87,42 @@ class Accounts(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class CloudNode:
+    """A node of the cluster that exists only while a cloud has an instance for it."""
+
+    name: str
+    gpu_type: str
+    gpus: int
+    cpus: int
+    memory_mb: int
+    free: bool
+    """Whether an instance may be launched for it: it is powered down, and nobody has asked for it."""
+    up: bool
+    """Whether its instance has joined the cluster and answers."""
+
+
+class CloudNodes(Protocol):
+    """The part of a cluster that a cloud fills. A cluster that has one bears it as `cloud_nodes`."""
+
+    @property
+    def partition(self) -> str:
+        """Where they are."""
+        ...
+
+    def nodes(self) -> tuple[CloudNode, ...]:
+        """All of them, as the cluster's last look saw them."""
+        ...
+
+    def power_down(self, nodes: Sequence[str]) -> None:
+        """Tell the cluster that these have no instance any more; what ran there is queued again. Raises ClusterAway."""
+        ...
+
+    def refuse(self, job: JobId, text: str) -> None:
+        """Put a job that came to these nodes unasked back into the queue, held, and tell its user. Raises ClusterAway."""
+        ...
+
+
 class Burst(Protocol):
     """A cloud that jobs can leave for."""
 
@@ -99,6 +135,10 @@ class Burst(Protocol):
 
         A commitment is in the ledger before anything is ordered, so that an action which is repeated is not paid for twice.
         """
+        ...
+
+    def asks(self) -> Sequence[Action]:
+        """What the cluster shall do for jobs that leave or come back, where they run on nodes of its own; after `observe`."""
         ...
 
 

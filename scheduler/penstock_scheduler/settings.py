@@ -32,6 +32,9 @@ class DaemonSettings(BaseModel):
     cluster: str = Field(
         default="slurm", description="Which cluster to drive: a name of the entry points `penstock.clusters`."
     )
+    cloud: str | None = Field(
+        default=None, description="Where jobs may leave for: a name of the entry points `penstock.clouds`, such as ec2."
+    )
     policy: str = Field(default="sia", description="Which policy decides; its settings are in [policy.NAME].")
     rounds: Literal["period", "events"] = Field(
         default="period", description="'period': a round every round_s; 'events': when a job or a node changes."

@@ -47,6 +47,7 @@ from penstock_scheduler.ports import Clock, Submitter, WishCheck
 from penstock_scheduler.spool import Spool
 from penstock_slurm import plain_jobs, time_limits
 from penstock_slurm.abilities import Abilities, Ability
+from penstock_slurm.cloud_nodes import SlurmCloudNodes
 from penstock_slurm.endings import outgrown
 from penstock_slurm.gateway import (
     ControllerAway,
@@ -96,8 +97,10 @@ class SlurmCluster:
         settings: SlurmSettings,
         check: WishCheck,
         submitter: Submitter | None = None,
+        cloud_nodes: SlurmCloudNodes | None = None,
     ) -> None:
         self.submitter = submitter
+        self.cloud_nodes = cloud_nodes
         self._gateway = gateway
         self._spool = spool
         self._clock = clock
@@ -151,7 +154,9 @@ class SlurmCluster:
             found = self._gateway.jobs(finished=True) if gone or not self._looked else ()
         except SlurmError as error:
             raise ClusterAway(str(error)) from error
-        missing = [name for name in self._settings.partitions if name not in partitions]
+        cloud = self._settings.cloud_partition
+        ours = {*self._settings.partitions, *([cloud] if cloud else [])}
+        missing = [name for name in (*self._settings.partitions, *([cloud] if cloud else [])) if name not in partitions]
         if missing:
             raise RoundFailed(
                 f"[slurm] partitions: Slurm has no partition {', '.join(missing)}; it has {', '.join(sorted(partitions))}"
@@ -159,9 +164,20 @@ class SlurmCluster:
         now_s, rules = self._clock.now_s(), self._site.rules()
         self._looked = True
         self._gone = dict.fromkeys(gone) | {job.id: job for job in found if job.id in gone}
-        self._silent = {node.name for node in slurm_nodes if node.state & {"NOT_RESPONDING", "DOWN"}}
+        # A cloud node that boots is silent too, and on its way.
+        self._silent = {
+            node.name
+            for node in slurm_nodes
+            if node.state & {"NOT_RESPONDING", "DOWN"} and "POWERING_UP" not in node.state
+        }
+        in_cloud: dict[str, SlurmNode] = {}
+        if cloud:
+            in_cloud = {node.name: node for node in slurm_nodes if cloud in node.partitions}
+            slurm_nodes = tuple(node for node in slurm_nodes if node.name not in in_cloud)
+            if self.cloud_nodes is not None:
+                self.cloud_nodes.saw(in_cloud.values())
         usable = tuple(name for name in self._settings.partitions if partitions[name].up)
-        types = self._types = {node.name: gpu_type(node) for node in slurm_nodes}
+        types = self._types = {node.name: gpu_type(node) for node in (*slurm_nodes, *in_cloud.values())}
         ended = tuple(run for job in found if (run := self._ended_run(job, types)) is not None)
         managed: dict[JobId, SlurmJob] = {}
         jobs: dict[JobId, Job] = {}
@@ -171,7 +187,7 @@ class SlurmCluster:
         for slurm_job in slurm_jobs:
             if slurm_job.state not in WAITING | HOLDING | LEAVING:
                 continue
-            if not set(slurm_job.partition) & set(self._settings.partitions):
+            if not set(slurm_job.partition) & ours:
                 continue
             try:
                 wish = self._wish(slurm_job)
@@ -209,6 +225,7 @@ class SlurmCluster:
                 nodes, slurm_nodes, (job for job in jobs.values() if managed[job.id].state not in WAITING)
             )
         self._free = {node.name: node.gpus_for_us for node in nodes}
+        self._free |= {node.name: sum(node.gpus.values()) for node in in_cloud.values()}
         for job in jobs.values():
             if job.allocation is not None:
                 for share in job.allocation.shares:
@@ -511,7 +528,8 @@ class SlurmCluster:
         wanted, now_s = action.placement, self._clock.now_s()
         if job.phase is Phase.STARTING and job.allocation is not None and wanted.suits(job.allocation):
             waited_s = now_s - self._released_s[job.id]
-            if waited_s < self._settings.start_patience_s:
+            # How long a cloud node may take to boot is the cloud's to say.
+            if waited_s < self._settings.start_patience_s or wanted.partition == self._settings.cloud_partition:
                 return _Step(Outcome(action, Progress.UNDER_WAY, "waits for Slurm to start it"))
             late = Outcome(action, Progress.FAILED, f"Slurm did not start it in {waited_s:.0f} s: {slurm_job.reason}")
             return _Step(late, _held(slurm_job))

@@ -17,6 +17,11 @@ class SlurmSettings(BaseModel):
         min_length=1,
         description="Partitions that Penstock manages. Jobs that did not ask for it are never touched there.",
     )
+    cloud_partition: str | None = Field(
+        default=None,
+        description="Partition of nodes with State=CLOUD, for jobs that leave for the cloud; absent: the site has none. Its "
+        "nodes are given to nobody else.",
+    )
     conf: Path | None = Field(default=None, description="slurm.conf; absent: as SLURM_CONF or the site's default says.")
     backend: Literal["cli", "pyslurm"] = Field(
         default="cli",

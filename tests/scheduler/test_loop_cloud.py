@@ -8,6 +8,7 @@ from penstock_profiles.families import Families
 from penstock_scheduler.burst.ledger import BudgetSettings, Caps, Entry, budget_lines
 from penstock_scheduler.loop import RoundLoop
 from penstock_scheduler.model import (
+    Action,
     BurstJob,
     CloudAction,
     CloudRun,
@@ -45,6 +46,9 @@ class InMemoryCloud:
         there = {job.id for job in jobs}
         runs = tuple(run for job, run in self.runs.items() if job in there)
         return CloudState((OFFER,), runs, lines, by_default=True, margin=0.0)
+
+    def asks(self) -> Sequence[Action]:
+        return ()
 
     def apply(self, actions: Sequence[CloudAction]) -> tuple[Outcome, ...]:
         outcomes = []

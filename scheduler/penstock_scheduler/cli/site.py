@@ -288,7 +288,7 @@ def budget(
             line.job,
             f"{hours(line.amount)} GPU-hours of {line.text}"
             if line.kind == "gpu-seconds"
-            else f"{line.amount:.2f} USD",
+            else f"{line.amount:.2f} USD {'at most' if line.kind == 'committed' else line.text}".rstrip(),
         )
         for line in lines
     ]

@@ -98,3 +98,7 @@ class CloudState:
     """Jobs that have come back -> when, s since 1970."""
     history_s: dict[JobId, tuple[float, ...]] = field(default_factory=dict)
     """Running times of earlier jobs of the same user and script."""
+    words: dict[JobId, str] = field(default_factory=dict)
+    """Why these jobs are not there although they were sent, in the cloud's own words."""
+    closed: tuple[str, ...] = ()
+    """What cannot be had now, and why: for all jobs that would leave."""

@@ -14,12 +14,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from penstock_scheduler.burst.choices import Choice, choices, recalls, within
+from penstock_scheduler.burst.choices import Choice, choices, leaves_s, may_leave, recalls, within
 from penstock_scheduler.model import (
     Burst,
     CloudAssignment,
     CloudRun,
     Configuration,
+    Job,
     JobId,
     Offer,
     Plan,
@@ -79,6 +80,10 @@ class WithCloud:
         for job_id, run in away.items():
             if job_id in account:
                 bursts[job_id] = CloudAssignment(run.offer, run.usd, back.get(job_id) or _stays(run))
+        for job in snapshot.jobs:
+            if job.id in waiting and job.id not in closed and (said := _said(job, snapshot)):
+                reason = waiting[job.id]
+                waiting[job.id] = dataclasses.replace(reason, text=f"{reason.text}; {said}")
         ordered = {job.id: waiting[job.id] for job in snapshot.jobs if job.id in waiting}
         return dataclasses.replace(plan, waiting=ordered, bursts=bursts, recalls=back)
 
@@ -94,8 +99,18 @@ def sent(choice: Choice) -> CloudAssignment:
     return CloudAssignment(choice.offer, choice.usd, Reason(ReasonCode.BURST, text))
 
 
+def _said(job: Job, snapshot: Snapshot) -> str:
+    """What the cloud has said about a job that would leave, for its user; empty: nothing, or it would not leave yet."""
+    cloud = snapshot.cloud
+    assert cloud is not None, "only a cloud says something"
+    if not may_leave(job, cloud) or snapshot.time_s < leaves_s(job, snapshot):
+        return ""
+    own = cloud.words.get(job.id)
+    return "; ".join((*([f"the cloud: {own}"] if own else []), *cloud.closed))
+
+
 def _stays(run: CloudRun) -> Reason:
-    what = "on its way back from" if run.ending else "runs in the cloud on"
+    what = "is on its way back from" if run.ending else "runs in the cloud on"
     return Reason(ReasonCode.BURST, f"{what} {run.offer}, for at most ${run.usd:.2f}")
 
 

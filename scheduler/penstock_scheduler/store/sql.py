@@ -6,6 +6,7 @@ written is on disk when it returns; when it raises StoreError, nothing of it is 
 
 from __future__ import annotations
 
+import dataclasses
 import fcntl
 import json
 import logging
@@ -35,7 +36,7 @@ from penstock_scheduler.messages import (
     RoundSummary,
     TokenView,
 )
-from penstock_scheduler.model import Action, Outcome, Progress
+from penstock_scheduler.model import Action, CloudAction, Outcome, Progress
 from penstock_scheduler.records import RoundRecord, UnreadableRound, dump_round, load_round
 from penstock_scheduler.store import schema
 from penstock_scheduler.store import tables as t
@@ -55,9 +56,25 @@ class OutcomeLine(BaseModel):
     """What became of an action, and when."""
 
     time_s: float
-    action: Action
+    action: Action | CloudAction
     progress: Progress
     text: str = ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CloudRunRow:
+    """A run of a job in the cloud, as the store keeps it: a row of `instances`, whatever number of instances it has."""
+
+    run: str
+    """Job and attempt, such as `4711.2`."""
+    job: str
+    state: str
+    launched_s: float
+    """When it was ordered."""
+    ended_s: float | None
+    """None: it is not over."""
+    record: str
+    """What the cloud's package keeps of it, JSON."""
 
 
 _ESTIMATOR: TypeAdapter[AnyEstimator] = TypeAdapter(AnyEstimator)
@@ -388,6 +405,33 @@ class SqlStore:
         )
         with self._read() as db:
             return {account: float(amount) for account, amount in db.execute(chosen)}
+
+    def cloud_ledger(self) -> list[LedgerLine]:
+        """What runs in the cloud may cost and have cost, oldest first."""
+        chosen = sa.select(t.ledger).where(t.ledger.c.kind.in_(("committed", "usd"))).order_by(t.ledger.c.id)
+        with self._read() as db:
+            return [LedgerLine.model_validate(_named(row)) for row in db.execute(chosen)]
+
+    def save_cloud_run(self, row: CloudRunRow, lines: Sequence[LedgerLine] = ()) -> None:
+        """Keep a run in the cloud, in place of its older record, and what it costs: both or neither."""
+        values = dataclasses.asdict(row)
+        values["instance"] = values.pop("run")
+        upsert = self._insert(t.instances)
+        names = ("state", "launched_s", "ended_s", "record")
+        upsert = upsert.on_conflict_do_update(
+            index_elements=["instance"], set_={name: getattr(upsert.excluded, name) for name in names}
+        )
+        with self._write() as db:
+            db.execute(upsert, values)
+            self._charge(db, lines)
+
+    def cloud_runs(self, *, job: str | None = None) -> list[CloudRunRow]:
+        """Runs in the cloud that are not over, oldest first; of a job: all."""
+        c = t.instances.c
+        which = c.ended_s.is_(None) if job is None else c.job == job
+        chosen = sa.select(c.instance, c.job, c.state, c.launched_s, c.ended_s, c.record).where(which)
+        with self._read() as db:
+            return [CloudRunRow(*row) for row in db.execute(chosen.order_by(c.launched_s, c.instance))]
 
     def note(self, user: str, role: str, action: str, target: str, *, allowed: bool, text: str = "") -> None:
         """Append to the audit log."""

@@ -345,6 +345,10 @@ class CliGateway:
             )
         self._write(job_id, "scontrol", "update", f"JobId={job_id}", f"AdminComment={text}")
 
+    def power_down(self, nodes: Sequence[str]) -> None:
+        """`scontrol update State=POWER_DOWN_FORCE`: cloud nodes are given up, and what ran there is queued again."""
+        self._ask("scontrol", "update", f"NodeName={','.join(nodes)}", "State=POWER_DOWN_FORCE")
+
     def _ask(self, *argv: str, variables: Mapping[str, str] | None = None) -> str:
         """What a reading command prints."""
         done = self._run(argv, variables or {})

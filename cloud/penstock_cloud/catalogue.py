@@ -1,0 +1,232 @@
+"""GPU instance types of EC2 and what they cost: the dated table that comes with Penstock, and what EC2 itself says.
+
+A refresh asks `DescribeInstanceTypes`, the pricing API and the spot price history, and is kept in a file, so that a daemon
+which starts without an answer still knows. Until the first refresh there are on-demand prices of one region, and no
+spot prices: those change within hours, and no table can stand in for them.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, date, datetime
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, NonNegativeFloat, PositiveFloat, PositiveInt, ValidationError
+
+from penstock_profiles.gpus import Gpus, UnknownGpuError
+from penstock_profiles.profiles import write_whole
+from penstock_scheduler.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+FILE = "ec2-catalogue.json"
+"""Name of what was fetched, in the daemon's state_dir."""
+
+PRICING_REGION = "us-east-1"
+"""Where the pricing API answers; it knows the prices of all regions."""
+
+WHOLE = 0.75
+"""A GPU with less than this share of its type's memory is a slice of one (g6f), which no model of ours describes."""
+
+SPOT = "Linux/UNIX"
+"""The product whose spot prices count."""
+
+
+class InstanceType(BaseModel):
+    """What one instance of a type has, and its price on demand in US dollars an hour, None if that is not known."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    instance_type: str
+    gpu_type: str
+    gpus: PositiveInt
+    gpu_memory_mib: PositiveInt
+    vcpus: PositiveInt
+    memory_mib: PositiveInt
+    usd_per_h: PositiveFloat | None = None
+    spot_usd_per_h: dict[str, NonNegativeFloat] = {}
+    """Zone -> newest spot price."""
+
+
+class Catalogue(BaseModel):
+    """Instance types of one region, as known on a day."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    region: str
+    at: date
+    types: dict[str, InstanceType]
+
+    def usd_per_h(self, instance_type: str, market: str, zones: Iterable[str]) -> float | None:
+        """Price on a market (`on-demand` or `spot`) in any of these zones: the dearest of them, for an order may end up there."""
+        known = self.types.get(instance_type)
+        if known is None or market == "on-demand":
+            return None if known is None else known.usd_per_h
+        prices = [known.spot_usd_per_h[zone] for zone in zones if zone in known.spot_usd_per_h]
+        return max(prices, default=None)
+
+
+def shipped() -> Catalogue:
+    """The table that comes with Penstock."""
+    text = (files("penstock_cloud") / "data" / "ec2.csv").read_text(encoding="utf-8")
+    notes = dict(line[2:].split(": ", 1) for line in text.splitlines() if line.startswith("# ") and ": " in line)
+    rows = csv.DictReader(line for line in text.splitlines() if not line.startswith("#"))
+    types = {row["instance_type"]: InstanceType.model_validate(row) for row in rows}
+    return Catalogue(region=notes["region"], at=date.fromisoformat(notes["date"]), types=types)
+
+
+def load(file: Path, region: str) -> Catalogue | None:
+    """The catalogue of a region: the newest that was fetched, else the shipped one; None if neither is of this region.
+
+    Raises:
+        ConfigError: the file is damaged.
+    """
+    try:
+        kept = Catalogue.model_validate_json(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        kept = shipped()
+    except (OSError, ValidationError) as error:
+        raise ConfigError(
+            f"{file} cannot be read: {error}; delete it, and fetch it again with `penstock cloud refresh`"
+        ) from None
+    return kept if kept.region == region else None
+
+
+def save(catalogue: Catalogue, file: Path) -> None:
+    """Keep what was fetched."""
+    write_whole(file, catalogue.model_dump_json(indent=1))
+
+
+def fetch(
+    session: Any, region: str, names: Sequence[str], gpus: Gpus, *, now: datetime, endpoint: str | None = None
+) -> Catalogue:
+    """Ask EC2 about the types `names`. Three APIs, a few calls each; without the right to ask for prices, the shipped ones count.
+
+    Raises:
+        ClientError, BotoCoreError: EC2 does not describe its instance types.
+    """
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    ec2 = session.client("ec2", region_name=region, endpoint_url=endpoint)
+    types: dict[str, InstanceType] = {}
+    wanted = [{"Name": "instance-type", "Values": list(names)}]  # names that are none are left out, not refused
+    for page in ec2.get_paginator("describe_instance_types").paginate(Filters=wanted):
+        for found in page["InstanceTypes"]:
+            if (known := _instance_type(found, gpus)) is not None:
+                types[known.instance_type] = known
+    spot: dict[str, dict[str, float]] = {}
+    try:
+        on_demand = _on_demand(
+            session.client("pricing", region_name=PRICING_REGION, endpoint_url=endpoint), region, types
+        )
+    except (BotoCoreError, ClientError):
+        table = shipped()
+        on_demand = {name: kept.usd_per_h for name, kept in table.types.items()} if table.region == region else {}
+    try:
+        spot = _spot(ec2, types, now)
+    except (BotoCoreError, ClientError):
+        spot = {}
+    priced = {
+        name: known.model_copy(update={"usd_per_h": on_demand.get(name), "spot_usd_per_h": spot.get(name, {})})
+        for name, known in types.items()
+    }
+    return Catalogue(region=region, at=now.astimezone(UTC).date(), types=priced)
+
+
+def _instance_type(found: Mapping[str, Any], gpus: Gpus) -> InstanceType | None:
+    """None: it has no whole GPUs."""
+    devices = found.get("GpuInfo", {}).get("Gpus", [])
+    if not devices:
+        return None
+    device = devices[0]
+    memory_mib = device["MemoryInfo"]["SizeInMiB"]
+    gpu_type = gpu_type_of(device["Name"], memory_mib, gpus)
+    count = sum(each["Count"] for each in devices)
+    known = gpus.get(gpu_type)
+    if count < 1 or (known is not None and memory_mib < WHOLE * known.memory_gb * 1000):
+        return None
+    return InstanceType(
+        instance_type=found["InstanceType"],
+        gpu_type=gpu_type,
+        gpus=count,
+        gpu_memory_mib=memory_mib,
+        vcpus=found["VCpuInfo"]["DefaultVCpus"],
+        memory_mib=found["MemoryInfo"]["SizeInMiB"],
+    )
+
+
+def gpu_type_of(name: str, memory_mib: int, gpus: Gpus) -> str:
+    """Our name of a GPU as EC2 writes it: by name and memory where types differ in memory alone (A100, V100)."""
+    for word in (f"{name}_{round(memory_mib / 1024)}gb", name):
+        try:
+            return gpus.type_of(word)
+        except UnknownGpuError:
+            continue
+    return "_".join(name.lower().split())
+
+
+def _on_demand(pricing: Any, region: str, types: Iterable[str]) -> dict[str, float | None]:
+    fixed = {
+        "regionCode": region,
+        "operatingSystem": "Linux",
+        "preInstalledSw": "NA",
+        "tenancy": "Shared",
+        "capacitystatus": "Used",
+    }
+    prices: dict[str, float | None] = {}
+    for name in types:
+        filters = [{"Type": "TERM_MATCH", "Field": key, "Value": value} for key, value in fixed.items()]
+        filters.append({"Type": "TERM_MATCH", "Field": "instanceType", "Value": name})
+        answer = pricing.get_products(ServiceCode="AmazonEC2", Filters=filters)
+        found = [
+            float(dimension["pricePerUnit"]["USD"])
+            for product in answer["PriceList"]
+            for term in json.loads(product)["terms"].get("OnDemand", {}).values()
+            for dimension in term["priceDimensions"].values()
+        ]
+        prices[name] = min((price for price in found if price > 0), default=None)
+    return prices
+
+
+def _spot(ec2: Any, types: Iterable[str], now: datetime) -> dict[str, dict[str, float]]:
+    """Type -> zone -> the price now: a history that begins now has one entry each."""
+    newest: dict[tuple[str, str], tuple[datetime, float]] = {}
+    pages = ec2.get_paginator("describe_spot_price_history").paginate(
+        InstanceTypes=sorted(types), ProductDescriptions=[SPOT], StartTime=now
+    )
+    for page in pages:
+        for row in page["SpotPriceHistory"]:
+            key, entry = (row["InstanceType"], row["AvailabilityZone"]), (row["Timestamp"], float(row["SpotPrice"]))
+            newest[key] = max(newest.get(key, entry), entry)
+    prices: dict[str, dict[str, float]] = {}
+    for (name, zone), (_, price) in newest.items():
+        prices.setdefault(name, {})[zone] = price
+    return prices
+
+
+class Kept:
+    """The catalogue of a region as its file has it now: read anew when the file has changed."""
+
+    def __init__(self, file: Path, region: str) -> None:
+        self._file, self._region = file, region
+        self._stamp: float | None = None
+        self._catalogue = load(file, region)
+
+    def now(self) -> Catalogue | None:
+        """What is known now; a file that is damaged meanwhile changes nothing."""
+        try:
+            stamp = self._file.stat().st_mtime
+        except OSError:
+            return self._catalogue
+        if stamp != self._stamp:
+            self._stamp = stamp
+            try:
+                self._catalogue = load(self._file, self._region)
+            except ConfigError as error:
+                log.warning("catalogue", extra={"text": str(error)})
+        return self._catalogue

@@ -1,0 +1,145 @@
+"""`penstock cloud`: what an admin does about EC2 by hand."""
+
+from __future__ import annotations
+
+import json
+import os
+from datetime import UTC, datetime
+from pathlib import Path
+
+import typer
+
+from penstock_scheduler.errors import ConfigError
+from penstock_scheduler.settings import DaemonSettings, Settings, load_settings
+
+app = typer.Typer(no_args_is_help=True, help="EC2: prices, checks, and what runs there.")
+
+CONFIG = typer.Option(Path("/etc/penstock/penstock.toml"), "--config", help="The daemon's settings file.")
+
+
+@app.command()
+def refresh(config: Path = CONFIG) -> None:
+    """Fetch instance types and today's prices; penstockd takes them up by itself. Run it daily, and hourly for spot."""
+    import boto3
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    from penstock_cloud.catalogue import FILE, fetch, save
+    from penstock_cloud.settings import CloudSettings
+    from penstock_profiles.gpus import load_gpus
+
+    settings = load_settings(config)
+    section = settings.section(CloudSettings)
+    session = boto3.session.Session(region_name=section.region)
+    try:
+        found = fetch(
+            session,
+            section.region,
+            section.instance_types,
+            load_gpus(),
+            now=datetime.now(UTC),
+            endpoint=section.endpoint,
+        )
+    except (BotoCoreError, ClientError) as error:
+        raise ConfigError(f"EC2 does not answer: {error}; ask `penstock cloud doctor`") from None
+    save(found, settings.section(DaemonSettings).state_dir / FILE)
+    priced = sum(each.usd_per_h is not None for each in found.types.values())
+    spot = sum(bool(each.spot_usd_per_h) for each in found.types.values())
+    typer.echo(
+        f"{len(found.types)} types with GPUs in {found.region}: {priced} with a price on demand, {spot} with spot prices"
+    )
+
+
+@app.command()
+def types(config: Path = CONFIG) -> None:
+    """The instance types that may be launched, and what they cost."""
+    from penstock_cloud.catalogue import FILE, load
+    from penstock_cloud.settings import CloudSettings
+
+    settings = load_settings(config)
+    section = settings.section(CloudSettings)
+    catalogue = load(settings.section(DaemonSettings).state_dir / FILE, section.region)
+    if catalogue is None:
+        raise ConfigError(f"nothing is known of {section.region}; run `penstock cloud refresh`")
+    typer.echo(f"prices of {catalogue.region}, {catalogue.at}, US dollars an hour")
+    for name in section.instance_types:
+        if (known := catalogue.types.get(name)) is None:
+            typer.echo(f"{name:16} not known in this region")
+            continue
+        spot = min(known.spot_usd_per_h.values(), default=None)
+        price = "?" if known.usd_per_h is None else f"{known.usd_per_h:.4f}"
+        typer.echo(f"{name:16} {known.gpus} {known.gpu_type:10} {price:>9}" + (f"  spot {spot:.4f}" if spot else ""))
+
+
+@app.command()
+def doctor(config: Path = CONFIG) -> None:
+    """Check everything that a launch needs. Exit status 1 if anything is wrong."""
+    import boto3
+    from botocore.config import Config
+    from botocore.exceptions import BotoCoreError
+
+    from penstock_cloud.catalogue import FILE, load
+    from penstock_cloud.doctor import examine
+    from penstock_cloud.fleet import connect
+    from penstock_cloud.settings import CloudSettings
+
+    settings: Settings = load_settings(config)
+    section = settings.section(CloudSettings)
+    ec2 = connect(section)
+    quick = Config(connect_timeout=3, read_timeout=20, retries={"total_max_attempts": 2})
+    try:
+        session = boto3.session.Session(region_name=section.region)
+        quotas = session.client("service-quotas", endpoint_url=section.endpoint, config=quick)
+    except BotoCoreError as error:
+        raise ConfigError(f"[cloud] region={section.region!r}: {error}") from None
+    catalogue = load(settings.section(DaemonSettings).state_dir / FILE, section.region)
+    wrong = 0
+    for finding in examine(section, ec2, quotas, catalogue, lambda: os.access(section.share, os.W_OK)):
+        wrong += not finding.ok
+        typer.echo(f"{'ok  ' if finding.ok else 'FAIL'} {finding.check}: {finding.text}")
+        if finding.remedy:
+            typer.echo(f"     -> {finding.remedy}")
+    if wrong:
+        raise typer.Exit(1)
+
+
+@app.command()
+def policy() -> None:
+    """Print the IAM policy that penstockd's role needs, and no more than that."""
+    from penstock_cloud.doctor import policy as shipped
+
+    typer.echo(json.dumps(shipped(), indent=2))
+
+
+@app.command("list")
+def list_(config: Path = CONFIG) -> None:
+    """The site's instances, by EC2's own word; also those that no run claims."""
+    from penstock_cloud.failures import LaunchFailed
+    from penstock_cloud.fleet import Fleet, connect
+    from penstock_cloud.settings import CloudSettings
+
+    section = load_settings(config).section(CloudSettings)
+    try:
+        found = Fleet(connect(section), section).seen()
+    except LaunchFailed as error:
+        raise ConfigError(f"EC2 does not answer: {error}; ask `penstock cloud doctor`") from None
+    for each in found:
+        tags = each.tags
+        typer.echo(
+            f"{each.id}  {each.state:13} {each.instance_type:14} {each.zone:12} run {tags.get('run')}  node {tags.get('node')}"
+        )
+
+
+@app.command()
+def resume(config: Path = CONFIG) -> None:
+    """End protected mode: penstockd may launch again. Stop penstockd for it, and start it afterwards."""
+    from penstock_cloud.ec2 import PROTECTED
+    from penstock_scheduler.store import open_store
+
+    daemon = load_settings(config).section(DaemonSettings)
+    store = open_store(daemon.store or daemon.state_dir, writer=True)
+    try:
+        why = store.control(PROTECTED)
+        store.set_control(PROTECTED, None)
+    finally:
+        store.close()
+    typer.echo("protected mode was off" if why is None else f"protected mode is off; it was on because {why}")

@@ -1,0 +1,39 @@
+#!/bin/bash
+# A cloud node of a site with Penstock. Needs: bash, curl, slurmd; `share` is the site's, mounted by the image.
+set -u
+imds=${PENSTOCK_IMDS:-http://169.254.169.254}
+
+say() { echo "penstock: $*"; }
+token() { curl -sf --max-time 5 -X PUT "$imds/latest/api/token" -H "X-aws-ec2-metadata-token-ttl-seconds: 300"; }
+ask() { curl -sf --max-time 5 -H "X-aws-ec2-metadata-token: $(token)" "$imds/latest/meta-data/$1"; }
+end() { say "ends itself: $*"; shutdown -h now; exit 0; }
+
+# 1. Whatever happens below, the instance has an end. Without its tags nobody would look for it.
+lifetime_s=$(ask tags/instance/penstock:lifetime_s) || end "it cannot read its tags"
+began_s=$SECONDS
+node=$(ask tags/instance/penstock:node) || end "it has no name"
+
+# 2. Join Slurm, once Slurm has asked for the node: slurmctld ignores one that registers before that.
+slurmd=
+join() {
+  until scontrol show node "$node" 2>/dev/null | grep -q "POWERING_UP\|ALLOCATED\|MIXED"; do sleep 1; done
+  # slurmctld starts us with signals blocked on some sites; slurmd must be able to end.
+  exec slurmd -D -N "$node" -b
+}
+join &
+slurmd=$!
+trap 'kill $slurmd 2>/dev/null' EXIT
+
+# 3. Watch. A folder that cannot be read counts as silence: then nothing of the job's is safe here either.
+while sleep "${PENSTOCK_WATCH_S:-5}"; do
+  now_s=$(date +%s)
+  [ $((SECONDS - began_s)) -lt "${lifetime_s%.*}" ] || end "its longest life, $lifetime_s s, is over"
+  alive_s=$(stat -c %Y "$share/alive" 2>/dev/null || echo 0)
+  [ $((now_s - alive_s)) -lt "$silent_s" ] || [ $((SECONDS - began_s)) -lt "$silent_s" ] ||
+    end "penstockd has been silent for $silent_s s"
+  kill -0 $slurmd 2>/dev/null || end "slurmd has ended"
+  # EC2 takes a spot instance back two minutes after it says so.
+  if notice=$(ask spot/instance-action); then
+    mkdir -p "$share/notices" && echo "$notice" >"$share/notices/.$node" && mv "$share/notices/.$node" "$share/notices/$node"
+  fi
+done

@@ -1,0 +1,212 @@
+"""Checks what `[cloud]` names before a job depends on it: each finding says what is wrong and what to do about it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any
+
+from penstock_cloud.catalogue import Catalogue
+from penstock_cloud.failures import LaunchFailed, understood
+from penstock_cloud.fleet import Fleet
+from penstock_cloud.settings import CloudSettings
+
+QUOTAS = {
+    ("g", "on-demand"): "L-DB2E81BA",
+    ("g", "spot"): "L-3819A6DF",
+    ("p", "on-demand"): "L-417A185B",
+    ("p", "spot"): "L-7212CCBC",
+}
+"""(first letter of the family, market) -> AWS's code of the quota, in vCPUs: AWS, "Amazon EC2 service quotas"."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One check. `remedy` is empty where all is well."""
+
+    check: str
+    text: str
+    remedy: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """Whether all is well."""
+        return not self.remedy
+
+
+def policy() -> dict[str, Any]:
+    """The least-privilege IAM policy that comes with Penstock."""
+    found: dict[str, Any] = json.loads(
+        (files("penstock_cloud") / "data" / "iam-policy.json").read_text(encoding="utf-8")
+    )
+    return found
+
+
+def examine(
+    settings: CloudSettings, ec2: Any, quotas: Any, catalogue: Catalogue | None, share_writable: Callable[[], bool]
+) -> Iterator[Finding]:
+    """All checks, the ones that others rest on first.
+
+    Args:
+        ec2: boto3's client of EC2.
+        quotas: boto3's client of Service Quotas.
+        share_writable: whether `[cloud] share` can be written here.
+    """
+    yield _subnets(settings, ec2)
+    yield _image(settings, ec2)
+    yield _groups(settings, ec2)
+    yield from _types(settings, ec2, catalogue)
+    yield _permission(settings, ec2)
+    yield from _quotas(settings, quotas, catalogue)
+    budget = settings.budget
+    caps = (budget.site.usd_total, budget.site.usd_per_month)
+    if all(cap == 0 for cap in caps if cap is not None):
+        yield Finding(
+            "budget", "the site's cap is $0, so nothing may leave", "set [cloud.budget.site] usd_per_month or usd_total"
+        )
+    else:
+        yield Finding("budget", "a cap is set")
+    if share_writable():
+        yield Finding("share", f"{settings.share} can be written")
+    else:
+        remedy = (
+            "make the folder, on a file system that the cloud nodes mount, and let penstockd and slurmctld write it"
+        )
+        yield Finding("share", f"{settings.share} cannot be written", remedy)
+
+
+def _ask(ask: Callable[..., Any], **asked: Any) -> Any:
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    try:
+        return ask(**asked)
+    except (BotoCoreError, ClientError) as error:
+        raise understood(error) from error
+
+
+def _refused(check: str, error: LaunchFailed, remedy: str) -> Finding:
+    """The remedy for a code that says the same everywhere, or else the check's own."""
+    known = {
+        "UnauthorizedOperation": "give penstockd's role the policy that `penstock cloud policy` prints",
+        "AccessDeniedException": "give penstockd's role the policy that `penstock cloud policy` prints",
+        "AuthFailure": "give penstockd valid credentials: an instance profile, or ~/.aws/credentials of its user",
+        "OptInRequired": "this account may not use this region: enable it in the account's settings, or change [cloud] region",
+    }
+    if error.code == "" and "credentials" in error.words.lower():
+        remedy = known["AuthFailure"]
+    if error.code == "" and "endpoint" in error.words.lower():
+        remedy = "[cloud] region is misspelt, or this machine cannot reach it: see `aws ec2 describe-regions`"
+    return Finding(check, str(error), known.get(error.code, remedy))
+
+
+def _subnets(settings: CloudSettings, ec2: Any) -> Finding:
+    remedy = f"name subnets of {settings.region} in [cloud] subnets; ids of another region are not known there"
+    if not settings.subnets:
+        return Finding("subnets", "none is named", remedy)
+    try:
+        found = _ask(ec2.describe_subnets, SubnetIds=list(settings.subnets))["Subnets"]
+    except LaunchFailed as error:
+        return _refused("subnets", error, remedy)
+    full = [each["SubnetId"] for each in found if each.get("AvailableIpAddressCount", 1) < 1]
+    if full:
+        return Finding("subnets", f"no address is left in {', '.join(full)}", "name larger subnets in [cloud] subnets")
+    return Finding("subnets", ", ".join(f"{each['SubnetId']} in {each['AvailabilityZone']}" for each in found))
+
+
+def _image(settings: CloudSettings, ec2: Any) -> Finding:
+    remedy = f"name an AMI of {settings.region} in [cloud] image: AMIs differ from region to region"
+    if not settings.image:
+        return Finding("image", "none is named", remedy)
+    try:
+        found = _ask(ec2.describe_images, ImageIds=[settings.image])["Images"]
+    except LaunchFailed as error:
+        return _refused("image", error, remedy)
+    if not found:
+        return Finding("image", f"{settings.image} is not there", remedy)
+    return Finding("image", f"{settings.image} ({found[0].get('Name', 'without a name')})")
+
+
+def _groups(settings: CloudSettings, ec2: Any) -> Finding:
+    remedy = "name groups of the subnets' VPC in [cloud] security_groups, which let slurmctld and the nodes talk"
+    if not settings.security_groups:
+        return Finding("security groups", "none is named", remedy)
+    try:
+        _ask(ec2.describe_security_groups, GroupIds=list(settings.security_groups))
+    except LaunchFailed as error:
+        return _refused("security groups", error, remedy)
+    return Finding("security groups", ", ".join(settings.security_groups))
+
+
+def _types(settings: CloudSettings, ec2: Any, catalogue: Catalogue | None) -> Iterator[Finding]:
+    if catalogue is None:
+        text = f"nothing is known of {settings.region}"
+        yield Finding("prices", text, "run `penstock cloud refresh`, and daily from then on")
+        return
+    unpriced = [name for name in settings.instance_types if catalogue.usd_per_h(name, "on-demand", ()) is None]
+    if unpriced:
+        remedy = "take them out of [cloud] instance_types, or run `penstock cloud refresh`"
+        yield Finding("prices", f"no price is known of {', '.join(unpriced)}", remedy)
+    else:
+        yield Finding("prices", f"as of {catalogue.at}")
+    try:
+        pages = _ask(ec2.describe_instance_type_offerings, LocationType="region")["InstanceTypeOfferings"]
+    except LaunchFailed as error:
+        yield _refused("instance types", error, "see that EC2 answers")
+        return
+    offered = {each["InstanceType"] for each in pages}
+    missing = [name for name in settings.instance_types if name not in offered]
+    if missing and offered:
+        remedy = "take them out of [cloud] instance_types, or choose another region"
+        yield Finding("instance types", f"{settings.region} does not offer {', '.join(missing)}", remedy)
+    else:
+        yield Finding("instance types", ", ".join(settings.instance_types))
+
+
+def _permission(settings: CloudSettings, ec2: Any) -> Finding:
+    """A launch that is only tried (DryRun): EC2 says whether it would be allowed."""
+    remedy = "see what EC2 says, and change [cloud]"
+    try:
+        template = Fleet(ec2, settings).template()
+        subnet = settings.subnets[0] if settings.subnets else ""
+        launch = {"LaunchTemplateId": template, "Version": "$Default"}
+        tags = [{"ResourceType": "instance", "Tags": [{"Key": "penstock:cluster", "Value": settings.name}]}]
+        _ask(
+            ec2.run_instances,
+            DryRun=True,
+            LaunchTemplate=launch,
+            InstanceType=settings.instance_types[0],
+            SubnetId=subnet,
+            MinCount=1,
+            MaxCount=1,
+            TagSpecifications=tags,
+        )
+    except LaunchFailed as error:
+        if error.code == "DryRunOperation":
+            return Finding("permission", "penstockd may launch instances")
+        return _refused("permission", error, remedy)
+    return Finding("permission", "penstockd may launch instances")
+
+
+def _quotas(settings: CloudSettings, quotas: Any, catalogue: Catalogue | None) -> Iterator[Finding]:
+    need: dict[tuple[str, str], int] = {}
+    for name in settings.instance_types:
+        known = catalogue.types.get(name) if catalogue is not None else None
+        for market in settings.markets:
+            key = name[0], market
+            need[key] = max(need.get(key, 0), known.vcpus if known is not None else 1)
+    for (letter, on), vcpus in need.items():
+        code, check = QUOTAS.get((letter, on)), f"quota of {letter.upper()} instances, {on}"
+        if code is None:
+            continue
+        try:
+            value = _ask(quotas.get_service_quota, ServiceCode="ec2", QuotaCode=code)["Quota"]["Value"]
+        except LaunchFailed as error:
+            yield _refused(check, error, f"ask AWS for the quota {code} by hand: Service Quotas, Amazon EC2")
+            continue
+        if value < vcpus:
+            remedy = f"ask AWS to raise {code} to at least {vcpus} vCPUs: Service Quotas, Amazon EC2"
+            yield Finding(check, f"{value:.0f} vCPUs, and the largest type needs {vcpus}", remedy)
+        else:
+            yield Finding(check, f"{value:.0f} vCPUs")

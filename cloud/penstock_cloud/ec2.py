@@ -1,0 +1,675 @@
+"""EC2 behind the port `Burst`: jobs that leave run on nodes of the same Slurm, which exist while instances are paid for.
+
+A run goes through these states, one step a tick, each written down before the next is begun::
+
+    ordered --launch--> booting --joins Slurm--> running --ends, or recalled--> (leaving -->) ending --gone--> over
+
+`ordered` is in the store together with its commitment in the ledger before EC2 hears of it. What EC2 is asked follows from
+the record alone, with the same ClientToken each time, so a daemon that dies anywhere goes on where it was. Nothing else is
+remembered but pauses: how long a type, a market or a call rests. Every minute all instances with the site's tag are compared with
+the runs: an instance that no run claims is ended and paid for in the ledger; a run whose instance is gone ends, and its job is
+queued again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import random
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from penstock_cloud.catalogue import Catalogue, InstanceType
+from penstock_cloud.failures import Kind, LaunchFailed, back_off_s, pause_s
+from penstock_cloud.fleet import GONE, Fleet, Order, Seen
+from penstock_cloud.runs import Run, Slot, State, cost_usd, entries
+from penstock_cloud.settings import CloudSettings, Market
+from penstock_cloud.user_data import ALIVE, NOTICES
+from penstock_scheduler.burst.history import averages, histories
+from penstock_scheduler.burst.ledger import budget_lines
+from penstock_scheduler.burst.waiting import Averages, Wait, WaitingPolicy, by_budget
+from penstock_scheduler.messages import JobView, LedgerLine
+from penstock_scheduler.model import (
+    Action,
+    BurstJob,
+    CloudAction,
+    CloudState,
+    Hold,
+    Job,
+    JobId,
+    Offer,
+    Outcome,
+    Phase,
+    Placement,
+    Progress,
+    Recall,
+    Share,
+    Start,
+)
+from penstock_scheduler.ports import Clock, CloudNode, CloudNodes
+from penstock_scheduler.store import CloudRunRow, SqlStore
+
+log = logging.getLogger(__name__)
+
+PROTECTED = "cloud.protected"
+"""The control that says why nothing is launched; an admin takes it away (`penstock cloud resume`)."""
+
+ORDER_PATIENCE_S = 300.0
+"""How long the same order is placed again while EC2 throttles or is silent."""
+
+LEAVE_PATIENCE_S = 180.0
+"""How long a job may take to save and leave before its instance is taken from it."""
+
+MISSED = 3
+"""Looks in a row without an instance before it counts as gone: EC2 is consistent in the end only."""
+
+APPEARS_S = 60.0
+"""How long after its launch an instance that EC2 does not show may still appear."""
+
+SOON_S = 5.0
+"""Seconds between two looks while instances come or go."""
+
+LEAD_S = 120.0
+"""How long before the money is used up a job is asked to save and leave."""
+
+HISTORY_S = 300.0
+"""How often the site's past is read anew."""
+
+NEWEST = 2000
+"""Ended jobs that count for it."""
+
+SIZES = (1, 2, 4, 8)
+"""Numbers of nodes that are offered."""
+
+
+@dataclass(slots=True)
+class _Pauses:
+    """What rests until when, and why. Lost when the daemon ends: then each is asked once more."""
+
+    until_s: dict[str, float] = field(default_factory=dict)
+    words: dict[str, str] = field(default_factory=dict)
+    times: dict[str, int] = field(default_factory=dict)
+
+    def rests(self, what: str, now_s: float) -> bool:
+        return now_s < self.until_s.get(what, 0.0)
+
+    def rest(self, what: str, now_s: float, first_s: float, words: str) -> None:
+        self.times[what] = self.times.get(what, 0) + 1
+        self.until_s[what] = now_s + back_off_s(first_s, self.times[what])
+        self.words[what] = words
+
+    def over(self, what: str) -> None:
+        for table in (self.until_s, self.words, self.times):
+            table.pop(what, None)
+
+
+class Ec2Cloud:
+    """See the module.
+
+    Args:
+        catalogue: what is known of instance types now; None: nothing of this region.
+        nodes: the cluster's cloud nodes.
+        rng: for the jitter of pauses.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        settings: CloudSettings,
+        store: SqlStore,
+        clock: Clock,
+        catalogue: Callable[[], Catalogue | None],
+        nodes: CloudNodes,
+        rng: random.Random,
+    ) -> None:
+        self._fleet, self._settings, self._store, self._clock = fleet, settings, store, clock
+        self._catalogue, self._nodes, self._rng = catalogue, nodes, rng
+        self._runs = {run.id: run for row in store.cloud_runs() for run in [Run.model_validate_json(row.record)]}
+        self._lines = store.cloud_ledger()
+        self._resumed = set(self._runs)  # runs of an earlier daemon: what it ordered last may be there without a record
+        self._pauses = _Pauses()
+        self._tries: dict[str, int] = {}
+        self._retry_s: dict[str, float] = {}
+        self._words: dict[JobId, str] = {}
+        self._leaving_s: dict[str, float] = {}
+        self._boot_failures = 0
+        self._jobs_seen: dict[JobId, Job] = {}
+        self._settled: set[str] = set()
+        self._zones: tuple[str, ...] = ()
+        self._seen: dict[str, Seen] | None = None
+        self._looked_s = -1e18
+        self._away = ""
+        self._read_s = -1e18
+        self._past: list[JobView] = []
+        self._waiting = self._policy(())
+        self._offers: dict[str, tuple[Offer, str, Market]] = {}
+        self._asks: list[Action] = []
+        self._returned: dict[JobId, float] = {}
+
+    # --- the port
+
+    def observe(self, jobs: Sequence[Job]) -> CloudState:
+        """See `ports.Burst`. A cloud that does not answer offers nothing, and keeps nobody on site from running."""
+        now_s = self._clock.now_s()
+        self._asks = []
+        self._sign_of_life()
+        self._look(now_s)
+        self._hear_slurm()
+        there = self._jobs_seen = {job.id: job for job in jobs}
+        nodes = {node.name: node for node in self._nodes.nodes()}
+        for run in tuple(self._runs.values()):
+            self._advance(run, there.get(run.job), nodes, now_s)
+        self._sweep(now_s)
+        self._words = {job: text for job, text in self._words.items() if job in there}
+        self._returned = {job: at_s for job, at_s in self._returned.items() if job in there}
+        self._learn(now_s)
+        offers = self._make_offers(nodes.values(), now_s)
+        return CloudState(
+            offers=offers,
+            runs=tuple(run.as_seen() for run in self._runs.values()),
+            budgets=budget_lines(
+                self._settings.budget,
+                entries(self._lines),
+                now_s,
+                {job.account for job in jobs} | {run.account for run in self._runs.values()},
+            ),
+            waiting=self._waiting,
+            by_default=self._settings.by_default,
+            at_cap=self._settings.at_cap,
+            margin=self._settings.margin,
+            unknown_h=self._settings.unknown_h,
+            cost_per_usd=self._settings.cost_per_usd,
+            bytes_per_s=self._settings.bytes_per_s,
+            usd_per_gb=self._settings.usd_per_gb,
+            returned=dict(self._returned),
+            history_s=histories(jobs, self._past),
+            words=dict(self._words),
+            closed=self._closed(now_s),
+        )
+
+    def asks(self) -> Sequence[Action]:
+        """See `ports.Burst`."""
+        return tuple(self._asks)
+
+    def apply(self, actions: Sequence[CloudAction]) -> tuple[Outcome, ...]:
+        """See `ports.Burst`."""
+        return tuple(self._recall(each) if isinstance(each, Recall) else self._order(each) for each in actions)
+
+    # --- orders
+
+    def _order(self, action: BurstJob) -> Outcome:
+        now_s = self._clock.now_s()
+        if any(run.job == action.job for run in self._runs.values()):
+            return Outcome(action, Progress.DONE, "it is there, or on its way")
+        known = self._offers.get(action.offer)
+        job = self._jobs_seen.get(action.job)
+        if known is None or job is None:
+            return Outcome(action, Progress.FAILED, f"{action.offer} is not offered any more")
+        if len(self._runs) >= self._settings.max_runs:
+            return Outcome(
+                action, Progress.FAILED, f"[cloud] max_runs={self._settings.max_runs} jobs are there already"
+            )
+        offer, instance_type, market = known
+        taken = {name for run in self._runs.values() for name in run.nodes}
+        kind = self._catalogue_type(instance_type)
+        room = [node.name for node in self._nodes.nodes() if node.name not in taken and _suits(node, kind)]
+        if kind is None or len(room) < offer.nodes:
+            return Outcome(action, Progress.FAILED, "another job has taken the cloud nodes meanwhile")
+        attempt = 1 + len(self._store.cloud_runs(job=action.job))
+        run = Run(
+            id=f"{action.job}.{attempt}",
+            job=action.job,
+            user=job.user,
+            account=job.account,
+            offer=offer,
+            instance_type=instance_type,
+            market=market,
+            usd_per_h=offer.usd_per_h / offer.nodes,
+            usd=action.usd,
+            round=action.round,
+            ordered_s=now_s,
+            partition=self._nodes.partition,
+            state="ordered",
+            slots=tuple(Slot(node=name) for name in sorted(room)[: offer.nodes]),
+        )
+        self._save(run, run.committed())
+        self._words.pop(run.job, None)
+        log.info("ordered", extra={"job": run.job, "run": run.id, "offer": offer.id, "usd": round(run.usd, 2)})
+        return Outcome(action, Progress.UNDER_WAY, f"ordered {offer}")
+
+    def _recall(self, action: Recall) -> Outcome:
+        run = next((run for run in self._runs.values() if run.job == action.job), None)
+        if run is None:
+            return Outcome(action, Progress.DONE, "it is back")
+        if run.state in ("ordered", "booting", "running"):
+            self._leave(run, "it was called back")
+        return Outcome(action, Progress.UNDER_WAY, "saves and comes back")
+
+    # --- the states
+
+    def _advance(self, run: Run, job: Job | None, nodes: Mapping[str, CloudNode], now_s: float) -> None:
+        """One step; a step that changes the record writes it first. EC2's refusals end the step, not the tick."""
+        run = self._refreshed(run)
+        try:
+            match run.state:
+                case "ordered":
+                    self._launch(run, job, now_s)
+                case "booting":
+                    self._boot(run, job, nodes, now_s)
+                case "running":
+                    self._watch(run, job, now_s)
+                case "leaving":
+                    self._clear(run, job, now_s)
+                case "ending":
+                    self._end(run, job, now_s)
+                case "over":
+                    raise AssertionError("a run that is over is not kept")
+        except LaunchFailed as error:
+            log.warning("EC2 refuses", extra={"run": run.id, "state": run.state, "text": str(error)})
+
+    def _launch(self, run: Run, job: Job | None, now_s: float) -> None:
+        if job is None:
+            return self._finish(run, "its job is gone")
+        if job.phase is not Phase.QUEUED:
+            return self._finish(run, "its job runs elsewhere")
+        if now_s < self._retry_s.get(run.id, 0.0):
+            return None
+        try:
+            run = self._launch_all(run, now_s)
+        except LaunchFailed as error:
+            return self._refused(run, error, now_s)
+        self._pauses.over(_line(run.instance_type, run.market))
+        self._save(run.model_copy(update={"state": "booting"}))
+        return None
+
+    def _launch_all(self, run: Run, now_s: float) -> Run:
+        """All slots, one order each, or LaunchFailed: what was launched until then is ended with the run."""
+        group = f"penstock-{self._settings.name}-{run.id}" if len(run.slots) > 1 else ""
+        if group:
+            self._fleet.make_group(group)
+        found: dict[str, Seen] = {}
+        if run.id in self._resumed or self._tries.get(run.id):
+            found = {seen.tags.get("node", ""): seen for seen in self._fleet.seen(run.id) if seen.state not in GONE}
+        for index, slot in enumerate(run.slots):
+            if slot.instance is not None:
+                continue
+            if (there := found.get(slot.node)) is not None:
+                instance, launched_s = there.id, there.launched_s
+            else:
+                token = hashlib.sha256(f"{self._settings.name} {run.id} {run.ordered_s} {index}".encode()).hexdigest()[
+                    :48
+                ]
+                order = Order(token, run.instance_type, run.market, run.tags(slot), group)
+                instance, launched_s = self._fleet.launch(order), now_s
+            slots = list(run.slots)
+            slots[index] = slot.model_copy(update={"instance": instance, "launched_s": launched_s})
+            run = run.model_copy(update={"slots": tuple(slots)})
+            self._save(run)
+            self._looked_s = -1e18
+            log.info("launched", extra={"job": run.job, "run": run.id, "instance": instance, "node": slot.node})
+        return run
+
+    def _refused(self, run: Run, error: LaunchFailed, now_s: float) -> None:
+        run = self._runs[run.id]
+        settings = self._settings
+        if error.kind in (Kind.THROTTLED, Kind.LOST) and now_s - run.ordered_s < ORDER_PATIENCE_S:
+            self._tries[run.id] = self._tries.get(run.id, 0) + 1
+            self._retry_s[run.id] = now_s + pause_s(self._tries[run.id], self._rng)
+            log.info("asks EC2 again", extra={"run": run.id, "tries": self._tries[run.id], "text": str(error)})
+            return
+        line = _line(run.instance_type, run.market)
+        match error.kind:
+            case Kind.CAPACITY:
+                self._pauses.rest(line, now_s, settings.capacity_back_off_s, str(error))
+            case Kind.QUOTA:
+                quota = _line(run.instance_type.split(".")[0], run.market)
+                self._pauses.rest(quota, now_s, settings.quota_back_off_s, str(error))
+                log.error(
+                    "a quota is used up: ask AWS for more, or take the type out of [cloud]", extra={"text": str(error)}
+                )
+            case Kind.CONFIG:
+                self._protect(f"EC2 refuses what [cloud] asks for: {error}")
+            case _:
+                pass
+        self._finish(run, f"{error.kind}: {error}", failed=True)
+
+    def _boot(self, run: Run, job: Job | None, nodes: Mapping[str, CloudNode], now_s: float) -> None:
+        if job is None:
+            return self._finish(run, "its job is gone")
+        if (lost := _lost(run)) is not None:
+            return self._boot_failed(run, f"instance {lost} ended before it joined Slurm", now_s)
+        up = all(name in nodes and nodes[name].up for name in run.nodes)
+        if job.phase is Phase.RUNNING and up and _at(job, run):
+            self._boot_failures = 0
+            self._save(run.model_copy(update={"state": "running", "ran": True}))
+            return None
+        if job.phase is Phase.RUNNING and not _at(job, run):
+            return self._finish(run, "its job runs elsewhere")
+        if now_s - run.ordered_s > self._settings.boot_timeout_s:
+            return self._boot_failed(run, f"it did not join Slurm within {self._settings.boot_timeout_s:.0f} s", now_s)
+        per_node = run.offer.gpus // run.offer.nodes
+        shares = tuple(Share(name, per_node) for name in run.nodes)
+        self._asks.append(Start(run.job, run.round, Placement(run.offer.gpu_type, run.partition, shares)))
+        return None
+
+    def _boot_failed(self, run: Run, why: str, now_s: float) -> None:
+        self._boot_failures += 1
+        if self._boot_failures >= self._settings.protected_after:
+            self._protect(
+                f"{self._boot_failures} boots in a row failed, the last one: {why}; look at the image's console output"
+            )
+        self._pauses.rest(_line(run.instance_type, run.market), now_s, self._settings.capacity_back_off_s, why)
+        self._finish(run, why, failed=True)
+
+    def _watch(self, run: Run, job: Job | None, now_s: float) -> None:
+        if job is None:
+            return self._finish(run, "its job has ended")
+        if (lost := _lost(run)) is not None:
+            return self._finish(run, f"EC2 has taken instance {lost}", failed=True)
+        if job.phase in (Phase.QUEUED, Phase.STARTING):
+            return self._finish(run, "Slurm has put its job back into the queue", failed=True)
+        if run.expires_s is not None and now_s >= run.expires_s - min(LEAD_S, run.lifetime_s / 2):
+            return self._leave(run, f"the ${run.usd:.2f} that it may cost are used up")
+        notices = [name for name in run.nodes if (self._settings.share / NOTICES / name).exists()]
+        if notices:
+            return self._leave(run, f"EC2 takes {', '.join(notices)} back within two minutes")
+        return None
+
+    def _leave(self, run: Run, why: str) -> None:
+        state: State = "leaving" if run.state == "running" else "ending"
+        log.info("leaves the cloud", extra={"job": run.job, "run": run.id, "why": why})
+        self._save(run.model_copy(update={"state": state, "why": why}))
+
+    def _clear(self, run: Run, job: Job | None, now_s: float) -> None:
+        since_s = self._leaving_s.setdefault(run.id, now_s)
+        over = run.expires_s is not None and now_s >= run.expires_s
+        if job is None or job.phase is Phase.QUEUED or over or _lost(run) or now_s - since_s > LEAVE_PATIENCE_S:
+            return self._finish(run, run.why)
+        self._asks.append(Hold(run.job, run.round))
+        return None
+
+    def _finish(self, run: Run, why: str, *, failed: bool = False) -> None:
+        """No more use for its instances."""
+        if failed:
+            self._words[run.job] = why
+        log.log(
+            logging.WARNING if failed else logging.INFO, "run ends", extra={"run": run.id, "job": run.job, "why": why}
+        )
+        self._save(run.model_copy(update={"state": "ending", "why": why}))
+
+    def _end(self, run: Run, job: Job | None, now_s: float) -> None:
+        """Give the instances back, and the nodes; the run is over when EC2 and Slurm have let go of all of it."""
+        mine = job is not None and job.phase is not Phase.QUEUED and _at(job, run)
+        if mine:
+            self._asks.append(Hold(run.job, run.round))
+        # What an order whose answer was lost has launched is not in the record, but bears the run's tag.
+        found = {seen.id: seen for seen in self._fleet.seen(run.id)}
+        known = {slot.instance for slot in run.slots}
+        for seen in found.values():
+            slot = next((s for s in run.slots if s.node == seen.tags.get("node") and s.instance is None), None)
+            if slot is not None and seen.id not in known:
+                adopted = slot.model_copy(update={"instance": seen.id, "launched_s": seen.launched_s})
+                run = run.model_copy(update={"slots": tuple(adopted if s is slot else s for s in run.slots)})
+                known.add(seen.id)
+                self._save(run)
+        alive = [seen.id for seen in found.values() if seen.state not in GONE]
+        unseen = [s.instance for s in run.slots if s.instance and s.ended_s is None and s.instance not in found]
+        if alive or unseen:
+            self._fleet.terminate([*alive, *(id_ for id_ in unseen if id_ is not None)])
+            self._looked_s, self._seen = -1e18, None  # what was seen before is not so any more
+            found = {seen.id: seen for seen in self._fleet.seen(run.id)}
+        run = self._with_times(run, found, now_s)
+        self._runs[run.id] = run
+        if any(slot.instance is not None and slot.ended_s is None for slot in run.slots):
+            return
+        self._nodes.power_down(run.nodes)
+        if mine and now_s - run.ordered_s < run.lifetime_s + LEAVE_PATIENCE_S:
+            return  # it still has Slurm's word for these nodes; until it is queued, it stays the cloud's
+        if len(run.slots) > 1:
+            self._fleet.drop_group(f"penstock-{self._settings.name}-{run.id}")
+        for name in run.nodes:
+            (self._settings.share / NOTICES / name).unlink(missing_ok=True)
+        if run.ran:
+            self._returned[run.job] = now_s
+        self._save(run.model_copy(update={"state": "over"}), run.spent(now_s))
+        log.info(
+            "run is over",
+            extra={"run": run.id, "job": run.job, "usd": round(self._lines[-1].amount, 4), "why": run.why},
+        )
+
+    # --- looking, and what nobody claims
+
+    def _look(self, now_s: float) -> None:
+        busy = any(run.state in ("booting", "leaving") for run in self._runs.values())
+        if now_s - self._looked_s < (min(SOON_S, self._settings.reconcile_s) if busy else self._settings.reconcile_s):
+            self._seen = None
+            return
+        try:
+            self._zones = tuple(self._fleet.zones().values())
+            self._seen = {seen.id: seen for seen in self._fleet.seen()}
+            self._looked_s, self._away = now_s, ""
+        except LaunchFailed as error:
+            self._seen, self._away = None, f"EC2 does not say what runs there: {error}"
+            log.warning("EC2 is away", extra={"text": str(error)})
+
+    def _refreshed(self, run: Run) -> Run:
+        """The run with what this tick's look has shown of its instances; as it was, if this tick had none."""
+        if self._seen is None:
+            return run
+        new = self._with_times(run, self._seen, self._clock.now_s())
+        if new != run:
+            self._save(new)
+        return new
+
+    def _with_times(self, run: Run, found: Mapping[str, Seen], now_s: float) -> Run:
+        """The run with EC2's own times, and with an end for instances that are gone."""
+        slots = []
+        for slot in run.slots:
+            seen = found.get(slot.instance or "")
+            if slot.instance is None or slot.ended_s is not None:
+                slots.append(slot)
+            elif seen is None:
+                missed, since_s = slot.missed + 1, now_s - (slot.launched_s or now_s)
+                gone = {"ended_s": now_s} if missed >= MISSED and since_s >= APPEARS_S else {}
+                slots.append(slot.model_copy(update={"missed": missed, **gone}))
+            else:
+                gone = {"ended_s": now_s if seen.ended_s is None else seen.ended_s} if seen.state in GONE else {}
+                slots.append(slot.model_copy(update={"launched_s": seen.launched_s, "missed": 0, **gone}))
+        return run.model_copy(update={"slots": tuple(slots)})
+
+    def _sweep(self, now_s: float) -> None:
+        """End instances that bear the site's tag and that no run claims; and pay for them in the ledger."""
+        if self._seen is None:
+            return
+        claimed = {slot.instance for run in self._runs.values() for slot in run.slots}
+        for seen in self._seen.values():
+            run_id = seen.tags.get("run", "")
+            open_run = self._runs.get(run_id)
+            if seen.id in claimed or (open_run is not None and open_run.state in ("ordered", "ending")):
+                continue
+            if seen.state in GONE:
+                if seen.id not in self._settled and seen.ended_s is not None:
+                    if not self._billed(run_id, seen.id):
+                        self._charge(_orphan(seen))
+                    self._settled.add(seen.id)
+                continue
+            log.warning("instance without an owner is ended", extra={"instance": seen.id, "run": run_id})
+            try:
+                self._fleet.terminate([seen.id])
+                self._looked_s = -1e18
+            except LaunchFailed as error:
+                log.warning("EC2 refuses", extra={"instance": seen.id, "text": str(error)})
+
+    def _billed(self, run_id: str, instance: str) -> bool:
+        """Whether a run that is over has this instance on its bill."""
+        job = run_id.rsplit(".", 1)[0]
+        rows = [row for row in self._store.cloud_runs(job=job) if row.run == run_id]
+        return any(slot.instance == instance for row in rows for slot in Run.model_validate_json(row.record).slots)
+
+    # --- what can be had
+
+    def _make_offers(self, nodes: Iterable[CloudNode], now_s: float) -> tuple[Offer, ...]:
+        self._offers = {}
+        catalogue = self._catalogue()
+        if catalogue is None or self._store.control(PROTECTED) is not None or self._away:
+            return ()
+        taken = {name for run in self._runs.values() for name in run.nodes}
+        room = [node for node in nodes if node.name not in taken]
+        left = self._settings.max_runs - len(self._runs)
+        for instance_type in self._settings.instance_types:
+            kind = catalogue.types.get(instance_type)
+            free = sum(_suits(node, kind) for node in room)
+            for market in self._settings.markets:
+                rests = (_line(instance_type, market), _line(instance_type.split(".")[0], market))
+                price = catalogue.usd_per_h(instance_type, market, self._zones)
+                if (
+                    kind is None
+                    or price is None
+                    or price <= 0
+                    or any(self._pauses.rests(what, now_s) for what in rests)
+                ):
+                    continue
+                for size in SIZES:
+                    if free >= size and left > 0:
+                        name = _line(instance_type, market) if size == 1 else f"{size}x {_line(instance_type, market)}"
+                        count, gpus = min(free // size, left), size * kind.gpus
+                        offer = Offer(name, kind.gpu_type, size, gpus, size * price, count, self._settings.boot_s)
+                        self._offers[name] = offer, instance_type, market
+        return tuple(offer for offer, _, _ in self._offers.values())
+
+    def _catalogue_type(self, instance_type: str) -> InstanceType | None:
+        catalogue = self._catalogue()
+        return None if catalogue is None else catalogue.types.get(instance_type)
+
+    def _closed(self, now_s: float) -> tuple[str, ...]:
+        told = [
+            f"{what} rests for another {self._pauses.until_s[what] - now_s:.0f} s: {words}"
+            for what, words in self._pauses.words.items()
+            if self._pauses.rests(what, now_s)
+        ]
+        protected = self._store.control(PROTECTED)
+        if protected is not None:
+            told.insert(0, f"nothing is launched until an admin says `penstock cloud resume`: {protected}")
+        return (*told, *([self._away] if self._away else []))
+
+    def _protect(self, why: str) -> None:
+        log.error("protected mode: nothing more is launched", extra={"text": why})
+        self._store.set_control(PROTECTED, why)
+
+    # --- the rest of the world
+
+    def _sign_of_life(self) -> None:
+        try:
+            self._settings.share.mkdir(parents=True, exist_ok=True)
+            (self._settings.share / ALIVE).touch()
+        except OSError as error:
+            log.warning("cloud nodes cannot see that the daemon lives", extra={"text": str(error)})
+
+    def _hear_slurm(self) -> None:
+        """What Slurm's resume and suspend programs have left for us."""
+        known = {name: run for run in self._runs.values() for name in run.nodes}
+        for kind in ("resume", "suspend"):
+            for file in sorted((self._settings.share / kind).glob("*.json")):
+                try:
+                    asked = json.loads(file.read_text(encoding="utf-8"))
+                    jobs, nodes = dict(asked["jobs"]), [str(name) for name in asked["nodes"]]
+                except (OSError, ValueError, KeyError, TypeError) as error:
+                    log.warning("unreadable request is dropped", extra={"file": str(file), "text": str(error)})
+                    file.unlink(missing_ok=True)
+                    continue
+                if kind == "resume":
+                    unasked = [name for name in nodes if name not in known]
+                    if unasked:
+                        self._send_back(jobs, unasked)
+                else:
+                    for run in {known[name].id: known[name] for name in nodes if name in known}.values():
+                        if run.state in ("booting", "running"):
+                            self._finish(run, "Slurm has suspended its nodes")
+                file.unlink(missing_ok=True)
+
+    def _send_back(self, jobs: Mapping[str, Sequence[str]], unasked: Sequence[str]) -> None:
+        text = "it asks for cloud nodes itself; submit it to the site's partitions with --burst, and Penstock sends it there"
+        log.warning("nobody has ordered these nodes", extra={"nodes": ",".join(unasked)})
+        for job, names in jobs.items():
+            if set(names) & set(unasked):
+                self._nodes.refuse(job, text)
+        self._nodes.power_down(unasked)
+
+    def _learn(self, now_s: float) -> None:
+        if now_s - self._read_s < HISTORY_S:
+            return
+        self._read_s = now_s
+        self._past = [view for _, view in reversed(self._store.jobs(states=("ended",), limit=NEWEST))]
+        self._waiting = self._policy(self._past)
+
+    def _policy(self, past: Sequence[JobView]) -> WaitingPolicy:
+        settings = self._settings
+        prior = Averages(1.0, settings.mean_runtime_h, settings.mean_gpus)
+        return by_budget(
+            Wait(settings.wait),
+            settings.waiting_budget_percent,
+            averages(past, prior),
+            short_h=settings.short_h,
+            t_max_h=settings.t_max_h,
+            patience=settings.patience,
+        )
+
+    # --- the store
+
+    def _save(self, run: Run, *lines: LedgerLine) -> None:
+        over = run.state == "over"
+        ended_s = self._clock.now_s() if over else None
+        row = CloudRunRow(run.id, run.job, run.state, run.ordered_s, ended_s, run.model_dump_json())
+        self._store.save_cloud_run(row, lines)
+        self._lines.extend(lines)
+        self._runs[run.id] = run
+        if over:
+            del self._runs[run.id]
+            for table in (self._tries, self._retry_s, self._leaving_s):
+                table.pop(run.id, None)
+
+    def _charge(self, line: LedgerLine) -> None:
+        self._store.charge([line])
+        if all(line.key != known.key for known in self._lines):
+            self._lines.append(line)
+
+
+def _line(what: str, market: str) -> str:
+    """A type or family on a market, as people and offers call it."""
+    return what if market == "on-demand" else f"{what} spot"
+
+
+def _suits(node: CloudNode, kind: InstanceType | None) -> bool:
+    return (
+        kind is not None
+        and node.free
+        and (node.gpu_type, node.gpus) == (kind.gpu_type, kind.gpus)
+        and node.cpus <= kind.vcpus
+        and node.memory_mb <= kind.memory_mib
+    )
+
+
+def _at(job: Job, run: Run) -> bool:
+    """Whether the job holds, or is about to hold, nodes of the run."""
+    return job.allocation is not None and {share.node for share in job.allocation.shares} <= set(run.nodes)
+
+
+def _lost(run: Run) -> str | None:
+    return next((slot.instance for slot in run.slots if slot.ended_s is not None), None)
+
+
+def _orphan(seen: Seen) -> LedgerLine:
+    tags = seen.tags
+    seconds = max((seen.ended_s or seen.launched_s) - seen.launched_s, 0.0)
+    return LedgerLine(
+        id=0,
+        key=f"cloud:orphan-{seen.id}:usd",
+        time_s=seen.ended_s or seen.launched_s,
+        account=tags.get("account", ""),
+        user=tags.get("user", ""),
+        job=tags.get("job", ""),
+        kind="usd",
+        amount=cost_usd(seconds, float(tags.get("usd_per_h", "0"))),
+        text=f"for {seen.id} {seconds:.0f} s of {seen.instance_type}, which no run claimed",
+    )

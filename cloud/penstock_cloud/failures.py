@@ -1,0 +1,103 @@
+"""What EC2's refusals mean: each error code has a kind, and each kind is met in its own way.
+
+The codes are from AWS, "Error codes for the Amazon EC2 API". A code that is not in the table counts as throttling if EC2
+itself failed (status 500 and above), and else as a matter for the admin: to stop is cheaper than to guess.
+"""
+
+from __future__ import annotations
+
+import random
+from enum import StrEnum
+from typing import Any
+
+
+class Kind(StrEnum):
+    """What to do about a refusal."""
+
+    CAPACITY = "no capacity"
+    """Back off from this type and market, and try the next."""
+    QUOTA = "quota"
+    """Stop this market and tell the admin: asking again changes nothing."""
+    THROTTLED = "throttled"
+    """Ask the same again, a little later."""
+    LOST = "no answer"
+    """Nobody knows whether it was done: ask the same again, with the same token."""
+    CONFIG = "configuration"
+    """Stop, and tell the admin."""
+
+
+KINDS: dict[str, Kind] = {
+    "InsufficientInstanceCapacity": Kind.CAPACITY,
+    "InsufficientHostCapacity": Kind.CAPACITY,
+    "InsufficientReservedInstanceCapacity": Kind.CAPACITY,
+    "InsufficientCapacity": Kind.CAPACITY,
+    "InsufficientFreeAddressesInSubnet": Kind.CAPACITY,
+    "SpotMaxPriceTooLow": Kind.CAPACITY,
+    "UnfulfillableCapacity": Kind.CAPACITY,
+    "Unsupported": Kind.CAPACITY,  # this type is not offered in this zone
+    "VcpuLimitExceeded": Kind.QUOTA,
+    "InstanceLimitExceeded": Kind.QUOTA,
+    "MaxSpotInstanceCountExceeded": Kind.QUOTA,
+    "MaxSpotFleetRequestCountExceeded": Kind.QUOTA,
+    "SpotInstanceCountLimitExceeded": Kind.QUOTA,
+    "VolumeLimitExceeded": Kind.QUOTA,
+    "RequestLimitExceeded": Kind.THROTTLED,
+    "RequestResourceCountExceeded": Kind.THROTTLED,
+    "Throttling": Kind.THROTTLED,
+    "ThrottlingException": Kind.THROTTLED,
+    "EC2ThrottledException": Kind.THROTTLED,
+    "TooManyRequestsException": Kind.THROTTLED,
+    "Unavailable": Kind.THROTTLED,
+    "ServiceUnavailable": Kind.THROTTLED,
+    "InternalError": Kind.THROTTLED,
+    "InternalFailure": Kind.THROTTLED,
+}
+
+LONGEST_S = 30.0
+"""Longest pause before the same is asked again."""
+
+LONGEST_BACK_OFF_S = 3600.0
+
+
+class LaunchFailed(Exception):
+    """EC2 did not launch an instance.
+
+    Attributes:
+        kind: what to do about it.
+        code: EC2's code, empty if there was no answer.
+        words: EC2's own, for people.
+    """
+
+    def __init__(self, kind: Kind, code: str, words: str) -> None:
+        super().__init__(f"{code}: {words}" if code else words)
+        self.kind, self.code, self.words = kind, code, words
+
+
+def refusal(code: str, words: str, status: int = 400) -> LaunchFailed:
+    """The error for a code of EC2's."""
+    kind = KINDS.get(code, Kind.THROTTLED if status >= 500 else Kind.CONFIG)
+    return LaunchFailed(kind, code, words)
+
+
+def understood(error: Any) -> LaunchFailed:
+    """A ClientError or BotoCoreError of boto3's, as one of ours."""
+    response = getattr(error, "response", None)
+    if response is not None:
+        told = response.get("Error", {})
+        status = response.get("ResponseMetadata", {}).get("HTTPStatusCode", 400)
+        return refusal(told.get("Code", ""), told.get("Message", str(error)), status)
+    from botocore.exceptions import ConnectionError as NoConnection
+    from botocore.exceptions import HTTPClientError
+
+    kind = Kind.LOST if isinstance(error, (HTTPClientError, NoConnection)) else Kind.CONFIG
+    return LaunchFailed(kind, "", str(error))
+
+
+def pause_s(tries: int, rng: random.Random) -> float:
+    """Pause before the same is asked for the `tries + 1`-th time: full jitter under an exponential bound (1, 2, 4, .. 30 s)."""
+    return rng.uniform(0.0, min(2.0**tries, LONGEST_S))
+
+
+def back_off_s(first_s: float, times: int) -> float:
+    """How long a type rests after `times` refusals in a row, >= 1."""
+    return min(first_s * 2.0 ** (times - 1), max(LONGEST_BACK_OFF_S, first_s))

@@ -1,0 +1,313 @@
+"""EC2 by boto3: launch one instance, see what there is, end it. Safe to repeat; remembers nothing that matters.
+
+An instance is launched with all its tags, in the one call that launches it: what a crash leaves behind can always be found, and
+says whose it is. The same order has the same ClientToken, so EC2 answers a repeated order with the same instance.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from penstock_cloud.failures import Kind, LaunchFailed, refusal, understood
+from penstock_cloud.settings import CloudSettings
+from penstock_cloud.user_data import user_data
+from penstock_scheduler.errors import ConfigError
+
+TAG = "penstock:"
+"""Our tags begin with it."""
+
+GONE = frozenset({"shutting-down", "terminated"})
+"""States in which an instance costs nothing any more."""
+
+
+NO_FLEETS = frozenset({"InvalidAction", "UnauthorizedOperation", "UnsupportedOperation"})
+"""Answers to CreateFleet after which RunInstances may still do: nothing was launched."""
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """One instance that is wanted.
+
+    Attributes:
+        token: the same for the same order, however often it is placed.
+        instance_type: EC2's.
+        market: `on-demand` or `spot`.
+        tags: ours, without the prefix; they never change between two tries.
+        group: placement group, for jobs on several nodes; empty: none.
+    """
+
+    token: str
+    instance_type: str
+    market: str
+    tags: Mapping[str, str]
+    group: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """An instance of ours as EC2 describes it. Times in s since 1970."""
+
+    id: str
+    state: str
+    instance_type: str
+    zone: str
+    launched_s: float
+    ended_s: float | None
+    tags: Mapping[str, str]
+    """Ours, without the prefix."""
+
+
+def connect(settings: CloudSettings) -> Any:
+    """A client of EC2 that answers or fails within seconds: the daemon's loop waits for it. Raises ConfigError."""
+    try:
+        import boto3
+        from botocore.config import Config
+        from botocore.exceptions import BotoCoreError
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"[daemon] cloud: {error}; install penstock[cloud]") from None
+    config = Config(connect_timeout=3, read_timeout=20, retries={"total_max_attempts": 1})
+    try:
+        session = boto3.session.Session(region_name=settings.region)
+        return session.client("ec2", endpoint_url=settings.endpoint, config=config)
+    except (BotoCoreError, ValueError) as error:
+        raise ConfigError(f"[cloud] region={settings.region!r}: {error}") from None
+
+
+class Fleet:
+    """This site's instances on EC2. Every method raises LaunchFailed."""
+
+    def __init__(self, ec2: Any, settings: CloudSettings) -> None:
+        self._ec2 = ec2
+        self._settings = settings
+        self._template: str | None = None
+        self._zones: dict[str, str] = {}
+
+    # --- the site's side
+
+    def zones(self) -> dict[str, str]:
+        """Subnet -> zone, in the order of the settings."""
+        if not self._zones:
+            subnets = self._settings.subnets
+            if not subnets:
+                raise LaunchFailed(Kind.CONFIG, "", "[cloud] subnets is empty; name at least one")
+            found = self._ask("describe_subnets", SubnetIds=list(subnets))["Subnets"]
+            zones = {subnet["SubnetId"]: subnet["AvailabilityZone"] for subnet in found}
+            self._zones = {subnet: zones[subnet] for subnet in subnets}
+        return self._zones
+
+    def template(self) -> str:
+        """Id of the launch template for these settings: made when it is not there yet. Its name says what is in it."""
+        if self._template is None:
+            data = self._template_data()
+            digest = hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:12]
+            name = f"penstock-{self._settings.name}-{digest}"
+            try:
+                made = self._ask(
+                    "create_launch_template",
+                    LaunchTemplateName=name,
+                    LaunchTemplateData=data,
+                    TagSpecifications=[
+                        {"ResourceType": "launch-template", "Tags": _tags({"cluster": self._settings.name})}
+                    ],
+                )
+                self._template = made["LaunchTemplate"]["LaunchTemplateId"]
+            except LaunchFailed as error:
+                if error.code != "InvalidLaunchTemplateName.AlreadyExistsException":
+                    raise
+                found = self._ask("describe_launch_templates", LaunchTemplateNames=[name])
+                self._template = found["LaunchTemplates"][0]["LaunchTemplateId"]
+        assert self._template is not None, "found or made"
+        return self._template
+
+    def _template_data(self) -> dict[str, Any]:
+        settings = self._settings
+        images = self._ask("describe_images", ImageIds=[settings.image])["Images"]
+        if not images:
+            raise LaunchFailed(Kind.CONFIG, "InvalidAMIID.NotFound", f"[cloud] image={settings.image!r} is not there")
+        volume: dict[str, Any] = {
+            "Encrypted": True,
+            "DeleteOnTermination": True,
+            "VolumeType": "gp3",
+            "VolumeSize": settings.volume_gb,
+        }
+        if settings.kms_key is not None:
+            volume["KmsKeyId"] = settings.kms_key
+        data: dict[str, Any] = {
+            "ImageId": settings.image,
+            "SecurityGroupIds": list(settings.security_groups),
+            "UserData": base64.b64encode(user_data(settings).encode()).decode(),
+            # A shutdown from inside ends the instance for good: the way out when the daemon is silent.
+            "InstanceInitiatedShutdownBehavior": "terminate",
+            # IMDSv2 alone, not from containers; tags tell a node who it is.
+            "MetadataOptions": {
+                "HttpTokens": "required",
+                "HttpPutResponseHopLimit": 1,
+                "InstanceMetadataTags": "enabled",
+            },
+            "BlockDeviceMappings": [{"DeviceName": images[0].get("RootDeviceName", "/dev/sda1"), "Ebs": volume}],
+        }
+        if settings.instance_profile is not None:
+            data["IamInstanceProfile"] = {"Name": settings.instance_profile}
+        return data
+
+    def make_group(self, name: str) -> None:
+        """A placement group that keeps nodes near each other; one that is there already will do."""
+        try:
+            self._ask("create_placement_group", GroupName=name, Strategy="cluster")
+        except LaunchFailed as error:
+            if error.code != "InvalidPlacementGroup.Duplicate":
+                raise
+
+    def drop_group(self, name: str) -> None:
+        """Delete a placement group whose instances are gone."""
+        try:
+            self._ask("delete_placement_group", GroupName=name)
+        except LaunchFailed as error:
+            if error.code not in ("InvalidPlacementGroup.Unknown", "InvalidPlacementGroup.InUse"):
+                raise
+
+    # --- instances
+
+    def launch(self, order: Order) -> str:
+        """Launch one instance, in whichever of the site's zones has room; its id."""
+        try:
+            return self._by_fleet(order)
+        except LaunchFailed as error:
+            if error.code not in NO_FLEETS:
+                raise
+        return self._one_by_one(order)
+
+    def _by_fleet(self, order: Order) -> str:
+        overrides: list[dict[str, Any]] = [
+            {"InstanceType": order.instance_type, "SubnetId": subnet} for subnet in self.zones()
+        ]
+        if order.group:
+            overrides = [override | {"Placement": {"GroupName": order.group}} for override in overrides[:1]]
+        options: dict[str, Any] = {"SpotOptions": {"AllocationStrategy": "price-capacity-optimized"}}
+        if order.market == "on-demand":
+            options = {
+                "OnDemandOptions": {
+                    "AllocationStrategy": "lowest-price",
+                    "CapacityReservationOptions": {"UsageStrategy": "use-capacity-reservations-first"},
+                }
+            }
+        answer = self._ask(
+            "create_fleet",
+            ClientToken=order.token,
+            Type="instant",
+            LaunchTemplateConfigs=[
+                {
+                    "LaunchTemplateSpecification": {"LaunchTemplateId": self.template(), "Version": "$Default"},
+                    "Overrides": overrides,
+                }
+            ],
+            TargetCapacitySpecification={"TotalTargetCapacity": 1, "DefaultTargetCapacityType": order.market},
+            TagSpecifications=[{"ResourceType": "instance", "Tags": self._order_tags(order)}],
+            **options,
+        )
+        ids = [id_ for group in answer.get("Instances", []) for id_ in group["InstanceIds"]]
+        if ids:
+            return str(ids[0])
+        errors = [(each["ErrorCode"], each.get("ErrorMessage", "")) for each in answer.get("Errors", [])]
+        if not errors:
+            raise refusal("InsufficientInstanceCapacity", "the fleet came back empty, without a word why")
+        told = [refusal(code, words) for code, words in errors]
+        # One zone without room is no reason to stop where another has a quota, and the other way round: the gravest counts.
+        gravest = (Kind.CONFIG, Kind.QUOTA, Kind.THROTTLED, Kind.CAPACITY)
+        raise min(told, key=lambda error: gravest.index(error.kind))
+
+    def _one_by_one(self, order: Order) -> str:
+        subnets = list(self.zones())
+        last: LaunchFailed | None = None
+        for number, subnet in enumerate(subnets[:1] if order.group else subnets):
+            asked: dict[str, Any] = {
+                "LaunchTemplate": {"LaunchTemplateId": self.template(), "Version": "$Default"},
+                "ClientToken": f"{order.token}-{number}",
+                "InstanceType": order.instance_type,
+                "SubnetId": subnet,
+                "MinCount": 1,
+                "MaxCount": 1,
+                "TagSpecifications": [{"ResourceType": "instance", "Tags": self._order_tags(order)}],
+            }
+            if order.market == "spot":
+                once = {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"}
+                asked["InstanceMarketOptions"] = {"MarketType": "spot", "SpotOptions": once}
+            if order.group:
+                asked["Placement"] = {"GroupName": order.group}
+            try:
+                return str(self._ask("run_instances", **asked)["Instances"][0]["InstanceId"])
+            except LaunchFailed as error:
+                if error.kind is not Kind.CAPACITY:
+                    raise
+                last = error
+        assert last is not None, "there is at least one subnet"
+        raise last
+
+    def seen(self, run: str | None = None) -> list[Seen]:
+        """The site's instances, those that ended within the hour too; of one run or of all. Oldest first."""
+        filters = [{"Name": f"tag:{TAG}cluster", "Values": [self._settings.name]}]
+        if run is not None:
+            filters.append({"Name": f"tag:{TAG}run", "Values": [run]})
+        found: list[Seen] = []
+        asked: dict[str, Any] = {"Filters": filters, "MaxResults": 1000}
+        while True:
+            page = self._ask("describe_instances", **asked)
+            found += [_seen(instance) for group in page["Reservations"] for instance in group["Instances"]]
+            if not page.get("NextToken"):
+                return sorted(found, key=lambda each: (each.launched_s, each.id))
+            asked["NextToken"] = page["NextToken"]
+
+    def terminate(self, ids: Sequence[str]) -> None:
+        """End instances; those that are gone already will do."""
+        for id_ in ids:  # one by one: a single unknown id would keep all of them alive
+            try:
+                self._ask("terminate_instances", InstanceIds=[id_])
+            except LaunchFailed as error:
+                if error.code != "InvalidInstanceID.NotFound":
+                    raise
+
+    def _order_tags(self, order: Order) -> list[dict[str, str]]:
+        extra = [{"Key": key, "Value": value} for key, value in sorted(self._settings.tags.items())]
+        return _tags({"cluster": self._settings.name} | dict(order.tags)) + extra
+
+    def _ask(self, method: str, **asked: Any) -> Any:
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        try:
+            return getattr(self._ec2, method)(**asked)
+        except (BotoCoreError, ClientError) as error:
+            raise understood(error) from error
+
+
+def _tags(tags: Mapping[str, str]) -> list[dict[str, str]]:
+    return [{"Key": TAG + key, "Value": value} for key, value in sorted(tags.items())]
+
+
+def _seen(instance: Mapping[str, Any]) -> Seen:
+    tags: Iterable[Mapping[str, str]] = instance.get("Tags", [])
+    return Seen(
+        id=instance["InstanceId"],
+        state=instance["State"]["Name"],
+        instance_type=instance["InstanceType"],
+        zone=instance.get("Placement", {}).get("AvailabilityZone", ""),
+        launched_s=instance["LaunchTime"].timestamp(),
+        ended_s=ended_s(instance.get("StateTransitionReason", "")),
+        tags={tag["Key"].removeprefix(TAG): tag["Value"] for tag in tags if tag["Key"].startswith(TAG)},
+    )
+
+
+def ended_s(reason: str) -> float | None:
+    """When an instance ended, by EC2's words: `User initiated (2026-11-21 14:50:02 GMT)`; None: they say no time."""
+    if not reason.endswith(" GMT)") and not reason.endswith(" UTC)"):
+        return None
+    try:
+        at = datetime.strptime(reason.rsplit("(", 1)[-1][:19], "%Y-%m-%d %H:%M:%S")
+    except ValueError:
+        return None
+    return at.replace(tzinfo=UTC).timestamp()

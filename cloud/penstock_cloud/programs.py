@@ -1,0 +1,65 @@
+"""penstock-resume and penstock-suspend: Slurm's ResumeProgram and SuspendProgram.
+
+They launch and end nothing: they tell penstockd, which alone knows what was ordered and what may be spent, by a file in the
+folder that both share. Without penstockd nothing is launched; Slurm gives such nodes up after ResumeTimeout and queues their jobs
+again.
+
+What `SLURM_RESUME_FILE` says (job -> nodes) goes along, so that a job is served as a whole or not at all.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from penstock_cloud.settings import CloudSettings
+from penstock_profiles.profiles import write_whole
+from penstock_scheduler.errors import PenstockError
+from penstock_scheduler.settings import load_settings
+
+CONFIG = Path("/etc/penstock/penstock.toml")
+"""The settings file, unless PENSTOCK_CONFIG names another: slurmctld passes no further arguments."""
+
+
+def resume() -> int:
+    """`penstock-resume NODES`. Exit status: 0 told, 1 not."""
+    return _tell("resume", sys.argv[1:])
+
+
+def suspend() -> int:
+    """`penstock-suspend NODES`. Exit status: 0 told, 1 not."""
+    return _tell("suspend", sys.argv[1:])
+
+
+def _tell(kind: str, argv: Sequence[str]) -> int:
+    try:
+        if len(argv) != 1:
+            raise ValueError(f"usage: penstock-{kind} NODES, as slurmctld calls it")
+        settings = load_settings(Path(os.environ.get("PENSTOCK_CONFIG", CONFIG))).section(CloudSettings)
+        jobs: dict[str, list[str]] = {}
+        if kind == "resume" and (file := os.environ.get("SLURM_RESUME_FILE")):
+            for job in json.loads(Path(file).read_text(encoding="utf-8")).get("jobs", []):
+                jobs[str(job["job_id"])] = _names(job.get("nodes_resume") or job["nodes"])
+        told = {"jobs": jobs, "nodes": _names(argv[0]), "time_s": time.time()}
+        write_whole(settings.share / kind / f"{time.time_ns()}-{os.getpid()}.json", json.dumps(told))
+    except (PenstockError, OSError, ValueError, KeyError, subprocess.SubprocessError) as error:
+        print(f"penstock-{kind}: {error}", file=sys.stderr)  # noqa: T201
+        return 1
+    return 0
+
+
+def _names(hostlist: str) -> list[str]:
+    """`cloud-[0-1]` -> its names, by Slurm's own rules."""
+    done = subprocess.run(
+        ["scontrol", "show", "hostnames", hostlist], check=True, capture_output=True, text=True, timeout=20
+    )
+    return done.stdout.split()
+
+
+if __name__ == "__main__":
+    sys.exit({"resume": resume, "suspend": suspend}[sys.argv.pop(1)]())

@@ -1,0 +1,145 @@
+"""A run of a job in the cloud: what is kept of it, and what it has cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from penstock_scheduler.burst.ledger import Entry
+from penstock_scheduler.messages import LedgerLine
+from penstock_scheduler.model import CloudRun, Offer
+
+LEAST_S = 60.0
+"""EC2 bills a Linux instance by the second, and at least a minute."""
+
+State = Literal["ordered", "booting", "running", "leaving", "ending", "over"]
+
+
+class Slot(BaseModel):
+    """One node of a run, and the instance that is launched for it. Times in s since 1970, by EC2's clock where it says them."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    node: str
+    instance: str | None = None
+    launched_s: float | None = None
+    ended_s: float | None = None
+    missed: int = 0
+    """Looks in a row in which EC2 did not show it: what was just launched may take a while to appear."""
+
+    @property
+    def seconds(self) -> float:
+        """How long it was paid for, if it has ended."""
+        if self.launched_s is None or self.ended_s is None:
+            return 0.0
+        return max(self.ended_s - self.launched_s, 0.0)
+
+
+class Run(BaseModel):
+    """A run. What it is ordered with never changes: the same order can be placed again after a crash, to the letter."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    id: str
+    job: str
+    user: str
+    account: str
+    offer: Offer
+    instance_type: str
+    market: Literal["on-demand", "spot"]
+    usd_per_h: float
+    """Of one instance."""
+    usd: float
+    """What is committed to it: it is ended before it costs more."""
+    round: int
+    ordered_s: float
+    partition: str
+    state: State
+    slots: tuple[Slot, ...]
+    ran: bool = False
+    """Whether the job has run there."""
+    why: str = ""
+    """Why it ended, or will."""
+
+    @property
+    def lifetime_s(self) -> float:
+        """Longest life of its instances: then all that is committed is spent."""
+        return self.usd / (self.usd_per_h * len(self.slots)) * 3600
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Its nodes in the cluster."""
+        return tuple(slot.node for slot in self.slots)
+
+    @property
+    def expires_s(self) -> float | None:
+        """When the money is used up; None: nothing is launched yet."""
+        launched = [slot.launched_s for slot in self.slots if slot.launched_s is not None]
+        return min(launched) + self.lifetime_s if launched else None
+
+    def tags(self, slot: Slot) -> dict[str, str]:
+        """What an instance of it bears from the moment of its launch."""
+        return {
+            "run": self.id,
+            "job": self.job,
+            "user": self.user,
+            "account": self.account,
+            "node": slot.node,
+            "usd_per_h": f"{self.usd_per_h:g}",
+            "lifetime_s": f"{self.lifetime_s:.0f}",
+        }
+
+    def as_seen(self) -> CloudRun:
+        """The run as a round sees it."""
+        ending = self.state in ("leaving", "ending")
+        return CloudRun(self.job, self.offer, self.ordered_s, self.usd, self.account, ending)
+
+    def committed(self) -> LedgerLine:
+        """The ledger's line before anything is ordered."""
+        return self._line("committed", self.usd, self.ordered_s, f"for {self.offer}")
+
+    def spent(self, now_s: float) -> LedgerLine:
+        """The ledger's line when all its instances are gone."""
+        usd = sum(cost_usd(slot.seconds, self.usd_per_h) for slot in self.slots if slot.instance is not None)
+        return self._line("usd", usd, now_s, self._bill())
+
+    def _bill(self) -> str:
+        times = ", ".join(f"{slot.instance} {slot.seconds:.0f} s" for slot in self.slots if slot.instance is not None)
+        return (
+            f"for {times} of {self.instance_type}, {self.market}" if times else "for nothing: no instance was launched"
+        )
+
+    def _line(self, kind: Literal["committed", "usd"], amount: float, time_s: float, text: str) -> LedgerLine:
+        return LedgerLine(
+            id=0,
+            key=f"cloud:{self.id}:{kind}",
+            time_s=time_s,
+            account=self.account,
+            user=self.user,
+            job=self.job,
+            kind=kind,
+            amount=amount,
+            text=text,
+        )
+
+
+def cost_usd(seconds: float, usd_per_h: float) -> float:
+    """What an instance costs that lived so long."""
+    return max(seconds, LEAST_S) / 3600 * usd_per_h
+
+
+def entries(lines: Iterable[LedgerLine]) -> list[Entry]:
+    """The ledger's lines of the cloud, as the budgets read them."""
+    return [
+        Entry(
+            line.key.split(":")[1],
+            "committed" if line.kind == "committed" else "spent",
+            line.amount,
+            line.account,
+            line.time_s,
+        )
+        for line in lines
+        if line.key.startswith("cloud:")
+    ]

@@ -1,0 +1,75 @@
+"""What a site's own past says of its jobs: averages for the waiting budget, and running times of a user's earlier jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from penstock_scheduler.burst.waiting import Averages
+from penstock_scheduler.model import Job, JobId
+
+ALIKE = 20
+"""Newest running times of a user's script that count."""
+
+
+class Past(Protocol):
+    """A job that has ended, of whatever record."""
+
+    @property
+    def user(self) -> str:
+        """Its user."""
+        ...
+
+    @property
+    def name(self) -> str:
+        """The name it was submitted with, by default its script's."""
+        ...
+
+    @property
+    def ended(self) -> str:
+        """Slurm's word; only COMPLETED says how long such a job runs."""
+        ...
+
+    @property
+    def start_s(self) -> float | None:
+        """When it first held GPUs."""
+        ...
+
+    @property
+    def end_s(self) -> float | None:
+        """When it ended."""
+        ...
+
+    @property
+    def gpu_seconds(self) -> dict[str, float]:
+        """GPU type -> GPU-seconds."""
+        ...
+
+
+def averages(past: Iterable[Past], prior: Averages) -> Averages:
+    """Running averages over jobs that completed, oldest first, from `prior` on.
+
+    Running time is from the first start to the end; GPUs are the mean number held over it. Jobs that never held a GPU do not
+    count: they bear no wait for GPUs.
+    """
+    now = prior
+    for job in past:
+        runtime_s, gpu_seconds = _runtime_s(job), sum(job.gpu_seconds.values())
+        if runtime_s is not None and gpu_seconds > 0:
+            now = now.with_job(runtime_s / 3600, max(round(gpu_seconds / runtime_s), 1))
+    return now
+
+
+def histories(jobs: Sequence[Job], past: Iterable[Past]) -> dict[JobId, tuple[float, ...]]:
+    """Job -> running times in s of earlier jobs of the same user and name, oldest first; jobs without any are left out."""
+    of: dict[tuple[str, str], list[float]] = {}
+    for each in past:
+        if (runtime_s := _runtime_s(each)) is not None:
+            of.setdefault((each.user, each.name), []).append(runtime_s)
+    return {job.id: tuple(of[job.user, job.name][-ALIKE:]) for job in jobs if (job.user, job.name) in of}
+
+
+def _runtime_s(job: Past) -> float | None:
+    if job.ended != "COMPLETED" or job.start_s is None or job.end_s is None or job.end_s <= job.start_s:
+        return None
+    return job.end_s - job.start_s

@@ -1,0 +1,79 @@
+"""Nodes with State=CLOUD: which of them a cloud may fill with an instance, and telling Slurm that one is gone."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+
+from penstock_scheduler.errors import ClusterAway
+from penstock_scheduler.model import JobId
+from penstock_scheduler.ports import CloudNode
+from penstock_slurm.gateway import CliGateway, JobGone, SlurmError, SlurmNode
+
+log = logging.getLogger(__name__)
+
+DOWN = frozenset({"POWERED_DOWN", "POWERING_DOWN", "POWER_DOWN"})
+
+NOT_UP = DOWN | {"POWERING_UP", "POWER_UP", "NOT_RESPONDING", "DOWN", "UNKNOWN", "FUTURE"}
+"""States of a node whose slurmd has not joined, or does not answer."""
+
+BUSY = frozenset(
+    {"ALLOCATED", "MIXED", "COMPLETING", "POWERING_UP", "POWERING_DOWN", "POWER_UP", "POWER_DOWN", "DRAIN", "MAINT"}
+)
+"""States in which Slurm, or an admin, has something else in mind with a node that is powered down."""
+
+
+class SlurmCloudNodes:
+    """The nodes of one partition, as `SlurmCluster` last saw them; see `ports.CloudNodes`."""
+
+    def __init__(self, partition: str, gateway: CliGateway) -> None:
+        self._partition = partition
+        self._gateway = gateway
+        self._nodes: dict[str, SlurmNode] = {}
+
+    @property
+    def partition(self) -> str:
+        """Where they are."""
+        return self._partition
+
+    def saw(self, nodes: Iterable[SlurmNode]) -> None:
+        """Take in a look at the cluster."""
+        self._nodes = {node.name: node for node in nodes}
+
+    def nodes(self) -> tuple[CloudNode, ...]:
+        """See `ports.CloudNodes`."""
+        return tuple(
+            CloudNode(
+                name=node.name,
+                gpu_type="+".join(sorted(name or "gpu" for name in node.gpus)),
+                gpus=sum(node.gpus.values()),
+                cpus=node.cpus,
+                memory_mb=node.memory_mb,
+                free="POWERED_DOWN" in node.state and not node.state & BUSY,
+                up=not node.state & NOT_UP,
+            )
+            for node in self._nodes.values()
+        )
+
+    def power_down(self, nodes: Sequence[str]) -> None:
+        """See `ports.CloudNodes`. Nodes that are down, or on their way there, are left alone."""
+        up = [name for name in nodes if name in self._nodes and not self._nodes[name].state & DOWN]
+        if not up:
+            return
+        log.info("nodes are powered down", extra={"nodes": ",".join(up)})
+        try:
+            self._gateway.power_down(up)
+        except SlurmError as error:
+            raise ClusterAway(str(error)) from error
+
+    def refuse(self, job: JobId, text: str) -> None:
+        """See `ports.CloudNodes`."""
+        log.warning("job is sent back", extra={"job": job, "text": text})
+        try:
+            self._gateway.requeue_hold(job)
+            self._gateway.hold(job)
+            self._gateway.set_admin_comment(job, text)
+        except JobGone:
+            return
+        except SlurmError as error:
+            raise ClusterAway(str(error)) from error

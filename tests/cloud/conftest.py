@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock_cloud.fleet import connect
+from penstock_cloud.settings import CloudSettings
+from penstock_scheduler.store import SqlStore, open_store
+from tests.cloud.faults import Ec2
+from tests.cloud.site import CloudSite
+
+
+@pytest.fixture(scope="session")
+def _ec2() -> Iterator[Ec2]:
+    proxy = Ec2()
+    yield proxy
+    proxy.stop()
+
+
+@pytest.fixture
+def ec2(_ec2: Ec2, monkeypatch: pytest.MonkeyPatch) -> Ec2:
+    """moto behind the proxy, as new."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    _ec2.reset()
+    return _ec2
+
+
+@pytest.fixture
+def cloud_settings(ec2: Ec2, tmp_path: Path) -> Callable[..., CloudSettings]:
+    """Settings for an account in which all that they name is there: an image, a group, two subnets."""
+    client = ec2.direct()
+    image = client.register_image(Name="cloud-node", RootDeviceName="/dev/xvda", Architecture="x86_64")["ImageId"]
+    subnets = [
+        each["SubnetId"]
+        for each in sorted(client.describe_subnets()["Subnets"], key=lambda each: each["AvailabilityZone"])[:2]
+    ]
+    group = client.describe_security_groups()["SecurityGroups"][0]["GroupId"]
+
+    def make(**other: object) -> CloudSettings:
+        fields = {
+            "endpoint": ec2.url,
+            "subnets": tuple(subnets),
+            "security_groups": (group,),
+            "image": image,
+            "instance_types": ("g5.xlarge", "g4dn.xlarge"),
+            "share": tmp_path / "share",
+            "by_default": True,
+            "wait": "no-wait",
+            "reconcile_s": 1.0,
+            "budget": {"site": {"usd_total": 1000.0}},
+        }
+        return CloudSettings.model_validate(fields | other)
+
+    return make
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[SqlStore]:
+    opened = open_store(tmp_path / "state", writer=True)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def site(cloud_settings: Callable[..., CloudSettings], store: SqlStore, ec2: Ec2) -> CloudSite:
+    """A site in memory with four cloud nodes, and its cloud on moto."""
+    settings = cloud_settings()
+    ec2.through = ec2.through or connect(settings)
+    return CloudSite(settings, store, ec2, ec2.through)

@@ -1,0 +1,226 @@
+"""moto's server, and a thin proxy in front of it for what moto does not do: tokens, refusals, lost answers, prices and more.
+
+Everything else goes through to moto untouched, so boto3's requests are real HTTP and so are the answers.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import re
+import threading
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs
+
+import boto3
+from moto.server import ThreadedMotoServer
+
+KEYS = {"aws_access_key_id": "testing", "aws_secret_access_key": "testing"}
+LAUNCHES = ("CreateFleet", "RunInstances")
+
+
+@dataclass
+class Fault:
+    """What happens to the next `times` calls of `action`.
+
+    `kind`: "error" refuses with `code`; "lost-before" closes the connection instead of asking moto; "lost-after" asks moto
+    and closes it then; "fleet" answers CreateFleet with `code` among its errors; "hide" leaves all instances out of an answer.
+    """
+
+    action: str
+    kind: str
+    code: str = ""
+    times: int = 1
+    words: str = "told by the test"
+
+
+@dataclass
+class Answer:
+    status: int
+    body: bytes
+    headers: dict[str, str] = field(default_factory=dict)
+
+
+class Ec2:
+    """The proxy. `faults` are used up in order; `calls` are the actions that were asked for."""
+
+    def __init__(self) -> None:
+        os.environ["MOTO_EC2_LOAD_DEFAULT_AMIS"] = "false"  # 1301 of them, 7 s
+        self.moto = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+        self.moto.start()
+        self._port = self.moto.get_host_and_port()[1]
+        self._direct: Any = None
+        self.through: Any = None
+        self.faults: list[Fault] = []
+        self.calls: list[tuple[str, dict[str, str]]] = []
+        self.spot: dict[tuple[str, str], float] = {}
+        self.on_demand: dict[str, float] = {}
+        self.groups: set[str] = set()
+        self.double_launches = 0
+        self._tokens: dict[str, tuple[dict[str, str], Answer]] = {}
+        self._lock = threading.Lock()
+        proxy = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                answer = proxy.answer(self.path, dict(self.headers), body)
+                if answer is None:
+                    self.close_connection = True
+                    self.connection.close()
+                    return
+                self.send_response(answer.status)
+                for name, value in answer.headers.items():
+                    self.send_header(name, value)
+                self.send_header("Content-Length", str(len(answer.body)))
+                self.end_headers()
+                self.wfile.write(answer.body)
+
+            def log_message(self, *args: object) -> None:
+                pass
+
+        class Server(ThreadingHTTPServer):
+            daemon_threads = True
+
+            def handle_error(self, request: Any, client_address: Any) -> None:
+                pass  # connections are closed on purpose here
+
+        self._server = Server(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+        self.moto.stop()
+
+    def direct(self) -> Any:
+        """A client of moto, past the proxy: one for all, to make one takes half a second."""
+        if self._direct is None:
+            self._direct = boto3.client(
+                "ec2", region_name="us-east-1", endpoint_url=f"http://127.0.0.1:{self._port}", **KEYS
+            )
+        return self._direct
+
+    def reset(self) -> None:
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=30)
+        connection.request("POST", "/moto-api/reset")
+        connection.getresponse().read()
+        connection.close()
+        with self._lock:
+            self.faults.clear(), self.calls.clear(), self._tokens.clear(), self.groups.clear()
+            self.spot.clear(), self.on_demand.clear()
+            self.double_launches = 0
+
+    # --- answering
+
+    def answer(self, path: str, headers: dict[str, str], body: bytes) -> Answer | None:
+        if "AWSPriceListService" in headers.get("X-Amz-Target", ""):
+            return self._price(json.loads(body))
+        asked = {key: values[0] for key, values in parse_qs(body.decode()).items()}
+        action = asked.get("Action", "")
+        with self._lock:
+            self.calls.append((action, asked))
+            fault = next((each for each in self.faults if each.action == action), None)
+            if fault is not None:
+                fault.times -= 1
+                if fault.times <= 0:
+                    self.faults.remove(fault)
+            if fault is not None and fault.kind == "error":
+                return refusal(fault.code, fault.words)
+            if fault is not None and fault.kind == "lost-before":
+                return None
+            if fault is not None and fault.kind == "fleet":
+                return empty_fleet(fault.code, fault.words)
+            answer = self._own(action, asked) or self._once(action, asked, path, headers, body)
+            if fault is not None and fault.kind == "hide":
+                answer = Answer(
+                    answer.status,
+                    re.sub(rb"<reservationSet>.*</reservationSet>", b"<reservationSet/>", answer.body, flags=re.S),
+                )
+            return None if fault is not None and fault.kind == "lost-after" else answer
+
+    def _once(self, action: str, asked: dict[str, str], path: str, headers: dict[str, str], body: bytes) -> Answer:
+        """EC2's idempotency: the same token has the same answer, and another request with it is refused."""
+        token = asked.get("ClientToken") if action in LAUNCHES else None
+        if token is not None and token in self._tokens:
+            before, answer = self._tokens[token]
+            if before != asked:
+                self.double_launches += 1
+                return refusal("IdempotentParameterMismatch", "the same token with other parameters")
+            return answer
+        answer = self._ask_moto(path, headers, body)
+        if token is not None and answer.status == 200:
+            self._tokens[token] = asked, answer
+        return answer
+
+    def _own(self, action: str, asked: dict[str, str]) -> Answer | None:
+        if action == "CreatePlacementGroup":
+            self.groups.add(asked["GroupName"])
+            return xml(action, "<return>true</return>")
+        if action == "DeletePlacementGroup":
+            self.groups.discard(asked["GroupName"])
+            return xml(action, "<return>true</return>")
+        if action == "DescribeSpotPriceHistory":
+            rows = "".join(
+                f"<item><instanceType>{name}</instanceType><availabilityZone>{zone}</availabilityZone>"
+                f"<spotPrice>{price}</spotPrice><productDescription>Linux/UNIX</productDescription>"
+                "<timestamp>2026-11-01T00:00:00.000Z</timestamp></item>"
+                for (name, zone), price in self.spot.items()
+            )
+            return xml(action, f"<spotPriceHistorySet>{rows}</spotPriceHistorySet>")
+        return None
+
+    def _price(self, asked: dict[str, Any]) -> Answer:
+        if not self.on_demand:
+            body = json.dumps({"__type": "AccessDeniedException", "message": "no pricing"})
+            return Answer(400, body.encode(), {"Content-Type": "application/x-amz-json-1.1"})
+        name = next(each["Value"] for each in asked["Filters"] if each["Field"] == "instanceType")
+        terms = {
+            "OnDemand": {"a": {"priceDimensions": {"b": {"pricePerUnit": {"USD": str(self.on_demand.get(name, 0))}}}}}
+        }
+        body = json.dumps({"PriceList": [json.dumps({"terms": terms})], "FormatVersion": "aws_v1"})
+        return Answer(200, body.encode(), {"Content-Type": "application/x-amz-json-1.1"})
+
+    def _ask_moto(self, path: str, headers: dict[str, str], body: bytes) -> Answer:
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=60)
+        kept = {name: value for name, value in headers.items() if name.lower() not in ("content-length", "connection")}
+        connection.request("POST", path, body, kept)
+        got = connection.getresponse()
+        answer = Answer(got.status, got.read(), {"Content-Type": got.headers.get("Content-Type", "text/xml")})
+        connection.close()
+        return answer
+
+    # --- what the tests ask about
+
+    def instances(self) -> list[dict[str, Any]]:
+        """All instances, by moto's own word."""
+        pages = self.direct().get_paginator("describe_instances").paginate()
+        return [each for page in pages for group in page["Reservations"] for each in group["Instances"]]
+
+    def running(self) -> list[str]:
+        return [each["InstanceId"] for each in self.instances() if each["State"]["Name"] in ("pending", "running")]
+
+
+def xml(action: str, inner: str) -> Answer:
+    text = f'<{action}Response xmlns="http://ec2.amazonaws.com/doc/2016-11-15/"><requestId>x</requestId>{inner}</{action}Response>'
+    return Answer(200, text.encode(), {"Content-Type": "text/xml"})
+
+
+def refusal(code: str, words: str) -> Answer:
+    status = 503 if code == "RequestLimitExceeded" else 400
+    error = f"<Error><Code>{code}</Code><Message>{words}</Message></Error>"
+    text = f"<Response><Errors>{error}</Errors><RequestID>x</RequestID></Response>"
+    return Answer(status, text.encode(), {"Content-Type": "text/xml"})
+
+
+def empty_fleet(code: str, words: str) -> Answer:
+    error = f"<item><errorCode>{code}</errorCode><errorMessage>{words}</errorMessage></item>"
+    return xml("CreateFleet", f"<fleetId>fleet-0</fleetId><errorSet>{error}</errorSet><fleetInstanceSet/>")

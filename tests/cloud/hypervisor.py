@@ -1,0 +1,139 @@
+"""Boots what moto calls running: the instance's own user data, in a process of this machine, with a metadata service of its own.
+
+What an instance does from inside is real: its user data runs under bash, slurmd is Slurm's. `shutdown` ends the instance as EC2
+does with InstanceInitiatedShutdownBehavior=terminate, and an instance that ends takes its processes with it.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import os
+import signal
+import subprocess
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from tests.cloud.faults import Ec2
+
+
+class Metadata(ThreadingHTTPServer):
+    """IMDSv2 of one instance: nothing without a token from a PUT."""
+
+    daemon_threads = True
+
+    def __init__(self, tags: dict[str, str]) -> None:
+        self.tags, self.notice = tags, ""
+        service = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_PUT(self) -> None:
+                self._say(200, "secret")
+
+            def do_GET(self) -> None:
+                if self.headers.get("X-aws-ec2-metadata-token") != "secret":
+                    return self._say(401, "")
+                path = self.path.removeprefix("/latest/meta-data/")
+                tag = service.tags.get(path.removeprefix("tags/instance/"))
+                if path == "spot/instance-action" and service.notice:
+                    return self._say(200, service.notice)
+                return self._say(404, "") if tag is None else self._say(200, tag)
+
+            def _say(self, status: int, text: str) -> None:
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(text)))
+                self.end_headers()
+                self.wfile.write(text.encode())
+
+            def log_message(self, *args: object) -> None:
+                pass
+
+        super().__init__(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+
+class Hypervisor:
+    """Use as a context manager; it looks at moto several times a second."""
+
+    def __init__(self, ec2: Ec2, folder: Path) -> None:
+        self._ec2, self._folder = ec2, folder
+        self._machines: dict[str, tuple[subprocess.Popen[bytes], Metadata]] = {}
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self.boots = True
+        self.booted: list[str] = []
+        binaries = folder / "bin"
+        binaries.mkdir(parents=True)
+        (binaries / "shutdown").write_text('#!/bin/bash\ntouch "$HYPERVISOR/$INSTANCE.off"\nsleep 60\n')
+        (binaries / "shutdown").chmod(0o755)
+
+    def __enter__(self) -> Hypervisor:
+        self._client = self._ec2.direct()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stop.set()
+        self._thread.join()
+        for instance in tuple(self._machines):
+            self._off(instance)
+
+    def notice(self, node: str) -> None:
+        """EC2 says that it will take the node's instance back."""
+        for _, metadata in tuple(self._machines.values()):
+            if metadata.tags.get("penstock:node") == node:
+                metadata.notice = '{"action": "terminate", "time": "2026-11-21T16:00:00Z"}'
+
+    def console(self) -> str:
+        return "\n".join(path.read_text() for path in sorted(self._folder.glob("*.console")))
+
+    def _run(self) -> None:
+        while not self._stop.wait(0.3):
+            for file in self._folder.glob("*.off"):
+                self._client.terminate_instances(InstanceIds=[file.stem])
+                file.unlink()
+            running = {
+                each["InstanceId"]: {tag["Key"]: tag["Value"] for tag in each.get("Tags", [])}
+                for group in self._client.describe_instances()["Reservations"]
+                for each in group["Instances"]
+                if each["State"]["Name"] == "running"
+            }
+            for instance in set(self._machines) - set(running):
+                self._off(instance)
+            for instance, tags in running.items():
+                if instance not in self._machines and self.boots:
+                    self._on(instance, tags)
+
+    def _on(self, instance: str, tags: dict[str, str]) -> None:
+        answer: dict[str, Any] = self._client.describe_instance_attribute(InstanceId=instance, Attribute="userData")
+        script = self._folder / f"{instance}.sh"
+        script.write_bytes(base64.b64decode(answer["UserData"]["Value"]))
+        metadata = Metadata(tags)
+        with (self._folder / f"{instance}.console").open("wb") as console:
+            machine = subprocess.Popen(
+                ["bash", str(script)],
+                stdout=console,
+                stderr=console,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+                env=os.environ
+                | {
+                    "PATH": f"{self._folder / 'bin'}:{os.environ['PATH']}:/usr/sbin:/sbin",
+                    "PENSTOCK_IMDS": f"http://127.0.0.1:{metadata.server_address[1]}",
+                    "PENSTOCK_WATCH_S": "1",
+                    "HYPERVISOR": str(self._folder),
+                    "INSTANCE": instance,
+                },
+            )
+        self._machines[instance] = machine, metadata
+        self.booted.append(instance)
+
+    def _off(self, instance: str) -> None:
+        machine, metadata = self._machines.pop(instance)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(machine.pid, signal.SIGKILL)
+        machine.wait()
+        metadata.shutdown()
+        metadata.server_close()

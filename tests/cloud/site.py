@@ -1,0 +1,174 @@
+"""A site in memory around the real `Ec2Cloud` and the real loop's way of calling it: jobs, cloud nodes, and a clock.
+
+Slurm's part is small here: a job that is sent to nodes whose instances run on moto starts there, one that is held is queued
+again, and a node without an instance loses what runs on it. The test with a real Slurm is in tests/cloud/test_slurm.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from penstock_cloud.catalogue import shipped
+from penstock_cloud.ec2 import Ec2Cloud
+from penstock_cloud.fleet import TAG, Fleet, connect
+from penstock_cloud.settings import CloudSettings
+from penstock_scheduler.model import (
+    BurstJob,
+    CloudAction,
+    CloudState,
+    Hold,
+    Job,
+    JobWish,
+    Phase,
+    Placement,
+    Recall,
+    Start,
+)
+from penstock_scheduler.ports import CloudNode
+from penstock_scheduler.store import SqlStore
+from tests.cloud.faults import Ec2
+
+TYPES = {"a10g": 2, "t4": 2}
+
+
+class CloudSite:
+    """See the module. It is the clock and the cloud nodes as well."""
+
+    def __init__(self, settings: CloudSettings, store: SqlStore, ec2: Ec2, client: Any = None) -> None:
+        self.settings, self.store, self.ec2 = settings, store, ec2
+        self.ahead_s = 0.0
+        self.jobs: dict[str, Job] = {}
+        self.on: dict[str, str] = {}  # node -> job that Slurm has sent there
+        self.names = {f"{kind}-{number}": kind for kind, count in TYPES.items() for number in range(count)}
+        self.boots = True
+        self._client = client or connect(settings)  # half a second each; nothing of a daemon's memory is in it
+        self.cloud = self.open()
+        self.state = CloudState()
+
+    def open(self) -> Ec2Cloud:
+        """A daemon's cloud, as after a start."""
+        fleet = Fleet(self._client, self.settings)
+        return Ec2Cloud(fleet, self.settings, self.store, self, shipped, self, random.Random(1))
+
+    # --- ports: Clock, CloudNodes
+
+    def now_s(self) -> float:
+        return time.time() + self.ahead_s
+
+    def sleep(self, seconds: float) -> None:
+        self.ahead_s += seconds
+
+    @property
+    def partition(self) -> str:
+        return "burst"
+
+    def nodes(self) -> tuple[CloudNode, ...]:
+        alive = self._alive() if self.on else set()
+        return tuple(
+            CloudNode(name, kind, 1, 4, 8000, free=name not in self.on, up=self.boots and name in alive)
+            for name, kind in self.names.items()
+        )
+
+    def power_down(self, nodes: Sequence[str]) -> None:
+        for name in nodes:
+            if (job := self.on.pop(name, None)) is not None and job in self.jobs:
+                self._queue(job)
+
+    def refuse(self, job: str, text: str) -> None:
+        self._queue(job)
+
+    # --- Slurm
+
+    def submit(self, job: str, **wish: object) -> None:
+        self.jobs[job] = Job(
+            id=job,
+            name="train",
+            user="ann",
+            wish=JobWish.model_validate({"runtime_s": 600.0} | wish),
+            partitions=("gpu",),
+            phase=Phase.QUEUED,
+            submit_s=self.now_s(),
+            account="physics",
+        )
+
+    def finish(self, job: str) -> None:
+        del self.jobs[job]
+        self.on = {name: other for name, other in self.on.items() if other != job}
+
+    def _queue(self, job: str) -> None:
+        self.jobs[job] = dataclasses.replace(self.jobs[job], phase=Phase.QUEUED, allocation=None)
+        self.on = {name: other for name, other in self.on.items() if other != job}
+
+    def _start(self, job: str, placement: Placement) -> None:
+        self.jobs[job] = dataclasses.replace(self.jobs[job], phase=Phase.RUNNING, allocation=placement)
+        self.on |= dict.fromkeys(placement.nodes, job)
+
+    def _alive(self) -> set[str]:
+        """Nodes whose instances run, by moto's word."""
+        return {
+            tag["Value"]
+            for each in self.ec2.instances()
+            if each["State"]["Name"] == "running"
+            for tag in each.get("Tags", [])
+            if tag["Key"] == f"{TAG}node"
+        }
+
+    # --- the loop's side
+
+    def tick(self, *actions: CloudAction) -> CloudState:
+        """One tick of the loop, as `RoundLoop.tick` does it; time goes on by two seconds."""
+        self.state = self.cloud.observe(tuple(self.jobs.values()))
+        for asked in self.cloud.asks():
+            if asked.job not in self.jobs:
+                continue
+            if isinstance(asked, Start):
+                self._start(asked.job, asked.placement)
+            elif isinstance(asked, Hold):
+                self._queue(asked.job)
+        self.cloud.apply(actions)
+        self.ahead_s += 2.0
+        return self.state
+
+    def ticks(self, count: int) -> None:
+        for _ in range(count):
+            self.tick()
+
+    def send(self, job: str, offer: str = "g5.xlarge", usd: float = 5.0) -> None:
+        self.tick()
+        self.tick(BurstJob(job, 1, offer, usd))
+        self.tick()
+
+    def recall(self, job: str) -> None:
+        self.tick(Recall(job, 1))
+
+    def until(self, condition, most: int = 60) -> None:  # type: ignore[no-untyped-def]
+        for _ in range(most):
+            if condition():
+                return
+            self.tick()
+        raise AssertionError(f"still not after {most} ticks: runs {self.state.runs}, words {self.state.words}")
+
+    @property
+    def away(self) -> list[str]:
+        return [run.job for run in self.state.runs]
+
+    def crash(self) -> None:
+        """kill -9, and a new daemon on the same store."""
+        self.cloud = self.open()
+
+    def bill(self) -> tuple[float, float]:
+        """(what the ledger says was spent, what moto's instance-hours come to), US dollars, if all is over."""
+        spent = sum(line.amount for line in self.store.cloud_ledger() if line.kind == "usd")
+        owed = 0.0
+        for each in self.ec2.instances():
+            price = next(float(tag["Value"]) for tag in each["Tags"] if tag["Key"] == f"{TAG}usd_per_h")
+            ended = each["StateTransitionReason"].split("(")[1][:19]
+            seconds = time.mktime(time.strptime(ended, "%Y-%m-%d %H:%M:%S")) - time.mktime(
+                each["LaunchTime"].utctimetuple()
+            )
+            owed += max(seconds, 60.0) / 3600 * price
+        return spent, owed

@@ -1,0 +1,90 @@
+"""`penstock cloud doctor` against moto: each thing that can be wrong is found, with its remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import boto3
+import pytest
+from botocore.stub import Stubber
+
+from penstock_cloud.catalogue import shipped
+from penstock_cloud.doctor import examine, policy
+from penstock_cloud.fleet import connect
+from penstock_cloud.settings import CloudSettings
+from tests.cloud.faults import KEYS, Ec2, Fault
+
+
+def quotas(vcpus: float) -> Any:
+    """moto has no quotas of EC2's, so botocore's own stub answers for them."""
+    client = boto3.client("service-quotas", region_name="us-east-1", **KEYS)
+    stub = Stubber(client)
+    stub.add_response("get_service_quota", {"Quota": {"Value": vcpus, "QuotaCode": "L-DB2E81BA"}})
+    stub.activate()
+    return client
+
+
+def wrong(settings: CloudSettings, vcpus: float = 64.0) -> dict[str, str]:
+    """Check -> remedy, of what is wrong."""
+    found = examine(settings, connect(settings), quotas(vcpus), shipped(), lambda: True)
+    return {finding.check: finding.remedy for finding in found if not finding.ok}
+
+
+def test_a_site_that_is_set_up_has_nothing_wrong(cloud_settings: Callable[..., CloudSettings]) -> None:
+    assert wrong(cloud_settings()) == {}
+
+
+@pytest.mark.parametrize(
+    ("change", "check", "remedy"),
+    [
+        ({"subnets": ()}, "subnets", "name subnets of us-east-1"),
+        ({"subnets": ("subnet-0123456789abcdef0",)}, "subnets", "another region"),
+        ({"image": "ami-0123456789abcdef0"}, "image", "AMIs differ from region to region"),
+        ({"security_groups": ("sg-0123456789abcdef0",)}, "security groups", "slurmctld and the nodes talk"),
+        ({"instance_types": ("g5.xlarge", "g9.huge")}, "prices", "take them out"),
+        ({"budget": {}}, "budget", "usd_per_month"),
+    ],
+)
+def test_what_is_named_wrongly_is_found(
+    cloud_settings: Callable[..., CloudSettings], change: dict[str, Any], check: str, remedy: str
+) -> None:
+    assert remedy in wrong(cloud_settings(**change)).get(check, "")
+
+
+def test_a_wrong_region_is_found(cloud_settings: Callable[..., CloudSettings]) -> None:
+    found = wrong(cloud_settings(region="eu-west-1"))
+    assert "another region" in found["subnets"]
+    assert "region" in found["image"]
+    assert connect(cloud_settings(region="eu-west-1"))
+
+
+def test_a_missing_permission_is_found(cloud_settings: Callable[..., CloudSettings], ec2: Ec2) -> None:
+    ec2.faults.append(Fault("RunInstances", "error", "UnauthorizedOperation", words="You are not authorized"))
+    assert "penstock cloud policy" in wrong(cloud_settings())["permission"]
+
+
+def test_a_quota_of_nothing_is_found(cloud_settings: Callable[..., CloudSettings]) -> None:
+    assert (
+        "raise L-DB2E81BA to at least 4 vCPUs" in wrong(cloud_settings(), vcpus=0.0)["quota of G instances, on-demand"]
+    )
+
+
+def test_nothing_is_launched_by_looking(cloud_settings: Callable[..., CloudSettings], ec2: Ec2) -> None:
+    wrong(cloud_settings())
+    assert ec2.instances() == []
+
+
+def test_the_policy_allows_what_the_code_asks_for_and_no_more(
+    cloud_settings: Callable[..., CloudSettings], ec2: Ec2
+) -> None:
+    allowed = {
+        action
+        for statement in policy()["Statement"]
+        for action in ([statement["Action"]] if isinstance(statement["Action"], str) else statement["Action"])
+    }
+    assert not any("*" in action for action in allowed)
+    wrong(cloud_settings())
+    asked = {f"ec2:{action}" for action, _ in ec2.calls}
+    launches = {"ec2:CreateFleet", "ec2:TerminateInstances", "ec2:DescribeInstances", "ec2:CreatePlacementGroup"}
+    assert asked | launches <= allowed

@@ -1,0 +1,252 @@
+"""The cloud on moto's server, over HTTP by boto3: what is launched, what it bears, and what becomes of it."""
+
+from __future__ import annotations
+
+import base64
+
+import pytest
+
+from penstock_cloud.ec2 import PROTECTED
+from penstock_scheduler.model import Phase
+from tests.cloud.faults import Ec2, Fault
+from tests.cloud.site import CloudSite
+
+
+def test_a_job_leaves_runs_and_is_paid_for_to_the_second(site: CloudSite, ec2: Ec2) -> None:
+    site.submit("7")
+    site.send("7", usd=5.0)
+    assert [(line.kind, line.amount) for line in site.store.cloud_ledger()] == [("committed", 5.0)], (
+        "before EC2 hears of it"
+    )
+    site.until(lambda: site.jobs["7"].phase is Phase.RUNNING)
+    (instance,) = ec2.instances()
+    tags = {tag["Key"]: tag["Value"] for tag in instance["Tags"]}
+    assert tags["penstock:run"] == "7.1"
+    assert tags["penstock:node"] in ("a10g-0", "a10g-1")
+    assert float(tags["penstock:lifetime_s"]) == pytest.approx(5.0 / 1.006 * 3600, abs=1)
+    assert instance["InstanceType"] == "g5.xlarge"
+    site.tick()
+    site.finish("7")
+    site.until(lambda: not site.state.runs)
+    assert not ec2.running()
+    spent, owed = site.bill()
+    assert spent == pytest.approx(owed, abs=1e-9)
+    assert not any(action == "CreateTags" for action, _ in ec2.calls), "tags are there from launch"
+
+
+def test_the_launch_template_is_safe_and_bears_the_user_data(site: CloudSite, ec2: Ec2) -> None:
+    site.submit("7")
+    site.send("7")
+    site.tick()
+    client = ec2.direct()
+    (found,) = client.describe_launch_template_versions(Versions=["$Latest"])["LaunchTemplateVersions"]
+    data = found["LaunchTemplateData"]
+    assert data["MetadataOptions"]["HttpTokens"] == "required"
+    assert data["MetadataOptions"]["InstanceMetadataTags"] == "enabled"
+    assert all(each["Ebs"]["Encrypted"] for each in data["BlockDeviceMappings"])
+    assert data["InstanceInitiatedShutdownBehavior"] == "terminate"
+    script = base64.b64decode(data["UserData"]).decode()
+    assert "slurmd -D -N" in script
+    assert str(site.settings.share) in script
+
+
+@pytest.mark.parametrize("kind", ["lost-before", "lost-after"])
+def test_a_lost_answer_launches_nothing_twice(site: CloudSite, ec2: Ec2, kind: str) -> None:
+    site.submit("7")
+    ec2.faults.append(Fault("CreateFleet", kind))
+    site.send("7")
+    site.until(lambda: site.jobs["7"].phase is Phase.RUNNING)
+    assert len(ec2.instances()) == 1
+    assert ec2.double_launches == 0
+
+
+def test_no_capacity_rests_the_type_and_the_next_is_offered(site: CloudSite, ec2: Ec2) -> None:
+    words = "We currently do not have sufficient g5.xlarge capacity in us-east-1a"
+    site.submit("7")
+    ec2.faults.append(Fault("CreateFleet", "fleet", "InsufficientInstanceCapacity", words=words))
+    site.send("7")
+    site.until(lambda: not site.state.runs)
+    state = site.tick()
+    assert {offer.id.split("x ")[-1] for offer in state.offers} == {"g4dn.xlarge"}
+    assert words in state.words["7"]
+    assert any("g5.xlarge rests" in text for text in state.closed)
+    site.send("7", "g4dn.xlarge", 2.0)
+    site.until(lambda: site.jobs["7"].phase is Phase.RUNNING)
+    assert [each["InstanceType"] for each in ec2.instances()] == ["g4dn.xlarge"]
+    site.sleep(601)
+    assert {offer.id.split("x ")[-1] for offer in site.tick().offers} == {"g5.xlarge", "g4dn.xlarge"}, (
+        "the pause is over"
+    )
+
+
+def test_a_quota_stops_the_family_for_long(site: CloudSite, ec2: Ec2) -> None:
+    site.submit("7")
+    ec2.faults.append(Fault("CreateFleet", "error", "VcpuLimitExceeded"))
+    site.send("7")
+    site.until(lambda: not site.state.runs)
+    site.sleep(1800)
+    state = site.tick()
+    assert {offer.id.split("x ")[-1] for offer in state.offers} == {"g4dn.xlarge"}
+    assert "quota" in state.words["7"]
+
+
+def test_throttling_is_asked_again_and_nobody_is_told(site: CloudSite, ec2: Ec2) -> None:
+    site.submit("7")
+    ec2.faults.append(Fault("CreateFleet", "error", "RequestLimitExceeded", times=3))
+    site.send("7")
+    site.until(lambda: site.jobs["7"].phase is Phase.RUNNING)
+    assert not site.state.words
+    assert sum(action == "CreateFleet" for action, _ in ec2.calls) == 4
+
+
+def test_a_bad_configuration_stops_everything_until_an_admin_says_so(site: CloudSite, ec2: Ec2) -> None:
+    site.submit("7")
+    ec2.faults.append(
+        Fault("CreateFleet", "error", "InvalidSubnetID.NotFound", words="The subnet ID 'subnet-1' does not exist")
+    )
+    site.send("7")
+    site.until(lambda: not site.state.runs)
+    assert site.tick().offers == ()
+    site.crash()
+    state = site.tick()
+    assert state.offers == (), "a restart does not end it"
+    assert "does not exist" in " ".join(state.closed)
+    site.store.set_control(PROTECTED, None)
+    assert site.tick().offers
+
+
+def test_without_the_right_to_fleets_instances_are_run_one_by_one(site: CloudSite, ec2: Ec2) -> None:
+    site.submit("7")
+    ec2.faults += [
+        Fault("CreateFleet", "error", "UnauthorizedOperation"),
+        Fault("RunInstances", "error", "InsufficientInstanceCapacity"),
+    ]
+    site.send("7")
+    site.until(lambda: site.jobs["7"].phase is Phase.RUNNING)
+    asked = [fields["SubnetId"] for action, fields in ec2.calls if action == "RunInstances"]
+    assert asked == list(site.settings.subnets), "the second zone, after the first had no room"
+
+
+def test_boots_that_fail_lead_to_protected_mode(site: CloudSite, ec2: Ec2) -> None:
+    site.boots = False
+    site.submit("7")
+    for number in range(site.settings.protected_after):
+        site.send("7")
+        site.tick()
+        site.sleep(site.settings.boot_timeout_s)
+        site.until(lambda: not site.state.runs)
+        site.tick()
+        assert (site.store.control(PROTECTED) is not None) == (number == site.settings.protected_after - 1)
+        site.sleep(3601)
+        site.tick()
+    assert not ec2.running()
+    assert "did not join Slurm" in site.tick().words["7"]
+
+
+def test_a_gang_gets_all_its_nodes_or_none(site: CloudSite, ec2: Ec2) -> None:
+    site.submit("7", max_gpus=2)
+    ec2.faults += [
+        Fault("CreateFleet", "none"),  # the first goes through
+        Fault("CreateFleet", "fleet", "InsufficientInstanceCapacity"),
+    ]
+    site.send("7", "2x g5.xlarge", 10.0)
+    site.until(lambda: not site.state.runs)
+    assert len(ec2.instances()) == 1
+    assert not ec2.running(), "the one that was launched has been given back"
+    assert not ec2.groups
+    spent, owed = site.bill()
+    assert spent == pytest.approx(owed, abs=1e-9)
+    site.sleep(1300)
+    site.send("7", "2x g5.xlarge", 10.0)
+    site.until(lambda: site.jobs["7"].phase is Phase.RUNNING)
+    assert site.jobs["7"].allocation is not None
+    assert len(site.jobs["7"].allocation.shares) == 2
+    assert ec2.groups == {"penstock-penstock-7.2"}
+
+
+def test_a_recalled_job_comes_back_and_its_instance_ends(site: CloudSite, ec2: Ec2) -> None:
+    site.submit("7")
+    site.send("7")
+    site.until(lambda: site.jobs["7"].phase is Phase.RUNNING)
+    site.tick()
+    site.recall("7")
+    site.until(lambda: not site.state.runs)
+    assert site.jobs["7"].phase is Phase.QUEUED
+    assert "7" in site.tick().returned
+    assert not ec2.running()
+
+
+def test_a_run_is_ended_before_it_costs_more_than_was_committed(site: CloudSite, ec2: Ec2) -> None:
+    """$1.006 at $1.006 an hour is an hour; two minutes before its end the job is asked to leave."""
+    site.submit("7")
+    site.send("7", usd=1.006)
+    site.until(lambda: site.jobs["7"].phase is Phase.RUNNING)
+    site.sleep(3400)
+    site.ticks(2)
+    assert site.jobs["7"].phase is Phase.RUNNING
+    site.sleep(90)
+    site.until(lambda: not site.state.runs)
+    assert site.jobs["7"].phase is Phase.QUEUED
+    assert not ec2.running()
+
+
+def test_an_instance_that_ec2_takes_back_ends_the_run_and_its_job_is_queued(site: CloudSite, ec2: Ec2) -> None:
+    site.submit("7")
+    site.send("7")
+    site.until(lambda: site.jobs["7"].phase is Phase.RUNNING)
+    site.tick()
+    ec2.direct().terminate_instances(InstanceIds=ec2.running())
+    site.until(lambda: not site.state.runs)
+    assert site.jobs["7"].phase is Phase.QUEUED
+    assert "EC2 has taken" in site.tick().words["7"]
+
+
+def test_a_notice_of_interruption_makes_the_job_save_and_leave(site: CloudSite, ec2: Ec2) -> None:
+    site.submit("7")
+    site.send("7")
+    site.until(lambda: site.jobs["7"].phase is Phase.RUNNING)
+    site.tick()
+    assert site.jobs["7"].allocation is not None
+    notice = site.settings.share / "notices" / site.jobs["7"].allocation.shares[0].node
+    notice.parent.mkdir(parents=True)
+    notice.write_text('{"action": "terminate", "time": "2026-11-21T16:00:00Z"}')
+    site.until(lambda: not site.state.runs)
+    assert site.jobs["7"].phase is Phase.QUEUED
+    assert not notice.exists()
+
+
+def test_a_store_that_was_lost_leaves_no_instance_behind(site: CloudSite, ec2: Ec2, tmp_path) -> None:  # type: ignore[no-untyped-def]
+    from penstock_scheduler.store import open_store
+
+    site.submit("7")
+    site.send("7")
+    site.until(lambda: site.jobs["7"].phase is Phase.RUNNING)
+    new = open_store(tmp_path / "new", writer=True)
+    try:
+        site.store = new
+        site.crash()
+        site.until(lambda: not ec2.running())
+        site.ticks(3)
+        spent, owed = site.bill()
+        assert owed > 0
+        assert spent == pytest.approx(owed, abs=1e-9), "and it is paid for"
+    finally:
+        new.close()
+
+
+def test_instances_of_others_are_left_alone(site: CloudSite, ec2: Ec2) -> None:
+    client = ec2.direct()
+    other = {"ResourceType": "instance", "Tags": [{"Key": "penstock:cluster", "Value": "another"}]}
+    client.run_instances(ImageId=site.settings.image, MinCount=1, MaxCount=1, TagSpecifications=[other])
+    client.run_instances(ImageId=site.settings.image, MinCount=1, MaxCount=1)
+    site.ticks(5)
+    assert len(ec2.running()) == 2
+
+
+def test_a_cloud_that_is_away_offers_nothing_and_fails_no_tick(site: CloudSite, ec2: Ec2) -> None:
+    site.tick()
+    ec2.faults.append(Fault("DescribeInstances", "lost-before", times=2))
+    assert site.tick().offers == ()
+    assert "does not say what runs there" in " ".join(site.state.closed)
+    site.tick()
+    assert site.tick().offers

@@ -1,0 +1,42 @@
+"""The generated user data, really run: an instance ends itself when it should, and passes on EC2's notice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from penstock_cloud.fleet import Fleet, Order, connect
+from penstock_cloud.settings import CloudSettings
+from penstock_slurm.loopback import wait_for
+from tests.cloud.faults import Ec2
+from tests.cloud.hypervisor import Hypervisor
+
+
+def test_instances_end_themselves_and_pass_on_a_notice(
+    cloud_settings: Callable[..., CloudSettings], ec2: Ec2, tmp_path: Path
+) -> None:
+    """Three instances of which no slurmd is ever wanted, and a daemon that has been dead for long.
+
+    `short` has lived its 1 s; `long` may live for an hour but the daemon is silent; `nameless` cannot read who it is.
+    """
+    settings = cloud_settings(silent_s=8.0, slurm_conf="/nonexistent")
+    fleet = Fleet(connect(settings), settings)
+
+    def launch(node: str, tags: dict[str, str]) -> str:
+        return fleet.launch(Order(f"token-{node}", "g5.xlarge", "on-demand", {"run": node} | tags))
+
+    with Hypervisor(ec2, tmp_path / "hypervisor") as hypervisor:
+        short = launch("short", {"node": "short", "lifetime_s": "1"})
+        long = launch("long", {"node": "long", "lifetime_s": "3600"})
+        nameless = launch("nameless", {})
+        wait_for(lambda: len(hypervisor.booted) == 3, 60, "all boot")
+        hypervisor.notice("long")
+        wait_for(lambda: short not in ec2.running(), 60, "the short one ends", details=hypervisor.console)
+        wait_for(lambda: nameless not in ec2.running(), 60, "the nameless one ends", details=hypervisor.console)
+        notice = settings.share / "notices" / "long"
+        wait_for(notice.exists, 60, "the notice is passed on", details=hypervisor.console)
+        assert "terminate" in notice.read_text()
+        wait_for(lambda: long not in ec2.running(), 60, "the other ends, too", details=hypervisor.console)
+        assert "its longest life, 1 s, is over" in hypervisor.console()
+        assert "penstockd has been silent for 8 s" in hypervisor.console()
+        assert "cannot read its tags" in hypervisor.console()
