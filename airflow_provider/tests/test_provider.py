@@ -306,3 +306,25 @@ def test_the_example_dags_run(example, folder, hook):
     else:
         best = next(ti for ti in run.get_task_instances() if ti.task_id == "best")
         assert best.xcom_pull(task_ids="best") == {"learning_rate": 0.1, "loss": 0.0}
+
+
+def test_of_a_long_output_the_end_is_shown_and_a_line_without_end_does_not_stop_it(folder, instance, hook):
+    script = "#!/bin/bash\nhead -c 1500000 /dev/zero | tr '\\0' x\nprintf '\\nthe end\\n'\n"
+    operator = submit("lengthy", folder, script=script, deferrable=False)
+    job_id = operator.execute({"ti": instance("lengthy")})["job_id"]
+    lines, end = hook.log_since(job_id, 0)
+    assert end == 1_500_009
+    assert lines[0] == f"({end - (1 << 20)} bytes left out)"
+    assert lines[-1] == "the end"
+    trigger = PenstockJobTrigger("penstock_default", job_id)
+
+    async def looks():
+        shown = []
+        for _ in range(10):
+            await trigger._show()
+            shown.append(trigger._shown)
+        return shown
+
+    shown = asyncio.run(looks())
+    assert sorted(shown) == shown
+    assert shown[-1] == end

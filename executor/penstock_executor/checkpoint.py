@@ -23,7 +23,7 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -192,7 +192,10 @@ class Checkpoints:
         for _, _, path in listed[self._keep :]:
             with contextlib.suppress(OSError):
                 path.unlink()
-        belongs = set(_shards_of(path for _, _, path in listed[: self._keep]))
+        try:
+            belongs = {shards for _, _, path in listed[: self._keep] if (shards := _shards_of(path)) is not None}
+        except OSError:
+            return  # what cannot be read for a moment may be whole
         for folder in self.folder.glob("epoch-*"):
             match = _EPOCH.fullmatch(folder.name)
             if match is None or int(match[1]) > self.epoch:
@@ -240,11 +243,14 @@ def fingerprint(path: Path) -> tuple[int, str]:
     return size, digest.hexdigest()
 
 
-def _shards_of(paths: Iterator[Path]) -> Iterator[Path]:
-    for path in paths:
-        with contextlib.suppress(OSError, ValueError, TypeError, AttributeError), path.open("rb") as file:
-            if shards := json.loads(file.readline(MAX_HEADER_BYTES)).get("shards"):
-                yield path.parent / shards["folder"]
+def _shards_of(path: Path) -> Path | None:
+    """The folder of a checkpoint's shards, if it has any and its header can be understood. Raises OSError."""
+    with path.open("rb") as file:
+        header = file.readline(MAX_HEADER_BYTES)
+    with contextlib.suppress(ValueError, TypeError, AttributeError, KeyError):
+        if shards := json.loads(header).get("shards"):
+            return path.parent / str(shards["folder"])
+    return None
 
 
 def _check_shards(shards: Shards | None) -> None:

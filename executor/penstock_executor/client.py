@@ -135,7 +135,7 @@ class Client:
 
             self._post = Post(environment.service, environment.job_id, epoch)
             # A run that does not see the spool may have the epoch of one before it: its reports are not that one's.
-            self._sequence = int(time.time())
+            self._sequence = time.time_ns() // 1_000_000 % 2**31
 
     def said(self) -> list[Body]:
         """What this run has reported, from the spool; [] without one."""

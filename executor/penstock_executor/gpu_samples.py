@@ -30,6 +30,8 @@ class GpuSamples:
             self._nvml = Nvml().__enter__()
         except NoNvml as error:
             log.debug("no samples of GPUs: %s", error)
+        except Exception:  # whatever the driver does, training goes on
+            log.debug("no samples of GPUs", exc_info=True)
 
     def look(self) -> None:
         """Take a sample. Costs about a millisecond a GPU, and never raises."""

@@ -109,6 +109,7 @@ def test_users_are_apart(site: Site) -> None:
 
         # Submission by a daemon of root runs as the one who asks.
         anns = str(as_user(ANN, lambda: submit(ANN, "same", ("sh", "-c", "id -un; sleep 600"))))
+        assert anns.isdigit(), anns
         output = homes[ANN] / f"{anns}.out"
         wait_for(lambda: output.exists() and output.read_text(), 60, "the job to say who it is", details=site.tail)
         assert output.read_text().split() == [ANN]

@@ -93,7 +93,8 @@ def test_limits_that_are_wrong_are_told_with_their_key(text, words):
     assert str(error.value).startswith("here: [limits] ")
 
 
-def test_the_daemon_tells_settings_that_are_wrong_and_exits_with_2(tmp_path, capsys):
+def test_the_daemon_tells_settings_that_are_wrong_and_exits_with_2(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(daemon, "configure_logging", lambda log_format: None)  # it is for a whole process
     path = tmp_path / "penstock.toml"
     assert daemon.main(["--config", str(path)]) == 2
     assert "No such file" in capsys.readouterr().err

@@ -127,15 +127,22 @@ class PenstockHook(BaseHook):
         return self.log_since(job_id, -MAX_LOG_BYTES)[0]
 
     def log_since(self, job_id: str, offset: int) -> tuple[Sequence[str], int]:
-        """The lines of a job's output from a byte on (negative: from the end), and the byte after them; at most a few MiB."""
-        text = ""
+        """The lines of a job's output from a byte on (negative: from the end), and the byte after them.
+
+        Of more than 1 MiB the last: what is left out, a line in its place says.
+        """
+        text, left_out = "", 0
         with contextlib.suppress(PenstockRefused):
-            while len(text) < MAX_LOG_BYTES:
+            while True:
                 part = self.ask("GET", f"/v1/jobs/{job_id}/log", params={"offset": offset})
+                if part["size"] - part["offset"] > MAX_LOG_BYTES and not left_out:
+                    left_out, offset = part["size"] - MAX_LOG_BYTES - part["offset"], part["size"] - MAX_LOG_BYTES
+                    continue
                 text, offset = text + part["text"], part["next"]
                 if offset >= part["size"] or not part["text"]:
                     break
-        return text.splitlines(), max(offset, 0)
+        lines = text.splitlines()
+        return [f"({left_out} bytes left out)", *lines] if left_out else lines, max(offset, 0)
 
     def used(self, job_id: str) -> dict[str, Any]:
         """What a job used: `cost_usd` by the budget ledger, and the global `batch_sizes` that it reported of late."""

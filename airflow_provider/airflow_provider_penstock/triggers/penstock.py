@@ -198,6 +198,8 @@ class PenstockJobTrigger(BaseTrigger):
             return  # the next look, or the end, will show it
         whole, _, begun = part["text"].rpartition("\n")
         self._shown = part["next"] - len(begun.encode())  # a line that is being written is shown when it is whole
+        if part["next"] < part["size"] and not whole:  # a line longer than a part, such as a progress bar's
+            whole, self._shown = begun, part["next"]
         for line in whole.splitlines():
             self.log.info("%s", line)
 

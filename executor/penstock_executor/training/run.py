@@ -48,6 +48,9 @@ STOPPED, FENCED = 128 + signal.SIGTERM, 75
 TRUSTED_WEIGHT = 0.1
 """How full the memory of the noise estimate must be before batches are chosen by it: 105 steps at the initial batch."""
 
+SETTLED_WEIGHT = 0.39
+"""How full it must be before steps go unmeasured: 500 steps at the initial batch, after which estimates are within 10 %."""
+
 PACED_EVERY = 48
 """Steps between two looks at what measuring the gradients costs; a multiple of `LONGEST_STRIDE`."""
 
@@ -461,7 +464,8 @@ class Run:
             vector[_Word.TOTAL], vector[_Word.ATOMIC] = decided.total, decided.atomic
         if self.steps % PACED_EVERY == 0 and self._noise.weight >= TRUSTED_WEIGHT and self._timed.steps:
             step_s = self._timed.seconds / self._timed.steps
-            vector[_Word.EVERY] = self._pace(step_s)
+            if self._noise.weight >= SETTLED_WEIGHT:
+                vector[_Word.EVERY] = self._pace(step_s)
             if self.world > 1:
                 vector[_Word.STRIDE] = min(max(int(WORD_EVERY_S / step_s), 1), LONGEST_STRIDE)
 
@@ -508,11 +512,15 @@ class Run:
     def _stand_still(self, *, asked_by_daemon: bool) -> None:
         """Move off the GPUs until this job may go on. While it stands still, processes exchange nothing: they may be frozen."""
         request, environment = None, read_environment()
+        if asked_by_daemon:
+            asked = self.reporter.request if self.reporter is not None else None
+            if self.reporter is not None and asked is not None and asked.kind == "suspend":
+                request, self.reporter.request = asked.id, None
+            request = self._group.from_first(request)
+            if request is None:
+                return  # the daemon has asked for something else meanwhile
         moved = [self._suspension.move_out(self._optimizer, self._bare.parameters())]
         if asked_by_daemon:
-            if self.reporter is not None and self.reporter.request is not None:
-                request, self.reporter.request = self.reporter.request.id, None
-            request = self._group.from_first(request)
             moved = self._group.gather(moved[0])
         self._put(
             Suspended(

@@ -159,7 +159,12 @@ class Saver:
             failure = error
         everyones: list[Any] = [(str(failure) if failure else None, mine)] * processes
         if self.group is not None:
-            dist.all_gather_object(everyones, everyones[rank], group=self.group)
+            try:
+                dist.all_gather_object(everyones, everyones[rank], group=self.group)
+            except Exception as error:  # another process is gone, or took too long
+                raise NotSaved(
+                    f"no checkpoint written to {folder}: the job's processes lost each other: {error}"
+                ) from error
         reasons = [reason for reason, _ in everyones if reason]
         if reasons:
             raise NotSaved(
