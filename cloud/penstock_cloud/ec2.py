@@ -26,12 +26,14 @@ from penstock_cloud.fleet import GONE, Fleet, Order, Seen
 from penstock_cloud.runs import Run, Slot, State, cost_usd, entries
 from penstock_cloud.settings import CloudSettings, Market
 from penstock_cloud.user_data import ALIVE, NOTICES
+from penstock_scheduler.burst.choices import within
 from penstock_scheduler.burst.history import averages, histories
 from penstock_scheduler.burst.ledger import budget_lines
 from penstock_scheduler.burst.waiting import Averages, Wait, WaitingPolicy, by_budget
 from penstock_scheduler.messages import JobView, LedgerLine
 from penstock_scheduler.model import (
     Action,
+    BudgetLine,
     BurstJob,
     CloudAction,
     CloudState,
@@ -168,11 +170,8 @@ class Ec2Cloud:
         return CloudState(
             offers=offers,
             runs=tuple(run.as_seen() for run in self._runs.values()),
-            budgets=budget_lines(
-                self._settings.budget,
-                entries(self._lines),
-                now_s,
-                {job.account for job in jobs} | {run.account for run in self._runs.values()},
+            budgets=self._budgets(
+                now_s, {job.account for job in jobs} | {run.account for run in self._runs.values()}
             ),
             waiting=self._waiting,
             by_default=self._settings.by_default,
@@ -196,6 +195,9 @@ class Ec2Cloud:
         """See `ports.Burst`."""
         return tuple(self._recall(each) if isinstance(each, Recall) else self._order(each) for each in actions)
 
+    def _budgets(self, now_s: float, accounts: Iterable[str]) -> tuple[BudgetLine, ...]:
+        return budget_lines(self._settings.budget, entries(self._lines), now_s, accounts)
+
     # --- orders
 
     def _order(self, action: BurstJob) -> Outcome:
@@ -210,15 +212,21 @@ class Ec2Cloud:
             return Outcome(
                 action, Progress.FAILED, f"[cloud] max_runs={self._settings.max_runs} jobs are there already"
             )
+        before = [Run.model_validate_json(row.record) for row in self._store.cloud_runs(job=action.job)]
+        if any(run.round == action.round for run in before):
+            text = f"its run that round {action.round} ordered is over; the next round decides anew"
+            return Outcome(action, Progress.FAILED, text)
+        broken = within(self._budgets(now_s, {job.account}), {job.id: (job.account, action.usd)})
+        if broken:
+            return Outcome(action, Progress.FAILED, f"{broken[0]} does not allow ${action.usd:.2f} any more")
         offer, instance_type, market = known
         taken = {name for run in self._runs.values() for name in run.nodes}
         kind = self._catalogue_type(instance_type)
         room = [node.name for node in self._nodes.nodes() if node.name not in taken and _suits(node, kind)]
         if kind is None or len(room) < offer.nodes:
             return Outcome(action, Progress.FAILED, "another job has taken the cloud nodes meanwhile")
-        attempt = 1 + len(self._store.cloud_runs(job=action.job))
         run = Run(
-            id=f"{action.job}.{attempt}",
+            id=f"{action.job}.{1 + len(before)}",
             job=action.job,
             user=job.user,
             account=job.account,

@@ -23,6 +23,7 @@ from penstock_scheduler.model import (
     Hold,
     Job,
     JobWish,
+    Outcome,
     Phase,
     Placement,
     Recall,
@@ -45,9 +46,11 @@ class CloudSite:
         self.on: dict[str, str] = {}  # node -> job that Slurm has sent there
         self.names = {f"{kind}-{number}": kind for kind, count in TYPES.items() for number in range(count)}
         self.boots = True
+        self.round = 0
         self._client = client or connect(settings)  # half a second each; nothing of a daemon's memory is in it
         self.cloud = self.open()
         self.state = CloudState()
+        self.outcomes: tuple[Outcome, ...] = ()
 
     def open(self) -> Ec2Cloud:
         """A daemon's cloud, as after a start."""
@@ -129,7 +132,7 @@ class CloudSite:
                 self._start(asked.job, asked.placement)
             elif isinstance(asked, Hold):
                 self._queue(asked.job)
-        self.cloud.apply(actions)
+        self.outcomes = self.cloud.apply(actions)
         self.ahead_s += 2.0
         return self.state
 
@@ -138,12 +141,14 @@ class CloudSite:
             self.tick()
 
     def send(self, job: str, offer: str = "g5.xlarge", usd: float = 5.0) -> None:
+        """What a new round that lets the job leave does, and a tick before and after it."""
         self.tick()
-        self.tick(BurstJob(job, 1, offer, usd))
+        self.round += 1
+        self.tick(BurstJob(job, self.round, offer, usd))
         self.tick()
 
     def recall(self, job: str) -> None:
-        self.tick(Recall(job, 1))
+        self.tick(Recall(job, self.round))
 
     def until(self, condition, most: int = 60) -> None:  # type: ignore[no-untyped-def]
         for _ in range(most):

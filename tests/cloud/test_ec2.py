@@ -7,7 +7,7 @@ import base64
 import pytest
 
 from penstock_cloud.ec2 import PROTECTED
-from penstock_scheduler.model import Phase
+from penstock_scheduler.model import BurstJob, Phase, Progress
 from tests.cloud.faults import Ec2, Fault
 from tests.cloud.site import CloudSite
 
@@ -199,6 +199,30 @@ def test_an_instance_that_ec2_takes_back_ends_the_run_and_its_job_is_queued(site
     site.until(lambda: not site.state.runs)
     assert site.jobs["7"].phase is Phase.QUEUED
     assert "EC2 has taken" in site.tick().words["7"]
+
+
+def test_a_run_that_is_over_is_not_ordered_again_by_the_round_that_ordered_it(site: CloudSite, ec2: Ec2) -> None:
+    site.submit("7")
+    site.send("7")
+    site.until(lambda: site.jobs["7"].phase is Phase.RUNNING)
+    site.tick()
+    ec2.direct().terminate_instances(InstanceIds=ec2.running())
+    site.until(lambda: not site.state.runs)
+    site.tick(BurstJob("7", site.round, "g5.xlarge", 5.0))
+    assert "the next round decides anew" in site.outcomes[0].text
+    assert not site.tick().runs
+    site.send("7")
+    assert [run.job for run in site.tick().runs] == ["7"]
+
+
+def test_an_order_that_the_ledger_has_no_money_for_any_more_is_refused(site: CloudSite) -> None:
+    """$1000 in all: $600 are committed to one job, so a plan's $600 for another are too much by now."""
+    site.submit("7")
+    site.submit("8")
+    site.tick()
+    site.tick(BurstJob("7", 1, "g5.xlarge", 600.0), BurstJob("8", 1, "g5.xlarge", 600.0))
+    assert [outcome.progress for outcome in site.outcomes] == [Progress.UNDER_WAY, Progress.FAILED]
+    assert "does not allow $600.00 any more" in site.outcomes[1].text
 
 
 def test_a_notice_of_interruption_makes_the_job_save_and_leave(site: CloudSite, ec2: Ec2) -> None:
