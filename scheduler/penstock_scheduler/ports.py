@@ -119,7 +119,10 @@ class CloudNodes(Protocol):
         ...
 
     def refuse(self, job: JobId, text: str) -> None:
-        """Put a job that came to these nodes unasked back into the queue, held, and tell its user. Raises ClusterAway."""
+        """Put a job that came to these nodes unasked back into the queue, held, or else end it; and tell its user.
+
+        Raises ClusterAway, but not if the cluster does not want it.
+        """
         ...
 
 
