@@ -114,6 +114,10 @@ class CloudNodes(Protocol):
         """All of them, as the cluster's last look saw them."""
         ...
 
+    def reason(self, job: JobId) -> str:
+        """Why the cluster has not started a job, in its own words; empty: it does not say."""
+        ...
+
     def power_down(self, nodes: Sequence[str]) -> None:
         """Tell the cluster that these have no instance any more; what ran there is queued again. Raises ClusterAway."""
         ...

@@ -58,6 +58,11 @@ class SlurmCloudNodes:
             for node in self._nodes.values()
         )
 
+    def reason(self, job: JobId) -> str:
+        """See `ports.CloudNodes`."""
+        known = self._jobs.get(job)
+        return "" if known is None else known.reason
+
     def power_down(self, nodes: Sequence[str]) -> None:
         """See `ports.CloudNodes`. Nodes that are down, or on their way there, are left alone."""
         up = [name for name in nodes if name in self._nodes and not self._nodes[name].state & DOWN]

@@ -46,6 +46,7 @@ class CloudSite:
         self.on: dict[str, str] = {}  # node -> job that Slurm has sent there
         self.names = {f"{kind}-{number}": kind for kind, count in TYPES.items() for number in range(count)}
         self.boots = True
+        self.starts = True
         self.round = 0
         self._client = client or connect(settings)  # half a second each; nothing of a daemon's memory is in it
         self.cloud = self.open()
@@ -75,6 +76,9 @@ class CloudSite:
             CloudNode(name, kind, 1, 4, 8000, free=name not in self.on, up=self.boots and name in alive)
             for name, kind in self.names.items()
         )
+
+    def reason(self, job: str) -> str:
+        return "" if self.starts else "AssocGrpBilling"
 
     def power_down(self, nodes: Sequence[str]) -> None:
         for name in nodes:
@@ -128,7 +132,7 @@ class CloudSite:
         for asked in self.cloud.asks():
             if asked.job not in self.jobs:
                 continue
-            if isinstance(asked, Start):
+            if isinstance(asked, Start) and self.starts:
                 self._start(asked.job, asked.placement)
             elif isinstance(asked, Hold):
                 self._queue(asked.job)
