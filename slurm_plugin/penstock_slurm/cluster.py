@@ -229,7 +229,9 @@ class SlurmCluster:
             if job.allocation is not None:
                 for share in job.allocation.shares:
                     self._free[share.node] = self._free.get(share.node, 0) - share.gpus
-        limits = gpu_limits(rules.limits, managed, (job for job in slurm_jobs if job.state in HOLDING | LEAVING))
+        # To Slurm's limits what runs in the cloud counts too, but no policy takes it away: so it is what others hold.
+        here = {job.id: job for job in managed.values() if in_cloud.keys().isdisjoint(job.nodes)}
+        limits = gpu_limits(rules.limits, here, (job for job in slurm_jobs if job.state in HOLDING | LEAVING))
         return ClusterState(nodes, tuple(jobs.values()), tuple(refused), limits, ended)
 
     def apply(self, actions: Sequence[Action]) -> tuple[Outcome, ...]:
