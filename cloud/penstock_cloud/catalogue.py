@@ -107,6 +107,9 @@ def fetch(
 ) -> Catalogue:
     """Ask EC2 about the types `names`. Three APIs, a few calls each; without the right to ask for prices, the shipped ones count.
 
+    Args:
+        endpoint: EC2's; the price list has its own.
+
     Raises:
         ClientError, BotoCoreError: EC2 does not describe its instance types.
     """
@@ -121,9 +124,7 @@ def fetch(
                 types[known.instance_type] = known
     spot: dict[str, dict[str, float]] = {}
     try:
-        on_demand = _on_demand(
-            session.client("pricing", region_name=PRICING_REGION, endpoint_url=endpoint), region, types
-        )
+        on_demand = _on_demand(session.client("pricing", region_name=PRICING_REGION), region, types)
     except (BotoCoreError, ClientError):
         table = shipped()
         on_demand = {name: kept.usd_per_h for name, kept in table.types.items()} if table.region == region else {}

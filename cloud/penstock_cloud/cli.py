@@ -88,7 +88,7 @@ def doctor(config: Path = CONFIG) -> None:
     quick = Config(connect_timeout=3, read_timeout=20, retries={"total_max_attempts": 2})
     try:
         session = boto3.session.Session(region_name=section.region)
-        quotas = session.client("service-quotas", endpoint_url=section.endpoint, config=quick)
+        quotas = session.client("service-quotas", config=quick)
     except BotoCoreError as error:
         raise ConfigError(f"[cloud] region={section.region!r}: {error}") from None
     catalogue = load(settings.section(DaemonSettings).state_dir / FILE, section.region)
@@ -103,11 +103,12 @@ def doctor(config: Path = CONFIG) -> None:
 
 
 @app.command()
-def policy() -> None:
-    """Print the IAM policy that penstockd's role needs, and no more than that."""
-    from penstock_cloud.doctor import policy as shipped
+def policy(config: Path = CONFIG) -> None:
+    """Print the IAM policy that penstockd's role needs, and no more than that: for [cloud] as it is set now."""
+    from penstock_cloud.doctor import policy as least
+    from penstock_cloud.settings import CloudSettings
 
-    typer.echo(json.dumps(shipped(), indent=2))
+    typer.echo(json.dumps(least(load_settings(config).section(CloudSettings)), indent=2))
 
 
 @app.command("list")

@@ -36,12 +36,52 @@ class Finding:
         return not self.remedy
 
 
-def policy() -> dict[str, Any]:
-    """The least-privilege IAM policy that comes with Penstock."""
+def policy(settings: CloudSettings) -> dict[str, Any]:
+    """The least-privilege IAM policy for these settings: what every site needs, and what its profile and its key need.
+
+    The statements for the key are those of AWS, "Requirements for Amazon EBS encryption".
+    """
     found: dict[str, Any] = json.loads(
         (files("penstock_cloud") / "data" / "iam-policy.json").read_text(encoding="utf-8")
     )
+    if settings.instance_profile is not None:
+        found["Statement"].append(
+            {
+                "Sid": "GiveInstancesTheirRole",
+                "Effect": "Allow",
+                "Action": ["iam:PassRole"],
+                "Resource": f"arn:aws:iam::*:role/{settings.instance_profile}",
+                "Condition": {"StringEquals": {"iam:PassedToService": "ec2.amazonaws.com"}},
+            }
+        )
+    if settings.kms_key is not None:
+        found["Statement"] += _key_statements(settings.kms_key)
     return found
+
+
+def _key_statements(key: str) -> list[dict[str, Any]]:
+    """For a key by its ARN, its id, or an alias (`alias/NAME`, also as an ARN): IAM knows keys alone by ARN."""
+    which: dict[str, dict[str, Any]] = {}
+    resource = key if key.startswith("arn:") else f"arn:aws:kms:*:*:key/{key}"
+    if "alias/" in key:
+        resource = "arn:aws:kms:*:*:key/*"
+        which = {"ForAnyValue:StringEquals": {"kms:ResourceAliases": key[key.index("alias/") :]}}
+    use = [
+        "kms:Decrypt",
+        "kms:DescribeKey",
+        "kms:GenerateDataKeyWithoutPlaintext",
+        "kms:ReEncryptFrom",
+        "kms:ReEncryptTo",
+    ]
+    statement = {"Sid": "EncryptVolumes", "Effect": "Allow", "Action": use, "Resource": resource}
+    grant = {
+        "Sid": "LetEc2UseTheKey",
+        "Effect": "Allow",
+        "Action": ["kms:CreateGrant"],
+        "Resource": resource,
+        "Condition": {"Bool": {"kms:GrantIsForAWSResource": "true"}} | which,
+    }
+    return [statement | ({"Condition": which} if which else {}), grant]
 
 
 def examine(

@@ -19,6 +19,7 @@ import logging
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from penstock_cloud.catalogue import Catalogue, InstanceType
 from penstock_cloud.failures import Kind, LaunchFailed, back_off_s, pause_s
@@ -26,12 +27,14 @@ from penstock_cloud.fleet import GONE, Fleet, Order, Seen
 from penstock_cloud.runs import Run, Slot, State, cost_usd, entries
 from penstock_cloud.settings import CloudSettings, Market
 from penstock_cloud.user_data import ALIVE, NOTICES
+from penstock_scheduler.burst.choices import within
 from penstock_scheduler.burst.history import averages, histories
 from penstock_scheduler.burst.ledger import budget_lines
 from penstock_scheduler.burst.waiting import Averages, Wait, WaitingPolicy, by_budget
 from penstock_scheduler.messages import JobView, LedgerLine
 from penstock_scheduler.model import (
     Action,
+    BudgetLine,
     BurstJob,
     CloudAction,
     CloudState,
@@ -140,6 +143,8 @@ class Ec2Cloud:
         self._seen: dict[str, Seen] | None = None
         self._looked_s = -1e18
         self._away = ""
+        self._silent = False
+        self._undeleted: set[Path] = set()
         self._read_s = -1e18
         self._past: list[JobView] = []
         self._waiting = self._policy(())
@@ -152,7 +157,7 @@ class Ec2Cloud:
     def observe(self, jobs: Sequence[Job]) -> CloudState:
         """See `ports.Burst`. A cloud that does not answer offers nothing, and keeps nobody on site from running."""
         now_s = self._clock.now_s()
-        self._asks = []
+        self._asks, self._silent = [], False
         self._sign_of_life()
         self._look(now_s)
         self._hear_slurm()
@@ -168,12 +173,7 @@ class Ec2Cloud:
         return CloudState(
             offers=offers,
             runs=tuple(run.as_seen() for run in self._runs.values()),
-            budgets=budget_lines(
-                self._settings.budget,
-                entries(self._lines),
-                now_s,
-                {job.account for job in jobs} | {run.account for run in self._runs.values()},
-            ),
+            budgets=self._budgets(now_s, {job.account for job in jobs} | {run.account for run in self._runs.values()}),
             waiting=self._waiting,
             by_default=self._settings.by_default,
             at_cap=self._settings.at_cap,
@@ -196,6 +196,9 @@ class Ec2Cloud:
         """See `ports.Burst`."""
         return tuple(self._recall(each) if isinstance(each, Recall) else self._order(each) for each in actions)
 
+    def _budgets(self, now_s: float, accounts: Iterable[str]) -> tuple[BudgetLine, ...]:
+        return budget_lines(self._settings.budget, entries(self._lines), now_s, accounts)
+
     # --- orders
 
     def _order(self, action: BurstJob) -> Outcome:
@@ -210,15 +213,21 @@ class Ec2Cloud:
             return Outcome(
                 action, Progress.FAILED, f"[cloud] max_runs={self._settings.max_runs} jobs are there already"
             )
+        before = [Run.model_validate_json(row.record) for row in self._store.cloud_runs(job=action.job)]
+        if any(run.round == action.round for run in before):
+            text = f"its run that round {action.round} ordered is over; the next round decides anew"
+            return Outcome(action, Progress.FAILED, text)
+        broken = within(self._budgets(now_s, {job.account}), {job.id: (job.account, action.usd)})
+        if broken:
+            return Outcome(action, Progress.FAILED, f"{broken[0]} does not allow ${action.usd:.2f} any more")
         offer, instance_type, market = known
         taken = {name for run in self._runs.values() for name in run.nodes}
         kind = self._catalogue_type(instance_type)
         room = [node.name for node in self._nodes.nodes() if node.name not in taken and _suits(node, kind)]
         if kind is None or len(room) < offer.nodes:
             return Outcome(action, Progress.FAILED, "another job has taken the cloud nodes meanwhile")
-        attempt = 1 + len(self._store.cloud_runs(job=action.job))
         run = Run(
-            id=f"{action.job}.{attempt}",
+            id=f"{action.job}.{1 + len(before)}",
             job=action.job,
             user=job.user,
             account=job.account,
@@ -249,7 +258,10 @@ class Ec2Cloud:
     # --- the states
 
     def _advance(self, run: Run, job: Job | None, nodes: Mapping[str, CloudNode], now_s: float) -> None:
-        """One step; a step that changes the record writes it first. EC2's refusals end the step, not the tick."""
+        """One step; a step that changes the record writes it first. EC2's refusals end the step, not the tick.
+
+        After a lost answer EC2 is asked nothing more in this tick: each may take a time limit, and the loop waits for all.
+        """
         run = self._refreshed(run)
         try:
             match run.state:
@@ -266,6 +278,7 @@ class Ec2Cloud:
                 case "over":
                     raise AssertionError("a run that is over is not kept")
         except LaunchFailed as error:
+            self._silent |= error.kind is Kind.LOST
             log.warning("EC2 refuses", extra={"run": run.id, "state": run.state, "text": str(error)})
 
     def _launch(self, run: Run, job: Job | None, now_s: float) -> None:
@@ -273,7 +286,9 @@ class Ec2Cloud:
             return self._finish(run, "its job is gone")
         if job.phase is not Phase.QUEUED:
             return self._finish(run, "its job runs elsewhere")
-        if now_s < self._retry_s.get(run.id, 0.0):
+        if self._silent and now_s - run.ordered_s >= ORDER_PATIENCE_S:
+            return self._finish(run, f"{Kind.LOST}: EC2 is silent", failed=True)
+        if self._silent or now_s < self._retry_s.get(run.id, 0.0):
             return None
         try:
             run = self._launch_all(run, now_s)
@@ -300,7 +315,7 @@ class Ec2Cloud:
                 token = hashlib.sha256(f"{self._settings.name} {run.id} {run.ordered_s} {index}".encode()).hexdigest()[
                     :48
                 ]
-                order = Order(token, run.instance_type, run.market, run.tags(slot), group)
+                order = Order(token, run.instance_type, run.market, run.tags(slot), run.usd_per_h, group)
                 instance, launched_s = self._fleet.launch(order), now_s
             slots = list(run.slots)
             slots[index] = slot.model_copy(update={"instance": instance, "launched_s": launched_s})
@@ -313,6 +328,7 @@ class Ec2Cloud:
     def _refused(self, run: Run, error: LaunchFailed, now_s: float) -> None:
         run = self._runs[run.id]
         settings = self._settings
+        self._silent |= error.kind is Kind.LOST
         if error.kind in (Kind.THROTTLED, Kind.LOST) and now_s - run.ordered_s < ORDER_PATIENCE_S:
             self._tries[run.id] = self._tries.get(run.id, 0) + 1
             self._retry_s[run.id] = now_s + pause_s(self._tries[run.id], self._rng)
@@ -346,7 +362,15 @@ class Ec2Cloud:
             return None
         if job.phase is Phase.RUNNING and not _at(job, run):
             return self._finish(run, "its job runs elsewhere")
+        if run.expires_s is not None and now_s >= run.expires_s:
+            return self._finish(run, f"the ${run.usd:.2f} that it may cost were used up before it ran", failed=True)
+        if not run.asked and any(name in nodes and not nodes[name].free for name in run.nodes):
+            run = run.model_copy(update={"asked": True})
+            self._save(run)
         if now_s - run.ordered_s > self._settings.boot_timeout_s:
+            if not run.asked:  # nothing is known to be wrong with the image or the type
+                reason = self._nodes.reason(run.job) or "it does not say why"
+                return self._finish(run, f"Slurm did not start it: {reason}", failed=True)
             return self._boot_failed(run, f"it did not join Slurm within {self._settings.boot_timeout_s:.0f} s", now_s)
         per_node = run.offer.gpus // run.offer.nodes
         shares = tuple(Share(name, per_node) for name in run.nodes)
@@ -371,7 +395,11 @@ class Ec2Cloud:
             return self._finish(run, "Slurm has put its job back into the queue", failed=True)
         if run.expires_s is not None and now_s >= run.expires_s - min(LEAD_S, run.lifetime_s / 2):
             return self._leave(run, f"the ${run.usd:.2f} that it may cost are used up")
-        notices = [name for name in run.nodes if (self._settings.share / NOTICES / name).exists()]
+        try:
+            notices = [name for name in run.nodes if (self._settings.share / NOTICES / name).exists()]
+        except OSError as error:
+            log.warning("notices of interruption cannot be read", extra={"run": run.id, "text": str(error)})
+            notices = []
         if notices:
             return self._leave(run, f"EC2 takes {', '.join(notices)} back within two minutes")
         return None
@@ -403,6 +431,8 @@ class Ec2Cloud:
         mine = job is not None and job.phase is not Phase.QUEUED and _at(job, run)
         if mine:
             self._asks.append(Hold(run.job, run.round))
+        if self._silent:
+            return
         # What an order whose answer was lost has launched is not in the record, but bears the run's tag.
         found = {seen.id: seen for seen in self._fleet.seen(run.id)}
         known = {slot.instance for slot in run.slots}
@@ -429,7 +459,7 @@ class Ec2Cloud:
         if len(run.slots) > 1:
             self._fleet.drop_group(f"penstock-{self._settings.name}-{run.id}")
         for name in run.nodes:
-            (self._settings.share / NOTICES / name).unlink(missing_ok=True)
+            self._delete(self._settings.share / NOTICES / name)
         if run.ran:
             self._returned[run.job] = now_s
         self._save(run.model_copy(update={"state": "over"}), run.spent(now_s))
@@ -451,6 +481,7 @@ class Ec2Cloud:
             self._looked_s, self._away = now_s, ""
         except LaunchFailed as error:
             self._seen, self._away = None, f"EC2 does not say what runs there: {error}"
+            self._silent = error.kind is Kind.LOST
             log.warning("EC2 is away", extra={"text": str(error)})
 
     def _refreshed(self, run: Run) -> Run:
@@ -467,20 +498,22 @@ class Ec2Cloud:
         slots = []
         for slot in run.slots:
             seen = found.get(slot.instance or "")
+            # It ends itself when all that is committed is spent, whether or not anybody looks.
+            latest_s = min(now_s, (slot.launched_s or now_s) + run.lifetime_s)
             if slot.instance is None or slot.ended_s is not None:
                 slots.append(slot)
             elif seen is None:
                 missed, since_s = slot.missed + 1, now_s - (slot.launched_s or now_s)
-                gone = {"ended_s": now_s} if missed >= MISSED and since_s >= APPEARS_S else {}
+                gone = {"ended_s": latest_s} if missed >= MISSED and since_s >= APPEARS_S else {}
                 slots.append(slot.model_copy(update={"missed": missed, **gone}))
             else:
-                gone = {"ended_s": now_s if seen.ended_s is None else seen.ended_s} if seen.state in GONE else {}
+                gone = {"ended_s": latest_s if seen.ended_s is None else seen.ended_s} if seen.state in GONE else {}
                 slots.append(slot.model_copy(update={"launched_s": seen.launched_s, "missed": 0, **gone}))
         return run.model_copy(update={"slots": tuple(slots)})
 
     def _sweep(self, now_s: float) -> None:
         """End instances that bear the site's tag and that no run claims; and pay for them in the ledger."""
-        if self._seen is None:
+        if self._seen is None or self._silent:
             return
         claimed = {slot.instance for run in self._runs.values() for slot in run.slots}
         for seen in self._seen.values():
@@ -500,6 +533,8 @@ class Ec2Cloud:
                 self._looked_s = -1e18
             except LaunchFailed as error:
                 log.warning("EC2 refuses", extra={"instance": seen.id, "text": str(error)})
+                if error.kind is Kind.LOST:
+                    return
 
     def _billed(self, run_id: str, instance: str) -> bool:
         """Whether a run that is over has this instance on its bill."""
@@ -570,13 +605,18 @@ class Ec2Cloud:
         """What Slurm's resume and suspend programs have left for us."""
         known = {name: run for run in self._runs.values() for name in run.nodes}
         for kind in ("resume", "suspend"):
-            for file in sorted((self._settings.share / kind).glob("*.json")):
+            try:
+                files = sorted({*(self._settings.share / kind).glob("*.json")} - self._undeleted)
+            except OSError as error:
+                log.warning("what Slurm asks cannot be heard", extra={"text": str(error)})
+                return
+            for file in files:
                 try:
                     asked = json.loads(file.read_text(encoding="utf-8"))
                     jobs, nodes = dict(asked["jobs"]), [str(name) for name in asked["nodes"]]
                 except (OSError, ValueError, KeyError, TypeError) as error:
                     log.warning("unreadable request is dropped", extra={"file": str(file), "text": str(error)})
-                    file.unlink(missing_ok=True)
+                    self._delete(file)
                     continue
                 if kind == "resume":
                     unasked = [name for name in nodes if name not in known]
@@ -586,7 +626,15 @@ class Ec2Cloud:
                     for run in {known[name].id: known[name] for name in nodes if name in known}.values():
                         if run.state in ("booting", "running"):
                             self._finish(run, "Slurm has suspended its nodes")
-                file.unlink(missing_ok=True)
+                self._delete(file)
+
+    def _delete(self, file: Path) -> None:
+        """Delete it from the share, or else never read it again: its nodes have others' jobs by then."""
+        try:
+            file.unlink(missing_ok=True)
+        except OSError as error:
+            self._undeleted.add(file)
+            log.warning("cannot be deleted", extra={"file": str(file), "text": str(error)})
 
     def _send_back(self, jobs: Mapping[str, Sequence[str]], unasked: Sequence[str]) -> None:
         text = "it asks for cloud nodes itself; submit it to the site's partitions with --burst, and Penstock sends it there"

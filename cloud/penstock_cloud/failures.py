@@ -53,6 +53,9 @@ KINDS: dict[str, Kind] = {
     "InternalFailure": Kind.THROTTLED,
 }
 
+NOT_IN_ZONE = "not supported in your requested Availability Zone"
+"""Words of EC2's with which a fleet, whose code for it is that of any bad request, says that a zone does not offer a type."""
+
 LONGEST_S = 30.0
 """Longest pause before the same is asked again."""
 
@@ -75,6 +78,8 @@ class LaunchFailed(Exception):
 
 def refusal(code: str, words: str, status: int = 400) -> LaunchFailed:
     """The error for a code of EC2's."""
+    if code == "InvalidFleetConfiguration" and NOT_IN_ZONE in words:
+        return LaunchFailed(Kind.CAPACITY, code, words)
     kind = KINDS.get(code, Kind.THROTTLED if status >= 500 else Kind.CONFIG)
     return LaunchFailed(kind, code, words)
 

@@ -39,6 +39,7 @@ class Order:
         instance_type: EC2's.
         market: `on-demand` or `spot`.
         tags: ours, without the prefix; they never change between two tries.
+        usd_per_h: the price that was offered; on the spot market EC2 takes no more.
         group: placement group, for jobs on several nodes; empty: none.
     """
 
@@ -46,6 +47,7 @@ class Order:
     instance_type: str
     market: str
     tags: Mapping[str, str]
+    usd_per_h: float
     group: str = ""
 
 
@@ -189,6 +191,8 @@ class Fleet:
         ]
         if order.group:
             overrides = [override | {"Placement": {"GroupName": order.group}} for override in overrides[:1]]
+        if order.market == "spot":
+            overrides = [override | {"MaxPrice": f"{order.usd_per_h:.6f}"} for override in overrides]
         options: dict[str, Any] = {"SpotOptions": {"AllocationStrategy": "price-capacity-optimized"}}
         if order.market == "on-demand":
             options = {
@@ -236,7 +240,11 @@ class Fleet:
                 "TagSpecifications": [{"ResourceType": "instance", "Tags": self._order_tags(order)}],
             }
             if order.market == "spot":
-                once = {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"}
+                once = {
+                    "SpotInstanceType": "one-time",
+                    "InstanceInterruptionBehavior": "terminate",
+                    "MaxPrice": f"{order.usd_per_h:.6f}",
+                }
                 asked["InstanceMarketOptions"] = {"MarketType": "spot", "SpotOptions": once}
             if order.group:
                 asked["Placement"] = {"GroupName": order.group}

@@ -58,6 +58,8 @@ class Run(BaseModel):
     partition: str
     state: State
     slots: tuple[Slot, ...]
+    asked: bool = False
+    """Whether the cluster has been seen to ask for its nodes, or to use them: it has started the job there."""
     ran: bool = False
     """Whether the job has run there."""
     why: str = ""

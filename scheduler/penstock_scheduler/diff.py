@@ -38,7 +38,8 @@ def actions(plan: Plan, jobs: Iterable[Job], away: Container[JobId] = ()) -> tup
 def cloud_actions(plan: Plan, jobs: Iterable[Job], runs: Iterable[CloudRun]) -> tuple[CloudAction, ...]:
     """What is left to do in the cloud: recalls first, so that what they were committed comes free.
 
-    A job leaves only while it waits: one that still holds GPUs, or is about to, is never sent away as well.
+    A job leaves only while it waits: one that still holds GPUs, or is about to, is never sent away as well. Nor is one that
+    was away when the round was decided and has come back since: whether it may leave again is the next round's to say.
     """
     away = {run.job: run for run in runs}
     back = [Recall(job, plan.round) for job in sorted(plan.recalls) if job in away]
@@ -46,7 +47,7 @@ def cloud_actions(plan: Plan, jobs: Iterable[Job], runs: Iterable[CloudRun]) -> 
     leave = [
         BurstJob(job, plan.round, burst.offer.id, burst.usd)
         for job, burst in sorted(plan.bursts.items())
-        if job not in away and job in queued and job not in plan.recalls
+        if not burst.stays and job not in away and job in queued and job not in plan.recalls
     ]
     return (*back, *leave)
 

@@ -32,7 +32,7 @@ from penstock_scheduler.model import (
     Snapshot,
     Start,
 )
-from penstock_scheduler.ports import Accounts, Burst, Clock, Cluster, ModelSource, Policy, Store, Trigger
+from penstock_scheduler.ports import Accounts, Burst, Clock, CloudNodes, Cluster, ModelSource, Policy, Store, Trigger
 from penstock_scheduler.records import RoundRecord
 
 log = logging.getLogger(__name__)
@@ -239,7 +239,7 @@ class RoundLoop:
         self._on_round(record)
 
     def _count(self, state: ClusterState, now_s: float) -> None:
-        """Add the time since the last look to what each job has attained, on the GPUs that it holds or has held.
+        """Add the time since the last look to what each job has attained, on the site's GPUs that it holds or has held.
 
         By the cluster's own times of starts and ends where it says them, so that the sum is what its accounts say; those are
         whole seconds, so that a run which has been counted up to now may turn out to have ended a moment before. Where nobody
@@ -284,7 +284,11 @@ class RoundLoop:
         self._attained = {
             job: attained for job, attained in self._attained.items() if now_s - self._absent.get(job, now_s) < FORGET_S
         }
+        nodes: CloudNodes | None = getattr(self._cluster, "cloud_nodes", None)
+        elsewhere = set() if nodes is None else {node.name for node in nodes.nodes()}
         for job_id, on, seconds in gpu_seconds:
+            if not elsewhere.isdisjoint(on.nodes):
+                continue
             attained = self._attained.get(job_id, {})
             now = max(attained.get(on.gpu_type, 0.0) + on.gpus * seconds, 0.0)
             self._attained[job_id] = attained | {on.gpu_type: now}

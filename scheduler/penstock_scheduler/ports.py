@@ -114,12 +114,19 @@ class CloudNodes(Protocol):
         """All of them, as the cluster's last look saw them."""
         ...
 
+    def reason(self, job: JobId) -> str:
+        """Why the cluster has not started a job, in its own words; empty: it does not say."""
+        ...
+
     def power_down(self, nodes: Sequence[str]) -> None:
         """Tell the cluster that these have no instance any more; what ran there is queued again. Raises ClusterAway."""
         ...
 
     def refuse(self, job: JobId, text: str) -> None:
-        """Put a job that came to these nodes unasked back into the queue, held, and tell its user. Raises ClusterAway."""
+        """Put a job that came to these nodes unasked back into the queue, held, or else end it; and tell its user.
+
+        Raises ClusterAway, but not if the cluster does not want it.
+        """
         ...
 
 

@@ -146,6 +146,7 @@ class SiteRules:
             return (), ()
         spent = {period: self._spent(period, now_s) for period in {budget.period for budget in whose.values()}}
         running = _attained(snapshot.jobs, snapshot.attained)
+        committed = self._store.committed_usd() if any(budget.hard_usd is not None for budget in whose.values()) else {}
         views, lines, dollars = [], [], []
         since = {key: kept for key, kept in self._since.items() if key.rpartition("/")[0] not in whose}
         for account, budget in whose.items():
@@ -170,7 +171,8 @@ class SiteRules:
                     GpuBudget(account, budget.period, soft_h, hard_h, used_h, ends_s, settings.soft_weight, bool(stops))
                 )
             if budget.hard_usd is not None:
-                dollars.append(BudgetLine(account, budget.period, budget.hard_usd, usd))
+                used = usd + _of(account, committed)  # what runs will be paid for in this period, at the most
+                dollars.append(BudgetLine(account, budget.period, budget.hard_usd, used))
         if since != self._since:
             self._store.set_control("budgets", since)
         self._since, self._views = since, tuple(views)

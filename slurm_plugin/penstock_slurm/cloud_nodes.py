@@ -8,7 +8,8 @@ from collections.abc import Iterable, Sequence
 from penstock_scheduler.errors import ClusterAway
 from penstock_scheduler.model import JobId
 from penstock_scheduler.ports import CloudNode
-from penstock_slurm.gateway import CliGateway, JobGone, SlurmError, SlurmNode
+from penstock_slurm.gateway import CliGateway, JobGone, Refused, SlurmError, SlurmJob, SlurmNode
+from penstock_slurm.notes import with_word
 
 log = logging.getLogger(__name__)
 
@@ -30,15 +31,17 @@ class SlurmCloudNodes:
         self._partition = partition
         self._gateway = gateway
         self._nodes: dict[str, SlurmNode] = {}
+        self._jobs: dict[JobId, SlurmJob] = {}
 
     @property
     def partition(self) -> str:
         """Where they are."""
         return self._partition
 
-    def saw(self, nodes: Iterable[SlurmNode]) -> None:
-        """Take in a look at the cluster."""
+    def saw(self, nodes: Iterable[SlurmNode], jobs: Iterable[SlurmJob]) -> None:
+        """Take in a look at the cluster: its cloud nodes, and all jobs."""
         self._nodes = {node.name: node for node in nodes}
+        self._jobs = {job.id: job for job in jobs}
 
     def nodes(self) -> tuple[CloudNode, ...]:
         """See `ports.CloudNodes`."""
@@ -55,6 +58,11 @@ class SlurmCloudNodes:
             for node in self._nodes.values()
         )
 
+    def reason(self, job: JobId) -> str:
+        """See `ports.CloudNodes`."""
+        known = self._jobs.get(job)
+        return "" if known is None else known.reason
+
     def power_down(self, nodes: Sequence[str]) -> None:
         """See `ports.CloudNodes`. Nodes that are down, or on their way there, are left alone."""
         up = [name for name in nodes if name in self._nodes and not self._nodes[name].state & DOWN]
@@ -67,13 +75,37 @@ class SlurmCloudNodes:
             raise ClusterAway(str(error)) from error
 
     def refuse(self, job: JobId, text: str) -> None:
-        """See `ports.CloudNodes`."""
+        """See `ports.CloudNodes`. What cannot be queued again (srun, --no-requeue) is cancelled: no instance will ever come."""
         log.warning("job is sent back", extra={"job": job, "text": text})
         try:
             self._gateway.requeue_hold(job)
             self._gateway.hold(job)
-            self._gateway.set_admin_comment(job, text)
+            self._say(job, text)
         except JobGone:
             return
+        except Refused as refused:
+            self._cancel(job, text, refused)
         except SlurmError as error:
             raise ClusterAway(str(error)) from error
+
+    def _cancel(self, job: JobId, text: str, refused: Refused) -> None:
+        log.warning("job cannot be queued again, and is cancelled", extra={"job": job, "text": str(refused)})
+        try:
+            self._say(job, f"cancelled: {text}")  # before it ends: Slurm takes no comment on a job that has
+            self._gateway.cancel(job)
+        except JobGone:
+            return
+        except Refused as error:
+            log.warning("job stays", extra={"job": job, "text": str(error)})
+        except SlurmError as error:
+            raise ClusterAway(str(error)) from error
+
+    def _say(self, job: JobId, text: str) -> None:
+        known = self._jobs.get(job)
+        word = None if known is None else with_word(known, text)
+        if word is None:
+            return
+        try:
+            self._gateway.set_admin_comment(job, word)
+        except Refused as error:
+            log.warning("cannot tell the job's user", extra={"job": job, "text": str(error)})

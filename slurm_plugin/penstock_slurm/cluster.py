@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
 import logging
 import math
 from collections import Counter
@@ -63,7 +62,7 @@ from penstock_slurm.gateway import (
     Write,
 )
 from penstock_slurm.gateway.base import ENDED
-from penstock_slurm.notes import SAYS, kept_by_begin, notes, overdue, plain_shape, waits_for
+from penstock_slurm.notes import kept_by_begin, notes, overdue, plain_shape, waits_for, with_word
 from penstock_slurm.settings import SlurmSettings
 from penstock_slurm.site import Site, SiteRules, gpu_limits, reserved
 from penstock_slurm.states import BURST_MARK, HOLDING, LEAVING, WAITING, Facts, State, state
@@ -175,7 +174,7 @@ class SlurmCluster:
             in_cloud = {node.name: node for node in slurm_nodes if cloud in node.partitions}
             slurm_nodes = tuple(node for node in slurm_nodes if node.name not in in_cloud)
             if self.cloud_nodes is not None:
-                self.cloud_nodes.saw(in_cloud.values())
+                self.cloud_nodes.saw(in_cloud.values(), slurm_jobs)
         usable = tuple(name for name in self._settings.partitions if partitions[name].up)
         types = self._types = {node.name: gpu_type(node) for node in (*slurm_nodes, *in_cloud.values())}
         ended = tuple(run for job in found if (run := self._ended_run(job, types)) is not None)
@@ -230,7 +229,9 @@ class SlurmCluster:
             if job.allocation is not None:
                 for share in job.allocation.shares:
                     self._free[share.node] = self._free.get(share.node, 0) - share.gpus
-        limits = gpu_limits(rules.limits, managed, (job for job in slurm_jobs if job.state in HOLDING | LEAVING))
+        # To Slurm's limits what runs in the cloud counts too, but no policy takes it away: so it is what others hold.
+        here = {job.id: job for job in managed.values() if in_cloud.keys().isdisjoint(job.nodes)}
+        limits = gpu_limits(rules.limits, here, (job for job in slurm_jobs if job.state in HOLDING | LEAVING))
         return ClusterState(nodes, tuple(jobs.values()), tuple(refused), limits, ended)
 
     def apply(self, actions: Sequence[Action]) -> tuple[Outcome, ...]:
@@ -300,11 +301,8 @@ class SlurmCluster:
 
     def _say(self, job: SlurmJob, text: str) -> None:
         """Leave word for the job's user, once, beside the wish of sbatch's flags, unless the site itself uses the field."""
-        ours = notes(job)
-        if job.admin_comment and ours is None:
-            return
-        word = json.dumps((ours or {}) | {SAYS: text})
-        if job.admin_comment == word:
+        word = with_word(job, text)
+        if word is None:
             return
         log.warning("job is told", extra={"job": job.id, "user": job.user, "text": text})
         try:

@@ -32,6 +32,18 @@ def notes(job: SlurmJob) -> dict[str, Any] | None:
     return document if isinstance(document, dict) and document.keys() & {WISH_KEY, SAYS, BURST_MARK} else None
 
 
+def with_word(job: SlurmJob, text: str) -> str | None:
+    """The job's AdminComment with word for its user beside our other notes; None if there is nothing to write.
+
+    That is so where the word is there already, and where the site itself uses the field.
+    """
+    ours = notes(job)
+    if job.admin_comment and ours is None:
+        return None
+    word = json.dumps((ours or {}) | {SAYS: text})
+    return None if word == job.admin_comment else word
+
+
 def plain_shape(job: SlurmJob) -> PlainShape | None:
     """The shape in which Slurm may start the job alone; None if it may not, or its note is not readable."""
     shape: Any = (notes(job) or {}).get(PLAIN)

@@ -127,7 +127,7 @@ def gpu_limits(
 
     Args:
         limits: of QOS and associations.
-        managed: jobs that Penstock manages, by id.
+        managed: jobs that Penstock manages, on site or waiting, by id.
         holding: all jobs that hold GPUs, managed or not.
     """
     if not limits:

@@ -25,6 +25,7 @@ def ec2(_ec2: Ec2, monkeypatch: pytest.MonkeyPatch) -> Ec2:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_ENDPOINT_URL_PRICING", _ec2.url)
     _ec2.reset()
     return _ec2
 

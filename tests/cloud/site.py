@@ -23,6 +23,7 @@ from penstock_scheduler.model import (
     Hold,
     Job,
     JobWish,
+    Outcome,
     Phase,
     Placement,
     Recall,
@@ -45,9 +46,12 @@ class CloudSite:
         self.on: dict[str, str] = {}  # node -> job that Slurm has sent there
         self.names = {f"{kind}-{number}": kind for kind, count in TYPES.items() for number in range(count)}
         self.boots = True
+        self.starts = True
+        self.round = 0
         self._client = client or connect(settings)  # half a second each; nothing of a daemon's memory is in it
         self.cloud = self.open()
         self.state = CloudState()
+        self.outcomes: tuple[Outcome, ...] = ()
 
     def open(self) -> Ec2Cloud:
         """A daemon's cloud, as after a start."""
@@ -72,6 +76,9 @@ class CloudSite:
             CloudNode(name, kind, 1, 4, 8000, free=name not in self.on, up=self.boots and name in alive)
             for name, kind in self.names.items()
         )
+
+    def reason(self, job: str) -> str:
+        return "" if self.starts else "AssocGrpBilling"
 
     def power_down(self, nodes: Sequence[str]) -> None:
         for name in nodes:
@@ -125,11 +132,11 @@ class CloudSite:
         for asked in self.cloud.asks():
             if asked.job not in self.jobs:
                 continue
-            if isinstance(asked, Start):
+            if isinstance(asked, Start) and self.starts:
                 self._start(asked.job, asked.placement)
             elif isinstance(asked, Hold):
                 self._queue(asked.job)
-        self.cloud.apply(actions)
+        self.outcomes = self.cloud.apply(actions)
         self.ahead_s += 2.0
         return self.state
 
@@ -138,12 +145,14 @@ class CloudSite:
             self.tick()
 
     def send(self, job: str, offer: str = "g5.xlarge", usd: float = 5.0) -> None:
+        """What a new round that lets the job leave does, and a tick before and after it."""
         self.tick()
-        self.tick(BurstJob(job, 1, offer, usd))
+        self.round += 1
+        self.tick(BurstJob(job, self.round, offer, usd))
         self.tick()
 
     def recall(self, job: str) -> None:
-        self.tick(Recall(job, 1))
+        self.tick(Recall(job, self.round))
 
     def until(self, condition, most: int = 60) -> None:  # type: ignore[no-untyped-def]
         for _ in range(most):

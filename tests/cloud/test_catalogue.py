@@ -54,6 +54,15 @@ def test_without_the_right_to_ask_for_prices_the_table_stands_in(ec2: Ec2) -> No
     assert elsewhere.usd_per_h("g5.xlarge", "on-demand", ()) is None, "prices of one region say nothing of another"
 
 
+def test_the_endpoint_of_ec2_is_no_price_list(ec2: Ec2, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With EC2's private endpoint alone, nobody asks it for prices."""
+    ec2.on_demand = {"g5.xlarge": 1.1}
+    monkeypatch.setenv("AWS_ENDPOINT_URL_PRICING", "http://127.0.0.1:1")
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    found = fetch(boto3.session.Session(**KEYS), "us-east-1", TYPES, load_gpus(), now=NOW, endpoint=ec2.url)
+    assert found.usd_per_h("g5.xlarge", "on-demand", ()) == 1.006, "the shipped table's"
+
+
 def test_another_region_is_not_known_before_it_was_asked(tmp_path: Path) -> None:
     assert load(tmp_path / "c.json", "eu-west-1") is None
     (tmp_path / "c.json").write_text("{")

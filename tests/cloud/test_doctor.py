@@ -80,7 +80,7 @@ def test_the_policy_allows_what_the_code_asks_for_and_no_more(
 ) -> None:
     allowed = {
         action
-        for statement in policy()["Statement"]
+        for statement in policy(cloud_settings())["Statement"]
         for action in ([statement["Action"]] if isinstance(statement["Action"], str) else statement["Action"])
     }
     assert not any("*" in action for action in allowed)
@@ -88,3 +88,24 @@ def test_the_policy_allows_what_the_code_asks_for_and_no_more(
     asked = {f"ec2:{action}" for action, _ in ec2.calls}
     launches = {"ec2:CreateFleet", "ec2:TerminateInstances", "ec2:DescribeInstances", "ec2:CreatePlacementGroup"}
     assert asked | launches <= allowed
+
+
+@pytest.mark.parametrize(
+    ("key", "resource"),
+    [
+        ("1234abcd", "arn:aws:kms:*:*:key/1234abcd"),
+        ("arn:aws:kms:us-east-1:1:key/1234abcd", "arn:aws:kms:us-east-1:1:key/1234abcd"),
+        ("alias/site", "arn:aws:kms:*:*:key/*"),
+    ],
+)
+def test_the_policy_allows_the_sites_profile_and_key(
+    cloud_settings: Callable[..., CloudSettings], key: str, resource: str
+) -> None:
+    plain = {each["Sid"] for each in policy(cloud_settings())["Statement"]}
+    settings = cloud_settings(instance_profile="node", kms_key=key)
+    more = {each["Sid"]: each for each in policy(settings)["Statement"] if each["Sid"] not in plain}
+    assert set(more) == {"GiveInstancesTheirRole", "EncryptVolumes", "LetEc2UseTheKey"}
+    assert more["GiveInstancesTheirRole"]["Resource"] == "arn:aws:iam::*:role/node"
+    for sid in ("EncryptVolumes", "LetEc2UseTheKey"):
+        assert more[sid]["Resource"] == resource
+        assert ("kms:ResourceAliases" in str(more[sid].get("Condition"))) == key.startswith("alias/")

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import base64
+import errno
+from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
 from penstock_cloud.ec2 import PROTECTED
-from penstock_scheduler.model import Phase
+from penstock_cloud.failures import Kind, refusal
+from penstock_cloud.fleet import Fleet, Order
+from penstock_scheduler.model import BurstJob, Phase, Progress
 from tests.cloud.faults import Ec2, Fault
 from tests.cloud.site import CloudSite
 
@@ -143,6 +148,64 @@ def test_boots_that_fail_lead_to_protected_mode(site: CloudSite, ec2: Ec2) -> No
     assert "did not join Slurm" in site.tick().words["7"]
 
 
+def test_a_job_that_slurm_does_not_start_is_no_failed_boot(site: CloudSite, ec2: Ec2) -> None:
+    site.starts = False
+    site.submit("7")
+    site.send("7")
+    site.sleep(site.settings.boot_timeout_s)
+    site.until(lambda: not site.state.runs)
+    state = site.tick()
+    assert state.words["7"] == "Slurm did not start it: AssocGrpBilling"
+    assert "g5.xlarge" in {offer.id for offer in state.offers}, "nothing is wrong with the type"
+    assert not ec2.running()
+
+
+def test_a_boot_costs_no_more_than_was_committed(site: CloudSite, ec2: Ec2) -> None:
+    """5 cents at $1.006 an hour are 179 s, less than a boot may take."""
+    site.boots = False
+    site.submit("7")
+    site.send("7", usd=0.05)
+    site.sleep(180)
+    site.until(lambda: not site.state.runs)
+    state = site.tick()
+    assert "used up before it ran" in state.words["7"]
+    assert "g5.xlarge" in {offer.id for offer in state.offers}
+    assert not ec2.running()
+
+
+@pytest.mark.parametrize("fleets", [True, False])
+def test_a_spot_instance_costs_no_more_than_was_offered(site: CloudSite, ec2: Ec2, fleets: bool) -> None:
+    if not fleets:
+        ec2.faults.append(Fault("CreateFleet", "error", "UnauthorizedOperation"))
+    fleet = Fleet(ec2.through, site.settings)
+    fleet.launch(Order("token", "g5.xlarge", "spot", {}, 0.4))
+    _, asked = ec2.calls[-1]
+    limits = [value for key, value in asked.items() if key.endswith("MaxPrice")]
+    assert limits == ["0.400000"] * (len(site.settings.subnets) if fleets else 1)
+
+
+def test_an_instance_that_vanished_long_ago_is_paid_for_until_its_money_was_used_up(site: CloudSite, ec2: Ec2) -> None:
+    site.submit("7")
+    site.send("7", usd=5.0)
+    site.until(lambda: site.jobs["7"].phase is Phase.RUNNING)
+    ec2.faults.append(Fault("DescribeInstances", "hide", times=1000))
+    site.sleep(10 * 3600)
+    site.until(lambda: not site.state.runs)
+    assert [line.amount for line in site.store.cloud_ledger() if line.kind == "usd"] == [pytest.approx(5.0)]
+
+
+def test_a_type_that_a_zone_does_not_offer_is_no_bad_configuration(site: CloudSite, ec2: Ec2) -> None:
+    words = (
+        "Your requested instance type (g5.xlarge) is not supported in your requested Availability Zone (us-east-1e)."
+    )
+    site.submit("7")
+    ec2.faults.append(Fault("CreateFleet", "fleet", "InvalidFleetConfiguration", words=words))
+    site.send("7")
+    site.until(lambda: not site.state.runs)
+    assert {offer.id.split("x ")[-1] for offer in site.tick().offers} == {"g4dn.xlarge"}
+    assert refusal("InvalidFleetConfiguration", "The fleet request is malformed").kind is Kind.CONFIG
+
+
 def test_a_gang_gets_all_its_nodes_or_none(site: CloudSite, ec2: Ec2) -> None:
     site.submit("7", max_gpus=2)
     ec2.faults += [
@@ -201,6 +264,30 @@ def test_an_instance_that_ec2_takes_back_ends_the_run_and_its_job_is_queued(site
     assert "EC2 has taken" in site.tick().words["7"]
 
 
+def test_a_run_that_is_over_is_not_ordered_again_by_the_round_that_ordered_it(site: CloudSite, ec2: Ec2) -> None:
+    site.submit("7")
+    site.send("7")
+    site.until(lambda: site.jobs["7"].phase is Phase.RUNNING)
+    site.tick()
+    ec2.direct().terminate_instances(InstanceIds=ec2.running())
+    site.until(lambda: not site.state.runs)
+    site.tick(BurstJob("7", site.round, "g5.xlarge", 5.0))
+    assert "the next round decides anew" in site.outcomes[0].text
+    assert not site.tick().runs
+    site.send("7")
+    assert [run.job for run in site.tick().runs] == ["7"]
+
+
+def test_an_order_that_the_ledger_has_no_money_for_any_more_is_refused(site: CloudSite) -> None:
+    """$1000 in all: $600 are committed to one job, so a plan's $600 for another are too much by now."""
+    site.submit("7")
+    site.submit("8")
+    site.tick()
+    site.tick(BurstJob("7", 1, "g5.xlarge", 600.0), BurstJob("8", 1, "g5.xlarge", 600.0))
+    assert [outcome.progress for outcome in site.outcomes] == [Progress.UNDER_WAY, Progress.FAILED]
+    assert "does not allow $600.00 any more" in site.outcomes[1].text
+
+
 def test_a_notice_of_interruption_makes_the_job_save_and_leave(site: CloudSite, ec2: Ec2) -> None:
     site.submit("7")
     site.send("7")
@@ -250,3 +337,50 @@ def test_a_cloud_that_is_away_offers_nothing_and_fails_no_tick(site: CloudSite, 
     assert "does not say what runs there" in " ".join(site.state.closed)
     site.tick()
     assert site.tick().offers
+
+
+@pytest.mark.parametrize(("action", "started"), [("CreateFleet", False), ("DescribeInstances", True)])
+def test_a_silent_ec2_is_asked_once_a_tick_however_many_runs_there_are(
+    site: CloudSite, ec2: Ec2, action: str, started: bool
+) -> None:
+    for job in "789":
+        site.submit(job)
+    site.tick()
+    orders = [
+        BurstJob(job, 1, offer, 5.0) for job, offer in zip("789", ["g5.xlarge"] * 2 + ["g4dn.xlarge"], strict=True)
+    ]
+    site.tick(*orders)
+    if started:
+        site.until(lambda: all(job.phase is Phase.RUNNING for job in site.jobs.values()))
+        site.tick()
+        for job in "789":
+            site.finish(job)
+        site.tick()  # all are ending from now on
+    ec2.faults.append(Fault(action, "lost-before", times=1000))
+    for _ in range(5):
+        site.sleep(40)
+        asked = len(ec2.calls)
+        site.tick()
+        assert sum(each == action for each, _ in ec2.calls[asked:]) <= 1
+    ec2.faults.clear()
+    site.until(lambda: len(ec2.running()) == (0 if started else 3))
+
+
+def test_trouble_with_the_share_stops_nothing(site: CloudSite, ec2: Ec2, monkeypatch: pytest.MonkeyPatch) -> None:
+    (site.settings.share / "suspend" / "1-1.json").mkdir(parents=True)  # cannot be read, nor deleted like a file
+    site.submit("7")
+    site.send("7")
+    site.until(lambda: site.jobs["7"].phase is Phase.RUNNING)
+    site.tick()
+
+    def stale(*_: object) -> NoReturn:
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    with monkeypatch.context() as patched:
+        for method in ("exists", "glob", "unlink", "mkdir"):
+            patched.setattr(Path, method, lambda *_, **__: stale())
+        site.ticks(2)
+        assert site.away == ["7"]
+        site.finish("7")
+        site.until(lambda: not site.state.runs)
+    assert not ec2.running()

@@ -114,6 +114,9 @@ def test_jobs_leave_boot_run_and_end_also_when_the_daemon_is_killed_meanwhile(
     wait_for(
         lambda: state(unasked) == "PENDING", 60, "the job that nobody ordered nodes for is sent back", details=told
     )
+    # One that may not be queued again is cancelled, and the site goes on.
+    stubborn = site.sbatch("-p", "burst", "--no-requeue", "--gres=gpu:1", "--wrap=true")
+    wait_for(lambda: state(stubborn) == "CANCELLED", 60, "the job that cannot be sent back ends", details=told)
     assert len(ec2.instances()) == 2
 
     site.stop()

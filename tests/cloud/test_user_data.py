@@ -23,7 +23,7 @@ def test_instances_end_themselves_and_pass_on_a_notice(
     fleet = Fleet(connect(settings), settings)
 
     def launch(node: str, tags: dict[str, str]) -> str:
-        return fleet.launch(Order(f"token-{node}", "g5.xlarge", "on-demand", {"run": node} | tags))
+        return fleet.launch(Order(f"token-{node}", "g5.xlarge", "on-demand", {"run": node} | tags, 1.0))
 
     with Hypervisor(ec2, tmp_path / "hypervisor") as hypervisor:
         short = launch("short", {"node": "short", "lifetime_s": "1"})

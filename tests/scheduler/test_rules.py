@@ -10,11 +10,11 @@ import pytest
 from penstock_scheduler.explain import explain, words
 from penstock_scheduler.limits import LimitSettings, by_partition
 from penstock_scheduler.messages import Drain, LedgerLine
-from penstock_scheduler.model import CloudState, GpuBudget, Phase, ReasonCode, Snapshot
+from penstock_scheduler.model import CloudRun, CloudState, GpuBudget, Offer, Phase, ReasonCode, Snapshot
 from penstock_scheduler.policies import REGISTRY, make_policy
 from penstock_scheduler.records import RoundRecord, dump_round, load_round
 from penstock_scheduler.rules import Budget, BudgetSettings, SiteRules, period_bounds
-from penstock_scheduler.store import open_store
+from penstock_scheduler.store import CloudRunRow, open_store
 from tests.scheduler.builders import job, on, snapshot
 
 NOW_S = datetime(2026, 11, 18, 12, tzinfo=UTC).timestamp()
@@ -105,6 +105,17 @@ def test_over_the_hard_limit_nothing_grows():
     assert policy.decide(dataclasses.replace(state, budgets=(over,))).chosen["1"].gpus == 2
 
 
+def test_over_the_hard_limit_what_runs_in_the_cloud_leaves_no_room_here():
+    """One job holds 2 GPUs here, another 4 in the cloud: the first may not grow by those 4."""
+    over = GpuBudget("maths", "month", None, 3.0, 3.0)
+    there = job("2", account="maths", phase=Phase.RUNNING, allocation=on("a10g", cloud_0=4), max_gpus=4)
+    run = CloudRun("2", Offer("g5.12xlarge", "a10g", 1, 4, 5.0, 1), 0.0, 5.0, "maths")
+    state = dataclasses.replace(seen(running("1", account="maths", max_gpus=8), there), cloud=CloudState(runs=(run,)))
+    policy, _ = make_policy("sia")
+    assert policy.decide(state).chosen["1"].gpus == 8
+    assert policy.decide(dataclasses.replace(state, budgets=(over,))).chosen["1"].gpus == 2
+
+
 def test_what_runs_leaves_only_when_the_grace_is_over_and_never_if_it_may_not_be_stopped(store):
     used(store, 4.0)
     settings = MATHS.model_copy(update={"at_hard": "stop", "grace_s": 600.0})
@@ -155,6 +166,26 @@ def test_dollars_are_a_line_of_the_clouds_budget(store):
     assert cloud is not None
     (line,) = cloud.budgets
     assert (line.account, line.period, line.left_usd) == ("maths", "week", 10.0)
+
+
+def test_a_run_counts_at_what_is_committed_to_it_until_it_is_paid_for(store):
+    def entry(kind: str, usd: float) -> LedgerLine:
+        key = f"cloud:9.1:{kind}"
+        return LedgerLine(
+            id=0, key=key, time_s=NOW_S, account="maths", user="ada", job="9", kind=kind, amount=usd, text=""
+        )
+
+    def left() -> dict[str, float]:
+        settings = BudgetSettings(site=Budget(hard_usd=50.0), per_account=Budget(hard_usd=40.0))
+        jobs = job("1", account="maths"), job("2", account="arts")
+        cloud = rules(store, settings).on(dataclasses.replace(seen(*jobs), cloud=CloudState())).cloud
+        assert cloud is not None
+        return {line.account: line.left_usd for line in cloud.budgets}
+
+    store.save_cloud_run(CloudRunRow("9.1", "9", "ordered", NOW_S, None, "{}"), [entry("committed", 30.0)])
+    assert left() == {"": 20.0, "maths": 10.0, "arts": 40.0}
+    store.save_cloud_run(CloudRunRow("9.1", "9", "over", NOW_S, NOW_S, "{}"), [entry("usd", 5.0)])
+    assert left() == {"": 45.0, "maths": 35.0, "arts": 40.0}
 
 
 @pytest.mark.parametrize(("kind", "name"), [("node", "t4-00"), ("gpu-type", "t4"), ("partition", "all")])

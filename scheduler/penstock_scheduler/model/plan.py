@@ -83,6 +83,8 @@ class CloudAssignment:
     usd: float
     """What it may cost at most."""
     reason: Reason
+    stays: bool = False
+    """Whether it was away before the round: then it keeps what it has, and nothing is ordered for it."""
 
 
 class SolveStatus(StrEnum):

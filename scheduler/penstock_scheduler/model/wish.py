@@ -121,24 +121,20 @@ class JobWish(BaseModel):
         description="Whether the job can take more GPUs of its node for a while and give them back at once. No policy "
         "uses it yet.",
     )
-    burst: Burst | None = Field(
-        default=None, description="Whether the job may run in the cloud; absent: the site's. No policy uses it yet."
-    )
+    burst: Burst | None = Field(default=None, description="Whether the job may run in the cloud; absent: the site's.")
     burst_budget_usd: PositiveFloat | None = Field(
-        default=None, description="Most dollars that the job may cost in the cloud. No policy uses it yet."
+        default=None, description="Most dollars that one run of the job may cost in the cloud."
     )
     data_size_bytes: PositiveInt | None = Field(
-        default=None, description="Size of the input, which has to get to where the job runs. No policy uses it yet."
+        default=None, description="Size of the input, which has to get to the cloud if the job runs there."
     )
     checkpoint_every_s: PositiveFloat | None = Field(
-        default=None, description="Seconds between two checkpoints that the job makes by itself. No policy uses it yet."
+        default=None, description="Seconds between two checkpoints that the job makes by itself."
     )
     trial_group: str | None = Field(
         default=None, min_length=1, description="Name that the trials of one search share. No policy uses it yet."
     )
-    runtime_s: PositiveFloat | None = Field(
-        default=None, description="The user's estimate of the job's running time. No policy uses it yet."
-    )
+    runtime_s: PositiveFloat | None = Field(default=None, description="The user's estimate of the job's running time.")
     estimator: EstimatorKind | None = Field(
         default=None,
         description="Which kind of model describes the job's speed. Not used yet: a goodput_table is a table, everything "

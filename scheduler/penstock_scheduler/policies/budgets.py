@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 
 from penstock_scheduler.model import GpuBudget, GpuLimit, Job, JobId, Phase, Plan, Reason, ReasonCode, Snapshot
 from penstock_scheduler.policies.common import movable, smallest_need
@@ -39,7 +40,7 @@ class WithBudgets:
             if line is not None:
                 barred[job.id] = _reason(line, job)
         jobs = tuple(_weighed(job, snapshot.budgets) for job in snapshot.jobs if job.id not in barred)
-        limits = (*snapshot.limits, *_no_more(snapshot, jobs))
+        limits = (*snapshot.limits, *_no_more(snapshot, [job for job in jobs if job.id not in away]))
         plan = self._policy.decide(dataclasses.replace(snapshot, jobs=jobs, limits=limits))
         waiting = plan.waiting | barred
         return dataclasses.replace(
@@ -65,8 +66,8 @@ def _weighed(job: Job, budgets: tuple[GpuBudget, ...]) -> Job:
     return job if factor == 1 else dataclasses.replace(job, weight=job.weight * factor)
 
 
-def _no_more(snapshot: Snapshot, jobs: tuple[Job, ...]) -> list[GpuLimit]:
-    """For each account over a hard limit, what its jobs hold now."""
+def _no_more(snapshot: Snapshot, jobs: Sequence[Job]) -> list[GpuLimit]:
+    """For each account over a hard limit, what its jobs on site hold now."""
     over = {job.account for job in jobs if any(b.over_hard and b.covers(job.account) for b in snapshot.budgets)}
     held = {name: sum(_held(job) for job in jobs if job.account == name) for name in sorted(over)}
     return [GpuLimit("account", name, gpus) for name, gpus in held.items()]

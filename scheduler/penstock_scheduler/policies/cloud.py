@@ -79,7 +79,7 @@ class WithCloud:
         back = recalls(snapshot, idle, queue_empty=not waiting)
         for job_id, run in away.items():
             if job_id in account:
-                bursts[job_id] = CloudAssignment(run.offer, run.usd, back.get(job_id) or _stays(run))
+                bursts[job_id] = CloudAssignment(run.offer, run.usd, back.get(job_id) or _stays(run), stays=True)
         for job in snapshot.jobs:
             if job.id in waiting and job.id not in closed and (said := _said(job, snapshot)):
                 reason = waiting[job.id]

@@ -406,6 +406,18 @@ class SqlStore:
         with self._read() as db:
             return {account: float(amount) for account, amount in db.execute(chosen)}
 
+    def committed_usd(self) -> dict[str, float]:
+        """Account -> dollars that are committed to runs in the cloud which are not over, and so not paid for yet."""
+        ledger, runs = t.ledger.c, t.instances.c
+        chosen = (
+            sa.select(ledger.account, sa.func.sum(ledger.amount))
+            .join(t.instances, ledger.key == sa.literal("cloud:") + runs.instance + ":committed")
+            .where(ledger.kind == "committed", runs.ended_s.is_(None))
+            .group_by(ledger.account)
+        )
+        with self._read() as db:
+            return {account: float(amount) for account, amount in db.execute(chosen)}
+
     def cloud_ledger(self) -> list[LedgerLine]:
         """What runs in the cloud may cost and have cost, oldest first."""
         chosen = sa.select(t.ledger).where(t.ledger.c.kind.in_(("committed", "usd"))).order_by(t.ledger.c.id)

@@ -120,6 +120,7 @@ def test_a_job_in_the_cloud_gets_nothing_here_and_nobody_sends_it_twice():
     assert plan.bursts["j"].reason.code is ReasonCode.BURST
     assert actions(plan, base.jobs, {"j"}) == ()
     assert cloud_actions(plan, base.jobs, base.cloud.runs) == ()
+    assert cloud_actions(plan, base.jobs, ()) == (), "its run is over meanwhile: only a new round sends it again"
 
 
 def test_star_wait_takes_long_first_runs_back_and_only_once():
