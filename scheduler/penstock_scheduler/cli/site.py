@@ -185,14 +185,17 @@ def set_policy(
     as_json: bool = JSON,
 ) -> None:
     """Decide by another policy from the next round on, also after a restart; for admins."""
-    settings: dict[str, Any] = {}
     for value in values or ():
         try:
-            settings |= tomllib.loads(value)
+            tomllib.loads(value)
         except tomllib.TOMLDecodeError:
             raise ConfigError(
                 f"{value!r} is no KEY=VALUE as in TOML; a text needs its quotes: solver='\"milp\"'"
             ) from None
+    try:
+        settings = tomllib.loads("\n".join(values or ()))  # together, so that sia.x=1 and sia.y=2 are both of sia
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"these settings do not go together: {error}; give each key once") from None
     change = ask(lambda penstock: penstock.set_policy(name, settings))
     if as_json:
         tell_json(change)
