@@ -77,6 +77,11 @@ def test_an_admin_pauses_resumes_and_sets_the_policy(api):
     assert penstock(api, "policy", "set", "sia", "fairness_p=-1.0").exit_code == 0
     assert api.changes["policy"][1]["fairness_p"] == -1.0
     assert penstock(api, "policy", "set", "sia", "fairness_p").exception is not None
+    both = penstock(api, "policy", "set", "sia debug=fifo", "sia.fairness_p=-0.5", "sia.gap=0.02")
+    assert both.exit_code == 0
+    assert api.changes["policy"][1]["sia"].items() >= {"fairness_p": -0.5, "gap": 0.02}.items()
+    assert "give each key once" in str(penstock(api, "policy", "set", "sia", "gap=0.1", "gap=0.2").exception)
+    assert "names no policy" in str(penstock(api, "policy", "set", "").exception)
 
 
 def test_an_operator_drains_and_ends_it(api):

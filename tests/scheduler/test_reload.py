@@ -47,7 +47,14 @@ def test_good_settings_are_taken_up_and_wrong_ones_refused_without_losing_a_roun
 
     with Client(f"unix:{tmp_path}/state/api.sock") as penstock:
         wait_for(lambda: penstock.cluster().round is not None, 60, "a round")
-        refused = take_up("[budgets.accounts.maths]\nhard = 3\n", "settings refused")
+        for name in ("debug=fifo", "sia+", ""):
+            typo = SETTINGS.format(folder=tmp_path).replace("[daemon]", f'[daemon]\npolicy = "{name}"')
+            path.write_text(typo)
+            before = log.read_text().count("settings refused")
+            process.send_signal(signal.SIGHUP)
+            wait_for(lambda n=before: log.read_text().count("settings refused") > n, 60, "a refusal", details=log.read_text)
+            assert process.poll() is None
+        refused = take_up("[budgets.accounts.maths]\nhard = 3\n", "unknown key")
         assert "unknown key 'accounts.maths.hard'" in refused
         assert "hard_gpu_hours" in refused, "the keys that there are"
         assert "(line 10)" in refused

@@ -191,8 +191,8 @@ def _make(
     kind: str,
     settings: Mapping[str, Any],
 ) -> tuple[Built, dict[str, Any]]:
-    base, _, preset = name.partition(":")
-    if base not in registry or (preset and name not in PRESETS):
+    base = name.partition(":")[0]
+    if base not in registry or (base != name and name not in PRESETS):
         what = "stage" if kind == "stages" else "policy"
         raise ConfigError(f"unknown {what} {name!r}; the {kind} are {', '.join(_names(registry))}")
     build, model = registry[base]
