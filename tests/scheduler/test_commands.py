@@ -88,7 +88,7 @@ def test_an_operator_drains_and_ends_it(api):
     assert "nothing is drained" in penstock(api, "drain").output
     assert penstock(api, "drain", "node", "t4-01", who="ada").exit_code != 0
     told = penstock(api, "drain", "node", "t4-01", "--why", "a fan", who="oz")
-    assert "Adaptive jobs leave the node t4-01" in told.output
+    assert "Adaptive jobs get no more of the node t4-01" in told.output
     assert "a fan" in penstock(api, "drain").output
     assert "drained by oz" in " ".join(penstock(api, "nodes").output.split())
     assert "4 are out of service" in penstock(api, "queue").output

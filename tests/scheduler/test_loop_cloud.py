@@ -105,7 +105,11 @@ def test_what_cluster_and_cloud_do_for_one_job_is_told_once():
     clock, store = SimulatedClock(), MemoryStore()
     cluster = SimulatedCluster(nodes_from_spec("t4:1x1"), [], clock)
     policy, settings = make_policy("fifo")
-    loop = RoundLoop(cluster, clock, store, Period(60.0), policy, WishModels(Families(), 30.0), tick_s=1.0, settings=settings)
+    loop = RoundLoop(
+        cluster, clock, store, Period(60.0), policy, WishModels(Families(), 30.0), tick_s=1.0, settings=settings
+    )
+    loop.tick()
+    store.outcomes.clear()
     both = (Outcome(Hold("1", 1), Progress.DONE), Outcome(Recall("1", 1), Progress.UNDER_WAY, "saves"))
     for _ in range(3):
         loop._tell(cluster.observe(), both)

@@ -52,7 +52,9 @@ def test_good_settings_are_taken_up_and_wrong_ones_refused_without_losing_a_roun
             path.write_text(typo)
             before = log.read_text().count("settings refused")
             process.send_signal(signal.SIGHUP)
-            wait_for(lambda n=before: log.read_text().count("settings refused") > n, 60, "a refusal", details=log.read_text)
+            wait_for(
+                lambda n=before: log.read_text().count("settings refused") > n, 60, "a refusal", details=log.read_text
+            )
             assert process.poll() is None
         refused = take_up("[budgets.accounts.maths]\nhard = 3\n", "unknown key")
         assert "unknown key 'accounts.maths.hard'" in refused

@@ -228,9 +228,10 @@ def drain(
     end: bool = typer.Option(False, "--end", help="Give it out again."),
     as_json: bool = JSON,
 ) -> None:
-    """Have adaptive jobs leave a node, a GPU type or a partition from the next round on; for operators.
+    """Give adaptive jobs no more of a node, a GPU type or a partition from the next round on; for operators.
 
-    Jobs that may not be moved stay until they end. Slurm itself is not told: other jobs still come (scontrol drains for all).
+    Under sia, pollux and gavel jobs there leave it if they may be moved; the queues let them stay until they end.
+    Slurm itself is not told: other jobs still come (scontrol drains for all).
     """
     if kind is None or name is None:
         if kind is not None or end:
@@ -254,7 +255,10 @@ def drain(
     if as_json:
         tell_json(said)
     else:
-        typer.echo(f"Adaptive jobs leave the {kind} {name} from the next round on, and get no more of it.")
+        typer.echo(
+            f"Adaptive jobs get no more of the {kind} {name} from the next round on. Those there leave it under sia, pollux "
+            "and gavel if they may be moved, else they stay until they end."
+        )
 
 
 def budget(

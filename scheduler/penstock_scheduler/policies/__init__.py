@@ -98,15 +98,17 @@ def make_policy(name: str, settings: Mapping[str, Any] | None = None) -> tuple[P
         return WithCloud(policy)
 
     policy = made(rest)
+    # With the presets, which are no part of the policies' own names: settings are recorded by them.
+    called = " ".join([rest, *(f"{partition}={part}" for partition, part in own.items())])
     if own:
-        policy = Partitioned(policy, {partition: made(part) for partition, part in own.items()})
+        policy = Partitioned(policy, {partition: made(part) for partition, part in own.items()}, called)
     policy = WithBudgets(policy)
     stages: list[Stage] = []
     for part in behind:
         stage, in_full[part] = _make(part, STAGES, "stages", of_part[part])
         stages.append(stage)
     if stages:
-        policy = Staged(policy, stages, tuple(own))
+        policy = Staged(policy, stages, "+".join([called, *behind]), tuple(own))
     return policy, in_full if own or stages else in_full[rest]
 
 

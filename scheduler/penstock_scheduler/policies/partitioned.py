@@ -26,12 +26,13 @@ class Partitioned:
     Args:
         rest: decides for all partitions that are not named.
         own: partition -> its policy, in the order in which they are decided.
+        name: by which the registry makes it again.
     """
 
-    def __init__(self, rest: Policy, own: Mapping[str, Policy]) -> None:
+    def __init__(self, rest: Policy, own: Mapping[str, Policy], name: str) -> None:
         self._rest = rest
         self._own = dict(own)
-        self.name = " ".join([rest.name, *(f"{name}={policy.name}" for name, policy in own.items())])
+        self.name = name
 
     def decide(self, snapshot: Snapshot) -> Plan:
         """The plans of all parts together."""

@@ -16,14 +16,15 @@ class Staged:
     Args:
         policy: decides.
         stages: refine its plan, one after the other.
+        name: by which the registry makes it again.
         own: the partitions with policies of their own: stages put no job of one on nodes of another.
     """
 
-    def __init__(self, policy: Policy, stages: Sequence[Stage], own: Sequence[str] = ()) -> None:
+    def __init__(self, policy: Policy, stages: Sequence[Stage], name: str, own: Sequence[str] = ()) -> None:
         self._policy = policy
         self._stages = tuple(stages)
         self._own = tuple(own)
-        self.name = "+".join([policy.name, *(stage.name for stage in self._stages)])
+        self.name = name
 
     def decide(self, snapshot: Snapshot) -> Plan:
         """The policy's plan, refined by each stage in its turn."""

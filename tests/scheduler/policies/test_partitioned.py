@@ -102,6 +102,16 @@ def test_names_that_say_nothing_are_refused(name, words):
         make_policy(name)
 
 
+@pytest.mark.parametrize("policy", ["sia debug=fifo", "fifo debug=sia", "fifo debug=gavel+synergy-tune"])
+def test_jobs_wait_while_the_partition_of_their_policy_is_down(policy):
+    """No node is in it then, and the jobs are not everybody's."""
+    nodes = tuple(dataclasses.replace(node, partitions=("all",)) for node in two_parts().nodes)
+    jobs = job("d", max_gpus=1, partitions=("debug", "all")), job("r", max_gpus=1, partitions=("all", "debug"))
+    plan = make_policy(policy)[0].decide(dataclasses.replace(two_parts(*jobs), nodes=nodes))
+    assert set(plan.assignments) == {"r"}
+    assert set(plan.waiting) == {"d"}
+
+
 def test_jobs_of_a_partition_of_its_own_stay_out_of_the_cloud():
     """Both may leave at once, and one offer suits both: only the job of the rest does. One that is there stays there."""
     debug, rest = ("debug", "all"), ("all", "debug")
@@ -137,11 +147,11 @@ def test_stages_put_no_job_on_nodes_of_another_part(stage):
 def test_settings_of_a_policy_and_of_its_preset_are_apart():
     name = "sia debug=sia:artifact"
     settings = parse_settings('[policy.sia]\ngap = 0.01\n[policy."sia:artifact"]\ngap = 0.02\n', "here")
-    full = make_policy(name, settings.policy(name))[1]
+    policy, full = make_policy(name, settings.policy(name))
     assert (full["sia"]["gap"], full["sia:artifact"]["gap"]) == (0.01, 0.02)
     assert full["sia:artifact"]["max_job_gpus"] == 64
     assert full["sia"]["max_job_gpus"] != 64
-    assert make_policy(name, full)[1] == full, "what is recorded decides the same again"
+    assert make_policy(policy.name, full)[1] == full, "what is recorded decides the same again"
     assert make_policy("sia debug=sia", {"sia": {"gap": 0.01}})[1]["sia"]["gap"] == 0.01
 
 
