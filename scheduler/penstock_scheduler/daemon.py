@@ -33,7 +33,7 @@ from penstock_scheduler.messages import BudgetView, JobView
 from penstock_scheduler.model import Snapshot
 from penstock_scheduler.models import LearnedModels, WishModels
 from penstock_scheduler.notices import Notice, NoticeSettings, Notifier
-from penstock_scheduler.policies import make_policy
+from penstock_scheduler.policies import make_policy, overlaid
 from penstock_scheduler.ports import Accounts, Burst, Clock, CloudNodes, Cluster, ModelSource, Store, Trigger, WishCheck
 from penstock_scheduler.records import RoundRecord
 from penstock_scheduler.rules import BudgetSettings, SiteRules
@@ -119,6 +119,8 @@ def _run(path: Path, settings: Settings, daemon: DaemonSettings) -> int:
 
 
 def _check(settings: Settings) -> int:
+    daemon = settings.section(DaemonSettings)
+    make_policy(daemon.policy, settings.policy(daemon.policy))
     cluster, _, _ = _parts(settings, WallClock())
     state = cluster.observe()
     types = sorted({node.gpu_type for node in state.nodes})
@@ -186,7 +188,7 @@ class Site:
 
     def set_policy(self, name: str, values: dict[str, Any]) -> dict[str, Any]:
         """Decide by this policy from the next round on, also after a restart; its settings. Raises ConfigError."""
-        policy, full = make_policy(name, self.settings.policy(name) | values)
+        policy, full = make_policy(name, overlaid(name, self.settings.policy(name), values))
         self.store.set_control("policy", {"name": name, "settings": full})
         self.loop.decide_by(policy, full)
         self.chosen = name, full
@@ -226,13 +228,15 @@ class Site:
             daemon, limits = new.section(DaemonSettings), new.section(LimitSettings)
             budgets, notices = new.section(BudgetSettings), new.section(NoticeSettings)
             policy, full = make_policy(daemon.policy, new.policy(daemon.policy))
-        except ConfigError as error:
+            changed, later = changes(self.settings, new)
+            decides_anew = any(key.startswith(("daemon.policy", "policy.")) for key in changed)
+            if decides_anew:
+                self.store.set_control("policy", None)  # what the file says now is newer than what an admin had set
+        except (ConfigError, StoreError) as error:
             log.error("settings refused, the old ones stay", extra={"text": str(error)})
             self._note(allowed=False, text=str(error))
             return
-        changed, later = changes(self.settings, new)
-        if any(key.startswith(("daemon.policy", "policy.")) for key in changed):
-            self.store.set_control("policy", None)  # what the file says now is newer than what an admin had set
+        if decides_anew:
             self.loop.decide_by(policy, full)
             self.chosen = daemon.policy, full
         if any(key in ("daemon.rounds", "daemon.round_s", "daemon.tick_s") for key in changed):

@@ -43,8 +43,8 @@ class LimitSettings(BaseModel):
         default={},
         description="What is otherwise for the jobs of a partition: `gpus` (that those submitted to it may hold together), "
         "`weight` (factor), `max_gpus` (of one job, never below its own least), `preemptible` (true or false, whatever the "
-        "job says), `restart_cost_s` (of jobs that do not say). A job that may run in several goes by the first of them that "
-        "is named here.",
+        "job says), `restart_cost_s` (of jobs that do not say). A job goes by the partition that it was submitted to, wherever "
+        "it runs; one that was submitted to several by the first of them.",
     )
 
 
@@ -67,10 +67,10 @@ def site_limits(settings: LimitSettings, jobs: Sequence[Job]) -> tuple[GpuLimit,
 def by_partition(
     rules: Mapping[str, PartitionRules], jobs: Sequence[Job], restart_costs_s: Mapping[JobId, float]
 ) -> tuple[tuple[Job, ...], dict[JobId, float]]:
-    """The jobs and their restart costs under the rules of their partitions."""
+    """The jobs and their restart costs under the rules of the partitions that they were submitted to, each job's first."""
     found, costs_s = [], dict(restart_costs_s)
     for job in jobs:
-        rule = next((rules[name] for name in job.partitions if name in rules), None)
+        rule = rules.get(next(iter(job.partitions), ""))
         if rule is None:
             found.append(job)
             continue

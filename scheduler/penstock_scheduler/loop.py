@@ -97,7 +97,8 @@ class RoundLoop:
         self._failing_since_s: float | None = None
         self._cloud = cloud
         self._on_round = on_round
-        self._told: dict[str, Outcome] = {}
+        self._told: dict[tuple[JobId, str], Outcome] = {}
+        """(job, kind of action) -> its newest outcome: the cluster and the cloud may both do something for a job."""
         self._unsaved: deque[Report] = deque(maxlen=UNSAVED)
         last = store.last_round()
         self._round = last.snapshot.round if last else 0
@@ -347,11 +348,11 @@ class RoundLoop:
         arrived = {job.id for job in state.jobs if job.phase in (Phase.RUNNING, Phase.QUEUED)} - busy
         done = tuple(
             Outcome(told.action, Progress.DONE)
-            for job, told in self._told.items()
+            for (job, _), told in self._told.items()
             if job in arrived and told.progress is Progress.UNDER_WAY
         )
-        news = [outcome for outcome in (*done, *outcomes) if self._told.get(outcome.action.job) != outcome]
-        self._told = {outcome.action.job: outcome for outcome in outcomes}
+        news = [outcome for outcome in (*done, *outcomes) if self._told.get(_key(outcome)) != outcome]
+        self._told = {_key(outcome): outcome for outcome in outcomes}
         if not news:
             return
         self._store.add_outcomes(self._clock.now_s(), news)
@@ -373,6 +374,10 @@ class RoundLoop:
                     "text": outcome.text,
                 },
             )
+
+
+def _key(outcome: Outcome) -> tuple[JobId, str]:
+    return outcome.action.job, outcome.action.kind
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -150,7 +150,7 @@ class SlurmCluster:
             gone = (self._jobs.keys() | self._states.keys()) - {
                 job.id for job in slurm_jobs if job.state not in LEAVING
             }
-            found = self._gateway.jobs(finished=True) if gone or not self._looked else ()
+            found = self._gateway.jobs(finished=True) if gone or self._ending or not self._looked else ()
         except SlurmError as error:
             raise ClusterAway(str(error)) from error
         cloud = self._settings.cloud_partition
@@ -204,7 +204,7 @@ class SlurmCluster:
             job = self._job(slurm_job, wish, usable, types, rules)
             if job is not None:
                 managed[slurm_job.id], jobs[slurm_job.id] = slurm_job, job
-        self._tell_outgrown(set(self._jobs) - set(jobs))
+        self._tell_outgrown(set(self._jobs) - set(jobs), found)
         self._remember(managed, jobs, now_s)
         self._not_yet = not_yet
         numbers = Counter(job.number for job in slurm_jobs if job.array_job_id is not None)
@@ -213,7 +213,7 @@ class SlurmCluster:
         kept_for = reserved(reservations, now_s, self._settings.reservation_lead_s)
         nodes = tuple(
             dataclasses.replace(node, reservation=kept_for.get(node.name, ""), switch=rules.switches.get(node.name, ""))
-            for node in self._nodes(slurm_nodes, jobs.values(), types)
+            for node in self._nodes(slurm_nodes, jobs.values(), types, usable)
         )
         aside = self._for_plain_jobs(slurm_jobs, managed.keys() | not_yet.keys(), nodes, now_s)
         nodes = tuple(
@@ -310,7 +310,7 @@ class SlurmCluster:
         except SlurmError as error:
             log.warning("cannot tell the job's user", extra={"job": job.id, "text": str(error)})
 
-    def _tell_outgrown(self, gone: set[JobId]) -> None:
+    def _tell_outgrown(self, gone: set[JobId], found: Iterable[SlurmJob]) -> None:
         """Say which jobs ended because they outgrew the memory that they were given, and what to do about it.
 
         In the log, for the site. Slurm takes no comment on a job that has ended: users hear it from `Submitter.fates`.
@@ -320,19 +320,13 @@ class SlurmCluster:
             for job_id in gone
             if (allocation := self._jobs[job_id].allocation) is not None and allocation.shares[0].memory_mb
         }
-        if not self._ending:
-            return
-        try:
-            known = {slurm_job.id: slurm_job for slurm_job in self._gateway.jobs(finished=True)}
-        except SlurmError as error:
-            log.warning("cannot look after jobs that ended", extra={"text": str(error)})
-            return
+        known = {slurm_job.id: slurm_job for slurm_job in found}
         for job_id, memory_mb in list(self._ending.items()):
             ended = known.get(job_id)
-            if ended is not None and ended.state not in ENDED:
-                continue  # it is still on its way out
-            del self._ending[job_id]
-            if ended is not None and (text := outgrown(ended, memory_mb)):
+            if ended is not None and ended.state in LEAVING:
+                continue
+            del self._ending[job_id]  # one that lives on is not ours any more
+            if ended is not None and ended.state in ENDED and (text := outgrown(ended, memory_mb)):
                 log.warning("job outgrew its memory", extra={"job": job_id, "user": ended.user, "text": text})
 
     def _job(
@@ -366,8 +360,10 @@ class SlurmCluster:
                 phase = Phase.STOPPING if facts.asked or lacks else Phase.RUNNING
                 allocation = None if lacks else _placement(slurm_job, slurm_job.nodes, types)
         allocation = _granted(allocation, control)
-        first = control.submitted_to if control is not None and control.submitted_to in partitions else None
-        mine = [first] if first is not None else [name for name in slurm_job.partition if name in partitions]
+        # The first stays while it is down: it says which policy and which rules are the job's. No node is in it then.
+        managed, told = self._settings.partitions, control.submitted_to if control is not None else None
+        asked = (told,) if told in managed else slurm_job.partition
+        mine = [name for at, name in enumerate(asked) if name in (partitions if at else managed)]
         return Job(
             id=slurm_job.id,
             name=slurm_job.name,
@@ -471,7 +467,9 @@ class SlurmCluster:
         self._shrunk = {key: tries for key, tries in self._shrunk.items() if key in runs}
         self._signalled = {job_id: request for job_id, request in self._signalled.items() if job_id in managed}
 
-    def _nodes(self, slurm_nodes: Iterable[SlurmNode], jobs: Iterable[Job], types: dict[str, str]) -> tuple[Node, ...]:
+    def _nodes(
+        self, slurm_nodes: Iterable[SlurmNode], jobs: Iterable[Job], types: dict[str, str], up: Collection[str]
+    ) -> tuple[Node, ...]:
         ours: dict[str, int] = {}
         our_cpus: dict[str, int] = {}
         for job in jobs:
@@ -487,7 +485,7 @@ class SlurmCluster:
                 name=node.name,
                 gpu_type=types[node.name],
                 gpus=sum(node.gpus.values()),
-                partitions=tuple(name for name in node.partitions if name in managed),
+                partitions=tuple(name for name in node.partitions if name in up),
                 usable=node.usable,
                 # Right after a restart slurmctld was seen to count GPUs of a job that was completing twice: 8 used of 4.
                 gpus_others=max(min(sum(node.gpus_used.values()), sum(node.gpus.values())) - ours.get(node.name, 0), 0),
@@ -563,7 +561,7 @@ class SlurmCluster:
                 cpus=share.cpus or None,
                 memory_mb=share.memory_mb or None,
                 submitted_s=job.submit_s,
-                submitted_to=job.partitions[0] if job.partitions else None,
+                submitted_to=(before and before.submitted_to) or next(iter(job.partitions), None),
                 slurm_job=None if slurm_job.array_job_id is None else str(slurm_job.number),
                 time_limit_s=limit_s,
                 time_limit_restarts=None if limit_s is None else slurm_job.restarts,

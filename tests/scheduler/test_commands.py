@@ -77,13 +77,18 @@ def test_an_admin_pauses_resumes_and_sets_the_policy(api):
     assert penstock(api, "policy", "set", "sia", "fairness_p=-1.0").exit_code == 0
     assert api.changes["policy"][1]["fairness_p"] == -1.0
     assert penstock(api, "policy", "set", "sia", "fairness_p").exception is not None
+    both = penstock(api, "policy", "set", "sia debug=fifo", "sia.fairness_p=-0.5", "sia.gap=0.02")
+    assert both.exit_code == 0
+    assert api.changes["policy"][1]["sia"].items() >= {"fairness_p": -0.5, "gap": 0.02}.items()
+    assert "give each key once" in str(penstock(api, "policy", "set", "sia", "gap=0.1", "gap=0.2").exception)
+    assert "names no policy" in str(penstock(api, "policy", "set", "").exception)
 
 
 def test_an_operator_drains_and_ends_it(api):
     assert "nothing is drained" in penstock(api, "drain").output
     assert penstock(api, "drain", "node", "t4-01", who="ada").exit_code != 0
     told = penstock(api, "drain", "node", "t4-01", "--why", "a fan", who="oz")
-    assert "Adaptive jobs leave the node t4-01" in told.output
+    assert "Adaptive jobs get no more of the node t4-01" in told.output
     assert "a fan" in penstock(api, "drain").output
     assert "drained by oz" in " ".join(penstock(api, "nodes").output.split())
     assert "4 are out of service" in penstock(api, "queue").output

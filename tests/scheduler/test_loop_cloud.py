@@ -13,11 +13,13 @@ from penstock_scheduler.model import (
     CloudAction,
     CloudRun,
     CloudState,
+    Hold,
     Job,
     JobWish,
     Offer,
     Outcome,
     Progress,
+    Recall,
 )
 from penstock_scheduler.models import WishModels
 from penstock_scheduler.policies import make_policy
@@ -96,3 +98,19 @@ def test_jobs_leave_once_within_the_cap_and_the_rest_runs_here():
         assert bool(job.runs) != (job.id in cloud.runs), "either here or there"
     last = store.rounds[-1]
     assert set(last.plan.bursts) == set(cloud.runs)
+
+
+def test_what_cluster_and_cloud_do_for_one_job_is_told_once():
+    """A job that waits for its return is held on site meanwhile: on the second look nothing of it is new."""
+    clock, store = SimulatedClock(), MemoryStore()
+    cluster = SimulatedCluster(nodes_from_spec("t4:1x1"), [], clock)
+    policy, settings = make_policy("fifo")
+    loop = RoundLoop(
+        cluster, clock, store, Period(60.0), policy, WishModels(Families(), 30.0), tick_s=1.0, settings=settings
+    )
+    loop.tick()
+    store.outcomes.clear()
+    both = (Outcome(Hold("1", 1), Progress.DONE), Outcome(Recall("1", 1), Progress.UNDER_WAY, "saves"))
+    for _ in range(3):
+        loop._tell(cluster.observe(), both)
+    assert [outcome for _, outcome in store.outcomes] == list(both)

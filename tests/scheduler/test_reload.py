@@ -9,6 +9,11 @@ import sys
 import pytest
 
 from penstock_scheduler.client import Client
+from penstock_scheduler.clock import WallClock
+from penstock_scheduler.daemon import make_site
+from penstock_scheduler.errors import StoreError
+from penstock_scheduler.settings import load_settings
+from penstock_scheduler.store import open_store
 from penstock_slurm.loopback import wait_for
 
 SETTINGS = """
@@ -47,7 +52,16 @@ def test_good_settings_are_taken_up_and_wrong_ones_refused_without_losing_a_roun
 
     with Client(f"unix:{tmp_path}/state/api.sock") as penstock:
         wait_for(lambda: penstock.cluster().round is not None, 60, "a round")
-        refused = take_up("[budgets.accounts.maths]\nhard = 3\n", "settings refused")
+        for name in ("debug=fifo", "sia+", ""):
+            typo = SETTINGS.format(folder=tmp_path).replace("[daemon]", f'[daemon]\npolicy = "{name}"')
+            path.write_text(typo)
+            before = log.read_text().count("settings refused")
+            process.send_signal(signal.SIGHUP)
+            wait_for(
+                lambda n=before: log.read_text().count("settings refused") > n, 60, "a refusal", details=log.read_text
+            )
+            assert process.poll() is None
+        refused = take_up("[budgets.accounts.maths]\nhard = 3\n", "unknown key")
         assert "unknown key 'accounts.maths.hard'" in refused
         assert "hard_gpu_hours" in refused, "the keys that there are"
         assert "(line 10)" in refused
@@ -67,3 +81,28 @@ def test_good_settings_are_taken_up_and_wrong_ones_refused_without_losing_a_roun
         first, second = penstock.audit().lines[:2]
         assert (first.action, first.allowed, second.allowed) == ("reload settings", True, False)
         assert "line 10" in second.text
+
+
+def test_a_store_that_is_away_refuses_settings_and_what_an_admin_sets_is_laid_over_the_file(tmp_path, monkeypatch):
+    path = tmp_path / "penstock.toml"
+    text = SETTINGS.format(folder=tmp_path) + "[policy.sia]\ngap = 0.01\n"
+    path.write_text(text)
+    store = open_store(tmp_path / "state", writer=True)
+    site = make_site(path, load_settings(path), WallClock(), store)
+    full = site.set_policy("sia debug=fifo", {"sia": {"fairness_p": -1.0}})
+    assert (full["sia"]["gap"], full["sia"]["fairness_p"]) == (0.01, -1.0)
+    path.write_text(text.replace("0.01", "0.02"))
+
+    def away(name: str, value: object) -> None:
+        raise StoreError("the disk is full")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(store, "set_control", away)
+        site.reload()
+        assert site.chosen == ("sia debug=fifo", full)
+        assert site.settings.policy("sia") == {"gap": 0.01}
+    assert "the disk is full" in store.audit()[0].text
+    site.reload()
+    assert site.chosen[1]["gap"] == 0.02
+    site.notifier.stop()
+    store.close()

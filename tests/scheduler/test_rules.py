@@ -208,13 +208,26 @@ def test_adaptive_jobs_leave_what_is_drained(store, kind, name):
     assert again.on(dataclasses.replace(seen(*jobs), nodes=nodes)).nodes == nodes
 
 
+@pytest.mark.parametrize("policy", sorted(REGISTRY))
+def test_who_leaves_what_is_drained_depends_on_the_policy(policy):
+    """As docs/admin.md says: three policies move jobs away, queues let them stay and give nothing more of it."""
+    first, second = snapshot("t4:2x8", []).nodes
+    state = seen(running("1"), job("2", max_gpus=2))
+    plan = make_policy(policy)[0].decide(
+        dataclasses.replace(state, nodes=(dataclasses.replace(first, usable=False), second))
+    )
+    moves = policy in ("sia", "pollux", "gavel")
+    assert plan.assignments["1"].placement.nodes == (("t4-01",) if moves else ("t4-00",))
+    assert plan.assignments["2"].placement.nodes == ("t4-01",)
+
+
 def test_a_partition_has_rules_of_its_own():
     limits = LimitSettings.model_validate(
         {"partitions": {"debug": {"weight": 2.0, "max_gpus": 4, "preemptible": False, "restart_cost_s": 5.0}}}
     )
-    mine = job("1", partitions=("all", "debug"), max_gpus=16, min_gpus=2, weight=1.5)
+    mine = job("1", partitions=("debug", "all"), max_gpus=16, min_gpus=2, weight=1.5)
     large = job("2", partitions=("debug",), max_gpus=16, min_gpus=8, restart_cost_s=9.0)
-    other = job("3", partitions=("all",))
+    other = job("3", partitions=("all", "debug"))  # every job may run in all managed partitions
     jobs, costs_s = by_partition(limits.partitions, [mine, large, other], dict.fromkeys("123", 30.0))
     assert (jobs[0].weight, jobs[0].wish.max_gpus, jobs[0].wish.preemptible) == (3.0, 4, False)
     assert jobs[1].wish.max_gpus == 8, "never below its own least"

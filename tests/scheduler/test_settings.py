@@ -101,6 +101,11 @@ def test_the_daemon_tells_settings_that_are_wrong_and_exits_with_2(tmp_path, cap
     path.write_text("[daemon]\ncluster = 'kubernetes'\n")
     assert daemon.main(["--config", str(path), "--check"]) == 2
     assert "installed are simulated, slurm" in capsys.readouterr().err
+    path.write_text("[daemon]\npolicy = 'debug=fifo'\ncluster = 'simulated'\n")
+    assert daemon.main(["--config", str(path), "--check"]) == 2
+    assert "name it first" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match="name it first"):
+        CliRunner().invoke(make_app(), ["config", "check", str(path)], standalone_mode=False, catch_exceptions=False)
     path.write_text("[daemon]\npolicy = 'sai'\ncluster = 'simulated'\nstate_dir = '%s'\n" % (tmp_path / "state"))
     assert daemon.main(["--config", str(path)]) == 2
     assert "the policies are fifo, " in capsys.readouterr().err

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import numpy as np
@@ -8,6 +9,7 @@ from typer.testing import CliRunner
 
 from penstock_scheduler.cli import make_app
 from penstock_scheduler.errors import PenstockError
+from penstock_scheduler.policies import make_policy
 from penstock_scheduler.records import dump_round
 from tests.scheduler.test_replay import record
 
@@ -69,6 +71,23 @@ def test_a_saved_round_is_decided_again_with_that_solver(tmp_path, solver):
     assert result["objective"] == pytest.approx(saved.plan.solve.objective)
     assert result["solver"] == ("milp-cbc" if solver == "milp" else "dual")
     assert set(result["prices"]) == (set() if solver == "milp" else {"a100", "t4"})
+
+
+@pytest.mark.parametrize("name", ["sia+proportional", "sia other=fifo"])
+def test_a_round_of_a_policy_of_parts_is_solved_by_its_first(tmp_path, name):
+    """A part of its own holds one of the two types, so that the program has prices for the other alone."""
+    path, saved = tmp_path / "7.json", record()
+    nodes = tuple(
+        dataclasses.replace(node, partitions=("other",) if node.gpu_type == "a100" else node.partitions)
+        for node in saved.snapshot.nodes
+    )
+    policy, full = make_policy(name)
+    state = dataclasses.replace(saved.snapshot, nodes=nodes)
+    path.write_bytes(dump_round(type(saved)(state, name, full, policy.decide(state))))
+    result = json.loads(run(path, "--json", "--solver", "dual").output)
+    assert result["solver"] == "dual"
+    assert "t4" in result["prices"]
+    assert json.loads(run(path, "--json", "--solver", "milp").output)["solver"] == "milp-cbc"
 
 
 def test_files_that_hold_no_problem_are_said_to_hold_none(tmp_path, arrays):

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import typer
 
-from penstock_scheduler.settings import load_settings, reference
+from penstock_scheduler.policies import make_policy
+from penstock_scheduler.settings import DaemonSettings, load_settings, reference
 
 config = typer.Typer(no_args_is_help=True, help="The daemon's settings file.")
 
@@ -19,6 +20,8 @@ def check(
 ) -> None:
     """Check a settings file as penstockd would, without asking Slurm. Exit status 1, with the line, if it is wrong."""
     settings = load_settings(path)
+    daemon = settings.section(DaemonSettings)
+    make_policy(daemon.policy, settings.policy(daemon.policy))
     typer.echo(json.dumps(settings.as_dict()) if as_json else f"{path}: ok")
 
 

@@ -185,14 +185,17 @@ def set_policy(
     as_json: bool = JSON,
 ) -> None:
     """Decide by another policy from the next round on, also after a restart; for admins."""
-    settings: dict[str, Any] = {}
     for value in values or ():
         try:
-            settings |= tomllib.loads(value)
+            tomllib.loads(value)
         except tomllib.TOMLDecodeError:
             raise ConfigError(
                 f"{value!r} is no KEY=VALUE as in TOML; a text needs its quotes: solver='\"milp\"'"
             ) from None
+    try:
+        settings = tomllib.loads("\n".join(values or ()))  # together, so that sia.x=1 and sia.y=2 are both of sia
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"these settings do not go together: {error}; give each key once") from None
     change = ask(lambda penstock: penstock.set_policy(name, settings))
     if as_json:
         tell_json(change)
@@ -225,9 +228,10 @@ def drain(
     end: bool = typer.Option(False, "--end", help="Give it out again."),
     as_json: bool = JSON,
 ) -> None:
-    """Have adaptive jobs leave a node, a GPU type or a partition from the next round on; for operators.
+    """Give adaptive jobs no more of a node, a GPU type or a partition from the next round on; for operators.
 
-    Jobs that may not be moved stay until they end. Slurm itself is not told: other jobs still come (scontrol drains for all).
+    Under sia, pollux and gavel jobs there leave it if they may be moved; the queues let them stay until they end.
+    Slurm itself is not told: other jobs still come (scontrol drains for all).
     """
     if kind is None or name is None:
         if kind is not None or end:
@@ -251,7 +255,10 @@ def drain(
     if as_json:
         tell_json(said)
     else:
-        typer.echo(f"Adaptive jobs leave the {kind} {name} from the next round on, and get no more of it.")
+        typer.echo(
+            f"Adaptive jobs get no more of the {kind} {name} from the next round on. Those there leave it under sia, pollux "
+            "and gavel if they may be moved, else they stay until they end."
+        )
 
 
 def budget(

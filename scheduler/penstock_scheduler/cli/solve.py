@@ -15,7 +15,7 @@ import typer
 from penstock_scheduler.cli.replay import read_round
 from penstock_scheduler.errors import PenstockError
 from penstock_scheduler.model import SolveReport
-from penstock_scheduler.policies import make_policy
+from penstock_scheduler.policies import make_policy, overlaid, parts_of
 from penstock_scheduler.solver import Problem
 from penstock_scheduler.solver import solve as solve_problem
 
@@ -47,11 +47,11 @@ def solve(
         problem, types = load_problem(Path(source))
         wall, cpu = time.perf_counter(), time.process_time()  # reading the file is no part of solving it
         report = solve_problem(problem, solver.value).report
+        prices = dict(zip(types, report.prices_T, strict=True)) if report.prices_T else {}
         size = f"{len(problem.cost_JC)} jobs, {len(types)} GPU types with {problem.capacity_T.sum()} GPUs"
     else:
-        report, types, size = _decide(source, state, solver.value)
+        report, prices, size = _decide(source, state, solver.value)
     seconds, cpu_s = time.perf_counter() - wall, time.process_time() - cpu
-    prices = dict(zip(types, report.prices_T, strict=True)) if report.prices_T else {}
     if as_json:
         typer.echo(json.dumps(as_dict(report) | {"seconds": seconds, "cpu_s": cpu_s, "prices": prices}))
         return
@@ -105,12 +105,15 @@ def load_problem(file: Path) -> tuple[Problem, list[str]]:
     return problem, [str(name) for name in names]
 
 
-def _decide(source: str, state: str, solver: str) -> tuple[SolveReport, list[str], str]:
+def _decide(source: str, state: str, solver: str) -> tuple[SolveReport, dict[str, float], str]:
     record = read_round(source, state)
-    if "solver" not in record.settings:
+    first = parts_of(record.policy)[0]
+    composed = first != record.policy
+    if "solver" not in (record.settings.get(first, {}) if composed else record.settings):
         raise PenstockError(f"{source}: policy {record.policy} decided without a solver; take a round of policy sia")
-    policy, _ = make_policy(record.policy, record.settings | {"solver": solver})
-    report = policy.decide(record.snapshot).solve
-    assert report is not None, "a policy with a solver says what it did"
-    types = sorted({node.gpu_type for node in record.snapshot.nodes})
-    return report, types, f"{len(record.snapshot.jobs)} jobs, {len(record.snapshot.nodes)} nodes"
+    chosen = {"solver": solver}
+    settings = overlaid(record.policy, record.settings, {first: chosen} if composed else chosen)
+    policy, _ = make_policy(record.policy, settings)
+    plan = policy.decide(record.snapshot)
+    assert plan.solve is not None, "a policy with a solver says what it did"
+    return plan.solve, plan.prices, f"{len(record.snapshot.jobs)} jobs, {len(record.snapshot.nodes)} nodes"

@@ -21,7 +21,7 @@ from penstock_scheduler.simulator.cluster import nodes_from_spec
 from penstock_scheduler.simulator.metrics import job_rows, summarise
 from penstock_scheduler.simulator.outcomes import Result, over_seeds
 from penstock_scheduler.simulator.past import Past, PastModels, PastTruth, on_types, past, unknown_types
-from penstock_scheduler.simulator.run import DRIVINGS, Driving, Scenario, Simulation, simulate
+from penstock_scheduler.simulator.run import Driving, Scenario, Simulation, driving_of, simulate
 from penstock_scheduler.simulator.workloads import jittered
 from penstock_scheduler.store import open_store
 
@@ -121,7 +121,7 @@ def _likes(text: str) -> Mapping[str, tuple[str, float]]:
 
 def _driving(name: str, record: Past) -> Driving:
     """As in any simulation, but in the daemon's own rounds, and by the jobs' own wishes: nobody knows another request."""
-    driving = DRIVINGS.get(name, Driving())
+    driving = driving_of(name)
     return replace(driving, round_s=None if driving.round_s is None else record.round_s, as_requested=False)
 
 

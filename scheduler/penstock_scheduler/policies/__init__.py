@@ -89,45 +89,92 @@ def make_policy(name: str, settings: Mapping[str, Any] | None = None) -> tuple[P
     Raises:
         ConfigError: a name or a setting that is wrong.
     """
-    first, *behind = name.split("+")
-    if first.partition(":")[0] in STAGES:
-        raise ConfigError(f"{first!r} refines the plan of a policy: write it behind one, such as sia+{first}")
-    parts = parts_of(name)
-    if len(parts) == 1 and len(first.split()) == 1:
-        policy, in_full = _make(name, REGISTRY, "policies", settings or {})
-        return WithBudgets(WithCloud(policy)), in_full
-    given, bases = dict(settings or {}), {part: part.partition(":")[0] for part in parts}
-    if unknown := sorted(set(given) - {*bases, *bases.values()}):
-        raise ConfigError(
-            f"policy {name!r} has no part {unknown[0]!r}; its settings are by part: {', '.join(bases.values())}"
-        )
-    of_part = {part: given.get(part, given.get(base, {})) for part, base in bases.items()}
-    every: dict[str, Any] = {}
-    made: dict[str, Policy] = {}
+    rest, own, behind = _read(name)
+    of_part = _by_part(name, settings or {})
+    in_full: dict[str, Any] = {}
+
+    def made(part: str) -> Policy:
+        policy, in_full[part] = _make(part, REGISTRY, "policies", of_part[part])
+        return WithCloud(policy)
+
+    policy = made(rest)
+    # With the presets, which are no part of the policies' own names: settings are recorded by them.
+    called = " ".join([rest, *(f"{partition}={part}" for partition, part in own.items())])
+    if own:
+        policy = Partitioned(policy, {partition: made(part) for partition, part in own.items()}, called)
+    policy = WithBudgets(policy)
     stages: list[Stage] = []
-    for part in parts_of(first):
-        made[part], every[bases[part]] = _make(part, REGISTRY, "policies", of_part[part])
     for part in behind:
-        stage, every[bases[part]] = _make(part, STAGES, "stages", of_part[part])
+        stage, in_full[part] = _make(part, STAGES, "stages", of_part[part])
         stages.append(stage)
-    rest, *words = first.split()
-    own = {partition: made[policy] for partition, policy in map(_own, words)}
-    policy = WithBudgets(WithCloud(Partitioned(made[rest], own) if own else made[rest]))
-    return Staged(policy, stages) if stages else policy, every
+    if stages:
+        policy = Staged(policy, stages, "+".join([called, *behind]), tuple(own))
+    return policy, in_full if own or stages else in_full[rest]
 
 
-def _own(word: str) -> tuple[str, str]:
-    partition, sign, policy = word.partition("=")
-    if not (partition and sign and policy):
-        raise ConfigError(
-            f"policy: {word!r} behind the first policy is no PARTITION=POLICY, such as debug=fifo, for a partition of its own"
-        )
-    return partition, policy
+def overlaid(name: str, settings: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings for the policy `name` with `more` on top, part by part. Raises ConfigError."""
+    _, own, behind = _read(name)
+    if not own and not behind:
+        return {**settings, **more}
+    below, above = _by_part(name, settings), _by_part(name, more)
+    return {part: {**below[part], **above[part]} for part in below}
 
 
 def parts_of(name: str) -> list[str]:
     """The policies and stages that a name is made of: of `sia debug=fifo+synergy-tune` sia, fifo and synergy-tune."""
-    return list(dict.fromkeys(word.rpartition("=")[2] for part in name.split("+") for word in part.split()))
+    words = name.replace("+", " ").split()
+    return list(dict.fromkeys(word.partition("=")[2] or word for word in words))
+
+
+def _read(name: str) -> tuple[str, dict[str, str], list[str]]:
+    """The policy, those of partitions of their own, and the stages that a name says. Raises ConfigError."""
+    first, *behind = (part.split() for part in name.split("+"))
+    if not first:
+        raise ConfigError(f"policy {name!r} names no policy that decides; the policies are {', '.join(policy_names())}")
+    rest, *words = first
+    if rest.partition(":")[0] in STAGES:
+        raise ConfigError(f"{rest!r} refines the plan of a policy: write it behind one, such as sia+{rest}")
+    if "=" in rest:
+        raise ConfigError(
+            f"policy {name!r} begins with {rest!r}, so there is no policy for the other partitions: name it first, such as "
+            f"'sia {rest}'"
+        )
+    own: dict[str, str] = {}
+    for word in words:
+        partition, _, policy = word.partition("=")
+        if not (partition and policy):
+            raise ConfigError(
+                f"policy: {word!r} behind the first policy is no PARTITION=POLICY, such as debug=fifo, for a partition of its own"
+            )
+        if partition in own:
+            raise ConfigError(f"policy {name!r} gives the partition {partition} two policies; leave one of them out")
+        own[partition] = policy
+    for stage in behind:
+        if len(stage) != 1:
+            raise ConfigError(
+                f"policy {name!r}: behind each + stands one stage, and nothing behind the stages, such as "
+                f"'sia debug=fifo+synergy-tune'; the stages are {', '.join(_names(STAGES))}"
+            )
+    return rest, own, [stage for (stage,) in behind]
+
+
+def _by_part(name: str, settings: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """The settings of each part, by its name. Those of a preset may stand under its policy's name, if that is no part itself."""
+    _, own, behind = _read(name)
+    parts = parts_of(name)
+    if not own and not behind:
+        return {parts[0]: settings}
+    bases = {part: part.partition(":")[0] for part in parts}
+    for key, table in settings.items():
+        if key not in (*bases, *bases.values()):
+            raise ConfigError(f"policy {name!r} has no part {key!r}; its settings are by part: {', '.join(parts)}")
+        if not isinstance(table, Mapping):
+            raise ConfigError(f"policy {name!r}: {key} is a part, so its settings are a table, such as {key}.KEY=VALUE")
+    return {
+        part: {**(settings.get(base, {}) if base not in parts else {}), **settings.get(part, {})}
+        for part, base in bases.items()
+    }
 
 
 def settings_model(name: str) -> type[BaseModel]:
@@ -146,8 +193,8 @@ def _make(
     kind: str,
     settings: Mapping[str, Any],
 ) -> tuple[Built, dict[str, Any]]:
-    base, _, preset = name.partition(":")
-    if base not in registry or (preset and name not in PRESETS):
+    base = name.partition(":")[0]
+    if base not in registry or (base != name and name not in PRESETS):
         what = "stage" if kind == "stages" else "policy"
         raise ConfigError(f"unknown {what} {name!r}; the {kind} are {', '.join(_names(registry))}")
     build, model = registry[base]

@@ -29,6 +29,11 @@ class WithBudgets:
         """The policy's."""
         return self._policy.name
 
+    @property
+    def front_only(self) -> bool:
+        """The policy's; see `Fifo`."""
+        return bool(getattr(self._policy, "front_only", False))
+
     def decide(self, snapshot: Snapshot) -> Plan:
         """The plan for what the budgets leave."""
         if not snapshot.budgets:

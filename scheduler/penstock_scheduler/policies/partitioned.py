@@ -2,19 +2,20 @@
 
 A job belongs to the partition that it was submitted to. One with a policy of its own has its nodes to itself: of nodes in
 several partitions the first that is named has them. Its jobs get nodes of it alone, and others none of them. What a job holds
-outside of its part, from before, counts there as another's, and it may stay until it ends.
+outside of its part, from before, counts there as another's, and to its own policy it is on a node that is drained: `sia`,
+`pollux` and `gavel` move it if it may be moved, the queues let it stay until it ends.
 
 Parts are decided one after the other, those that are named first; what they give out counts against limits that later ones share.
-The cloud is for the rest.
+The cloud is for the rest: jobs of other parts that are there already come back as ever, and no more of them leave.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
-from penstock_scheduler.model import Job, Node, Phase, Plan, Share, Snapshot
+from penstock_scheduler.model import CloudState, Job, Node, Phase, Plan, Share, Snapshot
 from penstock_scheduler.policies.room import Allowance
 from penstock_scheduler.ports import Policy
 
@@ -25,12 +26,13 @@ class Partitioned:
     Args:
         rest: decides for all partitions that are not named.
         own: partition -> its policy, in the order in which they are decided.
+        name: by which the registry makes it again.
     """
 
-    def __init__(self, rest: Policy, own: Mapping[str, Policy]) -> None:
+    def __init__(self, rest: Policy, own: Mapping[str, Policy], name: str) -> None:
         self._rest = rest
         self._own = dict(own)
-        self.name = " ".join([rest.name, *(f"{name}={policy.name}" for name, policy in own.items())])
+        self.name = name
 
     def decide(self, snapshot: Snapshot) -> Plan:
         """The plans of all parts together."""
@@ -75,8 +77,19 @@ class Partitioned:
             jobs=tuple(jobs),
             models={job: model for job, model in snapshot.models.items() if job in ids},
             limits=allowance.left(),
-            cloud=None if name else snapshot.cloud,
+            cloud=_closed(snapshot.cloud) if name else snapshot.cloud,
         )
+
+
+def apart(node: Node, own: Collection[str]) -> Node:
+    """The node as its part sees it: in the first of the partitions with policies of their own, or in none of them."""
+    first = next((name for name in own if name in node.partitions), None)
+    return node if first is None else dataclasses.replace(node, partitions=(first,))
+
+
+def _closed(cloud: CloudState | None) -> CloudState | None:
+    """A cloud that nobody can leave for."""
+    return cloud and dataclasses.replace(cloud, offers=(), by_default=False, words={}, closed=())
 
 
 def _held(job: Job) -> tuple[Share, ...]:

@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 from penstock_scheduler.model import Plan, Snapshot
+from penstock_scheduler.policies.partitioned import apart
 from penstock_scheduler.ports import Policy, Stage
 
 
 class Staged:
-    """The policy; see the module."""
+    """The policy; see the module.
 
-    def __init__(self, policy: Policy, stages: Sequence[Stage]) -> None:
+    Args:
+        policy: decides.
+        stages: refine its plan, one after the other.
+        name: by which the registry makes it again.
+        own: the partitions with policies of their own: stages put no job of one on nodes of another.
+    """
+
+    def __init__(self, policy: Policy, stages: Sequence[Stage], name: str, own: Sequence[str] = ()) -> None:
         self._policy = policy
         self._stages = tuple(stages)
-        self.name = "+".join([policy.name, *(stage.name for stage in self._stages)])
+        self._own = tuple(own)
+        self.name = name
 
     def decide(self, snapshot: Snapshot) -> Plan:
         """The policy's plan, refined by each stage in its turn."""
         plan = self._policy.decide(snapshot)
+        seen = dataclasses.replace(snapshot, nodes=tuple(apart(node, self._own) for node in snapshot.nodes))
         for stage in self._stages:
-            plan = stage.refine(snapshot, plan)
+            plan = stage.refine(seen, plan)
         return plan

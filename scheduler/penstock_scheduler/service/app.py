@@ -687,7 +687,7 @@ def make_app(
 
     @app.post("/v1/drains")
     async def post_drain(order: DrainOrder, identity: Operator, request: Request) -> Drain:
-        """From the next round on adaptive jobs leave it, as far as they may be moved, and get no more of it."""
+        """From the next round on adaptive jobs get no more of it; whether those there leave it depends on the policy."""
         there = _drainable(board)[order.kind]
         if order.name not in there:
             raise Refusal(422, "refused", f"there is no {order.kind} {order.name} here; there are {', '.join(there)}")

@@ -17,7 +17,7 @@ from penstock_scheduler.errors import RoundFailed
 from penstock_scheduler.loop import RoundLoop
 from penstock_scheduler.model import JobWish, Node, Outcome, ReasonCode
 from penstock_scheduler.models import WishModels
-from penstock_scheduler.policies import front_only, make_policy
+from penstock_scheduler.policies import front_only, make_policy, parts_of
 from penstock_scheduler.ports import ModelSource, Trigger
 from penstock_scheduler.records import RoundRecord
 from penstock_scheduler.simulator.clock import SimulatedClock
@@ -61,6 +61,11 @@ DRIVINGS: Mapping[str, Driving] = {
     **dict.fromkeys(("fifo", "srtf", "las", "ftf", "slurm-backfill"), Driving(round_s=None, as_requested=True)),
 }
 """By the name of a policy or preset; any other is driven as `Driving()` says."""
+
+
+def driving_of(policy_name: str) -> Driving:
+    """How a policy is driven: one with stages, or with others for some partitions, as it would be without them."""
+    return DRIVINGS.get(next(iter(parts_of(policy_name)), ""), Driving())
 
 
 class JobsTruth(Protocol):
@@ -223,7 +228,7 @@ def simulate(
     Raises:
         ConfigError: no such policy, or a setting that is wrong.
     """
-    driving = driving or DRIVINGS.get(policy_name.partition("+")[0], Driving())
+    driving = driving or driving_of(policy_name)
     policy, all_settings = make_policy(policy_name, settings)
     begun_s = time.process_time()
     jobs = [_simulated(job, scenario, driving) for job in scenario.workload.jobs]

@@ -243,7 +243,7 @@ def test_a_round_with_stages_is_decided_again_to_the_same_plan():
 def test_settings_are_by_part():
     _, in_full = make_policy("sia+synergy-tune:reference", {"sia": {"fairness_p": -1.0}})
     assert in_full["sia"]["fairness_p"] == -1.0
-    assert in_full["synergy-tune"]["placement"] == "first-fit"
+    assert in_full["synergy-tune:reference"]["placement"] == "first-fit"
 
 
 @pytest.mark.parametrize(

@@ -97,6 +97,13 @@ def test_the_same_seed_gives_the_same_simulation(tmp_path, policy):
     assert job_rows(other) != job_rows(one)
 
 
+def test_a_policy_of_parts_is_driven_as_its_first():
+    assert run_module.driving_of("fifo debug=las") == run_module.driving_of("fifo+synergy-tune")
+    assert run_module.driving_of("fifo debug=las").as_requested
+    assert run_module.driving_of("sia debug=fifo") == Driving()
+    assert run_module.driving_of("sia:artifact debug=fifo").moves_are_free
+
+
 def test_fifo_by_hand(tmp_path):
     """Two jobs that ask for 4 of the 4 GPUs, and one that comes while both wait.
 
@@ -250,11 +257,22 @@ def queue_of(seed: int, *, mtbf_h: float | None) -> Scenario:
 @pytest.mark.parametrize("mtbf_h", [None, 3.0])
 def test_a_strict_queue_does_the_same_when_its_front_alone_is_shown(monkeypatch, mtbf_h):
     """Same nodes for the same jobs at the same times, also where some never fit and nodes fail under others."""
+    observe, shown_jobs = run_module.SimulatedCluster.observe, 0
+
+    def counted(cluster):
+        nonlocal shown_jobs
+        state = observe(cluster)
+        shown_jobs += sum(each.phase is Phase.QUEUED for each in state.jobs)
+        return state
+
+    monkeypatch.setattr(run_module.SimulatedCluster, "observe", counted)
     for seed in range(2):
-        runs, looks = [], []
+        runs, looks, queued = [], [], []
         for front in (0, 1, 3):
+            shown_jobs = 0
             monkeypatch.setattr(run_module, "FRONT", front)
             simulation = simulate(queue_of(seed, mtbf_h=mtbf_h), "fifo")
+            queued.append(shown_jobs)
             runs.append([[(run.start_s, run.placement) for run in job.runs] for job in simulation.jobs])
             looks.append(simulation.rounds)
         for shown in runs[1:]:
@@ -262,6 +280,7 @@ def test_a_strict_queue_does_the_same_when_its_front_alone_is_shown(monkeypatch,
                 assert [where for _, where in mine] == [where for _, where in whole]
                 assert [at_s for at_s, _ in mine] == pytest.approx([at_s for at_s, _ in whole])
         assert looks[2] <= looks[0], "nothing is decided while nobody waits"
+        assert max(queued[1:]) < queued[0], "the front alone is shown"
 
 
 def test_backfill_sees_all_jobs(monkeypatch):

@@ -1,0 +1,118 @@
+"""What the cluster makes of Slurm's answers, with a gateway that says what it is told to."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import pytest
+
+from penstock_scheduler.model import Placement, Share, Start
+from penstock_scheduler.simulator import SimulatedClock
+from penstock_scheduler.spool import Spool
+from penstock_slurm.cluster import SlurmCluster
+from penstock_slurm.gateway import SlurmError, SlurmFeatures, SlurmJob, SlurmNode, SlurmPartition, Write
+from penstock_slurm.settings import SlurmSettings
+from tests.slurm_plugin.test_site import slurm_job
+
+WISH = '{"penstock": {"max_gpus": 4}}'
+
+
+class Told:
+    """A gateway with two nodes: n0 in `gpu`, n1 in `debug`. It does nothing that it is asked for."""
+
+    def __init__(self) -> None:
+        self.down: set[str] = set()
+        self.listed: list[SlurmJob] = []
+        self.ended: list[SlurmJob] = []
+        self.asked = 0
+
+    def version(self) -> tuple[int, int]:
+        return (22, 5)
+
+    def features(self) -> SlurmFeatures:
+        return SlurmFeatures("loop")
+
+    def partitions(self) -> tuple[SlurmPartition, ...]:
+        return tuple(
+            SlurmPartition(name, (node,), name not in self.down, name == "gpu", None)
+            for name, node in (("gpu", "n0"), ("debug", "n1"))
+        )
+
+    def nodes(self) -> tuple[SlurmNode, ...]:
+        return tuple(
+            SlurmNode(node, {"t4": 4}, {}, frozenset({"IDLE"}), (name,), 16, 0, 64_000, 0)
+            for name, node in (("gpu", "n0"), ("debug", "n1"))
+        )
+
+    def jobs(self, *, finished: bool = False) -> tuple[SlurmJob, ...]:
+        self.asked += finished
+        return (*self.listed, *(self.ended if finished else ()))
+
+    def reservations(self) -> tuple[()]:
+        return ()
+
+    def write(self, writes: Sequence[Write]) -> tuple[SlurmError | None, ...]:
+        return (None,) * len(writes)
+
+
+def pending(partition: str, **fields: object) -> SlurmJob:
+    asked = {"gpus_per_node": 1, "node_count": 1, "tasks": 1, "cpus": 1, "cpus_per_task": 1, "gpu_type": None}
+    known = {"state": "PENDING", "comment": WISH, "partition": (partition,), "requeue": True, "priority": 0}
+    known |= dict.fromkeys(("admin_comment", "licenses", "dependency", "reservation"), "")
+    known |= dict.fromkeys(("het_job_id", "start_s", "end_s", "deadline_s"))
+    return dataclasses.replace(slurm_job("7"), **(asked | known | fields))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def told() -> Told:
+    return Told()
+
+
+@pytest.fixture
+def cluster(told: Told, tmp_path: Path) -> SlurmCluster:
+    settings = SlurmSettings(partitions=("gpu", "debug"), spool_dir=tmp_path / "spool")
+    return SlurmCluster(told, Spool(tmp_path / "spool"), SimulatedClock(), settings, lambda wish: None)  # type: ignore[arg-type]
+
+
+def partitions_of(cluster: SlurmCluster) -> Iterable[str]:
+    (job,) = cluster.observe().jobs
+    return job.partitions
+
+
+def test_a_job_keeps_its_partition_while_that_is_down(told: Told, cluster: SlurmCluster) -> None:
+    """It stays first, for its policy and its rules, but no node is in it; what the spool has of it is not written over."""
+    told.listed = [pending("debug")]
+    assert partitions_of(cluster) == ("debug", "gpu")
+    told.down = {"debug"}
+    assert partitions_of(cluster) == ("debug", "gpu")
+    assert {node.name: node.partitions for node in cluster.observe().nodes} == {"n0": ("gpu",), "n1": ()}
+    cluster.apply([Start("7", 1, Placement("t4", "gpu", (Share("n0", 1),)))])
+    told.listed = [pending("gpu")]  # where it was sent
+    assert partitions_of(cluster) == ("debug", "gpu")
+    told.down = set()
+    assert partitions_of(cluster) == ("debug", "gpu")
+    told.down = {"gpu"}
+    assert partitions_of(cluster) == ("debug",)
+
+
+def test_a_job_that_outgrew_its_memory_is_told_of_once_and_one_that_lives_on_is_forgotten(
+    told: Told, cluster: SlurmCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What ended is asked for once a look at most, and not any more once nothing is left to be known."""
+    told.listed = [pending("gpu")]
+    cluster.observe()
+    told.asked = 0
+    gone = pending("gpu", state="OUT_OF_MEMORY")
+    for listed, ended, said in (([pending("gpu")], [], 0), ([], [gone], 1)):
+        cluster._ending["7"] = 500  # MB, as after a run of it
+        told.listed, told.ended, told.asked = listed, ended, 0
+        cluster.observe()
+        assert cluster._ending == {}
+        assert told.asked == 1
+        assert [record.getMessage() for record in caplog.records].count("job outgrew its memory") == said
+    cluster.reports()
+    told.asked = 0
+    cluster.observe()
+    assert told.asked == 0
