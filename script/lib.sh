@@ -63,10 +63,10 @@ find_missing_slurm() { # fills set_up's missing_slurm
     no_slurm=1
     return 0
   fi
-  # The tests build the SPANK plugin, and run job_submit.lua in the oldest and the newest Lua that Slurm takes.
+  # The tests build the SPANK plugin, run job_submit.lua in the oldest and the newest Lua that Slurm takes, and what cloud nodes run at boot.
   case $1 in
     accounting)
-      for pair in gcc=gcc make=make lua5.1=lua5.1 lua5.4=lua5.4; do
+      for pair in gcc=gcc make=make lua5.1=lua5.1 lua5.4=lua5.4 curl=curl; do
         command -v "${pair%=*}" >/dev/null || missing_slurm+=("${pair#*=}")
       done
       [ -e /usr/include/stdio.h ] || missing_slurm+=(libc6-dev)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
+
+import pytest
 
 from penstock_cloud.fleet import Fleet, Order, connect
 from penstock_cloud.settings import CloudSettings
@@ -12,6 +15,7 @@ from tests.cloud.faults import Ec2
 from tests.cloud.hypervisor import Hypervisor
 
 
+@pytest.mark.skipif(shutil.which("curl") is None, reason="cloud nodes need curl; install it")
 def test_instances_end_themselves_and_pass_on_a_notice(
     cloud_settings: Callable[..., CloudSettings], ec2: Ec2, tmp_path: Path
 ) -> None:
