@@ -58,7 +58,8 @@ def test_the_providers_suite_passes_and_each_key_ran_once(loopback: LoopbackClus
             "PENSTOCK_TEST_FOLDER": str(tmp_path),
         }
         done = subprocess.run(
-            [python, "-m", "pytest", "-q"],
+            # A folder of its own: pytest closes the shared one to other users, which other tests need open.
+            [python, "-m", "pytest", "-q", f"--basetemp={tmp_path / 'pytest'}"],
             cwd=REPOSITORY / "airflow_provider",
             env=environment,
             capture_output=True,
