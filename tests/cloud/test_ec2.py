@@ -253,24 +253,24 @@ def test_a_run_is_ended_before_it_costs_more_than_was_committed(site: CloudSite,
     assert not ec2.running()
 
 
-def test_an_instance_that_ec2_takes_back_ends_the_run_and_its_job_is_queued(site: CloudSite, ec2: Ec2) -> None:
-    site.submit("7")
-    site.send("7")
-    site.until(lambda: site.jobs["7"].phase is Phase.RUNNING)
+def run_until_taken_back(site: CloudSite, ec2: Ec2, job: str) -> None:
+    """The job runs in the cloud; then EC2 ends its instance, and the run is over."""
+    site.submit(job)
+    site.send(job)
+    site.until(lambda: site.jobs[job].phase is Phase.RUNNING)
     site.tick()
     ec2.direct().terminate_instances(InstanceIds=ec2.running())
     site.until(lambda: not site.state.runs)
+
+
+def test_an_instance_that_ec2_takes_back_ends_the_run_and_its_job_is_queued(site: CloudSite, ec2: Ec2) -> None:
+    run_until_taken_back(site, ec2, "7")
     assert site.jobs["7"].phase is Phase.QUEUED
     assert "EC2 has taken" in site.tick().words["7"]
 
 
 def test_a_run_that_is_over_is_not_ordered_again_by_the_round_that_ordered_it(site: CloudSite, ec2: Ec2) -> None:
-    site.submit("7")
-    site.send("7")
-    site.until(lambda: site.jobs["7"].phase is Phase.RUNNING)
-    site.tick()
-    ec2.direct().terminate_instances(InstanceIds=ec2.running())
-    site.until(lambda: not site.state.runs)
+    run_until_taken_back(site, ec2, "7")
     site.tick(BurstJob("7", site.round, "g5.xlarge", 5.0))
     assert "the next round decides anew" in site.outcomes[0].text
     assert not site.tick().runs

@@ -75,11 +75,6 @@ def _names(registry: Mapping[str, object]) -> list[str]:
     return sorted([*registry, *(preset for preset in PRESETS if preset.partition(":")[0] in registry)])
 
 
-def front_only(policy: Policy) -> bool:
-    """Whether a policy decides by the free GPUs and the front of the queue alone: see `Fifo.front_only`."""
-    return bool(getattr(policy, "front_only", False))
-
-
 def make_policy(name: str, settings: Mapping[str, Any] | None = None) -> tuple[Policy, dict[str, Any]]:
     """The policy called `name`, and its settings in full.
 

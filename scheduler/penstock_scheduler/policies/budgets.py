@@ -15,24 +15,11 @@ from collections.abc import Sequence
 
 from penstock_scheduler.model import GpuBudget, GpuLimit, Job, JobId, Phase, Plan, Reason, ReasonCode, Snapshot
 from penstock_scheduler.policies.common import movable, smallest_need
-from penstock_scheduler.ports import Policy
+from penstock_scheduler.policies.wrapper import Wrapper
 
 
-class WithBudgets:
+class WithBudgets(Wrapper):
     """See the module. `policy` decides about the jobs that may have something."""
-
-    def __init__(self, policy: Policy) -> None:
-        self._policy = policy
-
-    @property
-    def name(self) -> str:
-        """The policy's."""
-        return self._policy.name
-
-    @property
-    def front_only(self) -> bool:
-        """The policy's; see `Fifo`."""
-        return bool(getattr(self._policy, "front_only", False))
 
     def decide(self, snapshot: Snapshot) -> Plan:
         """The plan for what the budgets leave."""

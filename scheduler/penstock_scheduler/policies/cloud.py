@@ -28,24 +28,11 @@ from penstock_scheduler.model import (
     ReasonCode,
     Snapshot,
 )
-from penstock_scheduler.ports import Policy
+from penstock_scheduler.policies.wrapper import Wrapper
 
 
-class WithCloud:
+class WithCloud(Wrapper):
     """See the module. `policy` decides what happens on site."""
-
-    def __init__(self, policy: Policy) -> None:
-        self._policy = policy
-
-    @property
-    def name(self) -> str:
-        """The policy's."""
-        return self._policy.name
-
-    @property
-    def front_only(self) -> bool:
-        """The policy's; see `Fifo`."""
-        return bool(getattr(self._policy, "front_only", False))
 
     def decide(self, snapshot: Snapshot) -> Plan:
         """The plan on site and in the cloud."""

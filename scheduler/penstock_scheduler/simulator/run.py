@@ -17,7 +17,8 @@ from penstock_scheduler.errors import RoundFailed
 from penstock_scheduler.loop import RoundLoop
 from penstock_scheduler.model import JobWish, Node, Outcome, ReasonCode
 from penstock_scheduler.models import WishModels
-from penstock_scheduler.policies import front_only, make_policy, parts_of
+from penstock_scheduler.policies import make_policy, parts_of
+from penstock_scheduler.policies.wrapper import front_only
 from penstock_scheduler.ports import ModelSource, Trigger
 from penstock_scheduler.records import RoundRecord
 from penstock_scheduler.simulator.clock import SimulatedClock
