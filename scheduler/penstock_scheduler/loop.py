@@ -279,7 +279,7 @@ class RoundLoop:
                 continue
             if known is not None and known.started_s == last.started_s:
                 gpu_seconds.append((job_id, last.held, last.ended_s - known.counted_s))
-            elif known is not None or last.ended_s > since_s:
+            elif last.ended_s > since_s:
                 gpu_seconds.append((job_id, last.held, last.ended_s - _begin_s(last.started_s, since_s)))
         self._absent = {job: self._absent.get(job, now_s) for job in self._attained if job not in present}
         self._attained = {
@@ -320,7 +320,7 @@ class RoundLoop:
     def _sent(self, jobs: Sequence[Job], placements: Mapping[JobId, Placement], seen_s: float) -> None:
         """These are on their way, and may have run and be back in the queue when they are seen next."""
         for job in jobs:
-            if job.id in placements and job.id not in self._held:
+            if job.id in placements and job.id not in self._held and not job.leaving:
                 self._held[job.id] = _Run(placements[job.id], None, job.restarts, seen_s, sent=True)
 
     def _at_rest(self, snapshot: Snapshot) -> bool:

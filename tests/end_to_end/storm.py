@@ -198,9 +198,22 @@ class Storm:
                     # A daemon that was killed between two rounds goes on from the last.
                     # A run may turn out to have ended a moment before the look that last saw it: Slurm's times are whole seconds.
                     before = self._attained.get(job, 0.0) - MOST_GPUS * 2.0
-                    assert now >= before, f"round {number}: job {job} has {now} GPU-seconds, less than it had"
+                    assert now >= before, (
+                        f"round {number}: job {job} had {before}, has {now}: {self._story(job, number)}"
+                    )
                     self._attained[job] = now
                 self.checked = number
+
+    def _story(self, job: str, number: int) -> str:
+        """What the last rounds up to `number` say of a job."""
+        store = open_store(self.site.state)
+        records = [store.round(each) for each in store.round_numbers() if number - 6 < each <= number]
+        return "; ".join(
+            f"{record.snapshot.round} at {record.snapshot.time_s}: {record.snapshot.attained.get(job)}, "
+            f"{next((each for each in record.snapshot.jobs if each.id == job), 'gone')}, "
+            f"plan {record.plan.assignments.get(job)}"
+            for record in records
+        )
 
     def settle(self, timeout_s: float) -> dict[str, str]:
         """Wait until what runs is what the newest plan says, then end what is left; the state of each job before that."""

@@ -323,6 +323,53 @@ def test_gpu_seconds_follow_the_clusters_own_times():
         }
 
 
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_run_that_has_been_counted_to_its_end_is_not_counted_again(gone):
+    """4 GPUs for 10 s, looks at 0, 20, 40 and 60 s, each by a new daemon: 40.
+
+    Its node cleans up for long; the plan has sent it elsewhere already.
+    """
+    clock, store = SimulatedClock(), MemoryStore()
+    began = clock.now_s()
+    held = on("t4", t4_00=4)
+    run = job("j", phase=Phase.RUNNING, allocation=held, started_s=began)
+    leaves = dataclasses.replace(run, phase=Phase.STOPPING, leaving=True, stopped_s=began + 10)
+    ended = ClusterState((), (), ended=(EndedRun("j", held, began, began + 10),))
+
+    class Elsewhere:
+        name = "elsewhere"
+
+        def decide(self, snapshot):
+            given = {
+                each.id: Assignment(on("a100", a100_00=8), 1.0, Reason(ReasonCode.CHOSEN, "")) for each in snapshot.jobs
+            }
+            return Plan(snapshot.round, given)
+
+    counted = []
+    for look in (
+        ClusterState((), (run,)),
+        ClusterState((), (leaves,)),
+        ended if gone else ClusterState((), (leaves,)),
+        ClusterState((), ()),
+    ):
+
+        class Told:
+            def observe(self, look=look):
+                return look
+
+            def apply(self, todo):
+                return ()
+
+            def reports(self):
+                return ()
+
+        source = WishModels(Families(), 30.0)
+        RoundLoop(Told(), clock, store, Period(10.0), Elsewhere(), source, tick_s=10.0).tick()  # type: ignore[arg-type]
+        clock.sleep(20.0)
+        counted.append(store.last_round().snapshot.attained["j"])
+    assert counted == [{"t4": 0.0}, *[{"t4": 40.0}] * 3]
+
+
 def test_an_end_that_nobody_saw_is_the_accounts_or_else_the_middle():
     """4 GPUs from 0 s, seen at 10 s, requeued by its user, back in the queue at 20 s: to the middle, 15 s, 60 GPU-seconds.
 
