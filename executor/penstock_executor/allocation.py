@@ -56,7 +56,7 @@ def find_allocation(environment: Environment, gpu_type: str | None = None, retry
         UnknownAllocation: nobody says the type of GPU.
     """
     found = None
-    if environment.job_id is not None and shutil.which("scontrol"):
+    if environment.job_id is not None and environment.measuring is None and shutil.which("scontrol"):
         found = _ask_slurm(environment.job_id, retry_s)
         if found is not None and not found.gpus and environment.gpu_ids and environment.node:
             # Slurm 22.05 shows an empty GRES for a job that was requeued from a node that died, and yet gives it GPUs.

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from penstock_profiles.wire import PROFILE_VARIABLE, SPOOL_VARIABLE
+from penstock_profiles.wire import MEASURING_REPORT_S, MEASURING_VARIABLE, PROFILE_VARIABLE, SPOOL_VARIABLE
 
 URL_VARIABLE, TOKEN_VARIABLE = "PENSTOCK_URL", "PENSTOCK_TOKEN"
 AUTHORITY_VARIABLE, MUNGE_SOCKET_VARIABLE = "PENSTOCK_CA", "PENSTOCK_MUNGE_SOCKET"
@@ -59,6 +59,12 @@ class Environment:
     """`12_3` for element 3 of array 12. A job that an element submits inherits its variables, so this may be another's."""
     service: Service | None = None
     """Where reports go from a node without the spool; None: not told."""
+    measuring: Path | None = None
+    """Where a run of `penstock sensitivity measure` keeps its checkpoints; None: it is none."""
+
+    def report_every_s(self, given_s: float) -> float:
+        """Seconds between two reports, where the program gives `given_s`."""
+        return given_s if self.measuring is None else min(given_s, MEASURING_REPORT_S)
 
 
 def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
@@ -73,6 +79,7 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
     job_id = environ.get("SLURM_JOB_ID") or None
     if job_id is None:
         return Environment(spool=spool, profile=profile)
+    measuring = Path(environ[MEASURING_VARIABLE]) if environ.get(MEASURING_VARIABLE) else None
     nodes = _nodes(environ)
     node = environ.get("SLURMD_NODENAME") or None
     if node is not None and nodes and node not in nodes:
@@ -84,7 +91,9 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
     restarts = _number(environ, "SLURM_RESTART_COUNT") or 0
     array, task = _number(environ, "SLURM_ARRAY_JOB_ID"), _number(environ, "SLURM_ARRAY_TASK_ID")
     element = None if array is None or task is None else f"{array}_{task}"
-    return Environment(job_id, nodes, node, gpus, gpu_ids, restarts, spool, profile, element, _service(environ))
+    return Environment(
+        job_id, nodes, node, gpus, gpu_ids, restarts, spool, profile, element, _service(environ), measuring
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,13 @@ SPOOL_VARIABLE = "PENSTOCK_SPOOL"
 PROFILE_VARIABLE = "PENSTOCK_PROFILE"
 """Environment variable that names the file with the `ProfileRequest`, in the command that `penstock profile` runs."""
 
+MEASURING_VARIABLE = "PENSTOCK_MEASURING"
+"""Environment variable that names a folder, in the command that `penstock sensitivity measure` runs: the run begins anew, keeps
+its checkpoints there, and reports every few seconds."""
+
+MEASURING_REPORT_S = 2.0
+"""The longest time between two reports of such a run."""
+
 PROFILE_JOB = "profile"
 """Job under which that command reports, whatever job of Slurm's it runs in."""
 

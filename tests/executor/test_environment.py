@@ -36,6 +36,13 @@ def test_under_penstock_profile(job: dict[str, str]):
     assert read_environment(job | {"PENSTOCK_PROFILE": "/tmp/request.json"}).profile == Path("/tmp/request.json")
 
 
+def test_under_penstock_sensitivity():
+    measured = read_environment({"SLURM_JOB_ID": "1", "PENSTOCK_MEASURING": "/tmp/m"})
+    assert measured.measuring == Path("/tmp/m")
+    assert (measured.report_every_s(30), measured.report_every_s(0.5)) == (2, 0.5)
+    assert read_environment(BATCH).report_every_s(30) == 30
+
+
 def test_a_job_without_gpus():
     environ = {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "a", "CUDA_VISIBLE_DEVICES": "NoDevFiles"}
     assert read_environment(environ) == Environment("1", ("a",))

@@ -54,6 +54,7 @@ class Pulse:
         self._reporter: Reporter | None = None
         if self._first:
             client = connect(folder)
+            self._report_every_s = client.environment.report_every_s(report_every_s)
             try:
                 self._gpus = find_allocation(client.environment)
             except UnknownAllocation:

@@ -89,7 +89,9 @@ def start(
     environment, ranks = read_environment(), read_ranks()
     device = join(ranks)
     group = Group(ranks)
-    if checkpoints is None and environment.job_id is not None:
+    if environment.measuring is not None:
+        checkpoints = environment.measuring
+    elif checkpoints is None and environment.job_id is not None:
         checkpoints = Path("checkpoints") / environment.job_id
     folder = Path(checkpoints) if checkpoints is not None else None
     client = connect(folder, environment) if ranks.rank == 0 else None
@@ -99,7 +101,7 @@ def start(
         group,
         device,
         saved,
-        _Settings(report_every_s, checkpoint_every_s, host_cap_bytes, seed),
+        _Settings(environment.report_every_s(report_every_s), checkpoint_every_s, host_cap_bytes, seed),
         group.from_first(_allocation(environment, gpu_type, device, ranks) if client else None),
         epoch,
     )

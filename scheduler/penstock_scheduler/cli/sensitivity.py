@@ -24,7 +24,7 @@ from penstock_profiles.sensitivity import (
     read_profile,
     with_less_memory,
 )
-from penstock_profiles.wire import SPOOL_VARIABLE, Ended, Observation
+from penstock_profiles.wire import MEASURING_VARIABLE, SPOOL_VARIABLE, Ended, Observation
 from penstock_scheduler.cli.ask import JSON, tell_table
 from penstock_scheduler.cli.profile import TICK_S, name_of, running, status_of, tail_of
 from penstock_scheduler.cli.simulation import split
@@ -173,6 +173,7 @@ def _speed(command: list[str], seconds: float, start_seconds: float, cpus: int) 
         job_id = os.environ.get("SLURM_JOB_ID", JOB_ID)
         environment = os.environ | {
             SPOOL_VARIABLE: name,
+            MEASURING_VARIABLE: str(Path(name) / "checkpoints"),
             "SLURM_JOB_ID": job_id,
             "SLURM_CPUS_PER_TASK": str(cpus),  # by which many programs choose the number of their workers
         }
