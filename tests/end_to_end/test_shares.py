@@ -30,7 +30,6 @@ def shared(make_loopback: MakeLoopback, make_site: Callable[..., Site], tmp_path
     slurm: LoopbackCluster = make_loopback(
         "t4:2x4:12c:240g",
         settings={
-            "SelectTypeParameters": "CR_Core_Memory",
             "JobAcctGatherType": "jobacct_gather/linux",
             "JobAcctGatherFrequency": "task=1",
             "JobAcctGatherParams": "OverMemoryKill",

@@ -32,7 +32,12 @@ _PATIENCE_S = 2.0
 def up(
     folder: Dir = None,
     nodes: Annotated[
-        str, typer.Option(metavar="SPEC", help="Comma-separated TYPE:NODESxGPUS: 6 nodes with 4 t4 each are t4:6x4.")
+        str,
+        typer.Option(
+            metavar="SPEC",
+            help="Comma-separated TYPE:NODESxGPUS: 6 nodes with 4 t4 each are t4:6x4. With CPUs and GB of each node: "
+            "t4:2x4:12c:240g; then Slurm gives out memory, too.",
+        ),
     ] = DEFAULT_SPEC,
     accounting: Annotated[bool, typer.Option("--accounting", help="Also run slurmdbd, with its own MariaDB.")] = False,
     port: Annotated[

@@ -122,7 +122,8 @@ def slurm_conf(
         "MpiDefault": "none",
         "SwitchType": "switch/none",
         "SelectType": "select/cons_tres",
-        "SelectTypeParameters": "CR_Core",
+        # Who says how much memory nodes have wants it to be given out.
+        "SelectTypeParameters": "CR_Core_Memory" if any(node.memory_mb for node in nodes) else "CR_Core",
         "GresTypes": "gpu",
         # Believe the configured CPUs and memory, whatever this machine has.
         "SlurmdParameters": "config_overrides",
