@@ -41,6 +41,7 @@ class Order:
         tags: ours, without the prefix; they never change between two tries.
         usd_per_h: the price that was offered; on the spot market EC2 takes no more.
         group: placement group, for jobs on several nodes; empty: none.
+        template: id of a launch template for this order alone; empty: the site's.
     """
 
     token: str
@@ -49,6 +50,7 @@ class Order:
     tags: Mapping[str, str]
     usd_per_h: float
     group: str = ""
+    template: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,28 +108,41 @@ class Fleet:
     def template(self) -> str:
         """Id of the launch template for these settings: made when it is not there yet. Its name says what is in it."""
         if self._template is None:
-            data = self._template_data()
+            data = self._template_data(user_data(self._settings).encode())
             digest = hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:12]
-            name = f"penstock-{self._settings.name}-{digest}"
-            try:
-                made = self._ask(
-                    "create_launch_template",
-                    LaunchTemplateName=name,
-                    LaunchTemplateData=data,
-                    TagSpecifications=[
-                        {"ResourceType": "launch-template", "Tags": _tags({"cluster": self._settings.name})}
-                    ],
-                )
-                self._template = made["LaunchTemplate"]["LaunchTemplateId"]
-            except LaunchFailed as error:
-                if error.code != "InvalidLaunchTemplateName.AlreadyExistsException":
-                    raise
-                found = self._ask("describe_launch_templates", LaunchTemplateNames=[name])
-                self._template = found["LaunchTemplates"][0]["LaunchTemplateId"]
-        assert self._template is not None, "found or made"
+            self._template = self._make_template(digest, data)
         return self._template
 
-    def _template_data(self) -> dict[str, Any]:
+    def own_template(self, run: str, text: bytes) -> str:
+        """Id of a launch template for one run, with user data of its own: the one that is there, or made."""
+        return self._make_template(run, self._template_data(text))
+
+    def drop_template(self, run: str) -> None:
+        """Delete a run's launch template."""
+        try:
+            self._ask("delete_launch_template", LaunchTemplateName=self._template_name(run))
+        except LaunchFailed as error:
+            if error.code != "InvalidLaunchTemplateName.NotFoundException":
+                raise
+
+    def _template_name(self, what: str) -> str:
+        return f"penstock-{self._settings.name}-{what}"
+
+    def _make_template(self, what: str, data: Mapping[str, Any]) -> str:
+        name = self._template_name(what)
+        tags = [{"ResourceType": "launch-template", "Tags": _tags({"cluster": self._settings.name})}]
+        try:
+            made = self._ask(
+                "create_launch_template", LaunchTemplateName=name, LaunchTemplateData=data, TagSpecifications=tags
+            )
+            return str(made["LaunchTemplate"]["LaunchTemplateId"])
+        except LaunchFailed as error:
+            if error.code != "InvalidLaunchTemplateName.AlreadyExistsException":
+                raise
+        found = self._ask("describe_launch_templates", LaunchTemplateNames=[name])
+        return str(found["LaunchTemplates"][0]["LaunchTemplateId"])
+
+    def _template_data(self, text: bytes) -> dict[str, Any]:
         settings = self._settings
         images = self._ask("describe_images", ImageIds=[settings.image])["Images"]
         if not images:
@@ -143,7 +158,7 @@ class Fleet:
         data: dict[str, Any] = {
             "ImageId": settings.image,
             "SecurityGroupIds": list(settings.security_groups),
-            "UserData": base64.b64encode(user_data(settings).encode()).decode(),
+            "UserData": base64.b64encode(text).decode(),
             # A shutdown from inside ends the instance for good: the way out when the daemon is silent.
             "InstanceInitiatedShutdownBehavior": "terminate",
             # IMDSv2 alone, not from containers; tags tell a node who it is.
@@ -207,7 +222,7 @@ class Fleet:
             Type="instant",
             LaunchTemplateConfigs=[
                 {
-                    "LaunchTemplateSpecification": {"LaunchTemplateId": self.template(), "Version": "$Default"},
+                    "LaunchTemplateSpecification": self._template_of(order),
                     "Overrides": overrides,
                 }
             ],
@@ -231,7 +246,7 @@ class Fleet:
         last: LaunchFailed | None = None
         for number, subnet in enumerate(subnets[:1] if order.group else subnets):
             asked: dict[str, Any] = {
-                "LaunchTemplate": {"LaunchTemplateId": self.template(), "Version": "$Default"},
+                "LaunchTemplate": self._template_of(order),
                 "ClientToken": f"{order.token}-{number}",
                 "InstanceType": order.instance_type,
                 "SubnetId": subnet,
@@ -279,6 +294,9 @@ class Fleet:
             except LaunchFailed as error:
                 if error.code != "InvalidInstanceID.NotFound":
                     raise
+
+    def _template_of(self, order: Order) -> dict[str, str]:
+        return {"LaunchTemplateId": order.template or self.template(), "Version": "$Default"}
 
     def _order_tags(self, order: Order) -> list[dict[str, str]]:
         extra = [{"Key": key, "Value": value} for key, value in sorted(self._settings.tags.items())]
