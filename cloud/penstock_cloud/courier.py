@@ -132,10 +132,11 @@ def pack(file: Path, script: Path, mine: Mapping[str, str], directory: Path) -> 
 
 def put(link: str, content: IO[bytes], size: int) -> None:
     """Upload, and try again for some minutes. Raises OSError."""
+    headers = {"Content-Length": str(size), "Content-Type": "application/octet-stream"}
     for left in range(6, -1, -1):
         content.seek(0)
         try:
-            request = urllib.request.Request(link, content, {"Content-Length": str(size)}, method="PUT")  # noqa: S310
+            request = urllib.request.Request(link, content, headers, method="PUT")  # noqa: S310
             with urllib.request.urlopen(request, timeout=ANSWER_S):  # noqa: S310
                 return
         except OSError:

@@ -47,7 +47,12 @@ def connect(settings: CloudSettings) -> Any:
     # A link must name the region itself: a redirection would not take the upload along.
     style = {"addressing_style": "path" if settings.s3_endpoint else "virtual"}
     config = Config(
-        connect_timeout=3, read_timeout=20, retries={"total_max_attempts": 1}, signature_version="s3v4", s3=style
+        connect_timeout=3,
+        read_timeout=20,
+        retries={"total_max_attempts": 1},
+        signature_version="s3v4",
+        s3=style,
+        request_checksum_calculation="when_required",  # a link's bearer has none
     )
     session = boto3.session.Session(region_name=settings.region)
     return session.client("s3", endpoint_url=settings.s3_endpoint, config=config)

@@ -509,14 +509,9 @@ class Ec2Cloud:
         self._nodes.power_down(run.nodes)
         if mine and now_s - run.ordered_s < run.lifetime_s + LEAVE_PATIENCE_S:
             return  # it still has Slurm's word for these nodes; until it is queued, it stays the cloud's
-        if len(run.slots) > 1:
-            self._fleet.drop_group(f"penstock-{self._settings.name}-{run.id}")
+        self._tidy(run)
         for name in run.nodes:
             self._delete(self._settings.share / NOTICES / name)
-        if self._depot is not None:
-            self._fleet.drop_template(run.id)
-            self._courier_file(run).unlink(missing_ok=True)
-            self._ask_depot(lambda depot: depot.clear(run.id))  # else the bucket's own rule does it
         if run.ran:
             self._returned[run.job] = now_s
         self._save(run.model_copy(update={"state": "over"}), run.spent(now_s))
@@ -524,6 +519,21 @@ class Ec2Cloud:
             "run is over",
             extra={"run": run.id, "job": run.job, "usd": round(self._lines[-1].amount, 4), "why": run.why},
         )
+
+    def _tidy(self, run: Run) -> None:
+        """Take away what was made for the run beside its instances. All of it is free of charge: EC2's no keeps no run open."""
+        try:
+            if len(run.slots) > 1:
+                self._fleet.drop_group(f"penstock-{self._settings.name}-{run.id}")
+            if self._depot is not None:
+                self._fleet.drop_template(run.id)
+        except LaunchFailed as error:
+            if error.kind is not Kind.CONFIG:
+                raise
+            log.warning("something of the run stays", extra={"run": run.id, "text": str(error)})
+        if self._depot is not None:
+            self._delete(self._courier_file(run))
+            self._ask_depot(lambda depot: depot.clear(run.id))  # else the bucket's own rule does it
 
     def _there(self, run: Run, what: str) -> bool:
         """Whether a detached run has left this, as far as S3 says it now; it is asked as often as EC2 is."""

@@ -1,8 +1,9 @@
 """The user data of an instance: it finds out who it is, ends itself when nobody cares for it, and joins Slurm or
 runs one job.
 
-For those that join the same text for all nodes: what differs is in the instance's tags, which the metadata service tells it. Three things end an
-instance from inside, should the daemon be gone for good: its longest life, the daemon's silence, and slurmd's end.
+Those that join have the same text: what differs is in the instance's tags, which the metadata service tells it. Three things
+end an instance from inside, should the daemon be gone for good: its longest life, the daemon's silence, and the end of slurmd or
+of the job.
 """
 
 from __future__ import annotations

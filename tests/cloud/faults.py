@@ -95,6 +95,11 @@ class Ec2:
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
         self._thread.start()
 
+    @property
+    def s3_url(self) -> str:
+        """moto's S3, past the proxy."""
+        return f"http://127.0.0.1:{self._port}"
+
     def stop(self) -> None:
         self._server.shutdown()
         self._server.server_close()

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from penstock_cloud.catalogue import shipped
+from penstock_cloud.depot import Depot
 from penstock_cloud.ec2 import Ec2Cloud
 from penstock_cloud.fleet import TAG, Fleet, connect
 from penstock_cloud.settings import CloudSettings
@@ -39,6 +40,9 @@ TYPES = {"a10g": 2, "t4": 2}
 class CloudSite:
     """See the module. It is the clock and the cloud nodes as well."""
 
+    user = "ann"
+    depot: Depot | None = None
+
     def __init__(self, settings: CloudSettings, store: SqlStore, ec2: Ec2, client: Any = None) -> None:
         self.settings, self.store, self.ec2 = settings, store, ec2
         self.ahead_s = 0.0
@@ -56,7 +60,7 @@ class CloudSite:
     def open(self) -> Ec2Cloud:
         """A daemon's cloud, as after a start."""
         fleet = Fleet(self._client, self.settings)
-        return Ec2Cloud(fleet, self.settings, self.store, self, shipped, self, random.Random(1))
+        return Ec2Cloud(fleet, self.settings, self.store, self, shipped, self, random.Random(1), self.depot)
 
     # --- ports: Clock, CloudNodes
 
@@ -94,7 +98,7 @@ class CloudSite:
         self.jobs[job] = Job(
             id=job,
             name="train",
-            user="ann",
+            user=self.user,
             wish=JobWish.model_validate({"runtime_s": 600.0} | wish),
             partitions=("gpu",),
             phase=Phase.QUEUED,
