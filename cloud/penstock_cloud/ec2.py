@@ -697,15 +697,14 @@ class Ec2Cloud:
             for file in files:
                 try:
                     asked = json.loads(file.read_text(encoding="utf-8"))
-                    jobs, nodes = dict(asked["jobs"]), [str(name) for name in asked["nodes"]]
-                except (OSError, ValueError, KeyError, TypeError) as error:
+                    jobs = {self._nodes.job_of(number): names for number, names in asked["jobs"].items()}
+                    nodes = [str(name) for name in asked["nodes"]]
+                except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
                     log.warning("unreadable request is dropped", extra={"file": str(file), "text": str(error)})
                     self._delete(file)
                     continue
                 if kind == "resume":
-                    unasked = [name for name in nodes if name not in known]
-                    if unasked:
-                        self._send_back(jobs, unasked)
+                    self._send_back(jobs, nodes, known)
                 else:
                     for run in {known[name].id: known[name] for name in nodes if name in known}.values():
                         if run.state in ("booting", "running"):
@@ -720,12 +719,20 @@ class Ec2Cloud:
             self._undeleted.add(file)
             log.warning("cannot be deleted", extra={"file": str(file), "text": str(error)})
 
-    def _send_back(self, jobs: Mapping[str, Sequence[str]], unasked: Sequence[str]) -> None:
+    def _send_back(self, jobs: Mapping[JobId, Sequence[str]], nodes: Sequence[str], known: Mapping[str, Run]) -> None:
+        """Refuse jobs for which nobody has ordered these nodes, be they another job's or nobody's."""
+        strangers = [
+            job for job, names in jobs.items() if any(name not in known or known[name].job != job for name in names)
+        ]
+        unasked = [name for name in nodes if name not in known]
+        if not strangers and not unasked:
+            return
         text = "it asks for cloud nodes itself; submit it to the site's partitions with --burst, and Penstock sends it there"
-        log.warning("nobody has ordered these nodes", extra={"nodes": ",".join(unasked)})
-        for job, names in jobs.items():
-            if set(names) & set(unasked):
-                self._nodes.refuse(job, text)
+        log.warning(
+            "nobody has ordered these nodes for them", extra={"nodes": ",".join(nodes), "jobs": ",".join(strangers)}
+        )
+        for job in strangers:
+            self._nodes.refuse(job, text)
         self._nodes.power_down(unasked)
 
     def _learn(self, now_s: float) -> None:

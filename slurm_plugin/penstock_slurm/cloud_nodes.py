@@ -67,6 +67,10 @@ class SlurmCloudNodes:
         known = self._jobs.get(job)
         return "" if known is None else known.reason
 
+    def job_of(self, number: str) -> JobId:
+        """See `ports.CloudNodes`: elements of an array have numbers of their own."""
+        return next((job.id for job in self._jobs.values() if str(job.number) == number), number)
+
     def power_down(self, nodes: Sequence[str]) -> None:
         """See `ports.CloudNodes`. Nodes that are down, or on their way there, are left alone, and so are gateways."""
         known = [self._nodes[name] for name in nodes if name in self._nodes]

@@ -84,6 +84,9 @@ class CloudSite:
     def reason(self, job: str) -> str:
         return "" if self.starts else "AssocGrpBilling"
 
+    def job_of(self, number: str) -> str:
+        return number
+
     def power_down(self, nodes: Sequence[str]) -> None:
         for name in nodes:
             if (job := self.on.pop(name, None)) is not None and job in self.jobs:

@@ -51,9 +51,7 @@ def gateway_site(
     courier.write_text(f'#!/bin/bash\nexec {sys.executable} -m penstock_cloud.courier "$@"\n')
     courier.chmod(0o755)
     line = f"required {build_courier(tmp_path)} partition=a10g courier={courier} share={settings.share}\n"
-    site = Site(
-        make_loopback("t4:1x1,a10g:1x1", cpus_per_node=4, files={"plugstack.conf": line}), tmp_path, cloud="ec2"
-    )
+    site = Site(make_loopback("t4:1x1,a10g:1x1:4c:8g", files={"plugstack.conf": line}), tmp_path, cloud="ec2")
     site.partitions = ["t4"]
     site.slurm_settings |= {"cloud_partition": "a10g"}
     site.extra = toml(settings)
