@@ -9,6 +9,8 @@ Lines of the script for it, with paths inside the job's working directory::
     #PENSTOCK input data train.py
     #PENSTOCK output checkpoints results
 
+What comes back goes along as well where it is there already: a checkpoint travels with its job.
+
 Only the standard library is used: hundreds of these may run on a gateway.
 """
 
@@ -128,6 +130,9 @@ def pack(file: Path, script: Path, mine: Mapping[str, str], directory: Path) -> 
                 if not (directory / path).exists():
                     raise Trouble(f"{DIRECTIVE} input {path}: it is not in {directory}")
                 archive.add(directory / path, f"work/{path}")
+            for path in wanted.outputs:  # what an earlier run has left, such as a checkpoint
+                if path not in wanted.inputs and (directory / path).exists():
+                    archive.add(directory / path, f"work/{path}")
 
 
 def put(link: str, content: IO[bytes], size: int) -> None:

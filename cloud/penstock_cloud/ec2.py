@@ -354,7 +354,10 @@ class Ec2Cloud:
                 token = hashlib.sha256(f"{self._settings.name} {run.id} {run.ordered_s} {index}".encode()).hexdigest()[
                     :48
                 ]
-                order = Order(token, run.instance_type, run.market, run.tags(slot), run.usd_per_h, group, template)
+                until_s = run.ordered_s + run.lifetime_s
+                order = Order(
+                    token, run.instance_type, run.market, run.tags(slot), run.usd_per_h, group, template, until_s
+                )
                 instance, launched_s = self._fleet.launch(order), now_s
             slots = list(run.slots)
             slots[index] = slot.model_copy(update={"instance": instance, "launched_s": launched_s})

@@ -42,6 +42,7 @@ class Order:
         usd_per_h: the price that was offered; on the spot market EC2 takes no more.
         group: placement group, for jobs on several nodes; empty: none.
         template: id of a launch template for this order alone; empty: the site's.
+        until_s: end of the longest life that it may have, s since 1970: a capacity block must last so long.
     """
 
     token: str
@@ -51,6 +52,7 @@ class Order:
     usd_per_h: float
     group: str = ""
     template: str = ""
+    until_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,23 @@ class Seen:
     ended_s: float | None
     tags: Mapping[str, str]
     """Ours, without the prefix."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """Capacity that the site pays for whether or not it is used. Times in s since 1970."""
+
+    id: str
+    instance_type: str
+    zone: str
+    block: bool
+    """A capacity block: for a time that was paid in advance."""
+    end_s: float | None
+    """When EC2 takes its instances away; None: never."""
+
+
+BLOCK_ENDS_S = 1800.0
+"""EC2 begins to end a capacity block's instances half an hour before the block's end: AWS, "Capacity Blocks for ML"."""
 
 
 def connect(settings: CloudSettings) -> Any:
@@ -192,13 +211,67 @@ class Fleet:
     # --- instances
 
     def launch(self, order: Order) -> str:
-        """Launch one instance, in whichever of the site's zones has room; its id."""
+        """Launch one instance, in a reservation first and then in whichever of the site's zones has room; its id.
+
+        Which reservations are asked follows from the order alone, not from what is free in them: so the same order, placed again
+        after a lost answer, comes to the same one with the same token.
+        """
+        for reservation, subnet in self._reserved(order):
+            try:
+                return self._into(order, reservation, subnet)
+            except LaunchFailed as error:
+                if error.kind is not Kind.CAPACITY:
+                    raise
         try:
             return self._by_fleet(order)
         except LaunchFailed as error:
             if error.code not in NO_FLEETS:
                 raise
         return self._one_by_one(order)
+
+    def reservations(self) -> list[Reservation]:
+        """Those that the settings name, as far as they are active, in that order."""
+        if not self._settings.reservations:
+            return []
+        asked = list(self._settings.reservations)
+        found = {
+            each["CapacityReservationId"]: Reservation(
+                id=each["CapacityReservationId"],
+                instance_type=each["InstanceType"],
+                zone=each["AvailabilityZone"],
+                block=each.get("ReservationType") == "capacity-block",
+                end_s=each["EndDate"].timestamp() - BLOCK_ENDS_S if "EndDate" in each else None,
+            )
+            for each in self._ask("describe_capacity_reservations", CapacityReservationIds=asked)[
+                "CapacityReservations"
+            ]
+            if each["State"] == "active"
+        }
+        return [found[name] for name in asked if name in found]
+
+    def _reserved(self, order: Order) -> list[tuple[Reservation, str]]:
+        """Reservations that suit an order, each with the site's subnet in its zone; a gang's are all in the first zone."""
+        if order.market != "on-demand":
+            return []
+        subnets = list(self.zones().items())
+        subnet_of = {zone: subnet for subnet, zone in reversed(subnets[:1] if order.group else subnets)}
+        return [
+            (each, subnet_of[each.zone])
+            for each in self.reservations()
+            if each.instance_type == order.instance_type
+            and each.zone in subnet_of
+            and (each.end_s is None or order.until_s <= each.end_s)
+        ]
+
+    def _into(self, order: Order, reservation: Reservation, subnet: str) -> str:
+        asked = self._run(order, f"{order.token}-{reservation.id[-8:]}", subnet)
+        asked["CapacityReservationSpecification"] = {
+            "CapacityReservationTarget": {"CapacityReservationId": reservation.id}
+        }
+        if reservation.block:
+            asked["InstanceMarketOptions"] = {"MarketType": "capacity-block"}
+            asked.pop("Placement", None)  # EC2 keeps a block's instances near each other itself
+        return str(self._ask("run_instances", **asked)["Instances"][0]["InstanceId"])
 
     def _by_fleet(self, order: Order) -> str:
         overrides: list[dict[str, Any]] = [
@@ -245,15 +318,7 @@ class Fleet:
         subnets = list(self.zones())
         last: LaunchFailed | None = None
         for number, subnet in enumerate(subnets[:1] if order.group else subnets):
-            asked: dict[str, Any] = {
-                "LaunchTemplate": self._template_of(order),
-                "ClientToken": f"{order.token}-{number}",
-                "InstanceType": order.instance_type,
-                "SubnetId": subnet,
-                "MinCount": 1,
-                "MaxCount": 1,
-                "TagSpecifications": [{"ResourceType": "instance", "Tags": self._order_tags(order)}],
-            }
+            asked = self._run(order, f"{order.token}-{number}", subnet)
             if order.market == "spot":
                 once = {
                     "SpotInstanceType": "one-time",
@@ -261,8 +326,6 @@ class Fleet:
                     "MaxPrice": f"{order.usd_per_h:.6f}",
                 }
                 asked["InstanceMarketOptions"] = {"MarketType": "spot", "SpotOptions": once}
-            if order.group:
-                asked["Placement"] = {"GroupName": order.group}
             try:
                 return str(self._ask("run_instances", **asked)["Instances"][0]["InstanceId"])
             except LaunchFailed as error:
@@ -271,6 +334,21 @@ class Fleet:
                 last = error
         assert last is not None, "there is at least one subnet"
         raise last
+
+    def _run(self, order: Order, token: str, subnet: str) -> dict[str, Any]:
+        """What RunInstances is asked for an order."""
+        asked: dict[str, Any] = {
+            "LaunchTemplate": self._template_of(order),
+            "ClientToken": token,
+            "InstanceType": order.instance_type,
+            "SubnetId": subnet,
+            "MinCount": 1,
+            "MaxCount": 1,
+            "TagSpecifications": [{"ResourceType": "instance", "Tags": self._order_tags(order)}],
+        }
+        if order.group:
+            asked["Placement"] = {"GroupName": order.group}
+        return asked
 
     def seen(self, run: str | None = None) -> list[Seen]:
         """The site's instances, those that ended within the hour too; of one run or of all. Oldest first."""

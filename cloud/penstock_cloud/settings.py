@@ -46,6 +46,10 @@ class CloudSettings(BaseModel):
     markets: tuple[Market, ...] = Field(
         default=("on-demand",), description="'spot' beside it lets jobs that can be stopped run where it is cheap."
     )
+    reservations: tuple[str, ...] = Field(
+        default=(),
+        description="Capacity reservations and capacity blocks (cr-...) that orders on demand go into first.",
+    )
     tags: dict[str, str] = Field(default={}, description="Further tags of the instances, for the site's bills.")
     share: Path = Field(
         default=Path("/var/spool/penstock/cloud"),

@@ -42,6 +42,7 @@ class CloudSite:
 
     user = "ann"
     depot: Depot | None = None
+    catalogue = staticmethod(shipped)
 
     def __init__(self, settings: CloudSettings, store: SqlStore, ec2: Ec2, client: Any = None) -> None:
         self.settings, self.store, self.ec2 = settings, store, ec2
@@ -49,6 +50,7 @@ class CloudSite:
         self.jobs: dict[str, Job] = {}
         self.on: dict[str, str] = {}  # node -> job that Slurm has sent there
         self.names = {f"{kind}-{number}": kind for kind, count in TYPES.items() for number in range(count)}
+        self.refused: list[str] = []
         self.boots = True
         self.starts = True
         self.round = 0
@@ -60,7 +62,7 @@ class CloudSite:
     def open(self) -> Ec2Cloud:
         """A daemon's cloud, as after a start."""
         fleet = Fleet(self._client, self.settings)
-        return Ec2Cloud(fleet, self.settings, self.store, self, shipped, self, random.Random(1), self.depot)
+        return Ec2Cloud(fleet, self.settings, self.store, self, self.catalogue, self, random.Random(1), self.depot)
 
     # --- ports: Clock, CloudNodes
 
@@ -93,6 +95,7 @@ class CloudSite:
                 self._queue(job)
 
     def refuse(self, job: str, text: str) -> None:
+        self.refused.append(job)
         self._queue(job)
 
     # --- Slurm

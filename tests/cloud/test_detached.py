@@ -18,6 +18,7 @@ from pathlib import Path
 import boto3
 import pytest
 
+from penstock_cloud.catalogue import Catalogue, shipped
 from penstock_cloud.courier import Directives, Trouble, directives, environment, job_id
 from penstock_cloud.depot import Depot, connect
 from penstock_cloud.fleet import connect as connect_ec2
@@ -45,6 +46,13 @@ class DetachedSite(CloudSite):
         self.exits: dict[str, int] = {}
         self.depot = Depot(connect(settings), BUCKET, settings.name)
         super().__init__(settings, store, ec2, ec2.through)
+
+    @staticmethod
+    def catalogue() -> Catalogue:
+        known = shipped()
+        price = {"us-east-1a": 0.4, "us-east-1b": 0.4}
+        types = {name: each.model_copy(update={"spot_usd_per_h": price}) for name, each in known.types.items()}
+        return known.model_copy(update={"types": types})
 
     def nodes(self) -> tuple[CloudNode, ...]:
         return tuple(CloudNode(name, kind, 1, 4, 8000, name not in self.on, True) for name, kind in self.names.items())
@@ -109,7 +117,11 @@ def site(
     cloud_settings: Callable[..., CloudSettings], store: SqlStore, ec2: Ec2, tmp_path: Path
 ) -> Iterator[DetachedSite]:
     settings = cloud_settings(
-        bucket=BUCKET, s3_endpoint=ec2.s3_url, detached_user=DetachedSite.user, boot_timeout_s=300.0
+        markets=("on-demand", "spot"),
+        bucket=BUCKET,
+        s3_endpoint=ec2.s3_url,
+        detached_user=DetachedSite.user,
+        boot_timeout_s=300.0,
     )
     boto3.client("s3", region_name="us-east-1", endpoint_url=ec2.s3_url, **KEYS).create_bucket(Bucket=BUCKET)
     ec2.through = ec2.through or connect_ec2(settings)
@@ -168,28 +180,48 @@ def test_a_detached_job_runs_there_and_its_result_is_here(site: DetachedSite, ec
     assert spent == pytest.approx(owed, abs=1e-9)
 
 
-@pytest.mark.parametrize("why", ["notice", "recall"])
-def test_what_must_leave_saves_and_comes_back_with_its_checkpoint(
-    site: DetachedSite, ec2: Ec2, hypervisor: Hypervisor, why: str
+COUNTS = """#!/bin/bash
+#PENSTOCK output checkpoint
+trap 'echo $((count + 1)) >checkpoint; echo saved; exit 0' TERM
+count=$(cat checkpoint 2>/dev/null || echo 0)
+echo "begins at $count"
+while [ $count -lt 1 ]; do sleep 0.2; done
+"""
+
+
+def test_a_spot_instance_that_ec2_takes_saves_and_its_job_goes_on_in_the_next(
+    site: DetachedSite, ec2: Ec2, hypervisor: Hypervisor
 ) -> None:
-    site.script(
-        "8",
-        "#!/bin/bash\n#PENSTOCK output checkpoint\ntrap 'echo 41 >checkpoint; echo saved; exit 0' TERM\n"
-        "echo begins\nwhile :; do sleep 0.2; done\n",
-    )
+    """Launched on the spot market; on EC2's notice the job checkpoints, is queued again, and begins where it was."""
+    site.script("8", COUNTS)
     site.submit("8")
-    site.send("8")
-    site.really_until(lambda: "begins" in _read(site, "8"), "it runs")
-    site.really_until(lambda: site.jobs["8"].phase is Phase.RUNNING, "Slurm runs it")
-    if why == "notice":
-        hypervisor.notice("a10g-0")
-    else:
-        site.recall("8")
+    site.send("8", "g5.xlarge spot")
+    (instance,) = ec2.instances()
+    assert instance["InstanceLifecycle"] == "spot"
+    site.really_until(lambda: "begins at 0" in _read(site, "8"), "it runs")
+    hypervisor.notice(site.jobs["8"].allocation.nodes[0])
     site.really_until(lambda: site.jobs["8"].phase is Phase.QUEUED, "it is back in the queue")
-    assert (site.folder / "checkpoint").read_text() == "41\n"
+    assert (site.folder / "checkpoint").read_text() == "1\n"
     assert "saved" in site.output("8")
     site.really_until(lambda: not site.state.runs and not ec2.running(), "the run is over")
+    site.send("8", "g5.xlarge spot")
+    site.really_until(lambda: "8" in site.exits, "it ends in the second instance")
+    assert site.exits["8"] == 0
+    assert "begins at 1" in site.output("8")
+    site.really_until(lambda: not site.state.runs and not ec2.running(), "the second run is over")
+    assert len(ec2.instances()) == 2
     assert left(ec2) == ["penstock/alive"]
+
+
+def test_a_job_that_is_called_back_brings_its_checkpoint(site: DetachedSite, ec2: Ec2, hypervisor: Hypervisor) -> None:
+    site.script("8", COUNTS)
+    site.submit("8")
+    site.send("8")
+    site.really_until(lambda: "begins at 0" in _read(site, "8"), "it runs")
+    site.recall("8")
+    site.really_until(lambda: site.jobs["8"].phase is Phase.QUEUED, "it is back in the queue")
+    assert (site.folder / "checkpoint").read_text() == "1\n"
+    site.really_until(lambda: not site.state.runs and not ec2.running(), "the run is over")
 
 
 def test_an_instance_that_never_begins_is_given_back(site: DetachedSite, ec2: Ec2) -> None:
