@@ -328,7 +328,8 @@ class Ec2Cloud:
         template = self._fleet.own_template(run.id, detached(self._settings, mine))
         file = self._courier_file(run)
         try:
-            file.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.parent.chmod(0o711)
             _write_for(file, json.dumps(depot.links(run.id, COURIER, good_s)), uid)
         except OSError as error:
             raise LaunchFailed(Kind.LOST, "", f"{file}: {error}") from error
@@ -437,7 +438,9 @@ class Ec2Cloud:
     def _watch(self, run: Run, job: Job | None, now_s: float) -> None:
         if job is None:
             return self._finish(run, "its job has ended")
-        if (lost := _lost(run)) is not None and not self._there(run, "result"):
+        if (lost := _lost(run)) is not None:
+            if self._depot is not None and self._ask_depot(lambda depot: depot.has(run.id, "result")) is not False:
+                return None  # its courier brings the result, or S3 does not say; nothing is paid for any more
             return self._finish(run, f"EC2 has taken instance {lost}", failed=True)
         if job.phase in (Phase.QUEUED, Phase.STARTING):
             return self._finish(run, "Slurm has put its job back into the queue", failed=True)

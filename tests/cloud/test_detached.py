@@ -29,6 +29,7 @@ from penstock_scheduler.store import SqlStore
 from tests.cloud.faults import KEYS, Ec2
 from tests.cloud.hypervisor import Hypervisor
 from tests.cloud.site import CloudSite
+from tests.cloud.test_storm import STEPS, die_at_every_step
 
 BUCKET = "penstock-runs"
 
@@ -112,10 +113,23 @@ class DetachedSite(CloudSite):
             courier.wait()
 
 
+class QuietSite(DetachedSite):
+    """Without couriers and without what boots: each instance has begun when it runs."""
+
+    def _start(self, job: str, placement: Placement) -> None:
+        CloudSite._start(self, job, placement)
+        self.depot._put(f"{job}.1/started", "")  # jobs here run once
+
+
 @pytest.fixture
 def site(
-    cloud_settings: Callable[..., CloudSettings], store: SqlStore, ec2: Ec2, tmp_path: Path
+    request: pytest.FixtureRequest,
+    cloud_settings: Callable[..., CloudSettings],
+    store: SqlStore,
+    ec2: Ec2,
+    tmp_path: Path,
 ) -> Iterator[DetachedSite]:
+    """A DetachedSite, or what the test's parameter says."""
     settings = cloud_settings(
         markets=("on-demand", "spot"),
         bucket=BUCKET,
@@ -126,7 +140,7 @@ def site(
     boto3.client("s3", region_name="us-east-1", endpoint_url=ec2.s3_url, **KEYS).create_bucket(Bucket=BUCKET)
     ec2.through = ec2.through or connect_ec2(settings)
     (tmp_path / "work").mkdir()
-    made = DetachedSite(settings, store, ec2, tmp_path / "work")
+    made: DetachedSite = getattr(request, "param", DetachedSite)(settings, store, ec2, tmp_path / "work")
     yield made
     made.stop()
 
@@ -273,6 +287,37 @@ def test_a_user_whom_this_machine_does_not_know_stops_only_this_job(site: Detach
 def _read(site: DetachedSite, job: str) -> str:
     file = site.folder / f"{job}.out"
     return file.read_text() if file.exists() else ""
+
+
+@pytest.mark.parametrize("site", [QuietSite], indirect=True)
+@pytest.mark.parametrize("ended", [True, False])
+def test_an_instance_that_ends_is_a_loss_only_before_the_result_is_there(
+    site: DetachedSite, ec2: Ec2, ended: bool
+) -> None:
+    """Its courier may still be bringing the result when the instance has long ended itself."""
+    site.submit("13")
+    site.send("13")
+    site.until(lambda: site.store.cloud_runs()[0].state == "running")
+    if ended:
+        site.depot._put("13.1/result", "0\n")
+    ec2.direct().terminate_instances(InstanceIds=ec2.running())
+    site.ticks(5)
+    assert site.jobs["13"].phase is (Phase.RUNNING if ended else Phase.QUEUED)
+    if ended:
+        site.finish("13")
+    site.until(lambda: not site.state.runs)
+    assert ("EC2 has taken" in str(site.state.words)) is not ended
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("site", [QuietSite], indirect=True)
+def test_kill_9_at_every_step_of_a_detached_run(site: DetachedSite, ec2: Ec2) -> None:
+    steps = die_at_every_step(site, ec2, "g5.xlarge", 1)
+    assert steps >= STEPS | {"create_launch_template", "delete_launch_template"}
+    assert left(ec2) == ["penstock/alive"]
+    names = [each["LaunchTemplateName"] for each in ec2.direct().describe_launch_templates()["LaunchTemplates"]]
+    assert names == []
+    assert not list((site.settings.share / "detached").iterdir())
 
 
 def test_directives_name_paths_inside_the_working_directory() -> None:
