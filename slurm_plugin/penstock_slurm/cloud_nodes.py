@@ -56,7 +56,7 @@ class SlurmCloudNodes:
                 gpus=sum(node.gpus.values()),
                 cpus=node.cpus,
                 memory_mb=node.memory_mb,
-                free=("POWERED_DOWN" if "CLOUD" in node.state else "IDLE") in node.state and not node.state & BUSY,
+                free=_free(node),
                 up=not node.state & NOT_UP,
             )
             for node in self._nodes.values()
@@ -120,3 +120,9 @@ class SlurmCloudNodes:
             self._gateway.set_admin_comment(job, word)
         except Refused as error:
             log.warning("cannot tell the job's user", extra={"job": job, "text": str(error)})
+
+
+def _free(node: SlurmNode) -> bool:
+    if "CLOUD" in node.state:
+        return "POWERED_DOWN" in node.state and not node.state & BUSY
+    return "IDLE" in node.state and not node.state & (BUSY | NOT_UP)
