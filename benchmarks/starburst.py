@@ -1,10 +1,9 @@
 """Starburst's results again: `python benchmarks/starburst.py DATA_DIR --golden FILE`, and --help for the rest.
 
 Replays every row of a golden file and prints, beside the reference's cost and ours, the worst deviation of any figure; where
-DATA_DIR has the outcome of each job, also how many jobs run elsewhere or start at another time.
-Then what compute-wait saves against no-wait on each set, by how jobs pass others: as the reference has it, and ours.
-`--philly FILE` times
-compute-wait on the trace of 82,247 jobs with 64 nodes of 8 GPUs (the reference: 150 to 310 s). The last line is a JSON object.
+DATA_DIR has the outcome of each job, also how many jobs run elsewhere or start at another time. Then what compute-wait saves
+against no-wait on each set, by how jobs pass others: as the reference has it, and ours. `--philly FILE` times compute-wait on
+the trace of 82,247 jobs with 64 nodes of 8 GPUs (the reference: 150 to 310 s). The last line is a JSON object.
 One trial: it is deterministic.
 """
 

@@ -25,16 +25,19 @@ import sys
 import tarfile
 import tempfile
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from http.client import HTTPException
 from pathlib import Path
 from types import FrameType
 from typing import IO
 
 LOOK_S = 2.0
 """Seconds between two looks for news."""
+
+TRIES = 7
+"""Tries of an upload or download that must succeed, over about two minutes."""
 
 ANSWER_S = 60.0
 """How long S3 may take to answer, s."""
@@ -136,22 +139,22 @@ def pack(file: Path, script: Path, mine: Mapping[str, str], directory: Path) -> 
 
 
 def put(link: str, content: IO[bytes], size: int) -> None:
-    """Upload, and try again for some minutes. Raises OSError."""
+    """Upload, and try again for some minutes. Raises OSError, HTTPException."""
     headers = {"Content-Length": str(size), "Content-Type": "application/octet-stream"}
-    for left in range(6, -1, -1):
+    for left in range(TRIES - 1, -1, -1):
         content.seek(0)
         try:
             request = urllib.request.Request(link, content, headers, method="PUT")  # noqa: S310
             with urllib.request.urlopen(request, timeout=ANSWER_S):  # noqa: S310
                 return
-        except OSError:
+        except (OSError, HTTPException):
             if not left:
                 raise
-            time.sleep(LOOK_S * 2 ** (6 - left))
+            time.sleep(LOOK_S * 2 ** (TRIES - 1 - left))
 
 
 def say_to(link: str, text: str) -> None:
-    """Leave a word. Raises OSError."""
+    """Leave a word. Raises OSError, HTTPException."""
     with tempfile.TemporaryFile() as content:
         content.write(text.encode())
         put(link, content, len(text.encode()))
@@ -159,13 +162,24 @@ def say_to(link: str, text: str) -> None:
 
 def get(link: str, into: IO[bytes]) -> bool:
     """Download; False: it is not there, or S3 does not answer now."""
+    into.seek(0)
+    into.truncate()
     try:
         with urllib.request.urlopen(link, timeout=ANSWER_S) as answer:  # noqa: S310
             shutil.copyfileobj(answer, into)
-    except OSError:  # HTTPError is one
+    except (OSError, HTTPException):  # urllib's own are OSErrors
         return False
     into.seek(0)
     return True
+
+
+def surely_get(link: str, into: IO[bytes]) -> None:
+    """Download what is known to be there, and try again for some minutes. Raises Trouble."""
+    for tries in range(TRIES):
+        if get(link, into):
+            return
+        time.sleep(LOOK_S * 2**tries)
+    raise Trouble("what the job has left cannot be fetched from S3")
 
 
 class Courier:
@@ -181,7 +195,7 @@ class Courier:
         self._asked_to_stop = True
 
     def carry(self, script: Path, mine: Mapping[str, str], directory: Path) -> int:
-        """Take the work there, and bring the result back; the exit status. Raises Trouble, OSError."""
+        """Take the work there, and bring the result back; the exit status. Raises Trouble, OSError, HTTPException."""
         with tempfile.NamedTemporaryFile(prefix="penstock-") as file:
             pack(Path(file.name), script, mine, directory)
             put(self._links["put_input"], file.file, Path(file.name).stat().st_size)
@@ -211,12 +225,11 @@ class Courier:
 
     def _bring(self, what: str, code: int, directory: Path) -> int:
         with tempfile.TemporaryFile() as content:
-            if get(self._links["get_log"], content):
-                content.seek(self._printed)
-                self._print(content)
+            surely_get(self._links["get_log"], content)
+            content.seek(self._printed)
+            self._print(content)
         with tempfile.TemporaryFile() as content:
-            if not get(self._links["get_output"], content):
-                raise Trouble("what the job has left cannot be fetched from S3")
+            surely_get(self._links["get_output"], content)
             with tarfile.open(fileobj=content) as archive:
                 archive.extractall(directory, filter="data")
         say_to(self._links["put_fetched"], "fetched\n")
@@ -254,7 +267,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         courier = Courier(links, sys.stdout.buffer)
         signal.signal(signal.SIGTERM, courier.on_signal)
         return courier.carry(Path(arguments[1]), os.environ, Path.cwd())
-    except (Trouble, OSError, ValueError, KeyError, tarfile.TarError, urllib.error.URLError) as error:
+    except (Trouble, OSError, HTTPException, ValueError, KeyError, tarfile.TarError) as error:
         print(f"penstock: {error}", file=sys.stderr)  # noqa: T201
         return 1
 

@@ -83,11 +83,11 @@ class Depot:
 
     def say_alive(self, now_s: float) -> None:
         """Tell all instances that the daemon lives."""
-        self._put("alive", f"{now_s:.0f}\n")
+        self._put("alive", f"{now_s:.0f}\n".encode())
 
     def stop(self, run: str) -> None:
         """Ask the run to save and end."""
-        self._put(f"{run}/stop", "stop\n")
+        self._put(f"{run}/stop", b"stop\n")
 
     def has(self, run: str, what: str) -> bool:
         """Whether an object of the run is there."""
@@ -100,8 +100,8 @@ class Depot:
         keys = [{"Key": f"{self._name}/{run}/{what}"} for what in OBJECTS]
         self._ask("delete_objects", Delete={"Objects": keys, "Quiet": True})
 
-    def _put(self, what: str, text: str) -> None:
-        self._ask("put_object", Key=f"{self._name}/{what}", Body=text.encode())
+    def _put(self, what: str, content: bytes) -> None:
+        self._ask("put_object", Key=f"{self._name}/{what}", Body=content)
 
     def _ask(self, method: str, **asked: Any) -> Any:
         from botocore.exceptions import BotoCoreError, ClientError

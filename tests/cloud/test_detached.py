@@ -19,13 +19,16 @@ import boto3
 import pytest
 
 from penstock_cloud.catalogue import Catalogue, shipped
-from penstock_cloud.courier import Directives, Trouble, directives, environment, job_id
-from penstock_cloud.depot import Depot, connect
+from penstock_cloud.courier import Directives, Trouble, directives, environment, job_id, pack
+from penstock_cloud.depot import INSTANCE, Depot, connect
+from penstock_cloud.fleet import Fleet, Order
 from penstock_cloud.fleet import connect as connect_ec2
 from penstock_cloud.settings import CloudSettings
+from penstock_cloud.user_data import detached
 from penstock_scheduler.model import Phase, Placement
 from penstock_scheduler.ports import CloudNode
 from penstock_scheduler.store import SqlStore
+from penstock_slurm.loopback import wait_for
 from tests.cloud.faults import KEYS, Ec2
 from tests.cloud.hypervisor import Hypervisor
 from tests.cloud.site import CloudSite
@@ -84,7 +87,7 @@ class DetachedSite(CloudSite):
         if (courier := self.couriers.pop(job, None)) is not None:
             courier.send_signal(signal.SIGTERM)
             try:
-                courier.wait(5)
+                courier.wait(2)
             except subprocess.TimeoutExpired:  # KillWait
                 courier.kill()
                 courier.wait()
@@ -118,7 +121,7 @@ class QuietSite(DetachedSite):
 
     def _start(self, job: str, placement: Placement) -> None:
         CloudSite._start(self, job, placement)
-        self.depot._put(f"{job}.1/started", "")  # jobs here run once
+        self.depot._put(f"{job}.1/started", b"")  # jobs here run once
 
 
 @pytest.fixture
@@ -251,6 +254,37 @@ def test_an_instance_that_never_begins_is_given_back(site: DetachedSite, ec2: Ec
     assert "had not begun on its input within 300 s" in site.state.words["9"]
 
 
+def test_instances_end_themselves_when_nobody_cares(
+    site: DetachedSite, ec2: Ec2, hypervisor: Hypervisor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`short` has lived its 1 s, `silent` hears nothing of the daemon, and `over` has done its job, and nobody ends it."""
+    monkeypatch.setattr("penstock_cloud.user_data.LINGER_S", 1.0)
+    settings = site.settings.model_copy(update={"silent_s": 8.0})
+    fleet, good_s = Fleet(ec2.through, settings), 600.0
+    script = site.folder / "script"
+    script.write_text("#!/bin/bash\necho done\n")
+    pack(site.folder / "input", script, {}, site.folder)
+
+    def launch(run: str, lifetime_s: int, alive: str) -> str:
+        link = site.depot._link("get_object", alive, good_s)
+        text = detached(settings, site.depot.links(run, INSTANCE, good_s) | {"get_alive": link})
+        tags = {"run": run, "lifetime_s": str(lifetime_s)}
+        return fleet.launch(Order(run, "g5.xlarge", "on-demand", tags, 1.0, template=fleet.own_template(run, text)))
+
+    site.depot.say_alive(time.time() + 3600)
+    site.depot._put("over/input", (site.folder / "input").read_bytes())
+    site.depot._put("dead", f"{time.time() - 60:.0f}".encode())
+    short, silent, over = launch("short", 1, "alive"), launch("silent", 3600, "dead"), launch("over", 3600, "alive")
+    for instance in (short, silent, over):
+        wait_for(lambda one=instance: one not in ec2.running(), 90, "it ends", details=hypervisor.console)
+    assert site.depot.has("over", "result")
+    console = hypervisor.console()
+    assert "its longest life, 1 s, is over" in console
+    assert "penstockd has been silent for 8 s" in console
+    assert "the job has ended with 0" in console
+    assert "its job is over" in console
+
+
 def test_links_are_for_one_object_each_and_their_file_is_for_the_user_alone(site: DetachedSite, ec2: Ec2) -> None:
     site.script("10", "#!/bin/bash\n")
     site.submit("10")
@@ -299,7 +333,7 @@ def test_an_instance_that_ends_is_a_loss_only_before_the_result_is_there(
     site.send("13")
     site.until(lambda: site.store.cloud_runs()[0].state == "running")
     if ended:
-        site.depot._put("13.1/result", "0\n")
+        site.depot._put("13.1/result", b"0\n")
     ec2.direct().terminate_instances(InstanceIds=ec2.running())
     site.ticks(5)
     assert site.jobs["13"].phase is (Phase.RUNNING if ended else Phase.QUEUED)
