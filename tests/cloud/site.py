@@ -128,8 +128,7 @@ class CloudSite:
         """Nodes whose instances run, by moto's word."""
         return {
             tag["Value"]
-            for each in self.ec2.instances()
-            if each["State"]["Name"] == "running"
+            for each in self.ec2.instances("running")
             for tag in each.get("Tags", [])
             if tag["Key"] == f"{TAG}node"
         }
