@@ -59,7 +59,7 @@ def connect(settings: CloudSettings) -> Any:
 
 
 class Depot:
-    """The site's part of a bucket. Every method but `links` raises LaunchFailed."""
+    """The site's part of a bucket. Every method raises LaunchFailed."""
 
     def __init__(self, s3: Any, bucket: str, name: str) -> None:
         self._s3, self._bucket, self._name = s3, bucket, name
@@ -77,9 +77,13 @@ class Depot:
         return self._link("get_object", "alive", seconds)
 
     def _link(self, verb: str, what: str, seconds: float) -> str:
+        from botocore.exceptions import BotoCoreError
+
         where = {"Bucket": self._bucket, "Key": f"{self._name}/{what}"}
-        link: str = self._s3.generate_presigned_url(verb, Params=where, ExpiresIn=int(min(seconds, LONGEST_S)))
-        return link
+        try:
+            return str(self._s3.generate_presigned_url(verb, Params=where, ExpiresIn=int(min(seconds, LONGEST_S))))
+        except BotoCoreError as error:
+            raise understood(error) from error
 
     def say_alive(self, now_s: float) -> None:
         """Tell all instances that the daemon lives."""

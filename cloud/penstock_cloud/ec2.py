@@ -321,8 +321,8 @@ class Ec2Cloud:
         return None
 
     def _prepare(self, run: Run, depot: Depot) -> str:
-        """Give the run's courier and its instance their links; the launch template. Raises KeyError: an unknown user."""
-        uid = pwd.getpwnam(run.user).pw_uid
+        """Give the run's courier and its instance their links; the launch template. Raises LaunchFailed, KeyError."""
+        uid = pwd.getpwnam(run.user).pw_uid  # KeyError: nobody is called so
         good_s = run.lifetime_s + self._settings.boot_timeout_s + LINKS_S
         mine = depot.links(run.id, INSTANCE, good_s) | {"get_alive": depot.alive_link(good_s)}
         template = self._fleet.own_template(run.id, detached(self._settings, mine))
@@ -332,7 +332,7 @@ class Ec2Cloud:
             file.parent.chmod(0o711)
             _write_for(file, json.dumps(depot.links(run.id, COURIER, good_s)), uid)
         except OSError as error:
-            raise LaunchFailed(Kind.LOST, "", f"{file}: {error}") from error
+            raise LaunchFailed(Kind.THROTTLED, "", f"{file}: {error}") from error  # it is no trouble of EC2's
         return template
 
     def _courier_file(self, run: Run) -> Path:
