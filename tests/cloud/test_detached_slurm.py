@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,7 +14,7 @@ from penstock_cloud.settings import CloudSettings
 from penstock_scheduler.spool import Spool
 from penstock_scheduler.store import open_store
 from penstock_slurm.gateway import CliGateway
-from penstock_slurm.install.sources import source
+from penstock_slurm.install.sources import build_plugin
 from penstock_slurm.loopback import wait_for
 from penstock_slurm.loopback.fixtures import MakeLoopback
 from penstock_slurm.settings import SlurmSettings
@@ -32,14 +30,6 @@ BUCKET = "penstock-runs"
 WISH = json.dumps({"penstock": {"max_gpus": 1, "goodput_table": RATES, "burst": "only", "runtime_s": 60.0}})
 
 
-def build_courier(folder: Path) -> Path:
-    shutil.copytree(source("spank"), folder / "spank", ignore=shutil.ignore_patterns("*.so"))
-    subprocess.run(
-        ["make", "-C", str(folder / "spank"), "courier.so", "WERROR=-Werror"], check=True, capture_output=True
-    )
-    return folder / "spank" / "courier.so"
-
-
 @pytest.fixture
 def gateway_site(
     make_loopback: MakeLoopback, cloud_settings: Callable[..., CloudSettings], ec2: Ec2, tmp_path: Path
@@ -50,7 +40,8 @@ def gateway_site(
     courier = tmp_path / "courier"
     courier.write_text(f'#!/bin/bash\nexec {sys.executable} -m penstock_cloud.courier "$@"\n')
     courier.chmod(0o755)
-    line = f"required {build_courier(tmp_path)} partition=a10g courier={courier} share={settings.share}\n"
+    (tmp_path / "courier.so").write_bytes(build_plugin(name="courier.so"))
+    line = f"required {tmp_path}/courier.so partition=a10g courier={courier} share={settings.share}\n"
     site = Site(make_loopback("t4:1x1,a10g:1x1:4c:8g", files={"plugstack.conf": line}), tmp_path, cloud="ec2")
     site.partitions = ["t4"]
     site.slurm_settings |= {"cloud_partition": "a10g"}
