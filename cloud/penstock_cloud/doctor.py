@@ -9,6 +9,7 @@ from importlib.resources import files
 from typing import Any
 
 from penstock_cloud.catalogue import Catalogue
+from penstock_cloud.depot import Depot
 from penstock_cloud.failures import LaunchFailed, understood
 from penstock_cloud.fleet import Fleet
 from penstock_cloud.settings import CloudSettings
@@ -56,7 +57,36 @@ def policy(settings: CloudSettings) -> dict[str, Any]:
         )
     if settings.kms_key is not None:
         found["Statement"] += _key_statements(settings.kms_key)
+    if settings.bucket is not None:
+        found["Statement"] += _depot_statements(settings)
     return found
+
+
+def _depot_statements(settings: CloudSettings) -> list[dict[str, Any]]:
+    """For detached runs: objects of this site alone, and launch templates of its own, which come and go with runs."""
+    bucket = f"arn:aws:s3:::{settings.bucket}"
+    return [
+        {
+            "Sid": "PassWorkAndResults",
+            "Effect": "Allow",
+            "Action": ["s3:DeleteObject", "s3:GetObject", "s3:PutObject"],
+            "Resource": f"{bucket}/{settings.name}/*",
+        },
+        {
+            "Sid": "SeeWhatIsThere",
+            "Effect": "Allow",
+            "Action": ["s3:ListBucket"],
+            "Resource": bucket,
+            "Condition": {"StringLike": {"s3:prefix": f"{settings.name}/*"}},
+        },
+        {
+            "Sid": "DropTemplatesOfRuns",
+            "Effect": "Allow",
+            "Action": ["ec2:DeleteLaunchTemplate"],
+            "Resource": "arn:aws:ec2:*:*:launch-template/*",
+            "Condition": {"StringEquals": {"aws:ResourceTag/penstock:cluster": settings.name}},
+        },
+    ]
 
 
 def _key_statements(key: str) -> list[dict[str, Any]]:
@@ -85,7 +115,12 @@ def _key_statements(key: str) -> list[dict[str, Any]]:
 
 
 def examine(
-    settings: CloudSettings, ec2: Any, quotas: Any, catalogue: Catalogue | None, share_writable: Callable[[], bool]
+    settings: CloudSettings,
+    ec2: Any,
+    quotas: Any,
+    catalogue: Catalogue | None,
+    share_writable: Callable[[], bool],
+    s3: Any = None,
 ) -> Iterator[Finding]:
     """All checks, the ones that others rest on first.
 
@@ -93,12 +128,17 @@ def examine(
         ec2: boto3's client of EC2.
         quotas: boto3's client of Service Quotas.
         share_writable: whether `[cloud] share` can be written here.
+        s3: boto3's client of S3, if detached runs are set up.
     """
     yield _subnets(settings, ec2)
     yield _image(settings, ec2)
     yield _groups(settings, ec2)
     yield from _types(settings, ec2, catalogue)
     yield _permission(settings, ec2)
+    if settings.reservations:
+        yield _reservations(settings, ec2)
+    if settings.bucket is not None and s3 is not None:
+        yield _bucket(settings, settings.bucket, s3)
     yield from _quotas(settings, quotas, catalogue)
     budget = settings.budget
     caps = (budget.site.usd_total, budget.site.usd_per_month)
@@ -227,6 +267,38 @@ def _permission(settings: CloudSettings, ec2: Any) -> Finding:
             return Finding("permission", "penstockd may launch instances")
         return _refused("permission", error, remedy)
     return Finding("permission", "penstockd may launch instances")
+
+
+def _reservations(settings: CloudSettings, ec2: Any) -> Finding:
+    remedy = "name reservations of this region that are active, of types in instance_types and in the zones of subnets"
+    try:
+        fleet = Fleet(ec2, settings)
+        zones, found = set(fleet.zones().values()), fleet.reservations()
+    except LaunchFailed as error:
+        return _refused("reservations", error, remedy)
+    usable = {each.id for each in found if each.zone in zones and each.instance_type in settings.instance_types}
+    unusable = [name for name in settings.reservations if name not in usable]
+    if unusable:
+        return Finding("reservations", f"nothing can go into {', '.join(unusable)}", remedy)
+    return Finding("reservations", ", ".join(f"{each.id}: {each.instance_type} in {each.zone}" for each in found))
+
+
+def _bucket(settings: CloudSettings, bucket: str, s3: Any) -> Finding:
+    policy_remedy = "give penstockd's role the policy that `penstock cloud policy` prints"
+    remedy = f"make the bucket {bucket} in {settings.region}, and {policy_remedy}"
+    depot = Depot(s3, bucket, settings.name)
+    try:
+        depot.stop("doctor")
+        seen = depot.has("doctor", "stop")
+        depot.clear("doctor")
+    except LaunchFailed as error:
+        return Finding("bucket", str(error), remedy)
+    if not seen:
+        return Finding("bucket", f"what is put into {bucket} is not there", remedy)
+    if "X-Amz-Security-Token" in depot.alive_link(60):
+        text = "penstockd's credentials are of a session, and the links of longer runs end with it"
+        return Finding("bucket", text, "give penstockd the keys of an IAM user with that policy alone")
+    return Finding("bucket", f"{bucket} can be written and read")
 
 
 def _quotas(settings: CloudSettings, quotas: Any, catalogue: Catalogue | None) -> Iterator[Finding]:

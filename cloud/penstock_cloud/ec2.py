@@ -16,18 +16,22 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
+import pwd
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from penstock_cloud.catalogue import Catalogue, InstanceType
+from penstock_cloud.depot import COURIER, INSTANCE, Depot
 from penstock_cloud.failures import Kind, LaunchFailed, back_off_s, pause_s
 from penstock_cloud.fleet import GONE, Fleet, Order, Seen
 from penstock_cloud.runs import Run, Slot, State, cost_usd, entries
 from penstock_cloud.settings import CloudSettings, Market
-from penstock_cloud.user_data import ALIVE, NOTICES
+from penstock_cloud.user_data import ALIVE, NOTICES, detached
 from penstock_scheduler.burst.choices import within
+from penstock_scheduler.burst.estimates import Gravity
 from penstock_scheduler.burst.history import averages, histories
 from penstock_scheduler.burst.ledger import budget_lines
 from penstock_scheduler.burst.waiting import Averages, Wait, WaitingPolicy, by_budget
@@ -85,6 +89,12 @@ NEWEST = 2000
 SIZES = (1, 2, 4, 8)
 """Numbers of nodes that are offered."""
 
+DETACHED = "detached"
+"""Folder in the share: a file named for each job that runs detached, with its courier's links; for its user alone."""
+
+LINKS_S = 3600.0
+"""How much longer than its instance may live a run's links are good."""
+
 
 @dataclass(slots=True)
 class _Pauses:
@@ -114,6 +124,7 @@ class Ec2Cloud:
         catalogue: what is known of instance types now; None: nothing of this region.
         nodes: the cluster's cloud nodes.
         rng: for the jitter of pauses.
+        depot: for detached runs: the nodes are gateways then, which the instances do not join. None: they join.
     """
 
     def __init__(
@@ -125,7 +136,9 @@ class Ec2Cloud:
         catalogue: Callable[[], Catalogue | None],
         nodes: CloudNodes,
         rng: random.Random,
+        depot: Depot | None = None,
     ) -> None:
+        self._depot = depot
         self._fleet, self._settings, self._store, self._clock = fleet, settings, store, clock
         self._catalogue, self._nodes, self._rng = catalogue, nodes, rng
         self._runs = {run.id: run for row in store.cloud_runs() for run in [Run.model_validate_json(row.record)]}
@@ -136,6 +149,7 @@ class Ec2Cloud:
         self._retry_s: dict[str, float] = {}
         self._words: dict[JobId, str] = {}
         self._leaving_s: dict[str, float] = {}
+        self._fetched: set[str] = set()  # detached runs of which all is back
         self._boot_failures = 0
         self._jobs_seen: dict[JobId, Job] = {}
         self._settled: set[str] = set()
@@ -143,7 +157,7 @@ class Ec2Cloud:
         self._seen: dict[str, Seen] | None = None
         self._looked_s = -1e18
         self._away = ""
-        self._silent = False
+        self._silent = self._depot_silent = False
         self._undeleted: set[Path] = set()
         self._read_s = -1e18
         self._past: list[JobView] = []
@@ -157,7 +171,7 @@ class Ec2Cloud:
     def observe(self, jobs: Sequence[Job]) -> CloudState:
         """See `ports.Burst`. A cloud that does not answer offers nothing, and keeps nobody on site from running."""
         now_s = self._clock.now_s()
-        self._asks, self._silent = [], False
+        self._asks, self._silent, self._depot_silent = [], False, False
         self._sign_of_life()
         self._look(now_s)
         self._hear_slurm()
@@ -220,13 +234,18 @@ class Ec2Cloud:
         broken = within(self._budgets(now_s, {job.account}), {job.id: (job.account, action.usd)})
         if broken:
             return Outcome(action, Progress.FAILED, f"{broken[0]} does not allow ${action.usd:.2f} any more")
+        settings = self._settings
         offer, instance_type, market = known
         taken = {name for run in self._runs.values() for name in run.nodes}
         kind = self._catalogue_type(instance_type)
         room = [node.name for node in self._nodes.nodes() if node.name not in taken and _suits(node, kind)]
         if kind is None or len(room) < offer.nodes:
             return Outcome(action, Progress.FAILED, "another job has taken the cloud nodes meanwhile")
+        data, gravity = float(job.wish.data_size_bytes or 0), Gravity(settings.bytes_per_s, settings.usd_per_gb)
         run = Run(
+            data_gb=data / 1e9,
+            data_usd=gravity.usd(data),
+            data_s=gravity.transfer_s(data),
             id=f"{action.job}.{1 + len(before)}",
             job=action.job,
             user=job.user,
@@ -291,14 +310,35 @@ class Ec2Cloud:
         if self._silent or now_s < self._retry_s.get(run.id, 0.0):
             return None
         try:
-            run = self._launch_all(run, now_s)
+            template = "" if self._depot is None else self._prepare(run, self._depot)
+            run = self._launch_all(run, template, now_s)
         except LaunchFailed as error:
             return self._refused(run, error, now_s)
+        except KeyError:
+            return self._finish(run, f"this machine does not know the user {run.user}", failed=True)
         self._pauses.over(_line(run.instance_type, run.market))
         self._save(run.model_copy(update={"state": "booting"}))
         return None
 
-    def _launch_all(self, run: Run, now_s: float) -> Run:
+    def _prepare(self, run: Run, depot: Depot) -> str:
+        """Give the run's courier and its instance their links; the launch template. Raises LaunchFailed, KeyError."""
+        uid = pwd.getpwnam(run.user).pw_uid  # KeyError: nobody is called so
+        good_s = run.lifetime_s + self._settings.boot_timeout_s + LINKS_S
+        mine = depot.links(run.id, INSTANCE, good_s) | {"get_alive": depot.alive_link(good_s)}
+        template = self._fleet.own_template(run.id, detached(self._settings, mine))
+        file = self._courier_file(run)
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.parent.chmod(0o711)
+            _write_for(file, json.dumps(depot.links(run.id, COURIER, good_s)), uid)
+        except OSError as error:
+            raise LaunchFailed(Kind.THROTTLED, "", f"{file}: {error}") from error  # it is no trouble of EC2's
+        return template
+
+    def _courier_file(self, run: Run) -> Path:
+        return self._settings.share / DETACHED / f"{run.job}.json"
+
+    def _launch_all(self, run: Run, template: str, now_s: float) -> Run:
         """All slots, one order each, or LaunchFailed: what was launched until then is ended with the run."""
         group = f"penstock-{self._settings.name}-{run.id}" if len(run.slots) > 1 else ""
         if group:
@@ -315,7 +355,10 @@ class Ec2Cloud:
                 token = hashlib.sha256(f"{self._settings.name} {run.id} {run.ordered_s} {index}".encode()).hexdigest()[
                     :48
                 ]
-                order = Order(token, run.instance_type, run.market, run.tags(slot), run.usd_per_h, group)
+                until_s = run.ordered_s + run.lifetime_s
+                order = Order(
+                    token, run.instance_type, run.market, run.tags(slot), run.usd_per_h, group, template, until_s
+                )
                 instance, launched_s = self._fleet.launch(order), now_s
             slots = list(run.slots)
             slots[index] = slot.model_copy(update={"instance": instance, "launched_s": launched_s})
@@ -356,6 +399,8 @@ class Ec2Cloud:
         if (lost := _lost(run)) is not None:
             return self._boot_failed(run, f"instance {lost} ended before it joined Slurm", now_s)
         up = all(name in nodes and nodes[name].up for name in run.nodes)
+        if self._depot is not None and up:  # a gateway is always up; the instance says so itself
+            up = self._there(run, "started")
         if job.phase is Phase.RUNNING and up and _at(job, run):
             self._boot_failures = 0
             self._save(run.model_copy(update={"state": "running", "ran": True}))
@@ -367,11 +412,15 @@ class Ec2Cloud:
         if not run.asked and any(name in nodes and not nodes[name].free for name in run.nodes):
             run = run.model_copy(update={"asked": True})
             self._save(run)
-        if now_s - run.ordered_s > self._settings.boot_timeout_s:
+        patience_s = self._settings.boot_timeout_s + run.data_s
+        if now_s - run.ordered_s > patience_s:
             if not run.asked:  # nothing is known to be wrong with the image or the type
                 reason = self._nodes.reason(run.job) or "it does not say why"
                 return self._finish(run, f"Slurm did not start it: {reason}", failed=True)
-            return self._boot_failed(run, f"it did not join Slurm within {self._settings.boot_timeout_s:.0f} s", now_s)
+            late = "did not join Slurm" if self._depot is None else "had not begun on its input"
+            return self._boot_failed(run, f"it {late} within {patience_s:.0f} s", now_s)
+        if job.phase is Phase.RUNNING and _at(job, run):
+            return None
         per_node = run.offer.gpus // run.offer.nodes
         shares = tuple(Share(name, per_node) for name in run.nodes)
         self._asks.append(Start(run.job, run.round, Placement(run.offer.gpu_type, run.partition, shares)))
@@ -390,11 +439,15 @@ class Ec2Cloud:
         if job is None:
             return self._finish(run, "its job has ended")
         if (lost := _lost(run)) is not None:
+            if self._depot is not None and self._ask_depot(lambda depot: depot.has(run.id, "result")) is not False:
+                return None  # its courier brings the result, or S3 does not say; nothing is paid for any more
             return self._finish(run, f"EC2 has taken instance {lost}", failed=True)
         if job.phase in (Phase.QUEUED, Phase.STARTING):
             return self._finish(run, "Slurm has put its job back into the queue", failed=True)
         if run.expires_s is not None and now_s >= run.expires_s - min(LEAD_S, run.lifetime_s / 2):
             return self._leave(run, f"the ${run.usd:.2f} that it may cost are used up")
+        if self._there(run, "stopped"):
+            return self._leave(run, "EC2 takes its instance back within two minutes")
         try:
             notices = [name for name in run.nodes if (self._settings.share / NOTICES / name).exists()]
         except OSError as error:
@@ -414,6 +467,12 @@ class Ec2Cloud:
         over = run.expires_s is not None and now_s >= run.expires_s
         if job is None or job.phase is Phase.QUEUED or over or _lost(run) or now_s - since_s > LEAVE_PATIENCE_S:
             return self._finish(run, run.why)
+        if self._depot is not None and run.id not in self._fetched:
+            if self._there(run, "fetched"):
+                self._fetched.add(run.id)
+            elif self._seen is not None:
+                self._ask_depot(lambda depot: depot.stop(run.id))
+            return None
         self._asks.append(Hold(run.job, run.round))
         return None
 
@@ -456,8 +515,7 @@ class Ec2Cloud:
         self._nodes.power_down(run.nodes)
         if mine and now_s - run.ordered_s < run.lifetime_s + LEAVE_PATIENCE_S:
             return  # it still has Slurm's word for these nodes; until it is queued, it stays the cloud's
-        if len(run.slots) > 1:
-            self._fleet.drop_group(f"penstock-{self._settings.name}-{run.id}")
+        self._tidy(run)
         for name in run.nodes:
             self._delete(self._settings.share / NOTICES / name)
         if run.ran:
@@ -467,6 +525,37 @@ class Ec2Cloud:
             "run is over",
             extra={"run": run.id, "job": run.job, "usd": round(self._lines[-1].amount, 4), "why": run.why},
         )
+
+    def _tidy(self, run: Run) -> None:
+        """Take away what was made for the run beside its instances. All of it is free of charge: EC2's no keeps no run open."""
+        try:
+            if len(run.slots) > 1:
+                self._fleet.drop_group(f"penstock-{self._settings.name}-{run.id}")
+            if self._depot is not None:
+                self._fleet.drop_template(run.id)
+        except LaunchFailed as error:
+            if error.kind is not Kind.CONFIG:
+                raise
+            log.warning("something of the run stays", extra={"run": run.id, "text": str(error)})
+        if self._depot is not None:
+            self._delete(self._courier_file(run))
+            self._ask_depot(lambda depot: depot.clear(run.id))  # else the bucket's own rule does it
+
+    def _there(self, run: Run, what: str) -> bool:
+        """Whether a detached run has left this, as far as S3 says it now; it is asked as often as EC2 is."""
+        return self._seen is not None and self._ask_depot(lambda depot: depot.has(run.id, what)) is True
+
+    def _ask_depot(self, ask: Callable[[Depot], bool | None]) -> bool | None:
+        """Ask S3; None: it does not answer. Trouble with it keeps nobody from ending instances, so it goes to the log alone."""
+        if self._depot is None or self._depot_silent:
+            return None
+        try:
+            return ask(self._depot)
+        except LaunchFailed as error:
+            self._depot_silent = error.kind is Kind.LOST
+            self._away = f"S3 does not take or give what instances need: {error}"
+            log.warning("S3 is away", extra={"text": str(error)})
+            return None
 
     # --- looking, and what nobody claims
 
@@ -483,6 +572,7 @@ class Ec2Cloud:
             self._seen, self._away = None, f"EC2 does not say what runs there: {error}"
             self._silent = error.kind is Kind.LOST
             log.warning("EC2 is away", extra={"text": str(error)})
+        self._ask_depot(lambda depot: depot.say_alive(now_s))
 
     def _refreshed(self, run: Run) -> Run:
         """The run with what this tick's look has shown of its instances; as it was, if this tick had none."""
@@ -565,7 +655,7 @@ class Ec2Cloud:
                     or any(self._pauses.rests(what, now_s) for what in rests)
                 ):
                     continue
-                for size in SIZES:
+                for size in SIZES if self._depot is None else SIZES[:1]:
                     if free >= size and left > 0:
                         name = _line(instance_type, market) if size == 1 else f"{size}x {_line(instance_type, market)}"
                         count, gpus = min(free // size, left), size * kind.gpus
@@ -613,15 +703,14 @@ class Ec2Cloud:
             for file in files:
                 try:
                     asked = json.loads(file.read_text(encoding="utf-8"))
-                    jobs, nodes = dict(asked["jobs"]), [str(name) for name in asked["nodes"]]
-                except (OSError, ValueError, KeyError, TypeError) as error:
+                    jobs = {self._nodes.job_of(number): names for number, names in asked["jobs"].items()}
+                    nodes = [str(name) for name in asked["nodes"]]
+                except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
                     log.warning("unreadable request is dropped", extra={"file": str(file), "text": str(error)})
                     self._delete(file)
                     continue
                 if kind == "resume":
-                    unasked = [name for name in nodes if name not in known]
-                    if unasked:
-                        self._send_back(jobs, unasked)
+                    self._send_back(jobs, nodes, known)
                 else:
                     for run in {known[name].id: known[name] for name in nodes if name in known}.values():
                         if run.state in ("booting", "running"):
@@ -636,12 +725,20 @@ class Ec2Cloud:
             self._undeleted.add(file)
             log.warning("cannot be deleted", extra={"file": str(file), "text": str(error)})
 
-    def _send_back(self, jobs: Mapping[str, Sequence[str]], unasked: Sequence[str]) -> None:
+    def _send_back(self, jobs: Mapping[JobId, Sequence[str]], nodes: Sequence[str], known: Mapping[str, Run]) -> None:
+        """Refuse jobs for which nobody has ordered these nodes, be they another job's or nobody's."""
+        strangers = [
+            job for job, names in jobs.items() if any(name not in known or known[name].job != job for name in names)
+        ]
+        unasked = [name for name in nodes if name not in known]
+        if not strangers and not unasked:
+            return
         text = "it asks for cloud nodes itself; submit it to the site's partitions with --burst, and Penstock sends it there"
-        log.warning("nobody has ordered these nodes", extra={"nodes": ",".join(unasked)})
-        for job, names in jobs.items():
-            if set(names) & set(unasked):
-                self._nodes.refuse(job, text)
+        log.warning(
+            "nobody has ordered these nodes for them", extra={"nodes": ",".join(nodes), "jobs": ",".join(strangers)}
+        )
+        for job in strangers:
+            self._nodes.refuse(job, text)
         self._nodes.power_down(unasked)
 
     def _learn(self, now_s: float) -> None:
@@ -676,11 +773,24 @@ class Ec2Cloud:
             del self._runs[run.id]
             for table in (self._tries, self._retry_s, self._leaving_s):
                 table.pop(run.id, None)
+            self._fetched.discard(run.id)
 
     def _charge(self, line: LedgerLine) -> None:
         self._store.charge([line])
         if all(line.key != known.key for known in self._lines):
             self._lines.append(line)
+
+
+def _write_for(file: Path, text: str, uid: int) -> None:
+    """Write a file that this user alone may read. Raises OSError."""
+    beside = file.with_suffix(".new")
+    beside.unlink(missing_ok=True)
+    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as opened:
+        opened.write(text)
+        if os.geteuid() == 0:
+            os.fchown(descriptor, uid, -1)
+    beside.rename(file)
 
 
 def _line(what: str, market: str) -> str:

@@ -31,6 +31,7 @@ KINDS: dict[str, Kind] = {
     "InsufficientHostCapacity": Kind.CAPACITY,
     "InsufficientReservedInstanceCapacity": Kind.CAPACITY,
     "InsufficientCapacity": Kind.CAPACITY,
+    "ReservationCapacityExceeded": Kind.CAPACITY,
     "InsufficientFreeAddressesInSubnet": Kind.CAPACITY,
     "SpotMaxPriceTooLow": Kind.CAPACITY,
     "UnfulfillableCapacity": Kind.CAPACITY,

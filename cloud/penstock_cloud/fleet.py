@@ -41,6 +41,8 @@ class Order:
         tags: ours, without the prefix; they never change between two tries.
         usd_per_h: the price that was offered; on the spot market EC2 takes no more.
         group: placement group, for jobs on several nodes; empty: none.
+        template: id of a launch template for this order alone; empty: the site's.
+        until_s: end of the longest life that it may have, s since 1970: a capacity block must last so long.
     """
 
     token: str
@@ -49,6 +51,8 @@ class Order:
     tags: Mapping[str, str]
     usd_per_h: float
     group: str = ""
+    template: str = ""
+    until_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +67,23 @@ class Seen:
     ended_s: float | None
     tags: Mapping[str, str]
     """Ours, without the prefix."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """Capacity that the site pays for whether or not it is used. Times in s since 1970."""
+
+    id: str
+    instance_type: str
+    zone: str
+    block: bool
+    """A capacity block: for a time that was paid in advance."""
+    end_s: float | None
+    """When EC2 takes its instances away; None: never."""
+
+
+BLOCK_ENDS_S = 1800.0
+"""EC2 begins to end a capacity block's instances half an hour before the block's end: AWS, "Capacity Blocks for ML"."""
 
 
 def connect(settings: CloudSettings) -> Any:
@@ -106,28 +127,41 @@ class Fleet:
     def template(self) -> str:
         """Id of the launch template for these settings: made when it is not there yet. Its name says what is in it."""
         if self._template is None:
-            data = self._template_data()
+            data = self._template_data(user_data(self._settings).encode())
             digest = hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:12]
-            name = f"penstock-{self._settings.name}-{digest}"
-            try:
-                made = self._ask(
-                    "create_launch_template",
-                    LaunchTemplateName=name,
-                    LaunchTemplateData=data,
-                    TagSpecifications=[
-                        {"ResourceType": "launch-template", "Tags": _tags({"cluster": self._settings.name})}
-                    ],
-                )
-                self._template = made["LaunchTemplate"]["LaunchTemplateId"]
-            except LaunchFailed as error:
-                if error.code != "InvalidLaunchTemplateName.AlreadyExistsException":
-                    raise
-                found = self._ask("describe_launch_templates", LaunchTemplateNames=[name])
-                self._template = found["LaunchTemplates"][0]["LaunchTemplateId"]
-        assert self._template is not None, "found or made"
+            self._template = self._make_template(digest, data)
         return self._template
 
-    def _template_data(self) -> dict[str, Any]:
+    def own_template(self, run: str, text: bytes) -> str:
+        """Id of a launch template for one run, with user data of its own: the one that is there, or made."""
+        return self._make_template(run, self._template_data(text))
+
+    def drop_template(self, run: str) -> None:
+        """Delete a run's launch template."""
+        try:
+            self._ask("delete_launch_template", LaunchTemplateName=self._template_name(run))
+        except LaunchFailed as error:
+            if error.code != "InvalidLaunchTemplateName.NotFoundException":
+                raise
+
+    def _template_name(self, what: str) -> str:
+        return f"penstock-{self._settings.name}-{what}"
+
+    def _make_template(self, what: str, data: Mapping[str, Any]) -> str:
+        name = self._template_name(what)
+        tags = [{"ResourceType": "launch-template", "Tags": _tags({"cluster": self._settings.name})}]
+        try:
+            made = self._ask(
+                "create_launch_template", LaunchTemplateName=name, LaunchTemplateData=data, TagSpecifications=tags
+            )
+            return str(made["LaunchTemplate"]["LaunchTemplateId"])
+        except LaunchFailed as error:
+            if error.code != "InvalidLaunchTemplateName.AlreadyExistsException":
+                raise
+        found = self._ask("describe_launch_templates", LaunchTemplateNames=[name])
+        return str(found["LaunchTemplates"][0]["LaunchTemplateId"])
+
+    def _template_data(self, text: bytes) -> dict[str, Any]:
         settings = self._settings
         images = self._ask("describe_images", ImageIds=[settings.image])["Images"]
         if not images:
@@ -143,7 +177,7 @@ class Fleet:
         data: dict[str, Any] = {
             "ImageId": settings.image,
             "SecurityGroupIds": list(settings.security_groups),
-            "UserData": base64.b64encode(user_data(settings).encode()).decode(),
+            "UserData": base64.b64encode(text).decode(),
             # A shutdown from inside ends the instance for good: the way out when the daemon is silent.
             "InstanceInitiatedShutdownBehavior": "terminate",
             # IMDSv2 alone, not from containers; tags tell a node who it is.
@@ -177,13 +211,67 @@ class Fleet:
     # --- instances
 
     def launch(self, order: Order) -> str:
-        """Launch one instance, in whichever of the site's zones has room; its id."""
+        """Launch one instance, in a reservation first and then in whichever of the site's zones has room; its id.
+
+        Which reservations are asked follows from the order alone, not from what is free in them: so the same order, placed again
+        after a lost answer, comes to the same one with the same token.
+        """
+        for reservation, subnet in self._reserved(order):
+            try:
+                return self._into(order, reservation, subnet)
+            except LaunchFailed as error:
+                if error.kind is not Kind.CAPACITY:
+                    raise
         try:
             return self._by_fleet(order)
         except LaunchFailed as error:
             if error.code not in NO_FLEETS:
                 raise
         return self._one_by_one(order)
+
+    def reservations(self) -> list[Reservation]:
+        """Those that the settings name, as far as they are active, in that order."""
+        if not self._settings.reservations:
+            return []
+        asked = list(self._settings.reservations)
+        found = {
+            each["CapacityReservationId"]: Reservation(
+                id=each["CapacityReservationId"],
+                instance_type=each["InstanceType"],
+                zone=each["AvailabilityZone"],
+                block=each.get("ReservationType") == "capacity-block",
+                end_s=each["EndDate"].timestamp() - BLOCK_ENDS_S if "EndDate" in each else None,
+            )
+            for each in self._ask("describe_capacity_reservations", CapacityReservationIds=asked)[
+                "CapacityReservations"
+            ]
+            if each["State"] == "active"
+        }
+        return [found[name] for name in asked if name in found]
+
+    def _reserved(self, order: Order) -> list[tuple[Reservation, str]]:
+        """Reservations that suit an order, each with the site's subnet in its zone; a gang's are all in the first zone."""
+        if order.market != "on-demand":
+            return []
+        subnets = list(self.zones().items())
+        subnet_of = {zone: subnet for subnet, zone in reversed(subnets[:1] if order.group else subnets)}
+        return [
+            (each, subnet_of[each.zone])
+            for each in self.reservations()
+            if each.instance_type == order.instance_type
+            and each.zone in subnet_of
+            and (each.end_s is None or order.until_s <= each.end_s)
+        ]
+
+    def _into(self, order: Order, reservation: Reservation, subnet: str) -> str:
+        asked = self._run(order, f"{order.token}-{reservation.id[-8:]}", subnet)
+        asked["CapacityReservationSpecification"] = {
+            "CapacityReservationTarget": {"CapacityReservationId": reservation.id}
+        }
+        if reservation.block:
+            asked["InstanceMarketOptions"] = {"MarketType": "capacity-block"}
+            asked.pop("Placement", None)  # EC2 keeps a block's instances near each other itself
+        return str(self._ask("run_instances", **asked)["Instances"][0]["InstanceId"])
 
     def _by_fleet(self, order: Order) -> str:
         overrides: list[dict[str, Any]] = [
@@ -207,7 +295,7 @@ class Fleet:
             Type="instant",
             LaunchTemplateConfigs=[
                 {
-                    "LaunchTemplateSpecification": {"LaunchTemplateId": self.template(), "Version": "$Default"},
+                    "LaunchTemplateSpecification": self._template_of(order),
                     "Overrides": overrides,
                 }
             ],
@@ -230,15 +318,7 @@ class Fleet:
         subnets = list(self.zones())
         last: LaunchFailed | None = None
         for number, subnet in enumerate(subnets[:1] if order.group else subnets):
-            asked: dict[str, Any] = {
-                "LaunchTemplate": {"LaunchTemplateId": self.template(), "Version": "$Default"},
-                "ClientToken": f"{order.token}-{number}",
-                "InstanceType": order.instance_type,
-                "SubnetId": subnet,
-                "MinCount": 1,
-                "MaxCount": 1,
-                "TagSpecifications": [{"ResourceType": "instance", "Tags": self._order_tags(order)}],
-            }
+            asked = self._run(order, f"{order.token}-{number}", subnet)
             if order.market == "spot":
                 once = {
                     "SpotInstanceType": "one-time",
@@ -246,8 +326,6 @@ class Fleet:
                     "MaxPrice": f"{order.usd_per_h:.6f}",
                 }
                 asked["InstanceMarketOptions"] = {"MarketType": "spot", "SpotOptions": once}
-            if order.group:
-                asked["Placement"] = {"GroupName": order.group}
             try:
                 return str(self._ask("run_instances", **asked)["Instances"][0]["InstanceId"])
             except LaunchFailed as error:
@@ -256,6 +334,21 @@ class Fleet:
                 last = error
         assert last is not None, "there is at least one subnet"
         raise last
+
+    def _run(self, order: Order, token: str, subnet: str) -> dict[str, Any]:
+        """What RunInstances is asked for an order."""
+        asked: dict[str, Any] = {
+            "LaunchTemplate": self._template_of(order),
+            "ClientToken": token,
+            "InstanceType": order.instance_type,
+            "SubnetId": subnet,
+            "MinCount": 1,
+            "MaxCount": 1,
+            "TagSpecifications": [{"ResourceType": "instance", "Tags": self._order_tags(order)}],
+        }
+        if order.group:
+            asked["Placement"] = {"GroupName": order.group}
+        return asked
 
     def seen(self, run: str | None = None) -> list[Seen]:
         """The site's instances, those that ended within the hour too; of one run or of all. Oldest first."""
@@ -279,6 +372,9 @@ class Fleet:
             except LaunchFailed as error:
                 if error.code != "InvalidInstanceID.NotFound":
                     raise
+
+    def _template_of(self, order: Order) -> dict[str, str]:
+        return {"LaunchTemplateId": order.template or self.template(), "Version": "$Default"}
 
     def _order_tags(self, order: Order) -> list[dict[str, str]]:
         extra = [{"Key": key, "Value": value} for key, value in sorted(self._settings.tags.items())]

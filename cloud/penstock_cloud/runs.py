@@ -64,11 +64,17 @@ class Run(BaseModel):
     """Whether the job has run there."""
     why: str = ""
     """Why it ended, or will."""
+    data_gb: float = 0.0
+    """What its user declared of data that goes along."""
+    data_usd: float = 0.0
+    """What moving it costs, within `usd`."""
+    data_s: float = 0.0
+    """How long that takes, while the instances are paid for."""
 
     @property
     def lifetime_s(self) -> float:
         """Longest life of its instances: then all that is committed is spent."""
-        return self.usd / (self.usd_per_h * len(self.slots)) * 3600
+        return max(self.usd - self.data_usd, 0.0) / (self.usd_per_h * len(self.slots)) * 3600
 
     @property
     def nodes(self) -> tuple[str, ...]:
@@ -103,15 +109,14 @@ class Run(BaseModel):
         return self._line("committed", self.usd, self.ordered_s, f"for {self.offer}")
 
     def spent(self, now_s: float) -> LedgerLine:
-        """The ledger's line when all its instances are gone."""
-        usd = sum(cost_usd(slot.seconds, self.usd_per_h) for slot in self.slots if slot.instance is not None)
-        return self._line("usd", usd, now_s, self._bill())
-
-    def _bill(self) -> str:
-        times = ", ".join(f"{slot.instance} {slot.seconds:.0f} s" for slot in self.slots if slot.instance is not None)
-        return (
-            f"for {times} of {self.instance_type}, {self.market}" if times else "for nothing: no instance was launched"
-        )
+        """The ledger's line when all its instances are gone. Data counts as declared: EC2 bills it to nobody's job."""
+        launched = [slot for slot in self.slots if slot.instance is not None]
+        if not launched:
+            return self._line("usd", 0.0, now_s, "for nothing: no instance was launched")
+        usd = sum(cost_usd(slot.seconds, self.usd_per_h) for slot in launched) + self.data_usd
+        times = ", ".join(f"{slot.instance} {slot.seconds:.0f} s" for slot in launched)
+        data = f", and {self.data_gb:g} GB of data for ${self.data_usd:.2f}" if self.data_usd else ""
+        return self._line("usd", usd, now_s, f"for {times} of {self.instance_type}, {self.market}{data}")
 
     def _line(self, kind: Literal["committed", "usd"], amount: float, time_s: float, text: str) -> LedgerLine:
         return LedgerLine(

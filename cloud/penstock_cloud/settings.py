@@ -46,12 +46,25 @@ class CloudSettings(BaseModel):
     markets: tuple[Market, ...] = Field(
         default=("on-demand",), description="'spot' beside it lets jobs that can be stopped run where it is cheap."
     )
+    reservations: tuple[str, ...] = Field(
+        default=(),
+        description="Capacity reservations and capacity blocks (cr-...) that orders on demand go into first.",
+    )
     tags: dict[str, str] = Field(default={}, description="Further tags of the instances, for the site's bills.")
     share: Path = Field(
         default=Path("/var/spool/penstock/cloud"),
         description="Folder, on the cloud nodes too, for the daemon's sign of life and for notices of interruption.",
     )
     slurm_conf: str = Field(default="/etc/slurm/slurm.conf", description="slurm.conf as the cloud nodes see it.")
+    bucket: str | None = Field(
+        default=None,
+        description="S3 bucket for detached runs, where no network joins the instances to the site; absent: instances join "
+        "Slurm as nodes.",
+    )
+    s3_endpoint: str | None = Field(default=None, description="URL of S3's API; absent: the region's own.")
+    detached_user: str = Field(
+        default="ubuntu", description="User of the image that detached jobs run as; empty: root."
+    )
     boot_s: PositiveFloat = Field(default=180.0, description="Seconds from the order to the first step; paid for.")
     boot_timeout_s: PositiveFloat = Field(
         default=600.0, description="An instance that has not joined Slurm by then is given back."

@@ -118,6 +118,10 @@ class CloudNodes(Protocol):
         """Why the cluster has not started a job, in its own words; empty: it does not say."""
         ...
 
+    def job_of(self, number: str) -> JobId:
+        """The job that the cluster calls so when it asks for nodes."""
+        ...
+
     def power_down(self, nodes: Sequence[str]) -> None:
         """Tell the cluster that these have no instance any more; what ran there is queued again. Raises ClusterAway."""
         ...

@@ -1,4 +1,8 @@
-"""Nodes with State=CLOUD: which of them a cloud may fill with an instance, and telling Slurm that one is gone."""
+"""Cloud nodes: which of them a cloud may fill with an instance, and telling Slurm that one is gone.
+
+Those with State=CLOUD are the instances themselves. Others are *gateways*: nodes on site that stand for an instance which no
+network joins; a job's courier runs there, and they stay.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +56,7 @@ class SlurmCloudNodes:
                 gpus=sum(node.gpus.values()),
                 cpus=node.cpus,
                 memory_mb=node.memory_mb,
-                free="POWERED_DOWN" in node.state and not node.state & BUSY,
+                free=_free(node),
                 up=not node.state & NOT_UP,
             )
             for node in self._nodes.values()
@@ -63,14 +67,21 @@ class SlurmCloudNodes:
         known = self._jobs.get(job)
         return "" if known is None else known.reason
 
+    def job_of(self, number: str) -> JobId:
+        """See `ports.CloudNodes`: elements of an array have numbers of their own."""
+        return next((job.id for job in self._jobs.values() if str(job.number) == number), number)
+
     def power_down(self, nodes: Sequence[str]) -> None:
-        """See `ports.CloudNodes`. Nodes that are down, or on their way there, are left alone."""
-        up = [name for name in nodes if name in self._nodes and not self._nodes[name].state & DOWN]
+        """See `ports.CloudNodes`. Nodes that are down, or on their way there, are left alone, and so are gateways."""
+        known = [self._nodes[name] for name in nodes if name in self._nodes]
+        up = [node.name for node in known if "CLOUD" in node.state and not node.state & DOWN]
         if not up:
             return
         log.info("nodes are powered down", extra={"nodes": ",".join(up)})
         try:
             self._gateway.power_down(up)
+        except Refused as refused:  # asking again changes nothing; Slurm suspends them itself after SuspendTime
+            log.warning("Slurm does not power nodes down", extra={"nodes": ",".join(up), "text": str(refused)})
         except SlurmError as error:
             raise ClusterAway(str(error)) from error
 
@@ -109,3 +120,9 @@ class SlurmCloudNodes:
             self._gateway.set_admin_comment(job, word)
         except Refused as error:
             log.warning("cannot tell the job's user", extra={"job": job, "text": str(error)})
+
+
+def _free(node: SlurmNode) -> bool:
+    if "CLOUD" in node.state:
+        return "POWERED_DOWN" in node.state and not node.state & BUSY
+    return "IDLE" in node.state and not node.state & (BUSY | NOT_UP)

@@ -19,8 +19,8 @@ class SlurmSettings(BaseModel):
     )
     cloud_partition: str | None = Field(
         default=None,
-        description="Partition of nodes with State=CLOUD, for jobs that leave for the cloud; absent: the site has none. Its "
-        "nodes are given to nobody else.",
+        description="Partition of nodes with State=CLOUD, or of gateways, for jobs that leave for the cloud; absent: the site "
+        "has none. Its nodes are given to nobody else.",
     )
     conf: Path | None = Field(default=None, description="slurm.conf; absent: as SLURM_CONF or the site's default says.")
     backend: Literal["cli", "pyslurm"] = Field(

@@ -38,6 +38,36 @@ class Fault:
 
 
 @dataclass
+class Reserved:
+    """A capacity reservation, or a block of it, as EC2 has them; moto has none."""
+
+    instance_type: str
+    zone: str
+    left: int
+    block: bool = False
+    end: str = ""
+
+    def described(self, name: str) -> str:
+        kind = "capacity-block" if self.block else "default"
+        end = f"<endDate>{self.end}</endDate>" if self.end else ""
+        return (
+            f"<item><capacityReservationId>{name}</capacityReservationId><instanceType>{self.instance_type}</instanceType>"
+            f"<availabilityZone>{self.zone}</availabilityZone><state>active</state><reservationType>{kind}</reservationType>"
+            f"{end}</item>"
+        )
+
+    def refuses(self, asked: dict[str, str]) -> Answer | None:
+        """EC2's refusal of a launch into it; else one place is taken."""
+        market = asked.get("InstanceMarketOptions.MarketType", "")
+        if asked["InstanceType"] != self.instance_type or market != ("capacity-block" if self.block else ""):
+            return refusal("InvalidParameterCombination", "this does not fit the reservation")
+        if self.left < 1:
+            return refusal("ReservationCapacityExceeded", "no place is left")
+        self.left -= 1
+        return None
+
+
+@dataclass
 class Answer:
     status: int
     body: bytes
@@ -59,6 +89,7 @@ class Ec2:
         self.spot: dict[tuple[str, str], float] = {}
         self.on_demand: dict[str, float] = {}
         self.groups: set[str] = set()
+        self.reservations: dict[str, Reserved] = {}
         self.double_launches = 0
         self._tokens: dict[str, tuple[dict[str, str], Answer]] = {}
         self._lock = threading.Lock()
@@ -95,6 +126,11 @@ class Ec2:
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
         self._thread.start()
 
+    @property
+    def s3_url(self) -> str:
+        """moto's S3, past the proxy."""
+        return f"http://127.0.0.1:{self._port}"
+
     def stop(self) -> None:
         self._server.shutdown()
         self._server.server_close()
@@ -116,7 +152,7 @@ class Ec2:
         connection.close()
         with self._lock:
             self.faults.clear(), self.calls.clear(), self._tokens.clear(), self.groups.clear()
-            self.spot.clear(), self.on_demand.clear()
+            self.spot.clear(), self.on_demand.clear(), self.reservations.clear()
             self.double_launches = 0
 
     # --- answering
@@ -156,6 +192,9 @@ class Ec2:
                 self.double_launches += 1
                 return refusal("IdempotentParameterMismatch", "the same token with other parameters")
             return answer
+        reserved = asked.get("CapacityReservationSpecification.CapacityReservationTarget.CapacityReservationId")
+        if reserved is not None and (refused := self.reservations[reserved].refuses(asked)) is not None:
+            return refused
         answer = self._ask_moto(path, headers, body)
         if token is not None and answer.status == 200:
             self._tokens[token] = asked, answer
@@ -168,6 +207,9 @@ class Ec2:
         if action == "DeletePlacementGroup":
             self.groups.discard(asked["GroupName"])
             return xml(action, "<return>true</return>")
+        if action == "DescribeCapacityReservations":
+            rows = "".join(each.described(name) for name, each in self.reservations.items())
+            return xml(action, f"<capacityReservationSet>{rows}</capacityReservationSet>")
         if action == "DescribeSpotPriceHistory":
             rows = "".join(
                 f"<item><instanceType>{name}</instanceType><availabilityZone>{zone}</availabilityZone>"
@@ -200,13 +242,14 @@ class Ec2:
 
     # --- what the tests ask about
 
-    def instances(self) -> list[dict[str, Any]]:
-        """All instances, by moto's own word."""
-        pages = self.direct().get_paginator("describe_instances").paginate()
+    def instances(self, *states: str) -> list[dict[str, Any]]:
+        """All instances, or those in these states, by moto's own word."""
+        filters = [{"Name": "instance-state-name", "Values": list(states)}] if states else []
+        pages = self.direct().get_paginator("describe_instances").paginate(Filters=filters)
         return [each for page in pages for group in page["Reservations"] for each in group["Instances"]]
 
     def running(self) -> list[str]:
-        return [each["InstanceId"] for each in self.instances() if each["State"]["Name"] in ("pending", "running")]
+        return [each["InstanceId"] for each in self.instances("pending", "running")]
 
 
 def xml(action: str, inner: str) -> Answer:

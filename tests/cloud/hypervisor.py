@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import gzip
 import os
 import signal
 import subprocess
@@ -86,6 +87,10 @@ class Hypervisor:
             if metadata.tags.get("penstock:node") == node:
                 metadata.notice = '{"action": "terminate", "time": "2026-11-21T16:00:00Z"}'
 
+    def root(self, instance: str) -> Path:
+        """Where a detached instance has its files, instead of /."""
+        return self._folder / instance
+
     def console(self) -> str:
         return "\n".join(path.read_text() for path in sorted(self._folder.glob("*.console")))
 
@@ -109,7 +114,8 @@ class Hypervisor:
     def _on(self, instance: str, tags: dict[str, str]) -> None:
         answer: dict[str, Any] = self._client.describe_instance_attribute(InstanceId=instance, Attribute="userData")
         script = self._folder / f"{instance}.sh"
-        script.write_bytes(base64.b64decode(answer["UserData"]["Value"]))
+        told = base64.b64decode(answer["UserData"]["Value"])
+        script.write_bytes(gzip.decompress(told) if told.startswith(b"\x1f\x8b") else told)  # as cloud-init does
         metadata = Metadata(tags)
         with (self._folder / f"{instance}.console").open("wb") as console:
             machine = subprocess.Popen(
@@ -123,6 +129,7 @@ class Hypervisor:
                     "PATH": f"{self._folder / 'bin'}:{os.environ['PATH']}:/usr/sbin:/sbin",
                     "PENSTOCK_IMDS": f"http://127.0.0.1:{metadata.server_address[1]}",
                     "PENSTOCK_WATCH_S": "1",
+                    "PENSTOCK_ROOT": str(self._folder / instance),
                     "HYPERVISOR": str(self._folder),
                     "INSTANCE": instance,
                 },
@@ -132,8 +139,19 @@ class Hypervisor:
 
     def _off(self, instance: str) -> None:
         machine, metadata = self._machines.pop(instance)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(machine.pid, signal.SIGKILL)
+        for process in _session(machine.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
         machine.wait()
         metadata.shutdown()
         metadata.server_close()
+
+
+def _session(leader: int) -> list[int]:
+    """Processes of a session: a job in it has a process group of its own."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError, IndexError):
+            if int((folder / "stat").read_text().rsplit(")", 1)[1].split()[3]) == leader:
+                found.append(int(folder.name))
+    return found

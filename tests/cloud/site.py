@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from penstock_cloud.catalogue import shipped
+from penstock_cloud.depot import Depot
 from penstock_cloud.ec2 import Ec2Cloud
 from penstock_cloud.fleet import TAG, Fleet, connect
 from penstock_cloud.settings import CloudSettings
@@ -39,12 +40,17 @@ TYPES = {"a10g": 2, "t4": 2}
 class CloudSite:
     """See the module. It is the clock and the cloud nodes as well."""
 
+    user = "ann"
+    depot: Depot | None = None
+    catalogue = staticmethod(shipped)
+
     def __init__(self, settings: CloudSettings, store: SqlStore, ec2: Ec2, client: Any = None) -> None:
         self.settings, self.store, self.ec2 = settings, store, ec2
         self.ahead_s = 0.0
         self.jobs: dict[str, Job] = {}
         self.on: dict[str, str] = {}  # node -> job that Slurm has sent there
         self.names = {f"{kind}-{number}": kind for kind, count in TYPES.items() for number in range(count)}
+        self.refused: list[str] = []
         self.boots = True
         self.starts = True
         self.round = 0
@@ -56,7 +62,7 @@ class CloudSite:
     def open(self) -> Ec2Cloud:
         """A daemon's cloud, as after a start."""
         fleet = Fleet(self._client, self.settings)
-        return Ec2Cloud(fleet, self.settings, self.store, self, shipped, self, random.Random(1))
+        return Ec2Cloud(fleet, self.settings, self.store, self, self.catalogue, self, random.Random(1), self.depot)
 
     # --- ports: Clock, CloudNodes
 
@@ -80,12 +86,16 @@ class CloudSite:
     def reason(self, job: str) -> str:
         return "" if self.starts else "AssocGrpBilling"
 
+    def job_of(self, number: str) -> str:
+        return number
+
     def power_down(self, nodes: Sequence[str]) -> None:
         for name in nodes:
             if (job := self.on.pop(name, None)) is not None and job in self.jobs:
                 self._queue(job)
 
     def refuse(self, job: str, text: str) -> None:
+        self.refused.append(job)
         self._queue(job)
 
     # --- Slurm
@@ -94,7 +104,7 @@ class CloudSite:
         self.jobs[job] = Job(
             id=job,
             name="train",
-            user="ann",
+            user=self.user,
             wish=JobWish.model_validate({"runtime_s": 600.0} | wish),
             partitions=("gpu",),
             phase=Phase.QUEUED,
@@ -118,8 +128,7 @@ class CloudSite:
         """Nodes whose instances run, by moto's word."""
         return {
             tag["Value"]
-            for each in self.ec2.instances()
-            if each["State"]["Name"] == "running"
+            for each in self.ec2.instances("running")
             for tag in each.get("Tags", [])
             if tag["Key"] == f"{TAG}node"
         }

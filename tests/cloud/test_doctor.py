@@ -9,11 +9,12 @@ import boto3
 import pytest
 from botocore.stub import Stubber
 
+from penstock_cloud import depot
 from penstock_cloud.catalogue import shipped
 from penstock_cloud.doctor import examine, policy
 from penstock_cloud.fleet import connect
 from penstock_cloud.settings import CloudSettings
-from tests.cloud.faults import KEYS, Ec2, Fault
+from tests.cloud.faults import KEYS, Ec2, Fault, Reserved
 
 
 def quotas(vcpus: float) -> Any:
@@ -85,9 +86,39 @@ def test_the_policy_allows_what_the_code_asks_for_and_no_more(
     }
     assert not any("*" in action for action in allowed)
     wrong(cloud_settings())
+    assert {"s3:GetObject", "s3:PutObject"}.isdisjoint(allowed), "without a bucket there is no right to one"
     asked = {f"ec2:{action}" for action, _ in ec2.calls}
     launches = {"ec2:CreateFleet", "ec2:TerminateInstances", "ec2:DescribeInstances", "ec2:CreatePlacementGroup"}
     assert asked | launches <= allowed
+
+
+def test_the_bucket_of_detached_runs_is_tried(cloud_settings: Callable[..., CloudSettings], ec2: Ec2) -> None:
+    settings = cloud_settings(bucket="penstock-runs", s3_endpoint=ec2.s3_url)
+    s3 = depot.connect(settings)
+
+    def told() -> dict[str, str]:
+        found = examine(settings, connect(settings), quotas(64.0), shipped(), lambda: True, s3)
+        return {finding.check: f"{finding.text} {finding.remedy}" for finding in found}
+
+    assert "NoSuchBucket" in told()["bucket"]
+    assert "make the bucket penstock-runs" in told()["bucket"]
+    s3.create_bucket(Bucket="penstock-runs")
+    assert told()["bucket"] == "penstock-runs can be written and read "
+    assert "KeyCount" in (listed := s3.list_objects_v2(Bucket="penstock-runs"))
+    assert not listed["KeyCount"]
+    rights = {each["Sid"]: each for each in policy(settings)["Statement"]}
+    assert rights["PassWorkAndResults"]["Resource"] == "arn:aws:s3:::penstock-runs/penstock/*"
+
+
+def test_reservations_that_nothing_can_go_into_are_found(
+    cloud_settings: Callable[..., CloudSettings], ec2: Ec2
+) -> None:
+    settings = cloud_settings(reservations=("cr-good", "cr-far", "cr-gone"))
+    zone = connect(settings).describe_subnets(SubnetIds=[settings.subnets[0]])["Subnets"][0]["AvailabilityZone"]
+    ec2.reservations |= {"cr-good": Reserved("g5.xlarge", zone, 1), "cr-far": Reserved("g5.xlarge", "elsewhere", 1)}
+    assert "in the zones of subnets" in wrong(settings)["reservations"]
+    found = examine(settings, connect(settings), quotas(64.0), shipped(), lambda: True)
+    assert "cr-far, cr-gone" in next(each.text for each in found if each.check == "reservations")
 
 
 @pytest.mark.parametrize(

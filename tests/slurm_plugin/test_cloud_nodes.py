@@ -10,7 +10,7 @@ import pytest
 
 from penstock_scheduler.errors import ClusterAway
 from penstock_slurm.cloud_nodes import SlurmCloudNodes
-from penstock_slurm.gateway import CliGateway, ControllerAway, Refused, SlurmError
+from penstock_slurm.gateway import CliGateway, ControllerAway, Refused, SlurmError, SlurmNode
 from tests.slurm_plugin.test_notes_and_plain_jobs import SEEN, noted
 
 JOB = dataclasses.replace(SEEN, admin_comment=noted())
@@ -23,7 +23,7 @@ class OneJob:
         self.errors, self.asked, self.comment = errors, list[str](), ""
 
     def __getattr__(self, name: str) -> Any:
-        def ask(job: str, text: str = "") -> None:
+        def ask(job: str | list[str], text: str = "") -> None:
             self.asked.append(name)
             if name in self.errors:
                 raise self.errors[name]
@@ -62,3 +62,43 @@ def test_whatever_slurm_refuses_the_site_goes_on() -> None:
 def test_a_controller_that_is_away_is_asked_again() -> None:
     with pytest.raises(ClusterAway):
         refuse(OneJob(requeue_hold=ControllerAway("", command="scontrol")))
+
+
+def node(name: str, *state: str) -> SlurmNode:
+    return SlurmNode(name, {"a10g": 1}, {}, frozenset(state), ("burst",), 4, 0, 8000, 0)
+
+
+def test_what_may_be_filled_and_what_is_up() -> None:
+    """Cloud nodes exist once an instance has joined; gateways are there, and free unless a courier is on them."""
+    nodes = SlurmCloudNodes("burst", cast(CliGateway, OneJob()))
+    seen = {
+        "down": ("IDLE", "CLOUD", "POWERED_DOWN"),
+        "boots": ("ALLOCATED", "CLOUD", "POWERING_UP"),
+        "joined": ("ALLOCATED", "CLOUD"),
+        "gateway": ("IDLE",),
+        "gateway-used": ("ALLOCATED",),
+        "gateway-drained": ("IDLE", "DRAIN"),
+        "gateway-silent": ("IDLE", "NOT_RESPONDING"),
+    }
+    nodes.saw([node(name, *state) for name, state in seen.items()], ())
+    assert [each.name for each in nodes.nodes() if each.free] == ["down", "gateway"]
+    assert [each.name for each in nodes.nodes() if each.up] == ["joined", "gateway", "gateway-used", "gateway-drained"]
+
+
+def test_gateways_stay_and_a_refusal_to_power_down_is_not_slurms_absence() -> None:
+    slurm = OneJob(power_down=DISABLED)
+    nodes = SlurmCloudNodes("burst", cast(CliGateway, slurm))
+    nodes.saw([node("cloud", "IDLE", "CLOUD"), node("gateway", "IDLE")], [JOB])
+    nodes.power_down(["gateway"])
+    assert slurm.asked == []
+    nodes.power_down(["cloud", "gateway"])
+    assert slurm.asked == ["power_down"]
+    slurm.errors["power_down"] = ControllerAway("", command="scontrol")
+    with pytest.raises(ClusterAway):
+        nodes.power_down(["cloud"])
+
+
+def test_slurms_number_of_an_array_element_names_its_job() -> None:
+    nodes = SlurmCloudNodes("burst", cast(CliGateway, OneJob()))
+    nodes.saw((), [dataclasses.replace(JOB, id="12_3", number=14)])
+    assert [nodes.job_of("14"), nodes.job_of("99")] == ["12_3", "99"]

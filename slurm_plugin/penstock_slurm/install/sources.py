@@ -18,8 +18,8 @@ def source(name: str) -> Path:
     return inside if inside.is_dir() else _PACKAGE.parent / name
 
 
-def build_plugin(slurm_cflags: str = "", *, werror: bool = False) -> bytes:
-    """penstock.so, compiled against the headers of the Slurm on this machine.
+def build_plugin(slurm_cflags: str = "", *, name: str = "penstock.so", werror: bool = False) -> bytes:
+    """penstock.so, or the gateways' courier.so, compiled against the headers of the Slurm on this machine.
 
     Raises:
         PenstockError: make, a compiler or Slurm's headers are missing, with the names of Debian's packages.
@@ -27,7 +27,7 @@ def build_plugin(slurm_cflags: str = "", *, werror: bool = False) -> bytes:
     with tempfile.TemporaryDirectory(prefix="penstock-build-") as folder:
         build = Path(folder) / "spank"
         shutil.copytree(source("spank"), build, ignore=shutil.ignore_patterns("*.so", "check_flags"))
-        command = ["make", "-C", str(build), "penstock.so", f"SLURM_CFLAGS={slurm_cflags}"]
+        command = ["make", "-C", str(build), name, f"SLURM_CFLAGS={slurm_cflags}"]
         try:
             done = subprocess.run(
                 [*command, "WERROR=-Werror"] if werror else command, capture_output=True, text=True, check=False
@@ -38,7 +38,7 @@ def build_plugin(slurm_cflags: str = "", *, werror: bool = False) -> bytes:
             ) from None
         if done.returncode != 0:
             raise PenstockError(
-                f"penstock.so cannot be built; is gcc installed, and are Slurm's headers (Debian: libslurm-dev)? "
+                f"{name} cannot be built; is gcc installed, and are Slurm's headers (Debian: libslurm-dev)? "
                 f"--slurm-cflags=-I/opt/slurm/include names another place. The end of what make said:\n{done.stderr[-1500:]}"
             )
-        return (build / "penstock.so").read_bytes()
+        return (build / name).read_bytes()

@@ -140,20 +140,25 @@ def test_sync_follows_the_cluster(bare: FlagSite) -> None:
     assert listing.read_text() == kept
 
 
-def test_the_plugin_exports_its_hooks_alone_and_is_hardened(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "hooks"),
+    [
+        ("penstock.so", {"slurm_spank_init", "slurm_spank_init_post_opt", "slurm_spank_exit"}),
+        ("courier.so", {"slurm_spank_task_init"}),
+    ],
+)
+def test_a_plugin_exports_its_hooks_alone_and_is_hardened(tmp_path: Path, name: str, hooks: set[str]) -> None:
     if shutil.which("nm") is None or not Path("/usr/include/slurm/spank.h").exists():
         pytest.skip("binutils or libslurm-dev is not installed")
-    library = tmp_path / "penstock.so"
-    library.write_bytes(build_plugin(werror=True))
+    library = tmp_path / name
+    library.write_bytes(build_plugin(name=name, werror=True))
     listing = subprocess.run(["nm", "-D", "--defined-only", library], capture_output=True, text=True, check=True).stdout
     assert {line.split()[-1] for line in listing.splitlines()} == {
         "plugin_name",
         "plugin_type",
         "plugin_version",
         "spank_plugin_version",
-        "slurm_spank_init",
-        "slurm_spank_init_post_opt",
-        "slurm_spank_exit",
+        *hooks,
     }
     headers = subprocess.run(["readelf", "-lWd", library], capture_output=True, text=True, check=True).stdout
     assert "GNU_RELRO" in headers

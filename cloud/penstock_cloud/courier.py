@@ -1,0 +1,278 @@
+"""penstock-courier: stands on a gateway for a job that runs on an instance which no network joins to the site.
+
+The plugin courier.so starts it in place of the batch script: as the job's user, with the script's environment, folder, output and
+signals. It sends the script and what goes along to S3, prints what the script prints there, brings back what it leaves, and
+ends with its exit status, so that to Slurm and all its tools the job runs like any other.
+
+Lines of the script for it, with paths inside the job's working directory::
+
+    #PENSTOCK input data train.py
+    #PENSTOCK output checkpoints results
+
+What comes back goes along as well where it is there already: a checkpoint travels with its job.
+
+Only the standard library is used: hundreds of these may run on a gateway.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import signal
+import sys
+import tarfile
+import tempfile
+import time
+import urllib.request
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from http.client import HTTPException
+from pathlib import Path
+from types import FrameType
+from typing import IO
+
+LOOK_S = 2.0
+"""Seconds between two looks for news."""
+
+TRIES = 7
+"""Tries of an upload or download that must succeed, over about two minutes."""
+
+ANSWER_S = 60.0
+"""How long S3 may take to answer, s."""
+
+DIRECTIVE = "#PENSTOCK"
+
+OURS = frozenset(
+    (
+        *("CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"),
+        *(
+            "HOME",
+            "LOGNAME",
+            "USER",
+            "SHELL",
+            "SHLVL",
+            "HOSTNAME",
+            "PWD",
+            "OLDPWD",
+            "TMPDIR",
+            "PATH",
+            "LD_LIBRARY_PATH",
+            "_",
+        ),
+        *("SLURM_CONF", "SLURMD_NODENAME", "SLURM_WORKING_CLUSTER", "PENSTOCK_SPOOL"),
+    )
+)
+"""Variables that say something about this machine, and would be wrong on another."""
+
+THERE = {"SLURM_JOB_NODELIST": "localhost", "SLURM_NODELIST": "localhost"}
+"""Variables that are different there."""
+
+
+class Trouble(Exception):
+    """The job cannot run in the cloud; the text says why, and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Directives:
+    """Paths in the job's working directory that go along, and that come back."""
+
+    inputs: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+
+
+def directives(script: str) -> Directives:
+    """What the lines `#PENSTOCK input|output PATH ...` of a script say. Raises Trouble."""
+    found: dict[str, list[str]] = {"input": [], "output": []}
+    for number, line in enumerate(script.splitlines(), 1):
+        if not line.startswith(DIRECTIVE):
+            continue
+        try:
+            kind, *paths = shlex.split(line.removeprefix(DIRECTIVE))
+            if kind not in found or not paths:
+                raise ValueError
+        except ValueError:
+            raise Trouble(
+                f"line {number} of the script: {line}: give {DIRECTIVE} input PATH or {DIRECTIVE} output PATH"
+            ) from None
+        for path in paths:
+            if Path(path).is_absolute() or ".." in Path(path).parts:
+                raise Trouble(f"line {number} of the script: {path}: name a path inside the job's working directory")
+        found[kind] += paths
+    return Directives(tuple(found["input"]), tuple(found["output"]))
+
+
+def environment(mine: Mapping[str, str]) -> str:
+    """The environment as a shell script that sets it there; the array's index is in Slurm's own variables."""
+    kept = {name: value for name, value in mine.items() if name not in OURS and name.isidentifier()}
+    return "".join(f"{name}={shlex.quote(value)}\n" for name, value in sorted((kept | THERE).items()))
+
+
+def job_id(mine: Mapping[str, str]) -> str:
+    """The job as Penstock calls it: `12`, or `12_3` in an array."""
+    if "SLURM_ARRAY_TASK_ID" in mine:
+        return f"{mine['SLURM_ARRAY_JOB_ID']}_{mine['SLURM_ARRAY_TASK_ID']}"
+    return mine["SLURM_JOB_ID"]
+
+
+def pack(file: Path, script: Path, mine: Mapping[str, str], directory: Path) -> None:
+    """The archive that goes to the instance. Raises Trouble."""
+    wanted = directives(script.read_text(encoding="utf-8", errors="replace"))
+    with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
+        notes = Path(folder)
+        (notes / "directory").write_text(str(directory))
+        (notes / "environment").write_text(environment(mine))
+        (notes / "outputs").write_text("".join(f"{path}\0" for path in wanted.outputs))
+        (notes / "work").mkdir()
+        with tarfile.open(file, "w:gz", compresslevel=1) as archive:
+            archive.add(script, "script")
+            for each in sorted(notes.iterdir()):
+                archive.add(each, each.name)
+            for path in wanted.inputs:
+                if not (directory / path).exists():
+                    raise Trouble(f"{DIRECTIVE} input {path}: it is not in {directory}")
+                archive.add(directory / path, f"work/{path}")
+            for path in wanted.outputs:  # what an earlier run has left, such as a checkpoint
+                if path not in wanted.inputs and (directory / path).exists():
+                    archive.add(directory / path, f"work/{path}")
+
+
+def put(link: str, content: IO[bytes], size: int) -> None:
+    """Upload, and try again for some minutes. Raises OSError, HTTPException."""
+    headers = {"Content-Length": str(size), "Content-Type": "application/octet-stream"}
+    for left in range(TRIES - 1, -1, -1):
+        content.seek(0)
+        try:
+            request = urllib.request.Request(link, content, headers, method="PUT")  # noqa: S310
+            with urllib.request.urlopen(request, timeout=ANSWER_S):  # noqa: S310
+                return
+        except (OSError, HTTPException):
+            if not left:
+                raise
+            time.sleep(LOOK_S * 2 ** (TRIES - 1 - left))
+
+
+def say_to(link: str, text: str) -> None:
+    """Leave a word. Raises OSError, HTTPException."""
+    with tempfile.TemporaryFile() as content:
+        content.write(text.encode())
+        put(link, content, len(text.encode()))
+
+
+def get(link: str, into: IO[bytes]) -> bool:
+    """Download; False: it is not there, or S3 does not answer now."""
+    into.seek(0)
+    into.truncate()
+    try:
+        with urllib.request.urlopen(link, timeout=ANSWER_S) as answer:  # noqa: S310
+            shutil.copyfileobj(answer, into)
+    except (OSError, HTTPException):  # urllib's own are OSErrors
+        return False
+    into.seek(0)
+    return True
+
+
+def surely_get(link: str, into: IO[bytes]) -> None:
+    """Download what is known to be there, and try again for some minutes. Raises Trouble."""
+    for tries in range(TRIES):
+        if get(link, into):
+            return
+        time.sleep(LOOK_S * 2**tries)
+    raise Trouble("what the job has left cannot be fetched from S3")
+
+
+class Courier:
+    """One job. `printed` is how far its output has been printed, in bytes."""
+
+    def __init__(self, links: Mapping[str, str], out: IO[bytes]) -> None:
+        self._links, self._out = links, out
+        self._printed = 0
+        self._asked_to_stop = False
+
+    def on_signal(self, number: int, frame: FrameType | None) -> None:
+        """Slurm wants the job to end: pass it on, and bring back what there is."""
+        self._asked_to_stop = True
+
+    def carry(self, script: Path, mine: Mapping[str, str], directory: Path) -> int:
+        """Take the work there, and bring the result back; the exit status. Raises Trouble, OSError, HTTPException."""
+        with tempfile.NamedTemporaryFile(prefix="penstock-") as file:
+            pack(Path(file.name), script, mine, directory)
+            put(self._links["put_input"], file.file, Path(file.name).stat().st_size)
+        if modules := mine.get("LOADEDMODULES"):
+            self._say(f"modules are not loaded there, the image must have what it needs of {modules}")
+        told = False
+        while True:
+            for what in ("result", "stopped"):
+                with tempfile.TemporaryFile() as content:
+                    if get(self._links[f"get_{what}"], content):
+                        return self._bring(what, int(content.read() or b"1"), directory)
+            self._print_tail()
+            if self._asked_to_stop and not told:
+                say_to(self._links["put_stop"], "stop\n")
+                told = True
+            time.sleep(LOOK_S)
+
+    def _print_tail(self) -> None:
+        with tempfile.TemporaryFile() as content:
+            if get(self._links["get_tail"], content):
+                begin = int(content.readline())
+                if begin > self._printed:
+                    self._say(f"{begin - self._printed} bytes of output are left out here")
+                    self._printed = begin
+                content.seek(self._printed - begin, os.SEEK_CUR)
+                self._print(content)
+
+    def _bring(self, what: str, code: int, directory: Path) -> int:
+        with tempfile.TemporaryFile() as content:
+            surely_get(self._links["get_log"], content)
+            content.seek(self._printed)
+            self._print(content)
+        with tempfile.TemporaryFile() as content:
+            surely_get(self._links["get_output"], content)
+            with tarfile.open(fileobj=content) as archive:
+                # Python 3.11.2, which is Debian 12's, has no filters; what is unpacked is the user's own in any case.
+                archive.extraction_filter = getattr(tarfile, "data_filter", None)
+                archive.extractall(directory)  # noqa: S202
+        say_to(self._links["put_fetched"], "fetched\n")
+        if what == "stopped" and not self._asked_to_stop:
+            self._say("the run was ended there; the job goes back into the queue")
+            while not self._asked_to_stop:
+                time.sleep(LOOK_S)
+        return code
+
+    def _print(self, content: IO[bytes]) -> None:
+        while block := content.read(1 << 16):
+            self._out.write(block)
+            self._printed += len(block)
+        self._out.flush()
+
+    def _say(self, text: str) -> None:
+        self._out.write(f"penstock: {text}\n".encode())
+        self._out.flush()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """`penstock-courier SHARE SCRIPT`, as courier.so calls it. Exit status: the script's; 1 if it could not run."""
+    arguments = sys.argv[1:] if argv is None else list(argv)
+    try:
+        if len(arguments) != 2:
+            raise Trouble("usage: penstock-courier SHARE SCRIPT, as courier.so calls it")
+        file = Path(arguments[0]) / "detached" / f"{job_id(os.environ)}.json"
+        try:
+            links = json.loads(file.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise Trouble(
+                "nobody has ordered an instance for this job; submit it to the site's partitions with --burst, and Penstock "
+                "sends it here"
+            ) from None
+        courier = Courier(links, sys.stdout.buffer)
+        signal.signal(signal.SIGTERM, courier.on_signal)
+        return courier.carry(Path(arguments[1]), os.environ, Path.cwd())
+    except (Trouble, OSError, HTTPException, ValueError, KeyError, tarfile.TarError) as error:
+        print(f"penstock: {error}", file=sys.stderr)  # noqa: T201
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

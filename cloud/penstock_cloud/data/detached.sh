@@ -1,0 +1,84 @@
+#!/bin/bash
+# An instance that runs one job by itself and joins nothing. Needs: bash, curl, tar. What it is to do, what it has done and
+# whether anybody still cares pass through S3, by links that are good for this run alone; they are set above.
+set -u
+imds=${PENSTOCK_IMDS:-http://169.254.169.254}
+root=${PENSTOCK_ROOT:-}
+pause_s=${PENSTOCK_WATCH_S:-5}
+
+say() { echo "penstock: $*"; }
+token() { curl -sf --max-time 5 -X PUT "$imds/latest/api/token" -H "X-aws-ec2-metadata-token-ttl-seconds: 300"; }
+ask() { curl -sf --max-time 5 -H "X-aws-ec2-metadata-token: $(token)" "$imds/latest/meta-data/$1"; }
+end() { say "ends itself: $*"; shutdown -h now; exit 0; }
+get() { curl -sf --connect-timeout 10 --retry 3 -o "$2" "$1"; }
+put() { curl -sf --connect-timeout 10 --retry 5 --retry-all-errors -o /dev/null -T "$2" "$1"; }
+
+# 1. Whatever happens below, the instance has an end. Without its tags nobody would look for it.
+lifetime_s=$(ask tags/instance/penstock:lifetime_s) || end "it cannot read its tags"
+home=$root/var/lib/penstock/run
+mkdir -p "$home" && cd "$home" || end "$home cannot be made"
+watch() {
+  local began_s=$SECONDS last_word_s=$SECONDS alive_s
+  while sleep "$pause_s"; do
+    [ $((SECONDS - began_s)) -lt "${lifetime_s%.*}" ] || end "its longest life, $lifetime_s s, is over"
+    alive_s=$(curl -sf --max-time 10 "$get_alive") || alive_s=0
+    [ $(($(date +%s) - ${alive_s:-0})) -ge "$silent_s" ] || last_word_s=$SECONDS
+    [ $((SECONDS - last_word_s)) -lt "$silent_s" ] || end "penstockd has been silent for $silent_s s"
+  done
+}
+watch &
+
+# 2. The courier brings the work.
+until get "$get_input" input.tar.gz; do sleep "$pause_s"; done
+tar -xzf input.tar.gz && rm input.tar.gz || end "its input cannot be unpacked"
+directory=$root$(cat directory)
+mkdir -p "$directory" && cp -a work/. "$directory/" && rm -r work || end "$directory cannot be filled"
+sh=(bash -c 'set -a; . "$1/environment"; set +a; cd "$2" && exec "$1/script"' penstock "$home" "$directory")
+if [ -n "$user" ] && [ "$user" != "$(id -un)" ]; then
+  chown -R "$user" "$home" "$directory"
+  sh=(runuser -u "$user" -- "${sh[@]}")
+fi
+chmod 755 script
+: >log
+# Bash gives a job in the background no signals by default: with job control each has a group of its own, and they pass.
+set -m
+"${sh[@]}" >>log 2>&1 </dev/null &
+job=$!
+set +m
+echo "$(date +%s)" >started && put "$put_started" started
+
+# 3. Watch. What is printed goes to the site at once, at most the newest megabyte: all of it comes at the end.
+sent=0
+ended=result
+tail_goes() {
+  local size
+  size=$(stat -c %s log)
+  [ "$size" -gt "$sent" ] || return 0
+  local from=$((size - sent > 1048576 ? size - 1048576 : sent > 65536 ? sent - 65536 : 0))
+  { echo "$from"; tail -c +$((from + 1)) log | head -c $((size - from)); } >tail && put "$put_tail" tail && sent=$size
+}
+stop() {
+  [ $ended = result ] || return 0
+  say "$1"
+  ended=stopped
+  kill -TERM -- -$job 2>/dev/null
+}
+while kill -0 $job 2>/dev/null; do
+  sleep "$pause_s"
+  tail_goes
+  if ask spot/instance-action >/dev/null; then stop "EC2 takes the instance back"; fi
+  if get "$get_stop" stop; then stop "it is called back"; fi
+done
+wait $job
+code=$?
+
+# 4. Hand all back, the exit status last, and wait to be ended.
+put "$put_log" log
+( cd "$directory" && xargs -0 sh -c 'for each; do [ ! -e "$each" ] || printf "%s\0" "$each"; done' sh <"$home/outputs" |
+  tar -czf "$home/output.tar.gz" --null -T - )
+put "$put_output" output.tar.gz
+echo $code >$ended
+if [ $ended = result ]; then put "$put_result" result; else put "$put_stopped" stopped; fi
+say "the job has ended with $code"
+sleep "$linger_s"
+end "its job is over"

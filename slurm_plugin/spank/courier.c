@@ -1,0 +1,58 @@
+/* On a gateway: runs a courier in place of the batch script, which goes to an instance in the cloud that Slurm does not reach.
+ *
+ * The courier is the job's task to Slurm: it has the script's environment, folder, output, limits and signals, and its exit
+ * status is the job's. It is started with the share and the script's path. In plugstack.conf of the gateways alone:
+ *
+ *   required /usr/local/lib/penstock/courier.so partition=burst courier=/usr/bin/penstock-courier share=/shared/penstock
+ *
+ * Jobs of other partitions are left alone. A script never runs on a gateway: where the courier cannot be started, or a step
+ * of srun's comes, the task ends. While penstockd is away the courier goes on, for it needs penstockd only to begin.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#pragma GCC visibility push(default)
+#include <slurm/spank.h>
+SPANK_PLUGIN(penstock_courier, 1)
+#pragma GCC visibility pop
+#include <slurm/slurm.h>
+
+enum { NAME_SIZE = 256, NOT_STARTED = 127 };
+
+static char *argument(int count, char **arguments, const char *name)
+{
+	const size_t length = strlen(name);
+
+	for (int i = 0; i < count; i++)
+		if (!strncmp(arguments[i], name, length) && arguments[i][length])
+			return arguments[i] + length;
+	return NULL;
+}
+
+/* Does not return where the task is the courier's. */
+__attribute__((visibility("default"))) int slurm_spank_task_init(spank_t spank, int count, char **arguments)
+{
+	const char *partition = argument(count, arguments, "partition=");
+	char *courier = argument(count, arguments, "courier="), *share = argument(count, arguments, "share=");
+	char here[NAME_SIZE], **script = NULL, **environment = NULL;
+	uint32_t step = 0;
+	int words = 0;
+
+	if (!partition || !courier || !share) {
+		slurm_error("penstock: plugstack.conf: courier.so wants partition=, courier= and share=");
+		return ESPANK_BAD_ARG;
+	}
+	if (spank_getenv(spank, "SLURM_JOB_PARTITION", here, sizeof(here)) != ESPANK_SUCCESS || strcmp(here, partition))
+		return ESPANK_SUCCESS;
+	if (spank_get_item(spank, S_JOB_STEPID, &step) != ESPANK_SUCCESS || step != SLURM_BATCH_SCRIPT ||
+	    spank_get_item(spank, S_JOB_ARGV, &words, &script) != ESPANK_SUCCESS || words < 1 ||
+	    spank_get_item(spank, S_JOB_ENV, &environment) != ESPANK_SUCCESS) {
+		slurm_error("penstock: partition %s runs batch scripts alone, in the cloud; use sbatch", here);
+		_exit(NOT_STARTED);
+	}
+	execve(courier, (char *[]){courier, share, script[0], NULL}, environment);
+	slurm_error("penstock: %s cannot be started: %s", courier, strerror(errno));
+	_exit(NOT_STARTED);
+}

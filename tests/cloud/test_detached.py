@@ -1,0 +1,381 @@
+"""Detached runs: the generated user data and the courier really run, and speak to moto's S3 over HTTP; Slurm's part is small.
+
+The test with a real Slurm is in tests/cloud/test_detached_slurm.py.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import boto3
+import pytest
+
+from penstock_cloud.catalogue import Catalogue, shipped
+from penstock_cloud.courier import Directives, Trouble, directives, environment, job_id, pack
+from penstock_cloud.depot import INSTANCE, Depot, connect
+from penstock_cloud.fleet import Fleet, Order
+from penstock_cloud.fleet import connect as connect_ec2
+from penstock_cloud.settings import CloudSettings
+from penstock_cloud.user_data import detached
+from penstock_scheduler.model import Phase, Placement
+from penstock_scheduler.ports import CloudNode
+from penstock_scheduler.store import SqlStore
+from penstock_slurm.loopback import wait_for
+from tests.cloud.faults import KEYS, Ec2
+from tests.cloud.hypervisor import Hypervisor
+from tests.cloud.site import CloudSite
+from tests.cloud.test_storm import STEPS, die_at_every_step
+
+BUCKET = "penstock-runs"
+
+pytestmark = pytest.mark.skipif(shutil.which("curl") is None, reason="instances need curl; install it")
+
+
+class DetachedSite(CloudSite):
+    """A site whose cloud nodes are gateways: always up, and a job that starts there is its courier, as Slurm would run it."""
+
+    user = pwd.getpwuid(os.getuid()).pw_name
+
+    def __init__(self, settings: CloudSettings, store: SqlStore, ec2: Ec2, folder: Path) -> None:
+        self.folder = folder
+        self.couriers: dict[str, subprocess.Popen[bytes]] = {}
+        self.exits: dict[str, int] = {}
+        self.depot = Depot(connect(settings), BUCKET, settings.name)
+        super().__init__(settings, store, ec2, ec2.through)
+
+    @staticmethod
+    def catalogue() -> Catalogue:
+        known = shipped()
+        price = {"us-east-1a": 0.4, "us-east-1b": 0.4}
+        types = {name: each.model_copy(update={"spot_usd_per_h": price}) for name, each in known.types.items()}
+        return known.model_copy(update={"types": types})
+
+    def nodes(self) -> tuple[CloudNode, ...]:
+        return tuple(CloudNode(name, kind, 1, 4, 8000, name not in self.on, True) for name, kind in self.names.items())
+
+    def script(self, job: str, text: str) -> None:
+        (self.folder / f"{job}.sh").write_text(text)
+
+    def output(self, job: str) -> str:
+        return (self.folder / f"{job}.out").read_text()
+
+    def _start(self, job: str, placement: Placement) -> None:
+        super()._start(job, placement)
+        if job in self.couriers:
+            return
+        array, _, index = job.partition("_")
+        mine = {"SLURM_ARRAY_JOB_ID": array, "SLURM_ARRAY_TASK_ID": index} if index else {}
+        with (self.folder / f"{job}.out").open("ab") as out:
+            self.couriers[job] = subprocess.Popen(
+                [sys.executable, "-m", "penstock_cloud.courier", str(self.settings.share), f"{self.folder / job}.sh"],
+                stdout=out,
+                stderr=out,
+                cwd=self.folder,
+                env=os.environ | {"SLURM_JOB_ID": array, "COLOUR": "blue and 'green'"} | mine,
+            )
+
+    def _queue(self, job: str) -> None:
+        super()._queue(job)
+        if (courier := self.couriers.pop(job, None)) is not None:
+            courier.send_signal(signal.SIGTERM)
+            try:
+                courier.wait(2)
+            except subprocess.TimeoutExpired:  # KillWait
+                courier.kill()
+                courier.wait()
+
+    def tick(self, *actions):  # type: ignore[no-untyped-def]
+        for job, courier in tuple(self.couriers.items()):
+            if courier.poll() is not None:
+                self.exits[job] = courier.returncode
+                del self.couriers[job]
+                self.finish(job)
+        return super().tick(*actions)
+
+    def really_until(self, condition: Callable[[], object], what: str) -> None:
+        """Tick in real time: what is waited for happens in other processes."""
+        begin_s = time.monotonic()
+        while not condition():
+            told = [path.read_text() for path in self.folder.glob("*.out")]
+            assert time.monotonic() - begin_s < 60, f"{what} is still not so; {self.state.words} {told}"
+            self.tick()
+            self.ahead_s -= 2.0
+            time.sleep(0.3)
+
+    def stop(self) -> None:
+        for courier in self.couriers.values():
+            courier.kill()
+            courier.wait()
+
+
+class QuietSite(DetachedSite):
+    """Without couriers and without what boots: each instance has begun when it runs."""
+
+    def _start(self, job: str, placement: Placement) -> None:
+        CloudSite._start(self, job, placement)
+        self.depot._put(f"{job}.1/started", b"")  # jobs here run once
+
+
+@pytest.fixture
+def site(
+    request: pytest.FixtureRequest,
+    cloud_settings: Callable[..., CloudSettings],
+    store: SqlStore,
+    ec2: Ec2,
+    tmp_path: Path,
+) -> Iterator[DetachedSite]:
+    """A DetachedSite, or what the test's parameter says."""
+    settings = cloud_settings(
+        markets=("on-demand", "spot"),
+        bucket=BUCKET,
+        s3_endpoint=ec2.s3_url,
+        detached_user=DetachedSite.user,
+        boot_timeout_s=300.0,
+    )
+    boto3.client("s3", region_name="us-east-1", endpoint_url=ec2.s3_url, **KEYS).create_bucket(Bucket=BUCKET)
+    ec2.through = ec2.through or connect_ec2(settings)
+    (tmp_path / "work").mkdir()
+    made: DetachedSite = getattr(request, "param", DetachedSite)(settings, store, ec2, tmp_path / "work")
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def hypervisor(ec2: Ec2, tmp_path: Path) -> Iterator[Hypervisor]:
+    with Hypervisor(ec2, tmp_path / "hypervisor") as machines:
+        yield machines
+
+
+def left(ec2: Ec2) -> list[str]:
+    found = boto3.client("s3", region_name="us-east-1", endpoint_url=ec2.s3_url, **KEYS).list_objects_v2(Bucket=BUCKET)
+    return [each["Key"] for each in found.get("Contents", [])]
+
+
+def test_a_detached_job_runs_there_and_its_result_is_here(site: DetachedSite, ec2: Ec2, hypervisor: Hypervisor) -> None:
+    """An element of an array with input, output, and an exit status; penstockd is killed while it runs."""
+    (site.folder / "data").mkdir()
+    (site.folder / "data" / "numbers").write_text("1 2 3\n")
+    (site.folder / "secret").write_text("stays here\n")
+    site.script(
+        "7_3",
+        "#!/bin/bash\n#SBATCH --gres=gpu:1\n#PENSTOCK input data\n#PENSTOCK output results none\n"
+        'echo "element $SLURM_ARRAY_TASK_ID of $SLURM_ARRAY_JOB_ID is $COLOUR"\nls\npwd\n'
+        "until [ -e go ]; do sleep 0.2; done\n"
+        "mkdir results && tr ' ' + <data/numbers >results/sum\necho done >&2\nexit 3\n",
+    )
+    site.submit("7_3")
+    site.send("7_3")
+    site.really_until(lambda: site.away and "element 3 of 7" in _read(site, "7_3"), "output arrives while it runs")
+    out = site.output("7_3")
+    assert "element 3 of 7 is blue and 'green'" in out
+    assert "data" in out.split()
+    assert "secret" not in out, "only what is named goes along"
+    machine = hypervisor.root(hypervisor.booted[0])
+    assert f"{machine}{site.folder}\n" in out, "the same folder, on the instance"
+    site.crash()
+    (machine / str(site.folder).lstrip("/") / "go").touch()
+    site.really_until(lambda: "7_3" in site.exits, "the job ends")
+    assert site.exits["7_3"] == 3
+    assert (site.folder / "results" / "sum").read_text() == "1+2+3\n"
+    assert site.output("7_3").endswith("done\n")
+    assert site.output("7_3").count("element") == 1
+    site.really_until(lambda: not site.state.runs and not ec2.running(), "the run is over")
+    assert left(ec2) == ["penstock/alive"]
+    names = [each["LaunchTemplateName"] for each in ec2.direct().describe_launch_templates()["LaunchTemplates"]]
+    assert not [name for name in names if "7_3" in name]
+    assert not list((site.settings.share / "detached").iterdir())
+    assert len(ec2.instances()) == 1
+    spent, owed = site.bill()
+    assert spent == pytest.approx(owed, abs=1e-9)
+
+
+COUNTS = """#!/bin/bash
+#PENSTOCK output checkpoint
+trap 'echo $((count + 1)) >checkpoint; echo saved; exit 0' TERM
+count=$(cat checkpoint 2>/dev/null || echo 0)
+echo "begins at $count"
+while [ $count -lt 1 ]; do sleep 0.2; done
+"""
+
+
+def test_a_spot_instance_that_ec2_takes_saves_and_its_job_goes_on_in_the_next(
+    site: DetachedSite, ec2: Ec2, hypervisor: Hypervisor
+) -> None:
+    """Launched on the spot market; on EC2's notice the job checkpoints, is queued again, and begins where it was."""
+    site.script("8", COUNTS)
+    site.submit("8")
+    site.send("8", "g5.xlarge spot")
+    (instance,) = ec2.instances()
+    assert instance["InstanceLifecycle"] == "spot"
+    site.really_until(lambda: "begins at 0" in _read(site, "8"), "it runs")
+    hypervisor.notice(site.jobs["8"].allocation.nodes[0])
+    site.really_until(lambda: site.jobs["8"].phase is Phase.QUEUED, "it is back in the queue")
+    assert (site.folder / "checkpoint").read_text() == "1\n"
+    assert "saved" in site.output("8")
+    site.really_until(lambda: not site.state.runs and not ec2.running(), "the run is over")
+    site.send("8", "g5.xlarge spot")
+    site.really_until(lambda: "8" in site.exits, "it ends in the second instance")
+    assert site.exits["8"] == 0
+    assert "begins at 1" in site.output("8")
+    site.really_until(lambda: not site.state.runs and not ec2.running(), "the second run is over")
+    assert len(ec2.instances()) == 2
+    assert left(ec2) == ["penstock/alive"]
+
+
+def test_a_job_that_is_called_back_brings_its_checkpoint(site: DetachedSite, ec2: Ec2, hypervisor: Hypervisor) -> None:
+    site.script("8", COUNTS)
+    site.submit("8")
+    site.send("8")
+    site.really_until(lambda: "begins at 0" in _read(site, "8"), "it runs")
+    site.recall("8")
+    site.really_until(lambda: site.jobs["8"].phase is Phase.QUEUED, "it is back in the queue")
+    assert (site.folder / "checkpoint").read_text() == "1\n"
+    site.really_until(lambda: not site.state.runs and not ec2.running(), "the run is over")
+
+
+def test_an_instance_that_never_begins_is_given_back(site: DetachedSite, ec2: Ec2) -> None:
+    """Nothing boots here: after boot_timeout_s the instance ends, its type rests, and the job is queued again."""
+    site.script("9", "#!/bin/bash\n")
+    site.submit("9")
+    site.send("9")
+    site.ticks(2)
+    assert len(ec2.running()) == 1
+    site.sleep(301)
+    site.until(lambda: not site.state.runs and not ec2.running())
+    assert site.jobs["9"].phase is Phase.QUEUED
+    assert "had not begun on its input within 300 s" in site.state.words["9"]
+
+
+def test_instances_end_themselves_when_nobody_cares(
+    site: DetachedSite, ec2: Ec2, hypervisor: Hypervisor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`short` has lived its 1 s, `silent` hears nothing of the daemon, and `over` has done its job, and nobody ends it."""
+    monkeypatch.setattr("penstock_cloud.user_data.LINGER_S", 1.0)
+    settings = site.settings.model_copy(update={"silent_s": 8.0})
+    fleet, good_s = Fleet(ec2.through, settings), 600.0
+    script = site.folder / "script"
+    script.write_text("#!/bin/bash\necho done\n")
+    pack(site.folder / "input", script, {}, site.folder)
+
+    def launch(run: str, lifetime_s: int, alive: str) -> str:
+        link = site.depot._link("get_object", alive, good_s)
+        text = detached(settings, site.depot.links(run, INSTANCE, good_s) | {"get_alive": link})
+        tags = {"run": run, "lifetime_s": str(lifetime_s)}
+        return fleet.launch(Order(run, "g5.xlarge", "on-demand", tags, 1.0, template=fleet.own_template(run, text)))
+
+    site.depot.say_alive(time.time() + 3600)
+    site.depot._put("over/input", (site.folder / "input").read_bytes())
+    site.depot._put("dead", f"{time.time() - 60:.0f}".encode())
+    short, silent, over = launch("short", 1, "alive"), launch("silent", 3600, "dead"), launch("over", 3600, "alive")
+    for instance in (short, silent, over):
+        wait_for(lambda one=instance: one not in ec2.running(), 90, "it ends", details=hypervisor.console)
+    assert site.depot.has("over", "result")
+    console = hypervisor.console()
+    assert "its longest life, 1 s, is over" in console
+    assert "penstockd has been silent for 8 s" in console
+    assert "the job has ended with 0" in console
+    assert "its job is over" in console
+
+
+def test_links_are_for_one_object_each_and_their_file_is_for_the_user_alone(site: DetachedSite, ec2: Ec2) -> None:
+    site.script("10", "#!/bin/bash\n")
+    site.submit("10")
+    site.send("10")
+    (file,) = (site.settings.share / "detached").iterdir()
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert "X-Amz-Signature" in file.read_text()
+    assert "10.1/input" in file.read_text()
+    assert "testing" not in file.read_text().replace("Credential=testing", ""), "the key itself is not there"
+
+
+def test_trouble_with_s3_keeps_no_instance_alive(site: DetachedSite, ec2: Ec2) -> None:
+    site.script("11", "#!/bin/bash\n")
+    site.submit("11")
+    site.send("11")
+    site.depot = Depot(connect(site.settings), "no-such-bucket", "penstock")
+    site.crash()
+    site.finish("11")
+    site.until(lambda: not site.state.runs and not ec2.running())
+    assert not site.state.offers
+    assert any("NoSuchBucket" in text for text in site.state.closed)
+
+
+def test_a_user_whom_this_machine_does_not_know_stops_only_this_job(site: DetachedSite, ec2: Ec2) -> None:
+    site.user = "nobody-of-that-name"
+    site.submit("12")
+    site.send("12")
+    site.until(lambda: not site.state.runs)
+    assert not ec2.instances()
+    assert "does not know the user" in site.state.words["12"]
+    assert not site.state.closed
+
+
+def _read(site: DetachedSite, job: str) -> str:
+    file = site.folder / f"{job}.out"
+    return file.read_text() if file.exists() else ""
+
+
+@pytest.mark.parametrize("site", [QuietSite], indirect=True)
+@pytest.mark.parametrize("ended", [True, False])
+def test_an_instance_that_ends_is_a_loss_only_before_the_result_is_there(
+    site: DetachedSite, ec2: Ec2, ended: bool
+) -> None:
+    """Its courier may still be bringing the result when the instance has long ended itself."""
+    site.submit("13")
+    site.send("13")
+    site.until(lambda: site.store.cloud_runs()[0].state == "running")
+    if ended:
+        site.depot._put("13.1/result", b"0\n")
+    ec2.direct().terminate_instances(InstanceIds=ec2.running())
+    site.ticks(5)
+    assert site.jobs["13"].phase is (Phase.RUNNING if ended else Phase.QUEUED)
+    if ended:
+        site.finish("13")
+    site.until(lambda: not site.state.runs)
+    assert ("EC2 has taken" in str(site.state.words)) is not ended
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("site", [QuietSite], indirect=True)
+def test_kill_9_at_every_step_of_a_detached_run(site: DetachedSite, ec2: Ec2) -> None:
+    steps = die_at_every_step(site, ec2, "g5.xlarge", 1)
+    assert steps >= STEPS | {"create_launch_template", "delete_launch_template"}
+    assert left(ec2) == ["penstock/alive"]
+    names = [each["LaunchTemplateName"] for each in ec2.direct().describe_launch_templates()["LaunchTemplates"]]
+    assert names == []
+    assert not list((site.settings.share / "detached").iterdir())
+
+
+def test_directives_name_paths_inside_the_working_directory() -> None:
+    script = "#!/bin/sh\n#SBATCH -n1\n#PENSTOCK input a 'b c'\n#PENSTOCK output d\necho '#PENSTOCK input no'\n"
+    assert directives(script) == Directives(("a", "b c"), ("d",))
+    for line in ("#PENSTOCK inputs a", "#PENSTOCK input", "#PENSTOCK input /etc/passwd", "#PENSTOCK output ../x"):
+        with pytest.raises(Trouble, match="line 1"):
+            directives(line)
+
+
+def test_the_environment_goes_along_but_not_what_is_this_machines() -> None:
+    mine = {"PATH": "/site/bin", "A": "it's", "CUDA_VISIBLE_DEVICES": "0", "BASH_FUNC_x%%": "() { :; }"}
+    assert environment(mine) == "A='it'\"'\"'s'\nSLURM_JOB_NODELIST=localhost\nSLURM_NODELIST=localhost\n"
+    assert job_id({"SLURM_JOB_ID": "12"}) == "12"
+    assert job_id({"SLURM_JOB_ID": "14", "SLURM_ARRAY_JOB_ID": "12", "SLURM_ARRAY_TASK_ID": "3"}) == "12_3"
+
+
+def test_a_job_that_nobody_ordered_anything_for_says_so(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "penstock_cloud.courier", str(tmp_path), "script"],
+        env=os.environ | {"SLURM_JOB_ID": "5"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "nobody has ordered an instance for this job; submit it" in done.stderr

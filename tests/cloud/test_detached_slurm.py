@@ -1,0 +1,114 @@
+"""Detached runs with a real Slurm: to it, and to all who look at it, the job runs on a gateway and ends as its script did."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import boto3
+import pytest
+
+from penstock_cloud.settings import CloudSettings
+from penstock_scheduler.spool import Spool
+from penstock_scheduler.store import open_store
+from penstock_slurm.gateway import CliGateway
+from penstock_slurm.install.sources import build_plugin
+from penstock_slurm.loopback import wait_for
+from penstock_slurm.loopback.fixtures import MakeLoopback
+from penstock_slurm.settings import SlurmSettings
+from penstock_slurm.submitter import SlurmSubmitter
+from tests.cloud.faults import KEYS, Ec2
+from tests.cloud.hypervisor import Hypervisor
+from tests.cloud.test_slurm import RATES, toml
+from tests.end_to_end.site import UNFORESEEN, Site
+
+pytestmark = [pytest.mark.slurm, pytest.mark.long]
+
+BUCKET = "penstock-runs"
+WISH = json.dumps({"penstock": {"max_gpus": 1, "goodput_table": RATES, "burst": "only", "runtime_s": 60.0}})
+
+
+@pytest.fixture
+def gateway_site(
+    make_loopback: MakeLoopback, cloud_settings: Callable[..., CloudSettings], ec2: Ec2, tmp_path: Path
+) -> Iterator[tuple[Site, Hypervisor]]:
+    """One T4 on site, one gateway that stands for an A10G, penstockd, and something that boots what moto launches."""
+    settings = cloud_settings(bucket=BUCKET, s3_endpoint=ec2.s3_url, detached_user="")
+    boto3.client("s3", region_name="us-east-1", endpoint_url=ec2.s3_url, **KEYS).create_bucket(Bucket=BUCKET)
+    courier = tmp_path / "courier"
+    courier.write_text(f'#!/bin/bash\nexec {sys.executable} -m penstock_cloud.courier "$@"\n')
+    courier.chmod(0o755)
+    (tmp_path / "courier.so").write_bytes(build_plugin(name="courier.so"))
+    line = f"required {tmp_path}/courier.so partition=a10g courier={courier} share={settings.share}\n"
+    site = Site(make_loopback("t4:1x1,a10g:1x1:4c:8g", files={"plugstack.conf": line}), tmp_path, cloud="ec2")
+    site.partitions = ["t4"]
+    site.slurm_settings |= {"cloud_partition": "a10g"}
+    site.extra = toml(settings)
+    with Hypervisor(ec2, tmp_path / "hypervisor") as hypervisor:
+        try:
+            site.start()
+            yield site, hypervisor
+        finally:
+            site.stop()
+
+
+def test_to_slurm_a_detached_job_is_like_any_other(
+    gateway_site: tuple[Site, Hypervisor], ec2: Ec2, tmp_path: Path
+) -> None:
+    site, hypervisor = gateway_site
+
+    def told() -> str:
+        return f"{site.tail()}\n{hypervisor.console()}"
+
+    def send(script: str, *flags: str) -> str:
+        (tmp_path / "job.sh").write_text("#!/bin/bash\n" + script)
+        held = ("--hold", "--requeue", "--gres=gpu:1", f"--comment={WISH}", f"--output={tmp_path}/%A_%a.out")
+        return site.sbatch("-p", "t4", *held, *flags, str(tmp_path / "job.sh"))
+
+    (tmp_path / "numbers").write_text("1 2 3\n")
+    array = send(
+        "#PENSTOCK input numbers\n#PENSTOCK output sum\n"
+        'echo "element $SLURM_ARRAY_TASK_ID"; tr " " + <numbers >sum; sleep 5; exit 6\n',
+        "--array=4",
+    )
+    job = f"{array}_4"
+    wait_for(lambda: site.states(job).get(job) == "RUNNING", 60, "Slurm runs its courier", details=told)
+    assert site.job(job).nodes == ("a10g-00",)
+    output = tmp_path / f"{array}_4.out"
+    wait_for(
+        lambda: output.exists() and "element 4" in output.read_text(), 90, "its output is in its file", details=told
+    )
+    wait_for(lambda: site.states(job)[job] == "FAILED", 90, "it ends", details=told)
+    submitter = SlurmSubmitter(
+        CliGateway(conf=site.slurm.slurm_conf, timeout_s=20), Spool(site.spool), SlurmSettings(partitions=("t4",))
+    )
+    fate = submitter.fates([job])[job]
+    assert fate is not None
+    assert (fate.state, fate.exit_code) == ("FAILED", 6)
+    assert (tmp_path / "sum").read_text() == "1+2+3\n"
+    wait_for(lambda: not ec2.running(), 60, "the instance is given back", details=told)
+
+    # One that its user cancels, and another that nobody ordered an instance for.
+    second = send("trap 'echo told to end; exit 0' TERM; echo begins; while :; do sleep 0.2; done\n")
+    begins = tmp_path / f"{second}_4294967294.out"
+    wait_for(lambda: begins.exists() and "begins" in begins.read_text(), 90, "it runs", details=told)
+    site.slurm.command("scancel", second)
+    wait_for(lambda: site.states(second)[second] == "CANCELLED", 60, "it is cancelled", details=told)
+    wait_for(lambda: not ec2.running(), 60, "its instance is given back", details=told)
+    (tmp_path / "job.sh").write_text("#!/bin/bash\ntouch ran-on-the-gateway\n")
+    unasked = site.sbatch("-p", "a10g", "--gres=gpu:1", f"--output={tmp_path}/unasked", str(tmp_path / "job.sh"))
+    wait_for(lambda: site.states(unasked)[unasked] == "FAILED", 60, "the unasked one ends", details=told)
+    assert "nobody has ordered an instance" in (tmp_path / "unasked").read_text()
+    assert not (tmp_path / "ran-on-the-gateway").exists()
+
+    site.stop()
+    assert UNFORESEEN not in site.log.read_text(), told()
+    assert len(ec2.instances()) == 2
+    store = open_store(site.state)
+    try:
+        assert [line.job for line in store.cloud_ledger() if line.kind == "usd"] == [job, second]
+        assert not store.cloud_runs()
+    finally:
+        store.close()
