@@ -211,6 +211,7 @@ class RoundLoop:
             refused=state.refused,
             limits=state.limits,
             unscaled=known.unscaled,
+            unmeasured=known.unmeasured,
             remaining=known.remaining,
             attained=self._attained,
             cloud=cloud,

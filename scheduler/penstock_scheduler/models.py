@@ -43,6 +43,8 @@ class Models:
     restart_costs_s: dict[JobId, float] = field(default_factory=dict)
     unscaled: dict[JobId, int] = field(default_factory=dict)
     """See `Snapshot.unscaled`."""
+    unmeasured: dict[JobId, tuple[str, ...]] = field(default_factory=dict)
+    """See `Snapshot.unmeasured`."""
     remaining: dict[JobId, float] = field(default_factory=dict)
     """See `Snapshot.remaining`."""
     sensitivities: dict[JobId, SensitivityProfile] = field(default_factory=dict)
@@ -105,6 +107,7 @@ class WishModels:
                 for job in jobs
                 if isinstance(self._known[job.id][1], LinearEstimator)
             },
+            {job.id: unknown for job in jobs if (unknown := _unknown_types(self._known[job.id][1], types))},
             sensitivities={
                 job.id: profile
                 for job in jobs
@@ -214,6 +217,11 @@ class LearnedModels:
             if job.wish.goodput_table is not None:
                 continue
             model = self._learnt(job, known.estimators[job.id], fresh.get(job.id, []))
+            if model is not None and job.id in known.unmeasured:
+                measured = self._models[job.id][1].measured
+                left = tuple(name for name in known.unmeasured.pop(job.id) if name not in measured)
+                if left:
+                    known.unmeasured[job.id] = left
             if model is None or isinstance(model, LinearEstimator):
                 continue
             known.estimators[job.id] = model
@@ -253,6 +261,13 @@ class LearnedModels:
             except ValueError as error:
                 log.warning("observation passed over", extra={"job": job.id, "text": str(error)[:200]})
         return model.estimator
+
+
+def _unknown_types(estimator: AnyEstimator, gpu_types: frozenset[str]) -> tuple[str, ...]:
+    """Types on which neither a table nor the catalogue says how fast a job is that can learn it from its runs; sorted."""
+    if isinstance(estimator, LinearEstimator):
+        return tuple(sorted(gpu_types))
+    return tuple(sorted(gpu_types - estimator.models.keys())) if isinstance(estimator, TrainingEstimator) else ()
 
 
 def _estimator(wish: JobWish, families: Families) -> AnyEstimator:

@@ -151,6 +151,20 @@ def test_a_stored_profile_is_for_its_users_jobs_of_that_name():
     assert isinstance(learned(history).models([hers], {"t4"}).estimators["1"], LinearEstimator)
 
 
+def test_what_is_unmeasured_of_a_job():
+    """Without a family all types, until it reports from one or a profile is stored; a catalogue's family is known on its own."""
+    history, types = NoHistory(), {"t4", "a100", "mi50"}
+    models = LearnedModels(WishModels(load_families(), 30.0), history)
+    jobs = [job("1"), job("2", model_family="bert-squad"), job("3", goodput_table={"t4": {1: 5.0}})]
+    assert models.models(jobs, types).unmeasured == {"1": ("a100", "mi50", "t4"), "2": ("mi50",)}
+    models.learn(REPORTS[:1])
+    assert models.models(jobs, types).unmeasured == {"1": ("a100", "mi50"), "2": ("mi50",)}
+    assert models.models(jobs, types).unmeasured["1"] == ("a100", "mi50"), "also in the next round"
+    seen = tuple(measured(1, 16, name).body for name in types)
+    history.stored = [Profile(job="name-4", gpu_type="t4", measured_s=1.0, versions={}, ended="", observations=seen)]
+    assert models.models([job("4")], types).unmeasured == {}
+
+
 def test_a_measured_table_stays_what_it_is():
     models = learned(NoHistory())
     table_job = job("1", goodput_table={"t4": {1: 5.0}})
