@@ -67,7 +67,7 @@ class FittedLearner:
         *,
         profiled: bool = True,
     ) -> None:
-        self._job, self._disturbances = job, disturbances
+        self._job, self._truth, self._disturbances = job, truth, disturbances
         self._initial = truth.model.initial_batch if wish.batch_size is None else wish.batch_size
         largest = truth.model.max_batch if wish.max_batch_size is None else wish.max_batch_size
         largest = max(largest, self._initial)
@@ -96,12 +96,14 @@ class FittedLearner:
         return tuple(gpu_type for gpu_type in self._types if gpu_type not in self._model.measured)
 
     def saw(self, gpu_type: str, seen: Seen | None, noise: GradientNoise | None) -> None:
-        """See `Learner`. What is measured without error is taken in once."""
+        """See `Learner`. What is measured without error is taken in once. Where it runs, a job knows what fits into the memory."""
         if seen is not None and (key := (gpu_type, *seen[:3])) not in self._measured:
             if self._disturbances.estimation_error == 0:
                 self._measured.add(key)
             self._reports += 1
             error = self._disturbances.measured(1.0, self._job, self._reports)
+            if gpu_type not in self._model.measured:
+                self._model.observe_limit(gpu_type, self._truth.model.max_atomic_batch(gpu_type, (1,)))
             self._model.observe(gpu_type, *seen[:3], seen.step_s * error, seen.sync_s * error)
         if noise is not None:
             self._model.observe_noise(GradientNoise(noise.grad_sqr, noise.grad_var * self._var_scale))
