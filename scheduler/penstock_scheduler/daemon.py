@@ -30,7 +30,7 @@ from penstock_scheduler.errors import ConfigError, PenstockError, StoreError
 from penstock_scheduler.limits import LimitSettings
 from penstock_scheduler.loop import RoundLoop
 from penstock_scheduler.messages import BudgetView, JobView
-from penstock_scheduler.model import Snapshot
+from penstock_scheduler.model import BudgetLine, Snapshot
 from penstock_scheduler.models import LearnedModels, WishModels
 from penstock_scheduler.notices import Notice, NoticeSettings, Notifier
 from penstock_scheduler.policies import make_policy, overlaid
@@ -141,6 +141,7 @@ def make_loop(
     on_round: Callable[[RoundRecord], None] = lambda record: None,
     rules: Callable[[Snapshot], Snapshot] = lambda snapshot: snapshot,
     accounts: Accounts | None = None,
+    overspent: Callable[[str, float, float], BudgetLine | None] = lambda account, usd, now_s: None,
 ) -> RoundLoop:
     """The round loop that these settings describe; a cluster and models that are given stand in. Raises ConfigError."""
     daemon = settings.section(DaemonSettings)
@@ -159,6 +160,7 @@ def make_loop(
         settings=policy_settings,
         rules=rules,
         cloud=open_cloud(daemon.cloud, settings, clock, store, cluster) if daemon.cloud is not None else None,
+        overspent=overspent,
         on_round=on_round,
         accounts=accounts,
     )
@@ -309,7 +311,15 @@ def make_site(path: Path, settings: Settings, clock: Clock, store: SqlStore) -> 
     models = LearnedModels(wishes, store, sensitivities)
     watched = Watched(cluster, board, clock.now_s, models.learn)
     loop = make_loop(
-        settings, clock, store, watched, models, board.decided, rules.on, getattr(cluster, "accounts", None)
+        settings,
+        clock,
+        store,
+        watched,
+        models,
+        board.decided,
+        rules.on,
+        getattr(cluster, "accounts", None),
+        rules.overspent,
     )
     chosen = daemon.policy, make_policy(daemon.policy, settings.policy(daemon.policy))[1]
     site = Site(path, settings, store, loop, board, rules, notifier, wishes, sensitivities, models.learn, chosen)
