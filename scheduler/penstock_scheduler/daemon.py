@@ -32,7 +32,7 @@ from penstock_scheduler.loop import RoundLoop
 from penstock_scheduler.messages import BudgetView, JobView
 from penstock_scheduler.model import BudgetLine, Snapshot
 from penstock_scheduler.models import LearnedModels, WishModels
-from penstock_scheduler.notices import Notice, NoticeSettings, Notifier
+from penstock_scheduler.notices import Kind, Notice, NoticeSettings, Notifier
 from penstock_scheduler.policies import make_policy, overlaid
 from penstock_scheduler.ports import Accounts, Burst, Clock, CloudNodes, Cluster, ModelSource, Store, Trigger, WishCheck
 from penstock_scheduler.records import RoundRecord
@@ -202,15 +202,14 @@ class Site:
         self.loop.paused = paused
 
     def watch(self) -> None:
-        """Tell of GPUs that are idle and of rounds that fail."""
+        """Tell of GPUs that are idle, of jobs that are silent and of rounds that fail."""
         wanted, now_s = self.notifier.settings, time.time()
-        for view, silent_s in self.board.idle(wanted.gpu_idle_s, now_s):
-            assert view.allocation is not None, "only a job that holds GPUs is idle on them"
-            what = f"{view.allocation.gpus} {view.allocation.gpu_type} GPUs"
-            text = f"Job {view.id} ({view.name}) of {view.user} holds {what}, and has reported nothing for {duration(silent_s)}."
-            text += f" See penstock logs {view.id}; penstock cancel {view.id} ends it."
-            facts = {"job": view.id, "gpus": view.allocation.gpus, "silent_s": silent_s}
-            self.notifier.tell(Notice("gpu-idle", f"{what} of job {view.id} are idle", text, view.user, facts))
+        for view, idle_s in self.board.idle(wanted.gpu_idle_s):
+            done = f"which have done nothing for {duration(idle_s)} by what NVML sees of them"
+            self._tell_of(view, "gpu-idle", "{what} of job {job} are idle", done, {"idle_s": idle_s})
+        for view, silent_s in self.board.silent(wanted.silent_s, now_s):
+            done = f"and has reported nothing for {duration(silent_s)}"
+            self._tell_of(view, "job-silent", "job {job} is silent", done, {"silent_s": silent_s})
         failing_s = self.loop.failing_s
         if failing_s is None or failing_s < wanted.failing_s:
             if self._told_of_failing and failing_s is None:
@@ -222,6 +221,17 @@ class Site:
                 f"For {duration(failing_s)} no round could be decided: {self.loop.failure}. What runs goes on running."
             )
             self.notifier.tell(Notice("protected", "no round is decided", text, facts={"failing_s": failing_s}))
+
+    def _tell_of(self, view: JobView, kind: Kind, subject: str, done: str, facts: dict[str, float]) -> None:
+        """Tell of a job that holds GPUs and does not seem to use them."""
+        assert view.allocation is not None, "it holds GPUs"
+        what = f"{view.allocation.gpus} {view.allocation.gpu_type} GPUs"
+        text = (
+            f"Job {view.id} ({view.name}) of {view.user} holds {what}, {done}. "
+            f"See penstock logs {view.id}; penstock cancel {view.id} ends it."
+        )
+        of_it = {"job": view.id, "gpus": view.allocation.gpus} | facts
+        self.notifier.tell(Notice(kind, subject.format(what=what, job=view.id), text, view.user, of_it))
 
     def reload(self) -> None:
         """Take up the settings file again: from the next round on, if it is good; else all stays as it is, and that is said."""
