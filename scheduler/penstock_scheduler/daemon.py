@@ -196,6 +196,20 @@ class Site:
         self.chosen = name, full
         return full
 
+    def take_up_policy(self, name: str, values: dict[str, Any]) -> None:
+        """Decide by what an admin had set before the restart. If this version cannot (an upgrade, a setting that is gone), by
+        the settings file, and say so: jobs that wait for a daemon which will not start are worse off."""
+        try:
+            self.set_policy(name, values)
+        except ConfigError as error:
+            text = (
+                f"the policy {name!r} that an admin had set cannot be made any more: {error}. Rounds are decided by "
+                f"{self.chosen[0]!r}, as the settings file says; set it anew with penstock policy set"
+            )
+            log.error("policy not taken up", extra={"text": text})
+            self._note(allowed=False, text=text, action="take up policy")
+            self.notifier.tell(Notice("protected", f"the policy {name} is not in force", text[0].upper() + text[1:] + "."))
+
     def set_paused(self, paused: bool) -> None:
         """Decide no more rounds, or go on."""
         self.store.set_control("paused", paused)
@@ -264,9 +278,9 @@ class Site:
             text=f"changed: {', '.join(changed) or 'nothing'}; after a restart: {', '.join(later) or 'nothing'}",
         )
 
-    def _note(self, *, allowed: bool, text: str) -> None:
+    def _note(self, *, allowed: bool, text: str, action: str = "reload settings") -> None:
         try:
-            self.store.note("", "admin", "reload settings", str(self.path), allowed=allowed, text=text)
+            self.store.note("", "admin", action, str(self.path), allowed=allowed, text=text)
         except StoreError as error:
             log.error("audit log", extra={"text": str(error)})
 
@@ -334,7 +348,7 @@ def make_site(path: Path, settings: Settings, clock: Clock, store: SqlStore) -> 
     chosen = daemon.policy, make_policy(daemon.policy, settings.policy(daemon.policy))[1]
     site = Site(path, settings, store, loop, board, rules, notifier, wishes, sensitivities, models.learn, chosen)
     if (kept := store.control("policy")) is not None:
-        site.set_policy(kept["name"], kept["settings"])
+        site.take_up_policy(kept["name"], kept["settings"])
     loop.paused = bool(store.control("paused"))
     return site
 
