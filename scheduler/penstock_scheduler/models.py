@@ -184,6 +184,8 @@ class LearnedModels:
         self._fresh: dict[JobId, list[Report]] = {}
         self._kept: dict[JobId, AnyEstimator] = {}
         self._progress: dict[JobId, tuple[float, float | None]] = {}
+        self._most_gpus: dict[JobId, int] = {}
+        """Most GPUs that a job has run on; not what it holds, for between two runs that is nothing."""
         self._lock = threading.Lock()
 
     def learn(self, reports: Sequence[Report]) -> None:
@@ -210,7 +212,7 @@ class LearnedModels:
             for job, reports in news.items()
         }
         there = {job.id for job in jobs}
-        for table in (self._models, self._kept, self._progress):
+        for table in (self._models, self._kept, self._progress, self._most_gpus):
             for gone in [job for job in table if job not in there]:
                 del table[gone]
         for job in jobs:
@@ -222,12 +224,12 @@ class LearnedModels:
                 left = tuple(name for name in known.unmeasured.pop(job.id) if name not in measured)
                 if left:
                     known.unmeasured[job.id] = left
+            self._ran_on(job.id, 0 if job.allocation is None else job.allocation.gpus)
+            if job.id in known.unscaled:  # how it scales is what its own runs have shown so far
+                known.unscaled[job.id] = self._most_gpus[job.id]
             if model is None or isinstance(model, LinearEstimator):
                 continue
             known.estimators[job.id] = model
-            held = 0 if job.allocation is None else job.allocation.gpus
-            if job.id in known.unscaled:  # how it scales is what its own runs have shown so far
-                known.unscaled[job.id] = max(held, known.unscaled[job.id])
             progress, total = self._progress.get(job.id, (0.0, None))
             if total is not None:
                 known.remaining[job.id] = max(total - progress, 0.0)
@@ -235,6 +237,9 @@ class LearnedModels:
                 self._history.add_model(job.id, time.time(), model)
                 self._kept[job.id] = model
         return known
+
+    def _ran_on(self, job: JobId, gpus: int) -> None:
+        self._most_gpus[job] = max(gpus, self._most_gpus.get(job, 0))
 
     def _learnt(self, job: Job, prior: AnyEstimator, fresh: Sequence[Observation]) -> AnyEstimator | None:
         known = self._models.get(job.id)
@@ -256,6 +261,7 @@ class LearnedModels:
         else:
             model = known[1]
         for each in fresh:
+            self._ran_on(job.id, each.gpus)
             try:
                 model.observe_report(each)
             except ValueError as error:

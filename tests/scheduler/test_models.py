@@ -5,9 +5,9 @@ from penstock_profiles.families import Families, load_families
 from penstock_profiles.profiles import Profile
 from penstock_profiles.wire import Observation, Report, Started
 from penstock_scheduler.errors import BadWish
-from penstock_scheduler.model import JobWish
+from penstock_scheduler.model import JobWish, Phase
 from penstock_scheduler.models import LearnedModels, WishModels
-from tests.scheduler.builders import job, rate
+from tests.scheduler.builders import job, on, rate
 
 STARTED = Started(gpu_type="t4", gpu_ids={}, progress=5.0, total=100.0)
 
@@ -139,6 +139,21 @@ def test_a_daemon_that_starts_learns_from_the_store():
     training = job("1", batch_size=32, max_gpus=4)
     model = learned(history).models([training], {"t4"}).estimators["1"]
     assert rate(model, "t4", 1, 1) == pytest.approx(32 / 0.42, rel=0.02)
+
+
+def test_what_a_job_has_run_on_is_remembered_while_it_holds_nothing():
+    """Between two runs, and when the daemon begins anew: else each move would start it on one GPU again."""
+    history, types = NoHistory(), {"t4"}
+    models = learned(history)
+    held = job("1", batch_size=32, phase=Phase.RUNNING, allocation=on("t4", t4_00=4))
+    never, between = job("1", batch_size=32), job("1", batch_size=32, restarts=1)
+    assert models.models([never], types).unscaled == {"1": 0}
+    assert models.models([held], types).unscaled == {"1": 4}
+    assert models.models([between], types).unscaled == {"1": 4}, "it has reported nothing, but it ran"
+    history.seen = list(REPORTS)
+    assert learned(history).models([between], types).unscaled == {"1": 4}
+    assert models.models([], types).unscaled == {}
+    assert models.models([never], types).unscaled == {"1": 4}, "by the history"
 
 
 def test_a_stored_profile_is_for_its_users_jobs_of_that_name():

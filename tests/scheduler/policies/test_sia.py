@@ -108,9 +108,9 @@ def test_gpus_of_unmanaged_jobs_are_not_given_out():
     ("wish", "words"),
     [
         ({"gpu_types": ["h100"]}, "no node here has h100; the types are t4"),
-        ({"min_gpus": 64}, "needs 64 to 64 GPUs, but jobs can have 1, 2, 4, 8"),
+        ({"min_gpus": 64}, "needs 64 GPUs, but jobs can have 1, 2, 4, 8"),
         ({"min_gpus": 5, "max_gpus": 7}, "needs 5 to 7 GPUs"),
-        ({"min_gpus": 7, "max_gpus": 7}, "needs 7 to 7 GPUs"),
+        ({"min_gpus": 7, "max_gpus": 7}, "needs 7 GPUs"),
         ({"excluded_gpu_types": ["t4"]}, "no node here is of another type than those excluded; the types are t4"),
         ({"scale_unit": 5}, "no count that jobs can have here is a multiple of scale_unit=5"),
     ],
