@@ -6,8 +6,10 @@ import dataclasses
 import inspect
 import json
 import os
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import httpx
 import pytest
@@ -218,6 +220,20 @@ def test_manual_pages_are_written_for_every_command(tmp_path):
     assert "\\-\\-timeout" in page
     assert (tmp_path / "penstock-token-create.1").exists()
     assert "explain" in (tmp_path / "penstock.1").read_text()
+    assert "\\-\\-preset NAME" in (tmp_path / "penstock-submit.1").read_text(), "it reads its options itself"
+
+
+def test_no_help_has_brackets_that_the_terminal_would_take_for_markup():
+    """Text such as that of a section of the settings, in its brackets, is not shown at all."""
+
+    def texts(command, path: str) -> Iterator[tuple[str, str]]:
+        for text in (command.help, *(getattr(each, "help", None) for each in command.params)):
+            yield path, text or ""
+        for name, below in getattr(command, "commands", {}).items():
+            yield from texts(below, f"{path} {name}")
+
+    found = [(path, text) for path, text in texts(get_command(make_app()), "penstock") if re.search(r"\[[a-z/#@]", text)]
+    assert found == []
 
 
 def test_a_job_that_outgrew_its_memory_is_told_the_remedy_wherever_its_user_looks(api):

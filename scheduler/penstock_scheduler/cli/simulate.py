@@ -17,7 +17,7 @@ def simulate_command(
     profiles: Path | None = typer.Option(None, help="Folder of measured tables, for the models of the workload."),
     seeds: int = typer.Option(1, min=1, help="Simulate so many times, with other luck each; see docs/simulator.md."),
     out: Path | None = typer.Option(None, help="Folder for report, tables and summary."),
-    config: Path | None = typer.Option(None, help="A settings file, whose [policy.NAME] apply."),
+    config: Path | None = typer.Option(None, help="A settings file, whose sections policy.NAME apply."),
     trace: str | None = typer.Option(
         None, "--format", help="What the workload is; told from its first line if not given."
     ),
