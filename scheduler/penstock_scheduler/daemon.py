@@ -208,7 +208,9 @@ class Site:
             )
             log.error("policy not taken up", extra={"text": text})
             self._note(allowed=False, text=text, action="take up policy")
-            self.notifier.tell(Notice("protected", f"the policy {name} is not in force", text[0].upper() + text[1:] + "."))
+            self.notifier.tell(
+                Notice("protected", f"the policy {name} is not in force", text[0].upper() + text[1:] + ".")
+            )
 
     def set_paused(self, paused: bool) -> None:
         """Decide no more rounds, or go on."""

@@ -190,8 +190,8 @@ def _waiting_words(said: Explanation, now_s: float) -> list[str]:
     for use in said.uses:
         others = f", {use.others} by jobs that Penstock does not manage" if use.others else ""
         lines.append(
-            f"Of {use.gpus} {use.gpu_type} GPUs that it may use, {use.given} {_are(use.given)} given to other jobs{others}, "
-            f"{use.free} {_are(use.free)} free."
+            f"Of {use.gpus} {use.gpu_type} GPUs that it may use, {use.given} {_are(use.given)} given to other jobs"
+            f"{others}, {use.free} {_are(use.free)} free."
         )
     start_s = said.reason.estimated_start_s
     if start_s is not None:

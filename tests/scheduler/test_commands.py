@@ -232,7 +232,9 @@ def test_no_help_has_brackets_that_the_terminal_would_take_for_markup():
         for name, below in getattr(command, "commands", {}).items():
             yield from texts(below, f"{path} {name}")
 
-    found = [(path, text) for path, text in texts(get_command(make_app()), "penstock") if re.search(r"\[[a-z/#@]", text)]
+    found = [
+        (path, text) for path, text in texts(get_command(make_app()), "penstock") if re.search(r"\[[a-z/#@]", text)
+    ]
     assert found == []
 
 
@@ -273,7 +275,10 @@ here = [name for name in sys.modules if name.startswith("penstock_")]
 print("imported:", [name for name in here if name.count(".") > 1 and not name.endswith(".cli.summary")], file=sys.stderr)
 print("numpy" in sys.modules, file=sys.stderr)
 """
-    for words, more in ((["--help"], {}), ([], {"_PENSTOCK_COMPLETE": "complete_bash", "COMP_WORDS": "penstock ", "COMP_CWORD": "1"})):
+    for words, more in (
+        (["--help"], {}),
+        ([], {"_PENSTOCK_COMPLETE": "complete_bash", "COMP_WORDS": "penstock ", "COMP_CWORD": "1"}),
+    ):
         done = subprocess.run(
             [sys.executable, "-c", code, *words], env=os.environ | more, capture_output=True, text=True, timeout=60
         )

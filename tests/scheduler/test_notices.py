@@ -168,7 +168,9 @@ def test_a_site_tells_of_ended_jobs_budgets_idle_gpus_and_rounds_that_fail(serve
     told = [[], [], [], [], [], ["gpu-idle"], [], ["job-silent"], []]
     said = [0.0, 0.0, 0.9, 0.0, 0.01, 0.0, 0.0, None, None]
     for now_s, (utilisation, expected) in zip(
-        (began_s + passed for passed in (0, 40, 80, 120, 160, 181, 200, 291, 999)), zip(said, told, strict=True), strict=True
+        (began_s + passed for passed in (0, 40, 80, 120, 160, 181, 200, 291, 999)),
+        zip(said, told, strict=True),
+        strict=True,
     ):
         before = len(hook.bodies)
         if utilisation is not None:

@@ -1,7 +1,7 @@
 """The command `penstock`. Subcommands of other packages join through the entry point group `penstock.commands`.
 
-A command's module is imported when the command is asked for: all of them together take seconds. A list of the commands, in the help
-or for the shell's completion, reads what each says of itself from its source (`summary`).
+A command's module is imported when the command is asked for: all of them together take seconds. A list of the commands, in the
+help or for the shell's completion, reads what each says of itself from its source (`summary`).
 """
 
 from __future__ import annotations

@@ -621,9 +621,9 @@ class _Table:
 class _Measuring:
     """A job that is measured: it has one GPU of each type in its turn, and trains on there, until it has reported its speed.
 
-    Sia profiles a job on one GPU of each type when it comes, in less than 20 GPU-seconds each. Here its first rounds do that: what
-    it trains meanwhile counts, and what it costs are the restarts. Types with a profile, or of a family that the catalogue has,
-    are known. It takes no GPU that another has, and while there is none of an unknown type free, the job stays where it is.
+    Sia profiles a job on one GPU of each type when it comes, in less than 20 GPU-seconds each. Here its first rounds do that:
+    what it trains meanwhile counts, and what it costs are the restarts. Types with a profile, or of a family that the catalogue
+    has, are known. It takes no GPU that another has, and while there is none of an unknown type free, the job stays where it is.
 
     It ends when all types are known; with the first on which the job had its GPU-seconds and reported nothing, for it reports
     nowhere; and when it has had those of all types together.
@@ -637,9 +637,7 @@ class _Measuring:
     """That it may use."""
 
     @classmethod
-    def of(
-        cls, snapshot: Snapshot, job: Job, columns: Mapping[str, int], measure_gpu_s: float
-    ) -> _Measuring | None:
+    def of(cls, snapshot: Snapshot, job: Job, columns: Mapping[str, int], measure_gpu_s: float) -> _Measuring | None:
         """None: it is known, or not new any more, or may not be moved.
 
         Args:

@@ -122,7 +122,9 @@ class Board:
 
     def idle(self, after_s: float) -> list[tuple[JobView, float]]:
         """(job, seconds) of running jobs whose reports have said for `after_s` that their GPUs do nothing: each run once."""
-        return self._found_now("idle", {job: last_s - since_s for job, (since_s, last_s) in self._idle_s.items()}, after_s)
+        return self._found_now(
+            "idle", {job: last_s - since_s for job, (since_s, last_s) in self._idle_s.items()}, after_s
+        )
 
     def silent(self, after_s: float, now_s: float) -> list[tuple[JobView, float]]:
         """(job, seconds) of running jobs that have reported and then nothing for longer than `after_s`: each run once."""

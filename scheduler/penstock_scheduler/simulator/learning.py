@@ -96,7 +96,7 @@ class FittedLearner:
         return tuple(gpu_type for gpu_type in self._types if gpu_type not in self._model.measured)
 
     def saw(self, gpu_type: str, seen: Seen | None, noise: GradientNoise | None) -> None:
-        """See `Learner`. What is measured without error is taken in once. Where it runs, a job knows what fits into the memory."""
+        """See `Learner`. What is measured without error is taken in once. Where it runs, a job knows what fits."""
         if seen is not None and (key := (gpu_type, *seen[:3])) not in self._measured:
             if self._disturbances.estimation_error == 0:
                 self._measured.add(key)
