@@ -188,20 +188,18 @@ def _headline(said: Explanation) -> str:
 def _waiting_words(said: Explanation, now_s: float) -> list[str]:
     lines = []
     for use in said.uses:
+        given = f"{use.given} {_are(use.given)} given to other jobs"
         others = f", {use.others} by jobs that Penstock does not manage" if use.others else ""
-        lines.append(
-            f"Of {use.gpus} {use.gpu_type} GPUs that it may use, {use.given} {_are(use.given)} given to other jobs"
-            f"{others}, {use.free} {_are(use.free)} free."
-        )
+        free = f"{use.free} {_are(use.free)} free"
+        lines.append(f"Of {use.gpus} {use.gpu_type} GPUs that it may use, {given}{others}, {free}.")
     start_s = said.reason.estimated_start_s
     if start_s is not None:
         lines.append(f"It is expected to start in {duration(max(start_s - now_s, 0.0))}.")
     elif said.reason.code is not ReasonCode.NEVER_FITS:
         lines.append("When it starts is not known: that depends on what others submit. Each round decides anew.")
     for ending in said.endings[:3] if said.reason.code is not ReasonCode.NEVER_FITS else ():
-        lines.append(
-            f"{ending.gpus} {ending.gpu_type} {_are(ending.gpus)} expected to come free in {duration(max(ending.at_s - now_s, 0.0))}."
-        )
+        in_s = max(ending.at_s - now_s, 0.0)
+        lines.append(f"{ending.gpus} {ending.gpu_type} {_are(ending.gpus)} expected to come free in {duration(in_s)}.")
     for remedy in said.remedies:
         lines.append(f"With {remedy.change} it would have started in this round, on {remedy.gets}.")
     return lines
