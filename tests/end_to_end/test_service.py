@@ -174,7 +174,10 @@ def storm(site: Site, kills: int, seed: int, waiting: int) -> None:
     for thread in threads:
         thread.start()
     try:
-        for _ in range(kills):
+        for number in range(kills):
+            if number % 2 == 0:  # on a slow machine nothing else would ever get through
+                known = len(keys)
+                wait_for(lambda known=known: len(keys) > known or failures, 300, "a submission", details=site.tail)
             time.sleep(chance.uniform(0.5, 2.5))
             site.kill()
             site.start()
