@@ -9,6 +9,7 @@ Set OMP_NUM_THREADS=1 for figures of one core.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import importlib.metadata
 import json
 import platform
@@ -18,7 +19,7 @@ from penstock_scheduler.policies import make_policy
 from penstock_scheduler.simulator.cluster import nodes_from_spec
 from penstock_scheduler.simulator.metrics import job_rows, summarise
 from penstock_scheduler.simulator.profiles import Profiles
-from penstock_scheduler.simulator.run import Simulation, prepare, simulate
+from penstock_scheduler.simulator.run import Simulation, driving_of, prepare, simulate
 from penstock_scheduler.simulator.workloads import read_workload
 
 FIGURES = (
@@ -40,14 +41,17 @@ def main() -> None:
     parser.add_argument("--profiles", type=Path, required=True, help="measured tables of the windows' models")
     parser.add_argument("--policies", default="sia,sia:artifact,gavel")
     parser.add_argument("--cluster", default="t4:6x4,rtx:3x8,a100:2x8")
+    parser.add_argument("--unprofiled", action="store_true", help="jobs know nothing of their speed before they run")
+    parser.add_argument("--measure-gpu-s", type=float, help="sia's setting of this name, for jobs that are unprofiled")
     parser.add_argument("--json", action="store_true", help="only the last line")
     options = parser.parse_args()
     files = sorted(options.folder.rglob("*.csv"))
     if not files:
         parser.error(f"{options.folder} has no .csv files")
     policies = options.policies.split(",")
+    settings = {} if options.measure_gpu_s is None else {"measure_gpu_s": options.measure_gpu_s}
     for name in policies:
-        make_policy(name)
+        make_policy(name, settings)
     nodes, tables = nodes_from_spec(options.cluster), Profiles(options.profiles)
     if not options.json:
         versions = [f"{name} {importlib.metadata.version(name)}" for name in ("numpy", "scipy", "highspy")]
@@ -61,7 +65,10 @@ def main() -> None:
         scenario = prepare(nodes, read_workload(file), tables)
         scenario.check()
         for name in policies:
-            simulation = simulate(scenario, name)
+            driving = driving_of(name)
+            if options.unprofiled:
+                driving = dataclasses.replace(driving, learner="unprofiled")
+            simulation = simulate(scenario, name, settings, driving)
             if simulation.interrupted:
                 raise SystemExit(130)
             check(simulation)

@@ -106,7 +106,7 @@ def doctor(config: Path = CONFIG) -> None:
 
 @app.command()
 def policy(config: Path = CONFIG) -> None:
-    """Print the IAM policy that penstockd's role needs, and no more than that: for [cloud] as it is set now."""
+    """Print the IAM policy that penstockd's role needs, and no more than that: for the section cloud as it is set now."""
     from penstock_cloud.doctor import policy as least
     from penstock_cloud.settings import CloudSettings
 

@@ -49,6 +49,9 @@ PER_S = 10.0
 
 BURST = 300
 
+FIRST_REPORT_S = 5.0
+"""After so long a run says how fast it is for the first time, for a job may be there to find that out (policy `sia`)."""
+
 MAX_TEXT = 2_000
 """Characters of a text for people; a traceback can be long."""
 
@@ -111,6 +114,20 @@ def reconnect(epoch: int, checkpoints: Path | None = None, environment: Environm
     client = Client(epoch, environment, _Job.of(environment), checkpoints)
     client.begin_after(client.said())
     return client
+
+
+class Pace:
+    """When a run reports: 5 s after it began, after another 10 s, 20 s, and so on up to every `every_s`."""
+
+    def __init__(self, every_s: float, now_s: float) -> None:
+        self._every_s, self._pause_s, self._last_s = every_s, min(FIRST_REPORT_S, every_s), now_s
+
+    def due(self, now_s: float) -> bool:
+        """Whether to report now; once that is so, the next pause begins."""
+        if now_s - self._last_s < self._pause_s:
+            return False
+        self._last_s, self._pause_s = now_s, min(2 * self._pause_s, self._every_s)
+        return True
 
 
 class Client:

@@ -143,6 +143,11 @@ class JobModel:
             self._estimator = None
 
     @property
+    def measured(self) -> frozenset[str]:
+        """GPU types on which its own steps were measured, in runs or in stored profiles."""
+        return frozenset(self._observations)
+
+    @property
     def estimator(self) -> TrainingEstimator | LinearEstimator:
         """The model as of now; a `LinearEstimator` if nothing at all is known."""
         if self._estimator is None:

@@ -30,9 +30,9 @@ from penstock_scheduler.errors import ConfigError, PenstockError, StoreError
 from penstock_scheduler.limits import LimitSettings
 from penstock_scheduler.loop import RoundLoop
 from penstock_scheduler.messages import BudgetView, JobView
-from penstock_scheduler.model import Snapshot
+from penstock_scheduler.model import BudgetLine, Snapshot
 from penstock_scheduler.models import LearnedModels, WishModels
-from penstock_scheduler.notices import Notice, NoticeSettings, Notifier
+from penstock_scheduler.notices import Kind, Notice, NoticeSettings, Notifier
 from penstock_scheduler.policies import make_policy, overlaid
 from penstock_scheduler.ports import Accounts, Burst, Clock, CloudNodes, Cluster, ModelSource, Store, Trigger, WishCheck
 from penstock_scheduler.records import RoundRecord
@@ -141,6 +141,7 @@ def make_loop(
     on_round: Callable[[RoundRecord], None] = lambda record: None,
     rules: Callable[[Snapshot], Snapshot] = lambda snapshot: snapshot,
     accounts: Accounts | None = None,
+    overspent: Callable[[str, float, float], BudgetLine | None] = lambda account, usd, now_s: None,
 ) -> RoundLoop:
     """The round loop that these settings describe; a cluster and models that are given stand in. Raises ConfigError."""
     daemon = settings.section(DaemonSettings)
@@ -159,6 +160,7 @@ def make_loop(
         settings=policy_settings,
         rules=rules,
         cloud=open_cloud(daemon.cloud, settings, clock, store, cluster) if daemon.cloud is not None else None,
+        overspent=overspent,
         on_round=on_round,
         accounts=accounts,
     )
@@ -194,21 +196,36 @@ class Site:
         self.chosen = name, full
         return full
 
+    def take_up_policy(self, name: str, values: dict[str, Any]) -> None:
+        """Decide by what an admin had set before the restart. If this version cannot (an upgrade, a setting that is gone), by
+        the settings file, and say so: jobs that wait for a daemon which will not start are worse off."""
+        try:
+            self.set_policy(name, values)
+        except ConfigError as error:
+            text = (
+                f"the policy {name!r} that an admin had set cannot be made any more: {error}. Rounds are decided by "
+                f"{self.chosen[0]!r}, as the settings file says; set it anew with penstock policy set"
+            )
+            log.error("policy not taken up", extra={"text": text})
+            self._note(allowed=False, text=text, action="take up policy")
+            self.notifier.tell(
+                Notice("protected", f"the policy {name} is not in force", text[0].upper() + text[1:] + ".")
+            )
+
     def set_paused(self, paused: bool) -> None:
         """Decide no more rounds, or go on."""
         self.store.set_control("paused", paused)
         self.loop.paused = paused
 
     def watch(self) -> None:
-        """Tell of GPUs that are idle and of rounds that fail."""
+        """Tell of GPUs that are idle, of jobs that are silent and of rounds that fail."""
         wanted, now_s = self.notifier.settings, time.time()
-        for view, silent_s in self.board.idle(wanted.gpu_idle_s, now_s):
-            assert view.allocation is not None, "only a job that holds GPUs is idle on them"
-            what = f"{view.allocation.gpus} {view.allocation.gpu_type} GPUs"
-            text = f"Job {view.id} ({view.name}) of {view.user} holds {what}, and has reported nothing for {duration(silent_s)}."
-            text += f" See penstock logs {view.id}; penstock cancel {view.id} ends it."
-            facts = {"job": view.id, "gpus": view.allocation.gpus, "silent_s": silent_s}
-            self.notifier.tell(Notice("gpu-idle", f"{what} of job {view.id} are idle", text, view.user, facts))
+        for view, idle_s in self.board.idle(wanted.gpu_idle_s):
+            done = f"which have done nothing for {duration(idle_s)} by what NVML sees of them"
+            self._tell_of(view, "gpu-idle", "{what} of job {job} are idle", done, {"idle_s": idle_s})
+        for view, silent_s in self.board.silent(wanted.silent_s, now_s):
+            done = f"and has reported nothing for {duration(silent_s)}"
+            self._tell_of(view, "job-silent", "job {job} is silent", done, {"silent_s": silent_s})
         failing_s = self.loop.failing_s
         if failing_s is None or failing_s < wanted.failing_s:
             if self._told_of_failing and failing_s is None:
@@ -220,6 +237,17 @@ class Site:
                 f"For {duration(failing_s)} no round could be decided: {self.loop.failure}. What runs goes on running."
             )
             self.notifier.tell(Notice("protected", "no round is decided", text, facts={"failing_s": failing_s}))
+
+    def _tell_of(self, view: JobView, kind: Kind, subject: str, done: str, facts: dict[str, float]) -> None:
+        """Tell of a job that holds GPUs and does not seem to use them."""
+        assert view.allocation is not None, "it holds GPUs"
+        what = f"{view.allocation.gpus} {view.allocation.gpu_type} GPUs"
+        text = (
+            f"Job {view.id} ({view.name}) of {view.user} holds {what}, {done}. "
+            f"See penstock logs {view.id}; penstock cancel {view.id} ends it."
+        )
+        of_it = {"job": view.id, "gpus": view.allocation.gpus} | facts
+        self.notifier.tell(Notice(kind, subject.format(what=what, job=view.id), text, view.user, of_it))
 
     def reload(self) -> None:
         """Take up the settings file again: from the next round on, if it is good; else all stays as it is, and that is said."""
@@ -252,9 +280,9 @@ class Site:
             text=f"changed: {', '.join(changed) or 'nothing'}; after a restart: {', '.join(later) or 'nothing'}",
         )
 
-    def _note(self, *, allowed: bool, text: str) -> None:
+    def _note(self, *, allowed: bool, text: str, action: str = "reload settings") -> None:
         try:
-            self.store.note("", "admin", "reload settings", str(self.path), allowed=allowed, text=text)
+            self.store.note("", "admin", action, str(self.path), allowed=allowed, text=text)
         except StoreError as error:
             log.error("audit log", extra={"text": str(error)})
 
@@ -309,12 +337,20 @@ def make_site(path: Path, settings: Settings, clock: Clock, store: SqlStore) -> 
     models = LearnedModels(wishes, store, sensitivities)
     watched = Watched(cluster, board, clock.now_s, models.learn)
     loop = make_loop(
-        settings, clock, store, watched, models, board.decided, rules.on, getattr(cluster, "accounts", None)
+        settings,
+        clock,
+        store,
+        watched,
+        models,
+        board.decided,
+        rules.on,
+        getattr(cluster, "accounts", None),
+        rules.overspent,
     )
     chosen = daemon.policy, make_policy(daemon.policy, settings.policy(daemon.policy))[1]
     site = Site(path, settings, store, loop, board, rules, notifier, wishes, sensitivities, models.learn, chosen)
     if (kept := store.control("policy")) is not None:
-        site.set_policy(kept["name"], kept["settings"])
+        site.take_up_policy(kept["name"], kept["settings"])
     loop.paused = bool(store.control("paused"))
     return site
 

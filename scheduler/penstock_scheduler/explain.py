@@ -188,20 +188,18 @@ def _headline(said: Explanation) -> str:
 def _waiting_words(said: Explanation, now_s: float) -> list[str]:
     lines = []
     for use in said.uses:
+        given = f"{use.given} {_are(use.given)} given to other jobs"
         others = f", {use.others} by jobs that Penstock does not manage" if use.others else ""
-        lines.append(
-            f"Of {use.gpus} {use.gpu_type} GPUs that it may use, {use.given} are given to other jobs{others}, "
-            f"{use.free} are free."
-        )
+        free = f"{use.free} {_are(use.free)} free"
+        lines.append(f"Of {use.gpus} {use.gpu_type} GPUs that it may use, {given}{others}, {free}.")
     start_s = said.reason.estimated_start_s
     if start_s is not None:
         lines.append(f"It is expected to start in {duration(max(start_s - now_s, 0.0))}.")
     elif said.reason.code is not ReasonCode.NEVER_FITS:
         lines.append("When it starts is not known: that depends on what others submit. Each round decides anew.")
-    for ending in said.endings[:3]:
-        lines.append(
-            f"{ending.gpus} {ending.gpu_type} are expected to come free in {duration(max(ending.at_s - now_s, 0.0))}."
-        )
+    for ending in said.endings[:3] if said.reason.code is not ReasonCode.NEVER_FITS else ():
+        in_s = max(ending.at_s - now_s, 0.0)
+        lines.append(f"{ending.gpus} {ending.gpu_type} {_are(ending.gpus)} expected to come free in {duration(in_s)}.")
     for remedy in said.remedies:
         lines.append(f"With {remedy.change} it would have started in this round, on {remedy.gets}.")
     return lines
@@ -311,6 +309,10 @@ def _easier(wish: JobWish) -> tuple[dict[str, dict[str, object]], dict[str, obje
 def _with_wish(snapshot: Snapshot, job_id: JobId, wish: JobWish) -> Snapshot:
     jobs = tuple(dataclasses.replace(job, wish=wish) if job.id == job_id else job for job in snapshot.jobs)
     return dataclasses.replace(snapshot, jobs=jobs)
+
+
+def _are(count: int) -> str:
+    return "is" if count == 1 else "are"
 
 
 def _times(restarts: int) -> str:

@@ -47,6 +47,7 @@ def with_job(snapshot: Snapshot, job: Job, models: Models, limits: tuple[GpuLimi
         models=snapshot.models | models.estimators,
         restart_costs_s=snapshot.restart_costs_s | models.restart_costs_s,
         unscaled=snapshot.unscaled | models.unscaled,
+        unmeasured=snapshot.unmeasured | models.unmeasured,
         sensitivities=snapshot.sensitivities | models.sensitivities,
         limits=tuple(dict.fromkeys((*snapshot.limits, *limits))),
     )

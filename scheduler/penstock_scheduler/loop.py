@@ -19,6 +19,9 @@ from penstock_profiles.wire import Report
 from penstock_scheduler.diff import actions, cloud_actions
 from penstock_scheduler.errors import RoundFailed
 from penstock_scheduler.model import (
+    BudgetLine,
+    BurstJob,
+    CloudAction,
     CloudState,
     ClusterState,
     EndedRun,
@@ -56,6 +59,8 @@ class RoundLoop:
         settings: the policy's settings, for the record.
         rules: what the site makes of a snapshot before it is decided: its limits, budgets, drains.
         cloud: where jobs may leave for; None: the site has none.
+        overspent: asked before each order to the cloud, with account, dollars and the time: a budget of the site that it would
+            break as things are now, for what the round saw of it may be old; None: it may be ordered.
         accounts: the cluster's records, for runs of which the looks do not tell when they ended; None: it keeps none.
         on_round: called with each decided round, after it was saved and before it is acted on.
     """
@@ -74,6 +79,7 @@ class RoundLoop:
         settings: Mapping[str, Any] | None = None,
         rules: Callable[[Snapshot], Snapshot] = lambda snapshot: snapshot,
         cloud: Burst | None = None,
+        overspent: Callable[[str, float, float], BudgetLine | None] = lambda account, usd, now_s: None,
         on_round: Callable[[RoundRecord], None] = lambda record: None,
         accounts: Accounts | None = None,
     ) -> None:
@@ -96,6 +102,7 @@ class RoundLoop:
         """Why the newest tick that failed did."""
         self._failing_since_s: float | None = None
         self._cloud = cloud
+        self._overspent = overspent
         self._on_round = on_round
         self._told: dict[tuple[JobId, str], Outcome] = {}
         """(job, kind of action) -> its newest outcome: the cluster and the cloud may both do something for a job."""
@@ -182,10 +189,25 @@ class RoundLoop:
         asked = self._cloud.asks() if self._cloud is not None else ()
         outcomes = self._cluster.apply((*asked, *actions(self._plan, state.jobs, {run.job for run in runs})))
         if self._cloud is not None:
-            outcomes += self._cloud.apply(cloud_actions(self._plan, state.jobs, runs))
+            outcomes += self._order(self._cloud, cloud_actions(self._plan, state.jobs, runs), state.jobs)
         self._tell(state, outcomes)
         sent = (each.action for each in outcomes if each.progress is Progress.UNDER_WAY)
         self._sent(state.jobs, {action.job: action.placement for action in sent if isinstance(action, Start)}, now_s)
+        return outcomes
+
+    def _order(self, cloud: Burst, wanted: Sequence[CloudAction], jobs: Sequence[Job]) -> tuple[Outcome, ...]:
+        """One after the other, for each order is in the ledger before the next is looked at."""
+        accounts = {job.id: job.account for job in jobs}
+        outcomes: tuple[Outcome, ...] = ()
+        for action in wanted:
+            if (
+                isinstance(action, BurstJob)
+                and (line := self._overspent(accounts[action.job], action.usd, self._clock.now_s())) is not None
+            ):
+                text = f"{line} does not allow ${action.usd:.2f} any more"
+                outcomes += (Outcome(action, Progress.FAILED, text),)
+            else:
+                outcomes += tuple(cloud.apply((action,)))
         return outcomes
 
     def _decide(self, state: ClusterState, cloud: CloudState | None, now_s: float, observe_seconds: float) -> None:
@@ -211,6 +233,7 @@ class RoundLoop:
             refused=state.refused,
             limits=state.limits,
             unscaled=known.unscaled,
+            unmeasured=known.unmeasured,
             remaining=known.remaining,
             attained=self._attained,
             cloud=cloud,

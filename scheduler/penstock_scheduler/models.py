@@ -43,6 +43,8 @@ class Models:
     restart_costs_s: dict[JobId, float] = field(default_factory=dict)
     unscaled: dict[JobId, int] = field(default_factory=dict)
     """See `Snapshot.unscaled`."""
+    unmeasured: dict[JobId, tuple[str, ...]] = field(default_factory=dict)
+    """See `Snapshot.unmeasured`."""
     remaining: dict[JobId, float] = field(default_factory=dict)
     """See `Snapshot.remaining`."""
     sensitivities: dict[JobId, SensitivityProfile] = field(default_factory=dict)
@@ -105,6 +107,7 @@ class WishModels:
                 for job in jobs
                 if isinstance(self._known[job.id][1], LinearEstimator)
             },
+            {job.id: unknown for job in jobs if (unknown := _unknown_types(self._known[job.id][1], types))},
             sensitivities={
                 job.id: profile
                 for job in jobs
@@ -181,6 +184,8 @@ class LearnedModels:
         self._fresh: dict[JobId, list[Report]] = {}
         self._kept: dict[JobId, AnyEstimator] = {}
         self._progress: dict[JobId, tuple[float, float | None]] = {}
+        self._most_gpus: dict[JobId, int] = {}
+        """Most GPUs that a job has run on; not what it holds, for between two runs that is nothing."""
         self._lock = threading.Lock()
 
     def learn(self, reports: Sequence[Report]) -> None:
@@ -207,19 +212,24 @@ class LearnedModels:
             for job, reports in news.items()
         }
         there = {job.id for job in jobs}
-        for table in (self._models, self._kept, self._progress):
+        for table in (self._models, self._kept, self._progress, self._most_gpus):
             for gone in [job for job in table if job not in there]:
                 del table[gone]
         for job in jobs:
             if job.wish.goodput_table is not None:
                 continue
             model = self._learnt(job, known.estimators[job.id], fresh.get(job.id, []))
+            if model is not None and job.id in known.unmeasured:
+                measured = self._models[job.id][1].measured
+                left = tuple(name for name in known.unmeasured.pop(job.id) if name not in measured)
+                if left:
+                    known.unmeasured[job.id] = left
+            self._ran_on(job.id, 0 if job.allocation is None else job.allocation.gpus)
+            if job.id in known.unscaled:  # how it scales is what its own runs have shown so far
+                known.unscaled[job.id] = self._most_gpus[job.id]
             if model is None or isinstance(model, LinearEstimator):
                 continue
             known.estimators[job.id] = model
-            held = 0 if job.allocation is None else job.allocation.gpus
-            if job.id in known.unscaled:  # how it scales is what its own runs have shown so far
-                known.unscaled[job.id] = max(held, known.unscaled[job.id])
             progress, total = self._progress.get(job.id, (0.0, None))
             if total is not None:
                 known.remaining[job.id] = max(total - progress, 0.0)
@@ -227,6 +237,9 @@ class LearnedModels:
                 self._history.add_model(job.id, time.time(), model)
                 self._kept[job.id] = model
         return known
+
+    def _ran_on(self, job: JobId, gpus: int) -> None:
+        self._most_gpus[job] = max(gpus, self._most_gpus.get(job, 0))
 
     def _learnt(self, job: Job, prior: AnyEstimator, fresh: Sequence[Observation]) -> AnyEstimator | None:
         known = self._models.get(job.id)
@@ -248,11 +261,19 @@ class LearnedModels:
         else:
             model = known[1]
         for each in fresh:
+            self._ran_on(job.id, each.gpus)
             try:
                 model.observe_report(each)
             except ValueError as error:
                 log.warning("observation passed over", extra={"job": job.id, "text": str(error)[:200]})
         return model.estimator
+
+
+def _unknown_types(estimator: AnyEstimator, gpu_types: frozenset[str]) -> tuple[str, ...]:
+    """Types on which neither a table nor the catalogue says how fast a job is that can learn it from its runs; sorted."""
+    if isinstance(estimator, LinearEstimator):
+        return tuple(sorted(gpu_types))
+    return tuple(sorted(gpu_types - estimator.models.keys())) if isinstance(estimator, TrainingEstimator) else ()
 
 
 def _estimator(wish: JobWish, families: Families) -> AnyEstimator:

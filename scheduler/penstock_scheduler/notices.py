@@ -1,4 +1,4 @@
-"""Notices by mail and webhook: a job has ended, GPUs are idle, a budget is reached, rounds fail.
+"""Notices by mail and webhook: a job has ended, GPUs are idle, a job is silent, a budget is reached, rounds fail.
 
 A notice is sent by a thread of its own and never holds up a round. It is tried a few times and then given up, with a line in the
 log; those that wait are lost when the daemon is killed. What must not be lost is in the store.
@@ -25,7 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, model_validato
 
 log = logging.getLogger(__name__)
 
-Kind = Literal["job-ended", "gpu-idle", "budget", "protected"]
+Kind = Literal["job-ended", "gpu-idle", "job-silent", "budget", "protected"]
 
 MOST_WAITING = 10_000
 PAUSES_S = (1.0, 5.0, 25.0)
@@ -41,7 +41,7 @@ class NoticeSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     kinds: tuple[Kind, ...] = Field(
-        default=("job-ended", "gpu-idle", "budget", "protected"), description="What is told."
+        default=("job-ended", "gpu-idle", "job-silent", "budget", "protected"), description="What is told."
     )
     webhooks: tuple[str, ...] = Field(default=(), description="URLs that get each notice as JSON, by POST.")
     smtp: str | None = Field(
@@ -60,7 +60,11 @@ class NoticeSettings(BaseModel):
     )
     gpu_idle_s: PositiveFloat = Field(
         default=1800.0,
-        description="Seconds for which a job that has reported must be silent before its GPUs are called idle.",
+        description="Seconds for which a job's reports must say that its GPUs do nothing (NVML's utilisation below 2 %) before "
+        "they are called idle.",
+    )
+    silent_s: PositiveFloat = Field(
+        default=1800.0, description="Seconds for which a job that has reported must report nothing before that is told."
     )
     failing_s: PositiveFloat = Field(
         default=300.0, description="Seconds for which every look or round must fail before that is told."

@@ -139,6 +139,22 @@ class SiteRules:
             cloud=cloud,
         )
 
+    def overspent(self, account: str, usd: float, now_s: float) -> BudgetLine | None:
+        """A budget that would be broken if so much more were committed for this account, by the ledger and the settings as they
+        are now; None: there is none. Raises StoreError."""
+        capped = {
+            whose: budget
+            for whose, budget in _whose(self._settings, {account}).items()
+            if budget.hard_usd is not None and whose in ("", account)
+        }
+        committed = self._store.committed_usd() if capped else {}
+        for whose, budget in capped.items():
+            _, spent = self._spent(budget.period, now_s)
+            line = _dollars(whose, budget, _of(whose, spent), committed)
+            if line is not None and usd > line.left_usd:
+                return line
+        return None
+
     def _budgets(self, snapshot: Snapshot) -> tuple[tuple[GpuBudget, ...], tuple[BudgetLine, ...]]:
         settings, now_s = self._settings, snapshot.time_s
         whose = _whose(settings, {job.account for job in snapshot.jobs})
@@ -170,9 +186,8 @@ class SiteRules:
                 lines.append(
                     GpuBudget(account, budget.period, soft_h, hard_h, used_h, ends_s, settings.soft_weight, bool(stops))
                 )
-            if budget.hard_usd is not None:
-                used = usd + _of(account, committed)  # what runs will be paid for in this period, at the most
-                dollars.append(BudgetLine(account, budget.period, budget.hard_usd, used))
+            if (line := _dollars(account, budget, usd, committed)) is not None:
+                dollars.append(line)
         if since != self._since:
             self._store.set_control("budgets", since)
         self._since, self._views = since, tuple(views)
@@ -234,6 +249,14 @@ def _whose(settings: BudgetSettings, accounts: set[str]) -> dict[str, Budget]:
         if budget is not None:
             found[account] = budget
     return found
+
+
+def _dollars(account: str, budget: Budget, usd: float, committed: Mapping[str, float]) -> BudgetLine | None:
+    """What is left of a budget's dollars, of which `usd` are spent; None: it has no hard limit of them."""
+    if budget.hard_usd is None:
+        return None
+    used_usd = usd + _of(account, committed)  # what runs will be paid for in this period, at the most
+    return BudgetLine(account, budget.period, budget.hard_usd, used_usd)
 
 
 def _attained(jobs: Iterable[Job], attained: Mapping[JobId, Mapping[str, float]]) -> dict[str, float]:

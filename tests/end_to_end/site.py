@@ -66,7 +66,7 @@ class Site:
                 stdin=subprocess.DEVNULL,
             )
         if wait:
-            wait_for(lambda: self._started() > before, 120, "penstockd to start", details=self.tail)
+            wait_for(lambda: self._started() > before, 300, "penstockd to start", details=self.tail)
 
     def _started(self) -> int:
         return self.log.read_text().count("event=started") if self.log.exists() else 0

@@ -47,7 +47,7 @@ def test_each_element_of_an_array_is_a_job_and_a_dependency_waits_for_them_all(f
 
 
 def test_one_element_of_an_array_is_requeued_and_another_cancelled(flag_site: Site) -> None:
-    array = flag_site.submit_with_flags(2000, "--max-gpus=1", "--array=7,9")
+    array = flag_site.submit_with_flags(2000, "--max-gpus=1", "--gpu-types=a100", "--array=7,9")
     requeued, cancelled = f"{array}_7", f"{array}_9"
     wait_for(lambda: flag_site.starts(requeued), 30, "a first report", details=flag_site.tail)
     flag_site.wait_states("RUNNING", requeued, cancelled)
@@ -64,7 +64,7 @@ def test_a_job_submitted_by_an_element_is_not_taken_for_it(flag_site: Site) -> N
     script = flag_site.folder / "plain.sh"
     script.write_text(f"#!/bin/sh\n{flag_site.trainer(1)}\n")
     nested = f"sbatch --parsable --gres=gpu:1 --output=/dev/null {script} >{flag_site.folder}/nested"
-    flags = ("--adaptive", "--max-gpus=1", "--array=1-2", f"--output={flag_site.folder}/%j.out")
+    flags = ("--adaptive", "--max-gpus=1", "--gpu-types=a100", "--array=1-2", f"--output={flag_site.folder}/%j.out")
     array = flag_site.sbatch(*flags, f"--wrap=[ $SLURM_ARRAY_TASK_ID = 2 ] || {nested}; {flag_site.trainer(2000)}")
     element = f"{array}_1"
     wait_for(lambda: flag_site.starts(element), 30, "the element's report", details=flag_site.tail)

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
 
 import httpx
 import pytest
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from penstock_profiles.sensitivity import Sensitivity, SensitivityProfile
 from penstock_profiles.wire import Observation, Report
 from penstock_scheduler import client as client_module
 from penstock_scheduler.cli import main, make_app
+from penstock_scheduler.cli.summary import summary
 from penstock_scheduler.model import Phase
 from penstock_scheduler.policies import make_policy
 from penstock_scheduler.ports import Fate
@@ -212,6 +220,22 @@ def test_manual_pages_are_written_for_every_command(tmp_path):
     assert "\\-\\-timeout" in page
     assert (tmp_path / "penstock-token-create.1").exists()
     assert "explain" in (tmp_path / "penstock.1").read_text()
+    assert "\\-\\-preset NAME" in (tmp_path / "penstock-submit.1").read_text(), "it reads its options itself"
+
+
+def test_no_help_has_brackets_that_the_terminal_would_take_for_markup():
+    """Text such as that of a section of the settings, in its brackets, is not shown at all."""
+
+    def texts(command, path: str) -> Iterator[tuple[str, str]]:
+        for text in (command.help, *(getattr(each, "help", None) for each in command.params)):
+            yield path, text or ""
+        for name, below in getattr(command, "commands", {}).items():
+            yield from texts(below, f"{path} {name}")
+
+    found = [
+        (path, text) for path, text in texts(get_command(make_app()), "penstock") if re.search(r"\[[a-z/#@]", text)
+    ]
+    assert found == []
 
 
 def test_a_job_that_outgrew_its_memory_is_told_the_remedy_wherever_its_user_looks(api):
@@ -236,3 +260,30 @@ def test_efficiency_shows_the_share_of_a_job_and_what_others_are_worth_to_it(api
     assert "share       8 CPUs on each node; its GPUs' part is 8 CPUs; 1.00 times as fast as with that" in told
     assert "sensitivity 0.67 with 4 CPUs, 1.00 with 8 CPUs, by the profile image" in told
     assert json.loads(penstock(api, "efficiency", "1", "--json").stdout)["share"]["profile"] == "image"
+
+
+def test_a_list_of_the_commands_imports_none_of_them_and_says_what_they_say():
+    """For the help and for the shell's completion; also of the commands that other packages bring."""
+    code = """
+import sys
+from penstock_scheduler.cli import main
+try:
+    main()
+except SystemExit:
+    pass
+here = [name for name in sys.modules if name.startswith("penstock_")]
+print("imported:", [name for name in here if name.count(".") > 1 and not name.endswith(".cli.summary")], file=sys.stderr)
+print("numpy" in sys.modules, file=sys.stderr)
+"""
+    for words, more in (
+        (["--help"], {}),
+        ([], {"_PENSTOCK_COMPLETE": "complete_bash", "COMP_WORDS": "penstock ", "COMP_CWORD": "1"}),
+    ):
+        done = subprocess.run(
+            [sys.executable, "-c", code, *words], env=os.environ | more, capture_output=True, text=True, timeout=60
+        )
+        assert "explain" in done.stdout
+        assert done.stderr.splitlines()[-2:] == ["imported: []", "False"]
+    group = get_command(make_app())
+    for name, where in group._where.items():
+        assert summary(where) == inspect.cleandoc(group.commands[name].help), name

@@ -84,7 +84,7 @@ def test_a_job_that_never_fits_gets_no_promise():
     assert said is not None
     assert said.reason.code is ReasonCode.NEVER_FITS
     text = words(said, now_s=1000.0)
-    assert text[0].startswith("Job 2 cannot start as things are: needs 64 to 64 GPUs")
+    assert text[0].startswith("Job 2 cannot start as things are: needs 64 GPUs, but")
     assert not any("not known" in line for line in text)
 
 

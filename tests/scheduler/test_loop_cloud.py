@@ -9,6 +9,7 @@ from penstock_scheduler.burst.ledger import BudgetSettings, Caps, Entry, budget_
 from penstock_scheduler.loop import RoundLoop
 from penstock_scheduler.model import (
     Action,
+    BudgetLine,
     BurstJob,
     CloudAction,
     CloudRun,
@@ -98,6 +99,45 @@ def test_jobs_leave_once_within_the_cap_and_the_rest_runs_here():
         assert bool(job.runs) != (job.id in cloud.runs), "either here or there"
     last = store.rounds[-1]
     assert set(last.plan.bursts) == set(cloud.runs)
+
+
+def test_an_order_goes_by_the_budget_as_it_is_then_not_as_the_round_saw_it():
+    """The round may send two for $24 each. The site's $30 pay for one; then 5 s later, without a round, for the other."""
+    clock = SimulatedClock()
+    wish = JobWish(goodput_table=RATES, adaptivity="rigid")  # type: ignore[arg-type]
+    jobs = [SimulatedJob(str(i), f"j{i}", wish, EstimatedJob(table(**RATES), 600.0), 0.0) for i in range(3)]
+    cluster = SimulatedCluster(nodes_from_spec("t4:1x1"), jobs, clock)
+    cloud, store, limit_usd = InMemoryCloud(clock), MemoryStore(), 30.0
+    policy, settings = make_policy("fifo")
+
+    def overspent(account: str, usd: float, now_s: float) -> BudgetLine | None:
+        line = BudgetLine("", "total", limit_usd, sum(entry.usd for entry in cloud.ledger))
+        return line if usd > line.left_usd else None
+
+    loop = RoundLoop(
+        cluster,
+        clock,
+        store,
+        Period(60.0),
+        policy,
+        WishModels(Families(), 30.0),
+        tick_s=5.0,
+        settings=settings,
+        cloud=cloud,
+        overspent=overspent,
+    )
+    first = [outcome for outcome in loop.tick() if isinstance(outcome.action, BurstJob)]
+    assert [outcome.progress for outcome in first] == [Progress.DONE, Progress.FAILED]
+    assert first[1].text == (
+        "the cloud budget of the site, $30.00 in total ($24.00 of it used or committed) does not allow $24.00 any more"
+    )
+    assert [entry.usd for entry in cloud.ledger] == [24.0]
+    limit_usd = 60.0
+    for _ in range(3):  # every third answer of this cloud is lost
+        clock.sleep(5.0)
+        loop.tick()
+    assert [entry.usd for entry in cloud.ledger] == [24.0, 24.0]
+    assert len(store.rounds) == 1
 
 
 def test_what_cluster_and_cloud_do_for_one_job_is_told_once():

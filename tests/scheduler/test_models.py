@@ -5,9 +5,9 @@ from penstock_profiles.families import Families, load_families
 from penstock_profiles.profiles import Profile
 from penstock_profiles.wire import Observation, Report, Started
 from penstock_scheduler.errors import BadWish
-from penstock_scheduler.model import JobWish
+from penstock_scheduler.model import JobWish, Phase
 from penstock_scheduler.models import LearnedModels, WishModels
-from tests.scheduler.builders import job, rate
+from tests.scheduler.builders import job, on, rate
 
 STARTED = Started(gpu_type="t4", gpu_ids={}, progress=5.0, total=100.0)
 
@@ -141,6 +141,21 @@ def test_a_daemon_that_starts_learns_from_the_store():
     assert rate(model, "t4", 1, 1) == pytest.approx(32 / 0.42, rel=0.02)
 
 
+def test_what_a_job_has_run_on_is_remembered_while_it_holds_nothing():
+    """Between two runs, and when the daemon begins anew: else each move would start it on one GPU again."""
+    history, types = NoHistory(), {"t4"}
+    models = learned(history)
+    held = job("1", batch_size=32, phase=Phase.RUNNING, allocation=on("t4", t4_00=4))
+    never, between = job("1", batch_size=32), job("1", batch_size=32, restarts=1)
+    assert models.models([never], types).unscaled == {"1": 0}
+    assert models.models([held], types).unscaled == {"1": 4}
+    assert models.models([between], types).unscaled == {"1": 4}, "it has reported nothing, but it ran"
+    history.seen = list(REPORTS)
+    assert learned(history).models([between], types).unscaled == {"1": 4}
+    assert models.models([], types).unscaled == {}
+    assert models.models([never], types).unscaled == {"1": 4}, "by the history"
+
+
 def test_a_stored_profile_is_for_its_users_jobs_of_that_name():
     history = NoHistory()
     seen = tuple(report.body for report in REPORTS[:2])
@@ -149,6 +164,20 @@ def test_a_stored_profile_is_for_its_users_jobs_of_that_name():
     assert isinstance(learned(history).models([mine], {"t4"}).estimators["1"], TrainingEstimator)
     assert isinstance(learned(history).models([other], {"t4"}).estimators["2"], LinearEstimator)
     assert isinstance(learned(history).models([hers], {"t4"}).estimators["1"], LinearEstimator)
+
+
+def test_what_is_unmeasured_of_a_job():
+    """Without a family all types, until it reports from one or a profile is stored; a catalogue's family is known on its own."""
+    history, types = NoHistory(), {"t4", "a100", "mi50"}
+    models = LearnedModels(WishModels(load_families(), 30.0), history)
+    jobs = [job("1"), job("2", model_family="bert-squad"), job("3", goodput_table={"t4": {1: 5.0}})]
+    assert models.models(jobs, types).unmeasured == {"1": ("a100", "mi50", "t4"), "2": ("mi50",)}
+    models.learn(REPORTS[:1])
+    assert models.models(jobs, types).unmeasured == {"1": ("a100", "mi50"), "2": ("mi50",)}
+    assert models.models(jobs, types).unmeasured["1"] == ("a100", "mi50"), "also in the next round"
+    seen = tuple(measured(1, 16, name).body for name in types)
+    history.stored = [Profile(job="name-4", gpu_type="t4", measured_s=1.0, versions={}, ended="", observations=seen)]
+    assert models.models([job("4")], types).unmeasured == {}
 
 
 def test_a_measured_table_stays_what_it_is():

@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from penstock_profiles.wire import Checkpointed, Report
+from penstock_profiles.wire import Observation, Report
 from penstock_scheduler import daemon
 from penstock_scheduler.clock import WallClock
 from penstock_scheduler.errors import ConfigError
@@ -135,7 +135,7 @@ def test_what_is_wrong_is_said(text, words):
 
 
 def test_a_site_tells_of_ended_jobs_budgets_idle_gpus_and_rounds_that_fail(servers, tmp_path, monkeypatch):
-    """One simulated site, with a budget that is used up and a time after which silence is called idle."""
+    """One simulated site, with a budget that is used up. The job trains, then its GPUs do nothing for 61 s, then it is silent."""
     _, hook = servers
     url = f"http://127.0.0.1:{hook.server_address[1]}/hook"
     text = f"""
@@ -149,6 +149,7 @@ def test_a_site_tells_of_ended_jobs_budgets_idle_gpus_and_rounds_that_fail(serve
         [notices]
         webhooks = ["{url}"]
         gpu_idle_s = 60.0
+        silent_s = 90.0
         failing_s = 0.001
         """
     path = tmp_path / "penstock.toml"
@@ -161,15 +162,28 @@ def test_a_site_tells_of_ended_jobs_budgets_idle_gpus_and_rounds_that_fail(serve
     running = job("7", user="ada", phase=Phase.RUNNING, allocation=on("t4", t4_00=2), started_s=time.time() - 99)
     site.board.saw(ClusterState(nodes_from_spec("t4:1x4"), (running,)), time.time())
     site.watch()
-    assert site.board.idle(60.0, time.time() + 61) == [], "of a job that never reported nobody can say"
-    body = Checkpointed(progress=1.0, seconds=0.1)
-    site.board.heard([Report(job_id="7", epoch=1, sequence=0, time_s=time.time(), body=body)])
-    monkeypatch.setattr(daemon.time, "time", lambda: began_s + 61)
-    site.watch()
-    site.watch()
+    assert site.board.silent(60.0, time.time() + 61) == [], "of a job that never reported nobody can say"
+    now_s = began_s
+    monkeypatch.setattr(daemon.time, "time", lambda: now_s)
+    told = [[], [], [], [], [], ["gpu-idle"], [], ["job-silent"], []]
+    said = [0.0, 0.0, 0.9, 0.0, 0.01, 0.0, 0.0, None, None]
+    for now_s, (utilisation, expected) in zip(
+        (began_s + passed for passed in (0, 40, 80, 120, 160, 181, 200, 291, 999)),
+        zip(said, told, strict=True),
+        strict=True,
+    ):
+        before = len(hook.bodies)
+        if utilisation is not None:
+            site.board.heard([observed(utilisation)])
+        site.watch()
+        if expected:
+            wait_for(lambda: len(hook.bodies) > before, 20, str(expected))  # noqa: B023 - called at once
+        assert kinds(hook)[before:] == expected, now_s - began_s
     monkeypatch.undo()
-    wait_for(lambda: kinds(hook).count("gpu-idle") == 1, 20, "the notice of idle GPUs")
-    assert hook.bodies[-1]["user"] == "ada"
+    (idle,) = (body for body in hook.bodies if body["kind"] == "gpu-idle")
+    assert (idle["user"], idle["facts"]) == ("ada", {"job": "7", "gpus": 2, "idle_s": 61.0})
+    assert "2 t4 GPUs, which have done nothing for 61 s" in idle["text"]
+    assert "2 t4 GPUs, and has reported nothing for 2 min" in hook.bodies[-1]["text"]
     now_s = time.time()
     over = EndedRun("7", running.allocation, now_s, now_s + 10)
     site.board.saw(ClusterState(nodes_from_spec("t4:1x4"), (), ended=(over,)), now_s + 10)
@@ -185,6 +199,13 @@ def test_a_site_tells_of_ended_jobs_budgets_idle_gpus_and_rounds_that_fail(serve
     site.notifier.stop()
     assert kinds(hook).count("protected") == 1
     store.close()
+
+
+def observed(utilisation: float) -> Report:
+    seen = Observation(
+        gpu_type="t4", nodes=1, gpus=2, atomic_batch=8, steps=9, step_time_s=1.0, utilisation=utilisation, progress=1.0
+    )
+    return Report(job_id="7", epoch=1, sequence=0, time_s=1.0, body=seen)
 
 
 def kinds(hook) -> list[str]:

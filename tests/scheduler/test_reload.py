@@ -106,3 +106,28 @@ def test_a_store_that_is_away_refuses_settings_and_what_an_admin_sets_is_laid_ov
     assert site.chosen[1]["gap"] == 0.02
     site.notifier.stop()
     store.close()
+
+
+def test_a_policy_that_an_admin_had_set_and_that_is_gone_gives_way_to_the_files_and_this_is_said(tmp_path, caplog):
+    """As after an upgrade: penstockd starts, decides by what the file says, and keeps what was set for whoever looks."""
+    path = tmp_path / "penstock.toml"
+    path.write_text(SETTINGS.format(folder=tmp_path) + "[policy.sia]\nfairness_p = -1.0\n")
+    store = open_store(tmp_path / "state", writer=True)
+    gone = {"name": "sia", "settings": {"fairness_p": -0.25, "was_there_once": 1}}
+    for kept in (gone, {"name": "nosuch", "settings": {}}):
+        store.set_control("policy", kept)
+        site = make_site(path, load_settings(path), WallClock(), store)
+        assert site.chosen[0] == "sia"
+        assert site.chosen[1]["fairness_p"] == -1.0
+        site.loop.tick()
+        last = store.last_round()
+        assert last is not None
+        assert (last.policy, last.settings["fairness_p"]) == ("sia", -1.0)
+        assert store.control("policy") == kept
+        (newest, *_) = store.audit(limit=1)
+        assert (newest.action, newest.allowed) == ("take up policy", False)
+        assert "cannot be made any more" in newest.text
+        assert "penstock policy set" in newest.text
+        assert "policy not taken up" in caplog.text
+        site.notifier.stop()
+    store.close()

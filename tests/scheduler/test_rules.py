@@ -10,7 +10,7 @@ import pytest
 from penstock_scheduler.explain import explain, words
 from penstock_scheduler.limits import LimitSettings, by_partition
 from penstock_scheduler.messages import Drain, LedgerLine
-from penstock_scheduler.model import CloudRun, CloudState, GpuBudget, Offer, Phase, ReasonCode, Snapshot
+from penstock_scheduler.model import BudgetLine, CloudRun, CloudState, GpuBudget, Offer, Phase, ReasonCode, Snapshot
 from penstock_scheduler.policies import REGISTRY, make_policy
 from penstock_scheduler.records import RoundRecord, dump_round, load_round
 from penstock_scheduler.rules import Budget, BudgetSettings, SiteRules, period_bounds
@@ -182,7 +182,15 @@ def test_a_run_counts_at_what_is_committed_to_it_until_it_is_paid_for(store):
         assert cloud is not None
         return {line.account: line.left_usd for line in cloud.budgets}
 
+    site = rules(store, BudgetSettings(site=Budget(hard_usd=50.0), per_account=Budget(hard_usd=40.0)))
+    site.on(dataclasses.replace(seen(job("1", account="maths")), cloud=CloudState()))
+    assert site.overspent("maths", 40.0, NOW_S) is None
     store.save_cloud_run(CloudRunRow("9.1", "9", "ordered", NOW_S, None, "{}"), [entry("committed", 30.0)])
+    # No round has seen that since, and what is ordered goes by it all the same.
+    assert site.overspent("maths", 10.0, NOW_S) is None
+    assert site.overspent("maths", 10.1, NOW_S) == BudgetLine("maths", "month", 40.0, 30.0)
+    assert site.overspent("arts", 20.1, NOW_S) == BudgetLine("", "month", 50.0, 30.0)
+    assert rules(store, BudgetSettings()).overspent("maths", 1e9, NOW_S) is None
     assert left() == {"": 20.0, "maths": 10.0, "arts": 40.0}
     store.save_cloud_run(CloudRunRow("9.1", "9", "over", NOW_S, NOW_S, "{}"), [entry("usd", 5.0)])
     assert left() == {"": 45.0, "maths": 35.0, "arts": 40.0}

@@ -22,7 +22,7 @@ class PenstockCallback(TrainerCallback):  # type: ignore[misc]
     """Reports, checkpoints on request, and a clean stop.
 
     Args:
-        report_every_s: seconds between two reports.
+        report_every_s: seconds between two reports, after the first few.
     """
 
     def __init__(self, report_every_s: float = 30.0) -> None:

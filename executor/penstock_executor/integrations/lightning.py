@@ -25,7 +25,7 @@ class PenstockCallback(Callback):  # type: ignore[misc]
     Args:
         folder: for checkpoints, on a file system that all nodes share.
         batch_size: of one process in a micro-step.
-        report_every_s: seconds between two reports.
+        report_every_s: seconds between two reports, after the first few.
     """
 
     def __init__(self, folder: str | Path, batch_size: int, report_every_s: float = 30.0) -> None:

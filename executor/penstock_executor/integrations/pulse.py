@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from penstock_executor.allocation import Allocation, UnknownAllocation, find_allocation
-from penstock_executor.client import connect
+from penstock_executor.client import Pace, connect
 from penstock_executor.training.reporter import Reporter
 from penstock_profiles.wire import CPU, Checkpointed, Observation, Started
 
@@ -28,7 +28,7 @@ class Pulse:
         atomic_batch: of one process in a micro-step.
         steps: optimiser steps that are done already.
         total_steps: at which the job is done, if known.
-        report_every_s: seconds between two reports.
+        report_every_s: seconds between two reports, after the first few.
         device: on which the processes' group adds up.
     """
 
@@ -46,11 +46,11 @@ class Pulse:
         self._world = dist.get_world_size() if dist.is_initialized() else 1
         self._first = not dist.is_initialized() or dist.get_rank() == 0
         self._samples, self._atomic, self._device = samples_per_step, atomic_batch, device
-        self._report_every_s = report_every_s
         self._stop = False
         self._request: str | None = None
         self._steps = self._reported_steps = steps
         self._reported_s = self._save_began_s = time.monotonic()
+        self._reports = Pace(report_every_s, self._reported_s)
         self._reporter: Reporter | None = None
         if self._first:
             client = connect(folder)
@@ -83,7 +83,7 @@ class Pulse:
         asked = fenced = False
         if self._reporter is not None:
             asked, fenced = self._reporter.request is not None, self._reporter.fenced
-            if now - self._reported_s >= self._report_every_s:
+            if self._reports.due(now):
                 self._observe(now)
         flags = torch.tensor([float(asked), float(self._stop), float(fenced)], device=self._device)
         if self._world > 1:

@@ -24,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from penstock_executor.allocation import Allocation, UnknownAllocation, find_allocation
 from penstock_executor.checkpoint import Checkpoints
-from penstock_executor.client import connect, present_request
+from penstock_executor.client import Pace, connect, present_request
 from penstock_executor.environment import read_environment, read_ranks
 from penstock_executor.profiling import is_out_of_memory
 from penstock_executor.training import short_of_memory
@@ -76,7 +76,7 @@ def start(
         checkpoints: folder on a file system that all nodes share. None: in a job of Slurm's `checkpoints/JOB_ID` below the
             working directory; elsewhere nothing is saved, and each run begins anew.
         gpu_type: where Slurm does not say it.
-        report_every_s: seconds between two reports to the daemon.
+        report_every_s: seconds between two reports, after the first few to the daemon.
         checkpoint_every_s: seconds between two checkpoints, besides those at each epoch's end and on request.
         keep: checkpoints to keep.
         host_cap_bytes: most of the host's memory that the state of one suspended process may take; None: no limit.
@@ -175,7 +175,8 @@ class Run:
         self._stop = False
         self._decided: BatchSize | None = None
         self._request: str | None = None
-        self._saved_s = self._reported_s = time.monotonic()
+        self._saved_s = time.monotonic()
+        self._reports = Pace(settings.report_every_s, self._saved_s)
         self._closed = False
         self._whole = True
         """Whether the next backward pass begins an optimiser step."""
@@ -458,9 +459,8 @@ class Run:
         vector[_Word.FENCED] = (self._saver is not None and self._saver.fenced) or (
             self.reporter is not None and self.reporter.fenced
         )
-        if now - self._reported_s >= self._settings.report_every_s:
+        if self._reports.due(now):
             self._report()
-            self._reported_s = now
         decided, self._decided = self._decided, None
         if decided is not None and decided != self._batch:
             vector[_Word.TOTAL], vector[_Word.ATOMIC] = decided.total, decided.atomic

@@ -1,20 +1,24 @@
 """The command `penstock`. Subcommands of other packages join through the entry point group `penstock.commands`.
 
-A command's module is imported when the command is asked for: all of them together take seconds.
+A command's module is imported when the command is asked for: all of them together take seconds. A list of the commands, in the
+help or for the shell's completion, reads what each says of itself from its source (`summary`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, MutableMapping
+from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 from penstock_scheduler import __version__
+from penstock_scheduler.cli.summary import summary
 from penstock_scheduler.errors import PenstockError
 
 if TYPE_CHECKING:
@@ -23,13 +27,6 @@ if TYPE_CHECKING:
 COMMANDS = "penstock.commands"
 
 OWN = {
-    "profile": "profile:profile",
-    "replay": "replay:replay",
-    "schema": "schema:schema",
-    "simulate": "simulate:simulate_command",
-    "solve": "solve:solve",
-    "top": "top:top",
-    "whatif": "whatif:whatif",
     "list": "jobs:list_",
     **{name: f"jobs:{name}" for name in ("show", "explain", "logs", "wait", "cancel", "efficiency", "cost")},
     **{
@@ -48,6 +45,13 @@ OWN = {
             "token",
         )
     },
+    "top": "top:top",
+    "profile": "profile:profile",
+    "simulate": "simulate:simulate_command",
+    "whatif": "whatif:whatif",
+    "replay": "replay:replay",
+    "solve": "solve:solve",
+    "schema": "schema:schema",
     "man": "man:man",
     "workload": "workload:workload",
     "sensitivity": "sensitivity:sensitivity",
@@ -93,17 +97,41 @@ class _Group(TyperGroup):
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
-        here: dict[str, Callable[[], Any]] = {name: _loader(where) for name, where in OWN.items()}
         joined = sorted(entry_points(group=COMMANDS), key=lambda entry: entry.name)
-        self.commands = _Commands(here | {entry.name: entry.load for entry in joined})
+        self._where = {name: f"{__name__}.{where}" for name, where in OWN.items()}
+        self._where |= {entry.name: entry.value for entry in joined}
+        self.commands = _Commands({name: partial(_load, where) for name, where in self._where.items()})
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(self.commands)
 
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        with self._summarised():
+            super().format_help(ctx, formatter)
 
-def _loader(where: str) -> Callable[[], Any]:
+    def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
+        with self._summarised():
+            return super().shell_complete(ctx, incomplete)
+
+    @contextmanager
+    def _summarised(self) -> Iterator[None]:
+        """Meanwhile the commands are only what a list of them shows."""
+        whole = self.commands
+        self.commands = {
+            name: whole[name]
+            if (text := summary(where)) is None
+            else TyperCommand(name, help=text, hidden=name in HIDDEN)
+            for name, where in self._where.items()
+        }
+        try:
+            yield
+        finally:
+            self.commands = whole
+
+
+def _load(where: str) -> Any:
     module, _, name = where.partition(":")
-    return lambda: getattr(import_module(f"{__name__}.{module}"), name)
+    return getattr(import_module(module), name)
 
 
 def _command(name: str, found: Any) -> Any:

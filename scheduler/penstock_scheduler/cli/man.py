@@ -29,6 +29,12 @@ def manual(context: Any, name: str) -> dict[str, str]:
     The context is of whichever click typer brings: its own or the one that is installed.
     """
     command = context.command
+    own = getattr(command, "manual", None)
+    if own is not None:  # a command that reads its words itself, such as submit
+        title = f'.TH {name.upper()} 1 "" "Penstock {__version__}"'
+        about = f"{_roff(name)} \\- {_roff(command.get_short_help_str(200))}"
+        words = [_roff(line) for line in own.splitlines()]
+        return {name: "\n".join([title, ".SH NAME", about, ".SH DESCRIPTION", ".nf", *words, ".fi"]) + "\n"}
     usage = " ".join(command.collect_usage_pieces(context))
     lines = [
         f'.TH {name.upper()} 1 "" "Penstock {__version__}"',

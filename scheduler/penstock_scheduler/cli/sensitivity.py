@@ -52,7 +52,7 @@ def measure(
         20.0, min=0.1, help="Time for each run, from its second report: the first tells of how it began."
     ),
     start_seconds: float = typer.Option(300.0, min=0.1, help="Time that a run has until its second report."),
-    out: Path = typer.Option(Path(), help="Folder for the profile: the one of [daemon] sensitivities, or this one."),
+    out: Path = typer.Option(Path(), help="Folder for the profile: daemon.sensitivities of the settings, or this one."),
 ) -> None:
     """Run a job's program on fewer and fewer CPUs, at most 8 times, and store how fast it is with which share.
 

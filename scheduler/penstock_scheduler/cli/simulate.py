@@ -17,7 +17,7 @@ def simulate_command(
     profiles: Path | None = typer.Option(None, help="Folder of measured tables, for the models of the workload."),
     seeds: int = typer.Option(1, min=1, help="Simulate so many times, with other luck each; see docs/simulator.md."),
     out: Path | None = typer.Option(None, help="Folder for report, tables and summary."),
-    config: Path | None = typer.Option(None, help="A settings file, whose [policy.NAME] apply."),
+    config: Path | None = typer.Option(None, help="A settings file, whose sections policy.NAME apply."),
     trace: str | None = typer.Option(
         None, "--format", help="What the workload is; told from its first line if not given."
     ),
@@ -26,6 +26,9 @@ def simulate_command(
     gpu_speeds: str = typer.Option("", help="For recorded durations: relative speeds, such as a100=1,h100=2."),
     prices: str = typer.Option("", help="Of a GPU-hour, such as t4=0.4,a100=2.5."),
     disturb: str = typer.Option("", help="What goes wrong, such as node_mtbf_h=500,estimation_error=0.1."),
+    unprofiled: bool = typer.Option(
+        False, help="Jobs know nothing of their speed before they run; sia measures them in their first rounds."
+    ),
     parquet: bool = typer.Option(False, help="Write the tables as Parquet, not CSV; needs pyarrow."),
     cloud: str = typer.Option(
         "",
@@ -51,6 +54,7 @@ def simulate_command(
         gpu_speeds=gpu_speeds,
         prices=prices,
         disturb=disturb,
+        unprofiled=unprofiled,
         parquet=parquet,
         cloud=cloud,
         as_json=as_json,

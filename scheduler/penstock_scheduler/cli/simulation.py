@@ -38,7 +38,7 @@ from penstock_scheduler.simulator.outcomes import Result, over_seeds
 from penstock_scheduler.simulator.page import render
 from penstock_scheduler.simulator.pictures import NoMatplotlib, write_pictures
 from penstock_scheduler.simulator.profiles import Profiles
-from penstock_scheduler.simulator.run import Scenario, Simulation, prepare, simulate
+from penstock_scheduler.simulator.run import Scenario, Simulation, driving_of, prepare, simulate
 from penstock_scheduler.simulator.workloads import Workload, read_workload
 
 INTERRUPTED = 130
@@ -60,6 +60,7 @@ def run(
     gpu_speeds: str,
     prices: str,
     disturb: str,
+    unprofiled: bool,
     parquet: bool,
     cloud: str,
     as_json: bool,
@@ -90,7 +91,11 @@ def run(
     results: list[Result] = []
     with progress(len(found.jobs) * len(names) * seeds, quiet=as_json) as show:
         for seed, name in ((seed, name) for seed in range(seeds) for name in names):
-            simulation = simulate(scenario(seed), name, given[name], on_tick=show(f"{name}, seed {seed}", len(results)))
+            driving = driving_of(name)
+            if unprofiled and driving.learner == "fitted":  # the artifact's jobs know what theirs do
+                driving = dataclasses.replace(driving, learner="unprofiled")
+            on_tick = show(f"{name}, seed {seed}", len(results))
+            simulation = simulate(scenario(seed), name, given[name], driving, on_tick)
             rows = job_rows(simulation, costs)
             results.append(Result(name, seed, simulation, rows, summarise(simulation, rows)))
             if simulation.interrupted:

@@ -38,7 +38,7 @@ def whatif(
     seeds: int = typer.Option(1, min=1, help="Simulate so many times, with other luck each; see docs/simulator.md."),
     prices: str = typer.Option("", help="Of a GPU-hour, such as t4=0.4,a100=2.5."),
     out: Path | None = typer.Option(None, help="Folder for report, pictures, tables and summary."),
-    config: Path | None = typer.Option(None, help="A settings file, whose [policy.NAME] apply."),
+    config: Path | None = typer.Option(None, help="A settings file, whose sections policy.NAME apply."),
     as_json: bool = typer.Option(False, "--json", help="The summary as one JSON object, and nothing else."),
 ) -> None:
     """Replay the daemon's recorded history on a changed cluster, beside what really happened."""

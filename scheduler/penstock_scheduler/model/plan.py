@@ -18,6 +18,8 @@ class ReasonCode(StrEnum):
     """It keeps what it has."""
     CHOSEN = "chosen"
     """It is given something new."""
+    MEASURING = "measuring"
+    """It has one GPU of a type, to find out how fast it is there."""
     IN_FLIGHT = "in-flight"
     """It is on the way to what an earlier round gave it."""
     PINNED = "pinned"

@@ -41,6 +41,9 @@ class Snapshot:
     limits: tuple[GpuLimit, ...] = ()
     unscaled: dict[JobId, int] = field(default_factory=dict)
     """Jobs of which nobody knows how they scale -> most GPUs that they have run on, 0 if they never ran."""
+    unmeasured: dict[JobId, tuple[str, ...]] = field(default_factory=dict)
+    """GPU types, sorted, on which nothing was measured of a job that learns from its runs, and on which the catalogue does not
+    know its speed either; absent: there are none."""
     remaining: dict[JobId, float] = field(default_factory=dict)
     """Work that is left of each job, in the unit of its model's goodput times seconds, >= 0; absent: not known."""
     attained: dict[JobId, dict[str, float]] = field(default_factory=dict)

@@ -262,8 +262,9 @@ def never_fits(job: Job, options: Iterable[Configuration], nodes: Iterable[Node]
     if not sizes:
         return Reason(ReasonCode.NEVER_FITS, "no usable node has GPUs of its types now: all are down or drained", needs)
     if not any(wish.min_gpus <= size <= wish.max_gpus for size in sizes):
+        few_to_many = f"{wish.min_gpus}" + (f" to {wish.max_gpus}" if wish.max_gpus != wish.min_gpus else "")
         text = (
-            f"needs {wish.min_gpus} to {wish.max_gpus} GPUs, but jobs can have "
+            f"needs {few_to_many} GPUs, but jobs can have "
             f"{', '.join(map(str, sizes))} here: change min_gpus or max_gpus"
         )
         return Reason(ReasonCode.NEVER_FITS, text, needs)

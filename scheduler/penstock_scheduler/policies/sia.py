@@ -6,6 +6,7 @@ After *Sia: Heterogeneity-aware, goodput-optimized ML-cluster scheduling* (SOSP 
    would train there. Dividing a job's row by its smallest entry makes jobs comparable: 1 is its slowest way to run, or for a
    rigid job its number of GPUs, and for a job in units of several GPUs that unit.
 2. A job of which nobody knows how it scales starts on its fewest GPUs and at most doubles (`growth`) from one round to the next.
+   Nor does anybody know a job that has a GPU type yet to run on: see `_Measuring`.
 3. Moving costs a restart, so all entries but the one that a job holds are multiplied by its restart factor.
 4. An integer program picks at most one configuration for each job, within the GPUs of each type, so that the sum of
    (goodput ** p) is best. With p < 0, the default, that is a minimum and favours the jobs that have least; each job left
@@ -86,6 +87,9 @@ AGE_BONUS = 1e-4
 START_BONUS = 1e-3
 """Cost by which a job that never ran prefers a type of `start_order` to the next; rounded costs differ by 0.01."""
 
+MEASURE_BONUS = 0.01
+"""Share of its cost by which a job that is new rather learns how fast it is on one more type than stays where it is."""
+
 LEAST_FACTOR = 1e-3
 """Lower bound of the restart factor in costs: with p < 0, 0 would make every move infinitely dear."""
 
@@ -115,6 +119,11 @@ class SiaSettings(BaseModel):
         gt=1,
         description="Times its largest number of GPUs so far that a job may get while nobody knows how it scales; "
         "null: no limit.",
+    )
+    measure_gpu_s: NonNegativeFloat = Field(
+        default=20.0,
+        description="GPU-seconds, beside a restart, in which a new job is to show how fast it is on one GPU of each type that "
+        "nothing is known of; 0: it is not measured.",
     )
     solver: Literal["auto", "milp", "dual"] = "auto"
     backend: Literal["cbc", "highs"] = Field(default="cbc", description="What `milp` runs.")
@@ -159,6 +168,7 @@ class SiaSettings(BaseModel):
 
 
 ARTIFACT: dict[str, Any] = {
+    "measure_gpu_s": 0.0,
     "round_costs": True,
     "max_job_gpus": 64,
     "restart_free_when_young": True,
@@ -294,11 +304,16 @@ class Sia:
         held = table.held_J >= 0
         moved_JC[held, table.held_J[held]] = False
         factor_J = np.where(held, np.maximum(table.restart_factors(settings), LEAST_FACTOR), 1.0)
-        gain_JC = np.where(table.possible_JC, np.where(moved_JC, factor_J[:, None], 1.0) * table.gain_JC, 1.0)
+        gain_JC = np.where(table.gain_JC > 0, np.where(moved_JC, factor_J[:, None], 1.0) * table.gain_JC, 1.0)
         powered_JC = gain_JC**p
         if settings.round_costs:
             powered_JC = np.minimum(np.round(powered_JC, 2), 3000.0)
         cost_JC = powered_JC if p < 0 else -powered_JC
+        for row, measuring in table.measuring.items():
+            # What it has now, or could have, and a bit: worth a move, and no other job's GPUs.
+            known_C = np.flatnonzero(table.possible_JC[row] & (table.gain_JC[row] > 0))
+            best = cost_JC[row, known_C].min(initial=np.copysign(1.0, -p))
+            cost_JC[row, measuring.columns] = best - MEASURE_BONUS * abs(best)
         cost_JC -= KEEP_BONUS * np.abs(cost_JC) * ~moved_JC
         cost_JC += AGE_BONUS * (np.arange(len(table.jobs)) / max(len(table.jobs), 1))[:, None]
         if settings.blind_start and settings.start_order:
@@ -368,6 +383,8 @@ class _Table:
         self.held_J = np.array([column.get(held.get(job.id), -1) for job in self.jobs], dtype=np.int64)  # type: ignore[arg-type]
         self.weight_J = np.array([job.weight for job in self.jobs], dtype=np.float64)
         self._set_access()
+        self.measuring: dict[int, _Measuring] = {}
+        """By row, the jobs that are to be measured."""
         self._set_gain(settings, goodput)
 
     def _set_options(self, held: Mapping[JobId, Configuration], settings: SiaSettings) -> None:
@@ -487,6 +504,23 @@ class _Table:
             # What a goodput anywhere else is to be multiplied with; 0 where there is nothing on site to compare with.
             self.scale_J = base_J / slowest_J
             self.gain_JC = np.where(self.possible_JC, sane_JC / slowest_J[:, None] * base_J[:, None], 0.0)
+        if settings.measure_gpu_s > 0 and self.snapshot.unmeasured:
+            self._measure(settings, in_wish_JC & self.offered_C & (self.gpus_C == 1))
+
+    def _measure(self, settings: SiaSettings, single_JC: NDArray[np.bool_]) -> None:
+        """Open single GPUs of types yet unknown to jobs that are to be measured; `single_JC`: those that are open to each."""
+        for row, job in enumerate(self.jobs):
+            singles = np.flatnonzero(single_JC[row])
+            types = {self.options[c].gpu_type: int(c) for c in singles}
+            found = _Measuring.of(self.snapshot, job, types, settings.measure_gpu_s)
+            if found is None or job.id in self.bad:
+                continue
+            self.measuring[row] = found
+            held = self.held_J[row]
+            if held >= 0 and self.possible_JC[row, held]:  # it grows when it is known
+                self.possible_JC[row] = False
+                self.possible_JC[row, held] = True
+            self.possible_JC[row, found.columns] = self.ever_JC[row, found.columns] = True
 
     def _most_now(self, settings: SiaSettings) -> NDArray[np.int64]:
         """Most GPUs that each job may have in this round, for jobs that nobody knows the scaling of."""
@@ -583,6 +617,52 @@ class _Table:
         )
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Measuring:
+    """A job that is measured: it has one GPU of each type in its turn, and trains on there, until it has reported its speed.
+
+    Sia profiles a job on one GPU of each type when it comes, in less than 20 GPU-seconds each. Here its first rounds do that:
+    what it trains meanwhile counts, and what it costs are the restarts. Types with a profile, or of a family that the catalogue
+    has, are known. It takes no GPU that another has, and while there is none of an unknown type free, the job stays where it is.
+
+    It ends when all types are known; with the first on which the job had its GPU-seconds and reported nothing, for it reports
+    nowhere; and when it has had those of all types together.
+    """
+
+    columns: list[int]
+    """One GPU of each type that is still unknown."""
+    number: int
+    """How many types will be known with the next one."""
+    types: int
+    """That it may use."""
+
+    @classmethod
+    def of(cls, snapshot: Snapshot, job: Job, columns: Mapping[str, int], measure_gpu_s: float) -> _Measuring | None:
+        """None: it is known, or not new any more, or may not be moved.
+
+        Args:
+            snapshot: the round's.
+            job: one of its jobs.
+            columns: by type, where one GPU of it is; types that are not open to the job are not in it.
+            measure_gpu_s: see `SiaSettings`.
+        """
+        unknown = [name for name in snapshot.unmeasured.get(job.id, ()) if name in columns]
+        if not unknown or len(columns) < 2 or job.wish.adaptivity is Adaptivity.RIGID or not common.movable(job):
+            return None
+        most_gpu_s = snapshot.restart_costs_s[job.id] + measure_gpu_s
+        attained = snapshot.attained.get(job.id, {})
+        if sum(attained.values()) >= len(columns) * most_gpu_s:
+            return None
+        if any(attained.get(gpu_type, 0.0) >= most_gpu_s for gpu_type in unknown):
+            return None
+        return cls([columns[gpu_type] for gpu_type in unknown], len(columns) - len(unknown) + 1, len(columns))
+
+    def reason(self, gpu_type: str, *, held: bool) -> Reason:
+        """Why it has one GPU of this type."""
+        what = "being measured on" if held else "is to be measured on"
+        return Reason(ReasonCode.MEASURING, f"{what} {gpu_type}, {self.number} of {self.types} types")
+
+
 def _held(limit: GpuLimit, placements: Mapping[JobId, Placement], jobs: Mapping[JobId, Job]) -> int:
     """GPUs of these placements that count against the limit."""
     return sum(p.gpus for job, p in placements.items() if limit.covers(jobs[job]) and limit.counts(p.gpu_type))
@@ -622,7 +702,11 @@ def _explained(
             c, held = column[given[job.id]], int(table.held_J[row])
             moved = held >= 0 and job.allocation is not None and job.allocation.shares != placement.shares
             gain, room_for = float(table.gain_JC[row, c]), placed.made_room_for.get(job.id)
-            reason = _why(given[job.id], table.options[held] if held >= 0 else None, gain, moved, room_for)
+            measuring = table.measuring.get(row)
+            if measuring is not None and c in measuring.columns:
+                reason = measuring.reason(given[job.id].gpu_type, held=c == held)
+            else:
+                reason = _why(given[job.id], table.options[held] if held >= 0 else None, gain, moved, room_for)
             if job.id in instead:
                 text = f"{reason.text}; {chosen[job.id]} would be better, but the free GPUs are scattered"
                 reason = dataclasses.replace(reason, text=text)

@@ -22,6 +22,9 @@ from penstock_scheduler.store import SqlStore, summarise
 
 log = logging.getLogger(__name__)
 
+IDLE_BELOW = 0.02
+"""Utilisation, as NVML samples it, below which GPUs count as doing nothing: a job that trains at all shows tens of per cent."""
+
 Listener = Callable[[str, str, str], None]
 """Is told (kind, user or "" for all, JSON)."""
 
@@ -49,8 +52,10 @@ class Board:
         self._heard: dict[str, tuple[float, float | None]] = {}
         self._spoke_s: dict[str, float] = {}
         """When a job that holds GPUs was last heard of."""
-        self._idle: set[tuple[str, int]] = set()
-        """(job, its restarts) that were found idle already."""
+        self._idle_s: dict[str, tuple[float, float]] = {}
+        """Of a job whose reports say that its GPUs do nothing: since when they do, and when the newest of them came."""
+        self._found: set[tuple[str, str, int]] = set()
+        """("idle" or "silent", job, its restarts) that were found so already."""
         self._waiting: dict[str, asyncio.Event] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._lock = threading.Lock()
@@ -87,6 +92,7 @@ class Board:
                     self._live.pop(view.id, None)
                     self._heard.pop(view.id, None)
                     self._spoke_s.pop(view.id, None)
+                    self._idle_s.pop(view.id, None)
                 else:
                     self._live[view.id] = view
         for view in changed:
@@ -102,24 +108,39 @@ class Board:
     def heard(self, reports: Sequence[Report]) -> None:
         """Take in reports, of whatever transport."""
         for report in reports:
-            body = report.body
-            self._spoke_s[report.job_id] = time.time()
+            body, now_s = report.body, time.time()
+            self._spoke_s[report.job_id] = now_s
             if isinstance(body, Started):
                 self._heard[report.job_id] = body.progress, body.total
             elif isinstance(body, Observation):
                 self._heard[report.job_id] = body.progress, self._heard.get(report.job_id, (0.0, None))[1]
+                if body.utilisation is not None and body.utilisation < IDLE_BELOW:
+                    since_s, _ = self._idle_s.get(report.job_id, (now_s, now_s))
+                    self._idle_s[report.job_id] = since_s, now_s
+            if not isinstance(body, Observation) or (body.utilisation or 0.0) >= IDLE_BELOW:
+                self._idle_s.pop(report.job_id, None)  # busy; or it began, saved or stood still, and is judged anew
 
-    def idle(self, after_s: float, now_s: float) -> list[tuple[JobView, float]]:
-        """(job, seconds) of running jobs that have reported and then were silent for longer than `after_s`: each run once."""
+    def idle(self, after_s: float) -> list[tuple[JobView, float]]:
+        """(job, seconds) of running jobs whose reports have said for `after_s` that their GPUs do nothing: each run once."""
+        return self._found_now(
+            "idle", {job: last_s - since_s for job, (since_s, last_s) in self._idle_s.items()}, after_s
+        )
+
+    def silent(self, after_s: float, now_s: float) -> list[tuple[JobView, float]]:
+        """(job, seconds) of running jobs that have reported and then nothing for longer than `after_s`: each run once."""
+        return self._found_now("silent", {job: now_s - spoke_s for job, spoke_s in self._spoke_s.items()}, after_s)
+
+    def _found_now(self, what: str, seconds: Mapping[str, float], after_s: float) -> list[tuple[JobView, float]]:
         found = []
-        for job, spoke_s in list(self._spoke_s.items()):
+        for job, so_far_s in seconds.items():
             view = self._live.get(job)
             if view is None or view.state != "running":
-                self._spoke_s.pop(job, None)  # it will speak again where it runs next
-            elif now_s - spoke_s > after_s and view.allocation and (run := (job, view.restarts)) not in self._idle:
-                self._idle.add(run)
-                found.append((view, now_s - spoke_s))
-        self._idle = {run for run in self._idle if run[0] in self._live}
+                for table in (self._spoke_s, self._idle_s):  # it will speak again where it runs next
+                    table.pop(job, None)
+            elif so_far_s > after_s and view.allocation and (run := (what, job, view.restarts)) not in self._found:
+                self._found.add(run)
+                found.append((view, so_far_s))
+        self._found = {run for run in self._found if run[1] in self._live}
         return found
 
     # --- the service's side

@@ -17,4 +17,6 @@ class Refusal(PenstockError):
 
 def no_such_job(job: str) -> Refusal:
     """Of a job that is not there, and of another's: who may not see a job does not learn that it is there."""
-    return Refusal(404, "no-such-job", f"there is no job {job} that you may see; list yours with GET /v1/jobs")
+    return Refusal(
+        404, "no-such-job", f"there is no job {job} that you may see; list yours with `penstock list` or GET /v1/jobs"
+    )

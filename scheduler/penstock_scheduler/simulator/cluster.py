@@ -59,6 +59,11 @@ class Learner(Protocol):
         """What the scheduler knows. The same object until there is news."""
         ...
 
+    @property
+    def unmeasured(self) -> tuple[str, ...]:
+        """GPU types that its rounds are to measure it on: see `Snapshot.unmeasured`."""
+        ...
+
     def saw(self, gpu_type: str, seen: Seen | None, noise: GradientNoise | None) -> None:
         """Take in what the job has measured while it ran."""
         ...

@@ -36,12 +36,15 @@ class LearnedModels:
         What is left of a training is known once it has begun: then it says how far it is, and when it is done.
         """
         known = self._wishes.models([job for job in jobs if self._jobs[job.id].learner is None], gpu_types)
+        known.unmeasured.clear()  # a job without a learner reports nothing
         for job in jobs:
             simulated = self._jobs[job.id]
             if simulated.learner is not None:
                 known.estimators[job.id] = simulated.learner.estimator
                 known.restart_costs_s[job.id] = self._restart_costs_s[job.id]
                 known.unscaled[job.id] = simulated.most_gpus
+                if unmeasured := simulated.learner.unmeasured:
+                    known.unmeasured[job.id] = unmeasured
                 if isinstance(simulated.truth, ModelledJob) and simulated.runs:
                     initial, own = simulated.truth.model.initial_batch, job.wish.batch_size
                     known.remaining[job.id] = simulated.truth.left(simulated.progress, initial if own is None else own)
@@ -51,7 +54,7 @@ class LearnedModels:
 
 
 class FittedLearner:
-    """A job that is profiled on one GPU of each type when it comes, and learns from its own runs (`JobModel`)."""
+    """A job that learns from its own runs (`JobModel`); `profiled`: and has been on one GPU of each type before it comes."""
 
     def __init__(
         self,
@@ -61,21 +64,25 @@ class FittedLearner:
         gpu_types: Iterable[str],
         families: Families,
         disturbances: Disturbances,
+        *,
+        profiled: bool = True,
     ) -> None:
-        self._job, self._disturbances = job, disturbances
+        self._job, self._truth, self._disturbances = job, truth, disturbances
         self._initial = truth.model.initial_batch if wish.batch_size is None else wish.batch_size
         largest = truth.model.max_batch if wish.max_batch_size is None else wish.max_batch_size
         largest = max(largest, self._initial)
         prior = None
         if wish.model_family is not None and (family := families.get(wish.model_family)) is not None and family.gpus:
             prior = family.estimator(self._initial, largest, wish.fixed_batch)
-        # All types that it can run on are profiled, so that it needs no `families` for others.
-        self._model = JobModel(self._initial, largest, fixed_batch=wish.fixed_batch, prior=prior)
+        known = None if profiled else families  # for types that it has not run on yet
+        self._model = JobModel(self._initial, largest, fixed_batch=wish.fixed_batch, prior=prior, families=known)
+        runs_on = {gpu_type: found for gpu_type in gpu_types if (found := truth.profile(gpu_type))}
+        self._types = sorted(runs_on.keys() - (prior.models.keys() if prior is not None else set()))
         self._var_scale = truth.model.initial_batch / self._initial
         self._measured: set[tuple[str, int, int, int]] = set()
         self._reports = 0
-        for gpu_type in gpu_types:
-            for seen in truth.profile(gpu_type):
+        for gpu_type, found in runs_on.items() if profiled else ():
+            for seen in found:
                 self.saw(gpu_type, seen, None)
 
     @property
@@ -83,13 +90,20 @@ class FittedLearner:
         """See `Learner`."""
         return self._model.estimator
 
+    @property
+    def unmeasured(self) -> tuple[str, ...]:
+        """See `Learner`."""
+        return tuple(gpu_type for gpu_type in self._types if gpu_type not in self._model.measured)
+
     def saw(self, gpu_type: str, seen: Seen | None, noise: GradientNoise | None) -> None:
-        """See `Learner`. What is measured without error is taken in once."""
+        """See `Learner`. What is measured without error is taken in once. Where it runs, a job knows what fits."""
         if seen is not None and (key := (gpu_type, *seen[:3])) not in self._measured:
             if self._disturbances.estimation_error == 0:
                 self._measured.add(key)
             self._reports += 1
             error = self._disturbances.measured(1.0, self._job, self._reports)
+            if gpu_type not in self._model.measured:
+                self._model.observe_limit(gpu_type, self._truth.model.max_atomic_batch(gpu_type, (1,)))
             self._model.observe(gpu_type, *seen[:3], seen.step_s * error, seen.sync_s * error)
         if noise is not None:
             self._model.observe_noise(GradientNoise(noise.grad_sqr, noise.grad_var * self._var_scale))
@@ -145,6 +159,11 @@ class ArtifactLearner:
         self._fits: dict[str, ThroughputParams] = {}
         self._noise: GradientNoise | None = None
         self._estimators: tuple[AnyEstimator, AnyEstimator] | None = None
+
+    @property
+    def unmeasured(self) -> tuple[str, ...]:
+        """See `Learner`: nothing, for the artifact has no rounds for that."""
+        return ()
 
     @property
     def estimator(self) -> AnyEstimator:

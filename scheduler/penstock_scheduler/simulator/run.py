@@ -51,7 +51,8 @@ class Driving:
     """Seconds from one round to the next; None: a round whenever something happened."""
     as_requested: bool = False
     """Whether every job gets what its user asked for, which is all that a rigid policy can give."""
-    learner: Literal["fitted", "artifact"] = "fitted"
+    learner: Literal["fitted", "unprofiled", "artifact"] = "fitted"
+    """What jobs know of themselves: `unprofiled`, nothing before their first run; see `FittedLearner`, `ArtifactLearner`."""
     moves_are_free: bool = False
     """See `SimulatedCluster`."""
 
@@ -316,7 +317,15 @@ def _learner(job: WorkloadJob, truth: ModelledJob, wish: JobWish, scenario: Scen
     if driving.learner == "artifact":
         tuned = job.batch_size if job.batch_size is not None else truth.model.max_batch
         return ArtifactLearner(truth, tuned, scenario.node_gpus)
-    return FittedLearner(job.id, truth, wish, scenario.node_gpus, scenario.site_families, scenario.disturbances)
+    return FittedLearner(
+        job.id,
+        truth,
+        wish,
+        scenario.node_gpus,
+        scenario.site_families,
+        scenario.disturbances,
+        profiled=driving.learner == "fitted",
+    )
 
 
 def _tick(cluster: SimulatedCluster, now_s: float, decided: bool) -> Tick:

@@ -48,7 +48,7 @@ def install(
     plugin: Annotated[Path | None, typer.Option(help="A penstock.so that is built already.")] = None,
     slurm_cflags: Annotated[str, typer.Option(help="Where Slurm's headers are, such as -I/opt/slurm/include.")] = "",
     schedule: Annotated[
-        plan.Schedule | None, typer.Option(help="What repeats `sync`.  [default: systemd where it runs, or cron]")
+        plan.Schedule | None, typer.Option(help="What repeats `sync`.  (default: systemd where it runs, or cron)")
     ] = None,
     schedule_dir: Annotated[Path | None, typer.Option(hidden=True)] = None,
     user: User = None,

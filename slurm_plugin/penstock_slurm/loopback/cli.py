@@ -21,7 +21,7 @@ app = typer.Typer(help="A real Slurm on this machine, with GPUs that do not exis
 
 Dir = Annotated[
     Path | None,
-    typer.Option("--dir", help="The cluster's folder; each holds one cluster.  [default: one folder for each user]"),
+    typer.Option("--dir", help="The cluster's folder; each holds one cluster.  (default: one folder for each user)"),
 ]
 
 _PATIENCE_S = 2.0
@@ -41,7 +41,7 @@ def up(
     ] = DEFAULT_SPEC,
     accounting: Annotated[bool, typer.Option("--accounting", help="Also run slurmdbd, with its own MariaDB.")] = False,
     port: Annotated[
-        int | None, typer.Option(help="The first TCP port: one for each node and two more.  [default: free ones]")
+        int | None, typer.Option(help="The first TCP port: one for each node and two more.  (default: free ones)")
     ] = None,
 ) -> None:
     """Start the cluster and wait until every node is idle."""

@@ -45,6 +45,11 @@ All other options are sbatch's: sbatch --help."""
 class _Words(TyperGroup):
     """A command that takes every word as it is."""
 
+    @property
+    def manual(self) -> str:
+        """Its manual page's text: it has no options of the ordinary kind."""
+        return _usage({"HOME": "~"})
+
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         logging.getLogger().addHandler(logging.NullHandler())  # what the daemon would log is not for who submits
         ctx.args = list(args)

@@ -127,5 +127,6 @@ def _look(settings: Settings, models: WishModels) -> Snapshot:
         restart_costs_s=known.restart_costs_s,
         limits=limits,
         unscaled=known.unscaled,
+        unmeasured=known.unmeasured,
         remaining=known.remaining,
     )

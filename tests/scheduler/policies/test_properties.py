@@ -100,8 +100,9 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
         )
     )
     unscaled = {each.id: draw(st.sampled_from([0, 1, 4])) for each in jobs if draw(st.booleans())}
+    unmeasured = {each.id: tuple(TYPES[: draw(st.integers(1, len(TYPES)))]) for each in jobs if draw(st.booleans())}
     made = snapshot(tuple(nodes), jobs, models, remaining=remaining, attained=attained)
-    return dataclasses.replace(made, limits=tuple(limits), unscaled=unscaled)
+    return dataclasses.replace(made, limits=tuple(limits), unscaled=unscaled, unmeasured=unmeasured)
 
 
 @st.composite

@@ -1,11 +1,12 @@
 import dataclasses
+from typing import Any
 
 import pytest
 
 from penstock_profiles.estimators import PipelineEstimator, PipelineGpu
 from penstock_profiles.throughput import ThroughputParams
 from penstock_scheduler.errors import ConfigError
-from penstock_scheduler.model import Configuration, GpuLimit, Node, Phase, Placement, ReasonCode, Share
+from penstock_scheduler.model import Configuration, GpuLimit, Job, Node, Phase, Placement, ReasonCode, Share, Snapshot
 from penstock_scheduler.policies import make_policy
 from penstock_scheduler.policies.sia import Sia, SiaSettings, restart_factor
 from tests.scheduler.builders import job, on, snapshot, table
@@ -107,9 +108,9 @@ def test_gpus_of_unmanaged_jobs_are_not_given_out():
     ("wish", "words"),
     [
         ({"gpu_types": ["h100"]}, "no node here has h100; the types are t4"),
-        ({"min_gpus": 64}, "needs 64 to 64 GPUs, but jobs can have 1, 2, 4, 8"),
+        ({"min_gpus": 64}, "needs 64 GPUs, but jobs can have 1, 2, 4, 8"),
         ({"min_gpus": 5, "max_gpus": 7}, "needs 5 to 7 GPUs"),
-        ({"min_gpus": 7, "max_gpus": 7}, "needs 7 to 7 GPUs"),
+        ({"min_gpus": 7, "max_gpus": 7}, "needs 7 GPUs"),
         ({"excluded_gpu_types": ["t4"]}, "no node here is of another type than those excluded; the types are t4"),
         ({"scale_unit": 5}, "no count that jobs can have here is a multiple of scale_unit=5"),
     ],
@@ -228,6 +229,82 @@ def test_a_job_that_nobody_knows_grows_by_doubling():
         assert sia.decide(state).chosen["j"].gpus == gets
     free = Sia(SiaSettings(growth=None))
     assert free.decide(dataclasses.replace(snapshot("t4:1x8", [job("j")]), unscaled={"j": 0})).chosen["j"].gpus == 8
+
+
+THREE = "a100:1x4,rtx:1x4,t4:1x4"
+ALL = ("a100", "rtx", "t4")
+
+
+def new(where: str | None, *unknown: str, nodes: str = THREE, others: tuple[Job, ...] = (), **more: Any) -> Snapshot:
+    """A job that has, or waits for, one GPU, and of which these types are unknown; 100 s after it came."""
+    attained = more.pop("attained", {})
+    models = {"j": more.pop("model")} if "model" in more else {}
+    held = {"phase": Phase.RUNNING, "allocation": on(where, **{f"{where}_00": 1})} if where else {}
+    state = snapshot(nodes, [job("j", submit_s=900.0, **held, **more), *others], models, attained={"j": attained})
+    return dataclasses.replace(state, unmeasured={"j": unknown} if unknown else {}, unscaled={"j": 1 if where else 0})
+
+
+def test_a_new_job_is_measured_on_one_gpu_of_each_type_before_it_grows():
+    """It comes, reports from A100, then from RTX, then from T4: one GPU each time, and two when all is known."""
+    first = sia.decide(new(None, *ALL)).assignments["j"]
+    assert first.configuration == Configuration(1, 1, first.placement.gpu_type)
+    assert (first.reason.code, first.reason.text) == (
+        ReasonCode.MEASURING,
+        f"is to be measured on {first.placement.gpu_type}, 1 of 3 types",
+    )
+    silent_yet = sia.decide(new("rtx", *ALL)).assignments["j"]
+    assert (silent_yet.configuration, silent_yet.reason.text) == (
+        Configuration(1, 1, "rtx"),
+        "being measured on rtx, 1 of 3 types",
+    )
+    second = sia.decide(new("rtx", "t4")).assignments["j"]
+    assert (second.configuration, second.reason.text) == (
+        Configuration(1, 1, "t4"),
+        "is to be measured on t4, 3 of 3 types",
+    )
+    last = sia.decide(new("t4", model=table(a100={1: 9.0, 2: 16.0}, rtx={1: 2.0}, t4={1: 1.0}))).assignments["j"]
+    assert last.configuration == Configuration(1, 2, "a100")
+    assert last.reason.code is ReasonCode.CHOSEN
+
+
+def test_a_type_that_the_model_says_nothing_of_is_open_to_a_job_that_is_measured():
+    """Two GPUs that are known would be better at once; and without measuring it would never know the third type."""
+    model = table(rtx={1: 2.0, 2: 4.0}, t4={1: 1.0, 2: 2.0})
+    state = new("t4", "a100", model=model)
+    assert sia.decide(state).chosen == {"j": Configuration(1, 1, "a100")}
+    assert Sia(SiaSettings(measure_gpu_s=0)).decide(state).chosen["j"].gpu_type == "rtx"
+    only = new(None, "a100", model=table(t4={1: 0.0}))
+    assert sia.decide(only).chosen == {"j": Configuration(1, 1, "a100")}
+
+
+@pytest.mark.parametrize(
+    ("unlike", "why"),
+    [
+        ({"adaptivity": "rigid", "min_gpus": 1, "max_gpus": 1}, "its user wants it so"),
+        ({"adaptivity": "fixed", "min_gpus": 1, "max_gpus": 1}, "it may not be moved"),
+        ({"preemptible": False}, "it may not be moved"),
+        ({"min_gpus": 2}, "it needs more than one"),
+        ({"scale_unit": 2}, "it needs more than one"),
+        ({"gpu_types": ("rtx",)}, "there is nothing to compare"),
+        ({"attained": {"rtx": 50.0}}, "it ran for 30 s + 20 s and reported nothing"),
+        ({"attained": {"t4": 150.0}}, "it is not new: three times 30 s + 20 s"),
+    ],
+)
+def test_who_is_not_measured(unlike, why):
+    reasons = [given.reason for given in sia.decide(new(None, "a100", "rtx", **unlike)).assignments.values()]
+    assert [reason.code for reason in reasons] == [ReasonCode.CHOSEN], why
+    just_so = {"attained": {"rtx": 49.0}} if "rtx" in unlike.get("attained", {}) else {"attained": {"t4": 149.0}}
+    measured = sia.decide(new(None, "a100", "rtx", **just_so)).assignments["j"]
+    assert measured.reason.code is ReasonCode.MEASURING, "and a job like the others is"
+
+
+def test_measuring_takes_no_gpus_from_other_jobs():
+    """All A100 are another's, which trains better with each: the new job stays on its T4, and grows when it is new no more."""
+    other = job("o", phase=Phase.RUNNING, allocation=on("a100", a100_00=4), max_gpus=4, gpu_types=("a100",))
+    state = new("t4", "a100", nodes="a100:1x4,t4:1x4", others=(other,))
+    assert sia.decide(state).chosen == {"o": Configuration(1, 4, "a100"), "j": Configuration(1, 1, "t4")}
+    later = dataclasses.replace(state, attained={"j": {"t4": 100.0}}, time_s=5000.0)
+    assert sia.decide(later).chosen == {"o": Configuration(1, 4, "a100"), "j": Configuration(1, 2, "t4")}
 
 
 def test_a_limit_on_a_user_is_kept_also_by_the_next_best_choice():

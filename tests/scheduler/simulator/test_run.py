@@ -7,6 +7,7 @@ import json
 import random
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -95,6 +96,25 @@ def test_the_same_seed_gives_the_same_simulation(tmp_path, policy):
     assert one.ticks == two.ticks
     other = simulate(replace(one.scenario, disturbances=replace(one.scenario.disturbances, seed=1)), policy)
     assert job_rows(other) != job_rows(one)
+
+
+def test_a_job_without_a_profile_is_measured_on_each_type_in_its_first_rounds():
+    """The rounds of the daemon's own loop: one GPU of each of three types, and more when all are known. A profile spares that."""
+    wish = JobWish(max_gpus=4, batch_size=12, max_batch_size=384)
+    found = Workload("one", (WorkloadJob("0", 0.0, 1, wish, batch_size=12, model="bert-squad", samples=5e5),))
+    where = prepare(nodes_from_spec("t4:1x4,rtx:1x4,a100:1x4"), found)
+
+    def shapes(learner: Literal["fitted", "unprofiled"], settings: dict[str, object]) -> list[tuple[str, int]]:
+        (job,) = simulate(where, "sia", settings, Driving(learner=learner)).jobs
+        assert job.finish_s is not None
+        return [(run.placement.gpu_type, run.placement.gpus) for run in job.runs]
+
+    measured = shapes("unprofiled", {})
+    assert sorted(measured[:3]) == [("a100", 1), ("rtx", 1), ("t4", 1)]
+    assert measured[3] == ("a100", 2)
+    unmeasured = shapes("unprofiled", {"measure_gpu_s": 0.0})
+    assert len({gpu_type for gpu_type, _ in unmeasured}) < 3
+    assert {gpu_type for gpu_type, _ in shapes("fitted", {})} == {"a100"}
 
 
 def test_a_policy_of_parts_is_driven_as_its_first():
