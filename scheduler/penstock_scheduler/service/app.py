@@ -272,6 +272,9 @@ def make_app(
         if view is None or not mine:
             if view is not None and request.method != "GET":
                 await note(identity, request, allowed=False, text="a job of another user")
+            refusal = board.refusal(job) if view is None else None
+            if refusal is not None and (refusal.user == identity.user or identity.role in _SEES_ALL):
+                raise Refusal(404, "not-managed", f"Penstock does not manage job {job}: {refusal.text}")
             raise no_such_job(job[:50])
         return view
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from penstock_profiles.wire import Observation, Report, Started
 from penstock_scheduler.messages import AllocationView, JobView, LedgerLine
-from penstock_scheduler.model import Action, ClusterState, EndedRun, Job, Outcome, Phase, Placement
+from penstock_scheduler.model import Action, ClusterState, EndedRun, Job, Outcome, Phase, Placement, Refusal
 from penstock_scheduler.ports import Cluster, Fate, Submitter
 from penstock_scheduler.records import RoundRecord
 from penstock_scheduler.store import SqlStore, summarise
@@ -152,6 +152,11 @@ class Board:
     def now(self, job: str) -> JobView | None:
         """A job as it is now; None: it has ended, or there is none."""
         return self._live.get(job)
+
+    def refusal(self, job: str) -> Refusal | None:
+        """Why a job that asks for Penstock is not managed; None: it does not ask, or it is."""
+        state = self.state
+        return next((each for each in state.refused if each.job == job), None) if state is not None else None
 
     def adopt(self, view: JobView) -> None:
         """Take in a job that was just submitted, before a round sees it. Raises StoreError."""

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, settings
 from penstock_profiles.wire import Checkpointed, Observation, Report, Started
 from penstock_scheduler.client import ApiError, Client, DaemonAway
 from penstock_scheduler.messages import Submission, TokenOrder
-from penstock_scheduler.model import Phase
+from penstock_scheduler.model import ClusterState, Phase, Refusal
 from penstock_scheduler.ports import Fate
 from penstock_scheduler.service.guard import Bucket, check_report
 from penstock_scheduler.store import schema
@@ -131,6 +131,18 @@ def test_the_same_key_at_once_is_one_job(api):
     assert len(found) == 8
     assert len(set(found)) == 1
     assert len(api.submitter.jobs) == 1
+
+
+def test_a_job_that_is_not_managed_is_told_why_to_its_user_alone(api):
+    refused = Refusal("7", "train", "ada", "max_gpus must be at least min_gpus; raise --max-gpus")
+    api.board.saw(ClusterState((), (), (refused,)), time.time())
+    with api.client("ada") as ada, api.client("bob") as bob:
+        for ask in (ada.job, ada.explain, ada.cancel):
+            with pytest.raises(ApiError, match="does not manage job 7: max_gpus must be at least") as error:
+                ask("7")
+            assert (error.value.status, error.value.code) == (404, "not-managed")
+        with pytest.raises(ApiError, match="no job 7"):
+            bob.explain("7")
 
 
 def test_who_waits_is_told_of_a_change(api):
