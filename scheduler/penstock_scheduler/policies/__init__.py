@@ -11,6 +11,7 @@ from penstock_scheduler.errors import ConfigError
 from penstock_scheduler.model.wish import describe_errors
 from penstock_scheduler.policies.budgets import WithBudgets
 from penstock_scheduler.policies.cloud import WithCloud
+from penstock_scheduler.policies.gandiva import Gandiva, GandivaSettings
 from penstock_scheduler.policies.gavel import Gavel, GavelSettings
 from penstock_scheduler.policies.partitioned import Partitioned
 from penstock_scheduler.policies.pollux import Pollux, PolluxSettings
@@ -41,6 +42,7 @@ REGISTRY: dict[str, tuple[Callable[[Any], Policy], type[BaseModel]]] = {
     "sia": (Sia, SiaSettings),
     "pollux": (Pollux, PolluxSettings),
     "gavel": (Gavel, GavelSettings),
+    "gandiva": (Gandiva, GandivaSettings),
     "fifo": (Fifo, QueueSettings),
     "srtf": (Srtf, QueueSettings),
     "las": (Las, LasSettings),

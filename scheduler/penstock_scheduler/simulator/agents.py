@@ -3,7 +3,7 @@
 What a real agent does with processes is here a factor on each job's speed:
 
 - who is suspended has 0; who is resumed loses `switch_s` of its slice;
-- the jobs of a pack have the shares that the true table of pairs says, or the prior by utilisation for a pair that it does not have.
+- the jobs of a pack have the shares that the true table of pairs says, or the prior by utilisation for a pair that is not in it.
   Of more than two, each has the product of its shares beside each other one;
 - beside a guaranteed job the others have a duty cycle c, which `sharing.control` moves: the guaranteed job has 1 in the rest of
   the time, so 1 - c (1 - share), and they have c times their shares.
@@ -130,21 +130,21 @@ class SimulatedAgents:
         Args:
             groups: only with jobs that are on their nodes.
             now_s: the time.
-            running: jobs that hold GPUs -> whether they were there before.
+            running: all of these jobs -> whether they have had their GPUs to themselves until now.
         """
         before = {group.order: group for group in self.groups}
         was_in = dict(self.group_of)
-        self.groups, self.group_of, fresh = [], {}, []
-        for group in set(before) - set(groups):
-            self._account(before[group], now_s)
+        fresh: list[Group] = []
+        self.groups, self.group_of = [], {}
+        for order in before.keys() - set(groups):
+            self._account(before[order], now_s)
         for wanted in groups:
             group = before.get(wanted)
             if group is None:
                 group = self._new(wanted, now_s, was_in, running)
                 fresh.append(group)
             self.groups.append(group)
-            for job in wanted.jobs:
-                self.group_of[job] = group
+            self.group_of |= dict.fromkeys(wanted.jobs, group)
         packs = {
             frozenset(pack.jobs): pack for group in self.groups for pack in group.order.packs if len(pack.jobs) > 1
         }
@@ -173,7 +173,7 @@ class SimulatedAgents:
             if running.get(job):
                 self._served_s[job] = max(known, default=0.0)
             else:
-                started = [self._served_s[each] for each in wanted.jobs if each in was_in or running.get(each)]
+                started = [self._served_s[each] for each in wanted.jobs if self._ran_s.get(each) or running.get(each)]
                 self._served_s[job] = entry_s(started, wanted.slice_s)
         group = Group(wanted, now_s)
         before = {job for each in old.values() for pack in each.running for job in pack.jobs}

@@ -375,7 +375,9 @@ class SimulatedCluster:
         sharers = {job_id for group in here for job_id in group.jobs}
         if here == [group.order for group in agents.groups] and sharers == self._sharers:
             return
-        running = {job_id: job_id not in self._sharers for job_id in sharers}
+        running = {
+            job_id: job_id not in self._sharers and self.jobs[job_id].runs[-1].start_s < now_s for job_id in sharers
+        }
         for job_id in sharers - self._sharers:
             self._occupy(self.jobs[job_id], -1)
             self._alone(job_id, now_s)
