@@ -40,7 +40,7 @@ class ReasonCode(StrEnum):
     SHARES = "shares"
     """It shares GPUs with other jobs."""
     FIRST_SLICE = "first-slice"
-    """It has had its first slice of somebody's GPUs, and waits for some of its own."""
+    """It has a slice of somebody's GPUs, so that its user soon sees whether it works."""
     STOPPED_BY_GROUP = "stopped-by-group"
     """Other trials of its group are more promising."""
     NEVER_FITS = "never-fits"

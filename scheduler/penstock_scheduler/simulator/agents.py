@@ -167,17 +167,14 @@ class SimulatedAgents:
         """A group with what its jobs had in the ones before: newcomers get the next slice."""
         old = {id(was_in[job]): was_in[job] for job in wanted.jobs if job in was_in}
         known = [self._served_s[job] for job in wanted.jobs if job in was_in]
-        for job in wanted.jobs:
-            if job in was_in:
-                continue
-            if running.get(job):
-                self._served_s[job] = max(known, default=0.0)
-            else:
-                started = [self._served_s[each] for each in wanted.jobs if self._ran_s.get(each) or running.get(each)]
-                self._served_s[job] = entry_s(started, wanted.slice_s)
+        fresh = [job for job in wanted.jobs if job not in was_in]
+        self._served_s |= {job: max(known, default=0.0) for job in fresh if running[job]}
+        had = [job for job in wanted.jobs if running[job] or (job in was_in and self._ran_s.get(job))]
+        newcomer_s = entry_s([self._served_s[job] for job in had], wanted.slice_s)
+        self._served_s |= {job: newcomer_s for job in fresh if not running[job]}
         group = Group(wanted, now_s)
         before = {job for each in old.values() for pack in each.running for job in pack.jobs}
-        before |= {job for job in wanted.jobs if running.get(job) and job not in was_in}
+        before |= {job for job in fresh if running[job]}
         group.running = tuple(pack for pack in wanted.packs if before.issuperset(pack.jobs))
         same = [
             each.control
@@ -186,7 +183,7 @@ class SimulatedAgents:
             and set(each.order.jobs) == set(wanted.jobs)
         ]
         group.control = same[0] if same else Control()
-        self._turn(group, now_s, {job for job in wanted.jobs if running.get(job) and job not in was_in} | before)
+        self._turn(group, now_s, before)
         return group
 
     # Slices.
@@ -222,6 +219,8 @@ class SimulatedAgents:
             elif pack.guaranteed is None:
                 self._measure(pack)
             else:
+                if group.control.share == 0:
+                    self._profiled.add(pack.guaranteed)
                 group.control = advance(group.control, self._steps(pack, group), self._settings.control)
 
     def _measure(self, pack: Pack) -> None:
