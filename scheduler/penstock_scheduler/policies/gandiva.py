@@ -295,6 +295,7 @@ class _Round:
                     self._allowance.take(job, least - pack.gpus, site.node.gpu_type)
                     self._gpus[job.id] = least
                     site.packs[index] = replace(pack, gpus=least)
+                    self._busy.add(job.id)
                     self._why[job.id] = f"gives back {pack.gpus - least} GPUs that others need"
 
     def _land(self, introspective: bool) -> None:

@@ -246,7 +246,7 @@ class Guests:
                 continue
             best: tuple[float, str, _Host] | None = None
             for host in self._hosts.values():
-                if host.guests or host.job.id in barred or not self._stays(host) or priority(host.job) > priority(job):
+                if host.guests or host.job.id in barred or not self._stays(host) or priority(host.job) != priority(job):
                     continue
                 total = self._promise(job, host)
                 if total is not None and self._gpus(job, host) == host.where.gpus and self._fits(job, host):
@@ -307,7 +307,7 @@ class Guests:
             able = []
             for host in hosts:
                 gpus = self._gpus(job, host)
-                mine = self._host_of.get(job.id) == host.job.id
+                mine = self._host_of.get(job.id) == host.job.id or _is_on(job, host.node)
                 left_mb = self._left_mb(host, least_memory_mb, mine=mine)
                 if gpus is None or left_mb is None or not (mine or self._stays(host)):
                     continue
@@ -316,8 +316,9 @@ class Guests:
                     load = (1.0 if used is None else used) * host.where.gpus + sum(host.guests.values())
                     able.append((load / host.where.gpus, host.job.id, host, left_mb))
             if able:
-                first = next((each for each in able if each[1] == self._host_of.get(job.id)), None)
-                _, _, host, left_mb = first or min(able, key=lambda each: each[:2])
+                first = [each for each in able if each[1] == self._host_of.get(job.id)]
+                here = [each for each in able if _is_on(job, each[2].node)]
+                _, _, host, left_mb = min(first or here or able, key=lambda each: each[:2])
                 host.guaranteed, host.memory_mb = True, left_mb
                 self._invite(job, host, f"what job {host.job.id} leaves of its GPUs")
 
@@ -387,3 +388,7 @@ class Guests:
             limits = (Limit(), *(Limit(memory_mb=host.memory_mb) for _ in host.guests))
         pack = Pack(jobs, gpus, mine, host.job.id if host.guaranteed else None, limits)
         return SharedGpus(host.node, gpus, (pack,), self._slice_s)
+
+
+def _is_on(job: Job, node: str) -> bool:
+    return job.phase is Phase.RUNNING and job.allocation is not None and job.allocation.nodes == (node,)
