@@ -229,7 +229,9 @@ class SimulatedAgents:
         noise = np.maximum(self._random.normal(1.0, self._settings.noise, len(pack.jobs)), 0.0)
         speeds = tuple(float(shares[job] * factor) for job, factor in zip(pack.jobs, noise, strict=True))
         self._seen[frozenset(pack.jobs)] = PackSeen(pack.jobs, gpu_type, speeds)
-        self._trial_of[frozenset(pack.jobs)].slices += 1
+        trial = self._trial_of.get(frozenset(pack.jobs))
+        if trial is not None:  # not for those whom a guaranteed job has left behind, until the next order
+            trial.slices += 1
 
     def _steps(self, pack: Pack, group: Group) -> Steps:
         assert pack.guaranteed is not None, "steps are of the guaranteed job"
