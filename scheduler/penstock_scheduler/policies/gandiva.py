@@ -11,6 +11,9 @@ After *Gandiva: Introspective cluster scheduling for deep learning* (Xiao et al.
 5. *Pack*: on nodes on which jobs still take turns, the pairs that promise most.
 6. *Grow*: where nobody waits, jobs that declared it (`grow_shrink`) take what is idle on their node.
 
+Of trials of one search (`trial_group`) those that look hopeless by what they have reported rest: they give back their GPUs and
+wait, until others turn out worse (`sharing.groups`). The more promising land first.
+
 Mode `reactive` has only 2, 3 and 6. A job that was moved, packed or unpacked is left alone for `interval_s`, but for a pack that
 does not pay and for GPUs that somebody needs. On a cluster without agents nobody shares: then this is Algorithm 1 with a queue.
 
@@ -50,6 +53,7 @@ from penstock_scheduler.model import (
 from penstock_scheduler.policies import common
 from penstock_scheduler.policies.room import Allowance, Room
 from penstock_scheduler.sharing.gandiva import land
+from penstock_scheduler.sharing.groups import GroupSettings, TrialSeen, judge
 from penstock_scheduler.sharing.packing import Measured, PackingSettings, Tenant, choose, undo
 
 
@@ -76,6 +80,7 @@ class GandivaSettings(BaseModel):
     least_total: float = Field(
         default=1.0, ge=1, description="Packs whose relative throughputs add up to no more than this are undone."
     )
+    groups: GroupSettings = GroupSettings()
     migrations: int = Field(default=4, ge=0, description="Most migrations in one round.")
 
     @property
@@ -162,6 +167,14 @@ class _Round:
         self._waiting: dict[JobId, Reason] = {}
         self._queue: list[Job] = []
         self._migrations = 0
+        self._rank: dict[JobId, int] = {}
+        """Of trials: who of a group lands before whom."""
+        self._group_submit_s: dict[tuple[str, str], float] = {}
+        for job in snapshot.jobs:
+            if job.wish.trial_group is not None:
+                key = (job.user, job.wish.trial_group)
+                self._group_submit_s[key] = min(job.submit_s, self._group_submit_s.get(key, math.inf))
+        self._judge_groups()
         self._settle_in()
         types = {node.gpu_type for node in snapshot.nodes}
         self._known = colocation(self._state, types) if self._state is not None else Colocation()
@@ -180,6 +193,25 @@ class _Round:
 
     # Who is where.
 
+    def _judge_groups(self) -> None:
+        """Let the hopeless trials of each search rest."""
+        if self._state is None:
+            return
+        groups: dict[tuple[str, str], list[Job]] = {}
+        for job in sorted(self._snapshot.jobs, key=lambda job: (job.submit_s, job.id)):
+            if job.wish.trial_group is not None and job.id in self._state.uses:
+                groups.setdefault((job.user, job.wish.trial_group), []).append(job)
+        for (_, name), jobs in groups.items():
+            uses = [self._state.uses[job.id] for job in jobs]
+            trials = [TrialSeen(job.id, use.ran_s, use.results) for job, use in zip(jobs, uses, strict=True)]
+            verdict = judge(trials, self._settings.groups)
+            self._rank |= {job: place for place, job in enumerate(verdict.order)}
+            for job_id in verdict.resting:
+                job = self._jobs[job_id]
+                if job.phase in (Phase.QUEUED, Phase.RUNNING) and common.movable(job):
+                    text = f"other trials of {name} look better after as much training"
+                    self._waiting[job_id] = Reason(ReasonCode.STOPPED_BY_GROUP, text)
+
     def _settle_in(self) -> None:
         """Find who stays where it is, and what each node has for the others."""
         nodes = {node.name: node for node in self._snapshot.nodes}
@@ -189,6 +221,8 @@ class _Round:
             flying = job.phase in (Phase.STARTING, Phase.STOPPING)
             where = job.target if flying else job.allocation
             node = nodes.get(where.nodes[0]) if where is not None and len(where.shares) == 1 else None
+            if job.id in self._waiting:
+                continue
             if job.phase is Phase.QUEUED or where is None:
                 self._queue.append(job)
             elif job.phase is Phase.RUNNING and not common.movable(job):
@@ -300,7 +334,7 @@ class _Round:
 
     def _land(self, introspective: bool) -> None:
         refused: set[object] = set()
-        for job in sorted(self._queue, key=lambda job: (-priority(job), job.submit_s, job.id)):
+        for job in sorted(self._queue, key=lambda job: (-priority(job), *self._came(job))):
             request = self._request(job)
             key = (tuple(request), job.partitions, job.reservation, job.user, job.account, job.qos)
             if not request:
@@ -314,6 +348,12 @@ class _Round:
                         f": on each node jobs want {most:g} times the GPUs that are there" if most > 1 else ""
                     )
                     self._waiting[job.id] = Reason(ReasonCode.WAITING_CAPACITY, text, common.smallest_need(job))
+
+    def _came(self, job: Job) -> tuple[object, ...]:
+        """When a job came; trials of one search as a whole, and then by what they promise."""
+        if job.wish.trial_group is None:
+            return (job.submit_s, 0, job.id)
+        return (self._group_submit_s[job.user, job.wish.trial_group], self._rank.get(job.id, len(self._rank)), job.id)
 
     def _request(self, job: Job) -> common.Request:
         """What a job asks for; one that grows and shrinks asks for the least, and grows into what is idle."""
@@ -432,12 +472,15 @@ class _Round:
 
     def _better(self, source: _Site, pack: Pack) -> _Site | None:
         """The node on which a pack has less to share: one with room, or with half a job for each GPU less to do."""
+        if not all(self._rested(job, self._settings.interval_s) for job in pack.jobs):
+            return None
+        most = source.height - 0.5
         found = [
             site
             for site in self._sites.values()
             if site is not source
             and site.gpus >= pack.gpus
-            and (site.free >= pack.gpus or (site.wanted + pack.gpus) / site.gpus <= source.height - 0.5)
+            and (site.free >= pack.gpus or (site.wanted + pack.gpus) / site.gpus <= most)
             and self._may_move(pack, site)
         ]
         return min(found, key=lambda s: ((s.wanted + pack.gpus) / s.gpus, s.free, s.node.name), default=None)

@@ -327,7 +327,7 @@ class SimulatedAgents:
             kind.utilisation if profiled else None,
             kind.memory_mb if profiled else 0,
             self._ran_s.get(job, 0.0),
-            self._moved_s.get(job),
+            moved_s=self._moved_s.get(job),
         )
 
     def take_seen(self) -> tuple[PackSeen, ...]:
