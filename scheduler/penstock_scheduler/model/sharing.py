@@ -80,10 +80,10 @@ class JobUse:
     """Most memory that it has used on each of its GPUs, MB; 0: not known."""
     ran_s: float = 0.0
     """Time in which it held GPUs and was not suspended."""
-    results: tuple[tuple[float, float], ...] = ()
-    """(seconds that it had run, metric), the higher the better, of a trial that reports them."""
     moved_s: float | None = None
     """When it was last started, moved, packed or taken out of a pack, s since 1970; None: never."""
+    results: tuple[tuple[float, float], ...] = ()
+    """(seconds that it had run, metric), the higher the better, of a trial that reports them."""
 
     @property
     def profiled(self) -> bool:

@@ -325,7 +325,9 @@ class _Round:
             for index, pack in enumerate(site.packs):
                 job = self._jobs[pack.jobs[0]]
                 least = job.wish.min_gpus
-                if len(pack.jobs) == 1 and job.wish.grow_shrink and pack.gpus > least and job.id not in self._busy:
+                grown = len(pack.jobs) == 1 and job.wish.grow_shrink and pack.gpus > least
+                smaller = Configuration(1, least, site.node.gpu_type)
+                if grown and job.id not in self._busy and common.allowed(job, smaller):
                     self._allowance.take(job, least - pack.gpus, site.node.gpu_type)
                     self._gpus[job.id] = least
                     site.packs[index] = replace(pack, gpus=least)
@@ -455,7 +457,7 @@ class _Round:
                         break
                 if not moved:
                     break
-        if self._waiting:
+        if self._somebody_waits():
             return
         for source in list(self._sites.values()):
             for pack in [pack for pack in source.packs if len(pack.jobs) > 1]:
@@ -496,8 +498,9 @@ class _Round:
 
     def _may_be_on(self, job_id: JobId, site: _Site) -> bool:
         job, node = self._jobs[job_id], site.node
-        same_type = self._site_of[job_id].node.gpu_type == node.gpu_type
-        return same_type and node.reservation == job.reservation and bool(set(job.partitions) & set(node.partitions))
+        if self._site_of[job_id].node.gpu_type != node.gpu_type or not job.wish.allows_type(node.gpu_type):
+            return False
+        return node.reservation == job.reservation and bool(set(job.partitions) & set(node.partitions))
 
     def _move(self, pack: Pack, source: _Site, target: _Site, why: str) -> None:
         source.packs.remove(pack)
@@ -538,9 +541,12 @@ class _Round:
         assert self._state is not None, "jobs are profiled by agents"
         return job in self._state.uses and self._state.uses[job].profiled
 
+    def _somebody_waits(self) -> bool:
+        return any(reason.code is ReasonCode.WAITING_CAPACITY for reason in self._waiting.values())
+
     def _grow(self) -> None:
         """Where nobody waits, who declared it takes what is idle on its node."""
-        if self._waiting:
+        if self._somebody_waits():
             return
         for site in self._sites.values():
             for index, pack in enumerate(site.packs):

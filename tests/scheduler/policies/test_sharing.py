@@ -102,7 +102,7 @@ def followed(state: Snapshot, plan: Plan, its_uses: dict[str, JobUse], speed: fl
 
 
 @pytest.mark.parametrize(("name", "chosen"), NAMES)
-@settings(max_examples=25, phases=[Drawing.explicit, Drawing.reuse, Drawing.generate])  # shrinking takes minutes
+@settings(max_examples=12, phases=[Drawing.explicit, Drawing.reuse, Drawing.generate])  # shrinking takes minutes
 @given(given_=sharing())
 def test_every_plan_keeps_the_rules_round_after_round(
     name: str, chosen: dict[str, object], given_: tuple[Snapshot, list[dict[str, JobUse]], list[float]]
@@ -273,6 +273,20 @@ def test_gandiva_grows_1_2_4_and_shrinks_when_somebody_comes() -> None:
     full = dataclasses.replace(alone, allocation=on("t4", t4_00=4))
     plan = make_policy("gandiva")[0].decide(shared(snapshot("t4:1x4", [full, job("b", max_gpus=1)])))
     assert (plan.assignments["a"].placement.gpus, plan.assignments["b"].placement.gpus) == (1, 1)
+    assert plan.shared == ()
+
+
+def test_gandiva_lets_the_hopeless_trials_of_a_search_rest() -> None:
+    """Three have reached the first rung and one is on the way there: the best of them goes on, with a GPU to itself."""
+    jobs = [running(name, "t4-00", trial_group="search", submit_s=n) for n, name in enumerate("abcd")]
+    results = {"a": 0.3, "b": 0.7, "c": 0.5, "d": 0.1}
+    told = {
+        name: JobUse("t", ran_s=100.0 if name == "d" else 400.0, results=((60.0, m),)) for name, m in results.items()
+    }
+    turns = SharedGpus("t4-00", 2, tuple(Pack((name,)) for name in "abcd"))
+    plan = make_policy("gandiva")[0].decide(shared(snapshot("t4:1x2", jobs), turns, **told))
+    assert set(plan.assignments) == {"b", "d"}
+    assert {reason.code for reason in plan.waiting.values()} == {ReasonCode.STOPPED_BY_GROUP}
     assert plan.shared == ()
 
 
