@@ -33,6 +33,7 @@ from penstock_scheduler.messages import BudgetView, JobView
 from penstock_scheduler.model import BudgetLine, Snapshot
 from penstock_scheduler.models import LearnedModels, WishModels
 from penstock_scheduler.notices import Kind, Notice, NoticeSettings, Notifier
+from penstock_scheduler.pairs import open_pairs
 from penstock_scheduler.policies import make_policy, overlaid, sharing_parts
 from penstock_scheduler.ports import (
     Accounts,
@@ -145,6 +146,10 @@ def _check(settings: Settings) -> int:
     return 0
 
 
+PAIRS = "colocation.json"
+"""In the state folder: what is known of pairs of jobs on one GPU."""
+
+
 def make_loop(
     settings: Settings,
     clock: Clock,
@@ -162,6 +167,13 @@ def make_loop(
         cluster, models, _ = _parts(settings, clock)
         accounts = getattr(cluster, "accounts", None)
     agents = _agents(cluster)
+    site_rules = rules
+    if agents is not None:
+        pairs = open_pairs(daemon.state_dir / PAIRS)
+
+        def rules(snapshot: Snapshot) -> Snapshot:
+            return pairs.on(site_rules(snapshot))
+
     policy, policy_settings = _decider(daemon.policy, settings.policy(daemon.policy), agents)
     return RoundLoop(
         cluster,

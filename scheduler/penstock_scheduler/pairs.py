@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from pathlib import Path
 
-from penstock_profiles.colocation import Colocation
+from penstock_profiles.colocation import Colocation, ColocationError
+from penstock_scheduler.errors import ConfigError
 from penstock_scheduler.model import KnownPair, Snapshot
 
 
@@ -48,3 +50,18 @@ class Pairs:
             and (share := self.known.share(gpu_type, mine, theirs)) is not None
         )
         return dataclasses.replace(snapshot, sharing=dataclasses.replace(state, pairs=pairs))
+
+
+def open_pairs(path: Path) -> Pairs:
+    """What is known in this file, which is kept up to date; there may be none yet. Raises ConfigError if it cannot be read."""
+    try:
+        known = Colocation.load(path.read_bytes(), str(path)) if path.exists() else Colocation()
+    except (ColocationError, OSError) as error:
+        raise ConfigError(f"what is known of pairs of jobs: {error}") from None
+
+    def save(text: str) -> None:
+        fresh = path.with_suffix(".new")
+        fresh.write_text(text, encoding="utf-8")
+        fresh.replace(path)
+
+    return Pairs(known, save)

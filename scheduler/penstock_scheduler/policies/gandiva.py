@@ -67,7 +67,7 @@ class GandivaSettings(BaseModel):
     )
     slice_s: float = Field(default=60.0, gt=0, description="Length of a turn, seconds.")
     max_height: float = Field(
-        default=4.0, ge=1, description="Most GPUs wanted over GPUs there, on a node that a new job may land on."
+        default=2.0, ge=1, description="Most GPUs wanted over GPUs there, on a node that a new job may land on."
     )
     interval_s: float = Field(
         default=600.0,
