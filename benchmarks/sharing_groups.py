@@ -1,7 +1,8 @@
 """Gandiva's AutoML experiment in simulation: `python benchmarks/sharing_groups.py`, and --help.
 
-A list of configurations of which one qualifies, at the 25th, 50th and 75th percentile, on 4 and 16 GPUs: when a trial first reports
-the target, run to completion and by early results, and how many more were tried than run to completion would have by then.
+A list of configurations of which one qualifies, at the 25th, 50th and 75th percentile, on 4 and 16 GPUs: when a trial first
+reports the target, run to completion and by early results, and how many more were tried than run to completion would have by
+then.
 The last line is a JSON object.
 """
 
