@@ -38,6 +38,7 @@ from penstock_scheduler.model import (
     GpuClass,
     Job,
     JobId,
+    JobUse,
     Node,
     Pack,
     Phase,
@@ -103,7 +104,7 @@ def priority(job: Job) -> int:
 
 def tenant(job: Job, gpus: int, state: SharingState) -> Tenant:
     """A job as `sharing.packing` sees it."""
-    use = state.uses[job.id]
+    use = state.uses.get(job.id, JobUse(job.id))  # the agents may not have seen it yet
     moved_s = -math.inf if use.moved_s is None else use.moved_s
     return Tenant(job.id, use.kind, gpus, use.memory_mb, priority(job), moved_s)
 
@@ -624,6 +625,6 @@ class _Round:
         goodput = common.rate(self._snapshot.models[job.id], where.configuration) * part
         for other in others:
             assert self._state is not None, "packs are of a cluster with agents"
-            kinds = self._state.uses[job.id].kind, self._state.uses[other].kind
+            kinds = [self._state.uses.get(each, JobUse(each)).kind for each in (job.id, other)]
             goodput *= self._known.share(node.gpu_type, *kinds) or 0.5
         return common.assign(job, where, reason, self._snapshot, goodput)
