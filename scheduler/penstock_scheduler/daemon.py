@@ -13,7 +13,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -33,8 +33,21 @@ from penstock_scheduler.messages import BudgetView, JobView
 from penstock_scheduler.model import BudgetLine, Snapshot
 from penstock_scheduler.models import LearnedModels, WishModels
 from penstock_scheduler.notices import Kind, Notice, NoticeSettings, Notifier
-from penstock_scheduler.policies import make_policy, overlaid
-from penstock_scheduler.ports import Accounts, Burst, Clock, CloudNodes, Cluster, ModelSource, Store, Trigger, WishCheck
+from penstock_scheduler.pairs import open_pairs
+from penstock_scheduler.policies import make_policy, overlaid, sharing_parts
+from penstock_scheduler.ports import (
+    Accounts,
+    Agents,
+    Burst,
+    Clock,
+    CloudNodes,
+    Cluster,
+    ModelSource,
+    Policy,
+    Store,
+    Trigger,
+    WishCheck,
+)
 from penstock_scheduler.records import RoundRecord
 from penstock_scheduler.rules import BudgetSettings, SiteRules
 from penstock_scheduler.sensitivities import LEARNED, Sensitivities
@@ -122,6 +135,7 @@ def _check(settings: Settings) -> int:
     daemon = settings.section(DaemonSettings)
     make_policy(daemon.policy, settings.policy(daemon.policy))
     cluster, _, _ = _parts(settings, WallClock())
+    _decider(daemon.policy, settings.policy(daemon.policy), _agents(cluster))
     state = cluster.observe()
     types = sorted({node.gpu_type for node in state.nodes})
     gpus = sum(node.gpus for node in state.nodes)
@@ -130,6 +144,10 @@ def _check(settings: Settings) -> int:
     for refusal in state.refused:
         print(f"job {refusal.job} ({refusal.user}) is refused: {refusal.text}")  # noqa: T201
     return 0
+
+
+PAIRS = "colocation.json"
+"""In the state folder: what is known of pairs of jobs on one GPU."""
 
 
 def make_loop(
@@ -145,10 +163,18 @@ def make_loop(
 ) -> RoundLoop:
     """The round loop that these settings describe; a cluster and models that are given stand in. Raises ConfigError."""
     daemon = settings.section(DaemonSettings)
-    policy, policy_settings = make_policy(daemon.policy, settings.policy(daemon.policy))
     if cluster is None or models is None:
         cluster, models, _ = _parts(settings, clock)
         accounts = getattr(cluster, "accounts", None)
+    agents = _agents(cluster)
+    site_rules = rules
+    if agents is not None:
+        pairs = open_pairs(daemon.state_dir / PAIRS)
+
+        def rules(snapshot: Snapshot) -> Snapshot:
+            return pairs.on(site_rules(snapshot))
+
+    policy, policy_settings = _decider(daemon.policy, settings.policy(daemon.policy), agents)
     return RoundLoop(
         cluster,
         clock,
@@ -163,7 +189,26 @@ def make_loop(
         overspent=overspent,
         on_round=on_round,
         accounts=accounts,
+        agents=agents,
     )
+
+
+def _agents(cluster: Cluster) -> Agents | None:
+    """Who lets jobs share GPUs there; None: nobody does."""
+    agents: Agents | None = getattr(cluster, "agents", None)
+    return agents
+
+
+def _decider(name: str, values: Mapping[str, Any], agents: Agents | None) -> tuple[Policy, dict[str, Any]]:
+    """The policy and its settings in full, if the cluster can do what it decides. Raises ConfigError."""
+    policy, full = make_policy(name, values)
+    sharing = sharing_parts(name)
+    if sharing and agents is None:
+        raise ConfigError(
+            f"policy {sharing[0]} needs agents: it lets jobs share GPUs, and nobody on the nodes of this cluster could carry "
+            "that out; choose a policy and stages without sharing, such as sia"
+        )
+    return policy, full
 
 
 def _trigger(daemon: DaemonSettings) -> Trigger:
@@ -186,11 +231,13 @@ class Site:
     learn: Callable[[Sequence[Report]], None]
     chosen: tuple[str, dict[str, Any]]
     """The policy that decides, and its settings."""
+    agents: Agents | None = None
+    """By which jobs share GPUs."""
     _told_of_failing: bool = False
 
     def set_policy(self, name: str, values: dict[str, Any]) -> dict[str, Any]:
         """Decide by this policy from the next round on, also after a restart; its settings. Raises ConfigError."""
-        policy, full = make_policy(name, overlaid(name, self.settings.policy(name), values))
+        policy, full = _decider(name, overlaid(name, self.settings.policy(name), values), self.agents)
         self.store.set_control("policy", {"name": name, "settings": full})
         self.loop.decide_by(policy, full)
         self.chosen = name, full
@@ -255,7 +302,7 @@ class Site:
             new = load_settings(self.path)
             daemon, limits = new.section(DaemonSettings), new.section(LimitSettings)
             budgets, notices = new.section(BudgetSettings), new.section(NoticeSettings)
-            policy, full = make_policy(daemon.policy, new.policy(daemon.policy))
+            policy, full = _decider(daemon.policy, new.policy(daemon.policy), self.agents)
             changed, later = changes(self.settings, new)
             decides_anew = any(key.startswith(("daemon.policy", "policy.")) for key in changed)
             if decides_anew:
@@ -348,7 +395,20 @@ def make_site(path: Path, settings: Settings, clock: Clock, store: SqlStore) -> 
         rules.overspent,
     )
     chosen = daemon.policy, make_policy(daemon.policy, settings.policy(daemon.policy))[1]
-    site = Site(path, settings, store, loop, board, rules, notifier, wishes, sensitivities, models.learn, chosen)
+    site = Site(
+        path,
+        settings,
+        store,
+        loop,
+        board,
+        rules,
+        notifier,
+        wishes,
+        sensitivities,
+        models.learn,
+        chosen,
+        _agents(cluster),
+    )
     if (kept := store.control("policy")) is not None:
         site.take_up_policy(kept["name"], kept["settings"])
     loop.paused = bool(store.control("paused"))

@@ -241,12 +241,13 @@ def _uses(record: RoundRecord, job: Job) -> tuple[TypeUse, ...]:
         if node.usable and job.wish.allows_type(node.gpu_type)
     }
     given: dict[str, int] = {}
-    for other, assignment in record.plan.assignments.items():
-        if other != job.id:
-            for share in assignment.placement.shares:
-                if share.node in nodes:
-                    gpu_type = nodes[share.node].gpu_type
-                    given[gpu_type] = given.get(gpu_type, 0) + share.gpus
+    others = dataclasses.replace(
+        record.plan, assignments={other: its for other, its in record.plan.assignments.items() if other != job.id}
+    )
+    for name, gpus in others.gpus_held().items():
+        if name in nodes:
+            gpu_type = nodes[name].gpu_type
+            given[gpu_type] = given.get(gpu_type, 0) + gpus
     types = sorted({node.gpu_type for node in nodes.values()})
     return tuple(
         TypeUse(

@@ -35,8 +35,20 @@ from penstock_scheduler.model import (
     Snapshot,
     Start,
 )
-from penstock_scheduler.ports import Accounts, Burst, Clock, CloudNodes, Cluster, ModelSource, Policy, Store, Trigger
+from penstock_scheduler.ports import (
+    Accounts,
+    Agents,
+    Burst,
+    Clock,
+    CloudNodes,
+    Cluster,
+    ModelSource,
+    Policy,
+    Store,
+    Trigger,
+)
 from penstock_scheduler.records import RoundRecord
+from penstock_scheduler.sharing.rules import broken
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +73,7 @@ class RoundLoop:
         cloud: where jobs may leave for; None: the site has none.
         overspent: asked before each order to the cloud, with account, dollars and the time: a budget of the site that it would
             break as things are now, for what the round saw of it may be old; None: it may be ordered.
+        agents: by which jobs share GPUs; None: there are none, and nobody shares.
         accounts: the cluster's records, for runs of which the looks do not tell when they ended; None: it keeps none.
         on_round: called with each decided round, after it was saved and before it is acted on.
     """
@@ -82,8 +95,10 @@ class RoundLoop:
         overspent: Callable[[str, float, float], BudgetLine | None] = lambda account, usd, now_s: None,
         on_round: Callable[[RoundRecord], None] = lambda record: None,
         accounts: Accounts | None = None,
+        agents: Agents | None = None,
     ) -> None:
         self._accounts = accounts
+        self._agents = agents
         self._cluster = cluster
         self._clock = clock
         self._store = store
@@ -187,6 +202,8 @@ class RoundLoop:
             return ()
         runs = cloud.runs if cloud is not None else ()
         asked = self._cloud.asks() if self._cloud is not None else ()
+        if self._agents is not None:
+            self._agents.share(self._plan.shared)
         outcomes = self._cluster.apply((*asked, *actions(self._plan, state.jobs, {run.job for run in runs})))
         if self._cloud is not None:
             outcomes += self._order(self._cloud, cloud_actions(self._plan, state.jobs, runs), state.jobs)
@@ -238,12 +255,17 @@ class RoundLoop:
             attained=self._attained,
             cloud=cloud,
             sensitivities=known.sensitivities,
+            sharing=None if self._agents is None else self._agents.sharing(),
         )
         snapshot = self._rules(snapshot)
         if self._at_rest(snapshot):
             return
         started = time.perf_counter()
         plan = self._policy.decide(snapshot)
+        if wrong := broken(snapshot, plan):
+            raise RoundFailed(
+                f"policy {self._policy.name} made a plan that cannot be: {'; '.join(wrong)}; please report it"
+            )
         seconds = {"observe": observe_seconds, "decide": time.perf_counter() - started}
         record = RoundRecord(snapshot, self._policy.name, self._settings, plan, seconds)
         self._store.save_round(record)
@@ -350,6 +372,8 @@ class RoundLoop:
         last = self._decided
         if last is None or not snapshot.time_s - last.time_s < self._rest_s:
             return False
+        if snapshot.sharing is not None:
+            return False  # every slice shows something new
         # What jobs attain and have left only grows and shrinks with the time.
         same = ("round", "time_s", "attained", "remaining")
         return dataclasses.replace(snapshot, **{name: getattr(last, name) for name in same}) == last

@@ -20,6 +20,8 @@ from penstock_scheduler.model import (
     JobWish,
     Outcome,
     Plan,
+    SharedGpus,
+    SharingState,
     Snapshot,
 )
 from penstock_scheduler.models import Models
@@ -130,6 +132,30 @@ class CloudNodes(Protocol):
         """Put a job that came to these nodes unasked back into the queue, held, or else end it; and tell its user.
 
         Raises ClusterAway, but not if the cluster does not want it.
+        """
+        ...
+
+
+class Agents(Protocol):
+    """What lets jobs share GPUs: an agent on each node. A cluster that has them bears them as `agents`.
+
+    An agent carries out its last order until it is told another, also while the daemon is away: it gives the packs their turns
+    (`sharing.slices.turn`), holds jobs to their limits, and moves the compute of those beside a guaranteed job
+    (`sharing.control.advance`). The GPUs of an order are fenced off from the cluster as long as one of its jobs is there.
+    """
+
+    def sharing(self) -> SharingState:
+        """What is carried out and what was seen, at the cluster's last look. Raises ClusterAway if nobody answers.
+
+        An agent that does not answer is left out, and its node as if nobody shared there.
+        """
+        ...
+
+    def share(self, groups: Sequence[SharedGpus]) -> None:
+        """Let these share from now on, and nobody else: who is in none has its GPUs to itself.
+
+        Called before the plan's actions are applied, on each tick with the whole plan, so that a job which starts finds its GPUs
+        fenced. Returns soon. Raises ClusterAway if nobody answers.
         """
         ...
 

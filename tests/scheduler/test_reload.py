@@ -11,7 +11,7 @@ import pytest
 from penstock_scheduler.client import Client
 from penstock_scheduler.clock import WallClock
 from penstock_scheduler.daemon import make_site
-from penstock_scheduler.errors import StoreError
+from penstock_scheduler.errors import ConfigError, StoreError
 from penstock_scheduler.settings import load_settings
 from penstock_scheduler.store import open_store
 from penstock_slurm.loopback import wait_for
@@ -89,6 +89,8 @@ def test_a_store_that_is_away_refuses_settings_and_what_an_admin_sets_is_laid_ov
     path.write_text(text)
     store = open_store(tmp_path / "state", writer=True)
     site = make_site(path, load_settings(path), WallClock(), store)
+    with pytest.raises(ConfigError, match="policy gandiva-share needs agents"):
+        site.set_policy("sia+gandiva-share", {})
     full = site.set_policy("sia debug=fifo", {"sia": {"fairness_p": -1.0}})
     assert (full["sia"]["gap"], full["sia"]["fairness_p"]) == (0.01, -1.0)
     path.write_text(text.replace("0.01", "0.02"))
@@ -130,4 +132,13 @@ def test_a_policy_that_an_admin_had_set_and_that_is_gone_gives_way_to_the_files_
         assert "penstock policy set" in newest.text
         assert "policy not taken up" in caplog.text
         site.notifier.stop()
+    store.close()
+
+
+def test_a_cluster_without_agents_is_given_no_policy_that_shares(tmp_path):
+    path = tmp_path / "penstock.toml"
+    path.write_text(SETTINGS.format(folder=tmp_path).replace("[daemon]", '[daemon]\npolicy = "gandiva"'))
+    store = open_store(tmp_path / "state", writer=True)
+    with pytest.raises(ConfigError, match="policy gandiva needs agents"):
+        make_site(path, load_settings(path), WallClock(), store)
     store.close()

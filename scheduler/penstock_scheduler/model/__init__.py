@@ -29,7 +29,7 @@ from penstock_scheduler.model.plan import (
     SolveReport,
     SolveStatus,
 )
-from penstock_scheduler.model.sharing import Pack, SharedNode
+from penstock_scheduler.model.sharing import JobUse, KnownPair, Limit, Pack, PackSeen, SharedGpus, SharingState
 from penstock_scheduler.model.snapshot import ClusterState, Snapshot
 from penstock_scheduler.model.wish import Adaptivity, Burst, EstimatorKind, GpuClass, JobWish, parse_wish, validate_wish
 
@@ -55,12 +55,16 @@ __all__ = [
     "Hold",
     "Job",
     "JobId",
+    "JobUse",
     "JobWish",
+    "KnownPair",
+    "Limit",
     "Migrate",
     "Node",
     "Offer",
     "Outcome",
     "Pack",
+    "PackSeen",
     "Period",
     "Phase",
     "Placement",
@@ -73,8 +77,9 @@ __all__ = [
     "Resize",
     "Resume",
     "Share",
-    "SharedNode",
+    "SharedGpus",
     "SharingAction",
+    "SharingState",
     "Snapshot",
     "SolveReport",
     "SolveStatus",

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from penstock_scheduler.model.cloud import Offer
 from penstock_scheduler.model.cluster import Configuration, Placement
 from penstock_scheduler.model.job import JobId
-from penstock_scheduler.model.sharing import SharedNode
+from penstock_scheduler.model.sharing import SharedGpus
 
 
 class ReasonCode(StrEnum):
@@ -36,6 +37,12 @@ class ReasonCode(StrEnum):
     """It would leave for the cloud, but what may be spent there is used up."""
     GPU_BUDGET = "gpu-budget"
     """Its account has used up its GPU-hours."""
+    SHARES = "shares"
+    """It shares GPUs with other jobs."""
+    FIRST_SLICE = "first-slice"
+    """It has a slice of somebody's GPUs, so that its user soon sees whether it works."""
+    STOPPED_BY_GROUP = "stopped-by-group"
+    """Other trials of its group are more promising."""
     NEVER_FITS = "never-fits"
     """No round can place it as the cluster stands: the job or the cluster must change."""
 
@@ -132,8 +139,8 @@ class Plan:
     """Jobs that run in the cloud, or are to."""
     recalls: dict[JobId, Reason] = field(default_factory=dict)
     """Jobs that run in the cloud and are to come back."""
-    shared: tuple[SharedNode, ...] = ()
-    """Nodes on which jobs share GPUs; empty: each job has its GPUs to itself."""
+    shared: tuple[SharedGpus, ...] = ()
+    """GPUs that jobs share; empty: each job has its GPUs to itself."""
     solve: SolveReport | None = None
     prices: dict[str, float] = field(default_factory=dict)
     """What one more GPU of each type would be worth in this round, in the unit of the solver's objective; empty: not known."""
@@ -144,6 +151,22 @@ class Plan:
     def cut_short(self) -> bool:
         """Whether a time limit, and so the machine's speed, had a part in this plan."""
         return self.solve is not None and self.solve.status is SolveStatus.TIME_LIMIT
+
+    def sharing(self) -> dict[JobId, SharedGpus]:
+        """Where each job shares GPUs that does."""
+        return {job: group for group in self.shared for job in group.jobs}
+
+    def gpus_held(self) -> Counter[str]:
+        """GPUs that the plan gives out on each node; those that are shared count once."""
+        held = Counter[str]()
+        shared = self.sharing()
+        for job, assignment in self.assignments.items():
+            if job not in shared:
+                for share in assignment.placement.shares:
+                    held[share.node] += share.gpus
+        for group in self.shared:
+            held[group.node] += group.gpus
+        return held
 
     @property
     def chosen(self) -> dict[JobId, Configuration]:

@@ -10,6 +10,7 @@ from penstock_scheduler.model.budget import GpuBudget
 from penstock_scheduler.model.cloud import CloudState
 from penstock_scheduler.model.cluster import Configuration, Node
 from penstock_scheduler.model.job import EndedRun, GpuLimit, Job, JobId, Refusal
+from penstock_scheduler.model.sharing import SharingState
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,5 +56,7 @@ class Snapshot:
     """How the speed of a job depends on CPU and memory, of jobs of which that is known."""
     budgets: tuple[GpuBudget, ...] = ()
     """GPU-hours that accounts may use."""
+    sharing: SharingState | None = None
+    """What the nodes tell of jobs that share GPUs; None: nobody can share any."""
     incumbent: dict[JobId, Configuration] = field(default_factory=dict)
     """A plan's configurations to take as they are, when a round that a time limit cut short is decided again."""

@@ -114,12 +114,11 @@ class JobWish(BaseModel):
     preemptible: bool = Field(default=True, description="Whether a running job may be stopped, moved or resized.")
     gpu_class: GpuClass | None = Field(
         default=None,
-        description="Whose needs come first where jobs share GPUs; absent: the site's. No policy uses it yet.",
+        description="Whose needs come first where jobs share GPUs; absent: the site's.",
     )
     grow_shrink: bool = Field(
         default=False,
-        description="Whether the job can take more GPUs of its node for a while and give them back at once. No policy "
-        "uses it yet.",
+        description="Whether the job can take more GPUs of its node for a while and give them back at once: gandiva lets it.",
     )
     burst: Burst | None = Field(default=None, description="Whether the job may run in the cloud; absent: the site's.")
     burst_budget_usd: PositiveFloat | None = Field(
@@ -132,7 +131,7 @@ class JobWish(BaseModel):
         default=None, description="Seconds between two checkpoints that the job makes by itself."
     )
     trial_group: str | None = Field(
-        default=None, min_length=1, description="Name that the trials of one search share. No policy uses it yet."
+        default=None, min_length=1, description="Name that the trials of one search share: gandiva compares them."
     )
     runtime_s: PositiveFloat | None = Field(default=None, description="The user's estimate of the job's running time.")
     estimator: EstimatorKind | None = Field(

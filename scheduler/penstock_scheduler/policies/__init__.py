@@ -9,9 +9,17 @@ from pydantic import BaseModel, ValidationError
 
 from penstock_scheduler.errors import ConfigError
 from penstock_scheduler.model.wish import describe_errors
+from penstock_scheduler.policies.antman import Antman, AntmanSettings
 from penstock_scheduler.policies.budgets import WithBudgets
 from penstock_scheduler.policies.cloud import WithCloud
+from penstock_scheduler.policies.gandiva import Gandiva, GandivaSettings
 from penstock_scheduler.policies.gavel import Gavel, GavelSettings
+from penstock_scheduler.policies.guests import (
+    AntmanShare,
+    AntmanShareSettings,
+    GandivaShare,
+    GandivaShareSettings,
+)
 from penstock_scheduler.policies.partitioned import Partitioned
 from penstock_scheduler.policies.pollux import Pollux, PolluxSettings
 from penstock_scheduler.policies.queues import (
@@ -41,6 +49,8 @@ REGISTRY: dict[str, tuple[Callable[[Any], Policy], type[BaseModel]]] = {
     "sia": (Sia, SiaSettings),
     "pollux": (Pollux, PolluxSettings),
     "gavel": (Gavel, GavelSettings),
+    "gandiva": (Gandiva, GandivaSettings),
+    "antman": (Antman, AntmanSettings),
     "fifo": (Fifo, QueueSettings),
     "srtf": (Srtf, QueueSettings),
     "las": (Las, LasSettings),
@@ -53,6 +63,8 @@ STAGES: dict[str, tuple[Callable[[Any], Stage], type[BaseModel]]] = {
     "proportional": (Proportional, ProportionalSettings),
     "synergy-tune": (SynergyTune, TuneSettings),
     "synergy-opt": (SynergyOpt, OptSettings),
+    "gandiva-share": (GandivaShare, GandivaShareSettings),
+    "antman-share": (AntmanShare, AntmanShareSettings),
 }
 """Name behind a `+` -> how to build the stage from its settings, and what those are."""
 
@@ -105,6 +117,12 @@ def make_policy(name: str, settings: Mapping[str, Any] | None = None) -> tuple[P
     if stages:
         policy = Staged(policy, stages, "+".join([called, *behind]), tuple(own))
     return policy, in_full if own or stages else in_full[rest]
+
+
+def sharing_parts(name: str) -> list[str]:
+    """The parts of a policy's name that let jobs share GPUs, and so need a cluster with agents."""
+    registered: dict[str, tuple[Any, type[BaseModel]]] = {**REGISTRY, **STAGES}
+    return [part for part in parts_of(name) if getattr(registered[part.partition(":")[0]][0], "shares", False)]
 
 
 def overlaid(name: str, settings: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:

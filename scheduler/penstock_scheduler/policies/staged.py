@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from penstock_scheduler.model import Plan, Snapshot
+from penstock_scheduler.policies.guests import hosts_only
 from penstock_scheduler.policies.partitioned import apart
 from penstock_scheduler.ports import Policy, Stage
 
@@ -24,11 +25,12 @@ class Staged:
         self._policy = policy
         self._stages = tuple(stages)
         self._own = tuple(own)
+        self._shares = any(getattr(stage, "shares", False) for stage in stages)
         self.name = name
 
     def decide(self, snapshot: Snapshot) -> Plan:
         """The policy's plan, refined by each stage in its turn."""
-        plan = self._policy.decide(snapshot)
+        plan = self._policy.decide(hosts_only(snapshot) if self._shares else snapshot)
         seen = dataclasses.replace(snapshot, nodes=tuple(apart(node, self._own) for node in snapshot.nodes))
         for stage in self._stages:
             plan = stage.refine(seen, plan)

@@ -287,6 +287,7 @@ class Watched:
     def __init__(self, cluster: Cluster, board: Board, now_s: Callable[[], float], learn: Callable[..., None]) -> None:
         self._cluster, self._board, self._now_s, self._learn = cluster, board, now_s, learn
         self.cloud_nodes = getattr(cluster, "cloud_nodes", None)
+        self.agents = getattr(cluster, "agents", None)
 
     def observe(self) -> ClusterState:
         """See `ports.Cluster`."""

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from penstock_scheduler.model import SharedNode
+from penstock_scheduler.model import SharedGpus
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,17 +23,19 @@ class Landing:
     """Whether it takes turns with others there."""
 
 
-def affinity(node: SharedNode) -> int:
+def affinity(node: SharedGpus) -> int:
     """GPUs of the largest job there; 0: it is empty, and takes any."""
     return max((pack.gpus for pack in node.packs), default=0)
 
 
-def height(node: SharedNode) -> float:
+def height(node: SharedGpus) -> float:
     """GPUs wanted over GPUs there; a pack wants its GPUs once."""
-    return _wanted(node) / node.gpus
+    return node.wanted / node.gpus
 
 
-def land(gpus: int, nodes: Sequence[SharedNode], max_height: float = math.inf) -> Landing | None:
+def land(
+    gpus: int, nodes: Sequence[SharedGpus], max_height: float = math.inf, *, spread: bool = True
+) -> Landing | None:
     """Algorithm 1 for one new job.
 
     In this order: the least loaded node of its affinity with room; an empty node; free GPUs wherever they are, on as few nodes
@@ -44,6 +46,7 @@ def land(gpus: int, nodes: Sequence[SharedNode], max_height: float = math.inf) -
         gpus: GPUs that the job wants.
         nodes: of one GPU type, in the order that breaks ties.
         max_height: most height to which a node may be over-subscribed; 1: nobody takes turns.
+        spread: whether it may have pieces of several nodes, as many as there happen to be on each.
 
     Returns:
         Where it goes; None: it waits in the queue.
@@ -57,16 +60,16 @@ def land(gpus: int, nodes: Sequence[SharedNode], max_height: float = math.inf) -
         fitting = [node for node in nodes if affinity(node) == wanted and _free(node) >= gpus]
         if fitting:
             return Landing(((min(fitting, key=height).node, gpus),))
-    spread = _spread(gpus, nodes)
-    if spread:
-        return Landing(spread)
-    able = [node for node in nodes if node.gpus >= gpus and (_wanted(node) + gpus) / node.gpus <= max_height]
+    pieces = _spread(gpus, nodes)
+    if pieces and (spread or len(pieces) == 1):
+        return Landing(pieces)
+    able = [node for node in nodes if node.gpus >= gpus and (node.wanted + gpus) / node.gpus <= max_height]
     if not able:
         return None
     return Landing(((min(able, key=lambda node: (affinity(node) != gpus, height(node))).node, gpus),), sliced=True)
 
 
-def _spread(gpus: int, nodes: Sequence[SharedNode]) -> tuple[tuple[str, int], ...]:
+def _spread(gpus: int, nodes: Sequence[SharedGpus]) -> tuple[tuple[str, int], ...]:
     """Free GPUs beyond the job's class: of the one node that it fills best, or of the fewest nodes; empty: too few."""
     whole = [node for node in nodes if _free(node) >= gpus]
     if whole:
@@ -80,9 +83,5 @@ def _spread(gpus: int, nodes: Sequence[SharedNode]) -> tuple[tuple[str, int], ..
     return ()
 
 
-def _wanted(node: SharedNode) -> int:
-    return sum(pack.gpus for pack in node.packs)
-
-
-def _free(node: SharedNode) -> int:
-    return max(node.gpus - _wanted(node), 0)
+def _free(node: SharedGpus) -> int:
+    return max(node.gpus - node.wanted, 0)

@@ -12,13 +12,13 @@ of job), so that a pair that was undone once is not tried again with every new j
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from penstock_profiles.colocation import Colocation
-from penstock_scheduler.model import JobId
+from penstock_scheduler.model import JobId, JobUse, Pack, Placement
 
 
 class PackingSettings(BaseModel):
@@ -132,6 +132,21 @@ def choose(
             taken |= {pair[0].job, pair[1].job}
             excess_gpus -= pair[0].gpus
     return tuple(chosen)
+
+
+def most_used_mb(pack: Pack, uses: Mapping[JobId, JobUse], placements: Mapping[JobId, Placement]) -> int:
+    """Memory that the jobs of a pack use together on the GPU where that is most, MB.
+
+    Each is laid on those GPUs of the pack that the fewest others use, as the agents do. A job counts with its limit, or with what
+    it has been seen to use.
+    """
+    on_gpu = [(0, index, 0) for index in range(pack.gpus)]
+    """(jobs, GPU, MB), the emptiest first."""
+    for job in pack.jobs:
+        mine = pack.limit(job).memory_mb or (uses[job].memory_mb if job in uses else 0)
+        gpus = min(placements[job].gpus, pack.gpus) if job in placements else pack.gpus
+        on_gpu = sorted([(n + (i < gpus), g, mb + mine * (i < gpus)) for i, (n, g, mb) in enumerate(on_gpu)])
+    return max((mb for *_, mb in on_gpu), default=0)
 
 
 def _alike(one: Tenant, other: Tenant) -> bool:

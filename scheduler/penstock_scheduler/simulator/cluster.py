@@ -42,10 +42,13 @@ from penstock_scheduler.model import (
     Placement,
     Progress,
     Share,
+    SharedGpus,
+    SharingState,
 )
 from penstock_scheduler.nodespec import parse_nodes
 from penstock_scheduler.policies.tuning import Amount, Room, relative_speed
 from penstock_scheduler.ports import Clock
+from penstock_scheduler.simulator.agents import Group, SimulatedAgents, without
 from penstock_scheduler.simulator.disturbances import Disturbances
 from penstock_scheduler.simulator.latencies import Latencies
 from penstock_scheduler.simulator.truth import JobTruth, Seen, Shape, advance, rate_at
@@ -187,6 +190,7 @@ class SimulatedCluster:
         moves_are_free: as in Sia's artifact: other nodes of the same type and shape cost no restart.
         latencies: of starts and stops; None: there are none.
         front: how many of the queue are shown where its front alone is shown; 0: all jobs are, see the module.
+        agents: by which jobs share GPUs; None: each has its own. Not with `front`.
     """
 
     def __init__(
@@ -200,8 +204,20 @@ class SimulatedCluster:
         moves_are_free: bool = False,
         latencies: Latencies | None = None,
         front: int = 0,
+        agents: SimulatedAgents | None = None,
     ) -> None:
         self._clock = clock
+        self._agents = agents
+        self._sharers: set[JobId] = set()
+        """Jobs whose GPUs are a group's."""
+        self._slices: dict[int, Group] = {}
+        """Number of the event at which a slice ends -> whose."""
+        self._fenced: dict[int, Group] = {}
+        """Groups whose GPUs are taken, by identity."""
+        self._wanted: tuple[SharedGpus, ...] = ()
+        self._joins: dict[JobId, SharedGpus] = {}
+        """The group that each job is to be in."""
+        self._alone_since_s: dict[JobId, float] = {}
         self._disturbances = disturbances or Disturbances()
         self._checkpoint_s = checkpoint_s
         self._moves_are_free = moves_are_free
@@ -279,7 +295,7 @@ class SimulatedCluster:
     def next_event_s(self) -> float:
         """When something happens next, if nobody acts: an arrival, an end, a failure or a repair; infinite: never."""
         while self._events and self._stale(self._events[0]):
-            heapq.heappop(self._events)
+            self._slices.pop(heapq.heappop(self._events)[1], None)
         arrival_s = self._arrivals_s[self._arrived] if self._arrived < len(self._coming) else math.inf
         event_s = self._events[0][0] if self._events else math.inf
         if self._look_again:
@@ -310,6 +326,8 @@ class SimulatedCluster:
             if action.job not in stays and job.allocation is not None:
                 self._stop(job, now_s)
         outcomes = tuple(self._begin(action, now_s, stays) for action in actions)
+        if self._wanted:
+            self._regroup(now_s)
         if self._front and actions and self._unstarted <= self._passed_over < len(self._waiting):
             self._look_again = True  # all of the front that can start have done so: who is next?
         return outcomes
@@ -318,6 +336,125 @@ class SimulatedCluster:
         """None: what jobs measure goes straight to their learners."""
         return ()
 
+    # Jobs that share GPUs: the port `Agents`.
+
+    def sharing(self) -> SharingState:
+        """See `ports.Agents`."""
+        agents = self._with_agents()
+        now_s = self._clock.now_s()
+        for job_id, since_s in self._alone_since_s.items():
+            since_s = max(since_s, self.jobs[job_id].runs[-1].ready_s)
+            if now_s > since_s:
+                agents.ran_alone(job_id, now_s - since_s, now_s)
+                self._alone_since_s[job_id] = now_s
+        return SharingState(
+            tuple(group.order for group in agents.groups),
+            {job_id: agents.use(job_id) for job_id in self._active},
+            agents.take_seen(),
+            (),
+            agents.gpu_memory_mb,
+        )
+
+    def share(self, groups: Sequence[SharedGpus]) -> None:
+        """See `ports.Agents`. A job joins as soon as it has started on the node."""
+        self._wanted = tuple(groups)
+        self._joins = {job_id: group for group in groups for job_id in group.jobs}
+        now_s = self._clock.now_s()
+        self._live_until(now_s)
+        self._regroup(now_s)
+
+    def _regroup(self, now_s: float) -> None:
+        agents = self._with_agents()
+        here = []
+        for group in self._wanted:
+            for job_id in group.jobs:
+                if not self._is_on(job_id, group.node):
+                    group = without(group, job_id)
+            if group.packs:
+                here.append(group)
+        sharers = {job_id for group in here for job_id in group.jobs}
+        if here == [group.order for group in agents.groups] and sharers == self._sharers:
+            return
+        running = {
+            job_id: job_id not in self._sharers and self.jobs[job_id].runs[-1].start_s < now_s for job_id in sharers
+        }
+        for job_id in sharers - self._sharers:
+            self._occupy(self.jobs[job_id], -1)
+            self._alone(job_id, now_s)
+        for job_id in self._sharers - sharers:
+            if job_id in self._held:
+                self._occupy(self.jobs[job_id], 1)
+                self._alone_since_s[job_id] = now_s
+        self._sharers = sharers
+        fresh = agents.order(here, now_s, running)
+        self._fence()
+        for group_now in fresh:
+            self._next_slice(group_now, now_s)
+        for job_id in list(self._held):
+            self._change_speed(self.jobs[job_id], now_s)
+
+    def _with_agents(self) -> SimulatedAgents:
+        assert self._agents is not None, "only a cluster with agents is asked about sharing"
+        return self._agents
+
+    def _is_on(self, job_id: JobId, node: str) -> bool:
+        job = self.jobs[job_id]
+        return job.allocation is not None and job.allocation.nodes == (node,)
+
+    def _occupy(self, job: SimulatedJob, sign: int) -> None:
+        """Count a job's GPUs as its own from now on, or with -1 no longer."""
+        assert job.allocation is not None, "it holds GPUs"
+        for share in job.allocation.shares:
+            self._take(share.node, sign * share.gpus)
+
+    def _take(self, node: str, gpus: int) -> None:
+        self._free[node] -= gpus
+        self._taken[node] += gpus
+        self._gpus_held += gpus
+        self._restless.add(node)
+
+    def _fence(self) -> None:
+        """Take the GPUs of the groups that there are, and give back those of groups that there were."""
+        now = {id(group): group for group in self._with_agents().groups}
+        for key, group in self._fenced.items():
+            if key not in now:
+                self._take(group.order.node, -group.order.gpus)
+                group.event = -1
+        for key, group in now.items():
+            if key not in self._fenced:
+                self._take(group.order.node, group.order.gpus)
+        self._fenced = now
+
+    def _next_slice(self, group: Group, now_s: float) -> None:
+        group.event = self._push(now_s + group.order.slice_s, "slice", group.order.node)
+        self._slices[group.event] = group
+
+    def _alone(self, job_id: JobId, now_s: float) -> None:
+        """Count the time that it has had its GPUs to itself."""
+        since_s = self._alone_since_s.pop(job_id, now_s)
+        since_s = max(since_s, self.jobs[job_id].runs[-1].ready_s)
+        if now_s > since_s and self._agents is not None:
+            self._agents.ran_alone(job_id, now_s - since_s, now_s)
+
+    def _end_slice(self, number: int, at_s: float) -> None:
+        group = self._slices.pop(number)
+        self._with_agents().end_slice(group, at_s)
+        self._next_slice(group, at_s)
+        self._change_speeds(group, at_s)
+
+    def _change_speeds(self, group: Group, now_s: float) -> None:
+        for job_id in group.order.jobs:
+            self._change_speed(self.jobs[job_id], now_s)
+
+    def _leave_group(self, job: SimulatedJob, now_s: float) -> None:
+        agents = self._with_agents()
+        self._sharers.discard(job.id)
+        group = agents.left(job.id, now_s, ended=job.finish_s is not None)
+        self._fence()
+        if group is not None:
+            self._next_slice(group, now_s)
+            self._change_speeds(group, now_s)
+
     # What happens by itself.
 
     def _live_until(self, now_s: float) -> None:
@@ -325,12 +462,15 @@ class SimulatedCluster:
         while self._events and self._events[0][0] <= now_s:
             event = heapq.heappop(self._events)
             if self._stale(event):
+                self._slices.pop(event[1], None)
                 continue
             at_s, _, what, whom = event
             if what == "end":
                 self._end(self.jobs[whom], at_s)
             elif what == "leave":
                 self._leave(self.jobs[whom], at_s)
+            elif what == "slice":
+                self._end_slice(event[1], at_s)
             elif what == "fail":
                 self._fail(whom, at_s)
             else:
@@ -346,11 +486,13 @@ class SimulatedCluster:
         _, number, what, whom = event
         if what == "leave":
             return self.jobs[whom]._leaving != number
+        if what == "slice":
+            return self._slices[number].event != number
         return what == "end" and self.jobs[whom]._event != number
 
     def _end(self, job: SimulatedJob, at_s: float) -> None:
-        self._release(job, at_s)
         job.progress, job.finish_s, job.batch = job.work, at_s, None
+        self._release(job, at_s)
         del self._active[job.id]
 
     def _fail(self, name: str, at_s: float) -> None:
@@ -469,21 +611,22 @@ class SimulatedCluster:
         """Take its GPUs away."""
         assert job.allocation is not None, "nothing to take away"
         for share in job.allocation.shares:
-            self._free[share.node] += share.gpus
-            self._taken[share.node] -= share.gpus
             self._hold(share, -1)
-            self._restless.add(share.node)
+        if job.id not in self._sharers:
+            self._occupy(job, -1)
+        self._alone(job.id, now_s)
         for table in (self._held, self._learning, self._restarting, self._goodputs_s):
             table.pop(job.id, None)
         job.runs[-1].end_s = now_s
         job.allocation, job._event, job._view = None, -1, None
         job._leaving, job._trains_until_s = -1, math.inf
         job._startable_s = now_s + self._latencies.pause_s
+        if job.id in self._sharers:
+            self._leave_group(job, now_s)
         self._disturb(now_s)
 
     def _hold(self, share: Share, sign: int) -> None:
-        """Count what is held, or with -1 is no longer."""
-        self._gpus_held += sign * share.gpus
+        """Count the CPUs and memory that are held, or with -1 are no longer."""
         self._cpus_held += sign * share.cpus
         self._memory_held_mb += sign * share.memory_mb
 
@@ -532,10 +675,18 @@ class SimulatedCluster:
         unusable = [share.node for share in where.shares if not self._usable(share.node)]
         if unusable:
             return Outcome(action, Progress.FAILED, f"node {unusable[0]} is not usable")
-        if any(self._free[share.node] < share.gpus for share in where.shares):
+        if any(self._free[share.node] < self._needs(job.id, share) for share in where.shares):
             return Outcome(action, Progress.UNDER_WAY, "waits for GPUs that another job still holds")
         self._start(job, where, now_s)
         return Outcome(action, Progress.DONE)
+
+    def _needs(self, job_id: JobId, share: Share) -> int:
+        """GPUs that have to be free for a job to start: none where it joins others on GPUs that are fenced already."""
+        group = self._joins.get(job_id)
+        if group is None or group.node != share.node:
+            return share.gpus
+        fenced = not self._sharers.isdisjoint(group.jobs)
+        return 0 if fenced else group.gpus
 
     def _usable(self, name: str) -> bool:
         return name in self._nodes and self._nodes[name].usable
@@ -550,10 +701,7 @@ class SimulatedCluster:
             and (last.placement.gpu_type, job._shape) == (where.gpu_type, shape)
         )
         for share in where.shares:
-            self._free[share.node] -= share.gpus
-            self._taken[share.node] += share.gpus
             self._hold(share, 1)
-            self._restless.add(share.node)
         del self._waiting[bisect_left(self._waiting, (job.submit_s, job.id))]
         self._unstarted -= 1
         self._held[job.id] = job
@@ -569,6 +717,12 @@ class SimulatedCluster:
         job.allocation, job._shape, job._settled_s, job._view = where, shape, now_s, None
         job._speed = self._speed(job)
         job.runs.append(Run(now_s, now_s, where, ready_s, job.progress))
+        self._occupy(job, 1)
+        if self._agents is not None:
+            self._agents.started(job.id, where.gpu_type, now_s)
+            self._alone_since_s[job.id] = now_s
+            if job.id in self._joins:
+                self._regroup(now_s)  # so that the next one finds these GPUs fenced
         self._choose_batches([job])
         self._foresee(job)
         self._disturb(now_s)
@@ -577,6 +731,8 @@ class SimulatedCluster:
 
     def _speed(self, job: SimulatedJob) -> float:
         speed = self._share_speed(job) / self._disturbances.straggler(job.id, job.starts)
+        if self._agents is not None:
+            speed *= self._agents.factor(job.id)
         return speed * (1 - self._disturbances.interference) if self._interfered(job) else speed
 
     def _share_speed(self, job: SimulatedJob) -> float:
@@ -608,12 +764,17 @@ class SimulatedCluster:
         if not self._disturbances.interference:
             return
         for job in self._held.values():
-            if (speed := self._speed(job)) != job._speed:
-                self._settle(job, now_s)
-                job._speed = speed
-                if job.id in self._goodputs_s:
-                    self._goodputs_s[job.id] = job.rate / job.work
-                self._foresee(job)
+            self._change_speed(job, now_s)
+
+    def _change_speed(self, job: SimulatedJob, now_s: float) -> None:
+        """Let it go on as fast as it is now."""
+        if (speed := self._speed(job)) == job._speed:
+            return
+        self._settle(job, now_s)
+        job._speed = speed
+        if job.id in self._goodputs_s:
+            self._goodputs_s[job.id] = job.rate / job.work
+        self._foresee(job)
 
     # What others see of them.
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal, Protocol
 
+from penstock_profiles.colocation import Colocation
 from penstock_profiles.families import Families, load_families
 from penstock_profiles.gpus import Gpus, load_gpus
 from penstock_profiles.sensitivity import SensitivityProfile
@@ -17,10 +18,12 @@ from penstock_scheduler.errors import RoundFailed
 from penstock_scheduler.loop import RoundLoop
 from penstock_scheduler.model import JobWish, Node, Outcome, ReasonCode
 from penstock_scheduler.models import WishModels
+from penstock_scheduler.pairs import Pairs
 from penstock_scheduler.policies import make_policy, parts_of
 from penstock_scheduler.policies.wrapper import front_only
 from penstock_scheduler.ports import ModelSource, Trigger
 from penstock_scheduler.records import RoundRecord
+from penstock_scheduler.simulator.agents import SimulatedAgents
 from penstock_scheduler.simulator.clock import SimulatedClock
 from penstock_scheduler.simulator.cluster import Learner, SimulatedCluster, SimulatedJob
 from penstock_scheduler.simulator.disturbances import Disturbances
@@ -60,6 +63,8 @@ class Driving:
 DRIVINGS: Mapping[str, Driving] = {
     "sia:artifact": Driving(learner="artifact", moves_are_free=True),
     "gavel": Driving(round_s=360.0, as_requested=True),
+    "gandiva": Driving(as_requested=True),
+    "antman": Driving(as_requested=True),
     **dict.fromkeys(("fifo", "srtf", "las", "ftf", "slurm-backfill"), Driving(round_s=None, as_requested=True)),
 }
 """By the name of a policy or preset; any other is driven as `Driving()` says."""
@@ -216,6 +221,8 @@ def simulate(
     driving: Driving | None = None,
     on_tick: Callable[[Simulation], None] = lambda simulation: None,
     models: ModelSource | None = None,
+    agents: SimulatedAgents | None = None,
+    pairs: Pairs | None = None,
 ) -> Simulation:
     """Simulate a policy until all jobs have ended, or none that is left can ever run. Ctrl-C leaves what there is so far.
 
@@ -226,6 +233,8 @@ def simulate(
         driving: None: as `DRIVINGS` says.
         on_tick: called after each look at the cluster.
         models: what the scheduler knows of the jobs; None: what they have learnt themselves.
+        agents: by which jobs share GPUs; None: each job has its own, whatever the policy.
+        pairs: what is known of pairs to begin with; None: nothing.
 
     Raises:
         ConfigError: no such policy, or a setting that is wrong.
@@ -242,7 +251,8 @@ def simulate(
         clock,
         scenario.disturbances,
         moves_are_free=driving.moves_are_free,
-        front=FRONT if front_only(policy) and driving.round_s is None else 0,
+        front=FRONT if front_only(policy) and driving.round_s is None and agents is None else 0,
+        agents=agents,
     )
     restart_costs_s = {
         job.id: job.truth.model.restart_cost_s if isinstance(job.truth, ModelledJob) else RESTART_COST_S for job in jobs
@@ -271,6 +281,8 @@ def simulate(
         rest_s=0.0 if driving.round_s is None else REST_S,
         settings=all_settings,
         on_round=on_round,
+        rules=(pairs or Pairs(Colocation())).on,
+        agents=cluster if agents is not None else None,
     )
     try:
         while not cluster.finished:

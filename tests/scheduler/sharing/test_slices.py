@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock_scheduler.diff import sharing_actions
-from penstock_scheduler.model import JobId, Pack, Plan, Resume, SharedNode, Snapshot, Suspend
+from penstock_scheduler.model import JobId, Pack, Plan, Resume, SharedGpus, Snapshot, Suspend
 from penstock_scheduler.records import RoundRecord, dump_round, load_round
 from penstock_scheduler.sharing.gandiva import Landing, height, land
 from penstock_scheduler.sharing.slices import entry_s, turn
@@ -68,8 +68,8 @@ def test_nobody_starves(sizes: list[int]):
     assert min(had[pack] for pack in packs) >= 10
 
 
-def _node(name: str, *gpus: int, of: int = 4) -> SharedNode:
-    return SharedNode(name, of, tuple(Pack((JobId(f"{name}-{i}"),), wanted) for i, wanted in enumerate(gpus)))
+def _node(name: str, *gpus: int, of: int = 4) -> SharedGpus:
+    return SharedGpus(name, of, tuple(Pack((JobId(f"{name}-{i}"),), wanted) for i, wanted in enumerate(gpus)))
 
 
 def test_algorithm_1_in_the_papers_order():

@@ -88,8 +88,11 @@ class WorkloadJob:
 
     @property
     def as_requested(self) -> JobWish:
-        """The wish of the same job for a policy that gives every job what its user asked for."""
-        return rigid_wish(self.gpus, self.wish.gpu_types, self.batch_size)
+        """The wish of the same job for a policy that gives every job what its user asked for; whose needs come first stays."""
+        wish = rigid_wish(self.gpus, self.wish.gpu_types, self.batch_size)
+        if self.wish.gpu_class is None and self.wish.trial_group is None:
+            return wish
+        return wish.model_copy(update={"gpu_class": self.wish.gpu_class, "trial_group": self.wish.trial_group})
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,148 @@
+"""Gandiva on 100 GPUs, by the round loop on the simulated cluster: `python benchmarks/sharing_replay.py TABLE`, and --help.
+
+TABLE is `simulation_throughputs.json` of stanford-futuredata/gavel (docs/data.md), packed with gzip or not: what pairs of jobs of
+1, 2 and 4 GPUs lose on one another's GPUs, which the agents measure and no policy knows from the start. Nodes of 4 GPUs.
+
+Jobs: 70 % of 1 GPU, 15 % of 2, 15 % of 4; kinds at random from the table; durations lognormal, from 5 minutes to `--longest`
+hours; arrivals at random within `--hours`. All policies see the same lists. Utilisation is that of the time in which jobs
+arrive: GPU-seconds that were really used, each job's as far as it fills its GPUs alone, over those there are.
+
+The last line is a JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import math
+import platform
+import random
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+from penstock_profiles.colocation import Colocation, Pair
+from penstock_scheduler.simulator import nodes_from_spec
+from penstock_scheduler.simulator.agents import AgentSettings, Kind, SimulatedAgents
+from penstock_scheduler.simulator.run import Driving, Simulation, prepare, simulate
+from penstock_scheduler.simulator.workloads import Workload, WorkloadJob, rigid_wish
+
+SIZES, WEIGHTS = (1, 2, 4), (0.7, 0.15, 0.15)
+POLICIES: dict[str, tuple[str, dict[str, object]]] = {
+    "fifo, exclusive": ("fifo", {}),
+    "gandiva, reactive": ("gandiva", {"mode": "reactive"}),
+    "gandiva": ("gandiva", {}),
+    "fifo+gandiva-share": ("fifo+gandiva-share", {}),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("table", metavar="TABLE", type=Path)
+    parser.add_argument("--gpu-type", default="p100", help="of the table; the paper's cluster had P100s")
+    parser.add_argument("--nodes", type=int, default=25, help="of 4 GPUs")
+    parser.add_argument("--jobs", type=int, default=750)
+    parser.add_argument("--hours", type=float, default=8.0, help="in which they arrive")
+    parser.add_argument("--mean-h", type=float, default=1.2, help="mean duration before it is cut, hours")
+    parser.add_argument("--sigma", type=float, default=1.0, help="standard deviation of its logarithm")
+    parser.add_argument("--longest", type=float, default=8.0, help="hours")
+    parser.add_argument("--switch", type=float, default=1.0, help="seconds that a resumed job loses")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--only", nargs="*", choices=list(POLICIES), default=list(POLICIES))
+    options = parser.parse_args()
+    started = time.monotonic()
+    truth, used = read(options.table, options.gpu_type)
+    rows: dict[str, list[dict[str, float]]] = {name: [] for name in options.only}
+    for seed in range(options.seeds):
+        jobs, kinds = workload(random.Random(seed), options, used)
+        load = sum(job.gpus * (job.duration_s or 0) for job in jobs) / 3600 / (4 * options.nodes * options.hours)
+        print(f"list {seed}: {len(jobs)} jobs, {load:.2f} times what the GPUs can do while they arrive", flush=True)
+        for name in options.only:
+            rows[name].append(measure(name, jobs, kinds, truth, options))
+            print(f"{name:>20} " + " ".join(f"{key} {value:.3f}" for key, value in rows[name][-1].items()), flush=True)
+    result: dict[str, Any] = {
+        name: {key: statistics.fmean(row[key] for row in found) for key in found[0]} for name, found in rows.items()
+    }
+    result |= {"python": platform.python_version(), "machine": platform.machine(), "gpu_type": options.gpu_type}
+    result["seconds"] = round(time.monotonic() - started, 1)
+    print(json.dumps(result))
+
+
+def measure(
+    name: str, jobs: list[WorkloadJob], kinds: dict[str, Kind], truth: Colocation, options: argparse.Namespace
+) -> dict[str, float]:
+    """Average JCT, makespan and time to the first slice's end, and how well the GPUs were used."""
+    policy, settings = POLICIES[name]
+    scenario = prepare(nodes_from_spec(f"{options.gpu_type}:{options.nodes}x4"), Workload("replay", tuple(jobs)))
+    agents = SimulatedAgents(kinds, Colocation.load(truth.dump(), "the table"), AgentSettings(switch_s=options.switch))
+    done: list[float] = []
+    until_s = options.hours * 3600
+
+    def look(simulation: Simulation) -> None:
+        if simulation.ticks[-1].time_s >= until_s and not done:
+            done.extend(kinds[job.id].utilisation * job.progress for job in simulation.jobs)
+
+    begun = time.process_time()
+    simulation = simulate(scenario, policy, settings, Driving(as_requested=True), look, agents=agents)
+    assert simulation.failed_rounds == 0, "every plan can be carried out"
+    finish_s = {job.id: job.finish_s for job in simulation.jobs}
+    assert None not in finish_s.values(), "all jobs end"
+    bad = [trial for trial in agents.trials if trial.total <= 1]
+    return {
+        "jct_h": statistics.fmean((job.finish_s or 0) - job.submit_s for job in simulation.jobs) / 3600,
+        "makespan_h": simulation.end_s / 3600,
+        "first_min": statistics.fmean(agents.first_slice_s[job.id] - job.submit_s for job in simulation.jobs) / 60,
+        "utilisation": sum(done) / (4 * options.nodes * until_s),
+        "restarts": sum(job.restarts for job in simulation.jobs),
+        "packs": len(agents.trials),
+        "not_paying": len(bad),
+        "undone_at_once": sum(trial.slices <= 1 for trial in bad),
+        "rounds": simulation.rounds,
+        "cpu_s": time.process_time() - begun,
+    }
+
+
+def workload(
+    source: random.Random, options: argparse.Namespace, used: dict[int, dict[str, float]]
+) -> tuple[list[WorkloadJob], dict[str, Kind]]:
+    """A list of jobs, and what each is like beside others."""
+    jobs, kinds = [], {}
+    for number in range(options.jobs):
+        (gpus,) = source.choices(SIZES, WEIGHTS)
+        hours = options.mean_h * math.exp(source.gauss(-(options.sigma**2) / 2, options.sigma))
+        seconds = min(max(hours * 3600, 300.0), options.longest * 3600)
+        arrival_s = source.uniform(0.0, options.hours * 3600)
+        kind = source.choice(sorted(used[gpus]))
+        jobs.append(WorkloadJob(f"j{number:04d}", arrival_s, gpus, rigid_wish(gpus), duration_s=seconds))
+        kinds[jobs[-1].id] = Kind(kind, used[gpus][kind])
+    return sorted(jobs, key=lambda job: job.submit_s), kinds
+
+
+def read(table: Path, gpu_type: str) -> tuple[Colocation, dict[int, dict[str, float]]]:
+    """Shares of pairs of one size, and each kind's utilisation: what the prior would need to explain it beside itself."""
+    text = gzip.decompress(table.read_bytes()) if table.suffix == ".gz" else table.read_bytes()
+    rows = json.loads(text)[gpu_type]
+    known = {
+        (gpu_type, mine, theirs): Pair(share=both[0] / row["null"])
+        for mine, row in rows.items()
+        if row["null"] > 0
+        for theirs, both in row.items()
+        if theirs != "null" and rows[theirs]["null"] > 0 and _gpus(mine) == _gpus(theirs)
+    }
+    truth = Colocation(known)
+    used: dict[int, dict[str, float]] = {size: {} for size in SIZES}
+    for kind, row in rows.items():
+        if row["null"] > 0 and _gpus(kind) in used:
+            total = truth.total(gpu_type, kind, kind) or 1.0
+            used[_gpus(kind)][kind] = min(max(1 / total, 0.5), 1.0)
+    return truth, used
+
+
+def _gpus(kind: str) -> int:
+    return int(kind.rpartition(", ")[2].rstrip(")"))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+"""What is known of pairs of jobs on one GPU: from a table, learned online from what the agents see, and stored.
+
+It stands in the round loop's `rules`, in front of the policy: what was seen of packs since the last look is learned, and the
+snapshot gets what is known of the kinds that are there now.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+from penstock_profiles.colocation import Colocation, ColocationError
+from penstock_scheduler.errors import ConfigError
+from penstock_scheduler.model import KnownPair, Snapshot
+
+
+class Pairs:
+    """See the module.
+
+    Args:
+        known: what is known to begin with, such as from a table; it learns on.
+        save: called with all that is known (`Colocation.dump`) whenever there is news; None: it is not kept.
+    """
+
+    def __init__(self, known: Colocation, save: Callable[[str], None] | None = None) -> None:
+        self.known = known
+        self._save = save
+
+    def on(self, snapshot: Snapshot) -> Snapshot:
+        """The snapshot with what is known of its pairs."""
+        state = snapshot.sharing
+        if state is None:
+            return snapshot
+        for seen in state.seen:
+            if len(seen.jobs) == 2 and all(job in state.uses for job in seen.jobs):
+                one, other = (state.uses[job].kind for job in seen.jobs)
+                self.known.observe(seen.gpu_type, one, other, seen.speeds[0])
+                self.known.observe(seen.gpu_type, other, one, seen.speeds[1])
+        if state.seen and self._save is not None:
+            self._save(self.known.dump())
+        kinds = sorted({use.kind for use in state.uses.values()})
+        types = sorted({node.gpu_type for node in snapshot.nodes})
+        pairs = tuple(
+            KnownPair(gpu_type, mine, theirs, share)
+            for gpu_type in types
+            for mine in kinds
+            for theirs in kinds
+            if self.known.measured(gpu_type, mine, theirs)
+            and (share := self.known.share(gpu_type, mine, theirs)) is not None
+        )
+        return dataclasses.replace(snapshot, sharing=dataclasses.replace(state, pairs=pairs))
+
+
+def open_pairs(path: Path) -> Pairs:
+    """What is known in this file, which is kept up to date; there may be none yet. Raises ConfigError if it cannot be read."""
+    try:
+        known = Colocation.load(path.read_bytes(), str(path)) if path.exists() else Colocation()
+    except (ColocationError, OSError) as error:
+        raise ConfigError(f"what is known of pairs of jobs: {error}") from None
+
+    def save(text: str) -> None:
+        fresh = path.with_suffix(".new")
+        fresh.write_text(text, encoding="utf-8")
+        fresh.replace(path)
+
+    return Pairs(known, save)

@@ -1,0 +1,193 @@
+"""AntMan: guaranteed jobs have GPUs to themselves as far as they need them, opportunistic ones take what is left.
+
+After *AntMan: Dynamic scaling on GPU clusters for deep learning* (Xiao et al., OSDI '20). In each round:
+
+1. Guaranteed jobs that run stay. Those that wait get whole GPUs, first come first served, within the quota of their
+   account: on the nodes that they fill best, several nodes of one switch where that is possible; of GPUs that nobody has
+   first, and then of those that only opportunistic jobs have.
+2. Opportunistic jobs get free GPUs. Those for whom there is none share with others (`guests`): with a guaranteed job on the
+   least loaded GPUs, or with one another where both together train more than in turns. A guest moves to free GPUs
+   when it has been where it is for `interval_s`.
+
+A job without a `gpu_class` is of the site's `default_class`. Which GPUs of a node a job gets is the cluster's to choose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pydantic import Field, NonNegativeInt
+
+from penstock_scheduler.model import (
+    Assignment,
+    GpuClass,
+    GpuLimit,
+    Job,
+    JobId,
+    Phase,
+    Placement,
+    Plan,
+    Reason,
+    ReasonCode,
+    Snapshot,
+)
+from penstock_scheduler.policies import common
+from penstock_scheduler.policies.guests import AntmanShareSettings, gpu_class, guests_of, with_opportunists
+from penstock_scheduler.policies.room import Allowance, Room
+
+
+class AntmanSettings(AntmanShareSettings):
+    """Section `[policy.antman]` of the settings file."""
+
+    quotas: Mapping[str, NonNegativeInt] = Field(
+        default={},
+        description="GPUs that guaranteed jobs of an account may have together; an account that is not named: any.",
+    )
+    interval_s: float = Field(
+        default=600.0, ge=0, description="Least time between a job's last move and its move to free GPUs, seconds."
+    )
+
+
+class Antman:
+    """The policy; see the module."""
+
+    name = "antman"
+    shares = True
+
+    def __init__(self, settings: AntmanSettings) -> None:
+        self._settings = settings
+        self._requests = common.Requests()
+
+    def decide(self, snapshot: Snapshot) -> Plan:
+        """One round."""
+        plan = _Round(self._settings, snapshot, self._requests.of(snapshot)).plan()
+        return plan if snapshot.sharing is None else with_opportunists(snapshot, snapshot.sharing, plan, self._settings)
+
+
+class _Round:
+    def __init__(self, settings: AntmanSettings, snapshot: Snapshot, requests: Mapping[JobId, common.Request]) -> None:
+        self._settings, self._snapshot, self._requests = settings, snapshot, requests
+        self._classes = {job.id: gpu_class(job, settings.default_class) for job in snapshot.jobs}
+        self._jobs = {job.id: job for job in snapshot.jobs}
+        self._quota = Allowance([GpuLimit("account", name, gpus) for name, gpus in settings.quotas.items()])
+        self._room = Room(snapshot.nodes, snapshot.limits, "best")
+        self._given: dict[JobId, Placement] = {}
+        self._why: dict[JobId, Reason] = {}
+        self._waiting: dict[JobId, Reason] = {}
+        groups = snapshot.sharing.groups if snapshot.sharing is not None else ()
+        self._guests = {job for group in groups for job in guests_of(group)}
+
+    def plan(self) -> Plan:
+        pins = {job: where for job, where in common.pinned(self._snapshot).items() if job not in self._guests}
+        for job_id, where in pins.items():
+            self._take(self._jobs[job_id], where)
+        order = sorted(self._snapshot.jobs, key=lambda job: (job.submit_s, job.id))
+        guaranteed = [job for job in order if self._classes[job.id] is GpuClass.GUARANTEED]
+        others = [job for job in order if self._classes[job.id] is GpuClass.OPPORTUNISTIC]
+        for job in guaranteed:
+            if job.id not in pins and (held := self._held(job)) is not None and self._room.has(held):
+                self._take(job, held)
+        untouched = self._room.copy()
+        for job in others:
+            if job.id not in pins and (held := self._held(job)) is not None and untouched.has(held):
+                untouched.take(job, held)
+        self._serve(guaranteed, untouched)
+        for job in others:
+            if job.id not in self._given and (held := self._held(job)) is not None and self._room.has(held):
+                self._take(job, held)
+        self._serve_others(others)
+        assignments = {job.id: self._assignment(job, pins) for job in self._snapshot.jobs if job.id in self._given}
+        return Plan(self._snapshot.round, assignments, self._waiting)
+
+    def _held(self, job: Job) -> Placement | None:
+        """GPUs that a job has to itself, or shares as the host."""
+        if job.phase is not Phase.RUNNING or job.id in self._guests:
+            return None
+        return job.allocation
+
+    def _serve(self, guaranteed: list[Job], untouched: Room) -> None:
+        """Give those that wait GPUs, in order; the first that finds none makes those behind it wait."""
+        first_without: Job | None = None
+        for job in guaranteed:
+            if job.id in self._given or not self._asks(job):
+                continue
+            request = self._within_limits(job)
+            request = {option: value for option, value in request.items() if self._quota_allows(job, option.gpus)}
+            if not request:
+                if job.id not in self._waiting:
+                    text = f"the quota of account {job.account or 'none'} for guaranteed jobs is used up"
+                    self._wait(job, text)
+            elif first_without is not None:
+                self._wait(job, f"job {first_without.id} is before it in the queue")
+            else:
+                where = untouched.find(job, request) or self._room.find(job, request)
+                if where is None:
+                    first_without = job
+                    self._wait(job, f"waits for {next(iter(request)).gpus} GPUs without a guaranteed job")
+                else:
+                    self._start(job, where, "guaranteed")
+                    untouched.add_to(untouched.free_N, where, -1)
+
+    def _serve_others(self, others: list[Job]) -> None:
+        for job in others:
+            if job.id in self._given or not self._asks(job):
+                continue
+            request = self._within_limits(job)
+            if job.id in self._waiting:
+                continue
+            where = self._room.find(job, request)
+            if where is None or not self._may_move(job, where):
+                self._wait(job, "nobody leaves it any GPUs now")
+            else:
+                self._start(job, where, "on GPUs that no guaranteed job wants")
+
+    def _asks(self, job: Job) -> bool:
+        """Whether there is anything that the job could have."""
+        if not self._requests[job.id]:
+            options = common.configurations(self._snapshot.nodes, {job.wish.max_gpus})
+            self._waiting[job.id] = common.never_fits(job, options, self._snapshot.nodes)
+        return bool(self._requests[job.id])
+
+    def _within_limits(self, job: Job) -> common.Request:
+        request, allowance = self._requests[job.id], self._room.allowance
+        if not allowance:
+            return request
+        limits = {option: allowance.refuses(job, option.gpus, option.gpu_type) for option in request}
+        allowed = {option: value for option, value in request.items() if limits[option] is None}
+        if not allowed:
+            self._wait(job, f"{next(iter(limits.values()))} does not allow more now")
+        return allowed
+
+    def _quota_allows(self, job: Job, gpus: int) -> bool:
+        return self._quota.refuses(job, gpus, "") is None
+
+    def _may_move(self, job: Job, where: Placement) -> bool:
+        """Whether a guest may go to GPUs of its own: at any time if it need not move for that."""
+        if job.id not in self._guests or job.allocation is None or where.suits(job.allocation):
+            return True
+        state = self._snapshot.sharing
+        use = state.uses.get(job.id) if state is not None else None
+        moved_s = use.moved_s if use is not None else None
+        rested = moved_s is None or self._snapshot.time_s - moved_s >= self._settings.interval_s
+        return rested and job.phase is Phase.RUNNING
+
+    def _take(self, job: Job, where: Placement) -> None:
+        self._given[job.id] = where
+        self._room.take(job, where)
+        if self._classes[job.id] is GpuClass.GUARANTEED:
+            self._quota.take(job, where.gpus, where.gpu_type)
+
+    def _start(self, job: Job, where: Placement, why: str) -> None:
+        self._take(job, where)
+        self._why[job.id] = common.given(job, where, why)
+
+    def _wait(self, job: Job, text: str) -> None:
+        reason = Reason(ReasonCode.WAITING_CAPACITY, text, common.smallest_need(job))
+        self._waiting.setdefault(job.id, reason)
+
+    def _assignment(self, job: Job, pins: Mapping[JobId, Placement]) -> Assignment:
+        where = self._given[job.id]
+        if job.id in pins:
+            return common.pinned_assignment(job, where, self._snapshot)
+        reason = self._why.get(job.id, Reason(ReasonCode.KEPT, f"keeps {where.configuration}"))
+        return common.assign(job, where, reason, self._snapshot)

@@ -1,0 +1,394 @@
+"""Stages that let waiting jobs share GPUs which a policy has given to others: `sia+gandiva-share`, `sia+antman-share`.
+
+The policy in front gives GPUs to *hosts*, and does not see *guests*: to it they wait. A guest is there for idle fractions of its
+host's GPUs. Its host keeps its placement, and the guest goes as soon as the policy wants these GPUs for somebody else, or gives
+the guest GPUs of its own.
+
+- `gandiva-share`: a guest and its host of as many GPUs are packed if that promises more than turns (`sharing.packing`), and
+  as long as each slice shows that it does. Who has never run gets one slice at once, in turns with a host that may be moved
+  and whose priority is no higher: early feedback for its user, and a profile, by which it may be packed.
+- `antman-share`: jobs of class opportunistic are guests of guaranteed hosts, on the least loaded GPUs. Each GPU has one guest at
+  most, whose memory is limited to what the host leaves. The node moves the guests' compute so that the host keeps its
+  speed (`sharing.control`). Opportunistic hosts and guests are packed as above, for the most throughput together.
+
+The policy `antman` places its opportunistic jobs by this, too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from penstock_scheduler.model import (
+    Assignment,
+    Configuration,
+    GpuClass,
+    Job,
+    JobId,
+    JobUse,
+    Limit,
+    Pack,
+    Phase,
+    Placement,
+    Plan,
+    Reason,
+    ReasonCode,
+    Share,
+    SharedGpus,
+    SharingState,
+    Snapshot,
+)
+from penstock_scheduler.policies import common
+from penstock_scheduler.policies.gandiva import colocation, priority
+from penstock_scheduler.policies.room import Allowance
+
+WAITS = (ReasonCode.WAITING_CAPACITY, ReasonCode.WAITING_FRAGMENTS)
+"""Why a job may wait that a place beside another one would help."""
+
+
+class GandivaShareSettings(BaseModel):
+    """Section `[policy.gandiva-share]` of the settings file."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    slice_s: float = Field(default=60.0, gt=0, description="Length of a turn, seconds.")
+    least_total: float = Field(
+        default=1.0, ge=1, description="Packs whose relative throughputs add up to no more than this are undone."
+    )
+    first_slices: float = Field(
+        default=0.25,
+        ge=0,
+        le=1,
+        description="Most part of the hosts that give up a slice at once to jobs that never ran.",
+    )
+
+
+class AntmanShareSettings(BaseModel):
+    """Section `[policy.antman-share]` of the settings file, and a part of `[policy.antman]`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    control_s: float = Field(default=10.0, gt=0, description="Control period, seconds.")
+    default_class: GpuClass = Field(default=GpuClass.GUARANTEED, description="Of jobs that do not say their gpu_class.")
+    least_memory_mb: int = Field(
+        default=1024,
+        ge=0,
+        description="Least memory that a guest needs; what it keeps until it is known what its host needs.",
+    )
+    least_total: float = Field(
+        default=1.0, ge=1, description="Packs of opportunistic jobs that add up to no more than this are undone."
+    )
+
+
+class GandivaShare:
+    """The stage; see the module."""
+
+    name = "gandiva-share"
+    shares = True
+
+    def __init__(self, settings: GandivaShareSettings) -> None:
+        self._settings = settings
+
+    def refine(self, snapshot: Snapshot, plan: Plan) -> Plan:
+        """The plan with guests."""
+        if snapshot.sharing is None:
+            return plan
+        chosen = self._settings
+        guests = Guests(snapshot, snapshot.sharing, plan, chosen.least_total, chosen.slice_s)
+        guests.pack(waiting(snapshot, plan))
+        guests.first_slices(waiting(snapshot, plan), chosen.first_slices)
+        return guests.plan()
+
+
+class AntmanShare:
+    """The stage; see the module."""
+
+    name = "antman-share"
+    shares = True
+
+    def __init__(self, settings: AntmanShareSettings) -> None:
+        self._settings = settings
+
+    def refine(self, snapshot: Snapshot, plan: Plan) -> Plan:
+        """The plan with opportunistic guests."""
+        if snapshot.sharing is None:
+            return plan
+        return with_opportunists(snapshot, snapshot.sharing, plan, self._settings)
+
+
+def with_opportunists(snapshot: Snapshot, state: SharingState, plan: Plan, settings: AntmanShareSettings) -> Plan:
+    """A plan with the opportunistic jobs that wait as guests of others."""
+    classes = {job.id: gpu_class(job, settings.default_class) for job in snapshot.jobs}
+    some = [job for job in waiting(snapshot, plan) if classes[job.id] is GpuClass.OPPORTUNISTIC]
+    guests = Guests(snapshot, state, plan, settings.least_total, settings.control_s)
+    promised = {job for job, its in classes.items() if its is GpuClass.GUARANTEED}
+    guests.fill(some, promised, settings.least_memory_mb)
+    guests.pack(some, promised)
+    return guests.plan()
+
+
+def gpu_class(job: Job, default: GpuClass) -> GpuClass:
+    """Whose needs come first."""
+    return default if job.wish.gpu_class is None else job.wish.gpu_class
+
+
+def waiting(snapshot: Snapshot, plan: Plan) -> list[Job]:
+    """Jobs that wait for room, those that have waited longest first."""
+    jobs = [job for job in snapshot.jobs if job.id in plan.waiting and plan.waiting[job.id].code in WAITS]
+    return sorted(jobs, key=lambda job: (-priority(job), job.submit_s, job.id))
+
+
+def hosts_only(snapshot: Snapshot) -> Snapshot:
+    """The snapshot as the policy in front of such a stage sees it: guests hold nothing."""
+    if snapshot.sharing is None:
+        return snapshot
+    guests = {job for group in snapshot.sharing.groups for job in guests_of(group)}
+    if not guests:
+        return snapshot
+    jobs = tuple(
+        dataclasses.replace(job, phase=Phase.QUEUED, allocation=None, target=None) if job.id in guests else job
+        for job in snapshot.jobs
+    )
+    return dataclasses.replace(snapshot, jobs=jobs)
+
+
+def guests_of(group: SharedGpus) -> tuple[JobId, ...]:
+    """Who is a guest in a group of such a stage: all but the first."""
+    return group.jobs[1:]
+
+
+@dataclass(slots=True)
+class _Host:
+    job: Job
+    where: Placement
+    guests: dict[JobId, int]
+    """Guest -> its GPUs."""
+    turns: bool = False
+    guaranteed: bool = False
+    memory_mb: int = 0
+    """Limit of its guests, each; 0: none."""
+
+    @property
+    def node(self) -> str:
+        return self.where.nodes[0]
+
+
+class Guests:
+    """Finds guests their hosts.
+
+    Args:
+        snapshot: with the guests as they are.
+        state: its sharing.
+        plan: of the policy in front.
+        least_total: a pack is kept only above this.
+        slice_s: of the groups.
+    """
+
+    def __init__(self, snapshot: Snapshot, state: SharingState, plan: Plan, least_total: float, slice_s: float) -> None:
+        self._snapshot, self._state, self._plan = snapshot, state, plan
+        self._least_total, self._slice_s = least_total, slice_s
+        self._jobs = {job.id: job for job in snapshot.jobs}
+        self._nodes = {node.name: node for node in snapshot.nodes}
+        self._known = colocation(state, {node.gpu_type for node in snapshot.nodes})
+        self._total = {frozenset(seen.jobs): sum(seen.speeds) if min(seen.speeds) > 0 else 0.0 for seen in state.seen}
+        self._allowance = Allowance(snapshot.limits)
+        self._hosts: dict[JobId, _Host] = {}
+        self._placed: dict[JobId, Assignment] = {}
+        already = plan.sharing()
+        for job_id, assignment in plan.assignments.items():
+            job, where = self._jobs[job_id], assignment.placement
+            self._allowance.take(job, where.gpus, where.gpu_type)
+            node = self._nodes.get(where.nodes[0])
+            if len(where.shares) == 1 and job_id not in already and node is not None and node.usable:
+                self._hosts[job_id] = _Host(job, where, {})
+        self._host_of = {
+            guest: group.jobs[0] for group in state.groups for guest in guests_of(group) if group.jobs[0] in self._hosts
+        }
+
+    def _use(self, job: JobId) -> JobUse:
+        return self._state.uses.get(job, JobUse(job))
+
+    def _stays(self, host: _Host) -> bool:
+        """Whether the host trains where it is to be: only then is it known how it does."""
+        held = host.job.allocation
+        return host.job.phase is Phase.RUNNING and held is not None and host.where.suits(held)
+
+    def _gpus(self, job: Job, host: _Host) -> int | None:
+        """GPUs that a job can have beside a host; None: it cannot be there."""
+        node, gpus = self._nodes[host.node], job.wish.min_gpus
+        option = Configuration(1, gpus, host.where.gpu_type)
+        fits = (
+            gpus <= host.where.gpus
+            and common.allowed(job, option)
+            and node.reservation == job.reservation
+            and bool(set(job.partitions) & set(node.partitions))
+            and common.movable(job)
+            and self._allowance.refuses(job, gpus, host.where.gpu_type) is None
+        )
+        rate = common.rate(self._snapshot.models[job.id], option) if fits else 0.0
+        return gpus if rate > 0 and math.isfinite(rate) else None
+
+    def _ordered(self, job: Job, hosts: Iterable[_Host]) -> list[_Host]:
+        """The host that it has now first: a move costs a restart."""
+        return sorted(hosts, key=lambda host: host.job.id != self._host_of.get(job.id))
+
+    # Packs.
+
+    def pack(self, jobs: Sequence[Job], promised: Iterable[JobId] = ()) -> None:
+        """Pack each job with the host of as many GPUs beside which most is expected, if that is enough."""
+        barred = set(promised)
+        for job in jobs:
+            if job.id in self._placed or not self._use(job.id).profiled:
+                continue
+            best: tuple[float, str, _Host] | None = None
+            for host in self._hosts.values():
+                if host.guests or host.job.id in barred or not self._stays(host) or priority(host.job) != priority(job):
+                    continue
+                total = self._promise(job, host)
+                if total is not None and self._gpus(job, host) == host.where.gpus and self._fits(job, host):
+                    stays = host.job.id == self._host_of.get(job.id)
+                    key = (-total - (1.0 if stays else 0.0), host.job.id, host)
+                    best = key if best is None or key[:2] < best[:2] else best
+            if best is not None:
+                self._invite(job, best[2], f"packed with job {best[2].job.id}: together they train more than in turns")
+
+    def _promise(self, job: Job, host: _Host) -> float | None:
+        """What both are expected to train together, relative to alone; None: not enough."""
+        seen = self._total.get(frozenset((host.job.id, job.id)))
+        if seen is not None and seen <= self._least_total:
+            return None
+        mine, theirs = self._use(job.id), self._use(host.job.id)
+        if not (mine.profiled and theirs.profiled):
+            return None
+        total = self._known.total(host.where.gpu_type, mine.kind, theirs.kind)
+        return total if total is not None and total > self._least_total else None
+
+    def _fits(self, job: Job, host: _Host) -> bool:
+        memory_mb = self._state.gpu_memory_mb.get(host.where.gpu_type, 0)
+        return memory_mb == 0 or self._use(job.id).memory_mb + self._use(host.job.id).memory_mb <= memory_mb
+
+    # First slices.
+
+    def first_slices(self, jobs: Sequence[Job], part: float) -> None:
+        """Let jobs that never ran take one slice each of somebody's GPUs."""
+        left = math.ceil(part * len(self._hosts))
+        for job in jobs:
+            if left <= 0:
+                return
+            if job.id in self._placed or self._use(job.id).ran_s >= self._slice_s:
+                continue
+            able = [
+                host
+                for host in self._hosts.values()
+                if not host.guests
+                and self._stays(host)
+                and common.movable(host.job)
+                and priority(host.job) <= priority(job)
+                and self._gpus(job, host) is not None
+            ]
+            able.sort(key=lambda host: (host.where.gpus, self._use(host.job.id).moved_s or -math.inf, host.job.id))
+            if able:
+                host = self._ordered(job, able)[0]
+                host.turns = True
+                self._invite(job, host, f"a first slice of {self._slice_s:g} s on GPUs of job {host.job.id}")
+                left -= 1
+
+    # What guaranteed jobs leave.
+
+    def fill(self, jobs: Sequence[Job], promised: Iterable[JobId], least_memory_mb: int) -> None:
+        """Put jobs beside guaranteed ones, on the GPUs that are used least."""
+        promised = set(promised)
+        hosts = [host for host in self._hosts.values() if host.job.id in promised]
+        for job in jobs:
+            able = []
+            for host in hosts:
+                gpus = self._gpus(job, host)
+                mine = self._host_of.get(job.id) == host.job.id or _is_on(job, host.node)
+                left_mb = self._left_mb(host, least_memory_mb, mine=mine)
+                if gpus is None or left_mb is None or not (mine or self._stays(host)):
+                    continue
+                if sum(host.guests.values()) + gpus <= host.where.gpus:
+                    used = self._use(host.job.id).utilisation
+                    load = (1.0 if used is None else used) * host.where.gpus + sum(host.guests.values())
+                    able.append((load / host.where.gpus, host.job.id, host, left_mb))
+            if able:
+                first = [each for each in able if each[1] == self._host_of.get(job.id)]
+                here = [each for each in able if _is_on(job, each[2].node)]
+                _, _, host, left_mb = min(first or here or able, key=lambda each: each[:2])
+                host.guaranteed, host.memory_mb = True, left_mb
+                self._invite(job, host, f"what job {host.job.id} leaves of its GPUs")
+
+    def _left_mb(self, host: _Host, least_mb: int, *, mine: bool) -> int | None:
+        """Memory that a guest of the host may use, MB; 0: nobody knows; None: too little.
+
+        Until it is known what the host needs, nobody joins it; who is there when it comes keeps the least.
+        """
+        memory_mb = self._state.gpu_memory_mb.get(host.where.gpu_type, 0)
+        use = self._use(host.job.id)
+        if not use.profiled:
+            return least_mb if mine else None
+        if memory_mb == 0 or use.memory_mb == 0:
+            return 0
+        left_mb = memory_mb - use.memory_mb
+        return left_mb if left_mb >= max(least_mb, 1) else None
+
+    # The plan.
+
+    def _invite(self, job: Job, host: _Host, why: str) -> None:
+        node, gpus = self._nodes[host.node], job.wish.min_gpus
+        where = Placement(
+            host.where.gpu_type,
+            next(name for name in job.partitions if name in node.partitions),
+            (Share(host.node, gpus),),
+        )
+        if job.allocation is not None and job.phase is not Phase.QUEUED and where.suits(job.allocation):
+            where = job.allocation
+        host.guests[job.id] = gpus
+        self._allowance.take(job, gpus, where.gpu_type)
+        code = ReasonCode.FIRST_SLICE if host.turns else ReasonCode.SHARES
+        reason = Reason(code, f"shares {where.configuration}: {why}")
+        share = self._known.share(where.gpu_type, self._use(job.id).kind, self._use(host.job.id).kind)
+        part = 0.5 if host.turns or share is None else share
+        goodput = common.rate(self._snapshot.models[job.id], where.configuration) * part
+        self._placed[job.id] = common.assign(job, where, reason, self._snapshot, goodput)
+
+    def plan(self) -> Plan:
+        """The plan with guests."""
+        assignments = dict(self._plan.assignments)
+        groups = []
+        for host in self._hosts.values():
+            if host.guests:
+                groups.append(self._group(host))
+                names = " and ".join(f"job {guest}" for guest in host.guests)
+                given = assignments[host.job.id]
+                text = f"{given.reason.text}; {names} {'share' if len(host.guests) > 1 else 'shares'} its GPUs"
+                reason = dataclasses.replace(given.reason, text=text)
+                assignments[host.job.id] = dataclasses.replace(given, reason=reason)
+        assignments |= self._placed
+        order = [job.id for job in self._snapshot.jobs]
+        return dataclasses.replace(
+            self._plan,
+            assignments={job: assignments[job] for job in order if job in assignments},
+            waiting={job: reason for job, reason in self._plan.waiting.items() if job not in self._placed},
+            shared=(*self._plan.shared, *groups),
+        )
+
+    def _group(self, host: _Host) -> SharedGpus:
+        gpus, mine = host.where.gpus, priority(host.job)
+        jobs = (host.job.id, *host.guests)
+        if host.turns:
+            packs = [Pack((job,), gpus, mine if job == host.job.id else priority(self._jobs[job])) for job in jobs]
+            return SharedGpus(host.node, gpus, tuple(packs), self._slice_s)
+        limits: tuple[Limit, ...] = ()
+        if host.memory_mb:
+            limits = (Limit(), *(Limit(memory_mb=host.memory_mb) for _ in host.guests))
+        pack = Pack(jobs, gpus, mine, host.job.id if host.guaranteed else None, limits)
+        return SharedGpus(host.node, gpus, (pack,), self._slice_s)
+
+
+def _is_on(job: Job, node: str) -> bool:
+    return job.phase is Phase.RUNNING and job.allocation is not None and job.allocation.nodes == (node,)

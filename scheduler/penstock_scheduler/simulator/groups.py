@@ -1,0 +1,113 @@
+"""Gandiva's AutoML experiment: how soon a search finds the configuration that is good enough, and how many it has seen by then.
+
+A list of configurations, of which one qualifies, at a given place. Run to completion, they train one after another on each GPU.
+By early results (`sharing.groups`), trials give way to one another, slice by slice. A trial's metric approaches its final one as
+1 - exp(-t / tau); the final ones of those that do not qualify, and all tau, are drawn. Trials of one search train the same
+model, so their tau are alike: from 0.08 to 0.16 of the training.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from penstock_scheduler.model import JobId
+from penstock_scheduler.sharing.groups import GroupSettings, TrialSeen, judge
+
+TARGET = 0.9
+"""Metric that is good enough."""
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """How one trial learns."""
+
+    final: float
+    tau_s: float
+    training_s: float
+    """After which it ends."""
+    noise: tuple[float, ...] = ()
+    """Of each slice's result."""
+
+    def metric(self, trained_s: float, slices: int) -> float:
+        """What it reports after so much training."""
+        noise = self.noise[slices % len(self.noise)] if self.noise else 0.0
+        return self.final * (1 - math.exp(-trained_s / self.tau_s)) + noise
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """How a search went."""
+
+    found_s: float
+    """When a trial first reported the target."""
+    seen: int
+    """Configurations that had trained by then for long enough to be judged, or were being trained."""
+
+
+def configurations(count: int, at: float, source: random.Random, training_s: float = 7200.0) -> list[Configuration]:
+    """A list in which one qualifies.
+
+    Args:
+        count: of the list.
+        at: where the one is: 0.25 is at the 25th percentile.
+        source: of what is drawn.
+        training_s: that each takes.
+    """
+    made = []
+    for index in range(count):
+        good = index == min(int(at * count), count - 1)
+        final = 0.95 if good else source.uniform(0.1, 0.85)
+        noise = tuple(source.gauss(0.0, 0.01) for _ in range(16))
+        made.append(Configuration(final, source.uniform(0.08, 0.16) * training_s, training_s, noise))
+    return made
+
+
+def run_to_completion(trials: Sequence[Configuration], gpus: int, slice_s: float = 60.0) -> Found:
+    """One after another, in the order of the list."""
+    free_s = [0.0] * gpus
+    starts_s = []
+    found_s = math.inf
+    for trial in trials:
+        start_s = min(free_s)
+        free_s[free_s.index(start_s)] = start_s + trial.training_s
+        starts_s.append(start_s)
+        for slices in range(1, int(trial.training_s / slice_s) + 1):
+            if trial.metric(slices * slice_s, slices) >= TARGET:
+                found_s = min(found_s, start_s + slices * slice_s)
+                break
+    return Found(found_s, sum(start_s < found_s for start_s in starts_s))
+
+
+def by_early_results(
+    trials: Sequence[Configuration],
+    gpus: int,
+    settings: GroupSettings,
+    slice_s: float = 60.0,
+    switch_s: float = 1.0,
+) -> Found:
+    """Slice by slice, whom `judge` lets train on."""
+    jobs = {JobId(f"t{index:04d}"): trial for index, trial in enumerate(trials)}
+    trained_s = dict.fromkeys(jobs, 0.0)
+    results: dict[JobId, tuple[tuple[float, float], ...]] = dict.fromkeys(jobs, ())
+    running: set[JobId] = set()
+    now_s = 0.0
+    while True:
+        seen = [
+            TrialSeen(job, trained_s[job], results[job])
+            for job, trial in jobs.items()
+            if trained_s[job] < trial.training_s
+        ]
+        chosen = judge(seen, settings).order[:gpus]
+        if not chosen:
+            return Found(math.inf, len(jobs))
+        now_s += slice_s
+        for job in chosen:
+            trained_s[job] += slice_s - (0.0 if job in running else switch_s)
+            metric = jobs[job].metric(trained_s[job], len(results[job]))
+            results[job] = (*results[job], (trained_s[job], metric))
+            if metric >= TARGET:
+                return Found(now_s, sum(seconds > 0 for seconds in trained_s.values()))
+        running = set(chosen)

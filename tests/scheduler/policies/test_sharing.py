@@ -1,0 +1,373 @@
+"""Policies and stages by which jobs share GPUs: what every plan keeps to, round after round; and each of them worked by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+
+import pytest
+from hypothesis import Phase as Drawing
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock_scheduler.model import (
+    GpuClass,
+    Job,
+    JobUse,
+    KnownPair,
+    Pack,
+    PackSeen,
+    Phase,
+    Plan,
+    ReasonCode,
+    SharedGpus,
+    SharingState,
+    Snapshot,
+)
+from penstock_scheduler.policies import REGISTRY, STAGES, common, make_policy, sharing_parts
+from penstock_scheduler.sharing.packing import most_used_mb
+from penstock_scheduler.sharing.rules import broken
+from penstock_scheduler.sharing.slices import turn
+from tests.scheduler.builders import job, on, snapshot
+from tests.scheduler.policies.test_properties import TYPES, snapshots
+
+NAMES: list[tuple[str, dict[str, object]]] = [
+    ("gandiva", {}),
+    ("gandiva", {"interval_s": 0.0, "pack_interval_s": 0.0, "max_height": 2.0}),
+    ("gandiva", {"mode": "reactive"}),
+    ("antman", {"interval_s": 0.0, "quotas": {"maths": 3}}),
+    ("antman", {"default_class": "opportunistic"}),
+    ("sia+gandiva-share", {}),
+    ("fifo+gandiva-share", {"gandiva-share": {"first_slices": 1.0}}),
+    ("las+antman-share", {"antman-share": {"default_class": "opportunistic"}}),
+    ("sia+antman-share", {}),
+]
+MEMORY_MB = 16_000
+
+
+@st.composite
+def uses(draw: st.DrawFn, jobs: Iterable[Job], now_s: float) -> dict[str, JobUse]:
+    kinds = st.sampled_from(["a", "b", "c"])
+    found = {}
+    for each in jobs:
+        profiled = draw(st.booleans())
+        found[each.id] = JobUse(
+            draw(kinds),
+            draw(st.sampled_from([0.2, 0.5, 1.0])) if profiled else None,
+            draw(st.sampled_from([0, 4_000, 9_000, 15_500])) if profiled else 0,
+            draw(st.sampled_from([0.0, 30.0, 600.0])),
+            draw(st.sampled_from([None, now_s - 60, now_s - 5000])),
+        )
+    return found
+
+
+@st.composite
+def sharing(draw: st.DrawFn) -> tuple[Snapshot, list[dict[str, JobUse]], list[float]]:
+    state = draw(snapshots())
+    classes = [draw(st.sampled_from([None, *GpuClass])) for _ in state.jobs]
+    grows = [draw(st.booleans()) for _ in state.jobs]
+    jobs = tuple(
+        dataclasses.replace(each, wish=each.wish.model_copy(update={"gpu_class": its, "grow_shrink": grow}))
+        for each, its, grow in zip(state.jobs, classes, grows, strict=True)
+    )
+    pairs = tuple(
+        KnownPair(gpu_type, mine, theirs, draw(st.sampled_from([0.3, 0.5, 0.8])))
+        for gpu_type in TYPES
+        for mine in "ab"
+        for theirs in "ab"
+    )
+    memory = draw(st.sampled_from([{}, dict.fromkeys(TYPES, MEMORY_MB)]))
+    rounds = [draw(uses(jobs, state.time_s)) for _ in range(3)]
+    state = dataclasses.replace(state, jobs=jobs, sharing=SharingState(pairs=pairs, gpu_memory_mb=memory))
+    return state, rounds, [draw(st.sampled_from([0.2, 0.4, 0.7])) for _ in range(3)]
+
+
+def followed(state: Snapshot, plan: Plan, its_uses: dict[str, JobUse], speed: float) -> Snapshot:
+    """The next round's snapshot, if all that was planned was done."""
+    jobs = []
+    for each in state.jobs:
+        given = plan.assignments.get(each.id)
+        phase = Phase.QUEUED if given is None else Phase.RUNNING
+        where = None if given is None else given.placement
+        jobs.append(dataclasses.replace(each, phase=phase, allocation=where, target=None))
+    assert state.sharing is not None
+    seen = tuple(
+        PackSeen(pack.jobs, plan.assignments[pack.jobs[0]].placement.gpu_type, (speed, speed))
+        for group in plan.shared
+        for pack in group.packs
+        if len(pack.jobs) == 2 and pack.guaranteed is None
+    )
+    told = dataclasses.replace(state.sharing, groups=plan.shared, uses=its_uses, seen=seen)
+    return dataclasses.replace(state, round=state.round + 1, time_s=state.time_s + 60, jobs=tuple(jobs), sharing=told)
+
+
+@pytest.mark.parametrize(("name", "chosen"), NAMES)
+@settings(max_examples=12, phases=[Drawing.explicit, Drawing.reuse, Drawing.generate])  # shrinking takes minutes
+@given(given_=sharing())
+def test_every_plan_keeps_the_rules_round_after_round(
+    name: str, chosen: dict[str, object], given_: tuple[Snapshot, list[dict[str, JobUse]], list[float]]
+) -> None:
+    state, rounds, speeds = given_
+    state = dataclasses.replace(state, sharing=dataclasses.replace(state.sharing, uses=rounds[0]))  # type: ignore[type-var]
+    for its_uses, speed in zip(rounds, speeds, strict=True):
+        assert state.sharing is not None
+        plan = make_policy(name, chosen)[0].decide(state)
+        jobs = {each.id: each for each in state.jobs}
+        assert broken(state, plan) == ()
+        assert not set(plan.assignments) & set(plan.waiting)
+        assert set(plan.assignments) | set(plan.waiting) == set(jobs)
+        placements = {job_id: given.placement for job_id, given in plan.assignments.items()}
+        for group in plan.shared:
+            memory_mb = state.sharing.gpu_memory_mb.get(placements[group.jobs[0]].gpu_type, 0)
+            for pack in group.packs:
+                together = most_used_mb(pack, state.sharing.uses, placements)
+                assert len(pack.jobs) == 1 or not memory_mb or together <= memory_mb
+                its = [] if pack.guaranteed else [_class(jobs[each]) for each in pack.jobs]
+                assert pack.priority >= max(its, default=0)
+        for job_id, where in placements.items():
+            each = jobs[job_id]
+            if where != each.allocation and job_id not in common.pinned(state):
+                assert each.wish.allows(where.gpu_type, where.gpus)
+                assert where.partition in each.partitions
+        bad = {frozenset(seen.jobs) for seen in state.sharing.seen if sum(seen.speeds) <= 1}
+        kept = {frozenset(pack.jobs) for group in plan.shared for pack in group.packs if len(pack.jobs) == 2}
+        assert not bad & kept, "packs that do not pay are undone after one slice"
+        again = make_policy(name, chosen)[0].decide(dataclasses.replace(state, jobs=state.jobs[::-1]))
+        assert again.chosen == plan.chosen, "whatever the order of the jobs"
+        assert set(again.shared) == set(plan.shared)
+        state = followed(state, plan, its_uses, speed)
+
+
+def _class(each: Job) -> int:
+    return 1 if each.wish.gpu_class is GpuClass.GUARANTEED else 0
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 4), st.integers(0, 2), st.floats(0, 1000)), min_size=1, max_size=8),
+    st.integers(1, 4),
+)
+def test_a_higher_priority_is_never_suspended_for_a_lower(packs: list[tuple[int, int, float]], gpus: int) -> None:
+    """Nobody who waits would find room if all who are less important left."""
+    line = [Pack((str(n),), wanted, priority) for n, (wanted, priority, _) in enumerate(packs)]
+    served = {pack: packs[n][2] for n, pack in enumerate(line)}
+    chosen = turn(line, served, gpus)
+    for pack in line:
+        rest = [other for other in chosen if other.priority >= pack.priority]
+        if pack not in chosen and pack.gpus <= gpus:
+            assert sum(other.gpus for other in rest) + pack.gpus > gpus
+
+
+def test_without_agents_nobody_shares() -> None:
+    jobs = [job(str(n), min_gpus=1, max_gpus=1) for n in range(6)]
+    for name, _ in NAMES:
+        plan = make_policy(name)[0].decide(snapshot("t4:1x4", jobs))
+        assert plan.shared == ()
+        assert len(plan.assignments) == 4, name
+
+
+def test_parts_that_need_agents_are_known_by_name() -> None:
+    assert sharing_parts("sia debug=gandiva+synergy-tune+antman-share") == ["gandiva", "antman-share"]
+    assert sharing_parts("sia") == []
+    assert {name for name in (*REGISTRY, *STAGES) if sharing_parts(name)} == {
+        "gandiva",
+        "antman",
+        "gandiva-share",
+        "antman-share",
+    }
+
+
+# Gandiva, worked by hand.
+
+
+def shared(state: Snapshot, *groups: SharedGpus, seen: Iterable[PackSeen] = (), **its_uses: JobUse) -> Snapshot:
+    known = {each.id: JobUse("any", 0.5, 1000, 600.0, None) for each in state.jobs} | its_uses
+    return dataclasses.replace(state, sharing=SharingState(groups, known, tuple(seen)))
+
+
+def running(job_id: str, node: str, gpus: int = 1, **more: object) -> Job:
+    held = on("t4", **{node.replace("-", "_"): gpus})
+    fields = {"min_gpus": gpus, "max_gpus": gpus} | more
+    return job(job_id, phase=Phase.RUNNING, allocation=held, **fields)  # type: ignore[arg-type]
+
+
+def test_gandiva_gives_turns_when_all_gpus_are_taken() -> None:
+    """Six jobs of one GPU on one node of four: all of them are on it, in turns."""
+    state = shared(snapshot("t4:1x4", [job(str(n), max_gpus=1, submit_s=n) for n in range(6)]))
+    plan = make_policy("gandiva")[0].decide(state)
+    (group,) = plan.shared
+    assert (group.gpus, len(group.packs), group.turns) == (4, 6, True)
+    assert plan.assignments["5"].reason.code is ReasonCode.SHARES
+    assert "67% of the time" in plan.assignments["5"].reason.text
+
+
+def test_gandiva_fills_by_size_and_queues_above_the_height() -> None:
+    jobs = [running("a", "t4-00"), running("b", "t4-01", 2), job("c", max_gpus=1), job("d", min_gpus=2, max_gpus=2)]
+    plan = make_policy("gandiva")[0].decide(shared(snapshot("t4:2x4", jobs)))
+    assert plan.assignments["c"].placement.nodes == ("t4-00",)
+    assert plan.assignments["d"].placement.nodes == ("t4-01",)
+    many = [job(str(n), min_gpus=4, max_gpus=4, submit_s=n) for n in range(3)]
+    plan = make_policy("gandiva", {"max_height": 2.0})[0].decide(shared(snapshot("t4:1x4", many)))
+    assert set(plan.waiting) == {"2"}
+
+
+def test_gandiva_packs_what_has_been_profiled_and_undoes_what_does_not_pay() -> None:
+    jobs = [running("a", "t4-00"), running("b", "t4-00")]
+    turns = SharedGpus("t4-00", 1, (Pack(("a",)), Pack(("b",))))
+    state = shared(snapshot("t4:1x1", jobs), turns)
+    packed = make_policy("gandiva")[0].decide(state)
+    assert [pack.jobs for group in packed.shared for pack in group.packs] == [("a", "b")]
+    new = shared(snapshot("t4:1x1", jobs), turns, b=JobUse("any"))
+    alone = make_policy("gandiva")[0].decide(new)
+    assert [pack.jobs for group in alone.shared for pack in group.packs] == [("a",), ("b",)]
+    for speeds, packs in (((0.6, 0.6), [("a", "b")]), ((0.6, 0.3), [("a",), ("b",)]), ((1.0, 0.0), [("a",), ("b",)])):
+        seen = [PackSeen(("a", "b"), "t4", speeds)]
+        plan = make_policy("gandiva")[0].decide(shared(snapshot("t4:1x1", jobs), *packed.shared, seen=seen))
+        assert [pack.jobs for group in plan.shared for pack in group.packs] == packs
+
+
+def test_gandiva_never_packs_more_than_the_memory() -> None:
+    jobs = [running("a", "t4-00"), running("b", "t4-00")]
+    turns = SharedGpus("t4-00", 1, (Pack(("a",)), Pack(("b",))))
+    state = shared(snapshot("t4:1x1", jobs), turns)
+    assert state.sharing is not None
+    told = dataclasses.replace(state.sharing, gpu_memory_mb={"t4": 1999})
+    plan = make_policy("gandiva")[0].decide(dataclasses.replace(state, sharing=told))
+    assert [len(pack.jobs) for pack in plan.shared[0].packs] == [1, 1]
+
+
+def test_gandiva_migrates_off_nodes_with_turns_but_not_soon_after_a_move() -> None:
+    jobs = [running("a", "t4-00"), running("b", "t4-00")]
+    turns = SharedGpus("t4-00", 1, (Pack(("a",)), Pack(("b",))))
+    plan = make_policy("gandiva")[0].decide(shared(snapshot("t4:2x1", jobs), turns))
+    assert {a.placement.nodes for a in plan.assignments.values()} == {("t4-00",), ("t4-01",)}
+    assert plan.shared == ()
+    rested = {name: JobUse("any", None, 0, 600.0, 700.0) for name in "ab"}
+    plan = make_policy("gandiva")[0].decide(shared(snapshot("t4:2x1", jobs), turns, **rested))
+    assert plan.shared == (turns,)
+
+
+def test_gandiva_takes_a_pack_apart_when_gpus_come_free() -> None:
+    jobs = [running("a", "t4-00"), running("b", "t4-00")]
+    packed = SharedGpus("t4-00", 1, (Pack(("a", "b")),))
+    plan = make_policy("gandiva")[0].decide(shared(snapshot("t4:2x1", jobs), packed))
+    assert plan.shared == ()
+    assert plan.assignments["b"].placement.nodes == ("t4-01",)
+
+
+def test_gandiva_brings_free_gpus_together() -> None:
+    """One GPU is free on each of two nodes of two; a job of two needs both on one."""
+    jobs = [running("a", "t4-00"), running("b", "t4-01"), job("c", min_gpus=2, max_gpus=2)]
+    plan = make_policy("gandiva")[0].decide(shared(snapshot("t4:2x2", jobs)))
+    assert plan.shared == ()
+    assert plan.assignments["a"].placement.nodes == plan.assignments["b"].placement.nodes
+    assert plan.assignments["c"].placement.nodes != plan.assignments["a"].placement.nodes
+
+
+def test_gandiva_grows_1_2_4_and_shrinks_when_somebody_comes() -> None:
+    grows = {"min_gpus": 1, "max_gpus": 4, "grow_shrink": True}
+    state = shared(snapshot("t4:1x4", [job("a", **grows)]))
+    assert make_policy("gandiva")[0].decide(state).assignments["a"].placement.gpus == 1
+    alone = running("a", "t4-00", **grows)
+    plan = make_policy("gandiva")[0].decide(shared(snapshot("t4:1x4", [alone])))
+    assert plan.assignments["a"].placement.gpus == 4
+    full = dataclasses.replace(alone, allocation=on("t4", t4_00=4))
+    plan = make_policy("gandiva")[0].decide(shared(snapshot("t4:1x4", [full, job("b", max_gpus=1)])))
+    assert (plan.assignments["a"].placement.gpus, plan.assignments["b"].placement.gpus) == (1, 1)
+    assert plan.shared == ()
+
+
+def test_gandiva_lets_the_hopeless_trials_of_a_search_rest() -> None:
+    """Three have reached the first rung and one is on the way there: the best of them goes on, with a GPU to itself."""
+    jobs = [running(name, "t4-00", trial_group="search", submit_s=n) for n, name in enumerate("abcd")]
+    results = {"a": 0.3, "b": 0.7, "c": 0.5, "d": 0.1}
+    told = {
+        name: JobUse("t", ran_s=100.0 if name == "d" else 400.0, results=((60.0, m),)) for name, m in results.items()
+    }
+    turns = SharedGpus("t4-00", 2, tuple(Pack((name,)) for name in "abcd"))
+    plan = make_policy("gandiva")[0].decide(shared(snapshot("t4:1x2", jobs), turns, **told))
+    assert set(plan.assignments) == {"b", "d"}
+    assert {reason.code for reason in plan.waiting.values()} == {ReasonCode.STOPPED_BY_GROUP}
+    assert plan.shared == ()
+
+
+# AntMan, worked by hand.
+
+
+def test_antman_gives_guaranteed_jobs_gpus_under_opportunistic_ones_within_the_quota() -> None:
+    low = running("low", "t4-00", gpu_class="opportunistic")
+    high = job("high", max_gpus=1, gpu_class="guaranteed", account="maths")
+    over = job("over", max_gpus=1, gpu_class="guaranteed", account="maths", submit_s=1.0)
+    state = shared(snapshot("t4:1x1", [low, high, over]))
+    plan = make_policy("antman", {"quotas": {"maths": 1}})[0].decide(state)
+    (group,) = plan.shared
+    assert group.packs[0].jobs == ("high", "low")
+    assert group.packs[0].guaranteed == "high"
+    assert "quota of account maths" in plan.waiting["over"].text
+
+
+def test_antman_prefers_gpus_that_nobody_has() -> None:
+    low = running("low", "t4-00", gpu_class="opportunistic")
+    plan = make_policy("antman")[0].decide(shared(snapshot("t4:2x1", [low, job("high", max_gpus=1)])))
+    assert plan.assignments["high"].placement.nodes == ("t4-01",)
+    assert plan.shared == ()
+
+
+def test_antman_puts_opportunistic_jobs_on_the_least_loaded_gpus_with_what_memory_is_left() -> None:
+    jobs = [running("a", "t4-00"), running("b", "t4-01"), job("low", max_gpus=1, gpu_class="opportunistic")]
+    used = {"a": JobUse("a", 0.9, 6000, 900.0), "b": JobUse("b", 0.3, 7000, 900.0)}
+    state = shared(snapshot("t4:2x1", jobs), **used)
+    assert state.sharing is not None
+    told = dataclasses.replace(state.sharing, gpu_memory_mb={"t4": 16_000})
+    plan = make_policy("antman")[0].decide(dataclasses.replace(state, sharing=told))
+    (group,) = plan.shared
+    assert (group.node, group.packs[0].jobs, group.packs[0].guaranteed) == ("t4-01", ("b", "low"), "b")
+    assert group.packs[0].limit("low").memory_mb == 9000
+    tight = dataclasses.replace(told, gpu_memory_mb={"t4": 7500})
+    plan = make_policy("antman")[0].decide(dataclasses.replace(state, sharing=tight))
+    assert plan.assignments["low"].placement.nodes == ("t4-00",), "500 MB are too little on the other one"
+
+
+# Stages, worked by hand.
+
+
+def test_a_new_job_gets_a_slice_at_once_though_the_cluster_is_full() -> None:
+    host = running("host", "t4-00", preemptible=True)
+    new = job("new", max_gpus=1, submit_s=900.0)
+    plan = make_policy("fifo+gandiva-share")[0].decide(shared(snapshot("t4:1x1", [host, new]), new=JobUse("new")))
+    (group,) = plan.shared
+    assert [pack.jobs for pack in group.packs] == [("host",), ("new",)]
+    assert plan.assignments["new"].reason.code is ReasonCode.FIRST_SLICE
+    had = JobUse("new", 0.9, 0, 60.0, 990.0)
+    now = running("new", "t4-00", submit_s=900.0)
+    after = shared(snapshot("t4:1x1", [host, now]), group, new=had, host=JobUse("host", 0.9, 0, 900.0))
+    seen = dataclasses.replace(after.sharing, pairs=(_pair("new", "host", 0.4), _pair("host", "new", 0.4)))  # type: ignore[type-var]
+    plan = make_policy("fifo+gandiva-share")[0].decide(dataclasses.replace(after, sharing=seen))
+    assert plan.shared == ()
+    assert set(plan.waiting) == {"new"}
+    good = dataclasses.replace(after.sharing, pairs=(_pair("new", "host", 0.7), _pair("host", "new", 0.7)))  # type: ignore[type-var]
+    plan = make_policy("fifo+gandiva-share")[0].decide(dataclasses.replace(after, sharing=good))
+    assert [pack.jobs for pack in plan.shared[0].packs] == [("host", "new")], "its profile shows that they go together"
+
+
+def _pair(mine: str, theirs: str, share: float) -> KnownPair:
+    return KnownPair("t4", mine, theirs, share)
+
+
+def test_a_guest_gets_gpus_of_its_own_from_the_policy_in_front() -> None:
+    host, guest = running("host", "t4-00"), running("guest", "t4-00", submit_s=1.0)
+    packed = SharedGpus("t4-00", 1, (Pack(("host", "guest")),))
+    plan = make_policy("fifo+gandiva-share")[0].decide(shared(snapshot("t4:2x1", [host, guest]), packed))
+    assert plan.shared == ()
+    assert {a.placement.nodes for a in plan.assignments.values()} == {("t4-00",), ("t4-01",)}
+
+
+def test_rules_that_a_plan_may_break_are_told() -> None:
+    state = shared(snapshot("t4:1x1", [running("a", "t4-00"), running("b", "t4-00", preemptible=False)]))
+    plan = make_policy("gandiva")[0].decide(shared(snapshot("t4:1x1", [running("a", "t4-00")])))
+    twice = dataclasses.replace(plan, shared=(SharedGpus("t4-00", 1, (Pack(("a",)), Pack(("a",)), Pack(("b",)))),))
+    found = broken(state, twice)
+    assert found[:2] == ("job a is in 2 packs", "job b shares GPUs and has no assignment")
+    assert any("may not be stopped" in text for text in found)
+    assert broken(dataclasses.replace(state, sharing=None), twice) == (
+        "jobs are to share GPUs, but no agent is there to let them",
+    )

@@ -1,0 +1,164 @@
+"""Jobs that share GPUs of the simulated cluster, by the round loop: worked by hand, and what must hold at every moment."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import random
+from collections import Counter
+
+import pytest
+
+from penstock_profiles.colocation import Colocation, Pair
+from penstock_scheduler.model import JobWish
+from penstock_scheduler.simulator import nodes_from_spec
+from penstock_scheduler.simulator.agents import AgentSettings, Kind, SimulatedAgents
+from penstock_scheduler.simulator.disturbances import Disturbances
+from penstock_scheduler.simulator.run import Driving, Simulation, prepare, simulate
+from penstock_scheduler.simulator.workloads import Workload, WorkloadJob, rigid_wish
+
+DRIVING = Driving(as_requested=True)
+START_S = 30.0
+"""What it costs a job of a recorded duration to start."""
+
+
+def table(**totals: float) -> Colocation:
+    """Shares of pairs whose two shares are alike, by names such as `a_b`."""
+    known = {}
+    for name, total in totals.items():
+        one, other = name.split("_")
+        known |= {("v100", a, b): Pair(share=total / 2) for a, b in ((one, other), (other, one))}
+    return Colocation(known)
+
+
+def run(
+    policy: str,
+    spec: str,
+    jobs: list[WorkloadJob],
+    kinds: dict[str, Kind],
+    pairs: Colocation,
+    agents: AgentSettings | None = None,
+    **settings: object,
+) -> tuple[Simulation, SimulatedAgents]:
+    its = SimulatedAgents(kinds, pairs, agents or AgentSettings(switch_s=0.0))
+    scenario = prepare(nodes_from_spec(spec), Workload("test", tuple(sorted(jobs, key=lambda job: job.submit_s))))
+    return simulate(scenario, policy, settings, DRIVING, agents=its), its
+
+
+def recorded(name: str, seconds: float, gpus: int = 1, submit_s: float = 0.0, **wish: object) -> WorkloadJob:
+    its = JobWish.model_validate(rigid_wish(gpus).model_dump() | wish)
+    return WorkloadJob(name, submit_s, gpus, its, duration_s=seconds)
+
+
+def test_six_jobs_on_four_gpus_get_four_sixths_each() -> None:
+    """36,000 s of work each: 54,000 s in turns, less than a fiftieth lost; all six begin within two slices."""
+    jobs = [recorded(f"j{n}", 36_000.0) for n in range(6)]
+    kinds = {job.id: Kind("a", 1.0) for job in jobs}
+    simulation, agents = run("gandiva", "v100:1x4", jobs, kinds, table(a_a=0.8), AgentSettings(switch_s=0.1))
+    assert simulation.failed_rounds == 0
+    for job in simulation.jobs:
+        assert job.finish_s is not None
+        assert 36_000 / job.finish_s == pytest.approx(4 / 6, rel=0.02)
+    assert max(agents.first_slice_s.values()) <= 120.0
+
+
+def test_a_pack_that_pays_stays_and_both_end_sooner() -> None:
+    """b waits out a's first slice, each is profiled in its turn, and then both run at 0.8: far sooner than one by one."""
+    jobs, kinds = [recorded("a", 6000.0), recorded("b", 6000.0)], {"a": Kind("a", 0.4), "b": Kind("b", 0.4)}
+    simulation, agents = run("gandiva", "v100:1x1", jobs, kinds, table(a_b=1.6))
+    assert [trial.total for trial in agents.trials] == [1.6]
+    done_s = max(job.finish_s or math.inf for job in simulation.jobs)
+    assert done_s == pytest.approx(60 + 60 + (12_000 - 60) / 1.6, rel=0.02)
+
+
+def test_a_pack_that_does_not_pay_is_undone_after_one_slice() -> None:
+    jobs, kinds = [recorded("a", 3000.0), recorded("b", 3000.0)], {"a": Kind("a", 0.4), "b": Kind("b", 0.4)}
+    _, agents = run("gandiva", "v100:1x1", jobs, kinds, table(a_b=0.7))
+    assert [(trial.slices, trial.ended) for trial in agents.trials] == [(1, False)], "and is never tried again"
+
+
+def test_who_is_suspended_makes_no_progress_and_who_resumes_pays() -> None:
+    """Among equals who runs stays, so turns are two slices long: 120 s, 6 s of which the resume takes. 10,800 s / 0.95."""
+    jobs, kinds = [recorded("a", 5400.0), recorded("b", 5400.0)], {"a": Kind("a", 1.0), "b": Kind("b", 1.0)}
+    simulation, agents = run(
+        "gandiva", "v100:1x1", jobs, kinds, table(a_b=0.5), AgentSettings(switch_s=6.0), mode="reactive"
+    )
+    assert agents.switches == pytest.approx(95, abs=5)
+    assert max(job.finish_s or math.inf for job in simulation.jobs) == pytest.approx(11_370, rel=0.02)
+
+
+def test_a_guaranteed_job_keeps_its_speed_and_its_guest_gets_what_is_left() -> None:
+    """Beside the guest it has half its speed: so the guest may train a tenth of the time, which costs it a twentieth."""
+    jobs = [
+        recorded("low", 10_000.0, gpu_class="opportunistic"),
+        recorded("high", 20_000.0, submit_s=600.0, gpu_class="guaranteed"),
+    ]
+    kinds = {"low": Kind("low"), "high": Kind("high", 0.5, 0, 0.1)}
+    simulation, _ = run("antman", "v100:1x1", jobs, kinds, table(low_high=1.0))
+    low, high = simulation.jobs
+    assert high.finish_s is not None
+    assert low.finish_s is not None
+    slower = (high.finish_s - 600 - START_S) / 20_000 - 1
+    assert 0.02 < slower <= 0.06
+    alone_s = 600 - START_S
+    guest = (10_000 - alone_s - (low.finish_s - high.finish_s)) / (high.finish_s - 600)
+    assert 0.5 * 0.09 <= guest <= 0.5 * 0.11, "a tenth of the time, at half its speed"
+    assert low.restarts == 0, "it stays where it is"
+
+
+def test_sia_with_a_stage_gives_a_first_slice_though_the_cluster_is_full() -> None:
+    jobs = [recorded("a", 20_000.0), recorded("b", 1000.0, submit_s=3600.0)]
+    kinds = {"a": Kind("a"), "b": Kind("b")}
+    with_stage, agents = run("sia+gandiva-share", "v100:1x1", jobs, kinds, table(a_b=0.9))
+    assert agents.first_slice_s["b"] - 3600 <= 180
+    assert all(job.finish_s is not None for job in with_stage.jobs)
+
+
+POLICIES = ["gandiva", "antman", "sia+gandiva-share", "fifo+gandiva-share", "sia+antman-share"]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.long), pytest.param(2, marks=pytest.mark.long)])
+def test_at_every_moment_no_gpu_runs_more_than_the_plan_says(policy: str, seed: int) -> None:
+    """Also while nodes fail, with measurements that err, and with jobs of several sizes and classes."""
+    source = random.Random(seed)
+    jobs, kinds = [], {}
+    for n in range(24):
+        gpus = source.choice([1, 1, 1, 2, 4, 8])
+        its = source.choice(["guaranteed", "opportunistic"])
+        jobs.append(recorded(f"j{n:02d}", source.uniform(300, 5000), gpus, source.uniform(0, 5000), gpu_class=its))
+        kinds[jobs[-1].id] = Kind(source.choice("abc"), source.uniform(0.3, 1.0), source.choice([4000, 9000]))
+    pairs = table(a_a=1.4, a_b=0.8, a_c=1.7, b_b=0.6, b_c=1.1, c_c=0.0)
+    agents = SimulatedAgents(kinds, pairs, AgentSettings(noise=0.03, seed=seed), {"v100": 16_000})
+    nodes = nodes_from_spec("v100:4x4")
+    scenario = prepare(nodes, Workload("test", tuple(sorted(jobs, key=lambda job: job.submit_s))))
+    looked = 0
+
+    def look(simulation: Simulation) -> None:
+        nonlocal looked
+        looked += 1
+        held: Counter[str] = Counter()
+        for job in simulation.jobs:
+            if job.allocation is not None and job.id not in agents.group_of:
+                held.update({share.node: share.gpus for share in job.allocation.shares})
+        for group in agents.groups:
+            held[group.order.node] += group.order.gpus
+            assert sum(pack.gpus for pack in group.running) <= group.order.gpus
+            trains = {job for pack in group.running for job in pack.jobs}
+            for job in simulation.jobs:
+                if job.id in group.order.jobs:
+                    assert job.allocation is not None
+                    assert job.allocation.nodes == (group.order.node,)
+                    assert job.rate == 0 or job.id in trains, "who is suspended makes no progress"
+            for pack in group.running:
+                if len(pack.jobs) > 1 and pack.guaranteed is None:
+                    assert sum(kinds[job].memory_mb for job in pack.jobs) <= 16_000
+        assert all(gpus <= 4 for gpus in held.values()), held
+
+    failing = Disturbances(node_mtbf_h=3.0, node_repair_h=0.1, seed=seed)
+    simulation = simulate(
+        dataclasses.replace(scenario, disturbances=failing), policy, None, DRIVING, look, agents=agents
+    )
+    assert simulation.failed_rounds == 0
+    assert all(job.finish_s is not None for job in simulation.jobs), "no job is lost"
+    assert looked > 50
