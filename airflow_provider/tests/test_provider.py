@@ -29,7 +29,7 @@ from airflow_provider_penstock.operators.penstock import (
 )
 from airflow_provider_penstock.retries import retry_policy
 from airflow_provider_penstock.sensors.penstock import PenstockJobSensor
-from airflow_provider_penstock.triggers.penstock import PenstockJobEventTrigger, PenstockJobTrigger
+from airflow_provider_penstock.triggers.penstock import PenstockJobEventTrigger, PenstockJobTrigger, connect
 
 LONG = "#!/bin/bash\nsleep 300\n"
 
@@ -320,9 +320,10 @@ def test_of_a_long_output_the_end_is_shown_and_a_line_without_end_does_not_stop_
 
     async def looks():
         shown = []
-        for _ in range(10):
-            await trigger._show()
-            shown.append(trigger._shown)
+        async with await connect("penstock_default") as client:
+            for _ in range(10):
+                await trigger._show(client)
+                shown.append(trigger._shown)
         return shown
 
     shown = asyncio.run(looks())

@@ -94,7 +94,10 @@ class _PenstockDecoratedOperator(DecoratedOperator, PenstockSubmitOperator):  # 
         if by_value:  # the DAG's file is not on the nodes
             cloudpickle.register_pickle_by_value(module)
         try:
-            call = cloudpickle.dumps((self.python_callable, tuple(self.op_args), dict(kwargs)))
+            args = tuple(_here(value) for value in self.op_args)
+            call = cloudpickle.dumps(
+                (self.python_callable, args, {name: _here(value) for name, value in kwargs.items()})
+            )
         except (pickle.PicklingError, TypeError) as error:
             raise AirflowFailException(
                 f"{self.python_callable.__name__} and its arguments cannot be sent to the job: {error}; pass paths or values"
@@ -134,6 +137,12 @@ class _PenstockDecoratedOperator(DecoratedOperator, PenstockSubmitOperator):  # 
             except Exception as error:
                 self.log.warning("the exception's class cannot be loaded here (%s); its traceback follows", error)
         raise PenstockFunctionFailed(f"{failed}\n{text}") from cause
+
+
+def _here(value: Any) -> Any:
+    """The value itself. What the tasks of a mapped one returned is a sequence that asks Airflow for each when it is looked at."""
+    lazy = isinstance(value, Sequence) and type(value).__module__.startswith("airflow.")
+    return list(value) if lazy else value
 
 
 def penstock_task(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 import uuid
 from collections.abc import Sequence
@@ -150,7 +151,7 @@ class PenstockSubmitOperator(_JobOperator):
         gpu_class: str | None = None,
         burst: str | None = None,
         burst_budget_usd: float | str | None = None,
-        wish: dict[str, Any] | None = None,
+        wish: dict[str, Any] | str | None = None,
         partition: str | None = None,
         account: str | None = None,
         qos: str | None = None,
@@ -158,8 +159,8 @@ class PenstockSubmitOperator(_JobOperator):
         working_directory: str | None = None,
         output_file: str | None = None,
         dependency: str | None = None,
-        options: dict[str, Any] | None = None,
-        environment: dict[str, str] | None = None,
+        options: dict[str, Any] | str | None = None,
+        environment: dict[str, str] | str | None = None,
         durable: bool = True,
         wait_for_completion: bool = True,
         deferrable: bool = True,
@@ -171,7 +172,7 @@ class PenstockSubmitOperator(_JobOperator):
     ) -> None:
         """`script` (its text, or a file *.sh or *.sbatch) or `command`; from `adaptivity` on as in docs/jobs.md, `wish` for
         further fields of a wish, `options` for those of a submission. `log_interval_s`: how often the output of a running job is
-        looked at, 0 for never. Numbers may be strings, for templates.
+        looked at, 0 for never. For templates numbers may be strings, and dictionaries JSON.
         """
         super().__init__(**kwargs)
         self.script = script
@@ -223,16 +224,17 @@ class PenstockSubmitOperator(_JobOperator):
             "AIRFLOW_CTX_TASK_ID": ti.task_id,
             "AIRFLOW_CTX_MAP_INDEX": str(ti.map_index),
         }
+        own = {name: str(value) for name, value in _fields("environment", self.environment).items()}
         body = {
             "name": self.name or f"{ti.dag_id}.{ti.task_id}",
             "script": self.script,
             "command": self.command,
-            "wish": (self.wish or {}) | self._given(WISHES),
-            "environment": environment | parent_environment(ti) | (self.environment or {}),
+            "wish": _fields("wish", self.wish) | self._given(WISHES),
+            "environment": environment | parent_environment(ti) | own,
             "output": self.output_file,
         }
         given = {name: value for name, value in body.items() if value is not None}
-        return (self.options or {}) | given | self._given(OPTIONS)
+        return _fields("options", self.options) | given | self._given(OPTIONS)
 
     def _given(self, names: Sequence[str]) -> dict[str, Any]:
         return {name: value for name in names if (value := getattr(self, name)) is not None}
@@ -301,6 +303,19 @@ class PenstockCancelOperator(BaseOperator):
     def execute(self, context: Any) -> dict[str, Any]:
         """Ask for it."""
         return summary(PenstockHook(self.penstock_conn_id).cancel(self.job_id))
+
+
+def _fields(name: str, given: dict[str, Any] | str | None) -> dict[str, Any]:
+    """A dictionary that may be JSON, as a template leaves it. Raises PenstockRefused."""
+    if not isinstance(given, str):
+        return given or {}
+    try:
+        found = json.loads(given)
+    except ValueError as error:
+        raise PenstockRefused(f"{name}={given!r} is no JSON: {error}; in a template write tojson") from None
+    if not isinstance(found, dict):
+        raise PenstockRefused(f"{name}={given!r} is no JSON object")
+    return found
 
 
 def job_key(ti: Any, retries: int | None) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import fnmatch
 import logging
+import zlib
 from collections.abc import AsyncIterator, Iterable
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -14,7 +15,7 @@ from airflow.providers.common.compat.connection import get_async_connection
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from airflow_provider_penstock.exceptions import PenstockAway, PenstockRefused
-from airflow_provider_penstock.hooks.penstock import Job, client_options, read
+from airflow_provider_penstock.hooks.penstock import OPEN, Job, client_options, read
 
 try:
     from airflow.triggers.base import BaseEventTrigger
@@ -23,8 +24,9 @@ except ImportError:  # before Airflow 3
 
 log = logging.getLogger(__name__)
 
-OPEN = ("queued", "starting", "running", "stopping")
 PAGE = 500
+LOGS_PER_S = 5.0
+"""Looks at outputs, of all tasks that wait on a connection: for each of them penstockd asks Slurm where the output is."""
 
 
 class Poller:
@@ -35,6 +37,8 @@ class Poller:
         self.poll_interval_s = poll_interval_s
         self.seen: dict[str, Job] = {}
         """Jobs that are waited for, as last seen."""
+        self.client: httpx.AsyncClient | None = None
+        """While it polls."""
         self._waiting: dict[str, set[asyncio.Future[Job]]] = {}
         self._task: asyncio.Task[None] | None = None
 
@@ -56,9 +60,9 @@ class Poller:
     async def _poll(self) -> None:
         while self._waiting:
             try:
-                async with await connect(self.conn_id) as client:
+                async with await connect(self.conn_id) as self.client:
                     while self._waiting:
-                        await self._look(client)
+                        await self._look(self.client)
                         await asyncio.sleep(self.poll_interval_s)
             except (httpx.TransportError, PenstockAway) as error:
                 log.warning("penstockd does not answer (%s); waiting on", error)
@@ -67,6 +71,11 @@ class Poller:
                 for job_id in list(self._waiting):
                     self._tell(job_id, error)
                 return
+
+    @property
+    def log_round_s(self) -> float:
+        """Seconds in which each job's output is looked at once."""
+        return len(self._waiting) / LOGS_PER_S
 
     async def _look(self, client: httpx.AsyncClient) -> None:
         watched = set(self._waiting)
@@ -174,8 +183,12 @@ class PenstockJobTrigger(BaseTrigger):
             read(await client.post(f"/v1/jobs/{self.job_id}/cancel"))
 
     async def _tell(self, ours: Poller) -> None:
-        """Log what becomes of the job, and every `log_interval_s` of its run what it has written since."""
-        told, looked_s, now_s = "", float("-inf"), asyncio.get_running_loop().time
+        """Log what becomes of the job, and every `log_interval_s` of its run what it has written since.
+
+        Where very many wait, less often; and not all at once, as after a restart of the triggerer.
+        """
+        now_s = asyncio.get_running_loop().time
+        told, due_s = "", now_s() + ours.log_round_s * (zlib.crc32(self.job_id.encode()) / 2**32)
         while True:
             job = ours.seen.get(self.job_id)
             if job is not None:
@@ -183,17 +196,17 @@ class PenstockJobTrigger(BaseTrigger):
                 if news != told:
                     self.log.info("%s", news)
                     told = news
-                due = self.log_interval_s and now_s() - looked_s >= self.log_interval_s
-                if due and job["state"] in ("running", "stopping"):
-                    looked_s = now_s()
-                    await self._show()
+                if self.log_interval_s and now_s() >= due_s and job["state"] in ("running", "stopping"):
+                    due_s = now_s() + max(self.log_interval_s, ours.log_round_s)
+                    await self._show(ours.client)
             await asyncio.sleep(self.poll_interval_s)
 
-    async def _show(self) -> None:
+    async def _show(self, client: httpx.AsyncClient | None) -> None:
+        if client is None or client.is_closed:
+            return
         try:
-            async with await connect(self.penstock_conn_id) as client:
-                query = {"offset": self._shown}
-                part = read(await client.get(f"/v1/jobs/{self.job_id}/log", params=query))
+            query = {"offset": self._shown}
+            part = read(await client.get(f"/v1/jobs/{self.job_id}/log", params=query))
         except (httpx.TransportError, PenstockAway, PenstockRefused):
             return  # the next look, or the end, will show it
         whole, _, begun = part["text"].rpartition("\n")
