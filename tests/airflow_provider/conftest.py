@@ -44,7 +44,8 @@ def accounted_site(folder: Path, nodes: str = CLUSTER) -> Iterator[Site]:
         machine.check_programs(accounting=True)
     except ProgramsMissing as missing:
         pytest.skip(str(missing))
-    with LoopbackCluster(folder / "slurm", nodes, accounting=True) as slurm:
+    settings = {"AccountingStoreFlags": "job_comment"}
+    with LoopbackCluster(folder / "slurm", nodes, settings=settings, accounting=True) as slurm:
         (folder / "site").mkdir()
         site = Site(slurm, folder / "site")
         try:

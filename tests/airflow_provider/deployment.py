@@ -33,8 +33,8 @@ def free_port() -> int:
         return int(free.getsockname()[1])
 
 
-def _pids() -> list[int]:
-    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+def _members(session: int) -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit() and _session(int(name)) == session]
 
 
 def _session(pid: int) -> int:
@@ -145,14 +145,15 @@ class Deployment:
         """End components with SIGKILL, and all processes that they have started."""
         for name in names:
             process = self._processes.pop(name)
-            while members := [pid for pid in _pids() if _session(pid) == process.pid]:
+            while members := _members(process.pid):
                 for pid in members:
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGKILL)
                 process.wait()
 
-    def pid(self, name: str) -> int:
-        return self._processes[name].pid
+    def members(self, name: str) -> list[int]:
+        """The processes of a component."""
+        return _members(self._processes[name].pid)
 
     def tail(self) -> str:
         """The ends of all components' logs."""
@@ -260,7 +261,9 @@ class Deployment:
             told.append(f"--- {each['task_id']} {each['map_index']}: {each['state']}, try {each['try_number']}")
             if each["state"] not in ("success", None):
                 try:
-                    told.append(self.log(dag, run, each["task_id"], max(each["try_number"], 1), each["map_index"])[-3000:])
+                    told.append(
+                        self.log(dag, run, each["task_id"], max(each["try_number"], 1), each["map_index"])[-3000:]
+                    )
                 except AssertionError as error:
                     told.append(str(error))
         return "\n".join(told) + "\n" + self.tail()

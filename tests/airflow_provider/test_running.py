@@ -1,10 +1,10 @@
-"""The example DAGs, and what can go wrong, in a running Airflow against a real penstockd and Slurm; checked in Slurm's own accounting."""
+"""The example DAGs, and what can go wrong, in a running Airflow against a real penstockd; Slurm's own accounting is the judge."""
 
 from __future__ import annotations
 
 import json
 import os
-import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +12,7 @@ import pytest
 
 from penstock_slurm.loopback import wait_for
 from tests.airflow_provider.conftest import accounted_site, airflow_python, listening
-from tests.airflow_provider.deployment import Deployment
+from tests.airflow_provider.deployment import REPOSITORY, Deployment
 from tests.airflow_provider.proxy import Proxy
 from tests.end_to_end.site import RATES, UNFORESEEN, Site
 
@@ -53,8 +53,27 @@ def airflow(folder: Path, connection: dict[str, object], line: Proxy) -> Iterato
         "penstock_wrong": connection | {"password": "wrong"},
         "penstock_line": connection | {"port": line.port, "extra": {"tls": False, "timeout_s": 5}},
     }
-    with Deployment(airflow_python(), folder / "airflow", connections, sorted(OWN.glob("*.py"))) as running:
+    python = airflow_python()
+    settings = {
+        "CORE__EXECUTOR": "LocalExecutor,PenstockExecutor:airflow_provider_penstock.executors.penstock.PenstockExecutor",
+        "PENSTOCK_EXECUTOR__PYTHON": python,
+        "PENSTOCK_EXECUTOR__OUTPUT_FILE": f"{folder}/executor-%j.out",
+        "PENSTOCK_EXECUTOR__ENVIRONMENT": json.dumps(on_nodes(folder / "airflow")),
+    }
+    made = Deployment(python, folder / "airflow", connections, sorted(OWN.glob("*.py")), **settings)
+    with made as running:
         yield running
+
+
+def on_nodes(home: Path) -> dict[str, str]:
+    """What a site would write into the airflow.cfg of its nodes."""
+    return {
+        "AIRFLOW_HOME": str(home),
+        "PYTHONPATH": str(REPOSITORY / "airflow_provider"),
+        "AIRFLOW__CORE__DAGS_FOLDER": str(home / "dags"),
+        "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+        "AIRFLOW__LOGGING__BASE_LOG_FOLDER": str(home / "logs-of-nodes"),
+    }
 
 
 @pytest.fixture(autouse=True)
@@ -135,11 +154,191 @@ def pipeline(airflow: Deployment, site: Site, folder: Path, rates: list[float], 
 
 
 def ended(site: Site, dag: str, run: str, task: str) -> list[str]:
-    """The states in which Slurm's accounting has the jobs that ran for a task, however often it was tried or cleared."""
-    said = site.slurm.command("sacct", "--allusers", "--noheader", "--parsable2", "-X", "--format=JobID,State,Comment%2000")
+    """The states of all jobs of a task in Slurm's accounting, however often it was tried or cleared."""
+    said = site.slurm.command(
+        "sacct", "--allusers", "--noheader", "--parsable2", "-X", "--format=JobID,State,Comment%2000"
+    )
     states = []
     for each in said.stdout.splitlines():
         _, state, comment = each.split("|", 2)
         if f"airflow:{dag}:{run}:{task}:" in comment:
             states.append(state.split()[0])
     return sorted(states)
+
+
+class Gate:
+    """What jobs and tasks of tests/airflow_provider/dags/faults.py wait for."""
+
+    def __init__(self, folder: Path) -> None:
+        self.file = folder / "gate"
+        self.conf = {"gate": str(self.file), "folder": str(folder), "marker": str(folder / "marker")}
+
+    def open(self, status: int = 0) -> None:
+        """Let the jobs end with this exit status."""
+        beside = self.file.with_suffix(".tmp")
+        beside.write_text(str(status))
+        beside.replace(self.file)
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Gate:
+    return Gate(tmp_path)
+
+
+def running(airflow: Deployment, site: Site, dag: str, run: str, number: int = 1) -> None:
+    """Wait until the task's newest job, of `number`, runs."""
+    wait_for(
+        lambda: len(states := ended(site, dag, run, "job")) == number and "RUNNING" in states,
+        240,
+        f"job {number} of {run} to run",
+        poll_s=1.0,
+        details=lambda: f"{ended(site, dag, run, 'job')} {airflow.story(dag, run)}",
+    )
+
+
+def wait_ended(airflow: Deployment, site: Site, dag: str, run: str, *states: str) -> None:
+    """Wait until Slurm's accounting has these states for the jobs of the task, and no other jobs."""
+    wait_for(
+        lambda: ended(site, dag, run, "job") == sorted(states),
+        120,
+        f"the jobs of {run} to have ended as {states}",
+        poll_s=1.0,
+        details=lambda: f"{ended(site, dag, run, 'job')} {airflow.story(dag, run)}",
+    )
+
+
+@pytest.mark.long
+def test_a_worker_killed_right_after_submission_submits_once(airflow: Deployment, site: Site, gate: Gate) -> None:
+    gate.open()
+    run = airflow.trigger("faults_dying", **gate.conf)
+    airflow.wait("faults_dying", run)
+    assert airflow.task("faults_dying", run, "job")["try_number"] == 2
+    assert airflow.xcom("faults_dying", run, "job")["job_id"] == Path(gate.conf["marker"]).read_text()
+    wait_ended(airflow, site, "faults_dying", run, "COMPLETED")
+
+
+@pytest.mark.long
+def test_a_task_that_waits_outlives_triggerer_penstockd_and_network(
+    airflow: Deployment, site: Site, gate: Gate, line: Proxy
+) -> None:
+    run = airflow.trigger("faults", **gate.conf)
+    airflow.wait_task("faults", run, "job", "deferred")
+    running(airflow, site, "faults", run)
+    airflow.kill("triggerer")
+    airflow.start("triggerer")
+    site.kill()
+    site.start()
+    line.cut()
+    time.sleep(60)
+    gate.open()  # the job ends while nobody can see it
+    wait_ended(airflow, site, "faults", run, "COMPLETED")
+    assert airflow.task("faults", run, "job")["state"] == "deferred"
+    line.mend()
+    airflow.wait("faults", run)
+    assert airflow.task("faults", run, "job")["try_number"] == 1
+    wait_ended(airflow, site, "faults", run, "COMPLETED")
+
+
+@pytest.mark.long
+def test_a_task_submitted_while_the_network_is_cut_has_one_job_afterwards(
+    airflow: Deployment, site: Site, gate: Gate, line: Proxy
+) -> None:
+    gate.open()
+    line.cut()
+    run = airflow.trigger("faults_patient", **gate.conf)
+    airflow.wait_task("faults_patient", run, "job", "up_for_retry")
+    assert ended(site, "faults_patient", run, "job") == []
+    line.mend()
+    airflow.wait("faults_patient", run)
+    wait_ended(airflow, site, "faults_patient", run, "COMPLETED")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("dag", "waits"), [("faults", "deferred"), ("faults_on_worker", "running")])
+def test_a_task_that_is_marked_failed_cancels_its_job_and_a_cleared_one_has_another(
+    airflow: Deployment, site: Site, gate: Gate, dag: str, waits: str
+) -> None:
+    run = airflow.trigger(dag, **gate.conf)
+    airflow.wait_task(dag, run, "job", waits)
+    running(airflow, site, dag, run)
+    airflow.mark(dag, run, "job", "failed")
+    wait_ended(airflow, site, dag, run, "CANCELLED")
+    airflow.clear(dag, run, "job")
+    running(airflow, site, dag, run, number=2)
+    airflow.wait_task(dag, run, "job", waits)
+    airflow.clear(dag, run, "job")  # while its job runs
+    running(airflow, site, dag, run, number=3)
+    wait_ended(airflow, site, dag, run, "CANCELLED", "CANCELLED", "RUNNING")
+    gate.open()
+    airflow.wait(dag, run)
+    wait_ended(airflow, site, dag, run, "CANCELLED", "CANCELLED", "COMPLETED")
+
+
+@pytest.mark.long
+def test_a_dag_run_that_failed_and_is_tried_again_has_a_job_for_each_try(
+    airflow: Deployment, site: Site, gate: Gate
+) -> None:
+    gate.open(3)
+    run = airflow.trigger("faults", **gate.conf)
+    airflow.wait("faults", run, "failed")
+    wait_ended(airflow, site, "faults", run, "FAILED", "FAILED")
+    told = airflow.log("faults", run, "job", 2)
+    assert "has ended as FAILED, exit code 3" in told
+    assert f"waiting for {gate.file}" in told
+    gate.open(0)
+    airflow.clear("faults", run)
+    airflow.wait("faults", run)
+    wait_ended(airflow, site, "faults", run, "COMPLETED", "FAILED", "FAILED")
+
+
+@pytest.mark.long
+def test_what_penstockd_refuses_fails_at_once_in_its_own_words(airflow: Deployment, site: Site, gate: Gate) -> None:
+    run = airflow.trigger("refused", **gate.conf)
+    airflow.wait("refused", run, "failed")
+    words = {
+        "wrong_token": "the token is unknown or revoked",
+        "unknown_type": "h900",
+        "max_below_min": "max_gpus=2 is less than min_gpus=4",
+        "more_than_there_are": "4000",
+    }
+    for task, sentence in words.items():
+        found = airflow.task("refused", run, task)
+        assert (found["state"], found["try_number"]) == ("failed", 1), airflow.story("refused", run)
+        assert sentence in airflow.log("refused", run, task), airflow.log("refused", run, task)
+        assert ended(site, "refused", run, task) == []
+
+
+@pytest.mark.long
+def test_a_task_runs_in_a_job_of_the_executor_and_outlives_the_scheduler(
+    airflow: Deployment, site: Site, gate: Gate
+) -> None:
+    run = airflow.trigger("on_gpu", **gate.conf)
+    airflow.wait_task("on_gpu", run, "where", "running")
+    wait_for(
+        lambda: "the task waits for the gate" in airflow.log("on_gpu", run, "where"),
+        120,
+        "the log of a task that runs in a job",
+        poll_s=1.0,
+        details=lambda: airflow.story("on_gpu", run),
+    )
+    job_id = airflow.task("on_gpu", run, "where")["id"]
+    airflow.kill("scheduler")
+    airflow.start("scheduler")
+    time.sleep(30)  # longer than the new one waits before it takes the old one for dead
+    gate.open()
+    airflow.wait("on_gpu", run)
+    assert airflow.task("on_gpu", run, "where")["id"] == job_id, "another try"
+    where = airflow.xcom("on_gpu", run, "where")
+    assert site.job(where["SLURM_JOB_ID"]).state == "COMPLETED"
+    assert len([job for job in site.gateway.jobs(finished=True) if "airflow:executor" in job.comment]) == 1
+    # Somebody marks one as failed: Airflow ends the task, and so its job.
+    gate.file.unlink()
+    run = airflow.trigger("on_gpu", **gate.conf)
+    airflow.wait_task("on_gpu", run, "where", "running")
+    airflow.mark("on_gpu", run, "where", "failed")
+    wait_for(
+        lambda: not [job for job in site.gateway.jobs() if "airflow:executor" in job.comment],
+        120,
+        "the job of a task that was marked as failed to end",
+        details=lambda: airflow.story("on_gpu", run),
+    )

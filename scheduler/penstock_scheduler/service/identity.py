@@ -216,8 +216,9 @@ def _look_up_account(who: int | str) -> pwd.struct_passwd | None:
 
 
 def is_page(request: Request) -> bool:
-    """Whether a browser may be asking, which knows passwords and no tokens: for pages alone, as it sends a password along with whatever
-    another site has it ask, too.
+    """Whether a browser may be asking, which knows passwords and no tokens.
+
+    For pages alone: a browser sends a password along with whatever another site has it ask, too.
     """
     return request.method == "GET" and request.url.path.endswith("/page")
 
