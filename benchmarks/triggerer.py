@@ -28,16 +28,16 @@ from tests.airflow_provider.deployment import Deployment
 from tests.scheduler.builders import job, on
 from tests.scheduler.service.api import Api, serving
 
-DAG = '''
+DAG = """
 from datetime import timedelta
 from airflow.sdk import DAG
 from airflow_provider_penstock.operators.penstock import PenstockWaitOperator
 
 with DAG("waiting", schedule=None, catchup=False):
     PenstockWaitOperator.partial(task_id="wait", pool="nobody").expand(job_id=[str(10_000 + n) for n in range({tasks})])
-'''
+"""
 
-DEFER = '''
+DEFER = """
 import sys
 from airflow.models.taskinstance import TaskInstance
 from airflow.models.trigger import Trigger
@@ -52,7 +52,7 @@ with create_session() as session:
         session.flush()
         ti.state, ti.trigger_id, ti.next_method, ti.start_date = "deferred", trigger.id, "execute_complete", utcnow()
         ti.next_kwargs = {}
-'''
+"""
 
 
 def main() -> None:
@@ -106,7 +106,11 @@ def measure(folder: Path, python: str, api: Api, tasks: int, seconds: float) -> 
         api.look(*jobs[tasks // 10 :], finished={each.id: Fate("COMPLETED", 0, time.time(), "") for each in ending})
         ended_s = time.monotonic()
         wait_for(lambda: count(database, "scheduled") == len(ending), 120, "the ends to be seen", details=airflow.tail)
-        return found | {"ended": len(ending), "seen_s": round(time.monotonic() - ended_s, 2), "load": os.getloadavg()[0]}
+        return found | {
+            "ended": len(ending),
+            "seen_s": round(time.monotonic() - ended_s, 2),
+            "load": os.getloadavg()[0],
+        }
 
 
 def say(text: str) -> None:

@@ -1,5 +1,6 @@
 import asyncio
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -27,6 +28,7 @@ from airflow_provider_penstock.operators.penstock import (
     PenstockWaitOperator,
     job_key,
 )
+from airflow_provider_penstock.operators.simulate import PenstockForecastOperator, PenstockSimulateOperator
 from airflow_provider_penstock.retries import retry_policy
 from airflow_provider_penstock.sensors.penstock import PenstockJobSensor
 from airflow_provider_penstock.triggers.penstock import PenstockJobEventTrigger, PenstockJobTrigger, connect
@@ -78,6 +80,61 @@ def test_an_impossible_request_fails_at_once_in_the_apis_words(folder, instance)
     operator = submit("impossible", folder, min_gpus="4", max_gpus=2)
     with pytest.raises(AirflowFailException, match="min_gpus"):
         operator.execute({"ti": instance("impossible")})
+
+
+def test_dictionaries_and_moments_may_come_from_templates(folder, instance):
+    given = {"wish": '{"max_gpus": 3}', "options": '{"memory_mb": 100}', "environment": '{"RATE": 0.1}'}
+    body = submit("templates", folder, deadline="2100-01-01T01:00:00+01:00", **given).submission(instance("templates"))
+    assert (body["wish"], body["memory_mb"], body["environment"]["RATE"]) == ({"max_gpus": 3}, 100, "0.1")
+    assert body["deadline_s"] == 4102444800  # 2100-01-01T00:00:00Z
+    for wrong, what in (({"wish": "max_gpus=3"}, "no JSON"), ({"deadline": "2100-01-01"}, "no time zone")):
+        with pytest.raises(AirflowFailException, match=what):
+            submit("wrong", folder, **wrong).execute({"ti": instance("wrong")})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"deadline": "2001-01-01T00:00:00+00:00", "time_limit_s": 60}, "(?i)deadline"),
+        ({"account": "nobody!"}, "account"),
+    ],
+)
+def test_slurms_own_refusal_fails_at_once(folder, instance, arguments, words):
+    with pytest.raises(PenstockRefused, match=words):
+        submit("refused", folder, **arguments).execute({"ti": instance("refused" + next(iter(arguments)))})
+
+
+def test_a_forecast_submits_nothing_and_fails_for_what_could_never_run(folder, instance, hook):
+    arguments = {"command": ["true"], "name": "forecast"}
+    forecast = PenstockForecastOperator(task_id="forecast", max_gpus=2, **arguments).execute(
+        {"ti": instance("forecast")}
+    )
+    assert forecast["would"] in ("start", "wait")
+    assert forecast["words"]
+    never = PenstockForecastOperator(task_id="never", min_gpus=4000, max_gpus=4000, **arguments)
+    with pytest.raises(AirflowFailException, match="never run here"):
+        never.execute({"ti": instance("never")})
+    assert not hook.ask("GET", "/v1/jobs", params={"name": "forecast"})["jobs"]
+
+
+def test_a_simulation_is_a_task_and_what_is_wrong_with_it_is_told_by_the_program(tmp_path):
+    workload = tmp_path / "two.csv"
+    workload.write_text("id,submit_s,gpus,duration_s\none,0,1,600\ntwo,0,1,1200\n")
+    program = os.environ["PENSTOCK_TEST_PROGRAM"]
+
+    def simulate(**arguments):
+        given = {"program": program, "cluster": "t4:1x2", "workload": str(workload), "policies": ["fifo"]}
+        return PenstockSimulateOperator(task_id="simulate", **given | arguments).execute({})
+
+    summary = simulate(out=str(tmp_path / "out"))
+    assert (tmp_path / "out/report.html").exists()
+    assert "fifo" in json.dumps(summary)
+    with pytest.raises(AirflowFailException, match=r"status 2(.|\n)*t4"):
+        simulate(cluster="t4")
+    with pytest.raises(AirflowFailException, match="cannot be started"):
+        simulate(program="/nowhere/penstock")
+    with pytest.raises(AirflowFailException, match="either cluster and workload"):
+        simulate(store="/nowhere")
 
 
 def test_a_deferred_task_is_told_of_the_end_and_has_the_log(folder, instance, hook, caplog, capsys, monkeypatch):
@@ -329,3 +386,100 @@ def test_of_a_long_output_the_end_is_shown_and_a_line_without_end_does_not_stop_
     shown = asyncio.run(looks())
     assert sorted(shown) == shown
     assert shown[-1] == end
+
+
+class Workload:
+    """What an executor reads of a task that is queued."""
+
+    def __init__(self, number):
+        self.ti = TaskInstance(number)
+
+    def model_dump_json(self):
+        return json.dumps({"number": self.ti.id})
+
+
+class TaskInstance:
+    dag_id, task_id, executor_config, external_executor_id = (
+        "executor",
+        "task",
+        {"penstock": {"name": "by-executor"}},
+        None,
+    )
+
+    def __init__(self, number):
+        self.id, self.key = number, f"key {number}"
+
+
+def executor_with(python, monkeypatch, folder):
+    module = pytest.importorskip("airflow_provider_penstock.executors.penstock")
+    monkeypatch.setenv("AIRFLOW__PENSTOCK_EXECUTOR__PYTHON", python)
+    monkeypatch.setenv("AIRFLOW__PENSTOCK_EXECUTOR__OUTPUT_FILE", f"{folder}/%j.out")
+    monkeypatch.setenv("AIRFLOW__PENSTOCK_EXECUTOR__POLL_INTERVAL_S", "0")
+    return module.PenstockExecutor()
+
+
+def test_an_executor_submits_once_and_tells_how_its_tasks_end(folder, monkeypatch, tmp_path, until):
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\necho this is $3; grep -q good "$4"\n')
+    python.chmod(0o755)
+    executor = executor_with(str(python), monkeypatch, folder)
+    tasks = [Workload("good-1"), Workload("bad-1")]
+    executor._process_workloads(tasks)
+    executor._process_workloads(tasks[:1])  # as after a heartbeat that did not come to its end
+    assert executor.running == {"key good-1", "key bad-1"}
+    assert {state for state, _ in executor.event_buffer.values()} == {"running"}
+    jobs = dict(executor.jobs)
+
+    def ended():
+        executor.sync()
+        return not executor.jobs
+
+    until(ended)
+    events = executor.get_event_buffer()
+    assert events["key good-1"][0] == "success"
+    assert events["key bad-1"][0] == "failed"
+    assert "FAILED, exit code 1" in events["key bad-1"][1]
+    assert not executor.running
+    said = executor.get_task_log(tasks[0].ti, 1)
+    assert said == ([f"output of job {jobs['key good-1']}"], ["this is --json-path"])
+
+
+def test_an_executor_takes_over_what_runs_and_cancels_what_is_revoked(folder, monkeypatch, hook, until):
+    executor = executor_with("sleep 300 #", monkeypatch, folder)
+    monkeypatch.setattr("airflow_provider_penstock.executors.penstock.shlex.quote", str)
+    task = Workload("long-1")
+    executor._process_workloads([task])
+    job_id = executor.jobs["key long-1"]
+    after = executor_with("python3", monkeypatch, folder)
+    never = Workload("never-submitted")
+    assert after.try_adopt_task_instances([task.ti, never.ti]) == [never.ti]
+    assert after.jobs == {"key long-1": job_id}
+    after.sync()
+    assert after.jobs
+    after.revoke_task(ti=task.ti)
+    after.revoke_task(ti=never.ti)
+    assert not after.running
+    until(lambda: hook.job(job_id)["ended"] == "CANCELLED")
+
+
+def test_an_executor_keeps_its_tasks_while_penstockd_is_away(folder, monkeypatch, hook):
+    executor = executor_with("python3", monkeypatch, folder)
+    task = Workload("away-1")
+    executor.queued_tasks[task.ti.key] = task
+
+    def away(*_, **__):
+        raise httpx.ConnectError("nobody there")
+
+    with monkeypatch.context() as cut:
+        cut.setattr(httpx.Client, "request", away)
+        executor._process_workloads([task])
+        assert list(executor.queued_tasks) == ["key away-1"]
+        assert executor.try_adopt_task_instances([task.ti]) == []
+        executor.sync()
+        assert executor.jobs == {"key away-1": ""}
+    executor.sync()
+    assert executor.get_event_buffer()["key away-1"] == ("failed", "penstockd knows no job of this task")
+    task.ti.executor_config = {"penstock": {"wish": {"min_gpus": 4, "max_gpus": 2}}}
+    executor._process_workloads([task])
+    assert "max_gpus=2 is less than min_gpus=4" in executor.get_event_buffer()["key away-1"][1]
+    assert not executor.queued_tasks

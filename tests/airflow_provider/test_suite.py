@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -19,6 +21,17 @@ from tests.airflow_provider.deployment import REPOSITORY
 from tests.end_to_end.site import Site
 
 pytestmark = pytest.mark.slurm
+
+
+def command_line(folder: Path) -> Path:
+    """The program `penstock` of this checkout, for an environment that has another PYTHONPATH."""
+    program = folder / "penstock"
+    path = shlex.quote(":".join(filter(None, sys.path)))
+    program.write_text(
+        f"#!/bin/sh\nPYTHONPATH={path} exec {sys.executable} -c 'from penstock_scheduler.cli import main; main()' \"$@\"\n"
+    )
+    program.chmod(0o755)
+    return program
 
 
 def test_the_providers_suite_passes_and_each_key_ran_once(loopback: LoopbackCluster, tmp_path: Path) -> None:
@@ -35,6 +48,7 @@ def test_the_providers_suite_passes_and_each_key_ran_once(loopback: LoopbackClus
             "AIRFLOW_CONN_PENSTOCK_DEFAULT": json.dumps(connection),
             "AIRFLOW_CONN_PENSTOCK_WRONG": json.dumps(connection | {"password": "wrong"}),
             "PENSTOCK_TEST_FOLDER": str(tmp_path),
+            "PENSTOCK_TEST_PROGRAM": str(command_line(tmp_path)),
         }
         done = subprocess.run(
             # A folder of its own: pytest closes the shared one to other users, which other tests need open.

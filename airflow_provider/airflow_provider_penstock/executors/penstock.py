@@ -17,7 +17,7 @@ from airflow_provider_penstock.hooks.penstock import OPEN, Job, PenstockHook, re
 SECTION = "penstock_executor"
 TIMEOUT_S = 5.0
 """Of one request: the scheduler does nothing else meanwhile."""
-UNMOVED = {"adaptivity": "fixed", "preemptible": False}
+UNMOVED = {"preemptible": False}
 """A task's run cannot begin anew, as an adaptive job's can: Airflow takes the second for a ghost."""
 SCRIPT = """#!/bin/sh
 umask 077

@@ -7,6 +7,7 @@ import json
 import re
 import uuid
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Any
 
 from airflow.providers.common.compat.sdk import AirflowException, BaseOperator
@@ -34,8 +35,8 @@ WISHES = (
     "burst_budget_usd",
 )
 """Arguments that are fields of a job's wish."""
-OPTIONS = ("partition", "account", "qos", "time_limit_s", "working_directory", "dependency")
-"""Arguments that are fields of a submission; and so is `output_file`, as `output`, which has a meaning in Airflow."""
+OPTIONS = ("partition", "account", "qos", "time_limit_s", "working_directory", "dependency", "container_image")
+"""Arguments that are fields of a submission; and so are `output_file`, as `output`, which has a meaning in Airflow, and `deadline`."""
 _KEY = re.compile(r"[A-Za-z0-9_.:@/+-]{1,180}")
 
 
@@ -126,6 +127,7 @@ class PenstockSubmitOperator(_JobOperator):
         "command",
         *WISHES,
         *OPTIONS,
+        "deadline",
         "output_file",
         "wish",
         "options",
@@ -159,6 +161,8 @@ class PenstockSubmitOperator(_JobOperator):
         working_directory: str | None = None,
         output_file: str | None = None,
         dependency: str | None = None,
+        container_image: str | None = None,
+        deadline: datetime | str | None = None,
         options: dict[str, Any] | str | None = None,
         environment: dict[str, str] | str | None = None,
         durable: bool = True,
@@ -172,7 +176,7 @@ class PenstockSubmitOperator(_JobOperator):
     ) -> None:
         """`script` (its text, or a file *.sh or *.sbatch) or `command`; from `adaptivity` on as in docs/jobs.md, `wish` for
         further fields of a wish, `options` for those of a submission. `log_interval_s`: how often the output of a running job is
-        looked at, 0 for never. For templates numbers may be strings, and dictionaries JSON.
+        looked at, 0 for never. For templates numbers may be strings, `deadline` ISO 8601, and dictionaries JSON.
         """
         super().__init__(**kwargs)
         self.script = script
@@ -195,6 +199,8 @@ class PenstockSubmitOperator(_JobOperator):
         self.working_directory = working_directory
         self.output_file = output_file
         self.dependency = dependency
+        self.container_image = container_image
+        self.deadline = deadline
         self.log_interval_s = log_interval_s
         self.wish = wish
         self.options = options
@@ -232,6 +238,7 @@ class PenstockSubmitOperator(_JobOperator):
             "wish": _fields("wish", self.wish) | self._given(WISHES),
             "environment": environment | parent_environment(ti) | own,
             "output": self.output_file,
+            "deadline_s": _seconds(self.deadline),
         }
         given = {name: value for name, value in body.items() if value is not None}
         return _fields("options", self.options) | given | self._given(OPTIONS)
@@ -316,6 +323,17 @@ def _fields(name: str, given: dict[str, Any] | str | None) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise PenstockRefused(f"{name}={given!r} is no JSON object")
     return found
+
+
+def _seconds(moment: datetime | str | None) -> float | None:
+    """Since 1970, of a moment that may be ISO 8601, as a template leaves it. Raises PenstockRefused."""
+    try:
+        found = datetime.fromisoformat(moment) if isinstance(moment, str) else moment
+    except ValueError:
+        raise PenstockRefused(f"deadline={moment!r} is no moment; write it as 2026-11-21T18:00:00+00:00") from None
+    if found is not None and found.tzinfo is None:
+        raise PenstockRefused(f"deadline={moment!r} has no time zone; add one, such as +00:00")
+    return None if found is None else found.timestamp()
 
 
 def job_key(ti: Any, retries: int | None) -> str:
