@@ -2,10 +2,10 @@
 
     PENSTOCK_AIRFLOW_PYTHON=.venv-airflow/bin/python python -m benchmarks.triggerer [--tasks 1000] [--seconds 60]
 
-Airflow's API, scheduler, dag-processor and triggerer are real, and so is penstockd's service, with its real store and HTTP; the cluster
-behind it is made up. The tasks are those of one mapped task in Airflow's database, put there as deferred by hand: to have a worker defer each
-costs seconds of processor time. From there on all is as it is. After `--seconds` of waiting a tenth of the jobs ends in one instant:
-how long until Airflow's database has the last of their tasks as scheduled again?
+Airflow's API, scheduler, dag-processor and triggerer are real, and so is penstockd's service, with its real store and HTTP;
+the cluster behind it is made up. The tasks are those of one mapped task in Airflow's database, put there as deferred by hand,
+because each that a worker defers costs seconds of processor time. From there on all is as it is. After `--seconds` of waiting a
+tenth of the jobs ends in one instant: how long until Airflow's database has the last of their tasks as scheduled again?
 The last line is JSON: CPU in shares of a core, memory in MiB, requests to penstockd a second, seconds.
 """
 
@@ -21,12 +21,13 @@ import tempfile
 import time
 from pathlib import Path
 
-from penstock_scheduler.model import Phase
-from penstock_scheduler.ports import Fate
-from penstock_slurm.loopback import wait_for
 from tests.airflow_provider.deployment import Deployment
 from tests.scheduler.builders import job, on
 from tests.scheduler.service.api import Api, serving
+
+from penstock_scheduler.model import Phase
+from penstock_scheduler.ports import Fate
+from penstock_slurm.loopback import wait_for
 
 DAG = """
 from datetime import timedelta

@@ -36,7 +36,7 @@ WISHES = (
 )
 """Arguments that are fields of a job's wish."""
 OPTIONS = ("partition", "account", "qos", "time_limit_s", "working_directory", "dependency", "container_image")
-"""Arguments that are fields of a submission; and so are `output_file`, as `output`, which has a meaning in Airflow, and `deadline`."""
+"""Arguments that are fields of a submission; `deadline` and `output_file` (`output` has a meaning in Airflow) are, too."""
 _KEY = re.compile(r"[A-Za-z0-9_.:@/+-]{1,180}")
 
 
