@@ -150,18 +150,23 @@ def pipeline(airflow: Deployment, site: Site, folder: Path, rates: list[float], 
     wait_for(lambda: len(airflow.runs(asset)) > asset_runs, 60, "the asset's DAG to run", details=airflow.tail)
     newest = airflow.runs(asset)[-1]
     airflow.wait(asset, newest, timeout_s=180)
-    assert "evaluate what job" in airflow.log(asset, newest, "evaluate")
+    evaluated = airflow.xcom(asset, newest, "evaluate", "job_id")
+    assert "evaluate what job" in (folder / f"{evaluated}.out").read_text()
 
 
 def ended(site: Site, dag: str, run: str, task: str) -> list[str]:
-    """The states of all jobs of a task in Slurm's accounting, however often it was tried or cleared."""
+    """The states of all jobs of a task in Slurm's accounting, however often it was tried or cleared.
+
+    The accounting has a job's comment, and so its key, once it has ended; until then slurmctld has it.
+    """
     said = site.slurm.command(
         "sacct", "--allusers", "--noheader", "--parsable2", "-X", "--format=JobID,State,Comment%2000"
     )
+    open_comments = {job.id: job.comment for job in site.gateway.jobs()}
     states = []
     for each in said.stdout.splitlines():
-        _, state, comment = each.split("|", 2)
-        if f"airflow:{dag}:{run}:{task}:" in comment:
+        job, state, comment = each.split("|", 2)
+        if f"airflow:{dag}:{run}:{task}:" in (comment or open_comments.get(job, "")):
             states.append(state.split()[0])
     return sorted(states)
 

@@ -20,5 +20,6 @@ echo evaluate what job {{ event.extra.payload.id }} called {{ event.extra.payloa
 {% endfor -%}
 """,
         max_gpus=1,
+        retries=2,
         output_file="{{ var.value.get('penstock_folder', '/shared/logs') }}/%j.out",
     )

@@ -45,6 +45,7 @@ with DAG(
         python="{{ params.python }}",
         output_file="{{ params.folder }}/%j.out",
         max_gpus=1,
+        retries=2,
     )
     def evaluate(jobs: list[dict]) -> dict:
         """Stands for an evaluation of what each job has left."""
