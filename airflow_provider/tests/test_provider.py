@@ -220,6 +220,29 @@ def test_a_person_cancels_in_the_triggerer_and_a_restart_does_not(folder, instan
     assert PenstockCancelOperator(task_id="cancel", job_id=job_id).execute({})["state"] == "CANCELLED"
 
 
+@pytest.mark.parametrize(("state", "end"), [("deferred", "runs"), ("failed", "CANCELLED"), (None, "CANCELLED")])
+def test_where_airflow_does_not_tell_the_tasks_state_does(folder, instance, hook, until, monkeypatch, state, end):
+    monkeypatch.setattr("airflow_provider_penstock.triggers.penstock.TELLS", False)
+    monkeypatch.setattr("airflow_provider_penstock.triggers.penstock.state_of", lambda *names: state)
+    ti = instance(f"untold-{state}")
+    job_id = submit(ti.task_id, folder, wait_for_completion=False).execute({"ti": ti})["job_id"]
+
+    async def stop():
+        trigger = PenstockJobTrigger("penstock_default", job_id, 0.2)
+        monkeypatch.setattr(type(trigger), "task_instance", ti, raising=False)
+        waiting = asyncio.ensure_future(anext(trigger.run()))
+        await asyncio.sleep(1)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+
+    asyncio.run(stop())
+    if end == "runs":
+        assert hook.job(job_id)["state"] != "ended"
+        hook.cancel(job_id)
+    until(lambda: hook.job(job_id)["ended"] == "CANCELLED")
+
+
 def test_many_tasks_that_wait_share_one_poller(folder, instance, monkeypatch):
     asked = []
     real = httpx.AsyncClient.get

@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary
 import httpx
 from airflow.providers.common.compat.connection import get_async_connection
 from airflow.triggers.base import BaseTrigger, TriggerEvent
+from asgiref.sync import sync_to_async
 
 from airflow_provider_penstock.exceptions import PenstockAway, PenstockRefused
 from airflow_provider_penstock.hooks.penstock import OPEN, Job, client_options, read
@@ -23,6 +24,9 @@ except ImportError:  # before Airflow 3
     BaseEventTrigger = BaseTrigger
 
 log = logging.getLogger(__name__)
+
+TELLS = hasattr(BaseTrigger, "on_kill")
+"""Whether Airflow tells a trigger that a person stopped its task; from 3.3 on."""
 
 PAGE = 500
 LOGS_PER_S = 5.0
@@ -134,6 +138,23 @@ def describe(job: Job) -> str:
     return f"job {job['id']} is {job['ended'] or job['state']}{has}{': ' + job['reason'] if job['reason'] else ''}"
 
 
+def state_of(dag_id: str, run_id: str, task_id: str, map_index: int) -> str | None:
+    """A task's state; None if it has been cleared, or is gone."""
+    try:
+        from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
+    except ImportError:  # Airflow 2: triggers may look into the database
+        from airflow.models.taskinstance import TaskInstance
+        from airflow.utils.session import create_session
+
+        names = {"dag_id": dag_id, "run_id": run_id, "task_id": task_id, "map_index": map_index}
+        with create_session() as session:
+            return session.query(TaskInstance.state).filter_by(**names).scalar()
+    states = RuntimeTaskInstance.get_task_states(
+        dag_id=dag_id, run_ids=[run_id], task_ids=[task_id], map_index=map_index
+    )
+    return next(iter(states.get(run_id, {}).values()), None)
+
+
 class PenstockJobTrigger(BaseTrigger):
     """Fires once a job has ended. Meanwhile its moves and its output go to the task's log.
 
@@ -168,6 +189,10 @@ class PenstockJobTrigger(BaseTrigger):
         telling = asyncio.create_task(self._tell(ours))
         try:
             await ours.ended(self.job_id)
+        except asyncio.CancelledError:
+            if not TELLS and await self._is_stopped():
+                await self.on_kill()
+            raise
         except Exception as error:
             yield TriggerEvent({"job_id": self.job_id, "error": f"{type(error).__name__}: {error}"})
         else:
@@ -176,11 +201,21 @@ class PenstockJobTrigger(BaseTrigger):
             telling.cancel()
 
     async def on_kill(self) -> None:
-        """A person stopped the task (Airflow 3.3 tells): cancel its job. A triggerer that restarts does not come here."""
+        """A person stopped the task: cancel its job. A triggerer that restarts does not come here."""
         if not self.cancel:
             return
         async with await connect(self.penstock_conn_id) as client:
             read(await client.post(f"/v1/jobs/{self.job_id}/cancel"))
+
+    async def _is_stopped(self) -> bool:
+        """Whether it is a person who ends the trigger: then its task waits no longer. In doubt it is a restart."""
+        ti = self.task_instance
+        try:
+            state = await sync_to_async(state_of)(ti.dag_id, ti.run_id, ti.task_id, ti.map_index)
+        except Exception as error:
+            self.log.warning("whether the task was stopped is not known (%s): job %s runs on", error, self.job_id)
+            return False
+        return state != "deferred"
 
     async def _tell(self, ours: Poller) -> None:
         """Log what becomes of the job, and every `log_interval_s` of its run what it has written since.
