@@ -11,7 +11,11 @@ from penstock_scheduler.client import Client
 from penstock_scheduler.messages import TokenOrder
 from penstock_slurm.loopback import LoopbackCluster, ProgramsMissing, machine
 from tests.airflow_provider.deployment import REPOSITORY, free_port
+from tests.cloud.conftest import _ec2, cloud_settings, ec2
+from tests.cloud.test_slurm import cloud_site
 from tests.end_to_end.site import Site
+
+__all__ = ["_ec2", "cloud_settings", "cloud_site", "ec2"]  # fixtures
 
 CLUSTER = "t4:2x4,a100:2x8"
 

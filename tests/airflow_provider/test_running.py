@@ -14,6 +14,8 @@ from penstock_slurm.loopback import wait_for
 from tests.airflow_provider.conftest import accounted_site, airflow_python, listening
 from tests.airflow_provider.deployment import REPOSITORY, Deployment
 from tests.airflow_provider.proxy import Proxy
+from tests.cloud.faults import Ec2
+from tests.cloud.hypervisor import Hypervisor
 from tests.end_to_end.site import RATES, UNFORESEEN, Site
 
 pytestmark = pytest.mark.slurm
@@ -82,9 +84,9 @@ def _nothing_left(site: Site) -> Iterator[None]:
     site.slurm.reset()
 
 
-def trainer(site: Site, work_s: float) -> str:
+def trainer(site: Site, work_s: float, rates: dict[str, dict[str, float]] = RATES) -> str:
     """The command of an emulated trainer, in a job that inherits nothing of ours."""
-    return f"env PYTHONPATH={os.environ.get('PYTHONPATH', '')} {site.trainer(work_s).removeprefix('exec ')}"
+    return f"env PYTHONPATH={os.environ.get('PYTHONPATH', '')} {site.trainer(work_s, rates).removeprefix('exec ')}"
 
 
 def plain(site: Site, node: str, gpus: int) -> str:
@@ -169,6 +171,33 @@ def ended(site: Site, dag: str, run: str, task: str) -> list[str]:
         if f"airflow:{dag}:{run}:{task}:" in (comment or open_comments.get(job, "")):
             states.append(state.split()[0])
     return sorted(states)
+
+
+@pytest.mark.long
+def test_a_job_goes_to_the_cloud_and_the_task_after_it_sees_the_bill(
+    airflow: Deployment, cloud_site: tuple[Site, Hypervisor], ec2: Ec2, folder: Path
+) -> None:
+    cloud, hypervisor = cloud_site
+    cloud.stop()
+    connection = listening(cloud)
+    made = {"connection_id": "penstock_cloud"} | connection | {"extra": json.dumps(connection["extra"])}
+    airflow.ask("POST", "/connections", json=made)
+    rates = {"t4": {"1": 1.0}, "a10g": {"1": 2.0}}
+    dag = "example_penstock_burst"
+    run = airflow.trigger(
+        dag,
+        connection="penstock_cloud",
+        folder=str(folder),
+        train=trainer(cloud, 8.0, rates),
+        wish={"runtime_s": 60, "goodput_table": rates},
+        options={"partition": "t4"},
+    )
+    airflow.wait(dag, run, timeout_s=600)
+    job = airflow.xcom(dag, run, "train")
+    assert list(job["gpu_hours"]) == ["a10g"], hypervisor.console()
+    assert 0 < airflow.xcom(dag, run, "bill") == job["cost_usd"] < 5
+    assert len(ec2.instances()) == 1
+    assert [each.state for each in cloud.gateway.jobs(finished=True)] == ["COMPLETED"]  # this Slurm has no accounting
 
 
 class Gate:

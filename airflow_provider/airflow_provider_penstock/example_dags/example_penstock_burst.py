@@ -17,16 +17,18 @@ with DAG(
         "folder": "/shared/airflow",
         "train": "python3 train.py",
         "wish": {"runtime_s": 3600},
+        "options": {"partition": "gpu"},
     },
 ) as dag:
     train = PenstockSubmitOperator(
         task_id="train",
         penstock_conn_id="{{ params.connection }}",
         script="#!/bin/bash\nexec {{ params.train }}\n",
-        max_gpus=4,
+        max_gpus=1,
         burst="only",
         burst_budget_usd=BUDGET_USD,
         wish="{{ params.wish | tojson }}",
+        options="{{ params.options | tojson }}",
         output_file="{{ params.folder }}/%j.out",
         retries=2,
     )

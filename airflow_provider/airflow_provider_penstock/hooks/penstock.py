@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ssl
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from airflow.providers.common.compat.sdk import BaseHook
 from airflow_provider_penstock.exceptions import PenstockAway, PenstockRefused
 
 RETRY_PAUSES_S = (0.5, 2.0, 5.0)
+BILL_PAUSES_S = (2.0, 3.0, 5.0, 10.0, 20.0, 20.0)
 MAX_LOG_BYTES = 1 << 20
 MAX_WAIT_S = 30.0
 """Of one long poll; the API's own bound is 60 s."""
@@ -149,8 +151,19 @@ class PenstockHook(BaseHook):
         return [f"({left_out} bytes left out)", *lines] if left_out else lines, max(offset, 0)
 
     def used(self, job_id: str) -> dict[str, Any]:
-        """What a job used: `cost_usd` by the budget ledger, and the global `batch_sizes` that it reported of late."""
-        lines = self.ask("GET", "/v1/ledger", params={"job": job_id, "limit": 500})["lines"]
+        """What a job used: `cost_usd` by the budget ledger, and the global `batch_sizes` that it reported of late.
+
+        The bill of a run in the cloud comes when its instances are gone: after the job's end this waits for it, a minute at most.
+        """
+        for pause_s in (*BILL_PAUSES_S, None):
+            lines = self.ask("GET", "/v1/ledger", params={"job": job_id, "limit": 500})["lines"]
+            kinds = Counter(line["kind"] for line in lines)
+            if kinds["committed"] <= kinds["usd"]:
+                break
+            if pause_s is None:
+                self.log.warning("penstockd has not yet the whole bill of job %s: cost_usd lacks a part", job_id)
+                break
+            time.sleep(pause_s)
         cost_usd = sum(line["amount"] for line in lines if line["kind"] == "usd")
         seen = [report["body"] for report in self.ask("GET", f"/v1/jobs/{job_id}/history")["observations"]]
         sizes = {each["atomic_batch"] * each["gpus"] * (each["accumulation_steps"] + 1) for each in seen}
