@@ -203,6 +203,26 @@ def test_a_worker_that_is_killed_after_submission_submits_once(folder, instance,
     until(lambda: hook.job(job_id)["ended"] == "CANCELLED")
 
 
+def test_where_airflow_keeps_a_tasks_state_a_retry_finds_its_job_there(folder, instance, hook):
+    class Store(dict):
+        """As `context["task_state_store"]` has it."""
+
+        set = dict.__setitem__
+
+    store, ti = Store(), instance("kept", max_tries=1)
+
+    def job_of(retries):
+        operator = submit("kept", folder, wait_for_completion=False, retries=retries)
+        return operator.execute({"ti": ti, "task_state_store": store})["job_id"]
+
+    job_id = job_of(0)
+    assert store == {"job_id": job_id}
+    assert job_of(1) == job_id, "somebody has changed retries, and so the task's keys"
+    store["job_id"] = "999999"  # of another penstockd
+    assert job_of(0) == job_id
+    hook.cancel(job_id)
+
+
 def test_a_person_cancels_in_the_triggerer_and_a_restart_does_not(folder, instance, hook, until):
     job_id = submit("stopped", folder, wait_for_completion=False).execute({"ti": instance("stopped")})["job_id"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -17,6 +18,7 @@ from tests.airflow_provider.proxy import Proxy
 from tests.cloud.faults import Ec2
 from tests.cloud.hypervisor import Hypervisor
 from tests.end_to_end.site import RATES, UNFORESEEN, Site
+from tests.scheduler.databases import postgresql
 
 pytestmark = pytest.mark.slurm
 
@@ -62,9 +64,12 @@ def airflow(folder: Path, connection: dict[str, object], line: Proxy) -> Iterato
         "PENSTOCK_EXECUTOR__OUTPUT_FILE": f"{folder}/executor-%j.out",
         "PENSTOCK_EXECUTOR__ENVIRONMENT": json.dumps(on_nodes(folder / "airflow")),
     }
-    made = Deployment(python, folder / "airflow", connections, sorted(OWN.glob("*.py")), **settings)
-    with made as running:
-        yield running
+    with contextlib.ExitStack() as stack:
+        if os.environ.get("PENSTOCK_AIRFLOW_DATABASE") == "postgresql":
+            url = stack.enter_context(postgresql()).replace("+psycopg:", "+psycopg2:")
+            settings["DATABASE__SQL_ALCHEMY_CONN"] = f"{url}/postgres"
+        made = Deployment(python, folder / "airflow", connections, sorted(OWN.glob("*.py")), **settings)
+        yield stack.enter_context(made)
 
 
 def on_nodes(home: Path) -> dict[str, str]:

@@ -37,6 +37,8 @@ WISHES = (
 """Arguments that are fields of a job's wish."""
 OPTIONS = ("partition", "account", "qos", "time_limit_s", "working_directory", "dependency", "container_image")
 """Arguments that are fields of a submission; `deadline` and `output_file` (`output` has a meaning in Airflow) are, too."""
+JOB_ID = "job_id"
+"""XCom, and in Airflow's store of a task's state what a retry reads."""
 _KEY = re.compile(r"[A-Za-z0-9_.:@/+-]{1,180}")
 
 
@@ -216,9 +218,9 @@ class PenstockSubmitOperator(_JobOperator):
     def execute(self, context: Any) -> dict[str, Any]:
         """Submit or find the job, then wait."""
         ti = context["ti"]
-        job = self._submit(ti)
+        job = self._submit(context)
         self.job_id = job["id"]
-        ti.xcom_push(key="job_id", value=self.job_id)
+        ti.xcom_push(key=JOB_ID, value=self.job_id)
         ti.xcom_push(key=JOB_URL, value=f"{self.hook.base_url}/v1/jobs/{self.job_id}")
         return self._await(job["id"]) if self.wait_for_completion else summary(job)
 
@@ -246,15 +248,39 @@ class PenstockSubmitOperator(_JobOperator):
     def _given(self, names: Sequence[str]) -> dict[str, Any]:
         return {name: value for name in names if (value := getattr(self, name)) is not None}
 
-    def _submit(self, ti: Any) -> Job:
+    def _submit(self, context: Any) -> Job:
+        ti = context["ti"]
         body = self.submission(ti)
         if not self.durable:
             return self.hook.submit(body | {"key": f"airflow:{uuid.uuid4()}"})
+        store = context.get(
+            "task_state_store"
+        )  # from Airflow 3.3 on; a worker that dies may not have got to it, and then keys do
+        job = self._known(store.get(JOB_ID) if store is not None else None) or self._by_key(ti, body)
+        if store is not None:
+            store.set(JOB_ID, job["id"])
+        return job
+
+    def _known(self, job_id: Any) -> Job | None:
+        """The job that an earlier try has noted, if it is to be taken up."""
+        if not isinstance(job_id, str):
+            return None
+        try:
+            return self._taken_up(self.hook.job(job_id))
+        except PenstockRefused:  # the connection leads elsewhere now
+            return None
+
+    def _taken_up(self, job: Job) -> Job | None:
+        if job["state"] == "ended" and job["ended"] != "COMPLETED":
+            return None
+        self.log.info("job %s of an earlier try is %s: taken up again", job["id"], job["ended"] or job["state"])
+        return job
+
+    def _by_key(self, ti: Any, body: dict[str, Any]) -> Job:
         stem = job_key(ti, self.retries)
         number = 1
         while (job := self.hook.find(f"{stem}:{number}")) is not None:
-            if job["state"] != "ended" or job["ended"] == "COMPLETED":
-                self.log.info("job %s of an earlier try is %s: taken up again", job["id"], job["ended"] or job["state"])
+            if self._taken_up(job) is not None:
                 return job
             number += 1
         try:
