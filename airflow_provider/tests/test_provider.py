@@ -5,11 +5,13 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from importlib import import_module, resources
 
 import httpx
 import jsonschema
 import pytest
+from airflow.models.taskinstancekey import TaskInstanceKey
 from airflow.providers.common.compat.sdk import DAG, AirflowFailException, TaskDeferred
 
 from airflow_provider_penstock import get_provider_info
@@ -82,6 +84,30 @@ def test_an_impossible_request_fails_at_once_in_the_apis_words(folder, instance)
         operator.execute({"ti": instance("impossible")})
 
 
+@pytest.mark.parametrize(
+    ("wish", "words"),
+    [({"gpu_types": ["h900"]}, "no node here has h900"), ({"min_gpus": 999}, "change min_gpus or max_gpus")],
+)
+def test_what_could_never_run_fails_at_once_in_the_apis_words(folder, instance, hook, wish, words):
+    ti = instance("never")
+    with pytest.raises(AirflowFailException, match=words):
+        submit("never", folder, **{"max_gpus": 999} | wish).execute({"ti": ti})
+    assert hook.find(f"{job_key(ti, 0)}:1") is None
+    unchecked = submit("never", folder, check_first=False, wait_for_completion=False, **{"max_gpus": 999} | wish)
+    hook.cancel(unchecked.execute({"ti": instance(f"never-{words}")})["job_id"])
+
+
+def test_a_trigger_lets_the_worker_leave_before_it_fires(folder, instance, hook, until, monkeypatch):
+    job_id = submit("quick", folder, script="#!/bin/sh\n", wait_for_completion=False).execute(
+        {"ti": instance("quick")}
+    )["job_id"]
+    until(lambda: hook.job(job_id)["state"] == "ended")
+    monkeypatch.setattr("airflow_provider_penstock.triggers.penstock.SETTLE_S", 3.0)
+    began_s = time.monotonic()
+    assert first_event(PenstockJobTrigger("penstock_default", job_id, 0.2))["job_id"] == job_id
+    assert time.monotonic() - began_s >= 3
+
+
 def test_dictionaries_and_moments_may_come_from_templates(folder, instance):
     given = {"wish": '{"max_gpus": 3}', "options": '{"memory_mb": 100}', "environment": '{"RATE": 0.1}'}
     body = submit("templates", folder, deadline="2100-01-01T01:00:00+01:00", **given).submission(instance("templates"))
@@ -95,7 +121,7 @@ def test_dictionaries_and_moments_may_come_from_templates(folder, instance):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"deadline": "2001-01-01T00:00:00+00:00", "time_limit_s": 60}, "(?i)deadline"),
+        ({"deadline": "2001-01-01T00:00:00+00:00", "time_limit_s": 60}, "time limit is invalid"),
         ({"account": "nobody!"}, "account"),
     ],
 )
@@ -129,7 +155,7 @@ def test_a_simulation_is_a_task_and_what_is_wrong_with_it_is_told_by_the_program
     summary = simulate(out=str(tmp_path / "out"))
     assert (tmp_path / "out/report.html").exists()
     assert "fifo" in json.dumps(summary)
-    with pytest.raises(AirflowFailException, match=r"status 2(.|\n)*t4"):
+    with pytest.raises(AirflowFailException, match=r"status 1(.|\n)*neither a spec"):
         simulate(cluster="t4")
     with pytest.raises(AirflowFailException, match="cannot be started"):
         simulate(program="/nowhere/penstock")
@@ -450,11 +476,16 @@ class TaskInstance:
     )
 
     def __init__(self, number):
-        self.id, self.key = number, f"key {number}"
+        self.id, self.key = number, key(number)
+
+
+def key(number):
+    return TaskInstanceKey("executor", "task", number, 1, -1)
 
 
 def executor_with(python, monkeypatch, folder):
-    module = pytest.importorskip("airflow_provider_penstock.executors.penstock")
+    pytest.importorskip("airflow.sdk", reason="executors were others before Airflow 3")
+    module = import_module("airflow_provider_penstock.executors.penstock")
     monkeypatch.setenv("AIRFLOW__PENSTOCK_EXECUTOR__PYTHON", python)
     monkeypatch.setenv("AIRFLOW__PENSTOCK_EXECUTOR__OUTPUT_FILE", f"{folder}/%j.out")
     monkeypatch.setenv("AIRFLOW__PENSTOCK_EXECUTOR__POLL_INTERVAL_S", "0")
@@ -468,8 +499,11 @@ def test_an_executor_submits_once_and_tells_how_its_tasks_end(folder, monkeypatc
     executor = executor_with(str(python), monkeypatch, folder)
     tasks = [Workload("good-1"), Workload("bad-1")]
     executor._process_workloads(tasks)
-    executor._process_workloads(tasks[:1])  # as after a heartbeat that did not come to its end
-    assert executor.running == {"key good-1", "key bad-1"}
+    executor._process_workloads(tasks[:1])  # it is queued again before its job has ended
+    again = executor_with(str(python), monkeypatch, folder)
+    again._process_workloads(tasks)  # as after a scheduler that was killed before it could say so
+    assert again.jobs == executor.jobs
+    assert executor.running == {key("good-1"), key("bad-1")}
     assert {state for state, _ in executor.event_buffer.values()} == {"running"}
     jobs = dict(executor.jobs)
 
@@ -479,12 +513,12 @@ def test_an_executor_submits_once_and_tells_how_its_tasks_end(folder, monkeypatc
 
     until(ended)
     events = executor.get_event_buffer()
-    assert events["key good-1"][0] == "success"
-    assert events["key bad-1"][0] == "failed"
-    assert "FAILED, exit code 1" in events["key bad-1"][1]
+    assert events[key("good-1")][0] == "success"
+    assert events[key("bad-1")][0] == "failed"
+    assert "FAILED, exit code 1" in events[key("bad-1")][1]
     assert not executor.running
     said = executor.get_task_log(tasks[0].ti, 1)
-    assert said == ([f"output of job {jobs['key good-1']}"], ["this is --json-path"])
+    assert said == ([f"output of job {jobs[key('good-1')]}"], ["this is --json-path"])
 
 
 def test_an_executor_takes_over_what_runs_and_cancels_what_is_revoked(folder, monkeypatch, hook, until):
@@ -492,11 +526,11 @@ def test_an_executor_takes_over_what_runs_and_cancels_what_is_revoked(folder, mo
     monkeypatch.setattr("airflow_provider_penstock.executors.penstock.shlex.quote", str)
     task = Workload("long-1")
     executor._process_workloads([task])
-    job_id = executor.jobs["key long-1"]
+    job_id = executor.jobs[key("long-1")]
     after = executor_with("python3", monkeypatch, folder)
     never = Workload("never-submitted")
     assert after.try_adopt_task_instances([task.ti, never.ti]) == [never.ti]
-    assert after.jobs == {"key long-1": job_id}
+    assert after.jobs == {key("long-1"): job_id}
     after.sync()
     assert after.jobs
     after.revoke_task(ti=task.ti)
@@ -516,13 +550,13 @@ def test_an_executor_keeps_its_tasks_while_penstockd_is_away(folder, monkeypatch
     with monkeypatch.context() as cut:
         cut.setattr(httpx.Client, "request", away)
         executor._process_workloads([task])
-        assert list(executor.queued_tasks) == ["key away-1"]
+        assert list(executor.queued_tasks) == [key("away-1")]
         assert executor.try_adopt_task_instances([task.ti]) == []
         executor.sync()
-        assert executor.jobs == {"key away-1": ""}
+        assert executor.jobs == {key("away-1"): ""}
     executor.sync()
-    assert executor.get_event_buffer()["key away-1"] == ("failed", "penstockd knows no job of this task")
+    assert executor.get_event_buffer()[key("away-1")] == ("failed", "penstockd knows no job of this task")
     task.ti.executor_config = {"penstock": {"wish": {"min_gpus": 4, "max_gpus": 2}}}
     executor._process_workloads([task])
-    assert "max_gpus=2 is less than min_gpus=4" in executor.get_event_buffer()["key away-1"][1]
+    assert "max_gpus=2 is less than min_gpus=4" in executor.get_event_buffer()[key("away-1")][1]
     assert not executor.queued_tasks

@@ -27,9 +27,8 @@ def command_line(folder: Path) -> Path:
     """The program `penstock` of this checkout, for an environment that has another PYTHONPATH."""
     program = folder / "penstock"
     path = shlex.quote(":".join(filter(None, sys.path)))
-    program.write_text(
-        f"#!/bin/sh\nPYTHONPATH={path} exec {sys.executable} -c 'from penstock_scheduler.cli import main; main()' \"$@\"\n"
-    )
+    code = "import sys; from penstock_scheduler.cli import main; sys.exit(main())"
+    program.write_text(f"#!/bin/sh\nPYTHONPATH={path} exec {sys.executable} -c '{code}' \"$@\"\n")
     program.chmod(0o755)
     return program
 

@@ -7,6 +7,7 @@ Whoever may write to that folder can run code as the job's user and as the worke
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 import pickle
 import platform
@@ -82,7 +83,12 @@ class _PenstockDecoratedOperator(DecoratedOperator, PenstockSubmitOperator):  # 
         except PenstockJobFailed as failed:
             self._raise(folder, failed)
             raise
-        return self._handle_output(self._result(folder)) if job["state"] == "COMPLETED" else job
+        return self._output(context, self._result(folder)) if job["state"] == "COMPLETED" else job
+
+    def _output(self, context: Any, value: Any) -> Any:
+        if "context" in inspect.signature(self._handle_output).parameters:  # before Airflow 3
+            return self._handle_output(value, context, self.xcom_push)
+        return self._handle_output(value)
 
     def _folder(self, context: Any) -> Path:
         name = hashlib.sha256(job_key(context["ti"], self.retries).encode()).hexdigest()[:32]

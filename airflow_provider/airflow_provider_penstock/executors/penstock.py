@@ -34,7 +34,8 @@ END_OF_WORKLOAD
 class PenstockExecutor(BaseExecutor):
     """Opt in with a task's `executor="PenstockExecutor"`; what the job is to have, in `executor_config={"penstock": {...}}`.
 
-    A job's key has the id of the task's try. So a scheduler that was killed at any line finds its jobs again.
+    A job's key has the id of the task's try, and a number, as a task that defers itself is run several times in one try. So a
+    scheduler that was killed at any line finds its jobs again.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -51,8 +52,10 @@ class PenstockExecutor(BaseExecutor):
         """Submit each. What penstockd could not take stays queued, for the next heartbeat."""
         for workload in workloads:
             key = workload.ti.key
+            if key in self.jobs:  # it was deferred or rescheduled, and its last job is on the way out
+                continue
             try:
-                job = self._ask("POST", "/v1/jobs", json=self.submission(workload))
+                job = self._submit(workload)
             except (PenstockAway, httpx.TransportError) as error:
                 self.log.warning("penstockd does not answer (%s): %s stays queued", error, key)
                 return
@@ -64,17 +67,24 @@ class PenstockExecutor(BaseExecutor):
             self._watch(key, job_key(workload.ti.id), job["id"])
             self.running_state(key, job["id"])
 
+    def _submit(self, workload: Any) -> Job:
+        stem = job_key(workload.ti.id)
+        newest, number = self._newest(stem)
+        if newest is not None and newest["state"] != "ended":
+            return newest
+        return dict(self._ask("POST", "/v1/jobs", json=self.submission(workload) | {"key": f"{stem}:{number + 1}"}))
+
     def submission(self, workload: Any) -> dict[str, Any]:
-        """The body for the API."""
+        """The body for the API, but for its key."""
         ti = workload.ti
         given = dict((ti.executor_config or {}).get("penstock", {}))
         python = conf.get(SECTION, "python", fallback="python3")
         script = SCRIPT.format(workload=workload.model_dump_json(), python=shlex.quote(python))
         server = conf.get("core", "execution_api_server_url", fallback="")
         environment = {"AIRFLOW__CORE__EXECUTION_API_SERVER_URL": server} if server else {}
+        environment["AIRFLOW__CORE__EXECUTOR"] = conf.get("core", "executor")  # a DAG that names others is not read
         environment |= conf.getjson(SECTION, "environment", fallback={})
         own = {
-            "key": job_key(ti.id),
             "script": script,
             "wish": UNMOVED | given.pop("wish", {}),
             "environment": environment | given.pop("environment", {}),
@@ -89,7 +99,7 @@ class PenstockExecutor(BaseExecutor):
         self._looked_s = time.monotonic()
         try:
             for key in [key for key, job_id in self.jobs.items() if not job_id]:
-                job = self._find(self.keys[key])
+                job, _ = self._newest(self.keys[key])
                 if job is None:
                     self._end(key, None)
                 else:
@@ -110,26 +120,28 @@ class PenstockExecutor(BaseExecutor):
         """
         lost = []
         for ti in tis:
-            key, job_id = job_key(ti.id), ti.external_executor_id or ""
+            key, job_id = job_key(ti.id), ""
             try:
-                if not job_id:
-                    job = self._find(key)
-                    if job is None:
-                        lost.append(ti)
-                        continue
-                    job_id = job["id"]
+                job, _ = self._newest(key)
             except (PenstockAway, httpx.TransportError) as error:
                 self.log.warning("penstockd does not answer (%s): the job of %s is looked for later", error, ti.key)
+            else:
+                if job is None or job["state"] == "ended":
+                    lost.append(ti)
+                    continue
+                job_id = job["id"]
             self._watch(ti.key, key, job_id)
         return lost
 
     def get_task_log(self, ti: Any, try_number: int) -> tuple[list[str], list[str]]:
         """What the job has written: the task's log, while it runs."""
         try:
-            job_id = ti.external_executor_id or self._hook.find(job_key(ti.id))["id"]  # type: ignore[index]
-            return [f"output of job {job_id}"], ["\n".join(self._hook.log_lines(job_id))]
-        except (PenstockAway, PenstockRefused, TypeError) as error:
-            return [], [f"penstockd has no output of this task: {error}"]
+            job, _ = self._newest(job_key(ti.id))
+            if job is None:
+                return ["penstockd has no job of this try"], []
+            return [f"output of job {job['id']}"], ["\n".join(self._hook.log_lines(job["id"]))]
+        except (PenstockAway, PenstockRefused, httpx.TransportError) as error:
+            return [f"penstockd has no output of this task: {error}"], []
 
     def revoke_task(self, *, ti: Any) -> None:
         """Cancel a task's job, if it has one."""
@@ -138,7 +150,7 @@ class PenstockExecutor(BaseExecutor):
         self.jobs.pop(ti.key, None)
         self.keys.pop(ti.key, None)
         try:
-            job = self._find(job_key(ti.id))
+            job, _ = self._newest(job_key(ti.id))
             if job is not None:
                 self._ask("POST", f"/v1/jobs/{job['id']}/cancel")
         except (PenstockAway, PenstockRefused, httpx.TransportError) as error:
@@ -163,9 +175,12 @@ class PenstockExecutor(BaseExecutor):
         else:
             self.fail(key, f"job {job['id']} has ended as {job['ended']}, exit code {job['exit_code']}")
 
-    def _find(self, key: str) -> Job | None:
-        jobs = self._ask("GET", "/v1/jobs", params={"key": key})["jobs"]
-        return jobs[0] if jobs else None
+    def _newest(self, stem: str) -> tuple[Job | None, int]:
+        """The newest job of a task's try, and its number."""
+        newest, number = None, 0
+        while jobs := self._ask("GET", "/v1/jobs", params={"key": f"{stem}:{number + 1}"})["jobs"]:
+            newest, number = jobs[0], number + 1
+        return newest, number
 
     def _open(self) -> set[str]:
         found: set[str] = set()
@@ -184,5 +199,5 @@ class PenstockExecutor(BaseExecutor):
 
 
 def job_key(task_instance_id: Any) -> str:
-    """The key of the job of a task's try: Airflow gives each try another id."""
+    """What the keys of the jobs of a task's try begin with: Airflow gives each try another id, and defers it any number of times."""
     return f"airflow:executor:{task_instance_id}"

@@ -115,6 +115,10 @@ class PenstockHook(BaseHook):
         """What a job would get if it were submitted now; nothing is."""
         return dict(self.ask("POST", "/v1/jobs/plan", json=submission))
 
+    def is_whole(self) -> bool:
+        """Whether all GPUs of the cluster are there: none is down or drained."""
+        return not any(self.ask("GET", "/v1/cluster")["unusable"].values())
+
     def explain(self, job_id: str) -> str:
         """Why a job has what it has, in a sentence."""
         return str(self.ask("GET", f"/v1/jobs/{job_id}/explain")["text"])

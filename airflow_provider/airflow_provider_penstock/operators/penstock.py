@@ -167,6 +167,7 @@ class PenstockSubmitOperator(_JobOperator):
         deadline: datetime | str | None = None,
         options: dict[str, Any] | str | None = None,
         environment: dict[str, str] | str | None = None,
+        check_first: bool = True,
         durable: bool = True,
         wait_for_completion: bool = True,
         deferrable: bool = True,
@@ -177,7 +178,8 @@ class PenstockSubmitOperator(_JobOperator):
         **kwargs: Any,
     ) -> None:
         """`script` (its text, or a file *.sh or *.sbatch) or `command`; from `adaptivity` on as in docs/jobs.md, `wish` for
-        further fields of a wish, `options` for those of a submission. `log_interval_s`: how often the output of a running job is
+        further fields of a wish, `options` for those of a submission. `check_first` asks for a forecast, and fails for what could
+        never run. `log_interval_s`: how often the output of a running job is
         looked at, 0 for never. For templates numbers may be strings, `deadline` ISO 8601, and dictionaries JSON.
         """
         super().__init__(**kwargs)
@@ -207,6 +209,7 @@ class PenstockSubmitOperator(_JobOperator):
         self.wish = wish
         self.options = options
         self.environment = environment
+        self.check_first = check_first
         self.durable = durable
         self.wait_for_completion = wait_for_completion
         self.deferrable = deferrable
@@ -252,6 +255,7 @@ class PenstockSubmitOperator(_JobOperator):
         ti = context["ti"]
         body = self.submission(ti)
         if not self.durable:
+            self._check(body)
             return self.hook.submit(body | {"key": f"airflow:{uuid.uuid4()}"})
         store = context.get(
             "task_state_store"
@@ -283,6 +287,7 @@ class PenstockSubmitOperator(_JobOperator):
             if self._taken_up(job) is not None:
                 return job
             number += 1
+        self._check(body)
         try:
             job = self.hook.submit(body | {"key": f"{stem}:{number}"})
         except PenstockRefused as refused:
@@ -292,6 +297,19 @@ class PenstockSubmitOperator(_JobOperator):
             job = found
         self.log.info("job %s, key %s", job["id"], job["key"])
         return job
+
+    def _check(self, body: dict[str, Any]) -> None:
+        """Raise PenstockRefused for what could never run, with the reason. Where GPUs are down or drained, or the cloud has more,
+        nobody can say: it may wait for them.
+        """
+        if not self.check_first or body["wish"].get("burst") in ("allowed", "only"):
+            return
+        try:
+            forecast = self.hook.forecast(body)
+            if forecast["would"] == "never" and self.hook.is_whole():
+                raise PenstockRefused(forecast["text"], forecast["code"])
+        except PenstockAway as away:
+            self.log.info("whether the job could ever run is not known: %s", away)
 
 
 class PenstockWaitOperator(_JobOperator):

@@ -29,6 +29,10 @@ TELLS = hasattr(BaseTrigger, "on_kill")
 """Whether Airflow tells a trigger that a person stopped its task; from 3.3 on."""
 
 PAGE = 500
+SETTLE_S = 10.0
+"""From its start a trigger fires no sooner. Airflow takes a task whose worker is still on its way out when the task is to go on for
+one that was killed: with Airflow 3.3 on a machine under load that took 5 s, and tasks of jobs of a few seconds failed.
+"""
 LOGS_PER_S = 5.0
 """Looks at outputs, of all tasks that wait on a connection: for each of them penstockd asks Slurm where the output is."""
 
@@ -187,8 +191,10 @@ class PenstockJobTrigger(BaseTrigger):
         """Wait for the end."""
         ours = poller(self.penstock_conn_id, self.poll_interval_s)
         telling = asyncio.create_task(self._tell(ours))
+        settled = asyncio.create_task(asyncio.sleep(SETTLE_S))
         try:
             await ours.ended(self.job_id)
+            await settled
         except asyncio.CancelledError:
             if not TELLS and await self._is_stopped():
                 await self.on_kill()
@@ -199,6 +205,7 @@ class PenstockJobTrigger(BaseTrigger):
             yield TriggerEvent({"job_id": self.job_id, "shown": self._shown})
         finally:
             telling.cancel()
+            settled.cancel()
 
     async def on_kill(self) -> None:
         """A person stopped the task: cancel its job. A triggerer that restarts does not come here."""
