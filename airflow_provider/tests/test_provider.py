@@ -328,9 +328,8 @@ def test_an_asset_watcher_hears_of_the_jobs_that_it_is_for(folder, instance, hoo
         await asyncio.sleep(1)
         ids = []
         for name, script in (("other", "exit 0"), ("watched-bad", "exit 1"), ("watched-good", "exit 0")):
-            arguments = {"script": f"#!/bin/bash\n{script}\n", "name": name, "wait_for_completion": False}
-            operator = submit(name, folder, **arguments)
-            ids.append((await asyncio.to_thread(operator.execute, {"ti": instance(name)}))["job_id"])
+            order = {"key": f"watcher:{time.time()}", "name": name, "script": f"#!/bin/bash\n{script}\n"}
+            ids.append((await asyncio.to_thread(hook.submit, order | {"output": f"{folder}/%j.out"}))["id"])
         return ids, (await asyncio.wait_for(event, 60)).payload
 
     ids, payload = asyncio.run(watch())

@@ -199,5 +199,5 @@ class PenstockExecutor(BaseExecutor):
 
 
 def job_key(task_instance_id: Any) -> str:
-    """What the keys of the jobs of a task's try begin with: Airflow gives each try another id, and defers it any number of times."""
+    """What the keys of the jobs of a task's try begin with: Airflow gives each try another id."""
     return f"airflow:executor:{task_instance_id}"
