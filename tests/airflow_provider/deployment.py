@@ -231,11 +231,15 @@ class Deployment:
         return answer.json()["value"] if answer.is_success else None
 
     def log(self, dag: str, run: str, task: str, number: int = 1, map_index: int = -1) -> str:
-        """A try's log."""
+        """A try's log; of an exception its message."""
         path = f"/dags/{dag}/dagRuns/{run}/taskInstances/{task}/logs/{number}"
         answer = self.ask("GET", path, params={"map_index": map_index}, headers={"Accept": "application/json"})
-        lines = answer["content"]
-        return "\n".join(str(line.get("event", line)) if isinstance(line, dict) else str(line) for line in lines)
+        told = []
+        for line in answer["content"]:
+            told.append(str(line.get("event", line)) if isinstance(line, dict) else str(line))
+            if isinstance(line, dict):
+                told += [f"{each['exc_type']}: {each['exc_value']}" for each in line.get("error_detail") or ()]
+        return "\n".join(told)
 
     def links(self, dag: str, run: str, task: str, map_index: int = -1) -> dict[str, str]:
         """Name -> URL of the task's extra links."""

@@ -30,8 +30,8 @@ TELLS = hasattr(BaseTrigger, "on_kill")
 
 PAGE = 500
 SETTLE_S = 10.0
-"""From its start a trigger fires no sooner. A task that is to go on while its worker is still on its way out Airflow takes for one
-that was killed: with Airflow 3.3 on a busy machine a worker took 5 s, and tasks of jobs of a few seconds failed.
+"""From its start a trigger fires no sooner. A task that is to go on while its worker is still on its way out, Airflow
+takes for one that was killed: with Airflow 3.3 on a busy machine a worker took 5 s, and tasks of jobs of a few seconds failed.
 """
 LOGS_PER_S = 5.0
 """Looks at outputs, of all tasks that wait on a connection: for each of them penstockd asks Slurm where the output is."""
