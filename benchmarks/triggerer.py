@@ -30,7 +30,6 @@ from penstock_scheduler.ports import Fate
 from penstock_slurm.loopback import wait_for
 
 DAG = """
-from datetime import timedelta
 from airflow.sdk import DAG
 from airflow_provider_penstock.operators.penstock import PenstockWaitOperator
 
@@ -39,11 +38,10 @@ with DAG("waiting", schedule=None, catchup=False):
 """
 
 DEFER = """
-import sys
+from datetime import UTC, datetime
 from airflow.models.taskinstance import TaskInstance
 from airflow.models.trigger import Trigger
 from airflow.utils.session import create_session
-from airflow.utils.timezone import utcnow
 from airflow_provider_penstock.triggers.penstock import PenstockJobTrigger
 
 with create_session() as session:
@@ -51,7 +49,7 @@ with create_session() as session:
         trigger = Trigger.from_object(PenstockJobTrigger("penstock_default", str(10_000 + ti.map_index), 2.0, False, 30.0))
         session.add(trigger)
         session.flush()
-        ti.state, ti.trigger_id, ti.next_method, ti.start_date = "deferred", trigger.id, "execute_complete", utcnow()
+        ti.state, ti.trigger_id, ti.next_method, ti.start_date = "deferred", trigger.id, "execute_complete", datetime.now(UTC)
         ti.next_kwargs = {}
 """
 
@@ -86,7 +84,7 @@ def measure(folder: Path, python: str, api: Api, tasks: int, seconds: float) -> 
         say(f"waiting for the scheduler to make {tasks} tasks")
         wait_for(lambda: count(database, "scheduled") == tasks, 600, "all tasks", poll_s=2.0, details=airflow.tail)
         airflow.kill("dag-processor", "scheduler")
-        subprocess.run([python, "-c", DEFER], env=airflow.environment, check=True, cwd=folder, capture_output=True)
+        subprocess.run([python, "-c", DEFER], env=airflow.environment, check=True, cwd=folder)
         say("waiting for the triggerer to have them all")
         before = api.board.counters["requests"]
         wait_for(lambda: triggers(database) == tasks, 600, "all triggers", poll_s=2.0, details=airflow.tail)

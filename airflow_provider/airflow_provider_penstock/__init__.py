@@ -37,7 +37,7 @@ def get_provider_info() -> dict[str, Any]:
                 "ui-field-behaviour": {
                     "hidden-fields": ["schema", "login", "extra"],
                     "relabeling": {"password": "Token"},
-                    "placeholders": {"host": "penstock.example.org", "port": "8471"},
+                    "placeholders": {"host": "penstock.example.org", "port": "7373"},
                 },
                 "conn-fields": {
                     "tls": {"label": "TLS", "schema": {"type": ["boolean", "null"], "default": True}},

@@ -7,11 +7,10 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-import httpx
 from airflow.executors.base_executor import BaseExecutor
 from airflow.providers.common.compat.sdk import conf
 
-from airflow_provider_penstock.exceptions import PenstockAway, PenstockRefused
+from airflow_provider_penstock.exceptions import PenstockRefused
 from airflow_provider_penstock.hooks.penstock import OPEN, Job, PenstockHook, read
 
 SECTION = "penstock_executor"
@@ -35,7 +34,8 @@ class PenstockExecutor(BaseExecutor):
     """Opt in with a task's `executor="PenstockExecutor"`; what the job is to have, in `executor_config={"penstock": {...}}`.
 
     A job's key has the id of the task's try, and a number, as a task that defers itself is run several times in one try. So a
-    scheduler that was killed at any line finds its jobs again.
+    scheduler that was killed at any line finds its jobs again. Of no error here, such as of a connection that somebody has
+    deleted, may the scheduler die: all are caught, said and tried again at the next heartbeat.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -46,7 +46,7 @@ class PenstockExecutor(BaseExecutor):
         self.jobs: dict[Any, str] = {}
         """Key of a running task -> its job; empty: penstockd was away when we wanted to know."""
         self.keys: dict[Any, str] = {}
-        """Key of a running task -> key of its job."""
+        """Key of a running task -> what the keys of its jobs begin with."""
 
     def _process_workloads(self, workloads: Sequence[Any]) -> None:
         """Submit each. What penstockd could not take stays queued, for the next heartbeat."""
@@ -56,13 +56,13 @@ class PenstockExecutor(BaseExecutor):
                 continue
             try:
                 job = self._submit(workload)
-            except (PenstockAway, httpx.TransportError) as error:
-                self.log.warning("penstockd does not answer (%s): %s stays queued", error, key)
-                return
             except PenstockRefused as refused:
                 self.queued_tasks.pop(key, None)
                 self.fail(key, str(refused))
                 continue
+            except Exception as error:
+                self.log.warning("penstockd does not answer (%s): %s stays queued", error, key)
+                return
             self.queued_tasks.pop(key, None)
             self._watch(key, job_key(workload.ti.id), job["id"])
             self.running_state(key, job["id"])
@@ -106,10 +106,14 @@ class PenstockExecutor(BaseExecutor):
                     self.jobs[key] = job["id"]
             still_open = self._open() if self.jobs else set()
             for key in [key for key, job_id in self.jobs.items() if job_id not in still_open]:
-                job = self._ask("GET", f"/v1/jobs/{self.jobs[key]}")
+                try:
+                    job = self._ask("GET", f"/v1/jobs/{self.jobs[key]}")
+                except PenstockRefused:
+                    self._end(key, None)
+                    continue
                 if job["state"] == "ended":
                     self._end(key, job)
-        except (PenstockAway, httpx.TransportError) as error:
+        except Exception as error:
             self.log.warning("penstockd does not answer (%s); looking on", error)
 
     def try_adopt_task_instances(self, tis: Sequence[Any]) -> Sequence[Any]:
@@ -123,7 +127,7 @@ class PenstockExecutor(BaseExecutor):
             key, job_id = job_key(ti.id), ""
             try:
                 job, _ = self._newest(key)
-            except (PenstockAway, httpx.TransportError) as error:
+            except Exception as error:
                 self.log.warning("penstockd does not answer (%s): the job of %s is looked for later", error, ti.key)
             else:
                 if job is None or job["state"] == "ended":
@@ -140,7 +144,7 @@ class PenstockExecutor(BaseExecutor):
             if job is None:
                 return ["penstockd has no job of this try"], []
             return [f"output of job {job['id']}"], ["\n".join(self._hook.log_lines(job["id"]))]
-        except (PenstockAway, PenstockRefused, httpx.TransportError) as error:
+        except Exception as error:
             return [f"penstockd has no output of this task: {error}"], []
 
     def revoke_task(self, *, ti: Any) -> None:
@@ -153,7 +157,7 @@ class PenstockExecutor(BaseExecutor):
             job, _ = self._newest(job_key(ti.id))
             if job is not None:
                 self._ask("POST", f"/v1/jobs/{job['id']}/cancel")
-        except (PenstockAway, PenstockRefused, httpx.TransportError) as error:
+        except Exception as error:
             self.log.warning("the job of %s could not be cancelled: %s", ti.key, error)
 
     def end(self) -> None:

@@ -45,7 +45,7 @@ class PenstockHook(BaseHook):
         return {
             "hidden_fields": ["schema", "login", "extra"],
             "relabeling": {"password": "Token"},
-            "placeholders": {"host": "penstock.example.org", "port": "8471"},
+            "placeholders": {"host": "penstock.example.org", "port": "7373"},
         }
 
     def get_conn(self) -> httpx.Client:
