@@ -275,7 +275,7 @@ def test_where_airflow_does_not_tell_the_tasks_state_does(folder, instance, hook
 
     async def stop():
         trigger = PenstockJobTrigger("penstock_default", job_id, 0.2)
-        monkeypatch.setattr(type(trigger), "task_instance", ti, raising=False)
+        trigger.task_instance = ti
         waiting = asyncio.ensure_future(anext(trigger.run()))
         await asyncio.sleep(1)
         waiting.cancel()
