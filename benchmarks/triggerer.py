@@ -83,8 +83,9 @@ def measure(folder: Path, python: str, api: Api, tasks: int, seconds: float) -> 
         database = folder / "airflow/airflow.db"
         say(f"waiting for the scheduler to make {tasks} tasks")
         wait_for(lambda: count(database, "scheduled") == tasks, 600, "all tasks", poll_s=2.0, details=airflow.tail)
-        airflow.kill("dag-processor", "scheduler")
+        airflow.kill("dag-processor", "scheduler", "triggerer")
         subprocess.run([python, "-c", DEFER], env=airflow.environment, check=True, cwd=folder)
+        airflow.start("triggerer")
         say("waiting for the triggerer to have them all")
         before = api.board.counters["requests"]
         wait_for(lambda: triggers(database) == tasks, 600, "all triggers", poll_s=2.0, details=airflow.tail)
