@@ -132,8 +132,11 @@ def count(database: Path, state: str) -> int:
 
 
 def triggers(database: Path) -> int:
-    """Triggers that a triggerer has taken."""
-    return ask(database, "select count(*) from trigger where triggerer_id is not null")
+    """Triggers of tasks that a triggerer has taken; the asset of the examples has one as well."""
+    return ask(
+        database,
+        "select count(*) from trigger where triggerer_id is not null and classpath like '%.PenstockJobTrigger'",
+    )
 
 
 def cpu(pid: int) -> float:
