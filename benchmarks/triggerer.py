@@ -21,11 +21,11 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.airflow_provider.deployment import Deployment
+from tests.airflow_provider.deployment import REPOSITORY, Deployment
 from tests.scheduler.builders import job, on
 from tests.scheduler.service.api import Api, serving
 
-from penstock_scheduler.model import Phase
+from penstock_scheduler.model import Job, Phase
 from penstock_scheduler.ports import Fate
 from penstock_slurm.loopback import wait_for
 
@@ -54,29 +54,100 @@ with create_session() as session:
 """
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tasks", type=int, default=1000)
-    parser.add_argument("--seconds", type=float, default=60.0)
-    given = parser.parse_args()
-    python = os.environ.get("PENSTOCK_AIRFLOW_PYTHON", ".venv-airflow/bin/python")
-    with tempfile.TemporaryDirectory() as folder, serving(Path(folder) / "service") as api:
-        print(json.dumps(measure(Path(folder), python, api, given.tasks, given.seconds)))
+DIRECT = """
+import asyncio, json, os, sys, time
+from airflow_provider_penstock.triggers.penstock import PenstockJobTrigger
+
+async def main(tasks, seconds):
+    ended = []
+    async def wait(number):
+        await anext(PenstockJobTrigger("penstock_default", str(10_000 + number), 2.0, False, 30.0).run())
+        ended.append(time.time())
+    waiting = [asyncio.create_task(wait(number)) for number in range(tasks)]
+    await asyncio.sleep(15)
+    print("= 0", flush=True)
+    cpu_s = time.process_time()
+    await asyncio.sleep(seconds)
+    print("=", time.process_time() - cpu_s, flush=True)
+    while len(ended) < tasks // 10:
+        await asyncio.sleep(0.05)
+    print("=", max(ended), flush=True)
+    os._exit(0)
+
+asyncio.run(main(int(sys.argv[1]), float(sys.argv[2])))
+"""
 
 
-def measure(folder: Path, python: str, api: Api, tasks: int, seconds: float) -> dict[str, object]:
+def direct(folder: Path, python: str, api: Api, tasks: int, seconds: float) -> dict[str, object]:
+    """The triggers alone in one event loop, in Airflow's interpreter: no triggerer around them, and no database."""
+    jobs = running(folder, tasks)
+    api.look(*jobs)
+    connection = connection_to(api)
+    environment = os.environ | {
+        "AIRFLOW_HOME": str(folder / "airflow"),
+        "PYTHONPATH": str(REPOSITORY / "airflow_provider"),
+        "AIRFLOW_CONN_PENSTOCK_DEFAULT": json.dumps(connection),
+    }
+    words = [python, "-c", DIRECT, str(tasks), str(seconds)]
+    with subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, text=True) as runner:
+        assert runner.stdout is not None
+        # The triggers' logs are there as well.
+        figures = (float(line.split()[1]) for line in runner.stdout if line.startswith("= "))
+        next(figures)
+        asked = requests(api)
+        cpu_s = next(figures)
+        asked = requests(api) - asked
+        memory = memory_mib(runner.pid)
+        ending = jobs[: tasks // 10]
+        api.look(*jobs[tasks // 10 :], finished={each.id: Fate("COMPLETED", 0, time.time(), "") for each in ending})
+        ended_s = time.time()
+        seen_s = next(figures) - ended_s
+    return {
+        "tasks": tasks,
+        "cpu": round(cpu_s / seconds, 3),
+        "mib": round(memory),
+        "requests_per_s": round(asked / seconds, 2),
+        "ended": len(ending),
+        "seen_s": round(seen_s, 2),
+        "load": os.getloadavg()[0],
+    }
+
+
+def running(folder: Path, tasks: int) -> list[Job]:
+    """Jobs that run, with an output each."""
     jobs = [
         job(str(10_000 + number), user="ada", max_gpus=4, phase=Phase.RUNNING, allocation=on("t4", t4_00=2))
         for number in range(tasks)
     ]
     for each in jobs:
         (folder / "service" / f"{each.id}.out").write_text("epoch 1\n")
-    api.look(*jobs)
+    return jobs
+
+
+def connection_to(api: Api) -> dict[str, object]:
     port = int(api.url.rpartition(":")[2])
-    connection = {"conn_type": "penstock", "host": "127.0.0.1", "port": port, "password": api.tokens["ada"]}
+    made = {"conn_type": "penstock", "host": "127.0.0.1", "port": port, "password": api.tokens["ada"]}
+    return made | {"extra": {"tls": False}}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tasks", type=int, default=1000)
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--direct", action="store_true", help="the triggers alone, without a triggerer")
+    given = parser.parse_args()
+    python = os.environ.get("PENSTOCK_AIRFLOW_PYTHON", ".venv-airflow/bin/python")
+    with tempfile.TemporaryDirectory() as folder, serving(Path(folder) / "service") as api:
+        way = direct if given.direct else measure
+        print(json.dumps(way(Path(folder), python, api, given.tasks, given.seconds)))
+
+
+def measure(folder: Path, python: str, api: Api, tasks: int, seconds: float) -> dict[str, object]:
+    jobs = running(folder, tasks)
+    api.look(*jobs)
     (folder / "waiting.py").write_text(DAG.replace("{tasks}", str(tasks)))
     settings = {"TRIGGERER__CAPACITY": str(tasks + 10), "CORE__MAX_MAP_LENGTH": str(tasks)}
-    connections = {"penstock_default": connection | {"extra": {"tls": False}}}
+    connections = {"penstock_default": connection_to(api)}
     with Deployment(python, folder / "airflow", connections, [folder / "waiting.py"], **settings) as airflow:
         airflow.ask("POST", "/pools", json={"name": "nobody", "slots": 0})
         airflow.trigger("waiting")
