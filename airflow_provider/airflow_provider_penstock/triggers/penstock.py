@@ -29,6 +29,8 @@ TELLS = hasattr(BaseTrigger, "on_kill")
 """Whether Airflow tells a trigger that a person stopped its task; from 3.3 on."""
 
 PAGE = 500
+FEW = 5
+"""Jobs that are asked for one by one."""
 SETTLE_S = 10.0
 """From its start a trigger fires no sooner. A task that is to go on while its worker is still on its way out, Airflow
 takes for one that was killed: with Airflow 3.3 on a busy machine a worker took 5 s, and tasks of jobs of a few seconds failed.
@@ -92,6 +94,11 @@ class Poller:
             watched -= {job["id"] for job in page}
             if not watched:
                 break
+        if len(watched) > FEW:  # very many have ended at once: most of them are among the newest
+            for job in await anext(pages(client, {"state": ["ended"]})):
+                if job["id"] in watched:
+                    self._tell(job["id"], job)
+                    watched.discard(job["id"])
         for job_id in watched:
             try:
                 job = read(await client.get(f"/v1/jobs/{job_id}"))
