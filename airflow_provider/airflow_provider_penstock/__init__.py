@@ -16,7 +16,13 @@ def get_provider_info() -> dict[str, Any]:
         "name": "Penstock",
         "description": "Adaptive GPU jobs on Slurm, through penstockd's HTTP API.",
         "integrations": [{"integration-name": "Penstock", "tags": ["service"]}],
-        "operators": modules("operators"),
+        "operators": [
+            {
+                "integration-name": "Penstock",
+                "python-modules": [f"airflow_provider_penstock.operators.{name}" for name in ("penstock", "simulate")],
+            }
+        ],
+        "executors": ["airflow_provider_penstock.executors.penstock.PenstockExecutor"],
         "sensors": modules("sensors"),
         "hooks": modules("hooks"),
         "triggers": modules("triggers"),
@@ -31,7 +37,7 @@ def get_provider_info() -> dict[str, Any]:
                 "ui-field-behaviour": {
                     "hidden-fields": ["schema", "login", "extra"],
                     "relabeling": {"password": "Token"},
-                    "placeholders": {"host": "penstock.example.org", "port": "8471"},
+                    "placeholders": {"host": "penstock.example.org", "port": "7373"},
                 },
                 "conn-fields": {
                     "tls": {"label": "TLS", "schema": {"type": ["boolean", "null"], "default": True}},

@@ -21,6 +21,12 @@ def hook() -> PenstockHook:
     return PenstockHook()
 
 
+@pytest.fixture(autouse=True)
+def _unsettled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No worker is on its way out here."""
+    monkeypatch.setattr("airflow_provider_penstock.triggers.penstock.SETTLE_S", 0.0)
+
+
 class Instance(SimpleNamespace):
     """What the operators read of a task instance; `pushed` is what they told."""
 

@@ -1,14 +1,17 @@
 import asyncio
 import json
+import os
 import signal
 import subprocess
 import sys
 import threading
+import time
 from importlib import import_module, resources
 
 import httpx
 import jsonschema
 import pytest
+from airflow.models.taskinstancekey import TaskInstanceKey
 from airflow.providers.common.compat.sdk import DAG, AirflowFailException, TaskDeferred
 
 from airflow_provider_penstock import get_provider_info
@@ -27,9 +30,10 @@ from airflow_provider_penstock.operators.penstock import (
     PenstockWaitOperator,
     job_key,
 )
+from airflow_provider_penstock.operators.simulate import PenstockForecastOperator, PenstockSimulateOperator
 from airflow_provider_penstock.retries import retry_policy
 from airflow_provider_penstock.sensors.penstock import PenstockJobSensor
-from airflow_provider_penstock.triggers.penstock import PenstockJobEventTrigger, PenstockJobTrigger
+from airflow_provider_penstock.triggers.penstock import PenstockJobEventTrigger, PenstockJobTrigger, connect
 
 LONG = "#!/bin/bash\nsleep 300\n"
 
@@ -78,6 +82,85 @@ def test_an_impossible_request_fails_at_once_in_the_apis_words(folder, instance)
     operator = submit("impossible", folder, min_gpus="4", max_gpus=2)
     with pytest.raises(AirflowFailException, match="min_gpus"):
         operator.execute({"ti": instance("impossible")})
+
+
+@pytest.mark.parametrize(
+    ("wish", "words"),
+    [({"gpu_types": ["h900"]}, "no node here has h900"), ({"min_gpus": 999}, "change min_gpus or max_gpus")],
+)
+def test_what_could_never_run_fails_at_once_in_the_apis_words(folder, instance, hook, wish, words):
+    ti = instance("never")
+    with pytest.raises(AirflowFailException, match=words):
+        submit("never", folder, **{"max_gpus": 999} | wish).execute({"ti": ti})
+    assert hook.find(f"{job_key(ti, 0)}:1") is None
+    unchecked = submit("never", folder, check_first=False, wait_for_completion=False, **{"max_gpus": 999} | wish)
+    hook.cancel(unchecked.execute({"ti": instance(f"never-{words}")})["job_id"])
+
+
+def test_a_trigger_lets_the_worker_leave_before_it_fires(folder, instance, hook, until, monkeypatch):
+    job_id = submit("quick", folder, script="#!/bin/sh\n", wait_for_completion=False).execute(
+        {"ti": instance("quick")}
+    )["job_id"]
+    until(lambda: hook.job(job_id)["state"] == "ended")
+    monkeypatch.setattr("airflow_provider_penstock.triggers.penstock.SETTLE_S", 3.0)
+    began_s = time.monotonic()
+    assert first_event(PenstockJobTrigger("penstock_default", job_id, 0.2))["job_id"] == job_id
+    assert time.monotonic() - began_s >= 3
+
+
+def test_dictionaries_and_moments_may_come_from_templates(folder, instance):
+    given = {"wish": '{"max_gpus": 3}', "options": '{"memory_mb": 100}', "environment": '{"RATE": 0.1}'}
+    body = submit("templates", folder, deadline="2100-01-01T01:00:00+01:00", **given).submission(instance("templates"))
+    assert (body["wish"], body["memory_mb"], body["environment"]["RATE"]) == ({"max_gpus": 3}, 100, "0.1")
+    assert body["deadline_s"] == 4102444800  # 2100-01-01T00:00:00Z
+    for wrong, what in (({"wish": "max_gpus=3"}, "no JSON"), ({"deadline": "2100-01-01"}, "no time zone")):
+        with pytest.raises(AirflowFailException, match=what):
+            submit("wrong", folder, **wrong).execute({"ti": instance("wrong")})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"deadline": "2001-01-01T00:00:00+00:00", "time_limit_s": 60}, "time limit is invalid"),
+        ({"account": "nobody!"}, "account"),
+    ],
+)
+def test_slurms_own_refusal_fails_at_once(folder, instance, arguments, words):
+    with pytest.raises(PenstockRefused, match=words):
+        submit("refused", folder, **arguments).execute({"ti": instance("refused" + next(iter(arguments)))})
+
+
+def test_a_forecast_submits_nothing_and_fails_for_what_could_never_run(folder, instance, hook):
+    arguments = {"command": ["true"], "name": "forecast"}
+    forecast = PenstockForecastOperator(task_id="forecast", max_gpus=2, **arguments).execute(
+        {"ti": instance("forecast")}
+    )
+    assert forecast["would"] in ("start", "wait")
+    assert forecast["words"]
+    never = PenstockForecastOperator(task_id="never", min_gpus=4000, max_gpus=4000, **arguments)
+    with pytest.raises(AirflowFailException, match="never run here"):
+        never.execute({"ti": instance("never")})
+    assert not hook.ask("GET", "/v1/jobs", params={"name": "forecast"})["jobs"]
+
+
+def test_a_simulation_is_a_task_and_what_is_wrong_with_it_is_told_by_the_program(tmp_path):
+    workload = tmp_path / "two.csv"
+    workload.write_text("id,submit_s,gpus,duration_s\none,0,1,600\ntwo,0,1,1200\n")
+    program = os.environ["PENSTOCK_TEST_PROGRAM"]
+
+    def simulate(**arguments):
+        given = {"program": program, "cluster": "t4:1x2", "workload": str(workload), "policies": ["fifo"]}
+        return PenstockSimulateOperator(task_id="simulate", **given | arguments).execute({})
+
+    summary = simulate(out=str(tmp_path / "out"))
+    assert (tmp_path / "out/report.html").exists()
+    assert "fifo" in json.dumps(summary)
+    with pytest.raises(AirflowFailException, match=r"status 1(.|\n)*neither a spec"):
+        simulate(cluster="t4")
+    with pytest.raises(AirflowFailException, match="cannot be started"):
+        simulate(program="/nowhere/penstock")
+    with pytest.raises(AirflowFailException, match="either cluster and workload"):
+        simulate(store="/nowhere")
 
 
 def test_a_deferred_task_is_told_of_the_end_and_has_the_log(folder, instance, hook, caplog, capsys, monkeypatch):
@@ -146,6 +229,26 @@ def test_a_worker_that_is_killed_after_submission_submits_once(folder, instance,
     until(lambda: hook.job(job_id)["ended"] == "CANCELLED")
 
 
+def test_where_airflow_keeps_a_tasks_state_a_retry_finds_its_job_there(folder, instance, hook):
+    class Store(dict):
+        """As `context["task_state_store"]` has it."""
+
+        set = dict.__setitem__
+
+    store, ti = Store(), instance("kept", max_tries=1)
+
+    def job_of(retries):
+        operator = submit("kept", folder, wait_for_completion=False, retries=retries)
+        return operator.execute({"ti": ti, "task_state_store": store})["job_id"]
+
+    job_id = job_of(0)
+    assert store == {"job_id": job_id}
+    assert job_of(1) == job_id, "somebody has changed retries, and so the task's keys"
+    store["job_id"] = "999999"  # of another penstockd
+    assert job_of(0) == job_id
+    hook.cancel(job_id)
+
+
 def test_a_person_cancels_in_the_triggerer_and_a_restart_does_not(folder, instance, hook, until):
     job_id = submit("stopped", folder, wait_for_completion=False).execute({"ti": instance("stopped")})["job_id"]
 
@@ -161,6 +264,29 @@ def test_a_person_cancels_in_the_triggerer_and_a_restart_does_not(folder, instan
     asyncio.run(PenstockJobTrigger("penstock_default", job_id, 0.2).on_kill())
     until(lambda: hook.job(job_id)["ended"] == "CANCELLED")
     assert PenstockCancelOperator(task_id="cancel", job_id=job_id).execute({})["state"] == "CANCELLED"
+
+
+@pytest.mark.parametrize(("state", "end"), [("deferred", "runs"), ("failed", "CANCELLED"), (None, "CANCELLED")])
+def test_where_airflow_does_not_tell_the_tasks_state_does(folder, instance, hook, until, monkeypatch, state, end):
+    monkeypatch.setattr("airflow_provider_penstock.triggers.penstock.TELLS", False)
+    monkeypatch.setattr("airflow_provider_penstock.triggers.penstock.state_of", lambda *names: state)
+    ti = instance(f"untold-{state}")
+    job_id = submit(ti.task_id, folder, wait_for_completion=False).execute({"ti": ti})["job_id"]
+
+    async def stop():
+        trigger = PenstockJobTrigger("penstock_default", job_id, 0.2)
+        trigger.task_instance = ti
+        waiting = asyncio.ensure_future(anext(trigger.run()))
+        await asyncio.sleep(1)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+
+    asyncio.run(stop())
+    if end == "runs":
+        assert hook.job(job_id)["state"] != "ended"
+        hook.cancel(job_id)
+    until(lambda: hook.job(job_id)["ended"] == "CANCELLED")
 
 
 def test_many_tasks_that_wait_share_one_poller(folder, instance, monkeypatch):
@@ -202,9 +328,8 @@ def test_an_asset_watcher_hears_of_the_jobs_that_it_is_for(folder, instance, hoo
         await asyncio.sleep(1)
         ids = []
         for name, script in (("other", "exit 0"), ("watched-bad", "exit 1"), ("watched-good", "exit 0")):
-            arguments = {"script": f"#!/bin/bash\n{script}\n", "name": name, "wait_for_completion": False}
-            operator = submit(name, folder, **arguments)
-            ids.append((await asyncio.to_thread(operator.execute, {"ti": instance(name)}))["job_id"])
+            order = {"key": f"watcher:{time.time()}", "name": name, "script": f"#!/bin/bash\n{script}\n"}
+            ids.append((await asyncio.to_thread(hook.submit, order | {"output": f"{folder}/%j.out"}))["id"])
         return ids, (await asyncio.wait_for(event, 60)).payload
 
     ids, payload = asyncio.run(watch())
@@ -320,11 +445,117 @@ def test_of_a_long_output_the_end_is_shown_and_a_line_without_end_does_not_stop_
 
     async def looks():
         shown = []
-        for _ in range(10):
-            await trigger._show()
-            shown.append(trigger._shown)
+        async with await connect("penstock_default") as client:
+            for _ in range(10):
+                await trigger._show(client)
+                shown.append(trigger._shown)
         return shown
 
     shown = asyncio.run(looks())
     assert sorted(shown) == shown
     assert shown[-1] == end
+
+
+class Workload:
+    """What an executor reads of a task that is queued."""
+
+    def __init__(self, number):
+        self.ti = TaskInstance(number)
+
+    def model_dump_json(self):
+        return json.dumps({"number": self.ti.id})
+
+
+class TaskInstance:
+    dag_id, task_id, executor_config, external_executor_id = (
+        "executor",
+        "task",
+        {"penstock": {"name": "by-executor"}},
+        None,
+    )
+
+    def __init__(self, number):
+        self.id, self.key = number, key(number)
+
+
+def key(number):
+    return TaskInstanceKey("executor", "task", number, 1, -1)
+
+
+def executor_with(python, monkeypatch, folder):
+    pytest.importorskip("airflow.sdk", reason="executors were others before Airflow 3")
+    module = import_module("airflow_provider_penstock.executors.penstock")
+    monkeypatch.setenv("AIRFLOW__PENSTOCK_EXECUTOR__PYTHON", python)
+    monkeypatch.setenv("AIRFLOW__PENSTOCK_EXECUTOR__OUTPUT_FILE", f"{folder}/%j.out")
+    monkeypatch.setenv("AIRFLOW__PENSTOCK_EXECUTOR__POLL_INTERVAL_S", "0")
+    return module.PenstockExecutor()
+
+
+def test_an_executor_submits_once_and_tells_how_its_tasks_end(folder, monkeypatch, tmp_path, until):
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\necho this is $3; grep -q good "$4"\n')
+    python.chmod(0o755)
+    executor = executor_with(str(python), monkeypatch, folder)
+    tasks = [Workload("good-1"), Workload("bad-1")]
+    executor._process_workloads(tasks)
+    executor._process_workloads(tasks[:1])  # it is queued again before its job has ended
+    again = executor_with(str(python), monkeypatch, folder)
+    again._process_workloads(tasks)  # as after a scheduler that was killed before it could say so
+    assert again.jobs == executor.jobs
+    assert executor.running == {key("good-1"), key("bad-1")}
+    assert {state for state, _ in executor.event_buffer.values()} == {"running"}
+    jobs = dict(executor.jobs)
+
+    def ended():
+        executor.sync()
+        return not executor.jobs
+
+    until(ended)
+    events = executor.get_event_buffer()
+    assert events[key("good-1")][0] == "success"
+    assert events[key("bad-1")][0] == "failed"
+    assert "FAILED, exit code 1" in events[key("bad-1")][1]
+    assert not executor.running
+    said = executor.get_task_log(tasks[0].ti, 1)
+    assert said == ([f"output of job {jobs[key('good-1')]}"], ["this is --json-path"])
+
+
+def test_an_executor_takes_over_what_runs_and_cancels_what_is_revoked(folder, monkeypatch, hook, until):
+    executor = executor_with("sleep 300 #", monkeypatch, folder)
+    monkeypatch.setattr("airflow_provider_penstock.executors.penstock.shlex.quote", str)
+    task = Workload("long-1")
+    executor._process_workloads([task])
+    job_id = executor.jobs[key("long-1")]
+    after = executor_with("python3", monkeypatch, folder)
+    never = Workload("never-submitted")
+    assert after.try_adopt_task_instances([task.ti, never.ti]) == [never.ti]
+    assert after.jobs == {key("long-1"): job_id}
+    after.sync()
+    assert after.jobs
+    after.revoke_task(ti=task.ti)
+    after.revoke_task(ti=never.ti)
+    assert not after.running
+    until(lambda: hook.job(job_id)["ended"] == "CANCELLED")
+
+
+def test_an_executor_keeps_its_tasks_while_penstockd_is_away(folder, monkeypatch, hook):
+    executor = executor_with("python3", monkeypatch, folder)
+    task = Workload("away-1")
+    executor.queued_tasks[task.ti.key] = task
+
+    def away(*_, **__):
+        raise httpx.ConnectError("nobody there")
+
+    with monkeypatch.context() as cut:
+        cut.setattr(httpx.Client, "request", away)
+        executor._process_workloads([task])
+        assert list(executor.queued_tasks) == [key("away-1")]
+        assert executor.try_adopt_task_instances([task.ti]) == []
+        executor.sync()
+        assert executor.jobs == {key("away-1"): ""}
+    executor.sync()
+    assert executor.get_event_buffer()[key("away-1")] == ("failed", "penstockd knows no job of this task")
+    task.ti.executor_config = {"penstock": {"wish": {"min_gpus": 4, "max_gpus": 2}}}
+    executor._process_workloads([task])
+    assert "max_gpus=2 is less than min_gpus=4" in executor.get_event_buffer()[key("away-1")][1]
+    assert not executor.queued_tasks

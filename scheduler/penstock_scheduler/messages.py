@@ -88,6 +88,10 @@ class Submission(Body):
     """Added to the job's environment."""
     dependency: _Word | None = Field(default=None, pattern=r"^[a-z]+:[0-9]+(:[0-9]+)*$")
     """As in sbatch, such as afterok:12."""
+    deadline_s: PositiveFloat | None = Field(default=None, le=2**33)
+    """When Slurm ends it, waiting or not."""
+    container_image: _Line | None = None
+    """As in sbatch's --container-image, where the site has pyxis."""
 
     @model_validator(mode="after")
     def _one_program(self) -> Submission:

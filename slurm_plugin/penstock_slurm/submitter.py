@@ -15,6 +15,7 @@ import pwd
 import re
 import shlex
 import subprocess
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -168,6 +169,8 @@ def _options(order: Submission, home: str) -> list[str]:
         "mem": f"{order.memory_mb}M" if order.memory_mb else None,
         "output": order.output,
         "dependency": order.dependency,
+        "deadline": time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(order.deadline_s)) if order.deadline_s else None,
+        "container-image": order.container_image,
         "time": str(math.ceil(order.time_limit_s / 60)) if order.time_limit_s else None,
     }
     return [*words, *(f"--{name}={value}" for name, value in named.items() if value is not None)]

@@ -7,46 +7,37 @@ from __future__ import annotations
 
 import json
 import os
-import socket
+import shlex
 import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from penstock_scheduler.client import Client
-from penstock_scheduler.messages import TokenOrder
 from penstock_slurm.loopback import LoopbackCluster
+from tests.airflow_provider.conftest import airflow_python, listening
+from tests.airflow_provider.deployment import REPOSITORY
 from tests.end_to_end.site import Site
 
 pytestmark = pytest.mark.slurm
 
-REPOSITORY = Path(__file__).parents[2]
 
-
-def airflow_python() -> str:
-    """An interpreter with Airflow, or the test is skipped."""
-    named = os.environ.get("PENSTOCK_AIRFLOW_PYTHON")
-    made = REPOSITORY / ".venv-airflow/bin/python"
-    if named or made.exists():
-        return named or str(made)
-    pytest.skip(
-        "no Airflow: `script/test airflow` makes .venv-airflow, or PENSTOCK_AIRFLOW_PYTHON names an interpreter"
-    )
+def command_line(folder: Path) -> Path:
+    """The program `penstock` of this checkout, for an environment that has another PYTHONPATH."""
+    program = folder / "penstock"
+    path = shlex.quote(":".join(filter(None, sys.path)))
+    code = "import sys; from penstock_scheduler.cli import main; sys.exit(main())"
+    program.write_text(f"#!/bin/sh\nPYTHONPATH={path} exec {sys.executable} -c '{code}' \"$@\"\n")
+    program.chmod(0o755)
+    return program
 
 
 def test_the_providers_suite_passes_and_each_key_ran_once(loopback: LoopbackCluster, tmp_path: Path) -> None:
     python = airflow_python()
     site = Site(loopback, tmp_path)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    site.extra = f'[api]\nlisten = "127.0.0.1:{port}"\n'
-    site.start()
     try:
-        with Client(f"unix:{site.state / 'api.sock'}") as admin:
-            token = admin.create_token(TokenOrder(user=admin.me().user)).token
-        extra = {"tls": False}
-        connection = {"conn_type": "penstock", "host": "127.0.0.1", "port": port, "password": token, "extra": extra}
+        connection = listening(site)
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("AIRFLOW", "PYTHON"))}
         environment |= {
             "PYTHONPATH": str(REPOSITORY / "airflow_provider"),
@@ -56,6 +47,7 @@ def test_the_providers_suite_passes_and_each_key_ran_once(loopback: LoopbackClus
             "AIRFLOW_CONN_PENSTOCK_DEFAULT": json.dumps(connection),
             "AIRFLOW_CONN_PENSTOCK_WRONG": json.dumps(connection | {"password": "wrong"}),
             "PENSTOCK_TEST_FOLDER": str(tmp_path),
+            "PENSTOCK_TEST_PROGRAM": str(command_line(tmp_path)),
         }
         done = subprocess.run(
             # A folder of its own: pytest closes the shared one to other users, which other tests need open.

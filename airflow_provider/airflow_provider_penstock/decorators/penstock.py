@@ -7,6 +7,7 @@ Whoever may write to that folder can run code as the job's user and as the worke
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 import pickle
 import platform
@@ -82,7 +83,12 @@ class _PenstockDecoratedOperator(DecoratedOperator, PenstockSubmitOperator):  # 
         except PenstockJobFailed as failed:
             self._raise(folder, failed)
             raise
-        return self._handle_output(self._result(folder)) if job["state"] == "COMPLETED" else job
+        return self._output(context, self._result(folder)) if job["state"] == "COMPLETED" else job
+
+    def _output(self, context: Any, value: Any) -> Any:
+        if "context" in inspect.signature(self._handle_output).parameters:  # before Airflow 3
+            return self._handle_output(value, context, self.xcom_push)
+        return self._handle_output(value)
 
     def _folder(self, context: Any) -> Path:
         name = hashlib.sha256(job_key(context["ti"], self.retries).encode()).hexdigest()[:32]
@@ -94,7 +100,10 @@ class _PenstockDecoratedOperator(DecoratedOperator, PenstockSubmitOperator):  # 
         if by_value:  # the DAG's file is not on the nodes
             cloudpickle.register_pickle_by_value(module)
         try:
-            call = cloudpickle.dumps((self.python_callable, tuple(self.op_args), dict(kwargs)))
+            args = tuple(_here(value) for value in self.op_args)
+            call = cloudpickle.dumps(
+                (self.python_callable, args, {name: _here(value) for name, value in kwargs.items()})
+            )
         except (pickle.PicklingError, TypeError) as error:
             raise AirflowFailException(
                 f"{self.python_callable.__name__} and its arguments cannot be sent to the job: {error}; pass paths or values"
@@ -134,6 +143,12 @@ class _PenstockDecoratedOperator(DecoratedOperator, PenstockSubmitOperator):  # 
             except Exception as error:
                 self.log.warning("the exception's class cannot be loaded here (%s); its traceback follows", error)
         raise PenstockFunctionFailed(f"{failed}\n{text}") from cause
+
+
+def _here(value: Any) -> Any:
+    """The value itself. What the tasks of a mapped one returned is a sequence that asks Airflow for each when it is looked at."""
+    lazy = isinstance(value, Sequence) and type(value).__module__.startswith("airflow.")
+    return list(value) if lazy else value
 
 
 def penstock_task(

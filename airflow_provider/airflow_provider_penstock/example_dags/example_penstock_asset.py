@@ -12,4 +12,14 @@ trained = Asset(
 )
 
 with DAG("example_penstock_asset", schedule=[trained], catchup=False) as dag:
-    PenstockSubmitOperator(task_id="evaluate", command=["python3", "evaluate.py"], max_gpus=1)
+    PenstockSubmitOperator(
+        task_id="evaluate",
+        script="""#!/bin/bash
+{% for event in triggering_asset_events.values() | sum(start=[]) -%}
+echo evaluate what job {{ event.extra.payload.id }} called {{ event.extra.payload.name }} has left
+{% endfor -%}
+""",
+        max_gpus=1,
+        retries=2,
+        output_file="{{ var.value.get('penstock_folder', '/shared/logs') }}/%j.out",
+    )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import ssl
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -13,9 +15,13 @@ from airflow.providers.common.compat.sdk import BaseHook
 from airflow_provider_penstock.exceptions import PenstockAway, PenstockRefused
 
 RETRY_PAUSES_S = (0.5, 2.0, 5.0)
+BILL_PAUSES_S = (2.0, 3.0, 5.0, 10.0, 20.0, 20.0)
 MAX_LOG_BYTES = 1 << 20
 MAX_WAIT_S = 30.0
 """Of one long poll; the API's own bound is 60 s."""
+
+OPEN = ("queued", "starting", "running", "stopping")
+"""States of jobs that have not ended."""
 
 Job = dict[str, Any]
 """A `JobView` of the API."""
@@ -39,7 +45,7 @@ class PenstockHook(BaseHook):
         return {
             "hidden_fields": ["schema", "login", "extra"],
             "relabeling": {"password": "Token"},
-            "placeholders": {"host": "penstock.example.org", "port": "8471"},
+            "placeholders": {"host": "penstock.example.org", "port": "7373"},
         }
 
     def get_conn(self) -> httpx.Client:
@@ -109,6 +115,10 @@ class PenstockHook(BaseHook):
         """What a job would get if it were submitted now; nothing is."""
         return dict(self.ask("POST", "/v1/jobs/plan", json=submission))
 
+    def is_whole(self) -> bool:
+        """Whether all GPUs of the cluster are there: none is down or drained."""
+        return not any(self.ask("GET", "/v1/cluster")["unusable"].values())
+
     def explain(self, job_id: str) -> str:
         """Why a job has what it has, in a sentence."""
         return str(self.ask("GET", f"/v1/jobs/{job_id}/explain")["text"])
@@ -145,8 +155,19 @@ class PenstockHook(BaseHook):
         return [f"({left_out} bytes left out)", *lines] if left_out else lines, max(offset, 0)
 
     def used(self, job_id: str) -> dict[str, Any]:
-        """What a job used: `cost_usd` by the budget ledger, and the global `batch_sizes` that it reported of late."""
-        lines = self.ask("GET", "/v1/ledger", params={"job": job_id, "limit": 500})["lines"]
+        """What a job used: `cost_usd` by the budget ledger, and the global `batch_sizes` that it reported of late.
+
+        The bill of a run in the cloud comes when its instances are gone: after the job's end this waits for it, a minute at most.
+        """
+        for pause_s in (*BILL_PAUSES_S, None):
+            lines = self.ask("GET", "/v1/ledger", params={"job": job_id, "limit": 500})["lines"]
+            kinds = Counter(line["kind"] for line in lines)
+            if kinds["committed"] <= kinds["usd"]:
+                break
+            if pause_s is None:
+                self.log.warning("penstockd has not yet the whole bill of job %s: cost_usd lacks a part", job_id)
+                break
+            time.sleep(pause_s)
         cost_usd = sum(line["amount"] for line in lines if line["kind"] == "usd")
         seen = [report["body"] for report in self.ask("GET", f"/v1/jobs/{job_id}/history")["observations"]]
         sizes = {each["atomic_batch"] * each["gpus"] * (each["accumulation_steps"] + 1) for each in seen}
@@ -158,12 +179,14 @@ def client_options(connection: Any) -> dict[str, Any]:
     if not connection.host:
         raise ValueError(f"connection {connection.conn_id} has no host; give penstockd's host, port and a token")
     extra = connection.extra_dejson
-    scheme = "http" if extra.get("tls") is False else "https"
+    tls = extra.get("tls") is not False
+    scheme = "https" if tls else "http"
     port = f":{connection.port}" if connection.port else ""
     return {
         "base_url": f"{scheme}://{connection.host}{port}",
         "headers": {"Authorization": f"Bearer {connection.password}"} if connection.password else {},
-        "verify": extra.get("ca_file") or True,
+        # Without TLS False: reading the system's certificates takes a tenth of a second, in which the triggerer stands still.
+        "verify": ssl.create_default_context(cafile=extra.get("ca_file") or None) if tls else False,
         "timeout": float(extra.get("timeout_s") or 30),
         "trust_env": False,
     }

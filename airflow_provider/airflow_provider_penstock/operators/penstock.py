@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 import uuid
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Any
 
 from airflow.providers.common.compat.sdk import AirflowException, BaseOperator
@@ -33,8 +35,10 @@ WISHES = (
     "burst_budget_usd",
 )
 """Arguments that are fields of a job's wish."""
-OPTIONS = ("partition", "account", "qos", "time_limit_s", "working_directory", "dependency")
-"""Arguments that are fields of a submission; and so is `output_file`, as `output`, which has a meaning in Airflow."""
+OPTIONS = ("partition", "account", "qos", "time_limit_s", "working_directory", "dependency", "container_image")
+"""Arguments that are fields of a submission; `deadline` and `output_file` (`output` has a meaning in Airflow) are, too."""
+JOB_ID = "job_id"
+"""XCom, and in Airflow's store of a task's state what a retry reads."""
 _KEY = re.compile(r"[A-Za-z0-9_.:@/+-]{1,180}")
 
 
@@ -125,6 +129,7 @@ class PenstockSubmitOperator(_JobOperator):
         "command",
         *WISHES,
         *OPTIONS,
+        "deadline",
         "output_file",
         "wish",
         "options",
@@ -150,7 +155,7 @@ class PenstockSubmitOperator(_JobOperator):
         gpu_class: str | None = None,
         burst: str | None = None,
         burst_budget_usd: float | str | None = None,
-        wish: dict[str, Any] | None = None,
+        wish: dict[str, Any] | str | None = None,
         partition: str | None = None,
         account: str | None = None,
         qos: str | None = None,
@@ -158,8 +163,11 @@ class PenstockSubmitOperator(_JobOperator):
         working_directory: str | None = None,
         output_file: str | None = None,
         dependency: str | None = None,
-        options: dict[str, Any] | None = None,
-        environment: dict[str, str] | None = None,
+        container_image: str | None = None,
+        deadline: datetime | str | None = None,
+        options: dict[str, Any] | str | None = None,
+        environment: dict[str, str] | str | None = None,
+        check_first: bool = True,
         durable: bool = True,
         wait_for_completion: bool = True,
         deferrable: bool = True,
@@ -170,8 +178,9 @@ class PenstockSubmitOperator(_JobOperator):
         **kwargs: Any,
     ) -> None:
         """`script` (its text, or a file *.sh or *.sbatch) or `command`; from `adaptivity` on as in docs/jobs.md, `wish` for
-        further fields of a wish, `options` for those of a submission. `log_interval_s`: how often the output of a running job is
-        looked at, 0 for never. Numbers may be strings, for templates.
+        further fields of a wish, `options` for those of a submission. `check_first` asks for a forecast, and fails for what could
+        never run. `log_interval_s`: how often the output of a running job is
+        looked at, 0 for never. For templates numbers may be strings, `deadline` ISO 8601, and dictionaries JSON.
         """
         super().__init__(**kwargs)
         self.script = script
@@ -194,10 +203,13 @@ class PenstockSubmitOperator(_JobOperator):
         self.working_directory = working_directory
         self.output_file = output_file
         self.dependency = dependency
+        self.container_image = container_image
+        self.deadline = deadline
         self.log_interval_s = log_interval_s
         self.wish = wish
         self.options = options
         self.environment = environment
+        self.check_first = check_first
         self.durable = durable
         self.wait_for_completion = wait_for_completion
         self.deferrable = deferrable
@@ -209,9 +221,9 @@ class PenstockSubmitOperator(_JobOperator):
     def execute(self, context: Any) -> dict[str, Any]:
         """Submit or find the job, then wait."""
         ti = context["ti"]
-        job = self._submit(ti)
+        job = self._submit(context)
         self.job_id = job["id"]
-        ti.xcom_push(key="job_id", value=self.job_id)
+        ti.xcom_push(key=JOB_ID, value=self.job_id)
         ti.xcom_push(key=JOB_URL, value=f"{self.hook.base_url}/v1/jobs/{self.job_id}")
         return self._await(job["id"]) if self.wait_for_completion else summary(job)
 
@@ -223,31 +235,59 @@ class PenstockSubmitOperator(_JobOperator):
             "AIRFLOW_CTX_TASK_ID": ti.task_id,
             "AIRFLOW_CTX_MAP_INDEX": str(ti.map_index),
         }
+        own = {name: str(value) for name, value in _fields("environment", self.environment).items()}
         body = {
             "name": self.name or f"{ti.dag_id}.{ti.task_id}",
             "script": self.script,
             "command": self.command,
-            "wish": (self.wish or {}) | self._given(WISHES),
-            "environment": environment | parent_environment(ti) | (self.environment or {}),
+            "wish": _fields("wish", self.wish) | self._given(WISHES),
+            "environment": environment | parent_environment(ti) | own,
             "output": self.output_file,
+            "deadline_s": _seconds(self.deadline),
         }
         given = {name: value for name, value in body.items() if value is not None}
-        return (self.options or {}) | given | self._given(OPTIONS)
+        return _fields("options", self.options) | given | self._given(OPTIONS)
 
     def _given(self, names: Sequence[str]) -> dict[str, Any]:
         return {name: value for name in names if (value := getattr(self, name)) is not None}
 
-    def _submit(self, ti: Any) -> Job:
+    def _submit(self, context: Any) -> Job:
+        ti = context["ti"]
         body = self.submission(ti)
         if not self.durable:
+            self._check(body)
             return self.hook.submit(body | {"key": f"airflow:{uuid.uuid4()}"})
+        store = context.get(
+            "task_state_store"
+        )  # from Airflow 3.3 on; a worker that dies may not have got to it, and then keys do
+        job = self._known(store.get(JOB_ID) if store is not None else None) or self._by_key(ti, body)
+        if store is not None:
+            store.set(JOB_ID, job["id"])
+        return job
+
+    def _known(self, job_id: Any) -> Job | None:
+        """The job that an earlier try has noted, if it is to be taken up."""
+        if not isinstance(job_id, str):
+            return None
+        try:
+            return self._taken_up(self.hook.job(job_id))
+        except PenstockRefused:  # the connection leads elsewhere now
+            return None
+
+    def _taken_up(self, job: Job) -> Job | None:
+        if job["state"] == "ended" and job["ended"] != "COMPLETED":
+            return None
+        self.log.info("job %s of an earlier try is %s: taken up again", job["id"], job["ended"] or job["state"])
+        return job
+
+    def _by_key(self, ti: Any, body: dict[str, Any]) -> Job:
         stem = job_key(ti, self.retries)
         number = 1
         while (job := self.hook.find(f"{stem}:{number}")) is not None:
-            if job["state"] != "ended" or job["ended"] == "COMPLETED":
-                self.log.info("job %s of an earlier try is %s: taken up again", job["id"], job["ended"] or job["state"])
+            if self._taken_up(job) is not None:
                 return job
             number += 1
+        self._check(body)
         try:
             job = self.hook.submit(body | {"key": f"{stem}:{number}"})
         except PenstockRefused as refused:
@@ -257,6 +297,19 @@ class PenstockSubmitOperator(_JobOperator):
             job = found
         self.log.info("job %s, key %s", job["id"], job["key"])
         return job
+
+    def _check(self, body: dict[str, Any]) -> None:
+        """Raise PenstockRefused for what could never run, with the reason. Where GPUs are down or drained, or the cloud has more,
+        nobody can say: it may wait for them.
+        """
+        if not self.check_first or body["wish"].get("burst") in ("allowed", "only"):
+            return
+        try:
+            forecast = self.hook.forecast(body)
+            if forecast["would"] == "never" and self.hook.is_whole():
+                raise PenstockRefused(forecast["text"], forecast["code"])
+        except PenstockAway as away:
+            self.log.info("whether the job could ever run is not known: %s", away)
 
 
 class PenstockWaitOperator(_JobOperator):
@@ -301,6 +354,30 @@ class PenstockCancelOperator(BaseOperator):
     def execute(self, context: Any) -> dict[str, Any]:
         """Ask for it."""
         return summary(PenstockHook(self.penstock_conn_id).cancel(self.job_id))
+
+
+def _fields(name: str, given: dict[str, Any] | str | None) -> dict[str, Any]:
+    """A dictionary that may be JSON, as a template leaves it. Raises PenstockRefused."""
+    if not isinstance(given, str):
+        return given or {}
+    try:
+        found = json.loads(given)
+    except ValueError as error:
+        raise PenstockRefused(f"{name}={given!r} is no JSON: {error}; in a template write tojson") from None
+    if not isinstance(found, dict):
+        raise PenstockRefused(f"{name}={given!r} is no JSON object")
+    return found
+
+
+def _seconds(moment: datetime | str | None) -> float | None:
+    """Since 1970, of a moment that may be ISO 8601, as a template leaves it. Raises PenstockRefused."""
+    try:
+        found = datetime.fromisoformat(moment) if isinstance(moment, str) else moment
+    except ValueError:
+        raise PenstockRefused(f"deadline={moment!r} is no moment; write it as 2026-11-21T18:00:00+00:00") from None
+    if found is not None and found.tzinfo is None:
+        raise PenstockRefused(f"deadline={moment!r} has no time zone; add one, such as +00:00")
+    return None if found is None else found.timestamp()
 
 
 def job_key(ti: Any, retries: int | None) -> str:

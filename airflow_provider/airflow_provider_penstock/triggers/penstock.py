@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import fnmatch
 import logging
+import zlib
 from collections.abc import AsyncIterator, Iterable
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -12,9 +13,10 @@ from weakref import WeakKeyDictionary
 import httpx
 from airflow.providers.common.compat.connection import get_async_connection
 from airflow.triggers.base import BaseTrigger, TriggerEvent
+from asgiref.sync import sync_to_async
 
 from airflow_provider_penstock.exceptions import PenstockAway, PenstockRefused
-from airflow_provider_penstock.hooks.penstock import Job, client_options, read
+from airflow_provider_penstock.hooks.penstock import OPEN, Job, client_options, read
 
 try:
     from airflow.triggers.base import BaseEventTrigger
@@ -23,8 +25,18 @@ except ImportError:  # before Airflow 3
 
 log = logging.getLogger(__name__)
 
-OPEN = ("queued", "starting", "running", "stopping")
+TELLS = hasattr(BaseTrigger, "on_kill")
+"""Whether Airflow tells a trigger that a person stopped its task; from 3.3 on."""
+
 PAGE = 500
+FEW = 5
+"""Jobs that are asked for one by one."""
+SETTLE_S = 10.0
+"""From its start a trigger fires no sooner. A task that is to go on while its worker is still on its way out, Airflow
+takes for one that was killed: with Airflow 3.3 on a busy machine a worker took 5 s, and tasks of jobs of a few seconds failed.
+"""
+LOGS_PER_S = 5.0
+"""Looks at outputs, of all tasks that wait on a connection: for each of them penstockd asks Slurm where the output is."""
 
 
 class Poller:
@@ -35,6 +47,8 @@ class Poller:
         self.poll_interval_s = poll_interval_s
         self.seen: dict[str, Job] = {}
         """Jobs that are waited for, as last seen."""
+        self.client: httpx.AsyncClient | None = None
+        """While it polls."""
         self._waiting: dict[str, set[asyncio.Future[Job]]] = {}
         self._task: asyncio.Task[None] | None = None
 
@@ -56,9 +70,9 @@ class Poller:
     async def _poll(self) -> None:
         while self._waiting:
             try:
-                async with await connect(self.conn_id) as client:
+                async with await connect(self.conn_id) as self.client:
                     while self._waiting:
-                        await self._look(client)
+                        await self._look(self.client)
                         await asyncio.sleep(self.poll_interval_s)
             except (httpx.TransportError, PenstockAway) as error:
                 log.warning("penstockd does not answer (%s); waiting on", error)
@@ -68,6 +82,11 @@ class Poller:
                     self._tell(job_id, error)
                 return
 
+    @property
+    def log_round_s(self) -> float:
+        """Seconds in which each job's output is looked at once."""
+        return len(self._waiting) / LOGS_PER_S
+
     async def _look(self, client: httpx.AsyncClient) -> None:
         watched = set(self._waiting)
         async for page in pages(client, {"state": list(OPEN)}):
@@ -75,6 +94,11 @@ class Poller:
             watched -= {job["id"] for job in page}
             if not watched:
                 break
+        if len(watched) > FEW:  # very many have ended at once: most of them are among the newest
+            for job in await anext(pages(client, {"state": ["ended"]})):
+                if job["id"] in watched:
+                    self._tell(job["id"], job)
+                    watched.discard(job["id"])
         for job_id in watched:
             try:
                 job = read(await client.get(f"/v1/jobs/{job_id}"))
@@ -125,6 +149,23 @@ def describe(job: Job) -> str:
     return f"job {job['id']} is {job['ended'] or job['state']}{has}{': ' + job['reason'] if job['reason'] else ''}"
 
 
+def state_of(dag_id: str, run_id: str, task_id: str, map_index: int) -> str | None:
+    """A task's state; None if it has been cleared, or is gone."""
+    try:
+        from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
+    except ImportError:  # Airflow 2: triggers may look into the database
+        from airflow.models.taskinstance import TaskInstance
+        from airflow.utils.session import create_session
+
+        names = {"dag_id": dag_id, "run_id": run_id, "task_id": task_id, "map_index": map_index}
+        with create_session() as session:
+            return session.query(TaskInstance.state).filter_by(**names).scalar()
+    states = RuntimeTaskInstance.get_task_states(
+        dag_id=dag_id, run_ids=[run_id], task_ids=[task_id], map_index=map_index
+    )
+    return next(iter(states.get(run_id, {}).values()), None)
+
+
 class PenstockJobTrigger(BaseTrigger):
     """Fires once a job has ended. Meanwhile its moves and its output go to the task's log.
 
@@ -157,25 +198,46 @@ class PenstockJobTrigger(BaseTrigger):
         """Wait for the end."""
         ours = poller(self.penstock_conn_id, self.poll_interval_s)
         telling = asyncio.create_task(self._tell(ours))
+        settled = asyncio.create_task(asyncio.sleep(SETTLE_S))
         try:
             await ours.ended(self.job_id)
+            await settled
+        except asyncio.CancelledError:
+            if not TELLS and await self._is_stopped():
+                await self.on_kill()
+            raise
         except Exception as error:
             yield TriggerEvent({"job_id": self.job_id, "error": f"{type(error).__name__}: {error}"})
         else:
             yield TriggerEvent({"job_id": self.job_id, "shown": self._shown})
         finally:
             telling.cancel()
+            settled.cancel()
 
     async def on_kill(self) -> None:
-        """A person stopped the task (Airflow 3.3 tells): cancel its job. A triggerer that restarts does not come here."""
+        """A person stopped the task: cancel its job. A triggerer that restarts does not come here."""
         if not self.cancel:
             return
         async with await connect(self.penstock_conn_id) as client:
             read(await client.post(f"/v1/jobs/{self.job_id}/cancel"))
 
+    async def _is_stopped(self) -> bool:
+        """Whether it is a person who ends the trigger: then its task waits no longer. In doubt it is a restart."""
+        ti = self.task_instance
+        try:
+            state = await sync_to_async(state_of)(ti.dag_id, ti.run_id, ti.task_id, ti.map_index)
+        except Exception as error:
+            self.log.warning("whether the task was stopped is not known (%s): job %s runs on", error, self.job_id)
+            return False
+        return state != "deferred"
+
     async def _tell(self, ours: Poller) -> None:
-        """Log what becomes of the job, and every `log_interval_s` of its run what it has written since."""
-        told, looked_s, now_s = "", float("-inf"), asyncio.get_running_loop().time
+        """Log what becomes of the job, and every `log_interval_s` of its run what it has written since.
+
+        Where very many wait, less often; and not all at once, as after a restart of the triggerer.
+        """
+        now_s = asyncio.get_running_loop().time
+        told, due_s = "", now_s() + ours.log_round_s * (zlib.crc32(self.job_id.encode()) / 2**32)
         while True:
             job = ours.seen.get(self.job_id)
             if job is not None:
@@ -183,17 +245,17 @@ class PenstockJobTrigger(BaseTrigger):
                 if news != told:
                     self.log.info("%s", news)
                     told = news
-                due = self.log_interval_s and now_s() - looked_s >= self.log_interval_s
-                if due and job["state"] in ("running", "stopping"):
-                    looked_s = now_s()
-                    await self._show()
+                if self.log_interval_s and now_s() >= due_s and job["state"] in ("running", "stopping"):
+                    due_s = now_s() + max(self.log_interval_s, ours.log_round_s)
+                    await self._show(ours.client)
             await asyncio.sleep(self.poll_interval_s)
 
-    async def _show(self) -> None:
+    async def _show(self, client: httpx.AsyncClient | None) -> None:
+        if client is None or client.is_closed:
+            return
         try:
-            async with await connect(self.penstock_conn_id) as client:
-                query = {"offset": self._shown}
-                part = read(await client.get(f"/v1/jobs/{self.job_id}/log", params=query))
+            query = {"offset": self._shown}
+            part = read(await client.get(f"/v1/jobs/{self.job_id}/log", params=query))
         except (httpx.TransportError, PenstockAway, PenstockRefused):
             return  # the next look, or the end, will show it
         whole, _, begun = part["text"].rpartition("\n")

@@ -78,7 +78,7 @@ from penstock_scheduler.service import metrics, page
 from penstock_scheduler.service.board import Board, allocation_view
 from penstock_scheduler.service.errors import Refusal, no_such_job
 from penstock_scheduler.service.guard import Bucket, LimitBodies, check_report
-from penstock_scheduler.service.identity import Gatekeeper
+from penstock_scheduler.service.identity import Gatekeeper, is_page
 from penstock_scheduler.service.settings import ApiSettings
 from penstock_scheduler.shares import ShareUse
 from penstock_scheduler.store import NoSuchRow, SqlStore, summarise
@@ -193,7 +193,10 @@ def make_app(
     @app.exception_handler(Refusal)
     async def refused(request: Request, error: Refusal) -> JSONResponse:
         board.counters[f"refused {error.status}"] += 1
-        return problem(error.status, error.code, str(error), error.retry_after_s)
+        answer = problem(error.status, error.code, str(error), error.retry_after_s)
+        if error.status == 401 and is_page(request):
+            answer.headers["WWW-Authenticate"] = 'Basic realm="Penstock: a token as the password"'
+        return answer
 
     @app.exception_handler(RequestValidationError)
     async def bad_body(request: Request, error: RequestValidationError) -> JSONResponse:

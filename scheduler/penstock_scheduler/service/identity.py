@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import hashlib
 import hmac
 import logging
@@ -85,6 +86,8 @@ class Gatekeeper:
             return await self._of_uid(uid, "socket")
         where = request.client.host if request.client else "socket"
         kind, _, proof = given.partition(" ")
+        if kind.lower() == "basic" and is_page(request):
+            kind, proof = "bearer", _password(proof)
         # Who was let in before is not held up by others at the same address, such as on a login node.
         if proof.strip() not in self._good and (pause_s := self._failed.pause_s(where)) > 0:
             raise Refusal(429, "too-many", f"too many failed logins from {where}", retry_after_s=pause_s)
@@ -210,6 +213,21 @@ def _look_up_account(who: int | str) -> pwd.struct_passwd | None:
         return pwd.getpwuid(who) if isinstance(who, int) else pwd.getpwnam(who)
     except KeyError:
         return None
+
+
+def is_page(request: Request) -> bool:
+    """Whether a browser may be asking, which knows passwords and no tokens.
+
+    For pages alone: a browser sends a password along with whatever another site has it ask, too.
+    """
+    return request.method == "GET" and request.url.path.endswith("/page")
+
+
+def _password(proof: str) -> str:
+    try:
+        return base64.b64decode(proof.strip(), validate=True).decode().partition(":")[2]
+    except ValueError:
+        return ""
 
 
 def _digest(secret: str) -> str:

@@ -25,7 +25,7 @@ _TEMPLATE = """<!doctype html>
 <title>Job {{ job.id }} {{ state }}</title><style>{{ style|safe }}
 pre{background:var(--card);padding:.8rem;border-radius:4px;overflow-x:auto;max-height:30rem}th{white-space:nowrap}</style></head><body>
 <h1>Job {{ job.id }}{% if job.name %}: {{ job.name }}{% endif %}</h1>
-<p class="verdict">{% for line in words %}{{ line }}{% if not loop.last %}<br>{% endif %}{% endfor %}</p>
+<p class="verdict" id="explain">{% for line in words %}{{ line }}{% if not loop.last %}<br>{% endif %}{% endfor %}</p>
 <table>{% for label, text in facts %}<tr><th>{{ label }}</th><td>{{ text }}</td></tr>{% endfor %}</table>
 <h2>GPUs it held</h2>
 {% if blocks %}<svg viewBox="0 0 {{ width }} {{ height + 30 }}" role="img" aria-label="GPUs over time">

@@ -83,3 +83,16 @@ def test_the_page_shows_state_explanation_and_output_to_its_owner(api, tmp_path)
     for text in ("Job 1 runs", "2 t4 on t4-00", "last line", "<rect"):
         assert text in answer.text
     assert "first\n" not in answer.text
+
+
+def test_a_browser_is_asked_for_a_password_which_is_a_token_and_for_nothing_but_pages(api):
+    asked = httpx.get(f"{api.url}/v1/jobs/1/page")
+    assert asked.status_code == 401
+    assert asked.headers["www-authenticate"].startswith("Basic ")
+    given = ("whoever", api.tokens["ada"])
+    assert "Job 1" in httpx.get(f"{api.url}/v1/jobs/1/page", auth=given).text
+    assert httpx.get(f"{api.url}/v1/jobs/1/page", auth=("ada", "guess")).status_code == 401
+    for method, path in (("GET", "/v1/jobs/1"), ("POST", "/v1/jobs/1/cancel"), ("POST", "/v1/jobs/1/page")):
+        refused = httpx.request(method, f"{api.url}{path}", auth=given)
+        assert not refused.is_success
+        assert "www-authenticate" not in refused.headers

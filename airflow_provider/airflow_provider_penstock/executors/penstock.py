@@ -1,0 +1,207 @@
+"""Airflow's tasks as Slurm jobs: for tasks that want a GPU and are not a job of their own. Needs Airflow 3."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from airflow.executors.base_executor import BaseExecutor
+from airflow.providers.common.compat.sdk import conf
+
+from airflow_provider_penstock.exceptions import PenstockRefused
+from airflow_provider_penstock.hooks.penstock import OPEN, Job, PenstockHook, read
+
+SECTION = "penstock_executor"
+TIMEOUT_S = 5.0
+"""Of one request: the scheduler does nothing else meanwhile."""
+UNMOVED = {"preemptible": False}
+"""A task's run cannot begin anew, as an adaptive job's can: Airflow takes the second for a ghost."""
+SCRIPT = """#!/bin/sh
+umask 077
+file=$(mktemp) || exit 1
+trap 'rm -f "$file"' EXIT
+cat >"$file" <<'END_OF_WORKLOAD'
+{workload}
+END_OF_WORKLOAD
+{python} -m airflow.sdk.execution_time.execute_workload --json-path "$file"
+"""
+"""By a file, as its token would be in the list of processes otherwise."""
+
+
+class PenstockExecutor(BaseExecutor):
+    """Opt in with a task's `executor="PenstockExecutor"`; what the job is to have, in `executor_config={"penstock": {...}}`.
+
+    A job's key has the id of the task's try, and a number, as a task that defers itself is run several times in one try. So a
+    scheduler that was killed at any line finds its jobs again. Of no error here, such as of a connection that somebody has
+    deleted, may the scheduler die: all are caught, said and tried again at the next heartbeat.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._hook = PenstockHook(conf.get(SECTION, "conn_id", fallback=PenstockHook.default_conn_name))
+        self._poll_s = conf.getfloat(SECTION, "poll_interval_s", fallback=2.0)
+        self._looked_s = float("-inf")
+        self.jobs: dict[Any, str] = {}
+        """Key of a running task -> its job; empty: penstockd was away when we wanted to know."""
+        self.keys: dict[Any, str] = {}
+        """Key of a running task -> what the keys of its jobs begin with."""
+
+    def _process_workloads(self, workloads: Sequence[Any]) -> None:
+        """Submit each. What penstockd could not take stays queued, for the next heartbeat."""
+        for workload in workloads:
+            key = workload.ti.key
+            if key in self.jobs:  # it was deferred or rescheduled, and its last job is on the way out
+                continue
+            try:
+                job = self._submit(workload)
+            except PenstockRefused as refused:
+                self.queued_tasks.pop(key, None)
+                self.fail(key, str(refused))
+                continue
+            except Exception as error:
+                self.log.warning("penstockd does not answer (%s): %s stays queued", error, key)
+                return
+            self.queued_tasks.pop(key, None)
+            self._watch(key, job_key(workload.ti.id), job["id"])
+            self.running_state(key, job["id"])
+
+    def _submit(self, workload: Any) -> Job:
+        stem = job_key(workload.ti.id)
+        newest, number = self._newest(stem)
+        if newest is not None and newest["state"] != "ended":
+            return newest
+        return dict(self._ask("POST", "/v1/jobs", json=self.submission(workload) | {"key": f"{stem}:{number + 1}"}))
+
+    def submission(self, workload: Any) -> dict[str, Any]:
+        """The body for the API, but for its key."""
+        ti = workload.ti
+        given = dict((ti.executor_config or {}).get("penstock", {}))
+        python = conf.get(SECTION, "python", fallback="python3")
+        script = SCRIPT.format(workload=workload.model_dump_json(), python=shlex.quote(python))
+        server = conf.get("core", "execution_api_server_url", fallback="")
+        environment = {"AIRFLOW__CORE__EXECUTION_API_SERVER_URL": server} if server else {}
+        environment["AIRFLOW__CORE__EXECUTOR"] = conf.get("core", "executor")  # a DAG that names others is not read
+        environment |= conf.getjson(SECTION, "environment", fallback={})
+        own = {
+            "script": script,
+            "wish": UNMOVED | given.pop("wish", {}),
+            "environment": environment | given.pop("environment", {}),
+        }
+        output = conf.get(SECTION, "output_file", fallback=None)
+        return {"name": f"{ti.dag_id}.{ti.task_id}"} | ({"output": output} if output else {}) | given | own
+
+    def sync(self) -> None:
+        """Look, every `poll_interval_s`, which jobs have ended."""
+        if not self.jobs or time.monotonic() - self._looked_s < self._poll_s:
+            return
+        self._looked_s = time.monotonic()
+        try:
+            for key in [key for key, job_id in self.jobs.items() if not job_id]:
+                job, _ = self._newest(self.keys[key])
+                if job is None:
+                    self._end(key, None)
+                else:
+                    self.jobs[key] = job["id"]
+            still_open = self._open() if self.jobs else set()
+            for key in [key for key, job_id in self.jobs.items() if job_id not in still_open]:
+                try:
+                    job = self._ask("GET", f"/v1/jobs/{self.jobs[key]}")
+                except PenstockRefused:
+                    self._end(key, None)
+                    continue
+                if job["state"] == "ended":
+                    self._end(key, job)
+        except Exception as error:
+            self.log.warning("penstockd does not answer (%s); looking on", error)
+
+    def try_adopt_task_instances(self, tis: Sequence[Any]) -> Sequence[Any]:
+        """Take over the jobs of a scheduler that is gone; returns the tasks that have none.
+
+        If penstockd is away nothing is known. A task whose job is then not found by `sync` has failed, which is better than a
+        second run beside the first.
+        """
+        lost = []
+        for ti in tis:
+            key, job_id = job_key(ti.id), ""
+            try:
+                job, _ = self._newest(key)
+            except Exception as error:
+                self.log.warning("penstockd does not answer (%s): the job of %s is looked for later", error, ti.key)
+            else:
+                if job is None or job["state"] == "ended":
+                    lost.append(ti)
+                    continue
+                job_id = job["id"]
+            self._watch(ti.key, key, job_id)
+        return lost
+
+    def get_task_log(self, ti: Any, try_number: int) -> tuple[list[str], list[str]]:
+        """What the job has written: the task's log, while it runs."""
+        try:
+            job, _ = self._newest(job_key(ti.id))
+            if job is None:
+                return ["penstockd has no job of this try"], []
+            return [f"output of job {job['id']}"], ["\n".join(self._hook.log_lines(job["id"]))]
+        except Exception as error:
+            return [f"penstockd has no output of this task: {error}"], []
+
+    def revoke_task(self, *, ti: Any) -> None:
+        """Cancel a task's job, if it has one."""
+        self.queued_tasks.pop(ti.key, None)
+        self.running.discard(ti.key)
+        self.jobs.pop(ti.key, None)
+        self.keys.pop(ti.key, None)
+        try:
+            job, _ = self._newest(job_key(ti.id))
+            if job is not None:
+                self._ask("POST", f"/v1/jobs/{job['id']}/cancel")
+        except Exception as error:
+            self.log.warning("the job of %s could not be cancelled: %s", ti.key, error)
+
+    def end(self) -> None:
+        """Leave what runs to the next scheduler."""
+
+    def terminate(self) -> None:
+        """Leave what runs to the next scheduler."""
+
+    def _watch(self, key: Any, own: str, job_id: str) -> None:
+        self.running.add(key)
+        self.jobs[key], self.keys[key] = job_id, own
+
+    def _end(self, key: Any, job: Job | None) -> None:
+        del self.jobs[key], self.keys[key]
+        if job is None:
+            self.fail(key, "penstockd knows no job of this task")
+        elif job["ended"] == "COMPLETED":
+            self.success(key)
+        else:
+            self.fail(key, f"job {job['id']} has ended as {job['ended']}, exit code {job['exit_code']}")
+
+    def _newest(self, stem: str) -> tuple[Job | None, int]:
+        """The newest job of a task's try, and its number."""
+        newest, number = None, 0
+        while jobs := self._ask("GET", "/v1/jobs", params={"key": f"{stem}:{number + 1}"})["jobs"]:
+            newest, number = jobs[0], number + 1
+        return newest, number
+
+    def _open(self) -> set[str]:
+        found: set[str] = set()
+        query: dict[str, Any] = {"state": list(OPEN), "limit": 500}
+        while True:
+            page = self._ask("GET", "/v1/jobs", params=query)
+            found |= {job["id"] for job in page["jobs"]}
+            if page["next"] is None:
+                return found
+            query["after"] = page["next"]
+
+    def _ask(self, method: str, path: str, **request: Any) -> Any:
+        """Once: the next heartbeat tries again."""
+        with self._hook.get_conn() as client:
+            return read(client.request(method, path, timeout=TIMEOUT_S, **request))
+
+
+def job_key(task_instance_id: Any) -> str:
+    """What the keys of the jobs of a task's try begin with: Airflow gives each try another id."""
+    return f"airflow:executor:{task_instance_id}"

@@ -1,0 +1,101 @@
+"""What if: a forecast for one job by penstockd, and a simulation of many on a worker."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from airflow.providers.common.compat.sdk import AirflowFailException, BaseOperator
+
+from airflow_provider_penstock.operators.penstock import LAST_LINES, PenstockSubmitOperator
+
+
+class PenstockForecastOperator(PenstockSubmitOperator):
+    """What a job would get if it were submitted now: a `Forecast` of the API. Nothing is submitted.
+
+    Takes the arguments of PenstockSubmitOperator that say what the job is. Fails at once if it could never run.
+    """
+
+    operator_extra_links = ()
+
+    def execute(self, context: Any) -> dict[str, Any]:
+        """Ask penstockd."""
+        forecast = self.hook.forecast(self.submission(context["ti"]))
+        for line in forecast["words"]:
+            self.log.info("%s", line)
+        if forecast["would"] == "never":
+            raise AirflowFailException(f"the job could never run here: {forecast['text']}")
+        return forecast
+
+
+class PenstockSimulateOperator(BaseOperator):
+    """Run `penstock simulate`, or with `store` `penstock whatif`, on the worker; its summary is what the task returns.
+
+    A simulation is minutes of computing, which a worker has and the daemon has not; so Penstock is to be installed there.
+    """
+
+    template_fields: Sequence[str] = ("cluster", "workload", "store", "policies", "out", "options", "program")
+    template_fields_renderers = {"options": "json"}  # noqa: RUF012
+
+    def __init__(
+        self,
+        *,
+        cluster: str | None = None,
+        workload: str | None = None,
+        store: str | None = None,
+        policies: Sequence[str] | str = "sia",
+        seeds: int = 1,
+        out: str | None = None,
+        options: Mapping[str, Any] | None = None,
+        program: str = "penstock",
+        **kwargs: Any,
+    ) -> None:
+        """Either `cluster` (such as t4:6x4,a100:2x8) and `workload` (a file), or the daemon's `store` (a URL, or its folder).
+        `options` are further ones of the command line: {"add-nodes": "a100:2x8", "parquet": True}. `out` is a folder for
+        the report. docs/simulator.md has all.
+        """
+        super().__init__(**kwargs)
+        self.cluster = cluster
+        self.workload = workload
+        self.store = store
+        self.policies = policies
+        self.seeds = seeds
+        self.out = out
+        self.options = options
+        self.program = program
+        self._running: subprocess.Popen[str] | None = None
+
+    def words(self) -> list[str]:
+        """The command line."""
+        whatif = self.store is not None
+        if whatif == (self.cluster is not None or self.workload is not None):
+            raise AirflowFailException("give either cluster and workload, to simulate, or store, to replay its record")
+        policies = self.policies if isinstance(self.policies, str) else ",".join(self.policies)
+        own = {"cluster": self.cluster, "workload": self.workload, "store": self.store, "policy": policies}
+        given = own | {"seeds": self.seeds, "out": self.out} | dict(self.options or {})
+        words = [f"--{name}" if value is True else f"--{name}={value}" for name, value in given.items() if value]
+        return [self.program, "whatif" if whatif else "simulate", *words, "--json"]
+
+    def execute(self, context: Any) -> dict[str, Any]:
+        """Run it."""
+        words = self.words()
+        self.log.info("%s", " ".join(words))
+        pipe = subprocess.PIPE
+        try:
+            self._running = subprocess.Popen(words, stdout=pipe, stderr=pipe, stdin=subprocess.DEVNULL, text=True)
+        except OSError as error:
+            raise AirflowFailException(
+                f"{self.program} cannot be started: {error}; install Penstock on the worker, or name its program"
+            ) from error
+        said, complaints = self._running.communicate()
+        if self._running.returncode != 0:
+            last = "\n".join(complaints.splitlines()[-LAST_LINES:])
+            raise AirflowFailException(f"{words[1]} has ended with status {self._running.returncode}\n{last}")
+        return dict(json.loads(said))
+
+    def on_kill(self) -> None:
+        """End it."""
+        if self._running is not None and self._running.poll() is None:
+            self._running.terminate()

@@ -1,0 +1,225 @@
+"""A thousand tasks that wait in one triggerer of a real Airflow.
+
+    PENSTOCK_AIRFLOW_PYTHON=.venv-airflow/bin/python python -m benchmarks.triggerer [--tasks 1000] [--seconds 60]
+
+Airflow's API, scheduler, dag-processor and triggerer are real, and so is penstockd's service, with its real store and HTTP;
+the cluster behind it is made up. The tasks are those of one mapped task in Airflow's database, put there as deferred by hand,
+because each that a worker defers costs seconds of processor time. From there on all is as it is. After `--seconds` of waiting a
+tenth of the jobs ends in one instant: how long until Airflow's database has the last of their tasks as scheduled again?
+The last line is JSON: CPU in shares of a core, memory in MiB, requests to penstockd a second, seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from tests.airflow_provider.deployment import REPOSITORY, Deployment
+from tests.scheduler.builders import job, on
+from tests.scheduler.service.api import Api, serving
+
+from penstock_scheduler.model import Job, Phase
+from penstock_scheduler.ports import Fate
+from penstock_slurm.loopback import wait_for
+
+DAG = """
+from airflow.sdk import DAG
+from airflow_provider_penstock.operators.penstock import PenstockWaitOperator
+
+with DAG("waiting", schedule=None, catchup=False):
+    PenstockWaitOperator.partial(task_id="wait", pool="nobody").expand(job_id=[str(10_000 + n) for n in range({tasks})])
+"""
+
+DEFER = """
+from datetime import UTC, datetime
+from airflow.models.taskinstance import TaskInstance
+from airflow.models.trigger import Trigger
+from airflow.utils.session import create_session
+from airflow_provider_penstock.triggers.penstock import PenstockJobTrigger
+
+with create_session() as session:
+    for ti in session.query(TaskInstance).filter(TaskInstance.dag_id == "waiting", TaskInstance.map_index >= 0):
+        trigger = Trigger.from_object(PenstockJobTrigger("penstock_default", str(10_000 + ti.map_index), 2.0, False, 30.0))
+        session.add(trigger)
+        session.flush()
+        ti.state, ti.trigger_id, ti.next_method, ti.start_date = "deferred", trigger.id, "execute_complete", datetime.now(UTC)
+        ti.next_kwargs = {}
+"""
+
+
+DIRECT = """
+import asyncio, json, os, sys, time
+from airflow_provider_penstock.triggers.penstock import PenstockJobTrigger
+
+async def main(tasks, seconds):
+    ended = []
+    async def wait(number):
+        await anext(PenstockJobTrigger("penstock_default", str(10_000 + number), 2.0, False, 30.0).run())
+        ended.append(time.time())
+    waiting = [asyncio.create_task(wait(number)) for number in range(tasks)]
+    await asyncio.sleep(15)
+    print("= 0", flush=True)
+    cpu_s = time.process_time()
+    await asyncio.sleep(seconds)
+    print("=", time.process_time() - cpu_s, flush=True)
+    while len(ended) < tasks // 10:
+        await asyncio.sleep(0.05)
+    print("=", max(ended), flush=True)
+    os._exit(0)
+
+asyncio.run(main(int(sys.argv[1]), float(sys.argv[2])))
+"""
+
+
+def direct(folder: Path, python: str, api: Api, tasks: int, seconds: float) -> dict[str, object]:
+    """The triggers alone in one event loop, in Airflow's interpreter: no triggerer around them, and no database."""
+    jobs = running(folder, tasks)
+    api.look(*jobs)
+    connection = connection_to(api)
+    environment = os.environ | {
+        "AIRFLOW_HOME": str(folder / "airflow"),
+        "PYTHONPATH": str(REPOSITORY / "airflow_provider"),
+        "AIRFLOW_CONN_PENSTOCK_DEFAULT": json.dumps(connection),
+    }
+    words = [python, "-c", DIRECT, str(tasks), str(seconds)]
+    with subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, text=True) as runner:
+        assert runner.stdout is not None
+        # The triggers' logs are there as well.
+        figures = (float(line.split()[1]) for line in runner.stdout if line.startswith("= "))
+        next(figures)
+        asked = requests(api)
+        cpu_s = next(figures)
+        asked = requests(api) - asked
+        memory = memory_mib(runner.pid)
+        ending = jobs[: tasks // 10]
+        api.look(*jobs[tasks // 10 :], finished={each.id: Fate("COMPLETED", 0, time.time(), "") for each in ending})
+        ended_s = time.time()
+        seen_s = next(figures) - ended_s
+    return {
+        "tasks": tasks,
+        "cpu": round(cpu_s / seconds, 3),
+        "mib": round(memory),
+        "requests_per_s": round(asked / seconds, 2),
+        "ended": len(ending),
+        "seen_s": round(seen_s, 2),
+        "load": os.getloadavg()[0],
+    }
+
+
+def running(folder: Path, tasks: int) -> list[Job]:
+    """Jobs that run, with an output each."""
+    jobs = [
+        job(str(10_000 + number), user="ada", max_gpus=4, phase=Phase.RUNNING, allocation=on("t4", t4_00=2))
+        for number in range(tasks)
+    ]
+    for each in jobs:
+        (folder / "service" / f"{each.id}.out").write_text("epoch 1\n")
+    return jobs
+
+
+def connection_to(api: Api) -> dict[str, object]:
+    port = int(api.url.rpartition(":")[2])
+    made = {"conn_type": "penstock", "host": "127.0.0.1", "port": port, "password": api.tokens["ada"]}
+    return made | {"extra": {"tls": False}}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tasks", type=int, default=1000)
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--direct", action="store_true", help="the triggers alone, without a triggerer")
+    given = parser.parse_args()
+    python = os.environ.get("PENSTOCK_AIRFLOW_PYTHON", ".venv-airflow/bin/python")
+    with tempfile.TemporaryDirectory() as folder, serving(Path(folder) / "service") as api:
+        way = direct if given.direct else measure
+        print(json.dumps(way(Path(folder), python, api, given.tasks, given.seconds)))
+
+
+def measure(folder: Path, python: str, api: Api, tasks: int, seconds: float) -> dict[str, object]:
+    jobs = running(folder, tasks)
+    api.look(*jobs)
+    (folder / "waiting.py").write_text(DAG.replace("{tasks}", str(tasks)))
+    settings = {"TRIGGERER__CAPACITY": str(tasks + 10), "CORE__MAX_MAP_LENGTH": str(tasks)}
+    connections = {"penstock_default": connection_to(api)}
+    with Deployment(python, folder / "airflow", connections, [folder / "waiting.py"], **settings) as airflow:
+        airflow.ask("POST", "/pools", json={"name": "nobody", "slots": 0})
+        airflow.trigger("waiting")
+        database = folder / "airflow/airflow.db"
+        say(f"waiting for the scheduler to make {tasks} tasks")
+        wait_for(lambda: count(database, "scheduled") == tasks, 600, "all tasks", poll_s=2.0, details=airflow.tail)
+        airflow.kill("dag-processor", "scheduler", "triggerer")
+        subprocess.run([python, "-c", DEFER], env=airflow.environment, check=True, cwd=folder)
+        airflow.start("triggerer")
+        say("waiting for the triggerer to have them all")
+        before = api.board.counters["requests"]
+        wait_for(lambda: triggers(database) == tasks, 600, "all triggers", poll_s=2.0, details=airflow.tail)
+        time.sleep(30)
+        say(f"measuring for {seconds:g} s")
+        runner = airflow.members("triggerer")
+        cpu_s, asked, since_s = sum(map(cpu, runner)), requests(api), time.monotonic()
+        time.sleep(seconds)
+        passed_s = time.monotonic() - since_s
+        found = {
+            "tasks": tasks,
+            "triggerer_cpu": round((sum(map(cpu, runner)) - cpu_s) / passed_s, 3),
+            "triggerer_mib": round(sum(map(memory_mib, runner))),
+            "requests_per_s": round((requests(api) - asked) / passed_s, 2),
+            "requests_at_start": asked - before,
+        }
+        ending = jobs[: tasks // 10]
+        api.look(*jobs[tasks // 10 :], finished={each.id: Fate("COMPLETED", 0, time.time(), "") for each in ending})
+        ended_s = time.monotonic()
+        wait_for(lambda: count(database, "scheduled") == len(ending), 120, "the ends to be seen", details=airflow.tail)
+        return found | {
+            "ended": len(ending),
+            "seen_s": round(time.monotonic() - ended_s, 2),
+            "load": os.getloadavg()[0],
+        }
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def requests(api: Api) -> int:
+    return int(api.board.counters["requests"])
+
+
+def ask(database: Path, query: str) -> int:
+    with sqlite3.connect(f"file:{database}?mode=ro", uri=True, timeout=30) as line:
+        return int(line.execute(query).fetchone()[0])
+
+
+def count(database: Path, state: str) -> int:
+    """Mapped tasks in a state."""
+    return ask(database, f"select count(*) from task_instance where map_index >= 0 and state = '{state}'")
+
+
+def triggers(database: Path) -> int:
+    """Triggers of tasks that a triggerer has taken; the asset of the examples has one as well."""
+    return ask(
+        database,
+        "select count(*) from trigger where triggerer_id is not null and classpath like '%.PenstockJobTrigger'",
+    )
+
+
+def cpu(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def memory_mib(pid: int) -> float:
+    """Proportional: what processes share counts once."""
+    rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    return next(int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Pss:")) / 1024
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from penstock_scheduler.client import Client
+from penstock_scheduler.messages import TokenOrder
+from penstock_slurm.loopback import LoopbackCluster, ProgramsMissing, machine
+from tests.airflow_provider.deployment import REPOSITORY, free_port
+from tests.cloud.conftest import _ec2, cloud_settings, ec2
+from tests.cloud.test_slurm import cloud_site
+from tests.end_to_end.site import Site
+
+__all__ = ["_ec2", "cloud_settings", "cloud_site", "ec2"]  # fixtures
+
+CLUSTER = "t4:2x4,a100:2x8"
+
+
+def airflow_python() -> str:
+    """An interpreter with Airflow, or the test is skipped."""
+    named = os.environ.get("PENSTOCK_AIRFLOW_PYTHON")
+    made = REPOSITORY / ".venv-airflow/bin/python"
+    if named or made.exists():
+        return named or str(made)
+    pytest.skip(
+        "no Airflow: `script/test airflow` makes .venv-airflow, or PENSTOCK_AIRFLOW_PYTHON names an interpreter"
+    )
+
+
+def listening(site: Site) -> dict[str, object]:
+    """Have a site's daemon listen on TCP and start it; an Airflow connection to it."""
+    port = free_port()
+    site.extra += f'[api]\nlisten = "127.0.0.1:{port}"\n'
+    site.start()
+    with Client(f"unix:{site.state / 'api.sock'}") as admin:
+        token = admin.create_token(TokenOrder(user=admin.me().user)).token
+    return {"conn_type": "penstock", "host": "127.0.0.1", "port": port, "password": token, "extra": {"tls": False}}
+
+
+@contextmanager
+def accounted_site(folder: Path, nodes: str = CLUSTER) -> Iterator[Site]:
+    """A site on a Slurm of its own whose accounting remembers every job."""
+    try:
+        machine.check_programs(accounting=True)
+    except ProgramsMissing as missing:
+        pytest.skip(str(missing))
+    settings = {"AccountingStoreFlags": "job_comment"}
+    with LoopbackCluster(folder / "slurm", nodes, settings=settings, accounting=True) as slurm:
+        (folder / "site").mkdir()
+        site = Site(slurm, folder / "site")
+        try:
+            yield site
+        finally:
+            site.stop()
