@@ -269,9 +269,8 @@ class Run:
         if self.world > 1 and not sharded:
             devices = [self.device] if self.device.type == "cuda" else None
             self._model = DistributedDataParallel(self._bare, device_ids=devices, gradient_as_bucket_view=True)
-        self._meter = GradientMeter(list(self._bare.parameters()), optimizer, self.world)
-        if isinstance(self._model, DistributedDataParallel):
-            self._meter.register(self._model)
+        averaged = isinstance(self._model, DistributedDataParallel)
+        self._meter = GradientMeter(list(self._bare.parameters()), optimizer, self.world, averaged=averaged)
         self._loader = Loader(
             dataset,
             batch or self._chooser.choose(),
@@ -313,12 +312,15 @@ class Run:
             self._whole = False
             self._meter.begin(self.steps)
             self._hear_sync()
-        weight = part.weight * self._meter.share
-        weighted = loss if weight == 1 else loss * weight
-        (self._scaler.scale(weighted) if self._scaler is not None else weighted).backward()
+        weighted = loss if part.weight == 1 else loss * part.weight
+        if self._scaler is not None:
+            weighted = self._scaler.scale(weighted)
         if not part.last:
+            weighted.backward()
             self._meter.after_micro_step(part)
             return
+        with self._meter.before_average():
+            weighted.backward()
         self._meter.sync.end()
         loss_scale = 1.0
         if self._scaler is not None:
