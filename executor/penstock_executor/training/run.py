@@ -23,7 +23,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from penstock_executor.allocation import Allocation, UnknownAllocation, find_allocation
-from penstock_executor.checkpoint import Checkpoints
+from penstock_executor.checkpoint import Checkpoint, Checkpoints
 from penstock_executor.client import Pace, connect, present_request
 from penstock_executor.environment import read_environment, read_ranks
 from penstock_executor.profiling import is_out_of_memory
@@ -669,18 +669,31 @@ class Run:
         named = {"scheduler": self._scheduler, "scaler": self._scaler} | self._more
         return {name: each for name, each in named.items() if each is not None}
 
-    def _restore(self) -> tuple[int, BatchSize | None]:
-        """Take up the newest checkpoint; the position in its epoch, and its batch if we are where it was made."""
-        saver, found = self._saver, None
-        if saver is not None:
-            # Whether shards are whole is found out by one process: together they are as large as the model.
-            newest = saver.checkpoints.latest() if self.rank == 0 else None
-            which = self._group.from_first((newest.epoch, newest.step) if newest else None)
-            found = newest if newest is not None or which is None else saver.checkpoints.find(*which)
-            if not all(self._group.gather(found is not None or which is None)):
+    def _newest(self, checkpoints: Checkpoints) -> Checkpoint | None:
+        """The newest whole one, by rank 0's word. Shards are read by all processes, each its share."""
+        candidates = checkpoints.candidates() if self.rank == 0 else iter(())
+        while True:
+            first = next(candidates, None)
+            which = self._group.from_first((first.epoch, first.step) if first else None)
+            if which is None:
+                return None
+            found = first if first is not None else checkpoints.find(*which)
+            harm = found.shards.harm(self.rank, self.world) if found is not None and found.shards is not None else None
+            everyones = self._group.gather((found is not None, harm))
+            if not all(seen for seen, _ in everyones):
                 raise RuntimeError(
                     f"not all processes see checkpoint {which} of rank 0: put them on a shared file system"
                 )
+            harms = [each for _, each in everyones if each is not None]
+            if not harms:
+                return found
+            if first is not None:
+                checkpoints.pass_over(first, harms[0])
+
+    def _restore(self) -> tuple[int, BatchSize | None]:
+        """Take up the newest checkpoint; the position in its epoch, and its batch if we are where it was made."""
+        saver = self._saver
+        found = self._newest(saver.checkpoints) if saver is not None else None
         if saver is None or found is None:
             return 0, None
         assert isinstance(found.state, bytes)
@@ -693,7 +706,7 @@ class Run:
             from torch.distributed.checkpoint.state_dict import set_state_dict
 
             into = self._shards()
-            read_shards(found.shards, into, saver.group)
+            read_shards(found.shards.folder, into, saver.group)
             parts = {"model_state_dict": into["model"], "optim_state_dict": into["optimizer"]}
             set_state_dict(self._bare, self._optimizer, **parts)
         else:
