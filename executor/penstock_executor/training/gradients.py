@@ -108,8 +108,8 @@ class GradientMeter:
     Args:
         parameters: the model's.
         optimizer: for Adam's state.
-        replicas: processes that average their gradients.
-        averaged: whether DDP averages them. If not, each process has a part of the mean, or there is one replica.
+        replicas: of the model, whose gradients are averaged.
+        averaged: whether there are several, and each has whole gradients to see before. Else processes have parts of the mean.
     """
 
     def __init__(
@@ -171,6 +171,14 @@ class GradientMeter:
             began_s = time.perf_counter()
             for handle in handles:
                 handle.remove()
+            self.seconds += time.perf_counter() - began_s
+
+    def see_all(self) -> None:
+        """As `before_average`, at once: where it is not DDP that averages, before that is done."""
+        if self._on and self._averaged:
+            began_s = time.perf_counter()
+            own = [self._scaled(p, p.grad) for p in self._parameters if p.grad is not None]
+            self._own_norms.extend(torch._foreach_norm(own))
             self.seconds += time.perf_counter() - began_s
 
     def _see(self, parameter: torch.Tensor) -> None:

@@ -1,0 +1,114 @@
+"""Hybrid parallelism with real processes: pipelines of two stages, and replicas of them."""
+
+from pathlib import Path
+
+import pytest
+
+from penstock_executor import Checkpoints
+from penstock_executor.training.batches import epoch_order
+from penstock_profiles.noise import NoiseEstimator
+
+from .elastic import environment, steps, surviving, torch, torchrun
+from .spool import ROOT, bodies, process, tell, wait_for
+
+BATCH, SIZE, EPOCHS, MAX_NORM = 32, 203, 3, 0.5
+STEPS = SIZE // BATCH
+
+
+def train(folder: Path, *options: str, processes: int, spool: Path | None = None):
+    script = ROOT / "tests" / "executor" / "train_pipeline.py"
+    return process(*torchrun(processes), script, folder, *options, environment=environment(spool))
+
+
+def finish(child) -> str:
+    _, said = child.communicate(timeout=240)
+    assert child.returncode == 0, said
+    return said
+
+
+def trained_in_one_piece() -> tuple[dict, tuple[float, float]]:
+    """The same training as a plain loop: the weights, and the noise by two halves of each step's batch."""
+    import sys
+
+    sys.path.insert(0, str(ROOT / "tests" / "executor"))
+    try:
+        from train_elastic import Moons
+        from train_pipeline import layers, loss_of
+    finally:
+        sys.path.pop(0)
+    data, model, noise = Moons(SIZE), layers(), NoiseEstimator()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    for epoch in range(EPOCHS):
+        order = torch.from_numpy(epoch_order(SIZE, epoch, 0))
+        for step in range(STEPS):
+            halves = []
+            for half in order[step * BATCH : (step + 1) * BATCH].view(2, -1):
+                model.zero_grad()
+                loss_of(model(data.points[half].double()), data.labels[half].double()).backward()
+                halves.append([parameter.grad.clone() for parameter in model.parameters()])
+            if (epoch, step) != (EPOCHS - 1, STEPS - 1):  # a step's norms are told after the next
+                noise.feed([torch.cat([each.reshape(-1) for each in half]).numpy() for half in halves], 1.0)
+            for parameter, one, other in zip(model.parameters(), *halves, strict=True):
+                parameter.grad = (one + other) / 2
+            torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)
+            optimizer.step()
+    return dict(model.state_dict()), (noise.noise.grad_sqr, noise.noise.grad_var)
+
+
+def test_two_replicas_of_two_stages_learn_what_one_process_learns_and_go_on_as_one(tmp_path: Path):
+    spool = tmp_path / "spool"
+    spool.mkdir()
+    tell(spool, 1)
+    options = (f"--max-norm={MAX_NORM}",)
+    with train(tmp_path, "--sleep=0.1", *options, processes=4, spool=spool) as child:
+        seen = wait_for(lambda: bodies(spool, 1, "observation"), "report", 120)[0]
+        wait_for(lambda: steps(tmp_path)[-1]["step"] > 8, "steps", 120)
+        child.terminate()
+        child.wait(timeout=60)
+    assert (seen.gpus, seen.gpus_per_replica, seen.replicas) == (4, 2, 2)
+    assert (seen.atomic_batch, seen.accumulation_steps, seen.samples) == (16, 0, 32)
+    assert 0 < seen.sync_time_s < seen.step_time_s
+    found = Checkpoints(tmp_path / "checkpoints", 1).latest()
+    assert set(found.shards.files) == {"part-0.pt", "part-1.pt"}
+    stopped = found.step
+    assert 8 < stopped < EPOCHS * STEPS
+    with train(tmp_path, *options, processes=2, spool=spool) as child:
+        finish(child)
+    records = surviving(tmp_path)
+    assert {record["world"] for record in records} == {4, 2}
+    for epoch in range(EPOCHS):
+        samples = [sample for record in records if record["epoch"] == epoch for sample in record["seen"]]
+        assert sorted(samples) == sorted(epoch_order(SIZE, epoch, 0)[: STEPS * BATCH].tolist())
+    weights, _ = trained_in_one_piece()
+    ours = [torch.load(tmp_path / f"final-{place}.pt") for place in range(2)]
+    together = {name: value for each in ours for name, value in renamed(each["weights"], each is ours[1]).items()}
+    assert together.keys() == weights.keys()
+    assert max(float((together[name] - weights[name]).abs().max()) for name in weights) < 1e-9
+
+
+def renamed(part: dict, second: bool) -> dict:
+    """The second stage's layer 0 is the model's layer 2."""
+    return {name.replace("0.", "2.", 1) if second else name: value for name, value in part.items()}
+
+
+@pytest.mark.long
+def test_gradient_noise_is_that_of_whole_replicas_and_the_batch_grows_with_them(tmp_path: Path):
+    """The sum over stages and replicas is what one process finds with the two halves of each batch."""
+    with train(tmp_path, f"--max-norm={MAX_NORM}", processes=4) as child:
+        finish(child)
+    _, noise = trained_in_one_piece()
+    assert torch.load(tmp_path / "final-0.pt")["noise"] == pytest.approx(noise, rel=1e-6)
+    (tmp_path / "grown").mkdir()
+    with train(tmp_path / "grown", "--max-batch=64", processes=4) as child:
+        finish(child)
+    assert {record["batch"] for record in steps(tmp_path / "grown")} == {64}
+
+
+@pytest.mark.parametrize(
+    ("processes", "words"), [(3, "3 processes are no multiple of gpus_per_replica=2; start one process for each GPU")]
+)
+def test_processes_that_are_no_whole_replicas_are_refused(tmp_path: Path, processes: int, words: str):
+    with train(tmp_path, processes=processes) as child:
+        _, said = child.communicate(timeout=120)
+    assert child.returncode != 0
+    assert words in said
