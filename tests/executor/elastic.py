@@ -38,7 +38,7 @@ def forked(script: Path, *arguments: str | Path) -> Iterator[multiprocessing.pro
     It is forked from one that has imported PyTorch, which takes most of the time of a short run.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch.distributed", "penstock_executor.training.run"])
+    context.set_forkserver_preload(["torch._dynamo", "penstock_executor.training.run"])
     child = context.Process(target=_run, args=([str(script), *map(str, arguments)], environment()))
     child.start()
     try:
