@@ -70,11 +70,12 @@ def test_two_replicas_of_two_stages_learn_what_one_process_learns_and_go_on_as_o
     assert 0 < seen.sync_time_s < seen.step_time_s
     found = Checkpoints(tmp_path / "checkpoints", 1).latest()
     assert set(found.shards.files) == {"part-0.pt", "part-1.pt"}
-    stopped = found.step
-    assert 8 < stopped < EPOCHS * STEPS
+    assert 8 < found.step < EPOCHS * STEPS
+    (found.shards.folder / "part-1.pt").write_bytes(b"harmed")  # the one of the epoch's end counts
     with train(tmp_path, *options, processes=2, spool=spool) as child:
-        finish(child)
+        assert f"part-1.pt in {found.shards.folder.name} is truncated or altered" in finish(child)
     records = surviving(tmp_path)
+    assert min(record["step"] for record in records if record["run"] == 2) == STEPS
     assert {record["world"] for record in records} == {4, 2}
     for epoch in range(EPOCHS):
         samples = [sample for record in records if record["epoch"] == epoch for sample in record["seen"]]
