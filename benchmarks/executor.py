@@ -7,7 +7,7 @@ Each round makes `steps` steps with DDP alone (next batch, forward, backward, op
 means, so what a measured step costs more is in it; the result is the median over the rounds. Two kinds of rounds are told apart:
 in the first `FIRST` steps of a job every gradient is measured, and after `SETTLED` that of one step in some. Real processes on
 CPUs (gloo), one thread each. The last line is JSON. Fails above a ratio of 1.02 after `SETTLED`. Beside the wall clock, processor
-time of the process is told, which other work on the machine moves less.
+time of the process is told, which other work on the machine moves less, and what `run.step` adds to it as a share of 50 ms.
 
 On a machine with other work, compare only ratios, and those over several runs.
 """
@@ -164,6 +164,10 @@ def main():
             low, middle, high = statistics.quantiles([ours / plain for plain, ours in pairs], n=4)
             print(f"{name}: {text}: ratio {middle:.4f}, quartiles of the rounds {low:.4f} and {high:.4f}")
             result[f"{name}_{text.replace(' ', '_')}_ratio"] = round(middle, 4)
+        pairs = zip(found["plain_work_s"], found["penstock_work_s"], strict=True)
+        low, middle, high = statistics.quantiles([(ours - plain) * 1000 for plain, ours in pairs], n=4)
+        print(f"{name}: {middle:.2f} ms more of processor time a step, quartiles of the rounds {low:.2f} and {high:.2f}")
+        result[f"{name}_added_processor_share"] = round(middle / STEP_MS, 4)
     print(f"one step in {told['every']} is measured; {len(sizes)} reports, the longest {max(sizes, default=0)} bytes")
     print(json.dumps(result | {"every": told["every"], "report_bytes": max(sizes, default=0)}))
     return int(result["settled_wall_clock_ratio"] > LIMIT)
