@@ -166,7 +166,9 @@ def main():
             result[f"{name}_{text.replace(' ', '_')}_ratio"] = round(middle, 4)
         pairs = zip(found["plain_work_s"], found["penstock_work_s"], strict=True)
         low, middle, high = statistics.quantiles([(ours - plain) * 1000 for plain, ours in pairs], n=4)
-        print(f"{name}: {middle:.2f} ms more of processor time a step, quartiles of the rounds {low:.2f} and {high:.2f}")
+        print(
+            f"{name}: {middle:.2f} ms more of processor time a step, quartiles of the rounds {low:.2f} and {high:.2f}"
+        )
         result[f"{name}_added_processor_share"] = round(middle / STEP_MS, 4)
     print(f"one step in {told['every']} is measured; {len(sizes)} reports, the longest {max(sizes, default=0)} bytes")
     print(json.dumps(result | {"every": told["every"], "report_bytes": max(sizes, default=0)}))

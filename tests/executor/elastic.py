@@ -32,14 +32,16 @@ def torchrun(processes: int) -> tuple[str, ...]:
 
 
 @contextlib.contextmanager
-def forked(script: Path, *arguments: str | Path) -> Iterator[multiprocessing.process.BaseProcess]:
-    """The script as a process outside a job, which does not outlive the block.
+def forked(
+    script: Path, *arguments: str | Path, environ: dict[str, str] | None = None
+) -> Iterator[multiprocessing.process.BaseProcess]:
+    """The script as a process, which does not outlive the block; outside a job, unless `environ` is that of one.
 
     It is forked from one that has imported PyTorch, which takes most of the time of a short run.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch._dynamo", "penstock_executor.training.run"])
-    child = context.Process(target=_run, args=([str(script), *map(str, arguments)], environment()))
+    context.set_forkserver_preload(["torch._dynamo", "torch.distributed.pipelining", "penstock_executor.training.run"])
+    child = context.Process(target=_run, args=([str(script), *map(str, arguments)], environ or environment()))
     child.start()
     try:
         yield child
@@ -52,6 +54,7 @@ def _run(arguments: list[str], environ: dict[str, str]) -> None:
     os.environ.clear()
     os.environ.update(environ)
     sys.argv = arguments
+    sys.path.insert(0, str(Path(arguments[0]).parent))
     runpy.run_path(arguments[0], run_name="__main__")
 
 

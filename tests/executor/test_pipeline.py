@@ -1,35 +1,55 @@
 """Hybrid parallelism with real processes: pipelines of two stages, and replicas of them."""
 
+import contextlib
+import socket
+import sys
+from collections.abc import Iterator
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
 
-from penstock_executor import Checkpoints
+pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'penstock[executor]'")
+
+from penstock_executor import Checkpoints, EnvironmentDisagrees
+from penstock_executor.environment import Ranks
 from penstock_executor.training.batches import epoch_order
+from penstock_executor.training.processes import Group
+from penstock_executor.training.run import refuse_apart
 from penstock_profiles.noise import NoiseEstimator
 
-from .elastic import environment, steps, surviving, torch, torchrun
-from .spool import ROOT, bodies, process, tell, wait_for
+from .elastic import environment, forked, steps, surviving, torch
+from .spool import ROOT, bodies, tell, wait_for
 
 BATCH, SIZE, EPOCHS, MAX_NORM = 32, 203, 3, 0.5
 STEPS = SIZE // BATCH
 
 
-def train(folder: Path, *options: str, processes: int, spool: Path | None = None):
+@contextlib.contextmanager
+def train(folder: Path, *options: str, processes: int, spool: Path | None = None) -> Iterator[list[BaseProcess]]:
+    folder.mkdir(exist_ok=True)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    common = environment(spool) | {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes)}
+    common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     script = ROOT / "tests" / "executor" / "train_pipeline.py"
-    return process(*torchrun(processes), script, folder, *options, environment=environment(spool))
+    with contextlib.ExitStack() as stack:
+        yield [
+            stack.enter_context(
+                forked(script, folder, *options, environ=common | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
+            )
+            for rank in range(processes)
+        ]
 
 
-def finish(child) -> str:
-    _, said = child.communicate(timeout=240)
-    assert child.returncode == 0, said
-    return said
+def finish(children: list[BaseProcess], status: int = 0) -> None:
+    for child in children:
+        child.join(240)
+    assert [child.exitcode for child in children] == [status] * len(children)
 
 
 def trained_in_one_piece() -> tuple[dict, tuple[float, float]]:
     """The same training as a plain loop: the weights, and the noise by two halves of each step's batch."""
-    import sys
-
     sys.path.insert(0, str(ROOT / "tests" / "executor"))
     try:
         from train_elastic import Moons
@@ -60,11 +80,14 @@ def test_two_replicas_of_two_stages_learn_what_one_process_learns_and_go_on_as_o
     spool.mkdir()
     tell(spool, 1)
     options = (f"--max-norm={MAX_NORM}",)
-    with train(tmp_path, "--sleep=0.1", *options, processes=4, spool=spool) as child:
-        seen = wait_for(lambda: bodies(spool, 1, "observation"), "report", 120)[0]
+    with train(tmp_path, "--sleep=0.1", *options, processes=4, spool=spool) as children:
+        measured = wait_for(
+            lambda: [body for body in bodies(spool, 1, "observation") if body.sync_time_s is not None], "report", 120
+        )
         wait_for(lambda: steps(tmp_path)[-1]["step"] > 8, "steps", 120)
-        child.terminate()
-        child.wait(timeout=60)
+        children[1].terminate()  # whoever hears it, all stop
+        finish(children, 143)
+    seen = measured[0]
     assert (seen.gpus, seen.gpus_per_replica, seen.replicas) == (4, 2, 2)
     assert (seen.atomic_batch, seen.accumulation_steps, seen.samples) == (16, 0, 32)
     assert 0 < seen.sync_time_s < seen.step_time_s
@@ -72,8 +95,9 @@ def test_two_replicas_of_two_stages_learn_what_one_process_learns_and_go_on_as_o
     assert set(found.shards.files) == {"part-0.pt", "part-1.pt"}
     assert 8 < found.step < EPOCHS * STEPS
     (found.shards.folder / "part-1.pt").write_bytes(b"harmed")  # the one of the epoch's end counts
-    with train(tmp_path, *options, processes=2, spool=spool) as child:
-        assert f"part-1.pt in {found.shards.folder.name} is truncated or altered" in finish(child)
+    with train(tmp_path, *options, processes=2, spool=spool) as children:
+        finish(children)
+    assert f"part-1.pt in {found.shards.folder.name} is truncated or altered" in (tmp_path / "log").read_text()
     records = surviving(tmp_path)
     assert min(record["step"] for record in records if record["run"] == 2) == STEPS
     assert {record["world"] for record in records} == {4, 2}
@@ -95,21 +119,25 @@ def renamed(part: dict, second: bool) -> dict:
 @pytest.mark.long
 def test_gradient_noise_is_that_of_whole_replicas_and_the_batch_grows_with_them(tmp_path: Path):
     """The sum over stages and replicas is what one process finds with the two halves of each batch."""
-    with train(tmp_path, f"--max-norm={MAX_NORM}", processes=4) as child:
-        finish(child)
+    with train(tmp_path, f"--max-norm={MAX_NORM}", processes=4) as children:
+        finish(children)
     _, noise = trained_in_one_piece()
     assert torch.load(tmp_path / "final-0.pt")["noise"] == pytest.approx(noise, rel=1e-6)
     (tmp_path / "grown").mkdir()
-    with train(tmp_path / "grown", "--max-batch=64", processes=4) as child:
-        finish(child)
+    with train(tmp_path / "grown", "--max-batch=64", processes=4) as children:
+        finish(children)
     assert {record["batch"] for record in steps(tmp_path / "grown")} == {64}
 
 
-@pytest.mark.parametrize(
-    ("processes", "words"), [(3, "3 processes are no multiple of gpus_per_replica=2; start one process for each GPU")]
-)
-def test_processes_that_are_no_whole_replicas_are_refused(tmp_path: Path, processes: int, words: str):
-    with train(tmp_path, processes=processes) as child:
-        _, said = child.communicate(timeout=120)
-    assert child.returncode != 0
-    assert words in said
+def test_what_a_pipeline_cannot_do_is_refused_in_words():
+    plain = torch.nn.Linear(1, 1)
+    with pytest.raises(ValueError, match=r"scaler with gpus_per_replica=2.*train in bfloat16"):
+        refuse_apart(2, plain, scaler=object(), max_atomic_batch=None)
+    with pytest.raises(ValueError, match="max_atomic_batch with gpus_per_replica=2"):
+        refuse_apart(2, plain, scaler=None, max_atomic_batch=8)
+    plain.set_requires_gradient_sync = None
+    with pytest.raises(ValueError, match="fully_shard as well"):
+        refuse_apart(2, plain, scaler=None, max_atomic_batch=None)
+    for processes, gpus_per_replica in ((3, 2), (1, 2)):
+        with pytest.raises(EnvironmentDisagrees, match=f"{processes} processes are no multiple of gpus_per_replica=2"):
+            Group(Ranks(world=processes), gpus_per_replica)

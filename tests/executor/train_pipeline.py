@@ -39,7 +39,7 @@ def main() -> None:
     parser.add_argument("--max-norm", type=float)
     parser.add_argument("--max-batch", type=int)
     options = parser.parse_args()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    logging.basicConfig(filename=options.folder / "log", level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     torch.set_num_threads(1)
     run = px.start(options.folder / "checkpoints", gpus_per_replica=2, report_every_s=0.3)
     whole = layers()

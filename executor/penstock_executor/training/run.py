@@ -69,6 +69,21 @@ WORD_EVERY_S, LONGEST_STRIDE = 0.5, 16
 MIB = 2**20
 
 
+def refuse_apart(gpus_per_replica: int, model: torch.nn.Module, *, scaler: Any, max_atomic_batch: int | None) -> None:
+    """Raises ValueError for what does not go with a model that several processes hold."""
+    where = f"with gpus_per_replica={gpus_per_replica}"
+    if hasattr(model, "set_requires_gradient_sync"):
+        raise ValueError(f"{where} the model may not be taken apart by fully_shard as well; take one of the two")
+    if scaler is not None:
+        raise ValueError(
+            f"scaler {where}: parts of one replica would skip different steps; train in bfloat16, which needs none"
+        )
+    if max_atomic_batch is not None:
+        raise ValueError(
+            f"max_atomic_batch {where}: the pipeline's own micro-batches are what memory sees; leave it out"
+        )
+
+
 def stride_of(step_s: float) -> int:
     """Every how many steps of `step_s` seconds there is a word: a power of 2, so that it divides `PACED_EVERY`."""
     fit = min(max(int(WORD_EVERY_S / step_s), 1), LONGEST_STRIDE)
@@ -265,7 +280,7 @@ class Run:
                 f"batch_size={batch_size}, max_batch_size={max_batch_size}: at least 1, and not the smaller last"
             )
         if self.gpus_per_replica > 1:
-            self._refuse_apart(model, scaler=scaler, max_atomic_batch=max_atomic_batch)
+            refuse_apart(self.gpus_per_replica, model, scaler=scaler, max_atomic_batch=max_atomic_batch)
         self._rule: Rule = RULES[rule]
         self._initial, self._adaptive = batch_size, max_batch_size is not None
         self._chooser = BatchChooser(
@@ -438,20 +453,6 @@ class Run:
             self._chooser.observe(body)
             if not self._apart:
                 self._decided = self._chooser.choose()
-
-    def _refuse_apart(self, model: torch.nn.Module, *, scaler: Any, max_atomic_batch: int | None) -> None:
-        """What does not go with `gpus_per_replica`. Raises ValueError."""
-        where = f"with gpus_per_replica={self.gpus_per_replica}"
-        if hasattr(model, "set_requires_gradient_sync"):
-            raise ValueError(f"{where} the model may not be taken apart by fully_shard as well; take one of the two")
-        if scaler is not None:
-            raise ValueError(
-                f"scaler {where}: parts of one replica would skip different steps; train in bfloat16, which needs none"
-            )
-        if max_atomic_batch is not None:
-            raise ValueError(
-                f"max_atomic_batch {where}: the pipeline's own micro-batches are what memory sees; leave it out"
-            )
 
     def _of_replicas(self, largest: int) -> BatchSize:
         """The batch of replicas of several processes: as many samples for each as the shapes in it are made for."""
