@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """A small regression with PyTorch Lightning: reports, checkpoints on request, clean stops.
 
-python train.py --checkpoints out        the marked lines are all that Penstock needs
+python train.py        the marked lines are all that Penstock needs (pip install lightning)
 """
 
 import argparse
@@ -34,7 +34,7 @@ class Sine(LightningModule):
 def main():
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--checkpoints", default="out")
+    parser.add_argument("--checkpoints", default="checkpoints-lightning")
     parser.add_argument("--epochs", type=int, default=20)
     options = parser.parse_args()
     torch.manual_seed(0)

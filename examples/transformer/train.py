@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """A small transformer that learns to count, with the Trainer of Hugging Face: reports, checkpoints on request, clean stops.
 
-python train.py --output out        the marked lines are all that Penstock needs; nothing is downloaded
+python train.py        the marked lines are all that Penstock needs (pip install transformers accelerate); nothing is downloaded
 """
 
 import argparse
@@ -27,7 +27,7 @@ class Counting(torch.utils.data.Dataset):
 def main():
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--output", default="out")
+    parser.add_argument("--output", default="checkpoints-transformer")
     parser.add_argument("--steps", type=int, default=300)
     options = parser.parse_args()
     config = GPT2Config(vocab_size=64, n_positions=32, n_embd=64, n_layer=2, n_head=4, bos_token_id=0, eos_token_id=0)

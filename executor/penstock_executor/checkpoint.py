@@ -23,7 +23,7 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -63,6 +63,28 @@ class _NotValidError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
+class Shards:
+    """What was written beside a checkpoint."""
+
+    folder: Path
+    files: dict[str, tuple[int, str]]
+    """Name in `folder` -> size in bytes, SHA-256; see `fingerprint`."""
+
+    def harm(self, reader: int = 0, readers: int = 1) -> str | None:
+        """What is wrong with the files that are this reader's share; None if they are whole.
+
+        Together they may be as large as a model of many GPUs, so that processes share out the reading: each calls this.
+        """
+        for name in sorted(self.files)[reader::readers]:
+            try:
+                if fingerprint(self.folder / name) != self.files[name]:
+                    return f"{name} in {self.folder.name} is truncated or altered"
+            except OSError as error:
+                return str(error)
+        return None
+
+
+@dataclass(frozen=True, slots=True)
 class Checkpoint:
     """A state that was saved."""
 
@@ -72,17 +94,7 @@ class Checkpoint:
     state: bytes | dict[str, NDArray[Any]]
     """As given to `Checkpoints.save`."""
     meta: dict[str, Any] = field(default_factory=dict)
-    shards: Path | None = None
-    """Folder of what was written beside it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Shards:
-    """What was written beside a checkpoint."""
-
-    folder: Path
-    files: dict[str, tuple[int, str]]
-    """Name in `folder` -> size in bytes, SHA-256; see `fingerprint`."""
+    shards: Shards | None = None
 
 
 class Checkpoints:
@@ -134,7 +146,7 @@ class Checkpoints:
             NotSaved: disk full, no permission, …; what was there is as it was.
         """
         self._refuse_if_fenced()
-        path = self._own / f"step-{step:012d}.ckpt"
+        path = self._own / _file_name(step)
         beside = path.with_suffix(f".{os.getpid()}.tmp")
         try:
             with beside.open("wb") as file:
@@ -159,14 +171,25 @@ class Checkpoints:
 
         One that is truncated or altered is passed over, with a warning in the log.
         """
+        for found in self.candidates():
+            harm = found.shards.harm() if found.shards is not None else None
+            if harm is None:
+                return found
+            self.pass_over(found, harm)
+        return None
+
+    def candidates(self) -> Iterator[Checkpoint]:
+        """All whose file is whole, in the order of `latest`. Their shards have not been read: see `Shards.harm`."""
         for epoch, step, path in _list(self.folder):
             try:
                 meta, state, shards = _decode(path)
-                _check_shards(shards)
-                return Checkpoint(epoch, step, state, meta, shards.folder if shards else None)
+                yield Checkpoint(epoch, step, state, meta, shards)
             except (OSError, _NotValidError) as error:
-                log.warning("path=%s checkpoint passed over: %s; the one before it is used", path, error)
-        return None
+                _pass_over(path, str(error))
+
+    def pass_over(self, found: Checkpoint, harm: str) -> None:
+        """Say that it is not used."""
+        _pass_over(epoch_folder(self.folder, found.epoch) / _file_name(found.step), harm)
 
     def find(self, epoch: int, step: int) -> Checkpoint | None:
         """That checkpoint, which another process found to be whole; None if it is not there. Shards are not read again."""
@@ -174,7 +197,7 @@ class Checkpoints:
             if (found_epoch, found_step) == (epoch, step):
                 with contextlib.suppress(OSError, _NotValidError):
                     meta, state, shards = _decode(path)
-                    return Checkpoint(epoch, step, state, meta, shards.folder if shards else None)
+                    return Checkpoint(epoch, step, state, meta, shards)
         return None
 
     def _refuse_if_fenced(self) -> None:
@@ -253,13 +276,12 @@ def _shards_of(path: Path) -> Path | None:
     return None
 
 
-def _check_shards(shards: Shards | None) -> None:
-    """Raises _NotValidError, OSError."""
-    if shards is None:
-        return
-    for name, expected in shards.files.items():
-        if fingerprint(shards.folder / name) != expected:
-            raise _NotValidError(f"{name} in {shards.folder.name} is truncated or altered")
+def _file_name(step: int) -> str:
+    return f"step-{step:012d}.ckpt"
+
+
+def _pass_over(path: Path, reason: str) -> None:
+    log.warning("path=%s checkpoint passed over: %s; the one before it is used", path, reason)
 
 
 def _encode(state: bytes | Arrays, meta: dict[str, Any], shards: Shards | None) -> tuple[bytes, bytes]:

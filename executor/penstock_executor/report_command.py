@@ -89,6 +89,7 @@ def _steps(options: argparse.Namespace, client: Client) -> int:
             gpu_type=gpu_type,
             nodes=max(len(gpu_ids), 1),
             gpus=max(sum(map(len, gpu_ids.values())), 1),
+            gpus_per_replica=options.gpus_per_replica,
             atomic_batch=options.atomic_batch,
             accumulation_steps=options.accumulation_steps,
             steps=options.steps,
@@ -145,8 +146,13 @@ def _parser() -> argparse.ArgumentParser:
     steps.add_argument("--steps", type=int, required=True, help="how many")
     steps.add_argument("--step-time-s", type=float, required=True, metavar="S", help="mean time of one, seconds")
     steps.add_argument("--sync-time-s", type=float, metavar="S", help="of that, waiting for other processes' gradients")
-    steps.add_argument("--atomic-batch", type=int, required=True, metavar="SAMPLES", help="of one GPU in a micro-step")
+    steps.add_argument(
+        "--atomic-batch", type=int, required=True, metavar="SAMPLES", help="of one replica in a micro-step"
+    )
     steps.add_argument("--accumulation-steps", type=int, default=0, help="micro-steps before a step's last (0)")
+    steps.add_argument(
+        "--gpus-per-replica", type=int, default=1, metavar="P", help="GPUs that hold one copy of the model together (1)"
+    )
     saved = verb("saved", "A checkpoint is on disk.")
     saved.add_argument("--request", help="what `poll` printed, if it was asked for")
     saved.add_argument("--seconds", type=float, required=True, metavar="S", help="how long it took")

@@ -17,7 +17,7 @@ one-GPU steps alone does not scale perfectly once another type has shown how the
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 
 import numpy as np
@@ -45,6 +45,8 @@ class JobModel:
         prior: the job as the catalogue knows it (`Family.estimator`), None if its family is not known.
         families: for case 5; without them, types that nothing is known of stay closed.
         gpus: for the batch that fits into a type's memory when only another type's is known.
+        gpus_per_replica: GPU type -> how many hold one copy of the model, for types on which a job that takes more than one has
+            not run yet. Where it has, its reports say so.
 
     Raises:
         ValueError: the batch sizes are not 1 <= initial <= max.
@@ -59,6 +61,7 @@ class JobModel:
         prior: TrainingEstimator | None = None,
         families: Families | None = None,
         gpus: Gpus | None = None,
+        gpus_per_replica: Callable[[str], int] = lambda _: 1,
     ) -> None:
         if not 1 <= initial_batch <= max_batch:
             raise ValueError(
@@ -68,6 +71,9 @@ class JobModel:
         self._prior, self._families, self._gpus = prior, families, gpus
         self._observations: dict[str, Observations] = {}
         self._limits: dict[str, int] = {}
+        self._wished_per_replica = gpus_per_replica
+        self._per_replica: dict[str, int] = {}
+        """GPU type -> GPUs of one copy of the model, as reported."""
         self._fits: dict[str, ThroughputParams] = {}
         self._stale_fits: set[str] = set()
         self._fitted_shapes: set[tuple[str, int, int]] = set()
@@ -105,12 +111,15 @@ class JobModel:
         """
         if seen.grad_sqr is not None and seen.grad_var is not None and seen.grad_sqr + seen.grad_var > 0:
             self.observe_noise(GradientNoise(seen.grad_sqr, seen.grad_var))
-        sync_s = seen.sync_time_s if seen.gpus > 1 else 0.0
+        if self._per_replica.get(seen.gpu_type) != seen.gpus_per_replica:
+            self._per_replica[seen.gpu_type] = seen.gpus_per_replica
+            self._models = self._estimator = None
+        sync_s = seen.sync_time_s if seen.replicas > 1 else 0.0
         if sync_s is not None and sync_s < seen.step_time_s:
             compute_s = (seen.step_time_s - sync_s) / (seen.accumulation_steps + 1)
-            self.observe(
-                seen.gpu_type, seen.nodes, seen.gpus, seen.atomic_batch, compute_s + sync_s, sync_s, seen.steps
-            )
+            # A replica that spans nodes still is one rank of the all-reduce.
+            shape = min(seen.nodes, seen.replicas), seen.replicas
+            self.observe(seen.gpu_type, *shape, seen.atomic_batch, compute_s + sync_s, sync_s, seen.steps)
 
     def observe_profile(self, profile: Profile) -> None:
         """Take in what `penstock profile` measured of the job, under the profile's GPU type."""
@@ -193,7 +202,15 @@ class JobModel:
             else:
                 steps[gpu_type] = own
         steps |= self._from_other_types(steps)
-        return {name: GpuModel(step, self._limit(name, steps)) for name, step in sorted(steps.items())}
+        return {
+            name: GpuModel(step, self._limit(name, steps), self._gpus_per_replica(name))
+            for name, step in sorted(steps.items())
+        }
+
+    def _gpus_per_replica(self, gpu_type: str) -> int:
+        if gpu_type in self._per_replica:
+            return self._per_replica[gpu_type]
+        return self._wished_per_replica(gpu_type) if max(self._per_replica.values(), default=1) > 1 else 1
 
     def _from_other_types(self, steps: Mapping[str, ThroughputParams]) -> dict[str, ThroughputParams]:
         """Case 5: types that only the catalogue's families know, by the median of what they say of the nearest type."""

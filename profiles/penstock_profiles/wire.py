@@ -20,9 +20,18 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
 
 VERSION: Literal[1] = 1
 """Version of the messages. A reader refuses a newer one and says so."""
@@ -85,8 +94,10 @@ class Observation(Message):
     gpu_type: str
     nodes: PositiveInt
     gpus: PositiveInt
+    gpus_per_replica: PositiveInt = 1
+    """Processes, each with a GPU, that hold one copy of the model together: `gpus` is a multiple of it."""
     atomic_batch: PositiveInt
-    """Samples per GPU in one micro-step."""
+    """Samples per replica, which mostly is a GPU, in one micro-step."""
     accumulation_steps: NonNegativeInt = 0
     """Micro-steps whose gradients are added up before the last one of a step."""
     steps: PositiveInt
@@ -110,10 +121,26 @@ class Observation(Message):
     progress: NonNegativeFloat
     """Progress so far over all runs, in samples of the initial batch size."""
 
+    @model_validator(mode="after")
+    def _whole_replicas(self) -> Self:
+        if self.gpus % self.gpus_per_replica:
+            raise ValueError(f"gpus={self.gpus} are no whole replicas of gpus_per_replica={self.gpus_per_replica}")
+        return self
+
+    @property
+    def replicas(self) -> int:
+        """Copies of the model."""
+        return self.gpus // self.gpus_per_replica
+
+    @property
+    def samples(self) -> int:
+        """Of an optimiser step, where all replicas have as many."""
+        return self.replicas * self.atomic_batch * (self.accumulation_steps + 1)
+
     @property
     def samples_per_s(self) -> float:
         """Throughput, samples/s."""
-        return self.gpus * self.atomic_batch * (self.accumulation_steps + 1) / self.step_time_s
+        return self.samples / self.step_time_s
 
 
 class Trial(Message):

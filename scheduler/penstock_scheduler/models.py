@@ -145,11 +145,16 @@ class WishModels:
         if known is not None:
             initial, largest = known.initial_batch, known.max_batch
         else:
-            ran_with = first.gpus * first.atomic_batch * (first.accumulation_steps + 1)
-            initial = wish.batch_size if wish.batch_size is not None else ran_with
+            initial = wish.batch_size if wish.batch_size is not None else first.samples
             largest = max(wish.max_batch_size if wish.max_batch_size is not None else initial, initial)
         return JobModel(
-            initial, largest, fixed_batch=wish.fixed_batch, prior=known, families=self._families, gpus=self._gpus
+            initial,
+            largest,
+            fixed_batch=wish.fixed_batch,
+            prior=known,
+            families=self._families,
+            gpus=self._gpus,
+            gpus_per_replica=wish.unit,
         )
 
 

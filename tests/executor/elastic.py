@@ -1,9 +1,14 @@
 """What is left of the samples that elastic training jobs saw: for the tests that start `train_elastic.py`."""
 
 import collections
+import contextlib
 import json
+import multiprocessing
+import multiprocessing.process
 import os
+import runpy
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,6 +29,44 @@ def environment(spool: Path | None = None) -> dict[str, str]:
 def torchrun(processes: int) -> tuple[str, ...]:
     """Python's arguments before the script's."""
     return ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}")
+
+
+@contextlib.contextmanager
+def forked(
+    script: Path, *arguments: str | Path, environ: dict[str, str] | None = None
+) -> Iterator[multiprocessing.process.BaseProcess]:
+    """The script as a process, which does not outlive the block; outside a job, unless `environ` is that of one.
+
+    It is forked from one that has imported PyTorch, which takes most of the time of a short run.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch._dynamo", "torch.distributed.pipelining", "penstock_executor.training.run"])
+    child = context.Process(target=_run, args=([str(script), *map(str, arguments)], environ or environment()))
+    child.start()
+    try:
+        yield child
+    finally:
+        child.kill()
+        child.join()
+
+
+def _run(arguments: list[str], environ: dict[str, str]) -> None:
+    os.environ.clear()
+    os.environ.update(environ)
+    sys.argv = arguments
+    sys.path.insert(0, str(Path(arguments[0]).parent))
+    runpy.run_path(arguments[0], run_name="__main__")
+
+
+def last_record(folder: Path) -> dict:
+    """The last whole line of `steps`, {} if there is none: cheap enough to be asked for again and again."""
+    path = folder / "steps.jsonl"
+    if not path.exists():
+        return {}
+    with path.open("rb") as file:
+        file.seek(max(path.stat().st_size - 4096, 0))
+        lines = file.read().split(b"\n")[:-1]
+    return json.loads(lines[-1]) if lines and lines[-1].startswith(b"{") else {}
 
 
 def steps(folder: Path) -> list[dict]:

@@ -93,3 +93,13 @@ def test_a_stream_is_dealt_out_alike():
 def test_no_batch_of_nothing(sizes: tuple[int, int]):
     with pytest.raises(ValueError, match="at least 1 sample"):
         BatchSize(*sizes)
+
+
+def test_with_drop_last_an_epoch_ends_before_a_smaller_step():
+    """10 samples in steps of 4, each of two replicas 2 at a time: 8 are taken; from position 4 on, 4."""
+    order = np.arange(10)
+    first, second = (Batches(BatchSize(4, 2), rank, 2, drop_last=True) for rank in range(2))
+    assert list(first.indices(order, 0)) == [[0, 1], [4, 5]]
+    assert list(second.indices(order, 4)) == [[6, 7]]
+    assert list(first.items(iter("abcdefghij"))) == [["a", "b"], ["e", "f"]]
+    assert list(first.indices(order, 8)) == []

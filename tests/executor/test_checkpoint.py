@@ -124,14 +124,32 @@ def test_one_with_a_harmed_shard_is_passed_over_and_shards_go_with_their_checkpo
         return folder
 
     folders = [save(step) for step in (1, 2)]
-    assert (checkpoints.latest().step, checkpoints.latest().shards) == (2, folders[1])
+    assert (checkpoints.latest().step, checkpoints.latest().shards.folder) == (2, folders[1])
     (folders[1] / "0").write_bytes(b"shard")
-    assert (checkpoints.latest().step, checkpoints.latest().shards) == (1, folders[0])
-    assert checkpoints.find(1, 2).shards == folders[1]
+    assert (checkpoints.latest().step, checkpoints.latest().shards.folder) == (1, folders[0])
+    assert [found.step for found in checkpoints.candidates()] == [2, 1]
+    assert checkpoints.find(1, 2).shards.folder == folders[1]
     checkpoints.shards_folder(3, 9).mkdir()  # of a run that died while it wrote
     folders.append(save(4))
     assert sorted(tmp_path.glob("*/*.shards")) == [folders[1], folders[2]]
     assert Checkpoints(tmp_path, 2).latest().step == 4
+
+
+def test_processes_share_out_the_reading_of_shards(tmp_path: Path):
+    """Five files and three readers: files 0 and 3, 1 and 4, 2."""
+    for name in "01234":
+        (tmp_path / name).write_text(name)
+    shards = Shards(tmp_path, {name: fingerprint(tmp_path / name) for name in "43210"})
+    assert [shards.harm(reader, 3) for reader in range(3)] == [None] * 3
+    (tmp_path / "4").write_text("5")
+    assert [shards.harm(reader, 3) for reader in range(3)] == [
+        None,
+        f"4 in {tmp_path.name} is truncated or altered",
+        None,
+    ]
+    assert "altered" in shards.harm()
+    (tmp_path / "2").unlink()
+    assert "No such file" in shards.harm(2, 3)
 
 
 @pytest.mark.skipif(not FULL.exists(), reason="no /dev/full here")

@@ -8,11 +8,12 @@ import torch
 
 from penstock_executor.training.batches import Part
 from penstock_executor.training.gradients import GradientMeter, pace
+from penstock_executor.training.run import LONGEST_STRIDE, PACED_EVERY, stride_of
 
 
-def test_measuring_takes_a_hundredth_of_the_time_and_a_tenth_of_the_steps_at_least():
-    """Of a step of 50 ms, 0.5 ms are a hundredth: 0.4 ms fit into each, 1.2 ms into every third."""
-    assert [pace(seconds, 0.05) for seconds in (0.0, 0.0004, 0.0012, 1.0)] == [1, 1, 3, 10]
+def test_measuring_takes_half_a_hundredth_of_the_time_and_a_twentieth_of_the_steps_at_least():
+    """Of a step of 50 ms, 0.25 ms are half a hundredth: 0.2 ms fit into each, 1.2 ms into every fifth."""
+    assert [pace(seconds, 0.05) for seconds in (0.0, 0.0002, 0.0012, 1.0)] == [1, 1, 5, 20]
 
 
 def test_of_one_gradient_a_step_neighbours_make_a_pair():
@@ -28,3 +29,46 @@ def test_of_one_gradient_a_step_neighbours_make_a_pair():
         if norms is not None:
             found[step] = float(norms.local_sqr), float(norms.mean_sqr)
     assert found == {1: (2.5, 2.25), 5: (30.5, 30.25), 9: (90.5, 90.25)}
+
+
+def test_parts_of_two_replicas_add_up_to_the_whole_models_norms():
+    """Own gradients (3, 4) and (1, 0), one parameter a process: mean (2, 2). mean|g_i|^2 = (25 + 1) / 2, |g_bar|^2 = 8.
+
+    Halves of them on each of two processes; the first parameter's are 9 / 2 and 1 / 2, of the mean 4 / 2 and 4 / 2.
+    """
+    local, mean = [], []
+    for own, averaged in ((3.0, 2.0), (4.0, 2.0), (1.0, 2.0), (0.0, 2.0)):
+        parameter = torch.nn.Parameter(torch.zeros(1))
+        meter = GradientMeter([parameter], torch.optim.SGD([parameter], lr=0.1), replicas=2, averaged=True)
+        meter.begin(0)
+        parameter.grad = torch.tensor([own])
+        meter.see_all()
+        parameter.grad.fill_(averaged)
+        norms = meter.after_step(Part(8, 16, 2, 1, last=True), 1.0)
+        assert (norms.count, norms.consecutive) == (2, False)
+        local.append(float(norms.local_sqr))
+        mean.append(float(norms.mean_sqr))
+    assert local == [4.5, 8, 0.5, 0]
+    assert (sum(local), sum(mean)) == (13, 8)
+
+
+def test_a_step_that_is_not_measured_has_nothing_of_ours_in_its_backward_pass():
+    parameter = torch.nn.Parameter(torch.ones(2))
+    meter = GradientMeter([parameter], torch.optim.SGD([parameter], lr=0.1), replicas=2, averaged=True)
+    meter.every = 2
+    hooks = []
+    for step in range(3):
+        meter.begin(step)
+        with meter.before_average():
+            hooks.append(len(parameter._post_accumulate_grad_hooks or ()))
+            parameter.sum().backward()
+        assert not parameter._post_accumulate_grad_hooks
+        meter.after_step(Part(8, 16, 2, 1, last=True), 1.0)
+    assert hooks == [1, 0, 1]
+    assert meter.measured == 2
+
+
+@pytest.mark.parametrize(("step_s", "stride"), [(10.0, 1), (0.5, 1), (0.115, 4), (0.05, 8), (0.001, 16)])
+def test_words_are_half_a_second_apart_and_their_steps_meet_those_that_look_at_the_pace(step_s: float, stride: int):
+    assert stride_of(step_s) == stride <= LONGEST_STRIDE
+    assert PACED_EVERY % stride == 0

@@ -16,7 +16,9 @@ from .elastic import (
     assert_each_sample_once,
     environment,
     final,
+    forked,
     largest_difference,
+    last_record,
     steps,
     torch,
     torchrun,
@@ -54,13 +56,13 @@ def test_killed_at_random_points_it_goes_on_from_a_whole_checkpoint(tmp_path: Pa
     chance, lost = random.Random(), 0
     epochs = 2 + kills // 2  # a run makes a quarter of one before it is killed: enough that none completes
     options = (f"--epochs={epochs}", "--size=6001", "--sleep=0.02", "--checkpoint-every=0.3")
-    for attempt in range(kills):
-        with train(tmp_path, *options) as child:
-            wait_for(lambda run=attempt + 1: any(record["run"] == run for record in steps(tmp_path)), "step", 120)
+    for run in range(1, kills + 1):
+        with forked(SCRIPT, tmp_path, *options) as child:
+            wait_for(lambda run=run: last_record(tmp_path).get("run") == run, "step", 120)
             time.sleep(chance.uniform(0, 1))
-            child.send_signal(signal.SIGKILL)
-            child.wait()
-        run = attempt + 1
+            child.kill()
+            child.join()
+        assert child.exitcode == -signal.SIGKILL
         reached = max((record["step"] for record in steps(tmp_path) if record["run"] == run), default=-1)
         found = Checkpoints(tmp_path / "checkpoints", run).latest()
         lost = max(lost, reached - (found.step if found else 0))

@@ -226,3 +226,66 @@ def test_what_the_fit_foresees_is_no_news():
     assert after is not before
     model.observe("t4", 1, 2, 24, 0.1 + 0.01 * 24)
     assert model.estimator is not after
+
+
+def test_a_job_whose_replicas_take_two_gpus_is_modelled_by_replicas():
+    """K = 1, 2 and 4 replicas on 2, 4 and 8 GPUs; on 3 GPUs it cannot run, and two nodes with one replica are one rank."""
+    model = JobModel(32, 1024, gpus_per_replica=lambda gpu_type: {"rtx": 8}.get(gpu_type, 2))
+    for nodes, replicas in ((1, 1), (1, 2), (2, 4)):
+        for m in BATCHES:
+            step_s = float(step_time(TRUTH, nodes, replicas, m))
+            sync_s = step_s - float(compute_time(TRUTH, m)) if replicas > 1 else None
+            seen = Observation(
+                gpu_type="a100",
+                nodes=nodes if replicas > 1 else 2,
+                gpus=2 * replicas,
+                gpus_per_replica=2,
+                atomic_batch=m,
+                steps=10,
+                step_time_s=step_s,
+                sync_time_s=sync_s,
+                progress=0.0,
+            )
+            assert seen.samples_per_s == pytest.approx(replicas * m / step_s)
+            model.observe_report(seen)
+    estimator = model.estimator
+    assert estimator.models["a100"].gpus_per_replica == 2
+    assert step(model, "a100", 1, 2) == pytest.approx(float(step_time(TRUTH, 1, 2, 32)), rel=0.02)
+    whole = dataclasses.replace(
+        estimator, models={"a100": dataclasses.replace(estimator.models["a100"], gpus_per_replica=1)}
+    )
+    gpus = np.array([2, 3, 4, 8])
+    assert estimator.goodput("a100", np.ones(4, dtype=int), gpus)[1] == 0
+    assert estimator.goodput("a100", np.ones(3, dtype=int), gpus[[0, 2, 3]]) == pytest.approx(
+        whole.goodput("a100", np.ones(3, dtype=int), np.array([1, 2, 4]))
+    )
+    assert estimator.goodput("a100", np.array([2]), np.array([2])) == whole.goodput(
+        "a100", np.array([1]), np.array([1])
+    )
+    assert estimator.best_batch("a100", 1, 8) == whole.best_batch("a100", 1, 4)
+    assert estimator.best_batch("a100", 1, 3) is None
+
+
+def test_on_a_type_where_it_has_not_run_the_wish_says_what_a_replica_takes():
+    prior = FAMILIES["yolov3"].estimator()
+    model = JobModel(8, 512, prior=prior, gpus_per_replica=lambda gpu_type: {"rtx": 8}.get(gpu_type, 2))
+    alone = Observation(
+        gpu_type="a100", nodes=1, gpus=1, atomic_batch=8, steps=9, step_time_s=0.1, sync_time_s=0.0, progress=0.0
+    )
+    model.observe_report(alone)
+    assert {each.gpus_per_replica for each in model.estimator.models.values()} == {1}, "the job says that it takes one"
+    model.observe_report(alone.model_copy(update={"gpus": 2, "gpus_per_replica": 2}))
+    assert {
+        name: each.gpus_per_replica for name, each in model.estimator.models.items() if name in ("a100", "rtx", "t4")
+    } == {
+        "a100": 2,
+        "rtx": 8,
+        "t4": 2,
+    }
+
+
+def test_gpus_that_are_no_whole_replicas_are_refused():
+    with pytest.raises(ValueError, match="gpus=3 are no whole replicas of gpus_per_replica=2"):
+        Observation(
+            gpu_type="a100", nodes=1, gpus=3, gpus_per_replica=2, atomic_batch=8, steps=9, step_time_s=0.1, progress=0.0
+        )

@@ -84,18 +84,19 @@ def epoch_order(size: int, epoch: int, seed: int, *, shuffle: bool = True) -> ND
 class Batches:
     """One process's parts, in order. `parts` holds those that were given out and not yet computed.
 
-    Changes of `size` count from the next step that is given out. All processes must make them at the same step.
+    Changes of `size` count from the next step that is given out. All processes must make them at the same step. With `drop_last`
+    an epoch ends before a step that would be smaller.
     """
 
-    def __init__(self, size: BatchSize, rank: int, replicas: int) -> None:
+    def __init__(self, size: BatchSize, rank: int, replicas: int, *, drop_last: bool = False) -> None:
         self.size = size
-        self._rank, self._replicas = rank, replicas
+        self._rank, self._replicas, self._drop_last = rank, replicas, drop_last
         self.parts: deque[Part] = deque()
 
     def indices(self, order: NDArray[np.int64], position: int) -> Iterator[list[int]]:
         """Indices of this process's samples, one list a part, from `position` to the epoch's end."""
         self.parts.clear()
-        while position < len(order):
+        while position + self._fewest <= len(order):
             step = order[position : position + self.size.total]
             position += len(step)
             for mine in self._deal(len(step)):
@@ -104,9 +105,13 @@ class Batches:
     def items(self, stream: Iterator[Any]) -> Iterator[list[Any]]:
         """As `indices`, of a stream that begins at the position: the items themselves, a step at a time."""
         self.parts.clear()
-        while step := list(islice(stream, self.size.total)):
+        while len(step := list(islice(stream, self.size.total))) >= self._fewest:
             for mine in self._deal(len(step)):
                 yield step[mine.start : mine.stop] or step[:1]
+
+    @property
+    def _fewest(self) -> int:
+        return self.size.total if self._drop_last else 1
 
     def _deal(self, samples: int) -> Iterator[range]:
         dealt = deal(samples, self._replicas, self.size.atomic)

@@ -1,32 +1,34 @@
 """What an optimiser step says about the noise of the gradients, taken from the gradients that are there anyway.
 
-Data parallel: each replica's own gradient is seen just before it is averaged, a bucket at a time, and the mean afterwards: two
+Data parallel: each replica's own gradient is seen just before it is averaged, a parameter at a time, and the mean afterwards: two
 norms. One replica that accumulates compares its micro-steps; one that does not, or a sharded model, compares a step with the one
 before. `penstock_profiles.noise` has the formulas.
 
 With an optimiser of Adam's kind, gradients are first divided as Adam does it, by its state from before the step.
 
 Each norm reads all gradients once, which on a processor takes as long as a good part of the optimiser's step. So where that is
-more than `SHARE` of the time, only every n-th step is measured (`pace`).
+more than `SHARE` of the time, only every n-th step is measured (`pace`). A step that is not measured is DDP's own, with nothing
+of ours in it: a communication hook, which DDP keeps once it has one, costs a switch to Python for each bucket of each step, and
+the division by the number of replicas that DDP otherwise does while it copies.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from penstock_executor.training.batches import Part
 
-SHARE = 0.01
+SHARE = 0.005
 """Of the time of training that measuring may take, once there is an estimate."""
 
-MOST_APART = 10
+MOST_APART = 20
 """At least every so many steps one is measured: gradients change as training goes on."""
 
 
@@ -106,20 +108,26 @@ class GradientMeter:
     Args:
         parameters: the model's.
         optimizer: for Adam's state.
-        replicas: processes that average their gradients.
+        replicas: of the model, whose gradients are averaged.
+        averaged: whether there are several, and each has whole gradients to see before. Else processes have parts of the mean.
     """
 
     def __init__(
-        self, parameters: Sequence[torch.nn.Parameter], optimizer: torch.optim.Optimizer, replicas: int
+        self,
+        parameters: Sequence[torch.nn.Parameter],
+        optimizer: torch.optim.Optimizer,
+        replicas: int,
+        *,
+        averaged: bool = False,
     ) -> None:
         self._parameters = [parameter for parameter in parameters if parameter.requires_grad]
         self._optimizer = optimizer
         self._groups = {p: group for group in optimizer.param_groups for p in group["params"] if "betas" in group}
-        self._replicas = replicas
-        self._hooked = False
+        self._replicas, self._averaged = replicas, averaged
+        self._own_norms: list[torch.Tensor] = []
+        """Of this replica's own gradient in this step, one a parameter."""
         self._local_sqr: Any = 0.0
-        self._buckets: list[torch.Tensor] = []
-        """What DDP averages in, of this step."""
+        """Of the micro-steps of one replica."""
         self._sum: torch.Tensor | None = None
         """One replica's gradient so far in this step, flat."""
         self._previous: tuple[torch.Tensor, int] | None = None
@@ -135,17 +143,6 @@ class GradientMeter:
         """Steps since `seconds` was set to 0 that were measured."""
         self._on = True
 
-    def register(self, model: torch.nn.parallel.DistributedDataParallel) -> None:
-        """See each replica's gradients before DDP averages them; from now on their sum over the replicas is what DDP makes."""
-        # A lambda: DDP looks at a hook's annotations, and takes these, being strings, for wrong.
-        model.register_comm_hook(self, lambda meter, bucket: _add_up(meter, bucket))
-        self._hooked = True
-
-    @property
-    def share(self) -> float:
-        """What a replica's loss is to be multiplied with, for gradients that are the mean: DDP itself divides only unhooked."""
-        return 1 / self._replicas if self._hooked else 1.0
-
     def begin(self, step: int) -> None:
         """Before an optimiser step's first backward pass: whether it is measured."""
         into = step % self.every
@@ -154,23 +151,45 @@ class GradientMeter:
         if not self._on:
             self._previous = None
         self._local_sqr, self._sum = 0.0, None
-        self._buckets.clear()
+        self._own_norms.clear()
 
-    def before_average(self, bucket: Any) -> None:
-        """Called by DDP with each bucket of this replica's own gradients."""
-        if self._on:
+    @contextlib.contextmanager
+    def before_average(self) -> Iterator[None]:
+        """Around a step's last backward pass: see each of this replica's own gradients just before DDP averages it.
+
+        PyTorch runs these hooks when a gradient is in place, and DDP's own after them.
+        """
+        if not (self._on and self._averaged):
+            yield
+            return
+        began_s = time.perf_counter()
+        handles = [each.register_post_accumulate_grad_hook(self._see) for each in self._parameters]
+        self.seconds += time.perf_counter() - began_s
+        try:
+            yield
+        finally:
             began_s = time.perf_counter()
-            buffer = bucket.buffer()
-            self._buckets.append(buffer)
-            if self._groups:
-                pairs = zip(bucket.parameters(), bucket.gradients(), strict=True)
-                local_sqr = _squared_norm([self._scaled(p, grad) for p, grad in pairs])
-            else:
-                local_sqr = _squared_norm([buffer])
-            self._local_sqr = self._local_sqr + local_sqr * self._replicas**2
+            for handle in handles:
+                handle.remove()
             self.seconds += time.perf_counter() - began_s
-        if bucket.is_last():
-            self.sync.begin(cuda=bucket.buffer().is_cuda)
+
+    def see_all(self) -> None:
+        """As `before_average`, at once: where it is not DDP that averages, before that is done."""
+        if self._on and self._averaged:
+            began_s = time.perf_counter()
+            own = [self._scaled(p, p.grad) for p in self._parameters if p.grad is not None]
+            self._own_norms.extend(torch._foreach_norm(own))
+            self.seconds += time.perf_counter() - began_s
+
+    def _see(self, parameter: torch.Tensor) -> None:
+        began_s = time.perf_counter()
+        gradient = parameter.grad
+        assert isinstance(parameter, torch.nn.Parameter)
+        assert gradient is not None
+        self._own_norms.append(torch.linalg.vector_norm(self._scaled(parameter, gradient)))
+        if len(self._own_norms) == len(self._parameters):
+            self.sync.begin(cuda=gradient.is_cuda)
+        self.seconds += time.perf_counter() - began_s
 
     def after_micro_step(self, part: Part) -> None:
         """After each backward pass but the step's last; matters where one replica accumulates."""
@@ -187,7 +206,7 @@ class GradientMeter:
 
         Args:
             part: the last.
-            loss_scale: of mixed precision. Gradients are without it by now, but those that `before_average` saw had it.
+            loss_scale: of mixed precision. Gradients are without it by now, but those before they were averaged had it.
         """
         if not self._on or not self._ready():
             return None
@@ -198,22 +217,20 @@ class GradientMeter:
         return norms
 
     def _norms(self, part: Part, loss_scale: float) -> Norms | None:
-        if self._hooked:
+        if self._averaged:
             return self._of_replicas(part, loss_scale)
         if part.micro_steps > 1 and self._replicas == 1:
             return self._of_micro_steps(part, loss_scale)
         return self._of_pair(part)
 
     def _of_replicas(self, part: Part, loss_scale: float) -> Norms | None:
-        if not part.even or not self._buckets:
+        if not part.even or not self._own_norms:
             return None
-        # Gradients are views of the buckets: unscaled with them, and not clipped yet.
-        gradients = (
-            [self._scaled(p, p.grad) for p in self._parameters if p.grad is not None] if self._groups else self._buckets
-        )
-        mean_sqr = _squared_norm(gradients)
+        # Not clipped yet.
+        mean = [self._scaled(p, p.grad) for p in self._parameters if p.grad is not None]
         replicas = self._replicas
-        return Norms(self._local_sqr / loss_scale**2 / replicas, mean_sqr / replicas, replicas, consecutive=False)
+        local_sqr, mean_sqr = _sum_of_squares(self._own_norms) / loss_scale**2, _squared_norm(mean)
+        return Norms(local_sqr / replicas, mean_sqr / replicas, replicas, consecutive=False)
 
     def _of_micro_steps(self, part: Part, loss_scale: float) -> Norms | None:
         before, self._previous = self._sum, None
@@ -254,18 +271,13 @@ class GradientMeter:
         return gradient / ((state["exp_avg_sq"] / correction).sqrt_().add_(group["eps"]))
 
 
-def _add_up(meter: GradientMeter, bucket: Any) -> Any:
-    meter.before_average(bucket)
-    # Not `dist.all_reduce`: what that checks takes as long as all else here.
-    group = dist.group.WORLD
-    assert group is not None
-    return group.allreduce([bucket.buffer()]).get_future().then(lambda future: future.value()[0])
-
-
 def _squared_norm(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     if not tensors:
         return torch.zeros((), dtype=torch.float64)
-    norms = torch._foreach_norm(list(tensors)) if len(tensors) > 1 else [torch.linalg.vector_norm(tensors[0])]
+    return _sum_of_squares(torch._foreach_norm(list(tensors)))
+
+
+def _sum_of_squares(norms: Sequence[torch.Tensor]) -> torch.Tensor:
     if len({norm.dtype for norm in norms}) > 1:
         norms = [norm.double() for norm in norms]
     return torch.stack(list(norms)).double().square().sum()

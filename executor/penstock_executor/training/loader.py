@@ -17,10 +17,11 @@ class Loader:
     Args:
         dataset: with `__len__` and `__getitem__`, or a `Stream`.
         size: batch to begin with.
-        place: rank, and number of processes.
+        place: which replica of how many.
         seed: of the order of samples.
         shuffle: whether each epoch has another order.
         position: samples of the epoch that are done.
+        drop_last: whether an epoch ends before a step that would be smaller than the others.
         before_part: called before each batch is given out, with whether an optimiser step ends with it.
         options: of `torch.utils.data.DataLoader`; for a stream, only `collate_fn`.
     """
@@ -34,6 +35,7 @@ class Loader:
         seed: int,
         shuffle: bool,
         position: int,
+        drop_last: bool,
         before_part: Callable[[bool], None],
         **options: Any,
     ) -> None:
@@ -49,9 +51,9 @@ class Loader:
             before_part,
             options,
         )
-        self._batches = Batches(size, *place)
+        self._batches = Batches(size, *place, drop_last=drop_last)
         self._part: Part | None = None
-        taken = {"batch_size", "sampler", "batch_sampler", "drop_last"} & options.keys()
+        taken = {"batch_size", "sampler", "batch_sampler"} & options.keys()
         if taken:
             raise ValueError(
                 f"{', '.join(sorted(taken))}: Penstock chooses the samples; give batch_size to prepare alone"

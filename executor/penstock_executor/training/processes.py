@@ -46,11 +46,34 @@ def join(ranks: Ranks) -> torch.device:
 
 
 class Group:
-    """What all processes agree on, over a group of its own (gloo), so that it never waits behind gradients."""
+    """What all processes agree on, over a group of its own (gloo), so that it never waits behind gradients.
 
-    def __init__(self, ranks: Ranks) -> None:
-        self.rank, self.world = ranks.rank, ranks.world
+    Args:
+        ranks: this process's place among all.
+        gpus_per_replica: P; processes 0 … P - 1 hold one replica of the model, each a part of it, the next P the next replica.
+
+    Raises:
+        EnvironmentDisagrees: the processes are not whole replicas.
+    """
+
+    def __init__(self, ranks: Ranks, gpus_per_replica: int = 1) -> None:
+        self.rank, self.world, self.gpus_per_replica = ranks.rank, ranks.world, gpus_per_replica
+        self.replicas, left = divmod(ranks.world, gpus_per_replica)
+        if left or not self.replicas:
+            raise EnvironmentDisagrees(
+                f"{ranks.world} processes are no multiple of gpus_per_replica={gpus_per_replica}; start one process for each"
+                f" GPU, and submit with --scale-unit={gpus_per_replica}"
+            )
+        self.replica, self.place = divmod(ranks.rank, gpus_per_replica)
         self._group = dist.new_group(backend="gloo", timeout=TIMEOUT) if ranks.world > 1 else None
+        self.replica_group: dist.ProcessGroup | None = None
+        """The processes of this replica; None if it has only one."""
+        self.same_place: dist.ProcessGroup | None = None
+        """The processes with the same part of other replicas, and this one; None unless a replica has several processes."""
+        if gpus_per_replica > 1:
+            ranks_RP = [[r * gpus_per_replica + p for p in range(gpus_per_replica)] for r in range(self.replicas)]
+            self.replica_group = _mine(ranks_RP)
+            self.same_place = _mine([list(column) for column in zip(*ranks_RP, strict=True)])
 
     def add_up(self, vector: torch.Tensor) -> Any:
         """Begin to add up `vector` (CPU, float64) over all processes, in place; a handle with `wait()`."""
@@ -71,13 +94,21 @@ class Group:
             dist.all_gather_object(values, value, group=self._group)
         return values
 
-    def another(self) -> dist.ProcessGroup | None:
-        """A further group of the same processes, for a thread of its own; None if this process is alone."""
-        return dist.new_group(backend="gloo", timeout=TIMEOUT) if self.world > 1 else None
+    def another(self, processes: int | None = None) -> dist.ProcessGroup | None:
+        """A further group of the first `processes` (None: all), for a thread of its own; None if this process is alone."""
+        ranks = None if processes is None else list(range(processes))
+        return dist.new_group(ranks, backend="gloo", timeout=TIMEOUT) if self.world > 1 else None
 
     def barrier(self) -> None:
         """Wait for all."""
         self.gather(None)
+
+
+def _mine(groups: list[list[int]]) -> dist.ProcessGroup:
+    """Make all these groups, as all processes must; the one that this process is in."""
+    mine, _ = dist.new_subgroups_by_enumeration(groups, timeout=TIMEOUT)
+    assert mine is not None
+    return mine
 
 
 def _device(ranks: Ranks) -> torch.device:

@@ -23,17 +23,26 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from penstock_executor.allocation import Allocation, UnknownAllocation, find_allocation
-from penstock_executor.checkpoint import Checkpoints
+from penstock_executor.checkpoint import Checkpoint, Checkpoints
 from penstock_executor.client import Pace, connect, present_request
 from penstock_executor.environment import read_environment, read_ranks
 from penstock_executor.profiling import is_out_of_memory
 from penstock_executor.training import short_of_memory
+from penstock_executor.training.averaging import Averager
 from penstock_executor.training.batches import BatchSize
 from penstock_executor.training.gradients import GradientMeter, Landing, pace
 from penstock_executor.training.loader import Loader
 from penstock_executor.training.processes import Group, join
 from penstock_executor.training.reporter import Reporter
-from penstock_executor.training.saving import Saver, copied, from_bytes, random_states, read_shards, set_random_states
+from penstock_executor.training.saving import (
+    Saver,
+    copied,
+    from_bytes,
+    random_states,
+    read_part,
+    read_shards,
+    set_random_states,
+)
 from penstock_executor.training.sizes import BatchChooser
 from penstock_executor.training.suspension import Suspension
 from penstock_profiles.efficiency import gain
@@ -54,16 +63,38 @@ SETTLED_WEIGHT = 0.39
 PACED_EVERY = 48
 """Steps between two looks at what measuring the gradients costs; a multiple of `LONGEST_STRIDE`."""
 
-WORD_EVERY_S, LONGEST_STRIDE = 0.2, 16
+WORD_EVERY_S, LONGEST_STRIDE = 0.5, 16
 """Of steps shorter than that, only some carry a word: a signal may wait so long. A word costs two switches of context."""
 
 MIB = 2**20
+
+
+def refuse_apart(gpus_per_replica: int, model: torch.nn.Module, *, scaler: Any, max_atomic_batch: int | None) -> None:
+    """Raises ValueError for what does not go with a model that several processes hold."""
+    where = f"with gpus_per_replica={gpus_per_replica}"
+    if hasattr(model, "set_requires_gradient_sync"):
+        raise ValueError(f"{where} the model may not be taken apart by fully_shard as well; take one of the two")
+    if scaler is not None:
+        raise ValueError(
+            f"scaler {where}: parts of one replica would skip different steps; train in bfloat16, which needs none"
+        )
+    if max_atomic_batch is not None:
+        raise ValueError(
+            f"max_atomic_batch {where}: the pipeline's own micro-batches are what memory sees; leave it out"
+        )
+
+
+def stride_of(step_s: float) -> int:
+    """Every how many steps of `step_s` seconds there is a word: a power of 2, so that it divides `PACED_EVERY`."""
+    fit = min(max(int(WORD_EVERY_S / step_s), 1), LONGEST_STRIDE)
+    return int(2 ** (fit.bit_length() - 1))
 
 
 def start(
     checkpoints: str | Path | None = None,
     *,
     gpu_type: str | None = None,
+    gpus_per_replica: int = 1,
     report_every_s: float = 30.0,
     checkpoint_every_s: float = 600.0,
     keep: int = 2,
@@ -76,6 +107,8 @@ def start(
         checkpoints: folder on a file system that all nodes share. None: in a job of Slurm's `checkpoints/JOB_ID` below the
             working directory; elsewhere nothing is saved, and each run begins anew.
         gpu_type: where Slurm does not say it.
+        gpus_per_replica: P, processes that hold the model together, each a part of it on a GPU of its own: the stages of a
+            pipeline. Processes 0 … P - 1 are the first replica, the next P the second. Submit with `--scale-unit=P`.
         report_every_s: seconds between two reports, after the first few to the daemon.
         checkpoint_every_s: seconds between two checkpoints, besides those at each epoch's end and on request.
         keep: checkpoints to keep.
@@ -83,12 +116,14 @@ def start(
         seed: of the order of samples; torch's own generators are the script's to seed.
 
     Raises:
-        EnvironmentDisagrees: Slurm's or torchrun's variables contradict each other.
+        EnvironmentDisagrees: Slurm's or torchrun's variables contradict each other, or P.
         OSError: the folder cannot be made.
     """
+    if gpus_per_replica < 1:
+        raise ValueError(f"gpus_per_replica={gpus_per_replica}: a replica of the model takes at least 1")
     environment, ranks = read_environment(), read_ranks()
     device = join(ranks)
-    group = Group(ranks)
+    group = Group(ranks, gpus_per_replica)
     if environment.measuring is not None:
         checkpoints = environment.measuring
     elif checkpoints is None and environment.job_id is not None:
@@ -157,6 +192,11 @@ class Run:
         run_epoch: int,
     ) -> None:
         self.rank, self.world, self.device = group.rank, group.world, device
+        self.gpus_per_replica, self.replicas = group.gpus_per_replica, group.replicas
+        self.replica, self.place = group.replica, group.place
+        """Which replica of the model this process belongs to, and which part of it this process has."""
+        self.replica_group = group.replica_group
+        """The processes of this replica, for the pipeline; None if it has only one."""
         self.run_epoch = run_epoch
         """The run's own number among all of the job: it fences checkpoints (`penstock_profiles.wire`)."""
         self.steps = 0
@@ -203,17 +243,19 @@ class Run:
         max_grad_norm: float | None = None,
         state: Mapping[str, Any] | None = None,
         shuffle: bool = True,
+        drop_last: bool = False,
         **loader: Any,
     ) -> tuple[torch.nn.Module, torch.optim.Optimizer, Loader]:
         """Make the three elastic, and go on where the last run got to.
 
         Args:
             model: moved to this process's device and wrapped for data parallelism. A model that `fully_shard` (FSDP2) has
-                taken apart stays as it is.
+                taken apart stays as it is, and so does this process's part of one that several hold (`gpus_per_replica`).
             optimizer: of the model's parameters.
             dataset: with `__len__` and `__getitem__`, or a `Stream`.
             batch_size: total batch that the script was written for; the learning rate is for that.
             max_batch_size: largest total batch that trains well. None: the batch stays `batch_size` (strong-scaling, rigid).
+                Where several processes hold the model, each replica takes `batch_size` samples, as long as this is not exceeded.
             max_atomic_batch: most samples of one process in one micro-step. None: what memory allows.
             lr_scaling: a name in `penstock_profiles.learning_rate.RULES`. None: `adascale`, for optimisers of Adam's kind
                 `square_root`.
@@ -222,6 +264,7 @@ class Run:
             max_grad_norm: gradients are clipped to it.
             state: name -> anything with `state_dict` and `load_state_dict` that a checkpoint should hold too.
             shuffle: whether each epoch has another order.
+            drop_last: leave out an epoch's last step if it would be smaller: the shapes in a pipeline are fixed.
             loader: further arguments of `torch.utils.data.DataLoader`.
 
         Raises:
@@ -236,6 +279,8 @@ class Run:
             raise ValueError(
                 f"batch_size={batch_size}, max_batch_size={max_batch_size}: at least 1, and not the smaller last"
             )
+        if self.gpus_per_replica > 1:
+            refuse_apart(self.gpus_per_replica, model, scaler=scaler, max_atomic_batch=max_atomic_batch)
         self._rule: Rule = RULES[rule]
         self._initial, self._adaptive = batch_size, max_batch_size is not None
         self._chooser = BatchChooser(
@@ -244,7 +289,7 @@ class Run:
             fixed=max_batch_size is None,
             gpu_type=self._gpus.gpu_type,
             nodes=self._gpus.nodes,
-            replicas=self.world,
+            replicas=self.replicas,
             memory_mb=self._memory_mb(),
         )
         if self._saver is not None:
@@ -257,8 +302,10 @@ class Run:
                 "the model is wrapped by FullyShardedDataParallel (FSDP1); take fully_shard (FSDP2) in its place"
             )
         self._sharded = sharded = hasattr(model, "set_requires_gradient_sync")
-        if sharded and self._saver is not None:
-            self._saver.group = self._group.another()
+        self._apart = self.gpus_per_replica > 1
+        if self._saver is not None and (sharded or self._apart):
+            self._saver.group = self._group.another(self.gpus_per_replica if self._apart else None)
+            self._saver.parts = self._apart
         self._bare = model if sharded else model.to(self.device)
         self._optimizer, self._scheduler, self._scaler = optimizer, scheduler, scaler
         self._max_grad_norm = max_grad_norm
@@ -266,19 +313,24 @@ class Run:
         self._scheduled = 0
         position, batch = self._restore()
         self._model = self._bare
-        if self.world > 1 and not sharded:
+        self._averager: Averager | None = None
+        if self._apart:
+            assert self._group.same_place is not None
+            assert self._group.replica_group is not None
+            self._averager = Averager(self._bare, self._group.same_place, self._group.replica_group)
+        elif self.world > 1 and not sharded:
             devices = [self.device] if self.device.type == "cuda" else None
             self._model = DistributedDataParallel(self._bare, device_ids=devices, gradient_as_bucket_view=True)
-        self._meter = GradientMeter(list(self._bare.parameters()), optimizer, self.world)
-        if isinstance(self._model, DistributedDataParallel):
-            self._meter.register(self._model)
+        averaged = isinstance(self._model, DistributedDataParallel) or (self._apart and self.replicas > 1)
+        self._meter = GradientMeter(list(self._bare.parameters()), optimizer, self.replicas, averaged=averaged)
         self._loader = Loader(
             dataset,
-            batch or self._chooser.choose(),
-            (self.rank, self.world),
+            self._of_replicas(largest) if self._apart else batch or self._chooser.choose(),
+            (self.replica, self.replicas),
             seed=self._settings.seed,
             shuffle=shuffle,
             position=position,
+            drop_last=drop_last,
             before_part=self._before_part,
             **loader,
         )
@@ -306,26 +358,46 @@ class Run:
             self._saver.wait()
         self._close("completed")
 
-    def step(self, loss: torch.Tensor) -> None:
-        """Train on `loss`, the mean over one batch of the loader: once for each. The optimiser moves when a step is whole."""
+    def step(self, loss: torch.Tensor | None = None) -> None:
+        """Train on `loss`, the mean over one batch of the loader: once for each. The optimiser moves when a step is whole.
+
+        With `gpus_per_replica`, without a loss: the pipeline has made the backward pass of this batch's mean loss.
+        """
+        if loss is None and self._averager is None:
+            raise ValueError(
+                "run.step() without a loss is for pipelines, with px.start(gpus_per_replica=...); give the loss"
+            )
         part = self._loader.take()
         if self._whole:
             self._whole = False
             self._meter.begin(self.steps)
             self._hear_sync()
-        weight = part.weight * self._meter.share
-        weighted = loss if weight == 1 else loss * weight
-        (self._scaler.scale(weighted) if self._scaler is not None else weighted).backward()
-        if not part.last:
-            self._meter.after_micro_step(part)
-            return
+        if self._averager is not None:
+            if loss is not None:
+                loss.backward()
+            self._meter.see_all()
+            self._meter.sync.begin(cuda=self.device.type == "cuda")
+            self._averager.average(part.weight)
+        else:
+            assert loss is not None
+            weighted = loss if part.weight == 1 else loss * part.weight
+            if self._scaler is not None:
+                weighted = self._scaler.scale(weighted)
+            if not part.last:
+                weighted.backward()
+                self._meter.after_micro_step(part)
+                return
+            with self._meter.before_average():
+                weighted.backward()
         self._meter.sync.end()
         loss_scale = 1.0
         if self._scaler is not None:
             loss_scale = self._scaler.get_scale()
             self._scaler.unscale_(self._optimizer)
         norms = self._meter.after_step(part, loss_scale)
-        if self._max_grad_norm is not None:
+        if self._max_grad_norm is not None and self._averager is not None:
+            self._averager.clip(self._max_grad_norm)
+        elif self._max_grad_norm is not None:
             torch.nn.utils.clip_grad_norm_(self._bare.parameters(), self._max_grad_norm)
         self._move(part.step_samples)
         self._optimizer.zero_grad()
@@ -358,8 +430,8 @@ class Run:
         if asked is not None and asked.kind == "checkpoint" and self.reporter is not None:
             request, self.reporter.request = asked.id, None
         everyones = self._group.gather(random_states())
-        # Of a sharded model each process writes its own part.
-        if self.rank == 0 or self._sharded:
+        # Of a model taken apart each process writes its own part, and of several replicas the first writes.
+        if self.rank == 0 or self._sharded or (self._apart and self.replica == 0):
             self._saver.wait()
             state, sharded = self._state(everyones)
             meta = self._meta()
@@ -379,7 +451,13 @@ class Run:
         """In the reporter's thread: take in what was measured, and choose the batch anew."""
         if isinstance(body, Observation):
             self._chooser.observe(body)
-            self._decided = self._chooser.choose()
+            if not self._apart:
+                self._decided = self._chooser.choose()
+
+    def _of_replicas(self, largest: int) -> BatchSize:
+        """The batch of replicas of several processes: as many samples for each as the shapes in it are made for."""
+        total = min(self._initial * self.replicas, max(largest, self._initial)) if self._adaptive else self._initial
+        return BatchSize(total, -(-total // self.replicas))
 
     # What a step is made of.
 
@@ -469,7 +547,7 @@ class Run:
             if self._noise.weight >= SETTLED_WEIGHT:
                 vector[_Word.EVERY] = self._pace(step_s)
             if self.world > 1:
-                vector[_Word.STRIDE] = min(max(int(WORD_EVERY_S / step_s), 1), LONGEST_STRIDE)
+                vector[_Word.STRIDE] = stride_of(step_s)
 
     def _pace(self, step_s: float) -> int:
         meter = self._meter
@@ -570,8 +648,9 @@ class Run:
                 gpu_type=self._gpus.gpu_type,
                 nodes=self._gpus.nodes,
                 gpus=self.world,
+                gpus_per_replica=self.gpus_per_replica,
                 atomic_batch=self._atomic,
-                accumulation_steps=self._batch.accumulation_steps(self.world),
+                accumulation_steps=self._batch.accumulation_steps(self.replicas),
                 steps=timed.steps,
                 step_time_s=step_time_s,
                 sync_time_s=self._sync_time_s(timed, step_time_s),
@@ -584,7 +663,7 @@ class Run:
         )
 
     def _sync_time_s(self, timed: _Timed, step_time_s: float) -> float | None:
-        if self.world == 1:
+        if self.replicas == 1:
             return 0.0
         return min(timed.sync_s / timed.sync_steps, 0.999 * step_time_s) if timed.sync_steps else None
 
@@ -609,6 +688,8 @@ class Run:
         self._excepthook(kind, error, trace)
         if not (isinstance(error, Exception) and is_out_of_memory(error)) or self._saver is None or self._atomic <= 1:
             return
+        if self._apart:
+            return  # the shapes in a pipeline are the script's
         short_of_memory.note(self._saver.checkpoints.folder, self._gpus.gpu_type, self._atomic)
         log.error("gpu_type=%s atomic=%d does not fit into memory: again with fewer", self._gpus.gpu_type, self._atomic)
         short_of_memory.begin_again(self.world, read_environment().job_id)
@@ -617,7 +698,7 @@ class Run:
     def _atomic(self) -> int:
         """Samples of the largest part of a step."""
         batch = self._batch
-        return -(-batch.total // (self.world * (batch.accumulation_steps(self.world) + 1)))
+        return -(-batch.total // (self.replicas * (batch.accumulation_steps(self.replicas) + 1)))
 
     def _on_term(self, _number: int, _frame: object) -> None:
         self._stop = True
@@ -635,14 +716,19 @@ class Run:
     # Checkpoints.
 
     def _state(self, random: list[Any]) -> tuple[dict[str, Any], dict[str, Any] | None]:
-        """What one process writes, and what all write, each its shards (None if the model is whole)."""
+        """What one process writes, and what each writes of a model taken apart (None if it is whole)."""
         state: dict[str, Any] = {}
-        sharded = dict(copied(self._shards())) if self._sharded else None
-        if sharded is None:
-            state = {"model": self._bare.state_dict(), "optimizer": self._optimizer.state_dict()}
+        model = (
+            self._shards()
+            if self._sharded
+            else {"model": self._bare.state_dict(), "optimizer": self._optimizer.state_dict()}
+        )
+        apart = dict(copied(model)) if self._sharded or self._apart else None
+        if apart is None:
+            state = model
         for name, each in self._named().items():
             state[f"more.{name}"] = each.state_dict()
-        return dict(copied(state)) | {"random": random}, sharded
+        return dict(copied(state)) | {"random": random}, apart
 
     def _shards(self) -> dict[str, Any]:
         from torch.distributed.checkpoint.state_dict import get_state_dict
@@ -659,6 +745,7 @@ class Run:
             "batch": dataclasses.asdict(self._batch),
             "initial": self._initial,
             "gpus": [self._gpus.gpu_type, self._gpus.nodes, self.world],
+            "gpus_per_replica": self.gpus_per_replica,
             "noise": self._noise.state_dict(),
             "learned": self._chooser.state_dict(),
         }
@@ -667,31 +754,54 @@ class Run:
         named = {"scheduler": self._scheduler, "scaler": self._scaler} | self._more
         return {name: each for name, each in named.items() if each is not None}
 
-    def _restore(self) -> tuple[int, BatchSize | None]:
-        """Take up the newest checkpoint; the position in its epoch, and its batch if we are where it was made."""
-        saver, found = self._saver, None
-        if saver is not None:
-            # Whether shards are whole is found out by one process: together they are as large as the model.
-            newest = saver.checkpoints.latest() if self.rank == 0 else None
-            which = self._group.from_first((newest.epoch, newest.step) if newest else None)
-            found = newest if newest is not None or which is None else saver.checkpoints.find(*which)
-            if not all(self._group.gather(found is not None or which is None)):
+    def _newest(self, checkpoints: Checkpoints) -> Checkpoint | None:
+        """The newest whole one, by rank 0's word. Shards are read by all processes, each its share."""
+        candidates = checkpoints.candidates() if self.rank == 0 else iter(())
+        while True:
+            first = next(candidates, None)
+            which = self._group.from_first((first.epoch, first.step) if first else None)
+            if which is None:
+                return None
+            found = first if first is not None else checkpoints.find(*which)
+            harm = found.shards.harm(self.rank, self.world) if found is not None and found.shards is not None else None
+            everyones = self._group.gather((found is not None, harm))
+            if not all(seen for seen, _ in everyones):
                 raise RuntimeError(
                     f"not all processes see checkpoint {which} of rank 0: put them on a shared file system"
                 )
+            harms = [each for _, each in everyones if each is not None]
+            if not harms:
+                return found
+            if first is not None:
+                checkpoints.pass_over(first, harms[0])
+
+    def _restore(self) -> tuple[int, BatchSize | None]:
+        """Take up the newest checkpoint; the position in its epoch, and its batch if we are where it was made."""
+        saver = self._saver
+        found = self._newest(saver.checkpoints) if saver is not None else None
         if saver is None or found is None:
             return 0, None
         assert isinstance(found.state, bytes)
         meta, state = found.meta, from_bytes(found.state)
-        if self._sharded != (found.shards is not None):
+        apart = meta.get("gpus_per_replica", 1)
+        if apart != self.gpus_per_replica:
+            raise RuntimeError(
+                f"the checkpoint is of a model that {apart} processes held, and now there are {self.gpus_per_replica}: where"
+                " types of GPU need another number (--scale-unit by type), keep to one of them with --gpu-types"
+            )
+        if (self._sharded or self._apart) != (found.shards is not None):
             raise RuntimeError(
                 "the checkpoint is of a model sharded by fully_shard and this one is not, or the reverse"
             )
-        if found.shards is not None:
+        if found.shards is not None and self._apart:
+            part = read_part(found.shards.folder, self.place)
+            self._bare.load_state_dict(part["model"])
+            self._optimizer.load_state_dict(part["optimizer"])
+        elif found.shards is not None:
             from torch.distributed.checkpoint.state_dict import set_state_dict
 
             into = self._shards()
-            read_shards(found.shards, into, saver.group)
+            read_shards(found.shards.folder, into, saver.group)
             parts = {"model_state_dict": into["model"], "optim_state_dict": into["optimizer"]}
             set_state_dict(self._bare, self._optimizer, **parts)
         else:

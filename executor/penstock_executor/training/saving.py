@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import io
 import logging
+import os
 import random
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,8 @@ class Saver:
         self.checkpoints = checkpoints
         self.group: dist.ProcessGroup | None = None
         """The processes that each write shards of their own, a group that nobody else uses; None: one process writes all."""
+        self.parts = False
+        """Whether a shard is a process's own part of the model, and not its share of each of the model's DTensors."""
         self._count = 0
         self.fenced = False
         """A later run has begun: this one must stop."""
@@ -97,7 +100,7 @@ class Saver:
     ) -> None:
         """Write `state`, which nobody changes any more, after the one before; `saved(seconds)` when it is on disk.
 
-        With a group all its processes call this, `sharded` holds DTensors of each one's shards, and the first writes `state`.
+        With a group all its processes call this, `sharded` holds what each has of the model, and the first writes `state`.
         """
         self.wait()
         self._count += 1
@@ -143,7 +146,6 @@ class Saver:
 
     def _write_shards(self, sharded: Mapping[str, Any], step: int, number: int) -> Shards:
         """All processes together. Raises NotSaved in all of them if one cannot write."""
-        from torch.distributed.checkpoint import FileSystemWriter, save
         from torch.distributed.checkpoint.api import CheckpointException
 
         folder = self.checkpoints.shards_folder(step, number)
@@ -151,10 +153,11 @@ class Saver:
         failure: BaseException | None = None
         mine: dict[str, tuple[int, str]] = {}
         try:
-            save(dict(sharded), storage_writer=FileSystemWriter(folder), process_group=self.group)
-            # Each process reads back what it wrote itself, and the first what is about all of them.
-            names = [*folder.glob(f"__{rank}_*.distcp"), *(folder.glob(".metadata") if rank == 0 else ())]
-            mine = {path.name: fingerprint(path) for path in names}
+            written = (
+                write_part(folder, rank, sharded) if self.parts else write_share(folder, rank, sharded, self.group)
+            )
+            # Each process reads back what it wrote itself.
+            mine = {path.name: fingerprint(path) for path in written}
         except (Exception, CheckpointException) as error:  # whatever it is, training goes on
             failure = error
         everyones: list[Any] = [(str(failure) if failure else None, mine)] * processes
@@ -172,6 +175,33 @@ class Saver:
                 " folder's permissions"
             )
         return Shards(folder, {name: found for _, files in everyones for name, found in files.items()})
+
+
+def write_share(folder: Path, rank: int, sharded: Mapping[str, Any], group: dist.ProcessGroup | None) -> Iterable[Path]:
+    """This process's shards of the DTensors in `sharded`; what it wrote, and the first also what is about all of them."""
+    from torch.distributed.checkpoint import FileSystemWriter, save
+
+    save(dict(sharded), storage_writer=FileSystemWriter(folder), process_group=group)
+    return [*folder.glob(f"__{rank}_*.distcp"), *(folder.glob(".metadata") if rank == 0 else ())]
+
+
+def write_part(folder: Path, place: int, part: Mapping[str, Any]) -> Iterable[Path]:
+    """One process's part of a model that several hold together; what it wrote."""
+    folder.mkdir(exist_ok=True)
+    with _part_file(folder, place).open("wb") as file:
+        torch.save(dict(part), file)
+        file.flush()
+        os.fsync(file.fileno())
+    return [_part_file(folder, place)]
+
+
+def read_part(folder: Path, place: int) -> Any:
+    """What `write_part` wrote."""
+    return torch.load(_part_file(folder, place), map_location="cpu", weights_only=True)
+
+
+def _part_file(folder: Path, place: int) -> Path:
+    return folder / f"part-{place}.pt"
 
 
 def read_shards(folder: Path, into: dict[str, Any], group: dist.ProcessGroup | None) -> None:

@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import ConfigDict
 
 from penstock_profiles.efficiency import check_noise
@@ -23,17 +24,24 @@ BLOCK = 25_000
 
 @dataclass(frozen=True, slots=True)
 class GpuModel:
-    """A training job on one GPU type. Raises ValueError unless `max_atomic_batch` is positive."""
+    """A training job on one GPU type. Raises ValueError unless both counts are positive."""
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
     step: ThroughputParams
     max_atomic_batch: int
-    """Samples per GPU and micro-step that fit into its memory."""
+    """Samples per replica, which mostly is a GPU, and micro-step that fit into memory."""
+    gpus_per_replica: int = 1
+    """P: one copy of the model takes so many GPUs, and `step` is of such copies. With more than one, the job runs only on
+    multiples of it."""
 
     def __post_init__(self) -> None:
         if not self.max_atomic_batch >= 1:
             raise ValueError(f"max_atomic_batch={self.max_atomic_batch} fits no sample; leave such a GPU type out")
+        if not self.gpus_per_replica >= 1:
+            raise ValueError(
+                f"gpus_per_replica={self.gpus_per_replica} hold no copy of the model; it must be at least 1"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +51,8 @@ class TrainingEstimator:
     Sia section 3.3. A total batch M is shared by K GPUs as evenly as whole samples allow: s + 1 micro-steps of at most
     m = ceil(M / (K (s + 1))) samples, with s the fewest that fit into memory. M is rounded up to K m (s + 1) unless
     that exceeds the largest batch; then some GPUs have less to do and the step waits for the fullest. Departures from
-    the reference: no accumulation that memory does not ask for, and no lower limit on m but one sample.
+    the reference: no accumulation that memory does not ask for, and no lower limit on m but one sample; and where P GPUs
+    hold a copy of the model together, K counts copies, on at most K nodes.
 
     Raises:
         ValueError: no GPU type, batch sizes that are not 1 <= initial <= max, or noise that describes no gradient.
@@ -127,6 +136,11 @@ def best_of_batches(
         raise ValueError(f"nodes={nodes!r}, gpus={gpus!r}: each configuration needs a node, and each node a GPU")
     models = [estimator.models[gpu_type] for estimator, gpu_type in zip(estimators, gpu_types, strict=True)]
     steps = [model.step for model in models]
+    whole_JC: NDArray[np.bool_] | None = None
+    if max(model.gpus_per_replica for model in models) > 1:
+        unit_J1 = np.array([[model.gpus_per_replica] for model in models], dtype=np.float64)
+        whole_JC, K = K % unit_J1 == 0, np.maximum(K // unit_J1, 1.0)
+        N = np.minimum(N, K)
     sync = _sync_time(steps, N, K)
     numbers = np.array(
         [
@@ -158,6 +172,8 @@ def best_of_batches(
         chosen_jC = np.take_along_axis(tried_jB, goodput_jCB.argmax(axis=-1), axis=-1)
         for whole, part in zip(best, _progress(mine[:, :, None], K_jC, sync_jC, chosen_jC), strict=True):
             whole[rows] = part
+    if whole_JC is not None:
+        best.goodput[~whole_JC] = 0.0
     return best
 
 

@@ -86,7 +86,7 @@ def check_report(given: object, job: str, now_s: float) -> Report:
         counts = (body.gpus, body.nodes, body.atomic_batch, body.accumulation_steps, body.steps)
         if max(counts) > MAX_STEPS:
             raise ValueError(f"a count above {MAX_STEPS}")
-        rate = body.gpus * body.atomic_batch * (body.accumulation_steps + 1) / body.step_time_s
+        rate = body.samples_per_s
         if max(rate, body.goodput or 0.0) > MAX_SAMPLES_PER_S:
             raise ValueError(f"{max(rate, body.goodput or 0.0):.3g} samples/s are not plausible")
         if body.sync_time_s is not None and body.sync_time_s > body.step_time_s:

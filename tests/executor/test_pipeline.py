@@ -1,0 +1,143 @@
+"""Hybrid parallelism with real processes: pipelines of two stages, and replicas of them."""
+
+import contextlib
+import socket
+import sys
+from collections.abc import Iterator
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'penstock[executor]'")
+
+from penstock_executor import Checkpoints, EnvironmentDisagrees
+from penstock_executor.environment import Ranks
+from penstock_executor.training.batches import epoch_order
+from penstock_executor.training.processes import Group
+from penstock_executor.training.run import refuse_apart
+from penstock_profiles.noise import NoiseEstimator
+
+from .elastic import environment, forked, steps, surviving, torch
+from .spool import ROOT, bodies, tell, wait_for
+
+BATCH, SIZE, EPOCHS, MAX_NORM = 32, 203, 3, 0.5
+STEPS = SIZE // BATCH
+
+
+@contextlib.contextmanager
+def train(folder: Path, *options: str, processes: int, spool: Path | None = None) -> Iterator[list[BaseProcess]]:
+    folder.mkdir(exist_ok=True)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    common = environment(spool) | {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes)}
+    common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    script = ROOT / "tests" / "executor" / "train_pipeline.py"
+    with contextlib.ExitStack() as stack:
+        yield [
+            stack.enter_context(
+                forked(script, folder, *options, environ=common | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
+            )
+            for rank in range(processes)
+        ]
+
+
+def finish(children: list[BaseProcess], status: int = 0) -> None:
+    for child in children:
+        child.join(240)
+    assert [child.exitcode for child in children] == [status] * len(children)
+
+
+def trained_in_one_piece() -> tuple[dict, tuple[float, float]]:
+    """The same training as a plain loop: the weights, and the noise by two halves of each step's batch."""
+    sys.path.insert(0, str(ROOT / "tests" / "executor"))
+    try:
+        from train_elastic import Moons
+        from train_pipeline import layers, loss_of
+    finally:
+        sys.path.pop(0)
+    data, model, noise = Moons(SIZE), layers(), NoiseEstimator()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    for epoch in range(EPOCHS):
+        order = torch.from_numpy(epoch_order(SIZE, epoch, 0))
+        for step in range(STEPS):
+            halves = []
+            for half in order[step * BATCH : (step + 1) * BATCH].view(2, -1):
+                model.zero_grad()
+                loss_of(model(data.points[half].double()), data.labels[half].double()).backward()
+                halves.append([parameter.grad.clone() for parameter in model.parameters()])
+            if (epoch, step) != (EPOCHS - 1, STEPS - 1):  # a step's norms are told after the next
+                noise.feed([torch.cat([each.reshape(-1) for each in half]).numpy() for half in halves], 1.0)
+            for parameter, one, other in zip(model.parameters(), *halves, strict=True):
+                parameter.grad = (one + other) / 2
+            torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)
+            optimizer.step()
+    return dict(model.state_dict()), (noise.noise.grad_sqr, noise.noise.grad_var)
+
+
+def test_two_replicas_of_two_stages_learn_what_one_process_learns_and_go_on_as_one(tmp_path: Path):
+    spool = tmp_path / "spool"
+    spool.mkdir()
+    tell(spool, 1)
+    options = (f"--max-norm={MAX_NORM}",)
+    with train(tmp_path, "--sleep=0.1", *options, processes=4, spool=spool) as children:
+        measured = wait_for(
+            lambda: [body for body in bodies(spool, 1, "observation") if body.sync_time_s is not None], "report", 120
+        )
+        wait_for(lambda: steps(tmp_path)[-1]["step"] > 8, "steps", 120)
+        children[1].terminate()  # whoever hears it, all stop
+        finish(children, 143)
+    seen = measured[0]
+    assert (seen.gpus, seen.gpus_per_replica, seen.replicas) == (4, 2, 2)
+    assert (seen.atomic_batch, seen.accumulation_steps, seen.samples) == (16, 0, 32)
+    assert 0 < seen.sync_time_s < seen.step_time_s
+    found = Checkpoints(tmp_path / "checkpoints", 1).latest()
+    assert set(found.shards.files) == {"part-0.pt", "part-1.pt"}
+    assert 8 < found.step < EPOCHS * STEPS
+    (found.shards.folder / "part-1.pt").write_bytes(b"harmed")  # the one of the epoch's end counts
+    with train(tmp_path, *options, processes=2, spool=spool) as children:
+        finish(children)
+    assert f"part-1.pt in {found.shards.folder.name} is truncated or altered" in (tmp_path / "log").read_text()
+    records = surviving(tmp_path)
+    assert min(record["step"] for record in records if record["run"] == 2) == STEPS
+    assert {record["world"] for record in records} == {4, 2}
+    for epoch in range(EPOCHS):
+        samples = [sample for record in records if record["epoch"] == epoch for sample in record["seen"]]
+        assert sorted(samples) == sorted(epoch_order(SIZE, epoch, 0)[: STEPS * BATCH].tolist())
+    weights, _ = trained_in_one_piece()
+    ours = [torch.load(tmp_path / f"final-{place}.pt") for place in range(2)]
+    together = {name: value for each in ours for name, value in renamed(each["weights"], each is ours[1]).items()}
+    assert together.keys() == weights.keys()
+    assert max(float((together[name] - weights[name]).abs().max()) for name in weights) < 1e-9
+
+
+def renamed(part: dict, second: bool) -> dict:
+    """The second stage's layer 0 is the model's layer 2."""
+    return {name.replace("0.", "2.", 1) if second else name: value for name, value in part.items()}
+
+
+@pytest.mark.long
+def test_gradient_noise_is_that_of_whole_replicas_and_the_batch_grows_with_them(tmp_path: Path):
+    """The sum over stages and replicas is what one process finds with the two halves of each batch."""
+    with train(tmp_path, f"--max-norm={MAX_NORM}", processes=4) as children:
+        finish(children)
+    _, noise = trained_in_one_piece()
+    assert torch.load(tmp_path / "final-0.pt")["noise"] == pytest.approx(noise, rel=1e-6)
+    (tmp_path / "grown").mkdir()
+    with train(tmp_path / "grown", "--max-batch=64", processes=4) as children:
+        finish(children)
+    assert {record["batch"] for record in steps(tmp_path / "grown")} == {64}
+
+
+def test_what_a_pipeline_cannot_do_is_refused_in_words():
+    plain = torch.nn.Linear(1, 1)
+    with pytest.raises(ValueError, match=r"scaler with gpus_per_replica=2.*train in bfloat16"):
+        refuse_apart(2, plain, scaler=object(), max_atomic_batch=None)
+    with pytest.raises(ValueError, match="max_atomic_batch with gpus_per_replica=2"):
+        refuse_apart(2, plain, scaler=None, max_atomic_batch=8)
+    plain.set_requires_gradient_sync = None
+    with pytest.raises(ValueError, match="fully_shard as well"):
+        refuse_apart(2, plain, scaler=None, max_atomic_batch=None)
+    for processes, gpus_per_replica in ((3, 2), (1, 2)):
+        with pytest.raises(EnvironmentDisagrees, match=f"{processes} processes are no multiple of gpus_per_replica=2"):
+            Group(Ranks(world=processes), gpus_per_replica)
