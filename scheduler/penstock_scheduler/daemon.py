@@ -102,7 +102,10 @@ def _run(path: Path, settings: Settings, daemon: DaemonSettings) -> int:
     def on_tick() -> None:
         nonlocal reload
         sd_notify("WATCHDOG=1")
-        site.watch()
+        try:
+            site.watch()
+        except Exception:  # a notice that cannot be told must not end the rounds
+            log.exception("notices failed, and should not have: please report it")
         if reload:
             reload = False
             site.reload()
@@ -212,7 +215,7 @@ def _decider(name: str, values: Mapping[str, Any], agents: Agents | None) -> tup
 
 
 def _trigger(daemon: DaemonSettings) -> Trigger:
-    return Period(daemon.round_s) if daemon.rounds == "period" else OnEvent()
+    return Period(daemon.round_s) if daemon.rounds == "period" else OnEvent(daemon.round_s)
 
 
 @dataclass

@@ -217,9 +217,10 @@ class LearnedModels:
             for job, reports in news.items()
         }
         there = {job.id for job in jobs}
-        for table in (self._models, self._kept, self._progress, self._most_gpus):
-            for gone in [job for job in table if job not in there]:
-                del table[gone]
+        with self._lock:  # `learn` adds to them from another thread
+            for table in (self._models, self._kept, self._progress, self._most_gpus):
+                for gone in [job for job in table if job not in there]:
+                    del table[gone]
         for job in jobs:
             if job.wish.goodput_table is not None:
                 continue

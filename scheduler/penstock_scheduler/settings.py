@@ -37,7 +37,8 @@ class DaemonSettings(BaseModel):
     )
     policy: str = Field(default="sia", description="Which policy decides; its settings are in [policy.NAME].")
     rounds: Literal["period", "events"] = Field(
-        default="period", description="'period': a round every round_s; 'events': when a job or a node changes."
+        default="period",
+        description="'period': a round every round_s; 'events': when a job or a node changes, and round_s after the last.",
     )
     round_s: PositiveFloat = Field(default=60.0, description="Seconds from one round to the next.")
     tick_s: PositiveFloat = Field(default=1.0, description="Seconds between two looks at the cluster.")

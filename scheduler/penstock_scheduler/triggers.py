@@ -23,15 +23,22 @@ class Period:
 
 
 class OnEvent:
-    """A round whenever a job came, ended or changed its hold on GPUs, or a node's capacity changed."""
+    """A round whenever a job came, ended or changed its hold on GPUs, or a node's capacity changed.
 
-    def __init__(self) -> None:
+    And `at_latest_s` after the last round: what jobs report, and the time that passes, change no job and no node.
+    """
+
+    def __init__(self, at_latest_s: float = float("inf")) -> None:
+        self._at_latest_s = at_latest_s
         self._decided: ClusterState | None = None
+        self._decided_s = float("-inf")
 
     def due(self, now_s: float, state: ClusterState) -> bool:
         """Whether something changed since the last round that was decided."""
         last = self._decided
-        if last is None or (len(last.jobs), len(last.nodes)) != (len(state.jobs), len(state.nodes)):
+        if last is None or not 0 <= now_s - self._decided_s < self._at_latest_s:
+            return True
+        if (len(last.jobs), len(last.nodes)) != (len(state.jobs), len(state.nodes)):
             return True
         # A cluster gives what has not changed as the very object, and mostly in the same order.
         return any(
@@ -44,4 +51,4 @@ class OnEvent:
 
     def decided(self, now_s: float, state: ClusterState) -> None:
         """Wait for the next change."""
-        self._decided = state
+        self._decided, self._decided_s = state, now_s

@@ -247,8 +247,14 @@ class Storm:
         return found
 
     def gpu_seconds(self) -> tuple[float, float]:
-        """GPU-seconds of all jobs together: as the daemon counted them, as Slurm's accounts say."""
-        self.site.wait_round(after=self.checked + 1)
+        """GPU-seconds of all jobs together, which are over: as the daemon counted them, as Slurm's accounts say."""
+        store = open_store(self.site.state)
+        wait_for(
+            lambda: (last := store.last_round()) is not None and not last.snapshot.jobs,
+            60,
+            "a round after the end of all jobs",
+            details=self.site.tail,
+        )
         self.check_rounds()
 
         def rows() -> list[list[str]]:

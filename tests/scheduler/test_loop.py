@@ -110,6 +110,9 @@ def test_rounds_come_by_period_or_by_event():
     assert {
         b.snapshot.time_s - a.snapshot.time_s for a, b in zip(by_event.rounds, by_event.rounds[1:], strict=False)
     } != {60.0}
+    trigger, nothing = OnEvent(100.0), ClusterState((), ())
+    trigger.decided(1000.0, nothing)
+    assert [trigger.due(now_s, nothing) for now_s in (1000.0, 1099.0, 1100.0, 900.0)] == [False, False, True, True]
     arrivals = {job.submit_s for job in cluster.jobs.values()}
     assert arrivals <= {record.snapshot.time_s for record in by_event.rounds}
 

@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from penstock_profiles.wire import Observation, Report
+from penstock_profiles.wire import Checkpointed, Observation, Report
 from penstock_scheduler import daemon
 from penstock_scheduler.clock import WallClock
 from penstock_scheduler.errors import ConfigError
@@ -174,7 +174,8 @@ def test_a_site_tells_of_ended_jobs_budgets_idle_gpus_and_rounds_that_fail(serve
     ):
         before = len(hook.bodies)
         if utilisation is not None:
-            site.board.heard([observed(utilisation)])
+            saved = observed(utilisation).model_copy(update={"body": Checkpointed(progress=1.0, seconds=1.0)})
+            site.board.heard([observed(utilisation), saved])  # who saves is not busy for that
         site.watch()
         if expected:
             wait_for(lambda: len(hook.bodies) > before, 20, str(expected))  # noqa: B023 - called at once

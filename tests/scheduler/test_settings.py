@@ -108,7 +108,7 @@ def test_the_daemon_tells_settings_that_are_wrong_and_exits_with_2(tmp_path, cap
         CliRunner().invoke(make_app(), ["config", "check", str(path)], standalone_mode=False, catch_exceptions=False)
     path.write_text("[daemon]\npolicy = 'sai'\ncluster = 'simulated'\nstate_dir = '%s'\n" % (tmp_path / "state"))
     assert daemon.main(["--config", str(path)]) == 2
-    assert "the policies are fifo, " in capsys.readouterr().err
+    assert "the policies are antman, fifo, " in capsys.readouterr().err
 
 
 def test_check_shows_the_cluster(tmp_path, capsys):

@@ -127,7 +127,7 @@ def test_what_is_wrong_is_said_before_anything_runs(tmp_path, change, words):
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        (("--policy", "sia,fi"), "unknown policy 'fi'; the policies are fifo.*sia, sia:artifact"),
+        (("--policy", "sia,fi"), "unknown policy 'fi'; the policies are antman, fifo.*sia, sia:artifact"),
         (("--policy", ","), "names no policy"),
         (("--disturb", "mtbf=1"), "--disturb: unknown 'mtbf'; there are estimation_error, "),
         (("--prices", "t4:1"), "--prices: 't4:1' is no NAME=NUMBER"),
@@ -149,7 +149,7 @@ def test_ctrl_c_leaves_what_was_computed(tmp_path, monkeypatch):
     """It comes while the second policy runs: the first is whole, the second as far as it got, and the third never began."""
     whole, ran = command.simulate, []
 
-    def interrupting(scenario, name, settings, on_tick):
+    def interrupting(scenario, name, settings, driving, on_tick):
         ran.append(name)
 
         def stop(simulation):
@@ -157,7 +157,7 @@ def test_ctrl_c_leaves_what_was_computed(tmp_path, monkeypatch):
                 raise KeyboardInterrupt
             on_tick(simulation)
 
-        return whole(scenario, name, settings, on_tick=stop)
+        return whole(scenario, name, settings, driving, on_tick=stop)
 
     monkeypatch.setattr(command, "simulate", interrupting)
     result = penstock_simulate(tmp_path, "--policy", "sia,fifo,sia:artifact", "--out", tmp_path / "out")

@@ -87,6 +87,9 @@ AGE_BONUS = 1e-4
 START_BONUS = 1e-3
 """Cost by which a job that never ran prefers a type of `start_order` to the next; rounded costs differ by 0.01."""
 
+NEW_GPU_S = 180.0
+"""GPU-seconds for each type that it may use in which a job is new: three rounds of the daemon's default."""
+
 MEASURE_BONUS = 0.01
 """Share of its cost by which a job that is new rather learns how fast it is on one more type than stays where it is."""
 
@@ -515,8 +518,10 @@ class _Table:
             found = _Measuring.of(self.snapshot, job, types, settings.measure_gpu_s)
             if found is None or job.id in self.bad:
                 continue
-            self.measuring[row] = found
             held = self.held_J[row]
+            if held in found.columns:  # it stays until it has reported, or its time there is over
+                found = dataclasses.replace(found, columns=[int(held)])
+            self.measuring[row] = found
             if held >= 0 and self.possible_JC[row, held]:  # it grows when it is known
                 self.possible_JC[row] = False
                 self.possible_JC[row, held] = True
@@ -553,7 +558,7 @@ class _Table:
 
     def quotas(self) -> tuple[Quota, ...]:
         """Rows beside the capacity of each type: what is open to some jobs only, and limits of users, accounts and QOS."""
-        return (*self._access_quotas(), *self._limit_quotas())
+        return (*self._access_quotas(), *self._limit_quotas(), *self._measuring_quotas())
 
     def _access_quotas(self) -> list[Quota]:
         """For each type, jobs that can use only some of its nodes get together no more than those have.
@@ -578,6 +583,23 @@ class _Table:
                 if gpus < sum(pools.values()):
                     inside = [access for access, own in enumerate(sets) if own <= union]
                     quotas.append(Quota(np.flatnonzero(np.isin(self.access_J, inside)), gpus, gpu_type=t))
+        return quotas
+
+    def _measuring_quotas(self) -> list[Quota]:
+        """Who has a GPU and is to be measured on another type gets there what nobody holds: no other job is moved for it."""
+        quotas: list[Quota] = []
+        if not self.measuring:
+            return quotas
+        for t in range(len(self.types)):
+            there_J = (self.held_J >= 0) & (self.type_C[self.held_J] == t)
+            free = int(self.capacity_T[t]) - int(self.gpus_C[self.held_J[there_J]].sum())
+            rows = [
+                row
+                for row, measuring in self.measuring.items()
+                if self.held_J[row] >= 0 and not there_J[row] and t in self.type_C[measuring.columns]
+            ]
+            if rows:
+                quotas.append(Quota(np.array(rows, dtype=np.int64), max(free, 0), gpu_type=t))
         return quotas
 
     def _limit_quotas(self) -> list[Quota]:
@@ -626,7 +648,8 @@ class _Measuring:
     has, are known. It takes no GPU that another has, and while there is none of an unknown type free, the job stays where it is.
 
     It ends when all types are known; with the first on which the job had its GPU-seconds and reported nothing, for it reports
-    nowhere; and when it has had those of all types together.
+    nowhere; and when it has trained so long on all types together that it is not new any more (a round is often longer than what
+    measuring needs).
     """
 
     columns: list[int]
@@ -651,7 +674,7 @@ class _Measuring:
             return None
         most_gpu_s = snapshot.restart_costs_s[job.id] + measure_gpu_s
         attained = snapshot.attained.get(job.id, {})
-        if sum(attained.values()) >= len(columns) * most_gpu_s:
+        if sum(attained.values()) >= len(columns) * max(most_gpu_s, NEW_GPU_S):
             return None
         if any(attained.get(gpu_type, 0.0) >= most_gpu_s for gpu_type in unknown):
             return None

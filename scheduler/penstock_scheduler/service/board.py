@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
-from penstock_profiles.wire import Observation, Report, Started
+from penstock_profiles.wire import Observation, Report, Resumed, Started, Suspended
 from penstock_scheduler.messages import AllocationView, JobView, LedgerLine
 from penstock_scheduler.model import Action, ClusterState, EndedRun, Job, Outcome, Phase, Placement, Refusal
 from penstock_scheduler.ports import Cluster, Fate, Submitter
@@ -117,18 +117,21 @@ class Board:
                 if body.utilisation is not None and body.utilisation < IDLE_BELOW:
                     since_s, _ = self._idle_s.get(report.job_id, (now_s, now_s))
                     self._idle_s[report.job_id] = since_s, now_s
-            if not isinstance(body, Observation) or (body.utilisation or 0.0) >= IDLE_BELOW:
-                self._idle_s.pop(report.job_id, None)  # busy; or it began, saved or stood still, and is judged anew
+            busy = isinstance(body, Observation) and (body.utilisation or 0.0) >= IDLE_BELOW
+            if busy or isinstance(body, Started | Suspended | Resumed):
+                self._idle_s.pop(report.job_id, None)  # a run that begins, or has stood still, is judged anew
 
     def idle(self, after_s: float) -> list[tuple[JobView, float]]:
         """(job, seconds) of running jobs whose reports have said for `after_s` that their GPUs do nothing: each run once."""
         return self._found_now(
-            "idle", {job: last_s - since_s for job, (since_s, last_s) in self._idle_s.items()}, after_s
+            "idle", {job: last_s - since_s for job, (since_s, last_s) in list(self._idle_s.items())}, after_s
         )
 
     def silent(self, after_s: float, now_s: float) -> list[tuple[JobView, float]]:
         """(job, seconds) of running jobs that have reported and then nothing for longer than `after_s`: each run once."""
-        return self._found_now("silent", {job: now_s - spoke_s for job, spoke_s in self._spoke_s.items()}, after_s)
+        return self._found_now(
+            "silent", {job: now_s - spoke_s for job, spoke_s in list(self._spoke_s.items())}, after_s
+        )
 
     def _found_now(self, what: str, seconds: Mapping[str, float], after_s: float) -> list[tuple[JobView, float]]:
         found = []

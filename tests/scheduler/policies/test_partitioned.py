@@ -82,7 +82,7 @@ def test_a_partition_has_a_limit_of_its_own(policy):
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("", "names no policy that decides; the policies are fifo"),
+        ("", "names no policy that decides; the policies are antman, fifo"),
         ("+synergy-tune", "names no policy that decides"),
         ("sia+", "behind each \\+ stands one stage"),
         ("sia+synergy-tune debug=fifo", "nothing behind the stages"),

@@ -287,13 +287,13 @@ def test_a_type_that_the_model_says_nothing_of_is_open_to_a_job_that_is_measured
         ({"scale_unit": 2}, "it needs more than one"),
         ({"gpu_types": ("rtx",)}, "there is nothing to compare"),
         ({"attained": {"rtx": 50.0}}, "it ran for 30 s + 20 s and reported nothing"),
-        ({"attained": {"t4": 150.0}}, "it is not new: three times 30 s + 20 s"),
+        ({"attained": {"t4": 540.0}}, "it is not new: three times 180 s"),
     ],
 )
 def test_who_is_not_measured(unlike, why):
     reasons = [given.reason for given in sia.decide(new(None, "a100", "rtx", **unlike)).assignments.values()]
     assert [reason.code for reason in reasons] == [ReasonCode.CHOSEN], why
-    just_so = {"attained": {"rtx": 49.0}} if "rtx" in unlike.get("attained", {}) else {"attained": {"t4": 149.0}}
+    just_so = {"attained": {"rtx": 49.0}} if "rtx" in unlike.get("attained", {}) else {"attained": {"t4": 539.0}}
     measured = sia.decide(new(None, "a100", "rtx", **just_so)).assignments["j"]
     assert measured.reason.code is ReasonCode.MEASURING, "and a job like the others is"
 
@@ -303,8 +303,30 @@ def test_measuring_takes_no_gpus_from_other_jobs():
     other = job("o", phase=Phase.RUNNING, allocation=on("a100", a100_00=4), max_gpus=4, gpu_types=("a100",))
     state = new("t4", "a100", nodes="a100:1x4,t4:1x4", others=(other,))
     assert sia.decide(state).chosen == {"o": Configuration(1, 4, "a100"), "j": Configuration(1, 1, "t4")}
-    later = dataclasses.replace(state, attained={"j": {"t4": 100.0}}, time_s=5000.0)
+    later = dataclasses.replace(state, attained={"j": {"t4": 360.0}}, time_s=5000.0)
     assert sia.decide(later).chosen == {"o": Configuration(1, 4, "a100"), "j": Configuration(1, 2, "t4")}
+
+
+def test_measuring_moves_and_shrinks_nobody_else():
+    """An old job has all A100, of which the last four bring it next to nothing; or the RTX, and would be as well on the A100."""
+    flat = table(a100={1: 1.0, 2: 1.9, 4: 3.4, 8: 3.5})
+    old = job("o", phase=Phase.RUNNING, allocation=on("a100", a100_00=8), gpu_types=("a100",))
+    state = new("t4", "a100", nodes="a100:1x8,t4:1x4", others=(old,))
+    state = dataclasses.replace(state, time_s=36000.0, models=state.models | {"o": flat})
+    assert sia.decide(state).chosen == {"o": Configuration(1, 8, "a100"), "j": Configuration(1, 1, "t4")}
+    old = job("o", phase=Phase.RUNNING, allocation=on("rtx", rtx_00=1), max_gpus=1)
+    state = new("a100", "rtx", nodes="a100:1x1,rtx:1x1", others=(old,))
+    same = table(a100={1: 1.0}, rtx={1: 1.0})
+    state = dataclasses.replace(state, time_s=86400.0, models=state.models | {"o": same})
+    assert sia.decide(state).chosen == {"o": Configuration(1, 1, "rtx"), "j": Configuration(1, 1, "a100")}
+
+
+def test_who_is_being_measured_stays_until_it_has_reported():
+    """Job 1 is known on its A100 and would be measured on the one RTX, on which the other has just begun."""
+    other = job("o", phase=Phase.RUNNING, allocation=on("rtx", rtx_00=1), submit_s=5.0)
+    state = new("a100", "rtx", nodes="a100:1x1,rtx:1x1", others=(other,))
+    state = dataclasses.replace(state, unmeasured=state.unmeasured | {"o": ("a100", "rtx")})
+    assert sia.decide(state).chosen == {"o": Configuration(1, 1, "rtx"), "j": Configuration(1, 1, "a100")}
 
 
 def test_a_limit_on_a_user_is_kept_also_by_the_next_best_choice():
