@@ -92,7 +92,7 @@ def test_what_could_never_run_fails_at_once_in_the_apis_words(folder, instance, 
     ti = instance("never")
     with pytest.raises(AirflowFailException, match=words):
         submit("never", folder, **{"max_gpus": 999} | wish).execute({"ti": ti})
-    assert hook.find(f"{job_key(ti, 0)}:1") is None
+    assert hook.find(f"{job_key(ti)}:1") is None
     unchecked = submit("never", folder, check_first=False, wait_for_completion=False, **{"max_gpus": 999} | wish)
     hook.cancel(unchecked.execute({"ti": instance(f"never-{words}")})["job_id"])
 
@@ -222,31 +222,35 @@ def test_a_worker_that_is_killed_after_submission_submits_once(folder, instance,
     assert subprocess.run([sys.executable, "-c", KILLED], timeout=120).returncode == -signal.SIGKILL
     again = submit("killed", folder, wait_for_completion=False)
     job_id = again.execute({"ti": instance("killed")})["job_id"]
-    assert hook.find(f"{job_key(instance('killed'), 0)}:1")["id"] == job_id
-    assert hook.find(f"{job_key(instance('killed'), 0)}:2") is None
+    assert hook.find(f"{job_key(instance('killed'))}:1")["id"] == job_id
+    assert hook.find(f"{job_key(instance('killed'))}:2") is None
     again.on_kill()
     again.on_kill()
     until(lambda: hook.job(job_id)["ended"] == "CANCELLED")
 
 
-def test_where_airflow_keeps_a_tasks_state_a_retry_finds_its_job_there(folder, instance, hook):
-    class Store(dict):
-        """As `context["task_state_store"]` has it."""
+class Store(dict):
+    """As `context["task_state_store"]` is from Airflow 3.3 on: a clear leaves it as it was."""
 
-        set = dict.__setitem__
+    set = dict.__setitem__
 
-    store, ti = Store(), instance("kept", max_tries=1)
 
-    def job_of(retries):
-        operator = submit("kept", folder, wait_for_completion=False, retries=retries)
-        return operator.execute({"ti": ti, "task_state_store": store})["job_id"]
+def test_a_cleared_task_runs_again_where_airflow_keeps_what_its_last_run_stored(folder, instance, hook, until):
+    store = Store()
 
-    job_id = job_of(0)
-    assert store == {"job_id": job_id}
-    assert job_of(1) == job_id, "somebody has changed retries, and so the task's keys"
-    store["job_id"] = "999999"  # of another penstockd
-    assert job_of(0) == job_id
-    hook.cancel(job_id)
+    def job_of(max_tries, script="#!/bin/sh\n"):
+        operator = submit("kept", folder, script, wait_for_completion=False, retries=1)
+        context = {"ti": instance("kept", max_tries=max_tries), "task_state_store": store}
+        return operator.execute(context)["job_id"]
+
+    first = job_of(1)
+    until(lambda: hook.job(first)["ended"] == "COMPLETED")
+    assert job_of(1) == first, "a retry takes the result that is there"
+    second = job_of(2, LONG)
+    assert second != first, "it was cleared"
+    third = job_of(3)  # cleared while its job runs, or is on the way out
+    assert third not in (first, second)
+    hook.cancel(second)
 
 
 def test_a_person_cancels_in_the_triggerer_and_a_restart_does_not(folder, instance, hook, until):
@@ -390,6 +394,20 @@ def test_a_function_runs_in_a_job_and_its_result_is_the_tasks(folder, instance):
     assert result == {"products": [3, 6], "job": ti.pushed["job_id"]}
 
 
+def test_a_function_whose_retries_somebody_changes_finds_its_job_and_its_folder(folder, instance):
+    def where():
+        import os
+
+        return os.environ["SLURM_JOB_ID"]
+
+    def result(retries):
+        ti = instance("changed", max_tries=1)
+        return of_function(where, folder, "changed", retries=retries).execute({"ti": ti, "task_state_store": store})
+
+    store = Store()
+    assert result(1) == result(3)
+
+
 def test_a_function_that_raises_comes_back_with_its_traceback(folder, instance):
     def divide(number):
         return 1 / number
@@ -426,7 +444,7 @@ def test_the_example_dags_run(example, folder, hook):
     run = dag.test(run_conf={"folder": str(folder), "epochs": 7, "python": sys.executable})
     assert run.state == "success", [(ti.task_id, ti.state) for ti in run.get_task_instances()]
     if example == "example_penstock":
-        job = hook.find(f"airflow:{run.dag_id}:{run.run_id}:train:-1:0:1")
+        job = hook.find(f"airflow:{run.dag_id}:{run.run_id}:train:-1:2:1")
         assert hook.log_lines(job["id"]) == ["trained for 7 epochs in example_penstock"]
     else:
         best = next(ti for ti in run.get_task_instances() if ti.task_id == "best")
