@@ -163,11 +163,38 @@ def test_a_simulation_is_a_task_and_what_is_wrong_with_it_is_told_by_the_program
         simulate(store="/nowhere")
 
 
+def test_a_password_in_a_stores_url_is_neither_logged_nor_shown(caplog, monkeypatch):
+    from airflow.providers.common.compat.sdk import redact
+
+    shown = []
+    url = "postgresql+psycopg://ada:not%40for-you@db:5432/penstock"
+    with DAG("secrets", schedule=None):
+        task = PenstockSimulateOperator(task_id="simulate", store="{{ params.url }}", program="true")
+    monkeypatch.setattr(task.log, "info", lambda form, *words: shown.append(form % words))
+    task.render_template_fields({"params": {"url": url}})
+    assert task.store == url
+    rendered = redact({"store": task.store, "error": "no user with not@for-you"})
+    assert rendered == {"store": "postgresql+psycopg://ada:***@db:5432/penstock", "error": "no user with ***"}
+    with pytest.raises(json.JSONDecodeError):  # `true` says nothing
+        task.execute({})
+    assert shown == ["true whatif --store=postgresql+psycopg://ada:***@db:5432/penstock --policy=sia --seeds=1 --json"]
+
+
 def test_a_deferred_task_is_told_of_the_end_and_has_the_log(folder, instance, hook, caplog, capsys, monkeypatch):
     ti = instance("deferred")
-    operator = submit("deferred", folder, script="#!/bin/bash\necho out $AIRFLOW_CTX_TASK_ID\nsleep 5\necho the end\n")
+    gate = folder / "deferred-gate"
+    script = f"#!/bin/bash\necho out $AIRFLOW_CTX_TASK_ID\nuntil [ -e {gate} ]; do sleep 0.2; done\necho the end\n"
+    operator = submit("deferred", folder, script=script)
     with pytest.raises(TaskDeferred) as deferred:
         operator.execute({"ti": ti})
+    shows = PenstockJobTrigger._show
+
+    async def show_and_open(self, client):
+        await shows(self, client)
+        if self._shown:
+            gate.touch()
+
+    monkeypatch.setattr(PenstockJobTrigger, "_show", show_and_open)
     with caplog.at_level("INFO"):
         event = first_event(revived(deferred))
         told = capsys.readouterr().out + caplog.text  # a trigger's log is structlog's from Airflow 3 on
@@ -509,9 +536,14 @@ def executor_with(python, monkeypatch, folder):
     return module.PenstockExecutor()
 
 
+def away(*_, **__):
+    raise httpx.ConnectError("nobody there")
+
+
 def test_an_executor_submits_once_and_tells_how_its_tasks_end(folder, monkeypatch, tmp_path, until):
     python = tmp_path / "python"
-    python.write_text('#!/bin/sh\necho this is $3; grep -q good "$4"\n')
+    gate = folder / "executor-gate"
+    python.write_text(f'#!/bin/sh\necho this is $3; until [ -e {gate} ]; do sleep 0.2; done; grep -q good "$4"\n')
     python.chmod(0o755)
     executor = executor_with(str(python), monkeypatch, folder)
     tasks = [Workload("good-1"), Workload("bad-1")]
@@ -520,6 +552,7 @@ def test_an_executor_submits_once_and_tells_how_its_tasks_end(folder, monkeypatc
     again = executor_with(str(python), monkeypatch, folder)
     again._process_workloads(tasks)  # as after a scheduler that was killed before it could say so
     assert again.jobs == executor.jobs
+    gate.touch()
     assert executor.running == {key("good-1"), key("bad-1")}
     assert {state for state, _ in executor.event_buffer.values()} == {"running"}
     jobs = dict(executor.jobs)
@@ -556,13 +589,48 @@ def test_an_executor_takes_over_what_runs_and_cancels_what_is_revoked(folder, mo
     until(lambda: hook.job(job_id)["ended"] == "CANCELLED")
 
 
+def test_a_task_that_is_queued_again_after_it_was_revoked_has_another_job(folder, monkeypatch, hook, until):
+    executor = executor_with("sleep 300 #", monkeypatch, folder)
+    monkeypatch.setattr("airflow_provider_penstock.executors.penstock.shlex.quote", str)
+    task = Workload("revoked-1")
+    executor._process_workloads([task])
+    first = executor.jobs[key("revoked-1")]
+    with monkeypatch.context() as cut:
+        cut.setattr(httpx.Client, "request", away)
+        executor.revoke_task(ti=task.ti)  # it cannot be cancelled now
+    assert hook.job(first)["state"] != "ended"
+    executor._process_workloads([task])
+    second = executor.jobs[key("revoked-1")]
+    assert second != first
+    until(lambda: hook.job(first)["ended"] == "CANCELLED")
+    executor.revoke_task(ti=task.ti)
+    until(lambda: hook.job(second)["ended"] == "CANCELLED")
+
+
+@pytest.mark.parametrize(("timeout_s", "warnings"), [("600", 1), ("86400", 0)])
+def test_an_executor_warns_of_a_short_task_queued_timeout(folder, monkeypatch, timeout_s, warnings):
+    executor = executor_with("python3", monkeypatch, folder)
+    monkeypatch.setenv("AIRFLOW__SCHEDULER__TASK_QUEUED_TIMEOUT", timeout_s)
+    told = []
+    monkeypatch.setattr(executor.log, "warning", lambda form, *words: told.append(form % words))
+    executor.start()
+    assert ["task_queued_timeout is 600 s" in each for each in told] == [True] * warnings
+
+
+def test_an_executor_asks_a_penstockd_that_does_not_answer_once(folder, monkeypatch):
+    executor = executor_with("python3", monkeypatch, folder)
+    asked = []
+    monkeypatch.setattr(httpx.Client, "request", lambda *_, **__: away(asked.append(1)))
+    tasks = [TaskInstance(f"adopted-{number}") for number in range(20)]
+    assert executor.try_adopt_task_instances(tasks) == []
+    assert executor.jobs == {ti.key: "" for ti in tasks}
+    assert len(asked) == 1
+
+
 def test_an_executor_keeps_its_tasks_while_penstockd_is_away(folder, monkeypatch, hook):
     executor = executor_with("python3", monkeypatch, folder)
     task = Workload("away-1")
     executor.queued_tasks[task.ti.key] = task
-
-    def away(*_, **__):
-        raise httpx.ConnectError("nobody there")
 
     with monkeypatch.context() as cut:
         cut.setattr(httpx.Client, "request", away)
