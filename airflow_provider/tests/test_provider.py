@@ -30,7 +30,7 @@ from airflow_provider_penstock.operators.penstock import (
     PenstockWaitOperator,
     job_key,
 )
-from airflow_provider_penstock.operators.simulate import PenstockForecastOperator, PenstockSimulateOperator
+from airflow_provider_penstock.operators.simulate import PenstockForecastOperator, PenstockSimulateOperator, mask_secret
 from airflow_provider_penstock.retries import retry_policy
 from airflow_provider_penstock.sensors.penstock import PenstockJobSensor
 from airflow_provider_penstock.triggers.penstock import PenstockJobEventTrigger, PenstockJobTrigger, connect
@@ -163,9 +163,8 @@ def test_a_simulation_is_a_task_and_what_is_wrong_with_it_is_told_by_the_program
         simulate(store="/nowhere")
 
 
-def test_a_password_in_a_stores_url_is_neither_logged_nor_shown(caplog, monkeypatch):
-    from airflow.providers.common.compat.sdk import redact
-
+def test_a_password_in_a_stores_url_is_neither_logged_nor_shown(monkeypatch):
+    masker = import_module(mask_secret.__module__)
     shown = []
     url = "postgresql+psycopg://ada:not%40for-you@db:5432/penstock"
     with DAG("secrets", schedule=None):
@@ -173,7 +172,7 @@ def test_a_password_in_a_stores_url_is_neither_logged_nor_shown(caplog, monkeypa
     monkeypatch.setattr(task.log, "info", lambda form, *words: shown.append(form % words))
     task.render_template_fields({"params": {"url": url}})
     assert task.store == url
-    rendered = redact({"store": task.store, "error": "no user with not@for-you"})
+    rendered = masker.redact({"store": task.store, "error": "no user with not@for-you"})
     assert rendered == {"store": "postgresql+psycopg://ada:***@db:5432/penstock", "error": "no user with ***"}
     with pytest.raises(json.JSONDecodeError):  # `true` says nothing
         task.execute({})

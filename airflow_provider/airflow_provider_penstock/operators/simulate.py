@@ -9,9 +9,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import unquote
 
-from airflow.providers.common.compat.sdk import AirflowFailException, BaseOperator, mask_secret
+from airflow.providers.common.compat.sdk import AirflowFailException, BaseOperator
 
 from airflow_provider_penstock.operators.penstock import LAST_LINES, PenstockSubmitOperator
+
+try:
+    from airflow.sdk.log import mask_secret
+except ImportError:  # before Airflow 3
+    from airflow.utils.log.secrets_masker import mask_secret
 
 _PASSWORD = re.compile(r"(?<=://)(?P<user>[^:/@]*:)(?P<password>[^@]*)(?=@)")
 """In a database's URL, as SQLAlchemy reads it."""
