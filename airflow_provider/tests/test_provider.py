@@ -30,7 +30,7 @@ from airflow_provider_penstock.operators.penstock import (
     PenstockWaitOperator,
     job_key,
 )
-from airflow_provider_penstock.operators.simulate import PenstockForecastOperator, PenstockSimulateOperator
+from airflow_provider_penstock.operators.simulate import PenstockForecastOperator, PenstockSimulateOperator, mask_secret
 from airflow_provider_penstock.retries import retry_policy
 from airflow_provider_penstock.sensors.penstock import PenstockJobSensor
 from airflow_provider_penstock.triggers.penstock import PenstockJobEventTrigger, PenstockJobTrigger, connect
@@ -92,7 +92,7 @@ def test_what_could_never_run_fails_at_once_in_the_apis_words(folder, instance, 
     ti = instance("never")
     with pytest.raises(AirflowFailException, match=words):
         submit("never", folder, **{"max_gpus": 999} | wish).execute({"ti": ti})
-    assert hook.find(f"{job_key(ti, 0)}:1") is None
+    assert hook.find(f"{job_key(ti)}:1") is None
     unchecked = submit("never", folder, check_first=False, wait_for_completion=False, **{"max_gpus": 999} | wish)
     hook.cancel(unchecked.execute({"ti": instance(f"never-{words}")})["job_id"])
 
@@ -163,11 +163,37 @@ def test_a_simulation_is_a_task_and_what_is_wrong_with_it_is_told_by_the_program
         simulate(store="/nowhere")
 
 
+def test_a_password_in_a_stores_url_is_neither_logged_nor_shown(monkeypatch):
+    masker = import_module(mask_secret.__module__)
+    shown = []
+    url = "postgresql+psycopg://ada:not%40for-you@db:5432/penstock"
+    with DAG("secrets", schedule=None):
+        task = PenstockSimulateOperator(task_id="simulate", store="{{ params.url }}", program="true")
+    monkeypatch.setattr(task.log, "info", lambda form, *words: shown.append(form % words))
+    task.render_template_fields({"params": {"url": url}})
+    assert task.store == url
+    rendered = masker.redact({"store": task.store, "error": "no user with not@for-you"})
+    assert rendered == {"store": "postgresql+psycopg://ada:***@db:5432/penstock", "error": "no user with ***"}
+    with pytest.raises(json.JSONDecodeError):  # `true` says nothing
+        task.execute({})
+    assert shown == ["true whatif --store=postgresql+psycopg://ada:***@db:5432/penstock --policy=sia --seeds=1 --json"]
+
+
 def test_a_deferred_task_is_told_of_the_end_and_has_the_log(folder, instance, hook, caplog, capsys, monkeypatch):
     ti = instance("deferred")
-    operator = submit("deferred", folder, script="#!/bin/bash\necho out $AIRFLOW_CTX_TASK_ID\nsleep 5\necho the end\n")
+    gate = folder / "deferred-gate"
+    script = f"#!/bin/bash\necho out $AIRFLOW_CTX_TASK_ID\nuntil [ -e {gate} ]; do sleep 0.2; done\necho the end\n"
+    operator = submit("deferred", folder, script=script)
     with pytest.raises(TaskDeferred) as deferred:
         operator.execute({"ti": ti})
+    shows = PenstockJobTrigger._show
+
+    async def show_and_open(self, client):
+        await shows(self, client)
+        if self._shown:
+            gate.touch()
+
+    monkeypatch.setattr(PenstockJobTrigger, "_show", show_and_open)
     with caplog.at_level("INFO"):
         event = first_event(revived(deferred))
         told = capsys.readouterr().out + caplog.text  # a trigger's log is structlog's from Airflow 3 on
@@ -222,31 +248,35 @@ def test_a_worker_that_is_killed_after_submission_submits_once(folder, instance,
     assert subprocess.run([sys.executable, "-c", KILLED], timeout=120).returncode == -signal.SIGKILL
     again = submit("killed", folder, wait_for_completion=False)
     job_id = again.execute({"ti": instance("killed")})["job_id"]
-    assert hook.find(f"{job_key(instance('killed'), 0)}:1")["id"] == job_id
-    assert hook.find(f"{job_key(instance('killed'), 0)}:2") is None
+    assert hook.find(f"{job_key(instance('killed'))}:1")["id"] == job_id
+    assert hook.find(f"{job_key(instance('killed'))}:2") is None
     again.on_kill()
     again.on_kill()
     until(lambda: hook.job(job_id)["ended"] == "CANCELLED")
 
 
-def test_where_airflow_keeps_a_tasks_state_a_retry_finds_its_job_there(folder, instance, hook):
-    class Store(dict):
-        """As `context["task_state_store"]` has it."""
+class Store(dict):
+    """As `context["task_state_store"]` is from Airflow 3.3 on: a clear leaves it as it was."""
 
-        set = dict.__setitem__
+    set = dict.__setitem__
 
-    store, ti = Store(), instance("kept", max_tries=1)
 
-    def job_of(retries):
-        operator = submit("kept", folder, wait_for_completion=False, retries=retries)
-        return operator.execute({"ti": ti, "task_state_store": store})["job_id"]
+def test_a_cleared_task_runs_again_where_airflow_keeps_what_its_last_run_stored(folder, instance, hook, until):
+    store = Store()
 
-    job_id = job_of(0)
-    assert store == {"job_id": job_id}
-    assert job_of(1) == job_id, "somebody has changed retries, and so the task's keys"
-    store["job_id"] = "999999"  # of another penstockd
-    assert job_of(0) == job_id
-    hook.cancel(job_id)
+    def job_of(max_tries, script="#!/bin/sh\n"):
+        operator = submit("kept", folder, script, wait_for_completion=False, retries=1)
+        context = {"ti": instance("kept", max_tries=max_tries), "task_state_store": store}
+        return operator.execute(context)["job_id"]
+
+    first = job_of(1)
+    until(lambda: hook.job(first)["ended"] == "COMPLETED")
+    assert job_of(1) == first, "a retry takes the result that is there"
+    second = job_of(2, LONG)
+    assert second != first, "it was cleared"
+    third = job_of(3)  # cleared while its job runs, or is on the way out
+    assert third not in (first, second)
+    hook.cancel(second)
 
 
 def test_a_person_cancels_in_the_triggerer_and_a_restart_does_not(folder, instance, hook, until):
@@ -390,6 +420,20 @@ def test_a_function_runs_in_a_job_and_its_result_is_the_tasks(folder, instance):
     assert result == {"products": [3, 6], "job": ti.pushed["job_id"]}
 
 
+def test_a_function_whose_retries_somebody_changes_finds_its_job_and_its_folder(folder, instance):
+    def where():
+        import os
+
+        return os.environ["SLURM_JOB_ID"]
+
+    def result(retries):
+        ti = instance("changed", max_tries=1)
+        return of_function(where, folder, "changed", retries=retries).execute({"ti": ti, "task_state_store": store})
+
+    store = Store()
+    assert result(1) == result(0)
+
+
 def test_a_function_that_raises_comes_back_with_its_traceback(folder, instance):
     def divide(number):
         return 1 / number
@@ -426,7 +470,7 @@ def test_the_example_dags_run(example, folder, hook):
     run = dag.test(run_conf={"folder": str(folder), "epochs": 7, "python": sys.executable})
     assert run.state == "success", [(ti.task_id, ti.state) for ti in run.get_task_instances()]
     if example == "example_penstock":
-        job = hook.find(f"airflow:{run.dag_id}:{run.run_id}:train:-1:0:1")
+        job = hook.find(f"airflow:{run.dag_id}:{run.run_id}:train:-1:2:1")
         assert hook.log_lines(job["id"]) == ["trained for 7 epochs in example_penstock"]
     else:
         best = next(ti for ti in run.get_task_instances() if ti.task_id == "best")
@@ -491,9 +535,14 @@ def executor_with(python, monkeypatch, folder):
     return module.PenstockExecutor()
 
 
+def away(*_, **__):
+    raise httpx.ConnectError("nobody there")
+
+
 def test_an_executor_submits_once_and_tells_how_its_tasks_end(folder, monkeypatch, tmp_path, until):
     python = tmp_path / "python"
-    python.write_text('#!/bin/sh\necho this is $3; grep -q good "$4"\n')
+    gate = folder / "executor-gate"
+    python.write_text(f'#!/bin/sh\necho this is $3; until [ -e {gate} ]; do sleep 0.2; done; grep -q good "$4"\n')
     python.chmod(0o755)
     executor = executor_with(str(python), monkeypatch, folder)
     tasks = [Workload("good-1"), Workload("bad-1")]
@@ -502,6 +551,7 @@ def test_an_executor_submits_once_and_tells_how_its_tasks_end(folder, monkeypatc
     again = executor_with(str(python), monkeypatch, folder)
     again._process_workloads(tasks)  # as after a scheduler that was killed before it could say so
     assert again.jobs == executor.jobs
+    gate.touch()
     assert executor.running == {key("good-1"), key("bad-1")}
     assert {state for state, _ in executor.event_buffer.values()} == {"running"}
     jobs = dict(executor.jobs)
@@ -538,13 +588,48 @@ def test_an_executor_takes_over_what_runs_and_cancels_what_is_revoked(folder, mo
     until(lambda: hook.job(job_id)["ended"] == "CANCELLED")
 
 
+def test_a_task_that_is_queued_again_after_it_was_revoked_has_another_job(folder, monkeypatch, hook, until):
+    executor = executor_with("sleep 300 #", monkeypatch, folder)
+    monkeypatch.setattr("airflow_provider_penstock.executors.penstock.shlex.quote", str)
+    task = Workload("revoked-1")
+    executor._process_workloads([task])
+    first = executor.jobs[key("revoked-1")]
+    with monkeypatch.context() as cut:
+        cut.setattr(httpx.Client, "request", away)
+        executor.revoke_task(ti=task.ti)  # it cannot be cancelled now
+    assert hook.job(first)["state"] != "ended"
+    executor._process_workloads([task])
+    second = executor.jobs[key("revoked-1")]
+    assert second != first
+    until(lambda: hook.job(first)["ended"] == "CANCELLED")
+    executor.revoke_task(ti=task.ti)
+    until(lambda: hook.job(second)["ended"] == "CANCELLED")
+
+
+@pytest.mark.parametrize(("timeout_s", "warnings"), [("600", 1), ("86400", 0)])
+def test_an_executor_warns_of_a_short_task_queued_timeout(folder, monkeypatch, timeout_s, warnings):
+    executor = executor_with("python3", monkeypatch, folder)
+    monkeypatch.setenv("AIRFLOW__SCHEDULER__TASK_QUEUED_TIMEOUT", timeout_s)
+    told = []
+    monkeypatch.setattr(executor.log, "warning", lambda form, *words: told.append(form % words))
+    executor.start()
+    assert ["task_queued_timeout is 600 s" in each for each in told] == [True] * warnings
+
+
+def test_an_executor_asks_a_penstockd_that_does_not_answer_once(folder, monkeypatch):
+    executor = executor_with("python3", monkeypatch, folder)
+    asked = []
+    monkeypatch.setattr(httpx.Client, "request", lambda *_, **__: away(asked.append(1)))
+    tasks = [TaskInstance(f"adopted-{number}") for number in range(20)]
+    assert executor.try_adopt_task_instances(tasks) == []
+    assert executor.jobs == {ti.key: "" for ti in tasks}
+    assert len(asked) == 1
+
+
 def test_an_executor_keeps_its_tasks_while_penstockd_is_away(folder, monkeypatch, hook):
     executor = executor_with("python3", monkeypatch, folder)
     task = Workload("away-1")
     executor.queued_tasks[task.ti.key] = task
-
-    def away(*_, **__):
-        raise httpx.ConnectError("nobody there")
 
     with monkeypatch.context() as cut:
         cut.setattr(httpx.Client, "request", away)

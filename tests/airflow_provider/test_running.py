@@ -129,7 +129,7 @@ def pipeline(airflow: Deployment, site: Site, folder: Path, rates: list[float], 
         return [each for each in ids if each is not None and site.starts(each)]
 
     wait_for(lambda: len(started()) >= 2, 240, "two trials to run", poll_s=1.0, details=lambda: airflow.story(dag, run))
-    airflow.wait_task(dag, run, "train", "deferred", map_index=0)
+    airflow.wait_task(dag, run, "train", "deferred", "success", map_index=0)
     early = airflow.xcom(dag, run, "train", "job_id", 0)
     site.slurm.command("scancel", *blockers)
     wait_for(

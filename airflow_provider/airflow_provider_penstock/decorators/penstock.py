@@ -91,7 +91,7 @@ class _PenstockDecoratedOperator(DecoratedOperator, PenstockSubmitOperator):  # 
         return self._handle_output(value)
 
     def _folder(self, context: Any) -> Path:
-        name = hashlib.sha256(job_key(context["ti"], self.retries).encode()).hexdigest()[:32]
+        name = hashlib.sha256(job_key(context["ti"]).encode()).hexdigest()[:32]
         return Path(self.shared_folder) / name
 
     def _leave_call(self, folder: Path, kwargs: Mapping[str, Any]) -> None:

@@ -28,6 +28,8 @@ END_OF_WORKLOAD
 {python} -m airflow.sdk.execution_time.execute_workload --json-path "$file"
 """
 """By a file, as its token would be in the list of processes otherwise."""
+SHORT_WAIT_S = 600.0
+"""Airflow's default of `[scheduler] task_queued_timeout`, after which the scheduler revokes a task that has not begun."""
 
 
 class PenstockExecutor(BaseExecutor):
@@ -47,6 +49,18 @@ class PenstockExecutor(BaseExecutor):
         """Key of a running task -> its job; empty: penstockd was away when we wanted to know."""
         self.keys: dict[Any, str] = {}
         """Key of a running task -> what the keys of its jobs begin with."""
+        self.revoked: set[str] = set()
+        """Jobs that are to end, though their task may be queued again, with the same id."""
+
+    def start(self) -> None:
+        """Warn of a setting with which the scheduler takes away what waits in Slurm's queue."""
+        timeout_s = conf.getfloat("scheduler", "task_queued_timeout", fallback=SHORT_WAIT_S)
+        if timeout_s <= SHORT_WAIT_S:
+            self.log.warning(
+                "[scheduler] task_queued_timeout is %.0f s: a task whose job waits longer for its GPUs is queued anew, and "
+                "then fails; set it above the longest wait in the queue",
+                timeout_s,
+            )
 
     def _process_workloads(self, workloads: Sequence[Any]) -> None:
         """Submit each. What penstockd could not take stays queued, for the next heartbeat."""
@@ -71,7 +85,9 @@ class PenstockExecutor(BaseExecutor):
         stem = job_key(workload.ti.id)
         newest, number = self._newest(stem)
         if newest is not None and newest["state"] != "ended":
-            return newest
+            if newest["id"] not in self.revoked:
+                return newest
+            self._cancel(newest["id"])  # once more, as penstockd may have been away
         return dict(self._ask("POST", "/v1/jobs", json=self.submission(workload) | {"key": f"{stem}:{number + 1}"}))
 
     def submission(self, workload: Any) -> dict[str, Any]:
@@ -120,20 +136,24 @@ class PenstockExecutor(BaseExecutor):
         """Take over the jobs of a scheduler that is gone; returns the tasks that have none.
 
         If penstockd is away nothing is known. A task whose job is then not found by `sync` has failed, which is better than a
-        second run beside the first.
+        second run beside the first. Nor is it asked again: the scheduler's heart stands still meanwhile.
         """
-        lost = []
+        lost, away = [], False
         for ti in tis:
             key, job_id = job_key(ti.id), ""
-            try:
-                job, _ = self._newest(key)
-            except Exception as error:
-                self.log.warning("penstockd does not answer (%s): the job of %s is looked for later", error, ti.key)
-            else:
-                if job is None or job["state"] == "ended":
-                    lost.append(ti)
-                    continue
-                job_id = job["id"]
+            if not away:
+                try:
+                    job, _ = self._newest(key)
+                except Exception as error:
+                    self.log.warning(
+                        "penstockd does not answer (%s): jobs of running tasks are looked for later", error
+                    )
+                    away = True
+                else:
+                    if job is None or job["state"] == "ended":
+                        lost.append(ti)
+                        continue
+                    job_id = job["id"]
             self._watch(ti.key, key, job_id)
         return lost
 
@@ -151,12 +171,16 @@ class PenstockExecutor(BaseExecutor):
         """Cancel a task's job, if it has one."""
         self.queued_tasks.pop(ti.key, None)
         self.running.discard(ti.key)
-        self.jobs.pop(ti.key, None)
         self.keys.pop(ti.key, None)
+        job_id = self.jobs.pop(ti.key, "")
         try:
-            job, _ = self._newest(job_key(ti.id))
-            if job is not None:
-                self._ask("POST", f"/v1/jobs/{job['id']}/cancel")
+            if not job_id:
+                job, _ = self._newest(job_key(ti.id))
+                if job is None:
+                    return
+                job_id = job["id"]
+            self.revoked.add(job_id)
+            self._cancel(job_id)
         except Exception as error:
             self.log.warning("the job of %s could not be cancelled: %s", ti.key, error)
 
@@ -178,6 +202,9 @@ class PenstockExecutor(BaseExecutor):
             self.success(key)
         else:
             self.fail(key, f"job {job['id']} has ended as {job['ended']}, exit code {job['exit_code']}")
+
+    def _cancel(self, job_id: str) -> None:
+        self._ask("POST", f"/v1/jobs/{job_id}/cancel")
 
     def _newest(self, stem: str) -> tuple[Job | None, int]:
         """The newest job of a task's try, and its number."""

@@ -38,7 +38,7 @@ WISHES = (
 OPTIONS = ("partition", "account", "qos", "time_limit_s", "working_directory", "dependency", "container_image")
 """Arguments that are fields of a submission; `deadline` and `output_file` (`output` has a meaning in Airflow) are, too."""
 JOB_ID = "job_id"
-"""XCom, and in Airflow's store of a task's state what a retry reads."""
+"""XCom."""
 _KEY = re.compile(r"[A-Za-z0-9_.:@/+-]{1,180}")
 
 
@@ -257,22 +257,7 @@ class PenstockSubmitOperator(_JobOperator):
         if not self.durable:
             self._check(body)
             return self.hook.submit(body | {"key": f"airflow:{uuid.uuid4()}"})
-        store = context.get(
-            "task_state_store"
-        )  # from Airflow 3.3 on; a worker that dies may not have got to it, and then keys do
-        job = self._known(store.get(JOB_ID) if store is not None else None) or self._by_key(ti, body)
-        if store is not None:
-            store.set(JOB_ID, job["id"])
-        return job
-
-    def _known(self, job_id: Any) -> Job | None:
-        """The job that an earlier try has noted, if it is to be taken up."""
-        if not isinstance(job_id, str):
-            return None
-        try:
-            return self._taken_up(self.hook.job(job_id))
-        except PenstockRefused:  # the connection leads elsewhere now
-            return None
+        return self._by_key(ti, body)
 
     def _taken_up(self, job: Job) -> Job | None:
         if job["state"] == "ended" and job["ended"] != "COMPLETED":
@@ -281,7 +266,7 @@ class PenstockSubmitOperator(_JobOperator):
         return job
 
     def _by_key(self, ti: Any, body: dict[str, Any]) -> Job:
-        stem = job_key(ti, self.retries)
+        stem = job_key(ti)
         number = 1
         while (job := self.hook.find(f"{stem}:{number}")) is not None:
             if self._taken_up(job) is not None:
@@ -380,14 +365,13 @@ def _seconds(moment: datetime | str | None) -> float | None:
     return None if found is None else found.timestamp()
 
 
-def job_key(ti: Any, retries: int | None) -> str:
-    """What all jobs of a task's tries have in common: the DAG, its run, the task, the map index, and how often it was cleared.
+def job_key(ti: Any) -> str:
+    """What all jobs of a task's tries have in common: the DAG, its run, the task, the map index, and its `max_tries`.
 
-    Airflow adds the tries that a clear allows to `max_tries`, so that what is above the task's own `retries` tells clears
-    apart on every version, and needs nothing to be stored between submission and answer.
+    Airflow sets `max_tries` when it makes the task, raises it when somebody clears it, and otherwise leaves it, also when
+    `retries` changes. So it tells clears apart on every version, and needs nothing to be stored between submission and answer.
     """
-    cleared = max(ti.max_tries - (retries or 0), 0)
-    key = f"airflow:{ti.dag_id}:{ti.run_id}:{ti.task_id}:{ti.map_index}:{cleared}"
+    key = f"airflow:{ti.dag_id}:{ti.run_id}:{ti.task_id}:{ti.map_index}:{ti.max_tries}"
     if _KEY.fullmatch(key):
         return key
     return f"airflow:{hashlib.sha256(key.encode()).hexdigest()}"

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from collections.abc import Mapping, Sequence
 from typing import Any
+from urllib.parse import unquote
 
 from airflow.providers.common.compat.sdk import AirflowFailException, BaseOperator
 
 from airflow_provider_penstock.operators.penstock import LAST_LINES, PenstockSubmitOperator
+
+try:
+    from airflow.sdk.log import mask_secret
+except ImportError:  # before Airflow 3
+    from airflow.utils.log.secrets_masker import mask_secret
+
+_PASSWORD = re.compile(r"(?<=://)(?P<user>[^:/@]*:)(?P<password>[^@]*)(?=@)")
+"""In a database's URL, as SQLAlchemy reads it."""
 
 
 class PenstockForecastOperator(PenstockSubmitOperator):
@@ -67,6 +77,19 @@ class PenstockSimulateOperator(BaseOperator):
         self.program = program
         self._running: subprocess.Popen[str] | None = None
 
+    @property
+    def store(self) -> str | None:
+        """The daemon's store."""
+        return self._store
+
+    @store.setter
+    def store(self, store: str | None) -> None:
+        """Also what a template has become: Airflow's logs and pages are not to show its password."""
+        self._store = store
+        if store is not None and (found := _PASSWORD.search(store)):
+            for secret in {found["password"], unquote(found["password"])}:
+                mask_secret(secret)
+
     def words(self) -> list[str]:
         """The command line."""
         whatif = self.store is not None
@@ -81,7 +104,7 @@ class PenstockSimulateOperator(BaseOperator):
     def execute(self, context: Any) -> dict[str, Any]:
         """Run it."""
         words = self.words()
-        self.log.info("%s", " ".join(words))
+        self.log.info("%s", " ".join(_PASSWORD.sub(r"\g<user>***", word) for word in words))
         pipe = subprocess.PIPE
         try:
             self._running = subprocess.Popen(words, stdout=pipe, stderr=pipe, stdin=subprocess.DEVNULL, text=True)
