@@ -25,6 +25,7 @@ Jobs that may not be moved take no turns.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -218,6 +219,8 @@ class _Round:
         nodes = {node.name: node for node in self._snapshot.nodes}
         pins = common.pinned(self._snapshot)
         residents: list[tuple[Job, Placement]] = []
+        firm: list[tuple[Job, Placement]] = []
+        """On their way, and not to be stopped there."""
         for job in self._snapshot.jobs:
             flying = job.phase in (Phase.STARTING, Phase.STOPPING)
             where = job.target if flying else job.allocation
@@ -235,18 +238,27 @@ class _Round:
                     self._queue.append(job)
             elif flying and self._state is None and job.id not in pins:
                 self._queue.append(job)
+            elif flying and not common.movable(job):
+                firm.append((job, where))
             else:
                 residents.append((job, where))
                 if flying:
                     self._busy.add(job.id)
-        taken: dict[str, int] = {}
+        taken = Counter[str]()
+        for where in self._fixed.values():
+            taken.update({share.node: share.gpus for share in where.shares})
+        for job, where in firm:
+            name = where.nodes[0]
+            if taken[name] + where.gpus > nodes[name].gpus_for_us:
+                self._queue.append(job)
+            else:
+                self._fixed[job.id] = where
+                taken[name] += where.gpus
         for job_id, where in self._fixed.items():
             self._allowance.take(self._jobs[job_id], where.gpus, where.gpu_type)
-            for share in where.shares:
-                taken[share.node] = taken.get(share.node, 0) + share.gpus
         for node in self._snapshot.nodes:
             if node.usable:
-                self._sites[node.name] = _Site(node, max(node.gpus_for_us - taken.get(node.name, 0), 0))
+                self._sites[node.name] = _Site(node, max(node.gpus_for_us - taken[node.name], 0))
         by_node: dict[str, dict[JobId, tuple[Job, Placement]]] = {}
         for job, where in sorted(residents, key=lambda each: (each[0].submit_s, each[0].id)):
             self._gpus[job.id] = where.gpus
@@ -339,14 +351,15 @@ class _Round:
         refused: set[object] = set()
         for job in sorted(self._queue, key=lambda job: (-priority(job), *self._came(job))):
             request = self._request(job)
-            key = (tuple(request), job.partitions, job.reservation, job.user, job.account, job.qos)
+            turns = common.movable(job)
+            key = (tuple(request), turns, job.partitions, job.reservation, job.user, job.account, job.qos)
             if not request:
                 options = common.configurations(self._snapshot.nodes, {job.wish.max_gpus})
                 self._waiting[job.id] = common.never_fits(job, options, self._snapshot.nodes)
             elif key in refused or not self._find(job, request, introspective):
                 refused.add(key)
                 if job.id not in self._waiting:
-                    most = self._max_height
+                    most = self._max_height if turns else 1.0
                     text = f"waits for {next(iter(request)).gpus} GPUs" + (
                         f": on each node jobs want {most:g} times the GPUs that are there" if most > 1 else ""
                     )
@@ -384,7 +397,7 @@ class _Round:
             return False
         open_to_it = [self._sites[node.name] for node in common.open_nodes(self._snapshot.nodes, job) if node.usable]
         single = [option for option in options if option.nodes == 1]
-        for most in (1.0, self._max_height):
+        for most in (1.0, self._max_height) if common.movable(job) else (1.0,):
             for option in single:
                 sites = [site for site in open_to_it if site.node.gpu_type == option.gpu_type and site.gpus > 0]
                 landing = land(option.gpus, [site.view() for site in sites], most, spread=False)
@@ -400,10 +413,14 @@ class _Round:
         return any(self._whole(job, option) for option in options if option.nodes > 1)
 
     def _place(self, job: Job, option: Configuration, site: _Site) -> None:
-        self._gpus[job.id] = option.gpus
         self._allowance.take(job, option.gpus, option.gpu_type)
-        self._add(site, (job.id,))
-        self._busy.add(job.id)
+        if common.movable(job):
+            self._gpus[job.id] = option.gpus
+            self._add(site, (job.id,))
+            self._busy.add(job.id)
+        else:  # GPUs of its own: whoever comes after it must not make it take turns
+            self._fixed[job.id] = _on(site.node, job, option.gpus)
+            site.gpus -= option.gpus
 
     def _whole(self, job: Job, option: Configuration) -> bool:
         """Whole nodes for a job of several: nobody else is there, and nobody comes."""
@@ -603,11 +620,7 @@ class _Round:
     def _assignment(self, job: Job, site: _Site, pack: Pack, turns: bool) -> Assignment:
         node = site.node
         held = job.target if job.phase in (Phase.STARTING, Phase.STOPPING) else job.allocation
-        where = Placement(
-            node.gpu_type,
-            next((name for name in job.partitions if name in node.partitions), node.partitions[0]),
-            (Share(node.name, self._gpus[job.id]),),
-        )
+        where = _on(node, job, self._gpus[job.id])
         if held is not None and job.phase is not Phase.QUEUED and where.suits(held):
             where = held
         part = min(site.gpus / site.wanted, 1.0) if turns else 1.0
@@ -628,3 +641,8 @@ class _Round:
             kinds = [self._state.uses.get(each, JobUse(each)).kind for each in (job.id, other)]
             goodput *= self._known.share(node.gpu_type, *kinds) or 0.5
         return common.assign(job, where, reason, self._snapshot, goodput)
+
+
+def _on(node: Node, job: Job, gpus: int) -> Placement:
+    partition = next((name for name in job.partitions if name in node.partitions), node.partitions[0])
+    return Placement(node.gpu_type, partition, (Share(node.name, gpus),))

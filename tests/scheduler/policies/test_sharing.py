@@ -118,6 +118,7 @@ def test_every_plan_keeps_the_rules_round_after_round(
         assert set(plan.assignments) | set(plan.waiting) == set(jobs)
         placements = {job_id: given.placement for job_id, given in plan.assignments.items()}
         for group in plan.shared:
+            assert not group.turns or all(common.movable(jobs[each]) for each in group.jobs)
             memory_mb = state.sharing.gpu_memory_mb.get(placements[group.jobs[0]].gpu_type, 0)
             for pack in group.packs:
                 together = most_used_mb(pack, state.sharing.uses, placements)
@@ -276,6 +277,23 @@ def test_gandiva_grows_1_2_4_and_shrinks_when_somebody_comes() -> None:
     assert plan.shared == ()
 
 
+def test_gandiva_never_lets_a_job_take_turns_that_may_not_be_stopped() -> None:
+    """Not while it waits, nor with one that comes after it, nor while it starts."""
+    firm = job("b", max_gpus=1, preemptible=False)
+    plan = make_policy("gandiva")[0].decide(shared(snapshot("t4:1x1", [running("a", "t4-00"), firm])))
+    assert (plan.shared, set(plan.assignments), set(plan.waiting)) == ((), {"a"}, {"b"})
+    others = [running("a", "t4-00"), firm, job("c", max_gpus=1, submit_s=1.0)]
+    plan = make_policy("gandiva")[0].decide(shared(snapshot("t4:1x1", others)))
+    assert (plan.shared[0].jobs, set(plan.waiting)) == (("a", "c"), {"b"}), "who may be stopped does not wait with it"
+    where = on("t4", t4_00=1)
+    starting = dataclasses.replace(firm, phase=Phase.STARTING, allocation=where, target=where)
+    for each in (firm, starting):
+        plan = make_policy("gandiva")[0].decide(
+            shared(snapshot("t4:1x1", [each, job("c", max_gpus=1, submit_s=1.0)]))
+        )
+        assert (plan.shared, set(plan.assignments), set(plan.waiting)) == ((), {"b"}, {"c"})
+
+
 def test_gandiva_lets_the_hopeless_trials_of_a_search_rest() -> None:
     """Three have reached the first rung and one is on the way there: the best of them goes on, with a GPU to itself."""
     jobs = [running(name, "t4-00", trial_group="search", submit_s=n) for n, name in enumerate("abcd")]
@@ -368,6 +386,8 @@ def test_rules_that_a_plan_may_break_are_told() -> None:
     found = broken(state, twice)
     assert found[:2] == ("job a is in 2 packs", "job b shares GPUs and has no assignment")
     assert any("may not be stopped" in text for text in found)
+    queued = shared(snapshot("t4:1x1", [running("a", "t4-00"), job("b", max_gpus=1, preemptible=False)]))
+    assert any("may not be stopped" in text for text in broken(queued, twice)), "nor while it waits for its start"
     assert broken(dataclasses.replace(state, sharing=None), twice) == (
         "jobs are to share GPUs, but no agent is there to let them",
     )
