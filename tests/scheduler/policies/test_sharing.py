@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from penstock_scheduler.model import (
     GpuClass,
+    GpuLimit,
     Job,
     JobUse,
     KnownPair,
@@ -277,6 +278,41 @@ def test_gandiva_grows_1_2_4_and_shrinks_when_somebody_comes() -> None:
     assert plan.shared == ()
 
 
+def test_gandiva_shrinks_no_more_jobs_than_must_be() -> None:
+    """Of nodes of four: one that has grown keeps its GPUs while others are free, or where the one who waits may not go."""
+    grows = {"min_gpus": 1, "max_gpus": 4, "grow_shrink": True}
+
+    def gpus(nodes: str, *jobs: Job) -> dict[str, int]:
+        plan = make_policy("gandiva")[0].decide(shared(snapshot(nodes, list(jobs))))
+        return {each: given.placement.gpus for each, given in plan.assignments.items()}
+
+    a = dataclasses.replace(running("a", "t4-00", **grows), allocation=on("t4", t4_00=4))
+    b = dataclasses.replace(running("b", "t4-01", **grows), allocation=on("t4", t4_01=4))
+    new = job("c", max_gpus=1)
+    assert gpus("t4:2x4", a, new) == {"a": 4, "c": 1}, "the other node is empty"
+    full = running("full", "a10g-00", 4, gpu_types=["a10g"])
+    full = dataclasses.replace(full, allocation=on("a10g", a10g_00=4))
+    other = job("c", min_gpus=4, max_gpus=4, gpu_types=["a10g"])
+    again = dataclasses.replace(other, id="d", submit_s=1.0)
+    assert gpus("a10g:1x4,t4:1x4", a, full, other, again) == {"a": 4, "full": 4, "c": 4}, "d waits, and not for t4"
+    assert gpus("t4:1x4", a, dataclasses.replace(new, partitions=("fast",))) == {"a": 4}, "of another partition"
+    assert gpus("t4:2x4", a, b, new) == {"a": 1, "b": 4, "c": 1}, "one node is enough"
+
+
+def test_gandiva_shrinks_for_pieces_and_under_a_limit() -> None:
+    grows = {"min_gpus": 1, "max_gpus": 2, "grow_shrink": True}
+    a = dataclasses.replace(running("a", "t4-00", **grows), allocation=on("t4", t4_00=2))
+    b = dataclasses.replace(running("b", "t4-01", **grows), allocation=on("t4", t4_01=2))
+    firm = job("c", min_gpus=2, max_gpus=2, preemptible=False)
+    plan = make_policy("gandiva")[0].decide(shared(snapshot("t4:2x2", [a, b, firm])))
+    assert {job_id: given.placement.gpus for job_id, given in plan.assignments.items()} == {"a": 1, "b": 1}
+    state = shared(snapshot("t4:2x2", [a, job("c", max_gpus=1)]))
+    for gpus, has in ((2, {"a": 1, "c": 1}), (1, {"a": 2})):
+        limited = dataclasses.replace(state, limits=(GpuLimit("user", "ada", gpus),))
+        plan = make_policy("gandiva")[0].decide(limited)
+        assert {job_id: given.placement.gpus for job_id, given in plan.assignments.items()} == has
+
+
 def test_gandiva_never_lets_a_job_take_turns_that_may_not_be_stopped() -> None:
     """Not while it waits, nor with one that comes after it, nor while it starts."""
     firm = job("b", max_gpus=1, preemptible=False)
@@ -288,9 +324,7 @@ def test_gandiva_never_lets_a_job_take_turns_that_may_not_be_stopped() -> None:
     where = on("t4", t4_00=1)
     starting = dataclasses.replace(firm, phase=Phase.STARTING, allocation=where, target=where)
     for each in (firm, starting):
-        plan = make_policy("gandiva")[0].decide(
-            shared(snapshot("t4:1x1", [each, job("c", max_gpus=1, submit_s=1.0)]))
-        )
+        plan = make_policy("gandiva")[0].decide(shared(snapshot("t4:1x1", [each, job("c", max_gpus=1, submit_s=1.0)])))
         assert (plan.shared, set(plan.assignments), set(plan.waiting)) == ((), {"b"}, {"c"})
 
 
