@@ -76,9 +76,13 @@ class _Round:
         self._waiting: dict[JobId, Reason] = {}
         groups = snapshot.sharing.groups if snapshot.sharing is not None else ()
         self._guests = {job for group in groups for job in guests_of(group)}
+        self._going: dict[JobId, Placement] = {}
+        """Where guests are on their way to; they share GPUs there, unless those are free now."""
 
     def plan(self) -> Plan:
-        pins = {job: where for job, where in common.pinned(self._snapshot).items() if job not in self._guests}
+        pinned = common.pinned(self._snapshot)
+        pins = {job: where for job, where in pinned.items() if job not in self._guests}
+        self._going = {job: where for job, where in pinned.items() if job in self._guests}
         for job_id, where in pins.items():
             self._take(self._jobs[job_id], where)
         order = sorted(self._snapshot.jobs, key=lambda job: (job.submit_s, job.id))
@@ -135,7 +139,9 @@ class _Round:
             request = self._within_limits(job)
             if job.id in self._waiting:
                 continue
-            where = self._room.find(job, request)
+            where = self._going.get(job.id)
+            if where is None or where.configuration not in request or not self._room.has(where):
+                where = self._room.find(job, request)
             if where is None or not self._may_move(job, where):
                 self._wait(job, "nobody leaves it any GPUs now")
             else:
@@ -162,14 +168,17 @@ class _Round:
         return self._quota.refuses(job, gpus, "") is None
 
     def _may_move(self, job: Job, where: Placement) -> bool:
-        """Whether a guest may go to GPUs of its own: at any time if it need not move for that."""
-        if job.id not in self._guests or job.allocation is None or where.suits(job.allocation):
+        """Whether a guest may go to GPUs of its own: at any time if it need not move, never while it is on its way."""
+        if job.id not in self._guests:
+            return True
+        if job.phase in (Phase.STARTING, Phase.STOPPING):
+            return job.target is None or where.suits(job.target)
+        if job.allocation is None or where.suits(job.allocation):
             return True
         state = self._snapshot.sharing
         use = state.uses.get(job.id) if state is not None else None
         moved_s = use.moved_s if use is not None else None
-        rested = moved_s is None or self._snapshot.time_s - moved_s >= self._settings.interval_s
-        return rested and job.phase is Phase.RUNNING
+        return moved_s is None or self._snapshot.time_s - moved_s >= self._settings.interval_s
 
     def _take(self, job: Job, where: Placement) -> None:
         self._given[job.id] = where

@@ -4,8 +4,9 @@ After *Gandiva: Introspective cluster scheduling for deep learning* (Xiao et al.
 
 1. *Undo*: a pack whose jobs' throughputs, relative to alone, added up to no more than taking turns gives is taken apart, and so
    are the worst of the others while GPUs are idle (`sharing.packing`).
-2. *Shrink*: jobs that have grown give back what somebody waits for.
-3. *Land*: who waits gets GPUs by Algorithm 1 (`sharing.gandiva`), with turns as the last resort, up to `max_height`.
+2. *Shrink*: jobs that have grown give back what they can on nodes on which jobs take turns.
+3. *Land*: who waits gets GPUs by Algorithm 1 (`sharing.gandiva`); else some that jobs which have grown give back, of the one node
+   where that is least; with turns as the last resort, up to `max_height`.
 4. *Migrate*: off nodes on which jobs take turns, to free GPUs or to nodes with less to do; out of packs, to free GPUs; and off
    a node that can be emptied for a job that finds no room in one piece (defragmentation).
 5. *Pack*: on nodes on which jobs still take turns, the pairs that promise most.
@@ -25,6 +26,7 @@ Jobs that may not be moved take no turns.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -184,7 +186,8 @@ class _Round:
         introspective = self._settings.mode == "introspective" and self._state is not None
         if introspective:
             self._undo()
-        self._shrink()
+        for site in self._sites.values():
+            self._shrink(site, 0)
         self._land(introspective)
         if introspective:
             self._migrate()
@@ -218,6 +221,8 @@ class _Round:
         nodes = {node.name: node for node in self._snapshot.nodes}
         pins = common.pinned(self._snapshot)
         residents: list[tuple[Job, Placement]] = []
+        firm: list[tuple[Job, Placement]] = []
+        """On their way, and not to be stopped there."""
         for job in self._snapshot.jobs:
             flying = job.phase in (Phase.STARTING, Phase.STOPPING)
             where = job.target if flying else job.allocation
@@ -235,18 +240,27 @@ class _Round:
                     self._queue.append(job)
             elif flying and self._state is None and job.id not in pins:
                 self._queue.append(job)
+            elif flying and not common.movable(job):
+                firm.append((job, where))
             else:
                 residents.append((job, where))
                 if flying:
                     self._busy.add(job.id)
-        taken: dict[str, int] = {}
+        taken = Counter[str]()
+        for where in self._fixed.values():
+            taken.update({share.node: share.gpus for share in where.shares})
+        for job, where in firm:
+            name = where.nodes[0]
+            if taken[name] + where.gpus > nodes[name].gpus_for_us:
+                self._queue.append(job)
+            else:
+                self._fixed[job.id] = where
+                taken[name] += where.gpus
         for job_id, where in self._fixed.items():
             self._allowance.take(self._jobs[job_id], where.gpus, where.gpu_type)
-            for share in where.shares:
-                taken[share.node] = taken.get(share.node, 0) + share.gpus
         for node in self._snapshot.nodes:
             if node.usable:
-                self._sites[node.name] = _Site(node, max(node.gpus_for_us - taken.get(node.name, 0), 0))
+                self._sites[node.name] = _Site(node, max(node.gpus_for_us - taken[node.name], 0))
         by_node: dict[str, dict[JobId, tuple[Job, Placement]]] = {}
         for job, where in sorted(residents, key=lambda each: (each[0].submit_s, each[0].id)):
             self._gpus[job.id] = where.gpus
@@ -318,35 +332,45 @@ class _Round:
 
     # Who waits.
 
-    def _shrink(self) -> None:
-        """Jobs that have grown go back to what they asked for where somebody waits, or takes turns."""
-        for site in self._sites.values():
-            if not self._queue and site.wanted <= site.gpus:
-                continue
-            for index, pack in enumerate(site.packs):
-                job = self._jobs[pack.jobs[0]]
-                least = job.wish.min_gpus
-                grown = len(pack.jobs) == 1 and job.wish.grow_shrink and pack.gpus > least
-                smaller = Configuration(1, least, site.node.gpu_type)
-                if grown and job.id not in self._busy and common.allowed(job, smaller):
-                    self._allowance.take(job, least - pack.gpus, site.node.gpu_type)
-                    self._gpus[job.id] = least
-                    site.packs[index] = replace(pack, gpus=least)
-                    self._busy.add(job.id)
-                    self._why[job.id] = f"gives back {pack.gpus - least} GPUs that others need"
+    def _grown(self, site: _Site) -> list[tuple[Pack, int]]:
+        """Jobs that have grown on a node and the GPUs that each can give back, those with most first."""
+        found = []
+        for pack in site.packs:
+            job = self._jobs[pack.jobs[0]]
+            least = job.wish.min_gpus
+            grown = len(pack.jobs) == 1 and job.wish.grow_shrink and pack.gpus > least and job.id not in self._busy
+            allowed = common.allowed(job, Configuration(1, least, site.node.gpu_type)) and self._may_be_on(job.id, site)
+            if grown and allowed:
+                found.append((pack, pack.gpus - least))
+        return sorted(found, key=lambda each: -each[1])
+
+    def _give_back(self, site: _Site, pack: Pack, gpus: int) -> None:
+        job = self._jobs[pack.jobs[0]]
+        self._allowance.take(job, -gpus, site.node.gpu_type)
+        self._gpus[job.id] = pack.gpus - gpus
+        site.packs[site.packs.index(pack)] = replace(pack, gpus=pack.gpus - gpus)
+        self._busy.add(job.id)
+        self._why[job.id] = f"gives back {gpus} GPUs that others need"
+
+    def _shrink(self, site: _Site, free: int) -> None:
+        """Let jobs that have grown go back to what they asked for, until so many GPUs of the node are free."""
+        for pack, gpus in self._grown(site):
+            if site.gpus - site.wanted < free:
+                self._give_back(site, pack, gpus)
 
     def _land(self, introspective: bool) -> None:
         refused: set[object] = set()
         for job in sorted(self._queue, key=lambda job: (-priority(job), *self._came(job))):
             request = self._request(job)
-            key = (tuple(request), job.partitions, job.reservation, job.user, job.account, job.qos)
+            turns = common.movable(job)
+            key = (tuple(request), turns, job.partitions, job.reservation, job.user, job.account, job.qos)
             if not request:
                 options = common.configurations(self._snapshot.nodes, {job.wish.max_gpus})
                 self._waiting[job.id] = common.never_fits(job, options, self._snapshot.nodes)
             elif key in refused or not self._find(job, request, introspective):
                 refused.add(key)
                 if job.id not in self._waiting:
-                    most = self._max_height
+                    most = self._max_height if turns else 1.0
                     text = f"waits for {next(iter(request)).gpus} GPUs" + (
                         f": on each node jobs want {most:g} times the GPUs that are there" if most > 1 else ""
                     )
@@ -371,39 +395,85 @@ class _Round:
 
     def _find(self, job: Job, request: common.Request, introspective: bool) -> bool:
         """Give a job a place, if there is one."""
-        limit = None
-        options = []
-        for option in request:
-            refuses = self._allowance.refuses(job, option.gpus, option.gpu_type)
-            limit = limit or refuses
-            if refuses is None:
-                options.append(option)
-        if not options:
-            text = f"{limit} does not allow more now"
-            self._waiting[job.id] = Reason(ReasonCode.WAITING_CAPACITY, text, common.smallest_need(job))
-            return False
+        options = self._within_limits(job, request)
         open_to_it = [self._sites[node.name] for node in common.open_nodes(self._snapshot.nodes, job) if node.usable]
-        single = [option for option in options if option.nodes == 1]
-        for most in (1.0, self._max_height):
-            for option in single:
-                sites = [site for site in open_to_it if site.node.gpu_type == option.gpu_type and site.gpus > 0]
-                landing = land(option.gpus, [site.view() for site in sites], most, spread=False)
-                if landing is not None:
-                    self._place(job, option, self._sites[landing.shares[0][0]])
+        single = {
+            option: [site for site in open_to_it if site.node.gpu_type == option.gpu_type and site.gpus > 0]
+            for option in options
+            if option.nodes == 1
+        }
+        ways = [self._free, self._freed]
+        if introspective:
+            ways.append(self._defragment)
+        if common.movable(job):
+            ways.append(self._turn)
+        for way in ways:
+            for option, sites in single.items():
+                site = way(option.gpus, sites)
+                if site is not None:
+                    self._place(job, option, site)
                     return True
-                if most > 1 or not introspective or option.gpus < 2:
+        if any(self._whole(job, option) for option in options if option.nodes > 1):
+            return True
+        for option, sites in single.items() if introspective else ():
+            if sum(site.free + sum(gpus for _, gpus in self._grown(site)) for site in sites) >= option.gpus:
+                for site in sites:  # pieces, which migration brings together in later rounds
+                    self._shrink(site, site.gpus)
+        return False
+
+    def _within_limits(self, job: Job, request: common.Request) -> list[Configuration]:
+        """What limits let the job have, if need be when others under the same limit have given back what they have grown by."""
+        refusals = {option: self._allowance.refuses(job, option.gpus, option.gpu_type) for option in request}
+        limit = next((limit for limit in refusals.values() if limit is not None), None)
+        options = [option for option, refuses in refusals.items() if refuses is None]
+        if options or limit is None:
+            return options
+        tried, back = self._allowance.copy(), []
+        for site in self._sites.values():
+            for pack, gpus in self._grown(site):
+                other = self._jobs[pack.jobs[0]]
+                if not limit.covers(other) or not limit.counts(site.node.gpu_type):
                     continue
-                emptied = self._defragment(option.gpus, sites)
-                if emptied is not None:
-                    self._place(job, option, emptied)
-                    return True
-        return any(self._whole(job, option) for option in options if option.nodes > 1)
+                tried.take(other, -gpus, site.node.gpu_type)
+                back.append((site, pack, gpus))
+                options = [option for option in request if tried.refuses(job, option.gpus, option.gpu_type) is None]
+                if options:
+                    for each in back:
+                        self._give_back(*each)
+                    return options
+        text = f"{limit} does not allow more now"
+        self._waiting[job.id] = Reason(ReasonCode.WAITING_CAPACITY, text, common.smallest_need(job))
+        return []
+
+    # Where a job of one node may go: the ways to find it a place, in the order in which they are tried.
+
+    def _free(self, gpus: int, sites: Sequence[_Site], most: float = 1.0) -> _Site | None:
+        """Algorithm 1, up to so many times the GPUs of a node."""
+        landing = land(gpus, [site.view() for site in sites], most, spread=False)
+        return self._sites[landing.shares[0][0]] if landing is not None else None
+
+    def _freed(self, gpus: int, sites: Sequence[_Site]) -> _Site | None:
+        """The node on which jobs that have grown must give back least."""
+        back = [(sum(more for _, more in self._grown(site)), site) for site in sites]
+        able = [site for more, site in back if more > 0 and site.free + more >= gpus]
+        if not able:
+            return None
+        site = max(able, key=lambda site: site.free)
+        self._shrink(site, gpus)
+        return site
+
+    def _turn(self, gpus: int, sites: Sequence[_Site]) -> _Site | None:
+        return self._free(gpus, sites, self._max_height)
 
     def _place(self, job: Job, option: Configuration, site: _Site) -> None:
-        self._gpus[job.id] = option.gpus
         self._allowance.take(job, option.gpus, option.gpu_type)
-        self._add(site, (job.id,))
-        self._busy.add(job.id)
+        if common.movable(job):
+            self._gpus[job.id] = option.gpus
+            self._add(site, (job.id,))
+            self._busy.add(job.id)
+        else:  # GPUs of its own: whoever comes after it must not make it take turns
+            self._fixed[job.id] = _on(site.node, job, option.gpus)
+            site.gpus -= option.gpus
 
     def _whole(self, job: Job, option: Configuration) -> bool:
         """Whole nodes for a job of several: nobody else is there, and nobody comes."""
@@ -555,6 +625,7 @@ class _Round:
                 if (
                     len(pack.jobs) > 1
                     or not job.wish.grow_shrink
+                    or not self._may_be_on(job.id, site)
                     or not self._rested(job.id, self._settings.interval_s)
                 ):
                     continue
@@ -603,11 +674,7 @@ class _Round:
     def _assignment(self, job: Job, site: _Site, pack: Pack, turns: bool) -> Assignment:
         node = site.node
         held = job.target if job.phase in (Phase.STARTING, Phase.STOPPING) else job.allocation
-        where = Placement(
-            node.gpu_type,
-            next((name for name in job.partitions if name in node.partitions), node.partitions[0]),
-            (Share(node.name, self._gpus[job.id]),),
-        )
+        where = _on(node, job, self._gpus[job.id])
         if held is not None and job.phase is not Phase.QUEUED and where.suits(held):
             where = held
         part = min(site.gpus / site.wanted, 1.0) if turns else 1.0
@@ -628,3 +695,8 @@ class _Round:
             kinds = [self._state.uses.get(each, JobUse(each)).kind for each in (job.id, other)]
             goodput *= self._known.share(node.gpu_type, *kinds) or 0.5
         return common.assign(job, where, reason, self._snapshot, goodput)
+
+
+def _on(node: Node, job: Job, gpus: int) -> Placement:
+    partition = next((name for name in job.partitions if name in node.partitions), node.partitions[0])
+    return Placement(node.gpu_type, partition, (Share(node.name, gpus),))

@@ -2,7 +2,7 @@
 
 The policy in front gives GPUs to *hosts*, and does not see *guests*: to it they wait. A guest is there for idle fractions of its
 host's GPUs. Its host keeps its placement, and the guest goes as soon as the policy wants these GPUs for somebody else, or gives
-the guest GPUs of its own.
+the guest GPUs of its own. A guest on its way to its host goes on to it, as long as the host is there and has room for it.
 
 - `gandiva-share`: a guest and its host of as many GPUs are packed if that promises more than turns (`sharing.packing`), and
   as long as each slice shows that it does. Who has never run gets one slice at once, in turns with a host that may be moved
@@ -99,6 +99,7 @@ class GandivaShare:
             return plan
         chosen = self._settings
         guests = Guests(snapshot, snapshot.sharing, plan, chosen.least_total, chosen.slice_s)
+        guests.keep_on_their_way()
         guests.pack(waiting(snapshot, plan))
         guests.first_slices(waiting(snapshot, plan), chosen.first_slices)
         return guests.plan()
@@ -126,6 +127,7 @@ def with_opportunists(snapshot: Snapshot, state: SharingState, plan: Plan, setti
     some = [job for job in waiting(snapshot, plan) if classes[job.id] is GpuClass.OPPORTUNISTIC]
     guests = Guests(snapshot, state, plan, settings.least_total, settings.control_s)
     promised = {job for job, its in classes.items() if its is GpuClass.GUARANTEED}
+    guests.keep_on_their_way(settings.least_memory_mb)
     guests.fill(some, promised, settings.least_memory_mb)
     guests.pack(some, promised)
     return guests.plan()
@@ -137,23 +139,38 @@ def gpu_class(job: Job, default: GpuClass) -> GpuClass:
 
 
 def waiting(snapshot: Snapshot, plan: Plan) -> list[Job]:
-    """Jobs that wait for room, those that have waited longest first."""
-    jobs = [job for job in snapshot.jobs if job.id in plan.waiting and plan.waiting[job.id].code in WAITS]
+    """Jobs that wait for room, those that have waited longest first; no guests on their way to a host."""
+    going = on_their_way(snapshot)
+    waits = {job for job, reason in plan.waiting.items() if reason.code in WAITS and job not in going}
+    jobs = [job for job in snapshot.jobs if job.id in waits]
     return sorted(jobs, key=lambda job: (-priority(job), job.submit_s, job.id))
 
 
 def hosts_only(snapshot: Snapshot) -> Snapshot:
-    """The snapshot as the policy in front of such a stage sees it: guests hold nothing."""
+    """The snapshot as the policy in front of such a stage sees it: guests hold nothing, and those on their way are not there."""
     if snapshot.sharing is None:
         return snapshot
     guests = {job for group in snapshot.sharing.groups for job in guests_of(group)}
     if not guests:
         return snapshot
+    going = on_their_way(snapshot)
     jobs = tuple(
         dataclasses.replace(job, phase=Phase.QUEUED, allocation=None, target=None) if job.id in guests else job
         for job in snapshot.jobs
+        if job.id not in going
     )
     return dataclasses.replace(snapshot, jobs=jobs)
+
+
+def on_their_way(snapshot: Snapshot) -> dict[JobId, SharedGpus]:
+    """Guests that an earlier round has sent to a host -> the GPUs which they are to share."""
+    flying = {
+        job.id: job.target.nodes
+        for job in snapshot.jobs
+        if job.phase in (Phase.STARTING, Phase.STOPPING) and job.target is not None
+    }
+    groups = snapshot.sharing.groups if snapshot.sharing is not None else ()
+    return {job: group for group in groups for job in guests_of(group) if flying.get(job) == (group.node,)}
 
 
 def guests_of(group: SharedGpus) -> tuple[JobId, ...]:
@@ -198,6 +215,8 @@ class Guests:
         self._allowance = Allowance(snapshot.limits)
         self._hosts: dict[JobId, _Host] = {}
         self._placed: dict[JobId, Assignment] = {}
+        self._back: dict[JobId, Reason] = {}
+        """Guests on their way that their host has no room for any more."""
         already = plan.sharing()
         for job_id, assignment in plan.assignments.items():
             job, where = self._jobs[job_id], assignment.placement
@@ -235,6 +254,38 @@ class Guests:
     def _ordered(self, job: Job, hosts: Iterable[_Host]) -> list[_Host]:
         """The host that it has now first: a move costs a restart."""
         return sorted(hosts, key=lambda host: host.job.id != self._host_of.get(job.id))
+
+    # Guests on their way.
+
+    def keep_on_their_way(self, least_memory_mb: int = 0) -> None:
+        """Let guests that are on their way to a host share its GPUs as was planned; who cannot waits."""
+        for job_id, group in on_their_way(self._snapshot).items():
+            if job_id in self._plan.assignments:
+                continue
+            job, host = self._jobs[job_id], self._hosts.get(group.jobs[0])
+            if host is not None and host.node == group.node and self._joins(job, host, group, least_memory_mb):
+                self._invite(job, host, f"beside job {host.job.id}")
+            else:
+                text = f"job {group.jobs[0]}, which it was sent to, has no room for it any more"
+                self._back[job_id] = Reason(ReasonCode.WAITING_CAPACITY, text, common.smallest_need(job))
+
+    def _joins(self, job: Job, host: _Host, group: SharedGpus, least_memory_mb: int) -> bool:
+        """Whether a guest can still share its host's GPUs in the way of the group; if so, it is the host's way."""
+        gpus = self._gpus(job, host)
+        if gpus is None or job.target is None or gpus != job.target.gpus:
+            return False
+        if any(pack.guaranteed for pack in group.packs):
+            left_mb = self._left_mb(host, least_memory_mb, mine=True)
+            if left_mb is None or sum(host.guests.values()) + gpus > host.where.gpus:
+                return False
+            host.guaranteed, host.memory_mb = True, left_mb
+            return True
+        if host.guests:
+            return False
+        if group.turns:
+            host.turns = common.movable(host.job)
+            return host.turns
+        return gpus == host.where.gpus and self._fits(job, host)
 
     # Packs.
 
@@ -275,7 +326,7 @@ class Guests:
 
     def first_slices(self, jobs: Sequence[Job], part: float) -> None:
         """Let jobs that never ran take one slice each of somebody's GPUs."""
-        left = math.ceil(part * len(self._hosts))
+        left = math.ceil(part * len(self._hosts)) - sum(host.turns for host in self._hosts.values())
         for job in jobs:
             if left <= 0:
                 return
@@ -302,7 +353,9 @@ class Guests:
     def fill(self, jobs: Sequence[Job], promised: Iterable[JobId], least_memory_mb: int) -> None:
         """Put jobs beside guaranteed ones, on the GPUs that are used least."""
         promised = set(promised)
-        hosts = [host for host in self._hosts.values() if host.job.id in promised]
+        hosts = [
+            each for each in self._hosts.values() if each.job.id in promised and (each.guaranteed or not each.guests)
+        ]
         for job in jobs:
             able = []
             for host in hosts:
@@ -345,12 +398,16 @@ class Guests:
             next(name for name in job.partitions if name in node.partitions),
             (Share(host.node, gpus),),
         )
-        if job.allocation is not None and job.phase is not Phase.QUEUED and where.suits(job.allocation):
-            where = job.allocation
+        flying = job.phase in (Phase.STARTING, Phase.STOPPING)
+        held = job.target if flying else job.allocation
+        if held is not None and job.phase is not Phase.QUEUED and where.suits(held):
+            where = held
         host.guests[job.id] = gpus
         self._allowance.take(job, gpus, where.gpu_type)
         code = ReasonCode.FIRST_SLICE if host.turns else ReasonCode.SHARES
         reason = Reason(code, f"shares {where.configuration}: {why}")
+        if flying and where == job.target:
+            reason = Reason(ReasonCode.IN_FLIGHT, f"on its way to {where.configuration}, {why}")
         share = self._known.share(where.gpu_type, self._use(job.id).kind, self._use(host.job.id).kind)
         part = 0.5 if host.turns or share is None else share
         goodput = common.rate(self._snapshot.models[job.id], where.configuration) * part
@@ -373,7 +430,7 @@ class Guests:
         return dataclasses.replace(
             self._plan,
             assignments={job: assignments[job] for job in order if job in assignments},
-            waiting={job: reason for job, reason in self._plan.waiting.items() if job not in self._placed},
+            waiting={job: why for job, why in (self._plan.waiting | self._back).items() if job not in self._placed},
             shared=(*self._plan.shared, *groups),
         )
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from penstock_scheduler.model import (
     GpuClass,
+    GpuLimit,
     Job,
     JobUse,
     KnownPair,
@@ -25,6 +26,7 @@ from penstock_scheduler.model import (
     Snapshot,
 )
 from penstock_scheduler.policies import REGISTRY, STAGES, common, make_policy, sharing_parts
+from penstock_scheduler.policies.guests import on_their_way
 from penstock_scheduler.sharing.packing import most_used_mb
 from penstock_scheduler.sharing.rules import broken
 from penstock_scheduler.sharing.slices import turn
@@ -62,7 +64,7 @@ def uses(draw: st.DrawFn, jobs: Iterable[Job], now_s: float) -> dict[str, JobUse
 
 
 @st.composite
-def sharing(draw: st.DrawFn) -> tuple[Snapshot, list[dict[str, JobUse]], list[float]]:
+def sharing(draw: st.DrawFn) -> tuple[Snapshot, list[dict[str, JobUse]], list[float], list[bool]]:
     state = draw(snapshots())
     classes = [draw(st.sampled_from([None, *GpuClass])) for _ in state.jobs]
     grows = [draw(st.booleans()) for _ in state.jobs]
@@ -79,23 +81,27 @@ def sharing(draw: st.DrawFn) -> tuple[Snapshot, list[dict[str, JobUse]], list[fl
     memory = draw(st.sampled_from([{}, dict.fromkeys(TYPES, MEMORY_MB)]))
     rounds = [draw(uses(jobs, state.time_s)) for _ in range(3)]
     state = dataclasses.replace(state, jobs=jobs, sharing=SharingState(pairs=pairs, gpu_memory_mb=memory))
-    return state, rounds, [draw(st.sampled_from([0.2, 0.4, 0.7])) for _ in range(3)]
+    speeds = [draw(st.sampled_from([0.2, 0.4, 0.7])) for _ in range(3)]
+    return state, rounds, speeds, [draw(st.booleans()) for _ in range(3)]
 
 
-def followed(state: Snapshot, plan: Plan, its_uses: dict[str, JobUse], speed: float) -> Snapshot:
-    """The next round's snapshot, if all that was planned was done."""
+def followed(state: Snapshot, plan: Plan, its_uses: dict[str, JobUse], speed: float, *, slow: bool) -> Snapshot:
+    """The next round's snapshot, if all that was planned was done; `slow`: who was sent somewhere is still on its way."""
     jobs = []
     for each in state.jobs:
         given = plan.assignments.get(each.id)
-        phase = Phase.QUEUED if given is None else Phase.RUNNING
         where = None if given is None else given.placement
-        jobs.append(dataclasses.replace(each, phase=phase, allocation=where, target=None))
+        stays = each.phase is Phase.RUNNING and each.allocation == where
+        phase = Phase.QUEUED if given is None else Phase.STARTING if slow and not stays else Phase.RUNNING
+        target = where if phase is Phase.STARTING else None
+        jobs.append(dataclasses.replace(each, phase=phase, allocation=where, target=target))
     assert state.sharing is not None
     seen = tuple(
         PackSeen(pack.jobs, plan.assignments[pack.jobs[0]].placement.gpu_type, (speed, speed))
         for group in plan.shared
         for pack in group.packs
         if len(pack.jobs) == 2 and pack.guaranteed is None
+        if not any(each.id in pack.jobs and each.phase is Phase.STARTING for each in jobs)
     )
     told = dataclasses.replace(state.sharing, groups=plan.shared, uses=its_uses, seen=seen)
     return dataclasses.replace(state, round=state.round + 1, time_s=state.time_s + 60, jobs=tuple(jobs), sharing=told)
@@ -105,11 +111,11 @@ def followed(state: Snapshot, plan: Plan, its_uses: dict[str, JobUse], speed: fl
 @settings(max_examples=12, phases=[Drawing.explicit, Drawing.reuse, Drawing.generate])  # shrinking takes minutes
 @given(given_=sharing())
 def test_every_plan_keeps_the_rules_round_after_round(
-    name: str, chosen: dict[str, object], given_: tuple[Snapshot, list[dict[str, JobUse]], list[float]]
+    name: str, chosen: dict[str, object], given_: tuple[Snapshot, list[dict[str, JobUse]], list[float], list[bool]]
 ) -> None:
-    state, rounds, speeds = given_
+    state, rounds, speeds, slow = given_
     state = dataclasses.replace(state, sharing=dataclasses.replace(state.sharing, uses=rounds[0]))  # type: ignore[type-var]
-    for its_uses, speed in zip(rounds, speeds, strict=True):
+    for its_uses, speed, slowly in zip(rounds, speeds, slow, strict=True):
         assert state.sharing is not None
         plan = make_policy(name, chosen)[0].decide(state)
         jobs = {each.id: each for each in state.jobs}
@@ -118,6 +124,7 @@ def test_every_plan_keeps_the_rules_round_after_round(
         assert set(plan.assignments) | set(plan.waiting) == set(jobs)
         placements = {job_id: given.placement for job_id, given in plan.assignments.items()}
         for group in plan.shared:
+            assert not group.turns or all(common.movable(jobs[each]) for each in group.jobs)
             memory_mb = state.sharing.gpu_memory_mb.get(placements[group.jobs[0]].gpu_type, 0)
             for pack in group.packs:
                 together = most_used_mb(pack, state.sharing.uses, placements)
@@ -135,7 +142,10 @@ def test_every_plan_keeps_the_rules_round_after_round(
         again = make_policy(name, chosen)[0].decide(dataclasses.replace(state, jobs=state.jobs[::-1]))
         assert again.chosen == plan.chosen, "whatever the order of the jobs"
         assert set(again.shared) == set(plan.shared)
-        state = followed(state, plan, its_uses, speed)
+        for job_id in on_their_way(state):
+            going = jobs[job_id].target
+            assert job_id not in placements or going is None or placements[job_id].suits(going)
+        state = followed(state, plan, its_uses, speed, slow=slowly)
 
 
 def _class(each: Job) -> int:
@@ -276,6 +286,56 @@ def test_gandiva_grows_1_2_4_and_shrinks_when_somebody_comes() -> None:
     assert plan.shared == ()
 
 
+def test_gandiva_shrinks_no_more_jobs_than_must_be() -> None:
+    """Of nodes of four: one that has grown keeps its GPUs while others are free, or where the one who waits may not go."""
+    grows = {"min_gpus": 1, "max_gpus": 4, "grow_shrink": True}
+
+    def gpus(nodes: str, *jobs: Job) -> dict[str, int]:
+        plan = make_policy("gandiva")[0].decide(shared(snapshot(nodes, list(jobs))))
+        return {each: given.placement.gpus for each, given in plan.assignments.items()}
+
+    a = dataclasses.replace(running("a", "t4-00", **grows), allocation=on("t4", t4_00=4))
+    b = dataclasses.replace(running("b", "t4-01", **grows), allocation=on("t4", t4_01=4))
+    new = job("c", max_gpus=1)
+    assert gpus("t4:2x4", a, new) == {"a": 4, "c": 1}, "the other node is empty"
+    full = running("full", "a10g-00", 4, gpu_types=["a10g"])
+    full = dataclasses.replace(full, allocation=on("a10g", a10g_00=4))
+    other = job("c", min_gpus=4, max_gpus=4, gpu_types=["a10g"])
+    again = dataclasses.replace(other, id="d", submit_s=1.0)
+    assert gpus("a10g:1x4,t4:1x4", a, full, other, again) == {"a": 4, "full": 4, "c": 4}, "d waits, and not for t4"
+    assert gpus("t4:1x4", a, dataclasses.replace(new, partitions=("fast",))) == {"a": 4}, "of another partition"
+    assert gpus("t4:2x4", a, b, new) == {"a": 1, "b": 4, "c": 1}, "one node is enough"
+
+
+def test_gandiva_shrinks_for_pieces_and_under_a_limit() -> None:
+    grows = {"min_gpus": 1, "max_gpus": 2, "grow_shrink": True}
+    a = dataclasses.replace(running("a", "t4-00", **grows), allocation=on("t4", t4_00=2))
+    b = dataclasses.replace(running("b", "t4-01", **grows), allocation=on("t4", t4_01=2))
+    firm = job("c", min_gpus=2, max_gpus=2, preemptible=False)
+    plan = make_policy("gandiva")[0].decide(shared(snapshot("t4:2x2", [a, b, firm])))
+    assert {job_id: given.placement.gpus for job_id, given in plan.assignments.items()} == {"a": 1, "b": 1}
+    state = shared(snapshot("t4:2x2", [a, job("c", max_gpus=1)]))
+    for gpus, has in ((2, {"a": 1, "c": 1}), (1, {"a": 2})):
+        limited = dataclasses.replace(state, limits=(GpuLimit("user", "ada", gpus),))
+        plan = make_policy("gandiva")[0].decide(limited)
+        assert {job_id: given.placement.gpus for job_id, given in plan.assignments.items()} == has
+
+
+def test_gandiva_never_lets_a_job_take_turns_that_may_not_be_stopped() -> None:
+    """Not while it waits, nor with one that comes after it, nor while it starts."""
+    firm = job("b", max_gpus=1, preemptible=False)
+    plan = make_policy("gandiva")[0].decide(shared(snapshot("t4:1x1", [running("a", "t4-00"), firm])))
+    assert (plan.shared, set(plan.assignments), set(plan.waiting)) == ((), {"a"}, {"b"})
+    others = [running("a", "t4-00"), firm, job("c", max_gpus=1, submit_s=1.0)]
+    plan = make_policy("gandiva")[0].decide(shared(snapshot("t4:1x1", others)))
+    assert (plan.shared[0].jobs, set(plan.waiting)) == (("a", "c"), {"b"}), "who may be stopped does not wait with it"
+    where = on("t4", t4_00=1)
+    starting = dataclasses.replace(firm, phase=Phase.STARTING, allocation=where, target=where)
+    for each in (firm, starting):
+        plan = make_policy("gandiva")[0].decide(shared(snapshot("t4:1x1", [each, job("c", max_gpus=1, submit_s=1.0)])))
+        assert (plan.shared, set(plan.assignments), set(plan.waiting)) == ((), {"b"}, {"c"})
+
+
 def test_gandiva_lets_the_hopeless_trials_of_a_search_rest() -> None:
     """Three have reached the first rung and one is on the way there: the best of them goes on, with a GPU to itself."""
     jobs = [running(name, "t4-00", trial_group="search", submit_s=n) for n, name in enumerate("abcd")]
@@ -361,6 +421,48 @@ def test_a_guest_gets_gpus_of_its_own_from_the_policy_in_front() -> None:
     assert {a.placement.nodes for a in plan.assignments.values()} == {("t4-00",), ("t4-01",)}
 
 
+@pytest.mark.parametrize("name", ["fifo+gandiva-share", "antman", "fifo+antman-share"])
+@pytest.mark.parametrize("phase", [Phase.STARTING, Phase.STOPPING])
+def test_a_guest_on_its_way_is_not_sent_elsewhere(name: str, phase: Phase) -> None:
+    """A node beside its host's is free: it goes on to its host, and waits if that is gone and others have its GPUs."""
+    gandiva = name.endswith("gandiva-share")
+    host = running("host", "t4-00", gpu_class="guaranteed", preemptible=True)
+    if gandiva:
+        host = running("host", "t4-00")
+    where = on("t4", t4_00=1)
+    wish = {"min_gpus": 1, "max_gpus": 1} | ({} if gandiva else {"gpu_class": "opportunistic"})
+    held = where if phase is Phase.STARTING else on("t4", t4_02=1)
+    guest = job("guest", phase=phase, allocation=held, target=where, submit_s=1.0, **wish)
+    packed = SharedGpus("t4-00", 1, (Pack(("host", "guest"), guaranteed=None if gandiva else "host"),))
+    plan = make_policy(name)[0].decide(shared(snapshot("t4:3x1", [host, guest]), packed))
+    assert plan.assignments["guest"].placement == where
+    assert plan.assignments["guest"].reason.code is ReasonCode.IN_FLIGHT
+    assert [pack.jobs for group in plan.shared for pack in group.packs] == [("host", "guest")]
+    assert plan.shared[0].packs[0].guaranteed == packed.packs[0].guaranteed
+    other = running("other", "t4-00", gpu_class="guaranteed")
+    plan = make_policy(name)[0].decide(shared(snapshot("t4:3x1", [other, guest]), packed))
+    assert set(plan.waiting) == {"guest"}
+
+
+def test_a_guest_on_its_way_to_its_first_slice_gets_it() -> None:
+    host, where = running("host", "t4-00"), on("t4", t4_00=1)
+    guest = job("guest", phase=Phase.STARTING, allocation=where, target=where, max_gpus=1, submit_s=1.0)
+    turns = SharedGpus("t4-00", 1, (Pack(("host",)), Pack(("guest",))))
+    state = shared(snapshot("t4:2x1", [host, guest]), turns, guest=JobUse("guest"))
+    plan = make_policy("fifo+gandiva-share")[0].decide(state)
+    assert plan.shared == (turns,)
+    assert plan.assignments["guest"].placement == where
+
+
+def test_an_antman_guest_on_its_way_keeps_its_gpus_when_its_host_has_gone() -> None:
+    where = on("t4", t4_01=1)
+    guest = job("guest", phase=Phase.STARTING, allocation=where, target=where, max_gpus=1, gpu_class="opportunistic")
+    packed = SharedGpus("t4-01", 1, (Pack(("host", "guest"), guaranteed="host"),))
+    plan = make_policy("antman")[0].decide(shared(snapshot("t4:2x1", [guest]), packed))
+    assert plan.shared == ()
+    assert plan.assignments["guest"].placement == where
+
+
 def test_rules_that_a_plan_may_break_are_told() -> None:
     state = shared(snapshot("t4:1x1", [running("a", "t4-00"), running("b", "t4-00", preemptible=False)]))
     plan = make_policy("gandiva")[0].decide(shared(snapshot("t4:1x1", [running("a", "t4-00")])))
@@ -368,6 +470,8 @@ def test_rules_that_a_plan_may_break_are_told() -> None:
     found = broken(state, twice)
     assert found[:2] == ("job a is in 2 packs", "job b shares GPUs and has no assignment")
     assert any("may not be stopped" in text for text in found)
+    queued = shared(snapshot("t4:1x1", [running("a", "t4-00"), job("b", max_gpus=1, preemptible=False)]))
+    assert any("may not be stopped" in text for text in broken(queued, twice)), "nor while it waits for its start"
     assert broken(dataclasses.replace(state, sharing=None), twice) == (
         "jobs are to share GPUs, but no agent is there to let them",
     )
