@@ -6,8 +6,8 @@ pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'pens
 
 import torch
 
-from penstock_executor.training.batches import Part
 from penstock_executor.training import gradients
+from penstock_executor.training.batches import Part
 from penstock_executor.training.gradients import GradientMeter, SyncTimer, pace
 from penstock_executor.training.run import LONGEST_STRIDE, PACED_EVERY, stride_of
 
