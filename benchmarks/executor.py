@@ -135,6 +135,9 @@ def main():
     parser.add_argument("--report-every", type=float, default=30.0, metavar="S", help="(30, as in jobs)")
     parser.add_argument("--folder", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    most = (FIRST - WARM_UP) // 2
+    if not 1 <= options.steps <= most or options.rounds < 2:
+        parser.error(f"quartiles take 2 rounds of each kind: --steps from 1 to {most}, --rounds of at least 2")
     if options.folder:
         return worker(options)
     with tempfile.TemporaryDirectory() as folder, socket.create_server(("127.0.0.1", 0)) as free:

@@ -48,6 +48,7 @@ _ARRAY = "state/"
 
 _EPOCH = re.compile(r"epoch-(\d{4,})")
 _STEP = re.compile(r"step-(\d{12,})\.ckpt")
+_SHARDS = re.compile(r"step-\d{12,}\.(\d+)\.shards")
 
 
 class Fenced(RuntimeError):
@@ -129,7 +130,7 @@ class Checkpoints:
         return newest_epoch(self.folder) > self.epoch
 
     def shards_folder(self, step: int, number: int) -> Path:
-        """Where to write what `save` of that step shall name; another `number` for each, so that none is written over."""
+        """Where to write what `save` of that step shall name; a higher `number` for each, so that none is written over."""
         return self._own / f"step-{step:012d}.{number}.shards"
 
     def save(
@@ -163,7 +164,7 @@ class Checkpoints:
         finally:
             with contextlib.suppress(OSError):
                 beside.unlink(missing_ok=True)
-        self._prune()
+        self._prune(shards)
         return path
 
     def latest(self) -> Checkpoint | None:
@@ -209,8 +210,12 @@ class Checkpoints:
             f"{self.folder}: epoch {newest_epoch(self.folder)} has begun, so the run of epoch {self.epoch} must stop"
         )
 
-    def _prune(self) -> None:
-        """Remove all but the newest whole-looking checkpoints, and what dead runs left half written."""
+    def _prune(self, saved: Shards | None) -> None:
+        """Remove all but the newest whole-looking checkpoints, and what dead runs left half written.
+
+        Shards of this run's saves after `saved` stay: other processes may have begun to write the next ones already.
+        """
+        newest = _number(saved.folder) if saved is not None else 0
         listed = _list(self.folder)
         for _, _, path in listed[self._keep :]:
             with contextlib.suppress(OSError):
@@ -227,7 +232,8 @@ class Checkpoints:
                 for left in folder.glob("step-*.tmp"):
                     left.unlink()
                 for shards in set(folder.glob("step-*.shards")) - belongs:
-                    shutil.rmtree(shards, ignore_errors=True)
+                    if folder != self._own or _number(shards) <= newest:
+                        shutil.rmtree(shards, ignore_errors=True)
                 if folder != self._own:
                     folder.rmdir()
 
@@ -274,6 +280,12 @@ def _shards_of(path: Path) -> Path | None:
         if shards := json.loads(header).get("shards"):
             return path.parent / str(shards["folder"])
     return None
+
+
+def _number(shards: Path) -> int:
+    """Which of its run's saves a folder of shards is of; 0 if its name is not one of ours."""
+    match = _SHARDS.fullmatch(shards.name)
+    return int(match[1]) if match else 0
 
 
 def _file_name(step: int) -> str:

@@ -129,10 +129,29 @@ def test_one_with_a_harmed_shard_is_passed_over_and_shards_go_with_their_checkpo
     assert (checkpoints.latest().step, checkpoints.latest().shards.folder) == (1, folders[0])
     assert [found.step for found in checkpoints.candidates()] == [2, 1]
     assert checkpoints.find(1, 2).shards.folder == folders[1]
-    checkpoints.shards_folder(3, 9).mkdir()  # of a run that died while it wrote
+    checkpoints.shards_folder(3, 3).mkdir()  # of a save that failed
     folders.append(save(4))
     assert sorted(tmp_path.glob("*/*.shards")) == [folders[1], folders[2]]
-    assert Checkpoints(tmp_path, 2).latest().step == 4
+    checkpoints.shards_folder(5, 5).mkdir()  # of a run that died while it wrote
+    second = Checkpoints(tmp_path, 2)
+    assert second.latest().step == 4
+    second.save(b"", 5)
+    assert sorted(tmp_path.glob("*/*.shards")) == [folders[2]]
+
+
+def test_shards_of_the_next_save_stay_which_another_process_writes_while_the_first_is_behind(tmp_path: Path):
+    """Of the same step, as an epoch's end may save just after the clock did."""
+    checkpoints = Checkpoints(tmp_path, 1, keep=1)
+    folder, ahead = (checkpoints.shards_folder(8, number) for number in (1, 2))
+    for each in (folder, ahead):
+        each.mkdir()
+        (each / "part-1.pt").write_bytes(b"part")
+    files = {"part-1.pt": fingerprint(folder / "part-1.pt")}
+    checkpoints.save(b"", 8, shards=Shards(folder, files))
+    assert sorted(tmp_path.glob("*/*.shards")) == [folder, ahead]
+    checkpoints.save(b"", 8, shards=Shards(ahead, files))
+    assert checkpoints.latest().shards == Shards(ahead, files)
+    assert sorted(tmp_path.glob("*/*.shards")) == [ahead]
 
 
 def test_processes_share_out_the_reading_of_shards(tmp_path: Path):

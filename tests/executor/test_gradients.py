@@ -6,8 +6,9 @@ pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'pens
 
 import torch
 
+from penstock_executor.training import gradients
 from penstock_executor.training.batches import Part
-from penstock_executor.training.gradients import GradientMeter, pace
+from penstock_executor.training.gradients import GradientMeter, SyncTimer, pace
 from penstock_executor.training.run import LONGEST_STRIDE, PACED_EVERY, stride_of
 
 
@@ -66,6 +67,35 @@ def test_a_step_that_is_not_measured_has_nothing_of_ours_in_its_backward_pass():
         meter.after_step(Part(8, 16, 2, 1, last=True), 1.0)
     assert hooks == [1, 0, 1]
     assert meter.measured == 2
+
+
+class Event:
+    """A CUDA event, as much as `SyncTimer` needs of one."""
+
+    def __init__(self, at_s: float) -> None:
+        self.at_s, self.done = at_s, False
+
+    def query(self) -> bool:
+        return self.done
+
+    def elapsed_time(self, end: "Event") -> float:
+        return (end.at_s - self.at_s) * 1000
+
+
+def test_steps_that_are_not_measured_do_not_move_the_end_of_one_that_was(monkeypatch: pytest.MonkeyPatch):
+    """Measured: waited from second 1.0 to 1.25, which the GPU reaches only when the next step has ended, at 2.25."""
+    events = [Event(1.0), Event(1.25), Event(2.25)]
+    marks = iter(events)
+    monkeypatch.setattr(gradients, "_mark", lambda *, cuda: next(marks))
+    timer = SyncTimer()
+    timer.begin(cuda=True)
+    timer.end()
+    assert timer.take_s() is None
+    timer.end()
+    for event in events:
+        event.done = True
+    assert timer.take_s() == 0.25
+    assert timer.take_s() is None
 
 
 @pytest.mark.parametrize(("step_s", "stride"), [(10.0, 1), (0.5, 1), (0.115, 4), (0.05, 8), (0.001, 16)])

@@ -2,6 +2,7 @@
 
 import importlib.util
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -47,6 +48,33 @@ def test_a_foreign_loop_reports_saves_on_request_stops_and_goes_on(
     assert again.progress == ended.progress, "it goes on where it stopped"
     (done,) = bodies(spool, 2, "ended")
     assert (done.outcome, done.progress) == ("completed", again.total)
+
+
+def test_a_run_that_is_measured_reports_every_2_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'penstock[executor]'")
+    from penstock_executor.integrations import pulse
+
+    spool, clock = tmp_path / "spool", SimpleNamespace(now=0.0)
+    tell(spool, 1)
+    for name, value in environment(spool).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("PENSTOCK_MEASURING", str(tmp_path))
+    monkeypatch.setattr(pulse, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr(pulse.signal, "signal", lambda *_: None)
+    run = pulse.Pulse(
+        tmp_path / "out",
+        samples_per_step=8,
+        atomic_batch=8,
+        steps=0,
+        total_steps=None,
+        report_every_s=30.0,
+        device=torch.device("cpu"),
+    )
+    for step in range(1, 5):
+        clock.now = step * 1.05
+        run.step_done(step)
+    run.end()
+    assert [body.progress for body in bodies(spool, 1, "observation")] == [16, 32]
 
 
 def test_the_packages_are_asked_for_only_by_those_who_use_them():

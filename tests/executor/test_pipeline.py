@@ -13,9 +13,9 @@ pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'pens
 
 from penstock_executor import Checkpoints, EnvironmentDisagrees
 from penstock_executor.environment import Ranks
-from penstock_executor.training.batches import epoch_order
+from penstock_executor.training.batches import BatchSize, epoch_order
 from penstock_executor.training.processes import Group
-from penstock_executor.training.run import refuse_apart
+from penstock_executor.training.run import batch_apart, refuse_apart
 from penstock_profiles.noise import NoiseEstimator
 
 from .elastic import environment, forked, steps, surviving, torch
@@ -80,11 +80,11 @@ def test_two_replicas_of_two_stages_learn_what_one_process_learns_and_go_on_as_o
     spool.mkdir()
     tell(spool, 1)
     options = (f"--max-norm={MAX_NORM}",)
-    with train(tmp_path, "--sleep=0.1", *options, processes=4, spool=spool) as children:
+    with train(tmp_path, "--sleep=0.1", "--hold=8", *options, processes=4, spool=spool) as children:
         measured = wait_for(
             lambda: [body for body in bodies(spool, 1, "observation") if body.sync_time_s is not None], "report", 120
         )
-        wait_for(lambda: steps(tmp_path)[-1]["step"] > 8, "steps", 120)
+        wait_for(lambda: steps(tmp_path)[-1]["step"] == 8, "steps", 120)
         children[1].terminate()  # whoever hears it, all stop
         finish(children, 143)
     seen = measured[0]
@@ -93,19 +93,20 @@ def test_two_replicas_of_two_stages_learn_what_one_process_learns_and_go_on_as_o
     assert 0 < seen.sync_time_s < seen.step_time_s
     found = Checkpoints(tmp_path / "checkpoints", 1).latest()
     assert set(found.shards.files) == {"part-0.pt", "part-1.pt"}
-    assert 8 < found.step < EPOCHS * STEPS
+    assert found.step == 10  # the step that it was held in, and the one after which all know
     (found.shards.folder / "part-1.pt").write_bytes(b"harmed")  # the one of the epoch's end counts
     with train(tmp_path, *options, processes=2, spool=spool) as children:
         finish(children)
     assert f"part-1.pt in {found.shards.folder.name} is truncated or altered" in (tmp_path / "log").read_text()
     records = surviving(tmp_path)
-    assert min(record["step"] for record in records if record["run"] == 2) == STEPS
+    assert min(record["step"] for record in records if record["run"] == 2) == (found.step - 1) // STEPS * STEPS
     assert {record["world"] for record in records} == {4, 2}
     for epoch in range(EPOCHS):
         samples = [sample for record in records if record["epoch"] == epoch for sample in record["seen"]]
         assert sorted(samples) == sorted(epoch_order(SIZE, epoch, 0)[: STEPS * BATCH].tolist())
     weights, _ = trained_in_one_piece()
     ours = [torch.load(tmp_path / f"final-{place}.pt") for place in range(2)]
+    assert [each["places"] for each in ours] == [[0, 0], [1, 1]], "each process has its own state again"
     together = {name: value for each in ours for name, value in renamed(each["weights"], each is ours[1]).items()}
     assert together.keys() == weights.keys()
     assert max(float((together[name] - weights[name]).abs().max()) for name in weights) < 1e-9
@@ -127,6 +128,23 @@ def test_gradient_noise_is_that_of_whole_replicas_and_the_batch_grows_with_them(
     with train(tmp_path / "grown", "--max-batch=64", processes=4) as children:
         finish(children)
     assert {record["batch"] for record in steps(tmp_path / "grown")} == {64}
+
+
+def test_a_stage_with_nothing_to_train_is_refused_by_all(tmp_path: Path):
+    with train(tmp_path, "--frozen", processes=2) as children:
+        finish(children, 1)
+    assert (tmp_path / "log").read_text().count("the part of process 1 has no parameter to train") == len(children)
+
+
+def test_replicas_of_a_pipeline_have_equal_shares():
+    """Batch 64: 2 x 32 of two. Up to 200 of three: 3 x 64 = 192; up to 100: 3 x 33 = 99."""
+    assert batch_apart(64, None, 2) == BatchSize(64, 32)
+    assert batch_apart(64, 200, 3) == BatchSize(192, 64)
+    assert batch_apart(64, 100, 3) == BatchSize(99, 33)
+    with pytest.raises(ValueError, match=r"batch_size=64 is no multiple of 3 replicas.*take one that any number"):
+        batch_apart(64, None, 3)
+    with pytest.raises(ValueError, match="max_batch_size=2 is less than a sample for each of 3 replicas"):
+        batch_apart(2, 2, 3)
 
 
 def test_what_a_pipeline_cannot_do_is_refused_in_words():

@@ -50,6 +50,20 @@ def test_processes_and_micro_steps_do_not_change_what_is_learned(tmp_path: Path)
     assert {len(record["seen"]) for record in steps(tmp_path / "three")} >= {5, 6}
 
 
+def test_with_drop_last_an_epoch_is_worth_the_steps_that_it_has(tmp_path: Path):
+    """47 samples at 32: a step an epoch. Three are worth 96 samples, and not 141."""
+    from penstock_executor.training.run import limits_of
+
+    with train(tmp_path, "--size=47", "--drop-last", "--max-batch=32") as child:
+        finish(child)
+    assert (final(tmp_path)["steps"], final(tmp_path)["progress"]) == (3, 96)
+    assert limits_of(32, 256, 203, drop_last=True) == (203, 192)
+    assert limits_of(32, 256, 203, drop_last=False) == (256, 203)
+    assert limits_of(32, 256, None, drop_last=True) == (256, None)
+    with pytest.raises(ValueError, match="batch_size=256 with drop_last: the data set has 203 samples"):
+        limits_of(256, 256, 203, drop_last=True)
+
+
 @pytest.mark.parametrize("kills", [5, pytest.param(50, marks=pytest.mark.long)])
 def test_killed_at_random_points_it_goes_on_from_a_whole_checkpoint(tmp_path: Path, kills: int):
     """Every 0.3 s a checkpoint, 0.02 s and more a step: what is lost lies within an interval and the time of one write."""
@@ -192,7 +206,8 @@ def test_suspended_it_stands_still_and_resumed_it_goes_on(tmp_path: Path):
         time.sleep(1)
         assert len(steps(tmp_path)) == count
 
-    with train(tmp_path, "--size=203", "--sleep=0.1", spool=spool) as child:
+    # 28 s of steps, most of which it makes once there is `fast`.
+    with train(tmp_path, "--size=203", "--epochs=40", "--sleep=0.1", spool=spool) as child:
         wait_for(lambda: steps(tmp_path), "steps", 120)
         child.send_signal(signal.SIGTSTP)
         stands_still(1)
@@ -206,7 +221,7 @@ def test_suspended_it_stands_still_and_resumed_it_goes_on(tmp_path: Path):
         assert "resumed moved_bytes=0" in finish(child)
     assert [body.request for body in bodies(spool, 1, "suspended")] == [None, "away"]
     assert len(bodies(spool, 1, "resumed")) == 2
-    assert_each_sample_once(tmp_path, 3, 203)
+    assert_each_sample_once(tmp_path, 40, 203)
 
 
 def test_a_sharded_model_goes_on_with_another_number_of_processes(tmp_path: Path):
@@ -215,13 +230,12 @@ def test_a_sharded_model_goes_on_with_another_number_of_processes(tmp_path: Path
     with train(tmp_path / "whole", *options) as child:
         finish(child)
     options = ("--sharded", *options)
-    with train(tmp_path, "--sleep=0.2", *options, processes=2) as child:
+    with train(tmp_path, "--hold=4", *options, processes=2) as child:
         wait_for(lambda: any(record["step"] > 3 for record in steps(tmp_path)), "steps", 120)
         child.terminate()
         child.wait(timeout=60)
     (shards,) = (tmp_path / "checkpoints" / "epoch-0001").glob("*.shards")
     assert {path.name for path in shards.iterdir()} == {".metadata", "__0_0.distcp", "__1_0.distcp"}
-    (tmp_path / "fast").touch()
     with train(tmp_path, *options, processes=3) as child:
         finish(child)
     assert {record["world"] for record in steps(tmp_path)} == {2, 3}

@@ -10,6 +10,7 @@ import argparse
 import json
 import logging
 import os
+import signal
 import time
 from pathlib import Path
 
@@ -36,6 +37,23 @@ class Moons(torch.utils.data.Dataset):
         return index, self.points[index], self.labels[index].float()
 
 
+class Hold:
+    """Keeps process 1 of a run at one step until it has heard SIGTERM, and with it the others. Made after `px.start`."""
+
+    def __init__(self, run: px.Run, step: int | None) -> None:
+        self._run, self._step, self._heard = run, step, False
+        self._before = signal.getsignal(signal.SIGTERM)
+        signal.signal(signal.SIGTERM, self._on_term)
+
+    def wait(self) -> None:
+        while self._run.rank == 1 and self._run.steps == self._step and not self._heard:
+            time.sleep(0.01)
+
+    def _on_term(self, *arguments) -> None:
+        self._before(*arguments)
+        self._heard = True
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
@@ -45,6 +63,8 @@ def main() -> None:
     parser.add_argument("--max-batch", type=int)
     parser.add_argument("--max-atomic", type=int)
     parser.add_argument("--sleep", type=float, default=0.0, help="seconds a step, until FOLDER/fast is there")
+    parser.add_argument("--hold", type=int, metavar="STEP")
+    parser.add_argument("--drop-last", action="store_true")
     parser.add_argument("--report-every", type=float, default=0.3)
     parser.add_argument("--checkpoint-every", type=float, default=600)
     parser.add_argument("--optimizer", default="sgd")
@@ -61,6 +81,7 @@ def main() -> None:
         report_every_s=options.report_every,
         checkpoint_every_s=options.checkpoint_every,
     )
+    hold = Hold(run, options.hold)
     model = torch.nn.Sequential(torch.nn.Linear(2, 32), torch.nn.Tanh(), torch.nn.Linear(32, 1)).double()
     if options.sharded:
         from torch.distributed.fsdp import fully_shard
@@ -81,6 +102,7 @@ def main() -> None:
         max_atomic_batch=options.max_atomic,
         scheduler=torch.optim.lr_scheduler.StepLR(optimizer, 40, 0.9),
         scaler=scaler,
+        drop_last=options.drop_last,
         num_workers=options.workers,
     )
     loss_of = torch.nn.BCEWithLogitsLoss()
@@ -97,6 +119,7 @@ def main() -> None:
                 raise MemoryError(f"{len(points)} samples")
             if options.sleep and not (options.folder / "fast").exists():
                 time.sleep(options.sleep)
+            hold.wait()
             run.step(loss)
         run.log(epoch=epoch)
     with torch.no_grad():

@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from penstock_executor.allocation import Allocation, UnknownAllocation, find_allocation
 from penstock_executor.client import Pace, connect
+from penstock_executor.environment import read_environment
 from penstock_executor.training.reporter import Reporter
 from penstock_profiles.wire import CPU, Checkpointed, Observation, Started
 
@@ -50,15 +51,15 @@ class Pulse:
         self._request: str | None = None
         self._steps = self._reported_steps = steps
         self._reported_s = self._save_began_s = time.monotonic()
-        self._reports = Pace(report_every_s, self._reported_s)
+        environment = read_environment()
+        self._reports = Pace(environment.report_every_s(report_every_s), self._reported_s)
         self._reporter: Reporter | None = None
         if self._first:
-            client = connect(folder)
-            self._report_every_s = client.environment.report_every_s(report_every_s)
+            client = connect(folder, environment)
             try:
-                self._gpus = find_allocation(client.environment)
+                self._gpus = find_allocation(environment)
             except UnknownAllocation:
-                self._gpus = Allocation(CPU, {client.environment.node or "localhost": ()})
+                self._gpus = Allocation(CPU, {environment.node or "localhost": ()})
             self._reporter = Reporter(client, lambda _: None)
             total = total_steps * samples_per_step if total_steps else None
             self._reporter.put(

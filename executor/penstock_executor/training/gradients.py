@@ -75,8 +75,8 @@ class SyncTimer:
         self._began, self._ended = _mark(cuda=cuda), None
 
     def end(self) -> None:
-        """The backward pass is over."""
-        if self._began is not None:
+        """The backward pass is over. A later step that was not measured says nothing of one that was."""
+        if self._began is not None and self._ended is None:
             self._ended = _mark(cuda=not isinstance(self._began, float))
 
     def take_s(self) -> float | None:

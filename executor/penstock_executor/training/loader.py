@@ -11,6 +11,11 @@ from torch.utils.data._utils.collate import default_collate
 from penstock_executor.training.batches import Batches, BatchSize, Part, decoder, epoch_order
 
 
+def samples_of(dataset: Any) -> int | None:
+    """Samples of an epoch; None for a stream."""
+    return None if hasattr(dataset, "stream") else len(dataset)
+
+
 class Loader:
     """Iterating gives the rest of the present epoch, one micro-step a batch; `Run.prepare` makes it.
 
@@ -42,8 +47,7 @@ class Loader:
         self.epoch = 0
         self.position = position
         """Samples of the epoch whose step is done."""
-        self.samples: int | None = None if hasattr(dataset, "stream") else len(dataset)
-        """Of an epoch; None for a stream."""
+        self.samples = samples_of(dataset)
         self._dataset, self._seed, self._shuffle, self._before_part, self._options = (
             dataset,
             seed,

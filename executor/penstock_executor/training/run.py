@@ -14,7 +14,7 @@ import math
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -30,8 +30,8 @@ from penstock_executor.profiling import is_out_of_memory
 from penstock_executor.training import short_of_memory
 from penstock_executor.training.averaging import Averager
 from penstock_executor.training.batches import BatchSize
-from penstock_executor.training.gradients import GradientMeter, Landing, pace
-from penstock_executor.training.loader import Loader
+from penstock_executor.training.gradients import GradientMeter, Landing, SyncTimer, pace
+from penstock_executor.training.loader import Loader, samples_of
 from penstock_executor.training.processes import Group, join
 from penstock_executor.training.reporter import Reporter
 from penstock_executor.training.saving import (
@@ -69,8 +69,18 @@ WORD_EVERY_S, LONGEST_STRIDE = 0.5, 16
 MIB = 2**20
 
 
-def refuse_apart(gpus_per_replica: int, model: torch.nn.Module, *, scaler: Any, max_atomic_batch: int | None) -> None:
-    """Raises ValueError for what does not go with a model that several processes hold."""
+def refuse_apart(
+    gpus_per_replica: int,
+    model: torch.nn.Module,
+    *,
+    scaler: Any,
+    max_atomic_batch: int | None,
+    trains: Sequence[bool] = (True,),
+) -> None:
+    """Raises ValueError for what does not go with a model that several processes hold.
+
+    `trains` says of each process whether its part has anything to train.
+    """
     where = f"with gpus_per_replica={gpus_per_replica}"
     if hasattr(model, "set_requires_gradient_sync"):
         raise ValueError(f"{where} the model may not be taken apart by fully_shard as well; take one of the two")
@@ -82,6 +92,52 @@ def refuse_apart(gpus_per_replica: int, model: torch.nn.Module, *, scaler: Any, 
         raise ValueError(
             f"max_atomic_batch {where}: the pipeline's own micro-batches are what memory sees; leave it out"
         )
+    if not all(trains):
+        raise ValueError(
+            f"{where} the part of process {trains.index(False)} has no parameter to train; cut the model so that each part has"
+            " one whose requires_grad is True"
+        )
+
+
+def batch_apart(initial: int, largest: int | None, replicas: int) -> BatchSize:
+    """The batch of replicas that several processes hold each: as many samples for each as the shapes in it are made for.
+
+    All get the same share, as the stages of a pipeline exchange tensors of one shape.
+
+    Args:
+        initial: total batch that the script was written for. It stays where `largest`, to which it may grow, is None.
+
+    Raises:
+        ValueError: there is no such batch.
+    """
+    share = initial // replicas if largest is None else min(initial, largest // replicas)
+    if largest is None and initial % replicas:
+        raise ValueError(
+            f"batch_size={initial} is no multiple of {replicas} replicas, and a pipeline's shapes are the same in each: take one"
+            " that any number of replicas up to --max-gpus divides, or let it grow with them, by max_batch_size"
+        )
+    if share < 1:
+        raise ValueError(f"max_batch_size={largest} is less than a sample for each of {replicas} replicas; raise it")
+    return BatchSize(share * replicas, share)
+
+
+def limits_of(batch_size: int, largest: int, samples: int | None, *, drop_last: bool) -> tuple[int, int | None]:
+    """The largest total batch of which an epoch holds a step, and the samples that an epoch is worth at `batch_size`.
+
+    Args:
+        samples: of the data set; None for a stream, whose length is not known.
+
+    Raises:
+        ValueError: with `drop_last` no epoch would have a step.
+    """
+    if samples is None or not drop_last:
+        return largest, samples
+    if batch_size > samples:
+        raise ValueError(
+            f"batch_size={batch_size} with drop_last: the data set has {samples} samples, so that no epoch would have a step;"
+            " take a smaller batch_size, or leave out drop_last"
+        )
+    return min(largest, samples), samples // batch_size * batch_size
 
 
 def stride_of(step_s: float) -> int:
@@ -255,7 +311,7 @@ class Run:
             dataset: with `__len__` and `__getitem__`, or a `Stream`.
             batch_size: total batch that the script was written for; the learning rate is for that.
             max_batch_size: largest total batch that trains well. None: the batch stays `batch_size` (strong-scaling, rigid).
-                Where several processes hold the model, each replica takes `batch_size` samples, as long as this is not exceeded.
+                Where several processes hold the model, each replica takes `batch_size` samples, fewer where that exceeds this.
             max_atomic_batch: most samples of one process in one micro-step. None: what memory allows.
             lr_scaling: a name in `penstock_profiles.learning_rate.RULES`. None: `adascale`, for optimisers of Adam's kind
                 `square_root`.
@@ -264,11 +320,12 @@ class Run:
             max_grad_norm: gradients are clipped to it.
             state: name -> anything with `state_dict` and `load_state_dict` that a checkpoint should hold too.
             shuffle: whether each epoch has another order.
-            drop_last: leave out an epoch's last step if it would be smaller: the shapes in a pipeline are fixed.
+            drop_last: leave out an epoch's last step if it would be smaller: the shapes in a pipeline are fixed. The data set has
+                at least `batch_size` samples then, and no batch is larger than it.
             loader: further arguments of `torch.utils.data.DataLoader`.
 
         Raises:
-            ValueError: an argument is out of its range.
+            ValueError: an argument is out of its range, or replicas of several processes cannot share the batch evenly.
         """
         largest = batch_size if max_batch_size is None else max_batch_size
         adam = any("betas" in group for group in optimizer.param_groups)
@@ -279,10 +336,14 @@ class Run:
             raise ValueError(
                 f"batch_size={batch_size}, max_batch_size={max_batch_size}: at least 1, and not the smaller last"
             )
-        if self.gpus_per_replica > 1:
-            refuse_apart(self.gpus_per_replica, model, scaler=scaler, max_atomic_batch=max_atomic_batch)
-        self._rule: Rule = RULES[rule]
+        largest, self._size = limits_of(batch_size, largest, samples_of(dataset), drop_last=drop_last)
         self._initial, self._adaptive = batch_size, max_batch_size is not None
+        self._apart = self.gpus_per_replica > 1
+        if self._apart:
+            trains = self._group.gather(any(each.requires_grad for each in model.parameters()))
+            refuse_apart(self.gpus_per_replica, model, scaler=scaler, max_atomic_batch=max_atomic_batch, trains=trains)
+        apart = batch_apart(batch_size, largest if self._adaptive else None, self.replicas) if self._apart else None
+        self._rule: Rule = RULES[rule]
         self._chooser = BatchChooser(
             batch_size,
             largest,
@@ -302,7 +363,6 @@ class Run:
                 "the model is wrapped by FullyShardedDataParallel (FSDP1); take fully_shard (FSDP2) in its place"
             )
         self._sharded = sharded = hasattr(model, "set_requires_gradient_sync")
-        self._apart = self.gpus_per_replica > 1
         if self._saver is not None and (sharded or self._apart):
             self._saver.group = self._group.another(self.gpus_per_replica if self._apart else None)
             self._saver.parts = self._apart
@@ -312,6 +372,8 @@ class Run:
         self._more = dict(state or {})
         self._scheduled = 0
         position, batch = self._restore()
+        if batch is not None and batch.total > largest:
+            batch = None
         self._model = self._bare
         self._averager: Averager | None = None
         if self._apart:
@@ -325,7 +387,7 @@ class Run:
         self._meter = GradientMeter(list(self._bare.parameters()), optimizer, self.replicas, averaged=averaged)
         self._loader = Loader(
             dataset,
-            self._of_replicas(largest) if self._apart else batch or self._chooser.choose(),
+            apart or batch or self._chooser.choose(),
             (self.replica, self.replicas),
             seed=self._settings.seed,
             shuffle=shuffle,
@@ -335,7 +397,6 @@ class Run:
             **loader,
         )
         self._batch = self._loader.size
-        self._size = self._loader.samples
         self._say_started()
         return self._model, optimizer, self._loader
 
@@ -454,11 +515,6 @@ class Run:
             if not self._apart:
                 self._decided = self._chooser.choose()
 
-    def _of_replicas(self, largest: int) -> BatchSize:
-        """The batch of replicas of several processes: as many samples for each as the shapes in it are made for."""
-        total = min(self._initial * self.replicas, max(largest, self._initial)) if self._adaptive else self._initial
-        return BatchSize(total, -(-total // self.replicas))
-
     # What a step is made of.
 
     def _before_part(self, last: bool) -> None:
@@ -505,7 +561,7 @@ class Run:
     def _hear_sync(self) -> None:
         """Of the step before: on a GPU it is known only some time after this process has asked for it."""
         sync_s = self._meter.sync.take_s()
-        if sync_s is not None and self._timed.steps:
+        if sync_s is not None:
             self._timed.sync_steps += 1
             self._timed.sync_s += sync_s
 
@@ -573,7 +629,7 @@ class Run:
         if word[_Word.TOTAL]:
             before = self._atomic
             self._loader.size = self._batch = BatchSize(int(word[_Word.TOTAL]), int(word[_Word.ATOMIC]))
-            self._timed = _Timed()
+            self._timed, self._meter.sync = _Timed(), SyncTimer()
             if self._atomic > before:
                 self.save()  # memory may not suffice
             log.info("step=%d batch=%d atomic=%d", self.steps, self._batch.total, self._batch.atomic)
@@ -716,19 +772,21 @@ class Run:
     # Checkpoints.
 
     def _state(self, random: list[Any]) -> tuple[dict[str, Any], dict[str, Any] | None]:
-        """What one process writes, and what each writes of a model taken apart (None if it is whole)."""
-        state: dict[str, Any] = {}
+        """What one process writes, and what each writes of a model taken apart (None if it is whole).
+
+        Of a model that several processes hold, the script's own state is each process's as well.
+        """
         model = (
             self._shards()
             if self._sharded
             else {"model": self._bare.state_dict(), "optimizer": self._optimizer.state_dict()}
         )
-        apart = dict(copied(model)) if self._sharded or self._apart else None
-        if apart is None:
-            state = model
-        for name, each in self._named().items():
-            state[f"more.{name}"] = each.state_dict()
-        return dict(copied(state)) | {"random": random}, apart
+        more = {f"more.{name}": each.state_dict() for name, each in self._named().items()}
+        if self._sharded:
+            return dict(copied(more)) | {"random": random}, dict(copied(model))
+        if self._apart:
+            return {"random": random}, dict(copied(model | more))
+        return dict(copied(model | more)) | {"random": random}, None
 
     def _shards(self) -> dict[str, Any]:
         from torch.distributed.checkpoint.state_dict import get_state_dict
@@ -797,6 +855,7 @@ class Run:
             part = read_part(found.shards.folder, self.place)
             self._bare.load_state_dict(part["model"])
             self._optimizer.load_state_dict(part["optimizer"])
+            state |= part
         elif found.shards is not None:
             from torch.distributed.checkpoint.state_dict import set_state_dict
 
