@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -149,9 +150,12 @@ def site(
 
 
 @pytest.fixture
-def hypervisor(ec2: Ec2, tmp_path: Path) -> Iterator[Hypervisor]:
-    with Hypervisor(ec2, tmp_path / "hypervisor") as machines:
-        yield machines
+def hypervisor(ec2: Ec2) -> Iterator[Hypervisor]:
+    """Its instances' files are where every user may go, unlike pytest's."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        with Hypervisor(ec2, Path(folder) / "hypervisor") as machines:
+            yield machines
 
 
 def left(ec2: Ec2) -> list[str]:
@@ -230,14 +234,26 @@ def test_a_spot_instance_that_ec2_takes_saves_and_its_job_goes_on_in_the_next(
     assert left(ec2) == ["penstock/alive"]
 
 
+SAVES = """#!/bin/bash
+#PENSTOCK output checkpoint
+bash -c 'trap "sleep 4; id -un >checkpoint; exit" TERM; echo begins; while :; do sleep 0.2; done'
+echo goes on
+"""
+
+
 def test_a_job_that_is_called_back_brings_its_checkpoint(site: DetachedSite, ec2: Ec2, hypervisor: Hypervisor) -> None:
-    site.script("8", COUNTS)
+    """What trains saves for 4 s, as another user than root; the script around it has no trap and dies at once."""
+    user = "nobody" if os.geteuid() == 0 else DetachedSite.user
+    site.settings = site.settings.model_copy(update={"detached_user": user})
+    site.crash()
+    site.script("8", SAVES)
     site.submit("8")
     site.send("8")
-    site.really_until(lambda: "begins at 0" in _read(site, "8"), "it runs")
+    site.really_until(lambda: "begins" in _read(site, "8"), "it runs")
     site.recall("8")
     site.really_until(lambda: site.jobs["8"].phase is Phase.QUEUED, "it is back in the queue")
-    assert (site.folder / "checkpoint").read_text() == "1\n"
+    assert (site.folder / "checkpoint").read_text() == f"{user}\n"
+    assert "goes on" not in site.output("8")
     site.really_until(lambda: not site.state.runs and not ec2.running(), "the run is over")
 
 
@@ -259,13 +275,13 @@ def test_instances_end_themselves_when_nobody_cares(
 ) -> None:
     """`short` has lived its 1 s, `silent` hears nothing of the daemon, and `over` has done its job, and nobody ends it."""
     monkeypatch.setattr("penstock_cloud.user_data.LINGER_S", 1.0)
-    settings = site.settings.model_copy(update={"silent_s": 8.0})
-    fleet, good_s = Fleet(ec2.through, settings), 600.0
+    fleet, good_s = Fleet(ec2.through, site.settings), 600.0
     script = site.folder / "script"
     script.write_text("#!/bin/bash\necho done\n")
     pack(site.folder / "input", script, {}, site.folder)
 
-    def launch(run: str, lifetime_s: int, alive: str) -> str:
+    def launch(run: str, lifetime_s: int, alive: str, silent_s: float = 3600.0) -> str:
+        settings = site.settings.model_copy(update={"silent_s": silent_s})
         link = site.depot._link("get_object", alive, good_s)
         text = detached(settings, site.depot.links(run, INSTANCE, good_s) | {"get_alive": link})
         tags = {"run": run, "lifetime_s": str(lifetime_s)}
@@ -274,7 +290,11 @@ def test_instances_end_themselves_when_nobody_cares(
     site.depot.say_alive(time.time() + 3600)
     site.depot._put("over/input", (site.folder / "input").read_bytes())
     site.depot._put("dead", f"{time.time() - 60:.0f}".encode())
-    short, silent, over = launch("short", 1, "alive"), launch("silent", 3600, "dead"), launch("over", 3600, "alive")
+    short, silent, over = (
+        launch("short", 1, "alive"),
+        launch("silent", 3600, "dead", 8.0),
+        launch("over", 3600, "alive"),
+    )
     for instance in (short, silent, over):
         wait_for(lambda one=instance: one not in ec2.running(), 90, "it ends", details=hypervisor.console)
     assert site.depot.has("over", "result")
