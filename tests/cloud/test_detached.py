@@ -5,13 +5,18 @@ The test with a real Slurm is in tests/cloud/test_detached_slurm.py.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import pwd
 import shutil
 import signal
+import socket
 import subprocess
 import sys
+import tarfile
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,7 +25,7 @@ import boto3
 import pytest
 
 from penstock_cloud.catalogue import Catalogue, shipped
-from penstock_cloud.courier import Directives, Trouble, directives, environment, job_id, pack
+from penstock_cloud.courier import Directives, Trouble, directives, environment, get, job_id, pack, unpack
 from penstock_cloud.depot import INSTANCE, Depot, connect
 from penstock_cloud.fleet import Fleet, Order
 from penstock_cloud.fleet import connect as connect_ec2
@@ -235,14 +240,15 @@ def test_a_spot_instance_that_ec2_takes_saves_and_its_job_goes_on_in_the_next(
 
 
 SAVES = """#!/bin/bash
-#PENSTOCK output checkpoint
-bash -c 'trap "sleep 4; id -un >checkpoint; exit" TERM; echo begins; while :; do sleep 0.2; done'
-echo goes on
+#PENSTOCK output first second
+trap 'sleep 3; id -un >first; exit' TERM
+bash -c 'trap "sleep 5; id -un >second; exit" TERM; echo begins; while :; do sleep 0.2; done' &
+wait
 """
 
 
 def test_a_job_that_is_called_back_brings_its_checkpoint(site: DetachedSite, ec2: Ec2, hypervisor: Hypervisor) -> None:
-    """What trains saves for 4 s, as another user than root; the script around it has no trap and dies at once."""
+    """As another user than root, the script saves for 3 s, and what it has started for 2 s after the script's end."""
     user = "nobody" if os.geteuid() == 0 else DetachedSite.user
     site.settings = site.settings.model_copy(update={"detached_user": user})
     site.crash()
@@ -252,8 +258,8 @@ def test_a_job_that_is_called_back_brings_its_checkpoint(site: DetachedSite, ec2
     site.really_until(lambda: "begins" in _read(site, "8"), "it runs")
     site.recall("8")
     site.really_until(lambda: site.jobs["8"].phase is Phase.QUEUED, "it is back in the queue")
-    assert (site.folder / "checkpoint").read_text() == f"{user}\n"
-    assert "goes on" not in site.output("8")
+    for name in ("first", "second"):
+        assert (site.folder / name).read_text() == f"{user}\n"
     site.really_until(lambda: not site.state.runs and not ec2.running(), "the run is over")
 
 
@@ -303,6 +309,34 @@ def test_instances_end_themselves_when_nobody_cares(
     assert "penstockd has been silent for 8 s" in console
     assert "the job has ended with 0" in console
     assert "its job is over" in console
+
+
+def test_signals_before_the_links_are_there_stop_no_courier(tmp_path: Path) -> None:
+    """Slurm may send what `#SBATCH --signal` names at any time; the default of each of these would end it."""
+    (tmp_path / "detached").mkdir()
+    links = tmp_path / "detached" / "5.json"
+    os.mkfifo(links)
+    with subprocess.Popen(
+        [sys.executable, "-m", "penstock_cloud.courier", str(tmp_path), "no-script"],
+        env=os.environ | {"SLURM_JOB_ID": "5"},
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as courier:
+        pipes: list[int] = []
+
+        def reads() -> bool:
+            with contextlib.suppress(OSError):  # ENXIO: nobody reads
+                pipes.append(os.open(links, os.O_WRONLY | os.O_NONBLOCK))
+            return bool(pipes)
+
+        wait_for(reads, 60, "the courier reads its links")
+        with open(pipes[0], "w") as opened:
+            for each in ("TERM", "INT", "HUP", "USR1", "USR2"):
+                courier.send_signal(signal.Signals[f"SIG{each}"])
+            opened.write("{}")
+        assert courier.wait(60) == 1
+        assert courier.stderr is not None
+        assert "No such file or directory: 'no-script'" in courier.stderr.read()
 
 
 def test_links_are_for_one_object_each_and_their_file_is_for_the_user_alone(site: DetachedSite, ec2: Ec2) -> None:
@@ -387,6 +421,90 @@ def test_the_environment_goes_along_but_not_what_is_this_machines() -> None:
     assert environment(mine) == "A='it'\"'\"'s'\nSLURM_JOB_NODELIST=localhost\nSLURM_NODELIST=localhost\n"
     assert job_id({"SLURM_JOB_ID": "12"}) == "12"
     assert job_id({"SLURM_JOB_ID": "14", "SLURM_ARRAY_JOB_ID": "12", "SLURM_ARRAY_TASK_ID": "3"}) == "12_3"
+
+
+def test_an_input_that_is_a_link_goes_along_as_what_it_points_to(tmp_path: Path) -> None:
+    (tmp_path / "far" / "set").mkdir(parents=True)
+    (tmp_path / "far" / "set" / "numbers").write_text("1 2 3\n")
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "data").symlink_to(tmp_path / "far" / "set")
+    (tmp_path / "here" / "checkpoint").symlink_to(tmp_path / "far" / "set" / "numbers")
+    (tmp_path / "script").write_text("#!/bin/sh\n#PENSTOCK input data\n#PENSTOCK output checkpoint\n")
+    pack(tmp_path / "input", tmp_path / "script", {}, tmp_path / "here")
+    with tarfile.open(tmp_path / "input") as archive:
+        kinds = {each.name: each.type for each in archive if each.name.startswith("work/")}
+    assert kinds == {
+        "work/data": tarfile.DIRTYPE,
+        "work/data/numbers": tarfile.REGTYPE,
+        "work/checkpoint": tarfile.REGTYPE,
+    }
+
+
+def archive_of(folder: Path) -> bytes:
+    with io.BytesIO() as packed:
+        with tarfile.open(fileobj=packed, mode="w:gz", compresslevel=1) as archive:
+            for each in sorted(folder.iterdir()):
+                archive.add(each, each.name)
+        return packed.getvalue()
+
+
+def test_what_comes_back_is_there_whole_or_as_before(tmp_path: Path) -> None:
+    """Links to anywhere, folders that nobody may write to, a folder on site that is a link; and an archive that ends early."""
+    there, here = tmp_path / "there", tmp_path / "here"
+    (there / "results" / "sealed").mkdir(parents=True)
+    (there / "absolute").symlink_to("/opt/somewhere")
+    (there / "best").symlink_to("results")
+    (there / "checkpoint").write_bytes(os.urandom(100_000))
+    (there / "results" / "sealed" / "sum").write_text("6\n")
+    (there / "results" / "sealed").chmod(0o555)
+    (tmp_path / "far").mkdir()
+    (tmp_path / "far" / "older").write_text("5\n")
+    here.mkdir()
+    (here / "results").symlink_to(tmp_path / "far")
+    (here / "checkpoint").write_text("old\n")
+    packed = archive_of(there)
+    for torn in (packed[:60_000], b"no archive"):
+        with pytest.raises(Trouble, match="cannot be unpacked"):
+            unpack(io.BytesIO(torn), here)
+        assert (here / "checkpoint").read_text() == "old\n"
+    unpack(io.BytesIO(packed), here)
+    assert (here / "checkpoint").read_bytes() == (there / "checkpoint").read_bytes()
+    assert str((here / "absolute").readlink()) == "/opt/somewhere"
+    assert str((here / "best").readlink()) == "results"
+    assert (tmp_path / "far" / "sealed" / "sum").read_text() == "6\n"
+    assert (tmp_path / "far" / "older").read_text() == "5\n", "what is not in the archive stays"
+    assert sorted(each.name for each in here.iterdir()) == ["absolute", "best", "checkpoint", "results"]
+
+
+def test_what_cannot_be_put_in_its_place_keeps_nothing_else_from_its_own(tmp_path: Path) -> None:
+    there, here = tmp_path / "there", tmp_path / "here"
+    for folder in (there, here / "a"):
+        folder.mkdir(parents=True)
+    for name in ("a", "b"):
+        (there / name).write_text(name)
+    with pytest.raises(Trouble, match="1 of the files"):
+        unpack(io.BytesIO(archive_of(there)), here)
+    assert (here / "b").read_text() == "b"
+
+
+def test_a_download_that_ends_early_is_none() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            for size in (9, 5):
+                connection = server.accept()[0]
+                with connection:
+                    connection.recv(4096)
+                    connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n12345" % size)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        link = f"http://127.0.0.1:{server.getsockname()[1]}/"
+        with io.BytesIO() as content:
+            assert not get(link, content)
+            assert get(link, content)
+            assert content.read() == b"12345"
+        thread.join()
 
 
 def test_a_job_that_nobody_ordered_anything_for_says_so(tmp_path: Path) -> None:
