@@ -29,9 +29,10 @@ from penstock_cloud.courier import Directives, Trouble, directives, environment,
 from penstock_cloud.depot import INSTANCE, Depot, connect
 from penstock_cloud.fleet import Fleet, Order
 from penstock_cloud.fleet import connect as connect_ec2
+from penstock_cloud.runs import Run
 from penstock_cloud.settings import CloudSettings
 from penstock_cloud.user_data import detached
-from penstock_scheduler.model import Phase, Placement
+from penstock_scheduler.model import BurstJob, Phase, Placement, Progress
 from penstock_scheduler.ports import CloudNode
 from penstock_scheduler.store import SqlStore
 from penstock_slurm.loopback import wait_for
@@ -123,11 +124,14 @@ class DetachedSite(CloudSite):
 
 
 class QuietSite(DetachedSite):
-    """Without couriers and without what boots: each instance has begun when it runs."""
+    """Without couriers and without what boots: each instance has begun when it runs, unless not `begin`."""
+
+    begin = True
 
     def _start(self, job: str, placement: Placement) -> None:
         CloudSite._start(self, job, placement)
-        self.depot._put(f"{job}.1/started", b"")  # jobs here run once
+        if self.begin:
+            self.depot._put(f"{job}.1/started", b"")  # jobs here run once
 
 
 @pytest.fixture
@@ -263,17 +267,29 @@ def test_a_job_that_is_called_back_brings_its_checkpoint(site: DetachedSite, ec2
     site.really_until(lambda: not site.state.runs and not ec2.running(), "the run is over")
 
 
-def test_an_instance_that_never_begins_is_given_back(site: DetachedSite, ec2: Ec2) -> None:
-    """Nothing boots here: after boot_timeout_s the instance ends, its type rests, and the job is queued again."""
-    site.script("9", "#!/bin/bash\n")
+@pytest.mark.parametrize("site", [QuietSite], indirect=True)
+@pytest.mark.parametrize("there", [True, False])
+def test_an_instance_that_never_begins_is_given_back(site: QuietSite, ec2: Ec2, there: bool) -> None:
+    """After boot_timeout_s the instance ends and the job is queued again; its type rests if it had all that it needed."""
+    site.begin = False
+    site.settings = site.settings.model_copy(update={"protected_after": 1})
+    site.crash()
     site.submit("9")
     site.send("9")
+    if there:
+        site.depot._put("9.1/input", b"")
     site.ticks(2)
     assert len(ec2.running()) == 1
     site.sleep(301)
     site.until(lambda: not site.state.runs and not ec2.running())
     assert site.jobs["9"].phase is Phase.QUEUED
-    assert "had not begun on its input within 300 s" in site.state.words["9"]
+    if there:
+        assert "had not begun on its input within 300 s" in site.state.words["9"]
+        assert "nothing is launched until an admin" in site.state.closed[0]
+        assert "rests" in site.state.closed[1]
+    else:
+        assert "input had not arrived within 300 s; declare its size" in site.state.words["9"]
+        assert not site.state.closed
 
 
 def test_instances_end_themselves_when_nobody_cares(
@@ -330,7 +346,7 @@ def test_signals_before_the_links_are_there_stop_no_courier(tmp_path: Path) -> N
             return bool(pipes)
 
         wait_for(reads, 60, "the courier reads its links")
-        with open(pipes[0], "w") as opened:
+        with os.fdopen(pipes[0], "w") as opened:
             for each in ("TERM", "INT", "HUP", "USR1", "USR2"):
                 courier.send_signal(signal.Signals[f"SIG{each}"])
             opened.write("{}")
@@ -395,6 +411,77 @@ def test_an_instance_that_ends_is_a_loss_only_before_the_result_is_there(
         site.finish("13")
     site.until(lambda: not site.state.runs)
     assert ("EC2 has taken" in str(site.state.words)) is not ended
+
+
+@pytest.mark.parametrize("site", [QuietSite], indirect=True)
+@pytest.mark.parametrize(
+    ("end", "fetched"), [("by notice", True), ("by notice", False), ("by recall", True), ("by money", True)]
+)
+def test_what_was_handed_back_is_fetched_although_its_instance_is_gone(
+    site: QuietSite, ec2: Ec2, end: str, fetched: bool
+) -> None:
+    """The courier has LEAVE_PATIENCE_S; what it does not fetch stays in the bucket, and the run says where."""
+    site.submit("13")
+    site.send("13", usd=1.0)
+    site.until(lambda: site.store.cloud_runs()[0].state == "running")
+    run = Run.model_validate_json(site.store.cloud_runs()[0].record)
+    if end == "by recall":
+        site.recall("13")
+    if end == "by money":
+        site.sleep((run.expires_s or 0.0) - site.now_s() - 60)
+        site.tick()
+    for what in ("log", "output", "stopped"):
+        site.depot._put(f"13.1/{what}", b"")
+    if end == "by money":
+        site.sleep(60)
+        site.until(lambda: not ec2.running())
+    else:
+        ec2.direct().terminate_instances(InstanceIds=ec2.running())
+    site.ticks(10)
+    assert site.jobs["13"].phase is Phase.RUNNING, "its courier still fetches"
+    if fetched:
+        site.depot._put("13.1/fetched", b"")
+    else:
+        site.sleep(180)
+    site.until(lambda: not site.state.runs)
+    assert site.jobs["13"].phase is Phase.QUEUED
+    over = Run.model_validate_json(site.store.cloud_runs(job="13")[0].record)
+    if fetched:
+        assert left(ec2) == ["penstock/alive"]
+    else:
+        assert "penstock/13.1/output" in left(ec2)
+        assert over.why.endswith("was not fetched, and lies in s3://penstock-runs/penstock/13.1/")
+        assert site.state.words["13"] == over.why
+
+
+@pytest.mark.parametrize("site", [QuietSite], indirect=True)
+def test_a_run_whose_instance_is_gone_ends_although_s3_is_silent(site: QuietSite, ec2: Ec2) -> None:
+    """An hour after its money is used up its links are no good, whatever it has left."""
+    site.submit("13")
+    site.send("13", usd=1.0)
+    site.until(lambda: site.store.cloud_runs()[0].state == "running")
+    site.depot = Depot(connect(site.settings), "no-such-bucket", "penstock")
+    site.crash()
+    ec2.direct().terminate_instances(InstanceIds=ec2.running())
+    site.ticks(5)
+    assert site.jobs["13"].phase is Phase.RUNNING, "perhaps it has left its result"
+    site.sleep(2 * 3600)
+    site.until(lambda: not site.state.runs)
+    assert site.jobs["13"].phase is Phase.QUEUED
+    assert "EC2 has taken instance" in site.state.words["13"]
+
+
+@pytest.mark.parametrize("site", [QuietSite], indirect=True)
+def test_a_run_of_more_than_a_week_is_refused_before_it_costs_anything(site: QuietSite, ec2: Ec2) -> None:
+    site.submit("13")
+    site.tick()
+    site.tick(BurstJob("13", 1, "g5.xlarge", 200.0))
+    (outcome,) = site.outcomes
+    assert outcome.progress is Progress.FAILED
+    assert "pay for 199 h, and detached runs last 167 h at most" in outcome.text
+    assert site.tick().longest_s == pytest.approx(7 * 86400 - 300 - 3600)
+    assert not site.store.cloud_runs()
+    assert not ec2.instances()
 
 
 @pytest.mark.long
