@@ -584,7 +584,7 @@ def test_a_download_that_ends_early_is_none() -> None:
                     connection.recv(4096)
                     connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n12345" % size)
 
-        thread = threading.Thread(target=answer)
+        thread = threading.Thread(target=answer, daemon=True)
         thread.start()
         link = f"http://127.0.0.1:{server.getsockname()[1]}/"
         with io.BytesIO() as content:

@@ -214,7 +214,7 @@ def test_a_type_that_a_zone_does_not_offer_is_no_bad_configuration(site: CloudSi
 def test_orders_go_into_blocks_and_reservations_first(
     cloud_settings: Callable[..., CloudSettings], store: SqlStore, ec2: Ec2
 ) -> None:
-    """One that is no more, a block that ends too soon, a block with one place, a reservation with one, and then whatever there is."""
+    """One that is no more, a block that ends too soon, one with one place, a reservation with one, then whatever there is."""
     settings = cloud_settings(
         reservations=("cr-forgotten", "cr-too-soon", "cr-block-01", "cr-other-type", "cr-reserved")
     )
