@@ -9,24 +9,28 @@ Lines of the script for it, with paths inside the job's working directory::
     #PENSTOCK input data train.py
     #PENSTOCK output checkpoints results
 
-What comes back goes along as well where it is there already: a checkpoint travels with its job.
+What comes back goes along as well where it is there already: a checkpoint travels with its job. A path that is a symbolic link
+stands for what it points to.
 
 Only the standard library is used: hundreds of these may run on a gateway.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shlex
 import shutil
 import signal
+import stat
 import sys
 import tarfile
 import tempfile
 import time
 import urllib.request
-from collections.abc import Mapping, Sequence
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
@@ -43,6 +47,9 @@ ANSWER_S = 60.0
 """How long S3 may take to answer, s."""
 
 DIRECTIVE = "#PENSTOCK"
+
+STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+"""Signals by which Slurm, or `#SBATCH --signal`, asks the job to save."""
 
 OURS = frozenset(
     (
@@ -132,10 +139,59 @@ def pack(file: Path, script: Path, mine: Mapping[str, str], directory: Path) -> 
             for path in wanted.inputs:
                 if not (directory / path).exists():
                     raise Trouble(f"{DIRECTIVE} input {path}: it is not in {directory}")
-                archive.add(directory / path, f"work/{path}")
+                archive.add((directory / path).resolve(), f"work/{path}")
             for path in wanted.outputs:  # what an earlier run has left, such as a checkpoint
                 if path not in wanted.inputs and (directory / path).exists():
-                    archive.add(directory / path, f"work/{path}")
+                    archive.add((directory / path).resolve(), f"work/{path}")
+
+
+def unpack(content: IO[bytes], directory: Path) -> None:
+    """Put the files of an archive in their places, each of them whole or not at all. Raises Trouble, OSError."""
+    amiss = []
+    with tempfile.TemporaryDirectory(prefix=".penstock-", dir=directory) as folder:
+        try:
+            with tarfile.open(fileobj=content) as archive:
+                # Python 3.11.2, which is Debian 12's, has no filters. It is the user's own archive, and may have links that
+                # point anywhere.
+                archive.extraction_filter = getattr(tarfile, "fully_trusted_filter", None)
+                archive.extractall(folder, _as_ours(archive))  # noqa: S202
+        except (EOFError, zlib.error, tarfile.TarError) as error:
+            raise Trouble(f"what the job has left cannot be unpacked: {error}") from error
+        for here, folders, files in os.walk(folder):
+            there = directory / Path(here).relative_to(folder)
+            links = [name for name in folders if (Path(here) / name).is_symlink()]
+            try:
+                there.mkdir(exist_ok=True)
+            except OSError as error:
+                amiss.append(str(error))
+            for name in (*files, *links):
+                try:
+                    _replace(Path(here) / name, there / name)
+                except OSError as error:
+                    amiss.append(str(error))
+    if amiss:
+        raise Trouble(f"{len(amiss)} of the files that the job has left cannot be put in their places: {amiss[0]}")
+
+
+def _as_ours(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
+    """The members, of the instance's user no more, in folders that they can be taken out of."""
+    for member in archive:
+        member.uid, member.gid, member.uname, member.gname = os.geteuid(), os.getegid(), "", ""
+        if member.isdir():
+            member.mode |= stat.S_IRWXU
+        yield member
+
+
+def _replace(new: Path, old: Path) -> None:
+    """Rename, also where a linked folder leads to another file system. Raises OSError."""
+    try:
+        new.replace(old)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        beside = old.with_name(f".penstock-{old.name}")
+        shutil.copy2(new, beside, follow_symlinks=False)
+        beside.replace(old)
 
 
 def put(link: str, content: IO[bytes], size: int) -> None:
@@ -161,12 +217,15 @@ def say_to(link: str, text: str) -> None:
 
 
 def get(link: str, into: IO[bytes]) -> bool:
-    """Download; False: it is not there, or S3 does not answer now."""
+    """Download; False: it is not there, or S3 does not answer now, or not to the end."""
     into.seek(0)
     into.truncate()
     try:
         with urllib.request.urlopen(link, timeout=ANSWER_S) as answer:  # noqa: S310
             shutil.copyfileobj(answer, into)
+            size = answer.headers["Content-Length"]
+            if size is not None and into.tell() != int(size):  # http.client takes an early end for the end
+                return False
     except (OSError, HTTPException):  # urllib's own are OSErrors
         return False
     into.seek(0)
@@ -183,10 +242,11 @@ def surely_get(link: str, into: IO[bytes]) -> None:
 
 
 class Courier:
-    """One job. `printed` is how far its output has been printed, in bytes."""
+    """One job; its links come with its work. `printed` is how far its output has been printed, in bytes."""
 
-    def __init__(self, links: Mapping[str, str], out: IO[bytes]) -> None:
-        self._links, self._out = links, out
+    def __init__(self, out: IO[bytes]) -> None:
+        self._out = out
+        self._links: Mapping[str, str] = {}
         self._printed = 0
         self._asked_to_stop = False
 
@@ -194,8 +254,9 @@ class Courier:
         """Slurm wants the job to end: pass it on, and bring back what there is."""
         self._asked_to_stop = True
 
-    def carry(self, script: Path, mine: Mapping[str, str], directory: Path) -> int:
+    def carry(self, links: Mapping[str, str], script: Path, mine: Mapping[str, str], directory: Path) -> int:
         """Take the work there, and bring the result back; the exit status. Raises Trouble, OSError, HTTPException."""
+        self._links = links
         with tempfile.NamedTemporaryFile(prefix="penstock-") as file:
             pack(Path(file.name), script, mine, directory)
             put(self._links["put_input"], file.file, Path(file.name).stat().st_size)
@@ -230,10 +291,7 @@ class Courier:
             self._print(content)
         with tempfile.TemporaryFile() as content:
             surely_get(self._links["get_output"], content)
-            with tarfile.open(fileobj=content) as archive:
-                # Python 3.11.2, which is Debian 12's, has no filters; what is unpacked is the user's own in any case.
-                archive.extraction_filter = getattr(tarfile, "data_filter", None)
-                archive.extractall(directory)  # noqa: S202
+            unpack(content, directory)
         say_to(self._links["put_fetched"], "fetched\n")
         if what == "stopped" and not self._asked_to_stop:
             self._say("the run was ended there; the job goes back into the queue")
@@ -258,6 +316,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if len(arguments) != 2:
             raise Trouble("usage: penstock-courier SHARE SCRIPT, as courier.so calls it")
+        courier = Courier(sys.stdout.buffer)
+        for each in STOPS:
+            signal.signal(each, courier.on_signal)
         file = Path(arguments[0]) / "detached" / f"{job_id(os.environ)}.json"
         try:
             links = json.loads(file.read_text(encoding="utf-8"))
@@ -266,9 +327,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 "nobody has ordered an instance for this job; submit it to the site's partitions with --burst, and Penstock "
                 "sends it here"
             ) from None
-        courier = Courier(links, sys.stdout.buffer)
-        signal.signal(signal.SIGTERM, courier.on_signal)
-        return courier.carry(Path(arguments[1]), os.environ, Path.cwd())
+        return courier.carry(links, Path(arguments[1]), os.environ, Path.cwd())
     except (Trouble, OSError, HTTPException, ValueError, KeyError, tarfile.TarError) as error:
         print(f"penstock: {error}", file=sys.stderr)  # noqa: T201
         return 1

@@ -99,6 +99,10 @@ class Depot:
         found = self._ask("list_objects_v2", Prefix=key, MaxKeys=1)
         return any(each["Key"] == key for each in found.get("Contents", []))
 
+    def where(self, run: str) -> str:
+        """The run's objects, as people and `aws s3` call them."""
+        return f"s3://{self._bucket}/{self._name}/{run}/"
+
     def clear(self, run: str) -> None:
         """Delete all of a run."""
         keys = [{"Key": f"{self._name}/{run}/{what}"} for what in OBJECTS]

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from penstock_cloud.catalogue import Catalogue, InstanceType
-from penstock_cloud.depot import COURIER, INSTANCE, Depot
+from penstock_cloud.depot import COURIER, INSTANCE, LONGEST_S, Depot
 from penstock_cloud.failures import Kind, LaunchFailed, back_off_s, pause_s
 from penstock_cloud.fleet import GONE, Fleet, Order, Seen
 from penstock_cloud.runs import Run, Slot, State, cost_usd, entries
@@ -193,6 +193,7 @@ class Ec2Cloud:
             at_cap=self._settings.at_cap,
             margin=self._settings.margin,
             unknown_h=self._settings.unknown_h,
+            longest_s=None if self._depot is None else self._longest_s,
             cost_per_usd=self._settings.cost_per_usd,
             bytes_per_s=self._settings.bytes_per_s,
             usd_per_gb=self._settings.usd_per_gb,
@@ -261,6 +262,12 @@ class Ec2Cloud:
             state="ordered",
             slots=tuple(Slot(node=name) for name in sorted(room)[: offer.nodes]),
         )
+        if self._depot is not None and run.lifetime_s > self._longest_s:
+            text = (
+                f"${run.usd:.2f} pay for {run.lifetime_s / 3600:.0f} h, and detached runs last {self._longest_s / 3600:.0f} h "
+                "at most: AWS signs links for a week; declare a shorter --runtime"
+            )
+            return Outcome(action, Progress.FAILED, text)
         self._save(run, run.committed())
         self._words.pop(run.job, None)
         log.info("ordered", extra={"job": run.job, "run": run.id, "offer": offer.id, "usd": round(run.usd, 2)})
@@ -323,7 +330,7 @@ class Ec2Cloud:
     def _prepare(self, run: Run, depot: Depot) -> str:
         """Give the run's courier and its instance their links; the launch template. Raises LaunchFailed, KeyError."""
         uid = pwd.getpwnam(run.user).pw_uid  # KeyError: nobody is called so
-        good_s = run.lifetime_s + self._settings.boot_timeout_s + LINKS_S
+        good_s = run.lifetime_s + LONGEST_S - self._longest_s
         mine = depot.links(run.id, INSTANCE, good_s) | {"get_alive": depot.alive_link(good_s)}
         template = self._fleet.own_template(run.id, detached(self._settings, mine))
         file = self._courier_file(run)
@@ -334,6 +341,11 @@ class Ec2Cloud:
         except OSError as error:
             raise LaunchFailed(Kind.THROTTLED, "", f"{file}: {error}") from error  # it is no trouble of EC2's
         return template
+
+    @property
+    def _longest_s(self) -> float:
+        """Longest life of a detached run's instance: its links must be good from before its boot until all is fetched."""
+        return LONGEST_S - self._settings.boot_timeout_s - LINKS_S
 
     def _courier_file(self, run: Run) -> Path:
         return self._settings.share / DETACHED / f"{run.job}.json"
@@ -417,6 +429,9 @@ class Ec2Cloud:
             if not run.asked:  # nothing is known to be wrong with the image or the type
                 reason = self._nodes.reason(run.job) or "it does not say why"
                 return self._finish(run, f"Slurm did not start it: {reason}", failed=True)
+            if self._has(run, "input") is False:  # it is on its way: no fault of the image or the type
+                why = f"its input had not arrived within {patience_s:.0f} s; declare its size with --data-size"
+                return self._finish(run, why, failed=True)
             late = "did not join Slurm" if self._depot is None else "had not begun on its input"
             return self._boot_failed(run, f"it {late} within {patience_s:.0f} s", now_s)
         if job.phase is Phase.RUNNING and _at(job, run):
@@ -439,9 +454,14 @@ class Ec2Cloud:
         if job is None:
             return self._finish(run, "its job has ended")
         if (lost := _lost(run)) is not None:
-            if self._depot is not None and self._ask_depot(lambda depot: depot.has(run.id, "result")) is not False:
-                return None  # its courier brings the result, or S3 does not say; nothing is paid for any more
-            return self._finish(run, f"EC2 has taken instance {lost}", failed=True)
+            taken = f"EC2 has taken instance {lost}"
+            if self._has(run, "stopped"):
+                return self._leave(run, taken)
+            # Its courier brings the result, or S3 does not say; nothing is paid for while its links are good.
+            fetched = self._depot is not None and self._has(run, "result") is not False
+            if fetched and (run.expires_s is None or now_s < run.expires_s + LINKS_S):
+                return None
+            return self._finish(run, taken, failed=True)
         if job.phase in (Phase.QUEUED, Phase.STARTING):
             return self._finish(run, "Slurm has put its job back into the queue", failed=True)
         if run.expires_s is not None and now_s >= run.expires_s - min(LEAD_S, run.lifetime_s / 2):
@@ -465,8 +485,13 @@ class Ec2Cloud:
     def _clear(self, run: Run, job: Job | None, now_s: float) -> None:
         since_s = self._leaving_s.setdefault(run.id, now_s)
         over = run.expires_s is not None and now_s >= run.expires_s
-        if job is None or job.phase is Phase.QUEUED or over or _lost(run) or now_s - since_s > LEAVE_PATIENCE_S:
+        lost = _lost(run) is not None
+        nothing_comes = (over or lost) and (self._depot is None or self._handed_back(run) is False)
+        if job is None or job.phase is Phase.QUEUED or nothing_comes or now_s - since_s > LEAVE_PATIENCE_S:
             return self._finish(run, run.why)
+        if over and not lost and self._seen is not None:  # what it has handed back is fetched without it
+            self._fleet.terminate([slot.instance for slot in run.slots if slot.instance is not None])
+            self._looked_s = -1e18
         if self._depot is not None and run.id not in self._fetched:
             if self._there(run, "fetched"):
                 self._fetched.add(run.id)
@@ -515,7 +540,7 @@ class Ec2Cloud:
         self._nodes.power_down(run.nodes)
         if mine and now_s - run.ordered_s < run.lifetime_s + LEAVE_PATIENCE_S:
             return  # it still has Slurm's word for these nodes; until it is queued, it stays the cloud's
-        self._tidy(run)
+        run = self._tidy(run)
         for name in run.nodes:
             self._delete(self._settings.share / NOTICES / name)
         if run.ran:
@@ -526,8 +551,11 @@ class Ec2Cloud:
             extra={"run": run.id, "job": run.job, "usd": round(self._lines[-1].amount, 4), "why": run.why},
         )
 
-    def _tidy(self, run: Run) -> None:
-        """Take away what was made for the run beside its instances. All of it is free of charge: EC2's no keeps no run open."""
+    def _tidy(self, run: Run) -> Run:
+        """Take away what was made for the run beside its instances; the run, with a word of what is left for its user.
+
+        All of it is free of charge, or nearly: EC2's no keeps no run open, and nor does S3's.
+        """
         try:
             if len(run.slots) > 1:
                 self._fleet.drop_group(f"penstock-{self._settings.name}-{run.id}")
@@ -539,11 +567,27 @@ class Ec2Cloud:
             log.warning("something of the run stays", extra={"run": run.id, "text": str(error)})
         if self._depot is not None:
             self._delete(self._courier_file(run))
-            self._ask_depot(lambda depot: depot.clear(run.id))  # else the bucket's own rule does it
+            if self._has(run, "fetched") or self._has(run, "output") is False:
+                self._ask_depot(lambda depot: depot.clear(run.id))
+            elif self._has(run, "output"):  # perhaps the only copy; the bucket's own rule deletes it in the end
+                where = f"what it has left was not fetched, and lies in {self._depot.where(run.id)}"
+                log.warning("what a run has left stays", extra={"run": run.id, "job": run.job, "text": where})
+                run = run.model_copy(update={"why": f"{run.why}; {where}"})
+                self._words[run.job] = run.why
+        return run
 
     def _there(self, run: Run, what: str) -> bool:
         """Whether a detached run has left this, as far as S3 says it now; it is asked as often as EC2 is."""
-        return self._seen is not None and self._ask_depot(lambda depot: depot.has(run.id, what)) is True
+        return self._seen is not None and self._has(run, what) is True
+
+    def _has(self, run: Run, what: str) -> bool | None:
+        """Whether a detached run has left this; None: S3 does not say, or the run is none."""
+        return self._ask_depot(lambda depot: depot.has(run.id, what))
+
+    def _handed_back(self, run: Run) -> bool | None:
+        """Whether a detached run has left all that comes back; None: S3 does not say."""
+        told = [self._has(run, what) for what in ("stopped", "result")]
+        return True if True in told else None if None in told else False
 
     def _ask_depot(self, ask: Callable[[Depot], bool | None]) -> bool | None:
         """Ask S3; None: it does not answer. Trouble with it keeps nobody from ending instances, so it goes to the log alone."""

@@ -233,7 +233,6 @@ class Fleet:
         """Those that the settings name, as far as they are active, in that order."""
         if not self._settings.reservations:
             return []
-        asked = list(self._settings.reservations)
         found = {
             each["CapacityReservationId"]: Reservation(
                 id=each["CapacityReservationId"],
@@ -242,12 +241,20 @@ class Fleet:
                 block=each.get("ReservationType") == "capacity-block",
                 end_s=each["EndDate"].timestamp() - BLOCK_ENDS_S if "EndDate" in each else None,
             )
-            for each in self._ask("describe_capacity_reservations", CapacityReservationIds=asked)[
-                "CapacityReservations"
-            ]
-            if each["State"] == "active"
+            for each in self._active_reservations()
         }
-        return [found[name] for name in asked if name in found]
+        return [found[name] for name in self._settings.reservations if name in found]
+
+    def _active_reservations(self) -> list[Mapping[str, Any]]:
+        """All of the account's; asked for by their ids, EC2 would refuse to answer once it has forgotten one that is over."""
+        found: list[Mapping[str, Any]] = []
+        asked: dict[str, Any] = {"Filters": [{"Name": "state", "Values": ["active"]}], "MaxResults": 1000}
+        while True:
+            page = self._ask("describe_capacity_reservations", **asked)
+            found += page["CapacityReservations"]
+            if not page.get("NextToken"):
+                return found
+            asked["NextToken"] = page["NextToken"]
 
     def _reserved(self, order: Order) -> list[tuple[Reservation, str]]:
         """Reservations that suit an order, each with the site's subnet in its zone; a gang's are all in the first zone."""

@@ -21,6 +21,9 @@ ALIVE = "alive"
 LINGER_S = 600.0
 """How long an instance whose detached job is over waits to be ended: so that nobody takes its end for a loss."""
 
+SAVE_S = 60.0
+"""How long a detached job that is asked to stop may save: EC2 takes an instance after 120 s, and what it leaves must be sent."""
+
 NOTICES = "notices"
 """Folder in the share: a file named for each node whose instance EC2 will take back."""
 
@@ -42,6 +45,7 @@ def detached(settings: CloudSettings, links: Mapping[str, str]) -> bytes:
     given = {
         "silent_s": f"{settings.silent_s:.0f}",
         "linger_s": f"{LINGER_S:.0f}",
+        "save_s": f"{SAVE_S:.0f}",
         "user": settings.detached_user,
     }
     lines = [_set(name, value) for name, value in (given | dict(links)).items()]

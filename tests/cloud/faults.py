@@ -208,8 +208,14 @@ class Ec2:
             self.groups.discard(asked["GroupName"])
             return xml(action, "<return>true</return>")
         if action == "DescribeCapacityReservations":
-            rows = "".join(each.described(name) for name, each in self.reservations.items())
-            return xml(action, f"<capacityReservationSet>{rows}</capacityReservationSet>")
+            ids = {value for key, value in asked.items() if key.startswith("CapacityReservationId.")}
+            if unknown := ids - set(self.reservations):
+                return refusal("InvalidCapacityReservationId.NotFound", f"{unknown} do not exist")
+            names = sorted(ids or self.reservations)  # one a page
+            at = int(asked.get("NextToken", "0"))
+            rows = "".join(self.reservations[name].described(name) for name in names[at : at + 1])
+            more = f"<nextToken>{at + 1}</nextToken>" if at + 1 < len(names) else ""
+            return xml(action, f"<capacityReservationSet>{rows}</capacityReservationSet>{more}")
         if action == "DescribeSpotPriceHistory":
             rows = "".join(
                 f"<item><instanceType>{name}</instanceType><availabilityZone>{zone}</availabilityZone>"

@@ -5,12 +5,18 @@ The test with a real Slurm is in tests/cloud/test_detached_slurm.py.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import pwd
 import shutil
 import signal
+import socket
 import subprocess
 import sys
+import tarfile
+import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,13 +25,14 @@ import boto3
 import pytest
 
 from penstock_cloud.catalogue import Catalogue, shipped
-from penstock_cloud.courier import Directives, Trouble, directives, environment, job_id, pack
+from penstock_cloud.courier import Directives, Trouble, directives, environment, get, job_id, pack, unpack
 from penstock_cloud.depot import INSTANCE, Depot, connect
 from penstock_cloud.fleet import Fleet, Order
 from penstock_cloud.fleet import connect as connect_ec2
+from penstock_cloud.runs import Run
 from penstock_cloud.settings import CloudSettings
 from penstock_cloud.user_data import detached
-from penstock_scheduler.model import Phase, Placement
+from penstock_scheduler.model import BurstJob, Phase, Placement, Progress
 from penstock_scheduler.ports import CloudNode
 from penstock_scheduler.store import SqlStore
 from penstock_slurm.loopback import wait_for
@@ -117,11 +124,14 @@ class DetachedSite(CloudSite):
 
 
 class QuietSite(DetachedSite):
-    """Without couriers and without what boots: each instance has begun when it runs."""
+    """Without couriers and without what boots: each instance has begun when it runs, unless not `begin`."""
+
+    begin = True
 
     def _start(self, job: str, placement: Placement) -> None:
         CloudSite._start(self, job, placement)
-        self.depot._put(f"{job}.1/started", b"")  # jobs here run once
+        if self.begin:
+            self.depot._put(f"{job}.1/started", b"")  # jobs here run once
 
 
 @pytest.fixture
@@ -149,9 +159,12 @@ def site(
 
 
 @pytest.fixture
-def hypervisor(ec2: Ec2, tmp_path: Path) -> Iterator[Hypervisor]:
-    with Hypervisor(ec2, tmp_path / "hypervisor") as machines:
-        yield machines
+def hypervisor(ec2: Ec2) -> Iterator[Hypervisor]:
+    """Its instances' files are where every user may go, unlike pytest's."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        with Hypervisor(ec2, Path(folder) / "hypervisor") as machines:
+            yield machines
 
 
 def left(ec2: Ec2) -> list[str]:
@@ -230,28 +243,53 @@ def test_a_spot_instance_that_ec2_takes_saves_and_its_job_goes_on_in_the_next(
     assert left(ec2) == ["penstock/alive"]
 
 
+SAVES = """#!/bin/bash
+#PENSTOCK output first second
+trap 'sleep 3; id -un >first; exit' TERM
+bash -c 'trap "sleep 5; id -un >second; exit" TERM; echo begins; while :; do sleep 0.2; done' &
+wait
+"""
+
+
 def test_a_job_that_is_called_back_brings_its_checkpoint(site: DetachedSite, ec2: Ec2, hypervisor: Hypervisor) -> None:
-    site.script("8", COUNTS)
+    """As another user than root, the script saves for 3 s, and what it has started for 2 s after the script's end."""
+    user = "nobody" if os.geteuid() == 0 else DetachedSite.user
+    site.settings = site.settings.model_copy(update={"detached_user": user})
+    site.crash()
+    site.script("8", SAVES)
     site.submit("8")
     site.send("8")
-    site.really_until(lambda: "begins at 0" in _read(site, "8"), "it runs")
+    site.really_until(lambda: "begins" in _read(site, "8"), "it runs")
     site.recall("8")
     site.really_until(lambda: site.jobs["8"].phase is Phase.QUEUED, "it is back in the queue")
-    assert (site.folder / "checkpoint").read_text() == "1\n"
+    for name in ("first", "second"):
+        assert (site.folder / name).read_text() == f"{user}\n"
     site.really_until(lambda: not site.state.runs and not ec2.running(), "the run is over")
 
 
-def test_an_instance_that_never_begins_is_given_back(site: DetachedSite, ec2: Ec2) -> None:
-    """Nothing boots here: after boot_timeout_s the instance ends, its type rests, and the job is queued again."""
-    site.script("9", "#!/bin/bash\n")
+@pytest.mark.parametrize("site", [QuietSite], indirect=True)
+@pytest.mark.parametrize("there", [True, False])
+def test_an_instance_that_never_begins_is_given_back(site: QuietSite, ec2: Ec2, there: bool) -> None:
+    """After boot_timeout_s the instance ends and the job is queued again; its type rests if it had all that it needed."""
+    site.begin = False
+    site.settings = site.settings.model_copy(update={"protected_after": 1})
+    site.crash()
     site.submit("9")
     site.send("9")
+    if there:
+        site.depot._put("9.1/input", b"")
     site.ticks(2)
     assert len(ec2.running()) == 1
     site.sleep(301)
     site.until(lambda: not site.state.runs and not ec2.running())
     assert site.jobs["9"].phase is Phase.QUEUED
-    assert "had not begun on its input within 300 s" in site.state.words["9"]
+    if there:
+        assert "had not begun on its input within 300 s" in site.state.words["9"]
+        assert "nothing is launched until an admin" in site.state.closed[0]
+        assert "rests" in site.state.closed[1]
+    else:
+        assert "input had not arrived within 300 s; declare its size" in site.state.words["9"]
+        assert not site.state.closed
 
 
 def test_instances_end_themselves_when_nobody_cares(
@@ -259,13 +297,13 @@ def test_instances_end_themselves_when_nobody_cares(
 ) -> None:
     """`short` has lived its 1 s, `silent` hears nothing of the daemon, and `over` has done its job, and nobody ends it."""
     monkeypatch.setattr("penstock_cloud.user_data.LINGER_S", 1.0)
-    settings = site.settings.model_copy(update={"silent_s": 8.0})
-    fleet, good_s = Fleet(ec2.through, settings), 600.0
+    fleet, good_s = Fleet(ec2.through, site.settings), 600.0
     script = site.folder / "script"
     script.write_text("#!/bin/bash\necho done\n")
     pack(site.folder / "input", script, {}, site.folder)
 
-    def launch(run: str, lifetime_s: int, alive: str) -> str:
+    def launch(run: str, lifetime_s: int, alive: str, silent_s: float = 3600.0) -> str:
+        settings = site.settings.model_copy(update={"silent_s": silent_s})
         link = site.depot._link("get_object", alive, good_s)
         text = detached(settings, site.depot.links(run, INSTANCE, good_s) | {"get_alive": link})
         tags = {"run": run, "lifetime_s": str(lifetime_s)}
@@ -274,7 +312,11 @@ def test_instances_end_themselves_when_nobody_cares(
     site.depot.say_alive(time.time() + 3600)
     site.depot._put("over/input", (site.folder / "input").read_bytes())
     site.depot._put("dead", f"{time.time() - 60:.0f}".encode())
-    short, silent, over = launch("short", 1, "alive"), launch("silent", 3600, "dead"), launch("over", 3600, "alive")
+    short, silent, over = (
+        launch("short", 1, "alive"),
+        launch("silent", 3600, "dead", 8.0),
+        launch("over", 3600, "alive"),
+    )
     for instance in (short, silent, over):
         wait_for(lambda one=instance: one not in ec2.running(), 90, "it ends", details=hypervisor.console)
     assert site.depot.has("over", "result")
@@ -283,6 +325,34 @@ def test_instances_end_themselves_when_nobody_cares(
     assert "penstockd has been silent for 8 s" in console
     assert "the job has ended with 0" in console
     assert "its job is over" in console
+
+
+def test_signals_before_the_links_are_there_stop_no_courier(tmp_path: Path) -> None:
+    """Slurm may send what `#SBATCH --signal` names at any time; the default of each of these would end it."""
+    (tmp_path / "detached").mkdir()
+    links = tmp_path / "detached" / "5.json"
+    os.mkfifo(links)
+    with subprocess.Popen(
+        [sys.executable, "-m", "penstock_cloud.courier", str(tmp_path), "no-script"],
+        env=os.environ | {"SLURM_JOB_ID": "5"},
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as courier:
+        pipes: list[int] = []
+
+        def reads() -> bool:
+            with contextlib.suppress(OSError):  # ENXIO: nobody reads
+                pipes.append(os.open(links, os.O_WRONLY | os.O_NONBLOCK))
+            return bool(pipes)
+
+        wait_for(reads, 60, "the courier reads its links")
+        with os.fdopen(pipes[0], "w") as opened:
+            for each in ("TERM", "INT", "HUP", "USR1", "USR2"):
+                courier.send_signal(signal.Signals[f"SIG{each}"])
+            opened.write("{}")
+        assert courier.wait(60) == 1
+        assert courier.stderr is not None
+        assert "No such file or directory: 'no-script'" in courier.stderr.read()
 
 
 def test_links_are_for_one_object_each_and_their_file_is_for_the_user_alone(site: DetachedSite, ec2: Ec2) -> None:
@@ -343,6 +413,77 @@ def test_an_instance_that_ends_is_a_loss_only_before_the_result_is_there(
     assert ("EC2 has taken" in str(site.state.words)) is not ended
 
 
+@pytest.mark.parametrize("site", [QuietSite], indirect=True)
+@pytest.mark.parametrize(
+    ("end", "fetched"), [("by notice", True), ("by notice", False), ("by recall", True), ("by money", True)]
+)
+def test_what_was_handed_back_is_fetched_although_its_instance_is_gone(
+    site: QuietSite, ec2: Ec2, end: str, fetched: bool
+) -> None:
+    """The courier has LEAVE_PATIENCE_S; what it does not fetch stays in the bucket, and the run says where."""
+    site.submit("13")
+    site.send("13", usd=1.0)
+    site.until(lambda: site.store.cloud_runs()[0].state == "running")
+    run = Run.model_validate_json(site.store.cloud_runs()[0].record)
+    if end == "by recall":
+        site.recall("13")
+    if end == "by money":
+        site.sleep((run.expires_s or 0.0) - site.now_s() - 60)
+        site.tick()
+    for what in ("log", "output", "stopped"):
+        site.depot._put(f"13.1/{what}", b"")
+    if end == "by money":
+        site.sleep(60)
+        site.until(lambda: not ec2.running())
+    else:
+        ec2.direct().terminate_instances(InstanceIds=ec2.running())
+    site.ticks(10)
+    assert site.jobs["13"].phase is Phase.RUNNING, "its courier still fetches"
+    if fetched:
+        site.depot._put("13.1/fetched", b"")
+    else:
+        site.sleep(180)
+    site.until(lambda: not site.state.runs)
+    assert site.jobs["13"].phase is Phase.QUEUED
+    over = Run.model_validate_json(site.store.cloud_runs(job="13")[0].record)
+    if fetched:
+        assert left(ec2) == ["penstock/alive"]
+    else:
+        assert "penstock/13.1/output" in left(ec2)
+        assert over.why.endswith("was not fetched, and lies in s3://penstock-runs/penstock/13.1/")
+        assert site.state.words["13"] == over.why
+
+
+@pytest.mark.parametrize("site", [QuietSite], indirect=True)
+def test_a_run_whose_instance_is_gone_ends_although_s3_is_silent(site: QuietSite, ec2: Ec2) -> None:
+    """An hour after its money is used up its links are no good, whatever it has left."""
+    site.submit("13")
+    site.send("13", usd=1.0)
+    site.until(lambda: site.store.cloud_runs()[0].state == "running")
+    site.depot = Depot(connect(site.settings), "no-such-bucket", "penstock")
+    site.crash()
+    ec2.direct().terminate_instances(InstanceIds=ec2.running())
+    site.ticks(5)
+    assert site.jobs["13"].phase is Phase.RUNNING, "perhaps it has left its result"
+    site.sleep(2 * 3600)
+    site.until(lambda: not site.state.runs)
+    assert site.jobs["13"].phase is Phase.QUEUED
+    assert "EC2 has taken instance" in site.state.words["13"]
+
+
+@pytest.mark.parametrize("site", [QuietSite], indirect=True)
+def test_a_run_of_more_than_a_week_is_refused_before_it_costs_anything(site: QuietSite, ec2: Ec2) -> None:
+    site.submit("13")
+    site.tick()
+    site.tick(BurstJob("13", 1, "g5.xlarge", 200.0))
+    (outcome,) = site.outcomes
+    assert outcome.progress is Progress.FAILED
+    assert "pay for 199 h, and detached runs last 167 h at most" in outcome.text
+    assert site.tick().longest_s == pytest.approx(7 * 86400 - 300 - 3600)
+    assert not site.store.cloud_runs()
+    assert not ec2.instances()
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("site", [QuietSite], indirect=True)
 def test_kill_9_at_every_step_of_a_detached_run(site: DetachedSite, ec2: Ec2) -> None:
@@ -367,6 +508,90 @@ def test_the_environment_goes_along_but_not_what_is_this_machines() -> None:
     assert environment(mine) == "A='it'\"'\"'s'\nSLURM_JOB_NODELIST=localhost\nSLURM_NODELIST=localhost\n"
     assert job_id({"SLURM_JOB_ID": "12"}) == "12"
     assert job_id({"SLURM_JOB_ID": "14", "SLURM_ARRAY_JOB_ID": "12", "SLURM_ARRAY_TASK_ID": "3"}) == "12_3"
+
+
+def test_an_input_that_is_a_link_goes_along_as_what_it_points_to(tmp_path: Path) -> None:
+    (tmp_path / "far" / "set").mkdir(parents=True)
+    (tmp_path / "far" / "set" / "numbers").write_text("1 2 3\n")
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "data").symlink_to(tmp_path / "far" / "set")
+    (tmp_path / "here" / "checkpoint").symlink_to(tmp_path / "far" / "set" / "numbers")
+    (tmp_path / "script").write_text("#!/bin/sh\n#PENSTOCK input data\n#PENSTOCK output checkpoint\n")
+    pack(tmp_path / "input", tmp_path / "script", {}, tmp_path / "here")
+    with tarfile.open(tmp_path / "input") as archive:
+        kinds = {each.name: each.type for each in archive if each.name.startswith("work/")}
+    assert kinds == {
+        "work/data": tarfile.DIRTYPE,
+        "work/data/numbers": tarfile.REGTYPE,
+        "work/checkpoint": tarfile.REGTYPE,
+    }
+
+
+def archive_of(folder: Path) -> bytes:
+    with io.BytesIO() as packed:
+        with tarfile.open(fileobj=packed, mode="w:gz", compresslevel=1) as archive:
+            for each in sorted(folder.iterdir()):
+                archive.add(each, each.name)
+        return packed.getvalue()
+
+
+def test_what_comes_back_is_there_whole_or_as_before(tmp_path: Path) -> None:
+    """Links to anywhere, folders that nobody may write to, a folder on site that is a link; and an archive that ends early."""
+    there, here = tmp_path / "there", tmp_path / "here"
+    (there / "results" / "sealed").mkdir(parents=True)
+    (there / "absolute").symlink_to("/opt/somewhere")
+    (there / "best").symlink_to("results")
+    (there / "checkpoint").write_bytes(os.urandom(100_000))
+    (there / "results" / "sealed" / "sum").write_text("6\n")
+    (there / "results" / "sealed").chmod(0o555)
+    (tmp_path / "far").mkdir()
+    (tmp_path / "far" / "older").write_text("5\n")
+    here.mkdir()
+    (here / "results").symlink_to(tmp_path / "far")
+    (here / "checkpoint").write_text("old\n")
+    packed = archive_of(there)
+    for torn in (packed[:60_000], b"no archive"):
+        with pytest.raises(Trouble, match="cannot be unpacked"):
+            unpack(io.BytesIO(torn), here)
+        assert (here / "checkpoint").read_text() == "old\n"
+    unpack(io.BytesIO(packed), here)
+    assert (here / "checkpoint").read_bytes() == (there / "checkpoint").read_bytes()
+    assert str((here / "absolute").readlink()) == "/opt/somewhere"
+    assert str((here / "best").readlink()) == "results"
+    assert (tmp_path / "far" / "sealed" / "sum").read_text() == "6\n"
+    assert (tmp_path / "far" / "older").read_text() == "5\n", "what is not in the archive stays"
+    assert sorted(each.name for each in here.iterdir()) == ["absolute", "best", "checkpoint", "results"]
+
+
+def test_what_cannot_be_put_in_its_place_keeps_nothing_else_from_its_own(tmp_path: Path) -> None:
+    there, here = tmp_path / "there", tmp_path / "here"
+    for folder in (there, here / "a"):
+        folder.mkdir(parents=True)
+    for name in ("a", "b"):
+        (there / name).write_text(name)
+    with pytest.raises(Trouble, match="1 of the files"):
+        unpack(io.BytesIO(archive_of(there)), here)
+    assert (here / "b").read_text() == "b"
+
+
+def test_a_download_that_ends_early_is_none() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            for size in (9, 5):
+                connection = server.accept()[0]
+                with connection:
+                    connection.recv(4096)
+                    connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n12345" % size)
+
+        thread = threading.Thread(target=answer, daemon=True)
+        thread.start()
+        link = f"http://127.0.0.1:{server.getsockname()[1]}/"
+        with io.BytesIO() as content:
+            assert not get(link, content)
+            assert get(link, content)
+            assert content.read() == b"12345"
+        thread.join()
 
 
 def test_a_job_that_nobody_ordered_anything_for_says_so(tmp_path: Path) -> None:

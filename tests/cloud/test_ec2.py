@@ -214,8 +214,10 @@ def test_a_type_that_a_zone_does_not_offer_is_no_bad_configuration(site: CloudSi
 def test_orders_go_into_blocks_and_reservations_first(
     cloud_settings: Callable[..., CloudSettings], store: SqlStore, ec2: Ec2
 ) -> None:
-    """A block that ends too soon, a block with one place, a reservation with one, and then whatever there is."""
-    settings = cloud_settings(reservations=("cr-too-soon", "cr-block-01", "cr-other-type", "cr-reserved"))
+    """One that is no more, a block that ends too soon, one with one place, a reservation with one, then whatever there is."""
+    settings = cloud_settings(
+        reservations=("cr-forgotten", "cr-too-soon", "cr-block-01", "cr-other-type", "cr-reserved")
+    )
     site = CloudSite(settings, store, ec2, ec2.through)
     zone = ec2.direct().describe_subnets(SubnetIds=[settings.subnets[1]])["Subnets"][0]["AvailabilityZone"]
     soon = time.strftime("%Y-%m-%dT%H:%M:%S.000Z", time.gmtime(site.now_s() + 2000))

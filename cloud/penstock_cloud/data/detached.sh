@@ -1,5 +1,5 @@
 #!/bin/bash
-# An instance that runs one job by itself and joins nothing. Needs: bash, curl, tar. What it is to do, what it has done and
+# An instance that runs one job by itself and joins nothing. Needs: bash, curl, tar, setpriv. What it is to do, what it has done and
 # whether anybody still cares pass through S3, by links that are good for this run alone; they are set above.
 set -u
 imds=${PENSTOCK_IMDS:-http://169.254.169.254}
@@ -36,7 +36,8 @@ mkdir -p "$directory" && cp -a work/. "$directory/" && rm -r work || end "$direc
 sh=(bash -c 'set -a; . "$1/environment"; set +a; cd "$2" && exec "$1/script"' penstock "$home" "$directory")
 if [ -n "$user" ] && [ "$user" != "$(id -un)" ]; then
   chown -R "$user" "$home" "$directory"
-  sh=(runuser -u "$user" -- "${sh[@]}")
+  # Not runuser nor su: they stay in between, and kill what they have started 2 s after a SIGTERM.
+  sh=(setpriv --reuid "$user" --regid "$(id -g "$user")" --init-groups --reset-env "${sh[@]}")
 fi
 chmod 755 script
 : >log
@@ -61,9 +62,17 @@ stop() {
   [ $ended = result ] || return 0
   say "$1"
   ended=stopped
+  stopped_s=$SECONDS
   kill -TERM -- -$job 2>/dev/null
 }
-while kill -0 $job 2>/dev/null; do
+# A shell without a trap dies at once of what its children still save on: then the whole group counts.
+alive() { kill -0 $job 2>/dev/null || { [ $ended = stopped ] && kill -0 -- -$job 2>/dev/null; }; }
+while alive; do
+  if [ $ended = stopped ] && [ $((SECONDS - stopped_s)) -ge "$save_s" ]; then
+    say "it is killed: it has not ended within $save_s s"
+    kill -KILL -- -$job 2>/dev/null
+    break
+  fi
   sleep "$pause_s"
   tail_goes
   if ask spot/instance-action >/dev/null; then stop "EC2 takes the instance back"; fi

@@ -38,6 +38,11 @@ class Choice:
     """What is committed for it: the most that it may cost."""
     expected_usd: float
 
+    @property
+    def pays_s(self) -> float:
+        """How long what is committed pays for."""
+        return self.usd / self.offer.usd_per_h * 3600
+
 
 def may_leave(job: Job, cloud: CloudState) -> bool:
     """Whether the job's wish, or else the site, lets it run in the cloud."""
@@ -65,8 +70,11 @@ def choices(snapshot: Snapshot) -> tuple[dict[JobId, list[Choice]], dict[JobId, 
         affordable = [option for option in options if _refuses(cloud.budgets, job.account, option.usd) is None]
         if job.wish.burst_budget_usd is not None:
             affordable = [option for option in affordable if option.usd <= job.wish.burst_budget_usd]
-        if affordable:
-            found[job.id] = affordable
+        short = [option for option in affordable if cloud.longest_s is None or option.pays_s <= cloud.longest_s]
+        if short:
+            found[job.id] = short
+        elif affordable:
+            closed[job.id] = _too_long(affordable[0], cloud.longest_s or 0.0)
         elif options:
             closed[job.id] = _closed(job, options[0], cloud.budgets)
     return found, closed
@@ -77,6 +85,13 @@ def _closed(job: Job, cheapest: Choice, budgets: Iterable[BudgetLine]) -> Reason
     why = str(line) if line is not None else f"its own burst_budget_usd=${job.wish.burst_budget_usd:.2f}"
     text = f"would leave for {cheapest.offer}, but {why} does not allow the ${cheapest.usd:.2f} that it may cost"
     return Reason(ReasonCode.CLOUD_BUDGET, text)
+
+
+def _too_long(cheapest: Choice, longest_s: float) -> Reason:
+    hours = f"{cheapest.pays_s / 3600:.0f} h are to be committed, and runs there last {longest_s / 3600:.0f} h at most"
+    return Reason(
+        ReasonCode.CLOUD_BUDGET, f"would leave for {cheapest.offer}, but {hours}; declare a shorter --runtime"
+    )
 
 
 def _refuses(budgets: Iterable[BudgetLine], account: str, usd: float) -> BudgetLine | None:

@@ -88,6 +88,8 @@ class CloudState:
     """Share by which a commitment exceeds the expected cost: an estimate may be too low."""
     unknown_h: float = 24.0
     """Hours that are committed to a job of which nobody knows how long it runs."""
+    longest_s: float | None = None
+    """Longest that what is committed to a job may last; None: any time."""
     cost_per_usd: float = 0.1
     """What a dollar weighs beside the cost of leaving a job out for a round, about 1 (policies that solve a program)."""
     bytes_per_s: float = 125e6

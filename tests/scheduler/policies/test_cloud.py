@@ -78,6 +78,15 @@ def test_at_the_cap_nothing_starts_and_the_reason_says_so():
     assert decide(full, budgets=(BudgetLine("other", "total", 0.0, 0.0),)).bursts, "another account's cap"
 
 
+def test_who_needs_longer_than_the_cloud_lets_anybody_stay_does_not_leave():
+    """$5 pay for an hour of 4 A10G."""
+    full = one_job("a100:1x8", gpu_types=["t4", "a10g"])
+    assert decide(full, longest_s=3601.0).bursts
+    plan = decide(full, longest_s=3599.0)
+    assert not plan.bursts
+    assert "1 h are to be committed, and runs there last 1 h at most; declare" in plan.waiting["j"].text
+
+
 @pytest.mark.parametrize("policy", ["sia", "fifo", "gavel"])
 def test_of_three_jobs_of_5_dollars_two_leave_within_12(policy):
     jobs = [job(name, max_gpus=4, submit_s=at) for at, name in enumerate("abc")]
