@@ -72,6 +72,9 @@ log = logging.getLogger(__name__)
 TRIES = 3
 """Times that a start which Slurm refuses is tried in one round."""
 
+CLOCKS_DIFFER_S = 60.0
+"""No clock of Slurm's is wrong by more."""
+
 RECENT_S = 86_400.0
 """How far back a daemon that starts looks for reports of jobs that ended without it."""
 
@@ -390,6 +393,8 @@ class SlurmCluster:
         """The last run of a job that asked for us; None if it has not ended, or never ran."""
         if job.state not in LEAVING | ENDED or job.start_s is None or job.end_s is None or not job.nodes:
             return None
+        if job.end_s > self._clock.now_s() + CLOCKS_DIFFER_S:
+            return None  # being requeued after its node failed, it shows its limit: for one without, in a year
         try:
             if self._wish(job) is None or not set(job.partition) & set(self._settings.partitions):
                 return None

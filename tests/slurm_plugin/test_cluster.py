@@ -116,3 +116,16 @@ def test_a_job_that_outgrew_its_memory_is_told_of_once_and_one_that_lives_on_is_
     told.asked = 0
     cluster.observe()
     assert told.asked == 0
+
+
+@pytest.mark.parametrize(("ends_in_s", "over"), [(-10.0, True), (2.0, True), (365 * 86_400.0, False)])
+def test_a_run_that_shows_its_limit_as_its_end_is_not_over(
+    told: Told, cluster: SlurmCluster, ends_in_s: float, over: bool
+) -> None:
+    """As Slurm does while it requeues a job whose node has failed; a job without a limit has one of a year."""
+    now_s = SimulatedClock().now_s()
+    fields = {"state": "NODE_FAIL", "nodes": ("n0",), "start_s": now_s - 30, "end_s": now_s + ends_in_s}
+    told.listed = [pending("gpu")]
+    cluster.observe()
+    told.listed, told.ended = [], [pending("gpu", **fields)]
+    assert [run.job for run in cluster.observe().ended] == (["7"] if over else [])
