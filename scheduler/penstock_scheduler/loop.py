@@ -290,7 +290,8 @@ class RoundLoop:
         By the cluster's own times of starts and ends where it says them, so that the sum is what its accounts say; those are
         whole seconds, so that a run which has been counted up to now may turn out to have ended a moment before. Where nobody
         knows when between two looks a run ended, it is the middle. The first look of a daemon adds the time since the last
-        round that was saved: jobs run on while it is away.
+        round that was saved: jobs run on while it is away. A look may take long, and what ended in the course of it is counted
+        up to its beginning, and the rest at the next one, where such a job is told of again.
         """
         since_s = now_s if self._seen_s is None else self._seen_s
         present = {job.id: job for job in state.jobs}
@@ -307,7 +308,8 @@ class RoundLoop:
             if recorded.get(job_id):
                 for each in recorded[job_id]:
                     begin_s = before.counted_s if each.started_s == before.started_s else each.started_s
-                    gpu_seconds.append((job_id, each.held, each.ended_s - begin_s))
+                    ended_s = each.ended_s if job_id in present else min(each.ended_s, now_s)
+                    gpu_seconds.append((job_id, each.held, ended_s - begin_s))
             elif job_id not in ended:
                 seconds = _rest_s(before, present.get(job_id), held.get(job_id), now_s)
                 gpu_seconds.append((job_id, before.on, seconds))
@@ -323,9 +325,9 @@ class RoundLoop:
             if recorded.get(job_id):
                 continue
             if known is not None and known.started_s == last.started_s:
-                gpu_seconds.append((job_id, last.held, last.ended_s - known.counted_s))
+                gpu_seconds.append((job_id, last.held, min(last.ended_s, now_s) - known.counted_s))
             elif last.ended_s > since_s:
-                gpu_seconds.append((job_id, last.held, last.ended_s - _begin_s(last.started_s, since_s)))
+                gpu_seconds.append((job_id, last.held, min(last.ended_s, now_s) - _begin_s(last.started_s, since_s)))
         self._absent = {job: self._absent.get(job, now_s) for job in self._attained if job not in present}
         self._attained = {
             job: attained for job, attained in self._attained.items() if now_s - self._absent.get(job, now_s) < FORGET_S

@@ -373,6 +373,40 @@ def test_a_run_that_has_been_counted_to_its_end_is_not_counted_again(gone):
     assert counted == [{"t4": 0.0}, *[{"t4": 40.0}] * 3]
 
 
+def test_a_run_that_ends_while_a_look_takes_long_is_counted_once():
+    """2 GPUs from 0 s to 27 s, seen at 10 s; the look of 20 s takes until the job is gone, that of 30 s is told of it again."""
+    clock, store = SimulatedClock(), MemoryStore()
+    began, held = clock.now_s(), on("t4", t4_00=2)
+    gone = ClusterState((), (), ended=(EndedRun("j", held, began, began + 27),))
+    runs = ClusterState((), (job("j", phase=Phase.RUNNING, allocation=held, started_s=began),))
+    looks = iter((runs, runs, gone, gone, gone))
+
+    class Told:
+        def observe(self):
+            return next(looks)
+
+        def apply(self, todo):
+            return ()
+
+        def reports(self):
+            return ()
+
+    class Nothing:
+        name = "nothing"
+
+        def decide(self, snapshot):
+            return Plan(snapshot.round)
+
+    source = WishModels(Families(), 30.0)
+    loop = RoundLoop(Told(), clock, store, Period(10.0), Nothing(), source, tick_s=10.0)  # type: ignore[arg-type]
+    counted = []
+    for _ in range(5):
+        loop.tick()
+        clock.sleep(10.0)
+        counted.append(store.last_round().snapshot.attained["j"]["t4"])
+    assert counted == [0.0, 20.0, 40.0, 54.0, 54.0]
+
+
 def test_an_end_that_nobody_saw_is_the_accounts_or_else_the_middle():
     """4 GPUs from 0 s, seen at 10 s, requeued by its user, back in the queue at 20 s: to the middle, 15 s, 60 GPU-seconds.
 
