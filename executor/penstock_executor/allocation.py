@@ -13,6 +13,7 @@ import time
 from dataclasses import dataclass
 
 from penstock_executor.environment import Environment, expand_hostlist
+from penstock_executor.node_channel import devices_of_job
 
 log = logging.getLogger(__name__)
 
@@ -58,9 +59,11 @@ def find_allocation(environment: Environment, gpu_type: str | None = None, retry
     found = None
     if environment.job_id is not None and environment.measuring is None and shutil.which("scontrol"):
         found = _ask_slurm(environment.job_id, retry_s)
-        if found is not None and not found.gpus and environment.gpu_ids and environment.node:
-            # Slurm 22.05 shows an empty GRES for a job that was requeued from a node that died, and yet gives it GPUs.
-            found = Allocation(_type_of_node(environment.node), dict.fromkeys(found.gpu_ids, environment.gpu_ids))
+        # Slurm 22.05 shows an empty GRES for a job that was requeued from a node that died, and yet gives it GPUs. A job that
+        # shares GPUs has none by Slurm, but by the node's agent.
+        ids = environment.gpu_ids or devices_of_job(environment)
+        if found is not None and not found.gpus and ids and environment.node:
+            found = Allocation(_type_of_node(environment.node), dict.fromkeys(found.gpu_ids, ids))
     if found is not None and (found.gpu_type or (gpu_type is None and not found.gpus)):
         return found
     if gpu_type is None:

@@ -30,6 +30,7 @@ from penstock_profiles.wire import (
     Observation,
     Report,
     Request,
+    Result,
     claimed_epochs,
     control_file,
     reports_file,
@@ -45,7 +46,7 @@ WAITING_REPORTS = 256
 """Reports kept for later while the spool cannot be written; of more, the oldest are dropped."""
 
 PER_S = 10.0
-"""Observations a run may report on average; of more, the newest are dropped. The daemon looks twice a minute."""
+"""Observations and results a run may report on average; of more, the newest are dropped. The daemon looks twice a minute."""
 
 BURST = 300
 
@@ -220,11 +221,11 @@ class Client:
             self._post.close(CLOSE_S)
 
     def _may(self, body: Body) -> bool:
-        """Whether the rate allows it; only observations are many."""
+        """Whether the rate allows it; only observations and results are many."""
         now_s = time.monotonic()
         self._left = min(self._left + (now_s - self._asked_s) * PER_S, BURST)
         self._asked_s = now_s
-        if not isinstance(body, Observation):
+        if not isinstance(body, Observation | Result):
             return True
         if self._left < 1:
             return False

@@ -32,6 +32,7 @@ from penstock_executor.allocation import Allocation, UnknownAllocation, find_all
 from penstock_executor.checkpoint import Checkpoints, Fenced, NotSaved
 from penstock_executor.client import Client, connect
 from penstock_executor.environment import EnvironmentDisagrees, read_environment
+from penstock_executor.node_channel import open_channel
 from penstock_executor.profiling import profile, read_request
 from penstock_profiles.wire import Checkpointed, Observation, Started
 
@@ -78,6 +79,7 @@ class _Trainer:
         self._steps = self._steps_before = found.step if found else 0
         self._unsaved = False
         self._fraction = 0.0
+        self._channel = open_channel(client.environment, utilisation=options.utilisation)
 
     def run(self, signals: _Signals) -> int:
         """Train to the end, or until stopped; the exit status."""
@@ -105,8 +107,11 @@ class _Trainer:
         now = observed = looked = time.monotonic()
         while not signals.stop and self._progress < self._work:
             time.sleep(min(TICK_S, self._left_s()))
+            if self._stands_still(signals):
+                now = time.monotonic()
+                continue
             before, now = now, time.monotonic()
-            self._advance(now - before)
+            self._advance((now - before) * (self._channel.compute if self._channel is not None else 1.0))
             if now - observed >= options.report_every:
                 self._observe()
                 observed = now
@@ -128,6 +133,23 @@ class _Trainer:
         self._client.close("stopped", self._progress, "" if saved else "what came after the last checkpoint is lost")
         return STOPPED
 
+    def _stands_still(self, signals: _Signals) -> bool:
+        """Look what the node's agent wants; whether the training stood still at its or Slurm's word, and now goes on."""
+        channel, stood = self._channel, signals.paused
+        if channel is not None:
+            channel.look()
+            request = channel.request
+            if request is not None:
+                stood, signals.continued = True, False
+                channel.suspended(request)
+                while not signals.stop and channel.wants(request) and not signals.continued:
+                    time.sleep(TICK_S)
+        while signals.paused and not signals.stop:
+            time.sleep(TICK_S)
+        if stood and channel is not None:
+            channel.resumed()
+        return stood
+
     def _left_s(self) -> float:
         """Real seconds of work left."""
         time_scale: float = self._options.time_scale
@@ -142,6 +164,9 @@ class _Trainer:
         whole = int(self._fraction)
         self._steps += whole
         self._fraction -= whole
+        if self._channel is not None:
+            pace = self._pace
+            self._channel.count(whole, pace.step_time_s / self._options.time_scale, gained)
         self._unsaved = True
 
     def _observe(self) -> None:
@@ -188,15 +213,26 @@ class _Trainer:
 
 
 class _Signals:
-    """SIGTERM, with which Slurm stops and requeues, sets `stop`; SIGUSR2, some sites' warning, means nothing here."""
+    """SIGTERM, with which Slurm stops and requeues, sets `stop`; SIGUSR2, some sites' warning, means nothing here.
+
+    SIGTSTP sets `paused` until SIGCONT: Slurm suspends with the first and 2 s later SIGSTOP, and resumes with the other.
+    """
 
     def __init__(self) -> None:
-        self.stop = False
+        self.stop = self.paused = self.continued = False
         signal.signal(signal.SIGTERM, self._on_term)
+        signal.signal(signal.SIGTSTP, self._on_stop)
+        signal.signal(signal.SIGCONT, self._on_continue)
         signal.signal(signal.SIGUSR2, signal.SIG_IGN)
 
     def _on_term(self, _number: int, _frame: object) -> None:
         self.stop = True
+
+    def _on_stop(self, _number: int, _frame: object) -> None:
+        self.paused = True
+
+    def _on_continue(self, _number: int, _frame: object) -> None:
+        self.paused, self.continued = False, True
 
 
 def _sleep_until(end: float, signals: _Signals) -> None:
@@ -327,6 +363,13 @@ def _not_negative(text: str) -> float:
     return number
 
 
+def _share(text: str) -> float:
+    number = float(text)
+    if not 0 <= number <= 1:
+        raise argparse.ArgumentTypeError(f"{text} must be between 0 and 1")
+    return number
+
+
 def _count(text: str) -> int:
     number = int(text)
     if number < 1:
@@ -355,6 +398,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--save-seconds", type=_not_negative, default=0.3, help="how long saving takes, real (0.3)")
     parser.add_argument("--report-every", type=_positive, default=1.0, metavar="S", help="seconds, real (1)")
     parser.add_argument("--gpu-type", metavar="TYPE", help="where Slurm does not say it")
+    parser.add_argument(
+        "--utilisation",
+        type=_share,
+        metavar="SHARE",
+        help="part of its GPU that it says it uses alone, 0 to 1 (not said)",
+    )
     parser.add_argument("--gpus", type=_count, default=1, help="with --gpu-type, where Slurm gave none (1)")
     return parser
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from penstock_profiles.node_channel import RUN_DIR, RUN_DIR_VARIABLE, run_dir
 from penstock_profiles.wire import MEASURING_REPORT_S, MEASURING_VARIABLE, PROFILE_VARIABLE, SPOOL_VARIABLE
 
 URL_VARIABLE, TOKEN_VARIABLE = "PENSTOCK_URL", "PENSTOCK_TOKEN"
@@ -61,6 +62,10 @@ class Environment:
     """Where reports go from a node without the spool; None: not told."""
     measuring: Path | None = None
     """Where a run of `penstock sensitivity measure` keeps its checkpoints; None: it is none."""
+    run_dir: Path | None = None
+    """Folder of the node's agent, which may not be there; None outside Slurm."""
+    visible_devices: str = ""
+    """CUDA_VISIBLE_DEVICES."""
 
     def report_every_s(self, given_s: float) -> float:
         """Seconds between two reports, where the program gives `given_s`."""
@@ -92,7 +97,19 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
     array, task = _number(environ, "SLURM_ARRAY_JOB_ID"), _number(environ, "SLURM_ARRAY_TASK_ID")
     element = None if array is None or task is None else f"{array}_{task}"
     return Environment(
-        job_id, nodes, node, gpus, gpu_ids, restarts, spool, profile, element, _service(environ), measuring
+        job_id,
+        nodes,
+        node,
+        gpus,
+        gpu_ids,
+        restarts,
+        spool,
+        profile,
+        element,
+        _service(environ),
+        measuring,
+        run_dir(environ.get(RUN_DIR_VARIABLE) or RUN_DIR, node or ""),
+        environ.get("CUDA_VISIBLE_DEVICES", ""),
     )
 
 

@@ -5,6 +5,7 @@
     epoch=$(penstock-report begin --checkpoints "$folder" --total 1e6)   # which run of the job this is; claims it
     penstock-report steps --epoch $epoch --steps 20 --step-time-s 0.5 --atomic-batch 64 --progress 1280
     request=$(penstock-report poll --epoch $epoch) && save && penstock-report saved --epoch $epoch --request "$request" ...
+    penstock-report metric --epoch $epoch --progress 1280 0.91   # what the model reaches by now, for a search
     penstock-report end --epoch $epoch --outcome completed --progress 1e6
 
 Each call is one message of `penstock_profiles.wire` in the job's spool, which docs/executor.md describes for those who
@@ -18,6 +19,8 @@ more; 2 for wrong options or variables, with a sentence on standard error.
 from __future__ import annotations
 
 import argparse
+import math
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,7 +30,7 @@ from pydantic import ValidationError
 from penstock_executor.allocation import UnknownAllocation, find_allocation
 from penstock_executor.client import Client, connect, reconnect
 from penstock_executor.environment import Environment, EnvironmentDisagrees, read_environment
-from penstock_profiles.wire import CPU, Checkpointed, Observation, Started
+from penstock_profiles.wire import CPU, Checkpointed, Observation, Result, Started
 
 FINE, NOTHING, WRONG, FENCED = 0, 1, 2, 75
 
@@ -43,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if client.fenced:
             print(f"penstock-report: a later run than epoch {options.epoch} has begun: stop", file=sys.stderr)  # noqa: T201
             return FENCED
-        verbs = {"poll": _poll, "steps": _steps, "saved": _saved, "end": _end}
+        verbs = {"poll": _poll, "steps": _steps, "saved": _saved, "metric": _metric, "end": _end}
         status = verbs[options.verb](options, client)
         client.hand_over()
         return status
@@ -106,6 +109,12 @@ def _saved(options: argparse.Namespace, client: Client) -> int:
     return FINE
 
 
+def _metric(options: argparse.Namespace, client: Client) -> int:
+    if math.isfinite(options.value):  # a trial that has diverged stays at what it had reached
+        client.report(Result(metric=-options.value if options.minimize else options.value, progress=options.progress))
+    return FINE
+
+
 def _end(options: argparse.Namespace, client: Client) -> int:
     client.close(options.outcome, options.progress, options.text)
     return FINE
@@ -156,6 +165,11 @@ def _parser() -> argparse.ArgumentParser:
     saved = verb("saved", "A checkpoint is on disk.")
     saved.add_argument("--request", help="what `poll` printed, if it was asked for")
     saved.add_argument("--seconds", type=float, required=True, metavar="S", help="how long it took")
+    metric = verb("metric", "What the model reaches by now: trials of a search are compared by it.")
+    # argparse, before 3.14, takes -1e-05 and -inf for options.
+    metric._negative_number_matcher = re.compile(r"^-((\d+\.?\d*|\.\d+)(e[-+]?\d+)?|inf(inity)?)$", re.IGNORECASE)
+    metric.add_argument("value", type=float, metavar="VALUE", help="such as the accuracy on the validation set")
+    metric.add_argument("--minimize", action="store_true", help="less is better, as of a loss")
     end = verb("end", "The run is about to exit.")
     end.add_argument("--outcome", choices=["completed", "stopped", "fenced", "failed"], required=True)
     end.add_argument("--text", default="", help="for people to read")

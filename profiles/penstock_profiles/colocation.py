@@ -13,7 +13,9 @@ Tables have the form of Gavel's measurements (stanford-futuredata/gavel, `simula
 
 from __future__ import annotations
 
+import gzip
 import json
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -105,6 +107,30 @@ class Colocation:
         """Share of the GPU that the kind uses alone; None: not measured."""
         return self._utilisation.get((gpu_type, kind))
 
+    @property
+    def gpu_types(self) -> tuple[str, ...]:
+        """Those of which pairs are known."""
+        return tuple(dict.fromkeys(gpu_type for gpu_type, _, _ in self._known))
+
+    def kinds(self, gpu_type: str) -> tuple[str, ...]:
+        """Kinds of which a pair is known on the type, in the order of the table."""
+        return tuple(dict.fromkeys(mine for of, mine, _ in self._known if of == gpu_type))
+
+    def utilisation_by_itself(self, gpu_type: str, kind: str) -> float | None:
+        """The utilisation by which the prior would explain the kind beside itself, in [0.5, 1]; None: it has not been there.
+
+        Tables have rates alone: this stands for what they do not say.
+        """
+        total = self.total(gpu_type, kind, kind) if self.measured(gpu_type, kind, kind) else None
+        return None if total is None else min(max(1 / (total or 1.0), 0.5), 1.0)
+
+    def on_types(self, types: Mapping[str, str]) -> Colocation:
+        """The same pairs under other names of GPU types: name -> the type here that stands for it."""
+        return Colocation(
+            {(name, a, b): pair for name, of in types.items() for (t, a, b), pair in self._known.items() if t == of},
+            {(name, k): used for name, of in types.items() for (t, k), used in self._utilisation.items() if t == of},
+        )
+
     def _prior(self, gpu_type: str, mine: str, theirs: str) -> float | None:
         used = [self._utilisation.get((gpu_type, kind)) for kind in (mine, theirs)]
         if used[0] is None or used[1] is None:
@@ -143,33 +169,59 @@ class Colocation:
 
 
 def read_table(path: Path, gpu_types: Mapping[str, str] | None = None) -> Colocation:
-    """A table in Gavel's form, of kinds that run on one GPU.
+    """A table in Gavel's form.
 
     A kind whose rate alone is 0 does not run on that type, and is left out.
 
     Args:
-        path: the JSON file.
+        path: the JSON file, packed with gzip or not.
         gpu_types: the table's name of a GPU type -> ours; types that are not in it are left out. None: all, as they are.
 
     Raises:
         ColocationError: not such a table; names the entry.
         OSError: the file cannot be read.
     """
+    return _table(path, _json(path), gpu_types)
+
+
+def read_pairs(path: Path) -> Colocation:
+    """What is known of pairs in a file: a table in Gavel's form, or what `dump` wrote; packed with gzip or not.
+
+    Raises:
+        ColocationError: it is neither; names the entry.
+        OSError: the file cannot be read.
+    """
+    found = _json(path)
+    if isinstance(found, dict) and isinstance(found.get("pairs"), list):
+        return Colocation.load(json.dumps(found), str(path))
+    return _table(path, found, None)
+
+
+def _json(path: Path) -> object:
+    packed = path.read_bytes()
     try:
-        table = json.loads(path.read_bytes())
-    except ValueError as error:
+        return json.loads(gzip.decompress(packed) if packed[:2] == b"\x1f\x8b" else packed)
+    except (ValueError, EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise ColocationError(f"{path}: not JSON: {error}") from None
+
+
+def _table(path: Path, table: object, gpu_types: Mapping[str, str] | None) -> Colocation:
+    if not isinstance(table, dict):
+        raise ColocationError(f"{path}: no table of pairs; expected GPU type -> kind -> other kind -> [mine, theirs]")
     known: dict[tuple[str, str, str], Pair] = {}
     names = {name: name for name in table} if gpu_types is None else gpu_types
     for theirs_type, ours in names.items():
         kinds = table.get(theirs_type)
         if not isinstance(kinds, dict):
             raise ColocationError(f"{path}: it has no GPU type {theirs_type!r}; it has {', '.join(sorted(table))}")
+        if wrong := next((kind for kind, row in kinds.items() if not isinstance(row, dict)), None):
+            raise ColocationError(
+                f"{path}: {theirs_type}, {wrong}: expected an object of other kinds -> [mine, theirs]"
+            )
+        absent = {kind for kind, row in kinds.items() if row.get("null") == 0}  # they do not run on this type at all
         for mine, row in kinds.items():
-            if row.get("null") == 0:  # it does not run on this type at all
-                continue
-            for theirs, both in row.items():
-                if theirs != "null":
+            for theirs, both in row.items() if mine not in absent else ():
+                if theirs != "null" and theirs not in absent:
                     known[ours, mine, theirs] = Pair(
                         share=_share(path, f"{theirs_type}, {mine} beside {theirs}", row, both)
                     )

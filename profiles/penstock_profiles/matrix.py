@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock_profiles.estimators import AnyEstimator, Batch, IntArray, TrainingEstimator
-from penstock_profiles.estimators.training import best_of_batches
+from penstock_profiles.estimators.training import Best, best_of_batches
 from penstock_profiles.throughput import FloatArray
 
 
@@ -32,7 +32,7 @@ class GoodputMatrix:
     def __init__(self) -> None:
         self._configurations = Configurations((), (), ())
         self._estimators: list[AnyEstimator] = []
-        self._goodput_JC: FloatArray = np.empty((0, 0))
+        self._best_JC = _nothing(0, 0)
 
     def evaluate(self, estimators: Sequence[AnyEstimator], configurations: Configurations) -> FloatArray:
         """Goodput of each job on each configuration at its best batch, shape (J, C); read-only.
@@ -41,32 +41,59 @@ class GoodputMatrix:
         """
         if configurations != self._configurations:
             self._configurations, self._estimators = configurations, []
-            self._goodput_JC = np.empty((0, len(configurations.gpus)))
+            self._best_JC = _nothing(0, len(configurations.gpus))
         known = {id(estimator): row for row, estimator in enumerate(self._estimators)}
         source_J = np.array([known.get(id(estimator), -1) for estimator in estimators], dtype=np.int64)
-        goodput_JC = np.empty((len(estimators), len(configurations.gpus)))
-        goodput_JC[source_J >= 0] = self._goodput_JC[source_J[source_J >= 0]]
         new = np.flatnonzero(source_J < 0).tolist()
-        goodput_JC[new] = goodput_matrix([estimators[row] for row in new], configurations)
-        goodput_JC.setflags(write=False)
-        self._estimators, self._goodput_JC = list(estimators), goodput_JC
-        return goodput_JC
+        source_J[new] = len(self._estimators) + np.arange(len(new))
+        fresh = best_matrix([estimators[row] for row in new], configurations)
+        self._best_JC = Best(*(np.concatenate(columns)[source_J] for columns in zip(self._best_JC, fresh, strict=True)))
+        self._best_JC.goodput.setflags(write=False)
+        self._estimators = list(estimators)
+        return self._best_JC.goodput
+
+    def batch(self, row: int, column: int) -> Batch | None:
+        """The best batch of a job of the last call on one of its configurations. See `Estimator.best_batch`."""
+        estimator = self._estimators[row]
+        if not isinstance(estimator, TrainingEstimator):
+            gpu_types, nodes, gpus = self._configurations
+            return estimator.best_batch(gpu_types[column], nodes[column], gpus[column])
+        goodput, atomic, accumulation = (numbers[row, column] for numbers in self._best_JC)
+        return Batch(int(atomic), int(accumulation)) if goodput > 0 else None
 
 
-def goodput_matrix(estimators: Sequence[AnyEstimator], configurations: Configurations) -> FloatArray:
-    """As `GoodputMatrix.evaluate`, of nothing known before: all training jobs in one pass for each GPU type."""
-    goodput_JC = np.zeros((len(estimators), len(configurations.gpus)))
+def best_matrix(estimators: Sequence[AnyEstimator], configurations: Configurations) -> Best:
+    """As `GoodputMatrix.evaluate`, of nothing known before, with the batches of training jobs; all of them in one pass."""
+    best_JC = _nothing(len(estimators), len(configurations.gpus))
     N, K = (np.array(numbers, dtype=np.int64) for numbers in (configurations.nodes, configurations.gpus))
-    for gpu_type in dict.fromkeys(configurations.gpu_types):
-        columns = np.flatnonzero([name == gpu_type for name in configurations.gpu_types])
-        rows, training = _training(estimators, [gpu_type] * len(estimators))
-        if training:
-            best = best_of_batches(training, [gpu_type] * len(training), N[None, columns], K[None, columns])
-            goodput_JC[np.ix_(rows, columns)] = best.goodput
-        for row, estimator in enumerate(estimators):
-            if not isinstance(estimator, TrainingEstimator):
-                goodput_JC[row, columns] = estimator.goodput(gpu_type, N[columns], K[columns])
-    return goodput_JC
+    columns = {
+        gpu_type: np.flatnonzero([name == gpu_type for name in configurations.gpu_types])
+        for gpu_type in dict.fromkeys(configurations.gpu_types)
+    }
+    # A row of the pass is a job on a GPU type. Types with fewer configurations than others have some of them twice.
+    widest = max(map(len, columns.values()), default=0)
+    as_wide = {gpu_type: np.resize(where, widest) for gpu_type, where in columns.items()}
+    passed = [
+        (row, estimator, gpu_type)
+        for row, estimator in enumerate(estimators)
+        if isinstance(estimator, TrainingEstimator)
+        for gpu_type in columns
+        if gpu_type in estimator.models
+    ]
+    if passed:
+        rows, training, gpu_types = zip(*passed, strict=True)
+        where_PC = np.array([as_wide[gpu_type] for gpu_type in gpu_types])
+        for whole, part in zip(best_JC, best_of_batches(training, gpu_types, N[where_PC], K[where_PC]), strict=True):
+            whole[np.array(rows)[:, None], where_PC] = part
+    for row, estimator in enumerate(estimators):
+        if not isinstance(estimator, TrainingEstimator):
+            for gpu_type, where in columns.items():
+                best_JC.goodput[row, where] = estimator.goodput(gpu_type, N[where], K[where])
+    return best_JC
+
+
+def _nothing(jobs: int, configurations: int) -> Best:
+    return Best(*(np.zeros((jobs, configurations)) for _ in Best._fields))
 
 
 def best_batches(estimators: Sequence[AnyEstimator], chosen: Configurations) -> list[Batch | None]:

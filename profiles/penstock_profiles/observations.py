@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,6 +17,16 @@ drifts within minutes, and eight of the fifteen must be wrong before the average
 
 NOTICEABLE = 0.02
 """Relative change of an average from which a new fit is worth its milliseconds."""
+
+
+RULES = (
+    "a whole number of at least 1",
+    "whole, at least one per node",
+    "at least 1 sample",
+    "more than 0 s",
+    "at least 0 s and less than the step",
+)
+"""What each of the fields of `Measured` must be, in words."""
 
 
 class Shape(NamedTuple):
@@ -71,7 +81,9 @@ class Observations:
         Raises:
             ValueError: an argument is out of its range or not a number; nothing is taken in.
         """
-        check(Measured(*(np.array([float(value)]) for value in (nodes, replicas, atomic_batch, step_s, sync_s))))
+        point = tuple(map(float, (nodes, replicas, atomic_batch, step_s, sync_s)))
+        if not all(_possible(*point)):
+            check(Measured(*(np.array([value]) for value in point)))
         if not 0 < steps < math.inf:
             raise ValueError(f"steps={steps!r} is not a positive number; leave out reports of no steps")
         shape = Shape(int(nodes), int(replicas), int(atomic_batch))
@@ -94,24 +106,29 @@ class Observations:
 
 def check(measured: Measured) -> None:
     """Raise ValueError naming the first field and value that no step can have."""
-    nodes, replicas, atomic_batch, step_s, sync_s = (np.asarray(column) for column in measured)
-    for name, column in zip(Measured._fields, measured, strict=True):
-        if np.shape(column) != np.shape(nodes) or np.ndim(column) != 1:
-            raise ValueError(f"{name} has shape {np.shape(column)}; all columns must be of one shape (points,)")
-    rules = [
-        ("nodes", nodes, (nodes >= 1) & (nodes == np.round(nodes)), "a whole number of at least 1"),
-        ("replicas", replicas, (replicas >= nodes) & (replicas == np.round(replicas)), "whole, at least one per node"),
-        ("atomic_batch", atomic_batch, atomic_batch >= 1, "at least 1 sample"),
-        ("step_s", step_s, step_s > 0, "more than 0 s"),
-        ("sync_s", sync_s, (sync_s >= 0) & (sync_s < step_s), "at least 0 s and less than the step"),
-    ]
-    for name, column, fine, rule in rules:
-        wrong = ~(fine & np.isfinite(column))
-        if wrong.any():
-            row = int(np.argmax(wrong))
+    columns = [np.asarray(column) for column in measured]
+    for name, column in zip(Measured._fields, columns, strict=True):
+        if column.shape != columns[0].shape or column.ndim != 1:
+            raise ValueError(f"{name} has shape {column.shape}; all columns must be of one shape (points,)")
+    with np.errstate(invalid="ignore"):  # the remainder of what is infinite
+        possible_by_field = _possible(*columns)
+    for name, column, possible, rule in zip(Measured._fields, columns, possible_by_field, RULES, strict=True):
+        if not np.all(possible):
+            row = int(np.argmin(possible))
             raise ValueError(
                 f"{name}={column[row]:g} in row {row} must be {rule}; leave the row out, or measure it again"
             )
+
+
+def _possible(nodes: Any, replicas: Any, atomic_batch: Any, step_s: Any, sync_s: Any) -> tuple[Any, ...]:
+    """Which of the values a step can have, in the order of `Measured`: of arrays, or of one step, where NumPy takes long."""
+    return (
+        (nodes >= 1) & (nodes < math.inf) & (nodes % 1 == 0),
+        (replicas >= nodes) & (replicas < math.inf) & (replicas % 1 == 0),
+        (atomic_batch >= 1) & (atomic_batch < math.inf),
+        (step_s > 0) & (step_s < math.inf),
+        (sync_s >= 0) & (sync_s < step_s) & (sync_s < math.inf),
+    )
 
 
 def _middle_half(ascending: list[tuple[float, float, float]]) -> tuple[float, float]:

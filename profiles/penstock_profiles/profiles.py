@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt, ValidationError
 
+from penstock_profiles.files import save_whole
 from penstock_profiles.wire import Observation
 
 _NAME = r"^[A-Za-z0-9_+][A-Za-z0-9_+.-]*$"
@@ -72,30 +72,12 @@ def save_profile(profile: Profile, folder: Path) -> Path:
     """
     path = profile_file(folder, profile.job, profile.gpu_type)
     try:
-        write_whole(path, profile.model_dump_json(indent=1, exclude_none=True) + "\n")
+        save_whole(path, profile.model_dump_json(indent=1, exclude_none=True) + "\n")
     except OSError as error:
         raise ProfileError(
             f"profile {path} cannot be written: {error.strerror}; free some space or choose a folder that you may write"
         ) from None
     return path
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Put `text` where an older file may be, in a folder that is made if need be: on disk, and whole, when this returns.
-
-    Raises:
-        OSError: it cannot be written; an older file is as it was.
-    """
-    beside = path.with_suffix(f".{os.getpid()}.tmp")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        with beside.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.rename(path)
-    finally:
-        beside.unlink(missing_ok=True)
 
 
 def load_profile(path: Path) -> Profile:

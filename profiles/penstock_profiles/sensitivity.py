@@ -24,7 +24,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from penstock_profiles.profiles import ProfileError, write_whole
+from penstock_profiles.files import save_whole
+from penstock_profiles.profiles import ProfileError
 
 SATURATED = 0.02
 """A speed within this share of the best counts as the best: repeated measurements of one point differ by as much."""
@@ -320,7 +321,7 @@ class SensitivityStore:
         self.check(profile.model)
         path = self._folder / f"{profile.model}.json"
         try:
-            write_whole(path, json.dumps({"version": 1, **dataclasses.asdict(profile)}, indent=1) + "\n")
+            save_whole(path, json.dumps({"version": 1, **dataclasses.asdict(profile)}, indent=1) + "\n")
         except OSError as error:
             raise ProfileError(
                 f"{path} cannot be written: {error.strerror}; choose a folder that you may write"

@@ -182,6 +182,16 @@ class Resumed(Message):
     """That moving its state back took."""
 
 
+class Result(Message):
+    """What a trial of a search has reached: the policy, and a study that searches, compare it with the others'."""
+
+    kind: Literal["result"] = "result"
+    metric: float
+    """The higher the better: of a loss, its negative."""
+    progress: NonNegativeFloat
+    """Progress that it was reached at, over all runs, in samples of the initial batch size; 0: not told."""
+
+
 class Ended(Message):
     """The run is about to exit."""
 
@@ -193,7 +203,7 @@ class Ended(Message):
 
 
 Body = Annotated[
-    Started | Observation | Trial | Checkpointed | Suspended | Resumed | Ended, Field(discriminator="kind")
+    Started | Observation | Trial | Checkpointed | Suspended | Resumed | Result | Ended, Field(discriminator="kind")
 ]
 
 
@@ -253,6 +263,9 @@ class Control(Message):
     time_limit_s: NonNegativeFloat | None = None
     """What is left of the job's time limit for the run after `time_limit_restarts` restarts; None: the limit as submitted."""
     time_limit_restarts: NonNegativeInt | None = None
+    shares: bool = False
+    """Whether it may hold no GPUs by Slurm: it was sent to GPUs to which the agent of its node binds it, or was there before and
+    Slurm may not have given it its own again."""
 
 
 class ProfileRequest(Message):

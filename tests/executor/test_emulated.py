@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from penstock_executor import Checkpoints, connect
+from penstock_profiles.node_channel import RUN_DIR_VARIABLE, JobControl, JobStatus, control_path, statuses_dir
 
-from .spool import bodies, job_environment, process, reports, tell, wait_for
+from .spool import JOB, bodies, job_environment, process, reports, tell, wait_for
 
 RATES = '{"t4": {"1": 100, "4": 350}}'
 
@@ -18,13 +19,23 @@ def spool(tmp_path: Path) -> Path:
     return folder
 
 
-def trainer(spool: Path | None, tmp_path: Path, *options: str, work: float = 1e9, rates: str = RATES):
+def trainer(
+    spool: Path | None,
+    tmp_path: Path,
+    *options: str,
+    work: float = 1e9,
+    rates: str = RATES,
+    run_dir: Path | None = None,
+):
     """A trainer of 1,000 samples a real second: rate 100, time scale 10."""
+    environment = job_environment(spool)
+    if run_dir is not None:
+        environment[RUN_DIR_VARIABLE] = str(run_dir)
     return process(
         *("-m", "penstock_executor.emulated", "--rates", rates, "--gpu-type", "t4", "--work", str(work)),
         *("--checkpoint-dir", tmp_path / "ckpt", "--time-scale", "10", "--start-seconds", "0", "--save-seconds", "0"),
         *("--report-every", "0.1", *options),
-        environment=job_environment(spool),
+        environment=environment,
     )
 
 
@@ -54,6 +65,22 @@ def test_a_finished_job_that_is_started_again_is_done_at_once(spool: Path, tmp_p
             assert child.wait(timeout=60) == 0
         assert bodies(spool, epoch, "ended")[0].outcome == "completed"
     assert bodies(spool, 2, "started")[0].progress == 100
+
+
+def test_tells_its_agent_the_samples_of_whole_steps_and_of_parts(spool: Path, tmp_path: Path):
+    """A step of 20 samples takes two looks at the clock, each of which makes ten."""
+    number = int(JOB)
+    statuses_dir(tmp_path, number).mkdir(parents=True)
+    control_path(tmp_path, number).write_text(JobControl(number=1).model_dump_json())
+    told = statuses_dir(tmp_path, number) / "0.json"
+
+    def status() -> JobStatus | None:
+        found = JobStatus.model_validate_json(told.read_bytes()) if told.exists() else None
+        return found if found is not None and found.steps >= 5 else None
+
+    with trainer(spool, tmp_path, "--batch-size", "20", "--time-scale", "1", run_dir=tmp_path):
+        found = wait_for(status, "5 steps")
+    assert 20 * found.steps <= found.samples + 1e-6 < 20 * (found.steps + 1)
 
 
 def test_saves_on_request_and_trains_on(spool: Path, tmp_path: Path):

@@ -20,8 +20,16 @@ BATCH = {
 
 def test_reads_what_slurm_sets_in_a_batch_script():
     environ = BATCH | {"SLURM_RESTART_COUNT": "3", "PENSTOCK_SPOOL": "/shared/spool"}
-    assert read_environment(environ) == Environment(
-        "12", ("t4-00", "t4-01"), "t4-00", 2, (0, 3), restarts=3, spool=Path("/shared/spool")
+    assert read_environment(environ | {"PENSTOCK_RUN_DIR": "/run/of/%n"}) == Environment(
+        "12",
+        ("t4-00", "t4-01"),
+        "t4-00",
+        2,
+        (0, 3),
+        restarts=3,
+        spool=Path("/shared/spool"),
+        run_dir=Path("/run/of/t4-00"),
+        visible_devices="0,1",
     )
 
 
@@ -45,7 +53,8 @@ def test_under_penstock_sensitivity():
 
 def test_a_job_without_gpus():
     environ = {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "a", "CUDA_VISIBLE_DEVICES": "NoDevFiles"}
-    assert read_environment(environ) == Environment("1", ("a",))
+    expected = Environment("1", ("a",), run_dir=Path("/run/penstock"), visible_devices="NoDevFiles")
+    assert read_environment(environ) == expected
 
 
 def test_in_a_step_the_steps_gpus_count():

@@ -12,9 +12,9 @@ from penstock_executor.training.gradients import GradientMeter, SyncTimer, pace
 from penstock_executor.training.run import LONGEST_STRIDE, PACED_EVERY, stride_of
 
 
-def test_measuring_takes_half_a_hundredth_of_the_time_and_a_twentieth_of_the_steps_at_least():
-    """Of a step of 50 ms, 0.25 ms are half a hundredth: 0.2 ms fit into each, 1.2 ms into every fifth."""
-    assert [pace(seconds, 0.05) for seconds in (0.0, 0.0002, 0.0012, 1.0)] == [1, 1, 5, 20]
+def test_measuring_takes_a_fifth_of_a_hundredth_of_the_time_and_a_twentieth_of_the_steps_at_least():
+    """Of a step of 50 ms, 0.1 ms are a fifth of a hundredth: 0.09 ms fit into each, 0.48 ms into every fifth."""
+    assert [pace(seconds, 0.05) for seconds in (0.0, 0.00009, 0.00048, 1.0)] == [1, 1, 5, 20]
 
 
 def test_of_one_gradient_a_step_neighbours_make_a_pair():

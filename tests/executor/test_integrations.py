@@ -50,19 +50,20 @@ def test_a_foreign_loop_reports_saves_on_request_stops_and_goes_on(
     assert (done.outcome, done.progress) == ("completed", again.total)
 
 
-def test_a_run_that_is_measured_reports_every_2_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def pulse_at(clock: SimpleNamespace, folder: Path, monkeypatch: pytest.MonkeyPatch, channel: object = None):
+    """A pulse of job 1 that reads its time from `clock`, with its spool in `folder`; and the signal handlers that it set."""
     torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'penstock[executor]'")
     from penstock_executor.integrations import pulse
 
-    spool, clock = tmp_path / "spool", SimpleNamespace(now=0.0)
-    tell(spool, 1)
-    for name, value in environment(spool).items():
+    handlers = []
+    tell(folder, 1)
+    for name, value in environment(folder).items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setenv("PENSTOCK_MEASURING", str(tmp_path))
+    monkeypatch.setattr(pulse, "open_channel", lambda *_, **__: channel)
     monkeypatch.setattr(pulse, "time", SimpleNamespace(monotonic=lambda: clock.now))
-    monkeypatch.setattr(pulse.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(pulse.signal, "signal", lambda _, handler: handlers.append(handler))
     run = pulse.Pulse(
-        tmp_path / "out",
+        folder / "out",
         samples_per_step=8,
         atomic_batch=8,
         steps=0,
@@ -70,11 +71,46 @@ def test_a_run_that_is_measured_reports_every_2_seconds(tmp_path: Path, monkeypa
         report_every_s=30.0,
         device=torch.device("cpu"),
     )
+    return run, handlers
+
+
+def test_a_run_that_is_measured_reports_every_2_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setenv("PENSTOCK_MEASURING", str(tmp_path))
+    run, _ = pulse_at(clock, tmp_path, monkeypatch)
     for step in range(1, 5):
         clock.now = step * 1.05
         run.step_done(step)
+    run.report(0.5, minimize=True)
+    run.report(float("nan"), minimize=False)
     run.end()
-    assert [body.progress for body in bodies(spool, 1, "observation")] == [16, 32]
+    assert [(body.metric, body.progress) for body in bodies(tmp_path, 1, "result")] == [(-0.5, 32)]
+    assert [body.progress for body in bodies(tmp_path, 1, "observation")] == [16, 32]
+
+
+def test_a_pause_for_others_is_no_training_and_ends_when_the_run_is_to_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    clock = SimpleNamespace(now=0.0)
+
+    class Channel:
+        urgent = None
+
+        def step_done(self, samples: int) -> None:
+            clock.now += 9.0
+
+    channel = Channel()
+    run, handlers = pulse_at(clock, tmp_path, monkeypatch, channel)
+    for step in range(1, 5):
+        clock.now += 1.0
+        run.step_done(step)
+    assert not channel.urgent()
+    handlers[0](15, None)
+    assert channel.urgent()
+    run.end()
+    said = bodies(tmp_path, 1, "observation")
+    assert said
+    assert [body.step_time_s for body in said] == pytest.approx([1.0] * len(said))
 
 
 def test_the_packages_are_asked_for_only_by_those_who_use_them():

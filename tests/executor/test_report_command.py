@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock_profiles.wire import Checkpointed, Ended, Observation, Started
+from penstock_profiles.wire import Checkpointed, Ended, Observation, Result, Started
 
 from .spool import JOB, ROOT, bodies, job_environment, reports, tell, wait_for
 
@@ -38,10 +38,13 @@ def test_each_call_is_one_message_of_the_run(tmp_path: Path):
     assert report(tmp_path, *steps).returncode == 0
     assert report(tmp_path, "saved", "--epoch=4", "--request=save-me", "--seconds=2", "--progress=640").returncode == 0
     assert report(tmp_path, "poll", "--epoch=4").returncode == 1
+    assert report(tmp_path, "metric", "--epoch=4", "nan").returncode == 0, "one that has diverged says nothing"
+    assert report(tmp_path, "metric", "--epoch=4", "--progress=640", "-2.5e-01").returncode == 0
     assert report(tmp_path, "end", "--epoch=4", "--outcome=stopped", "--progress=640").returncode == 0
     said = reports(tmp_path, 4)
-    assert [each.sequence for each in said] == [0, 1, 2, 3]
-    assert [type(each.body) for each in said] == [Started, Observation, Checkpointed, Ended]
+    assert [each.sequence for each in said] == [0, 1, 2, 3, 4]
+    assert [type(each.body) for each in said] == [Started, Observation, Checkpointed, Result, Ended]
+    assert (said[3].body.metric, said[3].body.progress) == (-0.25, 640)
     assert (said[0].job_id, said[0].body.progress, said[0].body.total) == (JOB, 320, 1e6)
     assert (said[1].body.gpu_type, said[1].body.step_time_s, said[1].body.atomic_batch) == ("t4", 0.5, 32)
 
@@ -68,6 +71,7 @@ def test_without_penstock_nothing_is_said(tmp_path: Path):
         (("poll",), "--epoch"),
         (("steps", "--epoch=1", "--steps=0", "--step-time-s=1", "--atomic-batch=1"), "steps"),
         (("end", "--epoch=1", "--outcome=fine"), "completed"),
+        (("metric", "--epoch=1", "much"), "metric"),
     ],
 )
 def test_wrong_options_are_named(tmp_path: Path, arguments: tuple[str, ...], words: str):

@@ -5,11 +5,20 @@ import os
 import random
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from penstock_executor import Checkpoints
+from penstock_profiles.files import write_whole
+from penstock_profiles.node_channel import (
+    RUN_DIR_VARIABLE,
+    JobControl,
+    JobStatus,
+    control_path,
+    statuses_dir,
+)
 
 from .elastic import (
     SCRIPT,
@@ -23,13 +32,14 @@ from .elastic import (
     torch,
     torchrun,
 )
-from .spool import ROOT, bodies, process, tell, wait_for
+from .spool import JOB, ROOT, bodies, process, tell, wait_for
 
 
-def train(folder: Path, *options: str, processes: int = 1, spool: Path | None = None):
+def train(folder: Path, *options: str, processes: int = 1, spool: Path | None = None, run_dir: Path | None = None):
     folder.mkdir(exist_ok=True)
     launcher = torchrun(processes) if processes > 1 else ()
-    return process(*launcher, SCRIPT, folder, *options, environment=environment(spool))
+    environ = environment(spool) | ({RUN_DIR_VARIABLE: str(run_dir)} if run_dir is not None else {})
+    return process(*launcher, SCRIPT, folder, *options, environment=environ)
 
 
 def finish(child) -> str:
@@ -99,6 +109,8 @@ def test_it_answers_the_daemon_stops_when_asked_and_gives_way_to_a_later_run(tmp
         tell(spool, 1, "save")
         wait_for(lambda: [b for b in bodies(spool, 1, "checkpointed") if b.request == "save"], "answer")
         wait_for(lambda: steps(tmp_path)[-1]["batch"] > 32, "larger batch")
+        reached = wait_for(lambda: bodies(spool, 1, "result"), "result of an epoch", 120)[0]
+        assert reached.metric < 0 < reached.progress
         child.terminate()
         assert child.wait(timeout=60) == 143
     (ended,) = bodies(spool, 1, "ended")
@@ -222,6 +234,48 @@ def test_suspended_it_stands_still_and_resumed_it_goes_on(tmp_path: Path):
     assert [body.request for body in bodies(spool, 1, "suspended")] == [None, "away"]
     assert len(bodies(spool, 1, "resumed")) == 2
     assert_each_sample_once(tmp_path, 40, 203)
+
+
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.long)])
+def test_a_nodes_agent_holds_it_to_a_share_stops_it_and_lets_it_go_on(tmp_path: Path, processes: int):
+    """Standing still it answers; all processes move out on request, and it is still possible to end it."""
+    spool, run_dir = tmp_path / "spool", tmp_path / "run"
+    spool.mkdir()
+    tell(spool, 1)
+    statuses_dir(run_dir, int(JOB)).mkdir(parents=True)
+    numbers = iter(range(1, 100))
+
+    def told(**fields: object) -> int:
+        control = JobControl.model_validate({"number": next(numbers), **fields})
+        write_whole(control_path(run_dir, int(JOB)), control.model_dump_json())
+        return control.number
+
+    def said() -> list[JobStatus]:
+        found = sorted(statuses_dir(run_dir, int(JOB)).glob("?.json"))
+        return [JobStatus.model_validate_json(path.read_bytes()) for path in found]
+
+    def all_say(what: Callable[[JobStatus], object], text: str) -> None:
+        wait_for(lambda: len(now := said()) == processes and all(map(what, now)), text, 120)
+
+    number = told()
+    options = ("--size=203", "--epochs=400", "--sleep=0.05")
+    with train(tmp_path, *options, processes=processes, spool=spool, run_dir=run_dir) as child:
+        all_say(lambda each: each.number == number and each.samples > 0, "steps")
+        request = told(suspend="away")
+        all_say(lambda each: each.suspended == "away" and each.number == request, "word that it has moved out")
+        count = len(steps(tmp_path))
+        time.sleep(0.5)
+        assert len(steps(tmp_path)) == count
+        number = told(compute=0.5)
+        wait_for(lambda: len(steps(tmp_path)) > count + 5 * processes, "further steps")
+        all_say(lambda each: each.suspended is None and each.compute == 0.5, "share")
+        number = told(compute=0.0)
+        all_say(lambda each: each.number == number, "answer")
+        child.terminate()
+        child.communicate(timeout=60)
+    assert {each.anywhere for each in said()} == {True}, "on a CPU nothing binds it to a GPU"
+    assert [body.request for body in bodies(spool, 1, "suspended")] == [None]
+    assert bodies(spool, 1, "ended")[0].outcome == "stopped"
 
 
 def test_a_sharded_model_goes_on_with_another_number_of_processes(tmp_path: Path):

@@ -121,7 +121,7 @@ def main() -> None:
                 time.sleep(options.sleep)
             hold.wait()
             run.step(loss)
-        run.log(epoch=epoch)
+        run.report(float(loss.detach()), minimize=True)
     with torch.no_grad():
         loss = float(loss_of(model(data.points.double()).squeeze(1), data.labels.double()))
     whole = {name: value.full_tensor() if options.sharded else value for name, value in model.state_dict().items()}

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_profiles.colocation import MOST_WEIGHT, Colocation, ColocationError, Pair, read_table
+from penstock_profiles.colocation import MOST_WEIGHT, Colocation, ColocationError, Pair, read_pairs, read_table
 
 
 def test_an_unknown_pair_has_the_prior_of_its_utilisations():
@@ -109,6 +109,40 @@ def test_a_damaged_table_is_refused_with_its_entry(tmp_path: Path, row: dict[str
     path.write_text(json.dumps({"v100": {"a": row}}))
     with pytest.raises(ColocationError, match=said):
         read_table(path)
+
+
+def test_pairs_are_read_from_a_table_or_from_what_was_learned(tmp_path: Path):
+    """c has no rate alone: it does not run there. Beside itself a has 0.8, as two have that use 1 / 1.6 of the GPU each."""
+    table = {
+        "v100": {"a": {"null": 10.0, "a": [8.0, 8.0], "c": [9.0, 0.0]}, "c": {"null": 0.0, "a": [0.0, 9.0]}},
+        "k80": {},
+    }
+    packed, learned = tmp_path / "table.json.gz", tmp_path / "pairs.json"
+    packed.write_bytes(gzip.compress(json.dumps(table).encode()))
+    pairs = read_pairs(packed)
+    assert (pairs.gpu_types, pairs.kinds("v100")) == (("v100",), ("a",))
+    assert pairs.utilisation_by_itself("v100", "a") == pytest.approx(1 / 1.6)
+    assert pairs.utilisation_by_itself("v100", "c") is None
+    both = pairs.on_types({"t4": "v100", "rtx": "v100"})
+    assert both.share("rtx", "a", "a") == both.share("t4", "a", "a") == 0.8
+    learned.write_text(both.dump())
+    assert read_pairs(learned).dump() == both.dump()
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"{", "not JSON"),
+        (b"\x1f\x8b\x08cut", "not JSON"),
+        (b"[]", "no table of pairs"),
+        (b'{"v100": {"a": 3}}', "v100, a: expected an object"),
+        (b'{"pairs": [{"gpu_type": "t4"}]}', "pairs.0.share"),
+    ],
+)
+def test_what_is_no_file_of_pairs_is_refused(tmp_path: Path, content: bytes, said: str):
+    (tmp_path / "pairs.json").write_bytes(content)
+    with pytest.raises(ColocationError, match=said):
+        read_pairs(tmp_path / "pairs.json")
 
 
 @pytest.mark.skipif("PENSTOCK_TEST_DATA" not in os.environ, reason="needs the public data: see docs/data.md")

@@ -15,7 +15,7 @@ from penstock_profiles.estimators import (
     TrainingEstimator,
 )
 from penstock_profiles.estimators import training as training_module
-from penstock_profiles.matrix import Configurations, GoodputMatrix, best_batches, goodput_matrix
+from penstock_profiles.matrix import Configurations, GoodputMatrix, best_batches, best_matrix
 from penstock_profiles.throughput import ThroughputParams, throughput
 
 CONFIGURATIONS = Configurations(("a", "a", "a", "b", "b", "c"), (1, 1, 2, 1, 4, 1), (1, 4, 8, 1, 16, 1))
@@ -65,7 +65,7 @@ def plainly(job: TrainingEstimator, gpu_type: str, N: int, K: int) -> float:
 
 @given(st.lists(jobs, max_size=6))
 def test_the_matrix_is_the_definition_of_goodput(estimators):
-    goodput_JC = goodput_matrix(estimators, CONFIGURATIONS)
+    goodput_JC = best_matrix(estimators, CONFIGURATIONS).goodput
     assert goodput_JC.shape == (len(estimators), 6)
     for row, estimator in zip(goodput_JC, estimators, strict=True):
         for value, gpu_type, N, K in zip(row, *CONFIGURATIONS, strict=True):
@@ -80,8 +80,12 @@ def test_the_matrix_is_the_definition_of_goodput(estimators):
 def test_the_batches_of_a_plan_are_each_jobs_best(estimators, data):
     columns = [data.draw(st.integers(0, 5)) for _ in estimators]
     chosen = Configurations(*(tuple(values[c] for c in columns) for values in CONFIGURATIONS))
-    for batch, estimator, *configuration in zip(best_batches(estimators, chosen), estimators, *chosen, strict=True):
-        assert batch == estimator.best_batch(*configuration)
+    matrix = GoodputMatrix()
+    matrix.evaluate(estimators, CONFIGURATIONS)
+    for row, (batch, estimator, *configuration) in enumerate(
+        zip(best_batches(estimators, chosen), estimators, *chosen, strict=True)
+    ):
+        assert batch == estimator.best_batch(*configuration) == matrix.batch(row, columns[row])
 
 
 def test_blocks_do_not_show(monkeypatch):
@@ -90,9 +94,9 @@ def test_blocks_do_not_show(monkeypatch):
         {"a": GpuModel(ThroughputParams(0.1, 0.01, 0.02, 0.001, 0.05, 0.002, 2.0), 32)}, 32, 1024, 1.0, 50.0
     )
     estimators = [dataclasses.replace(estimator, grad_var=float(noise)) for noise in range(70)]
-    together = goodput_matrix(estimators, CONFIGURATIONS)
+    together = best_matrix(estimators, CONFIGURATIONS).goodput
     monkeypatch.setattr(training_module, "BLOCK", 1)
-    assert np.array_equal(goodput_matrix(estimators, CONFIGURATIONS), together)
+    assert np.array_equal(best_matrix(estimators, CONFIGURATIONS).goodput, together)
     assert len(np.unique(together[:, 2])) > 60
 
 
@@ -101,13 +105,13 @@ class Counted:
 
     def __init__(self, monkeypatch):
         self.rows = []
-        real = matrix_module.goodput_matrix
+        real = matrix_module.best_matrix
 
         def counting(estimators, configurations):
             self.rows.append(len(estimators))
             return real(estimators, configurations)
 
-        monkeypatch.setattr(matrix_module, "goodput_matrix", counting)
+        monkeypatch.setattr(matrix_module, "best_matrix", counting)
 
 
 def test_only_jobs_with_a_new_model_are_evaluated(monkeypatch):
@@ -144,4 +148,4 @@ def test_nothing_gives_nothing():
 def test_a_configuration_without_gpus_is_refused():
     job = TrainingEstimator({"a": GpuModel(ThroughputParams(0.1, 0.01, 0, 0, 0, 0, 2.0), 32)}, 32, 1024, 1.0, 50.0)
     with pytest.raises(ValueError, match="each node a GPU"):
-        goodput_matrix([job], Configurations(("a",), (2,), (1,)))
+        best_matrix([job], Configurations(("a",), (2,), (1,)))

@@ -1,3 +1,4 @@
+import errno
 import json
 import os
 from pathlib import Path
@@ -6,8 +7,6 @@ import pytest
 
 from penstock_profiles.profiles import Profile, ProfileError, default_folder, load_profile, profile_file, save_profile
 from penstock_profiles.wire import Observation
-
-FULL = Path("/dev/full")
 
 
 def profile(job: str = "bert", **changes: object) -> Profile:
@@ -43,10 +42,12 @@ def test_the_file_says_its_version(tmp_path: Path):
     assert json.loads(save_profile(profile(), tmp_path).read_text())["version"] == 1
 
 
-@pytest.mark.skipif(not FULL.exists(), reason="no /dev/full here")
-def test_a_full_disk_leaves_the_one_before(tmp_path: Path):
+def test_a_full_disk_leaves_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
     path = save_profile(profile(), tmp_path)
-    path.with_suffix(f".{os.getpid()}.tmp").symlink_to(FULL)
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(ProfileError, match=r"bert@t4.json cannot be written: No space left.*free some space"):
         save_profile(profile(ended="again"), tmp_path)
     assert load_profile(path) == profile()

@@ -23,10 +23,12 @@ class PenstockCallback(TrainerCallback):  # type: ignore[misc]
 
     Args:
         report_every_s: seconds between two reports, after the first few.
+        metric: of each evaluation, such as `eval_accuracy`: what trials of a search are compared by; None: nothing.
+        minimize: whether less of it is better, as of `eval_loss`.
     """
 
-    def __init__(self, report_every_s: float = 30.0) -> None:
-        self._report_every_s = report_every_s
+    def __init__(self, report_every_s: float = 30.0, *, metric: str | None = None, minimize: bool = False) -> None:
+        self._report_every_s, self._metric, self._minimize = report_every_s, metric, minimize
         self._pulse: Pulse | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -48,6 +50,11 @@ class PenstockCallback(TrainerCallback):  # type: ignore[misc]
         save, stop = self._pulse.step_done(state.global_step)
         control.should_save |= save
         control.should_training_stop |= stop
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **_: Any) -> None:
+        """Tell what was reached."""
+        if self._pulse is not None and self._metric is not None and self._metric in (metrics or {}):
+            self._pulse.report(float(metrics[self._metric]), minimize=self._minimize)
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Answer."""

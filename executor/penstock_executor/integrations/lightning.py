@@ -26,10 +26,22 @@ class PenstockCallback(Callback):  # type: ignore[misc]
         folder: for checkpoints, on a file system that all nodes share.
         batch_size: of one process in a micro-step.
         report_every_s: seconds between two reports, after the first few.
+        metric: that the module logs in validation, such as `val_accuracy`: what trials of a search are compared by;
+            None: nothing.
+        minimize: whether less of it is better, as of `val_loss`.
     """
 
-    def __init__(self, folder: str | Path, batch_size: int, report_every_s: float = 30.0) -> None:
+    def __init__(
+        self,
+        folder: str | Path,
+        batch_size: int,
+        report_every_s: float = 30.0,
+        *,
+        metric: str | None = None,
+        minimize: bool = False,
+    ) -> None:
         self._folder, self._batch_size, self._report_every_s = Path(folder), batch_size, report_every_s
+        self._metric, self._minimize = metric, minimize
         self._pulse: Pulse | None = None
         self._last = -1
         self._stopping = False
@@ -63,6 +75,11 @@ class PenstockCallback(Callback):  # type: ignore[misc]
         if save:
             self._save(trainer)
         trainer.should_stop = trainer.should_stop or self._stopping
+
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        """Tell what was reached; the check before training is none of it."""
+        if self._pulse is not None and self._metric is not None and self._metric in trainer.callback_metrics:
+            self._pulse.report(float(trainer.callback_metrics[self._metric]), minimize=self._minimize)
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """Save; but where the epoch ends since the job must stop, what counts is the checkpoint made in its middle."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import signal
 import time
 from pathlib import Path
@@ -13,11 +14,15 @@ import torch.distributed as dist
 
 from penstock_executor.allocation import Allocation, UnknownAllocation, find_allocation
 from penstock_executor.client import Pace, connect
-from penstock_executor.environment import read_environment
+from penstock_executor.environment import read_environment, read_ranks
+from penstock_executor.node_channel import open_channel
 from penstock_executor.training.reporter import Reporter
-from penstock_profiles.wire import CPU, Checkpointed, Observation, Started
+from penstock_profiles.wire import CPU, Checkpointed, Observation, Result, Started
 
 log = logging.getLogger(__name__)
+
+MOST_PAUSE_S = 30.0
+"""Between two steps under a duty cycle, be it 0: only in a step processes hear that they are to save or to stop."""
 
 
 class Pulse:
@@ -52,6 +57,9 @@ class Pulse:
         self._steps = self._reported_steps = steps
         self._reported_s = self._save_began_s = time.monotonic()
         environment = read_environment()
+        self._channel = open_channel(
+            environment, read_ranks().local_rank, suspends=False, anywhere=False, most_pause_s=MOST_PAUSE_S
+        )
         self._reports = Pace(environment.report_every_s(report_every_s), self._reported_s)
         self._reporter: Reporter | None = None
         if self._first:
@@ -70,7 +78,14 @@ class Pulse:
                     total=total,
                 )
             )
+        if self._channel is not None:
+            self._channel.urgent = self._is_urgent
         signal.signal(signal.SIGTERM, self._on_term)
+
+    def _is_urgent(self) -> bool:
+        """Whether there is something to do that no pause may put off."""
+        reporter = self._reporter
+        return self._stop or (reporter is not None and (reporter.request is not None or reporter.fenced))
 
     @property
     def progress(self) -> float:
@@ -96,8 +111,17 @@ class Pulse:
             self.end("fenced")
             raise SystemExit(75)
         self._stop = stop
+        if self._channel is not None:
+            began_s = time.monotonic()
+            self._channel.step_done(self._samples)
+            self._reported_s += time.monotonic() - began_s  # a pause is no part of a step
         self._save_began_s = time.monotonic()
         return asked or stop, stop
+
+    def report(self, metric: float, *, minimize: bool) -> None:
+        """The loop has evaluated the model. See `training.run.Run.report`."""
+        if self._reporter is not None and math.isfinite(metric):
+            self._reporter.put(Result(metric=-metric if minimize else metric, progress=self.progress))
 
     def saved(self) -> None:
         """The loop has written a checkpoint."""

@@ -25,7 +25,7 @@ import torch
 
 from penstock_executor.training.batches import Part
 
-SHARE = 0.005
+SHARE = 0.002
 """Of the time of training that measuring may take, once there is an estimate."""
 
 MOST_APART = 20

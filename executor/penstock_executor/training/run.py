@@ -14,7 +14,8 @@ import math
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -25,11 +26,13 @@ from torch.nn.parallel import DistributedDataParallel
 from penstock_executor.allocation import Allocation, UnknownAllocation, find_allocation
 from penstock_executor.checkpoint import Checkpoint, Checkpoints
 from penstock_executor.client import Pace, connect, present_request
-from penstock_executor.environment import read_environment, read_ranks
+from penstock_executor.environment import Environment, Ranks, read_environment, read_ranks
+from penstock_executor.node_channel import Channel, open_channel
 from penstock_executor.profiling import is_out_of_memory
 from penstock_executor.training import short_of_memory
 from penstock_executor.training.averaging import Averager
 from penstock_executor.training.batches import BatchSize
+from penstock_executor.training.gpu_memory import held_mb, limit_memory
 from penstock_executor.training.gradients import GradientMeter, Landing, SyncTimer, pace
 from penstock_executor.training.loader import Loader, samples_of
 from penstock_executor.training.processes import Group, join
@@ -48,7 +51,7 @@ from penstock_executor.training.suspension import Suspension
 from penstock_profiles.efficiency import gain
 from penstock_profiles.learning_rate import RULES, Rule
 from penstock_profiles.noise import GradientNoise, Moments, NoiseEstimator
-from penstock_profiles.wire import CPU, Body, Checkpointed, Observation, Resumed, Started, Suspended
+from penstock_profiles.wire import CPU, Body, Checkpointed, Observation, Result, Resumed, Started, Suspended
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +68,9 @@ PACED_EVERY = 48
 
 WORD_EVERY_S, LONGEST_STRIDE = 0.5, 16
 """Of steps shorter than that, only some carry a word: a signal may wait so long. A word costs two switches of context."""
+
+MOST_PAUSE_S = 30.0
+"""Between two steps of several processes under a duty cycle, be it 0: what one has heard, the others hear in a step."""
 
 MIB = 2**20
 
@@ -195,6 +201,7 @@ def start(
         _Settings(environment.report_every_s(report_every_s), checkpoint_every_s, host_cap_bytes, seed),
         group.from_first(_allocation(environment, gpu_type, device, ranks) if client else None),
         epoch,
+        _channel(environment, device, ranks),
     )
     if client is not None:
         run.reporter = Reporter(client, run.learn, suspends=True)
@@ -246,6 +253,7 @@ class Run:
         settings: _Settings,
         gpus: Allocation,
         run_epoch: int,
+        channel: Channel | None = None,
     ) -> None:
         self.rank, self.world, self.device = group.rank, group.world, device
         self.gpus_per_replica, self.replicas = group.gpus_per_replica, group.replicas
@@ -263,6 +271,9 @@ class Run:
         """Passes over the data that are done."""
         self.reporter: Reporter | None = None
         self._group, self._settings, self._gpus = group, settings, gpus
+        self._channel = channel
+        if channel is not None:
+            channel.urgent = self._has_word
         self._saver = Saver(checkpoints) if checkpoints is not None else None
         self._noise = NoiseEstimator()
         self._timed = _Timed()
@@ -465,11 +476,17 @@ class Run:
         self.steps += 1
         self._loader.position += part.step_samples
         self._whole = True
-        self._time(part.step_samples)
+        if self._channel is not None:
+            self._channel.finish()
+        active_s = self._time(part.step_samples)
         self._settle()
         landed, self._landing = self._landing, Landing(norms, part.step_samples) if norms is not None else None
         if landed is not None or self.steps % self._stride == 0:
             self._speak(landed)
+        if self._channel is not None:
+            self._channel.step_done(part.step_samples, active_s)
+            # Time that it stood still for others is none of the next step's.
+            self._begun_s = time.perf_counter()
 
     @property
     def noise(self) -> GradientNoise | None:
@@ -480,6 +497,19 @@ class Run:
         """Write `values` to the log, once for all processes."""
         if self.rank == 0:
             log.info("epoch=%d step=%d %s", self.epoch, self.steps, " ".join(f"{k}={v}" for k, v in values.items()))
+
+    def report(self, metric: float, *, minimize: bool = False) -> None:
+        """Tell the daemon, once for all processes, what the model reaches by now: trials of a search are compared by it.
+
+        Never waits. One that is not finite is only logged: a trial that has diverged stays at what it reached before.
+
+        Args:
+            metric: such as the accuracy on the validation set.
+            minimize: whether less is better, as of a loss.
+        """
+        self.log(metric=metric)
+        if self.rank == 0 and math.isfinite(metric):
+            self._put(Result(metric=-float(metric) if minimize else float(metric), progress=self.progress))
 
     def save(self) -> None:
         """Save a checkpoint; all processes call it after the same step. Training goes on while it is written."""
@@ -551,12 +581,15 @@ class Run:
                 self._scheduler.step()
                 self._scheduled += 1
 
-    def _time(self, samples: int) -> None:
+    def _time(self, samples: int) -> float:
+        """Seconds that the step took."""
         now_s = time.perf_counter()
+        active_s = now_s - self._begun_s
         if samples == self._batch.total:
             self._timed.steps += 1
-            self._timed.seconds += now_s - self._begun_s
+            self._timed.seconds += active_s
         self._begun_s = now_s
+        return active_s
 
     def _hear_sync(self) -> None:
         """Of the step before: on a GPU it is known only some time after this process has asked for it."""
@@ -584,6 +617,8 @@ class Run:
     def _speak_for_all(self, vector: torch.Tensor) -> None:
         now = time.monotonic()
         asked = self.reporter.request.kind if self.reporter is not None and self.reporter.request is not None else None
+        if asked is None and self._channel is not None and self._channel.request is not None:
+            asked = "suspend"
         due = (
             now - self._saved_s >= self._settings.checkpoint_every_s
             and self._saver is not None
@@ -604,6 +639,12 @@ class Run:
                 vector[_Word.EVERY] = self._pace(step_s)
             if self.world > 1:
                 vector[_Word.STRIDE] = stride_of(step_s)
+
+    def _has_word(self) -> bool:
+        """Whether this process has heard something that all are to hear in the next step."""
+        reporter = self.reporter
+        heard = reporter is not None and (reporter.request is not None or reporter.fenced)
+        return self._stop or self._suspension.asked or heard
 
     def _pace(self, step_s: float) -> int:
         meter = self._meter
@@ -647,28 +688,37 @@ class Run:
 
     def _stand_still(self, *, asked_by_daemon: bool) -> None:
         """Move off the GPUs until this job may go on. While it stands still, processes exchange nothing: they may be frozen."""
-        request, environment = None, read_environment()
+        request, environment, channel = None, read_environment(), self._channel
+        by_agent = False
         if asked_by_daemon:
             asked = self.reporter.request if self.reporter is not None else None
             if self.reporter is not None and asked is not None and asked.kind == "suspend":
                 request, self.reporter.request = asked.id, None
-            request = self._group.from_first(request)
+            elif channel is not None and channel.request is not None:
+                request, by_agent = channel.request, True
+            request, by_agent = self._group.from_first((request, by_agent))
             if request is None:
                 return  # the daemon has asked for something else meanwhile
-        moved = [self._suspension.move_out(self._optimizer, self._bare.parameters())]
-        if asked_by_daemon:
-            moved = self._group.gather(moved[0])
+        own = self._suspension.move_out(self._optimizer, self._bare.parameters())
+        moved = self._group.gather(own) if asked_by_daemon else [own]
         self._put(
             Suspended(
-                request=request,
+                request=None if by_agent else request,
                 moved_bytes=sum(each.size for each in moved),
                 left_bytes=sum(each.left for each in moved),
                 seconds=max(each.seconds for each in moved),
             )
         )
-        wanted = None if request is None else lambda: present_request(environment) == request
+        wanted: Callable[[], bool] | None = None
+        if by_agent and channel is not None and request is not None:
+            channel.suspended(request, own.size / MIB, own.left / MIB)
+            wanted = partial(channel.wants, request)
+        elif request is not None:
+            wanted = lambda: present_request(environment) == request  # noqa: E731 - one line, one use
         self._suspension.wait(wanted)
         self._put(Resumed(seconds=self._suspension.move_back()))
+        if channel is not None:
+            channel.resumed()
         self._begun_s = time.perf_counter()
 
     def _take_norms(self, local_sqr: float, mean_sqr: float, pending: _Pending) -> None:
@@ -880,6 +930,21 @@ class Run:
         batch = BatchSize(**meta["batch"])
         fits = batch.atomic <= self._chooser.limit_of(self._gpus.gpu_type)
         return meta["position"], batch if meta["gpus"] == here and self._adaptive and fits else None
+
+
+def _channel(environment: Environment, device: torch.device, ranks: Ranks) -> Channel | None:
+    most_pause_s = MOST_PAUSE_S if ranks.world > 1 else math.inf
+    if device.type != "cuda":
+        return open_channel(environment, ranks.local_rank, most_pause_s=most_pause_s)
+    return open_channel(
+        environment,
+        ranks.local_rank,
+        anywhere=False,
+        limit_memory=partial(limit_memory, device),
+        memory_mb=partial(held_mb, device),
+        finish=partial(torch.cuda.synchronize, device),
+        most_pause_s=most_pause_s,
+    )
 
 
 def _allocation(environment: Any, gpu_type: str | None, device: torch.device, ranks: Any) -> Allocation:

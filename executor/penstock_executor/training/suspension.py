@@ -78,10 +78,15 @@ class Suspension:
         Args:
             wanted: where the daemon asked, and not yet a signal: whether it still wants it. None: a signal asked.
         """
-        began_s = time.monotonic()
-        while self.asked or not self._over(wanted, time.monotonic() - began_s):
+        if wanted is not None and not self.asked:
+            self._continued = False  # of a time before
+        # Time in which it is frozen does not count. Python hears of SIGCONT before SIGTSTP if both came during one call into C:
+        # then `asked` is of a time that is over.
+        waited_s = 0.0
+        while (self.asked and waited_s < PATIENCE_S) or not self._over(wanted, waited_s):
             time.sleep(POLL_S)
-        self._continued = False
+            waited_s += POLL_S
+        self.asked = self._continued = False
 
     def move_back(self) -> float:
         """Undo `move_out`; the seconds that it took."""

@@ -1,0 +1,46 @@
+"""A process that stands still, and when it goes on."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'penstock[executor]'")
+
+from penstock_executor.training import suspension
+from penstock_executor.training.suspension import Suspension
+
+SIGNALS = (signal.SIGTSTP, signal.SIGCONT)
+
+
+@pytest.fixture
+def mine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Suspension]:
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    for name, seconds in (("POLL_S", 0.01), ("GRACE_S", 0.05), ("PATIENCE_S", 0.2)):
+        monkeypatch.setattr(suspension, name, seconds)
+    yield Suspension()
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def test_it_goes_on_though_python_hears_of_the_end_first(mine: Suspension):
+    """Both signals come during one call into C. Python calls the handlers by number, SIGCONT's first."""
+    mine._on_continue(signal.SIGCONT, None)
+    mine._on_stop(signal.SIGTSTP, None)
+    mine.wait(None)
+    assert not mine.asked
+
+
+def test_the_end_of_a_time_before_is_not_that_of_this_one(mine: Suspension):
+    os.kill(os.getpid(), signal.SIGCONT)
+    looks: list[None] = []
+
+    def wanted() -> bool:
+        looks.append(None)
+        return len(looks) < 3
+
+    mine.wait(wanted)
+    assert len(looks) == 3
