@@ -54,6 +54,7 @@ from penstock_scheduler.sensitivities import LEARNED, Sensitivities
 from penstock_scheduler.service.board import Board, Watched
 from penstock_scheduler.service.settings import ApiSettings
 from penstock_scheduler.settings import DaemonSettings, Settings, load_settings
+from penstock_scheduler.sharing.messages import Contained
 from penstock_scheduler.store import SqlStore, open_store
 from penstock_scheduler.triggers import OnEvent, Period
 from penstock_scheduler.words import duration
@@ -209,7 +210,8 @@ def _decider(name: str, values: Mapping[str, Any], agents: Agents | None) -> tup
     if sharing and agents is None:
         raise ConfigError(
             f"policy {sharing[0]} needs agents: it lets jobs share GPUs, and nobody on the nodes of this cluster could carry "
-            "that out; choose a policy and stages without sharing, such as sia"
+            "that out; on Slurm run penstock-agent on the nodes and set [slurm] agents = true (docs/sharing.md), or choose a "
+            "policy and stages without sharing, such as sia"
         )
     return policy, full
 
@@ -268,7 +270,7 @@ class Site:
         self.loop.paused = paused
 
     def watch(self) -> None:
-        """Tell of GPUs that are idle, of jobs that are silent and of rounds that fail."""
+        """Tell of GPUs that are idle, of jobs that are silent or that agents have contained, and of rounds that fail."""
         wanted, now_s = self.notifier.settings, time.time()
         for view, idle_s in self.board.idle(wanted.gpu_idle_s):
             done = f"which have done nothing for {duration(idle_s)} by what NVML sees of them"
@@ -276,6 +278,13 @@ class Site:
         for view, silent_s in self.board.silent(wanted.silent_s, now_s):
             done = f"and has reported nothing for {duration(silent_s)}"
             self._tell_of(view, "job-silent", "job {job} is silent", done, {"silent_s": silent_s})
+        take: Callable[[], Sequence[Contained]] | None = getattr(self.agents, "take_contained", None)
+        for contained in take() if take is not None else ():
+            whose = self.board.job(contained.job)
+            subject = f"job {contained.job} {'was cancelled' if contained.killed else 'did not share as it must'}"
+            text = f"On GPUs that it shares, {contained.text}"
+            facts = contained.model_dump(mode="json", exclude={"text", "time_s", "number"})
+            self.notifier.tell(Notice("job-contained", subject, text, whose.user if whose is not None else "", facts))
         failing_s = self.loop.failing_s
         if failing_s is None or failing_s < wanted.failing_s:
             if self._told_of_failing and failing_s is None:
@@ -393,7 +402,7 @@ def make_site(path: Path, settings: Settings, clock: Clock, store: SqlStore) -> 
         watched,
         models,
         board.decided,
-        rules.on,
+        lambda snapshot: board.results.on(rules.on(snapshot)),
         getattr(cluster, "accounts", None),
         rules.overspent,
     )

@@ -287,6 +287,8 @@ class RoundLoop:
     def _count(self, state: ClusterState, now_s: float) -> None:
         """Add the time since the last look to what each job has attained, on the site's GPUs that it holds or has held.
 
+        Time in which a job was suspended is not counted, but for what came after the last look at a run that is over.
+
         By the cluster's own times of starts and ends where it says them, so that the sum is what its accounts say; those are
         whole seconds, so that a run which has been counted up to now may turn out to have ended a moment before. Where nobody
         knows when between two looks a run ended, it is the middle. The first look of a daemon adds the time since the last
@@ -317,9 +319,12 @@ class RoundLoop:
             known = self._held.get(job_id)
             if known is None or known.sent or known.restarts != run.restarts:
                 begin_s = _begin_s(run.started_s, since_s)
+                # It may have been suspended before that, too: of a run that was out of sight for a look.
+                stood_s = min(run.suspended_s, max(now_s - begin_s, 0.0))
             else:
                 begin_s = known.counted_s
-            gpu_seconds.append((job_id, run.on, max(now_s, begin_s) - begin_s))
+                stood_s = run.suspended_s - known.suspended_s
+            gpu_seconds.append((job_id, run.on, max(now_s, begin_s) - begin_s - stood_s))
         for job_id, last in ended.items():
             known = self._held.get(job_id)
             if recorded.get(job_id):
@@ -441,13 +446,16 @@ class _Run:
     """Up to when it is counted."""
     sent: bool = False
     """Whether it was not seen yet."""
+    suspended_s: float = 0.0
+    """For how long it had been suspended by then."""
 
 
 def _run(job: Job, now_s: float) -> _Run | None:
     """The job's present run, if it holds anything that counts."""
     if job.allocation is None or job.leaving or job.phase not in (Phase.RUNNING, Phase.STOPPING):
         return None
-    return _Run(job.allocation, job.started_s, job.restarts, max(now_s, job.started_s or 0.0))
+    counted_s = max(now_s, job.started_s or 0.0)
+    return _Run(job.allocation, job.started_s, job.restarts, counted_s, suspended_s=job.suspended_s)
 
 
 def _begin_s(started_s: float | None, since_s: float) -> float:

@@ -113,6 +113,17 @@ class AllocationView(Body):
     """Node -> GPUs there."""
 
 
+class ResultView(Body):
+    """What a trial of a search has reached."""
+
+    metric: float
+    """The higher the better."""
+    progress: float
+    """Samples, as it reported; 0: not told."""
+    ran_s: float
+    """For how long it had run by then."""
+
+
 class JobView(Body):
     """A job."""
 
@@ -144,6 +155,8 @@ class JobView(Body):
     """Samples at which it is done, if it knows."""
     gpu_seconds: dict[str, float] = {}
     """GPU type -> GPU-seconds held so far."""
+    result: ResultView | None = None
+    """The newest that it has reported."""
 
 
 class JobPage(Body):
@@ -333,6 +346,8 @@ class History(Body):
     outcomes: list[OutcomeView]
     observations: list[dict[str, Any]]
     """The newest reports of kind observation, as they came."""
+    results: list[dict[str, Any]] = []
+    """The newest reports of kind result, likewise."""
 
 
 class NodeView(Body):
@@ -505,8 +520,9 @@ class LedgerLine(Body):
     account: str
     user: str
     job: str
-    kind: Literal["gpu-seconds", "committed", "usd"]
-    """`committed`: the most that a run in the cloud may cost, written before it is ordered; `usd`: what it did cost."""
+    kind: Literal["gpu-seconds", "cloud-gpu-seconds", "committed", "usd"]
+    """`gpu-seconds`: of the site; `committed`: the most that a run in the cloud may cost, written before it is ordered; `usd`:
+    what it did cost; `cloud-gpu-seconds`: of its instances, from launch to end."""
     amount: float
     text: str
 

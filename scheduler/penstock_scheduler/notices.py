@@ -25,7 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, model_validato
 
 log = logging.getLogger(__name__)
 
-Kind = Literal["job-ended", "gpu-idle", "job-silent", "budget", "protected"]
+Kind = Literal["job-ended", "gpu-idle", "job-silent", "job-contained", "budget", "protected"]
 
 MOST_WAITING = 10_000
 PAUSES_S = (1.0, 5.0, 25.0)
@@ -41,7 +41,8 @@ class NoticeSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     kinds: tuple[Kind, ...] = Field(
-        default=("job-ended", "gpu-idle", "job-silent", "budget", "protected"), description="What is told."
+        default=("job-ended", "gpu-idle", "job-silent", "job-contained", "budget", "protected"),
+        description="What is told.",
     )
     webhooks: tuple[str, ...] = Field(default=(), description="URLs that get each notice as JSON, by POST.")
     smtp: str | None = Field(

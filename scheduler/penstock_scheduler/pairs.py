@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from penstock_profiles.colocation import Colocation, ColocationError
+from penstock_profiles.files import save_whole
 from penstock_scheduler.errors import ConfigError
 from penstock_scheduler.model import KnownPair, Snapshot
 
@@ -58,10 +60,4 @@ def open_pairs(path: Path) -> Pairs:
         known = Colocation.load(path.read_bytes(), str(path)) if path.exists() else Colocation()
     except (ColocationError, OSError) as error:
         raise ConfigError(f"what is known of pairs of jobs: {error}") from None
-
-    def save(text: str) -> None:
-        fresh = path.with_suffix(".new")
-        fresh.write_text(text, encoding="utf-8")
-        fresh.replace(path)
-
-    return Pairs(known, save)
+    return Pairs(known, partial(save_whole, path))

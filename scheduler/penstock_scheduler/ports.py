@@ -120,6 +120,10 @@ class CloudNodes(Protocol):
         """Why the cluster has not started a job, in its own words; empty: it does not say."""
         ...
 
+    def holders(self) -> dict[JobId, tuple[str, ...]]:
+        """Jobs that have started, or are about to, on nodes which are instances -> these nodes."""
+        ...
+
     def job_of(self, number: str) -> JobId:
         """The job that the cluster calls so when it asks for nodes."""
         ...

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import logging
 import os
-import stat
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from pydantic import ValidationError
 
+from penstock_profiles.files import open_regular
 from penstock_profiles.wire import (
     MAX_REPORT_BYTES,
     Checkpointed,
@@ -141,14 +141,11 @@ class Spool:
         key = (job_id, epoch)
         path = reports_file(self.folder, job_id, epoch)
         try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            opened = open_regular(path, owner)
         except OSError as error:
             log.debug("reports unreadable", extra={"job": job_id, "text": str(error)})
             return []
-        with os.fdopen(descriptor, "rb") as file:
-            status = os.fstat(descriptor)
-            if not stat.S_ISREG(status.st_mode) or owner not in (None, status.st_uid):
-                return []
+        with opened as file:
             offset = self._offsets.get(key, 0)
             file.seek(offset)
             fresh = file.read(READ_AT_ONCE)

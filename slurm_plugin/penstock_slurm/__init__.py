@@ -2,26 +2,63 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
+
+log = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from penstock_scheduler.ports import Clock, WishCheck
     from penstock_scheduler.settings import Settings
     from penstock_slurm.cluster import SlurmCluster
+    from penstock_slurm.gateway import Gateway
+    from penstock_slurm.settings import SlurmSettings
 
 
 def open_cluster(settings: Settings, clock: Clock, check: WishCheck) -> SlurmCluster:
     """The Slurm that the section `[slurm]` describes. Raises ConfigError."""
+    from penstock_scheduler.errors import ConfigError
     from penstock_scheduler.spool import Spool
+    from penstock_slurm.agents import CLEARS_ON, SlurmAgents
     from penstock_slurm.cloud_nodes import SlurmCloudNodes
     from penstock_slurm.cluster import SlurmCluster
+    from penstock_slurm.fence import Fence
     from penstock_slurm.gateway import CliGateway, open_gateway
     from penstock_slurm.settings import SlurmSettings
     from penstock_slurm.submitter import SlurmSubmitter
 
     section = settings.section(SlurmSettings)
+    if section.agents and section.backend != "cli":
+        raise ConfigError("[slurm] agents = true needs backend = 'cli': what shared GPUs ask of Slurm has no other yet")
     gateway = open_gateway(section.backend, conf=section.conf, timeout_s=section.command_timeout_s)
+    stand_in = section.agents and gateway.version() > CLEARS_ON
+    if stand_in:
+        _expect_stand_in(gateway, section)
     commands = CliGateway(conf=section.conf, timeout_s=section.command_timeout_s)  # there is no other way to sbatch
     spool = Spool(section.spool_dir)
     nodes = SlurmCloudNodes(section.cloud_partition, commands) if section.cloud_partition else None
-    return SlurmCluster(gateway, spool, clock, section, check, SlurmSubmitter(commands, spool, section), nodes)
+    submitter = SlurmSubmitter(commands, spool, section)
+    sharing = SlurmAgents(Fence(commands), spool.folder, clock, stand_in=stand_in)
+    return SlurmCluster(gateway, spool, clock, section, check, submitter, nodes, sharing)
+
+
+def _expect_stand_in(gateway: Gateway, settings: SlurmSettings) -> None:
+    """Raises ConfigError if no managed node has what jobs ask for in place of GPUs, as far as Slurm answers now."""
+    from penstock_scheduler.errors import ConfigError
+    from penstock_slurm.agents import STAND_IN_REMEDY, without_stand_in
+    from penstock_slurm.gateway import SlurmError
+
+    try:
+        nodes = gateway.nodes()
+    except SlurmError:
+        return  # the loop says so; and where it is lacking nobody shares
+    lacking = without_stand_in(nodes, settings.partitions)
+    if lacking and not any(node.stand_in for node in nodes):
+        raise ConfigError(
+            "[slurm] agents = true: this Slurm starts jobs without GPUs only if they ask for another GRES, and no node has one "
+            f"for that. Remedy: {STAND_IN_REMEDY}"
+        )
+    if lacking:
+        names = ",".join(lacking[:8])
+        text = f"nobody shares there; {STAND_IN_REMEDY}"
+        log.warning("nodes lack a GRES", extra={"nodes": names, "count": len(lacking), "text": text})

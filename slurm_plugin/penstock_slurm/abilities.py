@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
-from penstock_profiles.profiles import write_whole
+from penstock_profiles.files import save_whole
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class Abilities:
         known[key] = known.get(key, {}) | {ability: {"works": works, "text": text}}
         log.info("ability of Slurm", extra={"version": key, "ability": ability, "works": works, "text": text})
         try:
-            write_whole(self._path, json.dumps(known, indent=1) + "\n")
+            save_whole(self._path, json.dumps(known, indent=1) + "\n")
         except OSError as error:
             log.warning("cannot keep what Slurm can do", extra={"path": str(self._path), "text": str(error)})
 

@@ -14,6 +14,7 @@ from penstock_scheduler.model import JobId
 from penstock_scheduler.ports import CloudNode
 from penstock_slurm.gateway import CliGateway, JobGone, Refused, SlurmError, SlurmJob, SlurmNode
 from penstock_slurm.notes import with_word
+from penstock_slurm.states import HOLDING
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +67,14 @@ class SlurmCloudNodes:
         """See `ports.CloudNodes`."""
         known = self._jobs.get(job)
         return "" if known is None else known.reason
+
+    def holders(self) -> dict[JobId, tuple[str, ...]]:
+        """See `ports.CloudNodes`."""
+        clouds = {name for name, node in self._nodes.items() if "CLOUD" in node.state}
+        found = {
+            job.id: tuple(sorted(clouds.intersection(job.nodes))) for job in self._jobs.values() if job.state in HOLDING
+        }
+        return {job: names for job, names in found.items() if names}
 
     def job_of(self, number: str) -> JobId:
         """See `ports.CloudNodes`: elements of an array have numbers of their own."""

@@ -46,6 +46,7 @@ from penstock_scheduler.ports import Clock, Submitter, WishCheck
 from penstock_scheduler.spool import Spool
 from penstock_slurm import plain_jobs, time_limits
 from penstock_slurm.abilities import Abilities, Ability
+from penstock_slurm.agents import SlurmAgents
 from penstock_slurm.cloud_nodes import SlurmCloudNodes
 from penstock_slurm.endings import outgrown
 from penstock_slurm.gateway import (
@@ -62,7 +63,7 @@ from penstock_slurm.gateway import (
     Write,
 )
 from penstock_slurm.gateway.base import ENDED
-from penstock_slurm.notes import kept_by_begin, notes, overdue, plain_shape, waits_for, with_word
+from penstock_slurm.notes import SHARES, kept_by_begin, notes, overdue, plain_shape, waits_for, with_note, with_word
 from penstock_slurm.settings import SlurmSettings
 from penstock_slurm.site import Site, SiteRules, gpu_limits, reserved
 from penstock_slurm.states import BURST_MARK, HOLDING, LEAVING, WAITING, Facts, State, state
@@ -100,7 +101,11 @@ class SlurmCluster:
         check: WishCheck,
         submitter: Submitter | None = None,
         cloud_nodes: SlurmCloudNodes | None = None,
+        sharing: SlurmAgents | None = None,
     ) -> None:
+        """`sharing` stands by also where the settings have no agents (any more), for jobs that share still."""
+        self._sharing = sharing
+        self.agents = sharing if settings.agents else None
         self.submitter = submitter
         self.cloud_nodes = cloud_nodes
         self._gateway = gateway
@@ -118,6 +123,8 @@ class SlurmCluster:
         self._states: dict[JobId, State] = {}  # for the log alone
         self._gone: dict[JobId, SlurmJob | None] = {}  # likewise: those of them that Slurm lists no more
         self._looked = False
+        self._asked_s = 0.0
+        """When Slurm was asked for its jobs: no later than it answered."""
         self._reporting = spool.recent(clock.now_s() - RECENT_S)
         self._pending_since_s: dict[tuple[JobId, int], float] = {}
         self._released_s: dict[JobId, float] = {}
@@ -147,6 +154,7 @@ class SlurmCluster:
         try:
             partitions = {partition.name: partition for partition in self._gateway.partitions()}
             slurm_nodes = self._gateway.nodes()
+            self._asked_s = self._clock.now_s()
             slurm_jobs = self._gateway.jobs()
             reservations = self._gateway.reservations()
             # What became of those that are listed no more; in the first look, of all that Slurm remembers.
@@ -163,6 +171,8 @@ class SlurmCluster:
             raise RoundFailed(
                 f"[slurm] partitions: Slurm has no partition {', '.join(missing)}; it has {', '.join(sorted(partitions))}"
             )
+        if self._sharing is not None:
+            slurm_jobs = self._sharing.fence.saw(slurm_jobs)
         now_s, rules = self._clock.now_s(), self._site.rules()
         self._looked = True
         self._gone = dict.fromkeys(gone) | {job.id: job for job in found if job.id in gone}
@@ -195,7 +205,7 @@ class SlurmCluster:
                 wish = self._wish(slurm_job)
                 if wish is None:
                     continue
-                _manageable(slurm_job)
+                _manageable(slurm_job, cleared=self._cleared(slurm_job))
                 self._check(wish)
                 if slurm_job.state in WAITING and waits_for(slurm_job, now_s):
                     not_yet[slurm_job.id] = slurm_job
@@ -218,6 +228,10 @@ class SlurmCluster:
             dataclasses.replace(node, reservation=kept_for.get(node.name, ""), switch=rules.switches.get(node.name, ""))
             for node in self._nodes(slurm_nodes, jobs.values(), types, usable)
         )
+        cleared = {job_id for job_id, slurm_job in managed.items() if self._cleared(slurm_job)}
+        if self._sharing is not None:
+            ours_too = [node for node in slurm_nodes if node.name in {each.name for each in nodes}]
+            self._sharing.saw(ours_too, jobs, managed, cleared, usable, types)
         aside = self._for_plain_jobs(slurm_jobs, managed.keys() | not_yet.keys(), nodes, now_s)
         nodes = tuple(
             dataclasses.replace(node, gpus_others=node.gpus_others + aside.get(node.name, 0)) for node in nodes
@@ -229,7 +243,7 @@ class SlurmCluster:
         self._free = {node.name: node.gpus_for_us for node in nodes}
         self._free |= {node.name: sum(node.gpus.values()) for node in in_cloud.values()}
         for job in jobs.values():
-            if job.allocation is not None:
+            if job.allocation is not None and job.id not in cleared:
                 for share in job.allocation.shares:
                     self._free[share.node] = self._free.get(share.node, 0) - share.gpus
         # To Slurm's limits what runs in the cloud counts too, but no policy takes it away: so it is what others hold.
@@ -244,6 +258,10 @@ class SlurmCluster:
         first was done, and so on: so no job ever has two commands in flight, and a thousand jobs cost a few calls.
         """
         assert len({action.job for action in actions}) == len(actions), "one action a job"
+        if self._sharing is not None:
+            if self.agents is None:
+                self._sharing.share(())
+            self._note_shares(self._sharing)
         self._forget_moves(self._jobs.keys() - {action.job for action in actions if not isinstance(action, Hold)})
         self._stop_without_gpus()
         steps = [self._step(action) for action in actions]
@@ -288,7 +306,10 @@ class SlurmCluster:
             return ()
         found = []
         for run in runs:
-            each = run.gpus // max(len(run.nodes), 1)
+            gpus = run.gpus
+            if not gpus and (control := self._spool.control(run.job_id)) is not None and control.shares:
+                gpus = control.gpus or 0  # to Slurm its GPUs were those of the fence's holders
+            each = gpus // max(len(run.nodes), 1)
             shares = tuple(Share(name, each) for name in sorted(run.nodes))
             gpu_type = self._types.get(run.nodes[0], "") if run.nodes else ""
             found.append(EndedRun(run.job_id, Placement(gpu_type, "", shares), run.start_s, run.end_s))
@@ -312,6 +333,23 @@ class SlurmCluster:
             self._gateway.set_admin_comment(job.id, word)
         except SlurmError as error:
             log.warning("cannot tell the job's user", extra={"job": job.id, "text": str(error)})
+
+    def _cleared(self, job: SlurmJob) -> bool:
+        """Whether we have taken the job's GPUs of Slurm's from it, because it shares others."""
+        control = self._spool.control(job.id) if job.gpus_per_node is None else None
+        return control is not None and control.shares
+
+    def _note_shares(self, sharing: SlurmAgents) -> None:
+        """Leave for the accounts who shares GPUs with whom: Slurm itself counts them for the holders of the fence."""
+        for job_id, slurm_job in self._slurm_jobs.items():
+            word = with_note(slurm_job, SHARES, sharing.note(job_id)) if slurm_job.state in HOLDING else None
+            if word is not None:
+                try:
+                    self._gateway.set_admin_comment(job_id, word)
+                except (ControllerAway, TimedOut) as error:
+                    raise ClusterAway(str(error)) from error
+                except SlurmError as error:
+                    log.info("cannot note who shares", extra={"job": job_id, "text": str(error)})
 
     def _tell_outgrown(self, gone: set[JobId], found: Iterable[SlurmJob]) -> None:
         """Say which jobs ended because they outgrew the memory that they were given, and what to do about it.
@@ -355,13 +393,14 @@ class SlurmCluster:
                 # One that Slurm or its user has requeued waits for a begin time, two minutes by default: send it anew.
                 later = slurm_job.reason == "BeginTime" and (slurm_job.eligible_s or 0.0) > self._clock.now_s()
                 if slurm_job.required_nodes and not later:
-                    allocation = _placement(slurm_job, slurm_job.required_nodes, types)
+                    allocation = _placement(slurm_job, slurm_job.required_nodes, types, control)
             case _:
                 if slurm_job.state in LEAVING and not facts.asked:
                     return None
                 lacks = self._lacks_gpus(slurm_job)
-                phase = Phase.STOPPING if facts.asked or lacks else Phase.RUNNING
-                allocation = None if lacks else _placement(slurm_job, slurm_job.nodes, types)
+                misplaced = self._sharing is not None and slurm_job.id in self._sharing.misplaced
+                phase = Phase.STOPPING if facts.asked or lacks or misplaced else Phase.RUNNING
+                allocation = None if lacks else _placement(slurm_job, slurm_job.nodes, types, control)
         allocation = _granted(allocation, control)
         # The first stays while it is down: it says which policy and which rules are the job's. No node is in it then.
         managed, told = self._settings.partitions, control.submitted_to if control is not None else None
@@ -379,6 +418,7 @@ class SlurmCluster:
             allocation=allocation,
             leaving=slurm_job.state in LEAVING,
             started_s=slurm_job.start_s if slurm_job.state in HOLDING else None,
+            suspended_s=_suspended_s(slurm_job, self._asked_s),
             stopped_s=self._ended_s(slurm_job),
             requeued_s=slurm_job.submit_s if slurm_job.restarts else None,
             pauses_s=control.pauses_s if control is not None else (),
@@ -400,7 +440,8 @@ class SlurmCluster:
                 return None
         except BadWish:
             return None
-        return EndedRun(job.id, _placement(job, job.nodes, types), job.start_s, job.end_s)
+        held = _placement(job, job.nodes, types, self._spool.control(job.id) if job.gpus_per_node is None else None)
+        return EndedRun(job.id, held, job.start_s, job.end_s)
 
     def _facts(self, slurm_job: SlurmJob, control: Control | None) -> Facts:
         """What the spool, the site's mark and the nodes say of a job."""
@@ -477,12 +518,15 @@ class SlurmCluster:
     ) -> tuple[Node, ...]:
         ours: dict[str, int] = {}
         our_cpus: dict[str, int] = {}
+        if self._sharing is not None:
+            ours |= {holder.node: self._sharing.fence.gpus(holder.node) for holder in self._sharing.fence.holders}
         for job in jobs:
             slurm_job = self._slurm_jobs[job.id]
             if job.allocation is None or slurm_job.state in WAITING:
                 continue
             for share in job.allocation.shares:
-                ours[share.node] = ours.get(share.node, 0) + share.gpus
+                held = 0 if slurm_job.gpus_per_node is None else share.gpus
+                ours[share.node] = ours.get(share.node, 0) + held
                 our_cpus[share.node] = our_cpus.get(share.node, 0) + slurm_job.cpus // max(len(slurm_job.nodes), 1)
         managed = set(self._settings.partitions)
         return tuple(
@@ -517,7 +561,8 @@ class SlurmCluster:
             if isinstance(action, Hold):
                 return _Step(Outcome(action, Progress.DONE), _held(slurm_job))
             return self._start(action, slurm_job, job)
-        if not isinstance(action, Hold) and job.allocation and action.placement.suits(job.allocation):
+        misplaced = self._sharing is not None and job.id in self._sharing.misplaced
+        if not isinstance(action, Hold) and job.allocation and action.placement.suits(job.allocation) and not misplaced:
             return _Step(self._stay(action, slurm_job))
         if isinstance(action, Resize) and (outcome := self._shrink(action, slurm_job, job)) is not None:
             return _Step(outcome)
@@ -527,6 +572,13 @@ class SlurmCluster:
         """Send a pending job to its placement."""
         assert not isinstance(action, Hold)
         wanted, now_s = action.placement, self._clock.now_s()
+        sent_with_gpus = job.phase is Phase.STARTING and slurm_job.gpus_per_node is not None
+        shares = (
+            self.agents is not None
+            and len(wanted.nodes) == 1
+            and not sent_with_gpus
+            and self.agents.takes(job.id, wanted.nodes[0], wanted.gpus)
+        )
         if job.phase is Phase.STARTING and job.allocation is not None and wanted.suits(job.allocation):
             waited_s = now_s - self._released_s[job.id]
             # How long a cloud node may take to boot is the cloud's to say.
@@ -546,10 +598,14 @@ class SlurmCluster:
             taken_out = Outcome(action, Progress.UNDER_WAY, "is taken out of its array")
             return _Step(taken_out, (Write(job.id, "split"),))
         room = dict(self._free)
-        if job.allocation is not None:
+        if job.allocation is not None and slurm_job.gpus_per_node is not None:
             for share in job.allocation.shares:
                 room[share.node] = room.get(share.node, 0) + share.gpus
-        if any(room.get(share.node, 0) < share.gpus for share in wanted.shares):
+        if shares:
+            assert self._sharing is not None
+            if why := self._sharing.keeps_back(job.id, wanted.nodes[0]):
+                return _Step(Outcome(action, Progress.UNDER_WAY, why))
+        elif any(room.get(share.node, 0) - self._fenced(share.node) < share.gpus for share in wanted.shares):
             return _Step(Outcome(action, Progress.UNDER_WAY, "waits for GPUs that another job still holds"))
         waits_by_begin = kept_by_begin(slurm_job, now_s)
         shape, share = wanted.configuration, wanted.shares[0]
@@ -572,13 +628,16 @@ class SlurmCluster:
                 time_limit_restarts=None if limit_s is None else slurm_job.restarts,
                 moved_s=before.moved_s if before is not None else None,
                 pauses_s=before.pauses_s if before is not None else (),
+                # Until Slurm has given its GPUs back, it has none: the daemon may die before that.
+                shares=shares or slurm_job.gpus_per_node is None,
             ),
             slurm_job.uid,
         )
         placement = JobPlacement(
             partition=wanted.partition,
             nodes=wanted.nodes,
-            gpus_per_node=wanted.shares[0].gpus,
+            gpus_per_node=0 if shares else wanted.shares[0].gpus,
+            stand_in=shares and self.agents is not None and self.agents.stand_in,
             tasks=shape.nodes,
             cpus=shape.nodes * (share.cpus or max(slurm_job.cpus_per_task, 1)),
             cpus_per_task=share.cpus or None,
@@ -586,13 +645,18 @@ class SlurmCluster:
             time_limit_s=limit_s,
         )
         self._refused_starts[job.id, action.round] = tries + 1
-        for share in wanted.shares:
+        for share in wanted.shares if not shares else ():
             room[share.node] -= share.gpus
         self._free = room
         place = Write(job.id, "place", placement)
         # What a begin time keeps back starts with the placement, which ends that time.
         sent = (place,) if waits_by_begin else (*_held(slurm_job), place, Write(job.id, "release"))
+        if shares:
+            sent += (Write(job.id, "put_first"),)
         return _Step(Outcome(action, Progress.UNDER_WAY, "waits for Slurm to start it"), sent)
+
+    def _fenced(self, node: str) -> int:
+        return self._sharing.fenced(node) if self._sharing is not None else 0
 
     def _stay(self, action: Action, slurm_job: SlurmJob) -> Outcome:
         """The plan has come back to where the job is: take back what it was asked."""
@@ -630,6 +694,10 @@ class SlurmCluster:
         if answers and not saved:
             waited_s = now_s - request.asked_s
             self._say(slurm_job, f"it did not save within {waited_s:.0f} s of being asked to, and was stopped without")
+        if self._sharing is not None and self._sharing.leaves_a_gap(job_id):
+            return _Step(
+                Outcome(action, Progress.UNDER_WAY, "waits until its GPUs are fenced for those who share them")
+            )
         how = "has saved" if saved else "gets Slurm's signals to save"
         self._keep_time_limit(slurm_job, control)
         left = Outcome(action, Progress.UNDER_WAY, f"{how}, leaves its GPUs")
@@ -866,7 +934,7 @@ def gpu_type(node: SlurmNode) -> str:
     return "+".join(sorted(name or "gpu" for name in node.gpus))
 
 
-def _manageable(job: SlurmJob) -> None:
+def _manageable(job: SlurmJob, *, cleared: bool) -> None:
     """Raises BadWish if the job was submitted in a way that keeps it from being placed."""
     if job.het_job_id is not None:
         raise BadWish(
@@ -885,7 +953,7 @@ def _manageable(job: SlurmJob) -> None:
             f"it asks Slurm for GPUs of type {job.gpu_type}, and Slurm cannot change that later; submit it with "
             f'--gres=gpu:1 and name the types in the wish, such as "gpu_types": ["{job.gpu_type}"]'
         )
-    if job.gpus_per_node is None:
+    if job.gpus_per_node is None and not cleared:
         raise BadWish("it asks Slurm for no GPUs per node, so there is no count to change; submit it with --gres=gpu:1")
     if not job.requeue:
         raise BadWish("Slurm may not requeue it, so it cannot be moved; submit it with --requeue")
@@ -923,7 +991,18 @@ def _submitted_s(job: SlurmJob, control: Control | None) -> float:
     return job.submit_s if kept is None else min(kept, job.submit_s)
 
 
-def _placement(job: SlurmJob, nodes: tuple[str, ...], types: dict[str, str]) -> Placement:
+def _placement(
+    job: SlurmJob, nodes: tuple[str, ...], types: dict[str, str], control: Control | None = None
+) -> Placement:
     gpus = job.gpus_per_node or 0
+    if job.gpus_per_node is None and control is not None and control.shares:
+        gpus = (control.gpus or 0) // (control.nodes or 1)
     shares = tuple(Share(name, gpus) for name in sorted(nodes))
     return Placement(types.get(nodes[0], "") if nodes else "", job.partition[0] if job.partition else "", shares)
+
+
+def _suspended_s(job: SlurmJob, asked_s: float) -> float:
+    """For how long a job's present run has been suspended: Slurm says for how long it was not, in whole seconds."""
+    if job.state not in HOLDING or job.start_s is None or job.ran_s is None:
+        return 0.0
+    return max(math.floor(asked_s) - job.start_s - job.ran_s, 0.0)

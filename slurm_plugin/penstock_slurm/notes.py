@@ -16,6 +16,9 @@ from penstock_slurm.states import BURST_MARK
 SAYS = "penstock_says"
 """Why Penstock leaves the job alone."""
 
+SHARES = "penstock_shares"
+"""On which node the job shares GPUs, how many, and with whom."""
+
 PLAIN = "penstock_plain"
 """How the job would run if Slurm started it alone; only where the site set `plain_after_s`."""
 
@@ -24,12 +27,13 @@ BEGIN = "penstock_begin_s"
 
 
 def notes(job: SlurmJob) -> dict[str, Any] | None:
-    """What we, or job_submit.lua, wrote; None if nothing, or if the site itself uses the field."""
+    """What we, or job_submit.lua, wrote, `{}` where a note was taken away; None if nothing, or if the site uses the field."""
     try:
         document = json.loads(job.admin_comment)
     except ValueError:
         return None
-    return document if isinstance(document, dict) and document.keys() & {WISH_KEY, SAYS, BURST_MARK} else None
+    ours = isinstance(document, dict) and (not document or document.keys() & {WISH_KEY, SAYS, SHARES, BURST_MARK})
+    return document if ours else None
 
 
 def with_word(job: SlurmJob, text: str) -> str | None:
@@ -37,11 +41,18 @@ def with_word(job: SlurmJob, text: str) -> str | None:
 
     That is so where the word is there already, and where the site itself uses the field.
     """
+    return with_note(job, SAYS, text)
+
+
+def with_note(job: SlurmJob, key: str, value: Any) -> str | None:
+    """The same with any of our notes; a `value` of None takes it away."""
     ours = notes(job)
     if job.admin_comment and ours is None:
         return None
-    word = json.dumps((ours or {}) | {SAYS: text})
-    return None if word == job.admin_comment else word
+    kept = {name: note for name, note in (ours or {}).items() if name != key}
+    if (ours or {}).get(key) == value:
+        return None
+    return json.dumps(kept | ({} if value is None else {key: value}))
 
 
 def plain_shape(job: SlurmJob) -> PlainShape | None:

@@ -55,6 +55,11 @@ class SlurmSettings(BaseModel):
         description="How long a plain job waits in a managed partition before GPUs are set aside for it. A large number: "
         "adaptive jobs make no room.",
     )
+    agents: bool = Field(
+        default=False,
+        description="Whether penstock-agent runs on the nodes, so that jobs can share GPUs: policies and stages that let them "
+        "need it.",
+    )
     presets: dict[str, dict[str, bool | int | float | str]] = Field(
         default={}, description="Options of sbatch's under a name, for `penstock submit --preset NAME`."
     )

@@ -7,6 +7,7 @@ looked for it.
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import math
@@ -47,6 +48,10 @@ class SlurmSubmitter:
 
     def submit(self, order: Submission, user: str, uid: int) -> JobId:
         """See `ports.Submitter`: `sbatch --hold`, the script on its standard input."""
+        if _is_array(order):
+            raise BadWish(
+                "an array is many jobs and a submission is one; submit one for each element, or the whole array with sbatch"
+            )
         account = pwd.getpwuid(uid)
         mine = os.geteuid()
         if mine not in (0, uid):
@@ -174,6 +179,14 @@ def _options(order: Submission, home: str) -> list[str]:
         "time": str(math.ceil(order.time_limit_s / 60)) if order.time_limit_s else None,
     }
     return [*words, *(f"--{name}={value}" for name, value in named.items() if value is not None)]
+
+
+def _is_array(order: Submission) -> bool:
+    """Whether sbatch would make an array of it: by the environment, or by #SBATCH lines above the script's first command."""
+    if "SBATCH_ARRAY_INX" in order.environment:
+        return True
+    head = itertools.takewhile(lambda line: not line.strip() or line.startswith("#"), (order.script or "").splitlines())
+    return any(word.startswith(("-a", "--ar")) for line in head if line.startswith("#SBATCH") for word in line.split())
 
 
 def _script(command: Sequence[str]) -> str:

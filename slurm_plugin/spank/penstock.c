@@ -2,29 +2,45 @@
  *
  * A value that is malformed is refused on the spot. The others travel to slurmctld in the job's SPANK environment, one
  * variable for each flag, where job_submit.lua checks them together and against the site, and writes the job's wish.
- * Nothing here talks to penstockd: while it is away, jobs are submitted as ever. On the nodes this plugin does nothing, and
- * may be missing there if plugstack.conf calls it `optional`.
+ * Nothing here talks to penstockd: while it is away, jobs are submitted as ever.
+ *
+ * On the nodes it binds the tasks of jobs that share GPUs, and only those: a job without GPUs of Slurm's for which the node's
+ * penstock-agent has made a folder gets CUDA_VISIBLE_DEVICES from there, when its first turn comes. If that takes longer than
+ * WAIT_DS, or what is there is not the agent's, it sees no GPU at all. Where no agent runs it does nothing, and on nodes whose jobs
+ * share nothing it may be missing if plugstack.conf calls it `optional`.
  *
  * Where a value comes from, the first that has one: the command line or an #SBATCH line; the environment, PENSTOCK_MAX_GPUS
  * for --max-gpus; the arguments in plugstack.conf. The last two count for jobs that are adaptive anyway.
  */
+#include "devices.h"
 #include "flags.h"
 
+#include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #pragma GCC visibility push(default)
 #include <slurm/spank.h>
 SPANK_PLUGIN(penstock, 1)
 #pragma GCC visibility pop
 
-enum { NAME_SIZE = 80 };
+enum { NAME_SIZE = 80, PATH_SIZE = 1024 };
+
+/* Tenths of a second that a task waits for its first turn: some slices of a minute. Its process is not stopped meanwhile, and ends
+ * by the signals that end the job. */
+enum { WAIT_DS = 9000 };
+
+#define RUN_DIR "run_dir=" /* argument in plugstack.conf */
+static const char default_run_dir[] = "/run/penstock";
 
 /* Slurm gives a nested sbatch the flags of the job that it runs in through variables of this name. */
 #define INHERITED "SLURM_SPANK__SLURM_SPANK_OPTION_penstock_"
 
 static char *values[PENSTOCK_FLAGS]; /* by index in penstock_flags; NULL: not given */
 static int adaptive_by_environment = 1;
+static uid_t daemon_uid; /* slurmd's: an agent may run as it where that is not root */
 
 /* Whether this process asks for a job, as opposed to starting a step inside one or running on a node. */
 static int submits(void)
@@ -120,12 +136,12 @@ static void take_arguments(int count, char **arguments)
 		const char *equals = strchr(argument, '=');
 		const struct flag *flag = equals ? penstock_flag(argument, (size_t)(equals - argument)) : NULL;
 
-		if (!strcmp(argument, "environment=ignore"))
+		if (!strcmp(argument, "environment=ignore") || !strncmp(argument, RUN_DIR, sizeof(RUN_DIR) - 1))
 			continue;
 		if (flag && flag != &penstock_flags[PENSTOCK_ADAPTIVE])
 			take_default((size_t)(flag - penstock_flags), "plugstack.conf", equals + 1);
 		else
-			slurm_error("penstock: plugstack.conf: %s: give environment=ignore, or a flag's default such as "
+			slurm_error("penstock: plugstack.conf: %s: give environment=ignore, run_dir=/run/penstock, or a flag's default such as "
 				    "checkpoint-every=30", argument);
 	}
 }
@@ -137,6 +153,7 @@ __attribute__((visibility("default"))) int slurm_spank_init(spank_t spank, int c
 
 	if (context != S_CTX_LOCAL && context != S_CTX_ALLOCATOR && context != S_CTX_REMOTE)
 		return status;
+	daemon_uid = geteuid();
 	for (int i = 0; i < count; i++)
 		if (!strcmp(arguments[i], "environment=ignore"))
 			adaptive_by_environment = 0;
@@ -172,6 +189,65 @@ __attribute__((visibility("default"))) int slurm_spank_init_post_opt(spank_t spa
 				spank, penstock_variable(&penstock_flags[i], name, sizeof(name)), values[i], 1);
 		if (status != ESPANK_SUCCESS)
 			slurm_error("penstock: cannot hand on --%s: %s", penstock_flags[i].name, spank_strerror(status));
+	}
+	return ESPANK_SUCCESS;
+}
+
+/* Whether Slurm itself has given the task GPUs; it takes these out of the environment of jobs without. */
+static int has_gpus(spank_t spank)
+{
+	static const char *const names[] = {"CUDA_VISIBLE_DEVICES", "SLURM_JOB_GPUS", "SLURM_STEP_GPUS"};
+	char value[PENSTOCK_DEVICES_SIZE];
+
+	for (size_t i = 0; i < sizeof(names) / sizeof(*names); i++) {
+		const spank_err_t status = spank_getenv(spank, names[i], value, sizeof(value));
+
+		if (status == ESPANK_NOSPACE || (status == ESPANK_SUCCESS && *value))
+			return 1;
+	}
+	return 0;
+}
+
+/* As the job's user, in the process that becomes its task. */
+__attribute__((visibility("default"))) int slurm_spank_task_init(spank_t spank, int count, char **arguments)
+{
+	const char *pattern = default_run_dir;
+	char node[256], folder[PATH_SIZE], devices[PENSTOCK_DEVICES_SIZE] = "";
+	uint32_t number = 0;
+
+	for (int i = 0; i < count; i++)
+		if (!strncmp(arguments[i], RUN_DIR, sizeof(RUN_DIR) - 1))
+			pattern = arguments[i] + sizeof(RUN_DIR) - 1;
+	if (spank_getenv(spank, "SLURMD_NODENAME", node, sizeof(node)) != ESPANK_SUCCESS ||
+	    spank_get_item(spank, S_JOB_ID, &number) != ESPANK_SUCCESS ||
+	    !penstock_run_dir(pattern, node, folder, sizeof(folder)))
+		return ESPANK_SUCCESS;
+	if (pattern != default_run_dir) /* where the job finds its agent */
+		spank_setenv(spank, "PENSTOCK_RUN_DIR", folder, 0);
+	if (has_gpus(spank))
+		return ESPANK_SUCCESS;
+	switch (penstock_devices(folder, number, daemon_uid, WAIT_DS, devices)) {
+	case PENSTOCK_NO_SHARER:
+		return ESPANK_SUCCESS;
+	case PENSTOCK_BOUND:
+		break;
+	case PENSTOCK_TOO_LATE:
+		slurm_error("penstock: no turn on the shared GPUs of %s in %d s: the task sees none; ask the site whether "
+			    "penstock-agent runs there", node, WAIT_DS / 10);
+		break;
+	case PENSTOCK_NOT_OURS:
+		slurm_error("penstock: %s/%u is not the agent's: the task sees no GPU; tell the site", folder, number);
+		break;
+	}
+	spank_setenv(spank, "CUDA_VISIBLE_DEVICES", devices, 1);
+	if (*devices) { /* scripts start a process for each, by Slurm's own count, which is not there without a GRES */
+		char count_text[16];
+		unsigned gpus = 1;
+
+		for (const char *text = devices; *text; text++)
+			gpus += *text == ',';
+		snprintf(count_text, sizeof(count_text), "%u", gpus);
+		spank_setenv(spank, "SLURM_GPUS_ON_NODE", count_text, 1);
 	}
 	return ESPANK_SUCCESS;
 }

@@ -102,13 +102,21 @@ class Site:
         return done.stdout.strip()
 
     def submit(
-        self, work_s: float, *flags: str, rates: dict[str, dict[str, float]] | None = None, **wish: object
+        self,
+        work_s: float,
+        *flags: str,
+        rates: dict[str, dict[str, float]] | None = None,
+        options: str = "",
+        **wish: object,
     ) -> str:
-        """An emulated trainer: `work_s` seconds of work on one T4. Held, untyped GPUs, the wish in its comment."""
+        """An emulated trainer: `work_s` seconds of work on one T4. Held, untyped GPUs, the wish in its comment.
+
+        `options` are further ones of the trainer's.
+        """
         rates = rates or RATES
         comment = json.dumps({"penstock": {"max_gpus": 1, "goodput_table": rates} | wish})
         held = ("--hold", "--requeue", "--gres=gpu:1", f"--comment={comment}", f"--output={self.folder}/%j.out")
-        return self.sbatch(*held, *flags, f"--wrap={self.trainer(work_s, rates)}")
+        return self.sbatch(*held, *flags, f"--wrap={self.trainer(work_s, rates)} {options}")
 
     def submit_with_flags(self, work_s: float, *flags: str) -> str:
         """The same by sbatch's flags, of whose speed nothing is known beforehand."""
@@ -163,6 +171,14 @@ class Site:
             for report in self.reports(job_id)
             if isinstance(body := report.body, Started)
         ]
+
+    def places(self, job_id: str) -> dict[int, str]:
+        """Epoch -> first node of each run."""
+        return {
+            report.epoch: min(report.body.gpu_ids)
+            for report in self.reports(job_id)
+            if isinstance(report.body, Started)
+        }
 
     def assert_progress_kept(self, job_id: str, lost: float) -> None:
         """Each run began within `lost` of where the one before was last seen, and never at 0 again."""

@@ -82,6 +82,14 @@ class Storm:
             self._submit()
         self._say("calm")
 
+    def nodes_are_back(self) -> bool:
+        """Whether all nodes serve. RESUME is refused in the first second of a slurmctld, so it is said again."""
+        away = [node for node in self.site.slurm.status().nodes if node.state not in ("idle", "mixed", "allocated")]
+        for node in away:
+            if "drain" in node.state:
+                self._resume(node.name)
+        return not away
+
     @property
     def _reachable(self) -> bool:
         return self._controller_up and self._munge_up

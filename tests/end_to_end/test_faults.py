@@ -71,24 +71,28 @@ def test_a_node_that_dies_loses_its_job_to_another_and_the_old_run_is_fenced(mak
     slurm = make_loopback(nodes="t4:2x4", slurmd_timeout_s=5)
     site: Site = make_site(slurm)
     site.start()
-    job = site.submit(400, rates={"t4": RATES["t4"]}, min_gpus=4, max_gpus=4)
+    job = site.submit(4000, rates={"t4": RATES["t4"]}, min_gpus=4, max_gpus=4)
     wait_for(lambda: site.starts(job), 30, "the first run", details=site.tail)
-    (node,) = site.job(job).nodes
     pause(6)
+    # Slurm 24.11.5 may take healthy nodes for dead for a moment, and start the job again in the same place (slurm-gateway.md).
+    spool = Spool(site.spool)
+
+    def runs_and_has_said_so() -> bool:
+        return site.states(job) == {job: "RUNNING"} and spool.control(job).epoch == max(site.places(job))
+
+    wait_for(runs_and_has_said_so, 60, "its present run", details=site.tail)
+    _, node = max(site.places(job).items())
     slurm.kill_slurmd(node)
-    wait_for(lambda: len(site.starts(job)) == 2, 90, "the second run", details=site.tail)
-    (other,) = site.job(job).nodes
-    assert other != node
-    # The node was only cut off: the first run's process lives on there, sees the later epoch, and gives up by itself.
-    old = site.spool / job / "reports" / "1.jsonl"
-    wait_for(lambda: '"fenced"' in old.read_text(), 30, "the first run to see that it is fenced", details=site.tail)
+    wait_for(lambda: max(site.places(job).items())[1] != node, 90, "a run elsewhere", details=site.tail)
+    dead = max(epoch for epoch, place in site.places(job).items() if place == node)
+    # The node was only cut off: the run's process lives on there, sees the later epoch, and gives up by itself.
+    old = site.spool / job / "reports" / f"{dead}.jsonl"
+    wait_for(lambda: '"fenced"' in old.read_text(), 30, "the old run to see that it is fenced", details=site.tail)
     slurm.start_slurmd(node)
-    wait_for(lambda: site.reports(job)[-1].epoch == 2, 20, "reports of the second run", details=site.tail)
+    wait_for(lambda: site.reports(job)[-1].epoch > dead, 20, "reports of the run elsewhere", details=site.tail)
     site.slurm.command("scancel", job)
-    epochs = {report.epoch for report in site.reports(job)}
-    assert len(epochs) == 2
     site.assert_no_run_twice(job)
-    assert not any(report.epoch == 1 and isinstance(report.body, Ended) for report in site.reports(job))
+    assert not any(report.epoch == dead and isinstance(report.body, Ended) for report in site.reports(job))
     assert "event=pause" not in site.log.read_text(), "it was not moved by us, so there is no pause to count"
 
 

@@ -33,9 +33,7 @@ def test_a_storm(make_site, make_loopback, jobs, seconds, differ):
     storm = Storm(site, jobs, seconds, seed)
     print(f"seed {seed}; {storm.log}, {site.log}, {site.state}, {slurm.log_folder}")
     storm.rage()
-    wait_for(
-        lambda: all(node.state in ("idle", "mixed", "allocated") for node in slurm.status().nodes), 90, "all nodes"
-    )
+    wait_for(storm.nodes_are_back, 90, "all nodes", poll_s=1.0)
     states = storm.settle(timeout_s=120)
     assert len(states) == jobs, "no job was lost by an orderly restart"
     ours, theirs = storm.gpu_seconds()

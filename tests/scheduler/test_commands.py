@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 
 import httpx
@@ -25,6 +26,7 @@ from penstock_scheduler.model import Phase
 from penstock_scheduler.policies import make_policy
 from penstock_scheduler.ports import Fate
 from penstock_scheduler.records import RoundRecord
+from penstock_scheduler.sharing.messages import NodeStatus, status_file
 from tests.scheduler.builders import job, on, snapshot
 from tests.scheduler.service.api import BOBS, serving
 
@@ -173,6 +175,17 @@ def test_doctor_says_what_is_missing(api, monkeypatch):
     told = penstock(api, "doctor", "--json")
     found = {line["check"]: line["ok"] for line in json.loads(told.stdout)}
     assert (told.exit_code, found["sbatch"], found["penstockd"]) == (1, False, True)
+
+
+def test_doctor_says_whose_agents_do_not_answer(api, monkeypatch, tmp_path):
+    monkeypatch.setenv("PENSTOCK_SPOOL", str(tmp_path))
+    for node, late_s in (("n0", 0), ("n1", 60)):
+        status_file(tmp_path, node).parent.mkdir(parents=True)
+        status = NodeStatus(node=node, order=0, time_s=time.time() - late_s, history="h")
+        status_file(tmp_path, node).write_text(status.model_dump_json())
+    found = {line["check"]: line for line in json.loads(penstock(api, "doctor", "--json").stdout)}
+    assert not found["agents"]["ok"]
+    assert "from n1;" in found["agents"]["text"]
 
 
 @pytest.fixture

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 
 import pytest
 
 from penstock_profiles.estimators import TableEstimator
 from penstock_profiles.families import Families
+from penstock_profiles.wire import Report
 from penstock_scheduler.diff import actions
 from penstock_scheduler.errors import ClusterAway, RoundFailed
 from penstock_scheduler.limits import LimitSettings, site_limits
@@ -34,7 +35,7 @@ from penstock_scheduler.model import (
 )
 from penstock_scheduler.models import WishModels
 from penstock_scheduler.policies import REGISTRY, make_policy
-from penstock_scheduler.ports import CloudNode
+from penstock_scheduler.ports import CloudNode, Cluster, Store
 from penstock_scheduler.simulator import EstimatedJob, SimulatedClock, SimulatedCluster, SimulatedJob, nodes_from_spec
 from penstock_scheduler.store import MemoryStore, open_store
 from penstock_scheduler.triggers import OnEvent, Period
@@ -66,6 +67,39 @@ def simulated(count: int, policy_name: str = "sia", **parts: object) -> tuple[Ro
         rules=partial(within, parts.get("limits", LimitSettings())),  # type: ignore[arg-type]
     )
     return loop, cluster, store
+
+
+class Told:
+    """A cluster that shows one state after the other, and on which nothing can be done."""
+
+    cloud_nodes = None
+
+    def __init__(self, looks: Iterable[ClusterState] = ()) -> None:
+        self.looks = iter(looks)
+
+    def observe(self) -> ClusterState:
+        return next(self.looks)
+
+    def apply(self, todo: Sequence[Action]) -> tuple[Outcome, ...]:
+        return ()
+
+    def reports(self) -> tuple[Report, ...]:
+        return ()
+
+
+class Nothing:
+    """A policy that gives nobody anything."""
+
+    name = "nothing"
+
+    def decide(self, snapshot: Snapshot) -> Plan:
+        return Plan(snapshot.round)
+
+
+def looking(cluster: Cluster, clock: SimulatedClock, store: Store, **parts: object) -> RoundLoop:
+    """A loop that decides every 10 s, by default nothing."""
+    given = {"policy": Nothing(), "models": WishModels(Families(), 30.0)} | parts
+    return RoundLoop(cluster, clock, store, Period(10.0), tick_s=10.0, **given)  # type: ignore[arg-type]
 
 
 def within(limits: LimitSettings, snapshot: Snapshot) -> Snapshot:
@@ -221,37 +255,21 @@ def test_what_jobs_have_attained_is_counted_by_type_and_survives_a_restart(tmp_p
         def nodes(self):
             return (CloudNode("a100-00", "a100", 8, 96, 1000, free=False, up=True),)
 
-    class Moving:
+    class Moving(Told):
         cloud_nodes = CloudNodes() if cloud else None
 
         def observe(self):
             held = where[0] if clock.now_s() - started_s <= 60 else where[1]
             return ClusterState((), (job("j", phase=Phase.RUNNING, allocation=held), job("queued")))
 
-        def apply(self, todo):
-            return ()
-
-        def reports(self):
-            return ()
-
-    class Nothing:
-        name = "nothing"
-
-        def decide(self, snapshot):
-            return Plan(snapshot.round)
-
-    def loop(store):
-        source = WishModels(Families(), 30.0)
-        return RoundLoop(Moving(), clock, store, Period(10.0), Nothing(), source, tick_s=10.0)  # type: ignore[arg-type]
-
     started_s = clock.now_s()
     store = open_store(tmp_path, writer=True)
-    first = loop(store)
+    first = looking(Moving(), clock, store)
     for _ in range(9):
         first.tick()
         clock.sleep(10.0)
     assert store.last_round().snapshot.attained == {"j": {"t4": 240.0} | ({} if cloud else {"a100": 160.0})}
-    loop(store).tick()
+    looking(Moving(), clock, store).tick()
     assert store.last_round().snapshot.attained == {"j": {"t4": 240.0} | ({} if cloud else {"a100": 240.0})}
 
 
@@ -272,10 +290,10 @@ def test_gpu_seconds_follow_the_clusters_own_times():
         fields = {"phase": Phase.RUNNING, "allocation": held, "started_s": at(since), "restarts": restarts} | more
         return job(name, **fields)
 
-    looks = {
-        0: ClusterState((), (job("moves"), job("ends"))),
-        10: ClusterState((), (runs("twice", 9, gpus=1), runs("moves", 4, gpus=4), runs("ends", 5, gpus=8))),
-        20: ClusterState(
+    looks = [
+        ClusterState((), (job("moves"), job("ends"))),
+        ClusterState((), (runs("twice", 9, gpus=1), runs("moves", 4, gpus=4), runs("ends", 5, gpus=8))),
+        ClusterState(
             (),
             (
                 job("twice", restarts=2, stopped_s=at(15)),
@@ -283,7 +301,7 @@ def test_gpu_seconds_follow_the_clusters_own_times():
                 runs("ends", 5, gpus=8),
             ),
         ),
-        30: ClusterState(
+        ClusterState(
             (),
             (runs("moves", 19, 1, gpus=1, leaving=True, phase=Phase.STOPPING, stopped_s=at(26)),),
             ended=(
@@ -292,30 +310,12 @@ def test_gpu_seconds_follow_the_clusters_own_times():
                 EndedRun("long over", on("t4", t4_00=2), at(3), at(8)),
             ),
         ),
-    }
-
-    class Told:
-        def observe(self):
-            return looks[round(clock.now_s() - begun)]
-
-        def apply(self, todo):
-            return ()
-
-        def reports(self):
-            return ()
-
-    class Nothing:
-        name = "nothing"
-
-        def decide(self, snapshot):
-            return Plan(snapshot.round)
-
+    ]
     for restart in (False, True):  # the second time with a daemon that dies after each round
-        clock, store, loop = SimulatedClock(), MemoryStore(), None
+        clock, store, loop, cluster = SimulatedClock(), MemoryStore(), None, Told(looks)
         for _ in looks:
             if loop is None or restart:
-                source = WishModels(Families(), 30.0)
-                loop = RoundLoop(Told(), clock, store, Period(10.0), Nothing(), source, tick_s=10.0)  # type: ignore[arg-type]
+                loop = looking(cluster, clock, store)
             loop.tick()
             clock.sleep(10.0)
         assert store.last_round().snapshot.attained == {
@@ -355,19 +355,7 @@ def test_a_run_that_has_been_counted_to_its_end_is_not_counted_again(gone):
         ended if gone else ClusterState((), (leaves,)),
         ClusterState((), ()),
     ):
-
-        class Told:
-            def observe(self, look=look):
-                return look
-
-            def apply(self, todo):
-                return ()
-
-            def reports(self):
-                return ()
-
-        source = WishModels(Families(), 30.0)
-        RoundLoop(Told(), clock, store, Period(10.0), Elsewhere(), source, tick_s=10.0).tick()  # type: ignore[arg-type]
+        looking(Told([look]), clock, store, policy=Elsewhere()).tick()
         clock.sleep(20.0)
         counted.append(store.last_round().snapshot.attained["j"])
     assert counted == [{"t4": 0.0}, *[{"t4": 40.0}] * 3]
@@ -379,32 +367,48 @@ def test_a_run_that_ends_while_a_look_takes_long_is_counted_once():
     began, held = clock.now_s(), on("t4", t4_00=2)
     gone = ClusterState((), (), ended=(EndedRun("j", held, began, began + 27),))
     runs = ClusterState((), (job("j", phase=Phase.RUNNING, allocation=held, started_s=began),))
-    looks = iter((runs, runs, gone, gone, gone))
-
-    class Told:
-        def observe(self):
-            return next(looks)
-
-        def apply(self, todo):
-            return ()
-
-        def reports(self):
-            return ()
-
-    class Nothing:
-        name = "nothing"
-
-        def decide(self, snapshot):
-            return Plan(snapshot.round)
-
-    source = WishModels(Families(), 30.0)
-    loop = RoundLoop(Told(), clock, store, Period(10.0), Nothing(), source, tick_s=10.0)  # type: ignore[arg-type]
+    looks = (runs, runs, gone, gone, gone)
+    loop = looking(Told(looks), clock, store)
     counted = []
     for _ in range(5):
         loop.tick()
         clock.sleep(10.0)
         counted.append(store.last_round().snapshot.attained["j"]["t4"])
     assert counted == [0.0, 20.0, 40.0, 54.0, 54.0]
+
+
+def test_time_in_which_a_job_is_suspended_is_not_counted():
+    """2 GPUs, looked at every 10 s; suspended from 5 s to 12 s and again from 20 s on: 10 s, 13 s and 13 s have run."""
+    clock, store = SimulatedClock(), MemoryStore()
+    began, held = clock.now_s(), on("t4", t4_00=2)
+    run = job("j", phase=Phase.RUNNING, allocation=held, started_s=began)
+    looks = (ClusterState((), (dataclasses.replace(run, suspended_s=s),)) for s in (0.0, 5.0, 7.0, 17.0))
+    loop = looking(Told(looks), clock, store)
+    counted = []
+    for _ in range(4):
+        loop.tick()
+        clock.sleep(10.0)
+        counted.append(store.last_round().snapshot.attained["j"]["t4"])
+    assert counted == [0.0, 10.0, 26.0, 26.0]
+
+
+def test_a_suspended_run_that_was_out_of_sight_is_not_suspended_twice():
+    """2 GPUs, looked at every 10 s, suspended from 5 s on: 10 GPU-seconds. Out of sight at 30 s, it counts to the middle, 25 s.
+
+    At 40 s it is there again, and only what it was suspended since the last look is taken off, not all 35 s anew.
+    """
+    clock, store = SimulatedClock(), MemoryStore()
+    run = job("j", phase=Phase.RUNNING, allocation=on("t4", t4_00=2), started_s=clock.now_s())
+    seen = [dataclasses.replace(run, suspended_s=s) for s in (0.0, 5.0, 15.0, 35.0)]
+    looks = [ClusterState((), (each,)) for each in seen]
+    looks.insert(3, ClusterState((), ()))
+    loop = looking(Told(looks), clock, store)
+    counted = []
+    for _ in range(5):
+        loop.tick()
+        clock.sleep(10.0)
+        counted.append(store.last_round().snapshot.attained["j"]["t4"])
+    assert counted == [0.0, 10.0, 10.0, 20.0, 20.0]
 
 
 def test_an_end_that_nobody_saw_is_the_accounts_or_else_the_middle():
@@ -422,30 +426,10 @@ def test_an_end_that_nobody_saw_is_the_accounts_or_else_the_middle():
         EndedRun("j", on("t4", t4_01=2), began - 50, began - 40),
     )
 
-    class Nothing:
-        name = "nothing"
-
-        def decide(self, snapshot):
-            return Plan(snapshot.round)
-
     def attained(after, accounts):
         clock, store = SimulatedClock(), MemoryStore()
         clock.sleep(10.0)
-        seen = iter((job_runs, after))
-
-        class Told:
-            def observe(self):
-                return ClusterState((), (next(seen),))
-
-            def apply(self, todo):
-                return ()
-
-            def reports(self):
-                return ()
-
-        source = WishModels(Families(), 30.0)
-        told = Told()
-        loop = RoundLoop(told, clock, store, Period(10.0), Nothing(), source, tick_s=10.0, accounts=accounts)  # type: ignore[arg-type]
+        loop = looking(Told(ClusterState((), (each,)) for each in (job_runs, after)), clock, store, accounts=accounts)
         loop._seen_s = began  # a daemon that has been there from the start
         loop.tick()
         clock.sleep(10.0)

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from email import message_from_string
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
 
 import pytest
 
@@ -19,6 +20,7 @@ from penstock_scheduler.errors import ConfigError
 from penstock_scheduler.model import ClusterState, EndedRun, Phase
 from penstock_scheduler.notices import Notice, NoticeSettings, Notifier
 from penstock_scheduler.settings import parse_settings
+from penstock_scheduler.sharing.messages import Contained
 from penstock_scheduler.simulator import nodes_from_spec
 from penstock_scheduler.store import open_store
 from penstock_slurm.loopback import wait_for
@@ -191,6 +193,15 @@ def test_a_site_tells_of_ended_jobs_budgets_idle_gpus_and_rounds_that_fail(serve
     wait_for(lambda: "job-ended" in kinds(hook), 20, "the notice of a job's end")
     assert hook.bodies[-1]["facts"]["gpu_seconds"]["t4"] == pytest.approx(20.0, abs=0.1), "2 GPUs for 10 s"
     assert [line.amount for line in store.ledger()] == [pytest.approx(20.0, abs=0.1)]
+    left = [
+        Contained(number=1, job="7", time_s=1.0, cause="memory", text="job 7 held 9 MB: it was left.", killed=False)
+    ]
+    site.agents = SimpleNamespace(take_contained=lambda: [left.pop()] if left else [])
+    site.watch()
+    wait_for(lambda: "job-contained" in kinds(hook), 20, "the notice of a job that was contained")
+    told_last = hook.bodies[-1]
+    assert (told_last["user"], told_last["text"]) == ("ada", "On GPUs that it shares, job 7 held 9 MB: it was left.")
+    assert told_last["facts"] == {"job": "7", "cause": "memory", "killed": False}
     monkeypatch.setattr(site.board, "saw", failing)
     looks = iter([False, False, True])
     site.loop.run(lambda: next(looks), lambda: time.sleep(0.05))

@@ -223,7 +223,8 @@ def test_when_it_is_stopped_so_is_all_that_it_started(tmp_path: Path, number: si
         "profile(lambda m: time.sleep(600))\n"
     )
     main = (
-        "import importlib, sys; importlib.import_module('penstock_scheduler.cli.profile').GRACE_S = 0.5\n"
+        "import importlib, signal, sys; importlib.import_module('penstock_scheduler.cli.profile').GRACE_S = 0.5\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # who is started with & by a shell's script ignores it
         "from penstock_scheduler.cli import main; sys.exit(main())"
     )
     command = [sys.executable, "-c", main, "profile", "--gpu-type", "cpu", *script(tmp_path, lines), tmp_path / "pids"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import json
 import subprocess
 import sys
@@ -139,6 +140,79 @@ def test_wrong_options_are_named(tmp_path, argv, words):
         penstock_simulate(tmp_path, *argv)
 
 
+SHARING = "id,submit_s,gpus,duration_s,kind\na,0,1,6000,net\nb,0,1,6000,net\n"
+
+
+def pair_table(folder, share: float = 0.8) -> str:
+    """On a p100 two nets have this share of their speed each; on a k80 nobody runs."""
+    table = {"p100": {"net": {"null": 10.0, "net": [10 * share, 10 * share]}}, "k80": {"net": {"null": 0.0}}}
+    (folder / "pairs.json.gz").write_bytes(gzip.compress(json.dumps(table).encode()))
+    return str(folder / "pairs.json.gz")
+
+
+def test_jobs_share_under_a_policy_that_lets_them(tmp_path):
+    """One GPU, 6000 s each. Under fifo b waits; gandiva profiles each, and then both run at 0.8: 60 + 60 + 11940 / 1.6 s."""
+    policies = ("--policy", "fifo,gandiva,fifo+gandiva-share", "--out", tmp_path / "out")
+    own = ("--pairs", pair_table(tmp_path), "--pair-types", "t4=p100", "--agents", "switch_s=0")
+    result = penstock_simulate(tmp_path, *policies, *own, cluster="t4:1x1", jobs=SHARING)
+    told = json.loads((tmp_path / "out" / "summary.json").read_text())
+    fifo, gandiva, stage = (told["policies"][name]["mean"] for name in ("fifo", "gandiva", "fifo+gandiva-share"))
+    assert fifo["makespan_h"] * 3600 == pytest.approx(12_060)
+    assert gandiva["makespan_h"] * 3600 == pytest.approx(60 + 60 + 11_940 / 1.6, rel=0.02)
+    assert stage["makespan_h"] < fifo["makespan_h"]
+    assert fifo["feedback_min"] == pytest.approx((90 + 6030 + 90) / 2 / 60)
+    assert gandiva["feedback_min"] < 4
+    assert (fifo["packs"], gandiva["packs"], gandiva["packs_at_a_loss"]) == (None, 1, 0)
+    assert gandiva["suspends_per_job"] >= 0.5
+    assert gandiva["utilisation"] <= 1 < gandiva["gpu_h_per_job"] * 2 / gandiva["makespan_h"], (
+        "a shared GPU counts once"
+    )
+    assert f"Pairs of jobs: {own[1]}" in result.stderr
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "Pairs of jobs that ran on one GPU at once" in page
+    with (tmp_path / "out" / "jobs.csv").open() as file:
+        resumes = [int(row["resumes"]) for row in csv.DictReader(file) if row["policy"] == "gandiva"]
+    assert sum(resumes) == gandiva["suspends_per_job"] * 2
+
+
+def test_pairs_that_nobody_knows_gain_nothing(tmp_path):
+    result = penstock_simulate(tmp_path, "--policy", "gandiva", "--json", cluster="t4:1x1", jobs=SHARING)
+    figures = json.loads(result.stdout)["policies"]["gandiva"]["mean"]
+    assert (figures["packs"], figures["packs_at_a_loss"]) == (1, 0), "as much as in turns"
+    assert "No pairs of jobs are known (--pairs)" in result.stderr
+    assert "2 of 2 are taken to use all of it" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (
+            ("--policy", "fifo", "--pairs", "FILE"),
+            "--pairs is for policies that let jobs share GPUs, and none of fifo does",
+        ),
+        (("--policy", "gandiva", "--draw-kinds"), "--draw-kinds is about the table of --pairs; give one"),
+        (("--policy", "gandiva", "--pairs", "FILE"), "no pairs on t4; it has p100: say which .* --pair-types t4=p100"),
+        (("--policy", "gandiva", "--pairs", "FILE", "--pair-types", "t4=v100"), "'t4=v100' is no TYPE=TYPE of the cl"),
+        (("--policy", "gandiva", "--pairs", "none.json"), "--pairs=none.json: No such file"),
+        (("--policy", "gandiva", "--pairs", "jobs.csv"), "jobs.csv: not JSON"),
+        (
+            ("--policy", "gandiva", "--agents", "slice=3"),
+            "--agents: unknown 'slice'; there are noise, step_noise and switch_s",
+        ),
+        (("--policy", "gandiva", "--agents", "noise=-1"), "--agents: noise=-1: .*greater than or equal to 0"),
+        (
+            ("--policy", "gandiva", "--pairs", "FILE", "--pair-types", "t4=p100"),
+            "none of the workload's kinds, such as 'toy'; it has net, …: name them in .*`kind`, or have them drawn",
+        ),
+    ],
+)
+def test_what_is_wrong_about_sharing_is_said_before_anything_runs(tmp_path, argv, words):
+    own = {"FILE": pair_table(tmp_path), "jobs.csv": str(tmp_path / "jobs.csv")}
+    with pytest.raises(ConfigError, match=words):
+        penstock_simulate(tmp_path, *(own.get(word, word) for word in argv), "--out", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_line_of_a_cluster_file_is_named(tmp_path):
     (tmp_path / "cluster.txt").write_text("t4:1x4\nt4;1x8\n")
     with pytest.raises(ConfigError, match=r"cluster\.txt, line 2: part 1"):
@@ -149,7 +223,7 @@ def test_ctrl_c_leaves_what_was_computed(tmp_path, monkeypatch):
     """It comes while the second policy runs: the first is whole, the second as far as it got, and the third never began."""
     whole, ran = command.simulate, []
 
-    def interrupting(scenario, name, settings, driving, on_tick):
+    def interrupting(scenario, name, settings, driving, on_tick, agents):
         ran.append(name)
 
         def stop(simulation):

@@ -108,6 +108,7 @@ def test_a_type_that_nobody_ran_on_has_to_be_told(tmp_path):
         (("--remove-nodes", "t4:2x4,a100:1x4"), "leaves no node"),
         (("--like", "h100"), "is no NEW=KNOWN:TIMES"),
         (("--policy", ""), "names no policy"),
+        (("--policy", "fifo,sia+gandiva-share"), "policy sia.gandiva-share needs agents"),
     ],
 )
 def test_what_cannot_be_is_said(tmp_path, change, words):
@@ -165,3 +166,5 @@ def test_a_store_without_rounds_is_told(tmp_path):
     open_store(tmp_path, writer=True).close()
     with pytest.raises(ConfigError, match="the store has no rounds"):
         whatif(tmp_path)
+    by_variable = CliRunner(env={"PENSTOCK_STORE": str(tmp_path)}).invoke(make_app(), ["whatif"])
+    assert "the store has no rounds" in str(by_variable.exception)

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from penstock_profiles.wire import Control
 from penstock_scheduler.model import Placement, Share, Start
 from penstock_scheduler.simulator import SimulatedClock
 from penstock_scheduler.spool import Spool
 from penstock_slurm.cluster import SlurmCluster
-from penstock_slurm.gateway import SlurmError, SlurmFeatures, SlurmJob, SlurmNode, SlurmPartition, Write
+from penstock_slurm.gateway import SlurmError, SlurmFeatures, SlurmJob, SlurmNode, SlurmPartition, SlurmRun, Write
 from penstock_slurm.settings import SlurmSettings
 from tests.slurm_plugin.test_site import slurm_job
 
@@ -129,3 +130,31 @@ def test_a_run_that_shows_its_limit_as_its_end_is_not_over(
     cluster.observe()
     told.listed, told.ended = [], [pending("gpu", **fields)]
     assert [run.job for run in cluster.observe().ended] == (["7"] if over else [])
+
+
+def test_a_job_that_is_to_have_gpus_of_its_own_again_is_ours_until_slurm_has_given_them(
+    told: Told, cluster: SlurmCluster, tmp_path: Path
+) -> None:
+    """It ran without GPUs of Slurm's. The daemon dies when the spool has the new start and Slurm has not."""
+    spool = Spool(tmp_path / "spool")
+    told.listed = [pending("gpu", gpus_per_node=None)]
+    spool.tell(Control(job_id="7", epoch=1, round=1, nodes=1, gpus=1, shares=True), 0)
+    cluster.observe()
+    cluster.apply([Start("7", 2, Placement("t4", "gpu", (Share("n0", 2),)))])
+    control = Spool(tmp_path / "spool").control("7")
+    assert control is not None
+    assert control.gpus == 2
+    state = cluster.observe()
+    assert state.refused == ()
+    assert [job.id for job in state.jobs] == ["7"]
+
+
+@pytest.mark.parametrize(("shares", "gpus"), [(True, 2), (False, 0)])
+def test_the_accounts_of_a_run_without_gpus_of_slurms(
+    told: Told, cluster: SlurmCluster, tmp_path: Path, shares: bool, gpus: int
+) -> None:
+    """It had those that it was sent to, if it shared; else Slurm has started it without its GPUs, and it had none."""
+    told.features = lambda: SlurmFeatures("loop", counts_gpus=True)  # type: ignore[method-assign]
+    told.runs = lambda jobs, since_s: (SlurmRun("7", 10.0, 20.0, ("n0",), 0),)  # type: ignore[attr-defined]
+    Spool(tmp_path / "spool").tell(Control(job_id="7", epoch=1, round=1, nodes=1, gpus=2, shares=shares), 0)
+    assert [run.held.gpus for run in cluster.accounts(["7"], 0.0)] == [gpus]

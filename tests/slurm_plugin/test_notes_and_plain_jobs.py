@@ -10,7 +10,7 @@ import pytest
 from penstock_scheduler.model import Node
 from penstock_slurm.gateway import PlainShape, SlurmJob
 from penstock_slurm.gateway.parse import parse_jobs
-from penstock_slurm.notes import kept_by_begin, overdue, plain_shape, waits_for
+from penstock_slurm.notes import SAYS, SHARES, kept_by_begin, overdue, plain_shape, waits_for, with_note, with_word
 from penstock_slurm.plain_jobs import longest_waiting, set_aside
 from tests.slurm_plugin.gateway.test_parse import RUNNING, SEPARATOR, answer
 
@@ -95,3 +95,13 @@ def test_gpus_are_set_aside_where_the_fewest_have_to_be_given_back() -> None:
     assert set_aside(pending(gpu_type="a100"), nodes, {}, held) == {}
     assert set_aside(pending(required_nodes=("n2",)), nodes, {}, held) == {"n2": 2}
     assert set_aside(pending(), [node("n1", gpus_others=3)], {}, {}) == {}
+
+
+def test_a_note_that_is_taken_away_leaves_room_for_the_next_one() -> None:
+    shared = dataclasses.replace(SEEN, admin_comment=json.dumps({SHARES: {"node": "n0"}}))
+    empty = with_note(shared, SHARES, None)
+    assert empty == "{}"
+    left = dataclasses.replace(shared, admin_comment=empty)
+    assert with_note(left, SHARES, None) is None
+    assert json.loads(with_word(left, "wait") or "") == {SAYS: "wait"}
+    assert with_word(dataclasses.replace(shared, admin_comment='{"site": 1}'), "wait") is None

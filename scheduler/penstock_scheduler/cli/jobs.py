@@ -21,6 +21,7 @@ from penstock_scheduler.model import Configuration
 from penstock_scheduler.policies.tuning import Amount
 from penstock_scheduler.shares import sensitivity_words
 from penstock_scheduler.store import SqlStore
+from penstock_scheduler.words import duration
 
 if TYPE_CHECKING:
     from penstock_scheduler.client import Client
@@ -81,6 +82,7 @@ def show(job: str = JOB, store: str = STORE, as_json: bool = JSON) -> None:
         "started": when(view.start_s),
         "ended": when(view.end_s) if view.state == "ended" else "",
         "done": _progress(view),
+        "result": _result(view),
         "restarts": str(view.restarts),
         "GPU-hours": used,
         "reason": view.reason,
@@ -329,6 +331,11 @@ def _state(view: JobView) -> str:
 
 def _holds(view: JobView) -> str:
     return f"{view.allocation.gpus} {view.allocation.gpu_type}" if view.allocation else "-"
+
+
+def _result(view: JobView) -> str:
+    result = view.result
+    return f"{result.metric:.6g} after {duration(result.ran_s)} of running" if result is not None else ""
 
 
 def _progress(view: JobView) -> str:

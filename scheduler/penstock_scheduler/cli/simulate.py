@@ -29,6 +29,17 @@ def simulate_command(
     unprofiled: bool = typer.Option(
         False, help="Jobs know nothing of their speed before they run; sia measures them in their first rounds."
     ),
+    pairs: Path | None = typer.Option(
+        None,
+        help="For policies that let jobs share GPUs: a table of what jobs lose beside each other; see docs/simulator.md.",
+    ),
+    pair_types: str = typer.Option(
+        "", help="Of --pairs: the type of the table that stands for one of the cluster, such as t4=p100,a100=v100."
+    ),
+    draw_kinds: bool = typer.Option(
+        False, help="Of --pairs: a job of no kind of the table gets one that runs on as many GPUs, at random."
+    ),
+    agents: str = typer.Option("", help="What sharing costs, such as switch_s=1,noise=0.03."),
     parquet: bool = typer.Option(False, help="Write the tables as Parquet, not CSV; needs pyarrow."),
     cloud: str = typer.Option(
         "",
@@ -55,6 +66,10 @@ def simulate_command(
         prices=prices,
         disturb=disturb,
         unprofiled=unprofiled,
+        pairs=pairs,
+        pair_types=pair_types,
+        draw_kinds=draw_kinds,
+        agents=agents,
         parquet=parquet,
         cloud=cloud,
         as_json=as_json,

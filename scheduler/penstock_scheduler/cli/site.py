@@ -29,6 +29,7 @@ from penstock_scheduler.messages import (
 )
 from penstock_scheduler.model import JobWish
 from penstock_scheduler.model.wish import describe_errors
+from penstock_scheduler.sharing.messages import AWAY_S, NodeStatus, status_file
 from penstock_scheduler.words import duration
 
 if TYPE_CHECKING:
@@ -293,8 +294,8 @@ def budget(
             line.account or "-",
             line.user,
             line.job,
-            f"{hours(line.amount)} GPU-hours of {line.text}"
-            if line.kind == "gpu-seconds"
+            f"{hours(line.amount)} GPU-hours of {line.text}{' in the cloud' if line.kind == 'cloud-gpu-seconds' else ''}"
+            if line.kind in ("gpu-seconds", "cloud-gpu-seconds")
             else f"{line.amount:.2f} USD {'at most' if line.kind == 'committed' else line.text}".rstrip(),
         )
         for line in lines
@@ -385,6 +386,20 @@ def revoke_token(token_id: str = typer.Argument(help="See `penstock token list`.
         typer.echo(f"Token {gone.id} of {gone.user} is worthless now.")
 
 
+def agents_in(spool: Path, now_s: float) -> tuple[list[str], list[str]]:
+    """Nodes in the spool whose agents answer, and those whose do not."""
+    answer: list[str] = []
+    silent: list[str] = []
+    for folder in sorted((spool / "agents").glob("*")):
+        try:
+            status = NodeStatus.model_validate_json(status_file(spool, folder.name).read_bytes())
+            late = now_s - status.time_s >= AWAY_S
+        except (OSError, ValueError):
+            late = True
+        (silent if late else answer).append(folder.name)
+    return answer, silent
+
+
 def doctor(as_json: bool = JSON) -> None:
     """Check what Penstock needs, from this machine as this user. Exit status 1 if something is wrong."""
     checks: list[tuple[str, bool, str]] = []
@@ -399,6 +414,12 @@ def doctor(as_json: bool = JSON) -> None:
     if spool is not None:
         there = Path(spool).is_dir()
         check("PENSTOCK_SPOOL", there, spool if there else f"{spool} is no folder here; jobs cannot report through it")
+        answer, silent = agents_in(Path(spool), time.time())
+        if answer or silent:
+            remedy = (
+                f"no word for {AWAY_S:.0f} s from {', '.join(silent)}; jobs cannot share there: start penstock-agent"
+            )
+            check("agents", not silent, remedy if silent else f"of {len(answer)} nodes answer")
     try:
         health, me = ask(lambda penstock: (penstock.ready(), penstock.me()))
     except PenstockError as error:

@@ -17,6 +17,7 @@ from penstock_scheduler.cli.simulation import make_folder, numbers, progress, se
 from penstock_scheduler.errors import ConfigError
 from penstock_scheduler.model import Node
 from penstock_scheduler.nodespec import parse_nodes
+from penstock_scheduler.policies import sharing_parts
 from penstock_scheduler.simulator.cluster import nodes_from_spec
 from penstock_scheduler.simulator.metrics import job_rows, summarise
 from penstock_scheduler.simulator.outcomes import Result, over_seeds
@@ -30,7 +31,11 @@ RECORDED = "recorded"
 
 
 def whatif(
-    store: str = typer.Option(..., help="The daemon's store: its state_dir, or a database's URL."),
+    store: str = typer.Option(
+        ...,
+        envvar="PENSTOCK_STORE",
+        help="The daemon's store: its state_dir, or a database's URL; a password in one is better off in the variable.",
+    ),
     add_nodes: str = typer.Option("", help="Nodes that were not there, such as h100:2x8."),
     remove_nodes: str = typer.Option("", help="Nodes to do without, such as t4:2x4; the last of their kind go."),
     like: str = typer.Option("", help="How fast a type is that nobody has run on: h100=a100:2 is twice an a100."),
@@ -44,6 +49,11 @@ def whatif(
     """Replay the daemon's recorded history on a changed cluster, beside what really happened."""
     names = split(policy)
     given = settings_of(names, config)
+    if sharing := next((name for name in names if sharing_parts(name)), None):
+        raise ConfigError(
+            f"policy {sharing} needs agents, which this replay does not have yet: `penstock simulate` has them, with a workload "
+            "(`penstock workload import --sacct`)"
+        )
     costs = numbers("--prices", prices) or None
     record = _read(store)
     nodes = changed(record.nodes, add_nodes, remove_nodes)

@@ -46,6 +46,8 @@ class Job:
     """Whether its run has ended and the cluster cleans up: what it holds is not free yet, and is not counted any more."""
     started_s: float | None = None
     """When its present run began, on the cluster's clock; None: it does not run, or the cluster does not say."""
+    suspended_s: float = 0.0
+    """For how long its present run has been suspended so far: time in which it holds GPUs, and others use them."""
     stopped_s: float | None = None
     """When the run before that, or the one that is leaving, ended; None: there was none, or the cluster does not say."""
     requeued_s: float | None = None

@@ -125,3 +125,7 @@ class SharingState:
     """Of kinds that are there now: measured, or from a table."""
     gpu_memory_mb: dict[str, int] = field(default_factory=dict)
     """Memory of one GPU by type; absent: not known."""
+
+    def use(self, job: JobId) -> JobUse:
+        """What was seen of a job; of one that the agents have not seen yet, nothing."""
+        return self.uses.get(job) or JobUse(job)

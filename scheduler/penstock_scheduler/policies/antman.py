@@ -150,18 +150,13 @@ class _Round:
     def _asks(self, job: Job) -> bool:
         """Whether there is anything that the job could have."""
         if not self._requests[job.id]:
-            options = common.configurations(self._snapshot.nodes, {job.wish.max_gpus})
-            self._waiting[job.id] = common.never_fits(job, options, self._snapshot.nodes)
+            self._waiting[job.id] = common.never_fits(job, self._snapshot.nodes)
         return bool(self._requests[job.id])
 
     def _within_limits(self, job: Job) -> common.Request:
-        request, allowance = self._requests[job.id], self._room.allowance
-        if not allowance:
-            return request
-        limits = {option: allowance.refuses(job, option.gpus, option.gpu_type) for option in request}
-        allowed = {option: value for option, value in request.items() if limits[option] is None}
-        if not allowed:
-            self._wait(job, f"{next(iter(limits.values()))} does not allow more now")
+        allowed, refused = self._room.allowance.within(job, self._requests[job.id])
+        if refused:
+            self._wait(job, refused)
         return allowed
 
     def _quota_allows(self, job: Job, gpus: int) -> bool:
@@ -171,14 +166,11 @@ class _Round:
         """Whether a guest may go to GPUs of its own: at any time if it need not move, never while it is on its way."""
         if job.id not in self._guests:
             return True
-        if job.phase in (Phase.STARTING, Phase.STOPPING):
+        if common.in_flight(job):
             return job.target is None or where.suits(job.target)
         if job.allocation is None or where.suits(job.allocation):
             return True
-        state = self._snapshot.sharing
-        use = state.uses.get(job.id) if state is not None else None
-        moved_s = use.moved_s if use is not None else None
-        return moved_s is None or self._snapshot.time_s - moved_s >= self._settings.interval_s
+        return common.rested(self._snapshot, job.id, self._settings.interval_s)
 
     def _take(self, job: Job, where: Placement) -> None:
         self._given[job.id] = where

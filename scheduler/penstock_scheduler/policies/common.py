@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,6 +22,7 @@ from penstock_scheduler.model import (
     Placement,
     Reason,
     ReasonCode,
+    Share,
     Snapshot,
 )
 
@@ -48,8 +50,16 @@ def configurations(
     for node in nodes:
         if node.usable:
             by_size[node.gpu_type, node.gpus] = by_size.get((node.gpu_type, node.gpus), 0) + 1
+    return _configurations(tuple(by_size.items()), frozenset(sizes), most)
+
+
+@functools.lru_cache(maxsize=256)
+def _configurations(
+    by_size: tuple[tuple[tuple[str, int], int], ...], sizes: frozenset[int], most: int | None
+) -> tuple[Configuration, ...]:
+    """As above, of ((GPU type, GPUs of a node), nodes): the same from round to round while the same nodes are usable."""
     found: set[Configuration] = set()
-    for (gpu_type, size), count in by_size.items():
+    for (gpu_type, size), count in by_size:
         found.update(Configuration(1, 2**power, gpu_type) for power in range(size.bit_length()))
         found.update(Configuration(n, n * size, gpu_type) for n in range(1, count + 1))
         for gpus in sizes:
@@ -74,8 +84,25 @@ def allowed(job: Job, configuration: Configuration) -> bool:
 
 def open_nodes(nodes: Iterable[Node], job: Job) -> list[Node]:
     """Nodes that the job may use, by partition and reservation."""
-    partitions = set(job.partitions)
-    return [node for node in nodes if node.reservation == job.reservation and partitions & set(node.partitions)]
+    return [node for node in nodes if is_open(node, job)]
+
+
+def is_open(node: Node, job: Job) -> bool:
+    """Whether the job may use the node, by partition and reservation."""
+    return node.reservation == job.reservation and not set(job.partitions).isdisjoint(node.partitions)
+
+
+def on_one_node(job: Job, node: Node, gpus: int) -> Placement:
+    """GPUs of a node that is open to the job, or on which it stands: what it has there or is on its way to, if as many."""
+    partition = next((name for name in job.partitions if name in node.partitions), node.partitions[0])
+    where = Placement(node.gpu_type, partition, (Share(node.name, gpus),))
+    held = job.target if in_flight(job) else job.allocation
+    return held if held is not None and job.phase is not Phase.QUEUED and where.suits(held) else where
+
+
+def in_flight(job: Job) -> bool:
+    """Whether an earlier round has sent the job somewhere, and it is not there yet."""
+    return job.phase in (Phase.STARTING, Phase.STOPPING)
 
 
 def pinned(snapshot: Snapshot) -> dict[JobId, Placement]:
@@ -96,7 +123,7 @@ def pinned(snapshot: Snapshot) -> dict[JobId, Placement]:
     for job in snapshot.jobs:
         going = job.target
         if (
-            job.phase in (Phase.STARTING, Phase.STOPPING)
+            in_flight(job)
             and going is not None
             and all(share.node in free and free[share.node] >= share.gpus for share in going.shares)
         ):
@@ -148,6 +175,12 @@ def given(job: Job, placement: Placement, why: str) -> Reason:
     if held.configuration == chosen:
         return Reason(ReasonCode.CHOSEN, f"keeps {chosen} on other nodes, {why}")
     return Reason(ReasonCode.CHOSEN, f"from {held.configuration} to {chosen}, {why}")
+
+
+def rested(snapshot: Snapshot, job: JobId, interval_s: float) -> bool:
+    """Whether the nodes have not moved, packed or unpacked the job for so long."""
+    use = snapshot.sharing.uses.get(job) if snapshot.sharing is not None else None
+    return use is None or use.moved_s is None or snapshot.time_s - use.moved_s >= interval_s
 
 
 Request = dict[Configuration, float]
@@ -248,9 +281,11 @@ def remaining_s(snapshot: Snapshot, job: Job, option: Configuration, goodput: fl
     return None
 
 
-def never_fits(job: Job, options: Iterable[Configuration], nodes: Iterable[Node]) -> Reason:
-    """Why none of `options`, all that the cluster has, will ever do for the job."""
+def never_fits(job: Job, nodes: Sequence[Node], options: Iterable[Configuration] | None = None) -> Reason:
+    """Why the job can never start. `options`: all that it could have; None: what the nodes have for a job of its size."""
     wish = job.wish
+    if options is None:
+        options = configurations(nodes, {wish.max_gpus})
     types = sorted({node.gpu_type for node in nodes})
     needs = smallest_need(job)
     if types and not any(map(wish.allows_type, types)):

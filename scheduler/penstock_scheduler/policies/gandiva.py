@@ -40,7 +40,6 @@ from penstock_scheduler.model import (
     GpuClass,
     Job,
     JobId,
-    JobUse,
     Node,
     Pack,
     Phase,
@@ -48,7 +47,6 @@ from penstock_scheduler.model import (
     Plan,
     Reason,
     ReasonCode,
-    Share,
     SharedGpus,
     SharingState,
     Snapshot,
@@ -106,7 +104,7 @@ def priority(job: Job) -> int:
 
 def tenant(job: Job, gpus: int, state: SharingState) -> Tenant:
     """A job as `sharing.packing` sees it."""
-    use = state.uses.get(job.id, JobUse(job.id))  # the agents may not have seen it yet
+    use = state.use(job.id)
     moved_s = -math.inf if use.moved_s is None else use.moved_s
     return Tenant(job.id, use.kind, gpus, use.memory_mb, priority(job), moved_s)
 
@@ -224,7 +222,7 @@ class _Round:
         firm: list[tuple[Job, Placement]] = []
         """On their way, and not to be stopped there."""
         for job in self._snapshot.jobs:
-            flying = job.phase in (Phase.STARTING, Phase.STOPPING)
+            flying = common.in_flight(job)
             where = job.target if flying else job.allocation
             node = nodes.get(where.nodes[0]) if where is not None and len(where.shares) == 1 else None
             if job.id in self._waiting:
@@ -365,8 +363,7 @@ class _Round:
             turns = common.movable(job)
             key = (tuple(request), turns, job.partitions, job.reservation, job.user, job.account, job.qos)
             if not request:
-                options = common.configurations(self._snapshot.nodes, {job.wish.max_gpus})
-                self._waiting[job.id] = common.never_fits(job, options, self._snapshot.nodes)
+                self._waiting[job.id] = common.never_fits(job, self._snapshot.nodes)
             elif key in refused or not self._find(job, request, introspective):
                 refused.add(key)
                 if job.id not in self._waiting:
@@ -423,11 +420,12 @@ class _Round:
 
     def _within_limits(self, job: Job, request: common.Request) -> list[Configuration]:
         """What limits let the job have, if need be when others under the same limit have given back what they have grown by."""
-        refusals = {option: self._allowance.refuses(job, option.gpus, option.gpu_type) for option in request}
-        limit = next((limit for limit in refusals.values() if limit is not None), None)
-        options = [option for option, refuses in refusals.items() if refuses is None]
-        if options or limit is None:
-            return options
+        allowed, refused = self._allowance.within(job, request)
+        if not refused:
+            return list(allowed)
+        first = next(iter(request))
+        limit = self._allowance.refuses(job, first.gpus, first.gpu_type)
+        assert limit is not None, "it refuses all"
         tried, back = self._allowance.copy(), []
         for site in self._sites.values():
             for pack, gpus in self._grown(site):
@@ -436,13 +434,12 @@ class _Round:
                     continue
                 tried.take(other, -gpus, site.node.gpu_type)
                 back.append((site, pack, gpus))
-                options = [option for option in request if tried.refuses(job, option.gpus, option.gpu_type) is None]
-                if options:
+                allowed, _ = tried.within(job, request)
+                if allowed:
                     for each in back:
                         self._give_back(*each)
-                    return options
-        text = f"{limit} does not allow more now"
-        self._waiting[job.id] = Reason(ReasonCode.WAITING_CAPACITY, text, common.smallest_need(job))
+                    return list(allowed)
+        self._waiting[job.id] = Reason(ReasonCode.WAITING_CAPACITY, refused, common.smallest_need(job))
         return []
 
     # Where a job of one node may go: the ways to find it a place, in the order in which they are tried.
@@ -472,7 +469,7 @@ class _Round:
             self._add(site, (job.id,))
             self._busy.add(job.id)
         else:  # GPUs of its own: whoever comes after it must not make it take turns
-            self._fixed[job.id] = _on(site.node, job, option.gpus)
+            self._fixed[job.id] = common.on_one_node(job, site.node, option.gpus)
             site.gpus -= option.gpus
 
     def _whole(self, job: Job, option: Configuration) -> bool:
@@ -562,16 +559,13 @@ class _Round:
         return all(self._rested(job, self._settings.interval_s) and self._may_be_on(job, site) for job in pack.jobs)
 
     def _rested(self, job_id: JobId, interval_s: float) -> bool:
-        if job_id in self._busy:
-            return False
-        use = self._state.uses.get(job_id) if self._state is not None else None
-        return use is None or use.moved_s is None or self._snapshot.time_s - use.moved_s >= interval_s
+        return job_id not in self._busy and common.rested(self._snapshot, job_id, interval_s)
 
     def _may_be_on(self, job_id: JobId, site: _Site) -> bool:
         job, node = self._jobs[job_id], site.node
         if self._site_of[job_id].node.gpu_type != node.gpu_type or not job.wish.allows_type(node.gpu_type):
             return False
-        return node.reservation == job.reservation and bool(set(job.partitions) & set(node.partitions))
+        return common.is_open(node, job)
 
     def _move(self, pack: Pack, source: _Site, target: _Site, why: str) -> None:
         source.packs.remove(pack)
@@ -610,7 +604,7 @@ class _Round:
 
     def _profiled(self, job: JobId) -> bool:
         assert self._state is not None, "jobs are profiled by agents"
-        return job in self._state.uses and self._state.uses[job].profiled
+        return self._state.use(job).profiled
 
     def _somebody_waits(self) -> bool:
         return any(reason.code is ReasonCode.WAITING_CAPACITY for reason in self._waiting.values())
@@ -672,11 +666,7 @@ class _Round:
         )
 
     def _assignment(self, job: Job, site: _Site, pack: Pack, turns: bool) -> Assignment:
-        node = site.node
-        held = job.target if job.phase in (Phase.STARTING, Phase.STOPPING) else job.allocation
-        where = _on(node, job, self._gpus[job.id])
-        if held is not None and job.phase is not Phase.QUEUED and where.suits(held):
-            where = held
+        where = common.on_one_node(job, site.node, self._gpus[job.id])
         part = min(site.gpus / site.wanted, 1.0) if turns else 1.0
         others = [other for other in pack.jobs if other != job.id]
         words = [f"on GPUs that job {' and job '.join(others)} trains on at the same time"] if others else []
@@ -687,16 +677,11 @@ class _Round:
         reason = common.given(job, where, ", ".join(words) or "which nobody else uses")
         if others or turns:
             reason = replace(reason, code=ReasonCode.SHARES)
-        if job.phase in (Phase.STARTING, Phase.STOPPING):
+        if common.in_flight(job):
             reason = Reason(ReasonCode.IN_FLIGHT, f"on its way to {where.configuration}")
         goodput = common.rate(self._snapshot.models[job.id], where.configuration) * part
         for other in others:
             assert self._state is not None, "packs are of a cluster with agents"
-            kinds = [self._state.uses.get(each, JobUse(each)).kind for each in (job.id, other)]
-            goodput *= self._known.share(node.gpu_type, *kinds) or 0.5
+            kinds = [self._state.use(each).kind for each in (job.id, other)]
+            goodput *= self._known.share(where.gpu_type, *kinds) or 0.5
         return common.assign(job, where, reason, self._snapshot, goodput)
-
-
-def _on(node: Node, job: Job, gpus: int) -> Placement:
-    partition = next((name for name in job.partitions if name in node.partitions), node.partitions[0])
-    return Placement(node.gpu_type, partition, (Share(node.name, gpus),))

@@ -86,8 +86,7 @@ class Gavel:
                 reason = common.given(job, placements[job.id], f"due {due:.0%} of the time")
                 assignments[job.id] = common.assign(job, placements[job.id], reason, snapshot)
             elif not requests[job.id]:
-                options = common.configurations(snapshot.nodes, {job.wish.max_gpus})
-                waiting[job.id] = common.never_fits(job, options, snapshot.nodes)
+                waiting[job.id] = common.never_fits(job, snapshot.nodes)
             else:
                 text = f"due {sum(shares[job.id].values()):.0%} of the time; others are further behind"
                 waiting[job.id] = Reason(ReasonCode.WAITING_CAPACITY, text, common.smallest_need(job))

@@ -29,7 +29,6 @@ from penstock_scheduler.model import (
     GpuClass,
     Job,
     JobId,
-    JobUse,
     Limit,
     Pack,
     Phase,
@@ -37,7 +36,6 @@ from penstock_scheduler.model import (
     Plan,
     Reason,
     ReasonCode,
-    Share,
     SharedGpus,
     SharingState,
     Snapshot,
@@ -164,11 +162,7 @@ def hosts_only(snapshot: Snapshot) -> Snapshot:
 
 def on_their_way(snapshot: Snapshot) -> dict[JobId, SharedGpus]:
     """Guests that an earlier round has sent to a host -> the GPUs which they are to share."""
-    flying = {
-        job.id: job.target.nodes
-        for job in snapshot.jobs
-        if job.phase in (Phase.STARTING, Phase.STOPPING) and job.target is not None
-    }
+    flying = {job.id: job.target.nodes for job in snapshot.jobs if common.in_flight(job) and job.target is not None}
     groups = snapshot.sharing.groups if snapshot.sharing is not None else ()
     return {job: group for group in groups for job in guests_of(group) if flying.get(job) == (group.node,)}
 
@@ -228,9 +222,6 @@ class Guests:
             guest: group.jobs[0] for group in state.groups for guest in guests_of(group) if group.jobs[0] in self._hosts
         }
 
-    def _use(self, job: JobId) -> JobUse:
-        return self._state.uses.get(job, JobUse(job))
-
     def _stays(self, host: _Host) -> bool:
         """Whether the host trains where it is to be: only then is it known how it does."""
         held = host.job.allocation
@@ -243,8 +234,7 @@ class Guests:
         fits = (
             gpus <= host.where.gpus
             and common.allowed(job, option)
-            and node.reservation == job.reservation
-            and bool(set(job.partitions) & set(node.partitions))
+            and common.is_open(node, job)
             and common.movable(job)
             and self._allowance.refuses(job, gpus, host.where.gpu_type) is None
         )
@@ -293,7 +283,7 @@ class Guests:
         """Pack each job with the host of as many GPUs beside which most is expected, if that is enough."""
         barred = set(promised)
         for job in jobs:
-            if job.id in self._placed or not self._use(job.id).profiled:
+            if job.id in self._placed or not self._state.use(job.id).profiled:
                 continue
             best: tuple[float, str, _Host] | None = None
             for host in self._hosts.values():
@@ -312,7 +302,7 @@ class Guests:
         seen = self._total.get(frozenset((host.job.id, job.id)))
         if seen is not None and seen <= self._least_total:
             return None
-        mine, theirs = self._use(job.id), self._use(host.job.id)
+        mine, theirs = self._state.use(job.id), self._state.use(host.job.id)
         if not (mine.profiled and theirs.profiled):
             return None
         total = self._known.total(host.where.gpu_type, mine.kind, theirs.kind)
@@ -320,7 +310,7 @@ class Guests:
 
     def _fits(self, job: Job, host: _Host) -> bool:
         memory_mb = self._state.gpu_memory_mb.get(host.where.gpu_type, 0)
-        return memory_mb == 0 or self._use(job.id).memory_mb + self._use(host.job.id).memory_mb <= memory_mb
+        return memory_mb == 0 or self._state.use(job.id).memory_mb + self._state.use(host.job.id).memory_mb <= memory_mb
 
     # First slices.
 
@@ -330,7 +320,7 @@ class Guests:
         for job in jobs:
             if left <= 0:
                 return
-            if job.id in self._placed or self._use(job.id).ran_s >= self._slice_s:
+            if job.id in self._placed or self._state.use(job.id).ran_s >= self._slice_s:
                 continue
             able = [
                 host
@@ -341,7 +331,9 @@ class Guests:
                 and priority(host.job) <= priority(job)
                 and self._gpus(job, host) is not None
             ]
-            able.sort(key=lambda host: (host.where.gpus, self._use(host.job.id).moved_s or -math.inf, host.job.id))
+            able.sort(
+                key=lambda host: (host.where.gpus, self._state.use(host.job.id).moved_s or -math.inf, host.job.id)
+            )
             if able:
                 host = self._ordered(job, able)[0]
                 host.turns = True
@@ -365,7 +357,7 @@ class Guests:
                 if gpus is None or left_mb is None or not (mine or self._stays(host)):
                     continue
                 if sum(host.guests.values()) + gpus <= host.where.gpus:
-                    used = self._use(host.job.id).utilisation
+                    used = self._state.use(host.job.id).utilisation
                     load = (1.0 if used is None else used) * host.where.gpus + sum(host.guests.values())
                     able.append((load / host.where.gpus, host.job.id, host, left_mb))
             if able:
@@ -381,7 +373,7 @@ class Guests:
         Until it is known what the host needs, nobody joins it; who is there when it comes keeps the least.
         """
         memory_mb = self._state.gpu_memory_mb.get(host.where.gpu_type, 0)
-        use = self._use(host.job.id)
+        use = self._state.use(host.job.id)
         if not use.profiled:
             return least_mb if mine else None
         if memory_mb == 0 or use.memory_mb == 0:
@@ -393,22 +385,14 @@ class Guests:
 
     def _invite(self, job: Job, host: _Host, why: str) -> None:
         node, gpus = self._nodes[host.node], job.wish.min_gpus
-        where = Placement(
-            host.where.gpu_type,
-            next(name for name in job.partitions if name in node.partitions),
-            (Share(host.node, gpus),),
-        )
-        flying = job.phase in (Phase.STARTING, Phase.STOPPING)
-        held = job.target if flying else job.allocation
-        if held is not None and job.phase is not Phase.QUEUED and where.suits(held):
-            where = held
+        where = common.on_one_node(job, node, gpus)
         host.guests[job.id] = gpus
         self._allowance.take(job, gpus, where.gpu_type)
         code = ReasonCode.FIRST_SLICE if host.turns else ReasonCode.SHARES
         reason = Reason(code, f"shares {where.configuration}: {why}")
-        if flying and where == job.target:
+        if common.in_flight(job) and where == job.target:
             reason = Reason(ReasonCode.IN_FLIGHT, f"on its way to {where.configuration}, {why}")
-        share = self._known.share(where.gpu_type, self._use(job.id).kind, self._use(host.job.id).kind)
+        share = self._known.share(where.gpu_type, self._state.use(job.id).kind, self._state.use(host.job.id).kind)
         part = 0.5 if host.turns or share is None else share
         goodput = common.rate(self._snapshot.models[job.id], where.configuration) * part
         self._placed[job.id] = common.assign(job, where, reason, self._snapshot, goodput)

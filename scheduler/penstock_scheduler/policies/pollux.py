@@ -191,7 +191,7 @@ class Pollux:
                 reason = common.given(job, where, f"{speedup:.1f}x its slowest configuration")
                 assignments[job.id] = common.assign(job, where, reason, snapshot)
             elif not speedups[job.id].any():
-                waiting[job.id] = common.never_fits(job, common.configurations(snapshot.nodes), snapshot.nodes)
+                waiting[job.id] = common.never_fits(job, snapshot.nodes, common.configurations(snapshot.nodes))
             else:
                 text = "the GPUs that it could use do more for other jobs in this round"
                 waiting[job.id] = Reason(ReasonCode.WAITING_CAPACITY, text, common.smallest_need(job))

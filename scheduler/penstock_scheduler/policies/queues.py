@@ -36,7 +36,6 @@ from penstock_profiles.estimators import AnyEstimator
 from penstock_scheduler.model import (
     Assignment,
     Configuration,
-    GpuLimit,
     Job,
     JobId,
     Phase,
@@ -110,7 +109,7 @@ class _Queue(ABC):
         """Keep who runs, start who is next."""
         self._room = Room(snapshot.nodes, snapshot.limits, self._fit, self._room)
         requests = self._requests.of(snapshot)
-        return _Round(self, snapshot, self._room.copy(), requests, backfill=self._backfill).plan(self._kept)
+        return _Round(self, snapshot, self._room, requests, backfill=self._backfill).plan(self._kept)
 
     @abstractmethod
     def rank(self, snapshot: Snapshot, job: Job, request: common.Request) -> float:
@@ -248,15 +247,6 @@ class _Round:
             if job.id not in self._pins and (held := _held(job)) is not None and self._room.has(held):
                 self._take(job, held)
 
-    def _refusal(self, job: Job, option: Configuration) -> GpuLimit | None:
-        return self._room.allowance.refuses(job, option.gpus, option.gpu_type)
-
-    def _within_limits(self, job: Job, request: common.Request) -> common.Request:
-        """The options that limits on users, accounts and QOS allow now."""
-        if not self._room.allowance:
-            return request
-        return {option: value for option, value in request.items() if self._refusal(job, option) is None}
-
     def plan(self, kept: dict[JobId, tuple[AnyEstimator, Assignment]]) -> Plan:
         """Serve the queue. `kept`: assignments of the last round, to be used again where they are the same."""
         ranked = [
@@ -274,12 +264,11 @@ class _Round:
         for position, job in enumerate(order):
             if job.id in self._given:
                 continue
-            if not (request := self._requests[job.id]):
-                options = common.configurations(self._snapshot.nodes, {job.wish.max_gpus})
-                self._waiting[job.id] = common.never_fits(job, options, self._snapshot.nodes)
-            elif not (request := self._within_limits(job, request)):
-                limit = self._refusal(job, next(iter(self._requests[job.id])))
-                self._wait(job, f"{limit} does not allow more now")
+            request, refused = self._room.allowance.within(job, self._requests[job.id])
+            if not self._requests[job.id]:
+                self._waiting[job.id] = common.never_fits(job, self._snapshot.nodes)
+            elif refused:
+                self._wait(job, refused)
             elif first_without is not None and not self._backfill:
                 self._wait(job, f"job {first_without.id} is before it in the queue")
             elif first_without is not None:

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
+import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock_scheduler.model import Configuration, GpuLimit, Job, JobId, Node, Phase, Placement, Snapshot
+from penstock_scheduler.model import Configuration, GpuLimit, Job, JobId, Node, Phase, Placement, Share, Snapshot
 from penstock_scheduler.placement import place
 from penstock_scheduler.policies.common import changed_nodes
 
@@ -46,6 +47,14 @@ class Allowance:
         """The limit that does not allow the job so many GPUs of this type now."""
         bears = (limit for limit, left in self._left.items() if gpus > left and limit.counts(gpu_type))
         return next((limit for limit in bears if limit.covers(job)), None)
+
+    def within(self, job: Job, options: dict[Configuration, float]) -> tuple[dict[Configuration, float], str]:
+        """Those of the options that are allowed the job now; if there is none, what its user is told."""
+        if not self._left or not options:
+            return options, ""
+        limits = {option: self.refuses(job, option.gpus, option.gpu_type) for option in options}
+        allowed = {option: value for option, value in options.items() if limits[option] is None}
+        return allowed, "" if allowed else f"{next(iter(limits.values()))} does not allow more now"
 
     def take(self, job: Job, gpus: int, gpu_type: str) -> None:
         """Count GPUs that the job is given; with fewer than 0, those that it gives back."""
@@ -132,41 +141,39 @@ class Room:
         """Nodes for the first of `options` that there is room for. `free_N`: free GPUs at another time than now."""
         free_N = self.free_N if free_N is None else free_N
         for option in options:
-            enough_N = self.enough(option, free_N)
-            if np.count_nonzero(enough_N) < option.nodes:
+            candidates = self.enough(option, free_N).nonzero()[0]
+            if len(candidates) < option.nodes:
                 continue
-            candidates = enough_N.nonzero()[0].tolist()
-            for some, partitions in self._in_turn(job, option, candidates, free_N):
-                nodes = [self._with_free(index, int(free_N[index])) for index in some]
+            if option.nodes == 1:
+                found = self._on_one_node(job, option, candidates, free_N)
+            else:
+                nodes = [self._with_free(index, int(free_N[index])) for index in candidates.tolist()]
                 reservations = {job.id: job.reservation} if job.reservation else {}
-                placed = place(nodes, {job.id: option}, {job.id: partitions}, {}, {}, reservations=reservations)
-                if placed.placements:
-                    return placed.placements[job.id]
+                placed = place(nodes, {job.id: option}, {job.id: job.partitions}, {}, {}, reservations=reservations)
+                found = placed.placements.get(job.id)
+            if found is not None:
+                return found
         return None
 
     def _with_free(self, index: int, free: int) -> Node:
         node = self._nodes[index]
         return node if node.gpus_for_us == free else dataclasses.replace(node, gpus_others=node.gpus - free)
 
-    def _in_turn(
-        self, job: Job, option: Configuration, candidates: list[int], free_N: NDArray[np.int64]
-    ) -> Iterator[tuple[list[int], tuple[str, ...]]]:
-        """The nodes to place a job on, in the order in which they are tried, and by which partitions.
-
-        One node is tried alone, in the order in which `place` would look at it: so a placing does not look at all.
-        """
-        if option.nodes > 1:
-            yield candidates, job.partitions
-        elif self._fit == "first":
-            yield from (([index], job.partitions) for index in candidates)
+    def _on_one_node(
+        self, job: Job, option: Configuration, candidates: NDArray[np.int64], free_N: NDArray[np.int64]
+    ) -> Placement | None:
+        """The first node with enough free GPUs, or the fullest of the job's first partition that has one, as `place` takes it."""
+        tried: Iterable[tuple[int, str]]
+        if self._fit == "first":
+            tried = itertools.product(candidates.tolist(), job.partitions)
         else:
-            order = np.lexsort((self._frame.by_name_N[candidates], free_N[candidates])).tolist()
-            yield from (
-                ([candidates[position]], (partition,))
-                for partition in job.partitions
-                for position in order
-                if partition in self._nodes[candidates[position]].partitions
-            )
+            order = candidates[np.lexsort((self._frame.by_name_N[candidates], free_N[candidates]))].tolist()
+            tried = ((index, partition) for partition in job.partitions for index in order)
+        for index, partition in tried:
+            node = self._nodes[index]
+            if partition in node.partitions and node.reservation == job.reservation:
+                return Placement(option.gpu_type, partition, (Share(node.name, option.gpus),))
+        return None
 
     def enough(self, option: Configuration, free: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Which nodes could be part of a configuration; of the shape of `free`, whose last axis are the nodes."""

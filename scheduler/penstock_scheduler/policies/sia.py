@@ -11,6 +11,8 @@ After *Sia: Heterogeneity-aware, goodput-optimized ML-cluster scheduling* (SOSP 
 4. An integer program picks at most one configuration for each job, within the GPUs of each type, so that the sum of
    (goodput ** p) is best. With p < 0, the default, that is a minimum and favours the jobs that have least; each job left
    out costs `allocation_lambda`, which must exceed 1, the cost of a job on its slowest configuration, or nobody would run.
+   A job's first GPU is then worth `allocation_lambda` - 1, and its second at most 1 - 2 ** p, so that 2 is enough for every
+   p < 0 that nobody waits for a first GPU while others, who can be moved, have a second.
    Where the site has a cloud, its offers are further configurations, with a price, for jobs whose wait for GPUs is over: see
    `Sia._solve_with_cloud` and docs/bursting.md.
 5. Placement finds the nodes (`penstock_scheduler.placement`). A job that finds none takes the next best that there is room for.
@@ -24,6 +26,8 @@ Where two choices are as good as each other, what a job has is kept (`KEEP_BONUS
 The authors' artifact differs from their paper and from us in what follows. Each is a setting; the preset `sia:artifact` sets them
 all as there, for comparison.
 
+- `allocation_lambda`: 1.1, as in the paper, so that a job's first GPU is worth less than another's second. A newcomer, which
+  gets one at first, waits as long as one old job has 4.
 - `round_costs`: costs are rounded to two decimals and end at 3000. That makes 48 and 52 GPUs weigh the same, and ties that
   are broken by moving jobs for nothing.
 - `max_job_gpus`: no job gets more than 64 GPUs.
@@ -51,7 +55,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
 from penstock_profiles.estimators import AnyEstimator, PipelineEstimator
-from penstock_profiles.matrix import Configurations, GoodputMatrix, best_batches
+from penstock_profiles.matrix import Configurations, GoodputMatrix
 from penstock_scheduler.burst.choices import Choice, within
 from penstock_scheduler.burst.choices import choices as choices_of
 from penstock_scheduler.errors import ConfigError
@@ -115,7 +119,9 @@ class SiaSettings(BaseModel):
 
     fairness_p: float = Field(default=-0.5, description="Power p of the goodput; below 0 favours those who have least.")
     allocation_lambda: float = Field(
-        default=1.1, description="Cost of leaving a job out; above 1 for p < 0, below 0 for p > 0."
+        default=2.0,
+        description="Cost of leaving a job out; above 1 for p < 0, below 0 for p > 0. Under 2 - 2 ** p, a job waits for its "
+        "first GPU while others have more than they need.",
     )
     growth: float | None = Field(
         default=2.0,
@@ -161,7 +167,7 @@ class SiaSettings(BaseModel):
         if p < 0 and leave_out <= 1:
             raise ValueError(
                 f"allocation_lambda={leave_out} with fairness_p={p} would leave every job out: a job's slowest "
-                "configuration costs 1; use more than 1, such as 1.1"
+                "configuration costs 1; use more than 1, such as 2"
             )
         if p > 0 and leave_out >= 0:
             raise ValueError(
@@ -171,6 +177,7 @@ class SiaSettings(BaseModel):
 
 
 ARTIFACT: dict[str, Any] = {
+    "allocation_lambda": 1.1,
     "measure_gpu_s": 0.0,
     "round_costs": True,
     "max_job_gpus": 64,
@@ -366,8 +373,8 @@ class Sia:
 class _Table:
     """A snapshot as arrays: the jobs that the round decides on, oldest first, and what each may have."""
 
-    def __init__(self, snapshot: Snapshot, settings: SiaSettings, goodput: GoodputMatrix) -> None:
-        self.snapshot = snapshot
+    def __init__(self, snapshot: Snapshot, settings: SiaSettings, matrix: GoodputMatrix) -> None:
+        self.snapshot, self.matrix = snapshot, matrix
         self.by_id = {job.id: job for job in snapshot.jobs}
         self.pins = common.pinned(snapshot)
         free = [job for job in snapshot.jobs if job.id not in self.pins]
@@ -388,7 +395,7 @@ class _Table:
         self._set_access()
         self.measuring: dict[int, _Measuring] = {}
         """By row, the jobs that are to be measured."""
-        self._set_gain(settings, goodput)
+        self._set_gain(settings)
 
     def _set_options(self, held: Mapping[JobId, Configuration], settings: SiaSettings) -> None:
         exact = {int(count) for count in np.unique(self.min_J[self.min_J == self.max_J])}
@@ -404,8 +411,9 @@ class _Table:
             most = min(most, settings.max_job_gpus)
         shared = common.configurations(self.snapshot.nodes, exact | units, most)
         odd = sorted(set(held.values()) - set(shared), key=lambda c: (c.gpu_type, c.gpus, c.nodes))
-        self.options = tuple(c for c in (*shared, *odd) if c.gpu_type in self.types)
-        self.offered_C = np.array([c in set(shared) for c in self.options], dtype=np.bool_)
+        offered = [c for c in shared if c.gpu_type in self.types]
+        self.options = (*offered, *(c for c in odd if c.gpu_type in self.types))
+        self.offered_C = np.arange(len(self.options)) < len(offered)
         self.gpus_C = np.array([c.gpus for c in self.options], dtype=np.int64)
         self.nodes_C = np.array([c.nodes for c in self.options], dtype=np.int64)
         index_of = {name: index for index, name in enumerate(self.types)}
@@ -456,14 +464,14 @@ class _Table:
                     if gpu_type == option.gpu_type
                 )
 
-    def _set_gain(self, settings: SiaSettings, goodput: GoodputMatrix) -> None:
+    def _set_gain(self, settings: SiaSettings) -> None:
         jobs, types = self.jobs, self.types
         configurations = Configurations(
             tuple(c.gpu_type for c in self.options),
             tuple(c.nodes for c in self.options),
             tuple(c.gpus for c in self.options),
         )
-        self.goodput_JC = goodput.evaluate(self.models, configurations)
+        self.goodput_JC = self.matrix.evaluate(self.models, configurations)
         wanted_JT = np.ones((len(jobs), len(types)), dtype=np.bool_)
         for row, job in enumerate(jobs):
             if job.wish.gpu_types is not None or job.wish.excluded_gpu_types is not None:
@@ -699,20 +707,6 @@ def _explained(
     row_of = {job.id: row for row, job in enumerate(table.jobs)}
     column = {option: c for c, option in enumerate(table.options)}
     given = {**chosen, **instead}
-    running = [job for job in table.jobs if job.id in placed.placements]
-    shapes = [given[job.id] for job in running]
-    batches = dict(
-        zip(
-            (job.id for job in running),
-            best_batches(
-                [snapshot.models[job.id] for job in running],
-                Configurations(
-                    tuple(c.gpu_type for c in shapes), tuple(c.nodes for c in shapes), tuple(c.gpus for c in shapes)
-                ),
-            ),
-            strict=True,
-        )
-    )
     assignments: dict[JobId, Assignment] = {}
     waiting: dict[JobId, Reason] = {}
     for job in snapshot.jobs:
@@ -733,7 +727,7 @@ def _explained(
             if job.id in instead:
                 text = f"{reason.text}; {chosen[job.id]} would be better, but the free GPUs are scattered"
                 reason = dataclasses.replace(reason, text=text)
-            batch = batches[job.id]
+            batch = table.matrix.batch(row, c)
             advice = Batch(batch.atomic_batch, batch.accumulation_steps) if batch is not None else None
             assignments[job.id] = Assignment(placement, reason, float(table.goodput_JC[row, c]), advice)
         else:
@@ -756,7 +750,7 @@ def _why_not(table: _Table, job: Job, row: int, chosen: Configuration | None) ->
     if not nodes and table.snapshot.nodes:
         return Reason(ReasonCode.WAITING_CAPACITY, "all nodes are reserved now", needs)
     if not table.ever_JC[row].any():
-        return common.never_fits(job, table.all_shapes, nodes)
+        return common.never_fits(job, nodes, table.all_shapes)
     for limit in table.snapshot.limits:
         if limit.covers(job):
             counted_C = np.array([limit.counts(option.gpu_type) for option in table.options], dtype=np.bool_)

@@ -62,6 +62,8 @@ class History:
     start_s: float
     end_s: float
     note: str = ""
+    held: tuple[tuple[float, float], ...] | None = None
+    """(time, GPUs in use from then on) where jobs share them, so that their spans do not say it; None: spans do."""
 
     @property
     def average_jct_s(self) -> float | None:
@@ -111,6 +113,8 @@ class History:
     def utilisation(self) -> list[tuple[float, float]]:
         """GPUs held, in percent of all: (time, share from then on)."""
         each = 100 / max(sum(node.gpus for node in self.nodes), 1)
+        if self.held is not None:
+            return [(at_s, gpus * each) for at_s, gpus in self.held]
         changes: dict[float, float] = {}
         for job in self.jobs:
             for span in job.spans:

@@ -7,7 +7,6 @@ import hashlib
 import json
 import logging
 import os
-import stat
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +18,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, StreamingResponse
 from starlette.exceptions import HTTPException
 
+from penstock_profiles.files import NoRegularFile, open_regular
 from penstock_profiles.profiles import Profile
 from penstock_profiles.wire import Report
 from penstock_scheduler import __version__
@@ -82,6 +82,7 @@ from penstock_scheduler.service.identity import Gatekeeper, is_page
 from penstock_scheduler.service.settings import ApiSettings
 from penstock_scheduler.shares import ShareUse
 from penstock_scheduler.store import NoSuchRow, SqlStore, summarise
+from penstock_scheduler.words import duration
 
 log = logging.getLogger(__name__)
 
@@ -92,6 +93,7 @@ MAX_LISTENERS = 200
 LISTENER_QUEUE = 1000
 KEEP_ALIVE_S = 15.0
 OBSERVATIONS = 200
+RESULTS = MAX_PAGE
 FORECAST = "forecast"
 """Id of the job that a forecast adds to the snapshot."""
 
@@ -479,6 +481,7 @@ def make_app(
         def read() -> History:
             lines = list(store.outcomes(job))
             seen = store.observations(job, OBSERVATIONS)
+            results = store.newest_reports(job, ("result",), RESULTS)
             return History(
                 job=job,
                 outcomes=[
@@ -496,6 +499,7 @@ def make_app(
                     for line in lines[-MAX_PAGE:]
                 ],
                 observations=[report.model_dump(mode="json") for report in seen],
+                results=[report.model_dump(mode="json") for report in results],
             )
 
         return await asyncio.to_thread(read)
@@ -879,7 +883,7 @@ def explain_job(view: JobView, record: RoundRecord | None) -> Explanation:
         decided_s=said.decided_s,
         code=said.reason.code.value,
         text=said.reason.text,
-        words=words(said, now_s=time.time()),
+        words=[*words(said, now_s=time.time()), *result_words(view)],
         needs=said.reason.needs,
         estimated_start_s=said.reason.estimated_start_s,
         goodput=said.assignment.goodput if said.assignment else None,
@@ -898,6 +902,15 @@ def explain_job(view: JobView, record: RoundRecord | None) -> Explanation:
         limits=list(said.limits),
         share=None if said.share is None else share_view(said.share),
     )
+
+
+def result_words(view: JobView) -> list[str]:
+    """What a trial has reached, in a sentence; of a job that reports no results, nothing."""
+    if (result := view.result) is None:
+        return []
+    return [
+        f"Its newest result is {result.metric:.6g} (the higher the better), after {duration(result.ran_s)} of running."
+    ]
 
 
 def share_view(use: ShareUse) -> ShareView:
@@ -963,13 +976,13 @@ def read_log(submitter: Submitter, job: str, offset: int, limit: int, *, ended: 
     if output is None:
         return nothing
     try:
-        descriptor = os.open(output.file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        opened = open_regular(output.file, output.uid)
+    except NoRegularFile:
+        raise Refusal(403, "not-allowed", f"{output.file} is no regular file of the job's user") from None
     except OSError:
         return nothing  # it has not been written yet
-    with os.fdopen(descriptor, "rb") as file:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode) or status.st_uid != output.uid:
-            raise Refusal(403, "not-allowed", f"{output.file} is no regular file of the job's user")
+    with opened as file:
+        status = os.fstat(file.fileno())
         begin = min(max(status.st_size + offset, 0) if offset < 0 else offset, status.st_size)
         file.seek(begin)
         part = file.read(limit)

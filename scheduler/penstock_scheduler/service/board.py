@@ -7,17 +7,20 @@ the store up to date and tells those who wait.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
-from penstock_profiles.wire import Observation, Report, Resumed, Started, Suspended
-from penstock_scheduler.messages import AllocationView, JobView, LedgerLine
+from penstock_profiles.wire import Observation, Report, Result, Resumed, Started, Suspended
+from penstock_scheduler.errors import StoreError
+from penstock_scheduler.messages import AllocationView, JobView, LedgerLine, ResultView
 from penstock_scheduler.model import Action, ClusterState, EndedRun, Job, Outcome, Phase, Placement, Refusal
 from penstock_scheduler.ports import Cluster, Fate, Submitter
 from penstock_scheduler.records import RoundRecord
+from penstock_scheduler.results import CLOCKED, Results
 from penstock_scheduler.store import SqlStore, summarise
 
 log = logging.getLogger(__name__)
@@ -47,8 +50,12 @@ class Board:
         self.record: RoundRecord | None = store.last_round()
         self.listeners: set[Listener] = set()
         self._live = {view.id: view for _, view in store.jobs(states=("queued", "starting", "running", "stopping"))}
-        self._shown: dict[str, tuple[Job, str, JobView]] = {}
-        """Of each live job: as it was last observed, the reason then, and the view made of the two."""
+        self.results = Results()
+        for job in [job for job, view in self._live.items() if view.start_s is not None]:
+            for report in store.newest_reports(job, CLOCKED):
+                self.results.take(report)
+        self._shown: dict[str, tuple[Job, str, ResultView | None, JobView]] = {}
+        """Of each live job: as it was last observed, the reason and the newest result then, and the view made of these."""
         self._heard: dict[str, tuple[float, float | None]] = {}
         self._spoke_s: dict[str, float] = {}
         """When a job that holds GPUs was last heard of."""
@@ -67,17 +74,21 @@ class Board:
 
     # --- the round loop's side
 
-    def saw(self, state: ClusterState, now_s: float) -> None:
-        """Take in what was observed. Raises StoreError; then nothing is taken in, and the next call does it."""
-        with self._changing:
-            self._saw(state, now_s)
+    def saw(self, state: ClusterState, now_s: float, elsewhere: Collection[str] = ()) -> None:
+        """Take in what was observed. Raises StoreError; then nothing is taken in, and the next call does it.
 
-    def _saw(self, state: ClusterState, now_s: float) -> None:
+        Runs on nodes that are `elsewhere`, in the cloud, hold no GPUs of the site.
+        """
+        with self._changing:
+            self._saw(state, now_s, frozenset(elsewhere))
+
+    def _saw(self, state: ClusterState, now_s: float, elsewhere: frozenset[str]) -> None:
         there = {job.id: job for job in state.jobs}
         views = [self._view(job, self._live.get(job.id), now_s) for job in state.jobs]
         gone = [job for job in self._live if job not in there]
         if gone:
-            views += self._ended(gone, {over.job: over for over in state.ended}, now_s)
+            here = {over.job: over for over in state.ended if elsewhere.isdisjoint(over.held.nodes)}
+            views += self._ended(gone, here, now_s)
         changed = [view for view in views if view is not self._live.get(view.id)]
         charges = [line for view in changed if view.state == "ended" for line in _charges(view)]
         if changed:
@@ -85,7 +96,8 @@ class Board:
         with self._lock:
             self.state, self.observed_s = state, now_s
             self._shown = {
-                job.id: (job, self._reason(job.id), view) for job, view in zip(state.jobs, views, strict=False)
+                job.id: (job, self._reason(job.id), view.result, view)
+                for job, view in zip(state.jobs, views, strict=False)
             }
             for view in changed:
                 if view.state == "ended":
@@ -93,6 +105,7 @@ class Board:
                     self._heard.pop(view.id, None)
                     self._spoke_s.pop(view.id, None)
                     self._idle_s.pop(view.id, None)
+                    self.results.forget(view.id)
                 else:
                     self._live[view.id] = view
         for view in changed:
@@ -110,6 +123,7 @@ class Board:
         for report in reports:
             body, now_s = report.body, time.time()
             self._spoke_s[report.job_id] = now_s
+            self.results.take(report, live=True)
             if isinstance(body, Started):
                 self._heard[report.job_id] = body.progress, body.total
             elif isinstance(body, Observation):
@@ -206,7 +220,8 @@ class Board:
         """The job as clients see it: `before` itself, the very object, where nothing has changed."""
         reason = self._reason(job.id)
         # Most jobs are as they were a tick ago, and a view costs a hundred times what this comparison does.
-        if (shown := self._shown.get(job.id)) is not None and shown[2] is before and shown[:2] == (job, reason):
+        shown, result = self._shown.get(job.id), self.results.newest(job.id)
+        if shown is not None and shown[3] is before and shown[:3] == (job, reason, result):
             return before
         if before is None:
             before = self.store.job(job.id)
@@ -230,6 +245,7 @@ class Board:
             progress=before.progress if before else None,
             total=before.total if before else None,
             gpu_seconds=before.gpu_seconds if before else {},
+            result=result or (before.result if before else None),
         )
         if before is not None and fields == before:
             return before
@@ -278,6 +294,7 @@ class Board:
                         "progress": progress,
                         "total": total,
                         "gpu_seconds": attained or before.gpu_seconds,
+                        "result": self.results.newest(job) or before.result,
                     }
                 )
             )
@@ -291,11 +308,21 @@ class Watched:
         self._cluster, self._board, self._now_s, self._learn = cluster, board, now_s, learn
         self.cloud_nodes = getattr(cluster, "cloud_nodes", None)
         self.agents = getattr(cluster, "agents", None)
+        self._fresh: list[Report] = []
 
     def observe(self) -> ClusterState:
         """See `ports.Cluster`."""
         state = self._cluster.observe()
-        self._board.saw(state, self._now_s())
+        # What jobs say comes before what becomes of them: the last word of one that has ended is in its view then.
+        fresh = self._cluster.reports()
+        self._fresh.extend(fresh)
+        if any(isinstance(report.body, Result) for report in fresh):
+            with contextlib.suppress(StoreError):  # the loop stores them, too, and tries again
+                self._board.store.add_reports(fresh)  # who is told of a result asks for all of them at once
+        self._board.heard(fresh)
+        self._learn(fresh)
+        elsewhere = [node.name for node in self.cloud_nodes.nodes()] if self.cloud_nodes and state.ended else ()
+        self._board.saw(state, self._now_s(), elsewhere)
         return state
 
     def apply(self, actions: Sequence[Action]) -> tuple[Outcome, ...]:
@@ -304,10 +331,8 @@ class Watched:
 
     def reports(self) -> Sequence[Report]:
         """See `ports.Cluster`."""
-        reports = self._cluster.reports()
-        self._board.heard(reports)
-        self._learn(reports)
-        return reports
+        fresh, self._fresh = self._fresh, []
+        return fresh
 
 
 def allocation_view(placement: Placement) -> AllocationView:

@@ -1,14 +1,33 @@
 """AntMan's control of one GPU: a guaranteed job keeps its speed, opportunistic jobs get what is left over.
 
 After *AntMan: Dynamic scaling on GPU clusters for deep learning* (OSDI '20), section 4.2. The compute share of the
-opportunistic jobs is the part of the time, 0 to 1, in which they may train (a duty cycle between their steps). When a guaranteed
-job comes, it is 0, and the guaranteed job's step time is taken as its base. Then the share is raised until steps take
-longer than the tolerance allows.
+opportunistic jobs is the part of the time, 0 to 1, in which they may train (a duty cycle between their steps). When a
+guaranteed job comes, it is 0. Then the share is raised until the guaranteed job's steps take longer than the tolerance allows.
 
-The paper raises it step by step. Here the step doubles, then halves the interval between the largest share that was seen
-to be within the tolerance and the smallest that was not; a share counts as within only if the step time's confidence interval
-is. Once settled, the share goes up only when the guaranteed job has become less sensitive, and down, within one period,
-as soon as its steps are too slow.
+**What is measured.** Time goes in *turns*: a control period at share 0, then some at the share that is tried. A turn's
+slow-down is how much longer the steps of the second part took than those of the first, total time over steps. So each turn has
+its own reference, seconds old while searching and minutes once settled: a machine that becomes slower for other reasons slows
+both parts, and is not charged to the guest.
+
+**What is sure.** Steps beside a guest are not independent: they wait for it or they do not, and other load comes in spells. So
+the uncertainty of the mean over turns is taken from how much *turns* differ. While there are few, what the spread of single
+steps would explain counts as if it were three turns more. A share is `good` when the upper bound of its slow-down is within
+the tolerance, `bad` when the lower bound is not, or when it does not look as if `patience` turns would show it to be good. Of
+two turns in a row that had a period too slow beyond doubt the second ends at once, and the share is bad.
+
+**What is tried.** The paper raises step by step. Here the next share is where the slow-downs of the largest good and the
+smallest bad share, interpolated, are what is aimed at: a little within the tolerance, and more where turns differ much, since
+else no patience would be enough. Before anything was bad, it is at most twice the last one.
+
+**Once settled** turns are long, so share 0 costs a guest a fiftieth (more where a period has fewer than `LEAST_STEPS`). In each
+period the control asks more:
+
+- One period is too slow beyond doubt: share 0 now, and a new search from half the share.
+- The turn so far differs from what was known, up or down: a new look at the same share, reference first. So nothing is said to
+  be the guest's doing, or to have become harmless, before both have been compared anew.
+
+And after each turn: if the slow-down is surely less than what is aimed at, and no share just above is known to be bad, the search
+goes on from there. Settled at share 0, it begins anew after as many periods as `patience` turns have.
 
 `advance` is one control period; a `Control` is all that is remembered from one to the next.
 """
@@ -23,6 +42,18 @@ from pydantic import BaseModel, ConfigDict, Field
 
 LEAST_STEPS = 10
 """Of fewer steps the spread is not known well enough to rest anything on."""
+
+LEAST_TURNS = 2
+"""Before a share is good."""
+
+PRIOR_TURNS = 3
+"""So many turns the spread of single steps is worth in how much turns are taken to differ."""
+
+FAR = 1.5
+"""At so many times the tolerance one period is enough."""
+
+KEEP = 0.9
+"""Weight of what was known before a turn, once settled: some ten turns are remembered."""
 
 
 class ControlSettings(BaseModel):
@@ -40,15 +71,15 @@ class ControlSettings(BaseModel):
     least_share: float = Field(
         default=0.004, gt=0, le=1, description="Below this an opportunistic job does not train at all."
     )
-    z: float = Field(default=3.3, gt=0, description="Standard errors within which a step time is taken to be known.")
-    base_error: float = Field(
-        default=0.03,
-        gt=0,
-        description="The base is known when it is uncertain by no more than this part of the tolerance.",
+    z: float = Field(default=3.3, gt=0, description="Standard errors within which a slow-down is taken to be known.")
+    aim: float = Field(
+        default=0.97, gt=0, lt=1, description="Part of the tolerance that is aimed at; less where turns differ much."
     )
-    patience: int = Field(
-        default=30, ge=1, description="Most periods for measuring the base, or a share before it counts as too much."
+    search_periods: int = Field(
+        default=4, ge=1, description="Periods beside the guest in a turn, for each one without it, until settled."
     )
+    settled_periods: int = Field(default=49, ge=1, description="The same, once settled.")
+    patience: int = Field(default=100, ge=2, description="Turns in which a share has to be seen to be good.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +109,61 @@ class Steps:
 
     @property
     def error_s(self) -> float:
-        """Standard error of the mean; infinite for fewer than `LEAST_STEPS`."""
+        """Standard error of the mean, were steps independent; infinite for fewer than `LEAST_STEPS`."""
         if self.count < LEAST_STEPS:
             return math.inf
         return math.sqrt(self.squares / (self.count - 1) / self.count)
+
+    def slowdown(self, base: Steps) -> tuple[float, float]:
+        """By which part of the base these take longer, and the standard error of that, were steps independent."""
+        ratio = self.mean_s / base.mean_s
+        # First-order error of a ratio of two independent means.
+        return ratio - 1, ratio * math.hypot(self.error_s / self.mean_s, base.error_s / base.mean_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """The slow-downs of several turns at one share."""
+
+    turns: float = 0.0
+    """How many; old ones count less."""
+    mean: float = 0.0
+    squares: float = 0.0
+    """Sum of squared distances from the mean."""
+    variance: float = 0.0
+    """Of one turn, were its steps independent: the mean over the turns."""
+
+    def plus(self, slowdown: float, error: float, keep: float = 1.0) -> Evidence:
+        """With another turn, what was known before weighing so much less."""
+        before = keep * self.turns
+        turns = before + 1
+        apart = slowdown - self.mean
+        return Evidence(
+            turns,
+            self.mean + apart / turns,
+            keep * self.squares + apart**2 * before / turns,
+            self.variance + (error**2 - self.variance) / turns,
+        )
+
+    @property
+    def spread(self) -> float:
+        """Standard deviation of one turn; 0 before there is one."""
+        if self.turns == 0:
+            return 0.0
+        return math.sqrt((self.squares + PRIOR_TURNS * self.variance) / (self.turns - 1 + PRIOR_TURNS))
+
+    @property
+    def error(self) -> float:
+        """Standard error of the mean; infinite before there is a turn."""
+        return self.spread / math.sqrt(self.turns) if self.turns else math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """A share, and what it did to the guaranteed job."""
+
+    share: float = 0.0
+    evidence: Evidence = field(default_factory=Evidence)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,27 +172,22 @@ class Control:
 
     share: float = 0.0
     """Compute share of all opportunistic jobs together, now."""
+    trial: Tried | None = None
+    """The share of this turn, which is `share` but for the period at 0; None: the first one."""
     base: Steps = field(default_factory=Steps)
-    """Steps at share 0."""
-    based: bool = False
-    """Whether the base is known."""
-    good: float = 0.0
-    """Largest share that was seen to be within the tolerance."""
-    good_slowdown: float = 0.0
-    """Slow-down that was seen there, as a part of the base."""
-    bad: float = math.inf
-    """Smallest share that was not."""
-    seen: Steps = field(default_factory=Steps)
-    """Steps at the present share."""
+    """Steps at share 0 in this turn."""
+    beside: Steps = field(default_factory=Steps)
+    """Steps at the share of the trial in this turn."""
     periods: int = 0
-    """Control periods at the present share."""
-    settled_at: float | None = None
-    """Slow-down at which it settled; None: it is still looking."""
-
-    @property
-    def settled(self) -> bool:
-        """Whether the share stays as it is unless the guaranteed job's steps change."""
-        return self.settled_at is not None
+    """Control periods of those; settled at share 0, of all."""
+    good: Tried = field(default_factory=Tried)
+    """Largest share that was seen to be within the tolerance."""
+    bad: Tried | None = None
+    """Smallest share that was not; None: none was tried yet."""
+    settled: bool = False
+    """Whether the share of the trial stays unless the guaranteed job's steps change."""
+    far: bool = False
+    """Whether a period of the turn before was too slow beyond doubt, so that a second one makes the share bad."""
 
 
 def advance(control: Control, steps: Steps, settings: ControlSettings) -> Control:
@@ -118,67 +195,102 @@ def advance(control: Control, steps: Steps, settings: ControlSettings) -> Contro
 
     Args:
         control: that of the period which is over.
-        steps: the guaranteed job's steps in it; none if it made no step, and then the share stays.
+        steps: the guaranteed job's steps in it; none if it made no step, and then all stays.
         settings: see there.
     """
     if steps.count == 0:
         return control
-    if not control.based:
-        base, periods = control.base + steps, control.periods + 1
-        certain = settings.z * base.error_s <= settings.base_error * settings.tolerance * base.mean_s
-        measured = dataclasses.replace(
-            control, base=base, periods=periods, based=certain or periods >= settings.patience
-        )
-        return _try(measured, settings) if measured.based else measured
+    trial = control.trial or Tried(settings.first_share)
+    if control.share == 0:
+        return _alone(control, trial, steps, settings)
+    return _beside(control, trial, steps, settings)
+
+
+def _alone(control: Control, trial: Tried, steps: Steps, settings: ControlSettings) -> Control:
+    """A period at share 0 is over."""
+    if trial.share == 0 and control.base.count:  # nobody can be beside this job, unless one of them becomes another one
+        slowdown, error = steps.slowdown(control.base)
+        again = control.periods >= settings.patience * (settings.search_periods + 1)  # a search costs it a few
+        if again or abs(slowdown) - settings.z * error > settings.tolerance:
+            return Control()
+        control = dataclasses.replace(control, periods=control.periods + 1)
+    base = control.base + steps
+    share = trial.share if base.count >= LEAST_STEPS else 0.0
+    return dataclasses.replace(control, share=share, trial=trial, base=base)
+
+
+def _beside(control: Control, trial: Tried, steps: Steps, settings: ControlSettings) -> Control:
+    """A period at the share of the trial is over."""
+    known = trial.evidence
+    slowdown, error = steps.slowdown(control.base)
+    if slowdown - (settings.z + 1) * max(error, known.spread) > FAR * settings.tolerance:
+        if control.settled:
+            return _begin(Control(bad=control.bad), trial.share / 2, settings)
+        if not control.far:  # it may have been the machine
+            return _turn(dataclasses.replace(control, far=True))
+        return _next(dataclasses.replace(control, bad=Tried(trial.share, known.plus(slowdown, error))), settings)
+    beside, periods = control.beside + steps, control.periods + 1
+    slowdown, error = beside.slowdown(control.base)
     if control.settled:
-        return _watch(control, steps, settings)
-    seen = dataclasses.replace(control, seen=control.seen + steps, periods=control.periods + 1)
-    least, most = _slowdown(seen.seen, seen.base, settings.z)
-    if most <= settings.tolerance:
-        slowdown = seen.seen.mean_s / seen.base.mean_s - 1
-        return _try(dataclasses.replace(seen, good=seen.share, good_slowdown=slowdown), settings)
-    if least > settings.tolerance or seen.periods >= settings.patience:
-        return _try(dataclasses.replace(seen, bad=seen.share), settings)
-    return seen
+        doubt = (settings.z + 1) * math.hypot(max(error, known.spread), known.error)
+        if slowdown > settings.tolerance and slowdown - known.mean > doubt:
+            return _begin(Control(bad=control.bad), trial.share, settings)
+        if known.mean - slowdown > max(doubt, settings.tolerance / 4):
+            return _begin(Control(), trial.share, settings)
+    control = dataclasses.replace(control, beside=beside, periods=periods)
+    if periods < (settings.settled_periods if control.settled else settings.search_periods) or math.isinf(error):
+        return control
+    seen = Tried(trial.share, known.plus(slowdown, error, KEEP if control.settled else 1.0))
+    return _judge(dataclasses.replace(control, trial=seen, far=False), seen, settings)
 
 
-def _watch(control: Control, steps: Steps, settings: ControlSettings) -> Control:
-    """One period at a settled share: cut it when the guaranteed job is too slow, look anew when it has got room."""
-    assert control.settled_at is not None
-    least, most = _slowdown(steps, control.base, settings.z)
-    if least > settings.tolerance:
-        if control.share == 0:
-            return Control()  # it is slow all by itself: what it was compared with is out of date
-        lower = dataclasses.replace(control, bad=control.share, good=0.0, good_slowdown=0.0, settled_at=None)
-        return _at(lower, control.share / 2 if control.share / 2 >= settings.least_share else 0.0)
-    if most < control.settled_at - settings.tolerance / 2:
-        return _try(dataclasses.replace(control, bad=math.inf, settled_at=None), settings)
-    return control
+def _judge(control: Control, trial: Tried, settings: ControlSettings) -> Control:
+    """A turn is over."""
+    seen, margin = trial.evidence, settings.z * trial.evidence.error
+    if seen.mean - margin > settings.tolerance:
+        good = Tried() if control.settled else control.good
+        return _next(dataclasses.replace(control, good=good, bad=trial), settings)
+    if control.settled:  # what was taken for its slow-down while searching may have been too much
+        room = seen.mean + margin < settings.aim * settings.tolerance
+        return _next(dataclasses.replace(control, good=trial), settings) if room else _turn(control)
+    if seen.turns >= LEAST_TURNS and seen.mean + margin <= settings.tolerance:
+        return _next(dataclasses.replace(control, good=trial), settings)
+    in_the_end = settings.z * seen.spread / math.sqrt(settings.patience)
+    if seen.turns >= settings.patience or seen.mean - seen.error + in_the_end > settings.tolerance:
+        return _next(dataclasses.replace(control, bad=trial), settings)
+    return _turn(control)
 
 
-def _try(control: Control, settings: ControlSettings) -> Control:
+def _next(control: Control, settings: ControlSettings) -> Control:
     """The next share to try, or the settled one."""
     good, bad = control.good, control.bad
-    if bad == math.inf:
-        return _settle(control) if good >= 1 else _at(control, min(1.0, max(2 * good, settings.first_share)))
-    share = (good + bad) / 2
-    if bad - good <= settings.resolution * bad or share < settings.least_share:
+    last = bad or good
+    decidable = settings.z * last.evidence.spread / math.sqrt(settings.patience / 2)
+    aim = max(min(settings.aim * settings.tolerance, settings.tolerance - decidable), settings.tolerance / 2)
+    # Where slow-down is proportional to share, this is as near as another turn would come.
+    reached = good.share >= 1 or good.evidence.mean >= (1 - settings.resolution) * aim
+    if good.share and (reached or (bad is not None and bad.share - good.share <= settings.resolution * bad.share)):
         return _settle(control)
-    return _at(control, share)
+    if bad is None:
+        factor = aim / good.evidence.mean if good.evidence.mean > aim / 2 else 2.0
+        return _begin(control, min(1.0, factor * good.share), settings)
+    room, climb = bad.share - good.share, bad.evidence.mean - good.evidence.mean
+    part = (aim - good.evidence.mean) / climb if climb > 0 else 0.5
+    return _begin(control, good.share + min(max(part, 0.2), 0.9) * room, settings)
+
+
+def _begin(control: Control, share: float, settings: ControlSettings) -> Control:
+    """Try another share; none that is too small to train with."""
+    if share < settings.least_share:
+        return _settle(control)
+    return _turn(dataclasses.replace(control, trial=Tried(share), settled=False, far=False))
 
 
 def _settle(control: Control) -> Control:
     """Stay at the largest share that is known to be within the tolerance."""
-    return dataclasses.replace(_at(control, control.good), settled_at=control.good_slowdown)
+    return _turn(dataclasses.replace(control, trial=control.good, settled=True))
 
 
-def _at(control: Control, share: float) -> Control:
-    return dataclasses.replace(control, share=share, seen=Steps(), periods=0)
-
-
-def _slowdown(seen: Steps, base: Steps, z: float) -> tuple[float, float]:
-    """Lower and upper end of how much longer steps take than the base, as a part of the base."""
-    ratio = seen.mean_s / base.mean_s
-    # First-order error of a ratio of two independent means.
-    error = z * ratio * math.hypot(seen.error_s / seen.mean_s, base.error_s / base.mean_s)
-    return ratio - error - 1, ratio + error - 1
+def _turn(control: Control) -> Control:
+    """Another turn of the same trial begins, at share 0."""
+    return dataclasses.replace(control, share=0.0, base=Steps(), beside=Steps(), periods=0)

@@ -14,7 +14,13 @@ from penstock_scheduler.model import Pack
 
 
 def turn(
-    packs: Sequence[Pack], served_s: Mapping[Pack, float], gpus: int, running: Collection[Pack] = ()
+    packs: Sequence[Pack],
+    served_s: Mapping[Pack, float],
+    gpus: int,
+    running: Collection[Pack] = (),
+    *,
+    pinned: Mapping[Pack, frozenset[int]] | None = None,
+    keep: Collection[Pack] = (),
 ) -> tuple[Pack, ...]:
     """The packs of the next slice.
 
@@ -26,13 +32,20 @@ def turn(
         served_s: time each has held its GPUs. One that is new counts as what `entry_s` says.
         gpus: GPUs of the node that are shared; a pack that needs more never runs.
         running: the packs of the slice that is over.
+        pinned: the GPUs that a pack cannot do without, as one whose jobs left something there; of two that want the same only
+            one runs. A pack that is not in it, or has none, takes any.
+        keep: packs that cannot be suspended now: they go before all others.
     """
-    line = sorted(packs, key=lambda pack: (-pack.priority, served_s[pack], pack not in running))
+    line = sorted(packs, key=lambda pack: (pack not in keep, -pack.priority, served_s[pack], pack not in running))
     chosen: list[Pack] = []
+    taken: frozenset[int] = frozenset()
     for pack in line:
-        if pack.gpus <= gpus:
+        wanted = (pinned or {}).get(pack, frozenset())
+        count = max(pack.gpus, len(wanted))
+        if count <= gpus and taken.isdisjoint(wanted):
             chosen.append(pack)
-            gpus -= pack.gpus
+            taken |= wanted
+            gpus -= count
     return tuple(chosen)
 
 

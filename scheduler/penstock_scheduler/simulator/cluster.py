@@ -48,7 +48,8 @@ from penstock_scheduler.model import (
 from penstock_scheduler.nodespec import parse_nodes
 from penstock_scheduler.policies.tuning import Amount, Room, relative_speed
 from penstock_scheduler.ports import Clock
-from penstock_scheduler.simulator.agents import Group, SimulatedAgents, without
+from penstock_scheduler.sharing.node import Group, without
+from penstock_scheduler.simulator.agents import SimulatedAgents
 from penstock_scheduler.simulator.disturbances import Disturbances
 from penstock_scheduler.simulator.latencies import Latencies
 from penstock_scheduler.simulator.truth import JobTruth, Seen, Shape, advance, rate_at
@@ -226,7 +227,11 @@ class SimulatedCluster:
         self._free = {node.name: node.gpus_for_us for node in nodes}
         self._taken = dict.fromkeys(self._nodes, 0)
         """GPUs that jobs hold, by node."""
+        self._total_gpus = sum(self._free.values())
         self._gpus_held = self._cpus_held = self._memory_held_mb = 0
+        self.gpu_seconds = 0.0
+        """GPUs held, times how long, until the last change or `close`: one that jobs share counts once."""
+        self._counted_s = clock.now_s()
         self._failures = {name: self._disturbances.failures(name, math.inf) for name in self._nodes}
         self.jobs = {job.id: job for job in jobs}
         self._coming = sorted(self.jobs.values(), key=lambda job: job.submit_s)
@@ -300,11 +305,30 @@ class SimulatedCluster:
         event_s = self._events[0][0] if self._events else math.inf
         if self._look_again:
             return -math.inf
+        if self._front and self._waiting and not self._passed_over and (room_s := self._room_s()) < math.inf:
+            return room_s  # until then the first of the queue waits, and all others behind it
         if self._front and len(self._waiting) >= self._front + self._passed_over:
             return event_s  # who comes now would not be shown
         if self._front and not self._waiting and arrival_s < math.inf and self._disturbances.node_mtbf_h is None:
             return arrival_s  # nobody waits for the GPUs that come free until then
         return min(arrival_s, event_s)
+
+    def _room_s(self) -> float:
+        """When as many GPUs are free as the first of the queue needs at least, or a node fails or is back; infinite: never."""
+        missing = self.jobs[self._waiting[0][1]].wish.min_gpus - (self._total_gpus - self._gpus_held)
+        passed, found_s = [], math.inf
+        while self._events and found_s == math.inf:
+            passed.append(event := heapq.heappop(self._events))
+            if self._stale(event):
+                continue
+            at_s, _, what, whom = event
+            if what == "end" and (held := self.jobs[whom].allocation) is not None:
+                missing -= held.gpus
+            if what != "end" or missing <= 0:
+                found_s = at_s
+        for event in passed:
+            heapq.heappush(self._events, event)
+        return found_s
 
     def observe(self) -> ClusterState:
         """What is there now."""
@@ -379,15 +403,15 @@ class SimulatedCluster:
             job_id: job_id not in self._sharers and self.jobs[job_id].runs[-1].start_s < now_s for job_id in sharers
         }
         for job_id in sharers - self._sharers:
-            self._occupy(self.jobs[job_id], -1)
+            self._occupy(self.jobs[job_id], -1, now_s)
             self._alone(job_id, now_s)
         for job_id in self._sharers - sharers:
             if job_id in self._held:
-                self._occupy(self.jobs[job_id], 1)
+                self._occupy(self.jobs[job_id], 1, now_s)
                 self._alone_since_s[job_id] = now_s
         self._sharers = sharers
         fresh = agents.order(here, now_s, running)
-        self._fence()
+        self._fence(now_s)
         for group_now in fresh:
             self._next_slice(group_now, now_s)
         for job_id in list(self._held):
@@ -401,28 +425,33 @@ class SimulatedCluster:
         job = self.jobs[job_id]
         return job.allocation is not None and job.allocation.nodes == (node,)
 
-    def _occupy(self, job: SimulatedJob, sign: int) -> None:
+    def _occupy(self, job: SimulatedJob, sign: int, now_s: float) -> None:
         """Count a job's GPUs as its own from now on, or with -1 no longer."""
         assert job.allocation is not None, "it holds GPUs"
         for share in job.allocation.shares:
-            self._take(share.node, sign * share.gpus)
+            self._take(share.node, sign * share.gpus, now_s)
 
-    def _take(self, node: str, gpus: int) -> None:
+    def _take(self, node: str, gpus: int, now_s: float) -> None:
+        self._count(now_s)
         self._free[node] -= gpus
         self._taken[node] += gpus
         self._gpus_held += gpus
         self._restless.add(node)
 
-    def _fence(self) -> None:
+    def _count(self, now_s: float) -> None:
+        self.gpu_seconds += self._gpus_held * (now_s - self._counted_s)
+        self._counted_s = now_s
+
+    def _fence(self, now_s: float) -> None:
         """Take the GPUs of the groups that there are, and give back those of groups that there were."""
         now = {id(group): group for group in self._with_agents().groups}
         for key, group in self._fenced.items():
             if key not in now:
-                self._take(group.order.node, -group.order.gpus)
+                self._take(group.order.node, -group.order.gpus, now_s)
                 group.event = -1
         for key, group in now.items():
             if key not in self._fenced:
-                self._take(group.order.node, group.order.gpus)
+                self._take(group.order.node, group.order.gpus, now_s)
         self._fenced = now
 
     def _next_slice(self, group: Group, now_s: float) -> None:
@@ -450,7 +479,7 @@ class SimulatedCluster:
         agents = self._with_agents()
         self._sharers.discard(job.id)
         group = agents.left(job.id, now_s, ended=job.finish_s is not None)
-        self._fence()
+        self._fence(now_s)
         if group is not None:
             self._next_slice(group, now_s)
             self._change_speeds(group, now_s)
@@ -613,7 +642,7 @@ class SimulatedCluster:
         for share in job.allocation.shares:
             self._hold(share, -1)
         if job.id not in self._sharers:
-            self._occupy(job, -1)
+            self._occupy(job, -1, now_s)
         self._alone(job.id, now_s)
         for table in (self._held, self._learning, self._restarting, self._goodputs_s):
             table.pop(job.id, None)
@@ -717,7 +746,7 @@ class SimulatedCluster:
         job.allocation, job._shape, job._settled_s, job._view = where, shape, now_s, None
         job._speed = self._speed(job)
         job.runs.append(Run(now_s, now_s, where, ready_s, job.progress))
-        self._occupy(job, 1)
+        self._occupy(job, 1, now_s)
         if self._agents is not None:
             self._agents.started(job.id, where.gpu_type, now_s)
             self._alone_since_s[job.id] = now_s
@@ -820,6 +849,7 @@ class SimulatedCluster:
         """Bring all jobs up to date: for who looks at them before all have ended."""
         now_s = self._clock.now_s()
         self._live_until(now_s)
+        self._count(now_s)
         for job in self._held.values():
             self._settle(job, now_s)
             job.runs[-1].end_s = now_s

@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,8 @@ BINS = 300
 
 HOURS_FROM_S = 3 * 3600.0
 """Length from which times are in hours, else in minutes."""
+
+SHARED = "Where jobs share GPUs, one covers the other, and which of a node's GPUs it is has been made up."
 
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8A8A8A", "#B8A800")
 """Of Okabe and Ito (2008), told apart with any kind of colour vision; their black is grey and their yellow darker here, for both
@@ -84,6 +86,7 @@ COMPARED = {
     "p99_jct_h": ("99 of 100 jobs done within, h", 1.0),
     "makespan_h": ("First submission to last end, h", 1.0),
     "queue_h": ("Waiting without GPUs, h a job", 1.0),
+    "feedback_min": ("Until a job has trained for a minute, min", 1.0),
     "gpu_h_per_job": ("GPU-hours a job", 1.0),
     "utilisation": ("GPUs in use, % of the time", 100.0),
 }
@@ -114,9 +117,10 @@ def figures(results: Sequence[Result], document: Mapping[str, Any]) -> Figures:
     histories: dict[str, list[History]] = {}
     for result in results:
         simulation = result.simulation
-        histories.setdefault(result.policy, []).append(
-            history(simulation.scenario.nodes, simulation.jobs, simulation.end_s, result.policy)
-        )
+        drawn = history(simulation.scenario.nodes, simulation.jobs, simulation.end_s, result.policy)
+        if simulation.agents is not None:
+            drawn = replace(drawn, note=SHARED, held=tuple((tick.time_s, tick.gpus_held) for tick in simulation.ticks))
+        histories.setdefault(result.policy, []).append(drawn)
     end_s = max((each.end_s for of in histories.values() for each in of), default=0.0) or 1.0
     unit = ("hours", 3600.0) if end_s > HOURS_FROM_S else ("minutes", 60.0)
     return Figures(
@@ -232,18 +236,22 @@ def _binned(series: Sequence[tuple[float, float]], edges: FloatArray) -> FloatAr
 
 
 def history(nodes: Sequence[Node], jobs: Sequence[SimulatedJob], end_s: float, title: str, note: str = "") -> History:
-    """What happened, with the GPUs of each node numbered as jobs took them: the lowest that are free."""
-    free = {node.name: list(range(node.gpus)) for node in nodes}
+    """What happened, with the GPUs of each node numbered as jobs took them: the lowest that the fewest others have."""
+    users = {node.name: [0] * node.gpus for node in nodes}
     spans: dict[str, list[Span]] = {job.id: [] for job in jobs}
     held: list[tuple[float, int, dict[str, tuple[int, ...]]]] = []
     runs = sorted(((run, job.id) for job in jobs for run in job.runs), key=lambda pair: pair[0].start_s)
     for number, (run, job_id) in enumerate(runs):
         while held and held[0][0] <= run.start_s:
             for node, left in heapq.heappop(held)[2].items():
-                free[node] = sorted([*free[node], *left])
-        ids = {share.node: tuple(free[share.node][: share.gpus]) for share in run.placement.shares}
-        for node, taken in ids.items():
-            free[node] = free[node][len(taken) :]
+                for gpu in left:
+                    users[node][gpu] -= 1
+        ids: dict[str, tuple[int, ...]] = {}
+        for share in run.placement.shares:
+            on = users[share.node]
+            ids[share.node] = tuple(sorted(sorted(range(len(on)), key=on.__getitem__)[: share.gpus]))
+            for gpu in ids[share.node]:
+                on[gpu] += 1
         heapq.heappush(held, (run.end_s, number, ids))
         spans[job_id].append(Span(run.start_s, run.end_s, run.placement.gpu_type, ids))
     return History(

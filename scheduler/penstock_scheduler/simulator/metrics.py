@@ -17,8 +17,8 @@ from penstock_scheduler.simulator.cluster import SimulatedJob
 from penstock_scheduler.simulator.run import Scenario, Simulation
 from penstock_scheduler.simulator.truth import JobTruth, ModelledJob, packed
 
-BATCHES_TRIED = 12
-"""Batch sizes among which a job that is alone takes the best, for `isolated_s`."""
+SLICE_S = 60.0
+"""Training after which a user has seen whether a job works: a slice of Gandiva's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +34,15 @@ class JobRow:
     jct_s: float | None
     """From submission to end."""
     queue_s: float
-    """Time without GPUs, before its start and between its runs."""
+    """Time without GPUs, before its start and between its runs, and while it was suspended."""
     gpu_hours: float
+    """While it was not suspended. Two jobs that run on one GPU at once both have theirs in full."""
     restarts: int
+    resumes: int
+    """Times that it went on after it was suspended."""
+    feedback_s: float | None
+    """From submission until it had trained for a minute (where jobs share, for a slice), or ended sooner: its user sees whether
+    it works."""
     failures: int
     contention: float | None
     """Jobs in the cluster while it was there, itself included, in the mean over time."""
@@ -61,11 +67,19 @@ class Summary:
     restarts_per_job: float
     queue_h: float
     """Mean time without GPUs."""
+    feedback_min: float | None
+    """Mean `feedback_s`, of those that came so far."""
+    suspends_per_job: float | None
+    """None where the policy lets no jobs share."""
+    packs: int | None
+    """Pairs of jobs that ran on GPUs at the same time. None likewise."""
+    packs_at_a_loss: int | None
+    """Those of them of which both together did less than in turns. None likewise."""
     worst_ftf: float | None
     unfair_share: float | None
     """Of the jobs, those whose `ftf_rho` is above 1."""
     utilisation: float
-    """GPU-hours held, of those that there were until the end."""
+    """GPU-hours held, of those that there were until the end; a GPU that jobs share counts once."""
     contention: float
     """Jobs in the cluster, mean over time while there is one."""
     max_contention: int
@@ -104,6 +118,8 @@ def summarise(simulation: Simulation, rows: list[JobRow]) -> Summary:
     there_h = simulation.scenario.total_gpus * max(simulation.end_s - first_s, 0.0) / 3600
     contention = _Contention(simulation)
     costs = [row.cost for row in rows if row.cost is not None]
+    agents = simulation.agents
+    held_h = gpu_hours if simulation.gpu_seconds is None else simulation.gpu_seconds / 3600
 
     def of(figure: Any, values: np.ndarray[Any, Any]) -> float | None:
         return float(figure(values)) if len(values) else None
@@ -118,9 +134,13 @@ def summarise(simulation: Simulation, rows: list[JobRow]) -> Summary:
         gpu_h_per_job=gpu_hours / max(len(came), 1),
         restarts_per_job=sum(row.restarts for row in rows) / max(len(came), 1),
         queue_h=sum(row.queue_s for row in came) / max(len(came), 1) / 3600,
+        feedback_min=of(np.mean, np.array([row.feedback_s for row in rows if row.feedback_s is not None]) / 60),
+        suspends_per_job=None if agents is None else sum(row.resumes for row in rows) / max(len(came), 1),
+        packs=None if agents is None else len(agents.trials),
+        packs_at_a_loss=None if agents is None else sum(trial.total < 1 - 1e-9 for trial in agents.trials),
         worst_ftf=of(np.max, rho),
         unfair_share=of(lambda values: np.mean(values > 1), rho),
-        utilisation=gpu_hours / there_h if there_h else 0.0,
+        utilisation=held_h / there_h if there_h else 0.0,
         contention=contention.busy_mean,
         max_contention=contention.most,
         failures=sum(row.failures for row in rows),
@@ -183,22 +203,17 @@ def isolated_s(job: SimulatedJob, scenario: Scenario, gpu_type: str, gpus: float
 
 def _alone_s(job: SimulatedJob, gpu_type: str, shape: tuple[int, ...]) -> float:
     truth: JobTruth = job.truth
-    totals: list[int | None] = [job.batch_size]
     if isinstance(truth, ModelledJob) and not job.wish.fixed_batch:
-        model = truth.model
-        totals = [int(total) for total in np.geomspace(model.initial_batch, model.max_batch, BATCHES_TRIED)]
-    batches = {truth.batch(gpu_type, shape, total) for total in totals}
+        rates = truth.best_rates(gpu_type, shape)
+    else:
+        rates = truth.rates(gpu_type, shape, truth.batch(gpu_type, shape, job.batch_size))
     begin = seconds = 0.0
-    for rates, end in zip(
-        zip(*(truth.rates(gpu_type, shape, batch) for batch in batches), strict=True),
-        (*truth.epoch_ends, math.inf),
-        strict=True,
-    ):
+    for rate, end in zip(rates, (*truth.epoch_ends, math.inf), strict=True):
         if begin >= truth.work:
             break
-        if max(rates) <= 0:
+        if rate <= 0:
             return math.inf
-        seconds += (min(end, truth.work) - begin) / max(rates)
+        seconds += (min(end, truth.work) - begin) / rate
         begin = end
     return seconds
 
@@ -213,9 +228,11 @@ def _job_row(
 ) -> JobRow:
     """`mean`: contention until then; None: it was there for no time."""
     held_s = sum(run.end_s - run.start_s for run in job.runs)
+    suspended_s = _suspended_s(job, simulation)
+    used = 1 - suspended_s / held_s if held_s else 1.0
     by_type: dict[str, float] = {}
     for run in job.runs:
-        by_type[run.placement.gpu_type] = by_type.get(run.placement.gpu_type, 0.0) + run.gpu_seconds / 3600
+        by_type[run.placement.gpu_type] = by_type.get(run.placement.gpu_type, 0.0) + used * run.gpu_seconds / 3600
     jct_s = None if job.finish_s is None else job.finish_s - job.submit_s
     return JobRow(
         id=job.id,
@@ -225,14 +242,39 @@ def _job_row(
         start_s=job.runs[0].start_s if job.runs else None,
         end_s=job.finish_s,
         jct_s=jct_s,
-        queue_s=max(until_s - job.submit_s - held_s, 0.0),
+        queue_s=max(until_s - job.submit_s - held_s, 0.0) + suspended_s,
         gpu_hours=sum(by_type.values()),
         restarts=job.restarts,
+        resumes=0 if simulation.agents is None else simulation.agents.resumes[job.id],
+        feedback_s=_feedback_s(job, simulation),
         failures=job.failures,
         contention=mean,
         ftf_rho=None if jct_s is None or mean is None else jct_s / _fair_s(job, simulation.scenario, mean),
         cost=None if prices is None else sum(hours * prices.get(name, 0.0) for name, hours in by_type.items()),
     )
+
+
+def _suspended_s(job: SimulatedJob, simulation: Simulation) -> float:
+    """Time in which it was suspended. It is told in whole looks, so that of a job that runs now a minute may be missing."""
+    if simulation.agents is None:
+        return 0.0
+    trained_s = sum(max(run.end_s - run.ready_s, 0.0) for run in job.runs)
+    return max(trained_s - simulation.agents.ran_s.get(job.id, 0.0), 0.0)
+
+
+def _feedback_s(job: SimulatedJob, simulation: Simulation) -> float | None:
+    """From submission to the end of its first slice, which is that of the agents where jobs share."""
+    ended_s = None if job.finish_s is None else job.finish_s - job.submit_s
+    if simulation.agents is not None:
+        first_s = simulation.agents.first_slice_s.get(job.id)
+        return ended_s if first_s is None else first_s - job.submit_s
+    left_s = SLICE_S
+    for run in job.runs:
+        trained_s = max(run.end_s - run.ready_s, 0.0)
+        if trained_s >= left_s:
+            return run.ready_s + left_s - job.submit_s
+        left_s -= trained_s
+    return ended_s
 
 
 def _fair_s(job: SimulatedJob, scenario: Scenario, contention: float) -> float:

@@ -19,8 +19,12 @@ ROWS = {
     "p99_jct_h": ("99 of 100 jobs are done within, h", 1, ".2f"),
     "makespan_h": ("From the first submission to the last end, h", 1, ".2f"),
     "queue_h": ("Waiting without GPUs, h a job", 1, ".2f"),
+    "feedback_min": ("From submission until a job has trained for a minute, min", 1, ".1f"),
     "gpu_h_per_job": ("GPU-hours a job", 1, ".2f"),
     "restarts_per_job": ("Restarts a job", 1, ".2f"),
+    "suspends_per_job": ("Times that a job was suspended", 1, ".1f"),
+    "packs": ("Pairs of jobs that ran on one GPU at once", 1, ".0f"),
+    "packs_at_a_loss": ("of them, pairs that did less than in turns", 1, ".0f"),
     "utilisation": ("GPUs in use, % of the time", 100, ".1f"),
     "contention": ("Jobs in the cluster, on average", 1, ".1f"),
     "unfair_share": ("Jobs that a fair share of their own would have served better, %", 100, ".1f"),
@@ -55,9 +59,8 @@ def render(drawn: Figures, document: Mapping[str, Any]) -> str:
         parts.append(title + _legend(drawn.colours) + _wide(_chart(lines, drawn.colours)))
     jobs = {job.name: COLOURS[index % len(COLOURS)] for index, job in enumerate(drawn.gantts[0].jobs)}
     for each in drawn.gantts:
-        parts.append(
-            f"<h2>{escape(each.title)}: who had which GPU</h2><p class=soft>One row a GPU, one colour a job.</p>"
-        )
+        about = f"One row a GPU, one colour a job. {each.note}"
+        parts.append(f"<h2>{escape(each.title)}: who had which GPU</h2><p class=soft>{escape(about)}</p>")
         runs = sum(len(job.spans) for job in each.jobs)
         too_many = f"<p>{runs} runs are too many for a page; they are in the picture beside it.</p>"
         parts.append(_wide(gantt(each, drawn.end_s, 1.0, jobs)) if runs <= MOST_RUNS else too_many)

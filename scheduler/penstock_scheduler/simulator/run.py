@@ -19,7 +19,7 @@ from penstock_scheduler.loop import RoundLoop
 from penstock_scheduler.model import JobWish, Node, Outcome, ReasonCode
 from penstock_scheduler.models import WishModels
 from penstock_scheduler.pairs import Pairs
-from penstock_scheduler.policies import make_policy, parts_of
+from penstock_scheduler.policies import make_policy, parts_of, sharing_parts
 from penstock_scheduler.policies.wrapper import front_only
 from penstock_scheduler.ports import ModelSource, Trigger
 from penstock_scheduler.records import RoundRecord
@@ -71,8 +71,14 @@ DRIVINGS: Mapping[str, Driving] = {
 
 
 def driving_of(policy_name: str) -> Driving:
-    """How a policy is driven: one with stages, or with others for some partitions, as it would be without them."""
-    return DRIVINGS.get(next(iter(parts_of(policy_name)), ""), Driving())
+    """How a policy is driven: one with stages, or with others for some partitions, as it would be without them.
+
+    One that lets jobs share decides at least each minute, also behind a queue: that is how long a slice is.
+    """
+    found = DRIVINGS.get(next(iter(parts_of(policy_name)), ""), Driving())
+    if found.round_s is None and sharing_parts(policy_name):
+        return replace(found, round_s=Driving().round_s)
+    return found
 
 
 class JobsTruth(Protocol):
@@ -176,7 +182,7 @@ def prepare(
     return Scenario(nodes, jittered(workload, seed), truth, families, gpus, disturbed, sensitivities or {})
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Tick:
     """The cluster after a look at it."""
 
@@ -212,6 +218,10 @@ class Simulation:
     cpu_s: float = 0.0
     interrupted: bool = False
     """Whether it was stopped before all jobs had ended."""
+    agents: SimulatedAgents | None = None
+    """By which jobs shared GPUs."""
+    gpu_seconds: float | None = None
+    """GPUs held, times how long; one that jobs shared counts once. None: as the jobs' runs say."""
 
 
 def simulate(
@@ -239,11 +249,11 @@ def simulate(
     Raises:
         ConfigError: no such policy, or a setting that is wrong.
     """
-    driving = driving or driving_of(policy_name)
     policy, all_settings = make_policy(policy_name, settings)
+    driving = driving or driving_of(policy_name)
     begun_s = time.process_time()
     jobs = [_simulated(job, scenario, driving) for job in scenario.workload.jobs]
-    simulation = Simulation(policy_name, scenario, jobs)
+    simulation = Simulation(policy_name, scenario, jobs, agents=agents)
     clock = SimulatedClock()
     cluster = SimulatedCluster(
         scenario.nodes,
@@ -299,6 +309,8 @@ def simulate(
     except KeyboardInterrupt:
         simulation.interrupted = True
     cluster.close()
+    if agents is not None:
+        simulation.gpu_seconds = cluster.gpu_seconds
     simulation.end_s = max([clock.now_s() if simulation.interrupted else 0.0, *(job.finish_s or 0.0 for job in jobs)])
     simulation.cpu_s = time.process_time() - begun_s
     return simulation

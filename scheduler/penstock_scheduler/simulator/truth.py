@@ -19,7 +19,7 @@ microsecond.
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -40,6 +40,9 @@ Shape = tuple[int, ...]
 
 NODE_GPUS = 8
 """GPUs of a node whose size is not told: only what a duration with a model is worth depends on it."""
+
+BATCHES_TRIED = 12
+"""Batch sizes among which a job that is alone takes the best."""
 
 PROFILED = 4
 """Batch sizes of a profile, each half of the next. Sia's section 3.1 has about ten, in less than 20 GPU-seconds."""
@@ -249,12 +252,13 @@ class ModelledJob:
         self.model, self.work, self.restart_s = model, work, model.restart_s
         self.epoch_ends = model.epoch_ends
         self._rates: dict[tuple[str, Shape, Batch], list[float]] = {}
+        self._best_rates: dict[tuple[str, Shape], list[float]] = {}
         self._seen: dict[tuple[str, Shape, Batch], Seen | None] = {}
 
     def of(self, work: float) -> ModelledJob:
         """Another job of the same model; the two share what was asked before."""
         other = ModelledJob(self.model, work)
-        other._rates, other._seen = self._rates, self._seen
+        other._rates, other._best_rates, other._seen = self._rates, self._best_rates, self._seen
         return other
 
     def batch(self, gpu_type: str, shape: Shape, total: int | None = None) -> Batch | None:
@@ -276,6 +280,15 @@ class ModelledJob:
         if rates is None:
             rates = self._rates[key] = self._rates_of_epochs(*key)
         return rates
+
+    def best_rates(self, gpu_type: str, shape: Shape) -> Sequence[float]:
+        """Progress per second in each epoch with the best of `BATCHES_TRIED` batch sizes in it; 0 where it cannot run."""
+        key = (gpu_type, shape)
+        if key not in self._best_rates:
+            totals = np.geomspace(self.model.initial_batch, self.model.max_batch, BATCHES_TRIED)
+            batches = {self.batch(gpu_type, shape, int(total)) for total in totals}
+            self._best_rates[key] = list(map(max, zip(*(self.rates(*key, batch) for batch in batches), strict=True)))
+        return self._best_rates[key]
 
     def seen(self, gpu_type: str, shape: Shape, batch: Batch | None) -> Seen | None:
         """See `JobTruth`."""
@@ -516,17 +529,17 @@ def advance(
     `speed` multiplies its rate, as interference and stragglers do.
     """
     rates, ends, work = truth.rates(gpu_type, shape, batch), truth.epoch_ends, truth.work
-    epoch, passed_s = bisect_right(ends, progress), 0.0
-    while progress < work:
-        rate = speed * rates[epoch]
+    first, passed_s = bisect_right(ends, progress), 0.0
+    for end, its_rate in zip((*ends[first : bisect_left(ends, work)], work), rates[first:], strict=False):
+        if progress >= end:  # the work is done, or an epoch is empty
+            continue
+        rate = speed * its_rate
         if rate <= 0:
             return progress, seconds
-        end = min(ends[epoch], work) if epoch < len(ends) else work
         needed_s = (end - progress) / rate
         if passed_s + needed_s > seconds:
             return progress + (seconds - passed_s) * rate, seconds
         progress, passed_s = end, passed_s + needed_s
-        epoch = bisect_right(ends, progress, lo=epoch)
     return progress, passed_s
 
 

@@ -236,9 +236,13 @@ class SqlStore:
 
     def observations(self, job: str, newest: int) -> list[Report]:
         """The newest reports of a job that hold measurements, oldest first."""
+        return self.newest_reports(job, ("observation",), newest)
+
+    def newest_reports(self, job: str, kinds: Sequence[str], newest: int | None = None) -> list[Report]:
+        """The newest reports of a job of these kinds, oldest first; None: all of them."""
         chosen = (
             sa.select(t.reports.c.report)
-            .where(t.reports.c.job == job, t.reports.c.kind == "observation")
+            .where(t.reports.c.job == job, t.reports.c.kind.in_(kinds))
             .order_by(t.reports.c.id.desc())
             .limit(newest)
         )

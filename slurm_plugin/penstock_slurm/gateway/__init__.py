@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from penstock_slurm.gateway.base import (
+    STAND_IN,
     Gateway,
     JobPlacement,
     PlainShape,
@@ -36,6 +37,7 @@ from penstock_slurm.gateway.errors import (
 )
 
 __all__ = [
+    "STAND_IN",
     "AccountingAway",
     "BackendMissing",
     "CliGateway",

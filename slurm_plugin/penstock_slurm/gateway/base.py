@@ -50,6 +50,10 @@ ENDED = frozenset(
 """States of jobs that have ended and that slurmctld still remembers (MinJobAge)."""
 
 
+STAND_IN = "penstock"
+"""A GRES that jobs ask for in place of GPUs: Slurm 23.02 and later forget a pending job's GPUs only for another GRES."""
+
+
 @dataclass(frozen=True, slots=True)
 class SlurmNode:
     """One node. Counts of GPUs are by GRES type; an untyped GRES such as `gpu:4` has the type ""."""
@@ -66,6 +70,8 @@ class SlurmNode:
     memory_used_mb: int
     reason: str = ""
     """Why an admin or Slurm took it out of service."""
+    stand_in: bool = False
+    """Whether it has the GRES `STAND_IN`."""
 
     @property
     def usable(self) -> bool:
@@ -145,6 +151,8 @@ class SlurmJob:
     """Whether it wants whole nodes for itself, CPUs and all."""
     deadline_s: float | None = None
     """When Slurm ends it at the latest, if it is not held."""
+    ran_s: float | None = None
+    """For how long its present run was not suspended, whole seconds; None: not told."""
 
     @property
     def held(self) -> bool:
@@ -219,6 +227,8 @@ def slurm_minutes(seconds: float) -> int:
 class JobPlacement:
     """Where a pending job shall run: the same number of GPUs on each of `nodes`, `cpus` over all of them.
 
+    With 0 GPUs it runs there without any from Slurm, as a job that shares those which a fence holds.
+
     `tasks` over all nodes; None leaves the job's own. The GPU type follows from the nodes: 22.05 can change the
     count of a pending job's GRES but not its type. CPUs and tasks have to change with the number of nodes, or Slurm
     finds BadConstraints.
@@ -235,13 +245,15 @@ class JobPlacement:
     """None leaves the job's own."""
     memory_mb_per_node: int | None = None
     """None leaves the job's own."""
+    stand_in: bool = False
+    """Whether a job with 0 GPUs asks for `STAND_IN` instead, or for nothing."""
 
     def __post_init__(self) -> None:
         if not self.nodes or len(set(self.nodes)) != len(self.nodes):
             raise ValueError(f"nodes={self.nodes}: name at least one node, and each once")
-        if self.gpus_per_node < 1 or self.cpus < 1 or (self.tasks is not None and self.tasks < 1):
+        if self.gpus_per_node < 0 or self.cpus < 1 or (self.tasks is not None and self.tasks < 1):
             raise ValueError(
-                f"gpus_per_node={self.gpus_per_node} cpus={self.cpus} tasks={self.tasks}: must be 1 or more"
+                f"gpus_per_node={self.gpus_per_node} cpus={self.cpus} tasks={self.tasks}: must be 1 or more, GPUs 0 or more"
             )
 
 
@@ -258,11 +270,12 @@ class PlainShape:
 class Write:
     """One command about one job, named like the `Gateway` method that gives it alone.
 
-    `split` has no method: it makes an element of an array that has not started a job record of its own, with a number of its own.
+    Two have no method: `split` makes an element of an array that has not started a job record of its own, with a number of its
+    own; `put_first` gives a job that is not held the highest priority, until it is released the next time.
     """
 
     job_id: str
-    kind: Literal["hold", "release", "requeue_hold", "split", "place"]
+    kind: Literal["hold", "release", "requeue_hold", "split", "place", "put_first"]
     placement: JobPlacement | None = None
     """Where to, for `place` only."""
 
@@ -352,6 +365,14 @@ class Gateway(Protocol):
 
     def cancel(self, job_id: str) -> None:
         """End a job for good. JobGone where it had ended."""
+        ...
+
+    def suspend(self, job_id: str) -> None:
+        """Freeze a running job: SIGTSTP to all of its processes now, SIGSTOP 2.0 s later. It keeps its GRES."""
+        ...
+
+    def resume(self, job_id: str) -> None:
+        """Let a suspended job go on (SIGCONT). Refused where it is not suspended."""
         ...
 
     def place(self, job_id: str, placement: JobPlacement) -> None:

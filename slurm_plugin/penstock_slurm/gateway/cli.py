@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from penstock_slurm.gateway.base import (
+    STAND_IN,
     JobPlacement,
     PlainShape,
     SlurmFeatures,
@@ -47,6 +48,7 @@ from penstock_slurm.gateway.parse import (
     parse_associations,
     parse_fair_shares,
     parse_features,
+    parse_gpu_indexes,
     parse_gpus_held,
     parse_jobs,
     parse_nodes,
@@ -83,6 +85,10 @@ WORD = re.compile(r"[A-Za-z0-9_.,:=/+@-]+")
 MARK = "penstock-after-"
 UNKNOWN_WORD = "invalid keyword: "
 """How scontrol answers to a command that it does not know."""
+
+FIRST = 4_294_967_293
+"""The highest priority that Slurm takes, for jobs that run without GPUs: they start before the holders of the fence, and these
+before all others. Slurm itself gives about 2 ** 32 - 2 ** 16 and less where it has no weights, and far less where it has."""
 
 FEEDS = 2
 """Commands at once: an update is three questions to slurmctld, and scontrol reads its input a letter at a time."""
@@ -154,6 +160,50 @@ class CliGateway:
         """`scontrol -d show job`."""
         return parse_gpus_held(self._show_job(job_id, "-d"))
 
+    def gpu_indexes(self, job_id: str) -> tuple[int, ...]:
+        """Indexes of the GPUs that a running job has on its first node."""
+        return parse_gpu_indexes(self._show_job(job_id, "-d"))
+
+    def submit_holder(self, name: str, node: str, partition: str, comment: str, after: int | None) -> str:
+        """sbatch of a job that holds one GPU of a node and sleeps, before all others; its id.
+
+        Args:
+            after: a job at whose end it may start; None: at once.
+
+        Raises:
+            Refused: Slurm does not want it: only its root, SlurmUser and operators may ask for a priority.
+        """
+        words = (
+            *("sbatch", "--parsable", f"--job-name={name}", f"--nodelist={node}", f"--partition={partition}"),
+            *(
+                "--ntasks=1",
+                "--gres=gpu:1",
+                "--no-requeue",
+                f"--priority={FIRST - 1}",
+                f"--comment={comment}",
+                "--mem=32",
+            ),
+            *("--output=/dev/null", "--chdir=/", "--export=NONE"),
+            *([] if after is None else [f"--dependency=afterany:{after}"]),
+            "--wrap=exec sleep infinity",
+        )
+        done = self._run(words, {})
+        if done.returncode != 0:
+            raise error_from(done.stderr or done.stdout, command="sbatch", otherwise=Refused)
+        return done.stdout.strip().split(";")[0]
+
+    def wait_no_longer(self, job_id: str) -> None:
+        """Let a pending job start without the end of the job that it was to wait for."""
+        self._write(job_id, "scontrol", "update", f"JobId={job_id}", "Dependency=")
+
+    def no_time_limit(self, job_id: str) -> None:
+        """Let a running job go on for ever, whatever its partition's limit."""
+        self._write(job_id, "scontrol", "update", f"JobId={job_id}", "TimeLimit=UNLIMITED")
+
+    def set_comment(self, job_id: str, text: str) -> None:
+        """Write the comment of a job of ours."""
+        self._write(job_id, "scontrol", "update", f"JobId={job_id}", f"Comment={text}")
+
     def reservations(self) -> tuple[SlurmReservation, ...]:
         """All reservations."""
         variables = {"SLURM_TIME_FORMAT": "%s"}
@@ -216,6 +266,14 @@ class CliGateway:
         """`scancel -v`: without -v it is silent about jobs that do not exist."""
         self._write(job_id, "scancel", "-v", job_id)
 
+    def suspend(self, job_id: str) -> None:
+        """`scontrol suspend`."""
+        self._write_to_known(job_id, "scontrol", "suspend", job_id)
+
+    def resume(self, job_id: str) -> None:
+        """`scontrol resume`."""
+        self._write_to_known(job_id, "scontrol", "resume", job_id)
+
     def place(self, job_id: str, placement: JobPlacement) -> None:
         """One `scontrol update`, so that Slurm takes all of it or nothing."""
         self._one(Write(job_id, "place", placement))
@@ -262,7 +320,9 @@ class CliGateway:
                 text = f"{' '.join(_words(write))!r} holds signs that scontrol's prompt takes for its own"
                 errors[write.job_id] = Refused(text, command="scontrol", job_id=write.job_id)
             else:
-                alike.setdefault(write.job_id if write.kind in ("place", "split") else write.kind, []).append(write)
+                alike.setdefault(
+                    write.job_id if write.kind in ("place", "split", "put_first") else write.kind, []
+                ).append(write)
         groups = list(alike.values())
         answers = self._talk(groups)
         # Who is meant by an answer to a command about several jobs is not clear, so each is asked by itself.
@@ -365,6 +425,16 @@ class CliGateway:
         _expect_id(job_id)
         self._again(lambda: self._write_once(job_id, argv))
 
+    def _write_to_known(self, job_id: str, *argv: str) -> None:
+        """Like `_write`, for commands to which 22.05 answers `Unexpected message received` where it has forgotten the job."""
+        try:
+            self._write(job_id, *argv)
+        except ControllerAway as error:
+            if "Unexpected message received" not in error.text:
+                raise
+            self.gpus_held(job_id)  # says JobGone, or that the controller is away after all
+            raise
+
     def _write_once(self, job_id: str, argv: tuple[str, ...]) -> None:
         done = self._run(argv, {}, job_id)
         # scancel of a job that is gone, and scontrol update with a bad number, print an error and return 0
@@ -410,6 +480,8 @@ def _words(write: Write) -> tuple[str, ...]:
     NumNodes=n-n because a job with -N1 refuses NumNodes=2; StartTime=now because requeued jobs wait two minutes.
     """
     placement = write.placement
+    if write.kind == "put_first":
+        return "update", f"JobId={write.job_id}", f"Priority={FIRST}"
     if (
         write.kind == "split"
     ):  # any update of one element gives it a record of its own; this one says what is so already
@@ -419,6 +491,7 @@ def _words(write: Write) -> tuple[str, ...]:
             write.kind
         ] + (write.job_id,)
     count = len(placement.nodes)
+    without = f"gres:{STAND_IN}:1" if placement.stand_in else ""
     return (
         "update",
         f"JobId={write.job_id}",
@@ -428,7 +501,7 @@ def _words(write: Write) -> tuple[str, ...]:
         f"NumCPUs={placement.cpus}",
         *([] if placement.cpus_per_task is None else [f"CPUsPerTask={placement.cpus_per_task}"]),
         *([] if placement.memory_mb_per_node is None else [f"MinMemoryNode={placement.memory_mb_per_node}"]),
-        f"TresPerNode=gres:gpu:{placement.gpus_per_node}",
+        f"TresPerNode={f'gres:gpu:{placement.gpus_per_node}' if placement.gpus_per_node else without}",
         f"ReqNodeList={','.join(placement.nodes)}",
         *([] if placement.time_limit_s is None else [f"TimeLimit={slurm_minutes(placement.time_limit_s)}"]),
         "StartTime=now",
@@ -457,7 +530,7 @@ def _environment(mine: Mapping[str, str], conf: Path | None) -> dict[str, str]:
     environment = {
         key: value
         for key, value in mine.items()
-        if key in KEPT or not key.startswith(("SLURM_", "SQUEUE_", "SINFO_", "SCONTROL_", "SCANCEL_"))
+        if key in KEPT or not key.startswith(("SLURM_", "SBATCH_", "SQUEUE_", "SINFO_", "SCONTROL_", "SCANCEL_"))
     }
     environment["LC_ALL"] = "C"
     if conf is not None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Literal
 
 from penstock_slurm.gateway.base import (
+    STAND_IN,
     SlurmFeatures,
     SlurmJob,
     SlurmLimit,
@@ -53,6 +54,7 @@ JOB_FIELDS = (
     "Licenses",
     "OverSubscribe",
     "Deadline",
+    "TimeUsed",
 )
 """What squeue is asked for, in the order in which `_job` takes it."""
 
@@ -64,6 +66,7 @@ POWERED = frozenset({"POWERED_DOWN", "POWERING_UP", "POWERING_DOWN", "POWER_UP"}
 """Nodes of which nobody expects that their slurmd has registered."""
 REASON = re.compile(r"\sReason=(.*?)(?: \[[^\s\]]+@[^\s\]]+\])?(?=\s(?:Comment|Extra)=|\s*$)")
 JOB_GRES = re.compile(r"\sJOB_GRES=(\S*)")
+GPU_INDEXES = re.compile(r"\sNodes=\S+ .*?\bGRES=\S*?gpu:(?:[^:(,]+:)?\d+\(IDX:([^)]*)\)")
 PARTITION_KEYS = re.compile(r"(?:^|\s)(PartitionName|Nodes|State|Default|MaxTime)=(\S*)")
 
 RESERVATION_KEYS = re.compile(r"(?:^|\s)(ReservationName|StartTime|EndTime|Nodes|Flags|State)=(\S*)")
@@ -161,6 +164,7 @@ def _job(fields: list[str], names: _Names) -> SlurmJob:
         licenses,
         oversubscribe,
         deadline,
+        time_used,
     ) = fields
     number = int(job_id)  # ignores the newline that ends the record before
     element = int(array_task) if array_task.isdigit() else None
@@ -203,6 +207,7 @@ def _job(fields: list[str], names: _Names) -> SlurmJob:
         licenses=_text(licenses),
         exclusive=oversubscribe == "NO",
         deadline_s=_time(deadline),
+        ran_s=duration_s(time_used),
     )
 
 
@@ -244,6 +249,20 @@ def parse_gpus_held(text: str) -> int | None:
     return 0 if found[1] in NOTHING else sum(parse_gres(found[1]).values())
 
 
+def parse_gpu_indexes(text: str) -> tuple[int, ...]:
+    """Indexes of a running job's GPUs on its first node, from `scontrol -o -d show job`; () where it has none.
+
+    Written `(IDX:0,2-3)`, of a job without GPUs on a site with GPUs `(IDX:)` or `(IDX:N/A)`.
+    """
+    found = GPU_INDEXES.search(text)
+    indexes: list[int] = []
+    for item in found[1].split(",") if found is not None else ():
+        first, _, last = item.partition("-")
+        if first.isdigit():
+            indexes += range(int(first), int(last or first) + 1)
+    return tuple(indexes)
+
+
 def parse_tres_per_node(text: str) -> tuple[int | None, str | None]:
     """GPUs per node and their type, from `gres:gpu:4`, `gres/gpu:t4:2`, `gpu:2`, several by commas.
 
@@ -279,6 +298,10 @@ def parse_state(text: str) -> frozenset[str]:
     return frozenset(words - {""})
 
 
+_HAS_STAND_IN = re.compile(rf"(?:^|,){STAND_IN}:no_consume(?::[1-9]\d*)?(?:,|$)", re.IGNORECASE)
+"""One that is consumed would be the first job's alone."""
+
+
 def parse_nodes(text: str) -> tuple[SlurmNode, ...]:
     """Nodes from `scontrol -o -d show node`: one a line, `Key=value` in which only an admin can put spaces.
 
@@ -309,6 +332,7 @@ def _node(line: str) -> SlurmNode:
         memory_mb=int(keys["RealMemory"]) - int(keys.get("MemSpecLimit", "0")),
         memory_used_mb=int(keys["AllocMem"]),
         reason=reason.group(1) if reason else "",
+        stand_in=_HAS_STAND_IN.search(keys["Gres"]) is not None,
     )
 
 

@@ -171,6 +171,14 @@ class PyslurmGateway:
         """End a job for good."""
         self._write("cancel", job_id, lambda job: job.cancel())
 
+    def suspend(self, job_id: str) -> None:
+        """Freeze a running job."""
+        self._write("suspend", job_id, lambda job: job.suspend())
+
+    def resume(self, job_id: str) -> None:
+        """Let a suspended job go on."""
+        self._write("resume", job_id, lambda job: job.unsuspend())
+
     def place(self, job_id: str, placement: JobPlacement) -> None:
         """One modify, so that Slurm takes all of it or nothing."""
         count, tasks = len(placement.nodes), placement.tasks or len(placement.nodes)
@@ -233,6 +241,8 @@ class PyslurmGateway:
         try:
             if write.kind == "split":  # there is no name here for an element that has not started
                 return Refused("elements of job arrays need the back end cli", command="modify", job_id=write.job_id)
+            if write.kind == "put_first":
+                return Refused("jobs that share GPUs need the back end cli", command="modify", job_id=write.job_id)
             if write.placement is not None:
                 self.place(write.job_id, write.placement)
             else:

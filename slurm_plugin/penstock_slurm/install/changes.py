@@ -6,6 +6,7 @@ goes back byte for byte; of one that was changed since, our lines alone are take
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import hashlib
 import os
@@ -60,6 +61,8 @@ class Entry(BaseModel):
     backup: Path | None = None
     edits: list[LineEdit] | None = None
     sha256: str = ""
+    folders: list[Path] = []
+    """That were made for it, the innermost first."""
 
 
 _Entries = TypeAdapter(dict[Path, Entry])
@@ -77,6 +80,7 @@ def apply(changes: Sequence[Change], record: Path) -> None:
             continue
         known = change.path in entries
         entry = entries.setdefault(change.path, Entry(edits=None if change.edits is None else []))
+        entry.folders += [folder for folder in change.path.parents if not folder.exists()]
         try:
             if not known and change.path.exists() and change.edits is not None:
                 entry.backup = change.path.with_name(change.path.name + BACKUP_SUFFIX)
@@ -124,7 +128,7 @@ def plan_undo(record: Path) -> list[Undo]:
 
 
 def take_back(undos: Sequence[Undo], record: Path) -> None:
-    """Carry out `plan_undo`'s list for some files and strike them from the record; backups go with the last one.
+    """Carry out `plan_undo`'s list for some files and strike them from the record, with their backups and folders made for them.
 
     Raises:
         PenstockError: a file cannot be written or deleted.
@@ -139,6 +143,9 @@ def take_back(undos: Sequence[Undo], record: Path) -> None:
                 write(step.path, step.after)
             if entry.backup is not None:
                 entry.backup.unlink(missing_ok=True)
+            for folder in entry.folders:
+                with contextlib.suppress(OSError):  # somebody has put something there
+                    folder.rmdir()
             write(record, _Entries.dump_json(entries, indent=1))
             if not entries:
                 record.unlink()

@@ -5,23 +5,15 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from penstock_scheduler.errors import PenstockError
 from penstock_scheduler.model import JobWish, parse_wish
 from penstock_slurm.gateway import Gateway, JobGone, SlurmJob, open_gateway
+from penstock_slurm.install.findings import Finding
 from penstock_slurm.install.plan import Site, own_lua_lacks_ours, site_text
 from penstock_slurm.install.sources import source
 
 TEST_JOB = "penstock-check"
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One check; `remedy` is "" where all is well."""
-
-    what: str
-    remedy: str = ""
 
 
 def check_files(site: Site) -> Iterator[Finding]:
@@ -64,11 +56,11 @@ def check_jobs(site: Site, user: int | None) -> Iterator[Finding]:
     yield Finding("a bad value is refused", "" if refused else f"sbatch --max-gpus=none said {bad.stderr!r}")
 
 
-def waiting_jobs(site: Site) -> list[str]:
-    """Ids of jobs with a wish in admin_comment that have not started."""
+def waiting_jobs(site: Site) -> list[SlurmJob]:
+    """Jobs with a wish in admin_comment that have not started."""
     section = site.slurm
     gateway = open_gateway("cli", conf=section.conf, timeout_s=section.command_timeout_s)
-    return [job.id for job in gateway.jobs() if job.state == "PENDING" and '"penstock"' in job.admin_comment]
+    return [job for job in gateway.jobs() if job.state == "PENDING" and '"penstock"' in job.admin_comment]
 
 
 def _submit(site: Site, user: int | None, *flags: str) -> str | Finding:

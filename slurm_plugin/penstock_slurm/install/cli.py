@@ -12,11 +12,15 @@ import typer
 from penstock_scheduler.errors import PenstockError
 from penstock_scheduler.settings import load_settings
 from penstock_slurm.install import changes as files
-from penstock_slurm.install import plan
-from penstock_slurm.install.checks import Finding, check_files, check_jobs, waiting_jobs
+from penstock_slurm.install import plan, units
+from penstock_slurm.install.agents import check_agents, to_do_on_nodes, to_undo_on_nodes
+from penstock_slurm.install.checks import check_files, check_jobs, waiting_jobs
+from penstock_slurm.install.findings import Finding
 from penstock_slurm.install.sources import build_plugin, source
 
-app = typer.Typer(help="sbatch's adaptive flags: install, check and remove them.", no_args_is_help=True)
+app = typer.Typer(
+    help="sbatch's adaptive flags and the nodes' agents: install, check and remove them.", no_args_is_help=True
+)
 
 Config = Annotated[Path, typer.Option("--config", help="The settings file.")]
 CONFIG = Path("/etc/penstock/penstock.toml")
@@ -59,7 +63,7 @@ def install(
     kind = schedule or (plan.Schedule.SYSTEMD if Path("/run/systemd/system").is_dir() else plan.Schedule.CRON)
     timer = plan.schedule_changes(kind, schedule_dir, config)
     library = plugin.read_bytes() if plugin is not None else build_plugin(slurm_cflags)
-    wanted = plan.changes(site, library, prefix.absolute(), timer)
+    wanted = plan.changes(site, library, prefix.absolute(), timer, config)
     for change in wanted:
         typer.echo(change.diff())
     if plan.own_lua_lacks_ours(site):
@@ -79,8 +83,11 @@ def install(
         if kind is plan.Schedule.SYSTEMD:
             typer.echo("start the timer: systemctl daemon-reload && systemctl enable --now penstock-sync.timer")
     if apply:
-        typer.echo(f"copy {prefix / 'penstock.so'} and the line in {site.plugstack} to all hosts with sbatch\n")
-        _report(site, user, jobs=True)
+        typer.echo(f"copy {prefix / 'penstock.so'} and the line in {site.plugstack} to all hosts with sbatch")
+        if site.slurm.agents:
+            typer.echo(to_do_on_nodes(site, prefix.absolute()))
+        typer.echo("")
+        _report(site, user, jobs=True, on_nodes=False)  # they come after this host
 
 
 @app.command()
@@ -89,8 +96,8 @@ def check(
     user: User = None,
     jobs: Annotated[bool, typer.Option(help="Submit test jobs that never start.")] = True,
 ) -> None:
-    """Say whether the flags work here, with a remedy for what does not. Exit status 1 if anything is wrong."""
-    _report(plan.open_site(load_settings(config)), user, jobs=jobs)
+    """Say whether the flags work here, and the agents of the nodes, with remedies. Exit status 1 if anything is wrong."""
+    _report(plan.open_site(load_settings(config)), user, jobs=jobs, on_nodes=True)
 
 
 @app.command()
@@ -111,8 +118,15 @@ def uninstall(config: Config = CONFIG, apply: Apply = False) -> None:
             typer.echo(files.Change(step.path, step.after).diff())
         typer.echo(step.told, nl=False)
     if waiting := waiting_jobs(site):
-        typer.echo(f"jobs that wait for Penstock, and would wait for ever: {' '.join(waiting)}")
+        typer.echo(f"jobs that wait for Penstock, and would wait for ever: {' '.join(job.id for job in waiting)}")
         typer.echo("release or cancel them when penstockd is stopped: scontrol release JOB, scancel JOB")
+        if shared := [job.id for job in waiting if job.gpus_per_node is None]:
+            typer.echo(f"these have no GPUs in Slurm any more, for they shared some: {' '.join(shared)}")
+            typer.echo(
+                "before release: scontrol update JobId=JOB TresPerNode=gres:gpu:N; else they start on GPUs of others"
+            )
+    for line in to_undo_on_nodes(site):
+        typer.echo(line)
     if not apply:
         typer.echo("nothing was changed; --apply does this")
         return
@@ -124,13 +138,25 @@ def uninstall(config: Config = CONFIG, apply: Apply = False) -> None:
     typer.echo("Slurm's files are as they were; take penstock.so and its plugstack line off the other hosts")
 
 
+@app.command()
+def unit(
+    name: Annotated[str, typer.Argument(help="penstockd.service, penstock-agent.service or run-penstock.mount")],
+    config: Config = CONFIG,
+) -> None:
+    """Print a systemd unit with this site's paths."""
+    known = {units.DAEMON: units.daemon_unit(config)} | units.agent_units(load_settings(config), config)
+    if name not in known:
+        raise PenstockError(f"there is no unit {name!r} for these settings; there are {', '.join(known)}")
+    typer.echo(known[name], nl=False)
+
+
 def _reconfigure(site: plan.Site) -> None:
     done = site.commands.run("scontrol", "reconfigure")
     if done.returncode != 0:
         raise PenstockError(f"the files are changed, but `scontrol reconfigure` failed: {done.stderr.strip()}")
 
 
-def _report(site: plan.Site, user: str | None, *, jobs: bool) -> None:
+def _report(site: plan.Site, user: str | None, *, jobs: bool, on_nodes: bool) -> None:
     try:
         uid = None if user is None else pwd.getpwnam(user).pw_uid
     except KeyError:
@@ -148,5 +174,6 @@ def _report(site: plan.Site, user: str | None, *, jobs: bool) -> None:
     tell(check_files(site))
     if jobs and not any(finding.remedy for finding in findings):
         tell(check_jobs(site, uid))
+    tell(check_agents(site, on_nodes=on_nodes))
     if any(finding.remedy for finding in findings):
         raise typer.Exit(1)

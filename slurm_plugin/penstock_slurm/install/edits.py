@@ -35,6 +35,29 @@ def append_line(text: str, line: str) -> tuple[str, list[LineEdit]]:
     return (text if not text or text.endswith("\n") else text + "\n") + line + "\n", [LineEdit(None, line)]
 
 
+def set_plugin(text: str, library: str, run_dir: str | None) -> tuple[str, list[LineEdit]]:
+    """plugstack.conf with a line for our plugin, which says where the agents are.
+
+    Args:
+        text: the file's.
+        library: path of the plugin.
+        run_dir: as `[agent]` has it; "": the plugin's own default; None: there are no agents, so that it does not matter.
+    """
+    argument = f"run_dir={run_dir}" if run_dir else ""
+    lines = text.splitlines()
+    for index, line in enumerate(lines):
+        words = line.split("#")[0].split()
+        if words[1:2] != [library]:
+            continue
+        told = [word for word in words[2:] if word.startswith("run_dir=")]
+        if run_dir is None or told == ([argument] if argument else []):
+            return text, []
+        after = " ".join([*(word for word in words if word not in told), *([argument] if argument else [])])
+        lines[index] = after
+        return "\n".join(lines) + "\n", [LineEdit(line, after)]
+    return append_line(text, f"optional {library} {argument}".rstrip())
+
+
 def undo(text: str, edits: list[LineEdit]) -> tuple[str, list[LineEdit]]:
     """The text without those edits, and the edits whose line is not there any more: somebody else has changed it."""
     lines, lost = text.splitlines(), []

@@ -8,14 +8,17 @@ from enum import StrEnum
 from pathlib import Path
 
 from penstock_profiles.families import load_families
+from penstock_profiles.node_channel import RUN_DIR
 from penstock_scheduler.errors import PenstockError
 from penstock_scheduler.settings import DaemonSettings, Settings
+from penstock_slurm.agent.settings import AgentSettings
 from penstock_slurm.gateway import open_gateway
 from penstock_slurm.install import sitefile
 from penstock_slurm.install.changes import RECORD, Change
-from penstock_slurm.install.edits import LineEdit, append_line, set_key, with_plugin
+from penstock_slurm.install.edits import LineEdit, set_key, set_plugin, with_plugin
 from penstock_slurm.install.slurm import SlurmCommands, admins
 from penstock_slurm.install.sources import source
+from penstock_slurm.install.units import agent_units
 from penstock_slurm.settings import SlurmSettings
 
 SYNC_MINUTES = 5
@@ -69,6 +72,14 @@ class Site:
         """plugstack.conf."""
         return Path(self.config.get("PlugStackConfig") or self.folder / "plugstack.conf")
 
+    @property
+    def run_dir(self) -> str | None:
+        """What the plugin has to be told to find the agents; None: there are none, "": they are where it looks."""
+        if not self.slurm.agents:
+            return None
+        folder = self.settings.section(AgentSettings).run_dir
+        return "" if folder == RUN_DIR else folder
+
 
 def open_site(settings: Settings) -> Site:
     """Ask Slurm where its files are. Raises PenstockError."""
@@ -89,7 +100,7 @@ def site_text(site: Site) -> str:
     return sitefile.site_lua(section, gateway.partitions(), gateway.nodes(), families, admins(site.config))
 
 
-def changes(site: Site, plugin: bytes, prefix: Path, schedule: list[Change]) -> list[Change]:
+def changes(site: Site, plugin: bytes, prefix: Path, schedule: list[Change], settings_file: Path) -> list[Change]:
     """All changes in the order in which they are safe: slurm.conf, which makes slurmctld look, comes last."""
     library = prefix / "penstock.so"
     found = [
@@ -99,10 +110,12 @@ def changes(site: Site, plugin: bytes, prefix: Path, schedule: list[Change]) -> 
     ]
     if not site.job_submit.exists():
         found.append(Change(site.job_submit, (source("lua") / "job_submit.lua").read_bytes(), edits=()))
-    plugstack = _read(site.plugstack)
-    if not any(line.split("#")[0].split()[1:2] == [str(library)] for line in plugstack.splitlines()):
-        text, edits = append_line(plugstack, f"optional {library}")
+    text, edits = set_plugin(_read(site.plugstack), str(library), site.run_dir)
+    if edits:
         found.append(Change(site.plugstack, text.encode(), tuple(edits)))
+    if site.slurm.agents:
+        units = agent_units(site.settings, settings_file)
+        found += [Change(prefix / name, unit.encode()) for name, unit in units.items()]
     found += schedule
     found.append(_slurm_conf(site))
     return [change for change in found if change.needed]

@@ -1,4 +1,4 @@
-"""The C and Lua sources that go into Slurm, and the plugin built from them."""
+"""The C and Lua sources that go into Slurm, the plugin built from them, and the units."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _PACKAGE = Path(__file__).parent.parent
 
 
 def source(name: str) -> Path:
-    """The folder `spank` or `lua`: inside the package where that was installed, beside it in a checkout."""
+    """The folder `spank`, `lua` or `systemd`: inside the package where that was installed, beside it in a checkout."""
     inside = _PACKAGE / name
     return inside if inside.is_dir() else _PACKAGE.parent / name
 

@@ -40,6 +40,15 @@ def up(
         ),
     ] = DEFAULT_SPEC,
     accounting: Annotated[bool, typer.Option("--accounting", help="Also run slurmdbd, with its own MariaDB.")] = False,
+    agents: Annotated[
+        bool,
+        typer.Option(
+            "--agents/--no-agents",
+            help="Also run a penstock-agent for each node, some 50 MB each, so that jobs can share GPUs.  (default: where the "
+            "SPANK plugin can be built)",
+            show_default=False,
+        ),
+    ] = Path("/usr/include/slurm/spank.h").exists(),
     port: Annotated[
         int | None, typer.Option(help="The first TCP port: one for each node and two more.  (default: free ones)")
     ] = None,
@@ -47,7 +56,7 @@ def up(
     """Start the cluster and wait until every node is idle."""
     with _errors_told():
         started_s = time.monotonic()
-        cluster = LoopbackCluster(folder or default_folder(), nodes, accounting=accounting, port=port)
+        cluster = LoopbackCluster(folder or default_folder(), nodes, accounting=accounting, port=port, agents=agents)
         cluster.up(progress=_progress_line(started_s))
         gpus = sum(node.gpus for node in cluster.nodes)
         option = "" if folder is None else f" --dir {shlex.quote(str(folder))}"

@@ -10,6 +10,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -17,13 +18,18 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from penstock_profiles.node_channel import RUN_DIR_VARIABLE
+from penstock_profiles.wire import SPOOL_VARIABLE
+from penstock_scheduler.errors import PenstockError
 from penstock_scheduler.nodespec import DEFAULT_SPEC, NodeSpec, parse_nodes
+from penstock_slurm.install.sources import build_plugin
 from penstock_slurm.loopback import config, machine, processes
 from penstock_slurm.loopback.errors import CommandFailed, LoopbackError, NotRunning, PortInUse
 from penstock_slurm.loopback.processes import Process
 from penstock_slurm.loopback.waiting import wait_for
 
 STATE_FILE = "penstock-loopback.json"
+AGENT_SETTINGS = "agent.toml"
 _SOCKET_PATH_MAX = 107
 # The longest socket is a slurmstepd's: spool/NODE/NODE_JOB.STEP, both numbers of up to 10 digits.
 _SOCKET_ROOM = len("/spool/") + len("/_4294967295.4294967295")
@@ -79,6 +85,9 @@ class LoopbackCluster:
         settings: lines of slurm.conf to add or replace, by key.
         files: further files beside slurm.conf (plugstack.conf, job_submit.lua), name -> text.
         port: the first of the TCP ports, one for each node and two more; by default free ones are found.
+        agents: also run a penstock-agent for each node, so that jobs can share GPUs, and give Slurm the SPANK plugin, which is
+            built for that. Their spool is `spool`.
+        stand_in: give the nodes the GRES that jobs which share ask for in place of GPUs; with `agents` they have it anyway.
     """
 
     def __init__(
@@ -92,6 +101,8 @@ class LoopbackCluster:
         settings: Mapping[str, str] | None = None,
         files: Mapping[str, str] | None = None,
         port: int | None = None,
+        agents: bool = False,
+        stand_in: bool = False,
     ) -> None:
         self.folder = Path(folder).expanduser().resolve()
         self.nodes = parse_nodes(nodes, most=MAX_NODES) if isinstance(nodes, str) else tuple(nodes)
@@ -101,6 +112,8 @@ class LoopbackCluster:
         self._settings = dict(settings or {})
         self._files = dict(files or {})
         self._port = port
+        self.agents = agents
+        self._stand_in = stand_in
         self._layout = config.Layout(self.folder, self.folder)
         self._daemons: dict[str, Process] = {}
 
@@ -116,6 +129,7 @@ class LoopbackCluster:
             state = json.loads((cluster.folder / STATE_FILE).read_text())
             cluster.nodes = tuple(NodeSpec(**node) for node in state["nodes"])
             cluster.accounting = state["accounting"]
+            cluster.agents = state.get("agents", False)
             cluster._layout = config.Layout(cluster.folder, Path(state["short"]))
             cluster._daemons = {name: Process(*process) for name, process in state["daemons"].items()}
         except FileNotFoundError:
@@ -147,9 +161,21 @@ class LoopbackCluster:
         """Where the daemons' logs and Slurm's record of ended jobs, jobcomp.txt, lie; they stay after `down`."""
         return self._layout.log
 
+    @property
+    def spool(self) -> Path:
+        """The folder through which jobs, agents and a penstockd talk on this cluster: its `[slurm] spool_dir`."""
+        return self.folder / "penstock-spool"
+
     def environment(self) -> dict[str, str]:
-        """The variables that make Slurm's commands and libraries speak to this cluster."""
-        return {"SLURM_CONF": str(self.slurm_conf)}
+        """The variables that make Slurm's commands and libraries speak to this cluster, and jobs to its agents."""
+        found = {"SLURM_CONF": str(self.slurm_conf)}
+        if self.agents:
+            found |= {SPOOL_VARIABLE: str(self.spool), RUN_DIR_VARIABLE: self._run_dir}
+        return found
+
+    @property
+    def _run_dir(self) -> str:
+        return f"{self.folder}/run/agent.%n"
 
     def command(
         self, *argv: str, timeout_s: float = 30, check: bool = True, input: str | None = None
@@ -255,6 +281,8 @@ class LoopbackCluster:
         self.start_slurmctld(timeout_s=timeout_s)
         for node in self.nodes:
             self.start_slurmd(node.name)
+            if self.agents:
+                self.start_agent(node.name)
 
         def all_idle() -> bool:
             self._refuse_death()
@@ -294,6 +322,7 @@ class LoopbackCluster:
                 cpus_per_node=self._cpus_per_node,
                 slurmd_timeout_s=self._slurmd_timeout_s,
                 settings=self._settings,
+                stand_in=self._stand_in or self.agents,
             )
         )
         (etc / "gres.conf").write_text(config.gres_conf(layout, self.nodes))
@@ -301,8 +330,23 @@ class LoopbackCluster:
         _write_secret(etc / "munge.key", secrets.token_hex(512), 0o400)
         if self.accounting:
             _write_secret(etc / "slurmdbd.conf", config.slurmdbd_conf(layout, ports), 0o600)
+        if self.agents:
+            self.spool.mkdir(exist_ok=True)
+            (etc / AGENT_SETTINGS).write_text(
+                f"[slurm]\npartitions = ['all']\nconf = '{layout.slurm_conf}'\nspool_dir = '{self.spool}'\n\n"
+                f"[agent]\nrun_dir = '{self._run_dir}'\nstate_dir = '{self._run_dir}-state'\n"
+            )
+            self._write_plugin(etc)
         for name, text in self._files.items():
             (etc / name).write_text(text)
+
+    def _write_plugin(self, etc: Path) -> None:
+        """The SPANK plugin, which binds tasks to GPUs as an agent says. Raises LoopbackError if it cannot be built."""
+        try:
+            (etc / "penstock.so").write_bytes(build_plugin())
+        except PenstockError as error:
+            raise LoopbackError(f"agents need the SPANK plugin: {error}; or start without agents") from None
+        (etc / "plugstack.conf").write_text(f"optional {etc}/penstock.so run_dir={self._run_dir}\n")
 
     def _start_accounting(self, ports: config.Ports, timeout_s: float, progress: Callable[[str], None]) -> None:
         progress("setting up MariaDB")
@@ -352,6 +396,16 @@ class LoopbackCluster:
         """End a node's slurmd by SIGKILL; its slurmstepds and their jobs run on, as on a node cut off."""
         self._end(f"slurmd.{self._known(node)}", signal.SIGKILL)
 
+    def start_agent(self, node: str) -> None:
+        """Start a node's agent, unless it runs; it tells some time later that it is there."""
+        name = f"agent.{self._known(node)}"
+        settings = self.slurm_conf.parent / AGENT_SETTINGS
+        self._launch(name, sys.executable, "-m", "penstock_slurm.agent.main", f"--config={settings}", f"--node={node}")
+
+    def kill_agent(self, node: str) -> None:
+        """End a node's agent by SIGKILL; jobs stay as they are."""
+        self._end(f"agent.{self._known(node)}", signal.SIGKILL)
+
     def start_munged(self) -> None:
         """Start munged, unless it runs, and wait until it listens."""
         etc, run, sock = self.slurm_conf.parent, self._layout.short / "run", self._layout.munge_socket
@@ -372,6 +426,8 @@ class LoopbackCluster:
         self.start_slurmctld()
         for node in self.nodes:
             self.start_slurmd(node.name)
+            if self.agents:
+                self.start_agent(node.name)
 
         def clean() -> bool:
             # Asked anew each time: a job of an array, or one being requeued, may appear meanwhile.
@@ -421,10 +477,13 @@ class LoopbackCluster:
     # Daemons
 
     def _start(self, name: str, program: str, *argv: str, **environment: str) -> None:
-        if name in self._daemons and processes.alive(self._daemons[name]):
-            return
         path = machine.program(program)
         assert path is not None, f"{program} was there when the cluster came up"
+        self._launch(name, path, *argv, **environment)
+
+    def _launch(self, name: str, path: str, *argv: str, **environment: str) -> None:
+        if name in self._daemons and processes.alive(self._daemons[name]):
+            return
         environment |= self.environment() | {processes.MARK: str(self.folder)}
         with (self.log_folder / f"{name}.err").open("ab") as log:
             child = subprocess.Popen(
@@ -523,6 +582,7 @@ class LoopbackCluster:
         state = {
             "short": str(self._layout.short),
             "accounting": self.accounting,
+            "agents": self.agents,
             "nodes": [asdict(node) for node in self.nodes],
             "daemons": self._daemons,
         }

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock_scheduler.nodespec import NodeSpec
+from penstock_slurm.gateway import STAND_IN
 
 # cgroup.conf must exist for plugins that look at it even when nothing uses cgroups.
 CGROUP_CONF = (
@@ -92,8 +93,12 @@ def slurm_conf(
     cpus_per_node: int,
     slurmd_timeout_s: int,
     settings: Mapping[str, str],
+    stand_in: bool = False,
 ) -> str:
-    """slurm.conf; `settings` replaces or adds lines, key by key."""
+    """slurm.conf; `settings` replaces or adds lines, key by key.
+
+    `stand_in` gives the nodes the GRES that jobs ask for in place of GPUs (docs/sharing.md).
+    """
     host = socket.gethostname().split(".")[0]
     run = layout.short / "run"
     types = list(dict.fromkeys(node.gpu_type for node in nodes))
@@ -124,7 +129,7 @@ def slurm_conf(
         "SelectType": "select/cons_tres",
         # Who says how much memory nodes have wants it to be given out.
         "SelectTypeParameters": "CR_Core_Memory" if any(node.memory_mb for node in nodes) else "CR_Core",
-        "GresTypes": "gpu",
+        "GresTypes": f"gpu,{STAND_IN}" if stand_in else "gpu",
         # Believe the configured CPUs and memory, whatever this machine has.
         "SlurmdParameters": "config_overrides",
         "SchedulerType": "sched/backfill",
@@ -156,7 +161,8 @@ def slurm_conf(
         f"NodeName={node.name} NodeHostname={host} NodeAddr=127.0.0.1 Port={ports.slurmd(index)} "
         f"CPUs={node.cpus or cpus_per_node} Boards=1 SocketsPerBoard=1 CoresPerSocket={node.cpus or cpus_per_node} "
         f"ThreadsPerCore=1 RealMemory={node.memory_mb or 256000} "
-        f"Gres=gpu:{node.gpu_type}:{node.gpus} Feature={node.gpu_type} State=UNKNOWN"
+        f"Gres=gpu:{node.gpu_type}:{node.gpus}{f',{STAND_IN}:no_consume:1' if stand_in else ''} "
+        f"Feature={node.gpu_type} State=UNKNOWN"
         for index, node in enumerate(nodes)
     ]
     for gpu_type in types:

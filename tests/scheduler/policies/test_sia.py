@@ -383,6 +383,18 @@ def test_a_job_whose_reservation_has_not_begun_is_told_so():
     assert "all nodes are reserved now" in plan.waiting["out"].text
 
 
+@pytest.mark.parametrize("gpus", [2, 4])
+def test_a_newcomer_does_not_wait_while_an_old_job_has_more_than_it_needs(gpus):
+    """From 4 GPUs to 2 costs 2^-0.5 - 4^-0.5 = 0.21, from 2 to 1 costs 0.29; a first GPU is worth 1, with 1.1 only 0.1."""
+    models = {name: table(t4={1: 1.0, 2: 2.0, 4: 4.0}) for name in ("old", "new")}
+    old = job("old", phase=Phase.RUNNING, allocation=on("t4", t4_00=gpus))
+    state = snapshot(f"t4:1x{gpus}", [old, job("new", submit_s=90_000.0)], models, time_s=90_000.0)
+    state = dataclasses.replace(state, unscaled={"new": 0})
+    shared = {"old": Configuration(1, gpus // 2, "t4"), "new": Configuration(1, 1, "t4")}
+    assert sia.decide(state).chosen == shared
+    assert set(Sia(SiaSettings(allocation_lambda=1.1)).decide(state).chosen) == {"old"}
+
+
 def test_a_job_beyond_its_limit_is_told_so():
     state = dataclasses.replace(snapshot("t4:2x4", [job("j", min_gpus=4)]), limits=(GpuLimit("user", "ada", 2),))
     assert "the limit of 2 GPUs for user ada does not allow that" in sia.decide(state).waiting["j"].text
@@ -393,7 +405,7 @@ def test_weights_come_before_age():
     plan = sia.decide(snapshot("t4:1x1", jobs))
     assert set(plan.chosen) == {"dear"}
     assert plan.solve is not None
-    assert plan.solve.objective == pytest.approx(3.0 * 1.0 + 1.1, abs=1e-3), (
+    assert plan.solve.objective == pytest.approx(3.0 * 1.0 + 2.0, abs=1e-3), (
         "its cost and the other's, each by its weight"
     )
 

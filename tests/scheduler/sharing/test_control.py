@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import pytest
 
-from penstock_scheduler.sharing.control import Control, ControlSettings, Steps, advance
+from penstock_scheduler.sharing.control import Control, ControlSettings, Evidence, Steps, advance
 
 SETTINGS = ControlSettings()
+TURN = SETTINGS.settled_periods + 1
 
 
 @dataclass
@@ -38,7 +41,11 @@ class Scenario:
         return float(max(share for share in shares if self.slowdown(float(share)) <= SETTINGS.tolerance))
 
 
-def settle(scenario: Scenario, control: Control | None = None, most: int = 400) -> tuple[Control, int]:
+class Source(Protocol):
+    def period(self, share: float) -> Steps: ...
+
+
+def settle(scenario: Source, control: Control | None = None, most: int = 2000) -> tuple[Control, int]:
     control = control or Control()
     for period in range(most):
         if control.settled:
@@ -65,22 +72,100 @@ def scenarios(count: int, seed: int) -> list[Scenario]:
 
 @pytest.mark.parametrize("count", [60, pytest.param(1000, marks=pytest.mark.long)])
 def test_the_guaranteed_job_keeps_its_speed_and_little_is_left_unused(count: int):
-    """Over random scenarios: never above the tolerance once settled, and 90 % of what was feasible."""
+    """Over random scenarios: never above the tolerance once settled, and 90 % of what was feasible, looks at share 0 included."""
     used = []
     for index, scenario in enumerate(scenarios(count, seed=7)):
         control, _ = settle(scenario)
-        for _ in range(50):
+        shares = []
+        for _ in range(TURN):
             assert scenario.slowdown(control.share) <= SETTINGS.tolerance, f"scenario {index}: {control}"
+            shares.append(control.share)
             control = advance(control, scenario.period(control.share), SETTINGS)
         if scenario.feasible() >= 0.01:
-            used.append(control.share / scenario.feasible())
+            used.append(np.mean(shares) / scenario.feasible())
     assert min(used) >= 0.88
     assert np.mean(np.array(used) >= 0.9) >= 0.99
     assert np.mean(used) >= 0.95
 
 
+@dataclass
+class Queue:
+    """Two jobs of which each needs a GPU that does one thing at a time for half of each step: 40 ms, and 80 ms beside it.
+
+    As `benchmarks/agent.py antman`. The guaranteed job's steps wait for it, or do not; the waits vary as much as a step is long.
+    """
+
+    seed: int = 0
+    period_s: float = 2.0
+    jitter: float = 0.05
+    """Standard deviation of half a step, as a part of it."""
+
+    def __post_init__(self) -> None:
+        self.random = np.random.default_rng(self.seed)
+        self.now_s = self.asks_s = 0.0
+        """When the guest next asks for the GPU."""
+
+    def half(self, seconds: float) -> float:
+        return seconds * max(1 + self.jitter * self.random.standard_normal(), 0.0)
+
+    def period(self, share: float) -> Steps:
+        durations_s, end_s = [], self.now_s + self.period_s
+        self.asks_s = max(self.asks_s, self.now_s) if share else np.inf
+        if np.isinf(self.asks_s) and share:
+            self.asks_s = self.now_s + self.half(0.04)
+        while self.now_s < end_s:
+            began_s = self.now_s
+            wants_s = began_s + self.half(0.02)
+            if self.asks_s < wants_s:  # the guest was first: its half, the rest of its step, and its pause
+                free_s = self.asks_s + self.half(0.04)
+                its_s = free_s - self.asks_s + 0.04
+                self.asks_s = free_s + its_s * (1 / share - 1) + self.half(0.04)
+                wants_s = max(wants_s, free_s)
+            self.now_s = wants_s + self.half(0.02)
+            if self.asks_s < self.now_s:
+                self.asks_s = self.now_s  # it waits until the GPU is free
+            durations_s.append(self.now_s - began_s)
+        return Steps.of(durations_s)
+
+    def slowdown(self, share: float) -> float:
+        """Over many periods, of another queue of this kind."""
+        twin = Queue(self.seed + 1, jitter=self.jitter)
+        alone, beside = (sum((twin.period(each) for _ in range(1000)), Steps()) for each in (0.0, share))
+        return beside.slowdown(alone)[0]
+
+
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.long), pytest.param(2, marks=pytest.mark.long)])
+def test_it_is_sure_of_a_job_whose_steps_wait_or_do_not(seed: int):
+    """Single steps beside the guest vary by a fifth and more, and are not independent."""
+    queue = Queue(seed)
+    control, periods = settle(queue)
+    shares = []
+    for _ in range(5 * TURN):
+        shares.append(control.share)
+        control = advance(control, queue.period(control.share), SETTINGS)
+    assert queue.slowdown(max(shares)) <= SETTINGS.tolerance
+    assert queue.slowdown(float(np.mean(shares)) / 0.8) >= SETTINGS.tolerance, "that would not have been feasible"
+    assert periods <= 1000
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_machine_that_drifts_is_not_charged_to_the_guest(seed: int):
+    """All steps become a tenth longer and shorter again, over and over, in spells of some 80 periods."""
+    random = np.random.default_rng(seed)
+    scenario = Scenario(lambda share: 0.2 * share, seed)
+    control, _ = settle(scenario)
+    shares = []
+    for _ in range(1000):
+        if random.random() < 1 / 80:
+            scenario.base_s = 0.11 if scenario.base_s == 0.1 else 0.1
+        assert not control.settled or scenario.slowdown(control.share) <= SETTINGS.tolerance
+        shares.append(control.share)
+        control = advance(control, scenario.period(control.share), SETTINGS)
+    assert np.mean(shares) >= 0.6 * scenario.feasible()
+
+
 def test_a_job_that_does_not_mind_shares_everything():
-    assert settle(Scenario(lambda share: 0.0))[0].share == 1.0
+    assert beside(Scenario(lambda share: 0.0)).share == 1.0
 
 
 def test_a_job_that_minds_everything_shares_nothing_and_that_is_the_end_of_it():
@@ -101,36 +186,107 @@ def test_a_guaranteed_job_begins_with_the_whole_gpu():
 
 
 def test_it_is_cut_within_one_period_when_the_job_becomes_more_sensitive():
-    control, _ = settle(Scenario(lambda share: 0.1 * share))
+    control = beside(Scenario(lambda share: 0.1 * share))
     assert control.share > 0.4
     sensitive = Scenario(lambda share: 0.4 * share)
     cut = advance(control, sensitive.period(control.share), SETTINGS)
-    assert cut.share <= control.share / 2
+    assert cut.share == 0.0
     again, _ = settle(sensitive, cut)
-    assert 0.9 * sensitive.feasible() <= again.share <= sensitive.feasible()
+    assert 0.9 * sensitive.feasible() <= beside(sensitive, again).share <= sensitive.feasible()
+
+
+def beside(scenario: Scenario, control: Control | None = None) -> Control:
+    """Settled, and in a period in which the guest trains."""
+    control = control or settle(scenario)[0]
+    return control if control.share else advance(control, scenario.period(0.0), SETTINGS)
+
+
+def test_a_little_too_slow_is_found_out_within_some_turns():
+    """6.4 % where 5 are allowed: no single period shows it beyond doubt."""
+    scenario = Scenario(lambda share: 0.1 * share, noise=0.03)
+    control = beside(scenario)
+    share = control.share
+    scenario.slowdown = lambda share: 0.133 * share
+    for _ in range(20 * TURN):
+        control = advance(control, scenario.period(control.share), SETTINGS)
+    control = beside(scenario, settle(scenario, control)[0])
+    assert control.share < share
+    assert scenario.slowdown(control.share) <= SETTINGS.tolerance
 
 
 def test_it_rises_when_the_job_becomes_less_sensitive():
-    control, _ = settle(Scenario(lambda share: 0.5 * share))
+    control = beside(Scenario(lambda share: 0.5 * share))
     tolerant = Scenario(lambda share: 0.06 * share)
-    again, _ = settle(tolerant, advance(control, tolerant.period(control.share), SETTINGS))
+    looks = control
+    for _ in range(TURN):
+        looks = advance(looks, tolerant.period(looks.share), SETTINGS)
+    assert not looks.settled
+    again = beside(tolerant, settle(tolerant, looks)[0])
     assert again.share >= 0.9 * tolerant.feasible() > 5 * control.share
 
 
 def test_a_base_that_is_out_of_date_is_measured_anew():
     """The job's steps take twice as long from now on, whatever the share: a larger batch, say."""
-    control, _ = settle(Scenario(lambda share: 0.1 * share))
+    control = beside(Scenario(lambda share: 0.1 * share))
     slower = Scenario(lambda share: 0.1 * share, base_s=0.2)
-    for _ in range(300):
-        control = advance(control, slower.period(control.share), SETTINGS)
-    assert control.settled
+    control = advance(control, slower.period(control.share), SETTINGS)
+    assert not control.settled
+    control = beside(slower, settle(slower, control)[0])
     assert 0.9 * slower.feasible() <= control.share <= slower.feasible()
     assert control.base.mean_s == pytest.approx(0.2, rel=0.01)
+
+
+@pytest.mark.parametrize("slow", range(1, 8))
+def test_one_slow_period_of_the_machine_does_not_hold_the_share_down(slow: int):
+    scenario, control = Scenario(lambda share: 0.1 * share), Control()
+    for period in range(400):
+        machine = dataclasses.replace(scenario, base_s=0.12) if period == slow else scenario
+        control = advance(control, machine.period(control.share), SETTINGS)
+    assert 0.9 * scenario.feasible() <= beside(scenario, control).share <= scenario.feasible()
+
+
+def test_who_could_have_no_guest_is_looked_at_again_in_the_end():
+    """The guest becomes harmless, and the job's own speed says nothing of it: few steps a period."""
+    control, _ = settle(Scenario(lambda share: 0.5 if share > 0 else 0.0, steps=5))
+    assert (control.share, control.trial and control.trial.share) == (0.0, 0.0)
+    harmless = Scenario(lambda share: 0.0, steps=5)
+    periods = 0
+    while control.settled:
+        control, periods = advance(control, harmless.period(control.share), SETTINGS), periods + 1
+        assert periods < 600
+    assert periods >= 500
+    trial = settle(harmless, control)[0].trial
+    assert trial is not None
+    assert trial.share == 1.0
+
+
+def test_who_could_have_no_guest_is_looked_at_again_when_it_has_become_another_job():
+    scenario = Scenario(lambda share: 0.5 if share > 0 else 0.0)
+    control, _ = settle(scenario)
+    for _ in range(3):
+        control = advance(control, scenario.period(control.share), SETTINGS)
+    other = Scenario(lambda share: 0.0, base_s=0.2)
+    control = advance(control, other.period(control.share), SETTINGS)
+    assert not control.settled
+    assert beside(other, settle(other, control)[0]).share == 1.0
 
 
 def test_a_period_without_steps_tells_nothing():
     control, _ = settle(Scenario(lambda share: 0.1 * share))
     assert advance(control, Steps(), SETTINGS) == control
+
+
+def test_turns_that_differ_count_more_than_what_their_steps_would_explain():
+    """Slow-downs of 4 and 6 %, each with an error of 1 % by its steps, the older one weighing 0.95 at the second.
+
+    Mean (0.95 x 4 + 6) / 1.95 = 5.026, squares 2^2 x 0.95 / 1.95 = 1.949; of one turn (1.949 + 3 x 1) / (0.95 + 3) = 1.119^2.
+    """
+    seen = Evidence().plus(0.04, 0.01)
+    assert seen.spread == pytest.approx(0.01), "of one turn only its steps tell"
+    seen = seen.plus(0.06, 0.01, keep=0.95)
+    assert seen.mean == pytest.approx(0.05026, rel=1e-3)
+    assert seen.spread == pytest.approx(0.01119, rel=1e-3)
+    assert seen.error == pytest.approx(0.01119 / 1.95**0.5, rel=1e-3)
 
 
 def test_steps_add_up_as_if_they_were_one_list():

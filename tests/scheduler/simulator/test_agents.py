@@ -83,12 +83,12 @@ def test_who_is_suspended_makes_no_progress_and_who_resumes_pays() -> None:
     simulation, agents = run(
         "gandiva", "v100:1x1", jobs, kinds, table(a_b=0.5), AgentSettings(switch_s=6.0), mode="reactive"
     )
-    assert agents.switches == pytest.approx(95, abs=5)
+    assert agents.resumes.total() == pytest.approx(95, abs=5)
     assert max(job.finish_s or math.inf for job in simulation.jobs) == pytest.approx(11_370, rel=0.02)
 
 
 def test_a_guaranteed_job_keeps_its_speed_and_its_guest_gets_what_is_left() -> None:
-    """Beside the guest it has half its speed: so the guest may train a tenth of the time, which costs it a twentieth."""
+    """Beside the guest it has half its speed, so it takes 5 % longer where the guest trains 2 - 2 / 1.05 = 9.52 % of the time."""
     jobs = [
         recorded("low", 10_000.0, gpu_class="opportunistic"),
         recorded("high", 20_000.0, submit_s=600.0, gpu_class="guaranteed"),
@@ -99,10 +99,10 @@ def test_a_guaranteed_job_keeps_its_speed_and_its_guest_gets_what_is_left() -> N
     assert high.finish_s is not None
     assert low.finish_s is not None
     slower = (high.finish_s - 600 - START_S) / 20_000 - 1
-    assert 0.02 < slower <= 0.06
+    assert 0.04 < slower <= 0.05, "the search for the share included"
     alone_s = 600 - START_S
     guest = (10_000 - alone_s - (low.finish_s - high.finish_s)) / (high.finish_s - 600)
-    assert 0.5 * 0.09 <= guest <= 0.5 * 0.11, "a tenth of the time, at half its speed"
+    assert 0.9 * 0.0952 / 2 <= guest <= 0.0952 / 2, "at half its speed"
     assert low.restarts == 0, "it stays where it is"
 
 

@@ -303,6 +303,17 @@ def test_a_strict_queue_does_the_same_when_its_front_alone_is_shown(monkeypatch,
         assert max(queued[1:]) < queued[0], "the front alone is shown"
 
 
+def test_a_strict_queue_is_not_asked_before_its_first_may_fit():
+    """Four jobs of one GPU on four GPUs; the fifth wants three, and starts when the third has ended. Meanwhile nobody looks."""
+    sizes = [(0.0, 1, 10.0), (0.0, 1, 20.0), (0.0, 1, 30.0), (0.0, 1, 40.0), (1.0, 3, 5.0), (2.0, 1, 5.0)]
+    jobs = [WorkloadJob(str(n), at_s, gpus, rigid_wish(gpus), duration_s=s) for n, (at_s, gpus, s) in enumerate(sizes)]
+    simulation = simulate(prepare(nodes_from_spec("t4:1x4"), Workload("q", tuple(jobs))), "fifo")
+    starts_s = [job.runs[0].start_s for job in simulation.jobs]
+    assert starts_s[4] == simulation.jobs[2].finish_s
+    assert starts_s[5] == simulation.jobs[3].finish_s
+    assert not [tick for tick in simulation.ticks if 1.0 < tick.time_s < starts_s[4]]
+
+
 def test_backfill_sees_all_jobs(monkeypatch):
     """It looks past the first of the queue, and at when those who run will end."""
     seen: list[int] = []

@@ -247,7 +247,10 @@ def test_arguments_in_plugstack_are_the_sites_defaults(flags: FlagSite) -> None:
     assert flags.submit("--hold", **conf).admin_comment == ""  # in silence
     done = flags.sbatch("--adaptive", "--max-gpus=2", **conf)
     assert done.returncode == 0
-    assert "plugstack.conf: adaptive=rigid: give environment=ignore, or a flag's default" in done.stderr
+    assert (
+        "plugstack.conf: adaptive=rigid: give environment=ignore, run_dir=/run/penstock, or a flag's default"
+        in done.stderr
+    )
     assert "plugstack.conf: checkpoint=30: give environment=ignore" in done.stderr
 
 
@@ -400,7 +403,7 @@ def test_fuzzed_flags_through_sbatch(flags: FlagSite) -> None:
                 argv.append(f"--{flag}={value}")
             fine = fine and values.good(flag, value)
             fields |= values.fields(flag, value) if values.good(flag, value) else {}
-        if case["adaptive"] == "rigid" and "min-gpus" not in case:
+        if fine and case["adaptive"] == "rigid" and "min-gpus" not in case:
             fields["min_gpus"] = fields["max_gpus"]
         about = f"{argv} (seed {seed})"
         done = flags.sbatch(*argv)

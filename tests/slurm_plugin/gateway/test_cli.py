@@ -113,6 +113,13 @@ def test_one_update_carries_the_whole_placement(slurm):
     assert "NumTasks" not in calls.read_text().splitlines()[1]
 
 
+@pytest.mark.parametrize(("stand_in", "word"), [(False, "TresPerNode="), (True, "TresPerNode=gres:penstock:1")])
+def test_a_job_that_shares_is_sent_without_gpus(slurm, stand_in, word):
+    calls = slurm("true")
+    gateway().place("12", JobPlacement("t4", ("t4-00",), 0, 1, 1, stand_in=stand_in))
+    assert word in calls.read_text().split()
+
+
 @pytest.mark.parametrize("job_id", ["", "-1", "7 8", "4_[1-5]", "JobId=7", "--help", "7\n"])
 def test_an_id_that_is_none_starts_no_command(slurm, job_id):
     calls = slurm("true")
@@ -176,7 +183,7 @@ def test_without_the_commands_the_remedy_is_told(tmp_path, monkeypatch):
     [
         {"nodes": ()},
         {"nodes": ("a", "a")},
-        {"gpus_per_node": 0},
+        {"gpus_per_node": -1},
         {"cpus": 0},
         {"tasks": 0},
     ],

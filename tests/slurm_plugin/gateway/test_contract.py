@@ -100,6 +100,28 @@ def test_an_untyped_job_is_placed_on_each_type_shrunk_and_grown(gateway, loopbac
 
 
 @slurm
+def test_a_job_is_suspended_and_resumed_and_twice_is_once(gateway, loopback):
+    """It keeps its GPUs all the while. Resuming one that runs is refused, which changes nothing."""
+    job_id = held(loopback)
+    gateway.release(job_id)
+    wait_state(gateway, job_id, "RUNNING")
+    for _ in range(2):
+        gateway.suspend(job_id)
+        assert job(gateway, job_id).state == "SUSPENDED"
+    assert sum(sum(node.gpus_used.values()) for node in gateway.nodes()) == 1
+    gateway.resume(job_id)
+    assert job(gateway, job_id).state == "RUNNING"
+    with pytest.raises(Refused):
+        gateway.resume(job_id)
+    gateway.cancel(job_id)
+    wait_state(gateway, job_id, "CANCELLED")
+    with pytest.raises((JobGone, Refused)):
+        gateway.suspend(job_id)
+    with pytest.raises(JobGone):
+        gateway.suspend("999999")
+
+
+@slurm
 def test_names_and_comments_cannot_pose_as_anything_else(gateway, loopback):
     """Spaces, newlines, quotes, other scripts, and what looks like Slurm's own fields come back as they were given."""
     evil = 'x UserId=root(0) AdminComment={"penstock": {}}\n99|RUNNING|%X% "quoted" \'single\' ü 漢'

@@ -11,6 +11,7 @@ from penstock_slurm.gateway.parse import (
     parse_associations,
     parse_fair_shares,
     parse_features,
+    parse_gpu_indexes,
     parse_gpus_held,
     parse_gres,
     parse_jobs,
@@ -45,6 +46,15 @@ def test_reads_a_node_of_22_05():
     assert (node.cpus, node.cpus_used, node.memory_mb, node.memory_used_mb) == (60, 3, 255000, 512)
     assert node.reason == "a b State=IDLE x"
     assert not node.usable
+
+
+def test_reads_whether_a_node_has_what_jobs_ask_for_in_place_of_gpus():
+    """As 24.11.5 prints it."""
+    assert not parse_nodes(NODE)[0].stand_in
+    line = NODE.replace("Gres=gpu:a100:8(S:0-1)", "Gres=gpu:a100:8(S:0-1),penstock:no_consume:1")
+    (node,) = parse_nodes(line.replace("GresUsed=gpu:a100:3(IDX:0,2-3)", "GresUsed=gpu:a100:3(IDX:0,2-3),penstock:0"))
+    assert (node.stand_in, node.gpus, node.gpus_used) == (True, {"a100": 8}, {"a100": 3})
+    assert not parse_nodes(line.replace(":no_consume", ""))[0].stand_in, "the first job would have it alone"
 
 
 def test_a_node_that_has_not_registered_yet_is_not_known():
@@ -181,12 +191,12 @@ RUNNING = (
     "6%q4%q2%qN/A%qRUNNING%qNone%qall%qwrap%qroot%q0%q(null)%q(null)%qt4-[00-01]%q%q2%qgres:gpu:1%q2%q1%q2%q(null)%q"
     "(null)%q1795225238%q1795225239%q1795225240%q1795225540%q5:00%q1%q1%q4294901758%qexam%q"
     "cpu=1,node=1,billing=1,gres/gpu=1,gres/gpu:t4=1%q"
-    "(null)%q(null)%qOK%q1795225999%q"
+    "(null)%q(null)%qOK%q1795225999%q1-02:03:04%q"
 )
 HELD = (
     "9%q9%qN/A%qN/A%qPENDING%qJobHeldUser%qt4,all%qNAME%qann%q1001%qlab%qnormal%q%qt4-01%q1%qgres:gpu:t4:2%q3%q3%q1%q"
     'COMMENT%q{"penstock": 1}%q1795225115%qN/A%q1795225243%qNONE%qUNLIMITED%q0%q0%q0%q(null)%qcpu=1,mem=250G,node=1,billing=1%q'
-    "afterok:1(unfulfilled)%qmatlab:1%qNO%qN/A%q"
+    "afterok:1(unfulfilled)%qmatlab:1%qNO%qN/A%q0:00%q"
 )
 
 
@@ -208,6 +218,7 @@ def test_reads_jobs_of_22_05():
     assert (running.reservation, running.gpus_counted) == ("exam", {"": 1, "t4": 1})
     assert (held.reservation, held.gpus_counted) == ("", {})
     assert (running.deadline_s, held.deadline_s) == (1795225999.0, None)
+    assert (running.ran_s, held.ran_s) == (93784.0, 0.0)
     assert (running.dependency, running.licenses, running.exclusive) == ("", "", False)
     assert (held.dependency, held.licenses, held.exclusive) == ("afterok:1(unfulfilled)", "matlab:1", True)
     assert (held.array_job_id, held.het_job_id, held.time_limit_s) == (None, None, None)
@@ -221,6 +232,20 @@ def test_what_users_write_stays_in_its_field(name, comment):
     if "COMMENT" not in name and name not in ("", "(null)"):
         assert jobs[1].name == name.replace("%q", "")
     assert jobs[1].uid == 1001
+
+
+@pytest.mark.parametrize(
+    ("text", "indexes"),
+    [
+        ("JOB_GRES=gpu:a100:1   Nodes=a100-00 CPU_IDs=3 Mem=0 GRES=gpu:a100:1(IDX:2) MinCPUsNode=1 Command=x", (2,)),
+        ("JOB_GRES=gpu:4   Nodes=n[0-1] CPU_IDs=0-3 Mem=0 GRES=gpu:4(IDX:0,2-4) MinCPUsNode=1", (0, 2, 3, 4)),
+        ("JOB_GRES=gpu:a100:0   Nodes=a100-00 CPU_IDs=0 Mem=0 GRES=gpu:a100:0(IDX:) MinCPUsNode=1", ()),
+        ("JOB_GRES=shard:1   Nodes=n CPU_IDs=0 Mem=0 GRES=gpu:t4:2(IDX:0-1),shard:t4:1(0/1) MinCPUsNode=1", (0, 1)),
+        ("JobState=PENDING JOB_GRES=(null) MinCPUsNode=1 TresPerNode=gres:gpu:1", ()),
+    ],
+)
+def test_reads_which_gpus_a_job_has(text, indexes):
+    assert parse_gpu_indexes(" " + text) == indexes
 
 
 @pytest.mark.parametrize("text", ["6~1~2", "hello", answer(RUNNING)[:-30], answer("x" + RUNNING)])

@@ -12,7 +12,7 @@ from penstock_scheduler.errors import PenstockError
 from penstock_slurm.gateway import SlurmNode, SlurmPartition
 from penstock_slurm.install import changes
 from penstock_slurm.install.changes import Change
-from penstock_slurm.install.edits import LineEdit, append_line, set_key, undo, with_plugin
+from penstock_slurm.install.edits import LineEdit, append_line, set_key, set_plugin, undo, with_plugin
 from penstock_slurm.install.sitefile import site_lua
 from penstock_slurm.settings import SlurmSettings
 
@@ -69,7 +69,30 @@ def test_a_file_goes_back_byte_for_byte_and_its_mode_stays(tmp_path: Path):
     assert conf.with_name("slurm.conf.before-penstock").read_text() == "A=1"
     changes.take_back(changes.plan_undo(record), record)
     assert (conf.read_text(), conf.stat().st_mode & 0o777) == ("A=1", 0o640)
-    assert sorted(path.name for path in tmp_path.rglob("*")) == ["slurm.conf", "sub"]
+    assert [path.name for path in tmp_path.rglob("*")] == ["slurm.conf"], "the folder that was made goes, too"
+
+
+def test_a_folder_that_others_use_now_stays(tmp_path: Path):
+    record = tmp_path / changes.RECORD
+    changes.apply(
+        [Change(tmp_path / "lib" / "ours" / "a", b"1"), Change(tmp_path / "lib" / "ours" / "b", b"2")], record
+    )
+    (tmp_path / "lib" / "others").touch()
+    changes.take_back(changes.plan_undo(record), record)
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["lib", "others"]
+
+
+def test_the_plugins_line_says_where_the_agents_are_and_goes_back():
+    line = "optional /lib/penstock.so checkpoint-every=30 # ours"
+    assert set_plugin(line, "/lib/penstock.so", None) == (line, []), "without agents it is as the admin left it"
+    assert set_plugin(line, "/lib/penstock.so", "") == (line, [])
+    text, edits = set_plugin(line, "/lib/penstock.so", "/run/ours")
+    assert text == "optional /lib/penstock.so checkpoint-every=30 run_dir=/run/ours\n"
+    assert set_plugin(text, "/lib/penstock.so", "/run/ours") == (text, [])
+    again, more = set_plugin(text, "/lib/penstock.so", "")
+    assert again == "optional /lib/penstock.so checkpoint-every=30\n"
+    assert undo(again, edits + more) == (line + "\n", [])
+    assert set_plugin("", "/lib/penstock.so", "/run/ours")[0] == "optional /lib/penstock.so run_dir=/run/ours\n"
 
 
 def test_an_upgrade_keeps_the_first_backup(tmp_path: Path):

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from penstock_scheduler.sharing.messages import status_file
 from penstock_slurm.install.sources import build_plugin
 from penstock_slurm.loopback.fixtures import MakeLoopback
+from penstock_slurm.loopback.waiting import wait_for
 from tests.slurm_plugin.flags.site import FlagSite
 
 pytestmark = pytest.mark.slurm
@@ -69,13 +71,50 @@ def test_install_shows_applies_verifies_and_uninstall_restores(bare: FlagSite) -
     assert "nothing was changed" in dry.output
     assert f"would wait for ever: {waiting.id}" in dry.output
     assert "-JobSubmitPlugins=lua" in dry.output
+    assert "no GPUs in Slurm" not in dry.output
+    bare.run("scontrol", "update", f"JobId={waiting.id}", "TresPerNode=")
+    assert f"for they shared some: {waiting.id}\n" in bare.penstock("uninstall").output
     gone = bare.penstock("uninstall", "--apply")
     assert gone.exit_code == 0, gone.output
     assert contents(bare) == before
-    assert list((bare.folder / "timer").iterdir()) == []
+    assert not (bare.folder / "timer").exists()
+    assert not (bare.folder / "lib").exists()
     assert "unrecognized option" in bare.sbatch("--adaptive").stderr
     assert bare.sbatch("--hold").returncode == 0
     assert bare.penstock("uninstall").exit_code == 1  # there is nothing any more
+
+
+def test_agents_get_their_units_and_are_looked_at(tmp_path: Path, make_loopback: MakeLoopback) -> None:
+    """The agents of a loopback cluster run already; install brings units, check sees the one that is killed."""
+    if not Path("/usr/include/slurm/spank.h").exists() or shutil.which("make") is None:
+        pytest.skip("the SPANK plugin cannot be built here (Debian: make gcc libslurm-dev)")
+    cluster = make_loopback("t4:2x2", agents=True, files={"plugstack.conf": "# the site's own\n"})
+    site = FlagSite(tmp_path, cluster)
+    run_dir = cluster.environment()["PENSTOCK_RUN_DIR"]
+    site.settings("agents = true", f"spool_dir = '{cluster.spool}'", "[agent]", f"run_dir = '{run_dir}'")
+    before = contents(site)
+    library = f"{cluster.slurm_conf.parent}/penstock.so"
+    made = site.penstock("install", *options(site, "--schedule", "none", "--plugin", library, "--apply"))
+    for words in (
+        f"+optional {site.folder}/lib/penstock.so run_dir={run_dir}",
+        f"+ReadWritePaths=-{cluster.spool} -{cluster.folder}/run",
+        f"{site.folder}/lib/penstock-agent.service in /etc/systemd/system",
+        "ok      plugstack.conf says where the agents are",
+    ):
+        assert words in made.output
+    assert made.exit_code == 0, "the nodes come after this host"
+    assert "nodes with GPUs report" not in made.output
+    well = "ok      the agents of 2 of 2 nodes with GPUs report"
+    wait_for(lambda: well in site.penstock("check", "--no-jobs").output, 60, "both agents report", poll_s=1)
+    cluster.kill_agent("t4-01")
+    status_file(cluster.spool, "t4-01").unlink()
+    wrong = site.penstock("check", "--no-jobs")
+    assert wrong.exit_code == 1
+    assert "FAILED  the agent of t4-01 has never told anything\n        on each: systemctl enable --now" in wrong.output
+    gone = site.penstock("uninstall", "--apply")
+    assert "on each node with an agent: systemctl disable --now penstock-agent.service" in gone.output
+    assert contents(site) == before
+    assert not (site.folder / "lib").exists()
 
 
 def test_a_file_that_was_edited_since_loses_our_lines_alone(bare: FlagSite) -> None:
@@ -143,7 +182,7 @@ def test_sync_follows_the_cluster(bare: FlagSite) -> None:
 @pytest.mark.parametrize(
     ("name", "hooks"),
     [
-        ("penstock.so", {"slurm_spank_init", "slurm_spank_init_post_opt", "slurm_spank_exit"}),
+        ("penstock.so", {"slurm_spank_init", "slurm_spank_init_post_opt", "slurm_spank_task_init", "slurm_spank_exit"}),
         ("courier.so", {"slurm_spank_task_init"}),
     ],
 )

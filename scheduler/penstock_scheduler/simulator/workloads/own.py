@@ -37,7 +37,7 @@ COLUMNS = tuple(field.name for field in fields(WorkloadJob))
 
 OPTIONAL = tuple(name for name in COLUMNS if name not in REQUIRED)
 
-_TEXTS = ("id", "name", "user", "account", "gpu_type", "model", "sensitivity")
+_TEXTS = ("id", "name", "user", "account", "gpu_type", "model", "sensitivity", "kind")
 _WHOLE = ("gpus", "batch_size", "cpus")
 
 

@@ -63,6 +63,12 @@ class WorkloadJob:
     """Size of its data set, GB; None: not known."""
     sensitivity: str | None = None
     """Name of the profile that tells what CPU and memory are worth to it; None: that of its model, if there is one."""
+    kind: str | None = None
+    """What it is beside others on a GPU, as a table of pairs has it; None: its model, or its name."""
+    gpu_utilisation: float | None = None
+    """Part of its GPUs that it uses alone, in (0, 1]; None: not known."""
+    gpu_mem_mb: float | None = None
+    """Memory that it needs on each GPU, MiB; None: not known."""
 
     def __post_init__(self) -> None:
         if not self.id:
@@ -76,10 +82,21 @@ class WorkloadJob:
             raise Wrong(f"both {' and '.join(amounts)}", f"one of {', '.join(AMOUNTS)}")
         if self.model is None and self.duration_s is None:
             raise Wrong("neither a model nor duration_s", "duration_s, or a model with samples, epochs or none of them")
-        for name in (*AMOUNTS, "batch_size", "time_limit_s", "cpus", "mem_mb", "data_gb"):
+        for name in (
+            *AMOUNTS,
+            "batch_size",
+            "time_limit_s",
+            "cpus",
+            "mem_mb",
+            "data_gb",
+            "gpu_utilisation",
+            "gpu_mem_mb",
+        ):
             value = getattr(self, name)
             if value is not None and not (math.isfinite(value) and (value > 0 or (value == 0 and name == "data_gb"))):
                 raise Wrong(f"{name}={value!r}", "a number above 0, or nothing")
+        if self.gpu_utilisation is not None and self.gpu_utilisation > 1:
+            raise Wrong(f"gpu_utilisation={self.gpu_utilisation!r}", "a part of the GPU, above 0 and up to 1")
 
     @property
     def gpu_seconds(self) -> float | None:

@@ -1,0 +1,188 @@
+"""A search by Optuna whose trials are jobs: `study.optimize(JobObjective(submission), n_trials=100, n_jobs=8)`.
+
+::
+
+    def submission(trial):
+        rate = trial.suggest_float("rate", 1e-4, 1e-1, log=True)
+        return Submission(command=("python", "/home/ada/train.py", f"--rate={rate}"), wish=JobWish(max_gpus=4))
+
+Each trial is one job, and those of a study are one trial group, so that the site's policy compares them too. What a job reports
+(`run.report`, `penstock-report metric`) is handed to Optuna's pruner; the last is the trial's value. Optuna is imported when
+the first trial begins: penstock[optuna].
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from penstock_scheduler.client import ApiError, Client, DaemonAway
+from penstock_scheduler.errors import ConfigError, PenstockError
+from penstock_scheduler.messages import JobView, Submission
+from penstock_scheduler.model import ReasonCode
+
+if TYPE_CHECKING:
+    import optuna
+
+log = logging.getLogger(__name__)
+
+WAIT_S = 30.0
+"""Longest time between two looks at a job of which there is no news."""
+
+AGAIN_S = 5.0
+"""Between two tries to reach a daemon that is away."""
+
+NAME_LENGTH = 100
+
+Answer = TypeVar("Answer")
+
+
+class TrialFailed(PenstockError):
+    """The trial's job ended without a value. `study.optimize(..., catch=TrialFailed)` goes on with the other trials."""
+
+
+class JobObjective:
+    """An objective for `study.optimize`, one call a trial. Calls may run at the same time (`n_jobs`).
+
+    Metrics of jobs are the higher the better; a study that minimises gets them with the other sign, as
+    `run.report(loss, minimize=True)` has turned it.
+
+    Args:
+        submission: the job of a trial, from what Optuna suggests; `key` and the wish's `trial_group` are set here.
+        client: the line to penstockd; None: as the environment says.
+        samples_per_step: progress that is one step for Optuna's pruners, which compare trials at the same step, such as
+            the samples of an epoch. A result that comes without progress counts by its place: 1, 2, and so on.
+        rest_s: for how long a trial may rest because the group's policy finds others better, before it is given up.
+        patience_s: for how long the daemon may be away.
+
+    Raises:
+        TrialFailed: in a call: the job failed, or ended without having reported a metric.
+        ConfigError: in a call: Optuna is not installed, or the study has several objectives.
+        ApiError, DaemonAway: in a call: penstockd refuses, or is away for longer than `patience_s`.
+    """
+
+    def __init__(
+        self,
+        submission: Callable[[optuna.Trial], Submission],
+        *,
+        client: Client | None = None,
+        samples_per_step: float = 1.0,
+        rest_s: float = 600.0,
+        patience_s: float = 600.0,
+    ) -> None:
+        if not (samples_per_step > 0 and rest_s > 0 and patience_s >= 0):
+            raise ConfigError("samples_per_step and rest_s must be above 0, patience_s not below")
+        self._submission = submission
+        self._client = client if client is not None else Client.open()
+        self._samples_per_step, self._rest_s, self._patience_s = samples_per_step, rest_s, patience_s
+
+    def __call__(self, trial: optuna.Trial) -> float:
+        """Run a trial; its value. Raises optuna.TrialPruned too: the pruner, the group's policy or a user has ended it."""
+        try:
+            import optuna
+        except ImportError as error:
+            raise ConfigError(f"{error}; install penstock[optuna]") from None
+        if len(trial.study.directions) != 1:
+            raise ConfigError("the study has several objectives, and a job reports one metric; take a study with one")
+        sign = -1.0 if trial.study.direction == optuna.study.StudyDirection.MINIMIZE else 1.0
+        order = named(self._submission(trial), trial)
+        view = self._patiently(partial(self._client.submit, order))
+        log.info("trial=%d job=%s submitted", trial.number, view.id)
+        trial.set_user_attr("penstock_job", view.id)
+        heard = _Heard(trial, sign, self._samples_per_step)
+        try:
+            view, why = self._follow(view, heard)
+        except (KeyboardInterrupt, SystemExit):
+            self._client.cancel(view.id)
+            raise
+        if why:
+            self._patiently(partial(self._client.cancel, view.id))
+            raise optuna.TrialPruned(f"job {view.id} {why}")
+        if view.ended == "CANCELLED":
+            raise optuna.TrialPruned(f"job {view.id} was cancelled")
+        if view.ended != "COMPLETED":
+            more = f": it {view.ended_text}" if view.ended_text else ""
+            raise TrialFailed(f"job {view.id} has ended: {view.ended}{more}; see penstock logs {view.id}")
+        if view.result is None:
+            raise TrialFailed(
+                f"job {view.id} has reported no metric: call run.report(...) in the script, or penstock-report metric"
+            )
+        return sign * view.result.metric
+
+    def _follow(self, view: JobView, heard: _Heard) -> tuple[JobView, str]:
+        """Until the job has ended, or is to be ended: why, in words."""
+        rests_since_s: float | None = None
+        told = None
+        while True:
+            if view.result is not None and view.result != told:
+                told = view.result
+                results = self._patiently(partial(self._client.history, view.id)).results
+                if heard.take(results) and view.state != "ended":
+                    return view, "is ended by the study's pruner"
+            if view.state == "ended":
+                return view, ""
+            now_s = time.monotonic()
+            wait_s = WAIT_S
+            if view.state == "queued" and view.reason == ReasonCode.STOPPED_BY_GROUP.value:
+                rests_since_s = now_s if rests_since_s is None else rests_since_s
+                left_s = rests_since_s + self._rest_s - now_s
+                if left_s <= 0:
+                    return view, f"has rested for {self._rest_s:g} s: other trials look better"
+                wait_s = min(wait_s, left_s)
+            else:
+                rests_since_s = None
+            view = self._patiently(partial(self._client.job, view.id, wait_s=wait_s, since=view.version))
+
+    def _patiently(self, call: Callable[[], Answer]) -> Answer:
+        """An answer, also of a daemon that is away for a while or has too much to do; all that is asked may be asked twice."""
+        until_s = time.monotonic() + self._patience_s
+        while True:
+            try:
+                return call()
+            except (DaemonAway, ApiError) as error:
+                passing = isinstance(error, DaemonAway) or error.status in (429, 503)
+                if not passing or time.monotonic() >= until_s:
+                    raise
+                log.warning("asked again in %g s: %s", AGAIN_S, error)
+            time.sleep(AGAIN_S)
+
+
+def named(order: Submission, trial: optuna.Trial) -> Submission:
+    """The job of this trial and no other: with its own key, in the study's group."""
+    study = re.sub(r"[^A-Za-z0-9_.@+-]", "-", trial.study.study_name)[:NAME_LENGTH]
+    # Numbers begin anew in another storage, where a study may have the same name.
+    began = trial.datetime_start
+    moment = f"{began:%Y%m%dT%H%M%S%f}" if began is not None else "0"
+    wish = order.wish.model_copy(update={"trial_group": study})
+    name = order.name or f"{study}-{trial.number}"
+    return order.model_copy(update={"key": f"optuna:{study}:{trial.number}:{moment}", "wish": wish, "name": name})
+
+
+class _Heard:
+    """What of a job's results Optuna has been told."""
+
+    def __init__(self, trial: optuna.Trial, sign: float, samples_per_step: float) -> None:
+        self._trial, self._sign, self._samples_per_step = trial, sign, samples_per_step
+        self._newest = (-1, -1)
+        self._steps: set[int] = set()
+
+    def take(self, reports: list[dict[str, Any]]) -> bool:
+        """Tell what is new; whether the pruner has had enough."""
+        news = False
+        for report in reports:
+            number = report["epoch"], report["sequence"]
+            if number <= self._newest:
+                continue
+            self._newest = number
+            body = report["body"]
+            progress = body["progress"] / self._samples_per_step
+            step = round(progress) if progress > 0 else max(self._steps, default=0) + 1
+            if step not in self._steps:  # a run that was stopped may have come to it again
+                self._steps.add(step)
+                self._trial.report(self._sign * body["metric"], step)
+                news = True
+        return news and bool(self._trial.should_prune())

@@ -1,0 +1,1 @@
+"""The agent of a node, `penstock-agent`: lets jobs share GPUs there as the daemon has ordered (docs/sharing.md)."""

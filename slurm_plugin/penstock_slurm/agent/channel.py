@@ -1,0 +1,132 @@
+"""The agent's end of the channel to the jobs on its node: see `penstock_profiles.node_channel`.
+
+A job's folder is its user's, so nothing in there is trusted: only regular files of that user are read, without following links,
+and not more of them than a status can be long.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import os
+import shutil
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from penstock_profiles.files import open_regular, write_whole
+from penstock_profiles.node_channel import (
+    MAX_RANKS,
+    MAX_STATUS_BYTES,
+    JobControl,
+    JobStatus,
+    bound_devices,
+    control_path,
+    devices_file,
+    job_dir,
+    statuses_dir,
+)
+
+log = logging.getLogger(__name__)
+
+RANKS = {f"{rank}.json": rank for rank in range(MAX_RANKS)}
+"""Names of the jobs' status files."""
+
+MOST_FILES = 16 * MAX_RANKS
+"""In a job's own folder; one with more of them may go unheard."""
+
+
+class Channels:
+    """All jobs' folders below `folder`. Raises OSError if that cannot be made."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        self._statuses: dict[str, tuple[tuple[int, int, int], JobStatus]] = {}
+
+    def open(self, number: int, uid: int) -> None:
+        """Make the job's folders, if they are not there."""
+        statuses = statuses_dir(self.folder, number)
+        if statuses.is_dir():
+            return
+        job_dir(self.folder, number).mkdir(mode=0o755, exist_ok=True)
+        statuses.mkdir(mode=0o755)
+        if os.geteuid() == 0:
+            os.chown(statuses, uid, -1, follow_symlinks=False)
+
+    def close(self, number: int) -> None:
+        """Take the job's folders away."""
+        self._silence(number)
+        with contextlib.suppress(RecursionError):  # folders in folders, a thousand deep
+            shutil.rmtree(job_dir(self.folder, number), ignore_errors=True)
+        below = f"{statuses_dir(self.folder, number)}/"
+        self._statuses = {path: each for path, each in self._statuses.items() if not path.startswith(below)}
+
+    def numbers(self) -> list[int]:
+        """Jobs that have a folder."""
+        return [int(name) for name in os.listdir(self.folder) if name.isdigit()]
+
+    def clear(self, number: int) -> None:
+        """Forget what the last run of the job said and was told."""
+        self._silence(number)
+        for name in RANKS:
+            with contextlib.suppress(OSError):
+                (statuses_dir(self.folder, number) / name).unlink(missing_ok=True)
+
+    def bind(self, number: int, devices: tuple[int, ...]) -> None:
+        """Say which GPUs the job is bound to."""
+        write_whole(devices_file(self.folder, number), ",".join(map(str, devices)) + "\n")
+
+    def bound(self, number: int) -> tuple[int, ...]:
+        """The GPUs that the job is bound to, as its file says."""
+        return bound_devices(self.folder, number)
+
+    def owner(self, number: int) -> int | None:
+        """The job's user."""
+        try:
+            return statuses_dir(self.folder, number).lstat().st_uid
+        except OSError:
+            return None
+
+    def tell(self, number: int, control: JobControl) -> None:
+        """Leave a word for the job."""
+        write_whole(control_path(self.folder, number), control.model_dump_json())
+
+    def hear(self, number: int, uid: int) -> dict[int, JobStatus]:
+        """What each of the job's processes told last, by rank."""
+        try:
+            with os.scandir(statuses_dir(self.folder, number)) as entries:
+                # Not all that is in there: that can be as much as the job likes.
+                there = {entry.name: entry.path for entry in itertools.islice(entries, MOST_FILES)}
+        except OSError:
+            return {}
+        told = {rank: self._read(there[name], uid) for name, rank in RANKS.items() if name in there}
+        return {rank: status for rank, status in told.items() if status is not None}
+
+    def _silence(self, number: int) -> None:
+        """Take back what the job was told."""
+        for path in (devices_file(self.folder, number), control_path(self.folder, number)):
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+    def _read(self, path: str, uid: int) -> JobStatus | None:
+        try:
+            opened = open_regular(path, uid)
+        except OSError:
+            return None
+        with opened as file:
+            about = os.fstat(file.fileno())
+            if about.st_size > MAX_STATUS_BYTES:
+                return None
+            stamp = (about.st_mtime_ns, about.st_size, about.st_ino)
+            known = self._statuses.get(path)
+            if known is not None and known[0] == stamp:
+                return known[1]
+            try:
+                status = JobStatus.model_validate_json(file.read(MAX_STATUS_BYTES))
+            except ValidationError as error:
+                log.debug("status passed over", extra={"text": f"{path}: {error}"})
+                return None
+        self._statuses[path] = stamp, status
+        return status

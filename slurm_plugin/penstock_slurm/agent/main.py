@@ -1,0 +1,135 @@
+"""`penstock-agent`: the process."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+import tomllib
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from penstock_profiles.node_channel import run_dir
+from penstock_profiles.nvml import NoNvml, Nvml
+from penstock_scheduler.errors import ConfigError, PenstockError
+from penstock_slurm.agent.agent import Agent
+from penstock_slurm.agent.channel import Channels
+from penstock_slurm.agent.processes import Processes, memory_of_host_mb
+from penstock_slurm.agent.settings import AgentSettings
+from penstock_slurm.gateway import CliGateway
+from penstock_slurm.settings import SlurmSettings
+
+Section = TypeVar("Section", bound=BaseModel)
+
+log = logging.getLogger("penstock_slurm.agent")
+
+
+class _Logfmt(logging.Formatter):
+    """Logfmt as the daemon writes it, but without structlog, whose 7 MiB are much in an agent of 50."""
+
+    KNOWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
+
+    def format(self, record: logging.LogRecord) -> str:
+        at = f"{datetime.fromtimestamp(record.created, UTC):%Y-%m-%dT%H:%M:%S.%fZ}"
+        facts = {"timestamp": at, "level": record.levelname.lower(), "event": record.getMessage()}
+        facts |= {key: value for key, value in vars(record).items() if key not in self.KNOWN}
+        text = " ".join(f"{key}={_word(str(value))}" for key, value in facts.items())
+        return text + ("\n" + self.formatException(record.exc_info) if record.exc_info else "")
+
+
+def _word(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False) if set(text) & set(' "=\n') else text
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point. Exit status: 0 stopped when asked, 1 cannot run, 2 wrong settings or usage."""
+    parser = argparse.ArgumentParser(prog="penstock-agent", description="Lets jobs share the GPUs of this node.")
+    parser.add_argument("--config", type=Path, default=Path("/etc/penstock/penstock.toml"), help="settings file (TOML)")
+    parser.add_argument(
+        "--node",
+        default=os.environ.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0],
+        help="Slurm's name",
+    )
+    options = parser.parse_args(argv)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Logfmt())
+    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    try:
+        slurm, settings = _settings(options.config)
+        return _run(options.node, slurm, settings, stop)
+    except ConfigError as error:
+        print(f"penstock-agent: {error}", file=sys.stderr)  # noqa: T201
+        return 2
+    except (PenstockError, OSError) as error:
+        print(f"penstock-agent: {error}", file=sys.stderr)  # noqa: T201
+        return 1
+
+
+def _run(node: str, slurm: SlurmSettings, settings: AgentSettings, stop: threading.Event) -> int:
+    folder = run_dir(settings.run_dir, node)
+    channels = Channels(folder)
+    nvml: Nvml | None = None
+    try:
+        nvml = Nvml().__enter__()
+    except NoNvml as error:
+        log.info("no samples of GPUs", extra={"text": str(error)})
+    agent = Agent(
+        node,
+        slurm.spool_dir,
+        settings,
+        run_dir(settings.state_dir, node),
+        CliGateway(conf=slurm.conf, timeout_s=slurm.command_timeout_s),
+        channels,
+        Processes(node),
+        memory_of_host_mb(),
+        nvml.sample if nvml is not None else None,
+    )
+    log.info("agent begins", extra={"node": node, "run_dir": str(folder), "spool": str(slurm.spool_dir)})
+    try:
+        while not stop.is_set():
+            try:
+                agent.tick(time.time())
+            except Exception:  # one bad moment must not leave jobs frozen for good
+                log.exception("a tick failed")
+            stop.wait(settings.poll_s)
+    finally:
+        if nvml is not None:
+            nvml.__exit__()
+    log.info("agent ends; jobs stay as they are", extra={"node": node})
+    return 0
+
+
+def _settings(path: Path) -> tuple[SlurmSettings, AgentSettings]:
+    """The sections that an agent needs: the daemon's reader would import all packages, and an agent is to stay small."""
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}; give the settings file with --config") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not TOML: {error}") from None
+    return _section(path, tables, "slurm", SlurmSettings), _section(path, tables, "agent", AgentSettings)
+
+
+def _section(path: Path, tables: dict[str, Any], name: str, model: type[Section]) -> Section:
+    try:
+        return model.model_validate(tables.get(name, {}))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(each) for each in (name, *first["loc"]))
+        raise ConfigError(f"{path}: {where}: {first['msg']}; `penstockd --check` tells all") from None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,105 @@
+"""The processes of jobs on this node, as /proc has them: whether a job lives, stands still, and how much it computes."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+IN_CGROUP = re.compile(r"/(?:slurm[^/\n]*/uid_\d+|[^/\n]*slurmstepd\.scope)/job_(\d{1,10})(?:/|$)", re.MULTILINE)
+REAL_USER = re.compile(rb"^Uid:\t(\d+)", re.MULTILINE)
+LOOKS = 3
+"""A process that has just been forked bears its parent's environment until it becomes another program."""
+
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessState:
+    """One process at one moment."""
+
+    letter: str
+    """`T`: it is frozen. `Z`: it has ended."""
+    began: int
+    """Tells it from a later process of the same number."""
+    cpu_s: float
+    """Of all its threads, since it began."""
+
+
+class Processes:
+    """What `scan` found last.
+
+    Args:
+        node: processes of Slurm's other nodes on this host do not count: a test cluster has several.
+    """
+
+    def __init__(self, node: str, proc: Path = Path("/proc")) -> None:
+        self._node, self._proc = node, proc
+        self._known: dict[int, tuple[int, int | None, int]] = {}
+        """Process -> (when it began, job of Slurm's that it says it is of, times that it was looked at)."""
+        self._found: dict[int, int] = {}
+
+    def scan(self, users: Mapping[int, int]) -> dict[int, list[int]]:
+        """Job of Slurm's -> its processes that have not ended, of those jobs whose users are told.
+
+        A process can say that it is of any job. It counts only if it is of the job's user.
+        """
+        known: dict[int, tuple[int, int | None, int]] = {}
+        jobs: dict[int, list[int]] = {}
+        for pid in (int(name) for name in os.listdir(self._proc) if name.isdigit()):
+            state = self.state(pid)
+            if state is None or state.letter in "ZX":
+                continue
+            began, job, looks = self._known.get(pid, (state.began, None, 0))
+            if began != state.began:
+                job, looks = None, 0
+            if job is None and looks < LOOKS:
+                job, looks = self._job_of(pid), looks + 1
+            known[pid] = state.began, job, looks
+            if job is not None and job in users and self._user(pid) == users[job]:
+                jobs.setdefault(job, []).append(pid)
+        self._known, self._found = known, {pid: job for job, pids in jobs.items() for pid in pids}
+        return jobs
+
+    def job_of(self, pid: int) -> int | None:
+        """The job of a process that the last scan found."""
+        return self._found.get(pid)
+
+    def state(self, pid: int) -> ProcessState | None:
+        """None: there is no such process."""
+        try:
+            text = (self._proc / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return None
+        fields = text.rpartition(")")[2].split()
+        return ProcessState(fields[0], int(fields[19]), (int(fields[11]) + int(fields[12])) / TICKS_PER_S)
+
+    def _job_of(self, pid: int) -> int | None:
+        try:
+            found = IN_CGROUP.search((self._proc / str(pid) / "cgroup").read_text(encoding="utf-8", errors="replace"))
+            if found is not None:
+                return int(found[1])
+            environ = (self._proc / str(pid) / "environ").read_bytes().split(b"\0")
+        except OSError:
+            return None
+        said = dict(pair.partition(b"=")[::2] for pair in environ)
+        number = said.get(b"SLURM_JOB_ID", b"")
+        if said.get(b"SLURMD_NODENAME", self._node.encode()) != self._node.encode():
+            return None
+        return int(number) if number.isdigit() and len(number) <= 10 else None
+
+    def _user(self, pid: int) -> int | None:
+        """Its real one: a process can have /proc/PID belong to root."""
+        try:
+            found = REAL_USER.search((self._proc / str(pid) / "status").read_bytes())
+        except OSError:
+            return None
+        return int(found[1]) if found is not None else None
+
+
+def memory_of_host_mb(meminfo: Path = Path("/proc/meminfo")) -> int:
+    """All of the node's memory, MB."""
+    found = re.search(r"^MemTotal:\s+(\d+) kB", meminfo.read_text(encoding="ascii"), re.MULTILINE)
+    return int(found[1]) // 1024 if found is not None else 0

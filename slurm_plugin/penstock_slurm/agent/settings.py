@@ -1,0 +1,53 @@
+"""Section `[agent]` of the settings file."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
+
+from penstock_profiles.node_channel import RUN_DIR
+from penstock_scheduler.sharing.control import ControlSettings
+
+
+class AgentSettings(BaseModel):
+    """How penstock-agent works on each node."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    run_dir: str = Field(
+        default=RUN_DIR,
+        description="Folder on the node for its jobs' files, in which they can write; %n is the node's name.",
+    )
+    state_dir: str = Field(
+        default="/var/lib/penstock/agent-%n",
+        description="Folder on the node for the agent's state, in which no job can write; %n is the node's name.",
+    )
+    poll_s: PositiveFloat = Field(default=0.5, description="How often the agent looks at its order and at its jobs.")
+    sample_s: PositiveFloat = Field(default=5.0, description="Between two samples of GPUs and processes.")
+    suspend_wait_s: PositiveFloat = Field(
+        default=30.0, description="How long a job that answers may take to move off its GPUs when its turn is over."
+    )
+    freeze_s: NonNegativeFloat = Field(
+        default=2.5,
+        description="How long Slurm takes to freeze a job (SIGSTOP comes 2.0 s after SIGTSTP): so long the GPUs of one that did "
+        "not move off them count as used.",
+    )
+    host_memory_mb: NonNegativeInt | None = Field(
+        default=None,
+        description="Most of the node's memory that the state of suspended jobs may take, MB; absent: half of all there is.",
+    )
+    no_answer: Literal["freeze", "kill"] = Field(
+        default="freeze",
+        description="What becomes of a job that answers, but does not move off its GPUs in time: frozen where it is, or "
+        "cancelled.",
+    )
+    misuse: Literal["tell", "kill"] = Field(
+        default="kill",
+        description="What becomes of a job that stays over its memory limit, runs on though suspended, or says what is not so: "
+        "its user is told, or it is cancelled as well.",
+    )
+    misuse_s: PositiveFloat = Field(default=15.0, description="How long it may go on before that.")
+    control: ControlSettings = Field(
+        default=ControlSettings(), description="How a guaranteed job's speed is kept beside opportunistic ones."
+    )

@@ -1,0 +1,121 @@
+"""What an agent remembers: in memory while it runs, and in a file on the node for the one that starts after it."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import secrets
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from penstock_profiles.files import write_whole
+from penstock_profiles.node_channel import JobControl
+from penstock_scheduler.model import JobId
+from penstock_scheduler.sharing.control import Control
+from penstock_scheduler.sharing.messages import Contained, NodeOrder, NumberedPack, State, XidSeen
+from penstock_scheduler.sharing.node import Account, Group
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Hosted:
+    """A job on the node, as the agent handles it."""
+
+    number: int
+    """SLURM_JOB_ID."""
+    state: State = "waiting"
+    devices: tuple[int, ...] = ()
+    control: JobControl = field(default_factory=lambda: JobControl(number=0))
+    """What it was told last."""
+    asked_s: float = 0.0
+    """When it was asked to suspend."""
+    tried: bool = False
+    """Whether Slurm was asked to suspend or resume it, and has not said what came of it."""
+    retry_s: float = 0.0
+    """When Slurm is asked again, which has refused."""
+    free_s: float = 0.0
+    """When its GPUs count as free, once it is suspended."""
+    moved_mb: float = 0.0
+    """What it holds of the host's memory while it is suspended."""
+    resumed_s: float = 0.0
+    """When it last began to use GPUs."""
+    anywhere: bool = False
+    """Whether, suspended, it may go on on other GPUs."""
+    refusals: int = 0
+    """Slices that it kept since its state, as it says itself, would not fit into the host's memory."""
+    alive: bool = False
+    """Whether processes of it have been seen."""
+    gone: bool = False
+    """Whether it has ended, though the order does not know yet."""
+    memory_mb: int = 0
+    """Most that it was seen to use of one GPU."""
+    rate: float = 0.0
+    """Samples (or, if it does not count those, steps) a second alone; 0: not known."""
+    utilisation: float | None = None
+    """Part of its GPUs that it uses alone."""
+    why: str = ""
+    told: set[str] = field(default_factory=set)
+    """Causes for which it has been contained; `killed` if it was cancelled."""
+
+
+@dataclass(slots=True)
+class Leaver:
+    """A job that the daemon does not name any more, but whose processes may live on."""
+
+    uid: int
+    devices: tuple[int, ...]
+    frozen: bool
+    """Whether Slurm has yet to let it go on."""
+
+
+class Remembered(BaseModel):
+    """All of it. Times are of the node's clock, s since 1970."""
+
+    model_config = ConfigDict(extra="forbid", ser_json_inf_nan="strings")
+
+    history: str = Field(default_factory=lambda: secrets.token_hex(8))
+    boot: str = ""
+    """Of the node: no job outlives one."""
+    order: NodeOrder | None = None
+    groups: list[Group] = []
+    account: Account = Account()
+    hosted: dict[JobId, Hosted] = {}
+    leaving: dict[int, Leaver] = {}
+    """By SLURM_JOB_ID."""
+    packs: list[NumberedPack] = []
+    contained: list[Contained] = []
+    xids: list[XidSeen] = []
+
+    @field_validator("groups", mode="before")
+    @classmethod
+    def _controls_of_this_release(cls, groups: list[Any]) -> list[Any]:
+        """A search for a share that another release has begun is begun anew; all else stays."""
+        known = {each.name for each in dataclasses.fields(Control)}
+        return [
+            {key: value for key, value in group.items() if key != "control" or value.keys() == known}
+            if isinstance(group, dict)
+            else group
+            for group in groups
+        ]
+
+
+def load(path: Path, boot: str) -> Remembered:
+    """What the file has; all new if it is of another boot, there is none, or none that can be read, which is logged."""
+    try:
+        found = Remembered.model_validate_json(path.read_bytes())
+        if found.boot == boot:
+            return found
+    except FileNotFoundError:
+        pass
+    except (OSError, ValidationError) as error:
+        log.warning("the agent begins anew", extra={"text": f"{path}: {str(error)[:300]}"})
+    return Remembered(boot=boot)
+
+
+def save(path: Path, remembered: Remembered) -> None:
+    """Raises OSError."""
+    write_whole(path, remembered.model_dump_json(), 0o600)

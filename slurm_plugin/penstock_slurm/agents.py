@@ -1,0 +1,618 @@
+"""The agents of the nodes behind the scheduler's `Agents` port: orders to them and statuses from them through the spool, and
+the fence around the GPUs that jobs share (`penstock_slurm.fence`).
+
+A job that starts on one node with an agent runs without GPUs of Slurm's (*cleared*): the fence holds them, and the agent binds
+the job to some of them, so that others can come to it. It stays cleared as long as it runs. A job with GPUs of Slurm's to which
+others come keeps them.
+
+Slurm 22.05.8 starts no cleared job on a node of which every GPU is taken. So the job gets the highest priority, and a holder is
+exchanged for a new one: when the old one ends, Slurm starts the job, then the new holder, and only then anybody else (*gate*).
+
+What is remembered here is what was ordered, which is also in the spool; a daemon that starts finds it there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from penstock_profiles.files import open_regular, write_whole
+from penstock_scheduler.errors import ClusterAway, StoreError
+from penstock_scheduler.model import Job, JobId, JobUse, Pack, PackSeen, Phase, SharedGpus, SharingState
+from penstock_scheduler.ports import Clock
+from penstock_scheduler.sharing.messages import (
+    AWAY_S,
+    MAX_BYTES,
+    CarriedJob,
+    Contained,
+    NodeOrder,
+    NodeStatus,
+    OrderedGroup,
+    OrderedJob,
+    agent_folder,
+    order_file,
+    status_file,
+)
+from penstock_scheduler.sharing.node import without
+from penstock_slurm.fence import Fence, Ground, Sharer, held, lacking, stands, used
+from penstock_slurm.gateway import STAND_IN, ControllerAway, SlurmJob, SlurmNode, TimedOut
+from penstock_slurm.states import HOLDING, WAITING
+
+log = logging.getLogger(__name__)
+
+GATE_S = 3.0
+"""Least time between two exchanges of a holder on one node."""
+
+CLEARS_ON = (22, 5)
+"""The newest release of Slurm that takes all GRES from a pending job; later ones put another in their place (`STAND_IN`)."""
+
+STAND_IN_REMEDY = (
+    f"in slurm.conf, add {STAND_IN} to GresTypes, and ,{STAND_IN}:no_consume:1 to the Gres of the nodes; "
+    "restart slurmctld and slurmd (docs/sharing.md)"
+)
+
+ORDERS_KEPT = 64
+"""Orders to one node that its agent may not have carried out yet, of which the devices are remembered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resident:
+    """A job of ours on one node alone, or on its way there."""
+
+    job: Job
+    slurm: SlurmJob
+    cleared: bool
+    """Whether it holds no GPUs by Slurm."""
+    devices: frozenset[int] | None
+    """Indexes that it holds, or is bound to; None: not known. Empty: it waits for its first turn."""
+    leaves: bool
+    """Whether it has been asked to leave."""
+
+    @property
+    def gpus(self) -> int:
+        """That it uses."""
+        return self.job.allocation.gpus if self.job.allocation is not None else 1
+
+
+def without_stand_in(nodes: Iterable[SlurmNode], partitions: Collection[str]) -> list[str]:
+    """Nodes with GPUs in one of the partitions on which no job can ask for another GRES in place of them."""
+    return [
+        node.name for node in nodes if node.gpus and not node.stand_in and not {*partitions}.isdisjoint(node.partitions)
+    ]
+
+
+def group_of_one(node: str, job: JobId, gpus: int) -> SharedGpus:
+    """GPUs of a job that nobody shares."""
+    return SharedGpus(node, gpus, (Pack((job,), gpus),))
+
+
+class SlurmAgents:
+    """`ports.Agents` on Slurm.
+
+    Args:
+        fence: see there.
+        spool: the folder that all nodes share.
+        clock: to tell which agents are away.
+        stand_in: whether jobs that share ask for the GRES `STAND_IN`, as Slurm later than `CLEARS_ON` needs it. Then they start
+            on full nodes, too, and nobody shares on nodes that lack it.
+    """
+
+    def __init__(self, fence: Fence, spool: Path, clock: Clock, *, stand_in: bool = False) -> None:
+        self.fence = fence
+        self.stand_in = stand_in
+        self._expected: dict[JobId, tuple[str, int]] = {}
+        """Job that is being started -> node, GPUs: as told since the last `share`."""
+        self._singles: dict[JobId, SharedGpus] = {}
+        """The same, and cleared jobs that run, where they are in no group of the plan: as groups of one."""
+        self._gate_s: dict[str, float] = {}
+        self._spool = spool
+        self._clock = clock
+        self._nodes: dict[str, SlurmNode] = {}
+        self._partitions: dict[str, str] = {}
+        self._types: Mapping[str, str] = {}
+        self._residents: dict[JobId, Resident] = {}
+        self._going: dict[str, tuple[Sharer, ...]] = {}
+        """Node -> cleared jobs whose run has ended and whose processes may live still, on the GPUs that they were bound to."""
+        self._coming: dict[JobId, tuple[Job, SlurmJob]] = {}
+        self._awaited: dict[str, dict[JobId, int]] = {}
+        """Node -> job that Slurm is about to start there -> GPUs that it gets by Slurm."""
+        self._statuses: dict[str, NodeStatus] = {}
+        self._orders: dict[str, NodeOrder] = {}
+        self._promised: dict[str, dict[int, frozenset[int]]] = {}
+        """Node -> order's number -> devices that it lets the agent give out."""
+        self._recalled: set[str] = set()
+        """Nodes of which the order was looked for that the daemon before has left."""
+        self._groups: tuple[SharedGpus, ...] = ()
+        self._strays: frozenset[str] = frozenset()
+        """Holders on nodes that are not managed, as told."""
+        self._stands: dict[str, bool] = {}
+        self._fenced: dict[str, int] = {}
+        self._taken: dict[str, tuple[str, int, int]] = {}
+        """Node -> (history, newest pack, newest containment) that were taken."""
+        self._seen: list[PackSeen] = []
+        self._told: list[Contained] = []
+        self._uses: dict[JobId, dict[str, JobUse]] = {}
+        """Job -> node -> what was seen of it there."""
+        self.misplaced: frozenset[JobId] = frozenset()
+        """Cleared jobs on GPUs that are others' now. They cannot be bound anew, so they have to start anew."""
+
+    # --- what the cluster tells
+
+    def saw(
+        self,
+        nodes: Iterable[SlurmNode],
+        jobs: Mapping[JobId, Job],
+        slurm_jobs: Mapping[JobId, SlurmJob],
+        cleared: Collection[JobId],
+        partitions: Collection[str],
+        types: Mapping[str, str],
+    ) -> None:
+        """Take in a look at the cluster.
+
+        Args:
+            nodes: the managed ones.
+            jobs: the managed ones.
+            slurm_jobs: Slurm's records of these.
+            cleared: those that hold no GPUs by Slurm.
+            partitions: managed partitions that are up.
+            types: GPU type of each node.
+        """
+        self._nodes = {node.name: node for node in nodes}
+        self._partitions = {
+            node.name: next((name for name in node.partitions if name in partitions), "")
+            for node in self._nodes.values()
+        }
+        self._types = types
+        # One that cannot be read for once stands until it is old: without it a node's GPUs would be dealt out anew.
+        statuses = {name: self._status(name) or self._statuses.get(name) for name in self._nodes}
+        self._statuses = {name: status for name, status in statuses.items() if status is not None}
+        self._recall()
+        self._take()
+        self._see_off()
+        self._residents, self._coming, self._awaited = {}, {}, {}
+        for job_id, slurm_job in slurm_jobs.items():
+            if slurm_job.state in WAITING:
+                self._coming[job_id] = jobs[job_id], slurm_job
+                self._sent(jobs[job_id], slurm_job)
+            elif slurm_job.state in HOLDING and len(slurm_job.nodes) == 1 and slurm_job.nodes[0] in self._nodes:
+                is_cleared = job_id in cleared
+                node = slurm_job.nodes[0]
+                if is_cleared:
+                    bound = self._bound(node, job_id)
+                else:
+                    bound = self.fence.devices(slurm_job) if self._concerns(node) else None
+                leaves = jobs[job_id].phase is Phase.STOPPING and job_id not in self.misplaced
+                self._residents[job_id] = Resident(jobs[job_id], slurm_job, is_cleared, bound, leaves)
+        self.fence.forget(slurm_jobs.keys())
+        strays = frozenset(holder.id for holder in self.fence.holders if holder.node not in self._nodes)
+        if strays - self._strays:
+            text = "on nodes that are not managed (any more): nobody ends them; scancel them"
+            log.warning("holders are left", extra={"jobs": ",".join(sorted(strays)), "text": text})
+        self._strays = strays
+        self._uses = {job: uses for job, uses in self._uses.items() if job in jobs}
+
+    def _see_off(self) -> None:
+        """Keep the fence of those who are about to be gone: Slurm lets processes live on for KillWait."""
+        before = {each.slurm.number: each.devices for each in self._residents.values() if each.cleared}
+        before |= {each.number: each.devices for going in self._going.values() for each in going}
+        self._going = {}
+        for job in self.fence.leaving:
+            node = job.nodes[0] if len(job.nodes) == 1 else ""
+            bound = self._bound(node, job.id)
+            if job.gpus_per_node is not None or (job.number not in before and bound is None):
+                continue
+            devices = bound or before.get(job.number)
+            gone = Sharer(job.number, len(devices or ()), own=False, devices=devices, stays=False)
+            self._going[node] = (*self._going.get(node, ()), gone)
+
+    def _sent(self, job: Job, slurm_job: SlurmJob) -> None:
+        """One that Slurm is about to give GPUs of its own has them as good as already: no holder is to be faster.
+
+        One that it is about to start without any needs fence and order, whether or not we remember having sent it.
+        """
+        if job.phase is not Phase.STARTING or len(slurm_job.required_nodes) != 1:
+            return
+        node = slurm_job.required_nodes[0]
+        if slurm_job.gpus_per_node:
+            self._awaited.setdefault(node, {})[job.id] = slurm_job.gpus_per_node
+        elif slurm_job.gpus_per_node is None and job.allocation is not None:
+            self._expected[job.id] = node, job.allocation.gpus
+
+    def _recall(self) -> None:
+        """Read the orders that the daemon before has left, once: their devices are promised, and their jobs may be there."""
+        for node in self._nodes.keys() - self._recalled:
+            self._recalled.add(node)
+            if (found := _read(order_file(self._spool, node))) is None:
+                continue
+            try:
+                self._orders[node] = NodeOrder.model_validate_json(found)
+            except ValidationError:
+                log.warning("old order to an agent cannot be read", extra={"node": node})
+            else:
+                self._promise(node, self._orders[node])
+
+    def _concerns(self, node: str) -> bool:
+        """Whether there is, or was, anything for an agent to do there: else Slurm and the spool are left as they are."""
+        return node in self._statuses or node in self._orders or bool(self.fence.on(node))
+
+    def _status(self, node: str) -> NodeStatus | None:
+        found = _read(status_file(self._spool, node))
+        try:
+            return None if found is None else NodeStatus.model_validate_json(found)
+        except ValidationError as error:
+            log.warning("status of an agent passed over", extra={"node": node, "text": str(error)[:200]})
+            return None
+
+    def _carried(self, node: str, job: JobId) -> CarriedJob | None:
+        status = self._statuses.get(node)
+        return next((each for each in status.jobs if each.job == job), None) if status is not None else None
+
+    def _bound(self, node: str, job: JobId) -> frozenset[int] | None:
+        carried = self._carried(node, job)
+        return None if carried is None else frozenset(carried.devices)
+
+    def _take(self) -> None:
+        """What is numbered, once. What is there when the daemon starts was taken by the one before."""
+        for node, status in self._statuses.items():
+            packs = max((each.number for each in status.packs), default=-1)
+            contained = max((each.number for each in status.contained), default=-1)
+            before = self._taken.get(node)
+            self._taken[node] = status.history, packs, contained
+            if before is not None:
+                history, last_pack, last_contained = before if before[0] == status.history else (status.history, -1, -1)
+                self._taken[node] = history, max(packs, last_pack), max(contained, last_contained)
+                self._seen += [each.seen for each in status.packs if each.number > last_pack]
+                self._told += [each for each in status.contained if each.number > last_contained]
+            for carried in status.jobs:
+                self._uses.setdefault(carried.job, {})[node] = carried.use
+
+    def take_contained(self) -> tuple[Contained, ...]:
+        """What agents have done about jobs since the last call."""
+        told, self._told = tuple(self._told), []
+        return told
+
+    # --- what the cluster asks
+
+    def takes(self, job: JobId, node: str, gpus: int) -> bool:
+        """Whether a job that starts on this node alone gets no GPUs of its own from Slurm. Then they are fenced for it."""
+        group = self._group_of(job)
+        if not self._alive(node) and (group is None or not self._crowded(group)):
+            return False
+        self._expected[job] = node, gpus
+        return True
+
+    def fenced(self, node: str) -> int:
+        """GPUs of a node that jobs without GPUs of their own have, or are to have."""
+        return max(self._fenced.get(node, 0), self.fence.gpus(node))
+
+    def keeps_back(self, job: JobId, node: str) -> str:
+        """Why a job that shares cannot start there yet, in words; empty: it can."""
+        if not self._alive(node):
+            if self.stand_in and node in self._nodes and not self._nodes[node].stand_in:
+                return f"waits for {node} to have GRES {STAND_IN}"
+            return f"waits for the agent of {node}, which does not answer"
+        if not self._stands.get(node, False):
+            return "waits for its GPUs to be fenced"
+        carried = self._carried(node, job)
+        if carried is None or carried.state != "waiting" or carried.devices:  # none, or of its run before
+            return f"waits for the agent of {node} to make ready"
+        return ""
+
+    def leaves_a_gap(self, job: JobId) -> bool:
+        """Whether others use the GPUs that this job holds by Slurm, and nobody has seen to it yet that they stay fenced."""
+        mine = self._residents.get(job)
+        if mine is None or mine.cleared or mine.leaves:
+            return False
+        return any(
+            other.cleared
+            and not other.leaves
+            and other.slurm.nodes == mine.slurm.nodes
+            and other.devices
+            and not other.devices.isdisjoint(mine.devices or ())
+            for other in self._residents.values()
+        )
+
+    def note(self, job: JobId) -> dict[str, object] | None:
+        """What the accounts are to say of a job that runs: where it shares, and with whom; None: it does not."""
+        mine = self._residents.get(job)
+        if mine is None:
+            return None
+        group = self._group_of(job)
+        if group is None or not self._crowded(group):
+            return {"node": mine.slurm.nodes[0], "gpus": mine.gpus, "with": []} if mine.cleared else None
+        others = sorted(each for each in group.jobs if each != job and each in self._residents)
+        return {"node": group.node, "gpus": mine.gpus, "with": others}
+
+    # --- the port
+
+    def sharing(self) -> SharingState:
+        """See `ports.Agents`."""
+        seen, self._seen = tuple(self._seen), []
+        memory: dict[str, int] = {}
+        for node in self._statuses:
+            if self._alive(node):
+                memory |= self._statuses[node].gpu_memory_mb
+        groups = tuple(group for group in self._groups if self._alive(group.node))
+        return SharingState(groups, {job: _summed(uses) for job, uses in self._uses.items()}, seen, (), memory)
+
+    def share(self, groups: Sequence[SharedGpus]) -> None:
+        """See `ports.Agents`."""
+        self._groups = tuple(groups)
+        here = {
+            job: (each.slurm.nodes[0], each.gpus)
+            for job, each in self._residents.items()
+            if each.cleared and not each.leaves
+        }
+        alone = {job: where for job, where in (here | self._expected).items() if job in here or job in self._coming}
+        for group in groups:
+            for job in group.jobs:
+                alone.pop(job, None)
+        if self.fence.away is not None:  # what the look does not know would be mended as if it were lost
+            raise ClusterAway(str(self.fence.away)) from self.fence.away
+        self._singles = {job: group_of_one(node, job, gpus) for job, (node, gpus) in alone.items()}
+        misplaced: set[JobId] = set()
+        self._fenced, self._stands = {}, {}
+        try:
+            for name in sorted(self._nodes):
+                wanted = [group for group in (*groups, *self._singles.values()) if group.node == name]
+                try:
+                    misplaced |= self._on_node(self._nodes[name], wanted)
+                except StoreError as error:  # one folder that is not ours to write is no reason to stop the site
+                    log.warning("agent cannot be told", extra={"node": name, "text": str(error)})
+        except (ControllerAway, TimedOut) as error:
+            raise ClusterAway(str(error)) from error
+        self._expected = {}
+        self.misplaced = frozenset(misplaced)
+
+    def _on_node(self, node: SlurmNode, groups: Sequence[SharedGpus]) -> set[JobId]:
+        name = node.name
+        here = {job: each for job, each in self._residents.items() if each.slurm.nodes == (name,)}
+        holders = self.fence.on(name)
+        going = self._going.get(name, ())
+        if not (groups or going or any(each.cleared for each in here.values()) or self._concerns(name)):
+            return set()
+        crowded = [group for group in groups if self._is_fenced(group)]
+        together = {job for group in crowded for job in group.jobs}
+        ground = Ground(
+            gpus=sum(node.gpus.values()),
+            free=sum(node.gpus.values()) - sum(node.gpus_used.values()),
+            wanted=sum(self._size(group) for group in crowded),
+            holders=holders,
+            sharers=tuple(
+                Sharer(each.slurm.number, each.gpus, not each.cleared, each.devices, not each.leaves, job in together)
+                for job, each in here.items()
+            )
+            + tuple(
+                Sharer(self._coming[job][1].number, gpus, own=True, devices=frozenset(), shares=job in together)
+                for job, gpus in self._awaited.get(name, {}).items()
+            )
+            + going,
+            promised=self._still_promised(name) if any(each.cleared for each in here.values()) else frozenset(),
+        )
+        cleared = [job for job, each in here.items() if each.cleared and job not in together]
+        self._fenced[name] = lacking(ground)
+        self._stands[name] = stands(ground)
+        self.fence.carry_out(name, self._partitions[name], ground, [*together, *cleared])
+        self._open_gate(node, ground, [*together, *cleared])
+        allotted, misplaced = self._allot(ground, groups, here)
+        self._order(name, groups, here, allotted, misplaced)
+        return misplaced
+
+    def _open_gate(self, node: SlurmNode, ground: Ground, jobs: Sequence[str]) -> None:
+        """Let Slurm start the cleared jobs that were sent to a node without a free GPU; see the module."""
+        sent = any(
+            job.phase is Phase.STARTING and slurm_job.gpus_per_node is None and node.name in slurm_job.required_nodes
+            for job, slurm_job in self._coming.values()
+        )
+        now_s = self._clock.now_s()
+        if sent and not self.stand_in and ground.free <= 0 and now_s - self._gate_s.get(node.name, 0.0) >= GATE_S:
+            self._gate_s[node.name] = now_s
+            self.fence.exchange(node.name, self._partitions[node.name], used(ground) | ground.promised, jobs)
+
+    def _is_fenced(self, group: SharedGpus) -> bool:
+        """Whether it needs GPUs that Slurm gives to none of its jobs."""
+        cleared = (
+            job in self._expected or (job in self._residents and self._residents[job].cleared) for job in group.jobs
+        )
+        return self._crowded(group) or any(cleared)
+
+    def _size(self, group: SharedGpus) -> int:
+        """GPUs that a group needs, without those packs whose jobs have all ended."""
+        wanted = sum(pack.gpus for pack in group.packs if any(map(self._known, pack.jobs)))
+        return min(group.gpus, wanted)
+
+    def _crowded(self, group: SharedGpus) -> bool:
+        """Whether two jobs or more of it are there."""
+        return sum(map(self._known, group.jobs)) > 1
+
+    def _known(self, job: JobId) -> bool:
+        return job in self._residents or job in self._coming
+
+    def _group_of(self, job: JobId) -> SharedGpus | None:
+        """The plan's."""
+        return next((group for group in self._groups if job in group.jobs), None)
+
+    def _alive(self, node: str) -> bool:
+        """Whether its agent answers, and jobs can start there without GPUs."""
+        status = self._statuses.get(node)
+        if self.stand_in and not (node in self._nodes and self._nodes[node].stand_in):
+            return False
+        return status is not None and self._clock.now_s() - status.time_s < AWAY_S
+
+    def _still_promised(self, node: str) -> frozenset[int]:
+        """Devices that the agent may give out by the order that it carries out, or one that it has not read yet."""
+        kept = self._promised.get(node, {})
+        status = self._statuses.get(node)
+        done = status.order if status is not None else 0
+        return frozenset[int]().union(*(devices for number, devices in kept.items() if number >= done))
+
+    def _allot(
+        self, ground: Ground, groups: Sequence[SharedGpus], here: Mapping[JobId, Resident]
+    ) -> tuple[dict[SharedGpus, frozenset[int]], set[JobId]]:
+        """Which fenced GPUs are whose, and the cleared jobs that are on others'."""
+        group_of = {job: group for group in groups for job in group.jobs}
+        given: dict[SharedGpus, set[int]] = {group: set() for group in groups}
+        owner: dict[int, object] = {}
+        misplaced: set[JobId] = set()
+        for job, each in sorted(here.items(), key=lambda item: (item[1].cleared, item[0])):
+            mine = group_of.get(job)
+            for device in () if each.leaves else each.devices or ():
+                if owner.setdefault(device, mine or job) != (mine or job):
+                    misplaced.add(job)
+                elif mine is not None:
+                    given[mine].add(device)
+        left = sorted(held(ground) - owner.keys() - used(ground))
+        for group in groups:
+            while self._is_fenced(group) and len(given[group]) < group.gpus and left:
+                given[group].add(left.pop(0))
+        return {group: frozenset(devices) for group, devices in given.items()}, misplaced
+
+    def _order(
+        self,
+        node: str,
+        groups: Sequence[SharedGpus],
+        here: Mapping[JobId, Resident],
+        allotted: Mapping[SharedGpus, frozenset[int]],
+        misplaced: set[JobId],
+    ) -> None:
+        """Tell the agent, if what it is to do is not what it was told last."""
+        ordered = {}
+        for group in groups:
+            cut = group
+            for job in misplaced & set(group.jobs):
+                cut = without(cut, job)
+            if cut.packs:
+                ordered[group] = cut, allotted[group]
+        grouped = {job for group in groups for job in group.jobs} - misplaced
+        alone: dict[JobId, tuple[SharedGpus, frozenset[int]]] = {}
+        for job, each in here.items():
+            if job not in grouped and each.devices is not None and not each.leaves and job not in misplaced:
+                alone[job] = group_of_one(node, job, each.gpus), each.devices
+        # Who leaves has the next turn, so that it can save: beside the others on its GPUs, not at the same time.
+        guests: set[JobId] = set()
+        for job, each in here.items():
+            if not (each.leaves or job in misplaced) or job in grouped or not each.devices:
+                continue
+            tables: Sequence[dict[object, tuple[SharedGpus, frozenset[int]]]] = (ordered, alone)  # type: ignore[assignment]
+            host = next(
+                ((table, key) for table in tables for key, (_, devices) in table.items() if devices & each.devices),
+                None,
+            )
+            if host is None:
+                alone[job] = group_of_one(node, job, each.gpus), each.devices
+                continue
+            table, key = host
+            group, devices = table[key]
+            first = max((pack.priority for pack in group.packs), default=0) + 1
+            table[key] = dataclasses.replace(group, packs=(*group.packs, Pack((job,), each.gpus, first))), devices
+            guests |= {job, *group.jobs}
+        told = [*ordered.values()]
+        told += [pair for job, pair in alone.items() if job in guests or here[job].cleared or here[job].leaves]
+        self._write(node, told, self._ordered_jobs(node, groups, here))
+
+    def _ordered_jobs(
+        self, node: str, groups: Sequence[SharedGpus], here: Mapping[JobId, Resident]
+    ) -> tuple[OrderedJob, ...]:
+        jobs: list[OrderedJob] = []
+        before = self._orders.get(node)
+        known = {each.slurm_job: each for each in before.jobs if each.own_devices} if before is not None else {}
+        for job, each in here.items():
+            own = () if each.cleared else tuple(sorted(each.devices or ()))
+            if not each.cleared and each.devices is None:  # Slurm has not said: an agent must not take it for gone
+                jobs += [known[each.slurm.number]] if each.slurm.number in known else []
+            elif each.cleared or own:
+                jobs.append(
+                    OrderedJob(
+                        job=job,
+                        slurm_job=each.slurm.number,
+                        uid=each.slurm.uid,
+                        gpus=each.gpus,
+                        kind=_kind(each.job),
+                        running=True,
+                        own_devices=own,
+                    )
+                )
+        for group in groups:
+            for pack in group.packs if self._is_fenced(group) else ():
+                for job in pack.jobs:
+                    if job in self._coming:
+                        coming, slurm_job = self._coming[job]
+                        wanted = coming.allocation.gpus if coming.allocation is not None else pack.gpus
+                        jobs.append(
+                            OrderedJob(
+                                job=job,
+                                slurm_job=slurm_job.number,
+                                uid=slurm_job.uid,
+                                gpus=min(wanted, pack.gpus),
+                                kind=_kind(coming),
+                            )
+                        )
+        return tuple(sorted(jobs, key=lambda each: each.job))
+
+    def _write(
+        self, node: str, groups: Iterable[tuple[SharedGpus, frozenset[int]]], jobs: tuple[OrderedJob, ...]
+    ) -> None:
+        before, status = self._orders.get(node), self._statuses.get(node)
+        number = max(before.number if before is not None else 0, status.order if status is not None else 0)
+        gpu_type = self._types.get(node, "")
+        order = NodeOrder(
+            node=node,
+            number=number,
+            written_s=self._clock.now_s(),
+            groups=tuple(
+                OrderedGroup(shared=group, devices=tuple(sorted(devices)), gpu_type=gpu_type)
+                for group, devices in groups
+            ),
+            jobs=jobs,
+        )
+        if before is not None and before.model_copy(update={"written_s": order.written_s}) == order:
+            return
+        if before is None and not order.groups and not order.jobs and status is None:
+            return
+        order = order.model_copy(update={"number": number + 1})
+        path = order_file(self._spool, node)
+        try:
+            agent_folder(self._spool, node).mkdir(parents=True, exist_ok=True)
+            write_whole(path, order.model_dump_json())
+        except OSError as error:
+            raise StoreError(f"{path}: {error.strerror}; the agent of {node} cannot be told anything") from None
+        self._orders[node] = order
+        self._promise(node, order)
+
+    def _promise(self, node: str, order: NodeOrder) -> None:
+        kept = self._promised.setdefault(node, {})
+        kept[order.number] = frozenset(device for group in order.groups for device in group.devices)
+        for number in sorted(kept)[:-ORDERS_KEPT]:
+            del kept[number]
+
+
+def _kind(job: Job) -> str:
+    return job.wish.model_family or job.name
+
+
+def _summed(uses: Mapping[str, JobUse]) -> JobUse:
+    """What all nodes have seen of a job that was on several: the newest word, and all the time."""
+    newest = max(uses.values(), key=lambda use: use.moved_s or 0.0)
+    told = [use for use in uses.values() if use.utilisation is not None]
+    utilisation = newest.utilisation if newest.utilisation is not None else told[0].utilisation if told else None
+    return dataclasses.replace(
+        newest,
+        utilisation=utilisation,
+        memory_mb=max(use.memory_mb for use in uses.values()),
+        ran_s=sum(use.ran_s for use in uses.values()),
+    )
+
+
+def _read(path: Path) -> bytes | None:
+    """A file of an agent's, or of our own, as far as it is one; None: it is not there, or something else."""
+    try:
+        with open_regular(path) as file:
+            found = file.read(MAX_BYTES + 1)
+    except OSError:
+        return None
+    return found if len(found) <= MAX_BYTES else None

@@ -1,0 +1,160 @@
+"""Whether jobs can share GPUs here: what agents need of Slurm, and what each node's agent tells of itself."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from pydantic import ValidationError
+
+from penstock_profiles.files import open_regular
+from penstock_scheduler import __version__
+from penstock_scheduler.sharing.messages import AWAY_S, MAX_BYTES, NodeStatus, status_file
+from penstock_slurm.agents import CLEARS_ON, STAND_IN_REMEDY, without_stand_in
+from penstock_slurm.fence import NAME as HOLDER
+from penstock_slurm.gateway import SlurmNode, open_gateway
+from penstock_slurm.install.edits import set_plugin
+from penstock_slurm.install.findings import Finding
+from penstock_slurm.install.plan import Site
+from penstock_slurm.install.units import AGENT, MOUNT
+
+AWAY = frozenset({"DOWN", "FUTURE", "NOT_RESPONDING", "POWERED_DOWN", "POWERING_DOWN", "POWERING_UP", "UNKNOWN"})
+"""States of nodes on which nobody is expected to run."""
+
+SHOWN = 8
+"""Nodes that are named."""
+
+Trouble = Literal["none", "unreadable", "silent", "ahead", "release"]
+
+TROUBLES: dict[Trouble, tuple[str, str]] = {
+    "none": (
+        "has never told anything",
+        f"on each: systemctl enable --now {AGENT}; if it runs, `journalctl -u penstock-agent` says whether it can write "
+        "to {spool} there, which must be the same folder as here",
+    ),
+    "silent": (
+        f"has told nothing for {AWAY_S:g} s or more (the longest: {{age}})",
+        "on each: systemctl status penstock-agent; if it runs, the node's clock is late (chronyc tracking) or {spool} is away",
+    ),
+    "ahead": ("has a clock ahead of this one's", "set the nodes' clocks by NTP (chronyc tracking)"),
+    "unreadable": (
+        "tells what this version does not understand",
+        f"install Penstock {__version__} there, then: systemctl restart penstock-agent",
+    ),
+    "release": (
+        f"is not of Penstock {__version__}",
+        f"install Penstock {__version__} there, then: systemctl restart penstock-agent",
+    ),
+}
+"""What the agent does, and the remedy. `{spool}` and `{age}` are filled in."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What can be told of a node's agent by its status; `trouble` None: all is well."""
+
+    trouble: Trouble | None
+    age_s: float = 0.0
+
+
+def look(spool: Path, node: str, now_s: float) -> Seen:
+    """A node's agent, by its status in the spool."""
+    try:
+        with open_regular(status_file(spool, node)) as file:
+            status = NodeStatus.model_validate_json(file.read(MAX_BYTES))
+    except OSError:
+        return Seen("none")
+    except ValidationError:
+        return Seen("unreadable")
+    age_s = now_s - status.time_s
+    if age_s >= AWAY_S:
+        return Seen("silent", age_s)
+    if age_s <= -AWAY_S:
+        return Seen("ahead")
+    return Seen(None if status.release == __version__ else "release", age_s)
+
+
+def judge(nodes: Iterable[SlurmNode], spool: Path, now_s: float) -> Iterator[Finding]:
+    """One finding of all agents that are well, and one for each thing that is wrong.
+
+    Args:
+        nodes: of the managed partitions.
+        spool: `[slurm] spool_dir`.
+        now_s: by this machine's clock, s since 1970.
+    """
+    gpu_nodes = [node for node in nodes if sum(node.gpus.values())]
+    there = {node.name: look(spool, node.name, now_s) for node in gpu_nodes if not node.state & AWAY}
+    wrong: dict[Trouble, dict[str, float]] = {}
+    for name, seen in sorted(there.items()):
+        if seen.trouble is not None:
+            wrong.setdefault(seen.trouble, {})[name] = seen.age_s
+    well = len(there) - sum(map(len, wrong.values()))
+    down = len(gpu_nodes) - len(there)
+    if well or not wrong:
+        rest = f"; {down} more are down" if down else ""
+        yield Finding(f"the agents of {well} of {len(there)} nodes with GPUs report{rest}")
+    for trouble, ages_s in wrong.items():
+        text, remedy = TROUBLES[trouble]
+        age = f"{max(ages_s.values()):.0f} s"
+        names = [*list(ages_s)[:SHOWN], *([f"{len(ages_s) - SHOWN} more"] if len(ages_s) > SHOWN else [])]
+        yield Finding(f"the agent of {', '.join(names)} {text.format(age=age)}", remedy.format(spool=spool))
+
+
+def check_agents(site: Site, *, on_nodes: bool) -> Iterator[Finding]:
+    """What jobs that share need, where `[slurm] agents` is on; with `on_nodes` also of the nodes. Raises PenstockError."""
+    section = site.slurm
+    if not section.agents:
+        return
+    gateway = open_gateway("cli", conf=section.conf, timeout_s=section.command_timeout_s)
+    nodes = [node for node in gateway.nodes() if not set(section.partitions).isdisjoint(node.partitions)]
+    if gateway.version() > CLEARS_ON:
+        lacking = without_stand_in(nodes, section.partitions)
+        remedy = f"{', '.join(lacking[:SHOWN])}{' and more' if len(lacking) > SHOWN else ''}: {STAND_IN_REMEDY}"
+        yield Finding("jobs can ask for something else in place of GPUs", remedy if lacking else "")
+    yield Finding('backend = "cli"', "" if section.backend == "cli" else "set it in [slurm]: sharing has no other yet")
+    constrained = site.config.get("ConstrainDevices", "no").lower() == "yes"
+    yield Finding(
+        "jobs see the GPUs that they are bound to",
+        "cgroup.conf has ConstrainDevices=yes, and Slurm does not know of GPUs that are shared: set it to no, or agents = false"
+        if constrained
+        else "",
+    )
+    plugstack = site.plugstack.read_text() if site.plugstack.exists() else ""
+    lines = [line.split("#")[0].split() for line in plugstack.splitlines()]
+    libraries = {words[1] for words in lines if len(words) > 1 and words[1].endswith("penstock.so")}
+    told = bool(libraries) and not any(set_plugin(plugstack, library, site.run_dir)[1] for library in libraries)
+    remedy = "run `penstock slurm install --apply`, then copy the line to the nodes"
+    yield Finding("plugstack.conf says where the agents are", "" if told else remedy)
+    if on_nodes:
+        yield from judge(nodes, section.spool_dir, time.time())
+
+
+def to_do_on_nodes(site: Site, prefix: Path) -> str:
+    """What to bring to the nodes, in words."""
+    mount = "" if site.run_dir else f" {MOUNT}"
+    units = " and ".join(str(prefix / name) for name in (AGENT, *mount.split()))
+    return (
+        "on each node whose jobs share GPUs: this version of Penstock, the settings file,\n"
+        f"  {prefix / 'penstock.so'} with the line in {site.plugstack},\n"
+        f"  {units} in /etc/systemd/system;\n"
+        f"  then: systemctl daemon-reload && systemctl enable --now{mount} {AGENT}\n"
+        "  and here: penstock slurm check"
+    )
+
+
+def to_undo_on_nodes(site: Site) -> Iterator[str]:
+    """What is left of sharing after an uninstall, in words; nothing where there are no agents. Raises PenstockError."""
+    section = site.slurm
+    folder = section.spool_dir / "agents"
+    if not section.agents and not folder.is_dir():
+        return
+    gateway = open_gateway("cli", conf=section.conf, timeout_s=section.command_timeout_s)
+    holders = [job.id for job in gateway.jobs() if job.name == HOLDER]
+    if holders:
+        yield f"jobs {HOLDER} that hold GPUs for jobs that share: {' '.join(holders)}; let those end, then scancel these"
+    named = " ".join((AGENT, *([] if site.run_dir else [MOUNT])))
+    yield f"on each node with an agent: systemctl disable --now {named}, and delete what is named"
+    yield f"delete {folder} when no agent runs any more"

@@ -1,0 +1,67 @@
+"""The systemd units of penstockd and of what runs on the nodes, with the paths of this site.
+
+`slurm_plugin/systemd` has them as they are where nothing is set otherwise; here lines are exchanged, nothing is added.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from penstock_profiles.node_channel import RUN_DIR
+from penstock_scheduler.settings import Settings
+from penstock_slurm.agent.settings import AgentSettings
+from penstock_slurm.install.sources import source
+from penstock_slurm.settings import SlurmSettings
+
+DAEMON, AGENT, MOUNT = "penstockd.service", "penstock-agent.service", "run-penstock.mount"
+
+STATE_DIR = "/var/lib/penstock"
+
+
+def daemon_unit(settings_file: Path) -> str:
+    """penstockd's."""
+    return _unit(DAEMON, _command("penstockd", settings_file))
+
+
+def agent_units(settings: Settings, settings_file: Path) -> dict[str, str]:
+    """File name -> text: of the agent, and of the file system on its `run_dir` where that is the usual one."""
+    agent = settings.section(AgentSettings)
+    written = [str(settings.section(SlurmSettings).spool_dir)]
+    changed = _command("penstock-agent", settings_file)
+    if agent.run_dir != RUN_DIR:
+        written.append(_above_nodes(agent.run_dir))
+        changed |= {"RuntimeDirectory=penstock\n": "", "RuntimeDirectoryPreserve=yes\n": ""}
+    if _above_nodes(agent.state_dir) != STATE_DIR:
+        written.append(_above_nodes(agent.state_dir))
+        changed["StateDirectory=penstock\n"] = ""
+    if own := " ".join(path.replace("%", "%%") for path in written[1:]):
+        # systemd lets a unit write only where there is something already; "+": before it is shut in
+        changed["ExecStart="] = f"ExecStartPre=+/bin/mkdir -p {own}\nExecStart="
+    paths = " ".join(f"-{path.replace('%', '%%')}" for path in written)
+    units = {AGENT: _unit(AGENT, changed | {"-/var/spool/penstock": paths})}
+    if agent.run_dir == RUN_DIR:
+        units[MOUNT] = _unit(MOUNT, {})
+    return units
+
+
+def _command(program: str, settings_file: Path) -> dict[str, str]:
+    return {
+        f"/usr/bin/env {program}": shutil.which(program) or f"/usr/bin/env {program}",
+        "/etc/penstock/penstock.toml": str(settings_file.resolve()),
+    }
+
+
+def _above_nodes(folder: str) -> str:
+    """The folder that does not depend on the node's name, in which the agent makes its own."""
+    parts = Path(folder).parts
+    depth = next((index for index, part in enumerate(parts) if "%n" in part), len(parts))
+    return str(Path(*parts[:depth]))
+
+
+def _unit(name: str, changed: dict[str, str]) -> str:
+    text = (source("systemd") / name).read_text(encoding="utf-8")
+    for before, after in changed.items():
+        assert before in text, f"{name} has {before!r}"
+        text = text.replace(before, after)
+    return text

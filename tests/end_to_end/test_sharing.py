@@ -1,0 +1,255 @@
+"""Jobs share GPUs on a real Slurm with real agents: penstockd decides by gandiva, emulated trainers train."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from penstock_profiles.wire import Observation
+from penstock_scheduler.sharing.messages import CarriedGroup, NodeStatus, status_file
+from penstock_slurm.fence import NAME
+from penstock_slurm.loopback import wait_for
+from penstock_slurm.loopback.fixtures import MakeLoopback
+from tests.end_to_end.site import Site
+from tests.executor.spool import ROOT
+
+pytestmark = pytest.mark.slurm
+
+
+FAST = {"t4": {"1": 50.0}}
+"""Samples/s: as many steps, so that a short slice has enough of them to be measured."""
+
+
+@pytest.fixture
+def sharing_site(make_loopback: MakeLoopback, make_site: Callable[..., Site]) -> Callable[..., Site]:
+    """Makes a site whose nodes have agents; penstockd is not started yet."""
+
+    def make(nodes: str, policy: str, **settings: object) -> Site:
+        slurm = make_loopback(nodes, agents=True)
+        files = [status_file(slurm.spool, node.name) for node in slurm.nodes]
+        wait_for(lambda: all(file.exists() for file in files), 120, "the agents to tell")
+        site = make_site(slurm, policy=policy, **settings)
+        site.spool = slurm.spool
+        site.slurm_settings |= {"agents": True}
+        return site
+
+    return make
+
+
+def progress(site: Site, job: str) -> float:
+    bodies = (report.body for report in site.reports(job))
+    return max((body.progress for body in bodies if isinstance(body, Observation)), default=0.0)
+
+
+def fence(site: Site) -> list[str]:
+    return [job.id for job in site.gateway.jobs() if job.name == NAME]
+
+
+def running(site: Site) -> list[str]:
+    return [job.id for job in site.gateway.jobs() if job.state == "RUNNING" and job.name != NAME]
+
+
+def status(site: Site, node: str = "t4-00") -> NodeStatus:
+    """What the node's agent has told last."""
+    return NodeStatus.model_validate_json(status_file(site.spool, node).read_bytes())
+
+
+def group_of(site: Site, *jobs: str) -> CarriedGroup | None:
+    """The group whose jobs are these, as the first node's agent carries it out."""
+    return next((group for group in status(site).groups if set(group.shared.jobs) == set(jobs)), None)
+
+
+def until(site: Site, done: Callable[[], object], what: str, timeout_s: float = 240) -> None:
+    wait_for(
+        done, timeout_s, what, poll_s=0.2, details=lambda: f"{site.slurm.command('squeue', '-a').stdout}\n{site.tail()}"
+    )
+
+
+def gains(site: Site, *jobs: str) -> None:
+    """Wait until each of them has trained on."""
+    before = {job: progress(site, job) for job in jobs}
+    until(site, lambda: all(progress(site, job) > before[job] for job in jobs), f"{jobs} to train on")
+
+
+def plain(site: Site, node: str) -> str:
+    """A job of somebody who knows nothing of us, that has the one GPU of a node."""
+    job = site.sbatch("--gres=gpu:1", f"--nodelist={node}", "--output=/dev/null", "--wrap=exec sleep 3600")
+    site.wait_states("RUNNING", job, timeout_s=120)
+    return job
+
+
+def another_policy(site: Site, policy: str, extra: str) -> None:
+    """End all jobs, and go on with another policy."""
+    site.slurm.command("scancel", "--user=root")
+    until(site, lambda: not site.gateway.jobs(), "all jobs to be gone")
+    site.stop()
+    site.settings["policy"], site.extra = policy, extra
+    site.start()
+
+
+def test_two_run_on_one_gpu_at_once_and_one_is_moved_off(sharing_site: Callable[..., Site]) -> None:
+    """gandiva packs two jobs that go together and, when a GPU comes free, moves one there. antman puts an opportunistic job
+    beside a guaranteed one, and gives it what that leaves."""
+    site = sharing_site("t4:2x1", "gandiva", round_s=1.0)
+    site.extra = "\n[policy.gandiva]\nslice_s = 2.0\npack_interval_s = 0.0\ninterval_s = 0.0\n"
+    stranger = plain(site, "t4-01")
+    site.start()
+    pair = [site.submit(1e6, rates=FAST, options="--utilisation=0.3") for _ in range(2)]
+    until(site, lambda: any(set(each.seen.jobs) == set(pair) for each in status(site).packs), "a slice of both")
+    seen = next(each.seen for each in status(site).packs if set(each.seen.jobs) == set(pair))
+    assert sum(seen.speeds) > 1.2, "these do not hinder one another"
+    assert set(site.states(*pair).values()) == {"RUNNING"}
+    gains(site, *pair)
+    site.slurm.command("scancel", stranger)
+    until(site, lambda: {site.job(job).nodes for job in pair} == {("t4-00",), ("t4-01",)}, "each to have a GPU")
+    gains(site, *pair)
+    for job in pair:
+        site.assert_progress_kept(job, 50.0)
+
+    another_policy(site, "antman", "\n[policy.antman]\ncontrol_s = 2.0\n")
+    plain(site, "t4-01")
+    low = site.submit(1e6, rates=FAST, gpu_class="opportunistic")
+    until(site, lambda: progress(site, low) > 0, "the opportunistic job to train")
+    high = site.submit(1e6, rates=FAST, gpu_class="guaranteed")
+    until(site, lambda: progress(site, high) > 0, "the guaranteed job to train")
+    assert site.states(low, high) == {low: "RUNNING", high: "RUNNING"}
+    until(site, lambda: (group := group_of(site, low, high)) and group.share >= 0.2, "the guest's share to rise")
+    group = group_of(site, low, high)
+    assert group is not None
+    assert [pack.guaranteed for pack in group.shared.packs] == [high]
+    gains(site, low, high)
+    assert len(site.starts(low)) == 1, "it made room where it was"
+
+
+def test_six_jobs_on_four_gpus_all_train(sharing_site: Callable[..., Site]) -> None:
+    """Each has its turns; who waits is suspended; and nobody else gets the GPUs meanwhile."""
+    site = sharing_site("t4:1x4", "gandiva")
+    site.extra = "\n[policy.gandiva]\nslice_s = 4.0\nmode = 'reactive'\n"
+    site.start()
+    jobs = [site.submit(10_000.0) for _ in range(6)]
+    site.wait_states("RUNNING", *jobs[:1], timeout_s=240)
+    stranger = site.sbatch("--gres=gpu:1", "--output=/dev/null", "--wrap=true")
+    suspended: set[str] = set()
+    first: dict[str, float] = {}
+    """Progress of those who had been suspended, when there were three."""
+    deadline_s = time.monotonic() + 300
+    while time.monotonic() < deadline_s:
+        states = site.states(*jobs)
+        suspended |= {job for job, state in states.items() if state == "SUSPENDED"}
+        first = first or {job: progress(site, job) for job in suspended} if len(suspended) >= 3 else {}
+        if first and all(progress(site, job) > first.get(job, 0.0) for job in jobs):
+            break
+        time.sleep(1.0)
+    assert len(suspended) >= 3
+    assert all(progress(site, job) > first.get(job, 0.0) for job in jobs), f"those suspended went on, too {site.tail()}"
+    assert site.job(stranger).state == "PENDING"
+    for job in jobs:
+        site.gateway.cancel(job)
+    site.wait_states("COMPLETED", stranger, timeout_s=120)
+    deadline_s = time.monotonic() + 120
+    while fence(site):  # what an agent may still give out stays fenced until it has taken the empty order
+        assert time.monotonic() < deadline_s, f"the fence still stands: {fence(site)} {site.tail()}"
+        time.sleep(1.0)
+
+
+@pytest.mark.long
+def test_behind_sia_a_newcomer_gets_a_slice_at_once_and_then_shares(sharing_site: Callable[..., Site]) -> None:
+    """To sia the second waits. The stage gives it a turn on the first one's GPU, and when both are known packs them."""
+    site = sharing_site("t4:1x1", "sia+gandiva-share")
+    site.extra = "\n[policy.gandiva-share]\nslice_s = 12.0\nfirst_slices = 1.0\n"
+    site.start()
+    host = site.submit(1e6, rates=FAST, options="--utilisation=0.3")
+    until(site, lambda: progress(site, host) > 0, "the first to train")
+    guest = site.submit(1e6, rates=FAST, options="--utilisation=0.3")
+    until(site, lambda: progress(site, guest) > 0, "the second to train")
+    assert site.states(host)[host] == "SUSPENDED"
+    both = {host, guest}
+    until(site, lambda: any(set(each.seen.jobs) == both for each in status(site).packs), "a slice of both")
+    assert set(site.states(*both).values()) == {"RUNNING"}
+    gains(site, host, guest)
+    assert len(site.starts(host)) == 1, "it stayed where it was"
+    site.gateway.cancel(host)
+    gains(site, guest)
+
+
+@pytest.mark.long
+def test_a_pack_whose_jobs_hinder_one_another_is_undone(sharing_site: Callable[..., Site]) -> None:
+    """A GPU of which each step needs nine tenths, and which does one thing at a time: both together are hardly more than one."""
+    site = sharing_site("t4:1x1", "gandiva")
+    site.extra = "\n[policy.gandiva]\nslice_s = 10.0\npack_interval_s = 0.0\nleast_total = 1.4\n"
+    site.start()
+    script = shlex.quote(str(ROOT / "tests" / "executor" / "stepping.py"))
+    run_dir = "$(echo $PENSTOCK_RUN_DIR | sed s/%n/$SLURMD_NODENAME/)"
+    options = f"--gpu={shlex.quote(str(site.folder))}/gpu --gpu-part=0.9 --step=0.1"
+    steps = f"exec {shlex.quote(sys.executable)} {script} {run_dir} $SLURM_JOB_ID {options}"
+    wish = json.dumps({"penstock": {"max_gpus": 1, "goodput_table": FAST}})
+    held = ("--hold", "--requeue", "--gres=gpu:1", f"--comment={wish}", "--output=/dev/null")
+    pair = {site.sbatch(*held, f"--wrap={steps}") for _ in range(2)}
+    until(site, lambda: any(set(each.seen.jobs) == pair for each in status(site).packs), "a slice of both")
+    seen = next(each.seen for each in status(site).packs if set(each.seen.jobs) == pair)
+    assert sum(seen.speeds) < 1.4
+
+    def turns() -> bool:
+        group = group_of(site, *pair)
+        return group is not None and len(group.shared.packs) == 2
+
+    until(site, turns, "turns instead")
+    until(site, lambda: sorted(site.states(*pair).values()) == ["RUNNING", "SUSPENDED"], "one of them to be suspended")
+    packs = [each.seen for each in status(site).packs]
+    assert len(packs) == 1, f"one window is all that it had: {packs}"
+
+
+@pytest.mark.long
+def test_gloo_trainers_of_two_processes_take_turns(sharing_site: Callable[..., Site], tmp_path: Path) -> None:
+    """PyTorch's process groups outlive being frozen: both processes of a job stop after one step, and go on with the next."""
+    elastic = pytest.importorskip("tests.executor.elastic")
+    site = sharing_site("t4:1x2", "gandiva")
+    site.extra = "\n[policy.gandiva]\nslice_s = 10.0\nmode = 'reactive'\n"
+    site.start()
+    wish = {"min_gpus": 2, "max_gpus": 2, "goodput_table": {"t4": {"2": 1.0}}}
+    size, epochs = 2003, 3
+    folders = {}
+    for name in ("one", "other"):
+        folder = tmp_path / name
+        folder.mkdir()
+        command = [
+            elastic.PYTHON,
+            str(elastic.SCRIPT),
+            str(folder),
+            f"--size={size}",
+            f"--epochs={epochs}",
+            "--sleep=0.5",
+        ]
+        tasks = "--ntasks=$((SLURM_NNODES * SLURM_GPUS_ON_NODE)) --ntasks-per-node=$SLURM_GPUS_ON_NODE"
+        job = site.sbatch(
+            *("--hold", "--requeue", "--gres=gpu:2", f"--comment={json.dumps({'penstock': wish})}"),
+            *(f"--output={site.folder}/%j.out", f"--wrap=exec srun --overcommit {tasks} {shlex.join(command)}"),
+        )
+        folders[job] = folder
+    suspended: list[str] = []
+    """Jobs in the order in which they were seen suspended; a new entry when it is another one's turn."""
+
+    def turns() -> bool:
+        for job, state in site.states(*folders).items():
+            if state == "SUSPENDED" and suspended[-1:] != [job]:
+                suspended.append(job)
+        return len(suspended) >= 4
+
+    def train() -> bool:
+        return all(elastic.steps(folder) for folder in folders.values())
+
+    until(site, train, "steps of both", timeout_s=400)
+    suspended.clear()
+    until(site, turns, "two turns of each", timeout_s=400)
+    for folder in folders.values():
+        (folder / "fast").touch()
+    site.wait_states("COMPLETED", *folders, timeout_s=400)
+    for folder in folders.values():
+        assert {(record["attempt"], record["world"]) for record in elastic.steps(folder)} == {(0, 2)}, "one run"
+        elastic.assert_each_sample_once(folder, epochs, size)

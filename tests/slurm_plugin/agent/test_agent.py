@@ -1,0 +1,583 @@
+"""The agent of a node, with real processes as jobs that it suspends and resumes."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import json
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock_profiles.files import write_whole
+from penstock_profiles.node_channel import JobControl, JobStatus, control_path, devices_file, statuses_dir
+from penstock_profiles.nvml import Device, Process, Reading, Sample
+from penstock_scheduler.model import JobId, Limit, Pack, SharedGpus
+from penstock_scheduler.sharing.control import Control
+from penstock_scheduler.sharing.messages import OrderedJob, order_file
+from penstock_scheduler.sharing.node import Group
+from penstock_slurm.agent import agent as agent_module
+from penstock_slurm.agent.agent import steps_between
+from penstock_slurm.agent.channel import Channels
+from penstock_slurm.agent.processes import IN_CGROUP, Processes
+from penstock_slurm.agent.state import Remembered, load, save
+from penstock_slurm.gateway import ControllerAway, SlurmError
+
+from .node import Node, alone
+
+
+@pytest.fixture
+def make_node(tmp_path: Path) -> Iterator[Callable[..., Node]]:
+    nodes: list[Node] = []
+
+    def make(**settings: object) -> Node:
+        nodes.append(Node(tmp_path, **settings))
+        return nodes[-1]
+
+    yield make
+    for node in nodes:
+        node.close()
+
+
+def steps(node: Node, number: int) -> int:
+    said = node.said(number)
+    return said.steps if said is not None else 0
+
+
+def control(node: Node, number: int) -> JobControl:
+    return JobControl.model_validate_json(control_path(node.run_dir, number).read_bytes())
+
+
+def at_once(node: Node) -> list[str]:
+    """Jobs that may use a GPU on which another one may, too."""
+    users: dict[int, list[str]] = {}
+    for each in node.agent.status().jobs:
+        for device in each.devices if each.state in ("running", "suspending") else ():
+            users.setdefault(device, []).append(each.job)
+    return [job for jobs in users.values() if len(jobs) > 1 for job in jobs]
+
+
+def test_three_jobs_on_two_gpus_take_turns_and_none_meets_another(make_node: Callable[..., Node]):
+    """Each progresses, no GPU ever has two, and the next in line runs on whichever comes free."""
+    node = make_node()
+    for number in (1, 2, 3):
+        node.job(number)
+    node.order(alone(1, 2, 3), (0, 1), slice_s=0.6)
+    crowds: list[str] = []
+    node.until(lambda: len(node.slurm.calls) >= 4, "turns")
+    node.run(3.0, lambda: crowds.extend(at_once(node)))
+    assert not crowds
+    assert min(steps(node, number) for number in (1, 2, 3)) > 20
+    assert {call for call, _ in node.slurm.calls} == {"suspend", "resume"}
+    assert {tuple(sorted(each.use.ran_s > 0 for each in node.told().jobs))} == {(True, True, True)}
+    frozen = [each.job for each in node.agent.status().jobs if each.state == "suspended"]
+    assert len(frozen) <= 2
+
+
+def test_an_agent_that_starts_again_goes_on_without_a_daemon(make_node: Callable[..., Node]):
+    node = make_node()
+    for number in (1, 2):
+        node.job(number)
+    node.order(alone(1, 2), (3,), slice_s=0.5)
+    node.until(lambda: "suspended" in node.states().values() and "running" in node.states().values(), "turn")
+    before = node.agent.status()
+    shutil.rmtree(node.spool)
+    node.start()
+    after = node.agent.status()
+    assert (after.history, after.order, node.states()) == (
+        before.history,
+        before.order,
+        {j.job: j.state for j in before.jobs},
+    )
+    had = [steps(node, 1), steps(node, 2)]
+    node.until(lambda: steps(node, 1) > had[0] + 20 and steps(node, 2) > had[1] + 20, "turns without a daemon")
+    assert set(node.devices().values()) == {(3,)}
+
+
+def test_a_job_waits_for_its_gpus_until_those_before_it_are_off_them(make_node: Callable[..., Node]):
+    """Its file of devices comes with its first turn, and before Slurm has started it it has none."""
+    node = make_node()
+    node.job(1)
+    node.order(alone(1, 2), (0,), slice_s=30.0, running=[1])
+    node.until(lambda: node.states()["j1"] == "running", "start of the first")
+    assert node.states()["j2"] == "waiting"
+    assert not devices_file(node.run_dir, 2).exists()
+    node.job(2)
+    node.order(alone(1, 2), (0,), slice_s=30.0)
+    node.until(lambda: node.states() == {"j1": "suspended", "j2": "running"}, "turn of the newcomer")
+    assert devices_file(node.run_dir, 2).read_text() == "0\n"
+
+
+def test_a_state_that_would_not_fit_into_the_hosts_memory_keeps_its_turn(make_node: Callable[..., Node]):
+    """The first says that it holds 8 MB more with each step, of 100 MB that are allowed: it runs on, and the status says why."""
+    node = make_node(host_memory_mb=100)
+    node.job(1, "--leak", "8", "--step", "0.02")
+    node.order(alone(1), (0,), slice_s=0.5)
+    node.until(lambda: (said := node.said(1)) is not None and said.memory_mb > 100, "memory")
+    node.job(2)
+    node.order(alone(1, 2), (0,), slice_s=0.5)
+    node.run(1.5)
+    assert node.states() == {"j1": "running", "j2": "waiting"}
+    assert "100 MB" in next(each.why for each in node.agent.status().jobs if each.job == "j1")
+    assert node.slurm.calls == []
+
+
+@pytest.mark.parametrize("no_answer", ["freeze", "kill"])
+def test_a_job_that_does_not_answer_is_frozen_or_ended(make_node: Callable[..., Node], no_answer: str):
+    node = make_node(suspend_wait_s=0.5, no_answer=no_answer)
+    node.job(1, "--deaf")
+    node.order(alone(1), (0,), slice_s=0.5)
+    node.until(lambda: steps(node, 1) > 0, "steps")
+    node.job(2)
+    node.order(alone(1, 2), (0,), slice_s=0.5)
+    node.until(lambda: node.agent.status().contained, "containment")
+    node.until(lambda: node.states()["j2"] == "running", "turn of the other")
+    contained = node.agent.status().contained[0]
+    assert (contained.job, contained.cause, contained.killed) == ("j1", "no-answer", no_answer == "kill")
+    assert "within 0.5 s" in contained.text
+    assert (("cancel", 1) in node.slurm.calls) == (no_answer == "kill")
+    assert (("suspend", 1) in node.slurm.calls) == (no_answer == "freeze")
+
+
+def test_a_job_that_says_that_it_stands_still_and_trains_on_is_ended(make_node: Callable[..., Node]):
+    node = make_node(misuse_s=1.0)
+    node.slurm.freeze_after_s = 3.0
+    node.job(1, "--lie")
+    node.order(alone(1), (0,), slice_s=0.5)
+    node.until(lambda: steps(node, 1) > 0, "steps")
+    node.job(2)
+    node.order(alone(1, 2), (0,), slice_s=30.0)
+    node.until(lambda: node.agent.status().contained, "containment")
+    contained = node.agent.status().contained[0]
+    assert (contained.job, contained.cause, contained.killed) == ("j1", "lies", True)
+    node.until(lambda: node.states()["j2"] == "running", "turn of the other")
+
+
+def test_a_job_over_its_memory_limit_is_ended_or_told(make_node: Callable[..., Node]):
+    node = make_node(misuse_s=0.5, misuse="tell")
+    node.job(1, "--leak", "10")
+    node.job(2)
+    pack = Pack((JobId("j1"), JobId("j2")), limits=(Limit(memory_mb=50), Limit(memory_mb=50)))
+    node.order([pack], (0,))
+    node.until(lambda: node.agent.status().contained, "containment")
+    contained = node.agent.status().contained
+    assert [(each.job, each.cause, each.killed) for each in contained] == [("j1", "memory", False)]
+    assert "50 MB" in contained[0].text
+    node.run(1.0)
+    assert len(node.agent.status().contained) == 1, "its user is told once"
+    assert node.states() == {"j1": "running", "j2": "running"}
+
+
+def test_a_job_that_dies_while_suspended_leaves_its_place(make_node: Callable[..., Node]):
+    node = make_node()
+    for number in (1, 2):
+        node.job(number)
+    node.order(alone(1, 2), (0,), slice_s=2.0)
+    node.until(lambda: "suspended" in node.states().values(), "turn")
+    dead = int(next(job for job, state in node.states().items() if state == "suspended")[1:])
+    node.run(0.5)
+    node.slurm.processes[dead].kill()
+    node.slurm.processes[dead].wait()
+    node.until(lambda: node.agent.status().contained, "containment")
+    assert [(each.job, each.cause) for each in node.agent.status().contained] == [(f"j{dead}", "died")]
+    assert [each.shared.jobs for each in node.agent.status().groups] == [("j1", "j2")]
+    assert [pack.jobs for pack in node.agent.status().groups[0].running] == [(f"j{3 - dead}",)]
+
+
+def test_a_guest_is_cut_in_the_tick_in_which_a_guaranteed_job_comes(make_node: Callable[..., Node]):
+    node = make_node()
+    node.job(1)
+    node.order(alone(1), (0,), slice_s=60.0)
+    node.until(lambda: node.states()["j1"] == "running" and steps(node, 1) > 5, "steps")
+    assert control(node, 1).compute == 1.0
+    node.job(2)
+    pack = Pack((JobId("j1"), JobId("j2")), guaranteed=JobId("j2"), limits=(Limit(memory_mb=400), Limit()))
+    node.order([pack], (0,), slice_s=60.0)
+    node.agent.tick(time.time())
+    assert (control(node, 1).compute, control(node, 1).memory_mb) == (0.0, 400)
+    node.until(lambda: (said := node.said(1)) is not None and said.number == control(node, 1).number, "answer")
+    node.until(lambda: node.states()["j2"] == "running", "start of the guaranteed one")
+    node.until(lambda: node.said(2) is not None, "word of the guaranteed one")
+    before = steps(node, 1)
+    node.run(1.0)
+    assert steps(node, 1) <= before + 1
+    assert control(node, 2).compute == 1.0
+
+
+def test_the_guests_share_rises_while_the_guaranteed_job_keeps_its_speed(make_node: Callable[..., Node]):
+    """Its steps sleep, so a guest takes nothing from it: the share goes up by steps, with looks at 0 between them."""
+    node = make_node(control={"tolerance": 0.3, "search_periods": 1})
+    node.job(1, "--step", "0.02")
+    node.job(2, "--step", "0.02")
+    pack = Pack((JobId("j1"), JobId("j2")), guaranteed=JobId("j1"))
+    node.order([pack], (0,), slice_s=1.0)
+    shares: list[float] = []
+
+    def risen() -> bool:
+        groups = node.agent.status().groups
+        shares.append(groups[0].share if groups else 0.0)
+        return shares[-1] > 0.3
+
+    node.until(risen, "rise")
+    assert shares[0] == 0.0
+    risen_to = [share for share in shares if share]
+    assert risen_to == sorted(risen_to)
+
+
+def test_what_a_pack_does_to_its_jobs_is_measured_and_numbered(make_node: Callable[..., Node]):
+    """Both sleep, so together they are as fast as alone: speeds near 1, each told under a number of its own."""
+    node = make_node()
+    for number in (1, 2):
+        node.job(number, "--step", "0.02")
+    node.order(alone(1, 2), (0, 1), slice_s=1.2)
+    node.until(lambda: all(each.use.utilisation == 0.5 for each in node.agent.status().jobs), "time alone")
+    node.order([Pack((JobId("j1"), JobId("j2")))], (0, 1), slice_s=1.2)
+    node.until(lambda: len(node.agent.status().packs) >= 2, "measurements")
+    packs = node.agent.status().packs
+    assert [each.number for each in packs] == [1, 2]
+    assert packs[1].seen.gpu_type == "v100"
+    assert all(0.6 < speed < 1.4 for speed in packs[1].seen.speeds)
+    time.sleep(1.5)
+    node.order(alone(1), (0, 1), slice_s=1.2)
+    node.agent.tick(time.time())
+    assert node.states() == {"j1": "running"}, "one leaves as a slice ends"
+
+
+def test_an_order_that_is_broken_or_anothers_changes_nothing(make_node: Callable[..., Node]):
+    node = make_node()
+    node.job(1)
+    node.order(alone(1), (0,))
+    node.until(lambda: node.states() == {"j1": "running"}, "start")
+    path = order_file(node.spool, node.name)
+    good = path.read_text()
+    for text in (good[:-5], good.replace(node.name, "another"), "[]"):
+        path.write_text(text)
+        node.agent.tick(time.time())
+        assert node.states() == {"j1": "running"}
+    path.unlink()
+    node.agent.tick(time.time())
+    assert node.states() == {"j1": "running"}
+
+
+def test_files_that_are_not_the_jobs_own_are_not_read(tmp_path: Path):
+    channels = Channels(tmp_path / "run")
+    channels.open(7, os.getuid())
+    folder = statuses_dir(tmp_path / "run", 7)
+    whole = JobStatus(pid=1, time_s=1.0).model_dump_json()
+    secret = tmp_path / "secret"
+    secret.write_text(whole)
+    (folder / "0.json").symlink_to(secret)
+    (folder / "1.json").write_text(whole + " " * 20_000)
+    (folder / "2.json").write_text(whole[:-3])
+    (folder / "x.json").write_text(whole)
+    os.mkfifo(folder / "3.json")
+    (folder / "4.json").write_text(whole)
+    assert set(channels.hear(7, os.getuid())) == {4}
+    assert channels.hear(7, os.getuid() + 1) == {}
+
+
+def test_a_job_with_gpus_of_its_own_is_measured_and_left_alone(make_node: Callable[..., Node]):
+    node = make_node()
+    node.job(5)
+    own = OrderedJob(
+        job=JobId("j5"), slurm_job=5, uid=os.getuid(), gpus=2, running=True, own_devices=(4, 5), kind="bert"
+    )
+    node.order([], (), more=[own])
+    node.until(lambda: steps(node, 5) > 5, "steps")
+    assert (node.states(), node.devices()) == ({"j5": "running"}, {"j5": (4, 5)})
+    assert not devices_file(node.run_dir, 5).exists()
+    assert node.agent.status().jobs[0].use.kind == "bert"
+
+
+def test_nvml_tells_memory_utilisation_and_errors_of_each_job(make_node: Callable[..., Node]):
+    """One GPU, as a driver would tell it, with a process of the job on it and an XID."""
+    node = make_node()
+    job = node.job(1)
+    device = Device(0, "GPU-1", "Tesla V100-SXM2-16GB", "v100", 16_160.0)
+    xids = [(31,), ()]
+
+    def sample() -> Sample:
+        using = (Process(job.pid, 900.0, 0.25),)
+        return Sample((Reading(device, 1400.0, 0.25, 0.1, using, xids.pop(0) if len(xids) > 1 else ()),), ())
+
+    node.sample = sample
+    node.start()
+    node.order(alone(1), (0,), slice_s=1.0)
+    node.until(lambda: node.agent.status().jobs and node.agent.status().jobs[0].use.utilisation is not None, "use")
+    status = node.agent.status()
+    assert (status.jobs[0].use.utilisation, status.jobs[0].use.memory_mb) == (0.25, 900)
+    assert status.gpu_memory_mb == {"v100": 16_160}
+    assert [(each.device, each.xid) for each in status.xids] == [(0, 31)]
+
+
+def test_steps_between_two_statuses():
+    """Of 0.1, 0.2 and 0.3 s after one of 5 s: mean 0.2, squared distances 0.01 + 0 + 0.01."""
+    before = JobStatus(pid=1, time_s=0.0, steps=1, seconds=5.0, squares=25.0)
+    after = JobStatus(pid=1, time_s=0.6, steps=4, seconds=5.6, squares=25.14)
+    found = steps_between(before, after)
+    assert (found.count, found.mean_s, found.squares) == (3, pytest.approx(0.2), pytest.approx(0.02))
+    assert steps_between(before, after.model_copy(update={"pid": 2})).count == 0
+    assert steps_between(None, after).count == 0
+
+
+def test_nothing_that_a_job_writes_stops_the_agent(make_node: Callable[..., Node]):
+    """Odd names, numbers beyond all bounds, and folders in folders: the other job is served all the same."""
+    node = make_node()
+    for number in (1, 2):
+        node.job(number)
+    node.order(alone(1, 2), (0, 1), slice_s=30.0)
+    node.until(lambda: set(node.states().values()) == {"running"}, "start")
+    node.until(lambda: node.said(1) is not None, "word")
+    folder = statuses_dir(node.run_dir, 1)
+    (folder / "\u00b2").touch()
+    fields = {"pid": 9, "time_s": 1.0}
+    huge: list[dict[str, object]] = [{"steps": 10**400}, {"seconds": 1e200, "steps": 1}, {"squares": 1e300}]
+    for rank, more in enumerate(huge, start=1):
+        (folder / f"{rank}.json").write_text(json.dumps(fields | more))
+    here = os.open(folder, os.O_RDONLY)
+    for _ in range(1500):
+        os.mkdir("d", dir_fd=here)
+        below = os.open("d", os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = below
+    os.close(here)
+    try:
+        node.agent.tick(time.time())
+        assert set(Channels(node.run_dir).hear(1, os.getuid())) == {0}
+        node.slurm.processes[1].kill()
+        node.slurm.processes[1].wait()
+        node.order(alone(2), (0, 1), slice_s=30.0)
+        node.until(lambda: not control_path(node.run_dir, 1).exists(), "end of the channel")
+        assert node.states() == {"j2": "running"}
+    finally:
+        subprocess.run(["rm", "-rf", str(folder)], check=True)
+
+
+def test_a_full_folder_stops_neither_turns_nor_other_jobs(
+    make_node: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
+):
+    """The first job's folder takes nothing more, and the state cannot be saved: the second gets its GPU."""
+    node = make_node()
+    for number in (1, 2):
+        node.job(number)
+
+    def bind(channels: Channels, number: int, devices: tuple[int, ...]) -> None:
+        if number == 1:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write_whole(devices_file(channels.folder, number), str(devices[0]))
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Channels, "bind", bind)
+    monkeypatch.setattr(agent_module, "save", fail)
+    node.order(alone(1, 2), (0, 1), slice_s=30.0)
+    node.agent.tick(time.time())
+    assert node.states() == {"j1": "waiting", "j2": "running"}
+    assert "No space left" in next(each.why for each in node.agent.status().jobs if each.job == "j1")
+
+
+def test_a_state_of_another_boot_is_not_taken_up(tmp_path: Path):
+    before = load(tmp_path / "state.json", "a")
+    save(tmp_path / "state.json", before)
+    assert load(tmp_path / "state.json", "a") == before
+    assert load(tmp_path / "state.json", "b").history != before.history
+
+
+def test_of_what_another_release_remembered_only_the_search_for_a_share_is_begun_anew(tmp_path: Path):
+    shared = SharedGpus("n0", 1, (Pack(("1", "2"), 1, guaranteed="1"),))
+    group = Group(shared, since_s=5.0, running=shared.packs, control=Control(share=0.3))
+    save(tmp_path / "state.json", Remembered(boot="a", history="h", groups=[group]))
+    told = json.loads((tmp_path / "state.json").read_text())
+    told["groups"][0]["control"] = {"share": 0.3, "good": 0.2, "seen": []}
+    (tmp_path / "state.json").write_text(json.dumps(told))
+    found = load(tmp_path / "state.json", "a")
+    assert (found.history, found.groups) == ("h", [dataclasses.replace(group, control=Control())])
+
+
+def test_a_gpu_is_free_only_when_the_job_before_has_ended(make_node: Callable[..., Node]):
+    """The daemon does not name a job any more whose processes still live, as Slurm's in state COMPLETING do."""
+    node = make_node()
+    before = node.job(1)
+    node.order(alone(1), (0,))
+    node.until(lambda: node.states() == {"j1": "running"}, "start")
+    node.job(2)
+    node.order(alone(2), (0,))
+    node.run(0.5)
+    assert node.states() == {"j2": "waiting"}
+    assert not devices_file(node.run_dir, 2).exists()
+    before.kill()
+    before.wait()
+    node.until(lambda: node.states() == {"j2": "running"}, "start of the next")
+
+
+def test_what_slurm_has_done_without_saying_so_is_found_out(
+    make_node: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
+):
+    """`scontrol suspend` times out but takes effect. The job beside it ends: the frozen one is resumed."""
+    node = make_node(sample_s=0.2)
+    suspend = node.slurm.suspend
+
+    def times_out(job_id: str) -> None:
+        suspend(job_id)
+        raise SlurmError("timed out", command="scontrol suspend", job_id=job_id)
+
+    monkeypatch.setattr(node.slurm, "suspend", times_out)
+    node.job(1)
+    node.order(alone(1), (0,), slice_s=60.0)
+    node.until(lambda: steps(node, 1) > 0, "steps")
+    other = node.job(2)
+    node.order(alone(1, 2), (0,), slice_s=60.0)
+    node.until(lambda: ("suspend", 1) in node.slurm.calls, "suspension")
+    assert node.states()["j1"] == "suspending"
+    other.kill()
+    other.wait()
+    node.order(alone(1), (0,), slice_s=60.0)
+    had = steps(node, 1)
+    node.until(lambda: steps(node, 1) > had + 10, "steps after it was resumed")
+    assert node.states()["j1"] == "running"
+
+
+def test_an_order_that_cannot_be_carried_out_yet_leaves_the_last_one(
+    make_node: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
+):
+    node = make_node()
+    node.order(alone(1), (0,), running=[])
+    node.agent.tick(time.time())
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Channels, "open", full)
+        node.order(alone(1, 2), (0,), running=[])
+        node.agent.tick(time.time())
+        node.agent.tick(time.time())
+        assert node.states() == {"j1": "waiting"}
+    node.agent.tick(time.time())
+    assert node.states() == {"j1": "waiting", "j2": "waiting"}
+
+
+def test_a_frozen_job_that_is_dismissed_goes_on_when_slurm_is_back(
+    make_node: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
+):
+    node = make_node()
+    for number in (1, 2):
+        node.job(number)
+    node.order(alone(1, 2), (0,), slice_s=0.5)
+    node.until(lambda: "suspended" in node.states().values(), "turn")
+    frozen = int(next(job for job, state in node.states().items() if state == "suspended")[1:])
+
+    def away(job_id: str) -> None:
+        raise ControllerAway("no answer", command="scontrol resume", job_id=job_id)
+
+    node.slurm.calls.clear()
+    monkeypatch.setattr(agent_module, "RETRY_S", 0.1)
+    with monkeypatch.context() as patch:
+        patch.setattr(node.slurm, "resume", away)
+        node.order([], ())
+        node.run(0.5)
+    node.until(lambda: ("resume", frozen) in node.slurm.calls, "resumption")
+
+
+def test_only_processes_of_the_jobs_user_are_its():
+    """One says that it is of job 7, another of one whose number has no end."""
+    with contextlib.ExitStack() as stack:
+        mine, odd = (
+            stack.enter_context(subprocess.Popen(["sleep", "60"], env=os.environ | {"SLURM_JOB_ID": number}))
+            for number in ("7", "9" * 5000)
+        )
+        stack.callback(odd.kill)
+        stack.callback(mine.kill)
+        processes = Processes("n")
+        assert processes.scan({7: os.getuid() + 1}) == {}
+        assert processes.job_of(mine.pid) is None
+        for _ in range(50):
+            if processes.scan({7: os.getuid()}) == {7: [mine.pid]}:
+                break
+            processes = Processes("n")
+            time.sleep(0.1)
+        assert processes.job_of(mine.pid) == 7
+
+
+@pytest.mark.parametrize(
+    ("path", "number"),
+    [
+        ("0::/system.slice/slurmstepd.scope/job_12/step_0/user/task_0", "12"),
+        ("3:freezer:/slurm/uid_1000/job_12/step_batch", "12"),
+        ("3:freezer:/slurm_n1/uid_1000/job_12", "12"),
+        ("0::/user.slice/user-1000.slice/job_12", None),
+        ("0::/system.slice/slurmstepd.scope/job_99999999999/step_0", None),
+    ],
+)
+def test_the_jobs_cgroup_is_slurms(path: str, number: str | None):
+    found = IN_CGROUP.search(path)
+    assert (found[1] if found is not None else None) == number
+
+
+def test_a_running_job_is_found_again_when_the_state_is_lost(make_node: Callable[..., Node]):
+    """Its GPU is not given to another one, and it is bound to the same as before."""
+    node = make_node()
+    node.job(1)
+    node.order(alone(1), (3,))
+    node.until(lambda: node.states() == {"j1": "running"}, "start")
+    node.order([], ())
+    node.agent.tick(time.time())  # for one look the daemon does not see it
+    shutil.rmtree(node.run_dir.with_name("state"))
+    node.start()
+    node.job(2)
+    node.order(alone(2, 1), (3,), slice_s=60.0)
+    node.agent.tick(time.time())
+    assert node.devices()["j1"] == (3,)
+    assert node.states() in ({"j1": "running", "j2": "waiting"}, {"j1": "suspending", "j2": "waiting"})
+
+
+def test_a_job_that_slurm_does_not_cancel_at_first_is_cancelled_later(
+    make_node: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
+):
+    node = make_node(misuse_s=0.3)
+    node.job(1, "--leak", "10")
+    node.job(2)
+    monkeypatch.setattr(agent_module, "RETRY_S", 0.1)
+
+    def away(job_id: str) -> None:
+        node.slurm.calls.append(("away", int(job_id)))
+        raise ControllerAway("no answer", command="scancel", job_id=job_id)
+
+    node.order([Pack((JobId("j1"), JobId("j2")), limits=(Limit(memory_mb=50), Limit(memory_mb=50)))], (0,))
+    with monkeypatch.context() as patch:
+        patch.setattr(node.slurm, "cancel", away)
+        node.until(lambda: ("away", 1) in node.slurm.calls, "attempt")
+        assert not node.agent.status().contained
+    node.until(lambda: node.agent.status().contained, "containment")
+    assert node.agent.status().contained[0].killed
+
+
+def test_a_job_keeps_its_turn_only_so_long_on_its_own_word(
+    make_node: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
+):
+    """It says that it holds more than the host may take: after two more slices it is frozen, and takes nothing of the host's."""
+    monkeypatch.setattr(agent_module, "MOST_REFUSALS", 2)
+    node = make_node(host_memory_mb=100)
+    node.job(1, "--leak", "500")
+    node.order(alone(1), (0,), slice_s=0.5)
+    node.until(lambda: (said := node.said(1)) is not None and said.memory_mb > 100, "memory")
+    node.job(2)
+    node.order(alone(1, 2), (0,), slice_s=0.5)
+    node.until(lambda: node.states()["j2"] == "running", "turn of the other")
+    assert ("suspend", 1) in node.slurm.calls
+
+
+def test_a_clock_that_is_set_back_holds_up_no_turn(make_node: Callable[..., Node]):
+    node = make_node()
+    for number in (1, 2):
+        node.job(number)
+    node.order(alone(1, 2), (0,), slice_s=0.5)
+    node.agent.tick(time.time() + 3600)
+    node.until(lambda: "suspended" in node.states().values(), "turn")

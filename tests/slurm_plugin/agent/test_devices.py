@@ -1,0 +1,75 @@
+"""Which job gets which GPU, and turns of packs that cannot leave theirs."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock_scheduler.model import JobId, Pack
+from penstock_scheduler.sharing.slices import turn
+from penstock_slurm.agent.devices import bind
+
+
+def pack(*jobs: str, gpus: int = 1) -> Pack:
+    return Pack(tuple(JobId(job) for job in jobs), gpus)
+
+
+def test_who_runs_stays_and_who_comes_gets_what_is_free():
+    found = bind([pack("a"), pack("b"), pack("c")], (4, 5, 6), {"b": (5,)}, {}, {"a": 1, "b": 1, "c": 1})
+    assert found == {"a": (4,), "b": (5,), "c": (6,)}
+
+
+def test_who_is_pinned_goes_before_who_could_move():
+    """b runs on the GPU that a cannot do without: b has to move."""
+    found = bind([pack("b"), pack("a")], (0, 1), {"b": (1,)}, {"a": frozenset({1})}, {"a": 1, "b": 1})
+    assert found == {"a": (1,), "b": (0,)}
+
+
+def test_guests_of_a_job_on_two_gpus_spread():
+    found = bind([pack("big", "x", "y", gpus=2)], (0, 1), {}, {}, {"big": 2, "x": 1, "y": 1})
+    assert found["big"] == (0, 1)
+    assert {found["x"], found["y"]} == {(0,), (1,)}
+
+
+def test_two_that_come_together_meet_on_the_gpu_of_one():
+    """Of a pack of one GPU whose jobs ran on two, the second has to move."""
+    found = bind([pack("a", "b")], (0, 1), {"a": (0,), "b": (1,)}, {}, {"a": 1, "b": 1})
+    assert found == {"a": (0,), "b": (0,)}
+
+
+def test_where_a_pinned_pack_needs_more_than_there_is_it_gets_none():
+    assert bind([pack("a", gpus=2)], (0,), {}, {}, {"a": 2}) == {"a": ()}
+
+
+def test_of_two_that_want_the_same_gpu_one_runs_and_a_third_fills_up():
+    """a and b are bound to GPU 0, c to GPU 1. b has had least, so it goes before a."""
+    a, b, c = pack("a"), pack("b"), pack("c")
+    pins = {a: frozenset({0}), b: frozenset({0}), c: frozenset({1})}
+    assert turn([a, b, c], {a: 60.0, b: 0.0, c: 60.0}, 2, (a, c), pinned=pins) == (b, c)
+    assert turn([a, b, c], {a: 60.0, b: 0.0, c: 60.0}, 2, (a, c), pinned=pins, keep=[a]) == (a, c)
+
+
+jobs = st.integers(1, 3)
+
+
+@given(st.lists(st.tuples(jobs, st.booleans()), max_size=5), st.integers(1, 6), st.data())
+def test_no_gpu_is_of_two_packs_and_all_who_fit_get_theirs(
+    wanted: list[tuple[int, bool]], count: int, data: st.DataObject
+):
+    """Whatever was held and pinned before: packs that `turn` lets run together have GPUs of their own, pins kept."""
+    packs = [pack(f"j{index}", gpus=gpus) for index, (gpus, _) in enumerate(wanted)]
+    pins, held = {}, {}
+    for each, (gpus, pinned) in zip(packs, wanted, strict=True):
+        if gpus <= count and data.draw(st.booleans()):
+            mine = tuple(sorted(data.draw(st.permutations(range(count)))[:gpus]))
+            held[each.jobs[0]] = mine
+            if pinned:
+                pins[each.jobs[0]] = frozenset(mine)
+    by_pack = {each: pins.get(each.jobs[0], frozenset()) for each in packs}
+    running = turn(packs, dict.fromkeys(packs, 0.0), count, (), pinned=by_pack)
+    found = bind(running, range(count), held, pins, {each.jobs[0]: each.gpus for each in packs})
+    given_out = [device for devices in found.values() for device in devices]
+    assert len(given_out) == len(set(given_out))
+    for each in running:
+        assert len(found[each.jobs[0]]) == each.gpus
+        assert pins.get(each.jobs[0], frozenset()) <= set(found[each.jobs[0]])

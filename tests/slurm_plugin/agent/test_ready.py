@@ -1,0 +1,44 @@
+"""What the daemon takes from an agent's status, and what it tells an agent of a job of which Slurm has not said all."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from penstock_scheduler.clock import WallClock
+from penstock_scheduler.model import JobId, JobUse
+from penstock_scheduler.sharing.messages import CarriedJob, NodeOrder, NodeStatus, OrderedJob, State
+from penstock_slurm.agents import SlurmAgents
+from penstock_slurm.fence import Fence
+
+JOB = JobId("7")
+
+
+@pytest.fixture
+def agents(tmp_path: Path) -> SlurmAgents:
+    return SlurmAgents(cast(Fence, None), tmp_path, WallClock())
+
+
+@pytest.mark.parametrize(
+    ("state", "devices", "ready"), [("waiting", (), True), ("waiting", (0,), False), ("running", (0,), False)]
+)
+def test_a_job_starts_when_the_agent_waits_for_this_run_of_it(
+    agents: SlurmAgents, state: State, devices: tuple[int, ...], ready: bool
+):
+    carried = CarriedJob(job=JOB, state=state, devices=devices, use=JobUse("k"))
+    status = NodeStatus(node="n", order=1, time_s=time.time(), history="h", jobs=(carried,))
+    agents._statuses, agents._stands = {"n": status}, {"n": True}
+    assert (agents.keeps_back(JOB, "n") == "") == ready
+
+
+def test_a_job_whose_gpus_slurm_does_not_tell_for_a_moment_stays_in_the_order(agents: SlurmAgents):
+    mine = OrderedJob(job=JOB, slurm_job=7, uid=1, gpus=1, running=True, own_devices=(2,))
+    agents._orders["n"] = NodeOrder(node="n", number=1, written_s=0, jobs=(mine,))
+    unknown: Any = SimpleNamespace(cleared=False, devices=None, slurm=SimpleNamespace(number=7))
+    assert agents._ordered_jobs("n", (), {JOB: unknown}) == (mine,)
+    other: Any = SimpleNamespace(cleared=False, devices=None, slurm=SimpleNamespace(number=8))
+    assert agents._ordered_jobs("n", (), {JOB: other}) == ()

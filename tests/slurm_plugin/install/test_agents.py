@@ -1,0 +1,104 @@
+"""Units with a site's paths, and what is said of the nodes' agents."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from penstock_scheduler import __version__
+from penstock_scheduler.settings import load_settings
+from penstock_scheduler.sharing.messages import NodeStatus, agent_folder, status_file
+from penstock_slurm.gateway import SlurmNode
+from penstock_slurm.install.agents import judge
+from penstock_slurm.install.units import AGENT, MOUNT, agent_units, daemon_unit
+
+NOW_S = 1e9
+
+
+def node(name: str, gpus: int = 4, state: str = "IDLE") -> SlurmNode:
+    return SlurmNode(name, {"t4": gpus} if gpus else {}, {}, frozenset({state}), ("gpu",), 8, 0, 100, 0)
+
+
+def tells(spool: Path, name: str, age_s: float = 1.0, release: str = __version__) -> None:
+    agent_folder(spool, name).mkdir(parents=True)
+    status = NodeStatus(node=name, order=0, time_s=NOW_S - age_s, history="h", release=release)
+    status_file(spool, name).write_text(status.model_dump_json())
+
+
+def test_agents_that_report_are_counted_and_nodes_without_gpus_or_power_are_not_missed(tmp_path: Path):
+    tells(tmp_path, "a")
+    tells(tmp_path, "b", age_s=14)
+    nodes = [
+        node("a"),
+        node("b", state="DRAIN"),
+        node("c", 0),
+        node("d", state="DOWN"),
+        node("e", state="POWERED_DOWN"),
+    ]
+    (finding,) = judge(nodes, tmp_path, NOW_S)
+    assert (finding.what, finding.remedy) == ("the agents of 2 of 2 nodes with GPUs report; 2 more are down", "")
+
+
+def test_each_thing_that_is_wrong_has_its_nodes_and_its_remedy(tmp_path: Path):
+    tells(tmp_path, "fine")
+    tells(tmp_path, "late", age_s=40)
+    tells(tmp_path, "later", age_s=400)
+    tells(tmp_path, "ahead", age_s=-60)
+    tells(tmp_path, "old", release="")
+    tells(tmp_path, "newer")
+    status_file(tmp_path, "newer").write_text('{"version": 2}')
+    nodes = [node(name) for name in ("fine", "late", "later", "ahead", "old", "newer", "none")]
+    well, *wrong = judge(nodes, tmp_path, NOW_S)
+    assert well.what == "the agents of 1 of 7 nodes with GPUs report"
+    found = {finding.what: finding.remedy for finding in wrong}
+    for words, remedy in {
+        "the agent of late, later has told nothing for 15 s or more (the longest: 400 s)": "systemctl status penstock-agent",
+        "the agent of ahead has a clock ahead of this one's": "NTP",
+        f"the agent of old is not of Penstock {__version__}": "systemctl restart penstock-agent",
+        "the agent of newer tells what this version does not understand": f"install Penstock {__version__} there",
+        "the agent of none has never told anything": str(tmp_path),
+    }.items():
+        assert remedy in found.pop(words)
+    assert not found
+
+
+def test_many_nodes_are_not_all_named(tmp_path: Path):
+    (finding,) = judge([node(f"n{number:02d}") for number in range(20)], tmp_path, NOW_S)
+    assert finding.what == "the agent of n00, n01, n02, n03, n04, n05, n06, n07, 12 more has never told anything"
+
+
+def units(folder: Path, *lines: str) -> dict[str, str]:
+    config = folder / "penstock.toml"
+    config.write_text("\n".join(["[slurm]", "partitions = ['gpu']", *lines]) + "\n")
+    return agent_units(load_settings(config), config) | {"penstockd.service": daemon_unit(config)}
+
+
+def test_the_units_have_the_sites_paths(tmp_path: Path):
+    found = units(tmp_path, "spool_dir = '/shared/spool'")
+    assert set(found) == {AGENT, MOUNT, "penstockd.service"}
+    assert f"penstock-agent --config {tmp_path}/penstock.toml\n" in found[AGENT]
+    assert f"penstockd --config {tmp_path}/penstock.toml\n" in found["penstockd.service"]
+    assert "\nReadWritePaths=-/shared/spool\n" in found[AGENT]
+    assert "\nRuntimeDirectory=penstock\n" in found[AGENT]
+    own = units(tmp_path, "[agent]", "run_dir = '/fast/%n/run'", "state_dir = '/state/agent'")
+    assert MOUNT not in own
+    assert "ExecStartPre" not in found[AGENT]
+    assert "\nReadWritePaths=-/var/spool/penstock -/fast -/state/agent\n" in own[AGENT]
+    assert "\nExecStartPre=+/bin/mkdir -p /fast /state/agent\nExecStart=/" in own[AGENT]
+    assert "RuntimeDirectory" not in own[AGENT]
+    assert "StateDirectory" not in own[AGENT]
+
+
+def test_systemd_finds_nothing_wrong_with_the_units(tmp_path: Path):
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("systemd-analyze is not installed (Debian: systemd)")
+    own = units(tmp_path, "[agent]", "run_dir = '/fast'")[AGENT]
+    for name, text in (units(tmp_path) | {"own.service": own}).items():
+        (tmp_path / name).write_text(text)
+        done = subprocess.run(
+            ["systemd-analyze", "verify", tmp_path / name], capture_output=True, text=True, timeout=60, check=False
+        )
+        assert (done.returncode, done.stderr) == (0, ""), name

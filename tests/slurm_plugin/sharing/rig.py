@@ -1,0 +1,196 @@
+"""A real Slurm of one node, a plan that the test makes, and the part of the daemon between the two."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from penstock_scheduler.clock import WallClock
+from penstock_scheduler.diff import actions
+from penstock_scheduler.model import (
+    Assignment,
+    ClusterState,
+    JobUse,
+    Pack,
+    Phase,
+    Placement,
+    Plan,
+    Reason,
+    ReasonCode,
+    Share,
+    SharedGpus,
+)
+from penstock_scheduler.sharing.messages import CarriedGroup, CarriedJob, NodeOrder, NodeStatus, order_file, status_file
+from penstock_scheduler.spool import Spool
+from penstock_slurm.agents import CLEARS_ON, SlurmAgents
+from penstock_slurm.cluster import SlurmCluster
+from penstock_slurm.fence import NAME, Fence
+from penstock_slurm.gateway import CliGateway, SlurmJob
+from penstock_slurm.loopback import LoopbackCluster, wait_for
+from penstock_slurm.settings import SlurmSettings
+
+NODE = "t4-00"
+CHOSEN = Reason(ReasonCode.CHOSEN, "by the test")
+
+
+class Rig:
+    """See the module. The node's agent is a stand-in, unless the cluster has real ones."""
+
+    def __init__(self, slurm: LoopbackCluster, folder: Path) -> None:
+        self.slurm, self.folder = slurm, folder
+        self.spool_folder = slurm.spool if slurm.agents else folder / "spool"
+        self.commands = CliGateway(conf=slurm.slurm_conf, timeout_s=20)
+        self.plan = Plan(1)
+        self.bound: dict[str, tuple[int, ...]] = {}
+        self.answers = True
+        """Whether the agent answers. Jobs that start while it does not get their GPUs from Slurm."""
+        self.begin()
+
+    def begin(self) -> None:
+        """As a daemon that starts: all that is known is in Slurm and in the spool."""
+        self.spool = Spool(self.spool_folder)
+        settings = SlurmSettings(
+            partitions=("all",),
+            conf=self.slurm.slurm_conf,
+            spool_dir=self.spool.folder,
+            checkpoint_wait_s=1,
+            agents=True,
+        )
+        clock = WallClock()
+        stand_in = self.commands.version() > CLEARS_ON
+        agents = SlurmAgents(Fence(self.commands), self.spool.folder, clock, stand_in=stand_in)
+        self.cluster = SlurmCluster(self.commands, self.spool, clock, settings, lambda wish: None, sharing=agents)
+
+    def submit(self, *flags: str, gpus: int = 1) -> str:
+        wish = f"--comment={json.dumps({'penstock': {'max_gpus': 4}})}"
+        held = ("sbatch", "--parsable", "--hold", "--requeue", f"--gres=gpu:{gpus}", wish, "--output=/dev/null", *flags)
+        says = f"echo $SLURM_GPUS_ON_NODE: $CUDA_VISIBLE_DEVICES >>{self.folder}/seen-$SLURM_JOB_ID"
+        return self.slurm.command(*held, f"--wrap={says}; exec sleep 1000").stdout.strip()
+
+    def sees(self, job: str) -> str | None:
+        """CUDA_VISIBLE_DEVICES as the job's newest run has found it; None: it has not come so far."""
+        try:
+            count, _, devices = (self.folder / f"seen-{job}").read_text().splitlines()[-1].partition(": ")
+        except FileNotFoundError:
+            return None
+        assert int(count) == len(devices.split(",")), "scripts start a process for each of SLURM_GPUS_ON_NODE"
+        return devices
+
+    def plain(self, gpus: int) -> str:
+        """A job of somebody who knows nothing of us."""
+        flags = (f"--gres=gpu:{gpus}", f"--nodelist={NODE}", "--output=/dev/null", "--wrap=exec sleep 1000")
+        return self.slurm.command("sbatch", "--parsable", *flags).stdout.strip()
+
+    def wants(self, gpus: dict[str, int], *groups: SharedGpus) -> None:
+        """The plan from now on: these groups, and these jobs with so many GPUs."""
+        assignments = {
+            job: Assignment(Placement("t4", "all", (Share(NODE, count),)), CHOSEN, 1.0) for job, count in gpus.items()
+        }
+        known = {job.id for job in self.cluster.observe().jobs}
+        waiting = dict.fromkeys(known - assignments.keys(), CHOSEN)
+        self.plan = Plan(self.plan.round + 1, assignments, waiting, shared=groups)
+
+    def tick(self) -> ClusterState:
+        self.agent()
+        state = self.cluster.observe()
+        assert self.cluster.agents is not None
+        self.cluster.agents.share(self.plan.shared)
+        self.cluster.apply(actions(self.plan, state.jobs))
+        self.cluster.reports()
+        self.leaving = {job.id for job in state.jobs if job.id not in self.plan.assignments} | {
+            job.id for job in state.jobs if job.phase is Phase.STOPPING
+        }
+        self.check()
+        return state
+
+    def check(self) -> None:
+        """No GPU that a job is bound to is held by anybody but a holder of ours, or one who shares it."""
+        jobs = {job.id: job for job in self.commands.jobs() if job.state in ("RUNNING", "SUSPENDED")}
+        group_of = {job: group for group in self.plan.shared for job in group.jobs}
+        for job_id, job in jobs.items():
+            if not job.gpus_per_node or job.name == NAME:
+                continue
+            theirs = set(self.commands.gpu_indexes(job_id))
+            for other, devices in self.bound.items():
+                shared = other == job_id or (other in group_of and group_of.get(job_id) == group_of[other])
+                if other in jobs and jobs[other].gpus_per_node is None and not shared and job_id not in self.leaving:
+                    assert theirs.isdisjoint(devices), f"job {other} uses {devices}, and {theirs} are {job_id}'s"
+
+    def status(self) -> NodeStatus | None:
+        """What the agent told last."""
+        try:
+            return NodeStatus.model_validate_json(status_file(self.spool.folder, NODE).read_bytes())
+        except FileNotFoundError:
+            return None
+
+    def agent(self) -> None:
+        """Bind jobs that run to devices of their group, the least used first, and tell; or hear what a real agent has done."""
+        if self.slurm.agents:
+            status = self.status()
+            self.bound = {each.job: each.devices for each in status.jobs} if status is not None else {}
+            return
+        try:
+            order = NodeOrder.model_validate_json(order_file(self.spool.folder, NODE).read_bytes())
+        except FileNotFoundError:
+            order = NodeOrder(node=NODE, number=0, written_s=0)
+        there = {job.job for job in order.jobs if job.running}
+        self.bound = {job: devices for job, devices in self.bound.items() if job in there}
+        for path in (self.folder / "run" / NODE).glob("*"):
+            if path.name not in {str(job.slurm_job) for job in order.jobs}:
+                shutil.rmtree(path)
+        told = []
+        for job in order.jobs:
+            group = next((each for each in order.groups if job.job in each.shared.jobs), None)
+            if job.own_devices:
+                self.bound[job.job] = job.own_devices
+            elif job.running and group is not None and job.job not in self.bound:
+                taken = [device for devices in self.bound.values() for device in devices]
+                self.bound[job.job] = tuple(
+                    sorted(group.devices, key=lambda device: (taken.count(device), device))[: job.gpus]
+                )
+            devices = self.bound.get(job.job, ())
+            folder = self.folder / "run" / NODE / str(job.slurm_job)
+            folder.mkdir(parents=True, exist_ok=True)
+            if not job.running:
+                (folder / "devices").unlink(missing_ok=True)  # of the run before
+            elif devices and not job.own_devices:
+                (folder / "devices").write_text(",".join(map(str, devices)) + "\n")
+            told.append(
+                CarriedJob(job=job.job, state="running" if devices else "waiting", devices=devices, use=JobUse("k"))
+            )
+        groups = tuple(CarriedGroup(shared=each.shared) for each in order.groups)
+        status = NodeStatus(
+            node=NODE,
+            order=order.number,
+            time_s=time.time() - (0 if self.answers else 100),
+            history="h",
+            groups=groups,
+            jobs=tuple(told),
+        )
+        path = status_file(self.spool.folder, NODE)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(status.model_dump_json())
+
+    def until(self, done: Callable[[], object], what: str) -> None:
+        def once() -> bool:
+            self.tick()
+            return bool(done())
+
+        wait_for(once, 60, what, poll_s=0.1, details=lambda: self.slurm.command("squeue", "-a").stdout)
+
+    def jobs(self) -> dict[str, SlurmJob]:
+        return {job.id: job for job in self.commands.jobs()}
+
+    def state(self, job: str) -> str:
+        found = self.jobs().get(job)
+        return found.state if found is not None else "gone"
+
+    def holders(self, *states: str) -> list[SlurmJob]:
+        return [job for job in self.jobs().values() if job.name == NAME and (not states or job.state in states)]
+
+
+def packs(*jobs: str) -> tuple[Pack, ...]:
+    return tuple(Pack((job,)) for job in jobs)

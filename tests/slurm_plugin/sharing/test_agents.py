@@ -1,0 +1,148 @@
+"""Jobs that share GPUs on a real Slurm: who holds the GPUs, before, while and after, and when daemon and controller crash.
+
+The agent of the node is a stand-in here, which binds jobs to the devices of its order and says so: what is looked at is Slurm.
+The real one is in test_random_operations.py and in tests/end_to_end/test_sharing.py.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from penstock_scheduler.model import Pack, SharedGpus
+from penstock_slurm.install.sources import build_plugin
+from penstock_slurm.loopback import wait_for
+from tests.slurm_plugin.sharing.rig import NODE, Rig, packs
+
+pytestmark = pytest.mark.slurm
+
+
+@pytest.fixture(scope="module")
+def plugin() -> bytes:
+    return build_plugin(werror=True) if Path("/usr/include/slurm/spank.h").exists() else b""
+
+
+@pytest.fixture
+def rig(make_loopback, tmp_path, plugin) -> Rig:
+    if not Path("/usr/include/slurm/spank.h").exists():
+        pytest.skip("the SPANK plugin cannot be built here (Debian: make gcc libslurm-dev)")
+    (tmp_path / "penstock.so").write_bytes(plugin)
+    plugstack = f"optional {tmp_path}/penstock.so run_dir={tmp_path}/run/%n\n"
+    return Rig(make_loopback("t4:1x4", files={"plugstack.conf": plugstack}, stand_in=True), tmp_path)
+
+
+def test_gpus_that_are_shared_are_nobody_elses_until_the_last_sharer_ends(rig: Rig) -> None:
+    first = rig.submit()
+    rig.wants({first: 1})
+    rig.answers = False
+    rig.until(lambda: rig.state(first) == "RUNNING", "the first job runs alone, with a GPU of its own")
+    assert rig.holders() == []
+    rig.answers = True
+    second, third = rig.submit(), rig.submit()
+    group = SharedGpus(NODE, 2, packs(first, second, third))
+    rig.wants(dict.fromkeys((first, second, third), 1), group)
+    rig.until(
+        lambda: {rig.state(job) for job in (second, third)} == {"RUNNING"}, "the others run without GPUs of Slurm's"
+    )
+    found = rig.jobs()
+    assert (found[first].gpus_per_node, found[second].gpus_per_node) == (1, None)
+    assert len(rig.holders("RUNNING")) == 1, "the first job holds one of the two itself"
+    assert rig.holders("PENDING"), "successors, should the first job end"
+    (node,) = rig.cluster.observe().nodes
+    assert node.gpus_others == 0, "what is fenced is ours to give out"
+    stranger = rig.plain(3)
+    rig.until(lambda: rig.bound.keys() >= {second, third}, "all are bound")
+    sees = {job: ",".join(map(str, rig.bound[job])) for job in (first, second, third)}
+    rig.until(lambda: {job: rig.sees(job) for job in sees} == sees, "each knows its GPUs")
+
+    rig.slurm.command("scancel", first)
+    rig.until(lambda: first not in rig.jobs() and len(rig.holders("RUNNING")) == 2, "a successor has taken over")
+    assert rig.state(stranger) == "PENDING"
+
+    time.sleep(5)  # slurmctld saves its state every 5 s
+    rig.begin()
+    rig.slurm.kill_slurmctld()
+    rig.slurm.start_slurmctld()
+    rig.tick()
+    assert {rig.state(job) for job in (second, third)} == {"RUNNING"}
+    assert rig.state(stranger) == "PENDING"
+    assert len(rig.holders("RUNNING")) == 2, "the holders are found again, and no new ones are made"
+
+    rig.slurm.command("scancel", second)
+    rig.until(lambda: second not in rig.jobs(), "the second has ended")
+    assert rig.state(stranger) == "PENDING"
+    rig.slurm.command("scancel", third)
+    rig.begin()  # the daemon was killed, and was not there when the last sharer ended
+    rig.until(lambda: not rig.holders() and rig.state(stranger) == "RUNNING", "the fence goes with the last sharer")
+
+
+@pytest.mark.long
+def test_a_job_moves_between_gpus_of_its_own_and_shared_ones(rig: Rig) -> None:
+    """And the one with GPUs of Slurm's may leave those who share them: they are held before it goes, whatever else is free."""
+    blocker = rig.plain(1)
+    wait_for(lambda: rig.state(blocker) == "RUNNING", 30, "somebody has GPU 0")
+    first, second = rig.submit(), rig.submit()
+    rig.wants({first: 1})
+    rig.answers = False
+    rig.until(lambda: rig.state(first) == "RUNNING", "the first runs, on GPU 1")
+    rig.answers = True
+    rig.wants({first: 1, second: 1}, SharedGpus(NODE, 1, packs(first, second)))
+    rig.until(lambda: rig.bound.get(second) == (1,), "the second is bound to the same GPU")
+    rig.slurm.command("scancel", blocker)  # now Slurm would give GPU 0 first
+    rig.until(lambda: rig.state(blocker) == "gone", "GPU 0 is free")
+    rig.wants({second: 1})
+    rig.until(lambda: rig.state(first) == "PENDING", "the first leaves")
+    rig.until(lambda: [job.state for job in rig.holders()] == ["RUNNING"], "one holder is left, on GPU 1")
+    assert rig.commands.gpu_indexes(rig.holders()[0].id) == (1,)
+    rig.answers = False
+    rig.wants({first: 2})
+    rig.until(lambda: rig.state(second) == "PENDING" and rig.state(first) == "RUNNING", "they change places")
+    assert rig.jobs()[first].gpus_per_node == 2
+    theirs = ",".join(map(str, rig.commands.gpu_indexes(first)))
+    rig.until(lambda: rig.sees(first) == theirs, "Slurm tells it of its own, whatever the agent had to say before")
+    rig.wants({first: 2, second: 2})
+    rig.until(lambda: rig.state(second) == "RUNNING", "the second runs with GPUs of its own again")
+    assert rig.jobs()[second].gpus_per_node == 2
+    assert rig.holders() == []
+
+
+def test_jobs_come_to_a_node_of_which_every_gpu_is_taken(rig: Rig) -> None:
+    """Slurm starts no job without GPUs there, so a holder makes way for a moment; a stranger who waits does not get in."""
+    first = rig.submit()
+    rig.wants({first: 4})
+    rig.until(lambda: rig.sees(first) == "0,1,2,3", "the first has all four, of which Slurm knows nothing")
+    assert rig.jobs()[first].gpus_per_node is None
+    assert len(rig.holders("RUNNING")) == 4
+    strangers = [rig.plain(1) for _ in range(3)]
+    second, third = rig.submit(), rig.submit()
+    group = SharedGpus(NODE, 4, (Pack((first,), 4), *packs(second, third)))
+    rig.wants({first: 4, second: 1, third: 1}, group)
+    rig.until(lambda: {rig.state(second), rig.state(third)} == {"RUNNING"}, "the others have come")
+    rig.until(lambda: len(rig.holders("RUNNING")) == 4 and len(rig.holders()) == 4, "the fence is whole")
+    assert {rig.state(job) for job in strangers} == {"PENDING"}
+
+
+@pytest.mark.long
+def test_what_suspended_jobs_are(rig: Rig) -> None:
+    """They run for the plan, their time is not GPU-seconds, they leave when told to; the accounts say with whom they share."""
+    first, second = rig.submit(), rig.submit()
+    rig.wants({first: 1, second: 1}, SharedGpus(NODE, 1, packs(first, second)))
+    rig.until(lambda: {rig.state(first), rig.state(second)} == {"RUNNING"}, "both run")
+    rig.slurm.command("scontrol", "suspend", second)
+    since_s = time.time()
+    rig.until(lambda: time.time() - since_s > 4, "some time")
+    jobs = {job.id: job for job in rig.tick().jobs}
+    assert jobs[second].phase.value == "running"
+    assert jobs[second].allocation == jobs[first].allocation
+    assert 2 <= jobs[second].suspended_s <= time.time() - since_s + 1
+    assert jobs[first].suspended_s == 0
+    note = json.loads(rig.jobs()[second].admin_comment)
+    assert note["penstock_shares"] == {"node": NODE, "gpus": 1, "with": [first]}
+    rig.wants({first: 1})
+    rig.until(lambda: rig.state(second) == "PENDING", "the suspended one leaves")
+    assert rig.state(first) == "RUNNING"
+    rig.slurm.command("scancel", first, second)
+    rig.until(lambda: not rig.holders(), "the fence goes")

@@ -1,0 +1,344 @@
+"""What the daemon orders of agents and of the fence, look by look: with a Slurm that says what it is told to, and no agent."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import shutil
+import subprocess
+import threading
+from pathlib import Path
+
+import pytest
+
+from penstock_scheduler.cli.site import agents_in
+from penstock_scheduler.clock import WallClock
+from penstock_scheduler.errors import ClusterAway, ConfigError
+from penstock_scheduler.model import Job, JobUse, Pack, Phase, SharedGpus
+from penstock_scheduler.settings import load_settings
+from penstock_scheduler.sharing.messages import CarriedJob, NodeOrder, NodeStatus, order_file, status_file
+from penstock_scheduler.simulator import SimulatedClock
+from penstock_scheduler.spool import Spool
+from penstock_slurm import open_cluster
+from penstock_slurm.agents import SlurmAgents
+from penstock_slurm.cluster import SlurmCluster
+from penstock_slurm.fence import CHECKS, NAME, Fence
+from penstock_slurm.gateway import CliGateway, SlurmJob, SlurmNode, TimedOut
+from penstock_slurm.settings import SlurmSettings
+from tests.scheduler.builders import job, on
+from tests.slurm_plugin.test_cluster import Told, pending
+
+
+class Commands:
+    """Slurm's commands, as far as the fence uses them: what was asked, and answers from a table."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[object, ...]] = []
+        self.indexes: dict[str, tuple[int, ...]] = {}
+        self.error: Exception | None = None
+
+    def gpu_indexes(self, job_id: str) -> tuple[int, ...]:
+        self.asked.append(("gpu_indexes", job_id))
+        if self.error is not None:
+            raise self.error
+        return self.indexes.get(job_id, ())
+
+    def submit_holder(self, name: str, node: str, partition: str, note: str, after: int | None) -> str:
+        self.asked.append(("submit_holder", node, after))
+        return str(900 + len(self.asked))
+
+    def cancel(self, job_id: str) -> None:
+        self.asked.append(("cancel", job_id))
+
+    def set_comment(self, job_id: str, note: str) -> None:
+        self.asked.append(("set_comment", job_id))
+
+    def no_time_limit(self, job_id: str) -> None:
+        self.asked.append(("no_time_limit", job_id))
+
+
+class Site:
+    """One node, `n0`, of four GPUs, and jobs of ours there."""
+
+    def __init__(self, spool: Path) -> None:
+        self.spool, self.commands, self.clock = spool, Commands(), SimulatedClock()
+        self.begin()
+
+    def begin(self) -> None:
+        """As a daemon that starts."""
+        self.agents = SlurmAgents(Fence(self.commands), self.spool, self.clock)  # type: ignore[arg-type]
+
+    def told(self, *jobs: CarriedJob, order: int = 0) -> None:
+        """Its agent's word."""
+        status = NodeStatus(node="n0", order=order, time_s=self.clock.now_s(), history="h", jobs=jobs)
+        path = status_file(self.spool, "n0")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(status.model_dump_json())
+
+    def look(self, *found: tuple[Job, SlurmJob], others: tuple[SlurmJob, ...] = (), used: int = 0) -> None:
+        """A look at jobs of ours, of which those without GPUs are cleared, and at others: holders, and jobs that leave."""
+        node = SlurmNode("n0", {"t4": 4}, {"t4": used}, frozenset({"IDLE"}), ("gpu",), 16, 0, 64_000, 0)
+        self.agents.fence.saw([*(each for _, each in found), *others])
+        cleared = {each.id for each, slurm_job in found if slurm_job.gpus_per_node is None}
+        jobs, slurm_jobs = {each.id: each for each, _ in found}, {each.id: each for _, each in found}
+        self.agents.saw([node], jobs, slurm_jobs, cleared, ["gpu"], {"n0": "t4"})
+
+    def order(self) -> NodeOrder:
+        return NodeOrder.model_validate_json(order_file(self.spool, "n0").read_bytes())
+
+
+def runs(number: str, gpus: int | None = 1, **fields: object) -> tuple[Job, SlurmJob]:
+    """A job that runs on `n0`; with no GPUs of Slurm's if None."""
+    here = {"id": number, "number": int(number), "state": "RUNNING", "nodes": ("n0",), "gpus_per_node": gpus}
+    return job(number, phase=Phase.RUNNING, allocation=on("t4", n0=gpus or 1)), pending("gpu", **here | fields)
+
+
+def holder(number: str, node: str = "n0") -> SlurmJob:
+    fields = {"id": number, "number": int(number), "name": NAME, "uid": os.geteuid(), "comment": json.dumps({})}
+    return pending("gpu", **fields | {"state": "RUNNING", "nodes": (node,)})
+
+
+def carried(number: str, *devices: int, state: str = "running") -> CarriedJob:
+    return CarriedJob(job=number, state=state, devices=devices, use=JobUse("k"))  # type: ignore[arg-type]
+
+
+def group(*jobs: str) -> SharedGpus:
+    return SharedGpus("n0", 1, tuple(Pack((each,)) for each in jobs))
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return Site(tmp_path / "spool")
+
+
+def test_a_site_without_agents_is_left_as_it_is(tmp_path: Path) -> None:
+    """A job on one node: nothing is asked of Slurm for it, nothing is in the spool for agents, and the doctor misses none."""
+    told, commands, spool = Told(), Commands(), Spool(tmp_path / "spool")
+    settings = SlurmSettings(partitions=("gpu", "debug"), spool_dir=spool.folder)
+    clock = SimulatedClock()
+    sharing = SlurmAgents(Fence(commands), spool.folder, clock)  # type: ignore[arg-type]
+    cluster = SlurmCluster(told, spool, clock, settings, lambda wish: None, sharing=sharing)  # type: ignore[arg-type]
+    told.listed = [pending("gpu", state="RUNNING", nodes=("n0",), restarts=0)]
+    for _ in range(2):
+        assert [each.phase for each in cluster.observe().jobs] == [Phase.RUNNING]
+        cluster.apply(())
+    assert commands.asked == []
+    assert agents_in(spool.folder, clock.now_s()) == ([], [])
+
+
+def test_gpus_of_slurms_are_told_where_there_is_an_agent(site: Site) -> None:
+    site.told()
+    site.commands.indexes = {"7": (2,)}
+    site.look(runs("7"))
+    site.agents.share(())
+    assert [each.own_devices for each in site.order().jobs] == [(2,)]
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_the_gpus_of_a_job_whose_processes_may_live_stay_fenced(site: Site, restarted: bool) -> None:
+    """It is bound to GPU 0, was cancelled, and is COMPLETING: nobody else gets it before Slurm says that it is gone."""
+    site.commands.indexes = {"20": (0,)}
+    site.told(carried("7", 0))
+    site.look(runs("7", None), others=(holder("20"),), used=1)
+    site.agents.share(())
+    if restarted:
+        site.begin()
+    else:
+        site.told()  # the agent, of an order without it
+    leaving = runs("7", None, state="COMPLETING")[1]
+    new = job("8"), pending("gpu", id="8", number=8)
+    together = group("8", "9")
+    other = job("9"), pending("gpu", id="9", number=9)
+    for _ in range(2):
+        site.look(new, other, others=(holder("20"), leaving), used=1)
+        site.agents.share([together])
+    assert ("cancel", "20") not in site.commands.asked
+    assert [each.devices for each in site.order().groups if "8" in each.shared.jobs] == [()]
+    site.told()
+    site.look(new, other, others=(holder("20"),), used=1)
+    site.agents.share([together])
+    assert [each.devices for each in site.order().groups] == [(0,)]
+
+
+@pytest.mark.parametrize("lost", ["memory", "agent"])
+def test_a_job_that_slurm_is_about_to_start_without_gpus_keeps_fence_and_order(site: Site, lost: str) -> None:
+    site.commands.indexes = {"20": (0,)}
+    site.told()
+    waits = job("7"), pending("gpu", id="7", number=7)
+    site.look(waits)
+    assert site.agents.takes("7", "n0", 1)
+    site.agents.share(())
+    assert [each.job for each in site.order().jobs] == ["7"]
+    if lost == "memory":
+        site.begin()
+    else:
+        site.clock.sleep(100.0)
+    fields = {"id": "7", "number": 7, "gpus_per_node": None, "required_nodes": ("n0",), "priority": 9}
+    sent = job("7", phase=Phase.STARTING, allocation=on("t4", n0=1)), pending("gpu", **fields)
+    for _ in range(2):
+        site.look(sent, others=(holder("20"),), used=1)
+        site.agents.share(())
+    assert [each.job for each in site.order().jobs] == ["7"]
+    assert ("cancel", "20") not in site.commands.asked
+
+
+def test_a_daemon_that_starts_knows_what_the_one_before_has_promised(site: Site) -> None:
+    """7 may be bound to GPU 0 or 1 by the order; its agent has not said. Then no holder goes, though one would do."""
+    site.commands.indexes = {"20": (0,), "21": (1,)}
+    site.told()
+    wide = SharedGpus("n0", 2, (Pack(("7",)), Pack(("8",))))
+    site.look(runs("7", None), runs("8", None), others=(holder("20"), holder("21")), used=2)
+    site.agents.share([wide])
+    assert [each.devices for each in site.order().groups] == [(0, 1)]
+    site.begin()
+    site.told(carried("7", 0), carried("8"))
+    site.look(runs("7", None), runs("8", None), others=(holder("20"), holder("21")), used=2)
+    site.agents.share([group("7", "8")])
+    assert ("cancel", "21") not in site.commands.asked
+
+
+def test_slurm_that_does_not_answer_costs_one_command_a_look(site: Site) -> None:
+    site.told()
+    site.commands.error = TimedOut("no answer in 15 s", command="scontrol show job")
+    many = [runs(str(number)) for number in range(7, 12)]
+    for look in (1, 2):
+        site.look(*many)
+        assert len(site.commands.asked) == look
+        with pytest.raises(ClusterAway, match="no answer"):
+            site.agents.share(())
+    site.commands.error = None
+    site.look(*many)
+    site.agents.share(())
+
+
+def test_notes_are_not_tried_one_by_one_while_slurm_is_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told, spool, clock, asked = Told(), Spool(tmp_path / "spool"), SimulatedClock(), []
+
+    def away(job_id: str, text: str) -> None:
+        asked.append(job_id)
+        raise TimedOut("no answer in 15 s", command="scontrol update")
+
+    told.set_admin_comment = away  # type: ignore[attr-defined]
+    sharing = SlurmAgents(Fence(Commands()), spool.folder, clock)  # type: ignore[arg-type]
+    monkeypatch.setattr(sharing, "note", lambda job_id: {"node": "n0"})
+    settings = SlurmSettings(partitions=("gpu",), spool_dir=spool.folder)
+    cluster = SlurmCluster(told, spool, clock, settings, lambda wish: None, sharing=sharing)  # type: ignore[arg-type]
+    told.listed = [runs("7")[1], runs("8")[1]]
+    cluster.observe()
+    with pytest.raises(ClusterAway, match="no answer"):
+        cluster.apply(())
+    assert asked == ["7"]
+
+
+def test_a_daemon_that_starts_asks_for_a_few_jobs_a_look(site: Site) -> None:
+    site.told()
+    many = [runs(str(number)) for number in range(7, 7 + CHECKS + 3)]
+    for asked in (CHECKS, CHECKS + 3, CHECKS + 3):
+        site.look(*many)
+        assert len(site.commands.asked) == asked
+
+
+def test_a_commands_time_out_ends_the_look_at_the_fence(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    def late(*arguments: object) -> str:
+        raise TimedOut("no answer in 15 s", command="sbatch")
+
+    site.told()
+    monkeypatch.setattr(site.commands, "submit_holder", late)
+    site.look(runs("7", None))
+    with pytest.raises(ClusterAway, match="no answer"):
+        site.agents.share(())
+
+
+def test_a_job_starts_when_its_agent_is_ready_for_this_run(site: Site) -> None:
+    """What the agent says of the run before, or what it is bound to, is not that."""
+    site.commands.indexes = {"20": (0,)}
+    for told, ready in ((carried("7", 0), False), (carried("7"), False), (carried("7", state="waiting"), True)):
+        site.told(told)
+        site.look((job("7"), pending("gpu", id="7", number=7)), others=(holder("20"),), used=1)
+        site.agents.takes("7", "n0", 1)
+        site.agents.share(())
+        assert (site.agents.keeps_back("7", "n0") == "") == ready
+
+
+def test_a_folder_that_cannot_be_written_does_not_stop_the_site(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    (site.spool).mkdir()
+    (site.spool / "agents").write_text("no folder")
+    site.look(runs("7", None))
+    site.agents.share(())
+    assert "agent cannot be told" in caplog.text
+
+
+def test_a_status_that_cannot_be_read_for_once_stands_until_it_is_old(site: Site) -> None:
+    site.commands.indexes = {"20": (2,), "21": (3,)}
+    site.told(carried("7", 3))
+    found = (runs("7", None),)
+    for lost in (False, True):
+        if lost:
+            status_file(site.spool, "n0").unlink()
+        site.look(*found, others=(holder("20"), holder("21")), used=2)
+        site.agents.share([group("7")])
+        assert [each.devices for each in site.order().groups] == [(3,)]
+    site.clock.sleep(100.0)
+    site.look(*found, others=(holder("20"), holder("21")), used=2)
+    assert site.agents.keeps_back("7", "n0").startswith("waits for the agent of n0, which does not answer")
+
+
+def test_holders_that_nobody_ends_are_named_once(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(2):
+        site.look(others=(holder("20", "gone"), holder("21")))
+    (record,) = [each for each in caplog.records if each.getMessage() == "holders are left"]
+    assert record.__dict__["jobs"] == "20"
+
+
+@pytest.mark.parametrize(("there", "found"), [(False, 0), (True, 2)])
+def test_a_task_whose_offer_is_withdrawn_sees_no_gpu(tmp_path: Path, there: bool, found: int) -> None:
+    """0: it is no sharer, and what it sees is left alone; 2: it is one whose turn never came."""
+    if shutil.which("gcc") is None:
+        pytest.skip("no C compiler (Debian: make gcc libslurm-dev)")
+    source = Path(__file__).parents[3] / "slurm_plugin" / "spank" / "devices.c"
+    subprocess.run(["gcc", "-shared", "-fPIC", "-o", tmp_path / "devices.so", source], check=True, timeout=60)
+    devices = ctypes.CDLL(str(tmp_path / "devices.so")).penstock_devices
+    folder = tmp_path / "7"
+    if there:
+        folder.mkdir()
+        threading.Timer(0.5, folder.rmdir).start()
+    text = ctypes.create_string_buffer(4096)
+    assert devices(str(tmp_path).encode(), 7, os.geteuid(), 600, text) == found
+
+
+def node(name: str, *, stand_in: bool) -> SlurmNode:
+    state = frozenset({"IDLE"})
+    return SlurmNode(name, {"t4": 4}, {}, state, ("all",), 16, 0, 64_000, 0, stand_in=stand_in)
+
+
+def test_agents_are_refused_where_jobs_cannot_start_without_gpus(tmp_path, monkeypatch, caplog):
+    """Later releases than 22.05 need another GRES on nodes that have GPUs: none at all is an error, one that lacks it is not."""
+    nodes, version = [node("n0", stand_in=False), node("n1", stand_in=False)], (24, 11)
+    monkeypatch.setattr(CliGateway, "__init__", lambda *_, **__: None)
+    monkeypatch.setattr(CliGateway, "version", lambda _: version)
+    monkeypatch.setattr(CliGateway, "nodes", lambda _: nodes)
+    settings = tmp_path / "penstock.toml"
+    settings.write_text(f'[slurm]\npartitions = ["all"]\nspool_dir = "{tmp_path}"\nagents = true\n')
+
+    def stands_in() -> bool:
+        sharing = open_cluster(load_settings(settings), WallClock(), lambda wish: None).agents
+        return sharing is not None and sharing.stand_in
+
+    with pytest.raises(ConfigError, match=r"no node has one for that.*penstock:no_consume:1"):
+        stands_in()
+    nodes[1] = node("n1", stand_in=True)
+    assert stands_in()
+    assert [(each.nodes, each.count) for each in caplog.records if hasattr(each, "nodes")] == [("n0", 1)]
+    nodes[1], version = node("n1", stand_in=False), (22, 5)
+    assert not stands_in()
+
+
+def test_nobody_shares_on_a_node_on_which_jobs_cannot_start_without_gpus(site: Site) -> None:
+    site.agents.stand_in = True
+    site.told()
+    site.look()
+    assert not site.agents.takes("8", "n0", 1)
+    assert site.agents.keeps_back("8", "n0") == "waits for n0 to have GRES penstock"
+    site.agents.stand_in = False
+    assert site.agents.takes("8", "n0", 1)
