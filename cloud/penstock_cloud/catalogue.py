@@ -18,8 +18,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, NonNegativeFloat, PositiveFloat, PositiveInt, ValidationError
 
+from penstock_profiles.files import save_whole
 from penstock_profiles.gpus import Gpus, UnknownGpuError
-from penstock_profiles.profiles import write_whole
 from penstock_scheduler.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -99,7 +99,7 @@ def load(file: Path, region: str) -> Catalogue | None:
 
 def save(catalogue: Catalogue, file: Path) -> None:
     """Keep what was fetched."""
-    write_whole(file, catalogue.model_dump_json(indent=1))
+    save_whole(file, catalogue.model_dump_json(indent=1))
 
 
 def fetch(

@@ -59,6 +59,9 @@ from penstock_scheduler.store import CloudRunRow, SqlStore
 
 log = logging.getLogger(__name__)
 
+UNASKED = "it asks for cloud nodes itself; submit it to the site's partitions with --burst, and Penstock sends it there"
+"""What the user is told of a job that came to instances by itself."""
+
 PROTECTED = "cloud.protected"
 """The control that says why nothing is launched; an admin takes it away (`penstock cloud resume`)."""
 
@@ -175,6 +178,7 @@ class Ec2Cloud:
         self._sign_of_life()
         self._look(now_s)
         self._hear_slurm()
+        self._refuse_strangers()
         there = self._jobs_seen = {job.id: job for job in jobs}
         nodes = {node.name: node for node in self._nodes.nodes()}
         for run in tuple(self._runs.values()):
@@ -545,10 +549,11 @@ class Ec2Cloud:
             self._delete(self._settings.share / NOTICES / name)
         if run.ran:
             self._returned[run.job] = now_s
-        self._save(run.model_copy(update={"state": "over"}), run.spent(now_s))
+        spent, used = run.spent(now_s), run.used(now_s)
+        self._save(run.model_copy(update={"state": "over"}), spent, *([used] if used.amount else ()))
         log.info(
             "run is over",
-            extra={"run": run.id, "job": run.job, "usd": round(self._lines[-1].amount, 4), "why": run.why},
+            extra={"run": run.id, "job": run.job, "usd": round(spent.amount, 4), "why": run.why},
         )
 
     def _tidy(self, run: Run) -> Run:
@@ -657,8 +662,9 @@ class Ec2Cloud:
                 continue
             if seen.state in GONE:
                 if seen.id not in self._settled and seen.ended_s is not None:
-                    if not self._billed(run_id, seen.id):
-                        self._charge(_orphan(seen))
+                    line = _unpaid(seen, self._billed(run_id, seen.id))
+                    if line is not None:
+                        self._charge(line)
                     self._settled.add(seen.id)
                 continue
             log.warning("instance without an owner is ended", extra={"instance": seen.id, "run": run_id})
@@ -670,11 +676,12 @@ class Ec2Cloud:
                 if error.kind is Kind.LOST:
                     return
 
-    def _billed(self, run_id: str, instance: str) -> bool:
-        """Whether a run that is over has this instance on its bill."""
+    def _billed(self, run_id: str, instance: str) -> Slot | None:
+        """The slot of a run that is over which has this instance on its bill."""
         job = run_id.rsplit(".", 1)[0]
         rows = [row for row in self._store.cloud_runs(job=job) if row.run == run_id]
-        return any(slot.instance == instance for row in rows for slot in Run.model_validate_json(row.record).slots)
+        slots = [slot for row in rows for slot in Run.model_validate_json(row.record).slots]
+        return next((slot for slot in slots if slot.instance == instance), None)
 
     # --- what can be had
 
@@ -775,15 +782,19 @@ class Ec2Cloud:
             job for job, names in jobs.items() if any(name not in known or known[name].job != job for name in names)
         ]
         unasked = [name for name in nodes if name not in known]
-        if not strangers and not unasked:
-            return
-        text = "it asks for cloud nodes itself; submit it to the site's partitions with --burst, and Penstock sends it there"
-        log.warning(
-            "nobody has ordered these nodes for them", extra={"nodes": ",".join(nodes), "jobs": ",".join(strangers)}
-        )
+        if strangers or unasked:
+            facts = {"nodes": ",".join(nodes), "jobs": ",".join(strangers)}
+            log.warning("nobody has ordered these nodes for them", extra=facts)
         for job in strangers:
-            self._nodes.refuse(job, text)
+            self._nodes.refuse(job, UNASKED)
         self._nodes.power_down(unasked)
+
+    def _refuse_strangers(self) -> None:
+        """Refuse jobs that came to instances of another's: Slurm asks for no node that is up already."""
+        owners = {name: run.job for run in self._runs.values() for name in run.nodes}
+        for job, names in self._nodes.holders().items():
+            if any(owners.get(name, job) != job for name in names):
+                self._nodes.refuse(job, UNASKED)
 
     def _learn(self, now_s: float) -> None:
         if now_s - self._read_s < HISTORY_S:
@@ -861,9 +872,22 @@ def _lost(run: Run) -> str | None:
     return next((slot.instance for slot in run.slots if slot.ended_s is not None), None)
 
 
-def _orphan(seen: Seen) -> LedgerLine:
+def _unpaid(seen: Seen, billed: Slot | None) -> LedgerLine | None:
+    """What is to be charged for an instance that has ended and that no open run claims; None: all is paid.
+
+    One that EC2 did not show for long was billed as if it had lived on until then: what was too much comes back.
+    """
     tags = seen.tags
+    usd_per_h = float(tags.get("usd_per_h", "0"))
     seconds = max((seen.ended_s or seen.launched_s) - seen.launched_s, 0.0)
+    usd, text = cost_usd(seconds, usd_per_h), f"for {seen.id} {seconds:.0f} s of {seen.instance_type}"
+    if billed is None:
+        text = f"{text}, which no run claimed"
+    elif billed.missed >= MISSED:
+        usd -= cost_usd(billed.seconds, usd_per_h)
+        text = f"{text}, which EC2 did not show, in place of {billed.seconds:.0f} s"
+    else:
+        return None
     return LedgerLine(
         id=0,
         key=f"cloud:orphan-{seen.id}:usd",
@@ -872,6 +896,6 @@ def _orphan(seen: Seen) -> LedgerLine:
         user=tags.get("user", ""),
         job=tags.get("job", ""),
         kind="usd",
-        amount=cost_usd(seconds, float(tags.get("usd_per_h", "0"))),
-        text=f"for {seen.id} {seconds:.0f} s of {seen.instance_type}, which no run claimed",
+        amount=usd,
+        text=text,
     )

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from penstock_cloud.settings import CloudSettings
-from penstock_profiles.profiles import write_whole
+from penstock_profiles.files import save_whole
 from penstock_scheduler.errors import PenstockError
 from penstock_scheduler.settings import load_settings
 
@@ -46,7 +46,7 @@ def _tell(kind: str, argv: Sequence[str]) -> int:
             for job in json.loads(Path(file).read_text(encoding="utf-8")).get("jobs", []):
                 jobs[str(job["job_id"])] = _names(job.get("nodes_resume") or job["nodes"])
         told = {"jobs": jobs, "nodes": _names(argv[0]), "time_s": time.time()}
-        write_whole(settings.share / kind / f"{time.time_ns()}-{os.getpid()}.json", json.dumps(told))
+        save_whole(settings.share / kind / f"{time.time_ns()}-{os.getpid()}.json", json.dumps(told))
     except (PenstockError, OSError, ValueError, KeyError, subprocess.SubprocessError) as error:
         print(f"penstock-{kind}: {error}", file=sys.stderr)  # noqa: T201
         return 1

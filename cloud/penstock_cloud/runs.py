@@ -118,7 +118,14 @@ class Run(BaseModel):
         data = f", and {self.data_gb:g} GB of data for ${self.data_usd:.2f}" if self.data_usd else ""
         return self._line("usd", usd, now_s, f"for {times} of {self.instance_type}, {self.market}{data}")
 
-    def _line(self, kind: Literal["committed", "usd"], amount: float, time_s: float, text: str) -> LedgerLine:
+    def used(self, now_s: float) -> LedgerLine:
+        """The ledger's line, beside `spent`, of its GPUs: for as long as their instances were there."""
+        seconds = sum(slot.seconds for slot in self.slots) * self.offer.gpus / self.offer.nodes
+        return self._line("cloud-gpu-seconds", seconds, now_s, self.offer.gpu_type)
+
+    def _line(
+        self, kind: Literal["committed", "usd", "cloud-gpu-seconds"], amount: float, time_s: float, text: str
+    ) -> LedgerLine:
         return LedgerLine(
             id=0,
             key=f"cloud:{self.id}:{kind}",
@@ -138,7 +145,7 @@ def cost_usd(seconds: float, usd_per_h: float) -> float:
 
 
 def entries(lines: Iterable[LedgerLine]) -> list[Entry]:
-    """The ledger's lines of the cloud, as the budgets read them."""
+    """The ledger's lines of the cloud in dollars, as the budgets read them."""
     return [
         Entry(
             line.key.split(":")[1],
@@ -148,5 +155,5 @@ def entries(lines: Iterable[LedgerLine]) -> list[Entry]:
             line.time_s,
         )
         for line in lines
-        if line.key.startswith("cloud:")
+        if line.key.startswith("cloud:") and line.kind in ("committed", "usd")
     ]

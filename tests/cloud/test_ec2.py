@@ -197,6 +197,29 @@ def test_an_instance_that_vanished_long_ago_is_paid_for_until_its_money_was_used
     site.sleep(10 * 3600)
     site.until(lambda: not site.state.runs)
     assert [line.amount for line in site.store.cloud_ledger() if line.kind == "usd"] == [pytest.approx(5.0)]
+    (used,) = (line for line in site.store.ledger() if line.kind == "cloud-gpu-seconds")
+    assert (used.text, used.amount) == ("a10g", pytest.approx(5.0 / 1.006 * 3600))
+
+    ec2.faults.clear()  # but there it is
+    site.until(lambda: not ec2.running())
+    site.until(lambda: len(site.store.cloud_ledger()) > 2)
+    site.crash()
+    site.ticks(3)
+    spent, owed = site.bill()
+    assert spent == pytest.approx(owed, abs=1e-9)
+    assert "which EC2 did not show, in place of" in site.store.cloud_ledger()[-1].text
+
+
+def test_a_job_that_comes_to_another_ones_instance_is_sent_back(site: CloudSite, ec2: Ec2) -> None:
+    site.submit("7")
+    site.send("7")
+    site.until(lambda: site.jobs["7"].phase is Phase.RUNNING)
+    site.ticks(2)
+    assert not site.refused
+    site.submit("stranger")
+    site.on = dict.fromkeys(site.on, "stranger")
+    site.tick()
+    assert site.refused == ["stranger"]
 
 
 def test_a_type_that_a_zone_does_not_offer_is_no_bad_configuration(site: CloudSite, ec2: Ec2) -> None:

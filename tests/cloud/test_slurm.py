@@ -127,6 +127,13 @@ def test_jobs_leave_boot_run_and_end_also_when_the_daemon_is_killed_meanwhile(
         assert [line.job for line in spent] == [job, second]
         for line, instance in zip(spent, sorted(ec2.instances(), key=lambda each: each["LaunchTime"]), strict=True):
             assert instance["InstanceId"] in line.text
+        used = {line.job: line for line in store.ledger() if line.kind == "cloud-gpu-seconds"}
+        assert {line.text for line in used.values()} == {"a10g"}
+        assert used.keys() == {job, second}
+        assert all(line.amount > 0 for line in used.values())
+        assert not [line for line in store.ledger() if line.kind == "gpu-seconds" and line.text == "a10g"], (
+            "it is no node here"
+        )
         assert not store.cloud_runs()
     finally:
         store.close()
