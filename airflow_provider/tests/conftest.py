@@ -3,12 +3,17 @@
 import os
 import time
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from airflow_provider_penstock.hooks.penstock import PenstockHook
+PENSTOCK = "PenstockExecutor:airflow_provider_penstock.executors.penstock.PenstockExecutor"
+if not version("apache-airflow").startswith("2."):  # read when Airflow is imported, which checks tasks' executors
+    os.environ["AIRFLOW__CORE__EXECUTOR"] = f"LocalExecutor,{PENSTOCK}"
+
+from airflow_provider_penstock.hooks.penstock import PenstockHook  # noqa: E402
 
 
 @pytest.fixture(scope="session")

@@ -31,14 +31,18 @@ def airflow_python() -> str:
     )
 
 
-def listening(site: Site) -> dict[str, object]:
-    """Have a site's daemon listen on TCP and start it; an Airflow connection to it."""
+def listening(site: Site, certificate: tuple[Path, Path] | None = None) -> dict[str, object]:
+    """Have a site's daemon listen on TCP, with a certificate and its key over TLS, and start it; an Airflow connection to it."""
     port = free_port()
     site.extra += f'[api]\nlisten = "127.0.0.1:{port}"\n'
+    extra: dict[str, object] = {"tls": False}
+    if certificate is not None:
+        site.extra += f'tls_certificate = "{certificate[0]}"\ntls_key = "{certificate[1]}"\n'
+        extra = {"ca_file": str(certificate[0])}
     site.start()
     with Client(f"unix:{site.state / 'api.sock'}") as admin:
         token = admin.create_token(TokenOrder(user=admin.me().user)).token
-    return {"conn_type": "penstock", "host": "127.0.0.1", "port": port, "password": token, "extra": {"tls": False}}
+    return {"conn_type": "penstock", "host": "127.0.0.1", "port": port, "password": token, "extra": extra}
 
 
 @contextmanager

@@ -150,6 +150,8 @@ def pipeline(airflow: Deployment, site: Site, folder: Path, rates: list[float], 
     for job in jobs:
         site.assert_progress_kept(job, lost=work_s / 4)
     assert ended(site, dag, run, "train") == ["COMPLETED"] * len(rates)
+    told = airflow.ask("GET", "/assets/events", params={"source_dag_id": dag, "source_run_id": run, "limit": 100})
+    assert {event["extra"]["job"]["job_id"] for event in told["asset_events"]} == set(jobs)
     links = airflow.links(dag, run, "train", 0)
     assert links["Penstock job"].endswith(f"/v1/jobs/{jobs[0]}/page")
     # The jobs are called train-...: each of them is an event of the asset, and a run answers one or several.
@@ -201,6 +203,8 @@ def test_a_job_goes_to_the_cloud_and_the_task_after_it_sees_the_bill(
     job = airflow.xcom(dag, run, "train")
     assert hypervisor.booted or hypervisor.console(), "it ran on site"
     assert 0 < airflow.xcom(dag, run, "bill") == job["cost_usd"] < 5
+    assert list(job["gpu_hours"]) == ["a10g"]
+    assert 8 / 3600 < job["gpu_hours"]["a10g"] < 0.25
     assert len(ec2.instances()) == 1
     assert [each.state for each in cloud.gateway.jobs(finished=True)] == ["COMPLETED"]  # this Slurm has no accounting
 
@@ -251,7 +255,7 @@ def test_a_worker_killed_right_after_submission_submits_once(airflow: Deployment
     gate.open()
     run = airflow.trigger("faults_dying", **gate.conf)
     airflow.wait("faults_dying", run)
-    assert airflow.task("faults_dying", run, "job")["try_number"] == 2
+    assert airflow.task("faults_dying", run, "job")["try_number"] >= 2  # a busy machine may cost it another
     assert airflow.xcom("faults_dying", run, "job")["job_id"] == Path(gate.conf["marker"]).read_text()
     wait_ended(airflow, site, "faults_dying", run, "COMPLETED")
 

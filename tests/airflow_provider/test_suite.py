@@ -19,6 +19,9 @@ from penstock_slurm.loopback import LoopbackCluster
 from tests.airflow_provider.conftest import airflow_python, listening
 from tests.airflow_provider.deployment import REPOSITORY
 from tests.end_to_end.site import Site
+from tests.scheduler.service.test_transport import certificate
+
+__all__ = ["certificate"]  # a fixture
 
 pytestmark = pytest.mark.slurm
 
@@ -33,11 +36,15 @@ def command_line(folder: Path) -> Path:
     return program
 
 
-def test_the_providers_suite_passes_and_each_key_ran_once(loopback: LoopbackCluster, tmp_path: Path) -> None:
+def test_the_providers_suite_passes_and_each_key_ran_once(
+    loopback: LoopbackCluster,
+    tmp_path: Path,
+    certificate: tuple[Path, Path],
+) -> None:
     python = airflow_python()
     site = Site(loopback, tmp_path)
     try:
-        connection = listening(site)
+        connection = listening(site, certificate)
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("AIRFLOW", "PYTHON"))}
         environment |= {
             "PYTHONPATH": str(REPOSITORY / "airflow_provider"),
@@ -46,6 +53,7 @@ def test_the_providers_suite_passes_and_each_key_ran_once(loopback: LoopbackClus
             "AIRFLOW__CORE__DAGS_FOLDER": str(REPOSITORY / "airflow_provider/airflow_provider_penstock/example_dags"),
             "AIRFLOW_CONN_PENSTOCK_DEFAULT": json.dumps(connection),
             "AIRFLOW_CONN_PENSTOCK_WRONG": json.dumps(connection | {"password": "wrong"}),
+            "AIRFLOW_CONN_PENSTOCK_STRANGER": json.dumps(connection | {"extra": {}}),
             "PENSTOCK_TEST_FOLDER": str(tmp_path),
             "PENSTOCK_TEST_PROGRAM": str(command_line(tmp_path)),
         }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from airflow.providers.common.compat.sdk import DAG, task
+from airflow.providers.common.compat.sdk import DAG, Asset, task
 
 from airflow_provider_penstock.operators.penstock import PenstockSubmitOperator
 
@@ -38,6 +38,7 @@ with DAG(
         wish="{{ params.wish | tojson }}",
         output_file="{{ params.folder }}/%j.out",
         retries=2,
+        outlets=[Asset("penstock_pipeline_trial")],
     ).expand(environment=prepare())
 
     @task.penstock(

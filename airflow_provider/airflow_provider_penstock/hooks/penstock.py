@@ -155,23 +155,31 @@ class PenstockHook(BaseHook):
         return [f"({left_out} bytes left out)", *lines] if left_out else lines, max(offset, 0)
 
     def used(self, job_id: str) -> dict[str, Any]:
-        """What a job used: `cost_usd` by the budget ledger, and the global `batch_sizes` that it reported of late.
+        """What a job used: by the budget ledger `cost_usd` and `cloud_gpu_seconds` by type, and the global `batch_sizes` that it
+        reported of late.
 
         The bill of a run in the cloud comes when its instances are gone: after the job's end this waits for it, a minute at most.
         """
         for pause_s in (*BILL_PAUSES_S, None):
             lines = self.ask("GET", "/v1/ledger", params={"job": job_id, "limit": 500})["lines"]
-            kinds = Counter(line["kind"] for line in lines)
-            if kinds["committed"] <= kinds["usd"]:
+            runs: dict[str, set[str]] = {"committed": set(), "usd": set()}
+            for line in lines:
+                if line["kind"] in runs:
+                    runs[line["kind"]].add(line["key"].rpartition(":")[0])
+            if runs["committed"] <= runs["usd"]:
                 break
             if pause_s is None:
                 self.log.warning("penstockd has not yet the whole bill of job %s: cost_usd lacks a part", job_id)
                 break
             time.sleep(pause_s)
         cost_usd = sum(line["amount"] for line in lines if line["kind"] == "usd")
+        cloud: Counter[str] = Counter()
+        for line in lines:
+            if line["kind"] == "cloud-gpu-seconds":
+                cloud[line["text"]] += line["amount"]
         seen = [report["body"] for report in self.ask("GET", f"/v1/jobs/{job_id}/history")["observations"]]
         sizes = {each["atomic_batch"] * each["gpus"] * (each["accumulation_steps"] + 1) for each in seen}
-        return {"cost_usd": cost_usd, "batch_sizes": sorted(sizes)}
+        return {"cost_usd": cost_usd, "cloud_gpu_seconds": dict(cloud), "batch_sizes": sorted(sizes)}
 
 
 def client_options(connection: Any) -> dict[str, Any]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import re
 import uuid
+from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeGuard
 
 from airflow.providers.common.compat.sdk import AirflowException, BaseOperator
 
@@ -82,7 +84,14 @@ class _JobOperator(BaseOperator):
         self.job_id = event["job_id"]
         if "error" in event:
             raise AirflowException(f"waiting for job {self.job_id} failed: {event['error']}")
-        return self._finish(event["job_id"], event.get("shown", 0))
+        return self._tell_assets(context, self._finish(event["job_id"], event.get("shown", 0)))
+
+    def _tell_assets(self, context: Any, job: dict[str, Any]) -> dict[str, Any]:
+        """The job's summary; the events of the task's assets have it as `job`."""
+        for outlet in self.outlets:
+            with contextlib.suppress(TypeError):  # one that is for lineage alone has no events
+                context["outlet_events"][outlet].extra["job"] = job
+        return job
 
     def _finish(self, job_id: str, shown: int) -> dict[str, Any]:
         """The end of a job: the rest of its output from byte `shown` on into the task's log, then its summary."""
@@ -113,6 +122,15 @@ class _JobOperator(BaseOperator):
         """Somebody stopped the task while it ran on a worker: cancel its job."""
         if self.job_id and self.cancel_on_kill:
             self.hook.cancel(self.job_id)
+
+
+class _Word(str):
+    """An argument of a program. Whatever it ends in, it is not the name of a file that Airflow is to read as a template."""
+
+    __slots__ = ()
+
+    def endswith(self, *_: object) -> bool:
+        return False
 
 
 class PenstockSubmitOperator(_JobOperator):
@@ -182,9 +200,16 @@ class PenstockSubmitOperator(_JobOperator):
         never run. `log_interval_s`: how often the output of a running job is
         looked at, 0 for never. For templates numbers may be strings, `deadline` ISO 8601, and dictionaries JSON.
         """
+        if "array" in kwargs:
+            raise ValueError(
+                "array: a task is one job; map it, as in partial(...).expand(environment=[{'INDEX': '1'}, {'INDEX': '2'}]), "
+                "so that each element is tried again alone"
+            )
         super().__init__(**kwargs)
         self.script = script
-        self.command = command
+        self.command = (
+            [_Word(each) if isinstance(each, str) else each for each in command] if _is_list(command) else command
+        )
         self.name = name
         self.adaptivity = adaptivity
         self.min_gpus = min_gpus
@@ -225,7 +250,7 @@ class PenstockSubmitOperator(_JobOperator):
         self.job_id = job["id"]
         ti.xcom_push(key=JOB_ID, value=self.job_id)
         ti.xcom_push(key=JOB_URL, value=f"{self.hook.base_url}/v1/jobs/{self.job_id}")
-        return self._await(job["id"]) if self.wait_for_completion else summary(job)
+        return self._tell_assets(context, self._await(job["id"]) if self.wait_for_completion else summary(job))
 
     def submission(self, ti: Any) -> dict[str, Any]:
         """The body for the API but for its key; the same on each try, as a key holds for one body."""
@@ -323,7 +348,7 @@ class PenstockWaitOperator(_JobOperator):
 
     def execute(self, context: Any) -> dict[str, Any]:
         """Wait."""
-        return self._await(str(self.job_id))
+        return self._tell_assets(context, self._await(str(self.job_id)))
 
 
 class PenstockCancelOperator(BaseOperator):
@@ -339,6 +364,10 @@ class PenstockCancelOperator(BaseOperator):
     def execute(self, context: Any) -> dict[str, Any]:
         """Ask for it."""
         return summary(PenstockHook(self.penstock_conn_id).cancel(self.job_id))
+
+
+def _is_list(given: object) -> TypeGuard[Sequence[Any]]:
+    return isinstance(given, list | tuple)
 
 
 def _fields(name: str, given: dict[str, Any] | str | None) -> dict[str, Any]:
@@ -379,11 +408,14 @@ def job_key(ti: Any) -> str:
 
 def summary(job: Job, used: dict[str, Any] | None = None) -> dict[str, Any]:
     """What a task tells those after it; `used` as `PenstockHook.used` has it."""
+    used = dict(used or {})
+    seconds = Counter(job["gpu_seconds"])
+    seconds.update(used.pop("cloud_gpu_seconds", {}))
     return {
         "job_id": job["id"],
         "state": job["ended"] or job["state"],
         "exit_code": job["exit_code"],
-        "gpu_hours": {gpu_type: seconds / 3600 for gpu_type, seconds in job["gpu_seconds"].items()},
+        "gpu_hours": {gpu_type: amount / 3600 for gpu_type, amount in seconds.items() if amount > 0},
         "restarts": job["restarts"],
-        **(used or {}),
+        **used,
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -91,12 +92,12 @@ class PenstockSimulateOperator(BaseOperator):
                 mask_secret(secret)
 
     def words(self) -> list[str]:
-        """The command line."""
+        """The command line. The store is not in it, as everybody on the worker can read it: its URL may have a password."""
         whatif = self.store is not None
         if whatif == (self.cluster is not None or self.workload is not None):
             raise AirflowFailException("give either cluster and workload, to simulate, or store, to replay its record")
         policies = self.policies if isinstance(self.policies, str) else ",".join(self.policies)
-        own = {"cluster": self.cluster, "workload": self.workload, "store": self.store, "policy": policies}
+        own = {"cluster": self.cluster, "workload": self.workload, "policy": policies}
         given = own | {"seeds": self.seeds, "out": self.out} | dict(self.options or {})
         words = [f"--{name}" if value is True else f"--{name}={value}" for name, value in given.items() if value]
         return [self.program, "whatif" if whatif else "simulate", *words, "--json"]
@@ -104,10 +105,16 @@ class PenstockSimulateOperator(BaseOperator):
     def execute(self, context: Any) -> dict[str, Any]:
         """Run it."""
         words = self.words()
-        self.log.info("%s", " ".join(_PASSWORD.sub(r"\g<user>***", word) for word in words))
+        self.log.info("%s", " ".join(words))
+        environment = dict(os.environ)
+        if self.store is not None:
+            self.log.info("store %s", _PASSWORD.sub(r"\g<user>***", self.store))
+            environment["PENSTOCK_STORE"] = self.store
         pipe = subprocess.PIPE
         try:
-            self._running = subprocess.Popen(words, stdout=pipe, stderr=pipe, stdin=subprocess.DEVNULL, text=True)
+            self._running = subprocess.Popen(
+                words, env=environment, stdout=pipe, stderr=pipe, stdin=subprocess.DEVNULL, text=True
+            )
         except OSError as error:
             raise AirflowFailException(
                 f"{self.program} cannot be started: {error}; install Penstock on the worker, or name its program"

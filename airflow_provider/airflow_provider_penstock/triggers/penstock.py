@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fnmatch
+import json
 import logging
 import zlib
 from collections.abc import AsyncIterator, Iterable
@@ -28,6 +30,10 @@ log = logging.getLogger(__name__)
 TELLS = hasattr(BaseTrigger, "on_kill")
 """Whether Airflow tells a trigger that a person stopped its task; from 3.3 on."""
 
+RECHECK_S = 30.0
+"""While penstockd tells what happens, all jobs are asked for only so often; if it does not, so often it is asked to tell."""
+SILENCE_S = 60.0
+"""Without a word penstockd is taken to have gone; it says every 15 s that it is there."""
 PAGE = 500
 FEW = 5
 """Jobs that are asked for one by one."""
@@ -40,7 +46,11 @@ LOGS_PER_S = 5.0
 
 
 class Poller:
-    """Asks for all open jobs of a connection at once; for a job that is not among them, by its id."""
+    """Listens to what penstockd tells of the jobs of a connection.
+
+    When somebody begins to wait, and in case something was not heard, it asks for all open jobs at once, and for a job that is
+    not among them by its id; every `poll_interval_s` while penstockd does not tell.
+    """
 
     def __init__(self, conn_id: str, poll_interval_s: float) -> None:
         self.conn_id = conn_id
@@ -51,11 +61,15 @@ class Poller:
         """While it polls."""
         self._waiting: dict[str, set[asyncio.Future[Job]]] = {}
         self._task: asyncio.Task[None] | None = None
+        self._ask = asyncio.Event()
+        """Set when it is time to ask, whatever was heard."""
+        self._listening = False
 
     async def ended(self, job_id: str) -> Job:
         """The job, once it has ended. Raises PenstockRefused if the API does not know it."""
         future: asyncio.Future[Job] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(job_id, set()).add(future)
+        self._ask.set()
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._poll())
         try:
@@ -71,9 +85,17 @@ class Poller:
         while self._waiting:
             try:
                 async with await connect(self.conn_id) as self.client:
-                    while self._waiting:
-                        await self._look(self.client)
-                        await asyncio.sleep(self.poll_interval_s)
+                    listener = asyncio.create_task(self._listen(self.client))
+                    try:
+                        while self._waiting:
+                            self._ask.clear()
+                            await self._look(self.client)
+                            await asyncio.sleep(self.poll_interval_s)
+                            if self._listening:
+                                with contextlib.suppress(TimeoutError):
+                                    await asyncio.wait_for(self._ask.wait(), RECHECK_S)
+                    finally:
+                        listener.cancel()
             except (httpx.TransportError, PenstockAway) as error:
                 log.warning("penstockd does not answer (%s); waiting on", error)
                 await asyncio.sleep(self.poll_interval_s)
@@ -81,6 +103,35 @@ class Poller:
                 for job_id in list(self._waiting):
                     self._tell(job_id, error)
                 return
+
+    async def _listen(self, client: httpx.AsyncClient) -> None:
+        """Take in what penstockd tells of jobs, and again when it has gone and is back."""
+        while True:
+            try:
+                async with client.stream("GET", "/v1/events", timeout=SILENCE_S) as answer:
+                    self._listening = answer.is_success
+                    self._ask.set()  # what happened before is not told
+                    kind = ""
+                    async for line in answer.aiter_lines():
+                        word, _, text = line.partition(": ")
+                        if word == "event":
+                            kind = text
+                        elif word == "data" and kind == "job":
+                            self._hear(json.loads(text))
+            except httpx.TransportError as error:
+                log.debug("penstockd does not tell what happens: %s", error)
+            finally:
+                self._listening = False
+                self._ask.set()
+            await asyncio.sleep(RECHECK_S)
+
+    def _hear(self, job: Job) -> None:
+        if job["id"] not in self._waiting:
+            return
+        if job["state"] == "ended":
+            self._tell(job["id"], job)
+        else:
+            self.seen[job["id"]] = job
 
     @property
     def log_round_s(self) -> float:
@@ -237,7 +288,8 @@ class PenstockJobTrigger(BaseTrigger):
         Where very many wait, less often; and not all at once, as after a restart of the triggerer.
         """
         now_s = asyncio.get_running_loop().time
-        told, due_s = "", now_s() + ours.log_round_s * (zlib.crc32(self.job_id.encode()) / 2**32)
+        told, since_s, looked = "", now_s(), False
+        place = zlib.crc32(self.job_id.encode()) / 2**32  # of its first look in a round
         while True:
             job = ours.seen.get(self.job_id)
             if job is not None:
@@ -245,8 +297,9 @@ class PenstockJobTrigger(BaseTrigger):
                 if news != told:
                     self.log.info("%s", news)
                     told = news
-                if self.log_interval_s and now_s() >= due_s and job["state"] in ("running", "stopping"):
-                    due_s = now_s() + max(self.log_interval_s, ours.log_round_s)
+                wait_s = max(self.log_interval_s, ours.log_round_s) if looked else ours.log_round_s * place
+                if self.log_interval_s and now_s() - since_s >= wait_s and job["state"] in ("running", "stopping"):
+                    since_s, looked = now_s(), True
                     await self._show(ours.client)
             await asyncio.sleep(self.poll_interval_s)
 
