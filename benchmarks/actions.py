@@ -1,10 +1,10 @@
-"""How long a round's actions take with many jobs: `python benchmarks/actions.py [--jobs N] [--trials N] [--json]`.
+"""How long a round's actions take with many jobs: `python benchmarks/actions.py [--jobs N] [--trials N] [--backend B] [--json]`.
 
 A loopback cluster of its own with as many pretended GPUs, N held jobs with a wish, and the cluster object of the daemon over
-the back end `cli`. Each trial applies N starts in one call (an epoch in the spool, an update, a release), then, when Slurm
-has the jobs as asked, N holds. The nodes are in a reservation for somebody else, so that no job runs: what is timed is the
-asking. Then the same number of single writes of one kind. Before and after stands what slurmctld says of itself (sdiag), and
-meanwhile a user asks `squeue` all the time.
+the back end `cli` or `pyslurm`. Each trial applies N starts in one call (an epoch in the spool, an update, a release), then,
+when Slurm has the jobs as asked, N holds. The nodes are in a reservation for somebody else, so that no job runs: what is timed
+is the asking. Then the same number of single writes of one kind. Before and after stands what slurmctld says of itself (sdiag),
+and meanwhile a user asks `squeue` all the time.
 """
 
 from __future__ import annotations
@@ -73,6 +73,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--jobs", type=int, default=1000)
     parser.add_argument("--trials", type=int, default=5)
+    parser.add_argument("--backend", choices=["cli", "pyslurm"], default="cli")
     parser.add_argument("--json", action="store_true", help="only the last line")
     options = parser.parse_args()
     count = options.jobs
@@ -91,7 +92,7 @@ def main() -> None:
         for _ in range(count):
             options_ = ("--hold", "--requeue", "--gres=gpu:1", "--output=/dev/null", f"--comment={comment}")
             cluster.command("sbatch", *options_, input=script)
-        gateway = open_gateway("cli", conf=cluster.slurm_conf, timeout_s=60)
+        gateway = open_gateway(options.backend, conf=cluster.slurm_conf, timeout_s=60)
         settings = SlurmSettings(partitions=("all",), conf=cluster.slurm_conf, start_patience_s=600)
         slurm = SlurmCluster(gateway, Spool(Path(folder) / "spool"), WallClock(), settings, lambda wish: None)
         cluster.command("sdiag", "--reset")
@@ -132,7 +133,7 @@ def main() -> None:
     result = {name: {"median_s": statistics.median(all_s), "max_s": max(all_s)} for name, all_s in seconds.items()}
     if not options.json:
         print(
-            f"{count} actions, Slurm {version[0]}.{version[1]:02d}, Python {platform.python_version()}, "
+            f"{count} actions by {options.backend}, Slurm {version[0]}.{version[1]:02d}, Python {platform.python_version()}, "
             f"{len(os.sched_getaffinity(0))} cores, load {os.getloadavg()[0]:.1f}, {options.trials} trials"
         )
         for name, figures in result.items():
@@ -148,7 +149,7 @@ def main() -> None:
             {
                 "benchmark": "actions",
                 "actions": count,
-                "backend": "cli",
+                "backend": options.backend,
                 "squeue_alone": alone,
                 "squeue_meanwhile": meanwhile,
                 "sdiag_before": before,

@@ -14,18 +14,17 @@ The last line is a JSON object.
 from __future__ import annotations
 
 import argparse
-import gzip
 import json
 import platform
 import random
 import statistics
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 from penstock_profiles.colocation import Colocation, read_table
 from penstock_scheduler.model import JobId
+from penstock_scheduler.simulator.sharers import gpus_of, utilisation
 from penstock_scheduler.simulator.sharing import (
     Alone,
     Introspection,
@@ -53,7 +52,8 @@ def main() -> None:
     )
     options = parser.parse_args()
     started = time.monotonic()
-    truth, kinds = _read(options.table)
+    truth = read_table(options.table)
+    kinds = {gpu_type: [kind for kind in truth.kinds(gpu_type) if gpus_of(kind) == 1] for gpu_type in GPU_TYPES}
     result: dict[str, Any] = {"turns": six_on_four(), "lists": {}, "noise": options.noise, "trials": {}}
     print(f"six jobs on four GPUs: {result['turns']}")
     for gpu_type in GPU_TYPES:
@@ -83,17 +83,12 @@ def six_on_four() -> dict[str, float]:
     return {"least": min(parts), "most": max(parts), "lost": 1 - sum(parts) / 4}
 
 
-def utilisations(truth: Colocation, gpu_type: str, kinds: list[str]) -> dict[str, float]:
-    """The table has no utilisation: what `Colocation`'s prior would need to explain each kind beside itself, in [0.5, 1]."""
-    return {kind: min(max(1 / (truth.total(gpu_type, kind, kind) or 1.0), 0.5), 1.0) for kind in kinds}
-
-
 def compare(
     truth: Colocation, gpu_type: str, kinds: list[str], lists: int, noise: float
 ) -> tuple[dict[str, dict[str, Any]], dict[str, int]]:
     """Rows by kind of sharing on the same lists, and what became of introspection's packs."""
     settings = PoolSettings(gpus=GPUS, gpu_type=gpu_type, noise=noise)
-    used = utilisations(truth, gpu_type, kinds)
+    used = {kind: utilisation(truth, [gpu_type], kind) for kind in kinds}
     figures: dict[str, list[tuple[float, float, float]]] = {}
     trials = {"packs": 0, "not_paying": 0, "undone_after_one_window": 0, "paying_undone_at_once": 0}
     learned = Colocation()
@@ -147,27 +142,6 @@ def _jobs(source: random.Random, kinds: list[str]) -> list[PoolJob]:
         PoolJob(JobId(f"j{index}"), source.choice(kinds), source.uniform(*WORK_S), source.uniform(0.0, ARRIVE_WITHIN_S))
         for index in range(GPUS * JOBS_PER_GPU)
     ]
-
-
-def _read(table: Path) -> tuple[Colocation, dict[str, list[str]]]:
-    """The table's kinds that run on one GPU, and which of them run on each type at all."""
-    text = gzip.decompress(table.read_bytes()) if table.suffix == ".gz" else table.read_bytes()
-    whole = json.loads(text)
-    kinds = {
-        gpu_type: [kind for kind, row in whole[gpu_type].items() if kind.endswith(", 1)") and row["null"] > 0]
-        for gpu_type in GPU_TYPES
-    }
-    cut = {
-        gpu_type: {
-            mine: {other: whole[gpu_type][mine][other] for other in ("null", *names) if other in whole[gpu_type][mine]}
-            for mine in names
-        }
-        for gpu_type, names in kinds.items()
-    }
-    with tempfile.TemporaryDirectory() as folder:
-        plain = Path(folder) / "table.json"
-        plain.write_text(json.dumps(cut))
-        return read_table(plain), kinds
 
 
 if __name__ == "__main__":

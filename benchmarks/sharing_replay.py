@@ -13,7 +13,6 @@ The last line is a JSON object.
 from __future__ import annotations
 
 import argparse
-import gzip
 import json
 import math
 import platform
@@ -23,10 +22,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from penstock_profiles.colocation import Colocation, Pair
+from penstock_profiles.colocation import Colocation, read_table
 from penstock_scheduler.simulator import nodes_from_spec
 from penstock_scheduler.simulator.agents import AgentSettings, Kind, SimulatedAgents
 from penstock_scheduler.simulator.run import Driving, Simulation, prepare, simulate
+from penstock_scheduler.simulator.sharers import gpus_of, utilisation
 from penstock_scheduler.simulator.workloads import Workload, WorkloadJob, rigid_wish
 
 SIZES, WEIGHTS = (1, 2, 4), (0.7, 0.15, 0.15)
@@ -53,7 +53,11 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", choices=list(POLICIES), default=list(POLICIES))
     options = parser.parse_args()
     started = time.monotonic()
-    truth, used = read(options.table, options.gpu_type)
+    truth = read_table(options.table)
+    used: dict[int, dict[str, float]] = {size: {} for size in SIZES}
+    for kind in truth.kinds(options.gpu_type):
+        if (gpus := gpus_of(kind)) in SIZES:
+            used[gpus][kind] = utilisation(truth, [options.gpu_type], kind)
     rows: dict[str, list[dict[str, float]]] = {name: [] for name in options.only}
     for seed in range(options.seeds):
         jobs, kinds = workload(random.Random(seed), options, used)
@@ -118,30 +122,6 @@ def workload(
         jobs.append(WorkloadJob(f"j{number:04d}", arrival_s, gpus, rigid_wish(gpus), duration_s=seconds))
         kinds[jobs[-1].id] = Kind(kind, used[gpus][kind])
     return sorted(jobs, key=lambda job: job.submit_s), kinds
-
-
-def read(table: Path, gpu_type: str) -> tuple[Colocation, dict[int, dict[str, float]]]:
-    """Shares of pairs of one size, and each kind's utilisation: what the prior would need to explain it beside itself."""
-    text = gzip.decompress(table.read_bytes()) if table.suffix == ".gz" else table.read_bytes()
-    rows = json.loads(text)[gpu_type]
-    known = {
-        (gpu_type, mine, theirs): Pair(share=both[0] / row["null"])
-        for mine, row in rows.items()
-        if row["null"] > 0
-        for theirs, both in row.items()
-        if theirs != "null" and rows[theirs]["null"] > 0 and _gpus(mine) == _gpus(theirs)
-    }
-    truth = Colocation(known)
-    used: dict[int, dict[str, float]] = {size: {} for size in SIZES}
-    for kind, row in rows.items():
-        if row["null"] > 0 and _gpus(kind) in used:
-            total = truth.total(gpu_type, kind, kind) or 1.0
-            used[_gpus(kind)][kind] = min(max(1 / total, 0.5), 1.0)
-    return truth, used
-
-
-def _gpus(kind: str) -> int:
-    return int(kind.rpartition(", ")[2].rstrip(")"))
 
 
 if __name__ == "__main__":

@@ -155,16 +155,22 @@ install_torch() {
 }
 
 # install_airflow: Airflow, the provider and what its tests need into an environment of their own, as Airflow pins what we do not.
+# PENSTOCK_AIRFLOW names another version than the one that the provider is built for; its environment has a name of its own.
 install_airflow() {
-  local stamp
+  local stamp folder=.venv-airflow what=(-e "./airflow_provider[test]")
   stamp="$PWD $version $(sha256sum <airflow_provider/pyproject.toml)"
   [ -z "${PENSTOCK_AIRFLOW_PYTHON:-}" ] || return 0
-  [ "$(cat .venv-airflow/made-for 2>/dev/null)" != "$stamp" ] || return 0
-  say "installing Airflow into .venv-airflow: one or two minutes ..."
-  quietly "$python" -m venv --clear .venv-airflow &&
-    quietly .venv-airflow/bin/pip install -q --disable-pip-version-check -e "./airflow_provider[test]" ||
+  if [ -n "${PENSTOCK_AIRFLOW:-}" ]; then
+    folder=.venv-airflow-$PENSTOCK_AIRFLOW
+    what=("apache-airflow==$PENSTOCK_AIRFLOW" -e "./airflow_provider[smoke]")
+    export PENSTOCK_AIRFLOW_PYTHON=$PWD/$folder/bin/python
+  fi
+  [ "$(cat "$folder/made-for" 2>/dev/null)" != "$stamp" ] || return 0
+  say "installing Airflow into $folder: one or two minutes ..."
+  quietly "$python" -m venv --clear "$folder" &&
+    quietly "$folder/bin/pip" install -q --disable-pip-version-check "${what[@]}" ||
     die "could not install Airflow; above is the end of what pip said"
-  echo "$stamp" >.venv-airflow/made-for
+  echo "$stamp" >"$folder/made-for"
 }
 
 # uv is several times as fast as pip, but does not read pip's settings: where pip was given an index, pip it is.
