@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -9,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from penstock_profiles.families import load_families
+from penstock_scheduler.simulator import Latencies
 from penstock_slurm.demo.fidelity import Difference, Lived, compare, live, order_by_plan, order_by_start, tabled
 from penstock_slurm.demo.jobs import DemoJob
-from penstock_slurm.demo.simulated import simulate_site
+from penstock_slurm.demo.simulated import Pace, simulate_site
 
 SPEC = "t4:1x4,a100:1x4"
 FAMILIES = load_families()
@@ -30,15 +32,15 @@ CALIBRATION = (
     (job("r", "bert-squad", 0.2, "a100", 2, 2), 8.0),
 )
 COMPARED = (
-    (job("a", "resnet18-cifar10", 0.6, "a100", 1, 4), 1.6),
-    (job("c", "deepspeech2", 0.18, "t4", 1, 4), 4.8),
-    (job("b", "bert-squad", 0.3, "a100", 2, 2), 8.0),
-    (job("d", "resnet50-imagenet", 0.12, "t4", 2, 2), 11.2),
-    (job("e", "yolov3", 0.03, "t4", 1, 1), 14.4),
-    (job("f", "bert-squad", 0.12, "a100", 1, 2), 49.6),
+    (job("a", "resnet18-cifar10", 1.2, "a100", 1, 4), 1.2),
+    (job("c", "deepspeech2", 0.42, "t4", 1, 4), 4.4),
+    (job("b", "bert-squad", 0.65, "a100", 2, 2), 10.7),
+    (job("d", "resnet50-imagenet", 0.22, "t4", 2, 2), 17.0),
+    (job("e", "yolov3", 0.02, "t4", 1, 1), 26.5),
+    (job("f", "bert-squad", 0.12, "a100", 1, 2), 64.4),
 )
-"""When a job comes and ends is far from when a round is due, so that it does not hang on tenths of a second which sees what.
-`f` comes long after `e` has begun: on another GPU type neither waits for the other, so that nothing else would order them."""
+"""Jobs come and end rounds apart and seldom near the time of one, so that what is decided does not hang on how long
+things take: `test_what_is_decided_does_not_hang_on_the_pace`."""
 
 TRIES = 3
 """A machine that stops for seconds moves rounds: then the two sides decide on other things, and it is done again."""
@@ -73,6 +75,29 @@ def differences(folder: Path) -> dict[str, Difference]:
         print(policy, "real:", lived[policy].order, "simulated:", order)
         found[policy] = compare(lived[policy].history, simulated, lived[policy].order, order)
     return found
+
+
+def test_what_is_decided_does_not_hang_on_the_pace():
+    """Else a slow machine would have the real Slurm and the simulator decide on other things."""
+    uniform = random.Random(0).uniform
+    orders = set()
+    for _ in range(60):
+        latencies = Latencies(
+            launch_s=uniform(0.1, 1.5),
+            leave_s=uniform(0.5, 2.5),
+            lost_s=uniform(0.2, 1.0),
+            pause_s=uniform(0.2, 1.5),
+            exit_s=uniform(0.0, 0.5),
+        )
+        pace = Pace(
+            round_s=uniform(3.0, 3.3), tick_s=uniform(0.25, 0.8), start_s=uniform(1.0, 3.5), latencies=latencies
+        )
+        arrivals_s = [at_s + uniform(0.0, 0.3) for _, at_s in COMPARED]
+        _, store = simulate_site("", "", "sia", [each for each, _ in COMPARED], arrivals_s, SPEC, pace, FAMILIES)
+        orders.add(tuple(order_by_plan(store.rounds)))
+    assert len(orders) == 1, orders
+    (order,) = orders
+    assert len(order) == 11, "jobs are resized, not only started"
 
 
 @pytest.mark.slurm
