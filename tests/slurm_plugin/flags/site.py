@@ -48,7 +48,7 @@ class FlagSite:
         assert done.exit_code == 0, f"{done.output}\n{done.exception!r}"
 
     def run(
-        self, *argv: str, user: int | None = None, timeout_s: float = 40, **environment: str
+        self, *argv: str, user: int | None = None, timeout_s: float = 120, **environment: str
     ) -> subprocess.CompletedProcess[str]:
         """A command of a user of this site."""
         clean = {
