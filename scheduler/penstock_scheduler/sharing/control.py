@@ -10,10 +10,12 @@ its own reference, seconds old while searching and minutes once settled: a machi
 both parts, and is not charged to the guest.
 
 **What is sure.** Steps beside a guest are not independent: they wait for it or they do not, and other load comes in spells. So
-the uncertainty of the mean over turns is taken from how much *turns* differ. While there are few, what the spread of single
-steps would explain counts as if it were three turns more. A share is `good` when the upper bound of its slow-down is within
-the tolerance, `bad` when the lower bound is not, or when it does not look as if `patience` turns would show it to be good. Of
-two turns in a row that had a period too slow beyond doubt the second ends at once, and the share is bad.
+the spread of single steps only says how much turns weigh against each other. How sure their mean is comes from how much *turns*
+differ; while there are few, what the steps would explain counts as if it were eight turns more. A share is `good` when the
+upper bound of its slow-down is within the tolerance, `bad` when the lower bound is not, or when it does not look as if
+`patience` periods would show it to be good. Of two turns in a row that had a period too slow beyond doubt the second ends at
+once, and the share is bad. Turns are short at first, so that a bad share soon goes, and become longer at a share that stays in
+doubt: the guest has most of what it will have while the last tenth of a point is being made sure of.
 
 **What is tried.** The paper raises step by step. Here the next share is where the slow-downs of the largest good and the
 smallest bad share, interpolated, are what is aimed at: a little within the tolerance, and more where turns differ much, since
@@ -27,7 +29,7 @@ period the control asks more:
   be the guest's doing, or to have become harmless, before both have been compared anew.
 
 And after each turn: if the slow-down is surely less than what is aimed at, and no share just above is known to be bad, the search
-goes on from there. Settled at share 0, it begins anew after as many periods as `patience` turns have.
+goes on from there. Settled at share 0, it begins anew after `patience` periods.
 
 `advance` is one control period; a `Control` is all that is remembered from one to the next.
 """
@@ -46,11 +48,17 @@ LEAST_STEPS = 10
 LEAST_TURNS = 2
 """Before a share is good."""
 
-PRIOR_TURNS = 3
+PRIOR_TURNS = 8
 """So many turns the spread of single steps is worth in how much turns are taken to differ."""
+
+GROW_TURNS = 3
+"""After so many turns at one share they become longer, by the length of the first."""
 
 FAR = 1.5
 """At so many times the tolerance one period is enough."""
+
+LEAST_ERROR = 1e-9
+"""Steps that are all alike are no endless weight."""
 
 KEEP = 0.9
 """Weight of what was known before a turn, once settled: some ten turns are remembered."""
@@ -76,10 +84,10 @@ class ControlSettings(BaseModel):
         default=0.97, gt=0, lt=1, description="Part of the tolerance that is aimed at; less where turns differ much."
     )
     search_periods: int = Field(
-        default=4, ge=1, description="Periods beside the guest in a turn, for each one without it, until settled."
+        default=4, ge=1, description="Periods beside the guest in the first turns at a share, for each one without it."
     )
-    settled_periods: int = Field(default=49, ge=1, description="The same, once settled.")
-    patience: int = Field(default=100, ge=2, description="Turns in which a share has to be seen to be good.")
+    settled_periods: int = Field(default=49, ge=1, description="The same, once settled, and at most until then.")
+    patience: int = Field(default=1000, ge=2, description="Periods in which a share has to be seen to be good.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,39 +131,48 @@ class Steps:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """The slow-downs of several turns at one share."""
+    """The slow-downs of several turns at one share, of which each weighs as its steps say how well it is known.
+
+    The error is that of a weighted mean, times the Birge ratio, which is by how much turns differ more than they should.
+    """
 
     turns: float = 0.0
     """How many; old ones count less."""
+    periods: float = 0.0
+    """How many control periods these had; likewise."""
     mean: float = 0.0
+    weight: float = 0.0
+    """Sum over the turns of 1 / error^2, were their steps independent."""
     squares: float = 0.0
-    """Sum of squared distances from the mean."""
-    variance: float = 0.0
-    """Of one turn, were its steps independent: the mean over the turns."""
+    """Sum of squared distances from the mean, each in units of the turn's error."""
 
-    def plus(self, slowdown: float, error: float, keep: float = 1.0) -> Evidence:
+    def plus(self, slowdown: float, error: float, periods: int = 1, keep: float = 1.0) -> Evidence:
         """With another turn, what was known before weighing so much less."""
-        before = keep * self.turns
-        turns = before + 1
-        apart = slowdown - self.mean
+        before, its = keep * self.weight, max(error, LEAST_ERROR) ** -2
+        weight, apart = before + its, slowdown - self.mean
         return Evidence(
-            turns,
-            self.mean + apart / turns,
-            keep * self.squares + apart**2 * before / turns,
-            self.variance + (error**2 - self.variance) / turns,
+            keep * self.turns + 1,
+            keep * self.periods + periods,
+            self.mean + apart * its / weight,
+            weight,
+            keep * self.squares + apart**2 * its * before / weight,
         )
-
-    @property
-    def spread(self) -> float:
-        """Standard deviation of one turn; 0 before there is one."""
-        if self.turns == 0:
-            return 0.0
-        return math.sqrt((self.squares + PRIOR_TURNS * self.variance) / (self.turns - 1 + PRIOR_TURNS))
 
     @property
     def error(self) -> float:
         """Standard error of the mean; infinite before there is a turn."""
-        return self.spread / math.sqrt(self.turns) if self.turns else math.inf
+        if self.turns == 0:
+            return math.inf
+        return math.sqrt((self.squares + PRIOR_TURNS) / (self.turns - 1 + PRIOR_TURNS) / self.weight)
+
+    @property
+    def spread(self) -> float:
+        """Standard deviation of a mean turn; 0 before there is one."""
+        return self.error * math.sqrt(self.turns) if self.turns else 0.0
+
+    def error_after(self, periods: float) -> float:
+        """The error of the mean once there are so many periods, if they are as those up to now; 0 before there is a turn."""
+        return self.error * math.sqrt(self.periods / periods) if self.turns else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +227,7 @@ def _alone(control: Control, trial: Tried, steps: Steps, settings: ControlSettin
     """A period at share 0 is over."""
     if trial.share == 0 and control.base.count:  # nobody can be beside this job, unless one of them becomes another one
         slowdown, error = steps.slowdown(control.base)
-        again = control.periods >= settings.patience * (settings.search_periods + 1)  # a search costs it a few
+        again = control.periods >= settings.patience  # a search costs it a few
         if again or abs(slowdown) - settings.z * error > settings.tolerance:
             return Control()
         control = dataclasses.replace(control, periods=control.periods + 1)
@@ -238,9 +255,12 @@ def _beside(control: Control, trial: Tried, steps: Steps, settings: ControlSetti
         if known.mean - slowdown > max(doubt, settings.tolerance / 4):
             return _begin(Control(), trial.share, settings)
     control = dataclasses.replace(control, beside=beside, periods=periods)
-    if periods < (settings.settled_periods if control.settled else settings.search_periods) or math.isinf(error):
+    length = settings.settled_periods
+    if not control.settled:
+        length = min(settings.search_periods * (1 + int(known.turns) // GROW_TURNS), length)
+    if periods < length or math.isinf(error):
         return control
-    seen = Tried(trial.share, known.plus(slowdown, error, KEEP if control.settled else 1.0))
+    seen = Tried(trial.share, known.plus(slowdown, error, periods + 1, KEEP if control.settled else 1.0))
     return _judge(dataclasses.replace(control, trial=seen, far=False), seen, settings)
 
 
@@ -255,8 +275,8 @@ def _judge(control: Control, trial: Tried, settings: ControlSettings) -> Control
         return _next(dataclasses.replace(control, good=trial), settings) if room else _turn(control)
     if seen.turns >= LEAST_TURNS and seen.mean + margin <= settings.tolerance:
         return _next(dataclasses.replace(control, good=trial), settings)
-    in_the_end = settings.z * seen.spread / math.sqrt(settings.patience)
-    if seen.turns >= settings.patience or seen.mean - seen.error + in_the_end > settings.tolerance:
+    in_the_end = settings.z * seen.error_after(settings.patience)
+    if seen.periods >= settings.patience or seen.mean - seen.error + in_the_end > settings.tolerance:
         return _next(dataclasses.replace(control, bad=trial), settings)
     return _turn(control)
 
@@ -265,7 +285,7 @@ def _next(control: Control, settings: ControlSettings) -> Control:
     """The next share to try, or the settled one."""
     good, bad = control.good, control.bad
     last = bad or good
-    decidable = settings.z * last.evidence.spread / math.sqrt(settings.patience / 2)
+    decidable = settings.z * last.evidence.error_after(settings.patience / 2)
     aim = max(min(settings.aim * settings.tolerance, settings.tolerance - decidable), settings.tolerance / 2)
     # Where slow-down is proportional to share, this is as near as another turn would come.
     reached = good.share >= 1 or good.evidence.mean >= (1 - settings.resolution) * aim

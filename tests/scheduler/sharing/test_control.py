@@ -45,7 +45,7 @@ class Source(Protocol):
     def period(self, share: float) -> Steps: ...
 
 
-def settle(scenario: Source, control: Control | None = None, most: int = 2000) -> tuple[Control, int]:
+def settle(scenario: Source, control: Control | None = None, most: int = 5000) -> tuple[Control, int]:
     control = control or Control()
     for period in range(most):
         if control.settled:
@@ -144,8 +144,18 @@ def test_it_is_sure_of_a_job_whose_steps_wait_or_do_not(seed: int):
         shares.append(control.share)
         control = advance(control, queue.period(control.share), SETTINGS)
     assert queue.slowdown(max(shares)) <= SETTINGS.tolerance
-    assert queue.slowdown(float(np.mean(shares)) / 0.8) >= SETTINGS.tolerance, "that would not have been feasible"
-    assert periods <= 1000
+    assert queue.slowdown(float(np.mean(shares)) / 0.85) >= SETTINGS.tolerance, "that would not have been feasible"
+    assert periods <= 2000
+
+
+def test_while_it_makes_sure_the_guest_has_most_of_what_it_will_have():
+    """Turns become longer at a share that stays in doubt, so that few periods are at share 0."""
+    queue, control, shares = Queue(3), Control(), []
+    for _ in range(200):
+        shares.append(control.share)
+        control = advance(control, queue.period(control.share), SETTINGS)
+    assert not control.settled
+    assert shares[50:].count(0.0) < 0.7 * 150 / (SETTINGS.search_periods + 1)
 
 
 @pytest.mark.parametrize("seed", [0, 1])
@@ -253,8 +263,8 @@ def test_who_could_have_no_guest_is_looked_at_again_in_the_end():
     periods = 0
     while control.settled:
         control, periods = advance(control, harmless.period(control.share), SETTINGS), periods + 1
-        assert periods < 600
-    assert periods >= 500
+        assert periods <= SETTINGS.patience + 5
+    assert periods >= 0.9 * SETTINGS.patience
     trial = settle(harmless, control)[0].trial
     assert trial is not None
     assert trial.share == 1.0
@@ -277,16 +287,21 @@ def test_a_period_without_steps_tells_nothing():
 
 
 def test_turns_that_differ_count_more_than_what_their_steps_would_explain():
-    """Slow-downs of 4 and 6 %, each with an error of 1 % by its steps, the older one weighing 0.95 at the second.
+    """Slow-downs of 4 and 6 %, by their steps known to 1 and 2 %; the older one then weighs half.
 
-    Mean (0.95 x 4 + 6) / 1.95 = 5.026, squares 2^2 x 0.95 / 1.95 = 1.949; of one turn (1.949 + 3 x 1) / (0.95 + 3) = 1.119^2.
+    Weights 1 and, later, 0.5 and 0.25 of 1 / 1 %^2: mean (0.5 x 4 + 0.25 x 6) / 0.75 = 4.667, squares 0.5 x 0.667^2 + 0.25 x
+    1.333^2 = 0.667. Birge ratio of 1.5 turns, with 8 before: sqrt((0.667 + 8) / (0.5 + 8)) = 1.0098.
     """
-    seen = Evidence().plus(0.04, 0.01)
-    assert seen.spread == pytest.approx(0.01), "of one turn only its steps tell"
-    seen = seen.plus(0.06, 0.01, keep=0.95)
-    assert seen.mean == pytest.approx(0.05026, rel=1e-3)
-    assert seen.spread == pytest.approx(0.01119, rel=1e-3)
-    assert seen.error == pytest.approx(0.01119 / 1.95**0.5, rel=1e-3)
+    seen = Evidence().plus(0.04, 0.01, periods=5)
+    assert seen.error == pytest.approx(0.01), "of one turn only its steps tell"
+    assert seen.error_after(20) == pytest.approx(0.005)
+    seen = seen.plus(0.06, 0.02, periods=10, keep=0.5)
+    assert (seen.turns, seen.periods) == (1.5, 12.5)
+    assert seen.mean == pytest.approx(0.04667, rel=1e-3)
+    assert seen.error == pytest.approx(1.0098 * 0.01 / 0.75**0.5, rel=1e-3)
+    assert seen.spread == pytest.approx(seen.error * 1.5**0.5)
+    apart = Evidence().plus(0.0, 0.01).plus(0.1, 0.01)
+    assert apart.error == pytest.approx(((0.5 * 100 + 8) / 9) ** 0.5 * 0.01 / 2**0.5, rel=1e-3)
 
 
 def test_steps_add_up_as_if_they_were_one_list():
