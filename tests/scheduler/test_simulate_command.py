@@ -180,7 +180,7 @@ def test_pairs_that_nobody_knows_gain_nothing(tmp_path):
     figures = json.loads(result.stdout)["policies"]["gandiva"]["mean"]
     assert (figures["packs"], figures["packs_at_a_loss"]) == (1, 0), "as much as in turns"
     assert "No pairs of jobs are known (--pairs)" in result.stderr
-    assert "2 of 2 are taken to use all of it" in result.stderr
+    assert "what 2 of 2 jobs use of a GPU alone (net x2): they are taken to use all of it" in result.stderr
 
 
 @pytest.mark.parametrize(
