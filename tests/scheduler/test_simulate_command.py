@@ -202,7 +202,7 @@ def test_pairs_that_nobody_knows_gain_nothing(tmp_path):
         (("--policy", "gandiva", "--agents", "noise=-1"), "--agents: noise=-1: .*greater than or equal to 0"),
         (
             ("--policy", "gandiva", "--pairs", "FILE", "--pair-types", "t4=p100"),
-            "none of the workload's kinds, such as 'toy'; it has net, …: name them in .*`kind`, or have them drawn",
+            "none of the jobs' kinds, such as 'toy'; it has net, …: name them in .*`kind`, or have them drawn",
         ),
     ],
 )

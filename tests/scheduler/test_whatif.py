@@ -15,6 +15,7 @@ from penstock_profiles.estimators import TableEstimator
 from penstock_profiles.families import load_families
 from penstock_profiles.wire import Ended, Observation, Report, Started
 from penstock_scheduler.cli import make_app
+from penstock_scheduler.cli.sharing import Learned, SharingOptions, shared_by
 from penstock_scheduler.errors import ConfigError
 from penstock_scheduler.loop import RoundLoop
 from penstock_scheduler.model import GpuClass, JobWish
@@ -228,6 +229,9 @@ def test_a_past_in_which_jobs_shared_is_of_the_work_that_they_did(tmp_path, poli
     }
     held_s = sum(run.end_s - run.start_s for job in jobs for run in job.runs)
     assert sum(job.work for job in jobs) < 0.9 * held_s, "they did share"
+    known = {(job.kind, job.gpu_utilisation, job.gpu_mem_mb) for job in found.workload.jobs}
+    assert known == {("net", 0.5, 6000)}, "what the agents have seen"
+    assert found.gpu_memory_mb == {"t4": 15_000}
     assert found.gpu_seconds is not None
     assert found.gpu_seconds <= 2 * found.end_s, "a shared GPU counts once"
     assert found.gpu_seconds == pytest.approx(2 * found.end_s, rel=0.15)
@@ -267,7 +271,7 @@ def test_how_fast_guests_were_is_not_recorded(tmp_path):
 
 
 def test_what_jobs_told_of_themselves_says_what_they_lose(tmp_path):
-    """No agents. Of two it was sampled that they use 0.3 and 0.5 of a GPU, so that beside each other they have all their speed."""
+    """No agents. Two were sampled to use 0.3 and 0.5 of a GPU, so that beside each other they have all their speed."""
 
     def trial(number: int) -> JobWish:
         return one_gpu(number).model_copy(update={"trial_group": "night"})
@@ -339,13 +343,25 @@ def test_pairs_of_a_type_stand_for_one_that_is_like_it(shared_past):
     assert there["makespan_h"] == pytest.approx(here["makespan_h"])
 
 
+def test_the_memory_of_gpus_is_the_sites(shared_past):
+    """The agents told 15,000 MB of a t4; of one on which nobody ran the catalogue says it."""
+    store = open_store(shared_past)
+    found = past((store.round(number) for number in store.round_numbers()), ())
+    learned = Learned(found.pairs, "here", gpu_memory_mb=found.gpu_memory_mb)
+    shared = shared_by(["gandiva"], SharingOptions(None, "", False, "", None), ["t4", "a100"], learned)
+    assert shared is not None
+    assert shared.sharers(found.workload).gpu_memory_mb == {"t4": 15_000, "a100": 38_146}
+
+
 def test_what_is_assumed_is_said_aloud(tmp_path):
     record(tmp_path, until_s=20_000)
     result = whatif(tmp_path, "--policy", "gandiva", "--assume-utilisation", 0.6)
     assert "Nobody knows what 6 of 6 jobs use of a GPU alone" in result.stderr
     assert "they are taken to use 60% of it" in result.stderr
     assert "Nobody knows the memory of 6 of 6 jobs" in result.stderr
+    assert "(j0, j1, j2, j3, j4 and 1 more)" in result.stderr
     assert "'recorded' is what really happened" in result.stderr
+    assert "6 of 6 jobs take fewer GPUs, too: gandiva gives each the most that its wish names." in result.stderr
 
 
 def test_a_store_without_rounds_is_told(tmp_path):

@@ -14,11 +14,11 @@ from penstock_scheduler.cli.words import numbers, split
 from penstock_scheduler.errors import ConfigError
 from penstock_scheduler.policies import sharing_parts
 from penstock_scheduler.simulator.agents import AgentSettings, SimulatedAgents
-from penstock_scheduler.simulator.sharers import Sharers, sharers
+from penstock_scheduler.simulator.sharers import Sharers, names_of, sharers
 from penstock_scheduler.simulator.workloads import Workload
 
 SHOWN = 5
-"""Most kinds of jobs that are named in a sentence."""
+"""Most names of jobs in a sentence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class Shared:
         if self.table is not None and not self.drawn and told.unknown == len(workload.jobs):
             named, has = next(iter(told.kinds.values())).name, told.pairs.kinds(told.pairs.gpu_types[0])
             raise ConfigError(
-                f"--pairs={self.table}: it has none of the workload's kinds, such as {named!r}; it has {', '.join(has[:3])}, …: "
+                f"--pairs={self.table}: it has none of the jobs' kinds, such as {named!r}; it has {', '.join(has[:3])}, …: "
                 f"{naming}have them drawn with --draw-kinds"
             )
 
@@ -116,6 +116,7 @@ class Shared:
     def notes(self, workload: Workload) -> list[str]:
         """What the truth about jobs that share is, where it is from, and what was assumed, in sentences."""
         told, jobs = self.sharers(workload), len(workload.jobs)
+        names = {job.id: next(names_of(job)) for job in workload.jobs}
         found = []
         if not self.source:
             found.append("No pairs of jobs are known (--pairs): two on one GPU lose by what each uses of it alone.")
@@ -130,14 +131,14 @@ class Shared:
             )
             found.append(f"Pairs of jobs: {self.source}. {prior}.")
         if told.assumed:
-            names = Counter(told.kinds[job].name for job in told.assumed)
+            which = _some([names[job] for job in told.assumed])
             found.append(
-                f"Nobody knows what {len(told.assumed)} of {jobs} jobs use of a GPU alone ({_some(names)}): they are taken to "
-                f"use {_part(told.kinds[told.assumed[0]].utilisation)}."
+                f"Nobody knows what {len(told.assumed)} of {jobs} jobs use of a GPU alone ({which}): they are taken to use "
+                f"{_part(told.kinds[told.assumed[0]].utilisation)}."
             )
-        if unsized := Counter(kind.name for kind in told.kinds.values() if not kind.memory_mb):
+        if unsized := [names[job] for job, kind in told.kinds.items() if not kind.memory_mb]:
             found.append(
-                f"Nobody knows the memory of {unsized.total()} of {jobs} jobs ({_some(unsized)}): it is taken to fit beside "
+                f"Nobody knows the memory of {len(unsized)} of {jobs} jobs ({_some(unsized)}): it is taken to fit beside "
                 "any other's."
             )
         if trials := sum(job.wish.trial_group is not None for job in workload.jobs):
@@ -246,7 +247,8 @@ def _part(utilisation: float) -> str:
     return "all of it, so that two of them gain nothing on one GPU" if utilisation == 1 else f"{utilisation:.0%} of it"
 
 
-def _some(names: Counter[str]) -> str:
+def _some(names: Sequence[str]) -> str:
     """The commonest, in words."""
-    shown = [f"{name} x{count}" if count > 1 else name for name, count in names.most_common(SHOWN)]
-    return ", ".join(shown) + (f" and {len(names) - SHOWN} kinds more" if len(names) > SHOWN else "")
+    counts = Counter(names)
+    shown = [f"{name} x{count}" if count > 1 else name for name, count in counts.most_common(SHOWN)]
+    return ", ".join(shown) + (f" and {len(counts) - SHOWN} more" if len(counts) > SHOWN else "")

@@ -99,6 +99,7 @@ def whatif(
         f"'{RECORDED}' is what really happened, on {_spec(record.nodes)}. Times are of jobs that ended while it was recorded.",
         "The rest is simulated. Every job has the work that it did, and the model that the daemon had of it.",
         *record.notes,
+        *_rigid(names, record),
         *(shared.notes(record.workload) if shared is not None else ()),
     ]
     if shared is not None:
@@ -163,6 +164,18 @@ def _driving(name: str, record: Past) -> Driving:
     """As in any simulation, but in the daemon's own rounds, and by the jobs' own wishes: nobody knows another request."""
     driving = driving_of(name)
     return replace(driving, round_s=None if driving.round_s is None else record.round_s, as_requested=False)
+
+
+def _rigid(names: Sequence[str], record: Past) -> list[str]:
+    """That some policies choose no number of GPUs, where that makes a difference, in a sentence."""
+    rigid = [name for name in names if driving_of(name).as_requested]
+    elastic = sum(job.wish.min_gpus < job.wish.max_gpus for job in record.workload.jobs)
+    if not rigid or not elastic:
+        return []
+    jobs = len(record.workload.jobs)
+    return [
+        f"{elastic} of {jobs} jobs take fewer GPUs, too: {', '.join(rigid)} gives each the most that its wish names."
+    ]
 
 
 def _lived(record: Past, scenario: Scenario) -> Simulation:

@@ -82,14 +82,14 @@ def sharers(
         by_gpus.setdefault(gpus_of(kind), []).append(kind)
     kinds, unknown, guessed = {}, 0, []
     for job in workload.jobs:
-        name = next((name for name in _names(job) if name in known), None)
+        name = next((name for name in names_of(job) if name in known), None)
         unknown += name is None
         if name is None and drawn and known:
             fitting = by_gpus[_size(job.gpus, by_gpus)]
             name = fitting[draw(settings.seed, "kind", job.id).integers(len(fitting))]
         used = job.gpu_utilisation if job.gpu_utilisation is not None else utilisation(pairs, gpu_types, name)
         guessed += [job.id] if used is None else []
-        kinds[job.id] = Kind(name or next(_names(job)), assumed if used is None else used, int(job.gpu_mem_mb or 0))
+        kinds[job.id] = Kind(name or next(names_of(job)), assumed if used is None else used, int(job.gpu_mem_mb or 0))
     gpus = load_gpus()
     known_types = {name: gpus.canonical(name) for name in gpu_types}
     memory_mb = {name: int(gpus[of].memory_gb * MIB_OF_GB) for name, of in known_types.items() if of in gpus}
@@ -108,7 +108,7 @@ def utilisation(pairs: Colocation, gpu_types: Sequence[str], kind: str | None) -
     return sum(told) / len(told) if told else None
 
 
-def _names(job: WorkloadJob) -> Iterator[str]:
+def names_of(job: WorkloadJob) -> Iterator[str]:
     """What a table may know the job by, the surest first."""
     for name in (job.kind, job.wish.model_family, job.model, job.name, job.id):
         if name:
