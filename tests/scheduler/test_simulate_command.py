@@ -164,6 +164,7 @@ def test_jobs_share_under_a_policy_that_lets_them(tmp_path):
     assert gandiva["feedback_min"] < 4
     assert (fifo["packs"], gandiva["packs"], gandiva["packs_at_a_loss"]) == (None, 1, 0)
     assert gandiva["suspends_per_job"] >= 0.5
+    assert gandiva["queue_h"] * 3600 == pytest.approx(60 / 2), "one is suspended while the other is profiled"
     assert gandiva["utilisation"] <= 1 < gandiva["gpu_h_per_job"] * 2 / gandiva["makespan_h"], (
         "a shared GPU counts once"
     )
