@@ -88,7 +88,7 @@ def compare(
 ) -> tuple[dict[str, dict[str, Any]], dict[str, int]]:
     """Rows by kind of sharing on the same lists, and what became of introspection's packs."""
     settings = PoolSettings(gpus=GPUS, gpu_type=gpu_type, noise=noise)
-    used = {kind: utilisation(truth, [gpu_type], kind) for kind in kinds}
+    used = {kind: utilisation(truth, [gpu_type], kind) or 1.0 for kind in kinds}
     figures: dict[str, list[tuple[float, float, float]]] = {}
     trials = {"packs": 0, "not_paying": 0, "undone_after_one_window": 0, "paying_undone_at_once": 0}
     learned = Colocation()

@@ -57,7 +57,7 @@ def main() -> None:
     used: dict[int, dict[str, float]] = {size: {} for size in SIZES}
     for kind in truth.kinds(options.gpu_type):
         if (gpus := gpus_of(kind)) in SIZES:
-            used[gpus][kind] = utilisation(truth, [options.gpu_type], kind)
+            used[gpus][kind] = utilisation(truth, [options.gpu_type], kind) or 1.0
     rows: dict[str, list[dict[str, float]]] = {name: [] for name in options.only}
     for seed in range(options.seeds):
         jobs, kinds = workload(random.Random(seed), options, used)

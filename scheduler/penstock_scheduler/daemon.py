@@ -33,7 +33,7 @@ from penstock_scheduler.messages import BudgetView, JobView
 from penstock_scheduler.model import BudgetLine, Snapshot
 from penstock_scheduler.models import LearnedModels, WishModels
 from penstock_scheduler.notices import Kind, Notice, NoticeSettings, Notifier
-from penstock_scheduler.pairs import open_pairs
+from penstock_scheduler.pairs import PAIRS, open_pairs
 from penstock_scheduler.policies import make_policy, overlaid, sharing_parts
 from penstock_scheduler.ports import (
     Accounts,
@@ -148,10 +148,6 @@ def _check(settings: Settings) -> int:
     for refusal in state.refused:
         print(f"job {refusal.job} ({refusal.user}) is refused: {refusal.text}")  # noqa: T201
     return 0
-
-
-PAIRS = "colocation.json"
-"""In the state folder: what is known of pairs of jobs on one GPU."""
 
 
 def make_loop(

@@ -16,6 +16,9 @@ from penstock_profiles.files import save_whole
 from penstock_scheduler.errors import ConfigError
 from penstock_scheduler.model import KnownPair, Snapshot
 
+PAIRS = "colocation.json"
+"""In the daemon's state folder: what is known of pairs of jobs on one GPU."""
+
 
 class Pairs:
     """See the module.

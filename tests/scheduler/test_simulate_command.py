@@ -164,6 +164,7 @@ def test_jobs_share_under_a_policy_that_lets_them(tmp_path):
     assert gandiva["feedback_min"] < 4
     assert (fifo["packs"], gandiva["packs"], gandiva["packs_at_a_loss"]) == (None, 1, 0)
     assert gandiva["suspends_per_job"] >= 0.5
+    assert gandiva["queue_h"] * 3600 == pytest.approx(60 / 2), "one is suspended while the other is profiled"
     assert gandiva["utilisation"] <= 1 < gandiva["gpu_h_per_job"] * 2 / gandiva["makespan_h"], (
         "a shared GPU counts once"
     )
@@ -180,7 +181,7 @@ def test_pairs_that_nobody_knows_gain_nothing(tmp_path):
     figures = json.loads(result.stdout)["policies"]["gandiva"]["mean"]
     assert (figures["packs"], figures["packs_at_a_loss"]) == (1, 0), "as much as in turns"
     assert "No pairs of jobs are known (--pairs)" in result.stderr
-    assert "2 of 2 are taken to use all of it" in result.stderr
+    assert "what 2 of 2 jobs use of a GPU alone (net x2): they are taken to use all of it" in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -202,7 +203,7 @@ def test_pairs_that_nobody_knows_gain_nothing(tmp_path):
         (("--policy", "gandiva", "--agents", "noise=-1"), "--agents: noise=-1: .*greater than or equal to 0"),
         (
             ("--policy", "gandiva", "--pairs", "FILE", "--pair-types", "t4=p100"),
-            "none of the workload's kinds, such as 'toy'; it has net, …: name them in .*`kind`, or have them drawn",
+            "none of the jobs' kinds, such as 'toy'; it has net, …: name them in .*`kind`, or have them drawn",
         ),
     ],
 )

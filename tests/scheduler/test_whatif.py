@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
 
+from penstock_profiles.colocation import Colocation, Pair
 from penstock_profiles.estimators import TableEstimator
 from penstock_profiles.families import load_families
 from penstock_profiles.wire import Ended, Observation, Report, Started
 from penstock_scheduler.cli import make_app
+from penstock_scheduler.cli.sharing import Learned, SharingOptions, shared_by
 from penstock_scheduler.errors import ConfigError
 from penstock_scheduler.loop import RoundLoop
-from penstock_scheduler.model import JobWish
+from penstock_scheduler.model import GpuClass, JobWish
 from penstock_scheduler.models import WishModels
+from penstock_scheduler.pairs import PAIRS, open_pairs
 from penstock_scheduler.policies import make_policy
 from penstock_scheduler.simulator import EstimatedJob, SimulatedClock, SimulatedCluster, SimulatedJob, nodes_from_spec
+from penstock_scheduler.simulator.agents import Kind, SimulatedAgents
 from penstock_scheduler.simulator.past import past
 from penstock_scheduler.store import open_store
 from penstock_scheduler.triggers import Period
@@ -28,26 +34,53 @@ FIRST_S = 1.7e9
 JOBS = 6
 
 
-def record(folder: Path, until_s: float = 20_000.0) -> list[SimulatedJob]:
-    """Six jobs under `sia` on a simulated cluster, with the rounds in a store as penstockd keeps them; what became of them."""
-    wish = JobWish(max_gpus=8, goodput_table=RATES)
+NET = Kind("net", 0.5, 6000)
+TRUE_PAIRS = Colocation({("t4", "net", "net"): Pair(share=0.8), ("a100", "net", "net"): Pair(share=0.8)})
+
+
+def record(
+    folder: Path,
+    until_s: float = 20_000.0,
+    *,
+    policy: str = "sia",
+    agents: bool = False,
+    nodes: str = "t4:2x4,a100:1x4",
+    wish: Callable[[int], JobWish] = lambda number: JobWish(max_gpus=8, goodput_table=RATES),
+) -> list[SimulatedJob]:
+    """Six jobs on a simulated cluster, with the rounds in a store as penstockd keeps them; what became of them.
+
+    With agents its nodes have some, and the state folder what was learned of pairs. Then all jobs are nets: two on one GPU have
+    0.8 of their speed each.
+    """
     clock = SimulatedClock(FIRST_S)
     work = [4000.0 * (1 + number % 3) for number in range(JOBS)]
     jobs = [
         SimulatedJob(
             str(number),
             f"j{number}",
-            wish,
+            wish(number),
             EstimatedJob(TableEstimator(RATES), work[number], RESTART_S),
             FIRST_S + 65.0 * number,
         )
         for number in range(JOBS)
     ]
-    cluster = SimulatedCluster(nodes_from_spec("t4:2x4,a100:1x4"), jobs, clock)
-    policy, settings = make_policy("sia")
+    told = SimulatedAgents({job.id: NET for job in jobs}, TRUE_PAIRS, gpu_memory_mb={"t4": 15_000}) if agents else None
+    cluster = SimulatedCluster(nodes_from_spec(nodes), jobs, clock, agents=told)
+    decider, settings = make_policy(policy)
     store = open_store(folder, writer=True)
     models = WishModels(load_families(), RESTART_S)
-    loop = RoundLoop(cluster, clock, store, Period(60.0), policy, models, tick_s=10.0, settings=settings)
+    loop = RoundLoop(
+        cluster,
+        clock,
+        store,
+        Period(60.0),
+        decider,
+        models,
+        tick_s=10.0,
+        settings=settings,
+        rules=open_pairs(folder / PAIRS).on if agents else lambda snapshot: snapshot,
+        agents=cluster if agents else None,
+    )
     ended_s = FIRST_S + until_s
     loop.run(lambda: cluster.finished or clock.now_s() > ended_s)
     clock.sleep(60.0)
@@ -108,7 +141,14 @@ def test_a_type_that_nobody_ran_on_has_to_be_told(tmp_path):
         (("--remove-nodes", "t4:2x4,a100:1x4"), "leaves no node"),
         (("--like", "h100"), "is no NEW=KNOWN:TIMES"),
         (("--policy", ""), "names no policy"),
-        (("--policy", "fifo,sia+gandiva-share"), "policy sia.gandiva-share needs agents"),
+        (
+            ("--policy", "fifo", "--pairs", "p.json"),
+            "--pairs is for policies that let jobs share GPUs, and none of fifo",
+        ),
+        (
+            ("--policy", "fifo,sia+gandiva-share"),
+            r"sia.gandiva-share lets jobs share GPUs, and of no job of the record .*--pairs FILE, .* --assume-utilisation",
+        ),
     ],
 )
 def test_what_cannot_be_is_said(tmp_path, change, words):
@@ -160,6 +200,168 @@ def test_reports_tell_work_by_hand(tmp_path):
     assert found.truths["1"].work == pytest.approx(400)
     assert found.ended == {"0"} | {job.id for job in found.lived if job.finish_s is not None}
     assert any("had not ended when the record ends" in note for note in found.notes)
+
+
+def one_gpu(number: int) -> JobWish:
+    return JobWish(max_gpus=1, goodput_table={gpu_type: {1: rates[1]} for gpu_type, rates in RATES.items()})
+
+
+def on_two_gpus(folder: Path, policy: str, wish: Callable[[int], JobWish] = one_gpu) -> list[SimulatedJob]:
+    return record(folder, 60_000.0, policy=policy, agents=True, nodes="t4:1x2", wish=wish)
+
+
+@pytest.fixture(scope="module")
+def shared_past(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A record under `gandiva`, to be read alone."""
+    folder = tmp_path_factory.mktemp("shared")
+    on_two_gpus(folder, "gandiva")
+    return folder
+
+
+@pytest.mark.parametrize("policy", ["gandiva", "fifo+gandiva-share"])
+def test_a_past_in_which_jobs_shared_is_of_the_work_that_they_did(tmp_path, policy):
+    """Two GPUs, six jobs in turns and in packs. The time that they held GPUs would say more."""
+    jobs = on_two_gpus(tmp_path, policy)
+    store = open_store(tmp_path)
+    found = past((store.round(number) for number in store.round_numbers()), ())
+    assert {job: truth.work for job, truth in found.truths.items()} == {
+        job.id: pytest.approx(job.work, rel=0.02) for job in jobs
+    }
+    held_s = sum(run.end_s - run.start_s for job in jobs for run in job.runs)
+    assert sum(job.work for job in jobs) < 0.9 * held_s, "they did share"
+    known = {(job.kind, job.gpu_utilisation, job.gpu_mem_mb) for job in found.workload.jobs}
+    assert known == {("net", 0.5, 6000)}, "what the agents have seen"
+    assert found.gpu_memory_mb == {"t4": 15_000}
+    assert found.gpu_seconds is not None
+    assert found.gpu_seconds <= 2 * found.end_s, "a shared GPU counts once"
+    assert found.gpu_seconds == pytest.approx(2 * found.end_s, rel=0.15)
+    assert any("in its figures of GPU-hours, queue and feedback who is suspended has GPUs" in n for n in found.notes)
+
+
+def test_under_a_policy_that_shares_the_past_is_lived_through_again(tmp_path, shared_past):
+    """By what the daemon has learned: kinds, utilisation, memory and pairs, of which two nets have 0.8 each."""
+    document = told(shared_past, "--policy", "gandiva,fifo")
+    recorded, again, fifo = (document["policies"][name]["mean"] for name in ("recorded", "gandiva", "fifo"))
+    assert again["avg_jct_h"] == pytest.approx(recorded["avg_jct_h"], rel=0.03)
+    assert again["packs"] > 0
+    assert (recorded["packs"], fifo["packs"]) == (None, None)
+    assert again["avg_jct_h"] < fifo["avg_jct_h"]
+    assert f"Pairs of jobs: what the site has learned ({shared_past / PAIRS})." in document["notes"]
+    assert document["assumed"] == {"utilisation": None, "utilisation_of": [], "memory_fits_of": []}
+    shutil.copytree(shared_past, tmp_path / "s", ignore=shutil.ignore_patterns(PAIRS))
+    without = told(tmp_path / "s", "--policy", "gandiva")
+    assert "Pairs of jobs: as the record's rounds have them." in without["notes"]
+    assert without["policies"]["gandiva"]["mean"]["avg_jct_h"] == pytest.approx(again["avg_jct_h"], rel=0.03)
+
+
+def test_how_fast_guests_were_is_not_recorded(tmp_path):
+    def wish(number: int) -> JobWish:
+        gpu_class = GpuClass.OPPORTUNISTIC if number % 2 else GpuClass.GUARANTEED
+        return one_gpu(number).model_copy(update={"gpu_class": gpu_class})
+
+    jobs = on_two_gpus(tmp_path, "antman", wish)
+    store = open_store(tmp_path)
+    found = past((store.round(number) for number in store.round_numbers()), ())
+    hosts = {job.id: pytest.approx(job.work, rel=0.06) for job in jobs if job.wish.gpu_class is GpuClass.GUARANTEED}
+    assert {job: found.truths[job].work for job in hosts} == hosts, "but for the tolerated 5 %"
+    left_out = {job.id for job in jobs} - found.truths.keys()
+    assert left_out
+    assert left_out.isdisjoint(hosts)
+    assert f"{len(left_out)} jobs shared GPUs, and it is not recorded how fast they were" in " ".join(found.notes)
+
+
+def test_what_jobs_told_of_themselves_says_what_they_lose(tmp_path):
+    """No agents. Two were sampled to use 0.3 and 0.5 of a GPU, so that beside each other they have all their speed."""
+
+    def trial(number: int) -> JobWish:
+        return one_gpu(number).model_copy(update={"trial_group": "night"})
+
+    record(tmp_path, 60_000.0, policy="fifo", nodes="t4:1x1", wish=trial)
+    alone = told(tmp_path, "--policy", "gandiva", "--assume-utilisation", 1)
+    mean = alone["policies"]["gandiva"]["mean"]
+    assert mean["makespan_h"] >= 0.99 * sum(range(1, 4)) * 2 * 4000 / 3600, "turns: the GPU does no more than before"
+    assert alone["assumed"]["utilisation"] == 1
+    assert sorted(alone["assumed"]["utilisation_of"]) == [str(number) for number in range(JOBS)]
+    assert "6 of 6 jobs are trials of a search: none ends early, for their results are not simulated." in alone["notes"]
+
+    store = open_store(tmp_path, writer=True)
+    sampled = [(0, 0.2, 60), (0, 0.4, 60), (1, 0.5, 10)]
+    store.add_reports(
+        [
+            report(
+                str(job),
+                1,
+                number,
+                100.0,
+                Observation(
+                    gpu_type="t4",
+                    nodes=1,
+                    gpus=1,
+                    atomic_batch=1,
+                    steps=steps,
+                    step_time_s=1.0,
+                    progress=0,
+                    utilisation=share,
+                    memory_mb=4000,
+                    device_memory_mb=5000 + number,
+                ),
+            )
+            for number, (job, share, steps) in enumerate(sampled)
+        ]
+    )
+    store.close()
+    store = open_store(tmp_path)
+    found = past((store.round(number) for number in store.round_numbers()), store.reports())
+    asked = {job.id: (job.gpu_utilisation, job.gpu_mem_mb) for job in found.workload.jobs}
+    assert asked["0"] == (pytest.approx(0.3), 5001)
+    assert asked["1"] == (0.5, 5002)
+    assert asked["2"] == (None, None)
+    some = told(tmp_path, "--policy", "gandiva")
+    assert sorted(some["assumed"]["utilisation_of"]) == ["2", "3", "4", "5"]
+    assert sorted(some["assumed"]["memory_fits_of"]) == ["2", "3", "4", "5"]
+    assert some["policies"]["gandiva"]["mean"]["makespan_h"] < mean["makespan_h"] - 0.5, "0 and 1 ran beside each other"
+
+
+def test_another_tables_pairs_may_stand_for_the_records(tmp_path, shared_past):
+    """Half their speed beside themselves on a p100, which stands for the t4: packs are tried, and gain nothing."""
+    table = {"p100": {"net": {"null": 10.0, "net": [5.0, 5.0]}}}
+    (tmp_path / "pairs.json").write_text(json.dumps(table))
+    own = ("--policy", "gandiva", "--pairs", tmp_path / "pairs.json")
+    with pytest.raises(ConfigError, match=r"no pairs on t4; it has p100: say which of these .* --pair-types t4=p100"):
+        told(shared_past, *own)
+    document = told(shared_past, *own, "--pair-types", "t4=p100")
+    assert f"Pairs of jobs: {tmp_path / 'pairs.json'}." in document["notes"]
+    learned = told(shared_past, "--policy", "gandiva")
+    slow, fast = (each["policies"]["gandiva"]["mean"]["makespan_h"] for each in (document, learned))
+    assert slow > 1.1 * fast
+
+
+def test_pairs_of_a_type_stand_for_one_that_is_like_it(shared_past):
+    change = ("--add-nodes", "h100:1x2", "--remove-nodes", "t4:1x2", "--like", "h100=t4:1", "--policy", "gandiva")
+    there = told(shared_past, *change)["policies"]["gandiva"]["mean"]
+    here = told(shared_past, "--policy", "gandiva")["policies"]["gandiva"]["mean"]
+    assert there["makespan_h"] == pytest.approx(here["makespan_h"])
+
+
+def test_the_memory_of_gpus_is_the_sites(shared_past):
+    """The agents told 15,000 MB of a t4; of one on which nobody ran the catalogue says it."""
+    store = open_store(shared_past)
+    found = past((store.round(number) for number in store.round_numbers()), ())
+    learned = Learned(found.pairs, "here", gpu_memory_mb=found.gpu_memory_mb)
+    shared = shared_by(["gandiva"], SharingOptions(None, "", False, "", None), ["t4", "a100"], learned)
+    assert shared is not None
+    assert shared.sharers(found.workload).gpu_memory_mb == {"t4": 15_000, "a100": 38_146}
+
+
+def test_what_is_assumed_is_said_aloud(tmp_path):
+    record(tmp_path, until_s=20_000)
+    result = whatif(tmp_path, "--policy", "gandiva", "--assume-utilisation", 0.6)
+    assert "Nobody knows what 6 of 6 jobs use of a GPU alone" in result.stderr
+    assert "they are taken to use 60% of it" in result.stderr
+    assert "Nobody knows the memory of 6 of 6 jobs" in result.stderr
+    assert "(j0, j1, j2, j3, j4 and 1 more)" in result.stderr
+    assert "'recorded' is what really happened" in result.stderr
+    assert "6 of 6 jobs take fewer GPUs, too: gandiva gives each the most that its wish names." in result.stderr
 
 
 def test_a_store_without_rounds_is_told(tmp_path):

@@ -13,6 +13,7 @@ from penstock_profiles.sensitivity import Option
 from penstock_profiles.wire import Observation, Report
 from penstock_scheduler.cli.ask import JSON, STORE, ask, hours, tell_json, tell_table, when
 from penstock_scheduler.cli.top import asks_for
+from penstock_scheduler.cli.words import numbers
 from penstock_scheduler.errors import ConfigError, PenstockError
 from penstock_scheduler.explain import explain as explain_round
 from penstock_scheduler.explain import words
@@ -247,8 +248,6 @@ def cost(
     """Add up GPU-hours, and with prices what they cost: of ended jobs by the ledger, of the others so far."""
     if by not in ("user", "account", "job"):
         raise ConfigError(f"--by={by!r}: there are user, account and job")
-    from penstock_scheduler.cli.simulation import numbers  # the simulator is a second of imports
-
     price = numbers("--prices", prices) if prices else {}
 
     def uses(penstock: Client) -> list[tuple[str, str, float]]:

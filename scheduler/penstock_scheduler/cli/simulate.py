@@ -1,6 +1,7 @@
 """`penstock simulate`: what would have become of these jobs on this cluster, under these policies?
 
-Only the options are here, so that asking for them takes no second: what they do is in `simulation`.
+Only the options are here, so that asking for them takes no second: what they do is in `simulation`. Those about jobs that
+share GPUs are `penstock whatif`'s, too.
 """
 
 from __future__ import annotations
@@ -8,6 +9,25 @@ from __future__ import annotations
 from pathlib import Path
 
 import typer
+
+PAIRS = typer.Option(
+    None,
+    help="For policies that let jobs share GPUs: a table of what jobs lose beside each other; `whatif` without it takes what the "
+    "site has learned. See docs/simulator.md.",
+)
+PAIR_TYPES = typer.Option(
+    "", help="Of --pairs: the type of the table that stands for one of the cluster, such as t4=p100,a100=v100."
+)
+DRAW_KINDS = typer.Option(
+    False, help="Of --pairs: a job of no kind of the table gets one that runs on as many GPUs, at random."
+)
+AGENTS = typer.Option("", help="What sharing costs, such as switch_s=1,noise=0.03.")
+ASSUME_UTILISATION = typer.Option(
+    None,
+    min=0.0,
+    max=1.0,
+    help="What a job that shares uses of a GPU alone, where nobody knows; 1, all of it, if not given.",
+)
 
 
 def simulate_command(
@@ -29,17 +49,11 @@ def simulate_command(
     unprofiled: bool = typer.Option(
         False, help="Jobs know nothing of their speed before they run; sia measures them in their first rounds."
     ),
-    pairs: Path | None = typer.Option(
-        None,
-        help="For policies that let jobs share GPUs: a table of what jobs lose beside each other; see docs/simulator.md.",
-    ),
-    pair_types: str = typer.Option(
-        "", help="Of --pairs: the type of the table that stands for one of the cluster, such as t4=p100,a100=v100."
-    ),
-    draw_kinds: bool = typer.Option(
-        False, help="Of --pairs: a job of no kind of the table gets one that runs on as many GPUs, at random."
-    ),
-    agents: str = typer.Option("", help="What sharing costs, such as switch_s=1,noise=0.03."),
+    pairs: Path | None = PAIRS,
+    pair_types: str = PAIR_TYPES,
+    draw_kinds: bool = DRAW_KINDS,
+    agents: str = AGENTS,
+    assume_utilisation: float | None = ASSUME_UTILISATION,
     parquet: bool = typer.Option(False, help="Write the tables as Parquet, not CSV; needs pyarrow."),
     cloud: str = typer.Option(
         "",
@@ -70,6 +84,7 @@ def simulate_command(
         pair_types=pair_types,
         draw_kinds=draw_kinds,
         agents=agents,
+        assume_utilisation=assume_utilisation,
         parquet=parquet,
         cloud=cloud,
         as_json=as_json,

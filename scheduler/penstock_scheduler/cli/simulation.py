@@ -5,25 +5,24 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import typer
-from pydantic import ValidationError
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from penstock_profiles.colocation import Colocation, ColocationError, read_pairs
 from penstock_profiles.profiles import ProfileError
 from penstock_profiles.sensitivity import SensitivityProfile, SensitivityStore
+from penstock_scheduler.cli.sharing import SharingOptions, shared_by
+from penstock_scheduler.cli.words import numbers, split
 from penstock_scheduler.errors import ConfigError
 from penstock_scheduler.model import Node
 from penstock_scheduler.nodespec import SpecError
-from penstock_scheduler.policies import make_policy, sharing_parts
+from penstock_scheduler.policies import make_policy
 from penstock_scheduler.settings import load_settings
-from penstock_scheduler.simulator.agents import AgentSettings
 from penstock_scheduler.simulator.cluster import nodes_from_spec
 from penstock_scheduler.simulator.disturbances import Disturbances
 from penstock_scheduler.simulator.figures import figures
@@ -42,7 +41,6 @@ from penstock_scheduler.simulator.page import render
 from penstock_scheduler.simulator.pictures import NoMatplotlib, write_pictures
 from penstock_scheduler.simulator.profiles import Profiles
 from penstock_scheduler.simulator.run import Scenario, Simulation, driving_of, prepare, simulate
-from penstock_scheduler.simulator.sharers import Sharers, sharers
 from penstock_scheduler.simulator.workloads import Workload, read_workload
 
 INTERRUPTED = 130
@@ -69,6 +67,7 @@ def run(
     pair_types: str,
     draw_kinds: bool,
     agents: str,
+    assume_utilisation: float | None,
     parquet: bool,
     cloud: str,
     as_json: bool,
@@ -86,8 +85,7 @@ def run(
     speeds, costs = numbers("--gpu-speeds", gpu_speeds) or None, numbers("--prices", prices) or None
     shares = _sensitivities(sensitivities) if sensitivities is not None else None
     disturbed = _disturbances(disturb)
-    sharing = [name for name in names if sharing_parts(name)]
-    shared = _sharing(pairs, pair_types, types, agents, sharing, names, draw_kinds=draw_kinds)
+    shared = shared_by(names, SharingOptions(pairs, pair_types, draw_kinds, agents, assume_utilisation), types)
     if parquet and not parquet_is_there():
         raise ConfigError("--parquet needs pyarrow: pip install 'penstock[report]', or leave it out for CSV")
     tables_as = "parquet" if parquet else "csv"
@@ -96,16 +94,10 @@ def run(
         return prepare(nodes, found, tables, gpu_speeds=speeds, disturbances=disturbed, sensitivities=shares, seed=seed)
 
     scenario(0).check()
-    told = sharers(found, types, *shared, drawn=draw_kinds) if sharing else None
     notes = ["Simulated, not run."]
-    if told is not None:
-        if pairs is not None and not draw_kinds and told.unknown == len(found.jobs):
-            named, has = next(iter(told.kinds.values())).name, told.pairs.kinds(told.pairs.gpu_types[0])
-            raise ConfigError(
-                f"--pairs={pairs}: it has none of the workload's kinds, such as {named!r}; it has {', '.join(has[:3])}, …: name "
-                "them in the workload's column `kind`, or have them drawn with --draw-kinds"
-            )
-        notes.append(_about_pairs(told, len(found.jobs), pairs, draw_kinds=draw_kinds))
+    if shared is not None:
+        shared.check(found, "name them in the workload's column `kind`, or ")
+        notes += shared.notes(found)
     if out is not None:
         make_folder(out)
     results: list[Result] = []
@@ -115,20 +107,14 @@ def run(
             if unprofiled and driving.learner == "fitted":  # the artifact's jobs know what theirs do
                 driving = dataclasses.replace(driving, learner="unprofiled")
             on_tick = show(f"{name}, seed {seed}", len(results))
-            its = None
-            if name in sharing:
-                its = sharers(found, types, shared[0], shared[1].model_copy(update={"seed": seed}), drawn=draw_kinds)
-            simulation = simulate(
-                scenario(seed), name, given[name], driving, on_tick, agents=None if its is None else its.agents()
-            )
+            its = shared.agents(name, found, seed) if shared is not None else None
+            simulation = simulate(scenario(seed), name, given[name], driving, on_tick, agents=its)
             rows = job_rows(simulation, costs)
             results.append(Result(name, seed, simulation, rows, summarise(simulation, rows)))
             if simulation.interrupted:
                 break
     document = over_seeds(results, cluster=_cluster_spec(cluster), workload=found.name) | {"notes": notes}
-    tell(results, document, out, as_json=as_json, tables_as=tables_as)
-    for note in notes[1:]:
-        typer.echo(note, err=True)
+    tell(results, document, out, as_json=as_json, tables_as=tables_as, aloud=notes[1:])
 
 
 NO_TERMINAL = 120
@@ -136,9 +122,20 @@ NO_TERMINAL = 120
 
 
 def tell(
-    results: list[Result], document: Mapping[str, Any], out: Path | None, *, as_json: bool, tables_as: str = "csv"
+    results: list[Result],
+    document: Mapping[str, Any],
+    out: Path | None,
+    *,
+    as_json: bool,
+    tables_as: str = "csv",
+    aloud: Iterable[str] = (),
 ) -> None:
-    """Write and print what came out. Raises ConfigError if that cannot be, and Exit after Ctrl-C."""
+    """Write and print what came out; on standard error what is to be said beside it.
+
+    Raises:
+        ConfigError: that cannot be.
+        Exit: after Ctrl-C.
+    """
     written = write(out, results, document, tables_as) if out is not None else ""
     if as_json:
         typer.echo(json.dumps(document))
@@ -151,6 +148,8 @@ def tell(
         console.print(_table(document))
         if written:
             typer.echo(written)
+    for words in aloud:
+        typer.echo(words, err=True)
     if any(result.simulation.interrupted for result in results):
         typer.echo("stopped: the figures are of what was simulated until then", err=True)
         raise typer.Exit(INTERRUPTED)
@@ -240,96 +239,12 @@ def _sensitivities(folder: Path) -> dict[str, SensitivityProfile]:
     return found
 
 
-def _sharing(
-    file: Path | None,
-    pair_types: str,
-    gpu_types: Sequence[str],
-    agents: str,
-    sharing: Sequence[str],
-    policies: Sequence[str],
-    *,
-    draw_kinds: bool,
-) -> tuple[Colocation, AgentSettings]:
-    """What jobs lose beside each other on the cluster's GPU types, and what sharing costs. Raises ConfigError."""
-    given = {"--pairs": file, "--pair-types": pair_types, "--draw-kinds": draw_kinds, "--agents": agents}
-    used = next((option for option, value in given.items() if value), None)
-    if used is not None and not sharing:
-        raise ConfigError(
-            f"{used} is for policies that let jobs share GPUs, and none of {', '.join(policies)} does; name one, such as "
-            "gandiva or sia+gandiva-share"
-        )
-    if file is None and (pair_types or draw_kinds):
-        raise ConfigError(f"{'--pair-types' if pair_types else '--draw-kinds'} is about the table of --pairs; give one")
-    values = numbers("--agents", agents)
-    if unknown := sorted(set(values) - {"switch_s", "noise", "step_noise"}):
-        raise ConfigError(f"--agents: unknown {unknown[0]!r}; there are noise, step_noise and switch_s")
-    try:
-        settings = AgentSettings.model_validate(values)
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise ConfigError(f"--agents: {first['loc'][0]}={first['input']:g}: {first['msg']}") from None
-    if file is None:
-        return Colocation(), settings
-    try:
-        table = read_pairs(file)
-    except ColocationError as error:
-        raise ConfigError(f"--pairs: {error}") from None
-    except OSError as error:
-        raise ConfigError(f"--pairs={file}: {error.strerror}") from None
-    if not table.gpu_types:
-        raise ConfigError(f"--pairs={file}: it has no pairs yet; leave it out")
-    stands = {}
-    for part in split(pair_types):
-        ours, _, theirs = part.partition("=")
-        if ours not in gpu_types or theirs not in table.gpu_types:
-            raise ConfigError(
-                f"--pair-types: {part!r} is no TYPE=TYPE of the cluster's ({', '.join(gpu_types)}) and the table's "
-                f"({', '.join(table.gpu_types)})"
-            )
-        stands[ours] = theirs
-    for name in gpu_types:
-        if stands.setdefault(name, name) not in table.gpu_types:
-            raise ConfigError(
-                f"--pairs={file}: it has no pairs on {name}; it has {', '.join(table.gpu_types)}: say which of these stands "
-                f"for it, such as --pair-types {name}={next(iter(table.gpu_types))}"
-            )
-    return table.on_types(stands), settings
-
-
-def _about_pairs(told: Sharers, jobs: int, file: Path | None, *, draw_kinds: bool) -> str:
-    """Where the truth about jobs that share comes from, in words."""
-    whole = sum(kind.utilisation == 1 for kind in told.kinds.values())
-    prior = f"by what each uses of a GPU alone; {whole} of {jobs} are taken to use all of it, so that sharing one gains nothing"
-    if file is None:
-        return f"No pairs of jobs are known (--pairs): two on one GPU lose {prior}."
-    rest = f"{told.unknown} of {jobs} jobs are of no kind of the table"
-    drawn = "each got a kind of its size at random" if draw_kinds else f"they lose {prior}"
-    return f"Pairs of jobs: {file}." + (f" {rest}: {drawn}." if told.unknown else "")
-
-
 def _disturbances(text: str) -> Disturbances:
     given = numbers("--disturb", text)
     known = {field.name for field in dataclasses.fields(Disturbances)} - {"seed"}
     if unknown := sorted(set(given) - known):
         raise ConfigError(f"--disturb: unknown {unknown[0]!r}; there are {', '.join(sorted(known))}")
     return Disturbances(**given)  # type: ignore[arg-type]
-
-
-def numbers(option: str, text: str) -> dict[str, float]:
-    """`name=number,...`. Raises ConfigError."""
-    found = {}
-    for part in split(text):
-        name, _, value = part.partition("=")
-        try:
-            found[name.strip()] = float(value)
-        except ValueError:
-            raise ConfigError(f"{option}: {part!r} is no NAME=NUMBER") from None
-    return found
-
-
-def split(names: str) -> list[str]:
-    """The parts between commas."""
-    return [name.strip() for name in names.split(",") if name.strip()]
 
 
 def make_folder(out: Path) -> None:

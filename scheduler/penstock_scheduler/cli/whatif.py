@@ -13,11 +13,15 @@ import typer
 
 from penstock_profiles.families import load_families
 from penstock_profiles.gpus import load_gpus
-from penstock_scheduler.cli.simulation import make_folder, numbers, progress, settings_of, split, tell
+from penstock_scheduler.cli.sharing import Learned, SharingOptions, shared_by
+from penstock_scheduler.cli.simulate import AGENTS, ASSUME_UTILISATION, DRAW_KINDS, PAIR_TYPES, PAIRS
+from penstock_scheduler.cli.simulation import make_folder, progress, settings_of, tell
+from penstock_scheduler.cli.words import numbers, split
 from penstock_scheduler.errors import ConfigError
 from penstock_scheduler.model import Node
 from penstock_scheduler.nodespec import parse_nodes
-from penstock_scheduler.policies import sharing_parts
+from penstock_scheduler.pairs import PAIRS as LEARNED
+from penstock_scheduler.pairs import open_pairs
 from penstock_scheduler.simulator.cluster import nodes_from_spec
 from penstock_scheduler.simulator.metrics import job_rows, summarise
 from penstock_scheduler.simulator.outcomes import Result, over_seeds
@@ -42,6 +46,11 @@ def whatif(
     policy: str = typer.Option("sia", help="Policies, such as sia,fifo."),
     seeds: int = typer.Option(1, min=1, help="Simulate so many times, with other luck each; see docs/simulator.md."),
     prices: str = typer.Option("", help="Of a GPU-hour, such as t4=0.4,a100=2.5."),
+    pairs: Path | None = PAIRS,
+    pair_types: str = PAIR_TYPES,
+    draw_kinds: bool = DRAW_KINDS,
+    agents: str = AGENTS,
+    assume_utilisation: float | None = ASSUME_UTILISATION,
     out: Path | None = typer.Option(None, help="Folder for report, pictures, tables and summary."),
     config: Path | None = typer.Option(None, help="A settings file, whose sections policy.NAME apply."),
     as_json: bool = typer.Option(False, "--json", help="The summary as one JSON object, and nothing else."),
@@ -49,22 +58,28 @@ def whatif(
     """Replay the daemon's recorded history on a changed cluster, beside what really happened."""
     names = split(policy)
     given = settings_of(names, config)
-    if sharing := next((name for name in names if sharing_parts(name)), None):
-        raise ConfigError(
-            f"policy {sharing} needs agents, which this replay does not have yet: `penstock simulate` has them, with a workload "
-            "(`penstock workload import --sacct`)"
-        )
     costs = numbers("--prices", prices) or None
     record = _read(store)
     nodes = changed(record.nodes, add_nodes, remove_nodes)
-    truths = on_types(record.truths, record.nodes, _likes(like))
-    if unknown := unknown_types(truths, dict.fromkeys(node.gpu_type for node in nodes)):
+    likes = _likes(like)
+    truths = on_types(record.truths, record.nodes, likes)
+    types = tuple(dict.fromkeys(node.gpu_type for node in nodes))
+    if unknown := unknown_types(truths, types):
         raise ConfigError(
             f"no job of the record is known to run on {', '.join(unknown)}; say how fast it is, such as "
             f"--like {unknown[0]}={record.nodes[0].gpu_type}:2 for twice as fast"
         )
     scenario = Scenario(nodes, record.workload, PastTruth(truths), load_families(), load_gpus())
     scenario.check()
+    shared = shared_by(
+        names,
+        SharingOptions(pairs, pair_types, draw_kinds, agents, assume_utilisation),
+        types,
+        _learned(store, record, {new: donor for new, (donor, _) in likes.items()}),
+    )
+    if shared is not None:
+        shared.check(record.workload)
+        shared.expect_something(record.workload)
     if out is not None:
         make_folder(out)
     results = [_result(RECORDED, 0, _lived(record, scenario), record, costs)]
@@ -73,7 +88,8 @@ def whatif(
         for seed, name in ((seed, name) for seed in range(seeds) for name in names):
             other = replace(scenario, workload=jittered(record.workload, seed, record.round_s))
             on_tick = show(f"{name}, seed {seed}", len(results) - 1)
-            simulation = simulate(other, name, given[name], _driving(name, record), on_tick, models)
+            its = shared.agents(name, record.workload, seed) if shared is not None else None
+            simulation = simulate(other, name, given[name], _driving(name, record), on_tick, models, its)
             results.append(_result(name, seed, simulation, record, costs))
             if simulation.interrupted:
                 break
@@ -83,14 +99,29 @@ def whatif(
         f"'{RECORDED}' is what really happened, on {_spec(record.nodes)}. Times are of jobs that ended while it was recorded.",
         "The rest is simulated. Every job has the work that it did, and the model that the daemon had of it.",
         *record.notes,
+        *_rigid(names, record),
+        *(shared.notes(record.workload) if shared is not None else ()),
     ]
-    tell(results, document, out, as_json=as_json)
+    if shared is not None:
+        document["assumed"] = shared.assumed(record.workload)
+    tell(results, document, out, as_json=as_json, aloud=document["notes"])
 
 
 def _read(store: str) -> Past:
     """The record in a store. The one place that opens one."""
     opened = open_store(store)
     return past((opened.round(number) for number in opened.round_numbers()), opened.reports())
+
+
+def _learned(store: str, record: Past, like: Mapping[str, str]) -> Learned:
+    """What the site knows of pairs: the daemon's file, or where the store is in no folder of its, what was in its rounds.
+
+    Raises ConfigError: the file cannot be read.
+    """
+    file = Path(store) / LEARNED
+    if "://" in store or not file.exists():
+        return Learned(record.pairs, "as the record's rounds have them", like, record.gpu_memory_mb)
+    return Learned(open_pairs(file).known, f"what the site has learned ({file})", like, record.gpu_memory_mb)
 
 
 def changed(nodes: Sequence[Node], add: str, remove: str) -> tuple[Node, ...]:
@@ -135,10 +166,30 @@ def _driving(name: str, record: Past) -> Driving:
     return replace(driving, round_s=None if driving.round_s is None else record.round_s, as_requested=False)
 
 
+def _rigid(names: Sequence[str], record: Past) -> list[str]:
+    """That some policies choose no number of GPUs, where that makes a difference, in a sentence."""
+    rigid = [name for name in names if driving_of(name).as_requested]
+    elastic = sum(job.wish.min_gpus < job.wish.max_gpus for job in record.workload.jobs)
+    if not rigid or not elastic:
+        return []
+    jobs = len(record.workload.jobs)
+    return [
+        f"{elastic} of {jobs} jobs take fewer GPUs, too: {', '.join(rigid)} gives each the most that its wish names."
+    ]
+
+
 def _lived(record: Past, scenario: Scenario) -> Simulation:
     """What really happened, as if it had been simulated."""
     here = replace(scenario, nodes=record.nodes)
-    return Simulation(RECORDED, here, list(record.lived), record.end_s, list(record.ticks), rounds=len(record.ticks))
+    return Simulation(
+        RECORDED,
+        here,
+        list(record.lived),
+        record.end_s,
+        list(record.ticks),
+        len(record.ticks),
+        gpu_seconds=record.gpu_seconds,
+    )
 
 
 def _result(name: str, seed: int, simulation: Simulation, record: Past, costs: Mapping[str, float] | None) -> Result:

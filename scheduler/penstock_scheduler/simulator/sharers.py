@@ -2,7 +2,7 @@
 
 A job's *kind* is what a table of pairs knows it by: the workload's column `kind`, else the first of its family, model and name
 that the table has; also as Gavel writes it, `('ResNet-18 (batch size 16)', 1)` for the kind and its GPUs. A job of no kind of
-the table is like no other: beside it counts what each uses of the GPU alone.
+the table is like no other: beside it counts what each uses of the GPU alone. Where nobody knows that either, it is assumed.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ class Sharers:
         pairs: shares of pairs, by the cluster's names of GPU types.
         kinds: of all jobs.
         unknown: jobs whose kind is not in the table.
+        assumed: jobs of which nobody knows what they use of a GPU alone.
         settings: what sharing costs.
         gpu_memory_mb: memory of one GPU by type, where it is known.
     """
@@ -45,6 +46,7 @@ class Sharers:
     pairs: Colocation
     kinds: Mapping[JobId, Kind]
     unknown: int
+    assumed: tuple[JobId, ...]
     settings: AgentSettings
     gpu_memory_mb: Mapping[str, int]
 
@@ -60,6 +62,8 @@ def sharers(
     settings: AgentSettings,
     *,
     drawn: bool = False,
+    assumed: float = 1.0,
+    gpu_memory_mb: Mapping[str, int] | None = None,
 ) -> Sharers:
     """The truth about the jobs of a workload.
 
@@ -69,42 +73,42 @@ def sharers(
         pairs: shares of pairs; a pair without is one of which only the utilisation of each counts.
         settings: what sharing costs; its seed is that of the kinds, too.
         drawn: a job of no kind of the table gets one that runs on as many GPUs, at random.
+        assumed: part of a GPU that a job uses alone of which nobody knows it, in [0, 1].
+        gpu_memory_mb: memory of one GPU by type, as the site knows it; of other types the catalogue's counts.
     """
     known = dict.fromkeys(kind for gpu_type in gpu_types for kind in pairs.kinds(gpu_type))
     by_gpus: dict[int | None, list[str]] = {}
     for kind in known:
         by_gpus.setdefault(gpus_of(kind), []).append(kind)
-    kinds, unknown = {}, 0
+    kinds, unknown, guessed = {}, 0, []
     for job in workload.jobs:
-        name = next((name for name in _names(job) if name in known), None)
+        name = next((name for name in names_of(job) if name in known), None)
         unknown += name is None
         if name is None and drawn and known:
             fitting = by_gpus[_size(job.gpus, by_gpus)]
             name = fitting[draw(settings.seed, "kind", job.id).integers(len(fitting))]
-        kinds[job.id] = Kind(
-            name or next(_names(job)),
-            job.gpu_utilisation if job.gpu_utilisation is not None else utilisation(pairs, gpu_types, name),
-            int(job.gpu_mem_mb or 0),
-        )
+        used = job.gpu_utilisation if job.gpu_utilisation is not None else utilisation(pairs, gpu_types, name)
+        guessed += [job.id] if used is None else []
+        kinds[job.id] = Kind(name or next(names_of(job)), assumed if used is None else used, int(job.gpu_mem_mb or 0))
     gpus = load_gpus()
     known_types = {name: gpus.canonical(name) for name in gpu_types}
     memory_mb = {name: int(gpus[of].memory_gb * MIB_OF_GB) for name, of in known_types.items() if of in gpus}
-    return Sharers(pairs, kinds, unknown, settings, memory_mb)
+    return Sharers(pairs, kinds, unknown, tuple(guessed), settings, memory_mb | dict(gpu_memory_mb or {}))
 
 
-def utilisation(pairs: Colocation, gpu_types: Sequence[str], kind: str | None) -> float:
-    """Part of a GPU that a kind uses alone, mean over the types on which something tells; where nothing does, all of it."""
+def utilisation(pairs: Colocation, gpu_types: Sequence[str], kind: str | None) -> float | None:
+    """Part of a GPU that a kind uses alone, mean over the types on which something tells; None: nothing does."""
     if kind is None:
-        return 1.0
+        return None
     told = []
     for gpu_type in gpu_types:
         used = pairs.utilisation(gpu_type, kind)
         used = pairs.utilisation_by_itself(gpu_type, kind) if used is None else used
         told += [used] if used is not None else []
-    return sum(told) / len(told) if told else 1.0
+    return sum(told) / len(told) if told else None
 
 
-def _names(job: WorkloadJob) -> Iterator[str]:
+def names_of(job: WorkloadJob) -> Iterator[str]:
     """What a table may know the job by, the surest first."""
     for name in (job.kind, job.wish.model_family, job.model, job.name, job.id):
         if name:

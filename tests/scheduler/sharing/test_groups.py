@@ -47,6 +47,15 @@ def test_it_is_judged_by_what_it_had_at_the_rung() -> None:
     assert (verdict.order, verdict.resting) == (("a",), ("b",))
 
 
+def test_with_eta_four_a_quarter_goes_on_and_rungs_are_four_times_as_far() -> None:
+    """Four at 100 s, one goes on; at 399 s it has not reached 400 s, the next rung, at which it would be alone."""
+    settings = GroupSettings(first_s=100.0, eta=4)
+    rest = [trial("b", 100.0, 0.3), trial("c", 100.0, 0.2), trial("d", 100.0, 0.1)]
+    assert judge([trial("a", 100.0, 0.4), *rest], settings).order == ("a",)
+    late = TrialSeen("a", 399.0, ((100.0, 0.1), (399.0, 0.9)))
+    assert judge([late, *rest], settings).order == ("b",), "it is judged by the first rung still"
+
+
 def test_who_reports_nothing_is_not_judged() -> None:
     assert judge([trial("a", 9000.0), trial("b", 9000.0)], SETTINGS).resting == ()
 

@@ -86,6 +86,14 @@ def test_idle_gpus_take_the_worst_packs_apart():
     assert [gone.pack[0].job for gone in undo(packs, 1, SETTINGS)] == ["fair"]
 
 
+def test_a_pack_of_two_gpus_is_taken_apart_where_two_are_idle():
+    two = Measured((_tenant("a", gpus=2), _tenant("b", gpus=2)), (0.6, 0.6))
+    one = _measured("better", 0.7, 0.7)
+    assert undo([two, one], 1, SETTINGS) == (one,)
+    assert undo([two, one], 2, SETTINGS) == (two,)
+    assert undo([two, one], 3, SETTINGS) == (two, one)
+
+
 def test_a_pair_that_did_not_fit_is_not_tried_again():
     tenants = [_tenant(kind) for kind in "ab"]
     known = Colocation({("t4", "a", "b"): Pair(share=0.9), ("t4", "b", "a"): Pair(share=0.9)})

@@ -58,6 +58,7 @@ def test_a_newcomer_has_the_next_slice_and_no_more():
     served[b] += 60.0
     assert turn([a, b], served, 1, [b]) == (b,), "now they are equals, and it need not be suspended at once"
     assert entry_s([], 60.0) == 0.0
+    assert entry_s([600.0, 1200.0], 60.0) == 540.0, "before all others, also where some have had more"
 
 
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=8))

@@ -65,6 +65,10 @@ def test_kinds_are_drawn_by_size_and_by_seed() -> None:
         "('lm', 4)",
         "('lm', 4)",
     ]
+    apart = Colocation({("t4", f"('of {size}', {size})", "x"): Pair(share=0.5) for size in (2, 8)})
+    sizes = Workload("w", (job("one", 1), job("seven", 7)))
+    found = sharers(sizes, ("t4",), apart, AgentSettings(), drawn=True).kinds
+    assert {kind.name for kind in found.values()} == {"('of 2', 2)"}, "the next fewer, or else the smallest"
     several = Colocation({("t4", f"('k{number}', 1)", "x"): Pair(share=0.5) for number in range(9)})
     two = Workload("w", (job("a"), job("b")))
     drawn = [sharers(two, ("t4",), several, AgentSettings(seed=seed), drawn=True).kinds for seed in (0, 0, 1, 2)]

@@ -1,0 +1,254 @@
+"""What `penstock simulate` and `penstock whatif` tell a simulation of jobs that share GPUs, and say of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from penstock_profiles.colocation import Colocation, ColocationError, read_pairs
+from penstock_scheduler.cli.words import numbers, split
+from penstock_scheduler.errors import ConfigError
+from penstock_scheduler.policies import sharing_parts
+from penstock_scheduler.simulator.agents import AgentSettings, SimulatedAgents
+from penstock_scheduler.simulator.sharers import Sharers, names_of, sharers
+from penstock_scheduler.simulator.workloads import Workload
+
+SHOWN = 5
+"""Most names of jobs in a sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class SharingOptions:
+    """As on the command line; see `simulate`."""
+
+    pairs: Path | None
+    pair_types: str
+    draw_kinds: bool
+    agents: str
+    assume_utilisation: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """What a site knows by itself, in the place of a table."""
+
+    pairs: Colocation
+    source: str
+    """Where that is from, in words."""
+    like: Mapping[str, str] = field(default_factory=dict)
+    """GPU type that the site does not have -> the one whose pairs stand for it."""
+    gpu_memory_mb: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What is told of jobs that share.
+
+    Args:
+        policies: those that let them.
+        pairs: shares of pairs, by the cluster's names of GPU types.
+        table: the file that was given; None: these are what the site has learned.
+        source: where they are from, in words; empty: there are none.
+        gpu_types: of the cluster.
+        settings: what sharing costs.
+        drawn: whether kinds are drawn.
+        utilisation: what a job uses of a GPU of which nobody knows it; None: nobody has said.
+        gpu_memory_mb: by type, as the site knows it.
+    """
+
+    policies: tuple[str, ...]
+    pairs: Colocation
+    table: Path | None
+    source: str
+    gpu_types: tuple[str, ...]
+    settings: AgentSettings
+    drawn: bool
+    utilisation: float | None
+    gpu_memory_mb: Mapping[str, int]
+
+    def sharers(self, workload: Workload, seed: int = 0) -> Sharers:
+        """The truth about the jobs."""
+        return sharers(
+            workload,
+            self.gpu_types,
+            self.pairs,
+            self.settings.model_copy(update={"seed": seed}),
+            drawn=self.drawn,
+            assumed=1.0 if self.utilisation is None else self.utilisation,
+            gpu_memory_mb=self.gpu_memory_mb,
+        )
+
+    def agents(self, policy: str, workload: Workload, seed: int) -> SimulatedAgents | None:
+        """New agents for one simulation; None: under this policy nobody shares."""
+        return self.sharers(workload, seed).agents() if policy in self.policies else None
+
+    def check(self, workload: Workload, naming: str = "") -> None:
+        """Raises ConfigError if a table was given that has none of the jobs. `naming` is a remedy, beside drawing kinds."""
+        told = self.sharers(workload)
+        if self.table is not None and not self.drawn and told.unknown == len(workload.jobs):
+            named, has = next(iter(told.kinds.values())).name, told.pairs.kinds(told.pairs.gpu_types[0])
+            raise ConfigError(
+                f"--pairs={self.table}: it has none of the jobs' kinds, such as {named!r}; it has {', '.join(has[:3])}, …: "
+                f"{naming}have them drawn with --draw-kinds"
+            )
+
+    def expect_something(self, workload: Workload) -> None:
+        """Raises ConfigError if nothing at all is known or said of what the jobs lose beside each other."""
+        told = self.sharers(workload)
+        if self.utilisation is None and len(told.assumed) == told.unknown == len(workload.jobs):
+            raise ConfigError(
+                f"policy {self.policies[0]} lets jobs share GPUs, and of no job of the record is it known what it uses of a GPU, "
+                "nor what it loses beside another. Give a table of pairs (--pairs FILE, with --draw-kinds if it does not have "
+                "your jobs), or say what to assume: with --assume-utilisation 1 jobs gain by turns alone"
+            )
+
+    def assumed(self, workload: Workload) -> dict[str, object]:
+        """What was assumed, and of which jobs, for programs."""
+        told = self.sharers(workload)
+        memory = [job for job, kind in told.kinds.items() if not kind.memory_mb]
+        utilisation = told.kinds[told.assumed[0]].utilisation if told.assumed else None
+        return {"utilisation": utilisation, "utilisation_of": list(told.assumed), "memory_fits_of": memory}
+
+    def notes(self, workload: Workload) -> list[str]:
+        """What the truth about jobs that share is, where it is from, and what was assumed, in sentences."""
+        told, jobs = self.sharers(workload), len(workload.jobs)
+        names = {job.id: next(names_of(job)) for job in workload.jobs}
+        found = []
+        if not self.source:
+            found.append("No pairs of jobs are known (--pairs): two on one GPU lose by what each uses of it alone.")
+        elif not told.unknown:
+            found.append(f"Pairs of jobs: {self.source}.")
+        elif self.drawn:
+            drawn = f"{told.unknown} of {jobs} jobs are of no kind of the table: each got a kind of its size at random"
+            found.append(f"Pairs of jobs: {self.source}. {drawn}.")
+        else:
+            prior = (
+                f"{told.unknown} of {jobs} jobs are of none of its kinds: they lose by what each uses of a GPU alone"
+            )
+            found.append(f"Pairs of jobs: {self.source}. {prior}.")
+        if told.assumed:
+            which = _some([names[job] for job in told.assumed])
+            found.append(
+                f"Nobody knows what {len(told.assumed)} of {jobs} jobs use of a GPU alone ({which}): they are taken to use "
+                f"{_part(told.kinds[told.assumed[0]].utilisation)}."
+            )
+        if unsized := [names[job] for job, kind in told.kinds.items() if not kind.memory_mb]:
+            found.append(
+                f"Nobody knows the memory of {len(unsized)} of {jobs} jobs ({_some(unsized)}): it is taken to fit beside "
+                "any other's."
+            )
+        if trials := sum(job.wish.trial_group is not None for job in workload.jobs):
+            found.append(
+                f"{trials} of {jobs} jobs are trials of a search: none ends early, for their results are not simulated."
+            )
+        return found
+
+
+def shared_by(
+    policies: Sequence[str], options: SharingOptions, gpu_types: Sequence[str], learned: Learned | None = None
+) -> Shared | None:
+    """What is told of jobs that share; None: none of the policies lets them.
+
+    Args:
+        policies: all that are simulated.
+        options: as given.
+        gpu_types: of the cluster.
+        learned: what counts without a table.
+
+    Raises:
+        ConfigError: an option is wrong, or about nothing.
+    """
+    sharing = tuple(name for name in policies if sharing_parts(name))
+    file = options.pairs
+    given = {
+        "--pairs": file is not None,
+        "--pair-types": options.pair_types,
+        "--draw-kinds": options.draw_kinds,
+        "--agents": options.agents,
+        "--assume-utilisation": options.assume_utilisation is not None,
+    }
+    used = next((option for option, value in given.items() if value), None)
+    if used is not None and not sharing:
+        raise ConfigError(
+            f"{used} is for policies that let jobs share GPUs, and none of {', '.join(policies)} does; name one, such as "
+            "gandiva or sia+gandiva-share"
+        )
+    if file is None and (options.pair_types or options.draw_kinds):
+        raise ConfigError(
+            f"{'--pair-types' if options.pair_types else '--draw-kinds'} is about the table of --pairs; give one"
+        )
+    values = numbers("--agents", options.agents)
+    if unknown := sorted(set(values) - {"switch_s", "noise", "step_noise"}):
+        raise ConfigError(f"--agents: unknown {unknown[0]!r}; there are noise, step_noise and switch_s")
+    try:
+        settings = AgentSettings.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ConfigError(f"--agents: {first['loc'][0]}={first['input']:g}: {first['msg']}") from None
+    if not sharing:
+        return None
+    like = dict(learned.like) if learned is not None else {}
+    if file is not None:
+        pairs, source = _table(file, options.pair_types, gpu_types, like), str(file)
+    elif learned is not None and learned.pairs.gpu_types:
+        known = learned.pairs.gpu_types
+        stands = {name: name if name in known else like.get(name, name) for name in gpu_types}
+        pairs, source = learned.pairs.on_types(stands), learned.source
+    else:
+        pairs, source = Colocation(), ""
+    return Shared(
+        sharing,
+        pairs,
+        file,
+        source,
+        tuple(gpu_types),
+        settings,
+        options.draw_kinds,
+        options.assume_utilisation,
+        learned.gpu_memory_mb if learned is not None else {},
+    )
+
+
+def _table(file: Path, pair_types: str, gpu_types: Sequence[str], like: Mapping[str, str]) -> Colocation:
+    """The pairs in a file, by the cluster's names of GPU types. Raises ConfigError."""
+    try:
+        table = read_pairs(file)
+    except ColocationError as error:
+        raise ConfigError(f"--pairs: {error}") from None
+    except OSError as error:
+        raise ConfigError(f"--pairs={file}: {error.strerror}") from None
+    if not table.gpu_types:
+        raise ConfigError(f"--pairs={file}: it has no pairs yet; leave it out")
+    stands = {
+        ours: theirs for ours, theirs in like.items() if theirs in table.gpu_types and ours not in table.gpu_types
+    }
+    for part in split(pair_types):
+        ours, _, theirs = part.partition("=")
+        if ours not in gpu_types or theirs not in table.gpu_types:
+            raise ConfigError(
+                f"--pair-types: {part!r} is no TYPE=TYPE of the cluster's ({', '.join(gpu_types)}) and the table's "
+                f"({', '.join(table.gpu_types)})"
+            )
+        stands[ours] = theirs
+    for name in gpu_types:
+        if stands.setdefault(name, name) not in table.gpu_types:
+            raise ConfigError(
+                f"--pairs={file}: it has no pairs on {name}; it has {', '.join(table.gpu_types)}: say which of these stands "
+                f"for it, such as --pair-types {name}={next(iter(table.gpu_types))}"
+            )
+    return table.on_types(stands)
+
+
+def _part(utilisation: float) -> str:
+    return "all of it, so that two of them gain nothing on one GPU" if utilisation == 1 else f"{utilisation:.0%} of it"
+
+
+def _some(names: Sequence[str]) -> str:
+    """The commonest, in words."""
+    counts = Counter(names)
+    shown = [f"{name} x{count}" if count > 1 else name for name, count in counts.most_common(SHOWN)]
+    return ", ".join(shown) + (f" and {len(counts) - SHOWN} more" if len(counts) > SHOWN else "")
