@@ -100,6 +100,91 @@ def test_an_agent_that_starts_again_goes_on_without_a_daemon(make_node: Callable
     assert set(node.devices().values()) == {(3,)}
 
 
+def test_the_first_slice_of_a_job_counts_from_its_first_step(make_node: Callable[..., Node]):
+    """It takes 4 s to start, two slices: it is not put back before it has run for a whole one, and is measured."""
+    node = make_node()
+    node.job(1)
+    node.order(alone(1), (0,), slice_s=2.0)
+    node.until(lambda: steps(node, 1) > 0, "steps of the first")
+    node.order(alone(1, 2), (0,), slice_s=2.0)
+    node.until(lambda: node.states()["j2"] == "running", "turn of the newcomer")
+    began_s = time.time()
+    node.job(2, "--late", "4")
+    node.until(lambda: node.states()["j2"] != "running", "end of its first turn")
+    held_s = time.time() - began_s
+    use = next(each.use for each in node.agent.status().jobs if each.job == "j2")
+    assert steps(node, 2) > 0
+    assert use.profiled
+    assert 2.0 <= use.ran_s <= held_s - 4
+    assert node.agent._state.account.first_slice_s["j2"] >= began_s + 6
+    node.until(lambda: node.states()["j2"] == "running", "next turn")
+    node.until(lambda: node.states()["j2"] != "running", "end of its next turn, a usual one")
+
+
+def test_a_job_that_tells_no_step_gives_its_turn_up_all_the_same(make_node: Callable[..., Node]):
+    """It hangs, or is of a program that knows nothing of agents: once, its turn is as long as it may take to start."""
+    node = make_node(start_wait_s=1.5)
+    node.job(1)
+    node.job(2, "--mute")
+    node.order(alone(2, 1), (0,), slice_s=0.5)
+    node.until(lambda: node.states()["j2"] == "running", "turn of the mute one")
+    node.until(lambda: node.states()["j2"] != "running", "end of its first turn")
+    mute = node.agent._state.hosted["j2"]
+    assert mute.asked_s - mute.resumed_s >= 1.5
+    node.until(lambda: node.slurm.calls.count(("suspend", 2)) >= 3 and steps(node, 1) > 0, "turns of both")
+    assert node.agent.status().jobs[1].use.ran_s >= 1.5
+
+
+def test_a_job_that_is_alone_has_not_run_before_it_has_started(
+    make_node: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(agent_module, "ALONE_S", 0.5)
+    node = make_node()
+    node.job(5, "--late", "2")
+    own = OrderedJob(job=JobId("j5"), slurm_job=5, uid=os.getuid(), gpus=1, running=True, own_devices=(4,))
+    node.order([], (), more=[own])
+    node.until(lambda: node.agent.status().jobs and node.agent.status().jobs[0].use.ran_s > 0, "time that it ran")
+    assert steps(node, 5) > 0
+    node.until(lambda: node.agent.status().jobs[0].use.profiled, "measurement")
+
+
+@pytest.mark.parametrize("guest", [("--late", "3"), ("--mute",)])
+def test_a_guest_that_has_said_nothing_is_not_taken_for_one_that_keeps_to_its_limit(
+    make_node: Callable[..., Node], guest: tuple[str, ...]
+):
+    """The guaranteed job waits until the guest has spoken, or for so long that it is one that never does."""
+    node = make_node(start_wait_s=10, suspend_wait_s=1000)
+    node.job(1, *guest)
+    node.order(alone(1), (0,), slice_s=60.0)
+    node.until(lambda: node.states()["j1"] == "running", "start of the guest")
+    node.job(2)
+    pack = Pack((JobId("j1"), JobId("j2")), guaranteed=JobId("j2"), limits=(Limit(memory_mb=400), Limit()))
+    node.order([pack], (0,), slice_s=60.0)
+    node.until(lambda: node.states()["j2"] == "running", "start of the guaranteed one")
+    said, hosted = node.said(1), node.agent._state.hosted
+    if "--mute" in guest:
+        assert hosted["j2"].resumed_s - hosted["j1"].resumed_s >= 10
+    else:
+        assert said is not None
+        assert said.number == control(node, 1).number
+
+
+def test_two_that_are_new_and_limited_do_not_wait_for_one_anothers_word(make_node: Callable[..., Node]):
+    node = make_node(suspend_wait_s=1000)
+    for number in (1, 2):
+        node.job(number)
+    node.order([Pack((JobId("j1"), JobId("j2")), limits=(Limit(memory_mb=50), Limit(memory_mb=50)))], (0,))
+    node.until(lambda: node.states() == {"j1": "running", "j2": "running"}, "start of both")
+
+
+def test_a_guest_that_never_says_anything_holds_up_no_measurement(make_node: Callable[..., Node]):
+    node = make_node(start_wait_s=1.0, control={"tolerance": 0.3, "search_periods": 1})
+    node.job(1, "--step", "0.02")
+    node.job(2, "--mute")
+    node.order([Pack((JobId("j1"), JobId("j2")), guaranteed=JobId("j1"))], (0,), slice_s=1.0)
+    node.until(lambda: node.agent.status().groups and node.agent.status().groups[0].share > 0, "rise")
+
+
 def test_a_job_waits_for_its_gpus_until_those_before_it_are_off_them(make_node: Callable[..., Node]):
     """Its file of devices comes with its first turn, and before Slurm has started it it has none."""
     node = make_node()
