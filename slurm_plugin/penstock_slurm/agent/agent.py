@@ -811,8 +811,11 @@ class Agent:
         for reading in sample.readings:
             if reading.device.memory_mb is not None:
                 self._gpu_memory_mb[reading.device.gpu_type] = int(reading.device.memory_mb)
-            for xid in reading.xids:
-                xids.append(XidSeen(number=_next(xids), time_s=self._now_s, device=reading.device.index, xid=xid))
+        errors = [(reading.device.index, reading.xids) for reading in sample.readings]
+        errors += [(lost.index, lost.xids) for lost in sample.lost]
+        for index, codes in errors:
+            for xid in codes:
+                xids.append(XidSeen(number=_next(xids), time_s=self._now_s, device=index, xid=xid))
         numbers = {job.slurm_job: job for job in self._jobs()}
 
         def job_of(pid: int) -> str | None:

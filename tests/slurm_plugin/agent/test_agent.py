@@ -17,7 +17,7 @@ import pytest
 
 from penstock_profiles.files import write_whole
 from penstock_profiles.node_channel import JobControl, JobStatus, control_path, devices_file, statuses_dir
-from penstock_profiles.nvml import Device, Process, Reading, Sample
+from penstock_profiles.nvml import Device, Lost, Process, Reading, Sample
 from penstock_scheduler.model import JobId, Limit, Pack, SharedGpus
 from penstock_scheduler.sharing.control import Control
 from penstock_scheduler.sharing.messages import OrderedJob, order_file
@@ -386,10 +386,12 @@ def test_nvml_tells_memory_utilisation_and_errors_of_each_job(make_node: Callabl
     job = node.job(1)
     device = Device(0, "GPU-1", "Tesla V100-SXM2-16GB", "v100", 16_160.0)
     xids = [(31,), ()]
+    lost = [(Lost(1, "GPU-2", "XID 79: the GPU has fallen off the bus", (79,)),), (Lost(1, "GPU-2", "the same"),)]
 
     def sample() -> Sample:
         using = (Process(job.pid, 900.0, 0.25),)
-        return Sample((Reading(device, 1400.0, 0.25, 0.1, using, xids.pop(0) if len(xids) > 1 else ()),), ())
+        codes = xids.pop(0) if len(xids) > 1 else ()
+        return Sample((Reading(device, 1400.0, 0.25, 0.1, using, codes),), lost.pop(0) if len(lost) > 1 else lost[0])
 
     node.sample = sample
     node.start()
@@ -398,7 +400,7 @@ def test_nvml_tells_memory_utilisation_and_errors_of_each_job(make_node: Callabl
     status = node.agent.status()
     assert (status.jobs[0].use.utilisation, status.jobs[0].use.memory_mb) == (0.25, 900)
     assert status.gpu_memory_mb == {"v100": 16_160}
-    assert [(each.device, each.xid) for each in status.xids] == [(0, 31)]
+    assert [(each.number, each.device, each.xid) for each in status.xids] == [(1, 0, 31), (2, 1, 79)]
 
 
 def test_steps_between_two_statuses():
