@@ -170,10 +170,11 @@ def test_a_guest_that_has_said_nothing_is_not_taken_for_one_that_keeps_to_its_li
 
 
 def test_two_that_are_new_and_limited_do_not_wait_for_one_anothers_word(make_node: Callable[..., Node]):
+    """Their tasks begin once they are bound to GPUs, and say nothing before."""
     node = make_node(suspend_wait_s=1000)
-    for number in (1, 2):
-        node.job(number)
     node.order([Pack((JobId("j1"), JobId("j2")), limits=(Limit(memory_mb=50), Limit(memory_mb=50)))], (0,))
+    node.until(lambda: node.states() == {"j1": "running", "j2": "waiting"}, "start of the first")
+    node.job(1)
     node.until(lambda: node.states() == {"j1": "running", "j2": "running"}, "start of both")
 
 
