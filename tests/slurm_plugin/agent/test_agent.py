@@ -132,7 +132,7 @@ def test_a_job_that_tells_no_step_gives_its_turn_up_all_the_same(make_node: Call
     mute = node.agent._state.hosted["j2"]
     assert mute.asked_s - mute.resumed_s >= 1.5
     node.until(lambda: node.slurm.calls.count(("suspend", 2)) >= 3 and steps(node, 1) > 0, "turns of both")
-    assert node.agent.status().jobs[1].use.ran_s >= 1.5
+    assert next(each.use for each in node.agent.status().jobs if each.job == "j2").ran_s >= 1.5
 
 
 def test_a_job_that_is_alone_has_not_run_before_it_has_started(
