@@ -28,7 +28,11 @@ from penstock_profiles.gpus import Gpus, UnknownGpuError, load_gpus
 MIB = 2**20
 
 OFF_THE_BUS = 79
-"""The XID by which the driver says that a GPU has gone. Most others, such as 13 and 31, are the fault of one program."""
+"""The XID by which the driver says that a GPU has gone."""
+
+OF_PROGRAMS = frozenset({13, 31, 43, 45, 68, 109})
+"""XIDs that are the fault of one program, after which the GPU is well: those by which NVIDIA's device plugin for Kubernetes
+gives up no GPU."""
 
 Reason = Literal["package", "library", "driver", "mismatch", "permission", "other"]
 
@@ -93,6 +97,8 @@ class Lost:
     uuid: str | None
     """None if it was lost before it could say."""
     reason: str
+    xids: tuple[int, ...] = ()
+    """As of a device that answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,13 +206,15 @@ class Nvml:
         self._off_the_bus |= {index for index, codes in xids.items() if OFF_THE_BUS in codes}
         readings, lost = [], [*self._unreachable]
         for device, handle in self._handles:
+            codes = tuple(xids.get(device.index, ()))
             if device.index in self._off_the_bus:
-                lost.append(Lost(device.index, device.uuid, f"XID {OFF_THE_BUS}: the GPU has fallen off the bus"))
+                reason = f"XID {OFF_THE_BUS}: the GPU has fallen off the bus"
+                lost.append(Lost(device.index, device.uuid, reason, codes))
                 continue
             try:
-                readings.append(self._read(device, handle, tuple(xids.get(device.index, ()))))
+                readings.append(self._read(device, handle, codes))
             except self._api.NVMLError as error:
-                lost.append(Lost(device.index, device.uuid, str(error)))
+                lost.append(Lost(device.index, device.uuid, str(error), codes))
         return Sample(tuple(readings), tuple(lost))
 
     def _find_devices(self) -> None:

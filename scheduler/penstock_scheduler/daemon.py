@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import argparse
 import logging
+import math
 import os
 import signal
 import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,7 @@ import structlog
 
 from penstock_profiles.catalogue import CatalogueError
 from penstock_profiles.families import load_families
+from penstock_profiles.nvml import OF_PROGRAMS
 from penstock_profiles.wire import Report
 from penstock_scheduler import __version__
 from penstock_scheduler.clock import WallClock
@@ -54,7 +56,7 @@ from penstock_scheduler.sensitivities import LEARNED, Sensitivities
 from penstock_scheduler.service.board import Board, Watched
 from penstock_scheduler.service.settings import ApiSettings
 from penstock_scheduler.settings import DaemonSettings, Settings, load_settings
-from penstock_scheduler.sharing.messages import Contained
+from penstock_scheduler.sharing.messages import Contained, XidSeen
 from penstock_scheduler.store import SqlStore, open_store
 from penstock_scheduler.triggers import OnEvent, Period
 from penstock_scheduler.words import duration
@@ -150,6 +152,10 @@ def _check(settings: Settings) -> int:
     return 0
 
 
+XID_AGAIN_S = 86400.0
+"""An error of a GPU that comes again and again is told once in so long."""
+
+
 def make_loop(
     settings: Settings,
     clock: Clock,
@@ -235,6 +241,8 @@ class Site:
     agents: Agents | None = None
     """By which jobs share GPUs."""
     _told_of_failing: bool = False
+    _xids_s: dict[tuple[str, int, int], float] = field(default_factory=dict)
+    """Node, GPU, XID -> when it was last told of, s since 1970."""
 
     def set_policy(self, name: str, values: dict[str, Any]) -> dict[str, Any]:
         """Decide by this policy from the next round on, also after a restart; its settings. Raises ConfigError."""
@@ -266,7 +274,7 @@ class Site:
         self.loop.paused = paused
 
     def watch(self) -> None:
-        """Tell of GPUs that are idle, of jobs that are silent or that agents have contained, and of rounds that fail."""
+        """Tell of GPUs that idle or fail, of jobs that are silent or were contained, and of rounds that fail."""
         wanted, now_s = self.notifier.settings, time.time()
         for view, idle_s in self.board.idle(wanted.gpu_idle_s):
             done = f"which have done nothing for {duration(idle_s)} by what NVML sees of them"
@@ -274,13 +282,7 @@ class Site:
         for view, silent_s in self.board.silent(wanted.silent_s, now_s):
             done = f"and has reported nothing for {duration(silent_s)}"
             self._tell_of(view, "job-silent", "job {job} is silent", done, {"silent_s": silent_s})
-        take: Callable[[], Sequence[Contained]] | None = getattr(self.agents, "take_contained", None)
-        for contained in take() if take is not None else ():
-            whose = self.board.job(contained.job)
-            subject = f"job {contained.job} {'was cancelled' if contained.killed else 'did not share as it must'}"
-            text = f"On GPUs that it shares, {contained.text}"
-            facts = contained.model_dump(mode="json", exclude={"text", "time_s", "number"})
-            self.notifier.tell(Notice("job-contained", subject, text, whose.user if whose is not None else "", facts))
+        self._tell_of_nodes()
         failing_s = self.loop.failing_s
         if failing_s is None or failing_s < wanted.failing_s:
             if self._told_of_failing and failing_s is None:
@@ -292,6 +294,31 @@ class Site:
                 f"For {duration(failing_s)} no round could be decided: {self.loop.failure}. What runs goes on running."
             )
             self.notifier.tell(Notice("protected", "no round is decided", text, facts={"failing_s": failing_s}))
+
+    def _tell_of_nodes(self) -> None:
+        """Tell what the nodes' agents have done about jobs, and which GPUs fail, also since before this daemon."""
+        take: Callable[[], Sequence[Contained]] | None = getattr(self.agents, "take_contained", None)
+        for contained in take() if take is not None else ():
+            whose = self.board.job(contained.job)
+            user = whose.user if whose is not None else ""
+            subject = f"job {contained.job} {'was cancelled' if contained.killed else 'did not share as it must'}"
+            text = f"On GPUs that it shares, {contained.text}"
+            facts = contained.model_dump(mode="json", exclude={"text", "time_s", "number"})
+            self.notifier.tell(Notice("job-contained", subject, text, user, facts, contained.time_s))
+        take_xids: Callable[[], Sequence[tuple[str, XidSeen]]] | None = getattr(self.agents, "take_xids", None)
+        for node, seen in take_xids() if take_xids is not None else ():
+            error = node, seen.device, seen.xid
+            if seen.xid in OF_PROGRAMS or seen.time_s - self._xids_s.get(error, -math.inf) < XID_AGAIN_S:
+                continue
+            self._xids_s[error] = seen.time_s
+            text = (
+                f"NVIDIA's driver on {node} told error XID {seen.xid} of GPU {seen.device}. The kernel's log there says more "
+                "(journalctl -k | grep NVRM), and NVIDIA's list of XIDs what to do. Jobs go on being placed there: drain the "
+                "node if the GPU is broken."
+            )
+            facts = {"node": node, "gpu": seen.device, "xid": seen.xid}
+            subject = f"GPU {seen.device} of {node} fails: XID {seen.xid}"
+            self.notifier.tell(Notice("gpu-error", subject, text, facts=facts, time_s=seen.time_s))
 
     def _tell_of(self, view: JobView, kind: Kind, subject: str, done: str, facts: dict[str, float]) -> None:
         """Tell of a job that holds GPUs and does not seem to use them."""

@@ -1,4 +1,4 @@
-"""Notices by mail and webhook: a job has ended, GPUs are idle, a job is silent, a budget is reached, rounds fail.
+"""Notices by mail and webhook: a job has ended, GPUs are idle or fail, a job is silent, a budget is reached, rounds fail.
 
 A notice is sent by a thread of its own and never holds up a round. It is tried a few times and then given up, with a line in the
 log; those that wait are lost when the daemon is killed. What must not be lost is in the store.
@@ -19,13 +19,13 @@ from dataclasses import asdict, dataclass, field
 from email.message import EmailMessage
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, model_validator
 
 log = logging.getLogger(__name__)
 
-Kind = Literal["job-ended", "gpu-idle", "job-silent", "job-contained", "budget", "protected"]
+Kind = Literal["job-ended", "gpu-idle", "job-silent", "job-contained", "gpu-error", "budget", "protected"]
 
 MOST_WAITING = 10_000
 PAUSES_S = (1.0, 5.0, 25.0)
@@ -41,7 +41,7 @@ class NoticeSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     kinds: tuple[Kind, ...] = Field(
-        default=("job-ended", "gpu-idle", "job-silent", "job-contained", "budget", "protected"),
+        default=get_args(Kind),
         description="What is told.",
     )
     webhooks: tuple[str, ...] = Field(default=(), description="URLs that get each notice as JSON, by POST.")

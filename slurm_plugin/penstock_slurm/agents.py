@@ -8,22 +8,24 @@ others come keeps them.
 Slurm 22.05.8 starts no cleared job on a node of which every GPU is taken. So the job gets the highest priority, and a holder is
 exchanged for a new one: when the old one ends, Slurm starts the job, then the new holder, and only then anybody else (*gate*).
 
-What is remembered here is what was ordered, which is also in the spool; a daemon that starts finds it there.
+What is remembered here is what was ordered, and what was taken of what agents number. Both are in the spool, too, where a daemon
+that starts finds them: so it tells and learns what happened while there was none, and nothing twice.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from pydantic import ValidationError
 
 from penstock_profiles.files import open_regular, write_whole
 from penstock_scheduler.errors import ClusterAway, StoreError
-from penstock_scheduler.model import Job, JobId, JobUse, Pack, PackSeen, Phase, SharedGpus, SharingState
+from penstock_scheduler.model import Job, JobId, JobUse, Pack, Phase, SharedGpus, SharingState
 from penstock_scheduler.ports import Clock
 from penstock_scheduler.sharing.messages import (
     AWAY_S,
@@ -32,11 +34,15 @@ from penstock_scheduler.sharing.messages import (
     Contained,
     NodeOrder,
     NodeStatus,
+    NumberedPack,
     OrderedGroup,
     OrderedJob,
+    Taken,
+    XidSeen,
     agent_folder,
     order_file,
     status_file,
+    taken_file,
 )
 from penstock_scheduler.sharing.node import without
 from penstock_slurm.fence import Fence, Ground, Sharer, held, lacking, stands, used
@@ -55,6 +61,8 @@ STAND_IN_REMEDY = (
     f"in slurm.conf, add {STAND_IN} to GresTypes, and ,{STAND_IN}:no_consume:1 to the Gres of the nodes; "
     "restart slurmctld and slurmd (docs/sharing.md)"
 )
+
+Numbered = TypeVar("Numbered", NumberedPack, Contained, XidSeen)
 
 ORDERS_KEPT = 64
 """Orders to one node that its agent may not have carried out yet, of which the devices are remembered."""
@@ -132,10 +140,8 @@ class SlurmAgents:
         """Holders on nodes that are not managed, as told."""
         self._stands: dict[str, bool] = {}
         self._fenced: dict[str, int] = {}
-        self._taken: dict[str, tuple[str, int, int]] = {}
-        """Node -> (history, newest pack, newest containment) that were taken."""
-        self._seen: list[PackSeen] = []
-        self._told: list[Contained] = []
+        self._taken: dict[str, Taken] = {}
+        """By node."""
         self._uses: dict[JobId, dict[str, JobUse]] = {}
         """Job -> node -> what was seen of it there."""
         self.misplaced: frozenset[JobId] = frozenset()
@@ -172,7 +178,7 @@ class SlurmAgents:
         statuses = {name: self._status(name) or self._statuses.get(name) for name in self._nodes}
         self._statuses = {name: status for name, status in statuses.items() if status is not None}
         self._recall()
-        self._take()
+        self._take_up()
         self._see_off()
         self._residents, self._coming, self._awaited = {}, {}, {}
         for job_id, slurm_job in slurm_jobs.items():
@@ -194,7 +200,9 @@ class SlurmAgents:
             text = "on nodes that are not managed (any more): nobody ends them; scancel them"
             log.warning("holders are left", extra={"jobs": ",".join(sorted(strays)), "text": text})
         self._strays = strays
-        self._uses = {job: uses for job, uses in self._uses.items() if job in jobs}
+        # The kinds of those who are in a pack that is still to be learned of are asked for, though they have ended.
+        packed = {job for _, each in self._news("packs", lambda status: status.packs) for job in each.seen.jobs}
+        self._uses = {job: uses for job, uses in self._uses.items() if job in jobs or job in packed}
 
     def _see_off(self) -> None:
         """Keep the fence of those who are about to be gone: Slurm lets processes live on for KillWait."""
@@ -256,25 +264,62 @@ class SlurmAgents:
         carried = self._carried(node, job)
         return None if carried is None else frozenset(carried.devices)
 
-    def _take(self) -> None:
-        """What is numbered, once. What is there when the daemon starts was taken by the one before."""
+    def _take_up(self) -> None:
+        """Find out what was taken of each agent's news. Where no daemon has left word of that, what is there now was."""
         for node, status in self._statuses.items():
-            packs = max((each.number for each in status.packs), default=-1)
-            contained = max((each.number for each in status.contained), default=-1)
-            before = self._taken.get(node)
-            self._taken[node] = status.history, packs, contained
-            if before is not None:
-                history, last_pack, last_contained = before if before[0] == status.history else (status.history, -1, -1)
-                self._taken[node] = history, max(packs, last_pack), max(contained, last_contained)
-                self._seen += [each.seen for each in status.packs if each.number > last_pack]
-                self._told += [each for each in status.contained if each.number > last_contained]
+            taken = self._taken.get(node) or self._left(node)
+            if taken is None:
+                newest = {
+                    kind: max((each.number for each in some), default=0)
+                    for kind, some in (("packs", status.packs), ("contained", status.contained), ("xids", status.xids))
+                }
+                self._keep(node, Taken(history=status.history, **newest))
+            else:
+                self._taken[node] = taken if taken.history == status.history else Taken(history=status.history)
             for carried in status.jobs:
                 self._uses.setdefault(carried.job, {})[node] = carried.use
 
+    def _left(self, node: str) -> Taken | None:
+        """What the daemon before has left."""
+        found = _read(taken_file(self._spool, node))
+        try:
+            return None if found is None else Taken.model_validate_json(found)
+        except ValidationError:
+            log.warning("what was taken of an agent cannot be read", extra={"node": node})
+            return None
+
+    def _keep(self, node: str, taken: Taken) -> None:
+        self._taken[node] = taken
+        path = taken_file(self._spool, node)
+        try:
+            write_whole(path, taken.model_dump_json())
+        except OSError as error:
+            text = f"{path}: {error.strerror}; a daemon that starts now would tell the same again"
+            log.warning("what was taken of an agent cannot be kept", extra={"node": node, "text": text})
+
+    def _news(self, kind: str, of: Callable[[NodeStatus], Sequence[Numbered]]) -> list[tuple[str, Numbered]]:
+        """Node and what its agent has told that was not taken yet."""
+        return [
+            (node, each)
+            for node, status in self._statuses.items()
+            for each in of(status)
+            if each.number > getattr(self._taken[node], kind)
+        ]
+
+    def _take(self, kind: str, of: Callable[[NodeStatus], Sequence[Numbered]]) -> list[tuple[str, Numbered]]:
+        """The same, for good: it is not news any more, for no daemon."""
+        news = self._news(kind, of)
+        for node, number in {node: each.number for node, each in news}.items():
+            self._keep(node, self._taken[node].model_copy(update={kind: number}))
+        return news
+
     def take_contained(self) -> tuple[Contained, ...]:
         """What agents have done about jobs since the last call."""
-        told, self._told = tuple(self._told), []
-        return told
+        return tuple(each for _, each in self._take("contained", lambda status: status.contained))
+
+    def take_xids(self) -> tuple[tuple[str, XidSeen], ...]:
+        """Node and error of a GPU, since the last call."""
+        return tuple(self._take("xids", lambda status: status.xids))
 
     # --- what the cluster asks
 
@@ -332,7 +377,7 @@ class SlurmAgents:
 
     def sharing(self) -> SharingState:
         """See `ports.Agents`."""
-        seen, self._seen = tuple(self._seen), []
+        seen = tuple(each.seen for _, each in self._take("packs", lambda status: status.packs))
         memory: dict[str, int] = {}
         for node in self._statuses:
             if self._alive(node):

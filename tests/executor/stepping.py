@@ -1,10 +1,11 @@
 """A job that makes steps under its node's agent, as a process: for tests of the channel on either side.
 
-    stepping.py RUN_DIR NUMBER [--step S] [--busy | --gpu FILE [--gpu-part P]] [--deaf] [--lie] [--leak MB]
+    stepping.py RUN_DIR NUMBER [--step S] [--busy | --gpu FILE [--gpu-part P]] [--late S | --mute] [--deaf] [--lie] [--leak MB]
 
 A step sleeps (a GPU works, the processor waits) or, with --busy, computes. With --gpu, half of the step, or the part P, needs a
 GPU, which does one thing at a time, in the order in which it is asked: the file says when it is free again. As a GPU does not
 wait for the processor that is to notice that it is done, what was slept too long is taken off the next sleeps.
+--late: takes so long to start, and says nothing before its first step. --mute: never says anything, nor makes steps.
 --deaf: never answers a request to suspend.
 --lie: says that it stands still, and goes on. --leak: says with each step that it holds so much more of its GPU's memory.
 """
@@ -54,6 +55,8 @@ def main() -> None:
     parser.add_argument("--busy", action="store_true")
     parser.add_argument("--gpu", type=Path)
     parser.add_argument("--gpu-part", type=float, default=0.5)
+    parser.add_argument("--late", type=float, default=0.0)
+    parser.add_argument("--mute", action="store_true")
     parser.add_argument("--deaf", action="store_true")
     parser.add_argument("--lie", action="store_true")
     parser.add_argument("--leak", type=int, default=0)
@@ -61,6 +64,9 @@ def main() -> None:
     leaked: list[bytes] = []
     gpu = Gpu(options.gpu, options.step, options.gpu_part) if options.gpu is not None else None
     signal.signal(signal.SIGTSTP, signal.SIG_IGN)
+    time.sleep(options.late)
+    while options.mute:
+        time.sleep(1.0)
     channel = Channel(
         options.run_dir, options.number, memory_mb=lambda: float(options.leak * len(leaked)), utilisation=0.5
     )

@@ -136,15 +136,15 @@ def test_a_gpu_in_mig_mode_without_mig_devices_can_run_nothing(ask):
 
 
 @pytest.mark.parametrize(
-    ("happens", "reason"),
+    ("happens", "reason", "xids"),
     [
-        ("0.error 15", "GPU is lost"),
-        ("0.error 16", "GPU requires restart"),
-        ("0.error 27", "not ready"),
-        ("0.xid 79", "XID 79: the GPU has fallen off the bus"),
+        ("0.error 15", "GPU is lost", []),
+        ("0.error 16", "GPU requires restart", []),
+        ("0.error 27", "not ready", []),
+        ("0.xid 79", "XID 79: the GPU has fallen off the bus", [79]),
     ],
 )
-def test_a_gpu_lost_in_mid_run_is_told_and_the_other_goes_on(ask, happens: str, reason: str):
+def test_a_gpu_lost_in_mid_run_is_told_and_the_other_goes_on(ask, happens: str, reason: str, xids: list[int]):
     program = SAY + (
         "with Nvml() as nvml:\n"
         "    say(**dataclasses.asdict(nvml.sample()))\n"
@@ -154,9 +154,9 @@ def test_a_gpu_lost_in_mid_run_is_told_and_the_other_goes_on(ask, happens: str, 
     )
     before, *after = ask(program, TWO_GPUS)
     assert (len(before["readings"]), before["lost"]) == (2, [])
-    for said in after:
+    for said, codes in zip(after, (xids, []), strict=True):
         assert [reading["device"]["uuid"] for reading in said["readings"]] == ["GPU-tttt"]
-        assert said["lost"] == [{"index": 0, "uuid": "GPU-aaaa", "reason": reason}]
+        assert said["lost"] == [{"index": 0, "uuid": "GPU-aaaa", "reason": reason, "xids": codes}]
 
 
 def test_an_xid_of_a_program_is_told_once_and_loses_no_gpu(ask):
@@ -177,7 +177,7 @@ def test_an_xid_that_names_no_gpu_is_passed_over(ask):
 def test_a_gpu_that_is_lost_at_the_begin(ask):
     (said,) = ask(ALL, TWO_GPUS + "0.handle_error 15\n")
     assert [gpu["uuid"] for gpu in said["devices"]] == ["GPU-tttt"]
-    assert said["lost"] == [{"index": 0, "uuid": None, "reason": "GPU is lost"}]
+    assert said["lost"] == [{"index": 0, "uuid": None, "reason": "GPU is lost", "xids": []}]
 
 
 def test_what_a_driver_does_not_tell_is_none(ask):

@@ -20,7 +20,7 @@ from penstock_scheduler.errors import ConfigError
 from penstock_scheduler.model import ClusterState, EndedRun, Phase
 from penstock_scheduler.notices import Notice, NoticeSettings, Notifier
 from penstock_scheduler.settings import parse_settings
-from penstock_scheduler.sharing.messages import Contained
+from penstock_scheduler.sharing.messages import Contained, XidSeen
 from penstock_scheduler.simulator import nodes_from_spec
 from penstock_scheduler.store import open_store
 from penstock_slurm.loopback import wait_for
@@ -196,12 +196,23 @@ def test_a_site_tells_of_ended_jobs_budgets_idle_gpus_and_rounds_that_fail(serve
     left = [
         Contained(number=1, job="7", time_s=1.0, cause="memory", text="job 7 held 9 MB: it was left.", killed=False)
     ]
-    site.agents = SimpleNamespace(take_contained=lambda: [left.pop()] if left else [])
+    # One that comes again within a day, and 31, which is a program's fault, are no news to an admin.
+    told_s = ((79, 1e9), (79, 1e9 + 60), (31, 1e9), (79, 1e9 + 90_000))
+    xids = [("n0", XidSeen(number=number, time_s=at_s, device=3, xid=xid)) for number, (xid, at_s) in enumerate(told_s)]
+    site.agents = SimpleNamespace(
+        take_contained=lambda: [left.pop()] if left else [], take_xids=lambda: [xids.pop(0)] if xids else []
+    )
     site.watch()
-    wait_for(lambda: "job-contained" in kinds(hook), 20, "the notice of a job that was contained")
-    told_last = hook.bodies[-1]
-    assert (told_last["user"], told_last["text"]) == ("ada", "On GPUs that it shares, job 7 held 9 MB: it was left.")
-    assert told_last["facts"] == {"job": "7", "cause": "memory", "killed": False}
+    wait_for(lambda: "gpu-error" in kinds(hook), 20, "the notice of a GPU that fails")
+    contained = next(body for body in hook.bodies if body["kind"] == "job-contained")
+    assert (contained["user"], contained["text"]) == ("ada", "On GPUs that it shares, job 7 held 9 MB: it was left.")
+    assert contained["facts"] == {"job": "7", "cause": "memory", "killed": False}
+    assert contained["time_s"] == 1.0, "when it was, not when it is told"
+    error = hook.bodies[-1]
+    assert (error["user"], error["facts"]) == ("", {"node": "n0", "gpu": 3, "xid": 79})
+    for _ in range(3):
+        site.watch()
+    wait_for(lambda: kinds(hook).count("gpu-error") == 2, 20, "the notice of the next day")
     monkeypatch.setattr(site.board, "saw", failing)
     looks = iter([False, False, True])
     site.loop.run(lambda: next(looks), lambda: time.sleep(0.05))

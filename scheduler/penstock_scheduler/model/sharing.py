@@ -79,7 +79,7 @@ class JobUse:
     memory_mb: int = 0
     """Most memory that it has used on each of its GPUs, MB; 0: not known."""
     ran_s: float = 0.0
-    """Time in which it held GPUs and was not suspended."""
+    """Time in which it held GPUs, had started, and was not suspended."""
     moved_s: float | None = None
     """When it was last started, moved, packed or taken out of a pack, s since 1970; None: never."""
     results: tuple[tuple[float, float], ...] = ()

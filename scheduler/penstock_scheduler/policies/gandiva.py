@@ -306,7 +306,8 @@ class _Round:
     def _undo(self) -> None:
         assert self._state is not None, "packs are of a cluster with agents"
         by_site: dict[str, list[Measured]] = {}
-        for seen in self._state.seen:
+        newest = {frozenset(seen.jobs): seen for seen in self._state.seen}
+        for seen in newest.values():
             if len(seen.jobs) != 2 or any(job not in self._site_of for job in seen.jobs):
                 continue
             site = self._site_of[seen.jobs[0]]

@@ -4,6 +4,7 @@
 
     SPOOL/agents/NODE/order.json      the daemon's word to the agent; replaced whole
     SPOOL/agents/NODE/status.json     the agent's to the daemon; replaced whole
+    SPOOL/agents/NODE/taken.json      what the daemon has taken of that, for the one that starts after it; replaced whole
 
 An agent carries out the last order that it has read, also while the file or the daemon is away, and after its own restart. A
 status is news as long as its time is: a daemon takes an agent for away whose status is older than `AWAY_S`.
@@ -146,6 +147,16 @@ class NodeStatus(Message):
     """Of one GPU by type, where NVML tells; a type is absent that nobody knows."""
 
 
+class Taken(Message):
+    """The newest of each kind that the daemon has taken of what an agent numbers; 0: none."""
+
+    history: str
+    """Of that agent."""
+    packs: NonNegativeInt = 0
+    contained: NonNegativeInt = 0
+    xids: NonNegativeInt = 0
+
+
 def agent_folder(spool: Path, node: str) -> Path:
     """Folder of one node's agent in the spool. Raises ValueError if the name could lead out of it."""
     if not node or node.startswith(".") or not all(c.isalnum() or c in "_.-" for c in node):
@@ -161,3 +172,8 @@ def order_file(spool: Path, node: str) -> Path:
 def status_file(spool: Path, node: str) -> Path:
     """Where the agent tells what it does."""
     return agent_folder(spool, node) / "status.json"
+
+
+def taken_file(spool: Path, node: str) -> Path:
+    """Where the daemon keeps what it has taken of the agent's status."""
+    return agent_folder(spool, node) / "taken.json"

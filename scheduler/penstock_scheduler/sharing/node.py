@@ -46,6 +46,10 @@ class Ground(Protocol):
         """Of those who would be suspended together, who cannot be now; they keep their turn."""
         ...
 
+    def begun_s(self, job: JobId) -> float:
+        """When the job began to train, in the present run of it; inf: it starts still, and does not run yet."""
+        ...
+
     def pinned(self, job: JobId) -> frozenset[int]:
         """The GPUs without which the job cannot run; empty: any of its group's will do."""
         ...
@@ -56,9 +60,9 @@ class Account:
     """What is remembered of jobs beyond their groups: all that a shell has to save besides the groups themselves."""
 
     served_s: dict[JobId, float] = field(default_factory=dict)
-    """Slices that each has had in the groups that it has been in, as `slices.turn` counts them."""
+    """Slices that each has had in the groups that it has been in, as `slices.turn` counts them: its starts are part of them."""
     ran_s: dict[JobId, float] = field(default_factory=dict)
-    """Time in which each held GPUs and was not suspended."""
+    """Time in which each held GPUs, had started, and was not suspended."""
     profiled: set[JobId] = field(default_factory=set)
     """Who has run alone for a slice."""
     moved_s: dict[JobId, float] = field(default_factory=dict)
@@ -188,13 +192,13 @@ class Groups:
         seconds = now_s - group.since_s
         if seconds <= 0:
             return
-        group.since_s = now_s
-        whole = seconds >= group.order.slice_s - 1e-6
+        since_s, group.since_s = group.since_s, now_s
         for pack in group.running:
-            for job in pack.jobs:
+            ran_s = [max(now_s - max(since_s, self._ground.begun_s(job)), 0.0) for job in pack.jobs]
+            for job, its_s in zip(pack.jobs, ran_s, strict=True):
                 self.account.served_s[job] += seconds
-                self._ran(job, seconds, now_s, group.order.slice_s)
-            if not whole:
+                self._ran(job, its_s, now_s, group.order.slice_s)
+            if min(ran_s) < group.order.slice_s - 1e-6:
                 continue
             if len(pack.jobs) == 1:
                 self.account.profiled.add(pack.jobs[0])

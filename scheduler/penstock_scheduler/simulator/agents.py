@@ -180,6 +180,10 @@ class SimulatedAgents:
         """Nobody: hosts have memory enough."""
         return ()
 
+    def begun_s(self, job: JobId) -> float:
+        """Before all else: a job comes into a group once it has started."""
+        return -math.inf
+
     def pinned(self, job: JobId) -> frozenset[int]:
         """None: who is resumed may get any GPU of the node."""
         return frozenset()

@@ -218,6 +218,7 @@ class Agent:
             mine.asked_s, mine.resumed_s = min(mine.asked_s, now_s), min(mine.resumed_s, now_s)
             mine.retry_s = min(mine.retry_s, now_s + RETRY_S)
             mine.free_s = min(mine.free_s, now_s + self._settings.freeze_s)
+            mine.begun_s = min(mine.begun_s, now_s) if mine.begun_s < math.inf else math.inf
         for sight in self._sights.values():
             sight.obeyed = (sight.obeyed[0], min(sight.obeyed[1], now_s))
             sight.alone_since_s = min(sight.alone_since_s, now_s)
@@ -395,32 +396,37 @@ class Agent:
                 sight.alone_since_s = self._now_s
                 if job.job not in self._state.account.moved_s:
                     self._groups.started(job.job, self._now_s)
-            elif self._now_s - sight.alone_since_s >= ALONE_S:
+            elif self._trained_s(job.job, sight.alone_since_s) >= ALONE_S:
                 self._ran_alone(job.job)
 
     def _is_over(self, group: Group) -> bool:
         """Whether the slice is: not before all who had to leave have left, and all whose turn it is have had half of it.
 
         Else one that is slower to leave than a slice is long would be back before the next had anything. But if Slurm does not do
-        its part, the others do not wait for ever.
+        its part, the others do not wait for ever. While one of them starts the slice does not begin, else it would show nothing.
         """
-        age_s, slice_s = self._now_s - group.since_s, group.order.slice_s
+        hosted, slice_s = self._state.hosted, group.order.slice_s
+        turn = [hosted[job] for pack in group.running for job in pack.jobs]
+        began_s = max((mine.begun_s for mine in turn if mine.state == "running"), default=0.0)
+        age_s = self._now_s - max(group.since_s, began_s)
         if age_s < slice_s or age_s > 2 * slice_s + self._settings.suspend_wait_s + self._settings.freeze_s:
             return age_s >= slice_s
-        hosted = self._state.hosted
         if any(hosted[job].state == "suspending" for job in group.order.jobs):
             return False
-        turn = [hosted[job] for pack in group.running for job in pack.jobs]
         return all(mine.state == "running" and self._now_s - mine.resumed_s >= slice_s / 2 for mine in turn)
 
     def _ran_alone(self, job: JobId) -> None:
         sight = self._sight(job)
-        seconds = self._now_s - sight.alone_since_s
+        seconds = self._trained_s(job, sight.alone_since_s)
         self._groups.ran_alone(job, seconds, self._now_s, ALONE_S)
         if seconds >= ALONE_S:
             self._learn_alone(job)
         self._begin_measuring(job)
         sight.alone_since_s = self._now_s
+
+    def _trained_s(self, job: JobId, since_s: float) -> float:
+        """Seconds since then in which a job that had GPUs had started, too."""
+        return max(self._now_s - max(since_s, self.begun_s(job)), 0.0)
 
     def _begin_measuring(self, job: JobId) -> None:
         sight = self._sight(job)
@@ -439,18 +445,30 @@ class Agent:
                 sight.mark = first
 
     def _hear(self, job: OrderedJob) -> None:
-        sight, told = self._sight(job.job), self._state.hosted[job.job].control.number
+        sight, mine = self._sight(job.job), self._state.hosted[job.job]
+        told = mine.control.number
         sight.statuses = self._channels.hear(job.slurm_job, job.uid)
         said = sight.statuses.values()
-        if not all(each.number == told for each in said):
+        if not said or any(each.number != told for each in said):
             sight.obeyed = (-1, 0.0)
         elif sight.obeyed[0] != told:
-            sight.obeyed = (told, min(max((each.time_s for each in said), default=0.0), self._now_s))
+            sight.obeyed = (told, min(max(each.time_s for each in said), self._now_s))
+        if mine.begun_s < math.inf:
+            return
+        if any(each.steps for each in said):
+            mine.begun_s = self._now_s
+            pack = self._groups.pack_of(job.job)
+            for each in pack.jobs if pack is not None else (job.job,):
+                self._begin_measuring(each)
+        elif mine.state == "running" and self._now_s - mine.resumed_s >= self._settings.start_wait_s:
+            mine.begun_s = 0.0
 
     def _settled(self, job: JobId, at_s: float = math.inf) -> bool:
-        """Whether the job carried out at that time what it is told now; one that says nothing does what it likes."""
-        told, since_s = self._sight(job).obeyed
-        return told == self._state.hosted[job].control.number and since_s <= at_s
+        """Whether the job carried out at that time what it is told now. Nobody waits for one that never says anything."""
+        sight, mine = self._sight(job), self._state.hosted[job]
+        told, since_s = sight.obeyed
+        silent = not sight.statuses and mine.begun_s < math.inf
+        return silent or (told == mine.control.number and since_s <= at_s)
 
     def _rate(self, job: JobId) -> float:
         """Samples or steps a second since the mark; 0: not known."""
@@ -493,6 +511,11 @@ class Agent:
         assert pack.guaranteed is not None, "steps are of the guaranteed job"
         sight = self._sight(pack.guaranteed)
         return steps_between(sight.mark, sight.first)
+
+    def begun_s(self, job: JobId) -> float:
+        """By its first step."""
+        mine = self._state.hosted.get(job)
+        return mine.begun_s if mine is not None else 0.0
 
     def refused(self, leaving: Collection[JobId]) -> Collection[JobId]:
         """Those whose state would not fit into what the host may take: the smallest are let go first."""
@@ -708,6 +731,8 @@ class Agent:
         mates = [each for each in pack.jobs if each != job] if pack is not None else []
         group = self._groups.group_of.get(job)
         waited_s = self._now_s - group.since_s if group is not None else math.inf
+        # Who has had no turn yet has nothing on a GPU.
+        mates = [each for each in mates if self._state.hosted[each].state != "waiting"]
         limited = [each for each in mates if pack is not None and pack.limit(each).memory_mb]
         return waited_s > self._settings.suspend_wait_s or all(self._limited(each, pack) for each in limited)
 
@@ -786,8 +811,11 @@ class Agent:
         for reading in sample.readings:
             if reading.device.memory_mb is not None:
                 self._gpu_memory_mb[reading.device.gpu_type] = int(reading.device.memory_mb)
-            for xid in reading.xids:
-                xids.append(XidSeen(number=_next(xids), time_s=self._now_s, device=reading.device.index, xid=xid))
+        errors = [(reading.device.index, reading.xids) for reading in sample.readings]
+        errors += [(lost.index, lost.xids) for lost in sample.lost]
+        for index, codes in errors:
+            for xid in codes:
+                xids.append(XidSeen(number=_next(xids), time_s=self._now_s, device=index, xid=xid))
         numbers = {job.slurm_job: job for job in self._jobs()}
 
         def job_of(pid: int) -> str | None:

@@ -28,6 +28,11 @@ class AgentSettings(BaseModel):
     suspend_wait_s: PositiveFloat = Field(
         default=30.0, description="How long a job that answers may take to move off its GPUs when its turn is over."
     )
+    start_wait_s: NonNegativeFloat = Field(
+        default=120.0,
+        description="How long a job that tells no step yet counts as one that starts: until its first step its slice does not "
+        "begin. One that has told none by then is served as one that does not speak with the agent.",
+    )
     freeze_s: NonNegativeFloat = Field(
         default=2.5,
         description="How long Slurm takes to freeze a job (SIGSTOP comes 2.0 s after SIGTSTP): so long the GPUs of one that did "

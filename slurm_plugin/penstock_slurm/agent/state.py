@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 import secrets
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,6 +44,8 @@ class Hosted:
     """What it holds of the host's memory while it is suspended."""
     resumed_s: float = 0.0
     """When it last began to use GPUs."""
+    begun_s: float = math.inf
+    """When it told its first step; inf: it starts still. 0: it told none for so long that it is taken for one that tells none."""
     anywhere: bool = False
     """Whether, suspended, it may go on on other GPUs."""
     refusals: int = 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -11,6 +11,7 @@ from typing import Literal
 from pydantic import ValidationError
 
 from penstock_profiles.files import open_regular
+from penstock_profiles.nvml import OF_PROGRAMS
 from penstock_scheduler import __version__
 from penstock_scheduler.sharing.messages import AWAY_S, MAX_BYTES, NodeStatus, status_file
 from penstock_slurm.agents import CLEARS_ON, STAND_IN_REMEDY, without_stand_in
@@ -26,6 +27,9 @@ AWAY = frozenset({"DOWN", "FUTURE", "NOT_RESPONDING", "POWERED_DOWN", "POWERING_
 
 SHOWN = 8
 """Nodes that are named."""
+
+ERRORS_S = 86400.0
+"""How long an error of a GPU is told."""
 
 Trouble = Literal["none", "unreadable", "silent", "ahead", "release"]
 
@@ -58,6 +62,8 @@ class Seen:
 
     trouble: Trouble | None
     age_s: float = 0.0
+    errors: tuple[tuple[int, int], ...] = ()
+    """GPU and XID."""
 
 
 def look(spool: Path, node: str, now_s: float) -> Seen:
@@ -70,11 +76,13 @@ def look(spool: Path, node: str, now_s: float) -> Seen:
     except ValidationError:
         return Seen("unreadable")
     age_s = now_s - status.time_s
+    fresh = {(each.device, each.xid) for each in status.xids if now_s - each.time_s < ERRORS_S}
+    errors = tuple(sorted(each for each in fresh if each[1] not in OF_PROGRAMS))
     if age_s >= AWAY_S:
-        return Seen("silent", age_s)
+        return Seen("silent", age_s, errors)
     if age_s <= -AWAY_S:
-        return Seen("ahead")
-    return Seen(None if status.release == __version__ else "release", age_s)
+        return Seen("ahead", errors=errors)
+    return Seen(None if status.release == __version__ else "release", age_s, errors)
 
 
 def judge(nodes: Iterable[SlurmNode], spool: Path, now_s: float) -> Iterator[Finding]:
@@ -99,8 +107,19 @@ def judge(nodes: Iterable[SlurmNode], spool: Path, now_s: float) -> Iterator[Fin
     for trouble, ages_s in wrong.items():
         text, remedy = TROUBLES[trouble]
         age = f"{max(ages_s.values()):.0f} s"
-        names = [*list(ages_s)[:SHOWN], *([f"{len(ages_s) - SHOWN} more"] if len(ages_s) > SHOWN else [])]
-        yield Finding(f"the agent of {', '.join(names)} {text.format(age=age)}", remedy.format(spool=spool))
+        yield Finding(f"the agent of {_some(list(ages_s))} {text.format(age=age)}", remedy.format(spool=spool))
+    errors = [f"XID {xid} of GPU {gpu} of {name}" for name, seen in sorted(there.items()) for gpu, xid in seen.errors]
+    if errors:
+        yield Finding(
+            f"NVIDIA's driver told within a day: {_some(errors)}",
+            "on the node: journalctl -k | grep NVRM, and what NVIDIA's list of XIDs says; drain it if a GPU is broken",
+        )
+
+
+def _some(names: Sequence[str]) -> str:
+    """The first few of them."""
+    more = [f"{len(names) - SHOWN} more"] if len(names) > SHOWN else []
+    return ", ".join([*names[:SHOWN], *more])
 
 
 def check_agents(site: Site, *, on_nodes: bool) -> Iterator[Finding]:

@@ -235,6 +235,16 @@ def test_gandiva_packs_what_has_been_profiled_and_undoes_what_does_not_pay() -> 
         assert [pack.jobs for group in plan.shared for pack in group.packs] == packs
 
 
+def test_gandiva_goes_by_the_last_of_several_slices() -> None:
+    """As after a time in which no round was decided."""
+    packed = SharedGpus("t4-00", 1, (Pack(("a", "b")),))
+    for told, packs in (((0.3, 0.3), [("a",), ("b",)]), ((0.3, 0.7), [("a", "b")]), ((0.7, 0.3), [("a",), ("b",)])):
+        seen = [PackSeen(("a", "b"), "t4", (0.6, speed)) for speed in told]
+        state = shared(snapshot("t4:1x1", [running("a", "t4-00"), running("b", "t4-00")]), packed, seen=seen)
+        plan = make_policy("gandiva")[0].decide(state)
+        assert [pack.jobs for group in plan.shared for pack in group.packs] == packs
+
+
 def test_gandiva_never_packs_more_than_the_memory() -> None:
     jobs = [running("a", "t4-00"), running("b", "t4-00")]
     turns = SharedGpus("t4-00", 1, (Pack(("a",)), Pack(("b",))))

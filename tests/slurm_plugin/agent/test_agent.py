@@ -17,7 +17,7 @@ import pytest
 
 from penstock_profiles.files import write_whole
 from penstock_profiles.node_channel import JobControl, JobStatus, control_path, devices_file, statuses_dir
-from penstock_profiles.nvml import Device, Process, Reading, Sample
+from penstock_profiles.nvml import Device, Lost, Process, Reading, Sample
 from penstock_scheduler.model import JobId, Limit, Pack, SharedGpus
 from penstock_scheduler.sharing.control import Control
 from penstock_scheduler.sharing.messages import OrderedJob, order_file
@@ -98,6 +98,92 @@ def test_an_agent_that_starts_again_goes_on_without_a_daemon(make_node: Callable
     had = [steps(node, 1), steps(node, 2)]
     node.until(lambda: steps(node, 1) > had[0] + 20 and steps(node, 2) > had[1] + 20, "turns without a daemon")
     assert set(node.devices().values()) == {(3,)}
+
+
+def test_the_first_slice_of_a_job_counts_from_its_first_step(make_node: Callable[..., Node]):
+    """It takes 4 s to start, two slices: it is not put back before it has run for a whole one, and is measured."""
+    node = make_node()
+    node.job(1)
+    node.order(alone(1), (0,), slice_s=2.0)
+    node.until(lambda: steps(node, 1) > 0, "steps of the first")
+    node.order(alone(1, 2), (0,), slice_s=2.0)
+    node.until(lambda: node.states()["j2"] == "running", "turn of the newcomer")
+    began_s = time.time()
+    node.job(2, "--late", "4")
+    node.until(lambda: node.states()["j2"] != "running", "end of its first turn")
+    held_s = time.time() - began_s
+    use = next(each.use for each in node.agent.status().jobs if each.job == "j2")
+    assert steps(node, 2) > 0
+    assert use.profiled
+    assert 2.0 <= use.ran_s <= held_s - 4
+    assert node.agent._state.account.first_slice_s["j2"] >= began_s + 6
+    node.until(lambda: node.states()["j2"] == "running", "next turn")
+    node.until(lambda: node.states()["j2"] != "running", "end of its next turn, a usual one")
+
+
+def test_a_job_that_tells_no_step_gives_its_turn_up_all_the_same(make_node: Callable[..., Node]):
+    """It hangs, or is of a program that knows nothing of agents: once, its turn is as long as it may take to start."""
+    node = make_node(start_wait_s=1.5)
+    node.job(1)
+    node.job(2, "--mute")
+    node.order(alone(2, 1), (0,), slice_s=0.5)
+    node.until(lambda: node.states()["j2"] == "running", "turn of the mute one")
+    node.until(lambda: node.states()["j2"] != "running", "end of its first turn")
+    mute = node.agent._state.hosted["j2"]
+    assert mute.asked_s - mute.resumed_s >= 1.5
+    node.until(lambda: node.slurm.calls.count(("suspend", 2)) >= 3 and steps(node, 1) > 0, "turns of both")
+    assert next(each.use for each in node.agent.status().jobs if each.job == "j2").ran_s >= 1.5
+
+
+def test_a_job_that_is_alone_has_not_run_before_it_has_started(
+    make_node: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(agent_module, "ALONE_S", 0.5)
+    node = make_node()
+    node.job(5, "--late", "2")
+    own = OrderedJob(job=JobId("j5"), slurm_job=5, uid=os.getuid(), gpus=1, running=True, own_devices=(4,))
+    node.order([], (), more=[own])
+    node.until(lambda: node.agent.status().jobs and node.agent.status().jobs[0].use.ran_s > 0, "time that it ran")
+    assert steps(node, 5) > 0
+    node.until(lambda: node.agent.status().jobs[0].use.profiled, "measurement")
+
+
+@pytest.mark.parametrize("guest", [("--late", "3"), ("--mute",)])
+def test_a_guest_that_has_said_nothing_is_not_taken_for_one_that_keeps_to_its_limit(
+    make_node: Callable[..., Node], guest: tuple[str, ...]
+):
+    """The guaranteed job waits until the guest has spoken, or for so long that it is one that never does."""
+    node = make_node(start_wait_s=10, suspend_wait_s=1000)
+    node.job(1, *guest)
+    node.order(alone(1), (0,), slice_s=60.0)
+    node.until(lambda: node.states()["j1"] == "running", "start of the guest")
+    node.job(2)
+    pack = Pack((JobId("j1"), JobId("j2")), guaranteed=JobId("j2"), limits=(Limit(memory_mb=400), Limit()))
+    node.order([pack], (0,), slice_s=60.0)
+    node.until(lambda: node.states()["j2"] == "running", "start of the guaranteed one")
+    said, hosted = node.said(1), node.agent._state.hosted
+    if "--mute" in guest:
+        assert hosted["j2"].resumed_s - hosted["j1"].resumed_s >= 10
+    else:
+        assert said is not None
+        assert said.number == control(node, 1).number
+
+
+def test_two_that_are_new_and_limited_do_not_wait_for_one_anothers_word(make_node: Callable[..., Node]):
+    """Their tasks begin once they are bound to GPUs, and say nothing before."""
+    node = make_node(suspend_wait_s=1000)
+    node.order([Pack((JobId("j1"), JobId("j2")), limits=(Limit(memory_mb=50), Limit(memory_mb=50)))], (0,))
+    node.until(lambda: node.states() == {"j1": "running", "j2": "waiting"}, "start of the first")
+    node.job(1)
+    node.until(lambda: node.states() == {"j1": "running", "j2": "running"}, "start of both")
+
+
+def test_a_guest_that_never_says_anything_holds_up_no_measurement(make_node: Callable[..., Node]):
+    node = make_node(start_wait_s=1.0, control={"tolerance": 0.3, "search_periods": 1})
+    node.job(1, "--step", "0.02")
+    node.job(2, "--mute")
+    node.order([Pack((JobId("j1"), JobId("j2")), guaranteed=JobId("j1"))], (0,), slice_s=1.0)
+    node.until(lambda: node.agent.status().groups and node.agent.status().groups[0].share > 0, "rise")
 
 
 def test_a_job_waits_for_its_gpus_until_those_before_it_are_off_them(make_node: Callable[..., Node]):
@@ -301,10 +387,12 @@ def test_nvml_tells_memory_utilisation_and_errors_of_each_job(make_node: Callabl
     job = node.job(1)
     device = Device(0, "GPU-1", "Tesla V100-SXM2-16GB", "v100", 16_160.0)
     xids = [(31,), ()]
+    lost = [(Lost(1, "GPU-2", "XID 79: the GPU has fallen off the bus", (79,)),), (Lost(1, "GPU-2", "the same"),)]
 
     def sample() -> Sample:
         using = (Process(job.pid, 900.0, 0.25),)
-        return Sample((Reading(device, 1400.0, 0.25, 0.1, using, xids.pop(0) if len(xids) > 1 else ()),), ())
+        codes = xids.pop(0) if len(xids) > 1 else ()
+        return Sample((Reading(device, 1400.0, 0.25, 0.1, using, codes),), lost.pop(0) if len(lost) > 1 else lost[0])
 
     node.sample = sample
     node.start()
@@ -313,7 +401,7 @@ def test_nvml_tells_memory_utilisation_and_errors_of_each_job(make_node: Callabl
     status = node.agent.status()
     assert (status.jobs[0].use.utilisation, status.jobs[0].use.memory_mb) == (0.25, 900)
     assert status.gpu_memory_mb == {"v100": 16_160}
-    assert [(each.device, each.xid) for each in status.xids] == [(0, 31)]
+    assert [(each.number, each.device, each.xid) for each in status.xids] == [(1, 0, 31), (2, 1, 79)]
 
 
 def test_steps_between_two_statuses():

@@ -10,7 +10,7 @@ import pytest
 
 from penstock_scheduler import __version__
 from penstock_scheduler.settings import load_settings
-from penstock_scheduler.sharing.messages import NodeStatus, agent_folder, status_file
+from penstock_scheduler.sharing.messages import NodeStatus, XidSeen, agent_folder, status_file
 from penstock_slurm.gateway import SlurmNode
 from penstock_slurm.install.agents import judge
 from penstock_slurm.install.units import AGENT, MOUNT, agent_units, daemon_unit
@@ -22,9 +22,11 @@ def node(name: str, gpus: int = 4, state: str = "IDLE") -> SlurmNode:
     return SlurmNode(name, {"t4": gpus} if gpus else {}, {}, frozenset({state}), ("gpu",), 8, 0, 100, 0)
 
 
-def tells(spool: Path, name: str, age_s: float = 1.0, release: str = __version__) -> None:
+def tells(
+    spool: Path, name: str, age_s: float = 1.0, release: str = __version__, xids: tuple[XidSeen, ...] = ()
+) -> None:
     agent_folder(spool, name).mkdir(parents=True)
-    status = NodeStatus(node=name, order=0, time_s=NOW_S - age_s, history="h", release=release)
+    status = NodeStatus(node=name, order=0, time_s=NOW_S - age_s, history="h", release=release, xids=xids)
     status_file(spool, name).write_text(status.model_dump_json())
 
 
@@ -63,6 +65,19 @@ def test_each_thing_that_is_wrong_has_its_nodes_and_its_remedy(tmp_path: Path):
     }.items():
         assert remedy in found.pop(words)
     assert not found
+
+
+def test_gpus_that_fail_are_named(tmp_path: Path):
+    """Not what was long ago, nor 31, which is a program's fault."""
+    ages_s = ((79, 3, 60.0), (79, 3, 50.0), (31, 0, 60.0), (48, 1, 90_000.0))
+    xids = tuple(
+        XidSeen(number=number, time_s=NOW_S - age_s, device=gpu, xid=xid)
+        for number, (xid, gpu, age_s) in enumerate(ages_s)
+    )
+    tells(tmp_path, "a", xids=xids)
+    well, wrong = judge([node("a")], tmp_path, NOW_S)
+    assert (well.remedy, wrong.what) == ("", "NVIDIA's driver told within a day: XID 79 of GPU 3 of a")
+    assert "journalctl -k" in wrong.remedy
 
 
 def test_many_nodes_are_not_all_named(tmp_path: Path):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
+import errno
 import json
 import os
 import shutil
@@ -12,21 +14,33 @@ from pathlib import Path
 
 import pytest
 
+from penstock_profiles.colocation import Colocation
 from penstock_scheduler.cli.site import agents_in
 from penstock_scheduler.clock import WallClock
 from penstock_scheduler.errors import ClusterAway, ConfigError
-from penstock_scheduler.model import Job, JobUse, Pack, Phase, SharedGpus
+from penstock_scheduler.model import Job, JobUse, Pack, PackSeen, Phase, SharedGpus
+from penstock_scheduler.pairs import Pairs
 from penstock_scheduler.settings import load_settings
-from penstock_scheduler.sharing.messages import CarriedJob, NodeOrder, NodeStatus, order_file, status_file
+from penstock_scheduler.sharing.messages import (
+    CarriedJob,
+    Contained,
+    NodeOrder,
+    NodeStatus,
+    NumberedPack,
+    XidSeen,
+    order_file,
+    status_file,
+)
 from penstock_scheduler.simulator import SimulatedClock
 from penstock_scheduler.spool import Spool
+from penstock_slurm import agents as agents_module
 from penstock_slurm import open_cluster
 from penstock_slurm.agents import SlurmAgents
 from penstock_slurm.cluster import SlurmCluster
 from penstock_slurm.fence import CHECKS, NAME, Fence
 from penstock_slurm.gateway import CliGateway, SlurmJob, SlurmNode, TimedOut
 from penstock_slurm.settings import SlurmSettings
-from tests.scheduler.builders import job, on
+from tests.scheduler.builders import job, on, snapshot
 from tests.slurm_plugin.test_cluster import Told, pending
 
 
@@ -69,9 +83,22 @@ class Site:
         """As a daemon that starts."""
         self.agents = SlurmAgents(Fence(self.commands), self.spool, self.clock)  # type: ignore[arg-type]
 
-    def told(self, *jobs: CarriedJob, order: int = 0) -> None:
-        """Its agent's word."""
-        status = NodeStatus(node="n0", order=order, time_s=self.clock.now_s(), history="h", jobs=jobs)
+    def told(self, *jobs: CarriedJob, order: int = 0, history: str = "h", news: int = 0) -> None:
+        """Its agent's word, with so many packs, containments and errors of GPUs, the last three of which it remembers."""
+        numbers = range(max(news - 2, 1), news + 1)
+        status = NodeStatus(
+            node="n0",
+            order=order,
+            time_s=self.clock.now_s(),
+            history=history,
+            jobs=jobs,
+            packs=tuple(NumberedPack(number=number, seen=PackSeen(("7", "8"), "t4", (0.8, 0.7))) for number in numbers),
+            contained=tuple(
+                Contained(number=number, job="7", time_s=1.0, cause="died", text=f"{number}", killed=False)
+                for number in numbers
+            ),
+            xids=tuple(XidSeen(number=number, time_s=1.0, device=0, xid=79) for number in numbers),
+        )
         path = status_file(self.spool, "n0")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(status.model_dump_json())
@@ -99,8 +126,8 @@ def holder(number: str, node: str = "n0") -> SlurmJob:
     return pending("gpu", **fields | {"state": "RUNNING", "nodes": (node,)})
 
 
-def carried(number: str, *devices: int, state: str = "running") -> CarriedJob:
-    return CarriedJob(job=number, state=state, devices=devices, use=JobUse("k"))  # type: ignore[arg-type]
+def carried(number: str, *devices: int, state: str = "running", kind: str = "k") -> CarriedJob:
+    return CarriedJob(job=number, state=state, devices=devices, use=JobUse(kind))  # type: ignore[arg-type]
 
 
 def group(*jobs: str) -> SharedGpus:
@@ -282,6 +309,73 @@ def test_a_status_that_cannot_be_read_for_once_stands_until_it_is_old(site: Site
     site.clock.sleep(100.0)
     site.look(*found, others=(holder("20"), holder("21")), used=2)
     assert site.agents.keeps_back("7", "n0").startswith("waits for the agent of n0, which does not answer")
+
+
+def taken(site: Site) -> tuple[int, list[int], list[tuple[str, int]]]:
+    """Packs, containments and errors that are told after a look."""
+    site.look()
+    packs = len(site.agents.sharing().seen)
+    contained = [each.number for each in site.agents.take_contained()]
+    return packs, contained, [(node, each.number) for node, each in site.agents.take_xids()]
+
+
+def test_what_agents_saw_and_did_while_no_daemon_was_there_is_told_once(site: Site) -> None:
+    site.told(news=1)
+    assert taken(site) == (0, [], []), "of what was there before the first daemon nobody knows whether it was told"
+    site.told(news=2)
+    assert taken(site) == (1, [2], [("n0", 2)])
+    site.begin()
+    assert taken(site) == (0, [], [])
+    site.told(news=4)
+    site.begin()
+    assert taken(site) == (2, [3, 4], [("n0", 3), ("n0", 4)])
+    assert taken(site) == (0, [], [])
+    site.begin()
+    assert taken(site) == (0, [], [])
+    site.told(news=2, history="another")
+    site.begin()
+    assert taken(site) == (2, [1, 2], [("n0", 1), ("n0", 2)]), "an agent that has lost its state counts anew"
+
+
+def test_what_a_daemon_has_seen_and_not_told_is_told_by_the_next_one(site: Site) -> None:
+    site.told()
+    site.look()
+    site.told(news=2)
+    site.look()
+    assert [each.number for each in site.agents.take_contained()] == [1, 2]
+    site.begin()
+    assert taken(site) == (2, [], [("n0", 1), ("n0", 2)])
+
+
+def test_a_pack_of_jobs_that_have_ended_meanwhile_is_learned(site: Site) -> None:
+    """The agent still has its last order, so it tells of what kind they were, until the daemon tells it another."""
+    site.told()
+    site.look()
+    site.told(carried("7", 0, kind="a"), carried("8", 0, kind="b"), news=1)
+    site.begin()
+    site.look()
+    site.told(news=1)
+    site.look()
+    pairs = Pairs(Colocation())
+    pairs.on(dataclasses.replace(snapshot("t4:1x4", []), sharing=site.agents.sharing()))
+    assert (pairs.known.share("t4", "a", "b"), pairs.known.share("t4", "b", "a")) == (0.8, 0.7)
+    site.look()
+    assert site.agents.sharing().uses == {}
+
+
+def test_where_nothing_can_be_kept_news_are_told_all_the_same(
+    site: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    site.told()
+    site.look()
+    monkeypatch.setattr(agents_module, "write_whole", full)
+    site.told(news=1)
+    assert taken(site) == (1, [1], [("n0", 1)])
+    assert taken(site) == (0, [], [])
+    assert "what was taken of an agent cannot be kept" in caplog.text
 
 
 def test_holders_that_nobody_ends_are_named_once(site: Site, caplog: pytest.LogCaptureFixture) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from penstock_scheduler.model import Pack, SharedGpus
 from penstock_slurm.loopback import wait_for
+from penstock_slurm.loopback.cluster import AGENT_SETTINGS
 from tests.slurm_plugin.sharing.rig import NODE, Rig
 
 pytestmark = pytest.mark.slurm
@@ -155,7 +156,12 @@ class Storm:
 def test_random_operations_lose_no_job(make_loopback, tmp_path: Path, count: int, seed: int) -> None:
     if not Path("/usr/include/slurm/spank.h").exists():
         pytest.skip("the SPANK plugin cannot be built here (Debian: make gcc libslurm-dev)")
-    rig = Rig(make_loopback("t4:1x4", agents=True), tmp_path)
+    slurm = make_loopback("t4:1x4", agents=True)
+    with (slurm.slurm_conf.parent / AGENT_SETTINGS).open("a") as file:  # its last section is [agent]
+        file.write("start_wait_s = 0\n")  # these jobs make no steps: they are to take turns at once
+    slurm.kill_agent(NODE)
+    slurm.start_agent(NODE)
+    rig = Rig(slurm, tmp_path)
     wait_for(rig.status, 120, "the agent to answer")
     storm = Storm(rig, seed)
     for number in range(1, count + 1):
