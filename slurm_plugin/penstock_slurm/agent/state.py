@@ -43,6 +43,8 @@ class Hosted:
     """What it holds of the host's memory while it is suspended."""
     resumed_s: float = 0.0
     """When it last began to use GPUs."""
+    mps: bool = False
+    """Whether it goes through NVIDIA's MPS."""
     anywhere: bool = False
     """Whether, suspended, it may go on on other GPUs."""
     refusals: int = 0
