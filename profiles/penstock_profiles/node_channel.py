@@ -3,6 +3,7 @@
 ::
 
     RUN_DIR/NUMBER/devices              the agent's: indexes of the GPUs that the job is bound to, such as "0,1"
+    RUN_DIR/NUMBER/mps                  the agent's: the folder of the MPS control daemon that it goes through; most have none
     RUN_DIR/NUMBER/control.json         the agent's: a `JobControl`, replaced whole
     RUN_DIR/NUMBER/job/RANK.json        the job's: a `JobStatus` of each of its processes on the node, replaced whole
 
@@ -108,6 +109,11 @@ def bound_devices(folder: Path, number: int) -> tuple[int, ...]:
     with contextlib.suppress(OSError, ValueError):
         return tuple(int(word) for word in devices_file(folder, number).read_text("ascii").split(",") if word.strip())
     return ()
+
+
+def mps_file(folder: Path, number: int) -> Path:
+    """Names the folder that the job's tasks get as CUDA_MPS_PIPE_DIRECTORY. It is written before `devices_file`."""
+    return job_dir(folder, number) / "mps"
 
 
 def control_path(folder: Path, number: int) -> Path:

@@ -145,7 +145,8 @@ class SlurmAgents:
         self._uses: dict[JobId, dict[str, JobUse]] = {}
         """Job -> node -> what was seen of it there."""
         self.misplaced: frozenset[JobId] = frozenset()
-        """Cleared jobs on GPUs that are others' now. They cannot be bound anew, so they have to start anew."""
+        """Cleared jobs on GPUs that are others' now, which cannot be bound anew, and clients of NVIDIA's MPS whose group takes
+        turns now, which are not suspended: they have to start anew."""
 
     # --- what the cluster tells
 
@@ -445,6 +446,13 @@ class SlurmAgents:
         self.fence.carry_out(name, self._partitions[name], ground, [*together, *cleared])
         self._open_gate(node, ground, [*together, *cleared])
         allotted, misplaced = self._allot(ground, groups, here)
+        misplaced |= {
+            job
+            for group in groups
+            if self._wanted(group) > group.gpus
+            for job in group.jobs
+            if job in here and not here[job].leaves and (told := self._carried(name, job)) is not None and told.mps
+        }
         self._order(name, groups, here, allotted, misplaced)
         return misplaced
 
@@ -467,9 +475,12 @@ class SlurmAgents:
         return self._crowded(group) or any(cleared)
 
     def _size(self, group: SharedGpus) -> int:
-        """GPUs that a group needs, without those packs whose jobs have all ended."""
-        wanted = sum(pack.gpus for pack in group.packs if any(map(self._known, pack.jobs)))
-        return min(group.gpus, wanted)
+        """GPUs that a group needs."""
+        return min(group.gpus, self._wanted(group))
+
+    def _wanted(self, group: SharedGpus) -> int:
+        """Those of its packs, without packs whose jobs have all ended."""
+        return sum(pack.gpus for pack in group.packs if any(map(self._known, pack.jobs)))
 
     def _crowded(self, group: SharedGpus) -> bool:
         """Whether two jobs or more of it are there."""

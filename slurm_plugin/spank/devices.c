@@ -34,47 +34,55 @@ static int belongs(int descriptor, mode_t type, uid_t owner)
 	       (status.st_uid == 0 || status.st_uid == owner) && !(status.st_mode & S_IWOTH);
 }
 
-/* Indexes and commas, and a line's end. */
-static int take(const char *text, size_t length, char devices[PENSTOCK_DEVICES_SIZE])
+/* Reads one line of a file that is the agent's; 0: there is none, -1: it is somebody else's, empty or too long. */
+static int read_line(int folder, const char *name, uid_t owner, char *line, size_t size)
 {
-	while (length > 0 && text[length - 1] == '\n')
-		length--;
-	if (length == 0 || length >= PENSTOCK_DEVICES_SIZE)
+	const int file = openat(folder, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+	ssize_t length = -1;
+
+	if (file < 0)
 		return 0;
-	for (size_t i = 0; i < length; i++)
-		if (text[i] != ',' && (text[i] < '0' || text[i] > '9'))
-			return 0;
-	memcpy(devices, text, length);
-	devices[length] = '\0';
+	if (belongs(file, S_IFREG, owner))
+		length = read(file, line, size);
+	close(file);
+	while (length > 0 && line[length - 1] == '\n')
+		length--;
+	if (length <= 0 || (size_t)length >= size)
+		return -1;
+	line[length] = '\0';
 	return 1;
 }
 
+static int are_indexes(const char *text)
+{
+	return text[strspn(text, "0123456789,")] == '\0';
+}
+
 enum penstock_devices penstock_devices(const char *folder, unsigned number, uid_t owner, unsigned most_ds,
-				       char devices[PENSTOCK_DEVICES_SIZE])
+				       char devices[PENSTOCK_DEVICES_SIZE], char mps[PENSTOCK_FOLDER_SIZE])
 {
 	const struct timespec tenth = {0, 100000000};
 	enum penstock_devices found = PENSTOCK_TOO_LATE;
-	char path[4096], text[PENSTOCK_DEVICES_SIZE + 1];
+	char path[4096];
 
+	*devices = *mps = '\0';
 	if (snprintf(path, sizeof(path), "%s/%u", folder, number) >= (int)sizeof(path))
 		return PENSTOCK_NO_SHARER;
 	for (unsigned waited = 0; found == PENSTOCK_TOO_LATE; waited++) {
 		/* Opened anew each time: an agent that lets go of the job takes the folder away. */
 		const int job = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-		int file = -1;
+		int told = 0;
 
 		if (job < 0) /* one that was there: the job has no GPUs of its own, and must not see all of them */
 			return waited ? PENSTOCK_TOO_LATE : PENSTOCK_NO_SHARER;
 		if (!belongs(job, S_IFDIR, owner))
 			found = PENSTOCK_NOT_OURS;
 		else
-			file = openat(job, "devices", O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
-		if (file >= 0) {
-			const ssize_t length = belongs(file, S_IFREG, owner) ? read(file, text, sizeof(text)) : -1;
-
-			found = length > 0 && take(text, (size_t)length, devices) ? PENSTOCK_BOUND : PENSTOCK_NOT_OURS;
-			close(file);
-		}
+			told = read_line(job, "devices", owner, devices, PENSTOCK_DEVICES_SIZE);
+		if (told)
+			found = told > 0 && are_indexes(devices) ? PENSTOCK_BOUND : PENSTOCK_NOT_OURS;
+		if (found == PENSTOCK_BOUND && read_line(job, "mps", owner, mps, PENSTOCK_FOLDER_SIZE) <= 0)
+			*mps = '\0'; /* without it the job runs as well */
 		close(job);
 		if (found == PENSTOCK_TOO_LATE) {
 			if (waited >= most_ds)
@@ -82,5 +90,7 @@ enum penstock_devices penstock_devices(const char *folder, unsigned number, uid_
 			nanosleep(&tenth, NULL);
 		}
 	}
+	if (found != PENSTOCK_BOUND)
+		*devices = '\0';
 	return found;
 }

@@ -5,11 +5,11 @@
 #include <stddef.h>
 #include <sys/types.h>
 
-enum { PENSTOCK_DEVICES_SIZE = 256 };
+enum { PENSTOCK_DEVICES_SIZE = 256, PENSTOCK_FOLDER_SIZE = 256 };
 
 enum penstock_devices {
 	PENSTOCK_NO_SHARER, /* the agent knows nothing of the job: it is not ours to bind */
-	PENSTOCK_BOUND,     /* `devices` has the indexes, such as 0,1 */
+	PENSTOCK_BOUND,     /* `devices` has the indexes, such as 0,1, and `mps` a folder or "" */
 	PENSTOCK_TOO_LATE,  /* it shares, and had no turn in that time, or was let go of while it waited */
 	PENSTOCK_NOT_OURS,  /* what is there belongs to somebody else, or holds something else */
 };
@@ -18,8 +18,9 @@ enum penstock_devices {
 char *penstock_run_dir(const char *pattern, const char *node, char *folder, size_t size);
 
 /* Waits for folder/NUMBER/devices, if there is a folder/NUMBER, while it is there, for at most so many tenths of a second. What is
- * read must belong to root or to `owner`. */
+ * read must belong to root or to `owner`. With it comes what is in folder/NUMBER/mps, which was written before it: the folder of
+ * the MPS control daemon that the job is to use; most have none. */
 enum penstock_devices penstock_devices(const char *folder, unsigned number, uid_t owner, unsigned most_ds,
-				       char devices[PENSTOCK_DEVICES_SIZE]);
+				       char devices[PENSTOCK_DEVICES_SIZE], char mps[PENSTOCK_FOLDER_SIZE]);
 
 #endif

@@ -6,8 +6,9 @@
  *
  * On the nodes it binds the tasks of jobs that share GPUs, and only those: a job without GPUs of Slurm's for which the node's
  * penstock-agent has made a folder gets CUDA_VISIBLE_DEVICES from there, when its first turn comes. If that takes longer than
- * WAIT_DS, or what is there is not the agent's, it sees no GPU at all. Where no agent runs it does nothing, and on nodes whose jobs
- * share nothing it may be missing if plugstack.conf calls it `optional`.
+ * WAIT_DS, or what is there is not the agent's, it sees no GPU at all. A pack that goes through the site's NVIDIA MPS gets
+ * CUDA_MPS_PIPE_DIRECTORY from there as well. Where no agent runs it does nothing, and on nodes whose jobs share nothing it may be
+ * missing if plugstack.conf calls it `optional`.
  *
  * Where a value comes from, the first that has one: the command line or an #SBATCH line; the environment, PENSTOCK_MAX_GPUS
  * for --max-gpus; the arguments in plugstack.conf. The last two count for jobs that are adaptive anyway.
@@ -27,6 +28,9 @@ SPANK_PLUGIN(penstock, 1)
 #pragma GCC visibility pop
 
 enum { NAME_SIZE = 80, PATH_SIZE = 1024 };
+
+/* By this the agent tells which plugin its node has. The number is penstock_scheduler.__version__. */
+__attribute__((used)) static const char release[] = "penstock.so of Penstock 0.1.0";
 
 /* Tenths of a second that a task waits for its first turn: some slices of a minute. Its process is not stopped meanwhile, and ends
  * by the signals that end the job. */
@@ -212,7 +216,7 @@ static int has_gpus(spank_t spank)
 __attribute__((visibility("default"))) int slurm_spank_task_init(spank_t spank, int count, char **arguments)
 {
 	const char *pattern = default_run_dir;
-	char node[256], folder[PATH_SIZE], devices[PENSTOCK_DEVICES_SIZE] = "";
+	char node[256], folder[PATH_SIZE], devices[PENSTOCK_DEVICES_SIZE], mps[PENSTOCK_FOLDER_SIZE];
 	uint32_t number = 0;
 
 	for (int i = 0; i < count; i++)
@@ -226,7 +230,7 @@ __attribute__((visibility("default"))) int slurm_spank_task_init(spank_t spank, 
 		spank_setenv(spank, "PENSTOCK_RUN_DIR", folder, 0);
 	if (has_gpus(spank))
 		return ESPANK_SUCCESS;
-	switch (penstock_devices(folder, number, daemon_uid, WAIT_DS, devices)) {
+	switch (penstock_devices(folder, number, daemon_uid, WAIT_DS, devices, mps)) {
 	case PENSTOCK_NO_SHARER:
 		return ESPANK_SUCCESS;
 	case PENSTOCK_BOUND:
@@ -240,6 +244,8 @@ __attribute__((visibility("default"))) int slurm_spank_task_init(spank_t spank, 
 		break;
 	}
 	spank_setenv(spank, "CUDA_VISIBLE_DEVICES", devices, 1);
+	if (*mps)
+		spank_setenv(spank, "CUDA_MPS_PIPE_DIRECTORY", mps, 1);
 	if (*devices) { /* scripts start a process for each, by Slurm's own count, which is not there without a GRES */
 		char count_text[16];
 		unsigned gpus = 1;

@@ -31,6 +31,10 @@ REMEMBERED = 256
 
 State = Literal["waiting", "running", "suspending", "suspended"]
 
+Lack = Literal["no-plugin", "old-plugin", "no-mps"]
+"""What a node lacks: the SPANK plugin that Slurm is to load, one of the agent's release, or the MPS control daemon that the
+settings name."""
+
 
 class OrderedJob(Message):
     """A job of ours on this node, or on its way to it."""
@@ -92,6 +96,8 @@ class CarriedJob(Message):
     use: JobUse
     answers: bool = False
     """Whether it speaks with the agent: then it moves its state off the GPUs when asked, and is held to its limits."""
+    mps: bool = False
+    """Whether it goes through NVIDIA's MPS: then it is never suspended."""
     why: str = ""
     """What stands against what was ordered, in words; "": nothing."""
 
@@ -138,6 +144,7 @@ class NodeStatus(Message):
     """Of an agent that lost its state, another one."""
     release: str = ""
     """Penstock's, that the agent is of; "": it does not say."""
+    lacks: tuple[Lack, ...] = ()
     groups: tuple[CarriedGroup, ...] = ()
     jobs: tuple[CarriedJob, ...] = ()
     packs: tuple[NumberedPack, ...] = ()

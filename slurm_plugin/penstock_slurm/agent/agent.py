@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Protocol
 
 from penstock_profiles.files import open_regular, write_whole
-from penstock_profiles.node_channel import JobStatus
+from penstock_profiles.node_channel import JobStatus, run_dir
 from penstock_profiles.nvml import Sample, by_job
 from penstock_scheduler import __version__
 from penstock_scheduler.model import JobId, JobUse, Pack, PackSeen, SharedGpus
@@ -34,6 +34,7 @@ from penstock_scheduler.sharing.messages import (
     CarriedGroup,
     CarriedJob,
     Contained,
+    Lack,
     NodeOrder,
     NodeStatus,
     NumberedPack,
@@ -44,6 +45,7 @@ from penstock_scheduler.sharing.messages import (
     status_file,
 )
 from penstock_scheduler.sharing.node import Group, Groups, without
+from penstock_slurm.agent import mps
 from penstock_slurm.agent.channel import Channels
 from penstock_slurm.agent.devices import bind
 from penstock_slurm.agent.processes import Processes
@@ -60,6 +62,9 @@ TELL_S = 5.0
 
 ALONE_S = 60.0
 """Length of a measurement of a job that has its GPUs to itself."""
+
+INSPECT_S = 15.0
+"""How often it is looked whether the node lacks anything."""
 
 RETRY_S = 2.0
 """After Slurm has refused something."""
@@ -150,6 +155,7 @@ class Agent:
         processes: of the jobs.
         host_memory_mb: all of the node's memory, MB.
         sample: the GPUs now, by NVML; None: there are none that it knows.
+        plugin: what is wrong with the node's SPANK plugin, also in words; None: nothing is.
     """
 
     def __init__(
@@ -163,10 +169,13 @@ class Agent:
         processes: Processes,
         host_memory_mb: int,
         sample: Callable[[], Sample] | None = None,
+        plugin: Callable[[], tuple[Lack, str] | None] = lambda: None,
     ) -> None:
         self._node, self._spool, self._settings = node, spool, settings
         self._slurm, self._channels, self._processes = slurm, channels, processes
-        self._sample = sample
+        self._sample, self._plugin = sample, plugin
+        self._mps_dir = run_dir(settings.mps_dir, node) if settings.mps_dir is not None else None
+        self._lacks: dict[Lack, str] = {}
         self._host_mb = settings.host_memory_mb if settings.host_memory_mb is not None else host_memory_mb // 2
         state_folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._state_file = state_folder / "state.json"
@@ -175,7 +184,7 @@ class Agent:
         self._sights: dict[JobId, Sight] = {}
         self._stamp: tuple[int, int, int] | None = None
         self._saved = self._told = ""
-        self._told_s = self._sampled_s = self._let_go_s = -math.inf
+        self._told_s = self._sampled_s = self._inspected_s = self._let_go_s = -math.inf
         self._untold = False
         """Whether the last status could not be written, which has been logged."""
         self._living: dict[int, list[int]] = {}
@@ -195,6 +204,9 @@ class Agent:
             self._look_at_gpus()
         elif self._ends():
             self._look_at_processes()
+        if now_s - self._inspected_s >= INSPECT_S:
+            self._inspected_s = now_s
+            self._inspect()
         self._let_go()
         self._regroup()
         self._state.account.forget({job.job for job in self._jobs()})  # not before: what they had is counted as they go
@@ -211,6 +223,7 @@ class Agent:
         """The node's clock may be: what it was in the future must not hold anything up."""
         now_s = self._now_s
         self._sampled_s, self._told_s = min(self._sampled_s, now_s), min(self._told_s, now_s)
+        self._inspected_s = min(self._inspected_s, now_s)
         self._let_go_s = min(self._let_go_s, now_s + RETRY_S)
         for group in self._groups.groups:
             group.since_s = min(group.since_s, now_s)
@@ -318,6 +331,7 @@ class Agent:
             resumed_s=self._now_s,
             tried=frozen,
             alive=frozen,
+            mps=self._channels.by_mps(job.slurm_job),
         )
 
     def _dismiss(self, job: OrderedJob, mine: Hosted) -> None:
@@ -585,6 +599,9 @@ class Agent:
             target = mine.devices or job.own_devices  # nobody shares with it: it runs where it is
             mine.why = ""
         if mine.state == "running" and not (target and set(target) == set(mine.devices or target)):
+            if mine.mps:
+                mine.why = "runs on out of turn: a client of NVIDIA's MPS is not suspended"
+                return
             self._ask(job, mine)
         elif mine.state == "suspending":
             self._freeze(job, mine, wanted=bool(target) and set(target or ()) == set(mine.devices))
@@ -681,6 +698,9 @@ class Agent:
         if frozen:
             self._word(mine, suspend=None)
         if not job.own_devices and target != mine.devices:
+            if not mine.devices:  # its tasks have not begun
+                mine.mps = self._goes_through_mps(job)
+                self._channels.go_through(job.slurm_job, self._mps_dir if mine.mps else None)
             self._channels.bind(job.slurm_job, target)
         mine.devices = target
         if frozen:
@@ -700,6 +720,28 @@ class Agent:
         mine.state, mine.resumed_s, mine.moved_mb, mine.why = "running", self._now_s, 0.0, ""
         mine.tried = False
         log.info("runs", extra={"job": job.job, "slurm_job": job.slurm_job, "devices": ",".join(map(str, target))})
+
+    def _goes_through_mps(self, job: OrderedJob) -> bool:
+        """Whether a job that begins may do so as a client of the site's MPS: see `penstock_slurm.agent.mps`.
+
+        All of a pack are clients or none is, for only clients run at the same time. And whoever has begun stays what it is.
+        """
+        ordered = next((each for each in self._ordered() if job.job in each.shared.jobs), None)
+        if self._mps_dir is None or ordered is None:
+            return False
+        pack = next(each for each in ordered.shared.packs if job.job in each.jobs)
+        mates = [each for each in self._jobs() if each.job in pack.jobs and each.job != job.job]
+        takes_turns = ordered.shared.wanted > min(ordered.shared.gpus, len(ordered.devices))
+        if not mates or takes_turns or mps.trouble(self._mps_dir):
+            return False
+        hosted = self._state.hosted
+        begun = [each for each in mates if each.own_devices or hosted[each.job].devices]
+        users = {each.uid for each in mates} | {self._channels.owner(number) for number in self._mps_clients()}
+        return users <= {job.uid} and all(hosted[each.job].mps for each in begun)
+
+    def _mps_clients(self) -> list[int]:
+        """Slurm's numbers of jobs that may be clients on this node, those included whose processes are about to end."""
+        return [number for number in self._channels.numbers() if self._channels.by_mps(number)]
 
     def _is_frozen(self, number: int) -> bool:
         """Whether processes of a job of Slurm's stand still by SIGSTOP."""
@@ -764,6 +806,18 @@ class Agent:
         mine.control = control
 
     # --- looking, and containing
+
+    def _inspect(self) -> None:
+        """Look whether the node lacks anything; what is new is logged."""
+        lacks: dict[Lack, str] = {}
+        if (found := self._plugin()) is not None:
+            lacks[found[0]] = found[1]
+        if self._mps_dir is not None and (text := mps.trouble(self._mps_dir)):
+            lacks["no-mps"] = f"no nvidia-cuda-mps-control answers, packs run without it: {text}"
+        for lack, text in lacks.items():
+            if lack not in self._lacks:
+                log.warning("the node lacks something", extra={"lack": lack, "text": text})
+        self._lacks = lacks
 
     def _look_at_processes(self) -> None:
         self._living = self._processes.scan(self._users())
@@ -985,6 +1039,7 @@ class Agent:
             time_s=self._now_s,
             history=state.history,
             release=__version__,
+            lacks=tuple(sorted(self._lacks)),
             groups=tuple(groups),
             jobs=tuple(self._carried(job) for job in self._jobs()),
             packs=tuple(state.packs),
@@ -1010,6 +1065,7 @@ class Agent:
             devices=mine.devices or job.own_devices,
             use=use,
             answers=bool(self._sight(job.job).statuses),
+            mps=mine.mps,
             why=mine.why,
         )
 

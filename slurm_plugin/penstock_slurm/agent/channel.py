@@ -25,6 +25,7 @@ from penstock_profiles.node_channel import (
     control_path,
     devices_file,
     job_dir,
+    mps_file,
     statuses_dir,
 )
 
@@ -74,6 +75,18 @@ class Channels:
             with contextlib.suppress(OSError):
                 (statuses_dir(self.folder, number) / name).unlink(missing_ok=True)
 
+    def go_through(self, number: int, mps: Path | None) -> None:
+        """Say through which MPS control daemon the job goes, before it is bound; None: through none."""
+        path = mps_file(self.folder, number)
+        if mps is None:
+            path.unlink(missing_ok=True)
+        else:
+            write_whole(path, f"{mps}\n")
+
+    def by_mps(self, number: int) -> bool:
+        """Whether the job goes through one."""
+        return mps_file(self.folder, number).exists()
+
     def bind(self, number: int, devices: tuple[int, ...]) -> None:
         """Say which GPUs the job is bound to."""
         write_whole(devices_file(self.folder, number), ",".join(map(str, devices)) + "\n")
@@ -106,9 +119,9 @@ class Channels:
 
     def _silence(self, number: int) -> None:
         """Take back what the job was told."""
-        for path in (devices_file(self.folder, number), control_path(self.folder, number)):
+        for name in (devices_file, mps_file, control_path):
             with contextlib.suppress(OSError):
-                path.unlink()
+                name(self.folder, number).unlink()
 
     def _read(self, path: str, uid: int) -> JobStatus | None:
         try:

@@ -23,9 +23,11 @@ from penstock_profiles.nvml import NoNvml, Nvml
 from penstock_scheduler.errors import ConfigError, PenstockError
 from penstock_slurm.agent.agent import Agent
 from penstock_slurm.agent.channel import Channels
+from penstock_slurm.agent.plugin import Plugin
 from penstock_slurm.agent.processes import Processes, memory_of_host_mb
 from penstock_slurm.agent.settings import AgentSettings
 from penstock_slurm.gateway import CliGateway
+from penstock_slurm.install.slurm import SlurmCommands
 from penstock_slurm.settings import SlurmSettings
 
 Section = TypeVar("Section", bound=BaseModel)
@@ -95,6 +97,8 @@ def _run(node: str, slurm: SlurmSettings, settings: AgentSettings, stop: threadi
         Processes(node),
         memory_of_host_mb(),
         nvml.sample if nvml is not None else None,
+        # Asked between turns, which do not wait long for a controller that is away.
+        Plugin(SlurmCommands(slurm.conf, min(slurm.command_timeout_s, 5.0)), settings.run_dir).trouble,
     )
     log.info("agent begins", extra={"node": node, "run_dir": str(folder), "spool": str(slurm.spool_dir)})
     try:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, field_validator
 
 from penstock_profiles.node_channel import RUN_DIR
 from penstock_scheduler.sharing.control import ControlSettings
+from penstock_slurm.agent import mps
 
 
 class AgentSettings(BaseModel):
@@ -22,6 +23,12 @@ class AgentSettings(BaseModel):
     state_dir: str = Field(
         default="/var/lib/penstock/agent-%n",
         description="Folder on the node for the agent's state, in which no job can write; %n is the node's name.",
+    )
+    mps_dir: str | None = Field(
+        default=None,
+        max_length=mps.LONGEST,
+        description="Folder on the node in which the site's nvidia-cuda-mps-control answers; packs go through it whose jobs all "
+        "begin in them, take no turns and are of one user. %n is the node's name. Absent: no MPS.",
     )
     poll_s: PositiveFloat = Field(default=0.5, description="How often the agent looks at its order and at its jobs.")
     sample_s: PositiveFloat = Field(default=5.0, description="Between two samples of GPUs and processes.")
@@ -56,3 +63,15 @@ class AgentSettings(BaseModel):
     control: ControlSettings = Field(
         default=ControlSettings(), description="How a guaranteed job's speed is kept beside opportunistic ones."
     )
+
+    @field_validator("mps_dir")
+    @classmethod
+    def _is_its_own(cls, folder: str | None) -> str | None:
+        if folder is not None and (not folder.startswith("/") or "\n" in folder):
+            raise ValueError(f"{folder!r} is no path from the root; give a folder such as /run/nvidia-mps")
+        if folder is not None and folder.rstrip("/") == mps.DEFAULT:
+            raise ValueError(
+                f"{mps.DEFAULT} is where every CUDA process looks, also one that is to be frozen in turns; start the control "
+                "daemon with CUDA_MPS_PIPE_DIRECTORY=/run/nvidia-mps, and give that"
+            )
+        return folder

@@ -46,6 +46,8 @@ class Hosted:
     """When it last began to use GPUs."""
     begun_s: float = math.inf
     """When it told its first step; inf: it starts still. 0: it told none for so long that it is taken for one that tells none."""
+    mps: bool = False
+    """Whether it goes through NVIDIA's MPS."""
     anywhere: bool = False
     """Whether, suspended, it may go on on other GPUs."""
     refusals: int = 0

@@ -13,11 +13,11 @@ from pydantic import ValidationError
 from penstock_profiles.files import open_regular
 from penstock_profiles.nvml import OF_PROGRAMS
 from penstock_scheduler import __version__
-from penstock_scheduler.sharing.messages import AWAY_S, MAX_BYTES, NodeStatus, status_file
+from penstock_scheduler.sharing.messages import AWAY_S, MAX_BYTES, Lack, NodeStatus, status_file
 from penstock_slurm.agents import CLEARS_ON, STAND_IN_REMEDY, without_stand_in
 from penstock_slurm.fence import NAME as HOLDER
 from penstock_slurm.gateway import SlurmNode, open_gateway
-from penstock_slurm.install.edits import set_plugin
+from penstock_slurm.install.edits import our_libraries
 from penstock_slurm.install.findings import Finding
 from penstock_slurm.install.plan import Site
 from penstock_slurm.install.units import AGENT, MOUNT
@@ -31,7 +31,7 @@ SHOWN = 8
 ERRORS_S = 86400.0
 """How long an error of a GPU is told."""
 
-Trouble = Literal["none", "unreadable", "silent", "ahead", "release"]
+Trouble = Literal["none", "unreadable", "silent", "ahead", "release"] | Lack
 
 TROUBLES: dict[Trouble, tuple[str, str]] = {
     "none": (
@@ -52,18 +52,35 @@ TROUBLES: dict[Trouble, tuple[str, str]] = {
         f"is not of Penstock {__version__}",
         f"install Penstock {__version__} there, then: systemctl restart penstock-agent",
     ),
+    "no-plugin": (
+        "finds no penstock.so that Slurm loads there and that looks for the agent where it is: tasks of jobs that share would "
+        "see all GPUs",
+        "on each: penstock.so and its line of plugstack.conf, which are the same as here; "
+        "`journalctl -u penstock-agent` there says what is wrong",
+    ),
+    "old-plugin": (
+        f"finds a penstock.so there that is not of Penstock {__version__}",
+        "copy that of this host to each; tasks that start from then on load it",
+    ),
+    "no-mps": (
+        "finds no nvidia-cuda-mps-control in [agent] mps_dir: packs there run without it",
+        "on each: CUDA_MPS_PIPE_DIRECTORY=DIR nvidia-cuda-mps-control -d, without CUDA_VISIBLE_DEVICES; the agent's unit does "
+        "not see folders in /tmp; or take mps_dir out of the settings",
+    ),
 }
 """What the agent does, and the remedy. `{spool}` and `{age}` are filled in."""
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What can be told of a node's agent by its status; `trouble` None: all is well."""
+    """What can be told of a node's agent by its status; `trouble` None: the agent is well."""
 
     trouble: Trouble | None
     age_s: float = 0.0
     errors: tuple[tuple[int, int], ...] = ()
     """GPU and XID."""
+    lacks: tuple[Lack, ...] = ()
+    """What the agent finds wrong with its node."""
 
 
 def look(spool: Path, node: str, now_s: float) -> Seen:
@@ -82,11 +99,12 @@ def look(spool: Path, node: str, now_s: float) -> Seen:
         return Seen("silent", age_s, errors)
     if age_s <= -AWAY_S:
         return Seen("ahead", errors=errors)
-    return Seen(None if status.release == __version__ else "release", age_s, errors)
+    trouble: Trouble | None = None if status.release == __version__ else "release"
+    return Seen(trouble, age_s, errors, status.lacks)
 
 
 def judge(nodes: Iterable[SlurmNode], spool: Path, now_s: float) -> Iterator[Finding]:
-    """One finding of all agents that are well, and one for each thing that is wrong.
+    """One finding of all agents that are well, and one for each thing that is wrong with them or with their nodes.
 
     Args:
         nodes: of the managed partitions.
@@ -97,9 +115,9 @@ def judge(nodes: Iterable[SlurmNode], spool: Path, now_s: float) -> Iterator[Fin
     there = {node.name: look(spool, node.name, now_s) for node in gpu_nodes if not node.state & AWAY}
     wrong: dict[Trouble, dict[str, float]] = {}
     for name, seen in sorted(there.items()):
-        if seen.trouble is not None:
-            wrong.setdefault(seen.trouble, {})[name] = seen.age_s
-    well = len(there) - sum(map(len, wrong.values()))
+        for trouble in (*([seen.trouble] if seen.trouble is not None else []), *seen.lacks):
+            wrong.setdefault(trouble, {})[name] = seen.age_s
+    well = sum(seen.trouble is None for seen in there.values())
     down = len(gpu_nodes) - len(there)
     if well or not wrong:
         rest = f"; {down} more are down" if down else ""
@@ -142,9 +160,7 @@ def check_agents(site: Site, *, on_nodes: bool) -> Iterator[Finding]:
         else "",
     )
     plugstack = site.plugstack.read_text() if site.plugstack.exists() else ""
-    lines = [line.split("#")[0].split() for line in plugstack.splitlines()]
-    libraries = {words[1] for words in lines if len(words) > 1 and words[1].endswith("penstock.so")}
-    told = bool(libraries) and not any(set_plugin(plugstack, library, site.run_dir)[1] for library in libraries)
+    told = our_libraries(plugstack, site.run_dir)
     remedy = "run `penstock slurm install --apply`, then copy the line to the nodes"
     yield Finding("plugstack.conf says where the agents are", "" if told else remedy)
     if on_nodes:

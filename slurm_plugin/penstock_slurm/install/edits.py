@@ -58,6 +58,13 @@ def set_plugin(text: str, library: str, run_dir: str | None) -> tuple[str, list[
     return append_line(text, f"optional {library} {argument}".rstrip())
 
 
+def our_libraries(text: str, run_dir: str | None) -> list[str]:
+    """The files of our plugin in plugstack.conf, as `set_plugin` takes `run_dir`; [] if one of its lines says another one."""
+    lines = [line.split("#")[0].split() for line in text.splitlines()]
+    libraries = sorted({words[1] for words in lines if len(words) > 1 and words[1].endswith("penstock.so")})
+    return [] if any(set_plugin(text, library, run_dir)[1] for library in libraries) else libraries
+
+
 def undo(text: str, edits: list[LineEdit]) -> tuple[str, list[LineEdit]]:
     """The text without those edits, and the edits whose line is not there any more: somebody else has changed it."""
     lines, lost = text.splitlines(), []

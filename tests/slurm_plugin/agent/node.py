@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from penstock_profiles.node_channel import JobStatus
@@ -106,8 +106,10 @@ class Node:
         *,
         running: Sequence[int] | None = None,
         more: Sequence[OrderedJob] = (),
+        fields: Mapping[int, dict[str, object]] | None = None,
     ) -> SharedGpus:
-        """The daemon's order: these packs on these GPUs. Jobs are called `j` and their number of Slurm's."""
+        """The daemon's order: these packs on these GPUs. Jobs are called `j` and their number of Slurm's; `fields` says what is
+        different of some."""
         shared = SharedGpus(self.name, len(devices), tuple(packs), slice_s)
         numbers = [int(job[1:]) for job in shared.jobs]
         self.number += 1
@@ -124,7 +126,7 @@ class Node:
                         uid=os.getuid(),
                         gpus=1,
                         running=number in running if running is not None else True,
-                    )
+                    ).model_copy(update=(fields or {}).get(number))
                     for number in numbers
                 ),
                 *more,

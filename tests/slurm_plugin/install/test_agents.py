@@ -10,7 +10,7 @@ import pytest
 
 from penstock_scheduler import __version__
 from penstock_scheduler.settings import load_settings
-from penstock_scheduler.sharing.messages import NodeStatus, XidSeen, agent_folder, status_file
+from penstock_scheduler.sharing.messages import Lack, NodeStatus, XidSeen, agent_folder, status_file
 from penstock_slurm.gateway import SlurmNode
 from penstock_slurm.install.agents import judge
 from penstock_slurm.install.units import AGENT, MOUNT, agent_units, daemon_unit
@@ -23,10 +23,15 @@ def node(name: str, gpus: int = 4, state: str = "IDLE") -> SlurmNode:
 
 
 def tells(
-    spool: Path, name: str, age_s: float = 1.0, release: str = __version__, xids: tuple[XidSeen, ...] = ()
+    spool: Path,
+    name: str,
+    age_s: float = 1.0,
+    release: str = __version__,
+    xids: tuple[XidSeen, ...] = (),
+    lacks: tuple[Lack, ...] = (),
 ) -> None:
     agent_folder(spool, name).mkdir(parents=True)
-    status = NodeStatus(node=name, order=0, time_s=NOW_S - age_s, history="h", release=release, xids=xids)
+    status = NodeStatus(node=name, order=0, time_s=NOW_S - age_s, history="h", release=release, xids=xids, lacks=lacks)
     status_file(spool, name).write_text(status.model_dump_json())
 
 
@@ -78,6 +83,24 @@ def test_gpus_that_fail_are_named(tmp_path: Path):
     well, wrong = judge([node("a")], tmp_path, NOW_S)
     assert (well.remedy, wrong.what) == ("", "NVIDIA's driver told within a day: XID 79 of GPU 3 of a")
     assert "journalctl -k" in wrong.remedy
+
+
+def test_what_agents_find_wrong_with_their_nodes_is_told_with_the_remedy(tmp_path: Path):
+    tells(tmp_path, "a", lacks=("no-mps", "no-plugin"))
+    tells(tmp_path, "b", lacks=("no-plugin",))
+    tells(tmp_path, "c", lacks=("old-plugin",))
+    tells(tmp_path, "d")
+    well, *wrong = judge([node(name) for name in "abcd"], tmp_path, NOW_S)
+    assert (well.what, well.remedy) == ("the agents of 4 of 4 nodes with GPUs report", "")
+    found = {finding.what: finding.remedy for finding in wrong}
+    for words, remedy in {
+        "the agent of a, b finds no penstock.so that Slurm loads there": "its line of plugstack.conf",
+        f"the agent of c finds a penstock.so there that is not of Penstock {__version__}": "copy that of this host",
+        "the agent of a finds no nvidia-cuda-mps-control in [agent] mps_dir": "DIR nvidia-cuda-mps-control -d",
+    }.items():
+        (what,) = [what for what in found if what.startswith(words)]
+        assert remedy in found.pop(what)
+    assert not found
 
 
 def test_many_nodes_are_not_all_named(tmp_path: Path):

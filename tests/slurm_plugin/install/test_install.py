@@ -106,6 +106,25 @@ def test_agents_get_their_units_and_are_looked_at(tmp_path: Path, make_loopback:
     assert "nodes with GPUs report" not in made.output
     well = "ok      the agents of 2 of 2 nodes with GPUs report"
     wait_for(lambda: well in site.penstock("check", "--no-jobs").output, 60, "both agents report", poll_s=1)
+    lacks = "FAILED  the agent of t4-00, t4-01 finds"
+
+    def found(words: str) -> None:
+        wait_for(lambda: words in site.penstock("check", "--no-jobs").output, 60, words, poll_s=1)
+
+    plugin, text = site.folder / "lib" / "penstock.so", (site.etc / "plugstack.conf").read_text()
+    for path, wrong_text, words in (
+        (
+            plugin,
+            plugin.read_bytes().replace(b"of Penstock", b"of Pennstok"),
+            f"{lacks} a penstock.so there that is not",
+        ),
+        (site.etc / "plugstack.conf", text.replace(run_dir, "/elsewhere").encode(), f"{lacks} no penstock.so"),
+    ):
+        right = path.read_bytes()
+        path.write_bytes(wrong_text)
+        found(words)
+        path.write_bytes(right)
+    wait_for(lambda: lacks not in site.penstock("check", "--no-jobs").output, 60, "the agents to find it", poll_s=1)
     cluster.kill_agent("t4-01")
     status_file(cluster.spool, "t4-01").unlink()
     wrong = site.penstock("check", "--no-jobs")

@@ -67,7 +67,10 @@ class Rig:
     def submit(self, *flags: str, gpus: int = 1) -> str:
         wish = f"--comment={json.dumps({'penstock': {'max_gpus': 4}})}"
         held = ("sbatch", "--parsable", "--hold", "--requeue", f"--gres=gpu:{gpus}", wish, "--output=/dev/null", *flags)
-        says = f"echo $SLURM_GPUS_ON_NODE: $CUDA_VISIBLE_DEVICES >>{self.folder}/seen-$SLURM_JOB_ID"
+        says = (
+            f"echo $CUDA_MPS_PIPE_DIRECTORY >>{self.folder}/mps-$SLURM_JOB_ID; "
+            f"echo $SLURM_GPUS_ON_NODE: $CUDA_VISIBLE_DEVICES >>{self.folder}/seen-$SLURM_JOB_ID"
+        )
         return self.slurm.command(*held, f"--wrap={says}; exec sleep 1000").stdout.strip()
 
     def sees(self, job: str) -> str | None:
@@ -78,6 +81,10 @@ class Rig:
             return None
         assert int(count) == len(devices.split(",")), "scripts start a process for each of SLURM_GPUS_ON_NODE"
         return devices
+
+    def mps(self, job: str) -> str:
+        """CUDA_MPS_PIPE_DIRECTORY as the job's newest run has found it, which `sees` its devices."""
+        return (self.folder / f"mps-{job}").read_text().splitlines()[-1]
 
     def plain(self, gpus: int) -> str:
         """A job of somebody who knows nothing of us."""

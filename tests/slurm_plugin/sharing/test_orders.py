@@ -130,6 +130,19 @@ def carried(number: str, *devices: int, state: str = "running", kind: str = "k")
     return CarriedJob(job=number, state=state, devices=devices, use=JobUse(kind))  # type: ignore[arg-type]
 
 
+def test_clients_of_mps_start_anew_when_their_group_comes_to_take_turns(site: Site) -> None:
+    """They are not suspended, so the third would wait until they end. As long as the packs fit they stay, and so do others."""
+    clients = [carried(number, 0).model_copy(update={"mps": True}) for number in ("1", "2")]
+    found = [runs(number, None) for number in ("1", "2", "3")]
+    site.told(*clients, carried("3", 1))
+    site.look(*found, others=(holder("90"), holder("91")), used=2)
+    packed = Pack(("1", "2"))
+    site.agents.share([SharedGpus("n0", 2, (packed, Pack(("3",))))])
+    assert site.agents.misplaced == set()
+    site.agents.share([SharedGpus("n0", 1, (packed, Pack(("3",))))])
+    assert site.agents.misplaced == {"1", "2"}
+
+
 def group(*jobs: str) -> SharedGpus:
     return SharedGpus("n0", 1, tuple(Pack((each,)) for each in jobs))
 

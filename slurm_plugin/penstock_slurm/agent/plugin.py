@@ -1,0 +1,75 @@
+"""The SPANK plugin on the node, which binds tasks to the GPUs that the agent gives them. Without it they would see all."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+from penstock_profiles.node_channel import RUN_DIR
+from penstock_scheduler import __version__
+from penstock_scheduler.errors import PenstockError
+from penstock_scheduler.sharing.messages import Lack
+from penstock_slurm.install.edits import our_libraries
+from penstock_slurm.install.slurm import SlurmCommands
+
+log = logging.getLogger(__name__)
+
+MARK = f"penstock.so of Penstock {__version__}\0".encode()
+"""In penstock.c."""
+
+FETCHED = Path("/run/slurm/conf/plugstack.conf")
+"""Where slurmd puts it that has its configuration from slurmctld."""
+
+
+class Plugin:
+    """That of the node. Slurm is asked once where its files are, and they are looked at each time.
+
+    Args:
+        commands: of the node's Slurm.
+        run_dir: the agent's, as its settings have it.
+    """
+
+    def __init__(self, commands: SlurmCommands, run_dir: str) -> None:
+        self._commands = commands
+        self._run_dir = "" if run_dir == RUN_DIR else run_dir
+        self._config: dict[str, str] | None = None
+
+    def trouble(self) -> tuple[Lack, str] | None:
+        """What is wrong with it, also in words; None: nothing is, or Slurm has not yet said where to look."""
+        if self._config is None:
+            try:
+                self._config = self._commands.config()
+            except PenstockError as error:
+                log.info("plugstack.conf is not looked at yet", extra={"text": str(error)})
+                return None
+        said = self._config.get("PlugStackConfig") or Path(self._config["SLURM_CONF"]).parent / "plugstack.conf"
+        plugstack = next((path for path in (Path(said), FETCHED) if path.exists()), Path(said))
+        return look(plugstack, self._run_dir, Path(self._config.get("PluginDir", "").partition(":")[0]))
+
+
+def look(plugstack: Path, run_dir: str, plugin_dir: Path) -> tuple[Lack, str] | None:
+    """See `Plugin.trouble`; `run_dir` as `set_plugin` has it, `plugin_dir` is where Slurm looks for what has no folder."""
+    try:
+        libraries = our_libraries("\n".join(_lines(plugstack)), run_dir)
+        if not libraries:
+            argument = f" with run_dir={run_dir}" if run_dir else ""
+            return "no-plugin", f"{plugstack} has no line for penstock.so{argument}"
+        for library in libraries:
+            if MARK not in (plugin_dir / library).read_bytes():
+                return "old-plugin", f"{plugin_dir / library} is not of Penstock {__version__}"
+    except OSError as error:
+        return "no-plugin", f"{error.filename}: {error.strerror}"
+    return None
+
+
+def _lines(plugstack: Path, depth: int = 0) -> Iterator[str]:
+    """Those of the file and of the ones that it includes. Raises OSError."""
+    for line in plugstack.read_text(errors="replace").splitlines():
+        words = line.split("#")[0].split()
+        if len(words) == 2 and words[0] == "include" and depth < 4:
+            pattern = plugstack.parent / words[1]
+            for path in sorted(Path("/").glob(str(pattern.absolute()).lstrip("/"))):
+                yield from _lines(path, depth + 1)
+        else:
+            yield line

@@ -1,0 +1,194 @@
+"""Who goes through the site's MPS. In the place of its control daemon there are the files that it would leave."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from penstock_profiles.node_channel import mps_file
+from penstock_scheduler.model import JobId, Pack
+from penstock_slurm.agent import mps
+from penstock_slurm.agent.settings import AgentSettings
+
+from .node import Node, alone
+
+NOBODY = 65534
+
+
+def pack(*numbers: int) -> Pack:
+    return Pack(tuple(JobId(f"j{number}") for number in numbers))
+
+
+@pytest.fixture
+def pipes(tmp_path: Path) -> Path:
+    """The folder of a control daemon that runs."""
+    folder = tmp_path / "mps"
+    folder.mkdir()
+    os.mkfifo(folder / "control")
+    (folder / "nvidia-cuda-mps-control.pid").write_text(f"{os.getpid()}\n")
+    return folder
+
+
+@pytest.fixture
+def node(tmp_path: Path, pipes: Path) -> Iterator[Node]:
+    made = Node(tmp_path, mps_dir=str(pipes), suspend_wait_s=0.5)
+    yield made
+    made.close()
+
+
+def clients(node: Node) -> set[str]:
+    """Jobs that go through it, as the status and their files say."""
+    told = {each.job for each in node.agent.status().jobs if each.mps}
+    assert told == {each for each in node.states() if mps_file(node.run_dir, int(each[1:])).exists()}
+    return told
+
+
+def begin(node: Node, *packs: Pack, gpus: int = 1, running: list[int] | None = None, **more: object) -> set[str]:
+    """Carry out an order; the clients then."""
+    node.order(packs, tuple(range(gpus)), 60.0, running=running, **more)  # type: ignore[arg-type]
+    node.agent.tick(time.time())
+    return clients(node)
+
+
+def test_a_pack_that_begins_as_one_goes_through_it_and_who_is_alone_does_not(node: Node, pipes: Path) -> None:
+    """The second starts later; it counts that the order has both."""
+    assert begin(node, pack(1, 2), pack(3), gpus=2, running=[1, 3]) == {"j1"}
+    assert begin(node, pack(1, 2), pack(3), gpus=2) == {"j1", "j2"}
+    assert mps_file(node.run_dir, 2).read_text() == f"{pipes}\n"
+    assert begin(node, pack(1, 2, 4), pack(3), gpus=2) == {"j1", "j2", "j4"}
+    assert begin(node, pack(3), pack(1), gpus=2) == {"j1"}, "what it is it stays"
+
+
+def test_who_comes_to_one_that_began_alone_does_not(node: Node) -> None:
+    assert begin(node, pack(1)) == set()
+    assert begin(node, pack(1, 2)) == set()
+    assert begin(node, pack(5, 6), fields={6: {"own_devices": (0,)}}) == set(), (
+        "Slurm has started it with a GPU of its own"
+    )
+
+
+def test_nobody_who_takes_turns_does(node: Node) -> None:
+    assert begin(node, pack(1, 2), pack(3)) == set()
+
+
+def test_packs_of_two_users_do_not(node: Node) -> None:
+    assert begin(node, pack(1, 2), fields={2: {"uid": NOBODY}}) == set()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder to another user")
+def test_all_clients_of_a_node_are_of_one_user_until_the_last_has_ended(node: Node) -> None:
+    """The control daemon has those of another user wait, whichever GPU they are on."""
+    job = node.job(1)
+    theirs: dict[int, dict[str, object]] = {number: {"uid": NOBODY} for number in (3, 4, 5, 6, 7, 8)}
+    assert begin(node, pack(1, 2), pack(3, 4), gpus=2, fields=theirs) == {"j1", "j2"}
+    node.until(lambda: 1 in node.agent._living, "the job to be seen")
+    node.order([pack(5, 6)], (1,), 60.0, fields=theirs)
+    node.agent.tick(time.time())
+    assert clients(node) == set(), "the processes of one live on"
+    job.kill()
+    job.wait()
+    node.order([], (), 60.0)
+    node.until(lambda: not mps_file(node.run_dir, 1).exists(), "its folder to go")
+    assert begin(node, pack(7, 8), fields=theirs) == {"j7", "j8"}
+
+
+def test_without_a_control_daemon_jobs_run_without_it_and_the_status_says_so(
+    node: Node, pipes: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (pipes / "control").unlink()
+    with caplog.at_level(logging.WARNING):
+        assert begin(node, pack(1, 2)) == set()
+    assert node.states() == {"j1": "running", "j2": "running"}
+    assert node.agent.status().lacks == ("no-mps",)
+    (record,) = [record for record in caplog.records if record.getMessage() == "the node lacks something"]
+    assert f"{pipes}/control: No such file or directory" in record.__dict__["text"]
+    os.mkfifo(pipes / "control")
+    node.agent.tick(time.time() + 60)
+    assert node.agent.status().lacks == ()
+    assert begin(node, pack(3, 4)) == {"j3", "j4"}
+
+
+def test_a_client_is_never_suspended(node: Node) -> None:
+    """A group without turns comes to take them: the clients run on, and the newcomer waits until they have ended."""
+    for number in (1, 2):
+        node.job(number)
+    node.order([pack(1, 2)], (0,), 0.5)
+    node.until(lambda: node.said(1) and node.said(2), "steps")
+    assert clients(node) == {"j1", "j2"}
+    node.job(3)
+    node.order([pack(1, 2), pack(3)], (0,), 0.5)
+    node.until(lambda: "MPS is not suspended" in node.agent.status().jobs[0].why, "reason")
+    node.run(2.0)
+    assert node.slurm.calls == []
+    assert node.states() == {"j1": "running", "j2": "running", "j3": "waiting"}
+    for number in (1, 2):
+        node.slurm.processes[number].kill()
+        node.slurm.processes[number].wait()
+    node.until(lambda: node.states()["j3"] == "running", "turn of the newcomer")
+    assert "j3" not in clients(node)
+
+
+def test_one_that_goes_while_its_mate_saves_is_not_suspended_either(node: Node) -> None:
+    """As the daemon orders it: who is to leave has the next turn on the GPU of its mate."""
+    for number in (1, 2):
+        node.job(number)
+    node.order([pack(1, 2)], (0,), 60.0)
+    node.until(lambda: node.said(1) and node.said(2), "steps")
+    leaver = Pack((JobId("j2"),), 1, 1)
+    node.order([*alone(1), leaver], (0,), 0.5)
+    node.run(2.0)
+    assert node.slurm.calls == []
+    assert set(node.states().values()) == {"running"}
+
+
+def test_an_agent_that_has_lost_its_state_knows_its_clients(node: Node) -> None:
+    for number in (1, 2):
+        node.job(number)
+    assert begin(node, pack(1, 2)) == {"j1", "j2"}
+    shutil.rmtree(node.run_dir.with_name("state"))
+    node.start()
+    node.agent.tick(time.time())
+    assert clients(node) == {"j1", "j2"}
+
+
+def test_a_run_after_the_first_is_judged_anew(node: Node) -> None:
+    assert begin(node, pack(1, 2)) == {"j1", "j2"}
+    assert begin(node, pack(1), running=[]) == set()
+    assert begin(node, pack(1)) == set()
+
+
+def test_a_site_without_mps_has_no_clients(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    assert begin(node, pack(1, 2)) == set()
+    assert node.agent.status().lacks == ()
+
+
+def test_whether_a_control_daemon_answers(pipes: Path) -> None:
+    assert mps.trouble(pipes) == ""
+    pid = pipes / "nvidia-cuda-mps-control.pid"
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    for text, words in ((f"{ended.pid}\n", f"process {ended.pid}"), ("none", "invalid literal")):
+        pid.write_text(text)
+        assert words in mps.trouble(pipes)
+    pid.unlink()
+    assert mps.trouble(pipes) == "", "releases differ in what they leave"
+    assert "No such file" in mps.trouble(pipes / "elsewhere")
+
+
+@pytest.mark.parametrize(
+    ("folder", "words"),
+    [("run/mps", "no path from the root"), ("/tmp/nvidia-mps/", "every CUDA process looks"), ("/" + 200 * "x", "190")],
+)
+def test_folders_that_cannot_be(folder: str, words: str) -> None:
+    with pytest.raises(ValidationError, match=words):
+        AgentSettings(mps_dir=folder)

@@ -1,0 +1,84 @@
+"""What an agent finds of the SPANK plugin on its node, by Slurm's files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from penstock_profiles.node_channel import RUN_DIR
+from penstock_scheduler import __version__
+from penstock_scheduler.errors import PenstockError
+from penstock_slurm.agent.plugin import MARK, Plugin, look
+from penstock_slurm.install.slurm import SlurmCommands
+from penstock_slurm.install.sources import source
+
+PLUGIN = b"\x7fELF..." + MARK + b"..."
+
+
+@pytest.fixture
+def etc(tmp_path: Path) -> Path:
+    """Slurm's folder, with the plugin and its line."""
+    (tmp_path / "penstock.so").write_bytes(PLUGIN)
+    (tmp_path / "plugstack.conf").write_text(f"# ours\noptional {tmp_path}/penstock.so checkpoint-every=30\n")
+    return tmp_path
+
+
+def found(etc: Path, run_dir: str = "") -> str | None:
+    trouble = look(etc / "plugstack.conf", run_dir, etc)
+    return trouble and trouble[0]
+
+
+def test_the_source_names_this_release() -> None:
+    assert f'"{MARK.rstrip(bytes(1)).decode()}"' in (source("spank") / "penstock.c").read_text()
+
+
+def test_where_it_is_all_is_well(etc: Path) -> None:
+    assert found(etc) is None
+    (etc / "plugstack.conf").write_text("optional penstock.so run_dir=/run/%n\n")
+    assert found(etc, "/run/%n") is None, "without a folder it is in PluginDir"
+    (etc / "stack.d").mkdir()
+    (etc / "plugstack.conf").rename(etc / "stack.d" / "ours.conf")
+    for include in (f"{etc}/stack.d/*", "stack.d/*.conf"):
+        (etc / "plugstack.conf").write_text(f"include {include}\n")
+        assert found(etc, "/run/%n") is None
+
+
+def test_where_it_is_not_or_looks_elsewhere_there_is_none(etc: Path) -> None:
+    assert found(etc, "/run/%n") == "no-plugin"
+    assert (
+        "no line for penstock.so with run_dir=/run/%n" in (look(etc / "plugstack.conf", "/run/%n", etc) or ("", ""))[1]
+    )
+    (etc / "penstock.so").unlink()
+    assert look(etc / "plugstack.conf", "", etc) == ("no-plugin", f"{etc}/penstock.so: No such file or directory")
+    (etc / "plugstack.conf").write_text("# optional penstock.so\n")
+    assert found(etc) == "no-plugin"
+    (etc / "plugstack.conf").unlink()
+    assert found(etc) == "no-plugin"
+
+
+@pytest.mark.parametrize(
+    "mark", [b"", MARK.replace(__version__.encode(), b"0.0.9"), f"penstock.so of Penstock {__version__}1\0".encode()]
+)
+def test_one_of_another_release_is_told_apart(etc: Path, mark: bytes) -> None:
+    (etc / "penstock.so").write_bytes(PLUGIN.replace(MARK, mark))
+    assert found(etc) == "old-plugin"
+
+
+def test_slurm_is_asked_until_it_answers_and_never_again(etc: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def config(_: SlurmCommands) -> dict[str, str]:
+        asked.append("")
+        if len(asked) == 1:
+            raise PenstockError("scontrol show config: no answer")
+        return {"SLURM_CONF": f"{etc}/slurm.conf", "PlugStackConfig": ""}
+
+    monkeypatch.setattr(SlurmCommands, "config", config)
+    plugin = Plugin(SlurmCommands(None), RUN_DIR)
+    assert [plugin.trouble() for _ in range(3)] == [None, None, None]
+    (etc / "penstock.so").unlink()
+    trouble = plugin.trouble()
+    assert trouble is not None
+    assert trouble[0] == "no-plugin"
+    assert len(asked) == 2

@@ -1,0 +1,51 @@
+"""What tasks are told of the site's MPS, on a real Slurm with a real agent; files stand in for the control daemon's."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from penstock_scheduler.model import Pack, SharedGpus
+from penstock_slurm.loopback import wait_for
+from penstock_slurm.loopback.cluster import AGENT_SETTINGS
+from tests.slurm_plugin.sharing.rig import NODE, Rig, packs
+
+pytestmark = pytest.mark.slurm
+
+
+def test_packs_go_through_the_sites_mps_until_somebody_comes_with_whom_they_take_turns(
+    make_loopback, tmp_path: Path
+) -> None:
+    """One that is alone on its GPU does not. When turns are to be taken, both start anew, and go without it."""
+    if not Path("/usr/include/slurm/spank.h").exists():
+        pytest.skip("the SPANK plugin cannot be built here (Debian: make gcc libslurm-dev)")
+    pipes = tmp_path / "mps"
+    pipes.mkdir()
+    os.mkfifo(pipes / "control")
+    rig = Rig(make_loopback("t4:1x2", agents=True), tmp_path)
+    with (rig.slurm.slurm_conf.parent / AGENT_SETTINGS).open("a") as settings:
+        settings.write(f"mps_dir = '{pipes}'\n")
+    rig.slurm.kill_agent(NODE)
+    rig.slurm.start_agent(NODE)
+    wait_for(lambda: (status := rig.status()) is not None and status.lacks == (), 120, "the agent to answer")
+
+    alone, first, second = rig.submit(), rig.submit(), rig.submit()
+    pack = Pack((first, second))
+    rig.wants(dict.fromkeys((alone, first, second), 1), SharedGpus(NODE, 1, (pack,)))
+    rig.until(lambda: all(rig.sees(job) is not None for job in (alone, first, second)), "all run")
+    assert rig.sees(first) == rig.sees(second) != rig.sees(alone)
+    assert [rig.mps(job) for job in (alone, first, second)] == ["", str(pipes), str(pipes)]
+
+    third = rig.submit()
+    rig.slurm.command("scancel", alone)
+    group = SharedGpus(NODE, 1, (pack, *packs(third)), slice_s=2.0)
+    rig.wants(dict.fromkeys((first, second, third), 1), group)
+    runs = {job: len((rig.folder / f"mps-{job}").read_text().splitlines()) for job in (first, second)}
+    rig.until(
+        lambda: all(len((rig.folder / f"mps-{job}").read_text().splitlines()) > runs[job] for job in runs),
+        "both start anew",
+    )
+    rig.until(lambda: rig.sees(third) is not None, "the third has its turn")
+    assert {rig.mps(job) for job in (first, second, third)} == {""}
