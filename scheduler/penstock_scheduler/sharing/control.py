@@ -10,12 +10,12 @@ its own reference, seconds old while searching and minutes once settled: a machi
 both parts, and is not charged to the guest.
 
 **What is sure.** Steps beside a guest are not independent: they wait for it or they do not, and other load comes in spells. So
-the spread of single steps only says how much turns weigh against each other. How sure their mean is comes from how much *turns*
-differ; while there are few, what the steps would explain counts as if it were eight turns more. A share is `good` when the
+the uncertainty of the mean over turns is taken from how much *turns* differ. While there are few, what the spread of single
+steps would explain counts as if it were eight turns more. A share is `good` when the
 upper bound of its slow-down is within the tolerance, `bad` when the lower bound is not, or when it does not look as if
 `patience` periods would show it to be good. Of two turns in a row that had a period too slow beyond doubt the second ends at
-once, and the share is bad. Turns are short at first, so that a bad share soon goes, and become longer at a share that stays in
-doubt: the guest has most of what it will have while the last tenth of a point is being made sure of.
+once, and the share is bad. Turns are short at first, so that a bad share soon goes. At a share that stays in doubt they become
+longer, if it is the steps beside the guest that vary: so it has most of what it will have while the control makes sure.
 
 **What is tried.** The paper raises step by step. Here the next share is where the slow-downs of the largest good and the
 smallest bad share, interpolated, are what is aimed at: a little within the tolerance, and more where turns differ much, since
@@ -57,9 +57,6 @@ GROW_TURNS = 3
 FAR = 1.5
 """At so many times the tolerance one period is enough."""
 
-LEAST_ERROR = 1e-9
-"""Steps that are all alike are no endless weight."""
-
 KEEP = 0.9
 """Weight of what was known before a turn, once settled: some ten turns are remembered."""
 
@@ -87,7 +84,7 @@ class ControlSettings(BaseModel):
         default=4, ge=1, description="Periods beside the guest in the first turns at a share, for each one without it."
     )
     settled_periods: int = Field(default=49, ge=1, description="The same, once settled, and at most until then.")
-    patience: int = Field(default=1000, ge=2, description="Periods in which a share has to be seen to be good.")
+    patience: int = Field(default=700, ge=2, description="Periods in which a share has to be seen to be good.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,9 +128,10 @@ class Steps:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """The slow-downs of several turns at one share, of which each weighs as its steps say how well it is known.
+    """The slow-downs of several turns at one share, of which each weighs by how many steps it had.
 
-    The error is that of a weighted mean, times the Birge ratio, which is by how much turns differ more than they should.
+    Not by how well its own steps say that it is known: a turn that happened to see little of the guest has both a small
+    slow-down and a small spread.
     """
 
     turns: float = 0.0
@@ -142,20 +140,31 @@ class Evidence:
     """How many control periods these had; likewise."""
     mean: float = 0.0
     weight: float = 0.0
-    """Sum over the turns of 1 / error^2, were their steps independent."""
+    """Sum over the turns of their weights, which are as 1 / variance."""
     squares: float = 0.0
-    """Sum of squared distances from the mean, each in units of the turn's error."""
+    """Weighted sum of squared distances from the mean."""
+    variance: float = 0.0
+    """Of a turn of weight 1, were steps independent: the mean over the turns."""
 
-    def plus(self, slowdown: float, error: float, periods: int = 1, keep: float = 1.0) -> Evidence:
-        """With another turn, what was known before weighing so much less."""
-        before, its = keep * self.weight, max(error, LEAST_ERROR) ** -2
-        weight, apart = before + its, slowdown - self.mean
+    def plus(self, slowdown: float, error: float, weight: float = 1.0, periods: int = 1, keep: float = 1.0) -> Evidence:
+        """With another turn, what was known before weighing so much less.
+
+        Args:
+            slowdown: of that turn.
+            error: standard error of it, were its steps independent.
+            weight: see `weight_of`.
+            periods: that it had.
+            keep: weight of what was known before.
+        """
+        turns, before = keep * self.turns + 1, keep * self.weight
+        both, apart = before + weight, slowdown - self.mean
         return Evidence(
-            keep * self.turns + 1,
+            turns,
             keep * self.periods + periods,
-            self.mean + apart * its / weight,
-            weight,
-            keep * self.squares + apart**2 * its * before / weight,
+            self.mean + apart * weight / both,
+            both,
+            keep * self.squares + apart**2 * weight * before / both,
+            self.variance + (error**2 * weight - self.variance) / turns,
         )
 
     @property
@@ -163,7 +172,8 @@ class Evidence:
         """Standard error of the mean; infinite before there is a turn."""
         if self.turns == 0:
             return math.inf
-        return math.sqrt((self.squares + PRIOR_TURNS) / (self.turns - 1 + PRIOR_TURNS) / self.weight)
+        variance = (self.squares + PRIOR_TURNS * self.variance) / (self.turns - 1 + PRIOR_TURNS)
+        return math.sqrt(variance / self.weight)
 
     @property
     def spread(self) -> float:
@@ -173,6 +183,11 @@ class Evidence:
     def error_after(self, periods: float) -> float:
         """The error of the mean once there are so many periods, if they are as those up to now; 0 before there is a turn."""
         return self.error * math.sqrt(self.periods / periods) if self.turns else 0.0
+
+
+def weight_of(base: Steps, beside: Steps) -> float:
+    """How much a turn of these weighs: as 1 / variance of its slow-down, if all steps vary alike."""
+    return 1 / (1 / base.count + 1 / beside.count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +260,12 @@ def _beside(control: Control, trial: Tried, steps: Steps, settings: ControlSetti
             return _begin(Control(bad=control.bad), trial.share / 2, settings)
         if not control.far:  # it may have been the machine
             return _turn(dataclasses.replace(control, far=True))
-        return _next(dataclasses.replace(control, bad=Tried(trial.share, known.plus(slowdown, error))), settings)
+        return _next(
+            dataclasses.replace(
+                control, bad=Tried(trial.share, known.plus(slowdown, error, weight_of(control.base, steps)))
+            ),
+            settings,
+        )
     beside, periods = control.beside + steps, control.periods + 1
     slowdown, error = beside.slowdown(control.base)
     if control.settled:
@@ -255,13 +275,20 @@ def _beside(control: Control, trial: Tried, steps: Steps, settings: ControlSetti
         if known.mean - slowdown > max(doubt, settings.tolerance / 4):
             return _begin(Control(), trial.share, settings)
     control = dataclasses.replace(control, beside=beside, periods=periods)
-    length = settings.settled_periods
-    if not control.settled:
-        length = min(settings.search_periods * (1 + int(known.turns) // GROW_TURNS), length)
-    if periods < length or math.isinf(error):
+    if periods < _length(control, known, beside, settings) or math.isinf(error):
         return control
-    seen = Tried(trial.share, known.plus(slowdown, error, periods + 1, KEEP if control.settled else 1.0))
+    weight, keep = weight_of(control.base, beside), KEEP if control.settled else 1.0
+    seen = Tried(trial.share, known.plus(slowdown, error, weight, periods + 1, keep))
     return _judge(dataclasses.replace(control, trial=seen, far=False), seen, settings)
+
+
+def _length(control: Control, known: Evidence, beside: Steps, settings: ControlSettings) -> int:
+    """Periods beside the guest in this turn."""
+    if control.settled:
+        return settings.settled_periods
+    if beside.error_s <= control.base.error_s:  # what is in doubt now is how long steps take without it
+        return settings.search_periods
+    return min(settings.search_periods * (1 + int(known.turns) // GROW_TURNS), settings.settled_periods)
 
 
 def _judge(control: Control, trial: Tried, settings: ControlSettings) -> Control:

@@ -144,8 +144,34 @@ def test_it_is_sure_of_a_job_whose_steps_wait_or_do_not(seed: int):
         shares.append(control.share)
         control = advance(control, queue.period(control.share), SETTINGS)
     assert queue.slowdown(max(shares)) <= SETTINGS.tolerance
-    assert queue.slowdown(float(np.mean(shares)) / 0.85) >= SETTINGS.tolerance, "that would not have been feasible"
+    assert queue.slowdown(float(np.mean(shares)) / 0.8) >= SETTINGS.tolerance, "that would not have been feasible"
     assert periods <= 2000
+
+
+@dataclass
+class Collisions:
+    """Steps of half a second that take twice as long where they meet the guest's; some twenty in a period of 10 s."""
+
+    seed: int
+
+    def __post_init__(self) -> None:
+        self.random = np.random.default_rng(self.seed)
+
+    def slowdown(self, share: float) -> float:
+        return 0.3 * share
+
+    def period(self, share: float) -> Steps:
+        durations_s: list[float] = []
+        while sum(durations_s) < 10.0:
+            meets = self.random.random() < self.slowdown(share)
+            durations_s.append(0.5 * (1 + meets + 0.01 * self.random.standard_normal()))
+        return Steps.of(durations_s)
+
+
+def test_a_turn_that_happened_to_see_little_of_the_guest_weighs_no_more_for_that():
+    """It has both a small slow-down and a small spread."""
+    settled = [settle(Collisions(seed))[0].good.share for seed in range(20)]
+    assert max(0.3 * share for share in settled) <= SETTINGS.tolerance
 
 
 def test_while_it_makes_sure_the_guest_has_most_of_what_it_will_have():
@@ -287,21 +313,20 @@ def test_a_period_without_steps_tells_nothing():
 
 
 def test_turns_that_differ_count_more_than_what_their_steps_would_explain():
-    """Slow-downs of 4 and 6 %, by their steps known to 1 and 2 %; the older one then weighs half.
+    """Slow-downs of 4 and 6 %, by their steps known to 2 and 1 %, the second of four times as many steps.
 
-    Weights 1 and, later, 0.5 and 0.25 of 1 / 1 %^2: mean (0.5 x 4 + 0.25 x 6) / 0.75 = 4.667, squares 0.5 x 0.667^2 + 0.25 x
-    1.333^2 = 0.667. Birge ratio of 1.5 turns, with 8 before: sqrt((0.667 + 8) / (0.5 + 8)) = 1.0098.
+    What was before weighs half: weights 0.5 and 4, mean (0.5 x 4 + 4 x 6) / 4.5 = 5.778, squares 0.5 x 1.778^2 + 4 x 0.222^2 =
+    1.778. By their steps a turn of weight 1 varies by 2^2 x 1 = 1^2 x 4 = 4. Of 1.5 turns, with 8 before: (1.778 + 8 x 4) /
+    (0.5 + 8) = 3.974, over 4.5 = 0.940^2.
     """
-    seen = Evidence().plus(0.04, 0.01, periods=5)
-    assert seen.error == pytest.approx(0.01), "of one turn only its steps tell"
-    assert seen.error_after(20) == pytest.approx(0.005)
-    seen = seen.plus(0.06, 0.02, periods=10, keep=0.5)
-    assert (seen.turns, seen.periods) == (1.5, 12.5)
-    assert seen.mean == pytest.approx(0.04667, rel=1e-3)
-    assert seen.error == pytest.approx(1.0098 * 0.01 / 0.75**0.5, rel=1e-3)
+    seen = Evidence().plus(0.04, 0.02, weight=1, periods=5)
+    assert seen.error == pytest.approx(0.02), "of one turn only its steps tell"
+    assert seen.error_after(20) == pytest.approx(0.01)
+    seen = seen.plus(0.06, 0.01, weight=4, periods=20, keep=0.5)
+    assert (seen.turns, seen.periods, seen.weight) == (1.5, 22.5, 4.5)
+    assert seen.mean == pytest.approx(0.05778, rel=1e-3)
+    assert seen.error == pytest.approx(0.00940, rel=1e-3)
     assert seen.spread == pytest.approx(seen.error * 1.5**0.5)
-    apart = Evidence().plus(0.0, 0.01).plus(0.1, 0.01)
-    assert apart.error == pytest.approx(((0.5 * 100 + 8) / 9) ** 0.5 * 0.01 / 2**0.5, rel=1e-3)
 
 
 def test_steps_add_up_as_if_they_were_one_list():
