@@ -314,6 +314,16 @@ def test_slices_may_be_longer_than_rounds(slice_s, round_s):
     }
 
 
+@pytest.mark.parametrize("phase", [Phase.RUNNING, Phase.STARTING])
+def test_who_never_had_a_turn_is_left_out(phase):
+    """It ran 10 s elsewhere before."""
+    found = past(in_turns(60.0, 6000.0, lambda time_s, job_id: time_s if job_id == "a" else 10.0, b=phase), ())
+    assert list(found.truths) == ["a"]
+    notes = " ".join(found.notes)
+    assert "1 job never ran, never had a turn on shared GPUs, or had not ended" in notes
+    assert "how fast they were beside the others" not in notes
+
+
 def test_what_jobs_told_of_themselves_says_what_they_lose(tmp_path):
     """No agents. Two were sampled to use 0.3 and 0.5 of a GPU, so that beside each other they have all their speed."""
 

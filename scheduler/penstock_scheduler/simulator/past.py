@@ -182,7 +182,10 @@ def past(rounds: Iterable[RoundRecord], reports: Iterable[Report]) -> Past:
     )
     sentences = (
         (len(before), "held GPUs already, or had, when the record begins: they are left out"),
-        (left_out, "never ran, or had not ended and do not tell how much is left: they are left out"),
+        (
+            left_out,
+            "never ran, never had a turn on shared GPUs, or had not ended and do not tell how much is left: they are left out",
+        ),
         (
             cut,
             "had not ended when the record ends: they run on in the simulation for the work that they told is left, but only "
@@ -261,7 +264,9 @@ def _share(known: _Seen, state: SharingState, last: Snapshot | None, now_s: floa
 
 
 def _part(known: _Seen, seen: Mapping[JobId, _Seen], pairs: Colocation) -> float | None:
-    """What a job did of what it would have done alone on its GPUs, in (0, 1]; None: nobody knows."""
+    """What a job did of what it would have done alone on its GPUs, in [0, 1]; None: nobody knows."""
+    if known.guest_s:
+        return None
     held_s = sum(end - begin for begin, end, _ in known.held)
     lost_s = max(known.idle_s, 0.0)
     for (gpu_type, other), ran_s in known.beside_s.items():
@@ -275,9 +280,7 @@ def _part(known: _Seen, seen: Mapping[JobId, _Seen], pairs: Colocation) -> float
         if share is None:
             return None
         lost_s += ran_s * (1 - min(share, 1.0))
-    if known.guest_s or lost_s >= held_s > 0:
-        return None
-    return 1 - lost_s / held_s if lost_s else 1.0
+    return 1 - lost_s / max(held_s, lost_s) if lost_s else 1.0
 
 
 def _tick(snapshot: Snapshot, now_s: float) -> Tick:
