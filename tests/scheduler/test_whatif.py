@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,15 +19,17 @@ from penstock_scheduler.cli import make_app
 from penstock_scheduler.cli.sharing import Learned, SharingOptions, shared_by
 from penstock_scheduler.errors import ConfigError
 from penstock_scheduler.loop import RoundLoop
-from penstock_scheduler.model import GpuClass, JobWish
+from penstock_scheduler.model import GpuClass, Job, JobUse, JobWish, Pack, Phase, Plan, SharedGpus, SharingState
 from penstock_scheduler.models import WishModels
 from penstock_scheduler.pairs import PAIRS, open_pairs
 from penstock_scheduler.policies import make_policy
+from penstock_scheduler.records import RoundRecord
 from penstock_scheduler.simulator import EstimatedJob, SimulatedClock, SimulatedCluster, SimulatedJob, nodes_from_spec
 from penstock_scheduler.simulator.agents import Kind, SimulatedAgents
 from penstock_scheduler.simulator.past import past
 from penstock_scheduler.store import open_store
 from penstock_scheduler.triggers import Period
+from tests.scheduler.builders import job, on, snapshot, table
 
 RATES = {"t4": {1: 1.0, 2: 1.9, 4: 3.6, 8: 6.0}, "a100": {1: 4.0, 2: 7.6, 4: 14.0, 8: 24.0}}
 RESTART_S = 30.0
@@ -268,6 +271,57 @@ def test_how_fast_guests_were_is_not_recorded(tmp_path):
     assert left_out
     assert left_out.isdisjoint(hosts)
     assert f"{len(left_out)} jobs shared GPUs, and it is not recorded how fast they were" in " ".join(found.notes)
+
+
+def in_turns(
+    round_s: float, until_s: float, told_s: Callable[[float, str], float], **moved: Phase
+) -> Iterator[RoundRecord]:
+    """Rounds in which a and b have one GPU in turns, from the second to the last but one.
+
+    Args:
+        told_s: (time, job) -> what the agent has told by then that it ran, s.
+        moved: by id, jobs that have another GPU in the second round, and their phase from the third on.
+    """
+    times = [number * round_s for number in range(int(until_s / round_s) + 2)]
+    turns = SharingState((SharedGpus("t4-00", 1, (Pack(("a",)), Pack(("b",)))),))
+    for time_s in times:
+        jobs: list[Job] = []
+        if time_s == 0:
+            jobs = [job(each) for each in "ab"]
+        elif time_s == round_s:
+            jobs = [
+                job(each, phase=Phase.RUNNING, allocation=on("t4", **{f"t4_0{each in moved:d}": 1})) for each in "ab"
+            ]
+        elif time_s < times[-1]:
+            jobs = [job(each, phase=moved.get(each, Phase.RUNNING), allocation=on("t4", t4_00=1)) for each in "ab"]
+        there = snapshot("t4:2x1", jobs, {each.id: table(t4={1: 1.0}) for each in jobs}, time_s=FIRST_S + time_s)
+        uses = {each.id: JobUse("net", 1.0, ran_s=told_s(time_s, each.id)) for each in jobs}
+        yield RoundRecord(replace(there, sharing=replace(turns, uses=uses)), "gandiva", {}, Plan(1))
+
+
+@pytest.mark.parametrize(("slice_s", "round_s"), [(60, 60), (75, 60), (60, 30), (100, 60), (60, 200)])
+def test_slices_may_be_longer_than_rounds(slice_s, round_s):
+    """An agent tells what ran when the slice has ended, so that some rounds see more than they are long, and others nothing."""
+
+    def told_s(time_s: float, job_id: str) -> float:
+        slices = time_s // slice_s
+        return slice_s * ((slices + 1) // 2 if job_id == "a" else slices // 2)
+
+    found = past(in_turns(round_s, 60_000.0, told_s), ())
+    assert {name: truth.work for name, truth in found.truths.items()} == {
+        "a": pytest.approx(30_000, rel=0.01),
+        "b": pytest.approx(30_000, rel=0.01),
+    }
+
+
+@pytest.mark.parametrize("phase", [Phase.RUNNING, Phase.STARTING])
+def test_who_never_had_a_turn_is_left_out(phase):
+    """It ran 10 s elsewhere before."""
+    found = past(in_turns(60.0, 6000.0, lambda time_s, job_id: time_s if job_id == "a" else 10.0, b=phase), ())
+    assert list(found.truths) == ["a"]
+    notes = " ".join(found.notes)
+    assert "1 job never ran, never had a turn on shared GPUs, or had not ended" in notes
+    assert "how fast they were beside the others" not in notes
 
 
 def test_what_jobs_told_of_themselves_says_what_they_lose(tmp_path):

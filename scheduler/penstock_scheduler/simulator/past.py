@@ -94,7 +94,8 @@ class _Seen:
     use: JobUse | None = None
     """By the agents, last; None: they have told nothing."""
     idle_s: float = 0.0
-    """Time in which it held GPUs that it shared, and was suspended."""
+    """Time in which it held GPUs that it shared, and was suspended. What ran is told when a slice ends, and may make up for the
+    rounds before: in between this may be below 0."""
     beside_s: dict[tuple[str, JobId], float] = field(default_factory=dict)
     """(GPU type, another job) -> time in which it ran beside that one."""
     guest_s: float = 0.0
@@ -181,7 +182,10 @@ def past(rounds: Iterable[RoundRecord], reports: Iterable[Report]) -> Past:
     )
     sentences = (
         (len(before), "held GPUs already, or had, when the record begins: they are left out"),
-        (left_out, "never ran, or had not ended and do not tell how much is left: they are left out"),
+        (
+            left_out,
+            "never ran, never had a turn on shared GPUs, or had not ended and do not tell how much is left: they are left out",
+        ),
         (
             cut,
             "had not ended when the record ends: they run on in the simulation for the work that they told is left, but only "
@@ -247,9 +251,8 @@ def _share(known: _Seen, state: SharingState, last: Snapshot | None, now_s: floa
         return
     if len(known.held) == 0 or known.held[-1][0] > last.time_s:  # it came to these GPUs since then
         return
-    passed_s = now_s - last.time_s
-    ran_s = min(max(use.ran_s - before.ran_s, 0.0), passed_s)
-    known.idle_s += passed_s - ran_s
+    ran_s = max(use.ran_s - before.ran_s, 0.0)
+    known.idle_s += now_s - last.time_s - ran_s
     pack = next(pack for pack in group.packs if job.id in pack.jobs)
     if pack.guaranteed not in (None, job.id):
         known.guest_s += ran_s
@@ -261,9 +264,11 @@ def _share(known: _Seen, state: SharingState, last: Snapshot | None, now_s: floa
 
 
 def _part(known: _Seen, seen: Mapping[JobId, _Seen], pairs: Colocation) -> float | None:
-    """What a job did of what it would have done alone on its GPUs, in (0, 1]; None: nobody knows."""
+    """What a job did of what it would have done alone on its GPUs, in [0, 1]; None: nobody knows."""
+    if known.guest_s:
+        return None
     held_s = sum(end - begin for begin, end, _ in known.held)
-    lost_s = known.idle_s
+    lost_s = max(known.idle_s, 0.0)
     for (gpu_type, other), ran_s in known.beside_s.items():
         theirs = seen[other].use if other in seen else None
         mine = known.use
@@ -275,9 +280,7 @@ def _part(known: _Seen, seen: Mapping[JobId, _Seen], pairs: Colocation) -> float
         if share is None:
             return None
         lost_s += ran_s * (1 - min(share, 1.0))
-    if known.guest_s or lost_s >= held_s > 0:
-        return None
-    return 1 - lost_s / held_s if lost_s else 1.0
+    return 1 - lost_s / max(held_s, lost_s) if lost_s else 1.0
 
 
 def _tick(snapshot: Snapshot, now_s: float) -> Tick:
