@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -183,6 +184,23 @@ def test_whether_a_control_daemon_answers(pipes: Path) -> None:
     pid.unlink()
     assert mps.trouble(pipes) == "", "releases differ in what they leave"
     assert "No such file" in mps.trouble(pipes / "elsewhere")
+
+
+def test_the_control_daemons_number_is_read_from_a_file_and_not_waited_for(pipes: Path) -> None:
+    pid = pipes / "nvidia-cuda-mps-control.pid"
+    elsewhere = pid.rename(pipes / "elsewhere")
+    os.mkfifo(pid)
+    reader = threading.Thread(target=mps.trouble, args=(pipes,), daemon=True)
+    reader.start()
+    reader.join(10.0)
+    assert not reader.is_alive(), "it waits for a writer"
+    assert "is no file" in mps.trouble(pipes)
+    pid.unlink()
+    pid.symlink_to(elsewhere)
+    assert "symbolic links" in mps.trouble(pipes)
+    pid.unlink()
+    pid.write_text("1" * 10_000)
+    assert "11, which" in mps.trouble(pipes), "no more of it is read than a number has"
 
 
 @pytest.mark.parametrize(
