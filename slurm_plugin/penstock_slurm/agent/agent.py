@@ -1071,11 +1071,16 @@ class Agent:
 
 
 def steps_between(before: JobStatus | None, after: JobStatus | None) -> Steps:
-    """The steps that a process made between two of its statuses; none if one is missing, or they are of two processes."""
+    """The steps that a process made between two of its statuses.
+
+    None if one is missing, they are of two processes, or the time that it says they took cannot be.
+    """
     if before is None or after is None or before.pid != after.pid or after.steps <= before.steps:
         return Steps()
     count, seconds = after.steps - before.steps, after.seconds - before.seconds
     mean_s = seconds / count
+    if not 1 / MAX_RATE < mean_s < MAX_RATE:
+        return Steps()
     return Steps(count, mean_s, max(after.squares - before.squares - count * mean_s**2, 0.0))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import errno
 import json
 import os
@@ -415,6 +414,23 @@ def test_steps_between_two_statuses():
     assert (found.count, found.mean_s, found.squares) == (3, pytest.approx(0.2), pytest.approx(0.02))
     assert steps_between(before, after.model_copy(update={"pid": 2})).count == 0
     assert steps_between(None, after).count == 0
+    for seconds in (5.0, 4.0, 5.0 + 1e-9, 1e15):
+        assert steps_between(before, after.model_copy(update={"seconds": seconds})) == Steps(), (
+            "no time, or none that is"
+        )
+
+
+def test_a_guaranteed_job_that_tells_steps_and_no_time_fails_no_tick(make_node: Callable[..., Node]):
+    """Nothing is known of its speed, so the guest stays at share 0."""
+    node = make_node(start_wait_s=0.1)
+    node.order([Pack((JobId("j1"), JobId("j2")), 1, guaranteed=JobId("j1"))], (0,), slice_s=0.2)
+    now_s = time.time()
+    for tick in range(40):
+        now_s += 0.1
+        node.agent.tick(now_s)
+        status = JobStatus(number=control(node, 1).number, pid=9, time_s=now_s, steps=20 * (tick + 1))
+        write_whole(statuses_dir(node.run_dir, 1) / "0.json", status.model_dump_json())
+    assert node.told().groups[0].share == 0
 
 
 def test_nothing_that_a_job_writes_stops_the_agent(make_node: Callable[..., Node]):
