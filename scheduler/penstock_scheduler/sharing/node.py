@@ -118,9 +118,9 @@ class Groups:
         before = {group.order: group for group in self.groups}
         was_in = dict(self.group_of)
         fresh: list[Group] = []
-        self.groups, self.group_of = [], {}
         for order in before.keys() - set(groups):
             self._count(before[order], now_s)
+        self.groups, self.group_of = [], {}
         for wanted in groups:
             group = before.get(wanted)
             if group is None:

@@ -532,13 +532,17 @@ class Agent:
         return mine.begun_s if mine is not None else 0.0
 
     def refused(self, leaving: Collection[JobId]) -> Collection[JobId]:
-        """Those whose state would not fit into what the host may take: the smallest are let go first."""
+        """MPS clients, and those whose state would not fit into what the host may take: the smallest are let go first."""
         hosted = self._state.hosted
         room_mb = self._host_mb - sum(each.moved_mb for each in hosted.values() if each.state == "suspended")
         refused = []
         for job in sorted(leaving, key=lambda job: self._sight(job).state_mb):
             mine = hosted.get(job)
             if mine is None or mine.state == "suspended" or mine.gone:
+                continue
+            if mine.mps:
+                refused.append(job)
+                mine.why = "keeps its turn: a client of NVIDIA's MPS is not suspended"
                 continue
             needs_mb = self._sight(job).state_mb
             if needs_mb <= room_mb:
@@ -557,14 +561,14 @@ class Agent:
         return refused
 
     def pinned(self, job: JobId) -> frozenset[int]:
-        """GPUs that it holds by Slurm, or has a driver's context on."""
+        """GPUs that it holds by Slurm, has a driver's context on, or, an MPS client, cannot be moved off."""
         ordered = self._order_of(job)
         mine = self._state.hosted.get(job)
         if ordered is None or mine is None:
             return frozenset()
         if ordered.own_devices:
             return frozenset(ordered.own_devices)
-        return frozenset() if mine.anywhere else frozenset(mine.devices)
+        return frozenset() if mine.anywhere and not mine.mps else frozenset(mine.devices)
 
     # --- carrying out
 
@@ -1071,11 +1075,16 @@ class Agent:
 
 
 def steps_between(before: JobStatus | None, after: JobStatus | None) -> Steps:
-    """The steps that a process made between two of its statuses; none if one is missing, or they are of two processes."""
+    """The steps that a process made between two of its statuses.
+
+    None if one is missing, they are of two processes, or the time that it says they took cannot be.
+    """
     if before is None or after is None or before.pid != after.pid or after.steps <= before.steps:
         return Steps()
     count, seconds = after.steps - before.steps, after.seconds - before.seconds
     mean_s = seconds / count
+    if not 1 / MAX_RATE < mean_s < MAX_RATE:
+        return Steps()
     return Steps(count, mean_s, max(after.squares - before.squares - count * mean_s**2, 0.0))
 
 

@@ -18,6 +18,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from penstock_profiles.files import open_regular
+
 DEFAULT = "/tmp/nvidia-mps"  # noqa: S108 - NVIDIA's
 """Where a CUDA process looks that is told nothing: a control daemon there has those as clients, too, that will be frozen."""
 
@@ -33,7 +35,8 @@ def trouble(folder: Path) -> str:
     except OSError as error:
         return f"{control}: {error.strerror}"
     try:
-        pid = int(pid_file.read_text("ascii"))
+        with open_regular(pid_file) as file:
+            pid = int(file.read(32))
     except FileNotFoundError:
         return ""
     except (OSError, ValueError) as error:

@@ -45,19 +45,24 @@ class Plugin:
                 return None
         said = self._config.get("PlugStackConfig") or Path(self._config["SLURM_CONF"]).parent / "plugstack.conf"
         plugstack = next((path for path in (Path(said), FETCHED) if path.exists()), Path(said))
-        return look(plugstack, self._run_dir, Path(self._config.get("PluginDir", "").partition(":")[0]))
+        return look(plugstack, self._run_dir, self._config.get("PluginDir", ""))
 
 
-def look(plugstack: Path, run_dir: str, plugin_dir: Path) -> tuple[Lack, str] | None:
-    """See `Plugin.trouble`; `run_dir` as `set_plugin` has it, `plugin_dir` is where Slurm looks for what has no folder."""
+def look(plugstack: Path, run_dir: str, plugin_dir: str) -> tuple[Lack, str] | None:
+    """See `Plugin.trouble`; `run_dir` as `set_plugin` has it.
+
+    `plugin_dir` is where Slurm looks for what has no folder, and takes the first that there is: folders, with `:` between them.
+    """
     try:
         libraries = our_libraries("\n".join(_lines(plugstack)), run_dir)
         if not libraries:
             argument = f" with run_dir={run_dir}" if run_dir else ""
             return "no-plugin", f"{plugstack} has no line for penstock.so{argument}"
         for library in libraries:
-            if MARK not in (plugin_dir / library).read_bytes():
-                return "old-plugin", f"{plugin_dir / library} is not of Penstock {__version__}"
+            paths = [Path(folder, library) for folder in plugin_dir.split(":")]
+            path = next((path for path in paths if path.exists()), paths[0])
+            if MARK not in path.read_bytes():
+                return "old-plugin", f"{path} is not of Penstock {__version__}"
     except OSError as error:
         return "no-plugin", f"{error.filename}: {error.strerror}"
     return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import math
 import secrets
@@ -10,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
 
 from penstock_profiles.files import write_whole
 from penstock_profiles.node_channel import JobControl
@@ -20,6 +19,8 @@ from penstock_scheduler.sharing.messages import Contained, NodeOrder, NumberedPa
 from penstock_scheduler.sharing.node import Account, Group
 
 log = logging.getLogger(__name__)
+
+CONTROL = TypeAdapter(Control)
 
 
 @dataclass(slots=True)
@@ -99,13 +100,20 @@ class Remembered(BaseModel):
     @classmethod
     def _controls_of_this_release(cls, groups: list[Any]) -> list[Any]:
         """A search for a share that another release has begun is begun anew; all else stays."""
-        known = {each.name for each in dataclasses.fields(Control)}
         return [
-            {key: value for key, value in group.items() if key != "control" or value.keys() == known}
+            {key: value for key, value in group.items() if key != "control" or _of_this_release(value)}
             if isinstance(group, dict)
             else group
             for group in groups
         ]
+
+
+def _of_this_release(control: Any) -> bool:
+    """Whether a saved control, read and written again, is what it was: no field of it is new, gone, or another thing now."""
+    try:
+        return bool(CONTROL.dump_python(CONTROL.validate_python(control), mode="json") == control)
+    except ValidationError:
+        return False
 
 
 def load(path: Path, boot: str) -> Remembered:

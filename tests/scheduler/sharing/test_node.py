@@ -19,6 +19,7 @@ class Starts:
 
     def __init__(self) -> None:
         self.began_s: dict[JobId, float] = {}
+        self.broken = False
 
     def begun_s(self, job: JobId) -> float:
         return self.began_s.get(job, math.inf)
@@ -27,6 +28,8 @@ class Starts:
         return PackSeen(pack.jobs, "t4", (0.6,) * len(pack.jobs))
 
     def steps(self, pack: Pack, group: Group) -> Steps:
+        if self.broken:
+            raise RuntimeError("no steps")
         return Steps()
 
     def refused(self, leaving: Collection[JobId]) -> Collection[JobId]:
@@ -75,3 +78,20 @@ def test_a_pack_is_measured_only_when_both_ran_for_all_of_a_slice():
     assert groups.take_seen() == ()
     groups.end_slice(group, 120.0)
     assert [seen.jobs for seen in groups.take_seen()] == [("a", "b")]
+
+
+def test_what_fails_while_a_group_is_counted_drops_no_group():
+    """The order is carried out when it comes again."""
+    ground = Starts()
+    ground.began_s |= {"a": 0.0, "b": 0.0, "c": 0.0}
+    groups = Groups(ground, ControlSettings())
+    guarded = SharedGpus("n0", 1, (Pack(("a", "b"), 1, guaranteed="a"),), SLICE_S)
+    other = SharedGpus("n0", 1, (Pack(("c",)),), SLICE_S)
+    groups.order([guarded, other], 0.0, {"a": True, "b": False, "c": True})
+    ground.broken = True
+    with pytest.raises(RuntimeError):
+        groups.order([other], 60.0, {"c": True})
+    assert ([group.order for group in groups.groups], set(groups.group_of)) == ([guarded, other], {"a", "b", "c"})
+    ground.broken = False
+    groups.order([other], 60.0, {"c": True})
+    assert ([group.order for group in groups.groups], set(groups.group_of)) == ([other], {"c"})

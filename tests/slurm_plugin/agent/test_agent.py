@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import errno
 import json
 import os
@@ -19,14 +18,14 @@ from penstock_profiles.files import write_whole
 from penstock_profiles.node_channel import JobControl, JobStatus, control_path, devices_file, statuses_dir
 from penstock_profiles.nvml import Device, Lost, Process, Reading, Sample
 from penstock_scheduler.model import JobId, Limit, Pack, SharedGpus
-from penstock_scheduler.sharing.control import Control
+from penstock_scheduler.sharing.control import Control, ControlSettings, Steps, advance
 from penstock_scheduler.sharing.messages import OrderedJob, order_file
-from penstock_scheduler.sharing.node import Group
+from penstock_scheduler.sharing.node import Account, Group
 from penstock_slurm.agent import agent as agent_module
 from penstock_slurm.agent.agent import steps_between
 from penstock_slurm.agent.channel import Channels
 from penstock_slurm.agent.processes import IN_CGROUP, Processes
-from penstock_slurm.agent.state import Remembered, load, save
+from penstock_slurm.agent.state import Hosted, Remembered, load, save
 from penstock_slurm.gateway import ControllerAway, SlurmError
 
 from .node import Node, alone
@@ -415,6 +414,23 @@ def test_steps_between_two_statuses():
     assert (found.count, found.mean_s, found.squares) == (3, pytest.approx(0.2), pytest.approx(0.02))
     assert steps_between(before, after.model_copy(update={"pid": 2})).count == 0
     assert steps_between(None, after).count == 0
+    for seconds in (5.0, 4.0, 5.0 + 1e-9, 1e15):
+        assert steps_between(before, after.model_copy(update={"seconds": seconds})) == Steps(), (
+            "no time, or none that is"
+        )
+
+
+def test_a_guaranteed_job_that_tells_steps_and_no_time_fails_no_tick(make_node: Callable[..., Node]):
+    """Nothing is known of its speed, so the guest stays at share 0."""
+    node = make_node(start_wait_s=0.1)
+    node.order([Pack((JobId("j1"), JobId("j2")), 1, guaranteed=JobId("j1"))], (0,), slice_s=0.2)
+    now_s = time.time()
+    for tick in range(40):
+        now_s += 0.1
+        node.agent.tick(now_s)
+        status = JobStatus(number=control(node, 1).number, pid=9, time_s=now_s, steps=20 * (tick + 1))
+        write_whole(statuses_dir(node.run_dir, 1) / "0.json", status.model_dump_json())
+    assert node.told().groups[0].share == 0
 
 
 def test_nothing_that_a_job_writes_stops_the_agent(make_node: Callable[..., Node]):
@@ -481,15 +497,41 @@ def test_a_state_of_another_boot_is_not_taken_up(tmp_path: Path):
     assert load(tmp_path / "state.json", "b").history != before.history
 
 
-def test_of_what_another_release_remembered_only_the_search_for_a_share_is_begun_anew(tmp_path: Path):
+OTHER_EVIDENCE = {"turns": 3.0, "mean": 0.02, "squares": 0.1, "variance": 1e-4}
+OTHER_TRIED = {"share": 0.3, "evidence": OTHER_EVIDENCE}
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"good": 0.2, "seen": []},
+        {"good": OTHER_TRIED, "bad": OTHER_TRIED},
+        {"good": {"share": 0.3}},
+        {"good": {"share": 0.3, "evidence": {}}},
+        {"base": {"count": 3, "mean_s": 0.1, "squares": 0.0, "least_s": 0.1}},
+        {},
+    ],
+    ids=["control", "evidence", "no evidence", "less evidence", "steps", "same release"],
+)
+def test_of_what_another_release_remembered_only_the_search_for_a_share_is_begun_anew(
+    tmp_path: Path, changed: dict[str, object]
+):
+    """Whatever of it was otherwise. With the release of that file it goes on."""
     shared = SharedGpus("n0", 1, (Pack(("1", "2"), 1, guaranteed="1"),))
-    group = Group(shared, since_s=5.0, running=shared.packs, control=Control(share=0.3))
-    save(tmp_path / "state.json", Remembered(boot="a", history="h", groups=[group]))
+    control = Control()
+    for steps in (Steps.of([0.1, 0.11] * 10), Steps.of([0.1, 0.3] * 10)):  # a base, and a share beside it
+        control = advance(control, steps, ControlSettings())
+    group = Group(shared, since_s=5.0, running=shared.packs, control=control)
+    before = Remembered(
+        boot="a", history="h", groups=[group], account=Account(served_s={"1": 60.0}), hosted={"1": Hosted(7)}
+    )
+    save(tmp_path / "state.json", before)
     told = json.loads((tmp_path / "state.json").read_text())
-    told["groups"][0]["control"] = {"share": 0.3, "good": 0.2, "seen": []}
+    told["groups"][0]["control"] |= changed
     (tmp_path / "state.json").write_text(json.dumps(told))
-    found = load(tmp_path / "state.json", "a")
-    assert (found.history, found.groups) == ("h", [dataclasses.replace(group, control=Control())])
+    if changed:
+        group.control = Control()
+    assert load(tmp_path / "state.json", "a") == before
 
 
 def test_a_gpu_is_free_only_when_the_job_before_has_ended(make_node: Callable[..., Node]):

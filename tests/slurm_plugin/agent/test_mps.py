@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,8 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from penstock_profiles.node_channel import mps_file
+from penstock_profiles.files import write_whole
+from penstock_profiles.node_channel import JobStatus, mps_file, statuses_dir
 from penstock_scheduler.model import JobId, Pack
 from penstock_slurm.agent import mps
 from penstock_slurm.agent.settings import AgentSettings
@@ -118,7 +120,10 @@ def test_without_a_control_daemon_jobs_run_without_it_and_the_status_says_so(
 
 
 def test_a_client_is_never_suspended(node: Node) -> None:
-    """A group without turns comes to take them: the clients run on, and the newcomer waits until they have ended."""
+    """A group without turns comes to take them: the clients keep theirs, and the newcomer waits until they have ended.
+
+    The slices that pass are theirs, also as they are counted.
+    """
     for number in (1, 2):
         node.job(number)
     node.order([pack(1, 2)], (0,), 0.5)
@@ -127,7 +132,12 @@ def test_a_client_is_never_suspended(node: Node) -> None:
     node.job(3)
     node.order([pack(1, 2), pack(3)], (0,), 0.5)
     node.until(lambda: "MPS is not suspended" in node.agent.status().jobs[0].why, "reason")
-    node.run(2.0)
+    had_s = dict(node.agent._state.account.served_s)
+    turns: set[tuple[Pack, ...]] = set()
+    node.run(2.0, lambda: turns.update(group.running for group in node.agent.status().groups))
+    assert turns == {(pack(1, 2),)}
+    served_s = node.agent._state.account.served_s
+    assert [job for job in ("j1", "j2", "j3") if served_s[job] > had_s[job]] == ["j1", "j2"]
     assert node.slurm.calls == []
     assert node.states() == {"j1": "running", "j2": "running", "j3": "waiting"}
     for number in (1, 2):
@@ -135,6 +145,16 @@ def test_a_client_is_never_suspended(node: Node) -> None:
         node.slurm.processes[number].wait()
     node.until(lambda: node.states()["j3"] == "running", "turn of the newcomer")
     assert "j3" not in clients(node)
+
+
+def test_a_client_is_not_moved_though_it_says_that_it_can_be(node: Node) -> None:
+    """One without MPS, which has nothing on its GPU while it is suspended, may go on on another one."""
+    begin(node, pack(1, 2), pack(3), gpus=2)
+    for number in (1, 2, 3):
+        status = JobStatus(pid=9, time_s=time.time(), anywhere=True)
+        write_whole(statuses_dir(node.run_dir, number) / "0.json", status.model_dump_json())
+    node.agent.tick(time.time())
+    assert [node.agent.pinned(JobId(f"j{number}")) for number in (1, 2, 3)] == [{0}, {0}, set()]
 
 
 def test_one_that_goes_while_its_mate_saves_is_not_suspended_either(node: Node) -> None:
@@ -183,6 +203,23 @@ def test_whether_a_control_daemon_answers(pipes: Path) -> None:
     pid.unlink()
     assert mps.trouble(pipes) == "", "releases differ in what they leave"
     assert "No such file" in mps.trouble(pipes / "elsewhere")
+
+
+def test_the_control_daemons_number_is_read_from_a_file_and_not_waited_for(pipes: Path) -> None:
+    pid = pipes / "nvidia-cuda-mps-control.pid"
+    elsewhere = pid.rename(pipes / "elsewhere")
+    os.mkfifo(pid)
+    reader = threading.Thread(target=mps.trouble, args=(pipes,), daemon=True)
+    reader.start()
+    reader.join(10.0)
+    assert not reader.is_alive(), "it waits for a writer"
+    assert "is no file" in mps.trouble(pipes)
+    pid.unlink()
+    pid.symlink_to(elsewhere)
+    assert "symbolic links" in mps.trouble(pipes)
+    pid.unlink()
+    pid.write_text("1" * 10_000)
+    assert "11, which" in mps.trouble(pipes), "no more of it is read than a number has"
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ def etc(tmp_path: Path) -> Path:
 
 
 def found(etc: Path, run_dir: str = "") -> str | None:
-    trouble = look(etc / "plugstack.conf", run_dir, etc)
+    trouble = look(etc / "plugstack.conf", run_dir, str(etc))
     return trouble and trouble[0]
 
 
@@ -44,13 +44,32 @@ def test_where_it_is_all_is_well(etc: Path) -> None:
         assert found(etc, "/run/%n") is None
 
 
+def test_where_slurm_has_several_folders_the_first_that_has_it_counts(etc: Path) -> None:
+    (etc / "plugstack.conf").write_text("optional penstock.so\n")
+    first, second = etc / "first", etc / "second"
+    for folder in (first, second):
+        folder.mkdir()
+    (etc / "penstock.so").rename(second / "penstock.so")
+
+    def trouble() -> tuple[str, str] | None:
+        return look(etc / "plugstack.conf", "", f"{first}:{second}")
+
+    assert trouble() is None
+    (first / "penstock.so").write_bytes(b"old")
+    assert trouble() == ("old-plugin", f"{first}/penstock.so is not of Penstock {__version__}")
+    for folder in (first, second):
+        (folder / "penstock.so").unlink()
+    assert trouble() == ("no-plugin", f"{first}/penstock.so: No such file or directory")
+
+
 def test_where_it_is_not_or_looks_elsewhere_there_is_none(etc: Path) -> None:
     assert found(etc, "/run/%n") == "no-plugin"
     assert (
-        "no line for penstock.so with run_dir=/run/%n" in (look(etc / "plugstack.conf", "/run/%n", etc) or ("", ""))[1]
+        "no line for penstock.so with run_dir=/run/%n"
+        in (look(etc / "plugstack.conf", "/run/%n", str(etc)) or ("", ""))[1]
     )
     (etc / "penstock.so").unlink()
-    assert look(etc / "plugstack.conf", "", etc) == ("no-plugin", f"{etc}/penstock.so: No such file or directory")
+    assert look(etc / "plugstack.conf", "", str(etc)) == ("no-plugin", f"{etc}/penstock.so: No such file or directory")
     (etc / "plugstack.conf").write_text("# optional penstock.so\n")
     assert found(etc) == "no-plugin"
     (etc / "plugstack.conf").unlink()
@@ -72,9 +91,10 @@ def test_slurm_is_asked_until_it_answers_and_never_again(etc: Path, monkeypatch:
         asked.append("")
         if len(asked) == 1:
             raise PenstockError("scontrol show config: no answer")
-        return {"SLURM_CONF": f"{etc}/slurm.conf", "PlugStackConfig": ""}
+        return {"SLURM_CONF": f"{etc}/slurm.conf", "PlugStackConfig": "", "PluginDir": f"{etc}/none:{etc}"}
 
     monkeypatch.setattr(SlurmCommands, "config", config)
+    (etc / "plugstack.conf").write_text("optional penstock.so\n")
     plugin = Plugin(SlurmCommands(None), RUN_DIR)
     assert [plugin.trouble() for _ in range(3)] == [None, None, None]
     (etc / "penstock.so").unlink()
