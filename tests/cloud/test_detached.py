@@ -112,7 +112,7 @@ class DetachedSite(CloudSite):
         begin_s = time.monotonic()
         while not condition():
             told = [path.read_text() for path in self.folder.glob("*.out")]
-            assert time.monotonic() - begin_s < 60, f"{what} is still not so; {self.state.words} {told}"
+            assert time.monotonic() - begin_s < 240, f"{what} is still not so; {self.state.words} {told}"
             self.tick()
             self.ahead_s -= 2.0
             time.sleep(0.3)
