@@ -223,6 +223,14 @@ def test_one_writer_only(store, where):
     open_store(where, writer=True).close()
 
 
+@pytest.mark.parametrize("where", ["postgresql"], indirect=True)
+def test_who_has_just_gone_is_waited_for(where):
+    """A server may notice late that a connection is closed."""
+    first = open_store(where, writer=True)
+    threading.Timer(1.0, first.close).start()
+    open_store(where, writer=True).close()
+
+
 def test_writers_in_threads_lose_nothing(store):
     def write(thread: int) -> None:
         for number in range(20):

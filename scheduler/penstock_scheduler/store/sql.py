@@ -23,7 +23,7 @@ import sqlalchemy as sa
 from pydantic import BaseModel, TypeAdapter
 from sqlalchemy import Connection, Engine
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from penstock_profiles.estimators import AnyEstimator
 from penstock_profiles.profiles import Profile
@@ -47,6 +47,12 @@ DAY_S = 86_400.0
 
 LOCK_NUMBER = 7_361_672_001
 """Of the server's advisory lock: any number, as long as all versions have the same."""
+
+LOCK_WAIT_S = 3
+"""A server may notice late that who had the lock has gone."""
+
+LOCK_NOT_AVAILABLE = "55P03"
+"""PostgreSQL's SQLSTATE of a lock that was not to be had in that time."""
 
 CHUNK = 1000
 """Rows that are read at a time."""
@@ -659,9 +665,13 @@ def _lock_folder(folder: Path) -> TextIO:
 def _lock_server(engine: Engine, name: str) -> Connection:
     try:
         held = engine.connect().execution_options(isolation_level="AUTOCOMMIT")
-        if held.scalar(sa.select(sa.func.pg_try_advisory_lock(LOCK_NUMBER))):
-            return held
-        held.close()
+        held.execute(sa.text(f"SET lock_timeout = '{LOCK_WAIT_S}s'"))
+        held.execute(sa.select(sa.func.pg_advisory_lock(LOCK_NUMBER)))
     except SQLAlchemyError as error:
+        if isinstance(error, DBAPIError) and getattr(error.orig, "sqlstate", None) == LOCK_NOT_AVAILABLE:
+            held.close()
+            raise StoreError(
+                f"{name} is in use by another penstockd; stop it, or give this one its own database"
+            ) from None
         raise StoreError(f"{name}: {str(error).splitlines()[0]}; see that the server is up") from None
-    raise StoreError(f"{name} is in use by another penstockd; stop it, or give this one its own database")
+    return held
