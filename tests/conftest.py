@@ -1,6 +1,23 @@
+from pathlib import Path
+
+import pytest
 from hypothesis import settings
 
 pytest_plugins = ["penstock_slurm.loopback.fixtures"]
 
 settings.register_profile("penstock", deadline=None)  # no test is timed: machines are noisy
 settings.load_profile("penstock")
+
+SLOW = ("tests/end_to_end", "tests/executor", "tests/slurm_plugin")
+"""Folders in which a file of tests may take minutes."""
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Files that take long come first, in whatever order among themselves: else one worker ends long after the others."""
+    slow = [config.rootpath / folder for folder in SLOW]
+
+    def rank(path: Path) -> int:
+        return next((place for place, folder in enumerate(slow) if folder in path.parents), len(slow))
+
+    items.sort(key=lambda item: rank(item.path))

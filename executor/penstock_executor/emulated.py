@@ -156,16 +156,15 @@ class _Trainer:
         return (self._work - self._progress) / (self._pace.samples_per_s * time_scale)
 
     def _advance(self, real_s: float) -> None:
-        emulated_s = real_s * self._options.time_scale
-        left = self._work - self._progress
-        gained = emulated_s * self._pace.samples_per_s
+        """Train for so long; no more than the work that is left, however late a busy machine comes back to it."""
+        pace, left = self._pace, self._work - self._progress
+        gained = min(real_s * self._options.time_scale * pace.samples_per_s, left)
         self._progress = self._work if gained >= left * (1 - 1e-9) else self._progress + gained
-        self._fraction += emulated_s / self._pace.step_time_s
+        self._fraction += gained / pace.samples_per_s / pace.step_time_s
         whole = int(self._fraction)
         self._steps += whole
         self._fraction -= whole
         if self._channel is not None:
-            pace = self._pace
             self._channel.count(whole, pace.step_time_s / self._options.time_scale, gained)
         self._unsaved = True
 

@@ -24,7 +24,6 @@ import numpy as np
 
 from penstock_profiles.estimators import GpuModel, LinearEstimator, TrainingEstimator
 from penstock_profiles.families import Families
-from penstock_profiles.fit import fit_throughput
 from penstock_profiles.gpus import Gpus
 from penstock_profiles.noise import GradientNoise
 from penstock_profiles.observations import NOTICEABLE, Measured, Observations
@@ -254,6 +253,10 @@ class JobModel:
 @lru_cache(maxsize=4096)
 def _fitted(columns: tuple[tuple[float, ...], ...], start: ThroughputParams | None) -> ThroughputParams | None:
     """A fit of these columns of `Measured`. Jobs with the same profile, as in a simulation, have the same."""
+    from penstock_profiles.fit import (
+        fit_throughput,
+    )  # SciPy takes a second to load, and most who import this fit nothing
+
     return fit_throughput(Measured(*map(np.array, columns)), start).params
 
 

@@ -67,6 +67,19 @@ def test_a_finished_job_that_is_started_again_is_done_at_once(spool: Path, tmp_p
     assert bodies(spool, 2, "started")[0].progress == 100
 
 
+def test_a_look_that_comes_late_counts_no_more_than_the_work_that_is_left(spool: Path, tmp_path: Path):
+    """It stands still in the middle, as on a busy machine, while a hundred steps could have been made."""
+    tell(spool, 3)
+    with trainer(spool, tmp_path, "--batch-size", "20", work=500) as child:
+        wait_for(lambda: bodies(spool, 3, "observation"), "observation")
+        child.send_signal(signal.SIGSTOP)
+        time.sleep(2.0)
+        child.send_signal(signal.SIGCONT)
+        assert child.wait(timeout=60) == 0
+    steps = sum(body.steps for body in bodies(spool, 3, "observation"))
+    assert abs(steps - 500 / 20) <= 1
+
+
 def test_tells_its_agent_the_samples_of_whole_steps_and_of_parts(spool: Path, tmp_path: Path):
     """A step of 20 samples takes two looks at the clock, each of which makes ten."""
     number = int(JOB)

@@ -14,10 +14,10 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from penstock_scheduler.errors import ConfigError, PenstockError
-from penstock_scheduler.store import SqlStore, open_store
 
 if TYPE_CHECKING:
     from penstock_scheduler.client import Client
+    from penstock_scheduler.store import SqlStore
 
 Answer = TypeVar("Answer")
 
@@ -48,6 +48,8 @@ def ask(
     except DaemonAway as away:
         if instead is None:
             raise
+        from penstock_scheduler.store import open_store  # takes seconds to load
+
         try:
             opened = open_store(store)
         except PenstockError as unreadable:

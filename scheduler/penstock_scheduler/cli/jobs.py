@@ -21,11 +21,11 @@ from penstock_scheduler.messages import MAX_PAGE, JobView, LedgerLine, ShareView
 from penstock_scheduler.model import Configuration
 from penstock_scheduler.policies.tuning import Amount
 from penstock_scheduler.shares import sensitivity_words
-from penstock_scheduler.store import SqlStore
 from penstock_scheduler.words import duration
 
 if TYPE_CHECKING:
     from penstock_scheduler.client import Client
+    from penstock_scheduler.store import SqlStore
 
 JOB = typer.Argument(help="The job's id in Slurm.")
 LIVE = ("queued", "starting", "running", "stopping")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from typing import TYPE_CHECKING
 
 import typer
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
@@ -13,7 +14,9 @@ from rich.text import Text
 
 from penstock_scheduler.model import Adaptivity, Job, JobWish, Phase
 from penstock_scheduler.records import RoundRecord
-from penstock_scheduler.store import SqlStore, open_store
+
+if TYPE_CHECKING:
+    from penstock_scheduler.store import SqlStore
 
 _STYLES = {Phase.RUNNING: "green", Phase.STARTING: "cyan", Phase.STOPPING: "yellow", Phase.QUEUED: "dim"}
 
@@ -27,6 +30,8 @@ def top(
     interval: float = typer.Option(2.0, min=0.1, help="Seconds between two looks."),
 ) -> None:
     """Show the cluster's GPUs by type, and every job with what it has and why. Ctrl-C ends it."""
+    from penstock_scheduler.store import open_store  # takes seconds to load
+
     store = open_store(state)
     console = Console()
     if once or not console.is_terminal or console.is_dumb_terminal:

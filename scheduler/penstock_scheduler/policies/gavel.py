@@ -30,8 +30,6 @@ from typing import Literal
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat
-from scipy.optimize import linprog
-from scipy.sparse import coo_array, vstack
 
 from penstock_scheduler.errors import RoundFailed
 from penstock_scheduler.model import Assignment, Configuration, Job, JobId, Plan, Reason, ReasonCode, Snapshot
@@ -132,6 +130,9 @@ def shares_of_time(
         alike.setdefault(tuple(_throughputs(job, requests[job.id], unit).items()), []).append(job)
     if not alike:
         return {}, {}
+    from scipy.optimize import linprog  # takes a second to load
+    from scipy.sparse import coo_array, vstack
+
     types = sorted(capacity)
     entries = [(row, option, weight) for row, weights in enumerate(alike) for option, weight in weights]
     row_E = np.array([row for row, _, _ in entries])

@@ -16,8 +16,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import Bounds, LinearConstraint, linprog, milp
-from scipy.sparse import coo_array, vstack
 
 from penstock_scheduler.model import SolveReport, SolveStatus
 from penstock_scheduler.solver.problem import Limits, SolveFailed
@@ -154,6 +152,9 @@ def choose_points(
     Raises:
         SolveFailed: there is no answer, or none was found in time.
     """
+    from scipy.optimize import Bounds, LinearConstraint, milp  # takes a second to load
+    from scipy.sparse import coo_array, vstack
+
     jobs, rows, columns = value_JCM.shape
     # Points column by column, as the tool flattens matrices.
     value_V = value_JCM.transpose(0, 2, 1).ravel()
@@ -207,6 +208,9 @@ def spread(needs_J3: NDArray[np.float64], nodes_S3: NDArray[np.float64]) -> NDAr
 
     Columns of both arrays are GPUs, CPUs and MB.
     """
+    from scipy.optimize import linprog  # takes a second to load
+    from scipy.sparse import coo_array, vstack
+
     nodes, jobs = len(nodes_S3), len(needs_J3)
     if not jobs:
         return np.zeros((nodes, 0))

@@ -412,7 +412,7 @@ class LoopbackCluster:
         self._start(
             *("munged", "munged", "--foreground", "--force", f"--key-file={etc / 'munge.key'}", f"--socket={sock}"),
             *(f"--pid-file={run}/munged.pid", f"--log-file={self.log_folder}/munged.log"),
-            *(f"--seed-file={run}/munged.seed", "--num-threads=2"),
+            *(f"--seed-file={run}/munged.seed", "--num-threads=10"),
         )
         self._wait(lambda: _listens(sock), 10, "munged listens", "munged")
 

@@ -21,7 +21,7 @@ from penstock_scheduler.model import JobWish
 from penstock_scheduler.model.wish import WISH_KEY
 from penstock_scheduler.settings import load_settings
 from penstock_slurm.settings import SlurmSettings
-from penstock_slurm.submit import command_line, dry_run, presets
+from penstock_slurm.submit import command_line, presets
 from penstock_slurm.submit.command_line import CommandLine, Options
 from penstock_slurm.submit.flags import BadFlag, flags, time_s, wish_of
 
@@ -194,6 +194,8 @@ def _explain(
     if not given:
         return _sbatch(["--test-only", *(word for words in expanded for word in words), *line.rest], sbatch, environ)
     named = command_line.values(both, options)
+    from penstock_slurm.submit import dry_run  # the policies and the store take seconds to load
+
     asked = dry_run.Asked(
         name=named.get("job-name") or (Path(line.script).name if line.script else "wrap"),
         user=getpass.getuser(),

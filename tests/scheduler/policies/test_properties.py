@@ -120,7 +120,7 @@ def estimators(draw: st.DrawFn) -> AnyEstimator:
 
 
 @pytest.mark.parametrize(("name", "chosen"), VARIANTS)
-@settings(max_examples=120)
+@settings(max_examples=60)
 @given(state=snapshots())
 def test_every_plan_keeps_the_rules(name: str, chosen: dict[str, object], state: Snapshot) -> None:
     policy = make_policy(name, chosen)[0]
@@ -196,7 +196,7 @@ def test_every_plan_keeps_the_rules(name: str, chosen: dict[str, object], state:
 
 
 @pytest.mark.parametrize(("name", "chosen"), VARIANTS)
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(state=snapshots(), seed=st.integers(0, 9))
 def test_the_order_of_jobs_does_not_change_who_is_served(
     name: str, chosen: dict[str, object], state: Snapshot, seed: int

@@ -22,7 +22,7 @@ from penstock_slurm.agent.settings import AgentSettings
 from penstock_slurm.gateway import JobGone, Refused
 
 STEPPING = Path(__file__).parents[2] / "executor" / "stepping.py"
-PATIENCE_S = 60.0
+PATIENCE_S = 180.0
 TICK_S = 0.05
 
 
