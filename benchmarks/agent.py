@@ -2,7 +2,7 @@
 
     python benchmarks/agent.py cost [--minutes 3] [--jobs 8]
     python benchmarks/agent.py duty [--seconds 10]
-    python benchmarks/agent.py antman [--periods 220]
+    python benchmarks/agent.py antman [--periods 300] [--step 0.01]
 
 `cost`: the agent as a process of its own, with so many jobs that take turns of 60 s on half as many GPUs. In place of Slurm, a
 `scontrol` that sends the signals which Slurm sends. Processor time is that of the agent and of the commands that it starts;
@@ -12,9 +12,10 @@ memory is the most that it had resident. Fails above 1 % of a core or 60 MiB.
 sleep, as while a GPU works, and such that compute. Fails where one that sleeps is off by more than 5 points.
 
 `antman`: a guaranteed job beside an opportunistic one on a GPU that does one thing at a time, for which a file stands.
-Both need it for half of each step, 40 and 80 ms. Neither needs much of a processor, as while a GPU works: they sleep, and the
-emulated GPU does not lose what they sleep too long, so that other load on this machine does not hide what the control does.
-Control periods of 2 s. What is feasible for the guest is found by hand, without an agent: shares from 4 to 32 %, each after a
+Both need it for half of each step, of `--step` seconds and twice that. Neither needs much of a processor, as while a GPU works:
+they sleep, and the emulated GPU does not lose what they sleep too long, so that other load on this machine does not hide what
+the control does. Control periods of 2 s: with steps of 0.01 s as many in each as one of 10 s, the default, has of 0.05 s.
+What is feasible for the guest is found by hand, without an agent: shares from 4 to 32 %, each after a
 look at share 0, over and over; where the guaranteed job's steps take 5 % longer is on the line through them. Then the agent has
 so many periods, and after them as many windows of 12 s are looked at as `--windows` says. Fails where the guaranteed job is
 slower than 5 % in the median of them, or the guest makes less than 90 % of the steps that were feasible.
@@ -58,7 +59,8 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=3.0)
     parser.add_argument("--jobs", type=int, default=8)
     parser.add_argument("--seconds", type=float, default=10.0)
-    parser.add_argument("--periods", type=int, default=220)
+    parser.add_argument("--periods", type=int, default=300)
+    parser.add_argument("--step", type=float, default=0.01)
     parser.add_argument("--windows", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=8)
     options = parser.parse_args()
@@ -188,8 +190,8 @@ def duty(site: Site, options: argparse.Namespace) -> tuple[dict[str, object], bo
 
 def antman(site: Site, options: argparse.Namespace) -> tuple[dict[str, object], bool]:
     gpu = str(site.folder / "gpu")
-    for number, step in ((1, "0.04"), (2, "0.08")):
-        site.job(number, "--step", step, "--gpu", gpu)
+    for number, step in ((1, options.step), (2, 2 * options.step)):
+        site.job(number, "--step", str(step), "--gpu", gpu)
         site.tell(number, JobControl(number=1, compute=float(number == 1)))
     wait_for(lambda: site.said(1).steps > 50 and site.said(2).number == 1)
     alone_s, feasible, feasible_steps = by_hand(site, options.rounds)

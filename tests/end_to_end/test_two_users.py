@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import pwd
+import shutil
 import subprocess
+import tempfile
 import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +17,7 @@ import pytest
 from penstock_profiles.wire import Checkpointed, Report
 from penstock_scheduler.client import ApiError, Client
 from penstock_scheduler.messages import Submission
-from penstock_slurm.loopback import machine, wait_for
+from penstock_slurm.loopback import LoopbackCluster, ProgramsMissing, machine, wait_for
 from tests.end_to_end.site import Site
 
 pytestmark = [
@@ -46,18 +48,36 @@ open(out, "w").write(f"{by_socket} {answer.status}")
 """Run by the system's Python inside a job: who asks is then what the kernel and munged say of the job's process."""
 
 
+@pytest.fixture(scope="module")
+def public() -> Iterator[Path]:
+    """A folder that other users may enter. Not pytest's: each pytest that starts as this user shuts that one again."""
+    folder = Path(tempfile.mkdtemp(prefix="penstock-users-", dir="/tmp"))
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def slurm(public: Path) -> Iterator[LoopbackCluster]:
+    try:
+        machine.check_programs(accounting=False)
+    except ProgramsMissing as missing:
+        pytest.skip(str(missing))
+    with LoopbackCluster(public / "slurm", "t4:2x4") as cluster:
+        yield cluster
+
+
 @pytest.fixture
-def site(loopback, tmp_path: Path) -> Iterator[Site]:
-    for folder in (tmp_path, *tmp_path.parents, loopback.folder, *loopback.folder.parents):
-        if folder != Path("/tmp") and folder.is_relative_to("/tmp"):
-            folder.chmod(folder.stat().st_mode | 0o055)
-    site = Site(loopback, tmp_path)
+def site(slurm: LoopbackCluster, public: Path) -> Iterator[Site]:
+    folder = Path(tempfile.mkdtemp(dir=public))
+    folder.chmod(0o755)
+    site = Site(slurm, folder)
     site.extra = f'[api]\nlisten = "127.0.0.1:{machine.free_ports(1)}"\nmunge = true\n'
-    site.extra += f'munge_socket = "{loopback._layout.munge_socket}"\n'
+    site.extra += f'munge_socket = "{slurm._layout.munge_socket}"\n'
     site.start()
     yield site
     site.stop()
-    loopback.reset()
+    slurm.reset()
 
 
 def as_user(name: str, call: Callable[[], object]) -> object:
