@@ -88,7 +88,7 @@ def test_gpus_that_fail_are_named(tmp_path: Path):
 def test_what_agents_find_wrong_with_their_nodes_is_told_with_the_remedy(tmp_path: Path):
     tells(tmp_path, "a", lacks=("no-mps", "no-plugin"))
     tells(tmp_path, "b", lacks=("no-plugin",))
-    tells(tmp_path, "c", lacks=("old-plugin",))
+    tells(tmp_path, "c", lacks=("no-devices", "old-plugin"))
     tells(tmp_path, "d")
     well, *wrong = judge([node(name) for name in "abcd"], tmp_path, NOW_S)
     assert (well.what, well.remedy) == ("the agents of 4 of 4 nodes with GPUs report", "")
@@ -96,6 +96,7 @@ def test_what_agents_find_wrong_with_their_nodes_is_told_with_the_remedy(tmp_pat
     for words, remedy in {
         "the agent of a, b finds no penstock.so that Slurm loads there": "its line of plugstack.conf",
         f"the agent of c finds a penstock.so there that is not of Penstock {__version__}": "copy that of this host",
+        "the agent of c cannot open GPUs to jobs that share": "unit penstock-agent.service --constrain-devices",
         "the agent of a finds no nvidia-cuda-mps-control in [agent] mps_dir": "DIR nvidia-cuda-mps-control -d",
     }.items():
         (what,) = [what for what in found if what.startswith(words)]
