@@ -3,6 +3,7 @@
 ::
 
     RUN_DIR/NUMBER/devices              the agent's: indexes of the GPUs that the job is bound to, such as "0,1"
+    RUN_DIR/NUMBER/gpus                 the agent's: device files of the node's GPUs, by index, one a line
     RUN_DIR/NUMBER/mps                  the agent's: the folder of the MPS control daemon that it goes through; most have none
     RUN_DIR/NUMBER/control.json         the agent's: a `JobControl`, replaced whole
     RUN_DIR/NUMBER/job/RANK.json        the job's: a `JobStatus` of each of its processes on the node, replaced whole
@@ -109,6 +110,11 @@ def bound_devices(folder: Path, number: int) -> tuple[int, ...]:
     with contextlib.suppress(OSError, ValueError):
         return tuple(int(word) for word in devices_file(folder, number).read_text("ascii").split(",") if word.strip())
     return ()
+
+
+def gpus_file(folder: Path, number: int) -> Path:
+    """The device files of the node's GPUs, by index, written before `devices_file`: a task waits until it may open its own."""
+    return job_dir(folder, number) / "gpus"
 
 
 def mps_file(folder: Path, number: int) -> Path:

@@ -1,7 +1,9 @@
 #include "devices.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <time.h>
@@ -26,6 +28,8 @@ char *penstock_run_dir(const char *pattern, const char *node, char *folder, size
 	return folder;
 }
 
+enum { MOST_GPUS = 64 };
+
 static int belongs(int descriptor, mode_t type, uid_t owner)
 {
 	struct stat status;
@@ -34,8 +38,8 @@ static int belongs(int descriptor, mode_t type, uid_t owner)
 	       (status.st_uid == 0 || status.st_uid == owner) && !(status.st_mode & S_IWOTH);
 }
 
-/* Reads one line of a file that is the agent's; 0: there is none, -1: it is somebody else's, empty or too long. */
-static int read_line(int folder, const char *name, uid_t owner, char *line, size_t size)
+/* Reads a file that is the agent's, without its last newline; 0: there is none, -1: it is somebody else's, empty or too long. */
+static int read_text(int folder, const char *name, uid_t owner, char *text, size_t size)
 {
 	const int file = openat(folder, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
 	ssize_t length = -1;
@@ -43,13 +47,13 @@ static int read_line(int folder, const char *name, uid_t owner, char *line, size
 	if (file < 0)
 		return 0;
 	if (belongs(file, S_IFREG, owner))
-		length = read(file, line, size);
+		length = read(file, text, size);
 	close(file);
-	while (length > 0 && line[length - 1] == '\n')
+	while (length > 0 && text[length - 1] == '\n')
 		length--;
 	if (length <= 0 || (size_t)length >= size)
 		return -1;
-	line[length] = '\0';
+	text[length] = '\0';
 	return 1;
 }
 
@@ -58,39 +62,74 @@ static int are_indexes(const char *text)
 	return text[strspn(text, "0123456789,")] == '\0';
 }
 
+/* Counts `devices` among those of the node's GPUs that the device cgroup does not deny; 0: one of them is denied itself. To ask for
+ * access opens nothing, and EPERM is the cgroup's: a file's mode says EACCES. `files` is taken apart. */
+static int count_seen(char *files, char devices[PENSTOCK_DEVICES_SIZE])
+{
+	char counted[PENSTOCK_DEVICES_SIZE] = "", *rest = NULL, *next = devices;
+	int denied[MOST_GPUS];
+	size_t gpus = 0, used = 0;
+
+	for (char *path = strtok_r(files, "\n", &rest); path && gpus < MOST_GPUS; path = strtok_r(NULL, "\n", &rest))
+		denied[gpus++] = access(path, R_OK | W_OK) && errno == EPERM;
+	for (next += strspn(next, ","); *next; next += strspn(next, ",")) {
+		const unsigned long index = strtoul(next, &next, 10);
+		unsigned long seen = index;
+
+		if (index < gpus && denied[index])
+			return 0;
+		for (size_t i = 0; i < gpus && i < index; i++)
+			seen -= (unsigned long)denied[i];
+		used += (size_t)snprintf(counted + used, sizeof(counted) - used, "%s%lu", used ? "," : "", seen);
+	}
+	memcpy(devices, counted, sizeof(counted)); /* no longer than it was */
+	return 1;
+}
+
 enum penstock_devices penstock_devices(const char *folder, unsigned number, uid_t owner, unsigned most_ds,
 				       char devices[PENSTOCK_DEVICES_SIZE], char mps[PENSTOCK_FOLDER_SIZE])
 {
 	const struct timespec tenth = {0, 100000000};
-	enum penstock_devices found = PENSTOCK_TOO_LATE;
-	char path[4096];
+	enum penstock_devices found;
+	char path[4096], files[4096];
 
 	*devices = *mps = '\0';
 	if (snprintf(path, sizeof(path), "%s/%u", folder, number) >= (int)sizeof(path))
 		return PENSTOCK_NO_SHARER;
-	for (unsigned waited = 0; found == PENSTOCK_TOO_LATE; waited++) {
+	for (unsigned waited = 0;; waited++) {
 		/* Opened anew each time: an agent that lets go of the job takes the folder away. */
 		const int job = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
 		int told = 0;
 
-		if (job < 0) /* one that was there: the job has no GPUs of its own, and must not see all of them */
-			return waited ? PENSTOCK_TOO_LATE : PENSTOCK_NO_SHARER;
+		found = PENSTOCK_TOO_LATE;
+		if (job < 0) { /* one that was there: the job has no GPUs of its own, and must not see all of them */
+			if (!waited)
+				found = PENSTOCK_NO_SHARER;
+			break;
+		}
 		if (!belongs(job, S_IFDIR, owner))
 			found = PENSTOCK_NOT_OURS;
 		else
-			told = read_line(job, "devices", owner, devices, PENSTOCK_DEVICES_SIZE);
+			told = read_text(job, "devices", owner, devices, PENSTOCK_DEVICES_SIZE);
 		if (told)
 			found = told > 0 && are_indexes(devices) ? PENSTOCK_BOUND : PENSTOCK_NOT_OURS;
-		if (found == PENSTOCK_BOUND && read_line(job, "mps", owner, mps, PENSTOCK_FOLDER_SIZE) <= 0)
+		if (found == PENSTOCK_BOUND && read_text(job, "mps", owner, mps, PENSTOCK_FOLDER_SIZE) <= 0)
 			*mps = '\0'; /* without it the job runs as well */
-		close(job);
-		if (found == PENSTOCK_TOO_LATE) {
-			if (waited >= most_ds)
-				break;
-			nanosleep(&tenth, NULL);
+		if (found == PENSTOCK_BOUND && read_text(job, "gpus", owner, files, sizeof(files)) > 0) {
+			char seen[PENSTOCK_DEVICES_SIZE];
+
+			memcpy(seen, devices, sizeof(seen));
+			if (!count_seen(files, seen))
+				found = PENSTOCK_DENIED;
+			else if (!*mps)
+				memcpy(devices, seen, sizeof(seen));
 		}
+		close(job);
+		if ((found != PENSTOCK_TOO_LATE && found != PENSTOCK_DENIED) || waited >= most_ds)
+			break;
+		nanosleep(&tenth, NULL);
 	}
 	if (found != PENSTOCK_BOUND)
-		*devices = '\0';
+		*devices = *mps = '\0';
 	return found;
 }

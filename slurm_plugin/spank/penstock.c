@@ -5,8 +5,8 @@
  * Nothing here talks to penstockd: while it is away, jobs are submitted as ever.
  *
  * On the nodes it binds the tasks of jobs that share GPUs, and only those: a job without GPUs of Slurm's for which the node's
- * penstock-agent has made a folder gets CUDA_VISIBLE_DEVICES from there, when its first turn comes. If that takes longer than
- * WAIT_DS, or what is there is not the agent's, it sees no GPU at all. A pack that goes through the site's NVIDIA MPS gets
+ * penstock-agent has made a folder gets CUDA_VISIBLE_DEVICES from there, when its first turn comes and its device cgroup lets it at
+ * them. If that takes longer than WAIT_DS, or what is there is not the agent's, it sees no GPU at all. A pack that goes through the site's NVIDIA MPS gets
  * CUDA_MPS_PIPE_DIRECTORY from there as well. Where no agent runs it does nothing, and on nodes whose jobs share nothing it may be
  * missing if plugstack.conf calls it `optional`.
  *
@@ -238,6 +238,10 @@ __attribute__((visibility("default"))) int slurm_spank_task_init(spank_t spank, 
 	case PENSTOCK_TOO_LATE:
 		slurm_error("penstock: no turn on the shared GPUs of %s in %d s: the task sees none; ask the site whether "
 			    "penstock-agent runs there", node, WAIT_DS / 10);
+		break;
+	case PENSTOCK_DENIED:
+		slurm_error("penstock: the device cgroup kept the shared GPUs of %s from the task for %d s: it sees none; tell the site that "
+			    "`penstock slurm check` says why", node, WAIT_DS / 10);
 		break;
 	case PENSTOCK_NOT_OURS:
 		slurm_error("penstock: %s/%u is not the agent's: the task sees no GPU; tell the site", folder, number);

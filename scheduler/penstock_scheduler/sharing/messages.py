@@ -31,9 +31,9 @@ REMEMBERED = 256
 
 State = Literal["waiting", "running", "suspending", "suspended"]
 
-Lack = Literal["no-plugin", "old-plugin", "no-mps"]
-"""What a node lacks: the SPANK plugin that Slurm is to load, one of the agent's release, or the MPS control daemon that the
-settings name."""
+Lack = Literal["no-plugin", "old-plugin", "no-mps", "no-devices"]
+"""What a node lacks: the SPANK plugin that Slurm is to load, one of the agent's release, the MPS control daemon that the settings
+name, or a way to open GPUs to jobs to which Slurm's device cgroups deny them."""
 
 
 class OrderedJob(Message):

@@ -47,6 +47,7 @@ from penstock_scheduler.sharing.messages import (
 from penstock_scheduler.sharing.node import Group, Groups, without
 from penstock_slurm.agent import mps
 from penstock_slurm.agent.channel import Channels
+from penstock_slurm.agent.device_cgroup import DeviceCgroups
 from penstock_slurm.agent.devices import bind
 from penstock_slurm.agent.processes import Processes
 from penstock_slurm.agent.settings import AgentSettings
@@ -156,6 +157,7 @@ class Agent:
         host_memory_mb: all of the node's memory, MB.
         sample: the GPUs now, by NVML; None: there are none that it knows.
         plugin: what is wrong with the node's SPANK plugin, also in words; None: nothing is.
+        device_cgroups: of the jobs; None: Slurm constrains no devices.
     """
 
     def __init__(
@@ -170,10 +172,12 @@ class Agent:
         host_memory_mb: int,
         sample: Callable[[], Sample] | None = None,
         plugin: Callable[[], tuple[Lack, str] | None] = lambda: None,
+        device_cgroups: DeviceCgroups | None = None,
     ) -> None:
         self._node, self._spool, self._settings = node, spool, settings
         self._slurm, self._channels, self._processes = slurm, channels, processes
         self._sample, self._plugin = sample, plugin
+        self._device_cgroups = device_cgroups or DeviceCgroups(node, lambda: False)
         self._mps_dir = run_dir(settings.mps_dir, node) if settings.mps_dir is not None else None
         self._lacks: dict[Lack, str] = {}
         self._host_mb = settings.host_memory_mb if settings.host_memory_mb is not None else host_memory_mb // 2
@@ -214,6 +218,7 @@ class Agent:
         self._groups.take_seen()  # is told with its number
         self._save()
         self._carry_out()
+        self._open_gpus()
         self._mark()
         self._contain()
         self._save()
@@ -705,7 +710,10 @@ class Agent:
             if not mine.devices:  # its tasks have not begun
                 mine.mps = self._goes_through_mps(job)
                 self._channels.go_through(job.slurm_job, self._mps_dir if mine.mps else None)
-            self._channels.bind(job.slurm_job, target)
+            if trouble := self._device_cgroups.give(job.slurm_job, job.uid, target, self._now_s):
+                mine.why, mine.retry_s = f"its GPUs cannot be opened to it: {trouble}", self._now_s + RETRY_S
+                return
+            self._channels.bind(job.slurm_job, target, self._device_cgroups.gpus())
         mine.devices = target
         if frozen:
             mine.tried = True
@@ -724,6 +732,16 @@ class Agent:
         mine.state, mine.resumed_s, mine.moved_mb, mine.why = "running", self._now_s, 0.0, ""
         mine.tried = False
         log.info("runs", extra={"job": job.job, "slurm_job": job.slurm_job, "devices": ",".join(map(str, target))})
+
+    def _open_gpus(self) -> None:
+        """Have the steps that jobs have begun meanwhile reach their GPUs as well."""
+        devices = {job.slurm_job: self._state.hosted[job.job].devices for job in self._jobs() if not job.own_devices}
+        devices |= {number: self._channels.bound(number) for number in self._state.leaving}
+        users = self._users()
+        for number, mine in devices.items():
+            if mine:
+                self._device_cgroups.give(number, users[number], mine, self._now_s)
+        self._device_cgroups.forget_all_but(users)
 
     def _goes_through_mps(self, job: OrderedJob) -> bool:
         """Whether a job that begins may do so as a client of the site's MPS: see `penstock_slurm.agent.mps`.
@@ -818,6 +836,8 @@ class Agent:
             lacks[found[0]] = found[1]
         if self._mps_dir is not None and (text := mps.trouble(self._mps_dir)):
             lacks["no-mps"] = f"no nvidia-cuda-mps-control answers, packs run without it: {text}"
+        if text := self._device_cgroups.trouble():
+            lacks["no-devices"] = f"GPUs cannot be opened to jobs that share, to which Slurm denies them: {text}"
         for lack, text in lacks.items():
             if lack not in self._lacks:
                 log.warning("the node lacks something", extra={"lack": lack, "text": text})

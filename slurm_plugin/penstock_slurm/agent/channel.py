@@ -11,6 +11,7 @@ import itertools
 import logging
 import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -24,6 +25,7 @@ from penstock_profiles.node_channel import (
     bound_devices,
     control_path,
     devices_file,
+    gpus_file,
     job_dir,
     mps_file,
     statuses_dir,
@@ -87,8 +89,10 @@ class Channels:
         """Whether the job goes through one."""
         return mps_file(self.folder, number).exists()
 
-    def bind(self, number: int, devices: tuple[int, ...]) -> None:
-        """Say which GPUs the job is bound to."""
+    def bind(self, number: int, devices: tuple[int, ...], gpus: Sequence[Path] = ()) -> None:
+        """Say which GPUs the job is bound to; `gpus` are the device files of the node's, by index, where they are known."""
+        if gpus:
+            write_whole(gpus_file(self.folder, number), "".join(f"{path}\n" for path in gpus))
         write_whole(devices_file(self.folder, number), ",".join(map(str, devices)) + "\n")
 
     def bound(self, number: int) -> tuple[int, ...]:
@@ -119,7 +123,7 @@ class Channels:
 
     def _silence(self, number: int) -> None:
         """Take back what the job was told."""
-        for name in (devices_file, mps_file, control_path):
+        for name in (devices_file, gpus_file, mps_file, control_path):
             with contextlib.suppress(OSError):
                 name(self.folder, number).unlink()
 

@@ -23,6 +23,7 @@ from penstock_profiles.nvml import NoNvml, Nvml
 from penstock_scheduler.errors import ConfigError, PenstockError
 from penstock_slurm.agent.agent import Agent
 from penstock_slurm.agent.channel import Channels
+from penstock_slurm.agent.device_cgroup import DeviceCgroups
 from penstock_slurm.agent.plugin import Plugin
 from penstock_slurm.agent.processes import Processes, memory_of_host_mb
 from penstock_slurm.agent.settings import AgentSettings
@@ -87,6 +88,8 @@ def _run(node: str, slurm: SlurmSettings, settings: AgentSettings, stop: threadi
         nvml = Nvml().__enter__()
     except NoNvml as error:
         log.info("no samples of GPUs", extra={"text": str(error)})
+    # Asked between turns, which do not wait long for a controller that is away.
+    plugin = Plugin(SlurmCommands(slurm.conf, min(slurm.command_timeout_s, 5.0)), settings.run_dir)
     agent = Agent(
         node,
         slurm.spool_dir,
@@ -97,8 +100,8 @@ def _run(node: str, slurm: SlurmSettings, settings: AgentSettings, stop: threadi
         Processes(node),
         memory_of_host_mb(),
         nvml.sample if nvml is not None else None,
-        # Asked between turns, which do not wait long for a controller that is away.
-        Plugin(SlurmCommands(slurm.conf, min(slurm.command_timeout_s, 5.0)), settings.run_dir).trouble,
+        plugin.trouble,
+        DeviceCgroups(node, plugin.constrains, settings.gpu_file),
     )
     log.info("agent begins", extra={"node": node, "run_dir": str(folder), "spool": str(slurm.spool_dir)})
     try:

@@ -11,7 +11,7 @@ from penstock_scheduler import __version__
 from penstock_scheduler.errors import PenstockError
 from penstock_scheduler.sharing.messages import Lack
 from penstock_slurm.install.edits import our_libraries
-from penstock_slurm.install.slurm import SlurmCommands
+from penstock_slurm.install.slurm import SlurmCommands, constrains_devices
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +46,10 @@ class Plugin:
         said = self._config.get("PlugStackConfig") or Path(self._config["SLURM_CONF"]).parent / "plugstack.conf"
         plugstack = next((path for path in (Path(said), FETCHED) if path.exists()), Path(said))
         return look(plugstack, self._run_dir, self._config.get("PluginDir", ""))
+
+    def constrains(self) -> bool:
+        """Whether Slurm constrains devices, as it said when `trouble` asked it."""
+        return self._config is not None and constrains_devices(self._config)
 
 
 def look(plugstack: Path, run_dir: str, plugin_dir: str) -> tuple[Lack, str] | None:

@@ -30,6 +30,11 @@ class AgentSettings(BaseModel):
         description="Folder on the node in which the site's nvidia-cuda-mps-control answers; packs go through it whose jobs all "
         "begin in them, take no turns and are of one user. %n is the node's name. Absent: no MPS.",
     )
+    gpu_file: str | None = Field(
+        default=None,
+        description="Device file of a GPU, as gres.conf's File= has it, %d in place of its index in Slurm, for sites whose "
+        "cgroup.conf has ConstrainDevices=yes. Absent: as NVIDIA's driver names it, which is what AutoDetect=nvml takes.",
+    )
     poll_s: PositiveFloat = Field(default=0.5, description="How often the agent looks at its order and at its jobs.")
     sample_s: PositiveFloat = Field(default=5.0, description="Between two samples of GPUs and processes.")
     suspend_wait_s: PositiveFloat = Field(
@@ -63,6 +68,15 @@ class AgentSettings(BaseModel):
     control: ControlSettings = Field(
         default=ControlSettings(), description="How a guaranteed job's speed is kept beside opportunistic ones."
     )
+
+    @field_validator("gpu_file")
+    @classmethod
+    def _has_an_index(cls, pattern: str | None) -> str | None:
+        if pattern is not None and (not pattern.startswith("/") or "%d" not in pattern or "\n" in pattern):
+            raise ValueError(
+                f"{pattern!r} is no path from the root with %d for the index; give one such as /dev/nvidia%d"
+            )
+        return pattern
 
     @field_validator("mps_dir")
     @classmethod

@@ -67,6 +67,13 @@ TROUBLES: dict[Trouble, tuple[str, str]] = {
         "on each: CUDA_MPS_PIPE_DIRECTORY=DIR nvidia-cuda-mps-control -d, without CUDA_VISIBLE_DEVICES; the agent's unit does "
         "not see folders in /tmp; or take mps_dir out of the settings",
     ),
+    "no-devices": (
+        "cannot open GPUs to jobs that share, to which Slurm denies them (ConstrainDevices=yes): their tasks wait for them, and "
+        "then see none",
+        "`journalctl -u penstock-agent` there says why: `Operation not permitted` and `Read-only file system` want the unit that "
+        "`penstock slurm unit penstock-agent.service --constrain-devices` prints; a device file that is not there wants [agent] "
+        "gpu_file as gres.conf's File=",
+    ),
 }
 """What the agent does, and the remedy. `{spool}` and `{age}` are filled in."""
 
@@ -152,13 +159,6 @@ def check_agents(site: Site, *, on_nodes: bool) -> Iterator[Finding]:
         remedy = f"{', '.join(lacking[:SHOWN])}{' and more' if len(lacking) > SHOWN else ''}: {STAND_IN_REMEDY}"
         yield Finding("jobs can ask for something else in place of GPUs", remedy if lacking else "")
     yield Finding('backend = "cli"', "" if section.backend == "cli" else "set it in [slurm]: sharing has no other yet")
-    constrained = site.config.get("ConstrainDevices", "no").lower() == "yes"
-    yield Finding(
-        "jobs see the GPUs that they are bound to",
-        "cgroup.conf has ConstrainDevices=yes, and Slurm does not know of GPUs that are shared: set it to no, or agents = false"
-        if constrained
-        else "",
-    )
     plugstack = site.plugstack.read_text() if site.plugstack.exists() else ""
     told = our_libraries(plugstack, site.run_dir)
     remedy = "run `penstock slurm install --apply`, then copy the line to the nodes"

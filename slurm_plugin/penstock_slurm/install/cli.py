@@ -142,9 +142,16 @@ def uninstall(config: Config = CONFIG, apply: Apply = False) -> None:
 def unit(
     name: Annotated[str, typer.Argument(help="penstockd.service, penstock-agent.service or run-penstock.mount")],
     config: Config = CONFIG,
+    constrain_devices: Annotated[
+        bool,
+        typer.Option(
+            "--constrain-devices", help="cgroup.conf has ConstrainDevices=yes: the agent opens GPUs in cgroups"
+        ),
+    ] = False,
 ) -> None:
     """Print a systemd unit with this site's paths."""
-    known = {units.DAEMON: units.daemon_unit(config)} | units.agent_units(load_settings(config), config)
+    of_nodes = units.agent_units(load_settings(config), config, constrained=constrain_devices)
+    known = {units.DAEMON: units.daemon_unit(config)} | of_nodes
     if name not in known:
         raise PenstockError(f"there is no unit {name!r} for these settings; there are {', '.join(known)}")
     typer.echo(known[name], nl=False)

@@ -16,7 +16,7 @@ from penstock_slurm.gateway import open_gateway
 from penstock_slurm.install import sitefile
 from penstock_slurm.install.changes import RECORD, Change
 from penstock_slurm.install.edits import LineEdit, set_key, set_plugin, with_plugin
-from penstock_slurm.install.slurm import SlurmCommands, admins
+from penstock_slurm.install.slurm import SlurmCommands, admins, constrains_devices
 from penstock_slurm.install.sources import source
 from penstock_slurm.install.units import agent_units
 from penstock_slurm.settings import SlurmSettings
@@ -114,7 +114,7 @@ def changes(site: Site, plugin: bytes, prefix: Path, schedule: list[Change], set
     if edits:
         found.append(Change(site.plugstack, text.encode(), tuple(edits)))
     if site.slurm.agents:
-        units = agent_units(site.settings, settings_file)
+        units = agent_units(site.settings, settings_file, constrained=constrains_devices(site.config))
         found += [Change(prefix / name, unit.encode()) for name, unit in units.items()]
     found += schedule
     found.append(_slurm_conf(site))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,6 +61,11 @@ class SlurmCommands:
             raise PenstockError(f"scontrol show config: {(done.stderr or done.stdout).strip()}")
         pairs = re.findall(r"^(\S+)\s+= (.*)$", done.stdout, re.MULTILINE)
         return {key: "" if value.strip() == "(null)" else value.strip() for key, value in pairs}
+
+
+def constrains_devices(config: Mapping[str, str]) -> bool:
+    """Whether Slurm does: `SlurmCommands.config` has what cgroup.conf says, too."""
+    return config.get("ConstrainDevices", "no").lower() == "yes"
 
 
 def admins(config: dict[str, str]) -> set[int]:

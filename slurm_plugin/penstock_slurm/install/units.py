@@ -24,8 +24,20 @@ def daemon_unit(settings_file: Path) -> str:
     return _unit(DAEMON, _command("penstockd", settings_file))
 
 
-def agent_units(settings: Settings, settings_file: Path) -> dict[str, str]:
-    """File name -> text: of the agent, and of the file system on its `run_dir` where that is the usual one."""
+CONSTRAINED = {
+    # cgroup v1 asks for this capability, cgroup v2's programs for it or for two that kernels before 5.8 do not have.
+    "CapabilityBoundingSet=": "CapabilityBoundingSet=CAP_SYS_ADMIN ",
+    "ProtectControlGroups=yes": "ProtectControlGroups=no",
+    "SystemCallFilter=@system-service": "SystemCallFilter=@system-service bpf",
+}
+"""What the agent may do beside where it opens GPUs in device cgroups."""
+
+
+def agent_units(settings: Settings, settings_file: Path, *, constrained: bool) -> dict[str, str]:
+    """File name -> text: of the agent, and of the file system on its `run_dir` where that is the usual one.
+
+    `constrained`: Slurm constrains devices.
+    """
     agent = settings.section(AgentSettings)
     written = [str(settings.section(SlurmSettings).spool_dir)]
     changed = _command("penstock-agent", settings_file)
@@ -38,6 +50,8 @@ def agent_units(settings: Settings, settings_file: Path) -> dict[str, str]:
     if own := " ".join(path.replace("%", "%%") for path in written[1:]):
         # systemd lets a unit write only where there is something already; "+": before it is shut in
         changed["ExecStart="] = f"ExecStartPre=+/bin/mkdir -p {own}\nExecStart="
+    if constrained:
+        changed |= CONSTRAINED
     paths = " ".join(f"-{path.replace('%', '%%')}" for path in written)
     units = {AGENT: _unit(AGENT, changed | {"-/var/spool/penstock": paths})}
     if agent.run_dir == RUN_DIR:

@@ -17,6 +17,7 @@ from penstock_scheduler.model import JobId, Pack, SharedGpus
 from penstock_scheduler.sharing.messages import NodeOrder, NodeStatus, OrderedGroup, OrderedJob, order_file, status_file
 from penstock_slurm.agent.agent import Agent
 from penstock_slurm.agent.channel import Channels
+from penstock_slurm.agent.device_cgroup import DeviceCgroups
 from penstock_slurm.agent.processes import Processes
 from penstock_slurm.agent.settings import AgentSettings
 from penstock_slurm.gateway import JobGone, Refused
@@ -69,6 +70,7 @@ class Node:
         self.settings = AgentSettings.model_validate({"poll_s": TICK_S, "sample_s": 0.2, "freeze_s": 0.4, **settings})
         self.slurm = Signals()
         self.sample: Callable[[], Sample] | None = None
+        self.device_cgroups: DeviceCgroups | None = None
         self.number = 0
         self.spool.mkdir()
         self.agent = self.start()
@@ -85,6 +87,7 @@ class Node:
             Processes(self.name),
             host_memory_mb=64_000,
             sample=self.sample,
+            device_cgroups=self.device_cgroups,
         )
         return self.agent
 

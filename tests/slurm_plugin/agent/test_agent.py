@@ -9,7 +9,7 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -474,7 +474,7 @@ def test_a_full_folder_stops_neither_turns_nor_other_jobs(
     for number in (1, 2):
         node.job(number)
 
-    def bind(channels: Channels, number: int, devices: tuple[int, ...]) -> None:
+    def bind(channels: Channels, number: int, devices: tuple[int, ...], gpus: Sequence[Path]) -> None:
         if number == 1:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         write_whole(devices_file(channels.folder, number), str(devices[0]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,9 @@ import pytest
 from penstock_slurm.agent.channel import Channels
 from penstock_slurm.install.sources import source
 
-NO_SHARER, BOUND, TOO_LATE, NOT_OURS = range(4)
+from .cgroups import JOB, UID, Slurm
+
+NO_SHARER, BOUND, TOO_LATE, DENIED, NOT_OURS = range(5)
 
 
 @pytest.fixture(scope="module")
@@ -27,10 +30,11 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def tell(program: Path, folder: Path, number: int = 7) -> tuple[int, str]:
+def tell(program: Path, folder: Path, number: int = 7, cgroup: Path | None = None) -> tuple[int, str]:
     tool = ("valgrind", "-q", "--error-exitcode=99") if shutil.which("valgrind") is not None else ()
+    inside = ("sh", "-c", 'echo $$ >"$0/cgroup.procs"; exec "$@"', cgroup) if cgroup is not None else ()
     done = subprocess.run(
-        [*tool, program, folder, str(number)], capture_output=True, text=True, check=False, timeout=60
+        [*inside, *tool, program, folder, str(number)], capture_output=True, text=True, check=False, timeout=60
     )
     assert (done.returncode, done.stderr) == (0, "")
     found, _, rest = done.stdout.strip().partition(" ")
@@ -81,3 +85,41 @@ def test_files_of_others_do_not_count(program: Path, channels: Channels, name: s
     channels.bind(7, (0,))
     os.chown(channels.folder / "7" / name, 65534, 65534)
     assert tell(program, channels.folder) == ((BOUND, "[0] []") if name == "mps" else (NOT_OURS, "[] []"))
+
+
+def test_a_task_waits_until_its_gpus_are_open_to_it_and_counts_those_that_it_sees(
+    program: Path, channels: Channels, slurm: Slurm
+) -> None:
+    """As CUDA counts, which passes over those that it cannot open."""
+    (task,) = slurm.step("0", tasks=1)
+    cgroups = slurm.cgroups()
+    channels.bind(7, (0, 2), slurm.gpus)
+    assert tell(program, channels.folder, cgroup=task) == (DENIED, "[] []")
+    cgroups.give(JOB, UID, (0,), 0.0)
+    assert tell(program, channels.folder, cgroup=task) == (DENIED, "[] []"), "one of them is not"
+    cgroups.give(JOB, UID, (0, 2), 0.0)
+    assert tell(program, channels.folder, cgroup=task) == (BOUND, "[0,1] []")
+    assert tell(program, channels.folder) == (BOUND, "[0,2] []"), "where nothing is denied, they are Slurm's indexes"
+    channels.go_through(7, Path("/run/nvidia-mps"))
+    assert tell(program, channels.folder, cgroup=task) == (BOUND, "[0,2] [/run/nvidia-mps]"), "the daemon counts all"
+
+
+def test_a_task_that_waits_goes_on_when_they_are_opened(program: Path, channels: Channels, slurm: Slurm) -> None:
+    (task,) = slurm.step("0", tasks=1)
+    channels.bind(7, (2,), slurm.gpus)
+    waits = ("sh", "-c", 'echo $$ >"$0/cgroup.procs"; echo; exec "$@"', task, program, channels.folder, "7", "600")
+    with subprocess.Popen(waits, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        time.sleep(0.5)  # it looks before
+        slurm.cgroups().give(JOB, UID, (2,), 0.0)
+        assert process.stdout.readline() == f"{BOUND} [0] []\n"
+
+
+@pytest.mark.parametrize("text", ["", "\n", "/nowhere/gpu0\n", 5000 * "x"])
+def test_without_files_that_are_denied_a_task_is_bound_as_the_agent_says(
+    program: Path, channels: Channels, text: str
+) -> None:
+    channels.bind(7, (0, 3))
+    (channels.folder / "7" / "gpus").write_text(text)
+    assert tell(program, channels.folder) == (BOUND, "[0,3] []")

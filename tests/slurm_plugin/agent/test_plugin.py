@@ -91,14 +91,17 @@ def test_slurm_is_asked_until_it_answers_and_never_again(etc: Path, monkeypatch:
         asked.append("")
         if len(asked) == 1:
             raise PenstockError("scontrol show config: no answer")
-        return {"SLURM_CONF": f"{etc}/slurm.conf", "PlugStackConfig": "", "PluginDir": f"{etc}/none:{etc}"}
+        folders = {"SLURM_CONF": f"{etc}/slurm.conf", "PlugStackConfig": "", "PluginDir": f"{etc}/none:{etc}"}
+        return folders | {"ConstrainDevices": "yes"}
 
     monkeypatch.setattr(SlurmCommands, "config", config)
     (etc / "plugstack.conf").write_text("optional penstock.so\n")
     plugin = Plugin(SlurmCommands(None), RUN_DIR)
+    assert not plugin.constrains(), "it has not said so yet"
     assert [plugin.trouble() for _ in range(3)] == [None, None, None]
     (etc / "penstock.so").unlink()
     trouble = plugin.trouble()
     assert trouble is not None
     assert trouble[0] == "no-plugin"
+    assert plugin.constrains()
     assert len(asked) == 2

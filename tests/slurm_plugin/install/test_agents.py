@@ -88,7 +88,7 @@ def test_gpus_that_fail_are_named(tmp_path: Path):
 def test_what_agents_find_wrong_with_their_nodes_is_told_with_the_remedy(tmp_path: Path):
     tells(tmp_path, "a", lacks=("no-mps", "no-plugin"))
     tells(tmp_path, "b", lacks=("no-plugin",))
-    tells(tmp_path, "c", lacks=("old-plugin",))
+    tells(tmp_path, "c", lacks=("no-devices", "old-plugin"))
     tells(tmp_path, "d")
     well, *wrong = judge([node(name) for name in "abcd"], tmp_path, NOW_S)
     assert (well.what, well.remedy) == ("the agents of 4 of 4 nodes with GPUs report", "")
@@ -96,6 +96,7 @@ def test_what_agents_find_wrong_with_their_nodes_is_told_with_the_remedy(tmp_pat
     for words, remedy in {
         "the agent of a, b finds no penstock.so that Slurm loads there": "its line of plugstack.conf",
         f"the agent of c finds a penstock.so there that is not of Penstock {__version__}": "copy that of this host",
+        "the agent of c cannot open GPUs to jobs that share": "unit penstock-agent.service --constrain-devices",
         "the agent of a finds no nvidia-cuda-mps-control in [agent] mps_dir": "DIR nvidia-cuda-mps-control -d",
     }.items():
         (what,) = [what for what in found if what.startswith(words)]
@@ -108,10 +109,12 @@ def test_many_nodes_are_not_all_named(tmp_path: Path):
     assert finding.what == "the agent of n00, n01, n02, n03, n04, n05, n06, n07, 12 more has never told anything"
 
 
-def units(folder: Path, *lines: str) -> dict[str, str]:
+def units(folder: Path, *lines: str, constrained: bool = False) -> dict[str, str]:
     config = folder / "penstock.toml"
     config.write_text("\n".join(["[slurm]", "partitions = ['gpu']", *lines]) + "\n")
-    return agent_units(load_settings(config), config) | {"penstockd.service": daemon_unit(config)}
+    return agent_units(load_settings(config), config, constrained=constrained) | {
+        "penstockd.service": daemon_unit(config)
+    }
 
 
 def test_the_units_have_the_sites_paths(tmp_path: Path):
@@ -130,11 +133,23 @@ def test_the_units_have_the_sites_paths(tmp_path: Path):
     assert "StateDirectory" not in own[AGENT]
 
 
+def test_where_devices_are_constrained_the_agent_may_open_them(tmp_path: Path):
+    usual, opens = (units(tmp_path, constrained=each)[AGENT].splitlines() for each in (False, True))
+    changed = [(before, after) for before, after in zip(usual, opens, strict=True) if before != after]
+    (before, capabilities), *others = changed
+    assert capabilities.split() == ["CapabilityBoundingSet=CAP_SYS_ADMIN", *before.partition("=")[2].split()]
+    assert others == [
+        ("ProtectControlGroups=yes", "ProtectControlGroups=no"),
+        ("SystemCallFilter=@system-service", "SystemCallFilter=@system-service bpf"),
+    ]
+
+
 def test_systemd_finds_nothing_wrong_with_the_units(tmp_path: Path):
     if shutil.which("systemd-analyze") is None:
         pytest.skip("systemd-analyze is not installed (Debian: systemd)")
     own = units(tmp_path, "[agent]", "run_dir = '/fast'")[AGENT]
-    for name, text in (units(tmp_path) | {"own.service": own}).items():
+    opens = units(tmp_path, constrained=True)[AGENT]
+    for name, text in (units(tmp_path) | {"own.service": own, "opens.service": opens}).items():
         (tmp_path / name).write_text(text)
         done = subprocess.run(
             ["systemd-analyze", "verify", tmp_path / name], capture_output=True, text=True, timeout=60, check=False

@@ -64,14 +64,14 @@ class Rig:
         agents = SlurmAgents(Fence(self.commands), self.spool.folder, clock, stand_in=stand_in)
         self.cluster = SlurmCluster(self.commands, self.spool, clock, settings, lambda wish: None, sharing=agents)
 
-    def submit(self, *flags: str, gpus: int = 1) -> str:
+    def submit(self, *flags: str, gpus: int = 1, script: str = "exec sleep 1000") -> str:
         wish = f"--comment={json.dumps({'penstock': {'max_gpus': 4}})}"
         held = ("sbatch", "--parsable", "--hold", "--requeue", f"--gres=gpu:{gpus}", wish, "--output=/dev/null", *flags)
         says = (
             f"echo $CUDA_MPS_PIPE_DIRECTORY >>{self.folder}/mps-$SLURM_JOB_ID; "
             f"echo $SLURM_GPUS_ON_NODE: $CUDA_VISIBLE_DEVICES >>{self.folder}/seen-$SLURM_JOB_ID"
         )
-        return self.slurm.command(*held, f"--wrap={says}; exec sleep 1000").stdout.strip()
+        return self.slurm.command(*held, f"--wrap={says}; {script}").stdout.strip()
 
     def sees(self, job: str) -> str | None:
         """CUDA_VISIBLE_DEVICES as the job's newest run has found it; None: it has not come so far."""

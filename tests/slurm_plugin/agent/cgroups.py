@@ -1,0 +1,154 @@
+"""Cgroups as Slurm makes them for a job that has no GPU of it, with real devices in the place of GPUs."""
+
+from __future__ import annotations
+
+import os
+import stat
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from penstock_slurm.agent import device_cgroup
+from penstock_slurm.agent.device_cgroup import DeviceCgroups, Rule
+
+GPUS: list[Rule] = [(1, 5), (1, 7), (1, 8)]
+"""/dev/zero, /dev/full and /dev/random."""
+
+JOB, NODE, UID = 7, "n1", os.getuid()
+BPF_F_ALLOW_OVERRIDE = 1
+
+INSIDE = """
+import os, sys
+for path in sys.stdin:
+    try:
+        os.close(os.open(path.rstrip(), os.O_RDONLY))
+        print(0, flush=True)
+    except OSError as error:
+        print(error.errno, flush=True)
+"""
+
+
+class Inside:
+    """A process of a job's."""
+
+    def __init__(self, folder: Path) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-Ic", INSIDE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        (folder / "cgroup.procs").write_text(str(self._process.pid))
+
+    def opens(self, path: Path) -> int:
+        """0, or the number of the error."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        print(path, file=self._process.stdin, flush=True)
+        return int(self._process.stdout.readline())
+
+    def close(self) -> None:
+        self._process.communicate()
+
+
+class Slurm:
+    """Its part, in the cgroups of one version. `close` takes them away."""
+
+    def __init__(self, version: int, folder: Path) -> None:
+        if os.geteuid() != 0:
+            pytest.skip("only root can make cgroups and devices")
+        self.version = version
+        self.gpus = [folder / f"gpu{index}" for index in range(len(GPUS))]
+        for path, (major, minor) in zip(self.gpus, GPUS, strict=True):
+            path.parent.mkdir(exist_ok=True)
+            os.mknod(path, stat.S_IFCHR | 0o666, os.makedev(major, minor))
+        try:
+            os.close(os.open(self.gpus[0], os.O_RDONLY))
+        except OSError as error:
+            pytest.skip(f"devices cannot be used in {folder}: {error.strerror}")
+        hierarchy = _hierarchy(version)
+        self._own = hierarchy / f"penstock-test-{os.getpid()}"
+        try:
+            self._own.mkdir()
+        except OSError as error:
+            pytest.skip(f"cgroups cannot be made in {hierarchy}: {error.strerror}")
+        self._inside: list[Inside] = []
+        if version == 1:
+            self.mount = folder / "cgroup"
+            self.mount.mkdir()
+            (self.mount / "devices").symlink_to(self._own)
+            self.top = self._own / f"slurm_{NODE}"
+            self.job = self.top / f"uid_{UID}" / f"job_{JOB}"
+        else:
+            self.mount = self._own
+            self.top = self._own / "system.slice" / f"{NODE}_slurmstepd.scope"
+            self.job = self.top / f"job_{JOB}"
+        self.top.mkdir(parents=True)
+
+    def step(self, name: str, tasks: int = 0, *, constrains: bool = True) -> list[Path]:
+        """Begin one; the cgroups of its processes. Those of a batch script have none below the step's that is constrained."""
+        user = self.job / f"step_{name}" / ("user" if self.version == 2 else "")
+        user.mkdir(parents=True)
+        if constrains:
+            self._deny(self.job)
+        if not tasks:
+            (user / "task_special").mkdir()
+            return [user / "task_special"]
+        if constrains:
+            self._deny(user)
+        return [self.task(user, number, constrains=constrains) for number in range(tasks)]
+
+    def task(self, user: Path, number: int, *, constrains: bool = True) -> Path:
+        folder = user / f"task_{number}"
+        folder.mkdir()
+        if constrains:
+            self._deny(folder, override=False)
+        return folder
+
+    def inside(self, folder: Path) -> Inside:
+        self._inside.append(Inside(folder))
+        return self._inside[-1]
+
+    def sees(self, inside: Inside) -> set[int]:
+        """Indexes of the GPUs that a process can open; the others are denied."""
+        said = {index: inside.opens(path) for index, path in enumerate(self.gpus)}
+        assert set(said.values()) <= {0, 1}
+        assert inside.opens(Path("/dev/null")) == 0
+        return {index for index, number in said.items() if number == 0}
+
+    def cgroups(self, **options: object) -> DeviceCgroups:
+        """The agent's part."""
+        return DeviceCgroups(
+            NODE,
+            lambda: True,
+            str(self.gpus[0]).replace("gpu0", "gpu%d"),
+            self.mount,
+            **options,  # type: ignore[arg-type]
+        )
+
+    def close(self) -> None:
+        for inside in self._inside:
+            inside.close()
+        for folder, _, _ in os.walk(self._own, topdown=False):
+            Path(folder).rmdir()
+
+    def _deny(self, folder: Path, *, override: bool = True) -> None:
+        """All GPUs. Written a second time, the program of cgroup v2 takes the place of whichever is there."""
+        if self.version == 1:
+            for major, minor in GPUS:
+                (folder / "devices.deny").write_text(f"c {major}:{minor} rwm")
+            return
+        program, _ = device_cgroup._Programs().load(frozenset(GPUS))
+        flags = BPF_F_ALLOW_OVERRIDE if override else 0
+        attach = struct.pack("=III", program, device_cgroup.BPF_CGROUP_DEVICE, flags)
+        device_cgroup._of_cgroup(str(folder), device_cgroup.BPF_PROG_ATTACH, attach)
+        os.close(program)
+
+
+def _hierarchy(version: int) -> Path:
+    kind, option = ("cgroup", "devices") if version == 1 else ("cgroup2", "rw")
+    for line in Path("/proc/mounts").read_text().splitlines():
+        _, path, fstype, options, *_ = line.split()
+        if fstype == kind and option in options.split(","):
+            return Path(path)
+    pytest.skip(f"no {'devices hierarchy of cgroup v1' if version == 1 else 'cgroup v2'} is mounted here")
