@@ -3,6 +3,7 @@
 # Each step looks first whether there is anything to do, so that a second run starts in about a second.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+unset PYTHONDONTWRITEBYTECODE # daemons and commands that compile all that they load take three times as long to start
 export PATH="$PATH:/usr/local/sbin:/usr/sbin:/sbin" # Debian keeps slurmctld and munged there, off an ordinary user's PATH
 
 say() { printf 'penstock: %s\n' "$*" >&2; }
