@@ -120,14 +120,15 @@ class Groups:
         fresh: list[Group] = []
         for order in before.keys() - set(groups):
             self._count(before[order], now_s)
-        self.groups, self.group_of = [], {}
+        after: list[Group] = []
         for wanted in groups:
             group = before.get(wanted)
             if group is None:
                 group = self._new(wanted, now_s, was_in, running)
                 fresh.append(group)
-            self.groups.append(group)
-            self.group_of |= dict.fromkeys(wanted.jobs, group)
+            after.append(group)
+        self.groups = after
+        self.group_of = {job: group for group in after for job in group.order.jobs}
         packs = {frozenset(pack.jobs) for group in self.groups for pack in group.order.packs if len(pack.jobs) > 1}
         account = self.account
         account.moved_s |= {job: now_s for key in account.packs ^ packs for job in key}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
+from typing import NoReturn
 
 import pytest
 
@@ -19,7 +20,6 @@ class Starts:
 
     def __init__(self) -> None:
         self.began_s: dict[JobId, float] = {}
-        self.broken = False
 
     def begun_s(self, job: JobId) -> float:
         return self.began_s.get(job, math.inf)
@@ -28,8 +28,6 @@ class Starts:
         return PackSeen(pack.jobs, "t4", (0.6,) * len(pack.jobs))
 
     def steps(self, pack: Pack, group: Group) -> Steps:
-        if self.broken:
-            raise RuntimeError("no steps")
         return Steps()
 
     def refused(self, leaving: Collection[JobId]) -> Collection[JobId]:
@@ -80,7 +78,8 @@ def test_a_pack_is_measured_only_when_both_ran_for_all_of_a_slice():
     assert [seen.jobs for seen in groups.take_seen()] == [("a", "b")]
 
 
-def test_what_fails_while_a_group_is_counted_drops_no_group():
+@pytest.mark.parametrize("fails", ["steps", "pinned"])
+def test_what_fails_while_a_group_is_counted_or_made_drops_no_group(fails: str, monkeypatch: pytest.MonkeyPatch):
     """The order is carried out when it comes again."""
     ground = Starts()
     ground.began_s |= {"a": 0.0, "b": 0.0, "c": 0.0}
@@ -88,10 +87,15 @@ def test_what_fails_while_a_group_is_counted_drops_no_group():
     guarded = SharedGpus("n0", 1, (Pack(("a", "b"), 1, guaranteed="a"),), SLICE_S)
     other = SharedGpus("n0", 1, (Pack(("c",)),), SLICE_S)
     groups.order([guarded, other], 0.0, {"a": True, "b": False, "c": True})
-    ground.broken = True
-    with pytest.raises(RuntimeError):
-        groups.order([other], 60.0, {"c": True})
+    fewer = SharedGpus("n0", 2, (Pack(("c",)),), SLICE_S)
+
+    def broken(*_: object) -> NoReturn:
+        raise RuntimeError(fails)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ground, fails, broken)
+        with pytest.raises(RuntimeError):
+            groups.order([fewer], 60.0, {"c": True})
     assert ([group.order for group in groups.groups], set(groups.group_of)) == ([guarded, other], {"a", "b", "c"})
-    ground.broken = False
-    groups.order([other], 60.0, {"c": True})
-    assert ([group.order for group in groups.groups], set(groups.group_of)) == ([other], {"c"})
+    groups.order([fewer], 60.0, {"c": True})
+    assert ([group.order for group in groups.groups], set(groups.group_of)) == ([fewer], {"c"})
