@@ -12,14 +12,20 @@ from __future__ import annotations
 import json
 import re
 from enum import StrEnum
-from typing import Any, get_args
+from typing import Annotated, Any, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from penstock_scheduler.errors import BadWish
 
 WISH_KEY = "penstock"
 """Key of the wish in a comment's JSON object."""
+
+Count = Annotated[int, Field(gt=0, le=10**9)]
+"""Of GPUs or samples: what the arrays of a round can hold."""
+
+Amount = Annotated[float, Field(gt=0, le=1e15)]
+"""Of seconds, dollars, samples a second."""
 
 _MEANS_US = re.compile(rf"""['"]?\b{WISH_KEY}\b['"]?\s*[:=]""")
 """A comment that means us, well written or not. One that only speaks of us, as in "see the penstock docs", does not."""
@@ -74,8 +80,8 @@ class JobWish(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, title="Penstock job wish")
 
     adaptivity: Adaptivity = Adaptivity.ADAPTIVE
-    min_gpus: PositiveInt = Field(default=1, description="Fewest GPUs that the job can use.")
-    max_gpus: PositiveInt = Field(default=1, description="Most GPUs that the job can use.")
+    min_gpus: Count = Field(default=1, description="Fewest GPUs that the job can use.")
+    max_gpus: Count = Field(default=1, description="Most GPUs that the job can use.")
     gpu_types: tuple[str, ...] | None = Field(
         default=None,
         min_length=1,
@@ -84,17 +90,15 @@ class JobWish(BaseModel):
     excluded_gpu_types: tuple[str, ...] | None = Field(
         default=None, min_length=1, description="GPU types that the job must not get; instead of gpu_types."
     )
-    scale_unit: PositiveInt | dict[str, PositiveInt] = Field(
+    scale_unit: Count | dict[str, Count] = Field(
         default=1,
         description="GPUs of one replica of the model, for all types or by type, such as {'a100': 2, 'rtx': 8}: the job's "
         "GPU count is a multiple of it. A type that is not named has 1.",
     )
-    batch_size: PositiveInt | None = Field(
+    batch_size: Count | None = Field(
         default=None, description="Total batch size that the script was written for; absent: the model family's."
     )
-    max_batch_size: PositiveInt | None = Field(
-        default=None, description="Largest total batch size that still trains well."
-    )
+    max_batch_size: Count | None = Field(default=None, description="Largest total batch size that still trains well.")
     model_family: str | None = Field(
         default=None, description="A family of the catalogue whose speed resembles the job's."
     )
@@ -102,12 +106,12 @@ class JobWish(BaseModel):
         default=None,
         description="The site's profile of what CPU and memory are worth to the job; absent: that of its model_family.",
     )
-    goodput_table: dict[str, dict[PositiveInt, PositiveFloat]] | None = Field(
+    goodput_table: dict[str, Annotated[dict[Count, Amount], Field(min_length=1)]] | None = Field(
         default=None,
         min_length=1,
         description="Measured rate by GPU type and GPU count, such as {'t4': {'1': 90, '4': 310}}.",
     )
-    restart_cost_s: PositiveFloat | None = Field(
+    restart_cost_s: Amount | None = Field(
         default=None,
         description="Seconds of training that one restart costs; absent: the model family's, or the site's default.",
     )
@@ -121,19 +125,19 @@ class JobWish(BaseModel):
         description="Whether the job can take more GPUs of its node for a while and give them back at once: gandiva lets it.",
     )
     burst: Burst | None = Field(default=None, description="Whether the job may run in the cloud; absent: the site's.")
-    burst_budget_usd: PositiveFloat | None = Field(
+    burst_budget_usd: Amount | None = Field(
         default=None, description="Most dollars that one run of the job may cost in the cloud."
     )
-    data_size_bytes: PositiveInt | None = Field(
+    data_size_bytes: Annotated[int, Field(gt=0, le=10**18)] | None = Field(
         default=None, description="Size of the input, which has to get to the cloud if the job runs there."
     )
-    checkpoint_every_s: PositiveFloat | None = Field(
+    checkpoint_every_s: Amount | None = Field(
         default=None, description="Seconds between two checkpoints that the job makes by itself."
     )
     trial_group: str | None = Field(
         default=None, min_length=1, description="Name that the trials of one search share: gandiva compares them."
     )
-    runtime_s: PositiveFloat | None = Field(default=None, description="The user's estimate of the job's running time.")
+    runtime_s: Amount | None = Field(default=None, description="The user's estimate of the job's running time.")
     estimator: EstimatorKind | None = Field(
         default=None,
         description="Which kind of model describes the job's speed. Not used yet: a goodput_table is a table, everything "
