@@ -2,7 +2,7 @@
 
     python benchmarks/agent.py cost [--minutes 3] [--jobs 8]
     python benchmarks/agent.py duty [--seconds 10]
-    python benchmarks/agent.py antman [--periods 300] [--step 0.01]
+    python benchmarks/agent.py antman [--periods 300]
 
 `cost`: the agent as a process of its own, with so many jobs that take turns of 60 s on half as many GPUs. In place of Slurm, a
 `scontrol` that sends the signals which Slurm sends. Processor time is that of the agent and of the commands that it starts;
@@ -14,11 +14,11 @@ sleep, as while a GPU works, and such that compute. Fails where one that sleeps 
 `antman`: a guaranteed job beside an opportunistic one on a GPU that does one thing at a time, for which a file stands.
 Both need it for half of each step, of `--step` seconds and twice that. Neither needs much of a processor, as while a GPU works:
 they sleep, the emulated GPU does not lose what they sleep too long, and if root starts this they run before all else, so that
-other load on this machine does not hide what the control does. Control periods of 2 s: with steps of 0.01 s as many in each as
-one of 10 s, the default, has of 0.05 s. What is feasible for the guest is found by hand, without an agent: shares from 4 to
-32 %, each after a look at share 0, over and over; where the guaranteed job's steps take 5 % longer is on the line through them.
-Then the agent has so many periods, and after them as many windows of 12 s are looked at as `--windows` says. Fails where the
-guaranteed job is slower than 5 % in the median of them, or the guest makes less than 90 % of the steps that were feasible.
+other load on this machine does not hide what the control does. TMPDIR=/dev/shm keeps its disk out, too. Control periods of 2 s.
+What is feasible for the guest is found by hand, without an agent: shares from 4 to 32 %, each after a look at share 0, over and
+over; where the guaranteed job's steps take 5 % longer is on the line through them. Then the agent has so many periods, and after
+them as many windows of 12 s are looked at as `--windows` says. Fails where the guaranteed job is slower than 5 % in the median of
+them, or the guest makes less than 90 % of the steps that were feasible.
 
 The last line is JSON.
 """
@@ -61,7 +61,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=8)
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--periods", type=int, default=300)
-    parser.add_argument("--step", type=float, default=0.01)
+    parser.add_argument("--step", type=float, default=0.04)
     parser.add_argument("--windows", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=8)
     options = parser.parse_args()
