@@ -9,14 +9,16 @@ import dataclasses
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, model_validator
 
 from penstock_scheduler.limits import LimitSettings, by_partition, site_limits
 from penstock_scheduler.messages import BudgetView, Drain
 from penstock_scheduler.model import BudgetLine, GpuBudget, Job, JobId, Node, Period, Snapshot
-from penstock_scheduler.store import SqlStore
+
+if TYPE_CHECKING:
+    from penstock_scheduler.store import SqlStore
 
 
 class Budget(BaseModel):

@@ -46,6 +46,7 @@ def penstock(api, *words: str, who: str | None = None):
 def test_who_asks_does_not_wait_for_what_decides_to_load():
     """`penstock list` took 2.6 s of processor time to load with SciPy and SQLAlchemy, and takes 1.1 without."""
     code = "import sys, penstock_scheduler.cli.jobs, penstock_scheduler.cli.site, penstock_slurm.submit.cli\n"
+    code += "from penstock_scheduler.settings import parse_settings; parse_settings('', 'here')\n"
     code += "print(*sorted({'scipy', 'sqlalchemy', 'alembic', 'pandas'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "\n"
 

@@ -10,11 +10,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-from scipy.interpolate import LinearNDInterpolator
 
-from penstock_profiles.fit import fit_throughput
 from penstock_profiles.gpus import Gpus
 from penstock_profiles.observations import Measured
 from penstock_profiles.throughput import FloatArray, ThroughputParams, compute_time, step_time
@@ -22,6 +21,9 @@ from penstock_scheduler.errors import ConfigError
 from penstock_scheduler.simulator.workloads.applications import APPLICATIONS
 from penstock_scheduler.simulator.workloads.table import BadInput, Problem, Row, read_rows
 from penstock_scheduler.simulator.workloads.workload import Wrong
+
+if TYPE_CHECKING:
+    from scipy.interpolate import LinearNDInterpolator
 
 Times = tuple[float, float]
 """Step time and its synchronising part, s."""
@@ -127,11 +129,17 @@ class TypeTable:
         places, times = self._points
         if len(places) < 4 or np.linalg.matrix_rank(places - places[0]) < 3:
             return None
+        from scipy.interpolate import (
+            LinearNDInterpolator,
+        )  # SciPy takes a second to load, and who reads settings loads this
+
         return LinearNDInterpolator(places, times)
 
     @cached_property
     def _fitted(self) -> ThroughputParams:
         places, times = self._points
+        from penstock_profiles.fit import fit_throughput
+
         params = fit_throughput(Measured(*places.T, *times.T)).params
         assert params is not None, "a fit without start has parameters"
         return params
