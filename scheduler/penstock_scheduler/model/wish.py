@@ -128,7 +128,7 @@ class JobWish(BaseModel):
     burst_budget_usd: Amount | None = Field(
         default=None, description="Most dollars that one run of the job may cost in the cloud."
     )
-    data_size_bytes: Annotated[int, Field(gt=0, le=10**18)] | None = Field(
+    data_size_bytes: Annotated[int, Field(gt=0, lt=2**63)] | None = Field(
         default=None, description="Size of the input, which has to get to the cloud if the job runs there."
     )
     checkpoint_every_s: Amount | None = Field(

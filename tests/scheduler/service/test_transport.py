@@ -6,6 +6,7 @@ import os
 import secrets
 import shutil
 import subprocess
+import tempfile
 from pathlib import Path
 
 import httpx
@@ -26,17 +27,15 @@ MUNGED = shutil.which("munged") or shutil.which("munged", path="/usr/sbin")
 
 
 @pytest.fixture
-def munge_socket(tmp_path):
+def munge_socket():
     if MUNGED is None or shutil.which("unmunge") is None:
         pytest.skip("munge is not installed (Debian: munge)")
-    folder = tmp_path / "munge"
-    folder.mkdir(mode=0o755)
+    # Not pytest's folder: other users are to reach the socket, and each pytest that starts as this one shuts that again.
+    folder = Path(tempfile.mkdtemp(prefix="penstock-munge-", dir="/tmp"))
+    folder.chmod(0o755)
     key = folder / "munge.key"
     key.write_bytes(secrets.token_bytes(128))
     key.chmod(0o400)
-    for each in (tmp_path, *tmp_path.parents):  # another user is to reach the socket
-        if each.stat().st_uid == os.geteuid() and each.is_relative_to("/tmp") and each != Path("/tmp"):
-            each.chmod(0o755)
     options = {"key-file": key, "socket": folder / "s", "pid-file": folder / "pid", "seed-file": folder / "seed"}
     words = [f"--{name}={value}" for name, value in options.items()]
     process = subprocess.Popen([MUNGED, "--foreground", "--force", f"--log-file={folder}/log", *words])
@@ -46,6 +45,7 @@ def munge_socket(tmp_path):
     finally:
         process.terminate()
         process.wait(20)
+        shutil.rmtree(folder)
 
 
 def credential(socket: Path, payload: str, **become: str) -> dict[str, str]:
