@@ -10,6 +10,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import typer
+from rich.console import Console
+from rich.progress import Progress
 
 from penstock_profiles.families import load_families
 from penstock_profiles.gpus import load_gpus
@@ -59,7 +61,7 @@ def whatif(
     names = split(policy)
     given = settings_of(names, config)
     costs = numbers("--prices", prices) or None
-    record = _read(store)
+    record = _read(store, quiet=as_json)
     nodes = changed(record.nodes, add_nodes, remove_nodes)
     likes = _likes(like)
     truths = on_types(record.truths, record.nodes, likes)
@@ -107,10 +109,12 @@ def whatif(
     tell(results, document, out, as_json=as_json, aloud=document["notes"])
 
 
-def _read(store: str) -> Past:
+def _read(store: str, *, quiet: bool) -> Past:
     """The record in a store. The one place that opens one."""
     opened = open_store(store)
-    return past((opened.round(number) for number in opened.round_numbers()), opened.reports())
+    with Progress(console=Console(stderr=True), transient=True, disable=quiet) as shown:
+        rounds = shown.track(opened.round_numbers(), description="rounds of the record")
+        return past((opened.round(number) for number in rounds), opened.reports())
 
 
 def _learned(store: str, record: Past, like: Mapping[str, str]) -> Learned:

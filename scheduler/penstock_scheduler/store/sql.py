@@ -599,7 +599,7 @@ def _named(row: Any) -> dict[str, Any]:
 
 
 def open_store(
-    where: str | Path, *, writer: bool = False, keep_rounds: int = 10_000, keep_days: float = 365.0
+    where: str | Path, *, writer: bool = False, keep_rounds: int = 50_000, keep_days: float = 365.0
 ) -> SqlStore:
     """The store in a folder (the daemon's state_dir) or at a database's URL.
 
