@@ -63,23 +63,26 @@ static int are_indexes(const char *text)
 }
 
 /* Counts `devices` among those of the node's GPUs that the device cgroup does not deny; 0: one of them is denied itself. To ask for
- * access opens nothing, and EPERM is the cgroup's: a file's mode says EACCES. `files` is taken apart. */
+ * access opens nothing, and EPERM is the cgroup's: a file's mode says EACCES. Where there is one that denies, a GPU without a file
+ * is not seen either. `files` is taken apart. */
 static int count_seen(char *files, char devices[PENSTOCK_DEVICES_SIZE])
 {
 	char counted[PENSTOCK_DEVICES_SIZE] = "", *rest = NULL, *next = devices;
-	int denied[MOST_GPUS];
+	int faults[MOST_GPUS], denies = 0;
 	size_t gpus = 0, used = 0;
 
-	for (char *path = strtok_r(files, "\n", &rest); path && gpus < MOST_GPUS; path = strtok_r(NULL, "\n", &rest))
-		denied[gpus++] = access(path, R_OK | W_OK) && errno == EPERM;
+	for (char *path = strtok_r(files, "\n", &rest); path && gpus < MOST_GPUS; path = strtok_r(NULL, "\n", &rest)) {
+		faults[gpus] = access(path, R_OK | W_OK) ? errno : 0;
+		denies |= faults[gpus++] == EPERM;
+	}
 	for (next += strspn(next, ","); *next; next += strspn(next, ",")) {
 		const unsigned long index = strtoul(next, &next, 10);
 		unsigned long seen = index;
 
-		if (index < gpus && denied[index])
+		if (index < gpus && faults[index] == EPERM)
 			return 0;
 		for (size_t i = 0; i < gpus && i < index; i++)
-			seen -= (unsigned long)denied[i];
+			seen -= denies && (faults[i] == EPERM || faults[i] == ENOENT);
 		used += (size_t)snprintf(counted + used, sizeof(counted) - used, "%s%lu", used ? "," : "", seen);
 	}
 	memcpy(devices, counted, sizeof(counted)); /* no longer than it was */

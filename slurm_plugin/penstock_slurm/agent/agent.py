@@ -298,13 +298,17 @@ class Agent:
         for job in order.jobs:
             mine = hosted.get(job.job)
             begun = mine is not None and (mine.alive or mine.state != "waiting")
-            if mine is None or mine.number != job.slurm_job or (begun and not job.running):
+            # Who holds GPUs of Slurm's was never bound, unless in a run before.
+            again = (begun and not job.running) or bool(job.own_devices and self._channels.bound(job.slurm_job))
+            if mine is None or mine.number != job.slurm_job or again:
                 if mine is not None and job.job in own:
                     self._dismiss(own[job.job], mine)
-                if not job.running:
+                if again or not job.running:
                     self._channels.clear(job.slurm_job)  # of a run before
                 hosted[job.job] = self._found(job)
                 self._sights.pop(job.job, None)
+            if not hosted[job.job].gone:
+                hosted[job.job].cgroup = None  # that of the run which is ordered now
             if job.running:
                 self._state.leaving.pop(job.slurm_job, None)
         wanted = {job.job for job in order.jobs}
@@ -344,7 +348,7 @@ class Agent:
         devices = mine.devices or job.own_devices
         frozen = mine.state in ("suspending", "suspended") or mine.tried
         if devices or frozen:
-            self._state.leaving[mine.number] = Leaver(job.uid, devices, frozen)
+            self._state.leaving[mine.number] = Leaver(job.uid, devices, frozen, mine.cgroup)
 
     def _let_go(self) -> None:
         """Have those go on that are dismissed and frozen."""
@@ -710,7 +714,7 @@ class Agent:
             if not mine.devices:  # its tasks have not begun
                 mine.mps = self._goes_through_mps(job)
                 self._channels.go_through(job.slurm_job, self._mps_dir if mine.mps else None)
-            if trouble := self._device_cgroups.give(job.slurm_job, job.uid, target, self._now_s):
+            if trouble := self._open(job, mine, target):
                 mine.why, mine.retry_s = f"its GPUs cannot be opened to it: {trouble}", self._now_s + RETRY_S
                 return
             self._channels.bind(job.slurm_job, target, self._device_cgroups.gpus())
@@ -735,13 +739,22 @@ class Agent:
 
     def _open_gpus(self) -> None:
         """Have the steps that jobs have begun meanwhile reach their GPUs as well."""
-        devices = {job.slurm_job: self._state.hosted[job.job].devices for job in self._jobs() if not job.own_devices}
-        devices |= {number: self._channels.bound(number) for number in self._state.leaving}
-        users = self._users()
-        for number, mine in devices.items():
-            if mine:
-                self._device_cgroups.give(number, users[number], mine, self._now_s)
-        self._device_cgroups.forget_all_but(users)
+        for job in self._sharers():
+            mine = self._state.hosted[job.job]
+            self._open(job, mine, mine.devices)
+        for number, leaver in self._state.leaving.items():
+            self._device_cgroups.give(number, leaver.uid, leaver.devices, self._now_s, leaver.cgroup)
+        self._device_cgroups.forget_all_but(self._users())
+
+    def _sharers(self) -> list[OrderedJob]:
+        """Jobs that are bound to GPUs which they do not hold by Slurm."""
+        return [job for job in self._jobs() if self._state.hosted[job.job].devices and not job.own_devices]
+
+    def _open(self, job: OrderedJob, mine: Hosted, devices: tuple[int, ...]) -> str:
+        """See `DeviceCgroups.give`."""
+        if mine.cgroup is None:
+            mine.cgroup = self._device_cgroups.cgroup(job.slurm_job, job.uid)
+        return self._device_cgroups.give(job.slurm_job, job.uid, devices, self._now_s, mine.cgroup)
 
     def _goes_through_mps(self, job: OrderedJob) -> bool:
         """Whether a job that begins may do so as a client of the site's MPS: see `penstock_slurm.agent.mps`.
@@ -836,7 +849,8 @@ class Agent:
             lacks[found[0]] = found[1]
         if self._mps_dir is not None and (text := mps.trouble(self._mps_dir)):
             lacks["no-mps"] = f"no nvidia-cuda-mps-control answers, packs run without it: {text}"
-        if text := self._device_cgroups.trouble():
+        living = any(job.slurm_job in self._living for job in self._sharers())
+        if text := self._device_cgroups.trouble(living=living):
             lacks["no-devices"] = f"GPUs cannot be opened to jobs that share, to which Slurm denies them: {text}"
         for lack, text in lacks.items():
             if lack not in self._lacks:

@@ -22,8 +22,12 @@ FETCHED = Path("/run/slurm/conf/plugstack.conf")
 """Where slurmd puts it that has its configuration from slurmctld."""
 
 
+ASK_EVERY = 40
+"""Looks, of which the agent takes one each 15 s. Slurm's answer may have changed after so many."""
+
+
 class Plugin:
-    """That of the node. Slurm is asked once where its files are, and they are looked at each time.
+    """That of the node. Slurm is asked now and then where its files are, and they are looked at each time.
 
     Args:
         commands: of the node's Slurm.
@@ -34,21 +38,24 @@ class Plugin:
         self._commands = commands
         self._run_dir = "" if run_dir == RUN_DIR else run_dir
         self._config: dict[str, str] | None = None
+        self._looks = 0
 
     def trouble(self) -> tuple[Lack, str] | None:
         """What is wrong with it, also in words; None: nothing is, or Slurm has not yet said where to look."""
-        if self._config is None:
+        if self._config is None or self._looks % ASK_EVERY == 0:
             try:
                 self._config = self._commands.config()
             except PenstockError as error:
-                log.info("plugstack.conf is not looked at yet", extra={"text": str(error)})
-                return None
+                log.info("Slurm does not say where plugstack.conf is", extra={"text": str(error)})
+                if self._config is None:
+                    return None
+        self._looks += 1
         said = self._config.get("PlugStackConfig") or Path(self._config["SLURM_CONF"]).parent / "plugstack.conf"
         plugstack = next((path for path in (Path(said), FETCHED) if path.exists()), Path(said))
         return look(plugstack, self._run_dir, self._config.get("PluginDir", ""))
 
     def constrains(self) -> bool:
-        """Whether Slurm constrains devices, as it said when `trouble` asked it."""
+        """Whether Slurm constrains devices, as it said when `trouble` asked it last."""
         return self._config is not None and constrains_devices(self._config)
 
 

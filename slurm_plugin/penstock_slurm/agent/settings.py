@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegative
 from penstock_profiles.node_channel import RUN_DIR
 from penstock_scheduler.sharing.control import ControlSettings
 from penstock_slurm.agent import mps
+from penstock_slurm.gateway.hostlist import expand
 
 
 class AgentSettings(BaseModel):
@@ -32,8 +33,9 @@ class AgentSettings(BaseModel):
     )
     gpu_file: str | None = Field(
         default=None,
-        description="Device file of a GPU, as gres.conf's File= has it, %d in place of its index in Slurm, for sites whose "
-        "cgroup.conf has ConstrainDevices=yes. Absent: as NVIDIA's driver names it, which is what AutoDetect=nvml takes.",
+        description="Device files of the GPUs in the order of their indexes in Slurm, as gres.conf's File= has them "
+        "(/dev/nvidia[0-7]), for sites whose cgroup.conf has ConstrainDevices=yes; of several lines with `,` between them. "
+        "Those that a node has not are no matter. Absent: as NVIDIA's driver names them, which is what AutoDetect=nvml takes.",
     )
     poll_s: PositiveFloat = Field(default=0.5, description="How often the agent looks at its order and at its jobs.")
     sample_s: PositiveFloat = Field(default=5.0, description="Between two samples of GPUs and processes.")
@@ -71,12 +73,12 @@ class AgentSettings(BaseModel):
 
     @field_validator("gpu_file")
     @classmethod
-    def _has_an_index(cls, pattern: str | None) -> str | None:
-        if pattern is not None and (not pattern.startswith("/") or "%d" not in pattern or "\n" in pattern):
-            raise ValueError(
-                f"{pattern!r} is no path from the root with %d for the index; give one such as /dev/nvidia%d"
-            )
-        return pattern
+    def _are_paths(cls, text: str | None) -> str | None:
+        if text is not None:
+            files = expand(text)
+            if not files or not all(path.startswith("/") and "\n" not in path and "%" not in path for path in files):
+                raise ValueError(f"{text!r} is not all paths from the root; give gres.conf's, such as /dev/nvidia[0-7]")
+        return text
 
     @field_validator("mps_dir")
     @classmethod

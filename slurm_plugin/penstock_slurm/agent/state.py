@@ -63,6 +63,8 @@ class Hosted:
     """Samples (or, if it does not count those, steps) a second alone; 0: not known."""
     utilisation: float | None = None
     """Part of its GPUs that it uses alone."""
+    cgroup: int | None = None
+    """Tells its run from a later one to whose processes Slurm has given GPUs: see `DeviceCgroups.cgroup`. None: not known."""
     why: str = ""
     told: set[str] = field(default_factory=set)
     """Causes for which it has been contained; `killed` if it was cancelled."""
@@ -76,6 +78,8 @@ class Leaver:
     devices: tuple[int, ...]
     frozen: bool
     """Whether Slurm has yet to let it go on."""
+    cgroup: int | None = None
+    """As that of `Hosted`. None: no GPUs are opened to it."""
 
 
 class Remembered(BaseModel):

@@ -65,7 +65,8 @@ class SlurmCommands:
 
 def constrains_devices(config: Mapping[str, str]) -> bool:
     """Whether Slurm does: `SlurmCommands.config` has what cgroup.conf says, too."""
-    return config.get("ConstrainDevices", "no").lower() == "yes"
+    by_cgroup = "cgroup" in config.get("TaskPlugin", "task/cgroup")  # without it cgroup.conf's word is not heeded
+    return by_cgroup and config.get("ConstrainDevices", "no").lower() == "yes"
 
 
 def admins(config: dict[str, str]) -> set[int]:

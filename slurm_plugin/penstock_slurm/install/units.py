@@ -1,6 +1,6 @@
 """The systemd units of penstockd and of what runs on the nodes, with the paths of this site.
 
-`slurm_plugin/systemd` has them as they are where nothing is set otherwise; here lines are exchanged, nothing is added.
+`slurm_plugin/systemd` has them as they are where nothing is set otherwise; here lines are exchanged, and few added.
 """
 
 from __future__ import annotations
@@ -25,10 +25,12 @@ def daemon_unit(settings_file: Path) -> str:
 
 
 CONSTRAINED = {
-    # cgroup v1 asks for this capability, cgroup v2's programs for it or for two that kernels before 5.8 do not have.
-    "CapabilityBoundingSet=": "CapabilityBoundingSet=CAP_SYS_ADMIN ",
+    # cgroup v1 asks for CAP_SYS_ADMIN, and so does a program for v2 to be loaded (or for CAP_BPF, which is not there before 5.8);
+    # to say which one is attached kernels before 6.7 ask for CAP_NET_ADMIN.
+    "CapabilityBoundingSet=": "CapabilityBoundingSet=CAP_SYS_ADMIN CAP_NET_ADMIN ",
     "ProtectControlGroups=yes": "ProtectControlGroups=no",
-    "SystemCallFilter=@system-service": "SystemCallFilter=@system-service bpf",
+    # Programs count as locked memory before 5.11.
+    "SystemCallFilter=@system-service": "SystemCallFilter=@system-service bpf\nLimitMEMLOCK=infinity",
 }
 """What the agent may do beside where it opens GPUs in device cgroups."""
 

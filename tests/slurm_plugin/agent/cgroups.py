@@ -31,6 +31,11 @@ for path in sys.stdin:
 """
 
 
+def give(cgroups: DeviceCgroups, devices: tuple[int, ...], now_s: float, number: int = JOB) -> str:
+    """To the run that there is."""
+    return cgroups.give(number, UID, devices, now_s, cgroups.cgroup(number, UID))
+
+
 class Inside:
     """A process of a job's."""
 
@@ -58,6 +63,7 @@ class Slurm:
         if os.geteuid() != 0:
             pytest.skip("only root can make cgroups and devices")
         self.version = version
+        self.pattern = f"{folder}/gpu[0-{len(GPUS) - 1}]"
         self.gpus = [folder / f"gpu{index}" for index in range(len(GPUS))]
         for path, (major, minor) in zip(self.gpus, GPUS, strict=True):
             path.parent.mkdir(exist_ok=True)
@@ -121,15 +127,23 @@ class Slurm:
         return DeviceCgroups(
             NODE,
             lambda: True,
-            str(self.gpus[0]).replace("gpu0", "gpu%d"),
+            self.pattern,
             self.mount,
             **options,  # type: ignore[arg-type]
         )
 
+    def end_job(self) -> None:
+        """Its processes, and its cgroups with them. A step begins a new run."""
+        self._end(self.job)
+
     def close(self) -> None:
+        self._end(self._own)
+
+    def _end(self, above: Path) -> None:
         for inside in self._inside:
             inside.close()
-        for folder, _, _ in os.walk(self._own, topdown=False):
+        self._inside = []
+        for folder, _, _ in os.walk(above, topdown=False):
             Path(folder).rmdir()
 
     def _deny(self, folder: Path, *, override: bool = True) -> None:

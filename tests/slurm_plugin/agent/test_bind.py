@@ -13,7 +13,7 @@ import pytest
 from penstock_slurm.agent.channel import Channels
 from penstock_slurm.install.sources import source
 
-from .cgroups import JOB, UID, Slurm
+from .cgroups import Slurm, give
 
 NO_SHARER, BOUND, TOO_LATE, DENIED, NOT_OURS = range(5)
 
@@ -95,13 +95,24 @@ def test_a_task_waits_until_its_gpus_are_open_to_it_and_counts_those_that_it_see
     cgroups = slurm.cgroups()
     channels.bind(7, (0, 2), slurm.gpus)
     assert tell(program, channels.folder, cgroup=task) == (DENIED, "[] []")
-    cgroups.give(JOB, UID, (0,), 0.0)
+    give(cgroups, (0,), 0.0)
     assert tell(program, channels.folder, cgroup=task) == (DENIED, "[] []"), "one of them is not"
-    cgroups.give(JOB, UID, (0, 2), 0.0)
+    give(cgroups, (0, 2), 0.0)
     assert tell(program, channels.folder, cgroup=task) == (BOUND, "[0,1] []")
     assert tell(program, channels.folder) == (BOUND, "[0,2] []"), "where nothing is denied, they are Slurm's indexes"
     channels.go_through(7, Path("/run/nvidia-mps"))
     assert tell(program, channels.folder, cgroup=task) == (BOUND, "[0,2] [/run/nvidia-mps]"), "the daemon counts all"
+
+
+def test_a_gpu_without_a_file_is_not_counted_where_gpus_are_denied(
+    program: Path, channels: Channels, slurm: Slurm
+) -> None:
+    (task,) = slurm.step("0", tasks=1)
+    slurm.gpus[0].unlink()
+    channels.bind(7, (2,), slurm.gpus)
+    assert give(slurm.cgroups(), (2,), 0.0) == ""
+    assert tell(program, channels.folder, cgroup=task) == (BOUND, "[0] []")
+    assert tell(program, channels.folder) == (BOUND, "[2] []")
 
 
 def test_a_task_that_waits_goes_on_when_they_are_opened(program: Path, channels: Channels, slurm: Slurm) -> None:
@@ -112,7 +123,7 @@ def test_a_task_that_waits_goes_on_when_they_are_opened(program: Path, channels:
         assert process.stdout is not None
         process.stdout.readline()
         time.sleep(0.5)  # it looks before
-        slurm.cgroups().give(JOB, UID, (2,), 0.0)
+        give(slurm.cgroups(), (2,), 0.0)
         assert process.stdout.readline() == f"{BOUND} [0] []\n"
 
 

@@ -9,8 +9,8 @@ import pytest
 from penstock_profiles.node_channel import RUN_DIR
 from penstock_scheduler import __version__
 from penstock_scheduler.errors import PenstockError
-from penstock_slurm.agent.plugin import MARK, Plugin, look
-from penstock_slurm.install.slurm import SlurmCommands
+from penstock_slurm.agent.plugin import ASK_EVERY, MARK, Plugin, look
+from penstock_slurm.install.slurm import SlurmCommands, constrains_devices
 from penstock_slurm.install.sources import source
 
 PLUGIN = b"\x7fELF..." + MARK + b"..."
@@ -84,15 +84,15 @@ def test_one_of_another_release_is_told_apart(etc: Path, mark: bytes) -> None:
     assert found(etc) == "old-plugin"
 
 
-def test_slurm_is_asked_until_it_answers_and_never_again(etc: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slurm_is_asked_until_it_answers_and_again_now_and_then(etc: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
     def config(_: SlurmCommands) -> dict[str, str]:
         asked.append("")
-        if len(asked) == 1:
+        if len(asked) in (1, 3):
             raise PenstockError("scontrol show config: no answer")
         folders = {"SLURM_CONF": f"{etc}/slurm.conf", "PlugStackConfig": "", "PluginDir": f"{etc}/none:{etc}"}
-        return folders | {"ConstrainDevices": "yes"}
+        return folders | {"ConstrainDevices": "yes" if len(asked) == 2 else "no"}
 
     monkeypatch.setattr(SlurmCommands, "config", config)
     (etc / "plugstack.conf").write_text("optional penstock.so\n")
@@ -105,3 +105,20 @@ def test_slurm_is_asked_until_it_answers_and_never_again(etc: Path, monkeypatch:
     assert trouble[0] == "no-plugin"
     assert plugin.constrains()
     assert len(asked) == 2
+    for _ in range(ASK_EVERY):
+        plugin.trouble()
+    assert len(asked) == 3
+    assert plugin.constrains(), "the last answer counts as long as there is no other"
+    for _ in range(ASK_EVERY):
+        plugin.trouble()
+    assert len(asked) == 4
+    assert not plugin.constrains()
+
+
+@pytest.mark.parametrize(
+    ("config", "constrains"),
+    [({"TaskPlugin": "task/affinity,task/cgroup"}, True), ({"TaskPlugin": "task/affinity"}, False), ({}, True)],
+)
+def test_slurm_constrains_devices_by_its_plugin_for_tasks(config: dict[str, str], constrains: bool) -> None:
+    assert constrains_devices(config | {"ConstrainDevices": "yes"}) is constrains
+    assert not constrains_devices(config | {"ConstrainDevices": "no"})

@@ -135,12 +135,14 @@ def test_the_units_have_the_sites_paths(tmp_path: Path):
 
 def test_where_devices_are_constrained_the_agent_may_open_them(tmp_path: Path):
     usual, opens = (units(tmp_path, constrained=each)[AGENT].splitlines() for each in (False, True))
-    changed = [(before, after) for before, after in zip(usual, opens, strict=True) if before != after]
-    (before, capabilities), *others = changed
-    assert capabilities.split() == ["CapabilityBoundingSet=CAP_SYS_ADMIN", *before.partition("=")[2].split()]
-    assert others == [
-        ("ProtectControlGroups=yes", "ProtectControlGroups=no"),
-        ("SystemCallFilter=@system-service", "SystemCallFilter=@system-service bpf"),
+    left, came = ([line for line in one if line not in other] for one, other in ((usual, opens), (opens, usual)))
+    (before,) = (line for line in left if line.startswith("CapabilityBoundingSet="))
+    assert left == [before, "ProtectControlGroups=yes", "SystemCallFilter=@system-service"]
+    assert came == [
+        f"CapabilityBoundingSet=CAP_SYS_ADMIN CAP_NET_ADMIN {before.partition('=')[2]}",
+        "ProtectControlGroups=no",
+        "SystemCallFilter=@system-service bpf",
+        "LimitMEMLOCK=infinity",
     ]
 
 

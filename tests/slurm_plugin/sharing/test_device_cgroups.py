@@ -60,7 +60,7 @@ def test_a_job_opens_the_gpus_that_it_is_bound_to_and_no_others_also_in_later_st
         tmp_path,
     )
     with (rig.slurm.slurm_conf.parent / AGENT_SETTINGS).open("a") as settings:
-        settings.write(f"gpu_file = '{gpus}/gpu%d'\n")
+        settings.write(f"gpu_file = '{gpus}/gpu[0-2]'\n")
     rig.slurm.kill_agent(NODE)
     rig.slurm.start_agent(NODE)
     wait_for(lambda: (status := rig.status()) is not None and status.lacks == (), 120, "the agent to answer")
