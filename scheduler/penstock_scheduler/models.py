@@ -82,7 +82,14 @@ class WishModels:
         if wish.sensitivity is not None and wish.sensitivity not in self._sensitivities:
             known = ", ".join(sorted(self._sensitivities)) or "none: set [daemon] sensitivities"
             raise BadWish(f"sensitivity {wish.sensitivity!r} is not known here; the profiles are {known}")
-        _estimator(wish, self._catalogue)
+        try:
+            _estimator(wish, self._catalogue)
+        except (
+            ArithmeticError,
+            TypeError,
+            ValueError,
+        ) as error:  # it is this job's trouble, and must not be the round's
+            raise BadWish(f"no model of the job's speed can be made of its wish: {error}") from error
 
     def models(self, jobs: Sequence[Job], gpu_types: Iterable[str]) -> Models:
         """Models and restart costs of `jobs`, whose wishes have passed `check`, on the GPU types of the site.

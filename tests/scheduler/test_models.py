@@ -61,6 +61,12 @@ def test_a_wish_that_no_model_fits_is_refused(wish, words):
         source().check(JobWish(max_gpus=4, **wish))
 
 
+def test_a_wish_that_should_not_have_been_let_in_is_no_more_than_a_bad_one():
+    """Whatever a user gets past the checks of a wish, no round may fail of it."""
+    with pytest.raises(BadWish, match=r"no model.*holds no measurement"):
+        source().check(JobWish.model_construct(max_gpus=4, goodput_table={"t4": {}}))
+
+
 def test_a_restart_costs_what_was_measured_on_the_job_then_what_it_says_then_its_familys_then_the_sites():
     """Medians: of 4, 9 and 5 s it is 5; of the family's 4, 9, 5 and 20 s together 7."""
     jobs = [
