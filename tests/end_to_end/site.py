@@ -142,7 +142,7 @@ class Site:
         """Slurm's states of these jobs."""
         return {job.id: job.state for job in self.gateway.jobs(finished=True) if job.id in job_ids}
 
-    def wait_states(self, state: str, *job_ids: str, timeout_s: float = 60) -> None:
+    def wait_states(self, state: str, *job_ids: str, timeout_s: float = 180) -> None:
         """Wait until all of these jobs are in `state`."""
         wait_for(
             lambda: set(self.states(*job_ids).values()) == {state},

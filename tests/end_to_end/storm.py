@@ -275,7 +275,7 @@ class Storm:
             return found if not any(row[1] == "RUNNING" for row in found) else []
 
         try:
-            account = wait_for(rows, 60, "slurmdbd to know of every end")
+            account = wait_for(rows, 120, "slurmdbd to know of every end")
         except TimeoutError:
             account = []
             raise

@@ -65,7 +65,7 @@ def resize(site: Site, folder: Path, one: str, two: str) -> None:
 
         wait_for(lambda: worlds(folder) == expected, 180, f"sizes {expected}", details=details)
         count = len(steps(folder))
-        wait_for(lambda: len(steps(folder)) > count + 4 * expected[-1], 60, "some steps", details=details)
+        wait_for(lambda: len(steps(folder)) > count + 4 * expected[-1], 120, "some steps", details=details)
 
     until([1])
     site.slurm.command("scancel", one)

@@ -29,7 +29,7 @@ def test_what_the_daemon_says_stands_beside_the_wish(flag_site: Site) -> None:
     def told() -> bool:
         return "penstock_says" in flag_site.job(job).admin_comment
 
-    wait_for(told, 30, "the daemon's word", details=flag_site.tail)
+    wait_for(told, 120, "the daemon's word", details=flag_site.tail)
     after = flag_site.job(job).admin_comment
     assert "'gone'" in json.loads(after)["penstock_says"]
     assert parse_wish(after) == before

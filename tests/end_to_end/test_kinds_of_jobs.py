@@ -27,7 +27,7 @@ def rounds(site: Site) -> list[RoundRecord]:
 
 def said(site: Site, job: str) -> str:
     """What the daemon has told the job's user."""
-    told = wait_for(lambda: site.job(job).admin_comment, 30, "the daemon's word", details=site.tail)
+    told = wait_for(lambda: site.job(job).admin_comment, 120, "the daemon's word", details=site.tail)
     return str(json.loads(told)["penstock_says"])
 
 
@@ -49,12 +49,12 @@ def test_each_element_of_an_array_is_a_job_and_a_dependency_waits_for_them_all(f
 def test_one_element_of_an_array_is_requeued_and_another_cancelled(flag_site: Site) -> None:
     array = flag_site.submit_with_flags(2000, "--max-gpus=1", "--gpu-types=a100", "--array=7,9")
     requeued, cancelled = f"{array}_7", f"{array}_9"
-    wait_for(lambda: flag_site.starts(requeued), 30, "a first report", details=flag_site.tail)
+    wait_for(lambda: flag_site.starts(requeued), 120, "a first report", details=flag_site.tail)
     flag_site.wait_states("RUNNING", requeued, cancelled)
     pause(1.0)
     flag_site.slurm.command("scontrol", "requeue", requeued)
     flag_site.slurm.command("scancel", cancelled)
-    wait_for(lambda: len(flag_site.starts(requeued)) == 2, 60, "the second run", details=flag_site.tail)
+    wait_for(lambda: len(flag_site.starts(requeued)) == 2, 120, "the second run", details=flag_site.tail)
     flag_site.assert_progress_kept(requeued, lost=2.0)
     assert flag_site.states(requeued, cancelled) == {requeued: "RUNNING", cancelled: "CANCELLED"}
 
@@ -67,7 +67,7 @@ def test_a_job_submitted_by_an_element_is_not_taken_for_it(flag_site: Site) -> N
     flags = ("--adaptive", "--max-gpus=1", "--gpu-types=a100", "--array=1-2", f"--output={flag_site.folder}/%j.out")
     array = flag_site.sbatch(*flags, f"--wrap=[ $SLURM_ARRAY_TASK_ID = 2 ] || {nested}; {flag_site.trainer(2000)}")
     element = f"{array}_1"
-    wait_for(lambda: flag_site.starts(element), 30, "the element's report", details=flag_site.tail)
+    wait_for(lambda: flag_site.starts(element), 120, "the element's report", details=flag_site.tail)
     job = (flag_site.folder / "nested").read_text().strip()
     flag_site.wait_states("COMPLETED", job)
     assert claimed_epochs(flag_site.spool, job) == claimed_epochs(flag_site.spool, element) == [1]
@@ -129,7 +129,7 @@ def test_a_job_that_another_qos_preempts_is_placed_elsewhere(make_loopback: Make
     site = make_site(slurm)
     site.start()
     job = site.submit(2000, max_gpus=8)
-    wait_for(lambda: site.starts(job), 30, "a first report", details=site.tail)
+    wait_for(lambda: site.starts(job), 120, "a first report", details=site.tail)
     (node,) = site.job(job).nodes
     pause(1.0)
     urgent: list[str] = []
@@ -139,8 +139,8 @@ def test_a_job_that_another_qos_preempts_is_placed_elsewhere(make_loopback: Make
         urgent.extend(slurm.command("sbatch", *options, check=False).stdout.split())
         return bool(urgent)
 
-    wait_for(taken, 20, "slurmctld to know the QOS")
-    wait_for(lambda: len(site.starts(job)) == 2, 60, "the second run", details=site.tail)
+    wait_for(taken, 120, "slurmctld to know the QOS")
+    wait_for(lambda: len(site.starts(job)) == 2, 120, "the second run", details=site.tail)
     assert site.states(*urgent) == {urgent[0]: "RUNNING"}
     assert site.job(job).nodes == tuple({"rtx-00", "rtx-01"} - {node})
     site.assert_progress_kept(job, lost=2.0)
@@ -176,12 +176,12 @@ def test_a_job_that_was_stopped_is_left_to_slurm_too(make_flag_site: MakeSite) -
     site.start()
     job = site.submit_with_flags(1000, "--max-gpus=8")
     site.wait_states("RUNNING", job)
-    wait_for(lambda: site.starts(job), 30, "a first report", details=site.tail)
+    wait_for(lambda: site.starts(job), 120, "a first report", details=site.tail)
     site.stop()
     site.extra = "[limits]\ngpus_per_user = 0\n"
     site.start()
-    wait_for(lambda: site.job(job).state == "PENDING", 30, "the job to be stopped", details=site.tail)
-    wait_for(lambda: not site.job(job).held, 30, "it to be left to Slurm", details=site.tail)
+    wait_for(lambda: site.job(job).state == "PENDING", 120, "the job to be stopped", details=site.tail)
+    wait_for(lambda: not site.job(job).held, 120, "it to be left to Slurm", details=site.tail)
     assert site.job(job).required_nodes == ()
     site.kill()
     site.wait_states("RUNNING", job)
@@ -196,7 +196,7 @@ def test_what_is_left_of_a_time_limit_goes_with_the_job(make_flag_site: MakeSite
     job = site.submit_with_flags(2000, "--adaptive=rigid", "--max-gpus=4", "--time=10")
     limits = []
     for runs in (1, 2, 3):
-        wait_for(lambda runs=runs: len(site.starts(job)) == runs, 60, f"run {runs}", details=site.tail)
+        wait_for(lambda runs=runs: len(site.starts(job)) == runs, 120, f"run {runs}", details=site.tail)
         limits.append(site.job(job).time_limit_s)
         pause(1.5)
         (node,) = site.job(job).nodes
@@ -214,12 +214,12 @@ def test_a_plain_job_gets_room_where_adaptive_ones_hold_everything(make_flag_sit
     site.start()
     rates = {"t4": RATES["t4"]}
     adaptive = site.submit(2000, rates=rates, max_gpus=4)
-    wait_for(lambda: [start[1] for start in site.starts(adaptive)] == [4], 30, "all GPUs", details=site.tail)
+    wait_for(lambda: [start[1] for start in site.starts(adaptive)] == [4], 120, "all GPUs", details=site.tail)
     pause(1.0)
     plain = site.sbatch("--gres=gpu:2", "--output=/dev/null", "--wrap=sleep 8")
     site.wait_states("RUNNING", plain)
-    wait_for(lambda: [start[1] for start in site.starts(adaptive)] == [4, 2], 60, "two GPUs", details=site.tail)
-    wait_for(lambda: [start[1] for start in site.starts(adaptive)] == [4, 2, 4], 60, "all again", details=site.tail)
+    wait_for(lambda: [start[1] for start in site.starts(adaptive)] == [4, 2], 120, "two GPUs", details=site.tail)
+    wait_for(lambda: [start[1] for start in site.starts(adaptive)] == [4, 2, 4], 120, "all again", details=site.tail)
     site.assert_progress_kept(adaptive, lost=1.0)
     site.assert_no_run_twice(adaptive)
 

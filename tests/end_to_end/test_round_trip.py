@@ -41,15 +41,15 @@ def test_a_job_grows_from_1_to_4_to_16_gpus_and_keeps_its_progress(site: Site):
     ]
     site.wait_states("RUNNING", *blockers)
     job = site.submit(900, rates=only("a100"), max_gpus=16)
-    wait_for(lambda: len(site.starts(job)) == 1, 30, "the first run", details=site.tail)
+    wait_for(lambda: len(site.starts(job)) == 1, 120, "the first run", details=site.tail)
     site.slurm.command("scancel", blockers[0])
     blockers[0] = site.slurm.command(
         "sbatch", "--parsable", "-w", "a100-00", "--gres=gpu:4", "--wrap", "sleep 600"
     ).stdout.strip()
-    wait_for(lambda: len(site.starts(job)) == 2, 30, "the second run", details=site.tail)
+    wait_for(lambda: len(site.starts(job)) == 2, 120, "the second run", details=site.tail)
     pause(1.5)
     site.slurm.command("scancel", *blockers)
-    wait_for(lambda: len(site.starts(job)) == 3, 30, "the third run", details=site.tail)
+    wait_for(lambda: len(site.starts(job)) == 3, 120, "the third run", details=site.tail)
     site.wait_states("COMPLETED", job)
     assert [gpus for _, gpus, _ in site.starts(job)] == [1, 4, 16]
     progress = [restored for _, _, restored in site.starts(job)]
@@ -120,10 +120,10 @@ def test_a_rigid_job_changes_type_only(site: Site):
     ]
     site.wait_states("RUNNING", *blockers)
     job = site.submit(150, rates=rates, adaptivity="rigid", min_gpus=4, max_gpus=4)
-    wait_for(lambda: site.starts(job), 30, "the first run", details=site.tail)
+    wait_for(lambda: site.starts(job), 120, "the first run", details=site.tail)
     pause(4)  # old enough that moving pays for the restart
     site.slurm.command("scancel", *blockers)
-    wait_for(lambda: len(site.starts(job)) == 2, 30, "the second run", details=site.tail)
+    wait_for(lambda: len(site.starts(job)) == 2, 120, "the second run", details=site.tail)
     site.wait_states("COMPLETED", job)
     assert [(gpu_type, gpus) for gpu_type, gpus, _ in site.starts(job)] == [("t4", 4), ("rtx", 4)]
     site.assert_progress_kept(job, lost=1.0)
@@ -146,10 +146,10 @@ def test_a_job_that_does_not_answer_is_stopped_all_the_same_and_told(make_site, 
     comment = json.dumps({"penstock": {"goodput_table": {"t4": {"1": 1.0}, "a100": {"1": 9.0}}}})
     options = ("--hold", "--requeue", "--gres=gpu:1", f"--comment={comment}", f"--output={site.folder}/%j.out")
     job = site.sbatch(*options, f'--wrap=exec {sys.executable} -c "{program}"')
-    wait_for(lambda: len(site.starts(job)) == 1, 30, "the first run", details=site.tail)
+    wait_for(lambda: len(site.starts(job)) == 1, 120, "the first run", details=site.tail)
     pause(4)  # old enough that moving pays for the restart
     site.slurm.command("scancel", *blockers)
-    wait_for(lambda: len(site.starts(job)) == 2, 60, "the second run", details=site.tail)
+    wait_for(lambda: len(site.starts(job)) == 2, 120, "the second run", details=site.tail)
     assert site.job(job).nodes[0].startswith("a100")
     told = json.loads(site.job(job).admin_comment)["penstock_says"]
     assert "it did not save within" in told
@@ -162,7 +162,7 @@ def test_a_job_that_does_not_answer_is_stopped_all_the_same_and_told(make_site, 
     ]
     assert states[states.index("checkpointing") + 1] in ("stopping", "held")
     site.slurm.command("scancel", job)
-    wait_for(lambda: "state=done" in site.log.read_text(), 30, "the daemon to see its end", details=site.tail)
+    wait_for(lambda: "state=done" in site.log.read_text(), 120, "the daemon to see its end", details=site.tail)
 
 
 def test_jobs_that_penstock_does_not_manage_are_never_touched(site: Site):
@@ -227,7 +227,7 @@ def test_a_real_training_is_moved_twice_and_ends_with_the_weights_of_one_that_wa
 
     moved, alone = submit("moved"), submit("alone")
     for run in (1, 2):
-        wait_for(lambda run=run: len(site.starts(moved)) == run, 40, f"run {run}", details=site.tail)
+        wait_for(lambda run=run: len(site.starts(moved)) == run, 120, f"run {run}", details=site.tail)
         pause(2)
         site.slurm.command("scontrol", "requeue", moved)
     site.wait_states("COMPLETED", moved, alone, timeout_s=120)

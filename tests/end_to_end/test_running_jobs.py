@@ -43,7 +43,7 @@ def submit(site: Site, script: str, **wish: object) -> str:
 
 
 def begun(site: Site, job: str, runs: int = 1) -> None:
-    wait_for(lambda: len(site.starts(job)) == runs, 60, f"run {runs} of job {job}", details=site.tail)
+    wait_for(lambda: len(site.starts(job)) == runs, 120, f"run {runs} of job {job}", details=site.tail)
 
 
 def test_only_a_job_whose_handler_has_registered_gets_a_signal(
@@ -72,7 +72,7 @@ def test_only_a_job_whose_handler_has_registered_gets_a_signal(
     )
     site.slurm.command("scontrol", "create", "reservation", *options)
     begun(site, registered, 2)
-    wait_for(lambda: site.states(silent) == {silent: "RUNNING"} and node not in site.job(silent).nodes, 60, "a move")
+    wait_for(lambda: site.states(silent) == {silent: "RUNNING"} and node not in site.job(silent).nodes, 120, "a move")
     assert (site.folder / "signals").read_text().split() == [], "an unset restart count, once"
     assert (site.folder / "signals").read_text().count("\n") == 1
     assert not (site.folder / "unasked").exists()
@@ -89,20 +89,20 @@ def test_a_job_that_survives_it_gives_nodes_back_in_place(make_loopback: MakeLoo
     script = f"epoch=$({REPORT} begin OPTIONS); while :; do sleep 1; done"
     job = submit(site, script.replace("OPTIONS", "--survives-losing-nodes"), min_gpus=4, max_gpus=8)
     begun(site, job)
-    wait_for(lambda: site.job(job).nodes == ("t4-00", "t4-01"), 30, "both nodes", details=site.tail)
+    wait_for(lambda: site.job(job).nodes == ("t4-00", "t4-01"), 120, "both nodes", details=site.tail)
     plain = site.sbatch("--gres=gpu:4", "--nodelist=t4-01", "--output=/dev/null", "--wrap=sleep 600")
     site.wait_states("RUNNING", plain)
     shrunk = site.job(job)
     assert (shrunk.state, shrunk.nodes, shrunk.restarts) == ("RUNNING", ("t4-00",), 0)
     assert len(site.starts(job)) == 1
-    wait_for(lambda: "goes on, and gives whole nodes back" in site.log.read_text(), 10, "its outcome")
+    wait_for(lambda: "goes on, and gives whole nodes back" in site.log.read_text(), 120, "its outcome")
     ((known,),) = [list(each.values()) for each in json.loads((site.spool / FILE).read_text()).values()]
     assert known["works"] is True
     # One that has said nothing of the kind is stopped, and starts anew.
     site.slurm.command("scancel", job, plain)
     other = submit(site, script.replace("OPTIONS", ""), min_gpus=4, max_gpus=8)
     begun(site, other)
-    wait_for(lambda: site.job(other).nodes == ("t4-00", "t4-01"), 30, "both nodes", details=site.tail)
+    wait_for(lambda: site.job(other).nodes == ("t4-00", "t4-01"), 120, "both nodes", details=site.tail)
     site.sbatch("--gres=gpu:4", "--nodelist=t4-01", "--output=/dev/null", "--wrap=sleep 600")
     begun(site, other, 2)
     assert site.job(other).nodes == ("t4-00",)
@@ -132,7 +132,7 @@ def test_a_job_that_slurm_starts_without_its_gpus_starts_anew_with_them(
     pause(6)  # slurmctld does not look at a node before that
     (node,) = site.job(job).nodes
     site.slurm.kill_slurmd(node)
-    wait_for(lambda: "NOT_RESPONDING" in next(n for n in site.gateway.nodes() if n.name == node).state, 40, "silence")
+    wait_for(lambda: "NOT_RESPONDING" in next(n for n in site.gateway.nodes() if n.name == node).state, 120, "silence")
     site.slurm.command("scontrol", "requeue", job)
 
     def runs_with_gpus() -> bool:
@@ -143,4 +143,4 @@ def test_a_job_that_slurm_starts_without_its_gpus_starts_anew_with_them(
     if site.gateway.version() == (22, 5):
         assert "Slurm started it without its GPUs" in site.log.read_text()
         assert site.job(job).restarts == 2
-    wait_for(lambda: site.starts(job)[-1][1] == 2, 30, "its report", details=site.tail)
+    wait_for(lambda: site.starts(job)[-1][1] == 2, 120, "its report", details=site.tail)

@@ -77,9 +77,9 @@ def test_a_job_from_submission_to_its_end(site):
         other = penstock.submit(order(site, "long", 1000.0))
         site.wait_states("RUNNING", other.id)
         (held,) = site.job(other.id).nodes
-        wait_for(lambda: f"Job {other.id} runs" in told(site, "explain", other.id), 30, "the daemon to see it run")
+        wait_for(lambda: f"Job {other.id} runs" in told(site, "explain", other.id), 120, "the daemon to see it run")
         assert held in told(site, "drain", "node", held, "--why", "a fan")
-        wait_for(lambda: moved_from(site, other.id, held), 60, f"the job to leave {held}", details=site.tail)
+        wait_for(lambda: moved_from(site, other.id, held), 120, f"the job to leave {held}", details=site.tail)
         assert "a fan" in told(site, "drain")
         told(site, "drain", "node", held, "--end")
         assert "Slurm is asked to end it" in told(site, "cancel", other.id)
@@ -204,7 +204,7 @@ def storm(site: Site, kills: int, seed: int, waiting: int) -> None:
         assert penstock.wait(last, timeout_s=120).ended == "COMPLETED", site.tail()
     # Slurm counts its jobs, and forgets those that ended long ago. The one that was on its way at the end has no answer yet.
     assert int(last) - int(job) - 1 - len(keys) in (0, 1), "each key was submitted once"
-    wait_for(lambda: penstock_ready(site), 30, "the daemon to be ready", details=site.tail)
+    wait_for(lambda: penstock_ready(site), 120, "the daemon to be ready", details=site.tail)
     site.stop()
     store = open_store(site.state)
     kept = [each.sequence for each in store.reports(job) if each.epoch == 1000]

@@ -89,7 +89,7 @@ def test_started_jobs_have_the_cpus_and_the_memory_of_the_plan(shared: Site):
     assert shared.job(jobs["image"]).restarts == 1
     # The trainer is only emulated, and as fast as before: its profile was wrong, and learns that.
     learned = shared.state / "sensitivities" / "image.json"
-    wait_for(learned.exists, 60, "a corrected profile", details=shared.tail)
+    wait_for(learned.exists, 120, "a corrected profile", details=shared.tail)
     table = read_profile(learned).at(1)
     assert table is not None
     assert table.speed(9, 120_000) >= 2.5, "2 by the profile, 3 by what was measured"
@@ -104,7 +104,7 @@ def test_a_job_that_outgrows_its_memory_is_reported_with_the_remedy(shared: Site
     job_id = shared.sbatch(
         "--hold", "--requeue", "--gres=gpu:1", f"--comment={wish}", f"--output={shared.folder}/%j.out", "--wrap", script
     )
-    wait_for(lambda: "outgrew the 100 MB" in shared.log.read_text(), 60, "word of it", details=shared.tail)
+    wait_for(lambda: "outgrew the 100 MB" in shared.log.read_text(), 120, "word of it", details=shared.tail)
     assert "measure it again" in shared.log.read_text()
     with Client(f"unix:{shared.state / 'api.sock'}") as penstock:
         told = penstock.wait(job_id, timeout_s=60).ended_text

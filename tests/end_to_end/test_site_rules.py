@@ -23,10 +23,10 @@ def test_jobs_leave_a_node_for_a_reservation_and_its_own_job_runs_there_when_it_
     options = ("ReservationName=exam", "StartTime=now+20", "Duration=60", f"Nodes={node}", "Users=root")
     slurm.command("scontrol", "create", "reservation", *options, "Flags=IGNORE_JOBS")
     member = site.submit(2000, "--reservation=exam", rates=rates, max_gpus=8)
-    wait_for(lambda: site.job(plain).nodes == (other,), 30, "the plain job to leave", details=site.tail)
+    wait_for(lambda: site.job(plain).nodes == (other,), 120, "the plain job to leave", details=site.tail)
     assert not site.gateway.reservations()[0].active
     assert site.job(member).nodes == ()
-    wait_for(lambda: site.job(member).nodes == (node,), 60, "the reservation's job to run", details=site.tail)
+    wait_for(lambda: site.job(member).nodes == (node,), 120, "the reservation's job to run", details=site.tail)
     (reservation,) = site.gateway.reservations()
     assert site.job(member).start_s >= reservation.start_s
     assert site.job(plain).nodes == (other,)
@@ -53,7 +53,7 @@ def test_a_limit_of_a_qos_keeps_adaptive_jobs_within_it(make_loopback, make_site
         submitted.extend(done.stdout.split())
         return bool(submitted)
 
-    wait_for(taken, 20, "slurmctld to know the QOS")
+    wait_for(taken, 120, "slurmctld to know the QOS")
     site.wait_states("RUNNING", *submitted)
     site.start()
     jobs = [site.submit(2000, "--qos=short", rates={"t4": RATES["t4"]}, max_gpus=4) for _ in range(2)]

@@ -55,7 +55,7 @@ def test_a_dry_run_says_what_the_daemon_then_does(flag_site: Site) -> None:
         plans = (store.round(number).plan for number in store.round_numbers())
         return next((plan.assignments[job] for plan in plans if job in plan.assignments), None)
 
-    given = wait_for(first, 30, "the job to be placed", details=flag_site.tail)
+    given = wait_for(first, 120, "the job to be placed", details=flag_site.tail)
     assert f"it would get {given.configuration} ({given.placement.gpus} on a100-00): {given.reason.text}" in said
 
     other = dry_run(flag_site, "--adaptive=rigid", "--max-gpus=8", "--gpu-types=a100", "train.sh")

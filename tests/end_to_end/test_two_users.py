@@ -131,7 +131,7 @@ def test_users_are_apart(site: Site) -> None:
         anns = str(as_user(ANN, lambda: submit(ANN, "same", ("sh", "-c", "id -un; sleep 600"))))
         assert anns.isdigit(), anns
         output = homes[ANN] / f"{anns}.out"
-        wait_for(lambda: output.exists() and output.read_text(), 60, "the job to say who it is", details=site.tail)
+        wait_for(lambda: output.exists() and output.read_text(), 120, "the job to say who it is", details=site.tail)
         assert output.read_text().split() == [ANN]
         assert output.stat().st_uid == pwd.getpwnam(ANN).pw_uid
         assert site.job(anns).user == ANN
@@ -163,7 +163,7 @@ def test_users_are_apart(site: Site) -> None:
         words = (str(site.state / "api.sock"), port, api["munge_socket"], anns, body, str(told))
         bens = str(as_user(BEN, lambda: submit(BEN, "same", ("/usr/bin/python3", "-c", POSTER, *words))))
         assert bens != anns
-        wait_for(lambda: told.exists() and told.read_text(), 60, "the job to have its answer", details=site.tail)
+        wait_for(lambda: told.exists() and told.read_text(), 120, "the job to have its answer", details=site.tail)
         assert told.read_text() == "404 404"
         denied = [line for line in root.audit().lines if not line.allowed and line.user == BEN]
         wanted = ("POST /v1/jobs/{job}/reports", f"jobs/{anns}/reports")
