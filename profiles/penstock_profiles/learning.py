@@ -253,9 +253,8 @@ class JobModel:
 @lru_cache(maxsize=4096)
 def _fitted(columns: tuple[tuple[float, ...], ...], start: ThroughputParams | None) -> ThroughputParams | None:
     """A fit of these columns of `Measured`. Jobs with the same profile, as in a simulation, have the same."""
-    from penstock_profiles.fit import (
-        fit_throughput,
-    )  # SciPy takes a second to load, and most who import this fit nothing
+    # SciPy takes a second to load, and most who import this fit nothing.
+    from penstock_profiles.fit import fit_throughput
 
     return fit_throughput(Measured(*map(np.array, columns)), start).params
 

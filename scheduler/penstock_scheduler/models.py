@@ -84,11 +84,8 @@ class WishModels:
             raise BadWish(f"sensitivity {wish.sensitivity!r} is not known here; the profiles are {known}")
         try:
             _estimator(wish, self._catalogue)
-        except (
-            ArithmeticError,
-            TypeError,
-            ValueError,
-        ) as error:  # it is this job's trouble, and must not be the round's
+        except (ArithmeticError, TypeError, ValueError) as error:
+            # It is this job's trouble, and must not be the round's.
             raise BadWish(f"no model of the job's speed can be made of its wish: {error}") from error
 
     def models(self, jobs: Sequence[Job], gpu_types: Iterable[str]) -> Models:

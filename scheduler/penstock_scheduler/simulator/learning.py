@@ -9,6 +9,7 @@ import numpy as np
 
 from penstock_profiles.estimators import AnyEstimator, Batch, GpuModel, IntArray, TrainingEstimator
 from penstock_profiles.families import Families
+from penstock_profiles.fit import fit_throughput
 from penstock_profiles.learning import JobModel
 from penstock_profiles.noise import GradientNoise
 from penstock_profiles.observations import Observations
@@ -173,10 +174,6 @@ class ArtifactLearner:
         """See `Learner`. Of each shape and batch the first report counts."""
         if seen is not None and (key := (gpu_type, *seen[:3])) not in self._measured:
             self._measured.add(key)
-            from penstock_profiles.fit import (
-                fit_throughput,
-            )  # SciPy takes a second to load, and who reads settings loads this
-
             observations = self._observations.setdefault(gpu_type, Observations())
             observations.add(*seen)
             fit = fit_throughput(observations.measured(), self._fits.get(gpu_type))

@@ -129,17 +129,16 @@ class TypeTable:
         places, times = self._points
         if len(places) < 4 or np.linalg.matrix_rank(places - places[0]) < 3:
             return None
-        from scipy.interpolate import (
-            LinearNDInterpolator,
-        )  # SciPy takes a second to load, and who reads settings loads this
+        # SciPy takes a second to load, and who reads settings loads this.
+        from scipy.interpolate import LinearNDInterpolator
 
         return LinearNDInterpolator(places, times)
 
     @cached_property
     def _fitted(self) -> ThroughputParams:
-        places, times = self._points
         from penstock_profiles.fit import fit_throughput
 
+        places, times = self._points
         params = fit_throughput(Measured(*places.T, *times.T)).params
         assert params is not None, "a fit without start has parameters"
         return params
