@@ -17,7 +17,7 @@ from penstock_scheduler.settings import DaemonSettings, parse_settings
 from penstock_scheduler.simulator.workloads import read_workload
 from penstock_scheduler.simulator.workloads.own import COLUMNS
 from penstock_scheduler.simulator.workloads.sacct import COLUMNS as SACCT
-from penstock_slurm.loopback import ProgramsMissing, machine
+from penstock_slurm.loopback.fixtures import skip_without_slurm
 from penstock_slurm.settings import SlurmSettings
 from tests.scheduler.builders import job, snapshot
 from tests.slurm_plugin.flags import values
@@ -65,10 +65,7 @@ def test_the_wishes_on_the_pages_are_valid():
 @pytest.mark.slurm
 def test_trying_it_first_as_on_the_admins_page_runs_a_job(tmp_path):
     """The commands as they stand but for the first, which is of a clone, and the 12 s, too few on a busy machine."""
-    try:
-        machine.check_programs(accounting=False)
-    except ProgramsMissing as missing:
-        pytest.skip(str(missing))
+    skip_without_slurm(accounting=False)
     (text,) = blocks("docs/admin.md", "bash")
     first, commands = text.split("\n", 1)
     assert first == "source .venv/bin/activate"

@@ -9,7 +9,8 @@ import pytest
 
 from penstock_scheduler.client import Client
 from penstock_scheduler.messages import TokenOrder
-from penstock_slurm.loopback import LoopbackCluster, ProgramsMissing, machine
+from penstock_slurm.loopback import LoopbackCluster
+from penstock_slurm.loopback.fixtures import skip_without_slurm
 from tests.airflow_provider.deployment import REPOSITORY, free_port
 from tests.cloud.conftest import _ec2, cloud_settings, ec2
 from tests.cloud.test_slurm import cloud_site
@@ -48,10 +49,7 @@ def listening(site: Site, certificate: tuple[Path, Path] | None = None) -> dict[
 @contextmanager
 def accounted_site(folder: Path, nodes: str = CLUSTER) -> Iterator[Site]:
     """A site on a Slurm of its own whose accounting remembers every job."""
-    try:
-        machine.check_programs(accounting=True)
-    except ProgramsMissing as missing:
-        pytest.skip(str(missing))
+    skip_without_slurm(accounting=True)
     settings = {"AccountingStoreFlags": "job_comment"}
     with LoopbackCluster(folder / "slurm", nodes, settings=settings, accounting=True) as slurm:
         (folder / "site").mkdir()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import pwd
-import shutil
 import subprocess
 import tempfile
 import tomllib
@@ -17,8 +16,10 @@ import pytest
 from penstock_profiles.wire import Checkpointed, Report
 from penstock_scheduler.client import ApiError, Client
 from penstock_scheduler.messages import Submission
-from penstock_slurm.loopback import LoopbackCluster, ProgramsMissing, machine, wait_for
+from penstock_slurm.loopback import LoopbackCluster, machine, wait_for
+from penstock_slurm.loopback.fixtures import skip_without_slurm
 from tests.end_to_end.site import Site
+from tests.folders import public_folder
 
 pytestmark = [
     pytest.mark.slurm,
@@ -50,19 +51,13 @@ open(out, "w").write(f"{by_socket} {answer.status}")
 
 @pytest.fixture(scope="module")
 def public() -> Iterator[Path]:
-    """A folder that other users may enter. Not pytest's: each pytest that starts as this user shuts that one again."""
-    folder = Path(tempfile.mkdtemp(prefix="penstock-users-", dir="/tmp"))
-    folder.chmod(0o755)
-    yield folder
-    shutil.rmtree(folder, ignore_errors=True)
+    with public_folder() as folder:
+        yield folder
 
 
 @pytest.fixture(scope="module")
 def slurm(public: Path) -> Iterator[LoopbackCluster]:
-    try:
-        machine.check_programs(accounting=False)
-    except ProgramsMissing as missing:
-        pytest.skip(str(missing))
+    skip_without_slurm(accounting=False)
     with LoopbackCluster(public / "slurm", "t4:2x4") as cluster:
         yield cluster
 

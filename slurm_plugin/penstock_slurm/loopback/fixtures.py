@@ -12,7 +12,7 @@ import pytest
 
 from penstock_slurm.loopback import LoopbackCluster, LoopbackError, ProgramsMissing, machine, wait_for
 
-__all__ = ["MakeLoopback", "loopback", "make_loopback", "wait_for"]
+__all__ = ["MakeLoopback", "loopback", "make_loopback", "skip_without_slurm", "wait_for"]
 
 SMALL = "t4:2x4,rtx:2x8,a100:2x8"
 
@@ -33,7 +33,7 @@ def pytest_configure() -> None:
 @pytest.fixture(scope="session")
 def loopback(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoopbackCluster]:
     """A running cluster for the whole session, `t4:2x4,rtx:2x8,a100:2x8`; each test finds it idle and whole."""
-    _skip_without(accounting=False)
+    skip_without_slurm(accounting=False)
     with LoopbackCluster(tmp_path_factory.mktemp("loopback"), SMALL) as cluster:
         yield cluster
 
@@ -59,13 +59,14 @@ def make_loopback(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MakeLoop
     with contextlib.ExitStack() as clusters:
 
         def make(nodes: str = "t4:1x4", **options: Any) -> LoopbackCluster:
-            _skip_without(accounting=bool(options.get("accounting")))
+            skip_without_slurm(accounting=bool(options.get("accounting")))
             return clusters.enter_context(LoopbackCluster(tmp_path_factory.mktemp("loopback"), nodes, **options))
 
         yield make
 
 
-def _skip_without(*, accounting: bool) -> None:
+def skip_without_slurm(*, accounting: bool) -> None:
+    """Skip the test that asks where the daemons, with `accounting` also Slurm's database daemon and MariaDB, are missing."""
     try:
         machine.check_programs(accounting=accounting)
     except ProgramsMissing as missing:

@@ -6,7 +6,6 @@ import os
 import secrets
 import shutil
 import subprocess
-import tempfile
 from pathlib import Path
 
 import httpx
@@ -20,6 +19,7 @@ from penstock_scheduler.errors import ConfigError
 from penstock_scheduler.model import Phase
 from penstock_scheduler.service import identity
 from penstock_slurm.loopback import wait_for
+from tests.folders import public_folder
 from tests.scheduler.builders import job, on
 from tests.scheduler.service.api import ME, serving
 
@@ -30,22 +30,19 @@ MUNGED = shutil.which("munged") or shutil.which("munged", path="/usr/sbin")
 def munge_socket():
     if MUNGED is None or shutil.which("unmunge") is None:
         pytest.skip("munge is not installed (Debian: munge)")
-    # Not pytest's folder: other users are to reach the socket, and each pytest that starts as this one shuts that again.
-    folder = Path(tempfile.mkdtemp(prefix="penstock-munge-", dir="/tmp"))
-    folder.chmod(0o755)
-    key = folder / "munge.key"
-    key.write_bytes(secrets.token_bytes(128))
-    key.chmod(0o400)
-    options = {"key-file": key, "socket": folder / "s", "pid-file": folder / "pid", "seed-file": folder / "seed"}
-    words = [f"--{name}={value}" for name, value in options.items()]
-    process = subprocess.Popen([MUNGED, "--foreground", "--force", f"--log-file={folder}/log", *words])
-    try:
-        wait_for((folder / "s").exists, 20, "munged to listen")
-        yield folder / "s"
-    finally:
-        process.terminate()
-        process.wait(20)
-        shutil.rmtree(folder)
+    with public_folder() as folder:  # other users are to reach the socket
+        key = folder / "munge.key"
+        key.write_bytes(secrets.token_bytes(128))
+        key.chmod(0o400)
+        options = {"key-file": key, "socket": folder / "s", "pid-file": folder / "pid", "seed-file": folder / "seed"}
+        words = [f"--{name}={value}" for name, value in options.items()]
+        process = subprocess.Popen([MUNGED, "--foreground", "--force", f"--log-file={folder}/log", *words])
+        try:
+            wait_for((folder / "s").exists, 20, "munged to listen")
+            yield folder / "s"
+        finally:
+            process.terminate()
+            process.wait(20)
 
 
 def credential(socket: Path, payload: str, **become: str) -> dict[str, str]:
