@@ -11,7 +11,9 @@ both parts, and is not charged to the guest.
 
 **What is sure.** Steps beside a guest are not independent: they wait for it or they do not, and other load comes in spells. So
 the uncertainty of the mean over turns is taken from how much *turns* differ. While there are few, what the spread of single
-steps would explain counts as if it were eight turns more. A share is `good` when the
+steps would explain counts as if it were eight turns more; once there are as many, turns that agree better than their steps are
+taken at their word, as far as Student's t allows: a step that ends late and one that makes up for it vary, their sum does not.
+A share is `good` when the
 upper bound of its slow-down is within the tolerance, `bad` when the lower bound is not, or when it does not look as if
 `patience` periods would show it to be good. Of two turns in a row that had a period too slow beyond doubt the second ends at
 once, and the share is bad. Turns are short at first, so that a bad share soon goes. At a share that stays in doubt they become
@@ -49,7 +51,10 @@ LEAST_TURNS = 2
 """Before a share is good."""
 
 PRIOR_TURNS = 8
-"""So many turns the spread of single steps is worth in how much turns are taken to differ."""
+"""So many turns the spread of single steps is worth in how much turns are taken to differ; beyond them it may be left out."""
+
+QUANTILE = 3.3
+"""Of the normal distribution: how much wider Student's t is where it has this one; the default of `z`."""
 
 GROW_TURNS = 3
 """After so many turns at one share they become longer, by the length of the first."""
@@ -169,11 +174,17 @@ class Evidence:
 
     @property
     def error(self) -> float:
-        """Standard error of the mean; infinite before there is a turn."""
+        """Standard error of the mean; infinite before there is a turn.
+
+        Of many turns that of the mean alone if it is less, so much larger that `QUANTILE` of it are as sure as Student's t.
+        """
         if self.turns == 0:
             return math.inf
-        variance = (self.squares + PRIOR_TURNS * self.variance) / (self.turns - 1 + PRIOR_TURNS)
-        return math.sqrt(variance / self.weight)
+        freedom = self.turns - 1
+        error = math.sqrt((self.squares + PRIOR_TURNS * self.variance) / (freedom + PRIOR_TURNS) / self.weight)
+        if freedom < PRIOR_TURNS:
+            return error
+        return min(error, wider(freedom) * math.sqrt(self.squares / freedom / self.weight))
 
     @property
     def spread(self) -> float:
@@ -183,6 +194,16 @@ class Evidence:
     def error_after(self, periods: float) -> float:
         """The error of the mean once there are so many periods, if they are as those up to now; 0 before there is a turn."""
         return self.error * math.sqrt(self.periods / periods) if self.turns else 0.0
+
+
+def wider(freedom: float) -> float:
+    """How many times further Student's t reaches than the normal distribution, for the same probability as beyond `QUANTILE`.
+
+    Abramowitz and Stegun, *Handbook of Mathematical Functions*, 26.7.5, its first two terms: from 7 degrees of freedom on it
+    is within 4 %.
+    """
+    square = QUANTILE**2
+    return 1 + (square + 1) / (4 * freedom) + (5 * square**2 + 16 * square + 3) / (96 * freedom**2)
 
 
 def weight_of(base: Steps, beside: Steps) -> float:
