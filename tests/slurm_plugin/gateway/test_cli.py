@@ -336,10 +336,13 @@ DONE = type(None)
 def test_what_scontrol_had_answered_before_it_hung_counts(unregistered):
     fed = unregistered("2")
     writes = [Write("1", "put_first"), Write("2", "hold"), Write("3", "split"), Write("4", "release")]
-    done = gateway(timeout_s=5).write(writes)
+    slurm = gateway(timeout_s=5)
+    done = slurm.write(writes)
     assert kinds(done) == [DONE, Unregistered, TimedOut, TimedOut]
     assert [error.job_id for error in done[1:] if error is not None] == ["2", "3", "4"]
     assert fed() == ["update JobId=1 Priority=4294967293", "hold 2"]
+    assert kinds(slurm.write(writes[1:2])) == [Unregistered]
+    assert fed() == [], "also that it is not registered"
 
 
 def test_a_job_that_is_not_registered_is_asked_once_and_holds_nobody_up(unregistered):
