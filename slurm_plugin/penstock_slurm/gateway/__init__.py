@@ -34,6 +34,7 @@ from penstock_slurm.gateway.errors import (
     TimedOut,
     Transient,
     UnreadableAnswer,
+    Unregistered,
 )
 
 __all__ = [
@@ -58,6 +59,7 @@ __all__ = [
     "TimedOut",
     "Transient",
     "UnreadableAnswer",
+    "Unregistered",
     "Write",
     "open_gateway",
     "slurm_minutes",

@@ -288,7 +288,7 @@ class Gateway(Protocol):
     """Slurm, as Penstock sees it. A reading is one call to slurmctld (`limits`: two to slurmdbd); every error is a SlurmError.
 
     Each write is safe to repeat. After `Transient` it may have taken effect or not: read back, then ask again.
-    All writes raise ControllerAway, JobGone, Refused or Transient (TimedOut among them).
+    All writes raise ControllerAway, JobGone, Refused or Transient (TimedOut and Unregistered among them).
     """
 
     def version(self) -> tuple[int, int]:

@@ -39,6 +39,7 @@ from penstock_slurm.gateway.errors import (
     TimedOut,
     Transient,
     UnreadableAnswer,
+    Unregistered,
     error_from,
 )
 from penstock_slurm.gateway.parse import (
@@ -86,6 +87,15 @@ MARK = "penstock-after-"
 UNKNOWN_WORD = "invalid keyword: "
 """How scontrol answers to a command that it does not know."""
 
+UPDATES = frozenset({"update", "hold", "release"})
+"""scontrol's commands that Slurm does not carry out for a job that slurmdbd has not registered."""
+
+UNREGISTERED = re.compile(r"the DB index is being set.* for job (\S+)$", re.MULTILINE)
+"""How scontrol says so, and of which job."""
+
+UNREGISTERED_S = 60.0
+"""Pause before Slurm is asked again to change such a job: each time it takes 5 s of the time that a command has."""
+
 FIRST = 4_294_967_293
 """The highest priority that Slurm takes, for jobs that run without GPUs: they start before the holders of the fence, and these
 before all others. Slurm itself gives about 2 ** 32 - 2 ** 16 and less where it has no weights, and far less where it has."""
@@ -117,6 +127,8 @@ class CliGateway:
             )
         self._timeout_s = timeout_s
         self._environment = _environment(os.environ, conf)
+        self._unregistered: dict[str, float] = {}
+        """Jobs that slurmdbd has not registered -> when Slurm last said so."""
 
     def version(self) -> tuple[int, int]:
         """Of the commands on this machine."""
@@ -281,16 +293,18 @@ class CliGateway:
     def write(self, writes: Sequence[Write]) -> tuple[SlurmError | None, ...]:
         """Through the standard input of a few `scontrol` for each AT_ONCE; what passes by itself is asked twice more."""
         errors: dict[str, SlurmError | None] = {}
-        left = list(writes)
+        left = sorted(writes, key=lambda write: self._turn(write.job_id))
         assert len({write.job_id for write in writes}) == len(writes), "one command about each job"
         for tries_left in range(RETRIES, -1, -1):
             errors |= self._feed(left)
-            passing = (Transient,) if tries_left else ()
-            left = [w for w in left if isinstance(e := errors[w.job_id], passing) and not isinstance(e, TimedOut)]
-            if not left:
+            left = [w for w in left if isinstance(error := errors[w.job_id], Transient) and error.at_once]
+            if not left or not tries_left:
                 break
             log.info("asking Slurm again", extra={"jobs": len(left), "text": errors[left[0].job_id]})
             time.sleep(RETRY_PAUSE_S)
+        for write in writes:
+            if errors[write.job_id] is None:
+                self._unregistered.pop(write.job_id, None)
         return tuple(errors[write.job_id] for write in writes)
 
     def _feed(self, writes: Sequence[Write]) -> dict[str, SlurmError | None]:
@@ -316,24 +330,29 @@ class CliGateway:
         for write in writes:
             if JOB_ID.fullmatch(write.job_id) is None:
                 errors[write.job_id] = _no_job(write.job_id)
+            elif (waits := self._unregistered_now(write.job_id, _words(write))) is not None:
+                errors[write.job_id] = waits
             elif not all(map(WORD.fullmatch, _words(write))):
                 text = f"{' '.join(_words(write))!r} holds signs that scontrol's prompt takes for its own"
                 errors[write.job_id] = Refused(text, command="scontrol", job_id=write.job_id)
             else:
-                alike.setdefault(
-                    write.job_id if write.kind in ("place", "split", "put_first") else write.kind, []
-                ).append(write)
+                alone = write.kind in ("place", "split", "put_first") or write.job_id in self._unregistered
+                alike.setdefault(write.job_id if alone else write.kind, []).append(write)
         groups = list(alike.values())
         answers = self._talk(groups)
         # Who is meant by an answer to a command about several jobs is not clear, so each is asked by itself.
-        alone = [
+        again = [
             [write]
             for group, text in zip(groups, answers, strict=True)
             if group[1:] and text and isinstance(text, str)
             for write in group
+            if self._unregistered_now(write.job_id, _words(write)) is None
         ]
-        for group, said in (*zip(groups, answers, strict=True), *zip(alone, self._talk(alone), strict=True)):
-            errors |= {write.job_id: _error(write, said) for write in group}
+        for group, said in (*zip(groups, answers, strict=True), *zip(again, self._talk(again), strict=True)):
+            errors |= {
+                write.job_id: self._unregistered_now(write.job_id, _words(write)) or _error(write, said)
+                for write in group
+            }
         return errors
 
     def _talk(self, groups: Sequence[Sequence[Write]]) -> list[str | Transient]:
@@ -345,8 +364,11 @@ class CliGateway:
             others = "".join(f",{write.job_id}" for write in group[1:])
             # Its answers name no command: after each, a word that it does not know says where that command's end.
             lines += [" ".join(_words(group[0])) + others, f"{MARK}{number}"]
+        late: TimedOut | None = None
         try:
             said = self._run(("scontrol",), {}, text="\n".join(lines) + "\n").stderr
+        except TimedOut as error:
+            said, late = error.said, error
         except Transient as error:
             return [error] * len(groups)
         answers: list[str | Transient] = []
@@ -355,7 +377,8 @@ class CliGateway:
             if not marked:
                 stopped = error_from(said, command="scontrol", otherwise=Transient)
                 kind = Transient(stopped.text or "scontrol stopped before this", command="scontrol")
-                return answers + [stopped if isinstance(stopped, Transient) else kind] * (len(groups) - number)
+                why = late or (stopped if isinstance(stopped, Transient) else kind)
+                return answers + [why] * (len(groups) - number)
             answers.append(answer.strip())
             said = rest
         return answers
@@ -388,12 +411,12 @@ class CliGateway:
 
     def begin_later(self, job_ids: Sequence[str], after_s: float) -> None:
         """`scontrol update JobId=1,2,3`: it goes on after one that is gone, and says so at the end."""
-        if not job_ids:
+        begins = f"StartTime=now+{math.ceil(after_s)}"
+        jobs = sorted((job for job in job_ids if not self._unregistered_now(job, ("update",))), key=self._turn)
+        if not jobs:
             return
-        with contextlib.suppress(JobGone, Refused):  # gone, or started meanwhile
-            self._write(
-                job_ids[0], "scontrol", "update", f"JobId={','.join(job_ids)}", f"StartTime=now+{math.ceil(after_s)}"
-            )
+        with contextlib.suppress(JobGone, Refused, Unregistered):  # gone, started meanwhile, or not to be changed now
+            self._write(jobs[0], "scontrol", "update", f"JobId={','.join(jobs)}", begins)
 
     def set_admin_comment(self, job_id: str, text: str) -> None:
         """`scontrol update AdminComment=`, the text in one argument."""
@@ -436,19 +459,33 @@ class CliGateway:
             raise
 
     def _write_once(self, job_id: str, argv: tuple[str, ...]) -> None:
+        if (waits := self._unregistered_now(job_id, argv[1:])) is not None:
+            raise waits
         done = self._run(argv, {}, job_id)
         # scancel of a job that is gone, and scontrol update with a bad number, print an error and return 0
         if done.returncode != 0 or "error:" in done.stderr:
             raise error_from(done.stderr or done.stdout, command=" ".join(argv[:2]), job_id=job_id)
+        self._unregistered.pop(job_id, None)
+
+    def _unregistered_now(self, job_id: str, words: Sequence[str]) -> Unregistered | None:
+        """The answer to a command of scontrol about a job that slurmdbd had not registered a moment ago; None: ask Slurm."""
+        said_s = self._unregistered.get(job_id)
+        if words[0] not in UPDATES or said_s is None or time.monotonic() - said_s >= UNREGISTERED_S:
+            return None
+        return Unregistered("the DB index is being set", command=f"scontrol {words[0]}", job_id=job_id)
+
+    def _turn(self, job_id: str) -> float:
+        """To sort by: jobs that may use up the time of others come last, of them those first that had to wait longest."""
+        return self._unregistered.get(job_id, 0.0)
 
     def _again(self, write: Callable[[], None]) -> None:
-        """Call `write`, and twice more where Slurm could not now. A time-out is not repeated: it has cost enough."""
+        """Call `write`, and twice more where Slurm could not just now."""
         for left in range(RETRIES, -1, -1):
             try:
                 write()
                 return
             except Transient as error:
-                if left == 0 or isinstance(error, TimedOut):
+                if left == 0 or not error.at_once:
                     raise
                 log.info("asking Slurm again", extra={"job": error.job_id, "text": error.text})
                 time.sleep(RETRY_PAUSE_S)
@@ -457,7 +494,7 @@ class CliGateway:
         self, argv: tuple[str, ...], variables: Mapping[str, str], job_id: str = "", text: str = ""
     ) -> subprocess.CompletedProcess[str]:
         try:
-            return subprocess.run(
+            done = subprocess.run(
                 argv,
                 check=False,
                 input=text,
@@ -467,11 +504,19 @@ class CliGateway:
                 timeout=self._timeout_s,
                 env={**self._environment, **variables},
             )
-        except subprocess.TimeoutExpired:
-            late = f"no answer in {self._timeout_s:g} s"
-            raise TimedOut(late, command=" ".join(argv[:2]), job_id=job_id) from None
+        except subprocess.TimeoutExpired as error:
+            late = TimedOut(f"no answer in {self._timeout_s:g} s", command=" ".join(argv[:2]), job_id=job_id)
+            late.said = (error.stderr or b"").decode(errors="replace")  # bytes, whatever the encoding
+            self._note(late.said)
+            raise late from None
         except OSError as error:
             raise Transient(f"could not be started: {error}", command=argv[0], job_id=job_id) from error
+        self._note(done.stderr)
+        return done
+
+    def _note(self, said: str) -> None:
+        """Remember which jobs slurmdbd has not registered."""
+        self._unregistered |= dict.fromkeys(UNREGISTERED.findall(said), time.monotonic())
 
 
 def _words(write: Write) -> tuple[str, ...]:

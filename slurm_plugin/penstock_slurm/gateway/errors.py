@@ -41,9 +41,26 @@ class Refused(SlurmError):
 class Transient(SlurmError):
     """Slurm could not now. It may have taken effect or not: read back, then ask again."""
 
+    at_once = True
+    """Whether asking again may help already a moment later."""
+
 
 class TimedOut(Transient):
     """The command took longer than we wait. It may have taken effect or not, and slurmctld may be away."""
+
+    at_once = False
+    said = ""
+    """What it had told on standard error by then."""
+
+
+class Unregistered(Transient):
+    """Slurm changes the job only when slurmdbd has registered it, and has waited 5 s for that itself. Nothing was done."""
+
+    at_once = False
+    remedy = (
+        "; slurmdbd has not registered the job; Slurm is asked again in a minute. If that goes on, slurmctld was stopped while "
+        "it waited for slurmdbd: cancel the job and submit it anew, or see docs/slurm-gateway.md"
+    )
 
 
 class UnreadableAnswer(SlurmError):
@@ -83,7 +100,11 @@ WORDS: tuple[tuple[str, type[SlurmError], str], ...] = (
     ("job has already finished", JobGone, "22.05.8: scontrol hold, release; job cancelled"),
     ("already completing or completed", JobGone, "22.05.8: scancel, scontrol update; job cancelled"),
     ("resource temporarily unavailable", Transient, "24.11.5: scontrol update with TresPerNode, 1 of 540"),
-    ("the db index is being set", Transient, "22.05.8: second shrink of a running job without slurmdbd"),
+    (
+        "the db index is being set",
+        Unregistered,
+        "22.05.8: second shrink of a running job without slurmdbd; any update of a job that slurmdbd has not registered",
+    ),
     ("can not be altered now, try again later", Transient, "code 2020"),
     ("unable to create job record, try again", Transient, "code 2007"),
     ("prologslurmctld is still running", Transient, "code 2061"),

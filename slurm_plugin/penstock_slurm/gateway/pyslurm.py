@@ -260,8 +260,8 @@ class PyslurmGateway:
             try:
                 self._ask(command, job_id, lambda: write(self._pyslurm.Job(int(job_id))))
                 return
-            except Transient:
-                if left == 0:
+            except Transient as error:
+                if left == 0 or not error.at_once:
                     raise
                 time.sleep(PAUSE_S)
 

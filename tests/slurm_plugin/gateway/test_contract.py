@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import signal
 import time
 
@@ -21,8 +22,10 @@ from penstock_slurm.gateway import (
     Refused,
     SlurmFeatures,
     SlurmLimit,
+    TimedOut,
     Transient,
     UnreadableAnswer,
+    Unregistered,
     Write,
     open_gateway,
 )
@@ -240,6 +243,48 @@ def test_limits_fair_share_and_topology(make_loopback, loopback):
     with pytest.raises(AccountingAway):
         gateway.limits("loop")
     assert gateway.jobs(), "slurmctld goes on without it"
+
+
+@slurm
+def test_jobs_whose_registration_slurmctld_has_forgotten_hold_nobody_up(make_loopback, monkeypatch):
+    """Killed while slurmdbd does not answer, Slurm before 24.11 never asks again, and thinks for 5 s each time."""
+    own = make_loopback("t4:1x4", accounting=True)
+    gateway = open_gateway("cli", conf=own.slurm_conf, timeout_s=15)
+    if gateway.version() >= (24, 11):
+        pytest.skip("this Slurm gives jobs their index itself")
+
+    def registered(job_id: str) -> bool:
+        return own.command("scontrol", "update", f"JobId={job_id}", "Comment=x", check=False).returncode == 0
+
+    first = held(own)
+    listed = ("sacct", "-XnP", f"--jobs={first}", "--format=JobID")
+    wait_for(lambda: first in own.command(*listed).stdout, 30, "the job to be registered")
+    slurmdbd = own._daemons["slurmdbd"].pid
+    os.kill(slurmdbd, signal.SIGSTOP)
+    stuck = [held(own) for _ in range(3)]
+    wait_for(lambda: not registered(stuck[-1]), 60, "slurmctld to tell slurmdbd of the jobs")
+    changed_s = time.time()
+    assert registered(first)
+    state = own.folder / "state" / "job_state"
+    wait_for(lambda: state.stat().st_mtime > changed_s, 60, "slurmctld to save its state")
+    own.kill_slurmctld()
+    os.kill(slurmdbd, signal.SIGCONT)
+    own.start_slurmctld()
+
+    writes = [Write(job_id, "split") for job_id in (*stuck, first)]
+    done = gateway.write(writes)
+    assert {type(error) for error in done[:3]} <= {Unregistered, TimedOut}
+    assert isinstance(done[0], Unregistered)
+    assert [type(error) for error in gateway.write(writes)][-1] is type(None), "in the second round nothing holds it up"
+    gateway.cancel(stuck[0])
+    wait_state(gateway, stuck[0], "CANCELLED")
+
+    monkeypatch.setattr("penstock_slurm.gateway.cli.UNREGISTERED_S", 0.0)
+    assert not registered(stuck[1])
+    own._end("slurmdbd", signal.SIGKILL)
+    held(own)
+    wait_for(lambda: registered(stuck[1]), 60, "slurmctld to fail to tell slurmdbd of a job")
+    assert gateway.write([Write(stuck[1], "release"), Write(stuck[2], "release")]) == (None, None)
 
 
 def test_a_back_end_that_is_not_there_is_an_error_of_the_settings(monkeypatch):
