@@ -17,7 +17,8 @@ A share is `good` when the
 upper bound of its slow-down is within the tolerance, `bad` when the lower bound is not, or when it does not look as if
 `patience` periods would show it to be good. Of two turns in a row that had a period too slow beyond doubt the second ends at
 once, and the share is bad. Turns are short at first, so that a bad share soon goes. At a share that stays in doubt they become
-longer, if it is the steps beside the guest that vary: so it has most of what it will have while the control makes sure.
+longer, if it is the steps beside the guest that vary: so it has most of what it will have while the control makes sure. A turn in
+which the guest seems to have made the job faster is left out, unless the one before it was.
 
 **What is tried.** The paper raises step by step. Here the next share is where the slow-downs of the largest good and the
 smallest bad share, interpolated, are what is aimed at: a little within the tolerance, and more where turns differ much, since
@@ -30,8 +31,9 @@ period the control asks more:
 - The turn so far differs from what was known, up or down: a new look at the same share, reference first. So nothing is said to
   be the guest's doing, or to have become harmless, before both have been compared anew.
 
-And after each turn: if the slow-down is surely less than what is aimed at, and no share just above is known to be bad, the search
-goes on from there. Settled at share 0, it begins anew after `patience` periods.
+And after each turn: if the slow-down is surely less than what is aimed at, the search goes on from there, up to the smallest bad
+share. What made that one bad may have been the machine, so it is forgotten as fast as what was known of the settled one, and then
+tried again. Settled at share 0, the search begins anew after `patience` periods.
 
 `advance` is one control period; a `Control` is all that is remembered from one to the next.
 """
@@ -64,6 +66,9 @@ FAR = 1.5
 
 KEEP = 0.9
 """Weight of what was known before a turn, once settled: some ten turns are remembered."""
+
+FORGOTTEN = 0.5
+"""Of so many turns a bad share is not known any more."""
 
 
 class ControlSettings(BaseModel):
@@ -172,6 +177,16 @@ class Evidence:
             self.variance + (error**2 * weight - self.variance) / turns,
         )
 
+    def faded(self) -> Evidence:
+        """A turn later, in which nothing was seen of it."""
+        return dataclasses.replace(
+            self,
+            turns=KEEP * self.turns,
+            periods=KEEP * self.periods,
+            weight=KEEP * self.weight,
+            squares=KEEP * self.squares,
+        )
+
     @property
     def error(self) -> float:
         """Standard error of the mean; infinite before there is a turn.
@@ -190,6 +205,12 @@ class Evidence:
     def spread(self) -> float:
         """Standard deviation of a mean turn; 0 before there is one."""
         return self.error * math.sqrt(self.turns) if self.turns else 0.0
+
+    def least(self, settings: ControlSettings) -> float:
+        """What a turn's slow-down is not below."""
+        if self.turns < LEAST_TURNS:
+            return -FAR * settings.tolerance
+        return self.mean - (settings.z + 1) * math.hypot(self.spread, self.error)
 
     def error_after(self, periods: float) -> float:
         """The error of the mean once there are so many periods, if they are as those up to now; 0 before there is a turn."""
@@ -240,7 +261,7 @@ class Control:
     settled: bool = False
     """Whether the share of the trial stays unless the guaranteed job's steps change."""
     far: bool = False
-    """Whether a period of the turn before was too slow beyond doubt, so that a second one makes the share bad."""
+    """Whether the turn before was cut short, as the machine may have stood still in it: of two in a row the second one counts."""
 
 
 def advance(control: Control, steps: Steps, settings: ControlSettings) -> Control:
@@ -289,6 +310,9 @@ def _beside(control: Control, trial: Tried, steps: Steps, settings: ControlSetti
         )
     beside, periods = control.beside + steps, control.periods + 1
     slowdown, error = beside.slowdown(control.base)
+    if not control.far and slowdown < min(0.0, known.least(settings)):
+        # Nobody makes it faster: the machine stood still while it was alone.
+        return _turn(dataclasses.replace(control, far=True))
     if control.settled:
         doubt = (settings.z + 1) * math.hypot(max(error, known.spread), known.error)
         if slowdown > settings.tolerance and slowdown - known.mean > doubt:
@@ -318,9 +342,8 @@ def _judge(control: Control, trial: Tried, settings: ControlSettings) -> Control
     if seen.mean - margin > settings.tolerance:
         good = Tried() if control.settled else control.good
         return _next(dataclasses.replace(control, good=good, bad=trial), settings)
-    if control.settled:  # what was taken for its slow-down while searching may have been too much
-        room = seen.mean + margin < settings.aim * settings.tolerance
-        return _next(dataclasses.replace(control, good=trial), settings) if room else _turn(control)
+    if control.settled:
+        return _once_settled(control, trial, settings)
     if seen.turns >= LEAST_TURNS and seen.mean + margin <= settings.tolerance:
         return _next(dataclasses.replace(control, good=trial), settings)
     in_the_end = settings.z * seen.error_after(settings.patience)
@@ -329,11 +352,24 @@ def _judge(control: Control, trial: Tried, settings: ControlSettings) -> Control
     return _turn(control)
 
 
+def _once_settled(control: Control, trial: Tried, settings: ControlSettings) -> Control:
+    """A turn at the settled share is over: what was taken for its slow-down, or a larger one's, may have been too much."""
+    bad = control.bad
+    if bad is not None:
+        bad = Tried(bad.share, bad.evidence.faded())
+    if trial.evidence.mean + settings.z * trial.evidence.error >= settings.aim * settings.tolerance:
+        return _turn(dataclasses.replace(control, bad=bad))
+    if bad is not None and bad.evidence.turns < FORGOTTEN:
+        return _begin(dataclasses.replace(control, good=trial, bad=None), bad.share, settings)
+    return _next(dataclasses.replace(control, good=trial, bad=bad), settings)
+
+
 def _next(control: Control, settings: ControlSettings) -> Control:
     """The next share to try, or the settled one."""
     good, bad = control.good, control.bad
-    last = bad or good
-    decidable = settings.z * last.evidence.error_after(settings.patience / 2)
+    # Not by the bad one alone: one period in which the machine stood still made its turns differ widely, perhaps.
+    known = [tried.evidence for tried in (good, bad) if tried is not None and tried.evidence.turns]
+    decidable = settings.z * min(evidence.error_after(settings.patience / 2) for evidence in known)
     aim = max(min(settings.aim * settings.tolerance, settings.tolerance - decidable), settings.tolerance / 2)
     # Where slow-down is proportional to share, this is as near as another turn would come.
     reached = good.share >= 1 or good.evidence.mean >= (1 - settings.resolution) * aim

@@ -282,6 +282,35 @@ def test_one_slow_period_of_the_machine_does_not_hold_the_share_down(slow: int):
     assert 0.9 * scenario.feasible() <= beside(scenario, control).share <= scenario.feasible()
 
 
+def test_a_share_that_a_bad_spell_made_bad_is_tried_again():
+    """Whenever 0.35 or more is tried the machine is a fifth slower, until that is taken to be bad; 0.5 would be feasible."""
+    scenario, control = Scenario(lambda share: 0.1 * share), Control()
+    while control.bad is None:
+        machine = dataclasses.replace(scenario, base_s=0.12) if control.share > 0.35 else scenario
+        control = advance(control, machine.period(control.share), SETTINGS)
+    assert 0.35 < control.bad.share < 0.9 * scenario.feasible()
+    for _ in range(1500):
+        control = advance(control, scenario.period(control.share), SETTINGS)
+    control, _ = settle(scenario, control)
+    assert 0.9 * scenario.feasible() <= beside(scenario, control).share <= scenario.feasible()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_machine_that_stands_still_now_and_then_does_not_cost_the_guest_its_part(seed: int):
+    """Half a second every five minutes, in some step, whoever runs: in a period of 2 s that is a fifth."""
+    queue, stalls = Queue(seed), np.random.default_rng(seed)
+    control, shares = Control(), []
+    for _ in range(2400):
+        shares.append(control.share)
+        steps = queue.period(control.share)
+        if stalls.random() < 2 / 300:
+            steps = Steps(steps.count - 1, steps.mean_s, steps.squares) + Steps.of([0.5])
+        control = advance(control, steps, SETTINGS)
+    assert queue.slowdown(float(np.mean(shares[1200:])) / 0.75) >= SETTINGS.tolerance, (
+        "that would not have been feasible"
+    )
+
+
 def test_who_could_have_no_guest_is_looked_at_again_in_the_end():
     """The guest becomes harmless, and the job's own speed says nothing of it: few steps a period."""
     control, _ = settle(Scenario(lambda share: 0.5 if share > 0 else 0.0, steps=5))
