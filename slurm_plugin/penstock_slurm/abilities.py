@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from penstock_profiles.files import save_whole
+from penstock_slurm.gateway import Refused, SlurmError, Unregistered
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +34,15 @@ class Abilities:
     def may(self, ability: Ability) -> bool:
         """Whether to try: yes, unless this version was seen to refuse. Raises SlurmError."""
         return bool(self._read().get(self._key(), {}).get(ability, {}).get("works", True))
+
+    def refused(self, ability: Ability, error: SlurmError) -> None:
+        """Keep that it cannot, if the error says so. Raises SlurmError.
+
+        That Slurm could not just now says nothing of the next job; but of a run that has given nodes back, 22.05 without slurmdbd
+        says so for ever.
+        """
+        if isinstance(error, Refused) or (ability == "shrink-again" and isinstance(error, Unregistered)):
+            self.record(ability, False, str(error))
 
     def record(self, ability: Ability, works: bool, text: str = "") -> None:
         """Keep what came of it, once for each version. Raises SlurmError."""

@@ -747,8 +747,7 @@ class SlurmCluster:
             self._gateway.shrink(job.id, wanted.nodes)
             self._abilities.record(ability, True)
         except (Refused, Transient) as error:
-            if not isinstance(error, TimedOut):
-                self._abilities.record(ability, False, str(error))
+            self._abilities.refused(ability, error)
             return None
         except ControllerAway as error:
             raise ClusterAway(str(error)) from error

@@ -6,11 +6,10 @@ import json
 import re
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
-from penstock_slurm.abilities import FILE, Abilities
+from penstock_slurm.abilities import FILE
 from penstock_slurm.loopback import wait_for
 from penstock_slurm.loopback.fixtures import MakeLoopback
 from tests.end_to_end.site import RATES, Site, pause
@@ -106,17 +105,6 @@ def test_a_job_that_survives_it_gives_nodes_back_in_place(make_loopback: MakeLoo
     site.sbatch("--gres=gpu:4", "--nodelist=t4-01", "--output=/dev/null", "--wrap=sleep 600")
     begun(site, other, 2)
     assert site.job(other).nodes == ("t4-00",)
-
-
-def test_what_a_version_refused_once_is_not_tried_again(tmp_path: Path) -> None:
-    old, new = Abilities(tmp_path, lambda: (22, 5)), Abilities(tmp_path, lambda: (24, 11))
-    assert old.may("shrink-again")
-    old.record("shrink-again", False, "no longer pending")
-    assert not Abilities(tmp_path, lambda: (22, 5)).may("shrink-again")
-    assert old.may("shrink")
-    assert new.may("shrink-again")
-    (tmp_path / FILE).write_text("[")
-    assert old.may("shrink-again"), "a file that nobody can read says nothing"
 
 
 @pytest.mark.long

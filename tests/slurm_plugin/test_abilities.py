@@ -1,0 +1,34 @@
+"""What a Slurm was seen to refuse is kept by its version."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from penstock_slurm.abilities import FILE, Abilities
+from penstock_slurm.gateway import Refused, SlurmError, TimedOut, Transient, Unregistered
+
+
+def test_what_a_version_refused_once_is_not_tried_again(tmp_path: Path) -> None:
+    old, new = Abilities(tmp_path, lambda: (22, 5)), Abilities(tmp_path, lambda: (24, 11))
+    assert old.may("shrink-again")
+    old.refused("shrink-again", Refused("no longer pending", command="scontrol update"))
+    assert not Abilities(tmp_path, lambda: (22, 5)).may("shrink-again")
+    assert old.may("shrink")
+    assert new.may("shrink-again")
+    (tmp_path / FILE).write_text("[")
+    assert old.may("shrink-again"), "a file that nobody can read says nothing"
+
+
+@pytest.mark.parametrize(
+    ("kind", "first", "again"),
+    [(Refused, False, False), (Unregistered, True, False), (TimedOut, True, True), (Transient, True, True)],
+)
+def test_not_just_now_is_no_refusal(tmp_path: Path, kind: type[SlurmError], first: bool, again: bool) -> None:
+    """But of a run that has given nodes back 22.05 says for ever that it waits for a slurmdbd which the site does not have."""
+    abilities = Abilities(tmp_path, lambda: (22, 5))
+    error = kind("try again", command="scontrol update")
+    abilities.refused("shrink", error)
+    abilities.refused("shrink-again", error)
+    assert (abilities.may("shrink"), abilities.may("shrink-again")) == (first, again)
