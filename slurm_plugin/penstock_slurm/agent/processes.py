@@ -26,6 +26,8 @@ class ProcessState:
     """Tells it from a later process of the same number."""
     cpu_s: float
     """Of all its threads, since it began."""
+    program: str
+    """By name; it may have begun as another one."""
 
 
 class Processes:
@@ -37,8 +39,8 @@ class Processes:
 
     def __init__(self, node: str, proc: Path = Path("/proc")) -> None:
         self._node, self._proc = node, proc
-        self._known: dict[int, tuple[int, int | None, int]] = {}
-        """Process -> (when it began, job of Slurm's that it says it is of, times that it was looked at)."""
+        self._known: dict[int, tuple[int, str, int | None, int]] = {}
+        """Process -> (when it began, the program that it was, the job of Slurm's that it names, times it was looked at)."""
         self._found: dict[int, int] = {}
 
     def scan(self, users: Mapping[int, int]) -> dict[int, list[int]]:
@@ -46,18 +48,20 @@ class Processes:
 
         A process can say that it is of any job. It counts only if it is of the job's user.
         """
-        known: dict[int, tuple[int, int | None, int]] = {}
+        known: dict[int, tuple[int, str, int | None, int]] = {}
         jobs: dict[int, list[int]] = {}
         for pid in (int(name) for name in os.listdir(self._proc) if name.isdigit()):
             state = self.state(pid)
             if state is None or state.letter in "ZX":
                 continue
-            began, job, looks = self._known.get(pid, (state.began, None, 0))
+            began, program, job, looks = self._known.get(pid, (state.began, state.program, None, 0))
             if began != state.began:
                 job, looks = None, 0
+            elif program != state.program:
+                looks = 0  # with an environment of its own
             if job is None and looks < LOOKS:
                 job, looks = self._job_of(pid), looks + 1
-            known[pid] = state.began, job, looks
+            known[pid] = state.began, state.program, job, looks
             if job is not None and job in users and self._user(pid) == users[job]:
                 jobs.setdefault(job, []).append(pid)
         self._known, self._found = known, {pid: job for job, pids in jobs.items() for pid in pids}
@@ -74,7 +78,8 @@ class Processes:
         except OSError:
             return None
         fields = text.rpartition(")")[2].split()
-        return ProcessState(fields[0], int(fields[19]), (int(fields[11]) + int(fields[12])) / TICKS_PER_S)
+        cpu_s = (int(fields[11]) + int(fields[12])) / TICKS_PER_S
+        return ProcessState(fields[0], int(fields[19]), cpu_s, text.partition("(")[2].rpartition(")")[0])
 
     def _job_of(self, pid: int) -> int | None:
         try:

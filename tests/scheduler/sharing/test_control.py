@@ -71,22 +71,39 @@ def scenarios(count: int, seed: int) -> list[Scenario]:
     return made
 
 
-@pytest.mark.parametrize("count", [60, pytest.param(1000, marks=pytest.mark.long)])
-def test_the_guaranteed_job_keeps_its_speed_and_little_is_left_unused(count: int):
-    """Over random scenarios: never above the tolerance once settled, and 90 % of what was feasible, looks at share 0 included."""
-    used = []
-    for index, scenario in enumerate(scenarios(count, seed=7)):
-        control, _ = settle(scenario)
+LOOKED_AT = 4 * TURN
+"""Periods, once a control is settled."""
+
+
+@pytest.mark.parametrize(
+    ("count", "seed"), [(60, 7), *(pytest.param(1000, seed, marks=pytest.mark.long) for seed in (7, 8))]
+)
+def test_the_guaranteed_job_keeps_its_speed_and_little_is_left_unused(count: int, seed: int):
+    """Over random scenarios: within the tolerance in every settled period of four turns, and 90 % of what was feasible, looks
+    at share 0 and new searches included. Then the job becomes more sensitive, and has the GPU to itself a period later."""
+    settling, used, cut = [], [], 0
+    for index, scenario in enumerate(scenarios(count, seed)):
+        control, periods = settle(scenario)
+        settling.append(periods)
         shares = []
-        for _ in range(TURN):
-            assert scenario.slowdown(control.share) <= SETTINGS.tolerance, f"scenario {index}: {control}"
+        for _ in range(LOOKED_AT):
+            within = scenario.slowdown(control.share) <= SETTINGS.tolerance
+            assert within or not control.settled, f"scenario {index}: {control}"
             shares.append(control.share)
             control = advance(control, scenario.period(control.share), SETTINGS)
         if scenario.feasible() >= 0.01:
             used.append(np.mean(shares) / scenario.feasible())
-    assert min(used) >= 0.88
+        control = control if control.share else advance(control, scenario.period(0.0), SETTINGS)
+        if control.share:
+            scenario.slowdown = lambda share, its=control.share: 4 * SETTINGS.tolerance * share / its
+            assert advance(control, scenario.period(control.share), SETTINGS).share == 0.0, f"scenario {index}"
+            cut += 1
+    assert cut >= 0.9 * count
+    assert min(used) >= 0.85
     assert np.mean(np.array(used) >= 0.9) >= 0.99
     assert np.mean(used) >= 0.95
+    assert np.median(settling) <= 100
+    assert np.quantile(settling, 0.95) <= 500
 
 
 @dataclass

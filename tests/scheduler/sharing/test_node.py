@@ -9,7 +9,7 @@ from typing import NoReturn
 import pytest
 
 from penstock_scheduler.model import JobId, Pack, PackSeen, SharedGpus
-from penstock_scheduler.sharing.control import ControlSettings, Steps
+from penstock_scheduler.sharing.control import Control, ControlSettings, Steps
 from penstock_scheduler.sharing.node import Group, Groups
 
 SLICE_S = 60.0
@@ -99,3 +99,22 @@ def test_what_fails_while_a_group_is_counted_or_made_drops_no_group(fails: str, 
     assert ([group.order for group in groups.groups], set(groups.group_of)) == ([guarded, other], {"a", "b", "c"})
     groups.order([fewer], 60.0, {"c": True})
     assert ([group.order for group in groups.groups], set(groups.group_of)) == ([fewer], {"c"})
+
+
+def test_a_guaranteed_job_that_comes_has_the_gpu_to_itself_at_first():
+    """The guest trained for a third of the time beside the one before it. The same jobs in a new order are no newcomers."""
+    ground = Starts()
+    ground.began_s |= dict.fromkeys("abg", 0.0)
+    groups = Groups(ground, ControlSettings())
+
+    def beside(guaranteed: JobId, slice_s: float) -> Group:
+        pack = Pack((guaranteed, "g"), 1, guaranteed=guaranteed)
+        (group,) = groups.order([SharedGpus("n0", 1, (pack,), slice_s)], 60.0, {guaranteed: False, "g": True})
+        return group
+
+    beside("a", 10.0).control = Control(share=0.3)
+    assert groups.compute("g") == 0.3
+    beside("a", 20.0)
+    assert groups.compute("g") == 0.3
+    beside("b", 20.0)
+    assert (groups.compute("b"), groups.compute("g")) == (1.0, 0.0)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections import Counter
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,32 @@ pytestmark = pytest.mark.slurm
 
 GPUS = 4
 MOST_JOBS = 6
+LATE_S = 30.0
+"""So long a pack of a plan may run on after another plan has taken that one's place."""
+
+
+def on_gpus(conf: Path, jobs: Collection[str]) -> set[tuple[int, str]]:
+    """(GPU, job) of those jobs of the cluster whose processes see a GPU and are not stopped: by the kernel, at one moment.
+
+    Looked at twice, as a look takes a while: who is stopped meanwhile was not there together with who went on after it.
+    """
+    return _look(conf, jobs) & _look(conf, jobs)
+
+
+def _look(conf: Path, jobs: Collection[str]) -> set[tuple[int, str]]:
+    found: set[tuple[int, str]] = set()
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            state = (process / "stat").read_text(errors="replace").rpartition(")")[2].split()[0]
+            pairs = (process / "environ").read_text(errors="replace").split("\0")
+        except OSError:
+            continue
+        said = dict(pair.partition("=")[::2] for pair in pairs)
+        job = said.get("SLURM_JOB_ID", "")
+        if state not in "TtZX" and said.get("SLURM_CONF") == str(conf) and job in jobs:
+            devices = said.get("CUDA_VISIBLE_DEVICES", "").split(",")
+            found |= {(int(device), job) for device in devices if device.isdigit()}
+    return found
 
 
 class Storm:
@@ -27,6 +55,12 @@ class Storm:
         self.rig, self.random = rig, random.Random(seed)
         self.jobs: list[str] = []
         self.strangers: list[str] = []
+        self.all: set[str] = set()
+        """Jobs and strangers, those included that have ended."""
+        self.ran: set[str] = set()
+        """Who was seen on a GPU."""
+        self.packs: list[tuple[float, list[frozenset[str]]]] = []
+        """(until when, packs) of each plan."""
         self.done: list[str] = []
         self.crashed = False
 
@@ -43,6 +77,7 @@ class Storm:
     def submit(self) -> None:
         if len(self.jobs) < MOST_JOBS:
             self.jobs.append(self.rig.submit())
+            self.all.add(self.jobs[-1])
             self.done.append(f"submit {self.jobs[-1]}")
 
     def end(self) -> None:
@@ -56,6 +91,7 @@ class Storm:
             self.rig.slurm.command("scancel", self.strangers.pop())
         elif len(self.strangers) < 2:
             self.strangers.append(self.rig.plain(1))
+            self.all.add(self.strangers[-1])
         self.done.append("stranger")
 
     def restart(self) -> None:
@@ -105,34 +141,47 @@ class Storm:
                 free -= gpus
             else:
                 free -= 1
-        self.rig.wants(wanted, *groups)
+        self.wants(wanted, *groups)
         self.done.append(f"plan {wanted} {[group.packs for group in groups]}")
 
     def look(self) -> None:
-        """All jobs are there; and on each GPU those who run are of one pack, but for one that is being suspended."""
+        """All jobs are there; and on each GPU those who run are of one pack of the plan, or of one that it had a moment ago.
+
+        Who runs, and where, is what /proc says: neither Slurm nor the agent is believed.
+        """
         if self.crashed:
             self.look_after_nodes()
         found = self.rig.jobs()
         lost = [job for job in self.jobs if job not in found]
         assert not lost, f"lost {lost}; {self.done[-12:]}"
-        status = self.rig.status()
-        assert status is not None
-        pack_of = {job: pack.jobs for group in status.groups for pack in group.shared.packs for job in pack.jobs}
-        users: dict[int, set[tuple[str, ...]]] = {}
-        for each in status.jobs:
-            if each.state == "running" and each.job in found and found[each.job].state == "RUNNING":
-                for device in each.devices:
-                    users.setdefault(device, set()).add(pack_of.get(each.job, (each.job,)))
-        assert all(len(packs) == 1 for packs in users.values()), f"{users}; {self.done[-12:]}"
+        users: dict[int, set[str]] = {}
+        for gpu, job in self.running():
+            users.setdefault(gpu, set()).add(job)
+            self.ran.add(job)
+        now_s = time.monotonic()
+        packs = [pack for until_s, packs in self.packs if now_s < until_s for pack in packs]
+        for gpu, jobs in users.items():
+            assert len(jobs) == 1 or any(jobs <= pack for pack in packs), f"GPU {gpu}: {jobs}; {self.done[-12:]}"
+
+    def running(self) -> set[tuple[int, str]]:
+        return on_gpus(self.rig.slurm.slurm_conf, self.all)
+
+    def wants(self, wanted: dict[str, int], *groups: SharedGpus) -> None:
+        """The plan from now on; the packs of the one before end soon."""
+        soon_s = time.monotonic() + LATE_S
+        before = [(min(until_s, soon_s), packs) for until_s, packs in self.packs]
+        self.packs = [*before, (math.inf, [frozenset(pack.jobs) for group in groups for pack in group.packs])]
+        self.rig.wants(wanted, *groups)
 
     def settle(self) -> None:
-        """Give each job its part: all run, or wait for their turn."""
+        """Give each job its part: all run, or wait for their turn, and each has had one."""
         while len(self.jobs) < 2:
             self.submit()
         for stranger in self.strangers:
             self.rig.slurm.command("scancel", stranger)
         group = SharedGpus(NODE, 2, tuple(Pack((job,)) for job in self.jobs), slice_s=3.0)
-        self.rig.wants(dict.fromkeys(self.jobs, 1), group)
+        self.wants(dict.fromkeys(self.jobs, 1), group)
+        began_s = time.monotonic()
 
         def all_there() -> bool:
             self.rig.tick()
@@ -140,6 +189,16 @@ class Storm:
             return {self.rig.state(job) for job in self.jobs} <= {"RUNNING", "SUSPENDED"}
 
         wait_for(all_there, 300, "all jobs to run or to be suspended", details=lambda: self.done[-12:])
+        self.ran.clear()
+
+        def all_have_run() -> bool:
+            self.rig.tick()
+            self.look()
+            settled = time.monotonic() - began_s > LATE_S
+            assert not settled or len(self.running()) <= group.gpus, self.running()
+            return settled and self.ran >= set(self.jobs)
+
+        wait_for(all_have_run, 300, "a turn of each job", details=lambda: self.ran)
         self.rig.slurm.command("scancel", "--name=wrap")  # a crash of Slurm's may have undone an earlier scancel
         self.rig.wants({})
 
