@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import importlib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import ModuleType
@@ -33,6 +34,12 @@ OFF_THE_BUS = 79
 OF_PROGRAMS = frozenset({13, 31, 43, 45, 68, 109})
 """XIDs that are the fault of one program, after which the GPU is well: those by which NVIDIA's device plugin for Kubernetes
 gives up no GPU."""
+
+ANCESTORS = (50, 40, 30, 20, 10, 0)
+"""NVML's levels of what two GPUs have in common on PCIe (`nvmlGpuTopologyLevel_t`), the farthest first; see `Nvml.links`."""
+
+SWITCH = "switch"
+"""An NVSwitch at the other end of an NVLink: which one is no matter."""
 
 Reason = Literal["package", "library", "driver", "mismatch", "permission", "other"]
 
@@ -216,6 +223,56 @@ class Nvml:
             except self._api.NVMLError as error:
                 lost.append(Lost(device.index, device.uuid, str(error), codes))
         return Sample(tuple(readings), tuple(lost))
+
+    def links(self) -> tuple[tuple[int, ...], ...]:
+        """How well each two GPUs are connected: a row and a column for each of NVML's indexes, a greater number is better.
+
+        0: not known, and a GPU with itself. 1 to 6: over PCIe, where the nearest that the two have in common is the system (1), a
+        NUMA node, a host bridge, several switches, one switch, their board (6). 6 + n: by n NVLinks that are up. Two GPUs on
+        NVSwitches count as connected by as many as the one has that has fewer of them there.
+
+        Empty where there are MIG devices, of which several have one index.
+        """
+        if any(device.parent is not None for device in self.devices):
+            return ()
+        handles = {device.index: handle for device, handle in self._handles}
+        ends = {index: self._nvlink_ends(handle) for index, handle in handles.items()}
+
+        def link(a: int, b: int) -> int:
+            if a == b or a not in handles or b not in handles:
+                return 0
+            nvlinks = ends[a][self._bus_id(handles[b])] + min(ends[a][SWITCH], ends[b][SWITCH])
+            return len(ANCESTORS) + nvlinks if nvlinks else self._over_pcie(handles[a], handles[b])
+
+        size = range(max(handles, default=-1) + 1)
+        return tuple(tuple(link(min(a, b), max(a, b)) for b in size) for a in size)
+
+    def _nvlink_ends(self, handle: Any) -> Counter[str]:
+        """What is at the other ends of a GPU's NVLinks that are up, and how often: `SWITCH`, or an address on PCIe."""
+        api, ends = self._api, Counter[str]()
+        for number in range(api.NVML_NVLINK_MAX_LINKS):
+            with contextlib.suppress(api.NVMLError):  # this GPU has no such link, or nobody says
+                if api.nvmlDeviceGetNvLinkState(handle, number) != api.NVML_FEATURE_ENABLED:
+                    continue
+                kind = self._ask(api.nvmlDeviceGetNvLinkRemoteDeviceType, handle, number)
+                if kind == api.NVML_NVLINK_DEVICE_TYPE_SWITCH:
+                    ends[SWITCH] += 1
+                else:
+                    ends[api.nvmlDeviceGetNvLinkRemotePciInfo(handle, number).busId.lower()] += 1
+        return ends
+
+    def _bus_id(self, handle: Any) -> str:
+        """A GPU's address on PCIe; empty if nobody says."""
+        with contextlib.suppress(self._api.NVMLError):
+            return str(self._api.nvmlDeviceGetPciInfo(handle).busId).lower()
+        return ""
+
+    def _over_pcie(self, one: Any, other: Any) -> int:
+        """1 to 6, as `links` has it; 0 if nobody says."""
+        with contextlib.suppress(self._api.NVMLError):
+            level = self._api.nvmlDeviceGetTopologyCommonAncestor(one, other)
+            return ANCESTORS.index(level) + 1 if level in ANCESTORS else 0
+        return 0
 
     def _find_devices(self) -> None:
         api = self._api

@@ -48,6 +48,7 @@ from penstock_scheduler.sharing.node import without
 from penstock_slurm.fence import Fence, Ground, Sharer, held, lacking, stands, used
 from penstock_slurm.gateway import STAND_IN, ControllerAway, SlurmJob, SlurmNode, TimedOut
 from penstock_slurm.states import HOLDING, WAITING
+from penstock_slurm.topology import Links, choose
 
 log = logging.getLogger(__name__)
 
@@ -445,7 +446,8 @@ class SlurmAgents:
         self._stands[name] = stands(ground)
         self.fence.carry_out(name, self._partitions[name], ground, [*together, *cleared])
         self._open_gate(node, ground, [*together, *cleared])
-        allotted, misplaced = self._allot(ground, groups, here)
+        status = self._statuses.get(name)
+        allotted, misplaced = self._allot(ground, groups, here, status.links if status is not None else ())
         misplaced |= {
             job
             for group in groups
@@ -508,7 +510,7 @@ class SlurmAgents:
         return frozenset[int]().union(*(devices for number, devices in kept.items() if number >= done))
 
     def _allot(
-        self, ground: Ground, groups: Sequence[SharedGpus], here: Mapping[JobId, Resident]
+        self, ground: Ground, groups: Sequence[SharedGpus], here: Mapping[JobId, Resident], links: Links
     ) -> tuple[dict[SharedGpus, frozenset[int]], set[JobId]]:
         """Which fenced GPUs are whose, and the cleared jobs that are on others'."""
         group_of = {job: group for group in groups for job in group.jobs}
@@ -522,10 +524,12 @@ class SlurmAgents:
                     misplaced.add(job)
                 elif mine is not None:
                     given[mine].add(device)
-        left = sorted(held(ground) - owner.keys() - used(ground))
+        left = held(ground) - owner.keys() - used(ground)
         for group in groups:
-            while self._is_fenced(group) and len(given[group]) < group.gpus and left:
-                given[group].add(left.pop(0))
+            if self._is_fenced(group):
+                more = choose(left, group.gpus - len(given[group]), links, given[group])
+                given[group].update(more)
+                left -= {*more}
         return {group: frozenset(devices) for group, devices in given.items()}, misplaced
 
     def _order(

@@ -7,18 +7,20 @@
  * Lines are `key value`. Keys of the library: init, count, driver, open_log, stray_xid (of no GPU). Keys of GPU 0: 0.name,
  * 0.uuid, 0.total and 0.used (MiB), 0.busy and 0.mem_busy (percent), 0.pids (PID:MiB PID:- …), 0.shares (PID:percent …),
  * 0.stamp (of the shares), 0.mig (how many MIG devices; -1: in MIG mode without any), 0.xid, and the NVML error codes
- * 0.handle_error, 0.error (of every question about it), 0.busy_error, 0.pids_error. Keys of its first MIG device: 0.m0.name
- * and so on. */
+ * 0.handle_error, 0.error (of every question about it), 0.busy_error, 0.pids_error; 0.nvlinks (what is at the other end of
+ * each: a GPU's index, `s` an NVSwitch, `-` the link is down) and 0.over_1 (the level of what it has in common with GPU 1 on
+ * PCIe). Keys of its first MIG device: 0.m0.name and so on. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { OK, UNINITIALIZED, NOT_SUPPORTED = 3, NO_PERMISSION, NOT_FOUND = 6, INSUFFICIENT_SIZE, TIMEOUT = 10 };
+enum { OK, UNINITIALIZED, INVALID_ARGUMENT, NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND = 6, INSUFFICIENT_SIZE, TIMEOUT = 10 };
 
 typedef struct device { int gpu, mig; } *device_t;
 typedef struct { unsigned pid; unsigned long long used; unsigned gpu_instance, compute_instance; } process_t;
 typedef struct { unsigned pid; unsigned long long stamp; unsigned sm, mem, enc, dec; } share_t;
 typedef struct { device_t device; unsigned long long type, data; unsigned gpu_instance, compute_instance; } event_t;
+typedef struct { char legacy[16]; unsigned domain, bus, device, id, subsystem; char bus_id[32]; } pci_t;
 
 static struct device gpus[8], migs[8][8];
 static int watched[8], told[8], told_stray, opened;
@@ -197,4 +199,57 @@ int nvmlEventSetWait_v2(void *set, event_t *event, unsigned timeout_ms) {
     }
   }
   return TIMEOUT;
+}
+
+static int link_end(device_t device, unsigned link, char *out) {
+  char text[512], *rest = text;
+  int error = fails(device, "error"), length;
+  if (!error && !value(of(device, "nvlinks"), text)) error = NOT_SUPPORTED;
+  if (error) return error;
+  for (; sscanf(rest, "%15s%n", out, &length) == 1; rest += length)
+    if (!link--) return OK;
+  return INVALID_ARGUMENT;
+}
+
+int nvmlDeviceGetNvLinkState(device_t device, unsigned link, unsigned *active) {
+  char end[16] = "-";
+  int error = link_end(device, link, end);
+  *active = *end != '-';
+  return error;
+}
+
+#ifndef OLD_DRIVER
+int nvmlDeviceGetNvLinkRemoteDeviceType(device_t device, unsigned link, unsigned *type) {
+  char end[16] = "-";
+  int error = link_end(device, link, end);
+  *type = *end == 's' ? 2 : 0;
+  return error;
+}
+#endif
+
+/* A GPU and those that are linked to it spell its address in letters of another size, which our code is not to mind. */
+static void at(pci_t *pci, unsigned bus, int large) {
+  *pci = (pci_t){.bus = bus};
+  sprintf(pci->bus_id, large ? "%08X:%02X:%02X.0" : "%08x:%02x:%02x.0", pci->domain, pci->bus, pci->device);
+}
+
+int nvmlDeviceGetPciInfo_v3(device_t device, pci_t *pci) {
+  at(pci, 0xa0 + device->gpu, device->gpu % 2);
+  return fails(device, "error");
+}
+
+int nvmlDeviceGetNvLinkRemotePciInfo_v2(device_t device, unsigned link, pci_t *pci) {
+  char end[16] = "-";
+  int error = link_end(device, link, end);
+  at(pci, *end == 's' ? 0xf0 : 0xa0 + atoi(end), atoi(end) % 2 == 0);
+  return error;
+}
+
+int nvmlDeviceGetTopologyCommonAncestor(device_t one, device_t other, unsigned *level) {
+  char field[16];
+  sprintf(field, "over_%d", other->gpu);
+  int error = fails(one, "error"), found;
+  if (!error) error = fails(other, "error");
+  *level = found = number(of(one, field), -1);
+  return error ? error : found < 0 ? NOT_SUPPORTED : OK;
 }

@@ -159,6 +159,61 @@ def test_a_gpu_lost_in_mid_run_is_told_and_the_other_goes_on(ask, happens: str, 
         assert said["lost"] == [{"index": 0, "uuid": "GPU-aaaa", "reason": reason, "xids": codes}]
 
 
+def gpus(count: int) -> str:
+    """So many of them."""
+    return f"count {count}\n" + "".join(
+        f"{i}.name Tesla V100\n{i}.uuid GPU-{i}\n{i}.total 16160\n" for i in range(count)
+    )
+
+
+LINKS = SAY + "with Nvml() as nvml:\n    say(links=nvml.links())"
+
+FOUR = gpus(4) + (
+    "0.nvlinks 1 1 - 2\n1.nvlinks 0 0\n2.nvlinks 0 -\n3.nvlinks -\n"
+    "0.over_1 10\n0.over_2 30\n0.over_3 50\n1.over_2 10\n2.over_3 40\n"
+)
+"""0 has two NVLinks to 1 and one to 2, and one that is down. Of 1 and 3 nobody says what they have in common on PCIe."""
+
+
+def test_how_gpus_are_connected(ask):
+    """6 and the NVLinks, else by what is common on PCIe: 50, the system, is 1; 40, a NUMA node, 2; 10, one switch, 5."""
+    assert ask(LINKS, FOUR) == [{"links": [[0, 8, 7, 1], [8, 0, 5, 0], [7, 5, 0, 2], [1, 0, 2, 0]]}]
+
+
+def test_gpus_on_an_nvswitch_are_all_connected(ask):
+    """By as many links as the one has that has fewer: one of GPU 1's is down. GPU 2 has none."""
+    links = "0.nvlinks s s s\n1.nvlinks s s -\n2.nvlinks - - -\n0.over_1 50\n0.over_2 20\n1.over_2 0\n"
+    assert ask(LINKS, gpus(3) + links) == [{"links": [[0, 8, 4], [8, 0, 6], [4, 6, 0]]}]
+
+
+def test_a_driver_that_does_not_say_what_a_link_leads_to(ask, tmp_path: Path):
+    """Links to other GPUs are known by their address; those to a switch lead nowhere that is known."""
+    links = "0.nvlinks 1 s\n1.nvlinks 0 s\n2.nvlinks s s\n"
+    said = ask(LINKS, gpus(3) + links, fake_nvml.build(tmp_path, "-DOLD_DRIVER"))
+    assert said == [{"links": [[0, 7, 0], [7, 0, 0], [0, 0, 0]]}]
+
+
+def test_of_a_gpu_that_is_lost_or_hidden_no_links_are_known(ask):
+    unknown = [[0, 0, 7, 1], [0, 0, 0, 0], [7, 0, 0, 2], [1, 0, 2, 0]]
+    assert ask(LINKS, FOUR + "1.handle_error 4\n") == [{"links": unknown}]
+    program = LINKS.replace("say(links", f"scenario.write_text({'1.error 15' + chr(10) + FOUR!r})\n    say(links")
+    assert ask(program, FOUR) == [{"links": unknown}]
+
+
+@pytest.mark.parametrize(
+    ("scenario", "links"),
+    [
+        ("count 0\n", []),
+        (gpus(1), [[0]]),
+        (gpus(2), [[0, 0], [0, 0]]),
+        (FOUR + "1.mig 1\n1.m0.name Tesla V100 MIG 1g\n1.m0.uuid MIG-0\n1.m0.total 5\n", []),
+    ],
+)
+def test_where_nothing_is_known_of_links(ask, scenario: str, links: list[list[int]]):
+    """MIG devices have no index of their own."""
+    assert ask(LINKS, scenario) == [{"links": links}]
+
+
 def test_an_xid_of_a_program_is_told_once_and_loses_no_gpu(ask):
     program = SAY + (
         "with Nvml() as nvml:\n"

@@ -152,6 +152,8 @@ class NodeStatus(Message):
     xids: tuple[XidSeen, ...] = ()
     gpu_memory_mb: dict[str, int] = Field(default_factory=dict)
     """Of one GPU by type, where NVML tells; a type is absent that nobody knows."""
+    links: tuple[tuple[NonNegativeInt, ...], ...] = ()
+    """How well each two GPUs are connected, by index, as `Nvml.links` tells it; empty: nobody knows."""
 
 
 class Taken(Message):

@@ -158,6 +158,7 @@ class Agent:
         sample: the GPUs now, by NVML; None: there are none that it knows.
         plugin: what is wrong with the node's SPANK plugin, also in words; None: nothing is.
         device_cgroups: of the jobs; None: Slurm constrains no devices.
+        links: how well each two GPUs are connected, by Slurm's indexes; empty: not known.
     """
 
     def __init__(
@@ -173,11 +174,13 @@ class Agent:
         sample: Callable[[], Sample] | None = None,
         plugin: Callable[[], tuple[Lack, str] | None] = lambda: None,
         device_cgroups: DeviceCgroups | None = None,
+        links: tuple[tuple[int, ...], ...] = (),
     ) -> None:
         self._node, self._spool, self._settings = node, spool, settings
         self._slurm, self._channels, self._processes = slurm, channels, processes
         self._sample, self._plugin = sample, plugin
         self._device_cgroups = device_cgroups or DeviceCgroups(node, lambda: False)
+        self._links = links
         self._mps_dir = run_dir(settings.mps_dir, node) if settings.mps_dir is not None else None
         self._lacks: dict[Lack, str] = {}
         self._host_mb = settings.host_memory_mb if settings.host_memory_mb is not None else host_memory_mb // 2
@@ -638,6 +641,7 @@ class Agent:
                 {job: hosted[job].devices for job in names if hosted[job].state in ("running", "suspending")},
                 {job: self.pinned(job) for job in names},
                 {job: jobs[job].gpus for job in names if job in jobs},
+                self._links,
             )
         return found
 
@@ -1084,6 +1088,7 @@ class Agent:
             contained=tuple(state.contained),
             xids=tuple(state.xids),
             gpu_memory_mb=self._gpu_memory_mb,
+            links=self._links,
         )
 
     def _carried(self, job: OrderedJob) -> CarriedJob:

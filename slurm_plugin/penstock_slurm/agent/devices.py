@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from penstock_scheduler.model import JobId, Pack
+from penstock_slurm.topology import Links, choose
 
 
 def bind(
@@ -14,11 +15,12 @@ def bind(
     held: Mapping[JobId, tuple[int, ...]],
     pins: Mapping[JobId, frozenset[int]],
     gpus: Mapping[JobId, int],
+    links: Links = (),
 ) -> dict[JobId, tuple[int, ...]]:
     """The GPUs of each job of the packs that run; () for one that finds none.
 
-    Packs have GPUs of their own. Who is pinned keeps its GPUs, and who runs keeps them if it can. Within a pack a job gets those
-    that the fewest others of the pack use.
+    Packs have GPUs of their own. Who is pinned keeps its GPUs, and who runs keeps them if it can; others get those that are best
+    connected. Within a pack a job gets those that the fewest others of the pack use.
 
     Args:
         running: `slices.turn` has seen to it that they fit, pins included.
@@ -26,6 +28,7 @@ def bind(
         held: those that a job has now.
         pins: those that a job cannot leave.
         gpus: how many each job uses.
+        links: see `choose`.
     """
     own: dict[Pack, list[int]] = {}
     for pack in running:
@@ -37,11 +40,11 @@ def bind(
                 own[pack].append(device)
                 taken.add(device)
     for pack in running:
-        free = [device for device in sorted(devices) if device not in taken]
-        fill = free[: max(pack.gpus - len(own[pack]), 0)]
+        free = {*devices} - taken
+        fill = choose(free, pack.gpus - len(own[pack]), links, own[pack])
         own[pack] += fill
         taken.update(fill)
-    return {job: each for pack in running for job, each in _within(pack, own[pack], held, pins, gpus).items()}
+    return {job: each for pack in running for job, each in _within(pack, own[pack], held, pins, gpus, links).items()}
 
 
 def _within(
@@ -50,6 +53,7 @@ def _within(
     held: Mapping[JobId, tuple[int, ...]],
     pins: Mapping[JobId, frozenset[int]],
     gpus: Mapping[JobId, int],
+    links: Links,
 ) -> dict[JobId, tuple[int, ...]]:
     users: Counter[int] = Counter()
     found: dict[JobId, tuple[int, ...]] = {}
@@ -63,7 +67,10 @@ def _within(
         elif had and set(had) <= set(own) and len(had) == gpus.get(job, 1):
             mine = had
         else:
-            mine = tuple(sorted(sorted(own, key=lambda device: (users[device], device))[: gpus.get(job, 1)]))
+            mine = ()
+            for often in sorted({users[device] for device in own}):
+                equal = [device for device in own if users[device] == often]
+                mine = tuple(sorted(mine + choose(equal, gpus.get(job, 1) - len(mine), links, mine)))
         if len(mine) < gpus.get(job, 1):
             mine = ()
         users.update(mine)

@@ -102,6 +102,8 @@ def _run(node: str, slurm: SlurmSettings, settings: AgentSettings, stop: threadi
         nvml.sample if nvml is not None else None,
         plugin.trouble,
         DeviceCgroups(node, plugin.constrains, settings.gpu_file),
+        # Of a site that names the files itself, Slurm's indexes may be others than NVML's.
+        nvml.links() if nvml is not None and settings.gpu_file is None else (),
     )
     log.info("agent begins", extra={"node": node, "run_dir": str(folder), "spool": str(slurm.spool_dir)})
     try:

@@ -71,6 +71,7 @@ class Node:
         self.slurm = Signals()
         self.sample: Callable[[], Sample] | None = None
         self.device_cgroups: DeviceCgroups | None = None
+        self.links: tuple[tuple[int, ...], ...] = ()
         self.number = 0
         self.spool.mkdir()
         self.agent = self.start()
@@ -88,6 +89,7 @@ class Node:
             host_memory_mb=64_000,
             sample=self.sample,
             device_cgroups=self.device_cgroups,
+            links=self.links,
         )
         return self.agent
 

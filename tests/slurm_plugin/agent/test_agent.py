@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -19,7 +20,7 @@ from penstock_profiles.node_channel import JobControl, JobStatus, control_path, 
 from penstock_profiles.nvml import Device, Lost, Process, Reading, Sample
 from penstock_scheduler.model import JobId, Limit, Pack, SharedGpus
 from penstock_scheduler.sharing.control import Control, ControlSettings, Steps, advance
-from penstock_scheduler.sharing.messages import OrderedJob, order_file
+from penstock_scheduler.sharing.messages import NodeStatus, OrderedJob, order_file, status_file
 from penstock_scheduler.sharing.node import Account, Group
 from penstock_slurm.agent import agent as agent_module
 from penstock_slurm.agent.agent import steps_between
@@ -27,6 +28,9 @@ from penstock_slurm.agent.channel import Channels
 from penstock_slurm.agent.processes import IN_CGROUP, Processes
 from penstock_slurm.agent.state import Hosted, Remembered, load, save
 from penstock_slurm.gateway import ControllerAway, SlurmError
+from penstock_slurm.loopback.waiting import wait_for
+from tests.profiles import fake_nvml
+from tests.slurm_plugin.boards import TWO_PAIRS
 
 from .node import Node, alone
 
@@ -404,6 +408,44 @@ def test_nvml_tells_memory_utilisation_and_errors_of_each_job(make_node: Callabl
     assert (status.jobs[0].use.utilisation, status.jobs[0].use.memory_mb) == (0.25, 900)
     assert status.gpu_memory_mb == {"v100": 16_160}
     assert [(each.number, each.device, each.xid) for each in status.xids] == [(1, 0, 31), (2, 1, 79)]
+
+
+def test_gpus_are_given_out_as_they_are_connected(make_node: Callable[..., Node]):
+    """Of two that begin on a node whose GPUs 0 and 2 share a switch, as 1 and 3 do, each gets a pair; and the daemon is told."""
+    node = make_node()
+    node.links = TWO_PAIRS
+    node.start()
+    packs = [Pack((JobId("j1"),), 2), Pack((JobId("j2"),), 2)]
+    node.order(packs, (0, 1, 2, 3), fields={1: {"gpus": 2}, 2: {"gpus": 2}})
+    node.until(lambda: all(node.devices().values()), "devices")
+    assert node.devices() == {"j1": (0, 2), "j2": (1, 3)}
+    assert devices_file(node.run_dir, 1).read_text() == "0,2\n"
+    assert node.told().links == TWO_PAIRS
+
+
+@pytest.mark.parametrize("own_files", [False, True])
+def test_the_agent_asks_the_driver_how_gpus_are_connected(tmp_path: Path, own_files: bool):
+    """The program itself, on a stand-in for NVIDIA's library: two GPUs with three NVLinks. Where the site names the device files
+    NVML's indexes may not be Slurm's."""
+    pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed: pip install -e '.[nvml]'")
+    scenario, settings = tmp_path / "scenario", tmp_path / "penstock.toml"
+    scenario.write_text(fake_nvml.TWO_GPUS + "0.nvlinks 1 1 1\n1.nvlinks 0 0 0\n")
+    files = 'gpu_file = "/dev/nvidia[0-1]"' if own_files else ""
+    settings.write_text(
+        f'[slurm]\npartitions = ["gpu"]\nspool_dir = "{tmp_path}/spool"\nconf = "{tmp_path}/slurm.conf"\n'
+        f'[agent]\nrun_dir = "{tmp_path}/run"\nstate_dir = "{tmp_path}/state"\n{files}\n'
+    )
+    (tmp_path / "spool").mkdir()
+    command = [sys.executable, "-m", "penstock_slurm.agent.main", "--config", str(settings), "--node", "n0"]
+    environment = fake_nvml.environment(fake_nvml.build(tmp_path), scenario)
+    with subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL) as agent:
+        try:
+            told = status_file(tmp_path / "spool", "n0")
+            wait_for(told.exists, 60, "a status")
+        finally:
+            agent.terminate()
+    assert agent.returncode == 0
+    assert NodeStatus.model_validate_json(told.read_bytes()).links == (() if own_files else ((0, 9), (9, 0)))
 
 
 def test_steps_between_two_statuses():

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from penstock_scheduler.model import JobId, Pack
 from penstock_scheduler.sharing.slices import turn
 from penstock_slurm.agent.devices import bind
+from tests.slurm_plugin.boards import TWO_PAIRS
 
 
 def pack(*jobs: str, gpus: int = 1) -> Pack:
@@ -73,3 +74,25 @@ def test_no_gpu_is_of_two_packs_and_all_who_fit_get_theirs(
     for each in running:
         assert len(found[each.jobs[0]]) == each.gpus
         assert pins.get(each.jobs[0], frozenset()) <= set(found[each.jobs[0]])
+
+
+def test_packs_get_gpus_that_are_connected():
+    """0 and 2 are on one switch. The job of one GPU comes first, and takes 1, so that the other one finds these two."""
+    one, two = pack("one"), pack("two", gpus=2)
+    gpus = {"one": 1, "two": 2}
+    assert bind([two], (0, 1, 2, 3), {}, {}, gpus, TWO_PAIRS) == {"two": (0, 2)}
+    assert bind([one, two], (0, 1, 2), {}, {}, gpus, TWO_PAIRS) == {"one": (1,), "two": (0, 2)}
+    assert bind([one, two], (0, 1, 2), {}, {}, gpus) == {"one": (0,), "two": (1, 2)}
+
+
+def test_who_runs_does_not_move_to_gpus_that_are_better_connected():
+    """And who has one of two gets the one on its switch."""
+    gpus = {"a": 2, "b": 1}
+    running = [pack("a", gpus=2), pack("b")]
+    assert bind(running, (0, 1, 2, 3), {"a": (0, 1)}, {}, gpus, TWO_PAIRS) == {"a": (0, 1), "b": (2,)}
+    assert bind([pack("a", "b", gpus=2)], (0, 1, 3), {"b": (3,)}, {}, gpus, TWO_PAIRS) == {"a": (1, 3), "b": (3,)}
+
+
+def test_a_guest_on_some_gpus_of_its_host_gets_connected_ones():
+    found = bind([pack("big", "x", "y", gpus=4)], (0, 1, 2, 3), {}, {}, {"big": 4, "x": 2, "y": 2}, TWO_PAIRS)
+    assert found == {"big": (0, 1, 2, 3), "x": (0, 2), "y": (1, 3)}

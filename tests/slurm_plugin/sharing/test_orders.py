@@ -41,6 +41,7 @@ from penstock_slurm.fence import CHECKS, NAME, Fence
 from penstock_slurm.gateway import CliGateway, SlurmJob, SlurmNode, TimedOut
 from penstock_slurm.settings import SlurmSettings
 from tests.scheduler.builders import job, on, snapshot
+from tests.slurm_plugin.boards import TWO_PAIRS
 from tests.slurm_plugin.test_cluster import Told, pending
 
 
@@ -83,7 +84,14 @@ class Site:
         """As a daemon that starts."""
         self.agents = SlurmAgents(Fence(self.commands), self.spool, self.clock)  # type: ignore[arg-type]
 
-    def told(self, *jobs: CarriedJob, order: int = 0, history: str = "h", news: int = 0) -> None:
+    def told(
+        self,
+        *jobs: CarriedJob,
+        order: int = 0,
+        history: str = "h",
+        news: int = 0,
+        links: tuple[tuple[int, ...], ...] = (),
+    ) -> None:
         """Its agent's word, with so many packs, containments and errors of GPUs, the last three of which it remembers."""
         numbers = range(max(news - 2, 1), news + 1)
         status = NodeStatus(
@@ -98,6 +106,7 @@ class Site:
                 for number in numbers
             ),
             xids=tuple(XidSeen(number=number, time_s=1.0, device=0, xid=79) for number in numbers),
+            links=links,
         )
         path = status_file(self.spool, "n0")
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -128,6 +137,42 @@ def holder(number: str, node: str = "n0") -> SlurmJob:
 
 def carried(number: str, *devices: int, state: str = "running", kind: str = "k") -> CarriedJob:
     return CarriedJob(job=number, state=state, devices=devices, use=JobUse(kind))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("links", "first", "second"), [(TWO_PAIRS, (0, 2), (1, 3)), ((), (0, 1), (2, 3))])
+def test_jobs_get_fenced_gpus_that_are_connected(
+    site: Site, links: tuple[tuple[int, ...], ...], first: tuple[int, ...], second: tuple[int, ...]
+) -> None:
+    """Two of two GPUs each that begin alone on a node whose GPUs 0 and 2 share a switch, as 1 and 3 do. Once they are bound they
+    stay where they are, whatever the driver says then."""
+    site.commands.indexes = {"20": (0,), "21": (1,), "22": (2,), "23": (3,)}
+    holders = tuple(map(holder, site.commands.indexes))
+    found = [
+        (dataclasses.replace(each, allocation=on("t4", n0=2)), slurm_job)
+        for each, slurm_job in (runs("7", None), runs("8", None))
+    ]
+
+    def allotted() -> dict[str, tuple[int, ...]]:
+        site.look(*found, others=holders, used=4)
+        site.agents.share(())
+        return {each.shared.jobs[0]: each.devices for each in site.order().groups}
+
+    site.told(*(carried(number, state="waiting") for number in ("7", "8")), links=links)
+    for _ in range(2):
+        assert allotted() == {"7": first, "8": second}
+    site.begin()
+    assert allotted() == {"7": first, "8": second}
+    site.told(carried("7", 0, 1), carried("8", 2, 3), links=links)
+    assert allotted() == {"7": (0, 1), "8": (2, 3)}
+
+
+def test_a_group_that_lacks_a_gpu_gets_one_that_goes_with_its_others(site: Site) -> None:
+    """One of its two jobs is bound to GPU 3, which shares a switch with 1."""
+    site.commands.indexes = {"20": (0,), "21": (1,), "23": (3,)}
+    site.told(carried("7", 3), carried("8", state="waiting"), links=TWO_PAIRS)
+    site.look(runs("7", None), runs("8", None), others=tuple(map(holder, site.commands.indexes)), used=3)
+    site.agents.share([SharedGpus("n0", 2, (Pack(("7",)), Pack(("8",))))])
+    assert [each.devices for each in site.order().groups] == [(1, 3)]
 
 
 def test_clients_of_mps_start_anew_when_their_group_comes_to_take_turns(site: Site) -> None:
