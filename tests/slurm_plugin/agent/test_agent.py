@@ -330,7 +330,16 @@ def test_nobody_comes_to_a_gpu_on_which_frozen_ones_hold_too_much(make_node: Cal
     node.until(lambda: node.states() == {"j1": "running", "j2": "suspended"}, "turn of the first again")
     resumed = node.slurm.calls.count(("resume", 2))
     had = node.slurm.calls.count(("resume", 1))
-    node.until(lambda: node.slurm.calls.count(("resume", 1)) > had + 1, "more turns of the first")
+    idle: list[bool] = []
+
+    def more() -> bool:
+        (group,) = node.agent._groups.groups
+        idle.append(node.states()["j1"] == "suspended" and group.running == (Pack((JobId("j2"),)),))
+        return node.slurm.calls.count(("resume", 1)) > had + 1
+
+    node.until(more, "more turns of the first")
+    assert any(idle)
+    assert not any(map(all, zip(idle, idle[1:], strict=False))), "the turn of one that cannot come ends at once"
     assert node.slurm.calls.count(("resume", 2)) == resumed
     assert "8000 of the 16160 MB" in why()
     del held_mb[first.pid]
