@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -339,7 +340,7 @@ def test_nobody_comes_to_a_gpu_on_which_frozen_ones_hold_too_much(make_node: Cal
 
     node.until(more, "more turns of the first")
     assert any(idle)
-    assert not any(map(all, zip(idle, idle[1:], strict=False))), "the turn of one that cannot come ends at once"
+    assert not any(map(all, pairwise(idle))), "the turn of one that cannot come ends at once"
     assert node.slurm.calls.count(("resume", 2)) == resumed
     assert "8000 of the 16160 MB" in why()
     del held_mb[first.pid]
