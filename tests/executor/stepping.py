@@ -1,13 +1,16 @@
 """A job that makes steps under its node's agent, as a process: for tests of the channel on either side.
 
-    stepping.py RUN_DIR NUMBER [--step S] [--busy | --gpu FILE [--gpu-part P]] [--late S | --mute] [--deaf] [--lie] [--leak MB]
+    stepping.py RUN_DIR NUMBER [--step S] [--busy | --gpu FILE [--gpu-part P]] [--late S | --mute] [--deaf] [--lie]
+                [--greedy] [--here] [--leak MB]
 
 A step sleeps (a GPU works, the processor waits) or, with --busy, computes. With --gpu, half of the step, or the part P, needs a
 GPU, which does one thing at a time, in the order in which it is asked: the file says when it is free again. As a GPU does not
 wait for the processor that is to notice that it is done, what was slept too long is taken off the next sleeps.
 --late: takes so long to start, and says nothing before its first step. --mute: never says anything, nor makes steps.
 --deaf: never answers a request to suspend.
---lie: says that it stands still, and goes on. --leak: says with each step that it holds so much more of its GPU's memory.
+--lie: says that it stands still, and goes on. --greedy: hears its share, and trains as if it had all.
+--here: like a CUDA job, it has to go on on the GPU that it had.
+--leak: says with each step that it holds so much more of its GPU's memory.
 """
 
 import argparse
@@ -59,6 +62,8 @@ def main() -> None:
     parser.add_argument("--mute", action="store_true")
     parser.add_argument("--deaf", action="store_true")
     parser.add_argument("--lie", action="store_true")
+    parser.add_argument("--greedy", action="store_true")
+    parser.add_argument("--here", action="store_true")
     parser.add_argument("--leak", type=int, default=0)
     options = parser.parse_args()
     leaked: list[bytes] = []
@@ -68,7 +73,11 @@ def main() -> None:
     while options.mute:
         time.sleep(1.0)
     channel = Channel(
-        options.run_dir, options.number, memory_mb=lambda: float(options.leak * len(leaked)), utilisation=0.5
+        options.run_dir,
+        options.number,
+        anywhere=not options.here,
+        memory_mb=lambda: float(options.leak * len(leaked)),
+        utilisation=0.5,
     )
     while True:
         if options.busy:
@@ -80,7 +89,11 @@ def main() -> None:
         else:
             time.sleep(options.step)
         leaked.append(bytes(options.leak))
-        channel.step_done(8)
+        if options.greedy:
+            channel.count(1, options.step, 8)
+            channel.look()
+        else:
+            channel.step_done(8)
         if gpu is not None and channel.compute < 1:
             gpu.begin()
         request = channel.request

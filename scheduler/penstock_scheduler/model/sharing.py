@@ -50,7 +50,7 @@ class SharedGpus:
     packs: tuple[Pack, ...]
     """In the order in which they came."""
     slice_s: float = 60.0
-    """Length of a turn, the delay of suspending and resuming included; where nobody takes turns, of a measurement."""
+    """Length of a turn from when those whose turn it is have their GPUs; where nobody takes turns, of a measurement."""
 
     @property
     def jobs(self) -> tuple[JobId, ...]:
@@ -84,6 +84,8 @@ class JobUse:
     """When it was last started, moved, packed or taken out of a pack, s since 1970; None: never."""
     results: tuple[tuple[float, float], ...] = ()
     """(seconds that it had run, metric), the higher the better, of a trial that reports them."""
+    answers: bool | None = None
+    """Whether it speaks with the agents of its nodes, and so can be held to a share and to limits; None: not known yet."""
 
     @property
     def profiled(self) -> bool:

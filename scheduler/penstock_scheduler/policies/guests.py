@@ -8,8 +8,9 @@ the guest GPUs of its own. A guest on its way to its host goes on to it, as long
   as long as each slice shows that it does. Who has never run gets one slice at once, in turns with a host that may be moved
   and whose priority is no higher: early feedback for its user, and a profile, by which it may be packed.
 - `antman-share`: jobs of class opportunistic are guests of guaranteed hosts, on the least loaded GPUs. Each GPU has one guest at
-  most, whose memory is limited to what the host leaves. The node moves the guests' compute so that the host keeps its
-  speed (`sharing.control`). Opportunistic hosts and guests are packed as above, for the most throughput together.
+  most, whose memory is limited to what the host leaves; none that is known not to hear its node. The node moves the guests'
+  compute so that the host keeps its speed (`sharing.control`). Opportunistic hosts and guests are packed as above, for the
+  most throughput together.
 
 The policy `antman` places its opportunistic jobs by this, too.
 """
@@ -349,6 +350,8 @@ class Guests:
             each for each in self._hosts.values() if each.job.id in promised and (each.guaranteed or not each.guests)
         ]
         for job in jobs:
+            if self._state.use(job.id).answers is False:
+                continue  # no share can be given to it
             able = []
             for host in hosts:
                 gpus = self._gpus(job, host)

@@ -94,8 +94,6 @@ class CarriedJob(Message):
     to leave them. `suspended`: Slurm has frozen it."""
     devices: tuple[NonNegativeInt, ...] = ()
     use: JobUse
-    answers: bool = False
-    """Whether it speaks with the agent: then it moves its state off the GPUs when asked, and is held to its limits."""
     mps: bool = False
     """Whether it goes through NVIDIA's MPS: then it is never suspended."""
     why: str = ""
@@ -115,7 +113,7 @@ class Contained(Message):
     number: NonNegativeInt
     job: JobId
     time_s: NonNegativeFloat
-    cause: Literal["no-answer", "no-freeze", "died", "memory", "lies"]
+    cause: Literal["no-answer", "no-freeze", "died", "memory", "lies", "share"]
     text: str
     """For its user, in a sentence."""
     killed: bool

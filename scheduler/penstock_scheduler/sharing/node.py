@@ -26,6 +26,8 @@ class Group:
     running: tuple[Pack, ...] = ()
     resumed: frozenset[JobId] = frozenset()
     """Who was not running before this slice."""
+    crowded: frozenset[JobId] = frozenset()
+    """Who has its turn though `Ground.crowded` said no: nobody else could have it."""
     control: Control = field(default_factory=Control)
     event: int = -1
     """Number of the event at which the slice ends, where the shell has a queue of events."""
@@ -50,8 +52,20 @@ class Ground(Protocol):
         """When the job began to train, in the present run of it; inf: it starts still, and does not run yet."""
         ...
 
+    def on_s(self, job: JobId) -> float:
+        """Since when a job whose turn it is has its GPUs; inf: it waits for those who leave them."""
+        ...
+
+    def off_s(self, job: JobId) -> float:
+        """When a job whose turn is over was off its GPUs; inf: it is on them still."""
+        ...
+
     def pinned(self, job: JobId) -> frozenset[int]:
         """The GPUs without which the job cannot run; empty: any of its group's will do."""
+        ...
+
+    def crowded(self, pack: Pack) -> bool:
+        """Whether others, who stand still, have left so much on its GPUs that the pack does not fit there."""
         ...
 
 
@@ -174,10 +188,11 @@ class Groups:
         pinned = {
             pack: frozenset[int]().union(*(self._ground.pinned(job) for job in pack.jobs)) for pack in wanted.packs
         }
+        crowded = [pack for pack in wanted.packs if self._ground.crowded(pack)]
         stays: set[JobId] = set()
         while True:
             keep = [pack for pack in wanted.packs if not stays.isdisjoint(pack.jobs)]
-            chosen = turn(wanted.packs, served, wanted.gpus, group.running, pinned=pinned, keep=keep)
+            chosen = turn(wanted.packs, served, wanted.gpus, group.running, pinned=pinned, keep=keep, last=crowded)
             after = {job for pack in chosen for job in pack.jobs}
             leaving = before & set(wanted.jobs) - after
             refused = set(self._ground.refused(leaving)) - stays if leaving else set()
@@ -186,20 +201,25 @@ class Groups:
             stays |= refused
         resumed = after - before
         group.running, group.resumed, group.since_s = chosen, frozenset(resumed), now_s
+        group.crowded = frozenset(job for pack in chosen if pack in crowded for job in pack.jobs)
         self.resumes.update(job for job in resumed if self.account.ran_s.get(job))  # not those whose first turn it is
 
     def _count(self, group: Group, now_s: float) -> None:
-        """Count what has passed of the present slice."""
-        seconds = now_s - group.since_s
-        if seconds <= 0:
+        """Count what has passed of the slice. Who has to leave has its GPUs until it is off them, the next one from then on."""
+        if now_s <= group.since_s:
             return
         since_s, group.since_s = group.since_s, now_s
+        ran_s: dict[JobId, float] = {}
+        for job in group.order.jobs:
+            its_turn = any(job in pack.jobs for pack in group.running)
+            from_s = max(since_s, self._ground.on_s(job)) if its_turn else since_s
+            until_s = now_s if its_turn else min(now_s, self._ground.off_s(job))
+            if until_s > from_s:
+                self.account.served_s[job] += until_s - from_s
+                ran_s[job] = max(until_s - max(from_s, self._ground.begun_s(job)), 0.0)
+                self._ran(job, ran_s[job], until_s, group.order.slice_s)
         for pack in group.running:
-            ran_s = [max(now_s - max(since_s, self._ground.begun_s(job)), 0.0) for job in pack.jobs]
-            for job, its_s in zip(pack.jobs, ran_s, strict=True):
-                self.account.served_s[job] += seconds
-                self._ran(job, its_s, now_s, group.order.slice_s)
-            if min(ran_s) < group.order.slice_s - 1e-6:
+            if min(ran_s.get(job, 0.0) for job in pack.jobs) < group.order.slice_s - 1e-6:
                 continue
             if len(pack.jobs) == 1:
                 self.account.profiled.add(pack.jobs[0])

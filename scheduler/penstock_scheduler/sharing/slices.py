@@ -2,8 +2,8 @@
 
 After *Gandiva: Introspective cluster scheduling for deep learning* (OSDI '18), section 3.1. At the end of each slice the packs
 that have run least go on; among equals the one that runs stays, which spares it a suspend. A resumed job may get any GPU
-of the node, so six jobs on four GPUs get 4/6 each. A slice counts in full, the delay of suspending and
-resuming included: who is slow to suspend loses by it, not its neighbours.
+of the node, so six jobs on four GPUs get 4/6 each. What a pack has had goes on until it is off its GPUs, and that of the next one
+begins then: who is slow to leave loses by it, not its neighbours.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ def turn(
     *,
     pinned: Mapping[Pack, frozenset[int]] | None = None,
     keep: Collection[Pack] = (),
+    last: Collection[Pack] = (),
 ) -> tuple[Pack, ...]:
     """The packs of the next slice.
 
@@ -35,8 +36,12 @@ def turn(
         pinned: the GPUs that a pack cannot do without, as one whose jobs left something there; of two that want the same only
             one runs. A pack that is not in it, or has none, takes any.
         keep: packs that cannot be suspended now: they go before all others.
+        last: packs that had better not run now: they go behind all others, whatever their priority.
     """
-    line = sorted(packs, key=lambda pack: (pack not in keep, -pack.priority, served_s[pack], pack not in running))
+    line = sorted(
+        packs,
+        key=lambda pack: (pack not in keep, pack in last, -pack.priority, served_s[pack], pack not in running),
+    )
     chosen: list[Pack] = []
     taken: frozenset[int] = frozenset()
     for pack in line:

@@ -184,9 +184,21 @@ class SimulatedAgents:
         """Before all else: a job comes into a group once it has started."""
         return -math.inf
 
+    def on_s(self, job: JobId) -> float:
+        """At once."""
+        return -math.inf
+
+    def off_s(self, job: JobId) -> float:
+        """At once: what a switch costs is the resumed one's, `switch_s`."""
+        return -math.inf
+
     def pinned(self, job: JobId) -> frozenset[int]:
         """None: who is resumed may get any GPU of the node."""
         return frozenset()
+
+    def crowded(self, pack: Pack) -> bool:
+        """Never: who is suspended leaves nothing on its GPUs."""
+        return False
 
     # What happens to jobs.
 
@@ -254,6 +266,7 @@ class SimulatedAgents:
             kind.memory_mb if profiled else 0,
             account.ran_s.get(job, 0.0),
             moved_s=account.moved_s.get(job),
+            answers=True,
         )
 
     def take_seen(self) -> tuple[PackSeen, ...]:

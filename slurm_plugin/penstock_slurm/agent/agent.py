@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Protocol
 
 from penstock_profiles.files import open_regular, write_whole
-from penstock_profiles.node_channel import JobStatus, run_dir
+from penstock_profiles.node_channel import JobControl, JobStatus, run_dir
 from penstock_profiles.nvml import Sample, by_job
 from penstock_scheduler import __version__
 from penstock_scheduler.model import JobId, JobUse, Pack, PackSeen, SharedGpus
@@ -82,6 +82,12 @@ SURE_S = 1.0
 CONTEXT_MB = 2048
 """Most that NVIDIA's driver keeps for itself in a process's context; some 500 MB are usual."""
 
+LENIENT = 1.25
+"""A guest may train so many times its share: a pause is as long as the step before it took, not as the next one will."""
+
+PAUSE_S = 20.0
+"""Jobs of several processes pause for 30 s at most, since they hear only in steps: so many are asked for."""
+
 MAX_RATE = 1e9
 """Samples or steps a second that a job can be believed; nor fewer than its inverse."""
 
@@ -123,11 +129,22 @@ class Sight:
     """(time, processor time of its processes, cores used since the look before) at the last look."""
     wrong_since_s: dict[str, float] = field(default_factory=dict)
     """Since when it does what it must not, by cause."""
+    counted: tuple[float, JobStatus] | None = None
+    """When its first process was heard last, and what it said, while it was a guest beside a guaranteed job."""
+    over_s: float = 0.0
+    """For how long it has trained beyond its share since then."""
+    longest_s: float = 0.0
+    """Most that it trained between two looks: a long step is told when it is over."""
 
     @property
     def first(self) -> JobStatus | None:
         """The status of its first process."""
         return self.statuses[min(self.statuses)] if self.statuses else None
+
+    @property
+    def usual_s(self) -> float:
+        """How long its steps take, on average."""
+        return self.first.seconds / max(self.first.steps, 1) if self.first is not None else 0.0
 
     @property
     def memory_mb(self) -> float:
@@ -243,6 +260,8 @@ class Agent:
         for sight in self._sights.values():
             sight.obeyed = (sight.obeyed[0], min(sight.obeyed[1], now_s))
             sight.alone_since_s = min(sight.alone_since_s, now_s)
+            if sight.counted is not None:
+                sight.counted = (min(sight.counted[0], now_s), sight.counted[1])
             sight.wrong_since_s = {cause: min(since_s, now_s) for cause, since_s in sight.wrong_since_s.items()}
 
     # --- the order
@@ -255,6 +274,10 @@ class Agent:
 
     def _ordered(self) -> tuple[OrderedGroup, ...]:
         return self._state.order.groups if self._state.order is not None else ()
+
+    def _ordered_pack(self, job: JobId) -> Pack | None:
+        """Its pack as the daemon wants it, those included who are not here (yet), or stand still."""
+        return next((pack for each in self._ordered() for pack in each.shared.packs if job in pack.jobs), None)
 
     def _sight(self, job: JobId) -> Sight:
         return self._sights.setdefault(job, Sight())
@@ -380,6 +403,11 @@ class Agent:
         """Have the groups carried out with those of their jobs that are here."""
         hosted, jobs = self._state.hosted, {job.job: job for job in self._jobs()}
         here = {job.job for job in jobs.values() if job.running and not hosted[job.job].gone}
+        for name in here:
+            pack = self._ordered_pack(name)
+            if pack is None or pack.jobs != hosted[name].held_out or pack.guaranteed not in here:
+                hosted[name].held_out = ()
+        here = {name for name in here if not hosted[name].held_out}
         wanted: list[SharedGpus] = []
         for ordered in self._ordered():
             group = dataclasses.replace(ordered.shared, gpus=min(ordered.shared.gpus, len(ordered.devices)))
@@ -404,7 +432,7 @@ class Agent:
 
     def _end_slices(self) -> None:
         for group in self._groups.groups:
-            if self._is_over(group):
+            if self._is_over(group) or self._finds_no_room(group):
                 for pack in group.running:
                     if len(pack.jobs) == 1:
                         self._learn_alone(pack.jobs[0])
@@ -415,7 +443,7 @@ class Agent:
                     self._begin_measuring(name)
         for job in self._jobs():
             mine, sight = self._state.hosted[job.job], self._sight(job.job)
-            if job.job in self._groups.group_of or not job.running or mine.gone:
+            if job.job in self._groups.group_of or not job.running or mine.gone or mine.held_out:
                 sight.alone_since_s = 0.0
             elif not sight.alone_since_s:
                 self._begin_measuring(job.job)
@@ -426,10 +454,10 @@ class Agent:
                 self._ran_alone(job.job)
 
     def _is_over(self, group: Group) -> bool:
-        """Whether the slice is: not before all who had to leave have left, and all whose turn it is have had half of it.
+        """Whether the slice is: not before all who had to leave have left, and all whose turn it is have had all of it.
 
-        Else one that is slower to leave than a slice is long would be back before the next had anything. But if Slurm does not do
-        its part, the others do not wait for ever. While one of them starts the slice does not begin, else it would show nothing.
+        Else one that is slow to leave would be back before the next had its part. But if Slurm does not do its part, the
+        others do not wait for ever. While one of them starts the slice does not begin, else it would show nothing.
         """
         hosted, slice_s = self._state.hosted, group.order.slice_s
         turn = [hosted[job] for pack in group.running for job in pack.jobs]
@@ -439,7 +467,7 @@ class Agent:
             return age_s >= slice_s
         if any(hosted[job].state == "suspending" for job in group.order.jobs):
             return False
-        return all(mine.state == "running" and self._now_s - mine.resumed_s >= slice_s / 2 for mine in turn)
+        return all(mine.state == "running" and self._now_s - mine.resumed_s >= slice_s for mine in turn)
 
     def _ran_alone(self, job: JobId) -> None:
         sight = self._sight(job)
@@ -543,6 +571,18 @@ class Agent:
         mine = self._state.hosted.get(job)
         return mine.begun_s if mine is not None else 0.0
 
+    def on_s(self, job: JobId) -> float:
+        """Since it was let run."""
+        mine = self._state.hosted.get(job)
+        return mine.resumed_s if mine is not None and mine.state in ("running", "suspending") else math.inf
+
+    def off_s(self, job: JobId) -> float:
+        """When Slurm had frozen it."""
+        mine = self._state.hosted.get(job)
+        if mine is None:
+            return 0.0
+        return math.inf if mine.state in ("running", "suspending") else mine.free_s
+
     def refused(self, leaving: Collection[JobId]) -> Collection[JobId]:
         """MPS clients, and those whose state would not fit into what the host may take: the smallest are let go first."""
         hosted = self._state.hosted
@@ -582,6 +622,45 @@ class Agent:
             return frozenset(ordered.own_devices)
         return frozenset() if mine.anywhere and not mine.mps else frozenset(mine.devices)
 
+    def crowded(self, pack: Pack) -> bool:
+        """By what those who did not move off hold of their GPUs, and what each of the pack was seen to need."""
+        found = {job: text for job in pack.jobs if (text := self._no_room(job))}
+        for job, text in found.items():
+            self._state.hosted[job].why = text
+        return bool(found)
+
+    def _finds_no_room(self, group: Group) -> bool:
+        """Whether those who had to leave have left so much that somebody whose turn it is cannot come."""
+        return any(self._no_room(job) for pack in group.running for job in pack.jobs if job not in group.crowded)
+
+    def _no_room(self, job: JobId) -> str:
+        """Why a job that is off its GPUs would not fit on them, in words; "": it does, or nobody knows what it needs."""
+        mine, pack = self._state.hosted.get(job), self._ordered_pack(job)
+        if mine is None or pack is None or mine.state not in ("waiting", "suspended") or not mine.memory_mb:
+            return ""
+        ordered = next(each for each in self._ordered() if pack in each.shared.packs)
+        gpu_mb = self._gpu_memory_mb.get(ordered.gpu_type, math.inf)
+        hosted, pinned = self._state.hosted.items(), self.pinned(job)
+        needs_mb = sum(
+            each.memory_mb for name, each in hosted if name in pack.jobs and set(each.devices) & set(mine.devices)
+        )
+        left_mb = {
+            device: sum(
+                each.left_mb
+                for name, each in hosted
+                if name not in pack.jobs and device in each.devices and not each.gone
+            )
+            for device in pinned or ordered.devices
+        }
+        roomy = [device for device, mb in left_mb.items() if mb + needs_mb <= gpu_mb]
+        if len(roomy) == len(left_mb) or (not pinned and len(roomy) >= len(mine.devices)):
+            return ""
+        most_mb = max(left_mb.values())
+        return (
+            f"waits for room: others hold {most_mb:.0f} MB of its GPU also while they stand still, and it was seen to need "
+            f"{needs_mb} of the {gpu_mb} MB"
+        )
+
     # --- carrying out
 
     def _carry_out(self) -> None:
@@ -614,6 +693,8 @@ class Agent:
         if job.job not in self._groups.group_of:
             target = mine.devices or job.own_devices  # nobody shares with it: it runs where it is
             mine.why = ""
+            if mine.held_out:
+                target, mine.why = None, "stands still while the guaranteed job is there: it did not keep to its share"
         if mine.state == "running" and not (target and set(target) == set(mine.devices or target)):
             if mine.mps:
                 mine.why = "runs on out of turn: a client of NVIDIA's MPS is not suspended"
@@ -697,6 +778,7 @@ class Agent:
         mine.state, mine.tried, mine.why = "suspended", False, ""
         mine.free_s = self._now_s + (0.0 if moved else self._settings.freeze_s)
         mine.moved_mb = min(sum(each.moved_mb for each in statuses), mine.moved_mb) if moved else 0.0
+        mine.left_mb = max(each.left_mb for each in statuses) if moved else self._sight(job.job).memory_mb
         mine.refusals = 0
         self._sight(job.job).cpu = self._sight(job.job).used_mb = None  # what was seen was before
         log.info("suspended", extra={"job": job.job, "slurm_job": job.slurm_job, "moved": moved})
@@ -710,6 +792,9 @@ class Agent:
             return
         if not self._room_made(job.job):
             return
+        group = self._groups.group_of.get(job.job)
+        if group is not None and job.job not in group.crowded and self._no_room(job.job):
+            return  # another one has the next turn
         # An agent that has lost its state finds jobs frozen of which it knows nothing.
         frozen = mine.state == "suspended" or self._is_frozen(job.slurm_job)
         if frozen:
@@ -738,6 +823,9 @@ class Agent:
                 log.info("not suspended after all", extra={"job": job.job, "text": str(error)})
         self._begin_measuring(job.job)
         mine.state, mine.resumed_s, mine.moved_mb, mine.why = "running", self._now_s, 0.0, ""
+        statuses = self._sight(job.job).statuses.values()
+        if statuses and all(each.suspends for each in statuses):
+            mine.left_mb = 0.0  # it may move off the next time
         mine.tried = False
         log.info("runs", extra={"job": job.job, "slurm_job": job.slurm_job, "devices": ",".join(map(str, target))})
 
@@ -825,6 +913,9 @@ class Agent:
         """Tell the job what it may use. A limit of memory is raised only after all lower ones beside it are in force."""
         pack = self._groups.pack_of(job.job)
         if mine.gone or (job.job in self._groups.group_of and pack is None):
+            return
+        if mine.held_out:
+            self._word(mine, compute=0.0)
             return
         memory_mb, before_mb = (pack.limit(job.job).memory_mb if pack is not None else 0), mine.control.memory_mb
         raised = (memory_mb or math.inf) > (before_mb or math.inf)
@@ -926,6 +1017,8 @@ class Agent:
             used = [mb for mb, _ in uses.get(job.job, []) if mb is not None]
             busy = [share for _, share in uses.get(job.job, []) if share is not None]
             sight.used_mb = max(used, default=None)
+            if mine.state == "suspended" and sight.used_mb is not None:
+                mine.left_mb = sight.used_mb
             if busy:
                 sight.busy.append(sum(busy) / len(busy))
             mine.memory_mb = max(mine.memory_mb, int(sight.used_mb or 0))
@@ -958,6 +1051,59 @@ class Agent:
                 with contextlib.suppress(SlurmError):
                     self._slurm.suspend(str(job.slurm_job))  # somebody else may have resumed it
             self._watch(job, "no-freeze", runs_on, "runs on though Slurm has suspended it")
+            self._hold_to_share(job)
+
+    def _hold_to_share(self, job: OrderedJob) -> None:
+        """Freeze a guest of a guaranteed job on which a share has no effect: it would train at that one's cost.
+
+        One that never speaks, or has stopped to, cannot be told its share. One that speaks may still train beyond it.
+        """
+        mine, sight, pack = self._state.hosted[job.job], self._sight(job.job), self._ordered_pack(job.job)
+        carried = self._groups.pack_of(job.job)
+        if pack is None or carried is None or carried.guaranteed in (None, job.job) or mine.state != "running":
+            sight.counted, sight.over_s = None, 0.0
+            sight.wrong_since_s.pop("share", None)
+            return
+        settings, whose = self._settings, f"beside guaranteed job {carried.guaranteed}"
+        self._count_beyond(sight, mine.control)
+        if sight.over_s > settings.misuse_s + 2 * sight.longest_s:
+            text = f"trained {sight.over_s:.0f} s more than its share of {mine.control.compute:.1%} {whose} allows"
+            if settings.misuse == "kill" and "lies" not in mine.told:
+                self._caught(job, "lies", text, kill=True, else_="was left as it is")
+            else:
+                self._hold_out(job, pack, text)
+            return
+        if mine.begun_s == math.inf or sight.obeyed[0] == mine.control.number:
+            sight.wrong_since_s.pop("share", None)
+            return
+        silent_s = self._now_s - sight.wrong_since_s.setdefault("share", self._now_s)
+        if not sight.statuses and silent_s >= settings.suspend_wait_s:
+            self._hold_out(job, pack, f"says nothing to the agent of its node, so it has no share {whose}")
+        elif silent_s >= settings.suspend_wait_s + settings.start_wait_s + 2 * max(sight.longest_s, sight.usual_s):
+            self._hold_out(job, pack, f"has not taken up its share {whose} for {silent_s:.0f} s")
+
+    def _count_beyond(self, sight: Sight, control: JobControl) -> None:
+        """Count what a guest has trained beyond its share while it says that it carries it out, and since the look before."""
+        before, first = sight.counted, sight.first
+        sight.counted = (self._now_s, first) if first is not None and first.number == control.number else None
+        if before is None or sight.counted is None or before[1].number != control.number:
+            return
+        steps = steps_between(before[1], sight.counted[1])
+        made_s, seconds = steps.count * steps.mean_s, self._now_s - before[0]
+        sight.longest_s = max(sight.longest_s, made_s)
+        allowed_s = (LENIENT * control.compute + sight.usual_s / (sight.usual_s + PAUSE_S)) * seconds
+        sight.over_s = max(sight.over_s + made_s - allowed_s, 0.0)
+
+    def _hold_out(self, job: OrderedJob, pack: Pack, text: str) -> None:
+        """Leave a guest out of its pack until the guaranteed job goes or the pack is another one, and tell its user."""
+        mine = self._state.hosted[job.job]
+        if mine.mps:
+            done = "was left as it is, since a client of NVIDIA's MPS is not suspended"
+        else:
+            mine.held_out = pack.jobs
+            done = f"was frozen until job {pack.guaranteed} is gone"
+        remedy = "a program that uses Penstock's executor keeps to its share"
+        self._caught(job, "share", text, kill=False, else_=f"{done}; {remedy}")
 
     def _makes_steps(self, job: JobId) -> bool:
         """Whether it counts more steps than when it said that it stands still."""
@@ -1101,13 +1247,13 @@ class Agent:
             mine.memory_mb,
             account.ran_s.get(job.job, 0.0),
             account.moved_s.get(job.job),
+            answers=bool(self._sight(job.job).statuses) or (None if mine.begun_s == math.inf else False),
         )
         return CarriedJob(
             job=job.job,
             state=mine.state,
             devices=mine.devices or job.own_devices,
             use=use,
-            answers=bool(self._sight(job.job).statuses),
             mps=mine.mps,
             why=mine.why,
         )

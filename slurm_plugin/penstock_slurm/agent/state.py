@@ -43,6 +43,10 @@ class Hosted:
     """When its GPUs count as free, once it is suspended."""
     moved_mb: float = 0.0
     """What it holds of the host's memory while it is suspended."""
+    left_mb: float = 0.0
+    """What it held of each GPU when it was frozen last, or holds now, MB."""
+    held_out: tuple[JobId, ...] = ()
+    """The pack beside whose guaranteed job it stands still, since it did not keep to its share; (): none."""
     resumed_s: float = 0.0
     """When it last began to use GPUs."""
     begun_s: float = math.inf

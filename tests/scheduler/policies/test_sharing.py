@@ -397,6 +397,16 @@ def test_antman_puts_opportunistic_jobs_on_the_least_loaded_gpus_with_what_memor
     assert plan.assignments["low"].placement.nodes == ("t4-00",), "500 MB are too little on the other one"
 
 
+@pytest.mark.parametrize(("answers", "invited"), [(None, True), (True, True), (False, False)])
+def test_antman_puts_no_job_beside_a_guaranteed_one_that_cannot_be_told_its_share(
+    answers: bool | None, invited: bool
+) -> None:
+    jobs = [running("a", "t4-00"), job("low", max_gpus=1, gpu_class="opportunistic")]
+    used = {"a": JobUse("a", 0.3, 6000, 900.0), "low": JobUse("low", answers=answers)}
+    plan = make_policy("antman")[0].decide(shared(snapshot("t4:1x1", jobs), **used))
+    assert ("low" in plan.assignments, "low" in plan.waiting) == (invited, not invited)
+
+
 # Stages, worked by hand.
 
 

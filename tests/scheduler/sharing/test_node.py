@@ -20,9 +20,22 @@ class Starts:
 
     def __init__(self) -> None:
         self.began_s: dict[JobId, float] = {}
+        self.came_s: dict[JobId, float] = {}
+        """Who waited for the one before it to leave."""
+        self.left_s: dict[JobId, float] = {}
+        self.crowds: set[JobId] = set()
 
     def begun_s(self, job: JobId) -> float:
         return self.began_s.get(job, math.inf)
+
+    def on_s(self, job: JobId) -> float:
+        return self.came_s.get(job, -math.inf)
+
+    def off_s(self, job: JobId) -> float:
+        return self.left_s.get(job, -math.inf)
+
+    def crowded(self, pack: Pack) -> bool:
+        return not self.crowds.isdisjoint(pack.jobs)
 
     def seen(self, pack: Pack) -> PackSeen | None:
         return PackSeen(pack.jobs, "t4", (0.6,) * len(pack.jobs))
@@ -52,6 +65,62 @@ def test_a_job_that_starts_has_its_gpus_and_does_not_run():
     assert account.served_s["b"] - before_s["b"] == 100.0
     assert (account.ran_s["b"], account.first_slice_s["b"], account.profiled) == (60.0, 160.0, {"b"})
     assert groups.pack_of("a") is not None, "its neighbour has the next turn"
+
+
+def test_who_is_slow_to_leave_is_charged_for_it_and_its_neighbour_is_not():
+    """a takes 25 s to leave; b comes at 0, counts as having had 60 s less, and has its GPU from 25 s on.
+
+    At 85 s a has had 25 s and b 60 - 60 = 0: b goes on, and has 60 at 145. Then a has the GPU to 205 s, and 25 s more until it is
+    off: 110 s by 290, where b has 120. So they have had 110 and 180 s of the 290 together.
+    """
+    ground = Starts()
+    ground.began_s |= {"a": 0.0, "b": 25.0}
+    groups = Groups(ground, ControlSettings())
+    both = SharedGpus("n0", 1, (Pack(("a",)), Pack(("b",))), SLICE_S)
+    (group,) = groups.order([both], 0.0, {"a": True, "b": False})
+    turns, account = [group.running], groups.account
+    for ends_s, came, left, at_s in [(85.0, "b", "a", 25.0), (145.0, "b", "a", 25.0), (205.0, "a", "b", 145.0)]:
+        ground.came_s[came], ground.left_s[left] = at_s, at_s
+        groups.end_slice(group, ends_s)
+        turns.append(group.running)
+    assert [pack.jobs for (pack,) in turns] == [("b",), ("b",), ("a",), ("b",)]
+    assert account.served_s == {"a": 85.0, "b": 60.0}
+    ground.came_s["b"], ground.left_s["a"] = 230.0, 230.0
+    groups.end_slice(group, 290.0)
+    assert account.served_s == {"a": 110.0, "b": 120.0}
+    assert account.ran_s == {"a": 110.0, "b": 180.0}
+    assert account.first_slice_s == {"a": 180.0, "b": 85.0}
+
+
+def test_a_group_that_is_changed_while_one_leaves_goes_on_charging_it():
+    """a leaves from 0 to 25 s; at 10 s another job comes. Neither b, whose turn it was, nor c has had anything by 25 s."""
+    ground = Starts()
+    ground.began_s["a"] = 0.0
+    groups = Groups(ground, ControlSettings())
+    packs = Pack(("a",)), Pack(("b",)), Pack(("c",))
+    groups.order([SharedGpus("n0", 1, packs[:2], SLICE_S)], 0.0, {"a": True, "b": False})
+    ground.came_s["b"], ground.left_s["a"] = math.inf, math.inf
+    (group,) = groups.order([SharedGpus("n0", 1, packs, SLICE_S)], 10.0, {"a": False, "b": False, "c": False})
+    assert groups.account.served_s["a"] == 10.0
+    before_s = {job: groups.account.served_s[job] for job in ("b", "c")}
+    (turn,) = group.running
+    ground.came_s[turn.jobs[0]] = ground.left_s["a"] = 25.0
+    groups.end_slice(group, 25.0)
+    assert groups.account.served_s == before_s | {"a": 25.0}
+    assert groups.account.ran_s["a"] == 25.0
+
+
+def test_a_pack_that_finds_no_room_has_its_turn_only_if_nobody_else_can():
+    ground = Starts()
+    ground.began_s |= {"a": 0.0, "b": 0.0}
+    groups = Groups(ground, ControlSettings())
+    both = SharedGpus("n0", 1, (Pack(("a",)), Pack(("b",), priority=1)), SLICE_S)
+    ground.crowds = {"b"}
+    (group,) = groups.order([both], 0.0, {"a": True, "b": False})
+    assert (groups.pack_of("a"), group.crowded) == (both.packs[0], frozenset())
+    left = groups.left("a", 60.0)
+    assert left is not None
+    assert (groups.pack_of("b"), left.crowded) == (both.packs[1], {"b"})
 
 
 @pytest.mark.parametrize("began_s", [math.inf, 90.0])

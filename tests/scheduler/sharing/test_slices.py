@@ -51,6 +51,14 @@ def test_a_higher_priority_is_never_suspended_for_a_lower():
     assert turn([low, high], {low: 0.0, high: 9000.0}, 1, [high]) == (high,)
 
 
+def test_who_had_better_not_run_is_behind_all_others():
+    """Even if it has a higher priority, and has had less; where GPUs are left it runs."""
+    a, b = Pack((JobId("a"),)), Pack((JobId("b"),), priority=1)
+    served = {a: 60.0, b: 0.0}
+    assert turn([a, b], served, 1, [b], last=[b]) == (a,)
+    assert turn([a, b], served, 2, [b], last=[b]) == (a, b)
+
+
 def test_a_newcomer_has_the_next_slice_and_no_more():
     a, b = _packs(1, 1)
     served = {a: 600.0, b: entry_s([600.0], 60.0)}

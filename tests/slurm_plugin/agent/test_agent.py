@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -184,12 +185,99 @@ def test_two_that_are_new_and_limited_do_not_wait_for_one_anothers_word(make_nod
     node.until(lambda: node.states() == {"j1": "running", "j2": "running"}, "start of both")
 
 
-def test_a_guest_that_never_says_anything_holds_up_no_measurement(make_node: Callable[..., Node]):
-    node = make_node(start_wait_s=1.0, control={"tolerance": 0.3, "search_periods": 1})
-    node.job(1, "--step", "0.02")
+@pytest.mark.parametrize("goes", ["guaranteed", "pack"])
+def test_a_guest_that_never_says_anything_stands_still_while_the_guaranteed_job_is_there(
+    make_node: Callable[..., Node], goes: str
+):
+    """It cannot be told its share. Also after a restart of the agent. It goes on when the other ends, or has another place."""
+    node = make_node(start_wait_s=1.0, suspend_wait_s=0.5)
+    guaranteed = node.job(1, "--step", "0.02")
     node.job(2, "--mute")
-    node.order([Pack((JobId("j1"), JobId("j2")), guaranteed=JobId("j1"))], (0,), slice_s=1.0)
-    node.until(lambda: node.agent.status().groups and node.agent.status().groups[0].share > 0, "rise")
+    node.order([Pack((JobId("j1"), JobId("j2")), guaranteed=JobId("j1"))], (0,), slice_s=0.5)
+    node.until(lambda: node.states() == {"j1": "running", "j2": "suspended"}, "containment")
+    for _ in range(2):
+        (contained,) = node.agent.status().contained
+        assert (contained.job, contained.cause, contained.killed) == ("j2", "share", False)
+        assert "Penstock's executor" in contained.text
+        node.until(lambda: [each.use.answers for each in node.agent.status().jobs] == [True, False], "who answers")
+        assert "keep to its share" in node.agent.status().jobs[1].why
+        node.run(2.0)
+        assert node.states() == {"j1": "running", "j2": "suspended"}
+        assert node.agent.status().groups[0].share == 0, "what is measured with nobody beside says nothing of a share"
+        node.start()
+    if goes == "guaranteed":
+        guaranteed.kill()
+        guaranteed.wait()
+    else:
+        node.order(alone(1, 2), (0, 1), slice_s=0.5)
+    node.until(lambda: node.states()["j2"] == "running", "end of its standing still")
+
+
+@pytest.mark.parametrize("misuse", ["tell", "kill"])
+def test_a_guest_that_trains_beyond_its_share_is_frozen_or_ended(make_node: Callable[..., Node], misuse: str):
+    """It says that it has share 0, in a slice that does not end, and makes step after step."""
+    node = make_node(misuse_s=1.0, misuse=misuse)
+    node.job(1, "--step", "0.02")
+    node.job(2, "--greedy")
+    node.order([Pack((JobId("j1"), JobId("j2")), guaranteed=JobId("j1"))], (0,), slice_s=600.0)
+    node.until(lambda: node.agent.status().contained, "containment")
+    (contained,) = node.agent.status().contained
+    assert (contained.job, contained.killed) == ("j2", misuse == "kill")
+    assert contained.cause == ("lies" if misuse == "kill" else "share")
+    assert "more than its share" in contained.text
+    if misuse == "tell":
+        node.until(lambda: node.states() == {"j1": "running", "j2": "suspended"}, "suspension")
+    assert (("cancel", 2) in node.slurm.calls) == (misuse == "kill")
+
+
+class Guest:
+    """A guest that tells what a job with steps of so many seconds would: at share 0 it pauses for so long after each."""
+
+    def __init__(self, node: Node, step_s: float, pause_s: float) -> None:
+        self._node, self._step_s, self._cycle_s = node, step_s, step_s + pause_s
+        self._begun_s = 0.0
+
+    def tell(self, now_s: float, number: int) -> None:
+        self._begun_s = self._begun_s or now_s
+        made = int((now_s - self._begun_s + self._cycle_s - self._step_s) / self._cycle_s)
+        status = JobStatus(number=number, pid=9, time_s=now_s, steps=made, seconds=made * self._step_s)
+        write_whole(statuses_dir(self._node.run_dir, 2) / "0.json", status.model_dump_json())
+
+
+@pytest.mark.parametrize(
+    ("step_s", "pause_s", "keeps"),
+    [(0.1, 30.0, True), (20.0, 30.0, True), (100.0, 30.0, True), (20.0, 0.0, False), (2.0, 2.0, False)],
+)
+def test_a_guest_of_several_processes_that_makes_a_step_now_and_then_is_no_liar(
+    make_node: Callable[..., Node], step_s: float, pause_s: float, keeps: bool
+):
+    """It pauses for 30 s at most. For 20 minutes it is told share 0, in steps of whatever length."""
+    node = make_node(start_wait_s=5.0, misuse="tell", sample_s=60.0)
+    guest, now_s = Guest(node, step_s, pause_s), time.time()
+    node.order([Pack((JobId("j1"), JobId("j2")), guaranteed=JobId("j1"))], (0,), slice_s=1e4)
+    for _ in range(1200):
+        now_s += 1.0
+        node.agent.tick(now_s)
+        guest.tell(now_s, control(node, 2).number)
+        if node.agent.status().contained:
+            break
+    assert [each.cause for each in node.agent.status().contained] == ([] if keeps else ["share"])
+
+
+def test_a_guest_that_takes_no_new_word_is_frozen_after_a_while(make_node: Callable[..., Node]):
+    """It carries out the first word for ever. Late files are no matter: only after 150 s and two steps it stands still."""
+    node = make_node(start_wait_s=120.0, suspend_wait_s=30.0, sample_s=60.0)
+    guest, began_s = Guest(node, 4.0, 0.0), time.time()
+    node.order([Pack((JobId("j1"), JobId("j2")), guaranteed=JobId("j1"))], (0,), slice_s=1e4)
+    now_s = began_s
+    while not node.agent.status().contained and now_s < began_s + 1000:
+        now_s += 0.5
+        node.agent.tick(now_s)
+        guest.tell(now_s, 0)
+    assert 150 <= now_s - began_s < 200
+    (contained,) = node.agent.status().contained
+    assert (contained.job, contained.cause, contained.killed) == ("j2", "share", False)
+    assert "has not taken up its share" in contained.text
 
 
 def test_a_job_waits_for_its_gpus_until_those_before_it_are_off_them(make_node: Callable[..., Node]):
@@ -218,6 +306,70 @@ def test_a_state_that_would_not_fit_into_the_hosts_memory_keeps_its_turn(make_no
     assert node.states() == {"j1": "running", "j2": "waiting"}
     assert "100 MB" in next(each.why for each in node.agent.status().jobs if each.job == "j1")
     assert node.slurm.calls == []
+
+
+def test_nobody_comes_to_a_gpu_on_which_frozen_ones_hold_too_much(make_node: Callable[..., Node]):
+    """The first holds 10,000 of 16,160 MB and never moves off. The second is tried, and takes 8,000: from then on it waits."""
+    node = make_node(suspend_wait_s=0.3)
+    first = node.job(1, "--deaf")
+    held_mb: dict[int, float] = {}
+    device = Device(0, "GPU-1", "Tesla V100-SXM2-16GB", "v100", 16_160.0)
+
+    def sample() -> Sample:
+        using = tuple(Process(pid, mb, 0.1) for pid, mb in held_mb.items())
+        return Sample((Reading(device, 1.0, 0.1, 0.1, using, ()),), ())
+
+    def why() -> str:
+        return next(each.why for each in node.agent.status().jobs if each.job == "j2")
+
+    held_mb[first.pid] = 10_000.0
+    node.sample = sample
+    node.start()
+    node.order(alone(1), (0,), slice_s=0.5)
+    node.until(lambda: steps(node, 1) > 0, "steps")
+    held_mb[node.job(2, "--here").pid] = 8_000.0
+    node.order(alone(1, 2), (0,), slice_s=0.5)
+    node.until(lambda: node.agent._state.hosted["j2"].memory_mb == 8_000, "a look at the second")
+    held_mb.popitem()
+    node.until(lambda: "10000 MB" in why(), "no room")
+    node.until(lambda: node.states() == {"j1": "running", "j2": "suspended"}, "turn of the first again")
+    resumed = node.slurm.calls.count(("resume", 2))
+    had = node.slurm.calls.count(("resume", 1))
+    idle: list[bool] = []
+
+    def more() -> bool:
+        (group,) = node.agent._groups.groups
+        idle.append(node.states()["j1"] == "suspended" and group.running == (Pack((JobId("j2"),)),))
+        return node.slurm.calls.count(("resume", 1)) > had + 1
+
+    node.until(more, "more turns of the first")
+    assert any(idle)
+    assert not any(map(all, pairwise(idle))), "the turn of one that cannot come ends at once"
+    assert node.slurm.calls.count(("resume", 2)) == resumed
+    assert "8000 of the 16160 MB" in why()
+    del held_mb[first.pid]
+    first.kill()
+    first.wait()
+    node.until(lambda: node.states()["j2"] == "running", "turn of the second, once there is room")
+    assert why() == ""
+
+
+def test_what_a_job_has_had_is_what_it_held_its_gpu_for(make_node: Callable[..., Node]):
+    """The first is slow to leave. By the agent's own notes: until it is off it is charged, and then the second."""
+    node = make_node(suspend_wait_s=1.5)
+    node.job(1, "--deaf")
+    node.order(alone(1), (0,), slice_s=0.5)
+    node.until(lambda: steps(node, 1) > 0, "steps")
+    node.job(2)
+    node.order(alone(1, 2), (0,), slice_s=0.5)
+    hosted, account = node.agent._state.hosted, node.agent._groups.account
+    node.until(lambda: hosted["j1"].state == "suspending", "wish")
+    before_s, asked_s = dict(account.served_s), hosted["j1"].asked_s
+    node.until(lambda: hosted["j2"].state == "running", "turn of the second")
+    node.agent._groups.left(JobId("j1"), node.agent._now_s)
+    assert account.served_s["j1"] - before_s["j1"] == pytest.approx(hosted["j1"].free_s - asked_s)
+    assert account.served_s["j2"] - before_s["j2"] == pytest.approx(node.agent._now_s - hosted["j2"].resumed_s)
+    assert hosted["j2"].resumed_s >= hosted["j1"].free_s >= asked_s + 1.5
 
 
 @pytest.mark.parametrize("no_answer", ["freeze", "kill"])
@@ -304,7 +456,7 @@ def test_a_guest_is_cut_in_the_tick_in_which_a_guaranteed_job_comes(make_node: C
 
 def test_the_guests_share_rises_while_the_guaranteed_job_keeps_its_speed(make_node: Callable[..., Node]):
     """Each has an emulated GPU of its own, so a guest takes nothing: the share goes up by steps, with looks at 0 between them."""
-    node = make_node(control={"tolerance": 0.3, "search_periods": 1})
+    node = make_node(misuse_s=1.0, control={"tolerance": 0.3, "search_periods": 1})
     for number in (1, 2):
         node.job(number, "--step", "0.02", "--gpu", str(node.spool.with_name(f"gpu{number}")))
     pack = Pack((JobId("j1"), JobId("j2")), guaranteed=JobId("j1"))
@@ -320,6 +472,7 @@ def test_the_guests_share_rises_while_the_guaranteed_job_keeps_its_speed(make_no
     assert shares[0] == 0.0
     risen_to = [share for share in shares if share]
     assert risen_to == sorted(risen_to)
+    assert not node.agent.status().contained
 
 
 def test_what_a_pack_does_to_its_jobs_is_measured_and_numbered(make_node: Callable[..., Node]):
