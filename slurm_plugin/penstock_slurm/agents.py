@@ -26,6 +26,7 @@ from pydantic import ValidationError
 from penstock_profiles.files import open_regular, write_whole
 from penstock_scheduler.errors import ClusterAway, StoreError
 from penstock_scheduler.model import Job, JobId, JobUse, Pack, Phase, SharedGpus, SharingState
+from penstock_scheduler.pairs import kind_of
 from penstock_scheduler.ports import Clock
 from penstock_scheduler.sharing.messages import (
     AWAY_S,
@@ -588,7 +589,7 @@ class SlurmAgents:
                         slurm_job=each.slurm.number,
                         uid=each.slurm.uid,
                         gpus=each.gpus,
-                        kind=_kind(each.job),
+                        kind=kind_of(each.job),
                         running=True,
                         own_devices=own,
                     )
@@ -605,7 +606,7 @@ class SlurmAgents:
                                 slurm_job=slurm_job.number,
                                 uid=slurm_job.uid,
                                 gpus=min(wanted, pack.gpus),
-                                kind=_kind(coming),
+                                kind=kind_of(coming),
                             )
                         )
         return tuple(sorted(jobs, key=lambda each: each.job))
@@ -645,10 +646,6 @@ class SlurmAgents:
         kept[order.number] = frozenset(device for group in order.groups for device in group.devices)
         for number in sorted(kept)[:-ORDERS_KEPT]:
             del kept[number]
-
-
-def _kind(job: Job) -> str:
-    return job.wish.model_family or job.name
 
 
 def _summed(uses: Mapping[str, JobUse]) -> JobUse:
