@@ -59,6 +59,18 @@ class Colocation:
     ) -> None:
         self._known = {key: pair.model_copy() for key, pair in (known or {}).items()}
         self._utilisation = dict(utilisation or {})
+        self._of_table: set[tuple[str, str, str]] = set()
+        """Pairs of another one that nobody has measured since."""
+
+    def over(self, table: Colocation) -> Colocation:
+        """These, and of pairs that are not among them what a table says: it counts for `PRIOR_WEIGHT`, and `dump` leaves it out
+        until the pair is measured."""
+        found = Colocation(self._known, self._utilisation)
+        for key, pair in table._known.items():
+            if key not in self._known:
+                found._known[key] = Pair(share=pair.share, weight=min(pair.weight, PRIOR_WEIGHT))
+                found._of_table.add(key)
+        return found
 
     def share(self, gpu_type: str, mine: str, theirs: str) -> float | None:
         """Expected share of `mine` beside `theirs`; None: nobody knows."""
@@ -89,6 +101,7 @@ class Colocation:
             raise ColocationError(
                 f"{mine} beside {theirs} on {gpu_type}: a share of {share} is none; give one from 0 to 1"
             )
+        self._of_table.discard((gpu_type, mine, theirs))
         pair = self._known.get((gpu_type, mine, theirs), Pair(share=share, weight=0.0))
         if share == 0 or pair.share == 0:
             self._known[gpu_type, mine, theirs] = Pair(share=share, weight=1.0)
@@ -138,12 +151,13 @@ class Colocation:
         return 1.0 / max(used[0] + used[1], 1.0)
 
     def dump(self) -> str:
-        """All of it as JSON, for `load`."""
+        """All of it as JSON, for `load`; see `over`."""
         return _ADAPTER.dump_json(
             _Stored(
                 pairs=[
                     _StoredPair(gpu_type=t, mine=a, theirs=b, **pair.model_dump())
                     for (t, a, b), pair in sorted(self._known.items())
+                    if (t, a, b) not in self._of_table
                 ],
                 alone=[
                     _StoredAlone(gpu_type=t, kind=k, utilisation=u) for (t, k), u in sorted(self._utilisation.items())

@@ -35,7 +35,7 @@ from penstock_scheduler.messages import BudgetView, JobView
 from penstock_scheduler.model import BudgetLine, Snapshot
 from penstock_scheduler.models import LearnedModels, WishModels
 from penstock_scheduler.notices import Kind, Notice, NoticeSettings, Notifier
-from penstock_scheduler.pairs import PAIRS, open_pairs
+from penstock_scheduler.pairs import PAIRS, open_pairs, read_prior
 from penstock_scheduler.policies import make_policy, overlaid, sharing_parts
 from penstock_scheduler.ports import (
     Accounts,
@@ -140,6 +140,7 @@ def _run(path: Path, settings: Settings, daemon: DaemonSettings) -> int:
 def _check(settings: Settings) -> int:
     daemon = settings.section(DaemonSettings)
     make_policy(daemon.policy, settings.policy(daemon.policy))
+    table = read_prior(daemon.pairs) if daemon.pairs is not None else None
     cluster, _, _ = _parts(settings, WallClock())
     _decider(daemon.policy, settings.policy(daemon.policy), _agents(cluster))
     state = cluster.observe()
@@ -147,6 +148,10 @@ def _check(settings: Settings) -> int:
     gpus = sum(node.gpus for node in state.nodes)
     print(f"settings: ok ({settings.source})")  # noqa: T201
     print(f"cluster: {len(state.nodes)} nodes, {gpus} GPUs of {', '.join(types)}; {len(state.jobs)} jobs to manage")  # noqa: T201
+    if table is not None:
+        strange = [name for name in types if name not in table.gpu_types]
+        lacks = f"; it has none on {', '.join(strange)}" if strange else ""
+        print(f"pairs: {daemon.pairs} has some on {', '.join(table.gpu_types)}{lacks}")  # noqa: T201
     for refusal in state.refused:
         print(f"job {refusal.job} ({refusal.user}) is refused: {refusal.text}")  # noqa: T201
     return 0
@@ -174,8 +179,9 @@ def make_loop(
         accounts = getattr(cluster, "accounts", None)
     agents = _agents(cluster)
     site_rules = rules
+    table = read_prior(daemon.pairs) if daemon.pairs is not None else None
     if agents is not None:
-        pairs = open_pairs(daemon.state_dir / PAIRS)
+        pairs = open_pairs(daemon.state_dir / PAIRS, table)
 
         def rules(snapshot: Snapshot) -> Snapshot:
             return pairs.on(site_rules(snapshot))

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from penstock_profiles.colocation import Colocation, ColocationError
+from penstock_profiles.colocation import Colocation, ColocationError, read_pairs
 from penstock_profiles.files import save_whole
 from penstock_scheduler.errors import ConfigError
-from penstock_scheduler.model import KnownPair, Snapshot
+from penstock_scheduler.model import Job, KnownPair, Snapshot
 
 PAIRS = "colocation.json"
 """In the daemon's state folder: what is known of pairs of jobs on one GPU."""
@@ -57,10 +57,32 @@ class Pairs:
         return dataclasses.replace(snapshot, sharing=dataclasses.replace(state, pairs=pairs))
 
 
-def open_pairs(path: Path) -> Pairs:
-    """What is known in this file, which is kept up to date; there may be none yet. Raises ConfigError if it cannot be read."""
+def kind_of(job: Job) -> str:
+    """What is learned of the job holds for others of this kind: its declared family, or else its user and its name, for another
+    user's `train.sh` is another program."""
+    return job.wish.model_family or f"{job.user}/{job.name}"
+
+
+def read_prior(path: Path) -> Colocation:
+    """The site's table, `[daemon] pairs`: see `read_pairs`. Raises ConfigError if that cannot be read, or has no pairs."""
+    try:
+        table = read_pairs(path)
+    except (ColocationError, OSError) as error:
+        raise ConfigError(f"[daemon] pairs: {error}; mend the file, or leave the key out") from None
+    if not table.gpu_types:
+        raise ConfigError(f"[daemon] pairs: {path} has no pairs; name another file, or leave the key out")
+    return table
+
+
+def open_pairs(path: Path, table: Colocation | None = None) -> Pairs:
+    """What is known in this file, which is kept up to date; there may be none yet. Raises ConfigError if it cannot be read.
+
+    Args:
+        path: the file.
+        table: what holds of pairs that nobody has measured here; it is not kept in the file.
+    """
     try:
         known = Colocation.load(path.read_bytes(), str(path)) if path.exists() else Colocation()
     except (ColocationError, OSError) as error:
         raise ConfigError(f"what is known of pairs of jobs: {error}") from None
-    return Pairs(known, partial(save_whole, path))
+    return Pairs(known if table is None else known.over(table), partial(save_whole, path))

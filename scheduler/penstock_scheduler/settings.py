@@ -67,6 +67,11 @@ class DaemonSettings(BaseModel):
     sensitivities: Path | None = Field(
         default=None, description="Folder of profiles of what CPU and memory are worth; for the stages of Synergy."
     )
+    pairs: Path | None = Field(
+        default=None,
+        description="A table of what kinds of jobs lose beside others on one GPU, as for `penstock simulate --pairs`. What it "
+        "says of a pair holds until that has been measured here.",
+    )
     log_format: Literal["logfmt", "json"] = Field(
         default="logfmt", description="How log lines are written: for people and grep, or for programs."
     )

@@ -26,6 +26,9 @@ from pydantic import ValidationError
 from penstock_profiles.files import open_regular, write_whole
 from penstock_scheduler.errors import ClusterAway, StoreError
 from penstock_scheduler.model import Job, JobId, JobUse, Pack, Phase, SharedGpus, SharingState
+from penstock_scheduler.pairs import kind_of
+from penstock_scheduler.policies.common import movable
+from penstock_scheduler.policies.gandiva import priority
 from penstock_scheduler.ports import Clock
 from penstock_scheduler.sharing.messages import (
     AWAY_S,
@@ -47,8 +50,9 @@ from penstock_scheduler.sharing.messages import (
 from penstock_scheduler.sharing.node import without
 from penstock_slurm.fence import Fence, Ground, Sharer, held, lacking, stands, used
 from penstock_slurm.gateway import STAND_IN, ControllerAway, SlurmJob, SlurmNode, TimedOut
+from penstock_slurm.leavers import among_its_own, next_in_line, promising
 from penstock_slurm.states import HOLDING, WAITING
-from penstock_slurm.topology import Links, choose
+from penstock_slurm.topology import choose
 
 log = logging.getLogger(__name__)
 
@@ -262,6 +266,24 @@ class SlurmAgents:
         status = self._statuses.get(node)
         return next((each for each in status.jobs if each.job == job), None) if status is not None else None
 
+    def _runs_in(self, node: str, job: JobId) -> SharedGpus | None:
+        """The group in which it is a job's turn now, with its pack alone; None: it is in none, or it is not its turn."""
+        groups = self._statuses[node].groups if node in self._statuses else ()
+        return next(
+            (
+                dataclasses.replace(each.shared, packs=(pack,))
+                for each in groups
+                for pack in each.running
+                if job in pack.jobs
+            ),
+            None,
+        )
+
+    def _promised_to(self, node: str) -> set[JobId]:
+        """Jobs that are promised there to keep their speed, by the order that the agent carries out."""
+        groups = self._statuses[node].groups if node in self._statuses else ()
+        return {pack.guaranteed for each in groups for pack in each.shared.packs if pack.guaranteed is not None}
+
     def _bound(self, node: str, job: JobId) -> frozenset[int] | None:
         carried = self._carried(node, job)
         return None if carried is None else frozenset(carried.devices)
@@ -446,8 +468,7 @@ class SlurmAgents:
         self._stands[name] = stands(ground)
         self.fence.carry_out(name, self._partitions[name], ground, [*together, *cleared])
         self._open_gate(node, ground, [*together, *cleared])
-        status = self._statuses.get(name)
-        allotted, misplaced = self._allot(ground, groups, here, status.links if status is not None else ())
+        allotted, misplaced = self._allot(name, ground, groups, here)
         misplaced |= {
             job
             for group in groups
@@ -510,14 +531,21 @@ class SlurmAgents:
         return frozenset[int]().union(*(devices for number, devices in kept.items() if number >= done))
 
     def _allot(
-        self, ground: Ground, groups: Sequence[SharedGpus], here: Mapping[JobId, Resident], links: Links
+        self, node: str, ground: Ground, groups: Sequence[SharedGpus], here: Mapping[JobId, Resident]
     ) -> tuple[dict[SharedGpus, frozenset[int]], set[JobId]]:
         """Which fenced GPUs are whose, and the cleared jobs that are on others'."""
         group_of = {job: group for group in groups for job in group.jobs}
         given: dict[SharedGpus, set[int]] = {group: set() for group in groups}
         owner: dict[int, object] = {}
         misplaced: set[JobId] = set()
-        for job, each in sorted(here.items(), key=lambda item: (item[1].cleared, item[0])):
+        # Of two whom the plan says nothing of one is about to be asked to leave: not the one with a promise.
+        promised = self._promised_to(node)
+
+        def first(job: JobId) -> tuple[bool, bool, bool, JobId]:
+            return here[job].cleared, job in self._singles, job not in promised, job
+
+        for job in sorted(here, key=first):
+            each = here[job]
             mine = group_of.get(job)
             for device in () if each.leaves else each.devices or ():
                 if owner.setdefault(device, mine or job) != (mine or job):
@@ -525,6 +553,8 @@ class SlurmAgents:
                 elif mine is not None:
                     given[mine].add(device)
         left = held(ground) - owner.keys() - used(ground)
+        status = self._statuses.get(node)
+        links = status.links if status is not None else ()
         for group in groups:
             if self._is_fenced(group):
                 more = choose(left, group.gpus - len(given[group]), links, given[group])
@@ -553,27 +583,45 @@ class SlurmAgents:
         for job, each in here.items():
             if job not in grouped and each.devices is not None and not each.leaves and job not in misplaced:
                 alone[job] = group_of_one(node, job, each.gpus), each.devices
-        # Who leaves has the next turn, so that it can save: beside the others on its GPUs, not at the same time.
+        tables: Sequence[dict[object, tuple[SharedGpus, frozenset[int]]]] = (ordered, alone)  # type: ignore[assignment]
+        bound = {job for job, each in here.items() if each.devices}
+        promised = self._promised_to(node)
         guests: set[JobId] = set()
         for job, each in here.items():
             if not (each.leaves or job in misplaced) or job in grouped or not each.devices:
                 continue
-            tables: Sequence[dict[object, tuple[SharedGpus, frozenset[int]]]] = (ordered, alone)  # type: ignore[assignment]
-            host = next(
-                ((table, key) for table in tables for key, (_, devices) in table.items() if devices & each.devices),
-                None,
-            )
-            if host is None:
+            hosts = [(table, key) for table in tables for key, (_, its) in table.items() if its & each.devices]
+            if not hosts:
                 alone[job] = group_of_one(node, job, each.gpus), each.devices
                 continue
-            table, key = host
-            group, devices = table[key]
-            first = max((pack.priority for pack in group.packs), default=0) + 1
-            table[key] = dataclasses.replace(group, packs=(*group.packs, Pack((job,), each.gpus, first))), devices
+            runs = self._runs_in(node, job)
+            for table, key in hosts:
+                group, devices = table[key]
+                if runs is not None and (stays := among_its_own(group, job, runs, bound)) is not None:
+                    table[key] = stays, devices | each.devices
+                    break
+            else:
+                table, key = hosts[0]
+                group, devices = promising(table[key][0], promised), table[key][1]
+                before = [
+                    pack
+                    for pack in group.packs
+                    if self._stays_before(pack, each.job) and not (runs is not None and bound.isdisjoint(pack.jobs))
+                ]
+                table[key] = next_in_line(group, job, each.gpus, before), devices
             guests |= {job, *group.jobs}
         told = [*ordered.values()]
         told += [pair for job, pair in alone.items() if job in guests or here[job].cleared or here[job].leaves]
         self._write(node, told, self._ordered_jobs(node, groups, here))
+
+    def _stays_before(self, pack: Pack, leaver: Job) -> bool:
+        """Whether a pack is not to be suspended so that one who leaves can save."""
+        jobs = [
+            self._residents[job].job if job in self._residents else self._coming[job][0]
+            for job in pack.jobs
+            if self._known(job)
+        ]
+        return pack.guaranteed is not None or any(not movable(job) or priority(job) > priority(leaver) for job in jobs)
 
     def _ordered_jobs(
         self, node: str, groups: Sequence[SharedGpus], here: Mapping[JobId, Resident]
@@ -592,7 +640,7 @@ class SlurmAgents:
                         slurm_job=each.slurm.number,
                         uid=each.slurm.uid,
                         gpus=each.gpus,
-                        kind=_kind(each.job),
+                        kind=kind_of(each.job),
                         running=True,
                         own_devices=own,
                     )
@@ -609,7 +657,7 @@ class SlurmAgents:
                                 slurm_job=slurm_job.number,
                                 uid=slurm_job.uid,
                                 gpus=min(wanted, pack.gpus),
-                                kind=_kind(coming),
+                                kind=kind_of(coming),
                             )
                         )
         return tuple(sorted(jobs, key=lambda each: each.job))
@@ -649,10 +697,6 @@ class SlurmAgents:
         kept[order.number] = frozenset(device for group in order.groups for device in group.devices)
         for number in sorted(kept)[:-ORDERS_KEPT]:
             del kept[number]
-
-
-def _kind(job: Job) -> str:
-    return job.wish.model_family or job.name
 
 
 def _summed(uses: Mapping[str, JobUse]) -> JobUse:

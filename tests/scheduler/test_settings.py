@@ -117,3 +117,29 @@ def test_check_shows_the_cluster(tmp_path, capsys):
     assert daemon.main(["--config", str(path), "--check"]) == 0
     assert "2 nodes, 8 GPUs of t4" in capsys.readouterr().out
     assert load_settings(path).source == str(path)
+
+
+def test_a_table_of_pairs_is_checked_with_the_settings(tmp_path, capsys):
+    path, table = tmp_path / "penstock.toml", tmp_path / "pairs.json"
+    path.write_text(f"[daemon]\ncluster = 'simulated'\npairs = '{table}'\n[simulated]\nnodes = 't4:1x4,a100:1x4'\n")
+    for text, words in (
+        (None, "No such file"),
+        ("{", "not JSON"),
+        ('{"t4": {"net": {"net": [8, 8]}}}', "t4, net beside net: no rate alone"),
+        ('{"pairs": []}', "has no pairs"),
+    ):
+        if text is not None:
+            table.write_text(text)
+        assert daemon.main(["--config", str(path), "--check"]) == 2
+        told = capsys.readouterr().err
+        assert words in told
+        assert "[daemon] pairs: " in told
+        assert "or leave the key out" in told
+        with pytest.raises(ConfigError, match="pairs"):
+            CliRunner().invoke(
+                make_app(), ["config", "check", str(path)], standalone_mode=False, catch_exceptions=False
+            )
+    table.write_text('{"t4": {"net": {"null": 10, "net": [8, 8]}}}')
+    assert daemon.main(["--config", str(path), "--check"]) == 0
+    assert "has some on t4; it has none on a100" in capsys.readouterr().out
+    assert CliRunner().invoke(make_app(), ["config", "check", str(path)]).exit_code == 0

@@ -413,7 +413,7 @@ def test_what_is_assumed_is_said_aloud(tmp_path):
     assert "Nobody knows what 6 of 6 jobs use of a GPU alone" in result.stderr
     assert "they are taken to use 60% of it" in result.stderr
     assert "Nobody knows the memory of 6 of 6 jobs" in result.stderr
-    assert "(j0, j1, j2, j3, j4 and 1 more)" in result.stderr
+    assert "(user/j0, user/j1, user/j2, user/j3, user/j4 and 1 more)" in result.stderr
     assert "'recorded' is what really happened" in result.stderr
     assert "6 of 6 jobs take fewer GPUs, too: gandiva gives each the most that its wish names." in result.stderr
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import typer
 
+from penstock_scheduler.pairs import read_prior
 from penstock_scheduler.policies import make_policy
 from penstock_scheduler.settings import DaemonSettings, load_settings, reference
 
@@ -22,6 +23,8 @@ def check(
     settings = load_settings(path)
     daemon = settings.section(DaemonSettings)
     make_policy(daemon.policy, settings.policy(daemon.policy))
+    if daemon.pairs is not None:
+        read_prior(daemon.pairs)
     typer.echo(json.dumps(settings.as_dict()) if as_json else f"{path}: ok")
 
 

@@ -73,7 +73,7 @@ class JobUse:
     """What the nodes have seen of a job."""
 
     kind: str
-    """Jobs of one kind run alike beside others: the model family, the script's name, or the job itself."""
+    """Jobs of one kind run alike beside others: see `pairs.kind_of`; one that nobody has told of is its own."""
     utilisation: float | None = None
     """Part of its GPUs that it uses alone, in [0, 1]; None: it has not run alone for a slice yet."""
     memory_mb: int = 0

@@ -1,8 +1,9 @@
 """What the jobs of a workload are like beside others on a GPU: what a simulation in which they share needs to be told.
 
-A job's *kind* is what a table of pairs knows it by: the workload's column `kind`, else the first of its family, model and name
-that the table has; also as Gavel writes it, `('ResNet-18 (batch size 16)', 1)` for the kind and its GPUs. A job of no kind of
-the table is like no other: beside it counts what each uses of the GPU alone. Where nobody knows that either, it is assumed.
+A job's *kind* is what a table of pairs knows it by: the workload's column `kind`, else the first of its family, model,
+`USER/NAME` and name that the table has; also as Gavel writes it, `('ResNet-18 (batch size 16)', 1)` for the kind and its GPUs.
+A job of no kind of the table is like no other: beside it counts what each uses of the GPU alone. Where nobody knows that either,
+it is assumed.
 """
 
 from __future__ import annotations
@@ -110,7 +111,8 @@ def utilisation(pairs: Colocation, gpu_types: Sequence[str], kind: str | None) -
 
 def names_of(job: WorkloadJob) -> Iterator[str]:
     """What a table may know the job by, the surest first."""
-    for name in (job.kind, job.wish.model_family, job.model, job.name, job.id):
+    own = f"{job.user}/{job.name}" if job.name else ""  # as `pairs.kind_of` has it
+    for name in (job.kind, job.wish.model_family, job.model, own, job.name, job.id):
         if name:
             yield name
             yield f"('{name}', {job.gpus})"

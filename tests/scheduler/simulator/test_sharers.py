@@ -33,13 +33,14 @@ def kinds(*jobs: WorkloadJob, drawn: bool = False, seed: int = 0) -> dict[str, K
 
 
 def test_a_job_is_found_in_the_table_by_kind_family_model_and_name() -> None:
+    """One that is not is of its user's kind, as in penstockd."""
     family = WorkloadJob("f", 0.0, 1, JobWish(max_gpus=1, model_family="net"), name="lm", duration_s=1.0)
     found = kinds(job("k", kind="net", name="lm"), family, job("n", 2, name="lm"), job("x", name="other"), job("net"))
     assert {name: kind.name for name, kind in found.items()} == {
         "k": "net",
         "f": "net",
         "n": "('lm', 2)",
-        "x": "other",
+        "x": "user/other",
         "net": "net",
     }
 

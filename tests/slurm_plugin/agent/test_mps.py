@@ -158,7 +158,7 @@ def test_a_client_is_not_moved_though_it_says_that_it_can_be(node: Node) -> None
 
 
 def test_one_that_goes_while_its_mate_saves_is_not_suspended_either(node: Node) -> None:
-    """As the daemon orders it: who is to leave has the next turn on the GPU of its mate."""
+    """Who is to leave has the next turn on the GPU of its mate: so the daemon would order it of one that is suspended."""
     for number in (1, 2):
         node.job(number)
     node.order([pack(1, 2)], (0,), 60.0)

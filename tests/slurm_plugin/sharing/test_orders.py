@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -18,10 +19,11 @@ from penstock_profiles.colocation import Colocation
 from penstock_scheduler.cli.site import agents_in
 from penstock_scheduler.clock import WallClock
 from penstock_scheduler.errors import ClusterAway, ConfigError
-from penstock_scheduler.model import Job, JobUse, Pack, PackSeen, Phase, SharedGpus
+from penstock_scheduler.model import Job, JobUse, JobWish, Limit, Pack, PackSeen, Phase, SharedGpus
 from penstock_scheduler.pairs import Pairs
 from penstock_scheduler.settings import load_settings
 from penstock_scheduler.sharing.messages import (
+    CarriedGroup,
     CarriedJob,
     Contained,
     NodeOrder,
@@ -31,6 +33,7 @@ from penstock_scheduler.sharing.messages import (
     order_file,
     status_file,
 )
+from penstock_scheduler.sharing.slices import turn
 from penstock_scheduler.simulator import SimulatedClock
 from penstock_scheduler.spool import Spool
 from penstock_slurm import agents as agents_module
@@ -91,14 +94,20 @@ class Site:
         history: str = "h",
         news: int = 0,
         links: tuple[tuple[int, ...], ...] = (),
+        groups: Sequence[tuple[SharedGpus, Sequence[Pack]]] = (),
     ) -> None:
-        """Its agent's word, with so many packs, containments and errors of GPUs, the last three of which it remembers."""
+        """Its agent's word, with so many packs, containments and errors of GPUs, the last three of which it remembers.
+
+        Args:
+            groups: each with the packs of it that run now.
+        """
         numbers = range(max(news - 2, 1), news + 1)
         status = NodeStatus(
             node="n0",
             order=order,
             time_s=self.clock.now_s(),
             history=history,
+            groups=tuple(CarriedGroup(shared=shared, running=tuple(running)) for shared, running in groups),
             jobs=jobs,
             packs=tuple(NumberedPack(number=number, seen=PackSeen(("7", "8"), "t4", (0.8, 0.7))) for number in numbers),
             contained=tuple(
@@ -494,3 +503,132 @@ def test_nobody_shares_on_a_node_on_which_jobs_cannot_start_without_gpus(site: S
     assert site.agents.keeps_back("8", "n0") == "waits for n0 to have GRES penstock"
     site.agents.stand_in = False
     assert site.agents.takes("8", "n0", 1)
+
+
+def bound(number: str, gpus: int | None = None, *, leaves: bool = False, **wish: object) -> tuple[Job, SlurmJob]:
+    """One that runs, such as one that was asked to leave."""
+    found, slurm_job = runs(number, gpus)
+    phase = Phase.STOPPING if leaves else Phase.RUNNING
+    return dataclasses.replace(found, phase=phase, wish=JobWish.model_validate({"max_gpus": 1} | wish)), slurm_job
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["cleared", "with GPUs of Slurm's"])
+@pytest.mark.parametrize(("host", "guest"), [("7", "8"), ("8", "7")])
+def test_a_guest_that_leaves_runs_on_beside_its_host_until_it_has_left(
+    site: Site, host: str, guest: str, own: bool
+) -> None:
+    """As it was, with the same limits and the same promise, also in the look before it is asked to leave."""
+    site.commands.indexes = {host: (0,), "20": (0,)}
+    packed = SharedGpus("n0", 1, (Pack((host, guest), 1, 0, host, (Limit(), Limit(memory_mb=4000))),), 10.0)
+    here = carried(host, 0), carried(guest, 0)
+    hosts, others = bound(host, 1 if own else None), () if own else (holder("20"),)
+    site.told(*here)
+    site.look(hosts, bound(guest), others=others, used=1)
+    site.agents.share([packed])
+    before = site.order()
+    assert [(each.shared, each.devices) for each in before.groups] == [(packed, (0,))]
+    site.told(*here, order=before.number, groups=[(packed, packed.packs)])
+    for leaves in (False, True, True):
+        site.look(hosts, bound(guest, leaves=leaves), others=others, used=1)
+        site.agents.share([])
+        assert site.order().groups == before.groups
+        assert host not in site.agents.misplaced
+    site.look(hosts, others=others, used=1)
+    site.agents.share([])
+    assert [each.shared.jobs for each in site.order().groups] == ([] if own else [(host,)])
+
+
+@pytest.mark.parametrize(
+    ("wish", "promised", "first"),
+    [
+        ({}, False, "8"),
+        ({}, True, "7"),
+        ({"preemptible": False}, False, "7"),
+        ({"adaptivity": "fixed"}, False, "7"),
+        ({"gpu_class": "guaranteed"}, False, "7"),
+    ],
+)
+def test_one_that_leaves_while_it_is_suspended_saves_next_but_for_who_is_not_suspended_for_it(
+    site: Site, wish: dict[str, object], promised: bool, first: str
+) -> None:
+    """8 is to leave 7's GPU. 7 has had far more of it, and runs on where it is promised its speed, stays, or matters more."""
+    site.commands.indexes = {"20": (0,)}
+    shared = group("7", "8")
+    if promised:
+        shared = SharedGpus("n0", 1, (Pack(("7", "8"), guaranteed="7"),))
+    ran = [Pack(("7",), guaranteed="7" if promised else None)]
+    orders = []
+    for _ in range(3):
+        site.told(carried("7", 0), carried("8", 0, state="suspended"), groups=[(shared, ran)])
+        site.look(bound("7", **wish), bound("8", leaves=True), others=(holder("20"),), used=1)
+        site.agents.share([])
+        (ordered,) = site.order().groups
+        shared, orders = ordered.shared, [*orders, ordered]
+        served = {pack: 100.0 if pack.jobs == ("7",) else 0.0 for pack in shared.packs}
+        ran = [pack for pack in shared.packs if pack.jobs == ("7",)]
+        assert [pack.jobs for pack in turn(shared.packs, served, 1, ran)] == [(first,)]
+    assert orders == orders[:1] * 3, "an agent begins no new slice at each look"
+
+
+def test_who_comes_in_the_place_of_one_that_leaves_waits_for_it(site: Site) -> None:
+    """7 is to be packed with 9 instead of 8, or with 6, which takes turns with both: then 6 goes on taking turns."""
+    site.commands.indexes = {"20": (0,)}
+    packed = Pack(("7", "8"))
+    before = SharedGpus("n0", 1, (packed, Pack(("6",))))
+    site.told(carried("6", 0, state="suspended"), carried("7", 0), carried("8", 0), groups=[(before, [packed])])
+    found = bound("6"), bound("7"), bound("8", leaves=True)
+    new = job("9"), pending("gpu", id="9", number=9)
+    site.look(*found, new, others=(holder("20"),), used=1)
+    site.agents.share([SharedGpus("n0", 1, (Pack(("7", "9")), Pack(("6",))))])
+    assert [each.shared for each in site.order().groups] == [before]
+    assert [each.job for each in site.order().jobs] == ["6", "7", "8", "9"]
+    site.agents.share([SharedGpus("n0", 1, (Pack(("7", "6")),))])
+    assert [each.shared for each in site.order().groups] == [before]
+
+
+def test_two_that_leave_together_run_on_together(site: Site) -> None:
+    site.commands.indexes = {"20": (0,)}
+    before = SharedGpus("n0", 1, (Pack(("7", "8")), Pack(("9",))))
+    site.told(carried("7", 0), carried("8", 0), carried("9", 0, state="suspended"), groups=[(before, before.packs[:1])])
+    leave = bound("7", leaves=True), bound("8", leaves=True)
+    site.look(*leave, bound("9"), others=(holder("20"),), used=1)
+    site.agents.share([group("9")])
+    (ordered,) = site.order().groups
+    assert [pack.jobs for pack in turn(ordered.shared.packs, dict.fromkeys(ordered.shared.packs, 0.0), 1)] == [
+        ("7", "8")
+    ]
+
+
+def test_a_guaranteed_job_that_comes_waits_for_the_turn_of_one_that_runs_and_leaves(site: Site) -> None:
+    """It has had no GPU yet, so nobody suspends it. 8 has its turn alone, beside 9, which waits for its own."""
+    site.commands.indexes = {"20": (0,)}
+    before = group("8", "9")
+    site.told(carried("8", 0), carried("9", 0, state="suspended"), groups=[(before, before.packs[:1])])
+    new = job("7", gpu_class="guaranteed"), pending("gpu", id="7", number=7)
+    site.look(bound("8", leaves=True), bound("9"), new, others=(holder("20"),), used=1)
+    site.agents.share([SharedGpus("n0", 1, (Pack(("7",), 1, 1), Pack(("9",))))])
+    (ordered,) = site.order().groups
+    served = {pack: 100.0 if pack.jobs == ("8",) else 0.0 for pack in ordered.shared.packs}
+    assert [pack.jobs for pack in turn(ordered.shared.packs, served, 1)] == [("8",)]
+
+
+def test_one_that_is_about_to_be_asked_to_leave_makes_nobody_else_start_anew(site: Site) -> None:
+    """The plan has 7 and 9 on the GPU, and says nothing of 6, which is there, too, and came before them."""
+    site.commands.indexes = {"20": (0,)}
+    site.told(*(carried(number, 0) for number in "679"))
+    site.look(*(bound(number) for number in "679"), others=(holder("20"),), used=1)
+    site.agents.share([group("7", "9")])
+    assert site.agents.misplaced == {"6"}
+
+
+def test_what_is_learned_of_a_job_is_its_users_unless_it_declares_a_family(site: Site) -> None:
+    """Two users' `train.sh` are two programs; a family is one, whoever trains it."""
+    site.told()
+    found = []
+    for number, user, wish in (("7", "ada", {}), ("8", "bob", {}), ("9", "bob", {"model_family": "bert-squad"})):
+        each, slurm_job = bound(number, 1, **wish)
+        found.append((dataclasses.replace(each, name="train.sh", user=user), slurm_job))
+        site.commands.indexes[number] = (int(number) - 7,)
+    site.look(*found)
+    site.agents.share([])
+    assert [each.kind for each in site.order().jobs] == ["ada/train.sh", "bob/train.sh", "bert-squad"]
