@@ -10,7 +10,7 @@ After *Gandiva: Introspective cluster scheduling for deep learning* (Xiao et al.
 4. *Migrate*: off nodes on which jobs take turns, to free GPUs or to nodes with less to do; out of packs, to free GPUs; and off
    a node that can be emptied for a job that finds no room in one piece (defragmentation).
 5. *Pack*: on nodes on which jobs still take turns, the pairs that promise most.
-6. *Grow*: where nobody waits, jobs that declared it (`grow_shrink`) take what is idle on their node.
+6. *Grow*: where nobody waits, jobs that declared it (`grow_shrink`) take what has been idle on their node for `idle_s`.
 
 Of trials of one search (`trial_group`) those that look hopeless by what they have reported rest: they give back their GPUs and
 wait, until others turn out worse (`sharing.groups`). The more promising land first.
@@ -74,6 +74,9 @@ class GandivaSettings(BaseModel):
         default=600.0,
         ge=0,
         description="Least time between a job's last move and its next migration or growth, seconds.",
+    )
+    idle_s: float = Field(
+        default=300.0, ge=0, description="Least time for which GPUs have been idle into which a job grows, seconds."
     )
     pack_interval_s: float = Field(
         default=120.0, ge=0, description="Least time between a job's last move and its next packing, seconds."
@@ -611,10 +614,11 @@ class _Round:
         return any(reason.code is ReasonCode.WAITING_CAPACITY for reason in self._waiting.values())
 
     def _grow(self) -> None:
-        """Where nobody waits, who declared it takes what is idle on its node."""
+        """Where nobody waits, who declared it takes what has been idle on its node for long enough."""
         if self._somebody_waits():
             return
         for site in self._sites.values():
+            idle = self._idle(site)
             for index, pack in enumerate(site.packs):
                 job = self._jobs[pack.jobs[0]]
                 if (
@@ -626,16 +630,23 @@ class _Round:
                     continue
                 gpus = pack.gpus
                 while (
-                    2 * gpus - pack.gpus <= site.free
+                    2 * gpus - pack.gpus <= idle
                     and common.allowed(job, Configuration(1, 2 * gpus, site.node.gpu_type))
                     and self._allowance.refuses(job, 2 * gpus - pack.gpus, site.node.gpu_type) is None
                 ):
                     gpus *= 2
                 if gpus > pack.gpus:
+                    idle -= gpus - pack.gpus
                     self._allowance.take(job, gpus - pack.gpus, site.node.gpu_type)
                     self._gpus[job.id] = gpus
                     site.packs[index] = replace(pack, gpus=gpus)
                     self._why[job.id] = f"grows by {gpus - pack.gpus} GPUs that nobody uses"
+
+    def _idle(self, site: _Site) -> int:
+        """GPUs of a node that nobody has had for `idle_s`, and that nobody is given now."""
+        since_s = self._snapshot.idle_since_s.get(site.node.name, ())
+        long = sum(self._snapshot.time_s - each_s >= self._settings.idle_s for each_s in since_s)
+        return min(long, site.free)
 
     # The plan.
 

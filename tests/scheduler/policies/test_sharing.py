@@ -80,7 +80,9 @@ def sharing(draw: st.DrawFn) -> tuple[Snapshot, list[dict[str, JobUse]], list[fl
     )
     memory = draw(st.sampled_from([{}, dict.fromkeys(TYPES, MEMORY_MB)]))
     rounds = [draw(uses(jobs, state.time_s)) for _ in range(3)]
-    state = dataclasses.replace(state, jobs=jobs, sharing=SharingState(pairs=pairs, gpu_memory_mb=memory))
+    idle_s = {node.name: (state.time_s - draw(st.sampled_from([0.0, 1000.0])),) * node.gpus for node in state.nodes}
+    told = SharingState(pairs=pairs, gpu_memory_mb=memory)
+    state = dataclasses.replace(state, jobs=jobs, sharing=told, idle_since_s=idle_s)
     speeds = [draw(st.sampled_from([0.2, 0.4, 0.7])) for _ in range(3)]
     return state, rounds, speeds, [draw(st.booleans()) for _ in range(3)]
 
@@ -283,17 +285,52 @@ def test_gandiva_brings_free_gpus_together() -> None:
     assert plan.assignments["c"].placement.nodes != plan.assignments["a"].placement.nodes
 
 
+def idle(state: Snapshot, *since_s: float, node: str = "t4-00") -> Snapshot:
+    return dataclasses.replace(state, idle_since_s={node: since_s})
+
+
 def test_gandiva_grows_1_2_4_and_shrinks_when_somebody_comes() -> None:
     grows = {"min_gpus": 1, "max_gpus": 4, "grow_shrink": True}
-    state = shared(snapshot("t4:1x4", [job("a", **grows)]))
+    state = idle(shared(snapshot("t4:1x4", [job("a", **grows)])), 0.0, 0.0, 0.0, 0.0)
     assert make_policy("gandiva")[0].decide(state).assignments["a"].placement.gpus == 1
     alone = running("a", "t4-00", **grows)
-    plan = make_policy("gandiva")[0].decide(shared(snapshot("t4:1x4", [alone])))
+    state = idle(shared(snapshot("t4:1x4", [alone])), 0.0, 0.0, 0.0)
+    plan = make_policy("gandiva")[0].decide(state)
     assert plan.assignments["a"].placement.gpus == 4
     full = dataclasses.replace(alone, allocation=on("t4", t4_00=4))
-    plan = make_policy("gandiva")[0].decide(shared(snapshot("t4:1x4", [full, job("b", max_gpus=1)])))
+    just_moved = JobUse("any", 0.5, 1000, 600.0, 990.0)
+    plan = make_policy("gandiva")[0].decide(shared(snapshot("t4:1x4", [full, job("b", max_gpus=1)]), a=just_moved))
     assert (plan.assignments["a"].placement.gpus, plan.assignments["b"].placement.gpus) == (1, 1)
     assert plan.shared == ()
+
+
+@pytest.mark.parametrize(
+    ("since_s", "moved_s", "gpus"),
+    [
+        ((600.0, 650.0, 700.0), 400.0, 4),
+        ((600.0, 700.0, 701.0), 400.0, 2),
+        ((600.0, 701.0, 701.0), 400.0, 2),
+        ((701.0, 701.0, 701.0), 400.0, 1),
+        ((), 400.0, 1),
+        ((600.0, 600.0, 600.0), 401.0, 1),
+    ],
+)
+def test_gandiva_grows_only_into_gpus_that_have_been_idle_for_long(
+    since_s: tuple[float, ...], moved_s: float, gpus: int
+) -> None:
+    """At 1000 s, five minutes after 700 and ten after 400: from one GPU to two takes one that is idle, to four takes three."""
+    alone = running("a", "t4-00", min_gpus=1, max_gpus=4, grow_shrink=True)
+    state = shared(snapshot("t4:1x4", [alone]), a=JobUse("any", 0.5, 1000, 600.0, moved_s))
+    plan = make_policy("gandiva")[0].decide(idle(state, *since_s))
+    assert plan.assignments["a"].placement.gpus == gpus
+
+
+def test_two_that_grow_do_not_get_the_same_idle_gpus() -> None:
+    grows = {"min_gpus": 1, "max_gpus": 4, "grow_shrink": True}
+    state = shared(snapshot("t4:1x4", [running("a", "t4-00", **grows), running("b", "t4-00", **grows)]))
+    for since_s, gpus in (((0.0, 0.0), [2, 2]), ((0.0, 900.0), [1, 2])):
+        plan = make_policy("gandiva")[0].decide(idle(state, *since_s))
+        assert sorted(given.placement.gpus for given in plan.assignments.values()) == gpus
 
 
 def test_gandiva_shrinks_no_more_jobs_than_must_be() -> None:
