@@ -43,6 +43,7 @@ from penstock_scheduler.model import (
 from penstock_scheduler.policies import common
 from penstock_scheduler.policies.gandiva import colocation, priority
 from penstock_scheduler.policies.room import Allowance
+from penstock_scheduler.sharing.packing import Memory
 
 WAITS = (ReasonCode.WAITING_CAPACITY, ReasonCode.WAITING_FRAGMENTS)
 """Why a job may wait that a place beside another one would help."""
@@ -205,6 +206,7 @@ class Guests:
         self._jobs = {job.id: job for job in snapshot.jobs}
         self._nodes = {node.name: node for node in snapshot.nodes}
         self._known = colocation(state, {node.gpu_type for node in snapshot.nodes})
+        self._memory = Memory(state)
         self._total = {frozenset(seen.jobs): sum(seen.speeds) if min(seen.speeds) > 0 else 0.0 for seen in state.seen}
         self._allowance = Allowance(snapshot.limits)
         self._hosts: dict[JobId, _Host] = {}
@@ -265,7 +267,7 @@ class Guests:
         if gpus is None or job.target is None or gpus != job.target.gpus:
             return False
         if any(pack.guaranteed for pack in group.packs):
-            left_mb = self._left_mb(host, least_memory_mb, mine=True)
+            left_mb = self._left_mb(job, host, least_memory_mb, mine=True)
             if left_mb is None or sum(host.guests.values()) + gpus > host.where.gpus:
                 return False
             host.guaranteed, host.memory_mb = True, left_mb
@@ -275,7 +277,7 @@ class Guests:
         if group.turns:
             host.turns = common.movable(host.job)
             return host.turns
-        return gpus == host.where.gpus and self._fits(job, host)
+        return gpus == host.where.gpus and self._limits(host, job.id) is not None
 
     # Packs.
 
@@ -290,7 +292,8 @@ class Guests:
                 if host.guests or host.job.id in barred or not self._stays(host) or priority(host.job) != priority(job):
                     continue
                 total = self._promise(job, host)
-                if total is not None and self._gpus(job, host) == host.where.gpus and self._fits(job, host):
+                fits = self._gpus(job, host) == host.where.gpus and self._limits(host, job.id) is not None
+                if total is not None and fits:
                     stays = host.job.id == self._host_of.get(job.id)
                     key = (-total - (1.0 if stays else 0.0), host.job.id, host)
                     best = key if best is None or key[:2] < best[:2] else best
@@ -308,9 +311,11 @@ class Guests:
         total = self._known.total(host.where.gpu_type, mine.kind, theirs.kind)
         return total if total is not None and total > self._least_total else None
 
-    def _fits(self, job: Job, host: _Host) -> bool:
-        memory_mb = self._state.gpu_memory_mb.get(host.where.gpu_type, 0)
-        return memory_mb == 0 or self._state.use(job.id).memory_mb + self._state.use(host.job.id).memory_mb <= memory_mb
+    def _limits(self, host: _Host, *guests: JobId) -> tuple[Limit, ...] | None:
+        """Limits of memory of a host and its guests; None: they are not to be packed."""
+        if not host.guaranteed:
+            return self._memory.limits((host.job.id, *guests), host.where.gpu_type)
+        return (Limit(), *(Limit(memory_mb=host.memory_mb) for _ in guests)) if host.memory_mb else ()
 
     # First slices.
 
@@ -353,7 +358,7 @@ class Guests:
             for host in hosts:
                 gpus = self._gpus(job, host)
                 mine = self._host_of.get(job.id) == host.job.id or _is_on(job, host.node)
-                left_mb = self._left_mb(host, least_memory_mb, mine=mine)
+                left_mb = self._left_mb(job, host, least_memory_mb, mine=mine)
                 if gpus is None or left_mb is None or not (mine or self._stays(host)):
                     continue
                 if sum(host.guests.values()) + gpus <= host.where.gpus:
@@ -367,19 +372,20 @@ class Guests:
                 host.guaranteed, host.memory_mb = True, left_mb
                 self._invite(job, host, f"what job {host.job.id} leaves of its GPUs")
 
-    def _left_mb(self, host: _Host, least_mb: int, *, mine: bool) -> int | None:
-        """Memory that a guest of the host may use, MB; 0: nobody knows; None: too little.
+    def _left_mb(self, job: Job, host: _Host, least_mb: int, *, mine: bool) -> int | None:
+        """Memory that a guest of the host may use, MB; 0: nobody knows; None: too little, or less than it has used.
 
         Until it is known what the host needs, nobody joins it; who is there when it comes keeps the least.
         """
         memory_mb = self._state.gpu_memory_mb.get(host.where.gpu_type, 0)
         use = self._state.use(host.job.id)
-        if not use.profiled:
-            return least_mb if mine else None
-        if memory_mb == 0 or use.memory_mb == 0:
-            return 0
-        left_mb = memory_mb - use.memory_mb
-        return left_mb if left_mb >= max(least_mb, 1) else None
+        if not use.profiled or (memory_mb and not use.memory_mb):
+            left_mb = least_mb if mine else None
+        else:
+            left_mb = memory_mb - use.memory_mb if memory_mb else 0
+        if memory_mb == 0 or left_mb is None:
+            return left_mb
+        return left_mb if left_mb >= max(least_mb, self._state.use(job.id).memory_mb, 1) else None
 
     # The plan.
 
@@ -424,10 +430,7 @@ class Guests:
         if host.turns:
             packs = [Pack((job,), gpus, mine if job == host.job.id else priority(self._jobs[job])) for job in jobs]
             return SharedGpus(host.node, gpus, tuple(packs), self._slice_s)
-        limits: tuple[Limit, ...] = ()
-        if host.memory_mb:
-            limits = (Limit(), *(Limit(memory_mb=host.memory_mb) for _ in host.guests))
-        pack = Pack(jobs, gpus, mine, host.job.id if host.guaranteed else None, limits)
+        pack = Pack(jobs, gpus, mine, host.job.id if host.guaranteed else None, self._limits(host, *host.guests) or ())
         return SharedGpus(host.node, gpus, (pack,), self._slice_s)
 
 

@@ -16,6 +16,7 @@ from penstock_scheduler.model import (
     Job,
     JobUse,
     KnownPair,
+    Limit,
     Pack,
     PackSeen,
     Phase,
@@ -117,7 +118,7 @@ def test_every_plan_keeps_the_rules_round_after_round(
 ) -> None:
     state, rounds, speeds, slow = given_
     state = dataclasses.replace(state, sharing=dataclasses.replace(state.sharing, uses=rounds[0]))  # type: ignore[type-var]
-    for its_uses, speed, slowly in zip(rounds, speeds, slow, strict=True):
+    for its_uses, speed, slowly in zip([*rounds[1:], rounds[0]], speeds, slow, strict=True):
         assert state.sharing is not None
         plan = make_policy(name, chosen)[0].decide(state)
         jobs = {each.id: each for each in state.jobs}
@@ -131,6 +132,11 @@ def test_every_plan_keeps_the_rules_round_after_round(
             for pack in group.packs:
                 together = most_used_mb(pack, state.sharing.uses, placements)
                 assert len(pack.jobs) == 1 or not memory_mb or together <= memory_mb
+                if len(pack.jobs) > 1 and memory_mb:
+                    for each in set(pack.jobs) - {pack.guaranteed}:
+                        assert pack.limit(each).memory_mb >= max(state.sharing.use(each).memory_mb, 1)
+                    if pack.guaranteed is None:
+                        assert sum(pack.limit(each).memory_mb for each in pack.jobs) <= memory_mb
                 its = [] if pack.guaranteed else [_class(jobs[each]) for each in pack.jobs]
                 assert pack.priority >= max(its, default=0)
         for job_id, where in placements.items():
@@ -247,14 +253,59 @@ def test_gandiva_goes_by_the_last_of_several_slices() -> None:
         assert [pack.jobs for group in plan.shared for pack in group.packs] == packs
 
 
+def with_memory(state: Snapshot, memory_mb: int, *pairs: KnownPair) -> Snapshot:
+    """With GPUs of so much memory."""
+    assert state.sharing is not None
+    told = dataclasses.replace(state.sharing, gpu_memory_mb={"t4": memory_mb}, pairs=(*state.sharing.pairs, *pairs))
+    return dataclasses.replace(state, sharing=told)
+
+
+def limits_mb(plan: Plan) -> list[tuple[int, ...]]:
+    """Of each pack of several jobs."""
+    packs = [pack for group in plan.shared for pack in group.packs if len(pack.jobs) > 1]
+    return [tuple(pack.limit(each).memory_mb for each in pack.jobs) for pack in packs]
+
+
 def test_gandiva_never_packs_more_than_the_memory() -> None:
+    """1,000 MB and a tenth more of each are 2,200; what else there is they share."""
     jobs = [running("a", "t4-00"), running("b", "t4-00")]
     turns = SharedGpus("t4-00", 1, (Pack(("a",)), Pack(("b",))))
     state = shared(snapshot("t4:1x1", jobs), turns)
-    assert state.sharing is not None
-    told = dataclasses.replace(state.sharing, gpu_memory_mb={"t4": 1999})
-    plan = make_policy("gandiva")[0].decide(dataclasses.replace(state, sharing=told))
-    assert [len(pack.jobs) for pack in plan.shared[0].packs] == [1, 1]
+    for memory_mb, limits in ((2199, []), (2200, [(1100, 1100)]), (16_000, [(8000, 8000)])):
+        plan = make_policy("gandiva")[0].decide(with_memory(state, memory_mb))
+        assert limits_mb(plan) == limits
+        assert len(plan.shared[0].packs) == (1 if limits else 2)
+    unknown = shared(snapshot("t4:1x1", jobs), turns, b=JobUse("any", 0.5, 0, 600.0, None))
+    assert limits_mb(make_policy("gandiva")[0].decide(with_memory(unknown, 16_000))) == []
+    assert limits_mb(make_policy("gandiva")[0].decide(unknown)) == [(0, 0)], "nobody knows what the GPU has either"
+
+
+def test_gandiva_takes_a_pack_apart_that_has_grown_beyond_the_memory() -> None:
+    """Limits stay while they do; 9,000 MB are more than 8,000, and a tenth more of each makes 9,900 + 1,100 of 16,000."""
+    jobs = [running("a", "t4-00"), running("b", "t4-00")]
+    packed = SharedGpus("t4-00", 1, (Pack(("a", "b"), limits=(Limit(memory_mb=8000), Limit(memory_mb=8000))),))
+    for a_mb, b_mb, limits in ((7000, 8000, [(8000, 8000)]), (9000, 1000, [(12_400, 3600)]), (9000, 6000, [])):
+        used = {"a": JobUse("any", 0.5, a_mb, 600.0), "b": JobUse("any", 0.5, b_mb, 600.0)}
+        for settings_ in ({}, {"mode": "reactive"}):
+            state = with_memory(shared(snapshot("t4:1x1", jobs), packed, **used), 16_000)
+            plan = make_policy("gandiva", settings_)[0].decide(state)
+            assert limits_mb(plan) == limits
+            assert plan.shared[0].turns is not bool(limits)
+            assert broken(state, plan) == ()
+
+
+@pytest.mark.parametrize("name", ["fifo+gandiva-share", "antman", "fifo+antman-share"])
+def test_packs_of_a_host_and_its_guest_have_limits_too(name: str) -> None:
+    """4,400 and 6,600 MB leave 2,500 each of 16,000."""
+    wish = {} if name == "fifo+gandiva-share" else {"gpu_class": "opportunistic"}
+    host, guest = running("host", "t4-00", **wish), job("guest", max_gpus=1, submit_s=1.0, **wish)
+    used = {"host": JobUse("host", 0.5, 4000, 600.0), "guest": JobUse("guest", 0.5, 6000, 600.0)}
+    pairs = _pair("host", "guest", 0.7), _pair("guest", "host", 0.7)
+    state = shared(snapshot("t4:1x1", [host, guest]), **used)
+    assert limits_mb(make_policy(name)[0].decide(with_memory(state, 16_000, *pairs))) == [(6900, 9100)]
+    assert limits_mb(make_policy(name)[0].decide(with_memory(state, 10_999, *pairs))) == []
+    unknown = shared(snapshot("t4:1x1", [host, guest]), **used | {"host": JobUse("host", 0.5, 0, 600.0)})
+    assert limits_mb(make_policy(name)[0].decide(with_memory(unknown, 16_000, *pairs))) == []
 
 
 def test_gandiva_migrates_off_nodes_with_turns_but_not_soon_after_a_move() -> None:
@@ -434,6 +485,22 @@ def test_antman_puts_opportunistic_jobs_on_the_least_loaded_gpus_with_what_memor
     assert plan.assignments["low"].placement.nodes == ("t4-00",), "500 MB are too little on the other one"
 
 
+def test_an_antman_guest_has_room_for_all_that_it_has_used() -> None:
+    """Of 16,000 MB `b` leaves 9,000 and `a` 10,000; a newcomer of whom nothing is known leaves the least, 1,024."""
+    jobs = [running("a", "t4-00"), running("b", "t4-01"), job("low", max_gpus=1, gpu_class="opportunistic")]
+    used = {"a": JobUse("a", 0.9, 6000, 900.0), "b": JobUse("b", 0.3, 7000, 900.0)}
+    for low_mb, nodes in ((9000, ("t4-01",)), (9001, ("t4-00",)), (10_001, None)):
+        state = shared(snapshot("t4:2x1", jobs), **used | {"low": JobUse("low", 0.5, low_mb, 900.0)})
+        plan = make_policy("antman")[0].decide(with_memory(state, 16_000))
+        given = plan.assignments.get("low")
+        assert (given and given.placement.nodes) == nodes
+    low, new = running("low", "t4-00", gpu_class="opportunistic"), job("new", max_gpus=1, gpu_class="guaranteed")
+    for low_mb, limits in ((1024, [(0, 1024)]), (1025, [])):
+        its_uses = {"low": JobUse("low", 0.5, low_mb, 900.0), "new": JobUse("new")}
+        state = with_memory(shared(snapshot("t4:1x1", [low, new]), **its_uses), 16_000)
+        assert limits_mb(make_policy("antman")[0].decide(state)) == limits
+
+
 # Stages, worked by hand.
 
 
@@ -522,3 +589,27 @@ def test_rules_that_a_plan_may_break_are_told() -> None:
     assert broken(dataclasses.replace(state, sharing=None), twice) == (
         "jobs are to share GPUs, but no agent is there to let them",
     )
+
+
+def test_packs_without_limits_of_memory_are_told() -> None:
+    """4,000 MB were seen of `a` and 6,000 of `b`, on a GPU that has 16,000."""
+    used = {"a": JobUse("a", 0.5, 4000, 600.0), "b": JobUse("b", 0.5, 6000, 600.0)}
+    jobs = [running("a", "t4-00"), running("b", "t4-00")]
+    turns = SharedGpus("t4-00", 1, (Pack(("a",)), Pack(("b",))))
+    state = with_memory(shared(snapshot("t4:1x1", jobs), turns, **used), 16_000)
+    plan = make_policy("gandiva")[0].decide(state)
+    assert limits_mb(plan) == [(6900, 9100)]
+
+    def found(*memory_mb: int, guaranteed: str | None = None) -> tuple[str, ...]:
+        pack = Pack(("a", "b"), 1, 0, guaranteed, tuple(Limit(memory_mb=mb) for mb in memory_mb))
+        return broken(state, dataclasses.replace(plan, shared=(SharedGpus("t4-00", 1, (pack,)),)))
+
+    assert found(4000, 6000) == ()
+    assert found() == (
+        "job a has no limit of memory beside others and has used 4000 MB",
+        "job b has no limit of memory beside others and has used 6000 MB",
+    )
+    assert found(9000, 5999) == ("job b may have 5999 MB beside others and has used 6000 MB",)
+    assert found(9000, 7001) == ("jobs a, b use 16001 MB together of a GPU that has 16000",)
+    assert found(0, 12_000, guaranteed="a") == ()
+    assert found(0, 12_001, guaranteed="a") == ("jobs a, b use 16001 MB together of a GPU that has 16000",)

@@ -71,6 +71,21 @@ def test_a_pack_that_pays_stays_and_both_end_sooner() -> None:
     assert done_s == pytest.approx(60 + 60 + (12_000 - 60) / 1.6, rel=0.02)
 
 
+@pytest.mark.parametrize(
+    ("memory_mb", "packs"), [((0, 0), [1.6]), ((15_000, 0), []), ((9000, 5000), [1.6]), ((9000, 6000), [])]
+)
+def test_a_job_whose_memory_nobody_knows_fits_beside_others(memory_mb: tuple[int, int], packs: list[float]) -> None:
+    """On 16,000 MB: 9,900 + 5,500 do, 9,900 + 6,600 do not; and 16,500 are more than there is for the one alone."""
+    jobs = [recorded("a", 1500.0), recorded("b", 1500.0)]
+    kinds = {name: Kind(name, 0.4, mb) for name, mb in zip("ab", memory_mb, strict=True)}
+    agents = SimulatedAgents(kinds, table(a_b=1.6), AgentSettings(switch_s=0.0), {"v100": 16_000})
+    simulation = simulate(
+        prepare(nodes_from_spec("v100:1x1"), Workload("test", tuple(jobs))), "gandiva", None, DRIVING, agents=agents
+    )
+    assert simulation.failed_rounds == 0
+    assert [trial.total for trial in agents.trials] == packs
+
+
 def test_a_pack_that_does_not_pay_is_undone_after_one_slice() -> None:
     jobs, kinds = [recorded("a", 3000.0), recorded("b", 3000.0)], {"a": Kind("a", 0.4), "b": Kind("b", 0.4)}
     _, agents = run("gandiva", "v100:1x1", jobs, kinds, table(a_b=0.7))
