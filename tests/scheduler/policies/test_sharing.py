@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterable
 
 import pytest
@@ -501,6 +502,48 @@ def test_an_antman_guest_has_room_for_all_that_it_has_used() -> None:
         assert limits_mb(make_policy("antman")[0].decide(state)) == limits
 
 
+def _opportunists(totals: dict[tuple[str, str], float], running_: Iterable[str], waiting: Iterable[str]) -> Snapshot:
+    """One GPU for each of those that run, and what pairs of host and guest train together, relative to alone."""
+    jobs = [running(name, f"t4-{n:02d}", gpu_class="opportunistic") for n, name in enumerate(running_)]
+    nodes = f"t4:{len(jobs)}x1"
+    jobs += [job(name, max_gpus=1, gpu_class="opportunistic", submit_s=n + 1.0) for n, name in enumerate(waiting)]
+    state = shared(snapshot(nodes, jobs), **{each.id: JobUse(each.id, 0.5, 1000, 600.0) for each in jobs})
+    assert state.sharing is not None
+    pairs = [_pair(one, other, total / 2) for both, total in totals.items() for one, other in (both, both[::-1])]
+    return dataclasses.replace(state, sharing=dataclasses.replace(state.sharing, pairs=tuple(pairs)))
+
+
+def _paired(plan: Plan) -> set[tuple[str, ...]]:
+    return {pack.jobs for group in plan.shared for pack in group.packs if len(pack.jobs) > 1}
+
+
+def test_antman_pairs_opportunistic_jobs_so_that_all_together_train_most() -> None:
+    """1.4 + 1.9 beats 1.5 + 1.1, though `c` has waited longer and would have more beside `a`."""
+    totals = {("a", "c"): 1.5, ("b", "c"): 1.4, ("a", "d"): 1.9, ("b", "d"): 1.1}
+    plan = make_policy("antman")[0].decide(_opportunists(totals, "ab", "cd"))
+    assert _paired(plan) == {("a", "d"), ("b", "c")}
+    assert plan.waiting == {}
+    alone = make_policy("antman")[0].decide(_opportunists({("a", "c"): 1.0, ("a", "d"): 0.9}, "a", "cd"))
+    assert (_paired(alone), set(alone.waiting)) == (set(), {"c", "d"}), "turns are as good"
+
+
+@given(st.integers(1, 3), st.integers(1, 3), st.data())
+def test_antman_finds_the_best_of_all_pairings(hosts: int, guests: int, data: st.DataObject) -> None:
+    """Up to six jobs, all pairings tried: none gains more than the plan's."""
+    names = "abc"[:hosts], "xyz"[:guests]
+    total = st.sampled_from([0.7, 1.0, 1.1, 1.25, 1.5, 1.6, 1.9])
+    totals = {(host, guest): data.draw(total) for host in names[0] for guest in names[1]}
+    plan = make_policy("antman")[0].decide(_opportunists(totals, *names))
+    assert all(totals[pair] > 1 for pair in _paired(plan))  # type: ignore[index]
+    gained = sum(totals[pair] - 1 for pair in _paired(plan))  # type: ignore[index]
+    places = [*names[0], *[None] * guests]
+    best = max(
+        sum(max(totals[host, guest] - 1, 0.0) for guest, host in zip(names[1], taken, strict=True) if host is not None)
+        for taken in itertools.permutations(places, guests)
+    )
+    assert gained == pytest.approx(best)
+
+
 # Stages, worked by hand.
 
 
@@ -533,6 +576,58 @@ def test_a_guest_gets_gpus_of_its_own_from_the_policy_in_front() -> None:
     plan = make_policy("fifo+gandiva-share")[0].decide(shared(snapshot("t4:2x1", [host, guest]), packed))
     assert plan.shared == ()
     assert {a.placement.nodes for a in plan.assignments.values()} == {("t4-00",), ("t4-01",)}
+
+
+def test_a_guest_stays_for_a_while_though_others_would_be_better_beside_its_host() -> None:
+    """`early` beside `a` and `guest` beside `b` gain 0.9 + 0.6; `guest` where it is 0.3, and that it need not move counts 1."""
+    hosts = [running("a", "t4-00"), running("b", "t4-01")]
+    guest, early = running("guest", "t4-00", submit_s=2.0), job("early", max_gpus=1, submit_s=1.0)
+    packed = SharedGpus("t4-00", 1, (Pack(("a", "guest")),))
+    totals = {("a", "guest"): 1.3, ("b", "guest"): 1.6, ("a", "early"): 1.9, ("b", "early"): 0.9}
+    pairs = tuple(_pair(*pair, total / 2) for both, total in totals.items() for pair in (both, both[::-1]))
+
+    def paired(moved_s: float, chosen: dict[str, object] | None = None, *seen: PackSeen) -> set[tuple[str, ...]]:
+        used = {name: JobUse(name, 0.5, 1000, 600.0) for name in ("a", "b", "early")}
+        used["guest"] = JobUse("guest", 0.5, 1000, 600.0, moved_s)
+        state = shared(snapshot("t4:2x1", [*hosts, guest, early]), packed, seen=seen, **used)
+        assert state.sharing is not None
+        state = dataclasses.replace(state, sharing=dataclasses.replace(state.sharing, pairs=pairs))
+        return _paired(make_policy("fifo+gandiva-share", {"gandiva-share": chosen or {}})[0].decide(state))
+
+    assert paired(881.0) == {("a", "guest")}, "119 s ago"
+    assert paired(880.0) == {("a", "early"), ("b", "guest")}
+    assert paired(881.0, {"pack_interval_s": 60.0}) == {("a", "early"), ("b", "guest")}
+    bad = PackSeen(("a", "guest"), "t4", (0.4, 0.4))
+    assert paired(881.0, None, bad) == {("a", "early"), ("b", "guest")}, "it must leave"
+
+
+@pytest.mark.parametrize("name", ["antman", "fifo+antman-share"])
+def test_a_guest_of_a_guaranteed_job_stays_for_a_while_beside_it(name: str) -> None:
+    """`early` would get the GPU that is used less."""
+    hosts = [running("a", "t4-00", gpu_class="guaranteed"), running("b", "t4-01", gpu_class="guaranteed")]
+    guest = running("guest", "t4-00", submit_s=2.0, gpu_class="opportunistic")
+    early = job("early", max_gpus=1, submit_s=1.0, gpu_class="opportunistic")
+    beside = SharedGpus("t4-00", 1, (Pack(("a", "guest"), guaranteed="a"),))
+    used = {"a": JobUse("a", 0.2, 1000, 600.0), "b": JobUse("b", 0.8, 1000, 600.0)}
+    for moved_s, paired in ((881.0, {("a", "guest"), ("b", "early")}), (880.0, {("a", "early"), ("b", "guest")})):
+        its_use = JobUse("guest", 0.5, 1000, 600.0, moved_s)
+        state = shared(snapshot("t4:2x1", [*hosts, guest, early]), beside, guest=its_use, **used)
+        assert _paired(make_policy(name)[0].decide(state)) == paired
+    gone = shared(snapshot("t4:2x1", [hosts[1], guest, running("c", "t4-00")]), beside, guest=its_use, **used)
+    assert _paired(make_policy(name)[0].decide(gone)) == {("c", "guest")}, "its host has ended"
+
+
+def test_a_first_slice_is_had_where_it_was_begun() -> None:
+    """`early` has waited longer, and there is one host that may give up a slice."""
+    host, new = running("host", "t4-00"), running("new", "t4-00", submit_s=2.0)
+    early = job("early", max_gpus=1, submit_s=1.0)
+    turns = SharedGpus("t4-00", 1, (Pack(("host",)), Pack(("new",))))
+    for ran_s, shares in ((30.0, "new"), (60.0, "early")):
+        used = {"new": JobUse("new", None, 0, ran_s, 940.0), "early": JobUse("early")}
+        plan = make_policy("fifo+gandiva-share")[0].decide(
+            shared(snapshot("t4:1x1", [host, new, early]), turns, **used)
+        )
+        assert [group.jobs for group in plan.shared] == [("host", shares)]
 
 
 @pytest.mark.parametrize("name", ["fifo+gandiva-share", "antman", "fifo+antman-share"])
