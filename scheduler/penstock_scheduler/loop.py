@@ -18,6 +18,7 @@ from typing import Any
 from penstock_profiles.wire import Report
 from penstock_scheduler.diff import actions, cloud_actions
 from penstock_scheduler.errors import RoundFailed
+from penstock_scheduler.idle import idle_since
 from penstock_scheduler.model import (
     BudgetLine,
     BurstJob,
@@ -128,6 +129,7 @@ class RoundLoop:
         self._attained: dict[JobId, dict[str, float]] = last.snapshot.attained if last else {}
         self._absent: dict[JobId, float] = {}
         self._held: dict[JobId, _Run] = {}
+        self._idle_since_s: dict[str, tuple[float, ...]] = {}
         if last:
             self._held = {
                 job.id: run for job in last.snapshot.jobs if (run := _run(job, last.snapshot.time_s)) is not None
@@ -240,6 +242,9 @@ class RoundLoop:
             else job
             for job in state.jobs
         )
+        sharing = None if self._agents is None else self._agents.sharing()
+        groups = sharing.groups if sharing is not None else ()
+        self._idle_since_s = idle_since(self._idle_since_s, state.nodes, jobs, groups, now_s)
         snapshot = Snapshot(
             round=self._round + 1,
             time_s=now_s,
@@ -255,7 +260,8 @@ class RoundLoop:
             attained=self._attained,
             cloud=cloud,
             sensitivities=known.sensitivities,
-            sharing=None if self._agents is None else self._agents.sharing(),
+            sharing=sharing,
+            idle_since_s=self._idle_since_s,
         )
         snapshot = self._rules(snapshot)
         if self._at_rest(snapshot):

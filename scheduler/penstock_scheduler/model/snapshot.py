@@ -58,5 +58,8 @@ class Snapshot:
     """GPU-hours that accounts may use."""
     sharing: SharingState | None = None
     """What the nodes tell of jobs that share GPUs; None: nobody can share any."""
+    idle_since_s: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    """Since when each GPU that nobody has is seen idle, s since 1970, the earliest first, by node; only of nodes with jobs that
+    grow into such."""
     incumbent: dict[JobId, Configuration] = field(default_factory=dict)
     """A plan's configurations to take as they are, when a round that a time limit cut short is decided again."""

@@ -10,13 +10,15 @@ After *Gandiva: Introspective cluster scheduling for deep learning* (Xiao et al.
 4. *Migrate*: off nodes on which jobs take turns, to free GPUs or to nodes with less to do; out of packs, to free GPUs; and off
    a node that can be emptied for a job that finds no room in one piece (defragmentation).
 5. *Pack*: on nodes on which jobs still take turns, the pairs that promise most.
-6. *Grow*: where nobody waits, jobs that declared it (`grow_shrink`) take what is idle on their node.
+6. *Grow*: where nobody waits, jobs that declared it (`grow_shrink`) take what has been idle on their node for `idle_s`.
 
 Of trials of one search (`trial_group`) those that look hopeless by what they have reported rest: they give back their GPUs and
 wait, until others turn out worse (`sharing.groups`). The more promising land first.
 
-Mode `reactive` has only 2, 3 and 6. A job that was moved, packed or unpacked is left alone for `interval_s`, but for a pack that
-does not pay and for GPUs that somebody needs. On a cluster without agents nobody shares: then this is Algorithm 1 with a queue.
+Mode `reactive` has only 2, 3 and 6. A job that was moved, packed or unpacked neither migrates nor grows for `interval_s`, and is
+not packed for `pack_interval_s`; a pack that does not pay is undone, and GPUs that somebody needs are given back, at any time.
+Where it is known what memory a GPU has, each job of a pack has a limit, and none is packed of whom it is not known what it uses.
+On a cluster without agents nobody shares: then this is Algorithm 1 with a queue.
 
 Where this departs from the paper: a job is never spread over pieces of several nodes, for Slurm asks for as many GPUs on each
 node of a job; so there is none whose pieces are brought together later. Jobs of several nodes get whole ones to themselves.
@@ -55,7 +57,7 @@ from penstock_scheduler.policies import common
 from penstock_scheduler.policies.room import Allowance, Room
 from penstock_scheduler.sharing.gandiva import land
 from penstock_scheduler.sharing.groups import GroupSettings, TrialSeen, judge
-from penstock_scheduler.sharing.packing import Measured, PackingSettings, Tenant, choose, undo
+from penstock_scheduler.sharing.packing import Measured, Memory, PackingSettings, Tenant, choose, undo
 
 
 class GandivaSettings(BaseModel):
@@ -74,6 +76,9 @@ class GandivaSettings(BaseModel):
         default=600.0,
         ge=0,
         description="Least time between a job's last move and its next migration or growth, seconds.",
+    )
+    idle_s: float = Field(
+        default=300.0, ge=0, description="Least time for which GPUs have been idle into which a job grows, seconds."
     )
     pack_interval_s: float = Field(
         default=120.0, ge=0, description="Least time between a job's last move and its next packing, seconds."
@@ -157,6 +162,7 @@ class _Round:
         self._max_height = settings.max_height if self._state is not None else 1.0
         self._jobs = {job.id: job for job in snapshot.jobs}
         self._allowance = Allowance(snapshot.limits)
+        self._memory = Memory(self._state if self._state is not None else SharingState())
         self._fixed: dict[JobId, Placement] = {}
         self._busy: set[JobId] = set()
         """Jobs that are in flight, or have been moved in this round: they are left alone."""
@@ -282,6 +288,11 @@ class _Round:
             if gpus > site.gpus or (self._state is None and gpus > site.free):
                 for job in jobs:
                     self._to_queue(job)
+            elif self._memory.limits(tuple(jobs), site.node.gpu_type) is None:
+                for job in jobs:
+                    self._add(site, (job,))
+                    self._why[job] = "leaves its pack, for whose memory the GPU has no room any more"
+                self._busy |= set(jobs)
             else:
                 self._add(site, tuple(jobs))
 
@@ -297,7 +308,8 @@ class _Round:
 
     def _add(self, site: _Site, jobs: tuple[JobId, ...]) -> None:
         gpus = max(self._gpus[job] for job in jobs)
-        site.packs.append(Pack(jobs, gpus, max(priority(self._jobs[job]) for job in jobs)))
+        limits = self._memory.limits(jobs, site.node.gpu_type) or ()
+        site.packs.append(Pack(jobs, gpus, max(priority(self._jobs[job]) for job in jobs), limits=limits))
         for job in jobs:
             self._site_of[job] = site
 
@@ -611,10 +623,11 @@ class _Round:
         return any(reason.code is ReasonCode.WAITING_CAPACITY for reason in self._waiting.values())
 
     def _grow(self) -> None:
-        """Where nobody waits, who declared it takes what is idle on its node."""
+        """Where nobody waits, who declared it takes what has been idle on its node for long enough."""
         if self._somebody_waits():
             return
         for site in self._sites.values():
+            idle = self._idle(site)
             for index, pack in enumerate(site.packs):
                 job = self._jobs[pack.jobs[0]]
                 if (
@@ -626,16 +639,23 @@ class _Round:
                     continue
                 gpus = pack.gpus
                 while (
-                    2 * gpus - pack.gpus <= site.free
+                    2 * gpus - pack.gpus <= idle
                     and common.allowed(job, Configuration(1, 2 * gpus, site.node.gpu_type))
                     and self._allowance.refuses(job, 2 * gpus - pack.gpus, site.node.gpu_type) is None
                 ):
                     gpus *= 2
                 if gpus > pack.gpus:
+                    idle -= gpus - pack.gpus
                     self._allowance.take(job, gpus - pack.gpus, site.node.gpu_type)
                     self._gpus[job.id] = gpus
                     site.packs[index] = replace(pack, gpus=gpus)
                     self._why[job.id] = f"grows by {gpus - pack.gpus} GPUs that nobody uses"
+
+    def _idle(self, site: _Site) -> int:
+        """GPUs of a node that nobody has had for `idle_s`, and that nobody is given now."""
+        since_s = self._snapshot.idle_since_s.get(site.node.name, ())
+        long = sum(self._snapshot.time_s - each_s >= self._settings.idle_s for each_s in since_s)
+        return min(long, site.free)
 
     # The plan.
 

@@ -2,15 +2,16 @@
 
 The policy in front gives GPUs to *hosts*, and does not see *guests*: to it they wait. A guest is there for idle fractions of its
 host's GPUs. Its host keeps its placement, and the guest goes as soon as the policy wants these GPUs for somebody else, or gives
-the guest GPUs of its own. A guest on its way to its host goes on to it, as long as the host is there and has room for it.
+the guest GPUs of its own. A guest on its way to its host goes on to it, as long as the host is there and has room for it. For
+`pack_interval_s` after its last move it is taken to no other host, unless it must leave.
 
-- `gandiva-share`: a guest and its host of as many GPUs are packed if that promises more than turns (`sharing.packing`), and
-  as long as each slice shows that it does. Who has never run gets one slice at once, in turns with a host that may be moved
-  and whose priority is no higher: early feedback for its user, and a profile, by which it may be packed.
+- `gandiva-share`: guests and hosts of as many GPUs are packed where that promises more than turns (`sharing.packing`), so that
+  all of them together train most, and as long as each slice shows that it does. Who has never run gets one slice at once, in
+  turns with a host that may be moved and whose priority is no higher: early feedback for its user, and a profile, by which it
+  may be packed.
 - `antman-share`: jobs of class opportunistic are guests of guaranteed hosts, on the least loaded GPUs. Each GPU has one guest at
   most, whose memory is limited to what the host leaves; none that is known not to hear its node. The node moves the guests'
-  compute so that the host keeps its speed (`sharing.control`). Opportunistic hosts and guests are packed as above, for the
-  most throughput together.
+  compute so that the host keeps its speed (`sharing.control`). Opportunistic hosts and guests are packed as above.
 
 The policy `antman` places its opportunistic jobs by this, too.
 """
@@ -22,6 +23,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from penstock_scheduler.model import (
@@ -44,6 +46,7 @@ from penstock_scheduler.model import (
 from penstock_scheduler.policies import common
 from penstock_scheduler.policies.gandiva import colocation, priority
 from penstock_scheduler.policies.room import Allowance
+from penstock_scheduler.sharing.packing import Memory
 
 WAITS = (ReasonCode.WAITING_CAPACITY, ReasonCode.WAITING_FRAGMENTS)
 """Why a job may wait that a place beside another one would help."""
@@ -64,6 +67,11 @@ class GandivaShareSettings(BaseModel):
         le=1,
         description="Most part of the hosts that give up a slice at once to jobs that never ran.",
     )
+    pack_interval_s: float = Field(
+        default=120.0,
+        ge=0,
+        description="Least time between a guest's last move and its next one to another host, unless it must leave, seconds.",
+    )
 
 
 class AntmanShareSettings(BaseModel):
@@ -80,6 +88,11 @@ class AntmanShareSettings(BaseModel):
     )
     least_total: float = Field(
         default=1.0, ge=1, description="Packs of opportunistic jobs that add up to no more than this are undone."
+    )
+    pack_interval_s: float = Field(
+        default=120.0,
+        ge=0,
+        description="Least time between a guest's last move and its next one to another host, unless it must leave, seconds.",
     )
 
 
@@ -99,6 +112,7 @@ class GandivaShare:
         chosen = self._settings
         guests = Guests(snapshot, snapshot.sharing, plan, chosen.least_total, chosen.slice_s)
         guests.keep_on_their_way()
+        guests.keep_newcomers(waiting(snapshot, plan), chosen.pack_interval_s)
         guests.pack(waiting(snapshot, plan))
         guests.first_slices(waiting(snapshot, plan), chosen.first_slices)
         return guests.plan()
@@ -127,6 +141,7 @@ def with_opportunists(snapshot: Snapshot, state: SharingState, plan: Plan, setti
     guests = Guests(snapshot, state, plan, settings.least_total, settings.control_s)
     promised = {job for job, its in classes.items() if its is GpuClass.GUARANTEED}
     guests.keep_on_their_way(settings.least_memory_mb)
+    guests.keep_newcomers(some, settings.pack_interval_s, settings.least_memory_mb)
     guests.fill(some, promised, settings.least_memory_mb)
     guests.pack(some, promised)
     return guests.plan()
@@ -206,6 +221,7 @@ class Guests:
         self._jobs = {job.id: job for job in snapshot.jobs}
         self._nodes = {node.name: node for node in snapshot.nodes}
         self._known = colocation(state, {node.gpu_type for node in snapshot.nodes})
+        self._memory = Memory(state)
         self._total = {frozenset(seen.jobs): sum(seen.speeds) if min(seen.speeds) > 0 else 0.0 for seen in state.seen}
         self._allowance = Allowance(snapshot.limits)
         self._hosts: dict[JobId, _Host] = {}
@@ -219,9 +235,10 @@ class Guests:
             node = self._nodes.get(where.nodes[0])
             if len(where.shares) == 1 and job_id not in already and node is not None and node.usable:
                 self._hosts[job_id] = _Host(job, where, {})
-        self._host_of = {
-            guest: group.jobs[0] for group in state.groups for guest in guests_of(group) if group.jobs[0] in self._hosts
+        self._group_of = {
+            guest: group for group in state.groups for guest in guests_of(group) if group.jobs[0] in self._hosts
         }
+        self._host_of = {guest: group.jobs[0] for guest, group in self._group_of.items()}
 
     def _stays(self, host: _Host) -> bool:
         """Whether the host trains where it is to be: only then is it known how it does."""
@@ -246,7 +263,7 @@ class Guests:
         """The host that it has now first: a move costs a restart."""
         return sorted(hosts, key=lambda host: host.job.id != self._host_of.get(job.id))
 
-    # Guests on their way.
+    # Guests that have a host.
 
     def keep_on_their_way(self, least_memory_mb: int = 0) -> None:
         """Let guests that are on their way to a host share its GPUs as was planned; who cannot waits."""
@@ -254,19 +271,37 @@ class Guests:
             if job_id in self._plan.assignments:
                 continue
             job, host = self._jobs[job_id], self._hosts.get(group.jobs[0])
-            if host is not None and host.node == group.node and self._joins(job, host, group, least_memory_mb):
+            if host is not None and self._joins(job, host, group, job.target, least_memory_mb):
                 self._invite(job, host, f"beside job {host.job.id}")
             else:
                 text = f"job {group.jobs[0]}, which it was sent to, has no room for it any more"
                 self._back[job_id] = Reason(ReasonCode.WAITING_CAPACITY, text, common.smallest_need(job))
 
-    def _joins(self, job: Job, host: _Host, group: SharedGpus, least_memory_mb: int) -> bool:
-        """Whether a guest can still share its host's GPUs in the way of the group; if so, it is the host's way."""
+    def keep_newcomers(self, jobs: Iterable[Job], interval_s: float, least_memory_mb: int = 0) -> None:
+        """Let guests that were moved less than `interval_s` ago stay where they are, unless they must leave."""
+        for job in jobs:
+            group = self._group_of.get(job.id)
+            if group is None or common.rested(self._snapshot, job.id, interval_s):
+                continue
+            host = self._hosts[group.jobs[0]]
+            if self._goes_on(job, host, group) and self._joins(job, host, group, job.allocation, least_memory_mb):
+                self._invite(job, host, f"stays beside job {host.job.id}")
+
+    def _goes_on(self, job: Job, host: _Host, group: SharedGpus) -> bool:
+        """Whether what brought a guest to its host still holds: a promise to the host, its first slice, or a pack that pays."""
+        if any(pack.guaranteed for pack in group.packs):
+            return True
+        if group.turns:
+            return self._stays(host) and self._state.use(job.id).ran_s < self._slice_s
+        return self._stays(host) and self._promise(job, host) is not None
+
+    def _joins(self, job: Job, host: _Host, group: SharedGpus, where: Placement | None, least_memory_mb: int) -> bool:
+        """Whether a guest that has, or is to have, `where` can share it in the way of the group; if so, it is the host's way."""
         gpus = self._gpus(job, host)
-        if gpus is None or job.target is None or gpus != job.target.gpus:
+        if gpus is None or where is None or (gpus, (host.node,)) != (where.gpus, where.nodes):
             return False
         if any(pack.guaranteed for pack in group.packs):
-            left_mb = self._left_mb(host, least_memory_mb, mine=True)
+            left_mb = self._left_mb(job, host, least_memory_mb, mine=True)
             if left_mb is None or sum(host.guests.values()) + gpus > host.where.gpus:
                 return False
             host.guaranteed, host.memory_mb = True, left_mb
@@ -276,27 +311,47 @@ class Guests:
         if group.turns:
             host.turns = common.movable(host.job)
             return host.turns
-        return gpus == host.where.gpus and self._fits(job, host)
+        return gpus == host.where.gpus and self._limits(host, job.id) is not None
 
     # Packs.
 
     def pack(self, jobs: Sequence[Job], promised: Iterable[JobId] = ()) -> None:
-        """Pack each job with the host of as many GPUs beside which most is expected, if that is enough."""
+        """Pack jobs with hosts of as many GPUs so that all of them together are expected to train most.
+
+        Who has a host is counted as one job more there: a move costs a restart.
+        """
         barred = set(promised)
-        for job in jobs:
-            if job.id in self._placed or not self._state.use(job.id).profiled:
+        while self._pack(jobs, [host for _, host in sorted(self._hosts.items()) if host.job.id not in barred]):
+            pass
+
+    def _pack(self, jobs: Sequence[Job], hosts: Sequence[_Host]) -> bool:
+        """Pack once; returns whether somebody was then refused for the sake of a limit, so that others may have the place."""
+        jobs = [job for job in jobs if job.id not in self._placed and self._state.use(job.id).profiled]
+        hosts = [host for host in hosts if not host.guests and self._stays(host)]
+        gain_JH = np.array([[self._gain(job, host) for host in hosts] for job in jobs])
+        if not gain_JH.any():
+            return False
+        from scipy.optimize import linear_sum_assignment  # takes a second to load
+
+        first_J = 1 - 1e-6 * np.arange(len(jobs)) / len(jobs)  # of equals, who has waited longest
+        refused = False
+        for row, column in zip(*linear_sum_assignment(first_J[:, None] * gain_JH, maximize=True), strict=True):
+            job, host = jobs[row], hosts[column]
+            if gain_JH[row, column] == 0:
                 continue
-            best: tuple[float, str, _Host] | None = None
-            for host in self._hosts.values():
-                if host.guests or host.job.id in barred or not self._stays(host) or priority(host.job) != priority(job):
-                    continue
-                total = self._promise(job, host)
-                if total is not None and self._gpus(job, host) == host.where.gpus and self._fits(job, host):
-                    stays = host.job.id == self._host_of.get(job.id)
-                    key = (-total - (1.0 if stays else 0.0), host.job.id, host)
-                    best = key if best is None or key[:2] < best[:2] else best
-            if best is not None:
-                self._invite(job, best[2], f"packed with job {best[2].job.id}: together they train more than in turns")
+            if self._gpus(job, host) is None:
+                refused = True
+            else:
+                self._invite(job, host, f"packed with job {host.job.id}: together they train more than in turns")
+        return refused
+
+    def _gain(self, job: Job, host: _Host) -> float:
+        """By how much a host and its guest are expected to train more than the host alone; 0: they are not to be packed."""
+        if priority(host.job) != priority(job) or (total := self._promise(job, host)) is None:
+            return 0.0
+        if self._gpus(job, host) != host.where.gpus or self._limits(host, job.id) is None:
+            return 0.0
+        return total - 1 + (host.job.id == self._host_of.get(job.id))
 
     def _promise(self, job: Job, host: _Host) -> float | None:
         """What both are expected to train together, relative to alone; None: not enough."""
@@ -309,9 +364,11 @@ class Guests:
         total = self._known.total(host.where.gpu_type, mine.kind, theirs.kind)
         return total if total is not None and total > self._least_total else None
 
-    def _fits(self, job: Job, host: _Host) -> bool:
-        memory_mb = self._state.gpu_memory_mb.get(host.where.gpu_type, 0)
-        return memory_mb == 0 or self._state.use(job.id).memory_mb + self._state.use(host.job.id).memory_mb <= memory_mb
+    def _limits(self, host: _Host, *guests: JobId) -> tuple[Limit, ...] | None:
+        """Limits of memory of a host and its guests; None: they are not to be packed."""
+        if not host.guaranteed:
+            return self._memory.limits((host.job.id, *guests), host.where.gpu_type)
+        return (Limit(), *(Limit(memory_mb=host.memory_mb) for _ in guests)) if host.memory_mb else ()
 
     # First slices.
 
@@ -350,13 +407,15 @@ class Guests:
             each for each in self._hosts.values() if each.job.id in promised and (each.guaranteed or not each.guests)
         ]
         for job in jobs:
-            if self._state.use(job.id).answers is False:
-                continue  # no share can be given to it
+            if (
+                job.id in self._placed or self._state.use(job.id).answers is False
+            ):  # no share can be given to such a one
+                continue
             able = []
             for host in hosts:
                 gpus = self._gpus(job, host)
                 mine = self._host_of.get(job.id) == host.job.id or _is_on(job, host.node)
-                left_mb = self._left_mb(host, least_memory_mb, mine=mine)
+                left_mb = self._left_mb(job, host, least_memory_mb, mine=mine)
                 if gpus is None or left_mb is None or not (mine or self._stays(host)):
                     continue
                 if sum(host.guests.values()) + gpus <= host.where.gpus:
@@ -370,19 +429,20 @@ class Guests:
                 host.guaranteed, host.memory_mb = True, left_mb
                 self._invite(job, host, f"what job {host.job.id} leaves of its GPUs")
 
-    def _left_mb(self, host: _Host, least_mb: int, *, mine: bool) -> int | None:
-        """Memory that a guest of the host may use, MB; 0: nobody knows; None: too little.
+    def _left_mb(self, job: Job, host: _Host, least_mb: int, *, mine: bool) -> int | None:
+        """Memory that a guest of the host may use, MB; 0: nobody knows; None: too little, or less than it has used.
 
         Until it is known what the host needs, nobody joins it; who is there when it comes keeps the least.
         """
         memory_mb = self._state.gpu_memory_mb.get(host.where.gpu_type, 0)
         use = self._state.use(host.job.id)
-        if not use.profiled:
-            return least_mb if mine else None
-        if memory_mb == 0 or use.memory_mb == 0:
-            return 0
-        left_mb = memory_mb - use.memory_mb
-        return left_mb if left_mb >= max(least_mb, 1) else None
+        if not use.profiled or (memory_mb and not use.memory_mb):
+            left_mb = least_mb if mine else None
+        else:
+            left_mb = memory_mb - use.memory_mb if memory_mb else 0
+        if memory_mb == 0 or left_mb is None:
+            return left_mb
+        return left_mb if left_mb >= max(least_mb, self._state.use(job.id).memory_mb, 1) else None
 
     # The plan.
 
@@ -427,10 +487,7 @@ class Guests:
         if host.turns:
             packs = [Pack((job,), gpus, mine if job == host.job.id else priority(self._jobs[job])) for job in jobs]
             return SharedGpus(host.node, gpus, tuple(packs), self._slice_s)
-        limits: tuple[Limit, ...] = ()
-        if host.memory_mb:
-            limits = (Limit(), *(Limit(memory_mb=host.memory_mb) for _ in host.guests))
-        pack = Pack(jobs, gpus, mine, host.job.id if host.guaranteed else None, limits)
+        pack = Pack(jobs, gpus, mine, host.job.id if host.guaranteed else None, self._limits(host, *host.guests) or ())
         return SharedGpus(host.node, gpus, (pack,), self._slice_s)
 
 

@@ -18,7 +18,11 @@ from dataclasses import dataclass
 from pydantic import BaseModel, ConfigDict, Field
 
 from penstock_profiles.colocation import Colocation
-from penstock_scheduler.model import JobId, JobUse, Pack, Placement
+from penstock_scheduler.model import JobId, JobUse, Limit, Pack, Placement, SharingState
+
+MEMORY_MARGIN = 0.1
+"""Part of what was seen of a job's memory that it must be able to have beyond that beside others: its peak may be still to come.
+Chosen, not measured; the agents bear with a twentieth above a limit."""
 
 
 class PackingSettings(BaseModel):
@@ -101,7 +105,7 @@ def choose(
 
     Only jobs of one size and one priority: of a pair with different ones the more important would be slowed for the other.
     A pair that was never measured is tried when none promises more, even if utilisation promises nothing: the window decides, and
-    costs little. One of which not even utilisation is known is not.
+    costs little. One of which not even utilisation is known is not, nor one of which memory is not known on GPUs of which it is.
 
     Args:
         tenants: jobs that have a place to themselves, or turns there.
@@ -120,7 +124,7 @@ def choose(
         (-total, _used(known, gpu_type, pair), index, pair)
         for index, pair in enumerate(itertools.combinations(ready, 2))
         if _alike(*pair)
-        and (memory_mb == 0 or pair[0].memory_mb + pair[1].memory_mb <= memory_mb)
+        and memory_limits([tenant.memory_mb for tenant in pair], memory_mb) is not None
         and (total := known.total(gpu_type, pair[0].kind, pair[1].kind)) is not None
         and (total > settings.least_total or not known.measured(gpu_type, pair[0].kind, pair[1].kind))
     ]
@@ -132,6 +136,48 @@ def choose(
             taken |= {pair[0].job, pair[1].job}
             excess_gpus -= pair[0].gpus
     return tuple(chosen)
+
+
+def memory_limits(seen_mb: Sequence[int], memory_mb: int, now: Sequence[Limit] = ()) -> tuple[Limit, ...] | None:
+    """What jobs that run at the same time on the same GPUs may use of the memory of each: together no more than there is.
+
+    Each gets what was seen of it, `MEMORY_MARGIN`, and an equal part of the rest. Limits that still do stay as they are, for
+    others begin a new slice.
+
+    Args:
+        seen_mb: most that each job has used on a GPU, MB; 0: not known.
+        memory_mb: of one GPU; 0: not known.
+        now: the limits that the jobs have, in the same order; empty: none.
+
+    Returns:
+        The limits, in the order of the jobs; empty: nobody knows what the GPU has; None: the jobs do not fit, or of one it is not
+        known.
+    """
+    if memory_mb == 0:
+        return ()
+    held = bool(now) and all(limit.memory_mb >= max(mb, 1) for limit, mb in zip(now, seen_mb, strict=True))
+    if held and sum(limit.memory_mb for limit in now) <= memory_mb:
+        return tuple(now)
+    least_mb = [round(mb * (1 + MEMORY_MARGIN)) for mb in seen_mb]
+    rest_mb = (memory_mb - sum(least_mb)) // len(least_mb)
+    if rest_mb < 0 or 0 in seen_mb:
+        return None
+    return tuple(Limit(memory_mb=mb + rest_mb) for mb in least_mb)
+
+
+class Memory:
+    """What jobs that are packed may use of their GPUs' memory, by what the nodes have seen of them; see `memory_limits`."""
+
+    def __init__(self, state: SharingState) -> None:
+        self._state = state
+        self._now = {pack.jobs: pack.limits for group in state.groups for pack in group.packs}
+
+    def limits(self, jobs: tuple[JobId, ...], gpu_type: str) -> tuple[Limit, ...] | None:
+        """The limits of the jobs of a pack on GPUs of a type; None: they are not to be one."""
+        if len(jobs) < 2:
+            return ()
+        seen_mb = [self._state.use(job).memory_mb for job in jobs]
+        return memory_limits(seen_mb, self._state.gpu_memory_mb.get(gpu_type, 0), self._now.get(jobs, ()))
 
 
 def most_used_mb(pack: Pack, uses: Mapping[JobId, JobUse], placements: Mapping[JobId, Placement]) -> int:

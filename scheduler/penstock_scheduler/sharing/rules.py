@@ -16,7 +16,8 @@ def broken(snapshot: Snapshot, plan: Plan) -> tuple[str, ...]:
     1. Nobody shares on a cluster without agents.
     2. A job is in one pack, has an assignment on that node alone, and uses no more GPUs than the pack has.
     3. A node gives out no more GPUs than it has for us; those that are shared count once.
-    4. What the jobs of a pack may use of a GPU's memory, or have used where they have no limit, fits into it.
+    4. What the jobs of a pack may use of a GPU's memory fits into it, as far as it is known. Each has a limit, no lower than what
+       it has used; beside a guaranteed job, which has none and counts with what it has used, the others have what is left.
     5. Who may not be moved neither takes turns nor is a guest of others.
     6. A pack makes a promise to one of its own jobs only.
     """
@@ -67,7 +68,13 @@ def _of_memory(snapshot: Snapshot, pack: Pack, placements: Mapping[JobId, Placem
     if not memory_mb or len(pack.jobs) < 2:
         return []
     assert snapshot.sharing is not None, "asked about sharing"
+    found = []
+    for job in pack.jobs if pack.guaranteed is None else ():
+        limit_mb, seen_mb = pack.limit(job).memory_mb, snapshot.sharing.use(job).memory_mb
+        if limit_mb < max(seen_mb, 1):
+            limit = f"may have {limit_mb} MB" if limit_mb else "has no limit of memory"
+            found.append(f"job {job} {limit} beside others and has used {seen_mb or 'nobody knows how many'} MB")
     used = most_used_mb(pack, snapshot.sharing.uses, placements)
     if used > memory_mb:
-        return [f"jobs {', '.join(pack.jobs)} use {used} MB together of a GPU that has {memory_mb}"]
-    return []
+        found.append(f"jobs {', '.join(pack.jobs)} use {used} MB together of a GPU that has {memory_mb}")
+    return found

@@ -48,7 +48,7 @@ class Kind:
     utilisation: float = 1.0
     """Part of the GPU that it uses alone."""
     memory_mb: int = 0
-    """On each GPU; 0: nobody knows."""
+    """On each GPU; 0: nobody knows, and it fits beside any other that leaves anything."""
     step_s: float = 0.2
     """One mini-batch alone, s."""
 
@@ -263,7 +263,7 @@ class SimulatedAgents:
         return JobUse(
             kind.name,
             kind.utilisation if profiled else None,
-            kind.memory_mb if profiled else 0,
+            max(kind.memory_mb, 1) if profiled else 0,  # so what nobody knows fits beside any other
             account.ran_s.get(job, 0.0),
             moved_s=account.moved_s.get(job),
             answers=True,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterable
 
 import pytest
@@ -16,6 +17,7 @@ from penstock_scheduler.model import (
     Job,
     JobUse,
     KnownPair,
+    Limit,
     Pack,
     PackSeen,
     Phase,
@@ -80,7 +82,9 @@ def sharing(draw: st.DrawFn) -> tuple[Snapshot, list[dict[str, JobUse]], list[fl
     )
     memory = draw(st.sampled_from([{}, dict.fromkeys(TYPES, MEMORY_MB)]))
     rounds = [draw(uses(jobs, state.time_s)) for _ in range(3)]
-    state = dataclasses.replace(state, jobs=jobs, sharing=SharingState(pairs=pairs, gpu_memory_mb=memory))
+    idle_s = {node.name: (state.time_s - draw(st.sampled_from([0.0, 1000.0])),) * node.gpus for node in state.nodes}
+    told = SharingState(pairs=pairs, gpu_memory_mb=memory)
+    state = dataclasses.replace(state, jobs=jobs, sharing=told, idle_since_s=idle_s)
     speeds = [draw(st.sampled_from([0.2, 0.4, 0.7])) for _ in range(3)]
     return state, rounds, speeds, [draw(st.booleans()) for _ in range(3)]
 
@@ -115,7 +119,7 @@ def test_every_plan_keeps_the_rules_round_after_round(
 ) -> None:
     state, rounds, speeds, slow = given_
     state = dataclasses.replace(state, sharing=dataclasses.replace(state.sharing, uses=rounds[0]))  # type: ignore[type-var]
-    for its_uses, speed, slowly in zip(rounds, speeds, slow, strict=True):
+    for its_uses, speed, slowly in zip([*rounds[1:], rounds[0]], speeds, slow, strict=True):
         assert state.sharing is not None
         plan = make_policy(name, chosen)[0].decide(state)
         jobs = {each.id: each for each in state.jobs}
@@ -129,6 +133,11 @@ def test_every_plan_keeps_the_rules_round_after_round(
             for pack in group.packs:
                 together = most_used_mb(pack, state.sharing.uses, placements)
                 assert len(pack.jobs) == 1 or not memory_mb or together <= memory_mb
+                if len(pack.jobs) > 1 and memory_mb:
+                    for each in set(pack.jobs) - {pack.guaranteed}:
+                        assert pack.limit(each).memory_mb >= max(state.sharing.use(each).memory_mb, 1)
+                    if pack.guaranteed is None:
+                        assert sum(pack.limit(each).memory_mb for each in pack.jobs) <= memory_mb
                 its = [] if pack.guaranteed else [_class(jobs[each]) for each in pack.jobs]
                 assert pack.priority >= max(its, default=0)
         for job_id, where in placements.items():
@@ -245,14 +254,59 @@ def test_gandiva_goes_by_the_last_of_several_slices() -> None:
         assert [pack.jobs for group in plan.shared for pack in group.packs] == packs
 
 
+def with_memory(state: Snapshot, memory_mb: int, *pairs: KnownPair) -> Snapshot:
+    """With GPUs of so much memory."""
+    assert state.sharing is not None
+    told = dataclasses.replace(state.sharing, gpu_memory_mb={"t4": memory_mb}, pairs=(*state.sharing.pairs, *pairs))
+    return dataclasses.replace(state, sharing=told)
+
+
+def limits_mb(plan: Plan) -> list[tuple[int, ...]]:
+    """Of each pack of several jobs."""
+    packs = [pack for group in plan.shared for pack in group.packs if len(pack.jobs) > 1]
+    return [tuple(pack.limit(each).memory_mb for each in pack.jobs) for pack in packs]
+
+
 def test_gandiva_never_packs_more_than_the_memory() -> None:
+    """1,000 MB and a tenth more of each are 2,200; what else there is they share."""
     jobs = [running("a", "t4-00"), running("b", "t4-00")]
     turns = SharedGpus("t4-00", 1, (Pack(("a",)), Pack(("b",))))
     state = shared(snapshot("t4:1x1", jobs), turns)
-    assert state.sharing is not None
-    told = dataclasses.replace(state.sharing, gpu_memory_mb={"t4": 1999})
-    plan = make_policy("gandiva")[0].decide(dataclasses.replace(state, sharing=told))
-    assert [len(pack.jobs) for pack in plan.shared[0].packs] == [1, 1]
+    for memory_mb, limits in ((2199, []), (2200, [(1100, 1100)]), (16_000, [(8000, 8000)])):
+        plan = make_policy("gandiva")[0].decide(with_memory(state, memory_mb))
+        assert limits_mb(plan) == limits
+        assert len(plan.shared[0].packs) == (1 if limits else 2)
+    unknown = shared(snapshot("t4:1x1", jobs), turns, b=JobUse("any", 0.5, 0, 600.0, None))
+    assert limits_mb(make_policy("gandiva")[0].decide(with_memory(unknown, 16_000))) == []
+    assert limits_mb(make_policy("gandiva")[0].decide(unknown)) == [(0, 0)], "nobody knows what the GPU has either"
+
+
+def test_gandiva_takes_a_pack_apart_that_has_grown_beyond_the_memory() -> None:
+    """Limits stay while they do; 9,000 MB are more than 8,000, and a tenth more of each makes 9,900 + 1,100 of 16,000."""
+    jobs = [running("a", "t4-00"), running("b", "t4-00")]
+    packed = SharedGpus("t4-00", 1, (Pack(("a", "b"), limits=(Limit(memory_mb=8000), Limit(memory_mb=8000))),))
+    for a_mb, b_mb, limits in ((7000, 8000, [(8000, 8000)]), (9000, 1000, [(12_400, 3600)]), (9000, 6000, [])):
+        used = {"a": JobUse("any", 0.5, a_mb, 600.0), "b": JobUse("any", 0.5, b_mb, 600.0)}
+        for settings_ in ({}, {"mode": "reactive"}):
+            state = with_memory(shared(snapshot("t4:1x1", jobs), packed, **used), 16_000)
+            plan = make_policy("gandiva", settings_)[0].decide(state)
+            assert limits_mb(plan) == limits
+            assert plan.shared[0].turns is not bool(limits)
+            assert broken(state, plan) == ()
+
+
+@pytest.mark.parametrize("name", ["fifo+gandiva-share", "antman", "fifo+antman-share"])
+def test_packs_of_a_host_and_its_guest_have_limits_too(name: str) -> None:
+    """4,400 and 6,600 MB leave 2,500 each of 16,000."""
+    wish = {} if name == "fifo+gandiva-share" else {"gpu_class": "opportunistic"}
+    host, guest = running("host", "t4-00", **wish), job("guest", max_gpus=1, submit_s=1.0, **wish)
+    used = {"host": JobUse("host", 0.5, 4000, 600.0), "guest": JobUse("guest", 0.5, 6000, 600.0)}
+    pairs = _pair("host", "guest", 0.7), _pair("guest", "host", 0.7)
+    state = shared(snapshot("t4:1x1", [host, guest]), **used)
+    assert limits_mb(make_policy(name)[0].decide(with_memory(state, 16_000, *pairs))) == [(6900, 9100)]
+    assert limits_mb(make_policy(name)[0].decide(with_memory(state, 10_999, *pairs))) == []
+    unknown = shared(snapshot("t4:1x1", [host, guest]), **used | {"host": JobUse("host", 0.5, 0, 600.0)})
+    assert limits_mb(make_policy(name)[0].decide(with_memory(unknown, 16_000, *pairs))) == []
 
 
 def test_gandiva_migrates_off_nodes_with_turns_but_not_soon_after_a_move() -> None:
@@ -283,17 +337,52 @@ def test_gandiva_brings_free_gpus_together() -> None:
     assert plan.assignments["c"].placement.nodes != plan.assignments["a"].placement.nodes
 
 
+def idle(state: Snapshot, *since_s: float, node: str = "t4-00") -> Snapshot:
+    return dataclasses.replace(state, idle_since_s={node: since_s})
+
+
 def test_gandiva_grows_1_2_4_and_shrinks_when_somebody_comes() -> None:
     grows = {"min_gpus": 1, "max_gpus": 4, "grow_shrink": True}
-    state = shared(snapshot("t4:1x4", [job("a", **grows)]))
+    state = idle(shared(snapshot("t4:1x4", [job("a", **grows)])), 0.0, 0.0, 0.0, 0.0)
     assert make_policy("gandiva")[0].decide(state).assignments["a"].placement.gpus == 1
     alone = running("a", "t4-00", **grows)
-    plan = make_policy("gandiva")[0].decide(shared(snapshot("t4:1x4", [alone])))
+    state = idle(shared(snapshot("t4:1x4", [alone])), 0.0, 0.0, 0.0)
+    plan = make_policy("gandiva")[0].decide(state)
     assert plan.assignments["a"].placement.gpus == 4
     full = dataclasses.replace(alone, allocation=on("t4", t4_00=4))
-    plan = make_policy("gandiva")[0].decide(shared(snapshot("t4:1x4", [full, job("b", max_gpus=1)])))
+    just_moved = JobUse("any", 0.5, 1000, 600.0, 990.0)
+    plan = make_policy("gandiva")[0].decide(shared(snapshot("t4:1x4", [full, job("b", max_gpus=1)]), a=just_moved))
     assert (plan.assignments["a"].placement.gpus, plan.assignments["b"].placement.gpus) == (1, 1)
     assert plan.shared == ()
+
+
+@pytest.mark.parametrize(
+    ("since_s", "moved_s", "gpus"),
+    [
+        ((600.0, 650.0, 700.0), 400.0, 4),
+        ((600.0, 700.0, 701.0), 400.0, 2),
+        ((600.0, 701.0, 701.0), 400.0, 2),
+        ((701.0, 701.0, 701.0), 400.0, 1),
+        ((), 400.0, 1),
+        ((600.0, 600.0, 600.0), 401.0, 1),
+    ],
+)
+def test_gandiva_grows_only_into_gpus_that_have_been_idle_for_long(
+    since_s: tuple[float, ...], moved_s: float, gpus: int
+) -> None:
+    """At 1000 s, five minutes after 700 and ten after 400: from one GPU to two takes one that is idle, to four takes three."""
+    alone = running("a", "t4-00", min_gpus=1, max_gpus=4, grow_shrink=True)
+    state = shared(snapshot("t4:1x4", [alone]), a=JobUse("any", 0.5, 1000, 600.0, moved_s))
+    plan = make_policy("gandiva")[0].decide(idle(state, *since_s))
+    assert plan.assignments["a"].placement.gpus == gpus
+
+
+def test_two_that_grow_do_not_get_the_same_idle_gpus() -> None:
+    grows = {"min_gpus": 1, "max_gpus": 4, "grow_shrink": True}
+    state = shared(snapshot("t4:1x4", [running("a", "t4-00", **grows), running("b", "t4-00", **grows)]))
+    for since_s, gpus in (((0.0, 0.0), [2, 2]), ((0.0, 900.0), [1, 2])):
+        plan = make_policy("gandiva")[0].decide(idle(state, *since_s))
+        assert sorted(given.placement.gpus for given in plan.assignments.values()) == gpus
 
 
 def test_gandiva_shrinks_no_more_jobs_than_must_be() -> None:
@@ -407,6 +496,64 @@ def test_antman_puts_no_job_beside_a_guaranteed_one_that_cannot_be_told_its_shar
     assert ("low" in plan.assignments, "low" in plan.waiting) == (invited, not invited)
 
 
+def test_an_antman_guest_has_room_for_all_that_it_has_used() -> None:
+    """Of 16,000 MB `b` leaves 9,000 and `a` 10,000; a newcomer of whom nothing is known leaves the least, 1,024."""
+    jobs = [running("a", "t4-00"), running("b", "t4-01"), job("low", max_gpus=1, gpu_class="opportunistic")]
+    used = {"a": JobUse("a", 0.9, 6000, 900.0), "b": JobUse("b", 0.3, 7000, 900.0)}
+    for low_mb, nodes in ((9000, ("t4-01",)), (9001, ("t4-00",)), (10_001, None)):
+        state = shared(snapshot("t4:2x1", jobs), **used | {"low": JobUse("low", 0.5, low_mb, 900.0)})
+        plan = make_policy("antman")[0].decide(with_memory(state, 16_000))
+        given = plan.assignments.get("low")
+        assert (given and given.placement.nodes) == nodes
+    low, new = running("low", "t4-00", gpu_class="opportunistic"), job("new", max_gpus=1, gpu_class="guaranteed")
+    for low_mb, limits in ((1024, [(0, 1024)]), (1025, [])):
+        its_uses = {"low": JobUse("low", 0.5, low_mb, 900.0), "new": JobUse("new")}
+        state = with_memory(shared(snapshot("t4:1x1", [low, new]), **its_uses), 16_000)
+        assert limits_mb(make_policy("antman")[0].decide(state)) == limits
+
+
+def _opportunists(totals: dict[tuple[str, str], float], running_: Iterable[str], waiting: Iterable[str]) -> Snapshot:
+    """One GPU for each of those that run, and what pairs of host and guest train together, relative to alone."""
+    jobs = [running(name, f"t4-{n:02d}", gpu_class="opportunistic") for n, name in enumerate(running_)]
+    nodes = f"t4:{len(jobs)}x1"
+    jobs += [job(name, max_gpus=1, gpu_class="opportunistic", submit_s=n + 1.0) for n, name in enumerate(waiting)]
+    state = shared(snapshot(nodes, jobs), **{each.id: JobUse(each.id, 0.5, 1000, 600.0) for each in jobs})
+    assert state.sharing is not None
+    pairs = [_pair(one, other, total / 2) for both, total in totals.items() for one, other in (both, both[::-1])]
+    return dataclasses.replace(state, sharing=dataclasses.replace(state.sharing, pairs=tuple(pairs)))
+
+
+def _paired(plan: Plan) -> set[tuple[str, ...]]:
+    return {pack.jobs for group in plan.shared for pack in group.packs if len(pack.jobs) > 1}
+
+
+def test_antman_pairs_opportunistic_jobs_so_that_all_together_train_most() -> None:
+    """1.4 + 1.9 beats 1.5 + 1.1, though `c` has waited longer and would have more beside `a`."""
+    totals = {("a", "c"): 1.5, ("b", "c"): 1.4, ("a", "d"): 1.9, ("b", "d"): 1.1}
+    plan = make_policy("antman")[0].decide(_opportunists(totals, "ab", "cd"))
+    assert _paired(plan) == {("a", "d"), ("b", "c")}
+    assert plan.waiting == {}
+    alone = make_policy("antman")[0].decide(_opportunists({("a", "c"): 1.0, ("a", "d"): 0.9}, "a", "cd"))
+    assert (_paired(alone), set(alone.waiting)) == (set(), {"c", "d"}), "turns are as good"
+
+
+@given(st.integers(1, 3), st.integers(1, 3), st.data())
+def test_antman_finds_the_best_of_all_pairings(hosts: int, guests: int, data: st.DataObject) -> None:
+    """Up to six jobs, all pairings tried: none gains more than the plan's."""
+    names = "abc"[:hosts], "xyz"[:guests]
+    total = st.sampled_from([0.7, 1.0, 1.1, 1.25, 1.5, 1.6, 1.9])
+    totals = {(host, guest): data.draw(total) for host in names[0] for guest in names[1]}
+    plan = make_policy("antman")[0].decide(_opportunists(totals, *names))
+    assert all(totals[pair] > 1 for pair in _paired(plan))  # type: ignore[index]
+    gained = sum(totals[pair] - 1 for pair in _paired(plan))  # type: ignore[index]
+    places = [*names[0], *[None] * guests]
+    best = max(
+        sum(max(totals[host, guest] - 1, 0.0) for guest, host in zip(names[1], taken, strict=True) if host is not None)
+        for taken in itertools.permutations(places, guests)
+    )
+    assert gained == pytest.approx(best)
+
+
 # Stages, worked by hand.
 
 
@@ -439,6 +586,58 @@ def test_a_guest_gets_gpus_of_its_own_from_the_policy_in_front() -> None:
     plan = make_policy("fifo+gandiva-share")[0].decide(shared(snapshot("t4:2x1", [host, guest]), packed))
     assert plan.shared == ()
     assert {a.placement.nodes for a in plan.assignments.values()} == {("t4-00",), ("t4-01",)}
+
+
+def test_a_guest_stays_for_a_while_though_others_would_be_better_beside_its_host() -> None:
+    """`early` beside `a` and `guest` beside `b` gain 0.9 + 0.6; `guest` where it is 0.3, and that it need not move counts 1."""
+    hosts = [running("a", "t4-00"), running("b", "t4-01")]
+    guest, early = running("guest", "t4-00", submit_s=2.0), job("early", max_gpus=1, submit_s=1.0)
+    packed = SharedGpus("t4-00", 1, (Pack(("a", "guest")),))
+    totals = {("a", "guest"): 1.3, ("b", "guest"): 1.6, ("a", "early"): 1.9, ("b", "early"): 0.9}
+    pairs = tuple(_pair(*pair, total / 2) for both, total in totals.items() for pair in (both, both[::-1]))
+
+    def paired(moved_s: float, chosen: dict[str, object] | None = None, *seen: PackSeen) -> set[tuple[str, ...]]:
+        used = {name: JobUse(name, 0.5, 1000, 600.0) for name in ("a", "b", "early")}
+        used["guest"] = JobUse("guest", 0.5, 1000, 600.0, moved_s)
+        state = shared(snapshot("t4:2x1", [*hosts, guest, early]), packed, seen=seen, **used)
+        assert state.sharing is not None
+        state = dataclasses.replace(state, sharing=dataclasses.replace(state.sharing, pairs=pairs))
+        return _paired(make_policy("fifo+gandiva-share", {"gandiva-share": chosen or {}})[0].decide(state))
+
+    assert paired(881.0) == {("a", "guest")}, "119 s ago"
+    assert paired(880.0) == {("a", "early"), ("b", "guest")}
+    assert paired(881.0, {"pack_interval_s": 60.0}) == {("a", "early"), ("b", "guest")}
+    bad = PackSeen(("a", "guest"), "t4", (0.4, 0.4))
+    assert paired(881.0, None, bad) == {("a", "early"), ("b", "guest")}, "it must leave"
+
+
+@pytest.mark.parametrize("name", ["antman", "fifo+antman-share"])
+def test_a_guest_of_a_guaranteed_job_stays_for_a_while_beside_it(name: str) -> None:
+    """`early` would get the GPU that is used less."""
+    hosts = [running("a", "t4-00", gpu_class="guaranteed"), running("b", "t4-01", gpu_class="guaranteed")]
+    guest = running("guest", "t4-00", submit_s=2.0, gpu_class="opportunistic")
+    early = job("early", max_gpus=1, submit_s=1.0, gpu_class="opportunistic")
+    beside = SharedGpus("t4-00", 1, (Pack(("a", "guest"), guaranteed="a"),))
+    used = {"a": JobUse("a", 0.2, 1000, 600.0), "b": JobUse("b", 0.8, 1000, 600.0)}
+    for moved_s, paired in ((881.0, {("a", "guest"), ("b", "early")}), (880.0, {("a", "early"), ("b", "guest")})):
+        its_use = JobUse("guest", 0.5, 1000, 600.0, moved_s)
+        state = shared(snapshot("t4:2x1", [*hosts, guest, early]), beside, guest=its_use, **used)
+        assert _paired(make_policy(name)[0].decide(state)) == paired
+    gone = shared(snapshot("t4:2x1", [hosts[1], guest, running("c", "t4-00")]), beside, guest=its_use, **used)
+    assert _paired(make_policy(name)[0].decide(gone)) == {("c", "guest")}, "its host has ended"
+
+
+def test_a_first_slice_is_had_where_it_was_begun() -> None:
+    """`early` has waited longer, and there is one host that may give up a slice."""
+    host, new = running("host", "t4-00"), running("new", "t4-00", submit_s=2.0)
+    early = job("early", max_gpus=1, submit_s=1.0)
+    turns = SharedGpus("t4-00", 1, (Pack(("host",)), Pack(("new",))))
+    for ran_s, shares in ((30.0, "new"), (60.0, "early")):
+        used = {"new": JobUse("new", None, 0, ran_s, 940.0), "early": JobUse("early")}
+        plan = make_policy("fifo+gandiva-share")[0].decide(
+            shared(snapshot("t4:1x1", [host, new, early]), turns, **used)
+        )
+        assert [group.jobs for group in plan.shared] == [("host", shares)]
 
 
 @pytest.mark.parametrize("name", ["fifo+gandiva-share", "antman", "fifo+antman-share"])
@@ -495,3 +694,27 @@ def test_rules_that_a_plan_may_break_are_told() -> None:
     assert broken(dataclasses.replace(state, sharing=None), twice) == (
         "jobs are to share GPUs, but no agent is there to let them",
     )
+
+
+def test_packs_without_limits_of_memory_are_told() -> None:
+    """4,000 MB were seen of `a` and 6,000 of `b`, on a GPU that has 16,000."""
+    used = {"a": JobUse("a", 0.5, 4000, 600.0), "b": JobUse("b", 0.5, 6000, 600.0)}
+    jobs = [running("a", "t4-00"), running("b", "t4-00")]
+    turns = SharedGpus("t4-00", 1, (Pack(("a",)), Pack(("b",))))
+    state = with_memory(shared(snapshot("t4:1x1", jobs), turns, **used), 16_000)
+    plan = make_policy("gandiva")[0].decide(state)
+    assert limits_mb(plan) == [(6900, 9100)]
+
+    def found(*memory_mb: int, guaranteed: str | None = None) -> tuple[str, ...]:
+        pack = Pack(("a", "b"), 1, 0, guaranteed, tuple(Limit(memory_mb=mb) for mb in memory_mb))
+        return broken(state, dataclasses.replace(plan, shared=(SharedGpus("t4-00", 1, (pack,)),)))
+
+    assert found(4000, 6000) == ()
+    assert found() == (
+        "job a has no limit of memory beside others and has used 4000 MB",
+        "job b has no limit of memory beside others and has used 6000 MB",
+    )
+    assert found(9000, 5999) == ("job b may have 5999 MB beside others and has used 6000 MB",)
+    assert found(9000, 7001) == ("jobs a, b use 16001 MB together of a GPU that has 16000",)
+    assert found(0, 12_000, guaranteed="a") == ()
+    assert found(0, 12_001, guaranteed="a") == ("jobs a, b use 16001 MB together of a GPU that has 16000",)

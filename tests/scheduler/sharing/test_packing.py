@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock_profiles.colocation import Colocation, Pair
-from penstock_scheduler.model import JobId
-from penstock_scheduler.sharing.packing import Measured, PackingSettings, Tenant, choose, learn, undo
+from penstock_scheduler.model import JobId, Limit
+from penstock_scheduler.sharing.packing import Measured, PackingSettings, Tenant, choose, learn, memory_limits, undo
 
 SETTINGS = PackingSettings()
 
@@ -53,7 +53,8 @@ def test_the_last_resort_is_a_pair_that_promises_nothing_and_one_never_profiled_
     [
         ({}, ["ab"]),
         ({"memory_mb": 9000}, []),
-        ({"memory_mb": 8000}, ["ab"]),
+        ({"memory_mb": 6600}, []),
+        ({"memory_mb": 0}, []),
         ({"priority": 1}, []),
         ({"gpus": 2}, []),
         ({"moved_s": 900.0}, []),
@@ -61,9 +62,45 @@ def test_the_last_resort_is_a_pair_that_promises_nothing_and_one_never_profiled_
     ],
 )
 def test_who_does_not_go_with_whom(other: dict[str, float], packed: list[str]):
-    """Memory adds up to 16,000 MB at most; 1,000 s - 900 s is less than the least interval of 120 s."""
-    tenants = [_tenant("a", memory_mb=8000), _tenant("b", **other)]
+    """8,000 and 6,500 MB and a tenth more are 15,950 of 16,000; 1,000 s - 900 s is less than the least interval of 120 s."""
+    tenants = [_tenant("a", memory_mb=8000), _tenant("b", **{"memory_mb": 6500} | other)]
     assert _chosen(tenants, 2, _known(a=0.2, b=0.2), memory_mb=16000, now_s=1000.0) == packed
+
+
+def _limits(*limits_mb: int) -> tuple[Limit, ...]:
+    return tuple(Limit(memory_mb=mb) for mb in limits_mb)
+
+
+def test_jobs_of_a_pack_share_the_memory_that_neither_uses():
+    """4,000 and 6,000 MB and a tenth more are 11,000 of 16,000, which leaves 2,500 for each."""
+    assert memory_limits([4000, 6000], 16_000) == _limits(6900, 9100)
+    assert memory_limits([4000, 6000], 11_000) == _limits(4400, 6600)
+    assert memory_limits([4000, 6000], 10_999) is None
+    assert memory_limits([4000, 0], 16_000) is None, "nobody knows what the other needs"
+    assert memory_limits([4000, 0], 0) == (), "nor what there is"
+
+
+def test_limits_stay_while_they_do():
+    """7,000 MB are more than 6,900: 7,700 + 6,600 leave 850 each of 16,000."""
+    now = _limits(6900, 9100)
+    assert memory_limits([6900, 6000], 16_000, now) == now
+    assert memory_limits([7000, 6000], 16_000, now) == _limits(8550, 7450)
+    assert memory_limits([7000, 9000], 16_000, now) is None
+    assert memory_limits([4000, 6000], 14_000, now) == _limits(5900, 8100), "on another GPU"
+
+
+@given(st.lists(st.integers(0, 20_000), min_size=2, max_size=4), st.integers(1, 40_000), st.data())
+def test_limits_are_together_no_more_than_the_gpu_has_and_each_no_less_than_was_seen(
+    seen_mb: list[int], memory_mb: int, data: st.DataObject
+):
+    now = data.draw(st.just(()) | st.tuples(*(st.builds(Limit, memory_mb=st.integers(0, 20_000)) for _ in seen_mb)))
+    limits = memory_limits(seen_mb, memory_mb, now)
+    if limits is None:
+        assert 0 in seen_mb or 1.1 * sum(seen_mb) > memory_mb - len(seen_mb)
+    else:
+        assert sum(limit.memory_mb for limit in limits) <= memory_mb
+        assert all(limit.memory_mb >= max(mb, 1) for limit, mb in zip(limits, seen_mb, strict=True))
+        assert memory_limits(seen_mb, memory_mb, limits) == limits, "they stay"
 
 
 def _measured(name: str, *shares: float) -> Measured:

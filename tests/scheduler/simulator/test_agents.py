@@ -71,6 +71,21 @@ def test_a_pack_that_pays_stays_and_both_end_sooner() -> None:
     assert done_s == pytest.approx(60 + 60 + (12_000 - 60) / 1.6, rel=0.02)
 
 
+@pytest.mark.parametrize(
+    ("memory_mb", "packs"), [((0, 0), [1.6]), ((15_000, 0), []), ((9000, 5000), [1.6]), ((9000, 6000), [])]
+)
+def test_a_job_whose_memory_nobody_knows_fits_beside_others(memory_mb: tuple[int, int], packs: list[float]) -> None:
+    """On 16,000 MB: 9,900 + 5,500 do, 9,900 + 6,600 do not; and 16,500 are more than there is for the one alone."""
+    jobs = [recorded("a", 1500.0), recorded("b", 1500.0)]
+    kinds = {name: Kind(name, 0.4, mb) for name, mb in zip("ab", memory_mb, strict=True)}
+    agents = SimulatedAgents(kinds, table(a_b=1.6), AgentSettings(switch_s=0.0), {"v100": 16_000})
+    simulation = simulate(
+        prepare(nodes_from_spec("v100:1x1"), Workload("test", tuple(jobs))), "gandiva", None, DRIVING, agents=agents
+    )
+    assert simulation.failed_rounds == 0
+    assert [trial.total for trial in agents.trials] == packs
+
+
 def test_a_pack_that_does_not_pay_is_undone_after_one_slice() -> None:
     jobs, kinds = [recorded("a", 3000.0), recorded("b", 3000.0)], {"a": Kind("a", 0.4), "b": Kind("b", 0.4)}
     _, agents = run("gandiva", "v100:1x1", jobs, kinds, table(a_b=0.7))
@@ -162,3 +177,29 @@ def test_at_every_moment_no_gpu_runs_more_than_the_plan_says(policy: str, seed: 
     assert simulation.failed_rounds == 0
     assert all(job.finish_s is not None for job in simulation.jobs), "no job is lost"
     assert looked > 50
+
+
+def test_a_job_grows_into_gpus_that_stay_idle_and_shrinks_when_somebody_comes() -> None:
+    """On one node of four GPUs a job that grows has one, and another the other three until second 880.
+
+    They are seen idle at 900, and at 1200, five minutes later, it grows: it has done 1170, and from 1230 on does four a second.
+    At 1500 it has done 2250. Somebody comes, and in that round it gives back three GPUs: both train from 1530 on, it has its last
+    500 done at 2030, and the newcomer its 600 at 2130.
+    """
+    grows = recorded("a", 2750.0, adaptivity="adaptive", min_gpus=1, max_gpus=4, grow_shrink=True)
+    jobs = [grows, recorded("b", 600.0, submit_s=1490.0), recorded("c", 850.0, 3)]
+    its = SimulatedAgents({}, Colocation(), AgentSettings(switch_s=0.0))
+    workload = Workload("test", tuple(sorted(jobs, key=lambda job: job.submit_s)))
+    had: list[tuple[float, int]] = []
+
+    def look(simulation: Simulation) -> None:
+        job = next(job for job in simulation.jobs if job.id == "a")
+        gpus = job.allocation.gpus if job.allocation is not None else 0
+        if not had or had[-1][1] != gpus:
+            had.append((simulation.ticks[-1].time_s, gpus))
+
+    simulation = simulate(prepare(nodes_from_spec("v100:1x4"), workload), "gandiva", None, Driving(), look, agents=its)
+    assert simulation.failed_rounds == 0
+    assert had == [(0.0, 1), (1200.0, 4), (1500.0, 1), (2040.0, 0)]
+    assert {job.id: job.finish_s for job in simulation.jobs} == pytest.approx({"a": 2030, "b": 2130, "c": 880})
+    assert {job.id: job.restarts for job in simulation.jobs} == {"a": 2, "b": 0, "c": 0}

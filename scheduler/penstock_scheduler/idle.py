@@ -1,0 +1,56 @@
+"""Since when GPUs are idle, as looks at the cluster tell."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from penstock_scheduler.model import Job, Node, SharedGpus
+
+
+def idle_since(
+    before: Mapping[str, tuple[float, ...]],
+    nodes: Iterable[Node],
+    jobs: Iterable[Job],
+    groups: Iterable[SharedGpus],
+    now_s: float,
+) -> dict[str, tuple[float, ...]]:
+    """Since when each GPU that nobody has, or is to have, is seen idle: only of nodes with jobs that grow into such.
+
+    Which of a node's GPUs somebody takes is not known: it is the one that came free last. So of n GPUs that are idle since t on,
+    there were never fewer than n since then.
+
+    Args:
+        before: what the last look told.
+        nodes: all nodes.
+        jobs: all jobs; of those in flight, with where they go.
+        groups: GPUs that jobs share.
+        now_s: the time, s since 1970.
+
+    Returns:
+        Node -> times, s since 1970, the earliest first; a GPU each.
+    """
+    jobs, groups = tuple(jobs), tuple(groups)
+    watched = {
+        node for job in jobs if job.wish.grow_shrink and job.allocation is not None for node in job.allocation.nodes
+    }
+    if not watched:
+        return {}
+    held: Counter[str] = Counter()
+    for group in groups:
+        held[group.node] += group.gpus
+    sharers = {job for group in groups for job in group.jobs}
+    for job in jobs:
+        if job.id in sharers:
+            continue
+        its: Counter[str] = Counter()
+        for where in (job.allocation, job.target):
+            its |= Counter({share.node: share.gpus for share in where.shares} if where is not None else {})
+        held += its
+    found = {}
+    for node in nodes:
+        if node.name in watched:
+            free = max(node.gpus_for_us - held[node.name], 0)
+            known = before.get(node.name, ())[:free]
+            found[node.name] = (*known, *[now_s] * (free - len(known)))
+    return found
