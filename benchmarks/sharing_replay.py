@@ -49,6 +49,9 @@ def main() -> None:
     parser.add_argument("--sigma", type=float, default=1.0, help="standard deviation of its logarithm")
     parser.add_argument("--longest", type=float, default=8.0, help="hours")
     parser.add_argument("--switch", type=float, default=1.0, help="seconds that a resumed job loses")
+    parser.add_argument(
+        "--max-height", type=float, help="setting of gandiva and of its reactive mode; its default if absent"
+    )
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--only", nargs="*", choices=list(POLICIES), default=list(POLICIES))
     options = parser.parse_args()
@@ -79,6 +82,8 @@ def measure(
 ) -> dict[str, float]:
     """Average JCT, makespan and time to the first slice's end, and how well the GPUs were used."""
     policy, settings = POLICIES[name]
+    if policy == "gandiva" and options.max_height is not None:
+        settings = settings | {"max_height": options.max_height}
     scenario = prepare(nodes_from_spec(f"{options.gpu_type}:{options.nodes}x4"), Workload("replay", tuple(jobs)))
     agents = SimulatedAgents(kinds, Colocation.load(truth.dump(), "the table"), AgentSettings(switch_s=options.switch))
     done: list[float] = []

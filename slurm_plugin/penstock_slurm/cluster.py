@@ -321,7 +321,10 @@ class SlurmCluster:
         """The wish, from admin_comment (which only the site can write) or else from the comment. Raises BadWish."""
         ours = notes(job)
         told = ours is not None and WISH_KEY not in ours  # what we told the user can quote a wish, and is none
-        return (None if told else parse_wish(job.admin_comment)) or parse_wish(job.comment)
+        wish = (None if told else parse_wish(job.admin_comment)) or parse_wish(job.comment)
+        if wish is not None and wish.trial_group == "array" and job.array_job_id is not None:
+            return wish.model_copy(update={"trial_group": f"array {job.array_job_id}"})
+        return wish
 
     def _say(self, job: SlurmJob, text: str) -> None:
         """Leave word for the job's user, once, beside the wish of sbatch's flags, unless the site itself uses the field."""

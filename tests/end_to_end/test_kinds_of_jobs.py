@@ -32,14 +32,17 @@ def said(site: Site, job: str) -> str:
 
 
 def test_each_element_of_an_array_is_a_job_and_a_dependency_waits_for_them_all(flag_site: Site) -> None:
-    array = flag_site.submit_with_flags(10, "--max-gpus=2", "--non-preemptible", "--array=1-3")
+    array = flag_site.submit_with_flags(10, "--max-gpus=2", "--non-preemptible", "--array=1-3", "--trial-group=array")
     after = flag_site.submit_with_flags(1, "--max-gpus=1", f"--dependency=afterok:{array}")
     elements = [f"{array}_{index}" for index in (1, 2, 3)]
     numbers = {flag_site.job(element).number for element in elements}
     flag_site.wait_states("COMPLETED", *elements, after)
     assert len({flag_site.job(element).number for element in elements}) == 3 > len(numbers)
     assert all(flag_site.starts(element) for element in elements), "each reports by its own name"
-    planned = [set(record.plan.assignments) for record in rounds(flag_site)]
+    records = rounds(flag_site)
+    groups = {job.wish.trial_group for record in records for job in record.snapshot.jobs if job.id in elements}
+    assert groups == {f"array {array}"}
+    planned = [set(record.plan.assignments) for record in records]
     assert any(set(elements) <= jobs for jobs in planned), "they run side by side"
     assert not any(after in jobs and jobs & set(elements) for jobs in planned)
     ends = [flag_site.job(element).end_s or 0 for element in elements]

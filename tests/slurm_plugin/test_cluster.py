@@ -98,6 +98,23 @@ def test_a_job_keeps_its_partition_while_that_is_down(told: Told, cluster: Slurm
     assert partitions_of(cluster) == ("debug",)
 
 
+def test_the_elements_of_an_array_are_trials_of_one_search_if_their_user_says_so(
+    told: Told, cluster: SlurmCluster
+) -> None:
+    """Of another array, of another search; outside of an array it is a name as any other."""
+    comment = '{"penstock": {"max_gpus": 4, "trial_group": "array"}}'
+    for array, element in ((12, 1), (12, 2), (15, 1), (None, None)):
+        name = "9" if array is None else f"{array}_{element}"
+        ids = {"id": name, "number": array or 9, "array_job_id": array, "array_task_id": element}
+        told.listed.append(pending("gpu", comment=comment, **ids))
+    assert {job.id: job.wish.trial_group for job in cluster.observe().jobs} == {
+        "12_1": "array 12",
+        "12_2": "array 12",
+        "15_1": "array 15",
+        "9": "array",
+    }
+
+
 def test_a_job_that_outgrew_its_memory_is_told_of_once_and_one_that_lives_on_is_forgotten(
     told: Told, cluster: SlurmCluster, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -35,6 +35,10 @@ class Pack:
     and their limits (`sharing.control`). None: nobody has that promise."""
     limits: tuple[Limit, ...] = ()
     """In the order of the jobs; empty: nobody is limited."""
+    search: str = ""
+    """Whose trials its jobs are; "": of no search, or not all of one."""
+    rank: int = 0
+    """Where packs of one search take turns: the lower one takes the place of a higher one that is due."""
 
     def limit(self, job: JobId) -> Limit:
         """The limit of one of the jobs."""

@@ -135,7 +135,9 @@ class JobWish(BaseModel):
         default=None, description="Seconds between two checkpoints that the job makes by itself."
     )
     trial_group: str | None = Field(
-        default=None, min_length=1, description="Name that the trials of one search share: gandiva compares them."
+        default=None,
+        min_length=1,
+        description="Name that the trials of one search share: gandiva compares them. `array` in a job array: its elements.",
     )
     runtime_s: Amount | None = Field(default=None, description="The user's estimate of the job's running time.")
     estimator: EstimatorKind | None = Field(

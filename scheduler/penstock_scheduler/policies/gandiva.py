@@ -13,7 +13,8 @@ After *Gandiva: Introspective cluster scheduling for deep learning* (Xiao et al.
 6. *Grow*: where nobody waits, jobs that declared it (`grow_shrink`) take what has been idle on their node for `idle_s`.
 
 Of trials of one search (`trial_group`) those that look hopeless by what they have reported rest: they give back their GPUs and
-wait, until others turn out worse (`sharing.groups`). The more promising land first.
+wait, until others turn out worse (`sharing.groups`). The more promising land first, and where trials take turns, a better one has
+the turns of those that are worse. Before all of them each has a first slice.
 
 Mode `reactive` has only 2, 3 and 6. A job that was moved, packed or unpacked neither migrates nor grows for `interval_s`, and is
 not packed for `pack_interval_s`; a pack that does not pay is undone, and GPUs that somebody needs are given back, at any time.
@@ -176,6 +177,8 @@ class _Round:
         self._migrations = 0
         self._rank: dict[JobId, int] = {}
         """Of trials: who of a group lands before whom."""
+        self._standing: dict[JobId, int] = {}
+        """Of trials: who of a group has a turn before whom; many may have one place."""
         self._group_submit_s: dict[tuple[str, str], float] = {}
         for job in snapshot.jobs:
             if job.wish.trial_group is not None:
@@ -214,6 +217,9 @@ class _Round:
             trials = [TrialSeen(job.id, use.ran_s, use.results) for job, use in zip(jobs, uses, strict=True)]
             verdict = judge(trials, self._settings.groups)
             self._rank |= {job: place for place, job in enumerate(verdict.order)}
+            self._standing |= {job: 1 + min(place, verdict.judged) for place, job in enumerate(verdict.order)}
+            self._standing |= dict.fromkeys(verdict.resting, 2 + verdict.judged)
+            self._standing |= {trial.job: 0 for trial in trials if trial.trained_s < self._settings.slice_s}
             for job_id in verdict.resting:
                 job = self._jobs[job_id]
                 if job.phase in (Phase.QUEUED, Phase.RUNNING) and common.movable(job):
@@ -672,7 +678,7 @@ class _Round:
         for site in self._sites.values():
             turns = site.wanted > site.gpus
             if turns:
-                shared.append(SharedGpus(site.node.name, site.gpus, tuple(site.packs), self._settings.slice_s))
+                shared.append(SharedGpus(site.node.name, site.gpus, self._ranked(site.packs), self._settings.slice_s))
             for pack in site.packs:
                 if not turns and len(pack.jobs) > 1:
                     shared.append(SharedGpus(site.node.name, pack.gpus, (pack,), self._settings.slice_s))
@@ -686,13 +692,31 @@ class _Round:
             shared=tuple(shared),
         )
 
+    def _ranked(self, packs: Sequence[Pack]) -> tuple[Pack, ...]:
+        """The packs of a node on which jobs take turns, those of trials with their rank."""
+        found = list(packs)
+        searches: dict[str, dict[int, int]] = {}
+        for index, pack in enumerate(packs):
+            jobs = [self._jobs[job] for job in pack.jobs]
+            names = {job.wish.trial_group and f"{job.user}:{job.wish.trial_group}" for job in jobs}
+            search = names.pop()
+            if search and not names:
+                searches.setdefault(search, {})[index] = min(self._standing.get(job.id, 0) for job in jobs)
+        for search, places in searches.items():
+            ranks = {place: rank for rank, place in enumerate(sorted(set(places.values())))}
+            for index, place in places.items():
+                found[index] = replace(found[index], search=search, rank=ranks[place])
+        return tuple(found)
+
     def _assignment(self, job: Job, site: _Site, pack: Pack, turns: bool) -> Assignment:
         where = common.on_one_node(job, site.node, self._gpus[job.id])
         part = min(site.gpus / site.wanted, 1.0) if turns else 1.0
         others = [other for other in pack.jobs if other != job.id]
         words = [f"on GPUs that job {' and job '.join(others)} trains on at the same time"] if others else []
         if turns:
-            words.append(f"{part:.0%} of the time, in turns with {len(site.packs) - 1} others")
+            turn = f"in turns with {len(site.packs) - 1} others"
+            trial = job.wish.trial_group is not None
+            words.append(f"{turn}, the better trials of a search first" if trial else f"{part:.0%} of the time, {turn}")
         if job.id in self._why:
             words.append(self._why[job.id])
         reason = common.given(job, where, ", ".join(words) or "which nobody else uses")

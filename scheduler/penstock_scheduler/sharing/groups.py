@@ -51,6 +51,8 @@ class Verdict:
     """Who trains on, those who get the next slice first."""
     resting: tuple[JobId, ...]
     """Who does not, as things stand."""
+    judged: int = 0
+    """So many of the first of `order` have reached a rung; nothing tells the others apart yet."""
 
 
 def judge(trials: Sequence[TrialSeen], settings: GroupSettings) -> Verdict:
@@ -74,7 +76,9 @@ def judge(trials: Sequence[TrialSeen], settings: GroupSettings) -> Verdict:
         key=lambda index: (-levels[index], -trials[index].metric(float("inf")) if levels[index] else 0.0, index),
     )
     return Verdict(
-        tuple(trials[index].job for index in ranked), tuple(trial.job for trial in trials if trial.job not in going)
+        tuple(trials[index].job for index in ranked),
+        tuple(trial.job for trial in trials if trial.job not in going),
+        sum(levels[index] > 0 for index in ranked),
     )
 
 

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from penstock_scheduler.model import JobId, Pack, PackSeen, SharedGpus
 from penstock_scheduler.sharing.control import Control, ControlSettings, Steps, advance
-from penstock_scheduler.sharing.slices import entry_s, turn
+from penstock_scheduler.sharing.slices import entry_s, handed_on, turn
 
 
 @dataclass(slots=True)
@@ -129,17 +129,20 @@ class Groups:
             now_s: the time.
             running: all of these jobs -> whether they have had their GPUs to themselves until now.
         """
-        before = {group.order: group for group in self.groups}
+        before = {_unranked(group.order): group for group in self.groups}
         was_in = dict(self.group_of)
         fresh: list[Group] = []
-        for order in before.keys() - set(groups):
+        for order in before.keys() - set(map(_unranked, groups)):
             self._count(before[order], now_s)
         after: list[Group] = []
         for wanted in groups:
-            group = before.get(wanted)
+            group = before.get(_unranked(wanted))
             if group is None:
                 group = self._new(wanted, now_s, was_in, running)
                 fresh.append(group)
+            elif group.order != wanted:  # only by ranks, which count from the next slice on
+                now = {pack.jobs for pack in group.running}
+                group.order, group.running = wanted, tuple(pack for pack in wanted.packs if pack.jobs in now)
             after.append(group)
         self.groups = after
         self.group_of = {job: group for group in after for job in group.order.jobs}
@@ -189,6 +192,11 @@ class Groups:
             pack: frozenset[int]().union(*(self._ground.pinned(job) for job in pack.jobs)) for pack in wanted.packs
         }
         crowded = [pack for pack in wanted.packs if self._ground.crowded(pack)]
+        handed = handed_on(wanted.packs, served, pinned, crowded)
+        for pack in wanted.packs:
+            for job in pack.jobs:
+                self.account.served_s[job] += handed[pack] - served[pack]
+        served = handed
         stays: set[JobId] = set()
         while True:
             keep = [pack for pack in wanted.packs if not stays.isdisjoint(pack.jobs)]
@@ -296,6 +304,11 @@ class Groups:
 def without(group: SharedGpus, job: JobId) -> SharedGpus:
     """The group when a job has left it."""
     return replace(group, packs=tuple(pack for pack in (_cut(pack, job) for pack in group.packs) if pack.jobs))
+
+
+def _unranked(group: SharedGpus) -> SharedGpus:
+    """The group without what early results say of its trials."""
+    return replace(group, packs=tuple(replace(pack, rank=0) for pack in group.packs))
 
 
 def _cut(pack: Pack, job: JobId) -> Pack:

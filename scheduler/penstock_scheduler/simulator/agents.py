@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -74,6 +74,7 @@ class SimulatedAgents:
         pairs: the truth: shares of pairs.
         settings: see there.
         gpu_memory_mb: memory of one GPU by type; empty: nobody knows.
+        metrics: of trials: what each reaches, by the seconds that it has run. It reports that whenever it is looked at.
     """
 
     def __init__(
@@ -82,9 +83,13 @@ class SimulatedAgents:
         pairs: Colocation,
         settings: AgentSettings | None = None,
         gpu_memory_mb: Mapping[str, int] | None = None,
+        metrics: Mapping[JobId, Callable[[float], float]] | None = None,
     ) -> None:
         self.kinds = kinds
         self.gpu_memory_mb = dict(gpu_memory_mb or {})
+        self.results: dict[JobId, tuple[tuple[float, float], ...]] = {}
+        """(seconds run, metric) of each trial, as it has reported them: those that were better than all before."""
+        self._metrics = metrics or {}
         self._pairs = pairs
         self._settings = settings or AgentSettings()
         self._random = np.random.default_rng(self._settings.seed)
@@ -260,12 +265,18 @@ class SimulatedAgents:
         """What has been seen of a job."""
         kind, account = self.kind(job), self._groups.account
         profiled = job in account.profiled
+        ran_s = account.ran_s.get(job, 0.0)
+        if ran_s > 0 and job in self._metrics:
+            before, metric = self.results.get(job, ()), self._metrics[job](ran_s)
+            if not before or metric > before[-1][1]:
+                self.results[job] = (*before, (ran_s, metric))
         return JobUse(
             kind.name,
             kind.utilisation if profiled else None,
             max(kind.memory_mb, 1) if profiled else 0,  # so what nobody knows fits beside any other
-            account.ran_s.get(job, 0.0),
+            ran_s,
             moved_s=account.moved_s.get(job),
+            results=self.results.get(job, ()),
             answers=True,
         )
 

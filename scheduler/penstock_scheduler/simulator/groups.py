@@ -1,23 +1,32 @@
 """Gandiva's AutoML experiment: how soon a search finds the configuration that is good enough, and how many it has seen by then.
 
 A list of configurations, of which one qualifies, at a given place. Run to completion, they train one after another on each GPU.
-By early results (`sharing.groups`), trials give way to one another, slice by slice. A trial's metric approaches its final one as
-1 - exp(-t / tau); the final ones of those that do not qualify, and all tau, are drawn. Trials of one search train the same
-model, so their tau are alike: from 0.08 to 0.16 of the training.
+By early results (`sharing.groups`), trials give way to one another, slice by slice: `by_early_results` is the judgement alone,
+where GPUs change hands for a second of training, and `by_policy` the policy `gandiva` in the round loop, as on a cluster.
+A trial's metric approaches its final one as 1 - exp(-t / tau); the final ones of those that do not qualify, and all tau, are
+drawn. Trials of one search train the same model, so their tau are alike: from 0.08 to 0.16 of the training.
 """
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
+from penstock_profiles.colocation import Colocation
 from penstock_scheduler.model import JobId
 from penstock_scheduler.sharing.groups import GroupSettings, TrialSeen, judge
+from penstock_scheduler.simulator.agents import Kind, SimulatedAgents
+from penstock_scheduler.simulator.cluster import SimulatedJob, nodes_from_spec
+from penstock_scheduler.simulator.run import RESTART_COST_S, Simulation, prepare, simulate
+from penstock_scheduler.simulator.workloads import Workload, WorkloadJob, rigid_wish
 
 TARGET = 0.9
 """Metric that is good enough."""
+
+NODE_GPUS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +53,16 @@ class Found:
     found_s: float
     """When a trial first reported the target."""
     seen: int
-    """Configurations that had trained by then for long enough to be judged, or were being trained."""
+    """Configurations that had begun to train by then."""
 
 
-def configurations(count: int, at: float, source: random.Random, training_s: float = 7200.0) -> list[Configuration]:
+def configurations(
+    count: int,
+    at: float,
+    source: random.Random,
+    training_s: float = 7200.0,
+    tau: tuple[float, float] = (0.08, 0.16),
+) -> list[Configuration]:
     """A list in which one qualifies.
 
     Args:
@@ -55,13 +70,14 @@ def configurations(count: int, at: float, source: random.Random, training_s: flo
         at: where the one is: 0.25 is at the 25th percentile.
         source: of what is drawn.
         training_s: that each takes.
+        tau: least and most, as parts of that.
     """
     made = []
     for index in range(count):
         good = index == min(int(at * count), count - 1)
         final = 0.95 if good else source.uniform(0.1, 0.85)
         noise = tuple(source.gauss(0.0, 0.01) for _ in range(16))
-        made.append(Configuration(final, source.uniform(0.08, 0.16) * training_s, training_s, noise))
+        made.append(Configuration(final, source.uniform(*tau) * training_s, training_s, noise))
     return made
 
 
@@ -111,3 +127,52 @@ def by_early_results(
             if metric >= TARGET:
                 return Found(now_s, sum(seconds > 0 for seconds in trained_s.values()))
         running = set(chosen)
+
+
+class _Over(Exception):
+    """A trial has reported the target."""
+
+
+def by_policy(
+    trials: Sequence[Configuration], gpus: int, settings: Mapping[str, object] | None = None, slice_s: float = 60.0
+) -> Found:
+    """The policy `gandiva` on nodes of 4 GPUs of the simulated cluster, by the round loop and its agents.
+
+    Who rests gives back its GPU, and starts again to go on. A trial reports in each round what it has reached in the time that
+    it has run, less a start's for each start.
+
+    Args:
+        trials: all submitted at the beginning.
+        gpus: a multiple of 4.
+        settings: the policy's; None: its defaults.
+        slice_s: for which a trial reports the same.
+    """
+    known = {JobId(f"t{index:04d}"): trial for index, trial in enumerate(trials)}
+    wish = rigid_wish(1).model_copy(update={"trial_group": "search"})
+    workload = Workload(
+        "search", tuple(WorkloadJob(name, 0.0, 1, wish, duration_s=trial.training_s) for name, trial in known.items())
+    )
+    jobs: dict[JobId, SimulatedJob] = {}
+    now_s = 0.0
+
+    def metric(name: JobId, ran_s: float) -> float:
+        trained_s = max(ran_s - RESTART_COST_S * jobs[name].starts, 0.0)
+        return known[name].metric(trained_s, int(trained_s / slice_s))
+
+    agents = SimulatedAgents(
+        dict.fromkeys(known, Kind("trial")), Colocation(), metrics={name: partial(metric, name) for name in known}
+    )
+
+    def look(simulation: Simulation) -> None:
+        nonlocal now_s
+        jobs.update((job.id, job) for job in simulation.jobs)
+        now_s = simulation.ticks[-1].time_s
+        if any(results[-1][1] >= TARGET for results in agents.results.values()):
+            raise _Over
+
+    scenario = prepare(nodes_from_spec(f"v100:{gpus // NODE_GPUS}x{NODE_GPUS}"), workload)
+    try:
+        simulate(scenario, "gandiva", settings, on_tick=look, agents=agents)
+    except _Over:
+        return Found(now_s, sum(seconds > 0 for seconds in agents.ran_s.values()))
+    return Found(math.inf, len(known))

@@ -449,6 +449,25 @@ def test_gandiva_lets_the_hopeless_trials_of_a_search_rest() -> None:
     assert plan.shared == ()
 
 
+def test_gandiva_gives_turns_to_trials_by_what_they_have_shown() -> None:
+    """Of six that reached the first rung the best two go on; a first slice comes before them, and who is not judged yet after."""
+    names = ["new", "young", "other", *"abcdef"]
+    groups = [None if name == "other" else "search" for name in names]
+    jobs = [running(name, "t4-00", trial_group=its) for name, its in zip(names, groups, strict=True)]
+    told = {name: JobUse("t", ran_s=400.0, results=((60.0, n / 10),)) for n, name in enumerate("abcdef")}
+    told |= {"new": JobUse("t", ran_s=30.0), "young": JobUse("t", ran_s=100.0, results=((60.0, 1.0),))}
+    turns = SharedGpus("t4-00", 2, tuple(Pack((name,)) for name in names))
+    plan = make_policy("gandiva")[0].decide(shared(snapshot("t4:1x2", jobs), turns, **told))
+    (group,) = plan.shared
+    assert {pack.jobs[0]: (pack.search, pack.rank) for pack in group.packs} == {
+        "new": ("ada:search", 0),
+        "f": ("ada:search", 1),
+        "e": ("ada:search", 2),
+        "young": ("ada:search", 3),
+        "other": ("", 0),
+    }
+
+
 # AntMan, worked by hand.
 
 

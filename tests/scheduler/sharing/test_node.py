@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection
 from typing import NoReturn
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from penstock_scheduler.model import JobId, Pack, PackSeen, SharedGpus
 from penstock_scheduler.sharing.control import Control, ControlSettings, Steps
@@ -187,3 +190,62 @@ def test_a_guaranteed_job_that_comes_has_the_gpu_to_itself_at_first():
     assert groups.compute("g") == 0.3
     beside("b", 20.0)
     assert (groups.compute("b"), groups.compute("g")) == (1.0, 0.0)
+
+
+def trial(name: str, rank: int) -> Pack:
+    return Pack((name,), search="ada:s", rank=rank)
+
+
+def slices(groups: Groups, group: Group, count: int) -> Counter[JobId]:
+    """Slices that each job has from now on."""
+    had: Counter[JobId] = Counter()
+    for _ in range(count):
+        had.update(job for pack in group.running for job in pack.jobs)
+        groups.end_slice(group, group.since_s + SLICE_S)
+    return had
+
+
+def together(gpus: int, *packs: Pack) -> tuple[Groups, Group]:
+    """They all come at once."""
+    ground = Starts()
+    ground.began_s = dict.fromkeys((job for pack in packs for job in pack.jobs), 0.0)
+    groups = Groups(ground, ControlSettings())
+    (group,) = groups.order([SharedGpus("n0", gpus, packs, SLICE_S)], 0.0, dict.fromkeys(ground.began_s, False))
+    return groups, group
+
+
+def test_a_better_trial_has_the_turns_of_a_worse_one_and_nobody_else_has_less():
+    """Three jobs on one GPU: a third is other's. The two thirds of the search are better's, until worse is the better one.
+
+    When what is known of them changes, the slice goes on: that counts from the next one on.
+    """
+    groups, group = together(1, trial("worse", 1), trial("better", 0), Pack(("other",)))
+    had = slices(groups, group, 30)
+    assert (had["better"], had["worse"], had["other"]) == (20, 0, 10)
+    began_s, running = group.since_s, [pack.jobs for pack in group.running]
+    changed = SharedGpus("n0", 1, (trial("worse", 0), trial("better", 1), Pack(("other",))), SLICE_S)
+    assert groups.order([changed], began_s + 7.0, {}) == []
+    assert (group.order, group.since_s, [pack.jobs for pack in group.running]) == (changed, began_s, running)
+    had = slices(groups, group, 30)
+    assert had["worse"] >= 19
+    assert had["better"] <= 1
+    assert 9 <= had["other"] <= 11
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=5), st.integers(1, 4), st.integers(1, 3))
+def test_what_is_known_of_trials_changes_nothing_for_others(ranks: list[int], others: int, gpus: int):
+    """In 60 slices each other job has as many as without ranks, but for one or two where it ties; a better trial has no less."""
+    rest = [Pack((f"o{index}",)) for index in range(others)]
+    had, plain = (
+        slices(*together(gpus, *trials, *rest), 60)
+        for trials in (
+            [trial(f"t{index}", rank) for index, rank in enumerate(ranks)],
+            [Pack((f"t{index}",)) for index, _ in enumerate(ranks)],
+        )
+    )
+    for index in range(others):
+        assert abs(had[f"o{index}"] - plain[f"o{index}"]) <= 2
+    for one, rank in enumerate(ranks):
+        for other, its_rank in enumerate(ranks):
+            if rank < its_rank:
+                assert had[f"t{one}"] >= had[f"t{other}"]

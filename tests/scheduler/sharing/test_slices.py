@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections import Counter
 
@@ -13,7 +14,7 @@ from penstock_scheduler.diff import sharing_actions
 from penstock_scheduler.model import JobId, Pack, Plan, Resume, SharedGpus, Snapshot, Suspend
 from penstock_scheduler.records import RoundRecord, dump_round, load_round
 from penstock_scheduler.sharing.gandiva import Landing, height, land
-from penstock_scheduler.sharing.slices import entry_s, turn
+from penstock_scheduler.sharing.slices import entry_s, handed_on, turn
 
 
 def _packs(*gpus: int) -> list[Pack]:
@@ -67,6 +68,22 @@ def test_a_newcomer_has_the_next_slice_and_no_more():
     assert turn([a, b], served, 1, [b]) == (b,), "now they are equals, and it need not be suspended at once"
     assert entry_s([], 60.0) == 0.0
     assert entry_s([600.0, 1200.0], 60.0) == 540.0, "before all others, also where some have had more"
+
+
+def test_a_better_trial_takes_a_place_in_line_only_of_one_that_is_alike():
+    """Of another search, size, priority or GPU it does not; nor does it push aside one that cannot be suspended."""
+    worse, better = Pack((JobId("worse"),), search="s", rank=1), Pack((JobId("better"),), search="s")
+    served = {worse: 0.0, better: 60.0}
+    assert turn([worse, better], served, 1) == (better,)
+    assert handed_on([worse, better], served, {}) == {worse: 60.0, better: 0.0}
+    assert turn([worse, better], served, 1, pinned={worse: frozenset({0}), better: frozenset({1})}) == (worse,)
+    assert turn([worse, better], served, 1, keep=[worse]) == (worse,)
+    for its in ({"search": "other"}, {"gpus": 2}):
+        unlike = dataclasses.replace(better, **its)
+        assert turn([worse, unlike], {worse: 0.0, unlike: 60.0}, 2)[0] == worse
+        assert handed_on([worse, unlike], {worse: 0.0, unlike: 60.0}, {}) == {worse: 0.0, unlike: 60.0}
+    first = dataclasses.replace(worse, priority=1)
+    assert turn([first, better], {first: 60.0, better: 0.0}, 1) == (first,)
 
 
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=8))
