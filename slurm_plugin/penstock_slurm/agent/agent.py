@@ -906,8 +906,9 @@ class Agent:
         return waited_s > self._settings.suspend_wait_s or all(self._limited(each, pack) for each in limited)
 
     def _limited(self, job: JobId, pack: Pack | None) -> bool:
-        mine = self._state.hosted[job]
-        return pack is not None and mine.control.memory_mb == pack.limit(job).memory_mb and self._settled(job)
+        """Whether it keeps to its limit in the pack, or to a lower one that is still to be raised."""
+        now_mb = self._state.hosted[job].control.memory_mb or math.inf
+        return pack is not None and now_mb <= (pack.limit(job).memory_mb or math.inf) and self._settled(job)
 
     def _limit(self, job: OrderedJob, mine: Hosted) -> None:
         """Tell the job what it may use. A limit of memory is raised only after all lower ones beside it are in force."""

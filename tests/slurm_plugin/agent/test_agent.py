@@ -185,6 +185,21 @@ def test_two_that_are_new_and_limited_do_not_wait_for_one_anothers_word(make_nod
     node.until(lambda: node.states() == {"j1": "running", "j2": "running"}, "start of both")
 
 
+def test_two_whose_limits_rise_do_not_wait_for_one_another(make_node: Callable[..., Node]):
+    """As when a third has left the GPU, or it is known only now how much memory that has."""
+    node = make_node()
+    for number in (1, 2):
+        node.job(number)
+    for limits_mb in ((50, 60), (80, 90)):
+        limits = tuple(Limit(memory_mb=limit) for limit in limits_mb)
+        node.order([Pack((JobId("j1"), JobId("j2")), limits=limits)], (0,), slice_s=60.0)
+        node.until(lambda: set(node.states().values()) == {"running"}, "start of both")
+        node.until(
+            lambda: tuple(control(node, number).memory_mb for number in (1, 2)) == limits_mb,  # noqa: B023 - at once
+            "limits",
+        )
+
+
 @pytest.mark.parametrize("goes", ["guaranteed", "pack"])
 def test_a_guest_that_never_says_anything_stands_still_while_the_guaranteed_job_is_there(
     make_node: Callable[..., Node], goes: str
