@@ -407,9 +407,8 @@ class Guests:
             each for each in self._hosts.values() if each.job.id in promised and (each.guaranteed or not each.guests)
         ]
         for job in jobs:
-            if (
-                job.id in self._placed or self._state.use(job.id).answers is False
-            ):  # no share can be given to such a one
+            # To one that does not answer no share can be given.
+            if job.id in self._placed or self._state.use(job.id).answers is False:
                 continue
             able = []
             for host in hosts:
