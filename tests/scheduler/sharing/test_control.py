@@ -127,6 +127,10 @@ class Queue:
         return seconds * max(1 + self.jitter * self.random.standard_normal(), 0.0)
 
     def period(self, share: float) -> Steps:
+        return Steps.of(self.durations(share))
+
+    def durations(self, share: float) -> list[float]:
+        """Of the guaranteed job's steps in a period, s."""
         durations_s, end_s = [], self.now_s + self.period_s
         self.asks_s = max(self.asks_s, self.now_s) if share else np.inf
         if np.isinf(self.asks_s) and share:
@@ -143,7 +147,7 @@ class Queue:
             if self.asks_s < self.now_s:
                 self.asks_s = self.now_s  # it waits until the GPU is free
             durations_s.append(self.now_s - began_s)
-        return Steps.of(durations_s)
+        return durations_s
 
     def slowdown(self, share: float) -> float:
         """Over many periods, of another queue of this kind."""
