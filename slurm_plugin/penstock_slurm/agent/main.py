@@ -97,7 +97,7 @@ def _run(node: str, slurm: SlurmSettings, settings: AgentSettings, stop: threadi
         run_dir(settings.state_dir, node),
         CliGateway(conf=slurm.conf, timeout_s=slurm.command_timeout_s),
         channels,
-        Processes(node),
+        Processes(node, conf=os.environ.get("SLURM_CONF")),
         memory_of_host_mb(),
         nvml.sample if nvml is not None else None,
         plugin.trouble,

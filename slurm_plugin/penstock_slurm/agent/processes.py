@@ -35,10 +35,11 @@ class Processes:
 
     Args:
         node: processes of Slurm's other nodes on this host do not count: a test cluster has several.
+        conf: the `SLURM_CONF` of this node's Slurm, if it has one: nor do those of another Slurm's on this host.
     """
 
-    def __init__(self, node: str, proc: Path = Path("/proc")) -> None:
-        self._node, self._proc = node, proc
+    def __init__(self, node: str, proc: Path = Path("/proc"), conf: str | None = None) -> None:
+        self._node, self._proc, self._conf = node, proc, conf
         self._known: dict[int, tuple[int, str, int | None, int]] = {}
         """Process -> (when it began, the program that it was, the job of Slurm's that it names, times it was looked at)."""
         self._found: dict[int, int] = {}
@@ -92,6 +93,8 @@ class Processes:
         said = dict(pair.partition(b"=")[::2] for pair in environ)
         number = said.get(b"SLURM_JOB_ID", b"")
         if said.get(b"SLURMD_NODENAME", self._node.encode()) != self._node.encode():
+            return None
+        if self._conf is not None and said.get(b"SLURM_CONF", self._conf.encode()) != self._conf.encode():
             return None
         return int(number) if number.isdigit() and len(number) <= 10 else None
 

@@ -22,3 +22,23 @@ def test_a_task_that_waits_for_its_first_turn_is_its_jobs_once_it_has_begun():
             wait_for(lambda: processes.scan(users) == {number: [task.pid]}, 20, "the job's process to be found")
         finally:
             task.kill()
+
+
+def test_processes_of_another_slurm_on_the_host_are_not_this_ones():
+    """Two test clusters both have a node t4-00 and a job 1."""
+    number = os.getpid()
+    names = {"SLURM_JOB_ID": str(number), "SLURMD_NODENAME": "n"}
+    mine, other, plain = (
+        subprocess.Popen(["sleep", "60"], env=os.environ | names | conf)
+        for conf in ({"SLURM_CONF": "/a/slurm.conf"}, {"SLURM_CONF": "/b/slurm.conf"}, {})
+    )
+    try:
+        users = {number: os.getuid()}
+        wait_for(lambda: len(Processes("n").scan(users).get(number, ())) == 3, 20, "all three")
+        processes = Processes("n", conf="/a/slurm.conf")
+        assert sorted(processes.scan(users)[number]) == sorted((mine.pid, plain.pid))
+        assert processes.job_of(other.pid) is None
+    finally:
+        for process in (mine, other, plain):
+            process.kill()
+            process.wait()
