@@ -166,25 +166,25 @@ class Evidence:
             periods: that it had.
             keep: weight of what was known before.
         """
-        turns, before = keep * self.turns + 1, keep * self.weight
-        both, apart = before + weight, slowdown - self.mean
+        before = self.faded(keep)
+        turns, both, apart = before.turns + 1, before.weight + weight, slowdown - self.mean
         return Evidence(
             turns,
-            keep * self.periods + periods,
+            before.periods + periods,
             self.mean + apart * weight / both,
             both,
-            keep * self.squares + apart**2 * weight * before / both,
+            before.squares + apart**2 * weight * before.weight / both,
             self.variance + (error**2 * weight - self.variance) / turns,
         )
 
-    def faded(self) -> Evidence:
-        """A turn later, in which nothing was seen of it."""
+    def faded(self, keep: float = KEEP) -> Evidence:
+        """All of it weighing so much less, as after a turn in which nothing was seen of it."""
         return dataclasses.replace(
             self,
-            turns=KEEP * self.turns,
-            periods=KEEP * self.periods,
-            weight=KEEP * self.weight,
-            squares=KEEP * self.squares,
+            turns=keep * self.turns,
+            periods=keep * self.periods,
+            weight=keep * self.weight,
+            squares=keep * self.squares,
         )
 
     @property
