@@ -108,6 +108,11 @@ def priority(job: Job) -> int:
     return 1 if job.wish.gpu_class is GpuClass.GUARANTEED else 0
 
 
+def _search_of(job: Job) -> tuple[str, str] | None:
+    """Whose trial it is: the user, and what that one calls the search."""
+    return None if job.wish.trial_group is None else (job.user, job.wish.trial_group)
+
+
 def tenant(job: Job, gpus: int, state: SharingState) -> Tenant:
     """A job as `sharing.packing` sees it."""
     use = state.use(job.id)
@@ -181,8 +186,7 @@ class _Round:
         """Of trials: who of a group has a turn before whom; many may have one place."""
         self._group_submit_s: dict[tuple[str, str], float] = {}
         for job in snapshot.jobs:
-            if job.wish.trial_group is not None:
-                key = (job.user, job.wish.trial_group)
+            if (key := _search_of(job)) is not None:
                 self._group_submit_s[key] = min(job.submit_s, self._group_submit_s.get(key, math.inf))
         self._judge_groups()
         self._settle_in()
@@ -210,8 +214,8 @@ class _Round:
             return
         groups: dict[tuple[str, str], list[Job]] = {}
         for job in sorted(self._snapshot.jobs, key=lambda job: (job.submit_s, job.id)):
-            if job.wish.trial_group is not None and job.id in self._state.uses:
-                groups.setdefault((job.user, job.wish.trial_group), []).append(job)
+            if (key := _search_of(job)) is not None and job.id in self._state.uses:
+                groups.setdefault(key, []).append(job)
         for (_, name), jobs in groups.items():
             uses = [self._state.uses[job.id] for job in jobs]
             trials = [TrialSeen(job.id, use.ran_s, use.results) for job, use in zip(jobs, uses, strict=True)]
@@ -394,9 +398,10 @@ class _Round:
 
     def _came(self, job: Job) -> tuple[object, ...]:
         """When a job came; trials of one search as a whole, and then by what they promise."""
-        if job.wish.trial_group is None:
+        search = _search_of(job)
+        if search is None:
             return (job.submit_s, 0, job.id)
-        return (self._group_submit_s[job.user, job.wish.trial_group], self._rank.get(job.id, len(self._rank)), job.id)
+        return (self._group_submit_s[search], self._rank.get(job.id, len(self._rank)), job.id)
 
     def _request(self, job: Job) -> common.Request:
         """What a job asks for; one that grows and shrinks asks for the least, and grows into what is idle."""
@@ -698,10 +703,10 @@ class _Round:
         searches: dict[str, dict[int, int]] = {}
         for index, pack in enumerate(packs):
             jobs = [self._jobs[job] for job in pack.jobs]
-            names = {job.wish.trial_group and f"{job.user}:{job.wish.trial_group}" for job in jobs}
-            search = names.pop()
-            if search and not names:
-                searches.setdefault(search, {})[index] = min(self._standing.get(job.id, 0) for job in jobs)
+            keys = {_search_of(job) for job in jobs}
+            key = keys.pop()
+            if key is not None and not keys:
+                searches.setdefault(":".join(key), {})[index] = min(self._standing.get(job.id, 0) for job in jobs)
         for search, places in searches.items():
             ranks = {place: rank for rank, place in enumerate(sorted(set(places.values())))}
             for index, place in places.items():

@@ -22,6 +22,7 @@ import dataclasses
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
@@ -51,6 +52,14 @@ from penstock_scheduler.sharing.packing import Memory
 WAITS = (ReasonCode.WAITING_CAPACITY, ReasonCode.WAITING_FRAGMENTS)
 """Why a job may wait that a place beside another one would help."""
 
+PackInterval = Annotated[
+    float,
+    Field(
+        ge=0,
+        description="Least time between a guest's last move and its next one to another host, unless it must leave, seconds.",
+    ),
+]
+
 
 class GandivaShareSettings(BaseModel):
     """Section `[policy.gandiva-share]` of the settings file."""
@@ -67,11 +76,7 @@ class GandivaShareSettings(BaseModel):
         le=1,
         description="Most part of the hosts that give up a slice at once to jobs that never ran.",
     )
-    pack_interval_s: float = Field(
-        default=120.0,
-        ge=0,
-        description="Least time between a guest's last move and its next one to another host, unless it must leave, seconds.",
-    )
+    pack_interval_s: PackInterval = 120.0
 
 
 class AntmanShareSettings(BaseModel):
@@ -89,11 +94,7 @@ class AntmanShareSettings(BaseModel):
     least_total: float = Field(
         default=1.0, ge=1, description="Packs of opportunistic jobs that add up to no more than this are undone."
     )
-    pack_interval_s: float = Field(
-        default=120.0,
-        ge=0,
-        description="Least time between a guest's last move and its next one to another host, unless it must leave, seconds.",
-    )
+    pack_interval_s: PackInterval = 120.0
 
 
 class GandivaShare:
