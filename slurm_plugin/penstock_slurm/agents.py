@@ -33,6 +33,7 @@ from penstock_scheduler.ports import Clock
 from penstock_scheduler.sharing.messages import (
     AWAY_S,
     MAX_BYTES,
+    CarriedGroup,
     CarriedJob,
     Contained,
     NodeOrder,
@@ -266,13 +267,16 @@ class SlurmAgents:
         status = self._statuses.get(node)
         return next((each for each in status.jobs if each.job == job), None) if status is not None else None
 
+    def _groups_on(self, node: str) -> tuple[CarriedGroup, ...]:
+        """Those that its agent carries out."""
+        return self._statuses[node].groups if node in self._statuses else ()
+
     def _runs_in(self, node: str, job: JobId) -> SharedGpus | None:
         """The group in which it is a job's turn now, with its pack alone; None: it is in none, or it is not its turn."""
-        groups = self._statuses[node].groups if node in self._statuses else ()
         return next(
             (
                 dataclasses.replace(each.shared, packs=(pack,))
-                for each in groups
+                for each in self._groups_on(node)
                 for pack in each.running
                 if job in pack.jobs
             ),
@@ -281,7 +285,7 @@ class SlurmAgents:
 
     def _promised_to(self, node: str) -> set[JobId]:
         """Jobs that are promised there to keep their speed, by the order that the agent carries out."""
-        groups = self._statuses[node].groups if node in self._statuses else ()
+        groups = self._groups_on(node)
         return {pack.guaranteed for each in groups for pack in each.shared.packs if pack.guaranteed is not None}
 
     def _bound(self, node: str, job: JobId) -> frozenset[int] | None:
