@@ -140,7 +140,7 @@ def _run(path: Path, settings: Settings, daemon: DaemonSettings) -> int:
 def _check(settings: Settings) -> int:
     daemon = settings.section(DaemonSettings)
     make_policy(daemon.policy, settings.policy(daemon.policy))
-    table = read_prior(daemon.pairs) if daemon.pairs is not None else None
+    table = read_prior(daemon.pairs)
     cluster, _, _ = _parts(settings, WallClock())
     _decider(daemon.policy, settings.policy(daemon.policy), _agents(cluster))
     state = cluster.observe()
@@ -179,7 +179,7 @@ def make_loop(
         accounts = getattr(cluster, "accounts", None)
     agents = _agents(cluster)
     site_rules = rules
-    table = read_prior(daemon.pairs) if daemon.pairs is not None else None
+    table = read_prior(daemon.pairs)
     if agents is not None:
         pairs = open_pairs(daemon.state_dir / PAIRS, table)
 

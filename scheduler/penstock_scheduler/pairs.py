@@ -63,8 +63,14 @@ def kind_of(job: Job) -> str:
     return job.wish.model_family or f"{job.user}/{job.name}"
 
 
-def read_prior(path: Path) -> Colocation:
-    """The site's table, `[daemon] pairs`: see `read_pairs`. Raises ConfigError if that cannot be read, or has no pairs."""
+def read_prior(path: Path | None) -> Colocation | None:
+    """The site's table, `[daemon] pairs`, if it has one: see `read_pairs`.
+
+    Raises:
+        ConfigError: it cannot be read, or has no pairs.
+    """
+    if path is None:
+        return None
     try:
         table = read_pairs(path)
     except (ColocationError, OSError) as error:

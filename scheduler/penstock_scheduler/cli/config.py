@@ -23,8 +23,7 @@ def check(
     settings = load_settings(path)
     daemon = settings.section(DaemonSettings)
     make_policy(daemon.policy, settings.policy(daemon.policy))
-    if daemon.pairs is not None:
-        read_prior(daemon.pairs)
+    read_prior(daemon.pairs)
     typer.echo(json.dumps(settings.as_dict()) if as_json else f"{path}: ok")
 
 
