@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import platform
+import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
@@ -48,7 +49,10 @@ def main() -> None:
         pace = live(
             "", folder / "calibration", DEFAULT_SPEC, jobs, arrivals_s, FAMILIES, penstock=True, limit_s=LIMIT_S
         ).pace
-        assert pace is not None, "it ran under penstockd"
+        if pace is None:
+            sys.exit(
+                "no job was moved in the calibration, so that nothing tells how long that takes: is the machine busy?"
+            )
         trials = [trial(folder / str(number), pace, arguments.out) for number in range(arguments.trials)]
     machine = {
         "cores": len(os.sched_getaffinity(0)),

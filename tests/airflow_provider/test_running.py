@@ -156,7 +156,7 @@ def pipeline(airflow: Deployment, site: Site, folder: Path, rates: list[float], 
     assert links["Penstock job"].endswith(f"/v1/jobs/{jobs[0]}/page")
     # The jobs are called train-...: each of them is an event of the asset, and a run answers one or several.
     asset = "example_penstock_asset"
-    wait_for(lambda: len(airflow.runs(asset)) > asset_runs, 60, "the asset's DAG to run", details=airflow.tail)
+    wait_for(lambda: len(airflow.runs(asset)) > asset_runs, 120, "the asset's DAG to run", details=airflow.tail)
     newest = airflow.runs(asset)[-1]
     airflow.wait(asset, newest, timeout_s=180)
     evaluated = airflow.xcom(asset, newest, "evaluate", "job_id")

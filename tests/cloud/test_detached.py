@@ -318,7 +318,7 @@ def test_instances_end_themselves_when_nobody_cares(
         launch("over", 3600, "alive"),
     )
     for instance in (short, silent, over):
-        wait_for(lambda one=instance: one not in ec2.running(), 90, "it ends", details=hypervisor.console)
+        wait_for(lambda one=instance: one not in ec2.running(), 120, "it ends", details=hypervisor.console)
     assert site.depot.has("over", "result")
     console = hypervisor.console()
     assert "its longest life, 1 s, is over" in console
@@ -345,7 +345,7 @@ def test_signals_before_the_links_are_there_stop_no_courier(tmp_path: Path) -> N
                 pipes.append(os.open(links, os.O_WRONLY | os.O_NONBLOCK))
             return bool(pipes)
 
-        wait_for(reads, 60, "the courier reads its links")
+        wait_for(reads, 120, "the courier reads its links")
         with os.fdopen(pipes[0], "w") as opened:
             for each in ("TERM", "INT", "HUP", "USR1", "USR2"):
                 courier.send_signal(signal.Signals[f"SIG{each}"])

@@ -74,13 +74,13 @@ def test_to_slurm_a_detached_job_is_like_any_other(
         "--array=4",
     )
     job = f"{array}_4"
-    wait_for(lambda: site.states(job).get(job) == "RUNNING", 60, "Slurm runs its courier", details=told)
+    wait_for(lambda: site.states(job).get(job) == "RUNNING", 120, "Slurm runs its courier", details=told)
     assert site.job(job).nodes == ("a10g-00",)
     output = tmp_path / f"{array}_4.out"
     wait_for(
-        lambda: output.exists() and "element 4" in output.read_text(), 90, "its output is in its file", details=told
+        lambda: output.exists() and "element 4" in output.read_text(), 120, "its output is in its file", details=told
     )
-    wait_for(lambda: site.states(job)[job] == "FAILED", 90, "it ends", details=told)
+    wait_for(lambda: site.states(job)[job] == "FAILED", 120, "it ends", details=told)
     submitter = SlurmSubmitter(
         CliGateway(conf=site.slurm.slurm_conf, timeout_s=20), Spool(site.spool), SlurmSettings(partitions=("t4",))
     )
@@ -88,18 +88,18 @@ def test_to_slurm_a_detached_job_is_like_any_other(
     assert fate is not None
     assert (fate.state, fate.exit_code) == ("FAILED", 6)
     assert (tmp_path / "sum").read_text() == "1+2+3\n"
-    wait_for(lambda: not ec2.running(), 60, "the instance is given back", details=told)
+    wait_for(lambda: not ec2.running(), 120, "the instance is given back", details=told)
 
     # One that its user cancels, and another that nobody ordered an instance for.
     second = send("trap 'echo told to end; exit 0' TERM; echo begins; while :; do sleep 0.2; done\n")
     begins = tmp_path / f"{second}_4294967294.out"
-    wait_for(lambda: begins.exists() and "begins" in begins.read_text(), 90, "it runs", details=told)
+    wait_for(lambda: begins.exists() and "begins" in begins.read_text(), 120, "it runs", details=told)
     site.slurm.command("scancel", second)
-    wait_for(lambda: site.states(second)[second] == "CANCELLED", 60, "it is cancelled", details=told)
-    wait_for(lambda: not ec2.running(), 60, "its instance is given back", details=told)
+    wait_for(lambda: site.states(second)[second] == "CANCELLED", 120, "it is cancelled", details=told)
+    wait_for(lambda: not ec2.running(), 120, "its instance is given back", details=told)
     (tmp_path / "job.sh").write_text("#!/bin/bash\ntouch ran-on-the-gateway\n")
     unasked = site.sbatch("-p", "a10g", "--gres=gpu:1", f"--output={tmp_path}/unasked", str(tmp_path / "job.sh"))
-    wait_for(lambda: site.states(unasked)[unasked] == "FAILED", 60, "the unasked one ends", details=told)
+    wait_for(lambda: site.states(unasked)[unasked] == "FAILED", 120, "the unasked one ends", details=told)
     assert "nobody has ordered an instance" in (tmp_path / "unasked").read_text()
     assert not (tmp_path / "ran-on-the-gateway").exists()
 

@@ -93,30 +93,30 @@ def test_jobs_leave_boot_run_and_end_also_when_the_daemon_is_killed_meanwhile(
         return next((each.state for each in site.gateway.jobs(finished=True) if each.id == job), "")
 
     job = site.submit(8.0, "-p", "t4", rates=RATES, burst="only", runtime_s=60.0)
-    wait_for(lambda: len(ec2.running()) == 1, 60, "an instance is launched", details=told)
-    wait_for(lambda: state(job) == "RUNNING", 90, "the job runs in the cloud", details=told)
+    wait_for(lambda: len(ec2.running()) == 1, 120, "an instance is launched", details=told)
+    wait_for(lambda: state(job) == "RUNNING", 120, "the job runs in the cloud", details=told)
     (mine,) = [each for each in site.gateway.jobs() if each.id == job]
     assert mine.nodes == ("cloud-0",)
     wait_for(lambda: state(job) == "COMPLETED", 120, "the job ends", details=told)
-    wait_for(lambda: not ec2.running(), 60, "the instance is given back", details=told)
+    wait_for(lambda: not ec2.running(), 120, "the instance is given back", details=told)
 
     # Another, and this time penstockd is killed while its instance boots.
     hypervisor.boots = False
     second = site.submit(4.0, "-p", "t4", rates=RATES, burst="only", runtime_s=60.0)
-    wait_for(lambda: len(ec2.running()) == 1, 60, "an instance is launched", details=told)
+    wait_for(lambda: len(ec2.running()) == 1, 120, "an instance is launched", details=told)
     site.kill()
     hypervisor.boots = True
     site.start()
     # And a job that goes to the cloud nodes by itself: nobody has ordered anything for it.
     unasked = site.sbatch("-p", "burst", "--gres=gpu:1", "--wrap=true")
     wait_for(lambda: state(second) == "COMPLETED", 150, "the second job ends", details=told)
-    wait_for(lambda: not ec2.running(), 60, "its instance is given back", details=told)
+    wait_for(lambda: not ec2.running(), 120, "its instance is given back", details=told)
     wait_for(
-        lambda: state(unasked) == "PENDING", 60, "the job that nobody ordered nodes for is sent back", details=told
+        lambda: state(unasked) == "PENDING", 120, "the job that nobody ordered nodes for is sent back", details=told
     )
     # One that may not be queued again is cancelled, and the site goes on.
     stubborn = site.sbatch("-p", "burst", "--no-requeue", "--gres=gpu:1", "--wrap=true")
-    wait_for(lambda: state(stubborn) == "CANCELLED", 60, "the job that cannot be sent back ends", details=told)
+    wait_for(lambda: state(stubborn) == "CANCELLED", 120, "the job that cannot be sent back ends", details=told)
     assert len(ec2.instances()) == 2
 
     site.stop()

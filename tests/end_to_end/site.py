@@ -82,7 +82,7 @@ class Site:
         if self.daemon is not None and self.daemon.poll() is None:
             self.daemon.send_signal(signal.SIGTERM)
             try:
-                assert self.daemon.wait(timeout=20) == 0
+                assert self.daemon.wait(timeout=60) == 0
             except subprocess.TimeoutExpired:
                 self.kill()
                 raise
@@ -97,7 +97,7 @@ class Site:
             check=True,
             capture_output=True,
             text=True,
-            timeout=30,
+            timeout=120,
         )
         return done.stdout.strip()
 
@@ -202,7 +202,7 @@ class Site:
             for earlier, later in itertools.pairwise(ordered):
                 assert max(earlier) <= min(later), f"two runs of job {job_id} at once"
 
-    def wait_round(self, after: int = 0, timeout_s: float = 30) -> int:
+    def wait_round(self, after: int = 0, timeout_s: float = 120) -> int:
         """Wait for a round after number `after`; its number."""
 
         def newest() -> int:

@@ -10,13 +10,13 @@ import os
 import random
 import re
 import signal
-import time
 from pathlib import Path
 
 import pytest
 
 from penstock_profiles.wire import Control, Ended
 from penstock_scheduler.spool import Spool
+from penstock_scheduler.store import open_store
 from penstock_slurm.loopback import wait_for
 from tests.end_to_end.site import RATES, Site, pause
 
@@ -84,7 +84,7 @@ def test_a_node_that_dies_loses_its_job_to_another_and_the_old_run_is_fenced(mak
     wait_for(runs_and_has_said_so, 120, "its present run", details=site.tail)
     _, node = max(site.places(job).items())
     slurm.kill_slurmd(node)
-    wait_for(lambda: max(site.places(job).items())[1] != node, 90, "a run elsewhere", details=site.tail)
+    wait_for(lambda: max(site.places(job).items())[1] != node, 120, "a run elsewhere", details=site.tail)
     dead = max(epoch for epoch, place in site.places(job).items() if place == node)
     # The node was only cut off: the run's process lives on there, sees the later epoch, and gives up by itself.
     old = site.spool / job / "reports" / f"{dead}.jsonl"
@@ -113,23 +113,23 @@ def refused_starts(log: str, job: str) -> list[str]:
 
 @pytest.mark.parametrize("cycles", [8, pytest.param(100, marks=pytest.mark.long)])
 def test_requeue_cycles_without_a_revoked_credential(make_site, loopback, cycles):
-    """A user requeues the job again and again; each time it is held, placed and released, after the pause.
+    """A user requeues the job again and again; each time it is sent to its placement anew, after the pause.
 
-    That takes 2 s a cycle, and 8 where Slurm's own time for a requeued job to begin is waited for.
+    Slurm would start it alone, some 8 s later.
     """
     site: Site = make_site(loopback, round_s=0.5, tick_s=0.1)
     site.start()
     job = site.submit(100_000, max_gpus=1)
     slurmctld_log = site.slurm.log_folder / "slurmctld.log"
     before = len(slurmctld_log.read_text())  # other tests release jobs without a pause
-    begun_s = time.monotonic()
     for cycle in range(cycles):
         wait_for(lambda: site.states(job) == {job: "RUNNING"}, 120, f"run {cycle}", details=site.tail, poll_s=0.02)
         if cycle % 2:
             pause(random.Random(cycle).uniform(0.0, 0.3))
         site.slurm.command("scontrol", "requeue", job)
     wait_for(lambda: site.states(job) == {job: "RUNNING"}, 120, "the last run", details=site.tail)
-    assert time.monotonic() - begun_s < 7 * cycles
+    sent = [line for line in open_store(site.state).outcomes(job) if line.text == "waits for Slurm to start it"]
+    assert len(sent) == 1 + cycles, "Slurm was not left to start it"
     assert site.job(job).restarts == cycles
     assert not refused_starts(slurmctld_log.read_text()[before:], job)
     site.slurm.command("scancel", job)
@@ -143,7 +143,7 @@ def test_reports_that_are_not_reports_do_no_harm(site: Site):
     with reports.open("ab") as file:
         file.write(b"rubbish\n\xff\xfe\n" + b"x" * 100_000 + b"\n" + json.dumps({"version": 9}).encode() + b"\n")
     wait_for(
-        lambda: site.log.read_text().count("report passed over") >= 4, 20, "the daemon to say so", details=site.tail
+        lambda: site.log.read_text().count("report passed over") >= 4, 120, "the daemon to say so", details=site.tail
     )
     read = len(site.reports(job))
     wait_for(lambda: len(site.reports(job)) > read, 120, "a report from after the rubbish", details=site.tail)

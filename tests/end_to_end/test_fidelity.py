@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -42,12 +43,24 @@ COMPARED = (
 """Jobs come and end rounds apart and seldom near the time of one, so that what is decided does not hang on how long
 things take: `test_what_is_decided_does_not_hang_on_the_pace`."""
 
-TRIES = 3
-"""A machine that stops for seconds moves rounds: then the two sides decide on other things, and it is done again."""
+PACES = {
+    "round_s": (3.0, 3.3),
+    "tick_s": (0.25, 0.8),
+    "start_s": (1.0, 3.5),
+    "launch_s": (0.1, 1.5),
+    "leave_s": (0.5, 2.5),
+    "lost_s": (0.2, 1.0),
+    "pause_s": (0.2, 1.5),
+    "exit_s": (0.0, 0.5),
+}
+"""From and to: what is decided is the same for each pace between."""
+
+TRIES = 2
+"""A machine that stops for a second or two moves rounds: then the two sides decide on other things, and it is done again."""
 
 
-def differences(folder: Path) -> dict[str, Difference]:
-    """Real against simulated, by policy. What starts and stops take comes from a third cluster, with other jobs, meanwhile."""
+def all_lived(folder: Path) -> Mapping[str, Lived]:
+    """By policy on real Slurms, side by side; what starts and stops take comes from a third one, with other jobs."""
 
     def run(name: str) -> Lived:
         jobs = CALIBRATION if name == "calibration" else COMPARED
@@ -59,16 +72,18 @@ def differences(folder: Path) -> dict[str, Difference]:
             [at_s for _, at_s in jobs],
             FAMILIES,
             penstock=name != "slurm-backfill",
-            limit_s=150.0,
+            limit_s=240.0,
         )
 
     names = ("calibration", "sia", "slurm-backfill")
     with ThreadPoolExecutor(len(names)) as all_at_once:
-        lived: Mapping[str, Lived] = dict(zip(names, all_at_once.map(run, names), strict=True))
-    pace = lived["calibration"].pace
-    assert pace is not None
+        return dict(zip(names, all_at_once.map(run, names), strict=True))
+
+
+def differences(lived: Mapping[str, Lived], pace: Pace) -> dict[str, Difference]:
+    """Real against simulated, by policy."""
     found = {}
-    for policy in names[1:]:
+    for policy in ("sia", "slurm-backfill"):
         jobs, arrivals_s = [each for each, _ in COMPARED], [at_s for _, at_s in COMPARED]
         simulated, store = simulate_site("", "", policy, jobs, arrivals_s, SPEC, pace, FAMILIES)
         order = order_by_plan(store.rounds) if policy == "sia" else order_by_start(simulated)
@@ -79,20 +94,13 @@ def differences(folder: Path) -> dict[str, Difference]:
 
 def test_what_is_decided_does_not_hang_on_the_pace():
     """Else a slow machine would have the real Slurm and the simulator decide on other things."""
-    uniform = random.Random(0).uniform
+    chance = random.Random(0)
     orders = set()
     for _ in range(60):
-        latencies = Latencies(
-            launch_s=uniform(0.1, 1.5),
-            leave_s=uniform(0.5, 2.5),
-            lost_s=uniform(0.2, 1.0),
-            pause_s=uniform(0.2, 1.5),
-            exit_s=uniform(0.0, 0.5),
-        )
-        pace = Pace(
-            round_s=uniform(3.0, 3.3), tick_s=uniform(0.25, 0.8), start_s=uniform(1.0, 3.5), latencies=latencies
-        )
-        arrivals_s = [at_s + uniform(0.0, 0.3) for _, at_s in COMPARED]
+        drawn = {name: chance.uniform(*bounds) for name, bounds in PACES.items()}
+        own = {name: drawn.pop(name) for name in ("round_s", "tick_s", "start_s")}
+        arrivals_s = [at_s + chance.uniform(0.0, 0.3) for _, at_s in COMPARED]
+        pace = Pace(**own, latencies=Latencies(**drawn))
         _, store = simulate_site("", "", "sia", [each for each, _ in COMPARED], arrivals_s, SPEC, pace, FAMILIES)
         orders.add(tuple(order_by_plan(store.rounds)))
     assert len(orders) == 1, orders
@@ -100,12 +108,30 @@ def test_what_is_decided_does_not_hang_on_the_pace():
     assert len(order) == 11, "jobs are resized, not only started"
 
 
+def too_slow(lived: Lived) -> str:
+    """What took too long for a comparison, in words; empty: nothing."""
+    if lived.pace is None:
+        return "jobs ended before they were moved"
+    took = asdict(lived.pace) | asdict(lived.pace.latencies) | {"longest round_s": lived.longest_round_s}
+    most = {name: most for name, (_, most) in PACES.items()}
+    most["longest round_s"] = most["round_s"] + 0.5
+    return ", ".join(f"{name} {took[name]:.2f} > {limit}" for name, limit in most.items() if took[name] > limit)
+
+
 @pytest.mark.slurm
 def test_the_simulator_places_jobs_as_on_a_real_slurm_and_they_take_as_long(tmp_path, loopback):
-    """The same placements in the same order; average completion time and makespan within 15 %."""
+    """The same placements in the same order, average completion time and makespan within 15 %: unless the machine is too slow."""
+    slow = []
     for attempt in range(TRIES):
-        found = differences(tmp_path / str(attempt))
+        lived = all_lived(tmp_path / str(attempt))
+        pace = lived["calibration"].pace
+        slow.append(too_slow(lived["calibration"]) or too_slow(lived["sia"]))
+        if pace is None:
+            continue
+        found = differences(lived, pace)
         print(found)
         if all(each.same_starts and each.same_placements and each.within(0.15) for each in found.values()):
             return
+    if any(slow):
+        pytest.skip(f"this machine is too slow to tell: {'; '.join(filter(None, slow))}")
     pytest.fail(f"{TRIES} times different; the last time {found}")

@@ -127,7 +127,7 @@ def test_a_job_that_slurm_starts_without_its_gpus_starts_anew_with_them(
         seen = site.job(job)
         return seen.state == "RUNNING" and node not in seen.nodes and site.gateway.gpus_held(job) == 2
 
-    wait_for(runs_with_gpus, 90, "a run with its GPUs", details=site.tail)
+    wait_for(runs_with_gpus, 120, "a run with its GPUs", details=site.tail)
     if site.gateway.version() == (22, 5):
         assert "Slurm started it without its GPUs" in site.log.read_text()
         assert site.job(job).restarts == 2

@@ -158,6 +158,33 @@ def test_six_jobs_on_four_gpus_all_train(sharing_site: Callable[..., Site]) -> N
         time.sleep(1.0)
 
 
+def test_a_job_grows_into_idle_gpus_and_gives_them_back_at_once(sharing_site: Callable[..., Site]) -> None:
+    """Alone it takes all four GPUs. Who comes gets one of them, and when that one has gone it grows again."""
+    site = sharing_site("t4:1x4", "gandiva", round_s=1.0)
+    site.extra = "\n[policy.gandiva]\nidle_s = 3.0\ninterval_s = 3.0\n"
+    site.start()
+    rates = {"t4": {"1": 1.0, "2": 1.9, "4": 3.5}}
+    grown = site.submit(1e6, rates=rates, min_gpus=1, max_gpus=4, grow_shrink=True)
+
+    def gpus() -> int:
+        """Of its newest run."""
+        runs = site.starts(grown)
+        return runs[-1][1] if runs and site.job(grown).state == "RUNNING" else 0
+
+    until(site, lambda: gpus() == 4, "it to grow")
+    assert site.starts(grown)[0][1] == 1, "it began on what it needs"
+    comer = site.submit(1e6, rates=rates)
+    until(site, lambda: progress(site, comer) > 0, "the newcomer to train")
+    until(site, lambda: gpus() in (1, 2), "it to train on what is left")
+    gains(site, grown, comer)
+    site.gateway.cancel(comer)
+    until(site, lambda: gpus() == 4, "it to grow again")
+    gains(site, grown)
+    assert len(site.starts(comer)) == 1
+    site.assert_progress_kept(grown, 20.0)
+    site.assert_no_run_twice(grown, comer)
+
+
 @pytest.mark.long
 def test_behind_sia_a_newcomer_gets_a_slice_at_once_and_then_shares(sharing_site: Callable[..., Site]) -> None:
     """To sia the second waits. The stage gives it a turn on the first one's GPU, and when both are known packs them."""

@@ -31,10 +31,9 @@ def test_jobs_leave_a_node_for_a_reservation_and_its_own_job_runs_there_when_it_
     assert site.job(member).start_s >= reservation.start_s
     assert site.job(plain).nodes == (other,)
     store = open_store(site.state)
-    rounds = [store.round(number) for number in store.round_numbers()]
-    placed = [each.snapshot.time_s for each in rounds if member in each.plan.assignments]
+    sent_s = [line.time_s for line in store.outcomes(member) if line.text == "waits for Slurm to start it"]
     # Slurm reckons in whole seconds.
-    assert min(placed) > reservation.start_s - 1, "it is not sent there before Slurm takes it"
+    assert min(sent_s) > reservation.start_s - 1, "it is not sent there before Slurm takes it"
     site.assert_progress_kept(plain, lost=2.0)
     refused = [each for each in store.outcomes() if each.progress.value == "failed"]
     assert refused == [], "nothing is sent where Slurm does not take it"

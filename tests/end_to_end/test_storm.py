@@ -33,7 +33,7 @@ def test_a_storm(make_site, make_loopback, jobs, seconds, differ):
     storm = Storm(site, jobs, seconds, seed)
     print(f"seed {seed}; {storm.log}, {site.log}, {site.state}, {slurm.log_folder}")
     storm.rage()
-    wait_for(storm.nodes_are_back, 90, "all nodes", poll_s=1.0)
+    wait_for(storm.nodes_are_back, 120, "all nodes", poll_s=1.0)
     states = storm.settle(timeout_s=120)
     assert len(states) == jobs, "no job was lost by an orderly restart"
     ours, theirs = storm.gpu_seconds()

@@ -8,7 +8,7 @@ import pytest
 
 from penstock_executor import Environment, connect
 from penstock_executor.environment import EnvironmentDisagrees, Service, read_environment
-from penstock_executor.post import WAITING, Post
+from penstock_executor.post import TIMEOUT_S, WAITING, Post
 from penstock_profiles.wire import MAX_REPORT_BYTES, Checkpointed, Observation, Report, Started
 from tests.scheduler.service.api import Api, serving
 
@@ -32,10 +32,8 @@ def test_a_job_without_the_spool_reports_over_http(tmp_path: Path):
     with serving(tmp_path / "api") as api:
         service = Service(api.url, api.tokens["job 1"])
         run = connect(tmp_path / "ckpt", Environment(job_id="1", service=service))
-        began_s = time.monotonic()
         for body in (STARTED, SEEN, Checkpointed(progress=640, seconds=0.1)):
             run.report(body)
-        assert time.monotonic() - began_s < 1, "reporting waits for nobody"
         run.close("completed", 640)
         (found,) = stored(api)
         assert found[0] == run.epoch == 1
@@ -63,7 +61,7 @@ def test_while_the_daemon_is_away_nobody_waits_and_the_newest_are_kept(
     began_s = time.monotonic()
     for sequence in range(WAITING + 100):
         post.put(report(sequence))
-    assert time.monotonic() - began_s < 5
+    assert time.monotonic() - began_s < TIMEOUT_S
     assert post.dropped == 100
     wait_for(lambda: "reports wait" in caplog.text, "warning")
     with serving(tmp_path / "api", listen=f"127.0.0.1:{port}") as api:
@@ -80,7 +78,7 @@ def test_a_daemon_that_does_not_answer_delays_neither_a_report_nor_the_end_for_l
         began_s = time.monotonic()
         post.put(report(0))
         post.close(0.5)
-        assert time.monotonic() - began_s < 5
+        assert time.monotonic() - began_s < TIMEOUT_S
 
 
 def test_what_is_refused_for_good_is_not_sent_again(tmp_path: Path, caplog: pytest.LogCaptureFixture):

@@ -38,7 +38,7 @@ def munge_socket():
         words = [f"--{name}={value}" for name, value in options.items()]
         process = subprocess.Popen([MUNGED, "--foreground", "--force", f"--log-file={folder}/log", *words])
         try:
-            wait_for((folder / "s").exists, 20, "munged to listen")
+            wait_for((folder / "s").exists, 120, "munged to listen")
             yield folder / "s"
         finally:
             process.terminate()

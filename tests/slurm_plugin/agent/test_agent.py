@@ -609,7 +609,7 @@ def test_the_agent_asks_the_driver_how_gpus_are_connected(tmp_path: Path, own_fi
     with subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL) as agent:
         try:
             told = status_file(tmp_path / "spool", "n0")
-            wait_for(told.exists, 60, "a status")
+            wait_for(told.exists, 120, "a status")
         finally:
             agent.terminate()
     assert agent.returncode == 0

@@ -19,7 +19,7 @@ def test_a_task_that_waits_for_its_first_turn_is_its_jobs_once_it_has_begun():
             assert task.stdin is not None
             task.stdin.write(b"\n")
             task.stdin.flush()
-            wait_for(lambda: processes.scan(users) == {number: [task.pid]}, 20, "the job's process to be found")
+            wait_for(lambda: processes.scan(users) == {number: [task.pid]}, 120, "the job's process to be found")
         finally:
             task.kill()
 
@@ -34,7 +34,7 @@ def test_processes_of_another_slurm_on_the_host_are_not_this_ones():
     )
     try:
         users = {number: os.getuid()}
-        wait_for(lambda: len(Processes("n").scan(users).get(number, ())) == 3, 20, "all three")
+        wait_for(lambda: len(Processes("n").scan(users).get(number, ())) == 3, 120, "all three")
         processes = Processes("n", conf="/a/slurm.conf")
         assert sorted(processes.scan(users)[number]) == sorted((mine.pid, plain.pid))
         assert processes.job_of(other.pid) is None

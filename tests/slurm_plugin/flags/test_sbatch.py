@@ -307,7 +307,7 @@ echo over
     wish = parse_wish(outer.admin_comment)
     assert wish == JobWish(max_gpus=8, gpu_types=("t4",), preemptible=False, trial_group="outer", burst="never")
     flags.run("scontrol", "release", outer.id)
-    wait_for(lambda: "over" in flags.text(outer.id), 30, "the job to end", details=lambda: flags.text(outer.id))
+    wait_for(lambda: "over" in flags.text(outer.id), 120, "the job to end", details=lambda: flags.text(outer.id))
     text = flags.text(outer.id)
     plain, asks, by_environment = (line for line in text.splitlines() if line.isdigit())
     assert "leaked" not in text
@@ -328,7 +328,7 @@ def test_without_the_plugin_on_a_node_all_jobs_run(flags: FlagSite) -> None:
         plain = flags.sbatch(script="srun echo ran").stdout.strip()
         flags.run("scontrol", "release", adaptive.id)
         for job_id in (plain, adaptive.id):
-            wait_for(lambda job_id=job_id: flags.job(job_id).state == "COMPLETED", 30, f"job {job_id} to end")
+            wait_for(lambda job_id=job_id: flags.job(job_id).state == "COMPLETED", 120, f"job {job_id} to end")
             assert "ran" in flags.text(job_id)
     finally:
         away.rename(library)
@@ -343,7 +343,7 @@ def test_by_begin_time_slurm_starts_a_job_that_nobody_takes_up(flags: FlagSite) 
         plain = {"partition": "all", "nodes": 1, "gpus_per_node": 3}
         assert json.loads(job.admin_comment)["penstock_plain"] == plain
         assert (job.state, job.reason, job.held) == ("PENDING", "BeginTime", False)
-        wait_for(lambda: flags.job(job.id).state == "COMPLETED", 60, "Slurm to start the job by itself")
+        wait_for(lambda: flags.job(job.id).state == "COMPLETED", 120, "Slurm to start the job by itself")
         node, gpus = flags.text(job.id).split()
         assert node.startswith("t4")  # Slurm, which knows no types here, would take the first node, an a100
         assert gpus == "3"

@@ -94,7 +94,7 @@ def test_its_own_user_can_name_it_comment_on_it_and_cancel_it(flags: FlagSite, j
     now = flags.job(job.id)
     assert (now.name, now.admin_comment, now.held) == ("better", job.admin_comment, True)
     assert flags.run("scancel", job.id, user=NOBODY).returncode == 0
-    wait_for(lambda: flags.job(job.id).state == "CANCELLED", 10, "the job to be cancelled")
+    wait_for(lambda: flags.job(job.id).state == "CANCELLED", 120, "the job to be cancelled")
 
 
 def test_the_admin_can_change_it(flags: FlagSite, job: SlurmJob) -> None:
@@ -107,7 +107,7 @@ def test_the_admin_can_change_it(flags: FlagSite, job: SlurmJob) -> None:
             return False
         return True
 
-    wait_for(placed, 30, "Slurm to take it")
+    wait_for(placed, 120, "Slurm to take it")
     assert flags.job(job.id).required_nodes == ("t4-00", "t4-01")
 
 

@@ -64,7 +64,9 @@ def job(gateway: Gateway, job_id: str, *, finished: bool = True):
 
 
 def wait_state(gateway: Gateway, job_id: str, state: str) -> None:
-    wait_for(lambda: job(gateway, job_id).state == state, 30, f"{job_id} {state}", details=lambda: job(gateway, job_id))
+    wait_for(
+        lambda: job(gateway, job_id).state == state, 120, f"{job_id} {state}", details=lambda: job(gateway, job_id)
+    )
 
 
 @slurm
@@ -233,7 +235,7 @@ def test_limits_fair_share_and_topology(make_loopback, loopback):
         SlurmLimit(2, qos="short", each="user"),
     }
     assert gateway.limits("another") == tuple(limit for limit in gateway.limits("loop") if limit.qos)
-    wait_for(lambda: ("maths", "root") in gateway.fair_shares(), 20, "slurmctld to know the association")
+    wait_for(lambda: ("maths", "root") in gateway.fair_shares(), 120, "slurmctld to know the association")
     assert all(0 <= factor <= 1 for factor in gateway.fair_shares().values())
     job_id = held(slurm, "--account=maths", "--gres=gpu:2")
     gateway.release(job_id)
@@ -258,15 +260,15 @@ def test_jobs_whose_registration_slurmctld_has_forgotten_hold_nobody_up(make_loo
 
     first = held(own)
     listed = ("sacct", "-XnP", f"--jobs={first}", "--format=JobID")
-    wait_for(lambda: first in own.command(*listed).stdout, 30, "the job to be registered")
+    wait_for(lambda: first in own.command(*listed).stdout, 120, "the job to be registered")
     slurmdbd = own._daemons["slurmdbd"].pid
     os.kill(slurmdbd, signal.SIGSTOP)
     stuck = [held(own) for _ in range(3)]
-    wait_for(lambda: not registered(stuck[-1]), 60, "slurmctld to tell slurmdbd of the jobs")
+    wait_for(lambda: not registered(stuck[-1]), 120, "slurmctld to tell slurmdbd of the jobs")
     changed_s = time.time()
     assert registered(first)
     state = own.folder / "state" / "job_state"
-    wait_for(lambda: state.stat().st_mtime > changed_s, 60, "slurmctld to save its state")
+    wait_for(lambda: state.stat().st_mtime > changed_s, 120, "slurmctld to save its state")
     own.kill_slurmctld()
     os.kill(slurmdbd, signal.SIGCONT)
     own.start_slurmctld()
@@ -283,7 +285,7 @@ def test_jobs_whose_registration_slurmctld_has_forgotten_hold_nobody_up(make_loo
     assert not registered(stuck[1])
     own._end("slurmdbd", signal.SIGKILL)
     held(own)
-    wait_for(lambda: registered(stuck[1]), 60, "slurmctld to fail to tell slurmdbd of a job")
+    wait_for(lambda: registered(stuck[1]), 120, "slurmctld to fail to tell slurmdbd of a job")
     assert gateway.write([Write(stuck[1], "release"), Write(stuck[2], "release")]) == (None, None)
 
 
@@ -378,7 +380,7 @@ def test_many_writes_at_once_are_answered_each_for_itself(gateway, loopback):
         gateway.write([Write(each, "requeue_hold") for each in left])
         return not left
 
-    wait_for(all_held, 30, "all held")
+    wait_for(all_held, 120, "all held")
 
 
 @slurm

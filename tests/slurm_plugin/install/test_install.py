@@ -105,7 +105,7 @@ def test_agents_get_their_units_and_are_looked_at(tmp_path: Path, make_loopback:
     assert made.exit_code == 0, "the nodes come after this host"
     assert "nodes with GPUs report" not in made.output
     well = "ok      the agents of 2 of 2 nodes with GPUs report"
-    wait_for(lambda: well in site.penstock("check", "--no-jobs").output, 60, "both agents report", poll_s=1)
+    wait_for(lambda: well in site.penstock("check", "--no-jobs").output, 120, "both agents report", poll_s=1)
     lacks = "FAILED  the agent of t4-00, t4-01 finds"
 
     def found(words: str) -> None:
@@ -124,7 +124,7 @@ def test_agents_get_their_units_and_are_looked_at(tmp_path: Path, make_loopback:
         path.write_bytes(wrong_text)
         found(words)
         path.write_bytes(right)
-    wait_for(lambda: lacks not in site.penstock("check", "--no-jobs").output, 60, "the agents to find it", poll_s=1)
+    wait_for(lambda: lacks not in site.penstock("check", "--no-jobs").output, 120, "the agents to find it", poll_s=1)
     cluster.kill_agent("t4-01")
     status_file(cluster.spool, "t4-01").unlink()
     wrong = site.penstock("check", "--no-jobs")

@@ -108,7 +108,7 @@ def test_running_jobs_outlive_the_controller(make_loopback: MakeLoopback) -> Non
     job = submit(broken)
     running(broken, job)
     state = broken.folder / "state" / "job_state"
-    wait_for(lambda: state.exists() and state.stat().st_mtime > time.time() - 5, 15, "the job is saved")
+    wait_for(lambda: state.exists() and state.stat().st_mtime > time.time() - 5, 120, "the job is saved")
     time.sleep(5.5)  # Slurm saves every 5 s; what is younger is lost
     broken.kill_slurmctld()
     assert broken.status().dead_daemons == ("slurmctld",)
@@ -121,11 +121,11 @@ def test_steps_outlive_their_slurmd(make_loopback: MakeLoopback) -> None:
     broken = make_loopback(slurmd_timeout_s=5)
     running(broken, submit(broken, "--no-requeue"))
     # The controller calls a job running before its node has the step.
-    wait_for(lambda: len(processes.find_steps(broken.folder)) == 1, 15, "the step is there")
+    wait_for(lambda: len(processes.find_steps(broken.folder)) == 1, 120, "the step is there")
     steps = processes.find_steps(broken.folder)
     broken.kill_slurmd("t4-00")
     assert processes.find_steps(broken.folder) == steps
-    wait_for(lambda: node_state(broken, "t4-00").startswith("down"), 60, "Slurm takes the node for down")
+    wait_for(lambda: node_state(broken, "t4-00").startswith("down"), 120, "Slurm takes the node for down")
     broken.start_slurmd("t4-00")
     broken.reset()
 
@@ -148,7 +148,7 @@ def test_down_leaves_no_process(make_loopback: MakeLoopback) -> None:
     doomed = make_loopback("t4:2x4")
     job = submit(doomed, "-w", "t4-00", script=DEAF_JOB)
     running(doomed, job)
-    wait_for(lambda: len(doomed.processes() & sleeping()) == 2, 10, "the script has its two children")
+    wait_for(lambda: len(doomed.processes() & sleeping()) == 2, 120, "the script has its two children")
     found = doomed.processes()
     doomed.kill_slurmd("t4-00")
     doomed.down()
@@ -201,7 +201,7 @@ def test_accounting_records_the_gpus_of_a_job(make_loopback: MakeLoopback) -> No
     made = make_loopback("t4:1x4", accounting=True)
     made.command("srun", "--gres=gpu:2", "true")
     listing = ("sacct", "-XnP", "-o", "AllocTRES,State")
-    wait_for(lambda: "COMPLETED" in made.command(*listing).stdout, 20, "the job is in the accounts")
+    wait_for(lambda: "COMPLETED" in made.command(*listing).stdout, 120, "the job is in the accounts")
     assert "gres/gpu=2" in made.command(*listing).stdout
     made.down()
     assert made.processes() == set()

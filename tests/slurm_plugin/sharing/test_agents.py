@@ -83,7 +83,7 @@ def test_gpus_that_are_shared_are_nobody_elses_until_the_last_sharer_ends(rig: R
 def test_a_job_moves_between_gpus_of_its_own_and_shared_ones(rig: Rig) -> None:
     """And the one with GPUs of Slurm's may leave those who share them: they are held before it goes, whatever else is free."""
     blocker = rig.plain(1)
-    wait_for(lambda: rig.state(blocker) == "RUNNING", 30, "somebody has GPU 0")
+    wait_for(lambda: rig.state(blocker) == "RUNNING", 120, "somebody has GPU 0")
     first, second = rig.submit(), rig.submit()
     rig.wants({first: 1})
     rig.answers = False

@@ -41,7 +41,7 @@ def gpus(tmp_path: Path) -> Iterator[Path]:
                 Path(folder).rmdir()
         return not (HIERARCHY / f"slurm_{NODE}").exists()
 
-    wait_for(gone, 60, "its cgroups to go")
+    wait_for(gone, 120, "its cgroups to go")
 
 
 def test_a_job_opens_the_gpus_that_it_is_bound_to_and_no_others_also_in_later_steps(
