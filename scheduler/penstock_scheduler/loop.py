@@ -237,9 +237,7 @@ class RoundLoop:
             types |= {offer.gpu_type for offer in cloud.offers}
         known = self._models.models(state.jobs, types)
         jobs = tuple(
-            dataclasses.replace(job, target=self._target(job.id))
-            if job.phase in (Phase.STARTING, Phase.STOPPING)
-            else job
+            job if job.phase is Phase.RUNNING else dataclasses.replace(job, target=self._target(job.id))
             for job in state.jobs
         )
         sharing = None if self._agents is None else self._agents.sharing()

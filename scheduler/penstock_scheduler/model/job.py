@@ -55,7 +55,7 @@ class Job:
     pauses_s: tuple[float, ...] = ()
     """How long its last few moves kept it from training, from the decision until it ran again; the newest last."""
     target: Placement | None = None
-    """Where an earlier round has sent it, while it is on the way there (STARTING, STOPPING)."""
+    """Where an earlier round has sent it, until it runs there; while it is QUEUED, it has not left for there yet."""
     account: str = ""
     qos: str = ""
     reservation: str = ""

@@ -5,8 +5,9 @@ After *Gandiva: Introspective cluster scheduling for deep learning* (Xiao et al.
 1. *Undo*: a pack whose jobs' throughputs, relative to alone, added up to no more than taking turns gives is taken apart, and so
    are the worst of the others while GPUs are idle (`sharing.packing`).
 2. *Shrink*: jobs that have grown give back what they can on nodes on which jobs take turns.
-3. *Land*: who waits gets GPUs by Algorithm 1 (`sharing.gandiva`); else some that jobs which have grown give back, of the one node
-   where that is least; with turns as the last resort, up to `max_height`.
+3. *Land*: who is between two runs goes on to where it was sent, if that is free. Who waits gets GPUs by Algorithm 1
+   (`sharing.gandiva`); else some that jobs which have grown give back, of the one node where that is least; with turns as the
+   last resort, up to `max_height`.
 4. *Migrate*: off nodes on which jobs take turns, to free GPUs or to nodes with less to do; out of packs, to free GPUs; and off
    a node that can be emptied for a job that finds no room in one piece (defragmentation).
 5. *Pack*: on nodes on which jobs still take turns, the pairs that promise most.
@@ -359,7 +360,8 @@ class _Round:
         for pack in site.packs:
             job = self._jobs[pack.jobs[0]]
             least = job.wish.min_gpus
-            grown = len(pack.jobs) == 1 and job.wish.grow_shrink and pack.gpus > least and job.id not in self._busy
+            settled = job.id not in self._busy or job.phase is Phase.QUEUED
+            grown = len(pack.jobs) == 1 and job.wish.grow_shrink and pack.gpus > least and settled
             allowed = common.allowed(job, Configuration(1, least, site.node.gpu_type)) and self._may_be_on(job.id, site)
             if grown and allowed:
                 found.append((pack, pack.gpus - least))
@@ -381,7 +383,8 @@ class _Round:
 
     def _land(self, introspective: bool) -> None:
         refused: set[object] = set()
-        for job in sorted(self._queue, key=lambda job: (-priority(job), *self._came(job))):
+        queue = sorted(self._queue, key=lambda job: (-priority(job), *self._came(job)))
+        for job in [job for job in queue if not self._go_on(job)]:
             request = self._request(job)
             turns = common.movable(job)
             key = (tuple(request), turns, job.partitions, job.reservation, job.user, job.account, job.qos)
@@ -395,6 +398,22 @@ class _Round:
                         f": on each node jobs want {most:g} times the GPUs that are there" if most > 1 else ""
                     )
                     self._waiting[job.id] = Reason(ReasonCode.WAITING_CAPACITY, text, common.smallest_need(job))
+
+    def _go_on(self, job: Job) -> bool:
+        """Let a job that is between two runs go where it was sent, be it to grow or to make room, if that is free."""
+        going = job.target if job.phase is Phase.QUEUED else None
+        if going is None or len(going.shares) > 1 or not common.movable(job):
+            return False
+        site, option = self._sites.get(going.nodes[0]), going.configuration
+        if (
+            site is None
+            or site.free < option.gpus
+            or not (common.allowed(job, option) and common.is_open(site.node, job))
+            or self._allowance.refuses(job, option.gpus, option.gpu_type) is not None
+        ):
+            return False
+        self._place(job, option, site)
+        return True
 
     def _came(self, job: Job) -> tuple[object, ...]:
         """When a job came; trials of one search as a whole, and then by what they promise."""

@@ -66,7 +66,7 @@ def uses(draw: st.DrawFn, jobs: Iterable[Job], now_s: float) -> dict[str, JobUse
 
 
 @st.composite
-def sharing(draw: st.DrawFn) -> tuple[Snapshot, list[dict[str, JobUse]], list[float], list[bool]]:
+def sharing(draw: st.DrawFn) -> tuple[Snapshot, list[dict[str, JobUse]], list[float], list[Phase]]:
     state = draw(snapshots())
     classes = [draw(st.sampled_from([None, *GpuClass])) for _ in state.jobs]
     grows = [draw(st.booleans()) for _ in state.jobs]
@@ -86,26 +86,28 @@ def sharing(draw: st.DrawFn) -> tuple[Snapshot, list[dict[str, JobUse]], list[fl
     told = SharingState(pairs=pairs, gpu_memory_mb=memory)
     state = dataclasses.replace(state, jobs=jobs, sharing=told, idle_since_s=idle_s)
     speeds = [draw(st.sampled_from([0.2, 0.4, 0.7])) for _ in range(3)]
-    return state, rounds, speeds, [draw(st.booleans()) for _ in range(3)]
+    ways = [draw(st.sampled_from([Phase.RUNNING, Phase.STARTING, Phase.QUEUED])) for _ in range(3)]
+    return state, rounds, speeds, ways
 
 
-def followed(state: Snapshot, plan: Plan, its_uses: dict[str, JobUse], speed: float, *, slow: bool) -> Snapshot:
-    """The next round's snapshot, if all that was planned was done; `slow`: who was sent somewhere is still on its way."""
+def followed(state: Snapshot, plan: Plan, its_uses: dict[str, JobUse], speed: float, there: Phase) -> Snapshot:
+    """The next round's snapshot, if all that was planned was done; `there`: how far those are who were sent somewhere."""
     jobs = []
     for each in state.jobs:
         given = plan.assignments.get(each.id)
         where = None if given is None else given.placement
         stays = each.phase is Phase.RUNNING and each.allocation == where
-        phase = Phase.QUEUED if given is None else Phase.STARTING if slow and not stays else Phase.RUNNING
-        target = where if phase is Phase.STARTING else None
-        jobs.append(dataclasses.replace(each, phase=phase, allocation=where, target=target))
+        phase = Phase.QUEUED if given is None else Phase.RUNNING if stays else there
+        target = None if phase is Phase.RUNNING else where
+        held = None if phase is Phase.QUEUED else where
+        jobs.append(dataclasses.replace(each, phase=phase, allocation=held, target=target))
     assert state.sharing is not None
     seen = tuple(
         PackSeen(pack.jobs, plan.assignments[pack.jobs[0]].placement.gpu_type, (speed, speed))
         for group in plan.shared
         for pack in group.packs
         if len(pack.jobs) == 2 and pack.guaranteed is None
-        if not any(each.id in pack.jobs and each.phase is Phase.STARTING for each in jobs)
+        if all(each.phase is Phase.RUNNING for each in jobs if each.id in pack.jobs)
     )
     told = dataclasses.replace(state.sharing, groups=plan.shared, uses=its_uses, seen=seen)
     return dataclasses.replace(state, round=state.round + 1, time_s=state.time_s + 60, jobs=tuple(jobs), sharing=told)
@@ -115,11 +117,11 @@ def followed(state: Snapshot, plan: Plan, its_uses: dict[str, JobUse], speed: fl
 @settings(max_examples=12, phases=[Drawing.explicit, Drawing.reuse, Drawing.generate])  # shrinking takes minutes
 @given(given_=sharing())
 def test_every_plan_keeps_the_rules_round_after_round(
-    name: str, chosen: dict[str, object], given_: tuple[Snapshot, list[dict[str, JobUse]], list[float], list[bool]]
+    name: str, chosen: dict[str, object], given_: tuple[Snapshot, list[dict[str, JobUse]], list[float], list[Phase]]
 ) -> None:
-    state, rounds, speeds, slow = given_
+    state, rounds, speeds, ways = given_
     state = dataclasses.replace(state, sharing=dataclasses.replace(state.sharing, uses=rounds[0]))  # type: ignore[type-var]
-    for its_uses, speed, slowly in zip([*rounds[1:], rounds[0]], speeds, slow, strict=True):
+    for its_uses, speed, there in zip([*rounds[1:], rounds[0]], speeds, ways, strict=True):
         assert state.sharing is not None
         plan = make_policy(name, chosen)[0].decide(state)
         jobs = {each.id: each for each in state.jobs}
@@ -154,7 +156,7 @@ def test_every_plan_keeps_the_rules_round_after_round(
         for job_id in on_their_way(state):
             going = jobs[job_id].target
             assert job_id not in placements or going is None or placements[job_id].suits(going)
-        state = followed(state, plan, its_uses, speed, slow=slowly)
+        state = followed(state, plan, its_uses, speed, there)
 
 
 def _class(each: Job) -> int:
@@ -354,6 +356,26 @@ def test_gandiva_grows_1_2_4_and_shrinks_when_somebody_comes() -> None:
     plan = make_policy("gandiva")[0].decide(shared(snapshot("t4:1x4", [full, job("b", max_gpus=1)]), a=just_moved))
     assert (plan.assignments["a"].placement.gpus, plan.assignments["b"].placement.gpus) == (1, 1)
     assert plan.shared == ()
+
+
+def test_who_is_between_two_runs_goes_on_to_where_gandiva_sent_it() -> None:
+    """A round may come when it has left its GPUs and not begun on others: it grows all the same, or makes room for another."""
+    grows = {"min_gpus": 1, "max_gpus": 4, "grow_shrink": True}
+
+    def gpus(nodes: str, *jobs: Job) -> dict[str, dict[str, int]]:
+        plan = make_policy("gandiva")[0].decide(shared(snapshot(nodes, list(jobs))))
+        return {each: {s.node: s.gpus for s in given.placement.shares} for each, given in plan.assignments.items()}
+
+    grown = job("a", target=on("t4", t4_00=4), **grows)
+    assert gpus("t4:1x4", grown) == {"a": {"t4-00": 4}}
+    assert gpus("t4:1x4", grown, job("b", max_gpus=1)) == {"a": {"t4-00": 1}, "b": {"t4-00": 1}}
+    assert gpus("t4:1x2", grown) == {"a": {"t4-00": 1}}, "there are not as many any more"
+    assert gpus("t4:1x4", dataclasses.replace(grown, partitions=("fast",))) == {}
+    stays = dataclasses.replace(running("c", "t4-00", max_gpus=2), allocation=on("t4", t4_00=2))
+    makes_room = job("a", max_gpus=1, target=on("t4", t4_00=1))
+    large = job("b", min_gpus=4, max_gpus=4, submit_s=1.0)
+    found = gpus("t4:2x4", stays, makes_room, large)
+    assert found == {"a": {"t4-00": 1}, "b": {"t4-01": 4}, "c": {"t4-00": 2}}
 
 
 @pytest.mark.parametrize(
