@@ -153,6 +153,7 @@ def die_at_every_step(site: CloudSite, ec2: Ec2, offer: str, nodes: int) -> set[
     for steps in range(100):
         for before in (True, False):
             site.crash()
+            ec2.forget()
             job = f"{steps}{before}"
             taken = mortal(site, steps, before=before)
             try:

@@ -112,7 +112,7 @@ def test_two_run_on_one_gpu_at_once_and_one_is_moved_off(sharing_site: Callable[
     for job in pair:
         site.assert_progress_kept(job, 50.0)
 
-    another_policy(site, "antman", "\n[policy.antman]\ncontrol_s = 2.0\n")
+    another_policy(site, "antman", "\n[policy.antman]\ncontrol_s = 1.0\n")
     plain(site, "t4-01")
     low = site.submit(1e6, rates=FAST, gpu_class="opportunistic")
     until(site, lambda: progress(site, low) > 0, "the opportunistic job to train")
@@ -160,7 +160,7 @@ def test_six_jobs_on_four_gpus_all_train(sharing_site: Callable[..., Site]) -> N
 
 def test_a_job_grows_into_idle_gpus_and_gives_them_back_at_once(sharing_site: Callable[..., Site]) -> None:
     """Alone it takes all four GPUs. Who comes gets one of them, and when that one has gone it grows again."""
-    site = sharing_site("t4:1x4", "gandiva", round_s=1.0)
+    site = sharing_site("t4:1x4", "gandiva", round_s=5.0)
     site.extra = "\n[policy.gandiva]\nidle_s = 3.0\ninterval_s = 3.0\n"
     site.start()
     rates = {"t4": {"1": 1.0, "2": 1.9, "4": 3.5}}

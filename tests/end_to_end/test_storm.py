@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slurm
 
 @pytest.mark.parametrize(
     ("jobs", "seconds", "differ"),
-    [(50, 40.0, 0.1), pytest.param(300, 600.0, 0.03, marks=pytest.mark.long)],
+    [(30, 20.0, 0.1), pytest.param(300, 600.0, 0.03, marks=pytest.mark.long)],
 )
 def test_a_storm(make_site, make_loopback, jobs, seconds, differ):
     """PENSTOCK_TEST_SEED repeats what is done, not when it meets the daemons.
