@@ -64,7 +64,9 @@ def test_a_job_from_submission_to_its_end(site):
         ended = penstock.wait(submitted.id, timeout_s=300)
         assert (ended.state, ended.ended, ended.exit_code) == ("ended", "COMPLETED", 0), site.tail()
         assert (ended.name, ended.key) == ("night", "night-7")
-        assert ended.progress == pytest.approx(8.0)
+        wait_for(
+            lambda: penstock.job(submitted.id).progress == pytest.approx(8.0), 120, "its last report", details=site.tail
+        )
         assert penstock.log(submitted.id).ended
         assert "COMPLETED" in told(site, "show", submitted.id)
         assert f"Job {submitted.id}" not in told(site, "queue")
