@@ -198,9 +198,9 @@ def test_kill_9_at_every_step_of_a_run_and_after_restart_the_same_result(
     assert die_at_every_step(site, ec2, offer, nodes, twice=twice) >= STEPS
 
 
-def test_a_storm_of_20_faults(site: CloudSite, ec2: Ec2, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_storm_of_12_faults(site: CloudSite, ec2: Ec2, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock_cloud.ec2.APPEARS_S", 10.0)
-    storm(site, ec2, seed=20, faults=20)
+    storm(site, ec2, seed=20, faults=12)
 
 
 @pytest.mark.long
