@@ -16,6 +16,8 @@ from typing import Any
 from urllib.parse import parse_qs
 
 import boto3
+from moto.core import DEFAULT_ACCOUNT_ID
+from moto.ec2.models import ec2_backends
 from moto.server import ThreadedMotoServer
 
 KEYS = {"aws_access_key_id": "testing", "aws_secret_access_key": "testing"}
@@ -91,6 +93,7 @@ class Ec2:
         self.groups: set[str] = set()
         self.reservations: dict[str, Reserved] = {}
         self.double_launches = 0
+        self._forgotten: list[dict[str, Any]] = []
         self._tokens: dict[str, tuple[dict[str, str], Answer]] = {}
         self._lock = threading.Lock()
         proxy = self
@@ -152,7 +155,7 @@ class Ec2:
         connection.close()
         with self._lock:
             self.faults.clear(), self.calls.clear(), self._tokens.clear(), self.groups.clear()
-            self.spot.clear(), self.on_demand.clear(), self.reservations.clear()
+            self.spot.clear(), self.on_demand.clear(), self.reservations.clear(), self._forgotten.clear()
             self.double_launches = 0
 
     # --- answering
@@ -249,10 +252,21 @@ class Ec2:
     # --- what the tests ask about
 
     def instances(self, *states: str) -> list[dict[str, Any]]:
-        """All instances, or those in these states, by moto's own word."""
+        """All instances, or those in these states, by moto's own word; without states also those that were forgotten."""
         filters = [{"Name": "instance-state-name", "Values": list(states)}] if states else []
         pages = self.direct().get_paginator("describe_instances").paginate(Filters=filters)
-        return [each for page in pages for group in page["Reservations"] for each in group["Instances"]]
+        found = [each for page in pages for group in page["Reservations"] for each in group["Instances"]]
+        return found if states else self._forgotten + found
+
+    def forget(self) -> None:
+        """Terminated instances vanish from EC2's answers, as they do an hour after their end: moto itself keeps them."""
+        ended = self.instances("terminated")
+        ids = {each["InstanceId"] for each in ended}
+        self._forgotten += ended
+        reservations = ec2_backends[DEFAULT_ACCOUNT_ID]["us-east-1"].reservations
+        for name, reservation in list(reservations.items()):
+            if ids.issuperset(each.id for each in reservation.instances):
+                del reservations[name]
 
     def running(self) -> list[str]:
         return [each["InstanceId"] for each in self.instances("pending", "running")]

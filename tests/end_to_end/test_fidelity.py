@@ -118,6 +118,7 @@ def too_slow(lived: Lived) -> str:
     return ", ".join(f"{name} {took[name]:.2f} > {limit}" for name, limit in most.items() if took[name] > limit)
 
 
+@pytest.mark.long
 @pytest.mark.slurm
 def test_the_simulator_places_jobs_as_on_a_real_slurm_and_they_take_as_long(tmp_path, loopback):
     """The same placements in the same order, average completion time and makespan within 15 %: unless the machine is too slow."""

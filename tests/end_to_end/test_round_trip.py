@@ -40,7 +40,7 @@ def test_a_job_grows_from_1_to_4_to_16_gpus_and_keeps_its_progress(site: Site):
         for node, gpus in (("a100-00", 7), ("a100-01", 8))
     ]
     site.wait_states("RUNNING", *blockers)
-    job = site.submit(900, rates=only("a100"), max_gpus=16)
+    job = site.submit(600, rates=only("a100"), max_gpus=16)
     wait_for(lambda: len(site.starts(job)) == 1, 120, "the first run", details=site.tail)
     site.slurm.command("scancel", blockers[0])
     blockers[0] = site.slurm.command(
@@ -70,7 +70,7 @@ def test_a_job_grows_from_1_to_4_to_16_gpus_and_keeps_its_progress(site: Site):
     assert costs[0] == ((), 1.0)
     pauses_s, cost_s = costs[-1]
     assert len(pauses_s) == 2
-    assert all(1.2 <= each <= 60 for each in pauses_s), "at least the pause between two runs that Slurm wants"
+    assert all(each >= 1.2 for each in pauses_s), "at least the pause between two runs that Slurm wants"
     assert cost_s == sum(pauses_s) / 2
     newest = site.wait_round()
     seen = {

@@ -83,7 +83,7 @@ def test_only_a_job_whose_handler_has_registered_gets_a_signal(
 def test_a_job_that_survives_it_gives_nodes_back_in_place(make_loopback: MakeLoopback, make_site: MakeSite) -> None:
     """A plain job wants the second of two nodes: the batch script goes on, on the first, with nothing restarted."""
     site = make_site(make_loopback("t4:2x4"))
-    site.slurm_settings["plain_patience_s"] = 1.0
+    site.slurm_settings |= {"plain_patience_s": 1.0, "checkpoint_wait_s": 2.0}
     site.start()
     script = f"epoch=$({REPORT} begin OPTIONS); while :; do sleep 1; done"
     job = submit(site, script.replace("OPTIONS", "--survives-losing-nodes"), min_gpus=4, max_gpus=8)

@@ -107,7 +107,7 @@ def test_a_job_that_outgrows_its_memory_is_reported_with_the_remedy(shared: Site
     wait_for(lambda: "outgrew the 100 MB" in shared.log.read_text(), 120, "word of it", details=shared.tail)
     assert "measure it again" in shared.log.read_text()
     with Client(f"unix:{shared.state / 'api.sock'}") as penstock:
-        told = penstock.wait(job_id, timeout_s=60).ended_text
+        told = penstock.wait(job_id, timeout_s=120).ended_text
         assert "outgrew the 100 MB" in told, "its user hears it, too"
         assert "penstock sensitivity measure" in told
         assert told in penstock.explain(job_id).text

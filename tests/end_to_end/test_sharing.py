@@ -112,7 +112,7 @@ def test_two_run_on_one_gpu_at_once_and_one_is_moved_off(sharing_site: Callable[
     for job in pair:
         site.assert_progress_kept(job, 50.0)
 
-    another_policy(site, "antman", "\n[policy.antman]\ncontrol_s = 2.0\n")
+    another_policy(site, "antman", "\n[policy.antman]\ncontrol_s = 1.0\n")
     plain(site, "t4-01")
     low = site.submit(1e6, rates=FAST, gpu_class="opportunistic")
     until(site, lambda: progress(site, low) > 0, "the opportunistic job to train")

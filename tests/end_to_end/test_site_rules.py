@@ -20,12 +20,13 @@ def test_jobs_leave_a_node_for_a_reservation_and_its_own_job_runs_there_when_it_
     site.wait_states("RUNNING", plain)
     (node,) = site.job(plain).nodes
     (other,) = {"rtx-00", "rtx-01"} - {node}
-    options = ("ReservationName=exam", "StartTime=now+20", "Duration=60", f"Nodes={node}", "Users=root")
+    options = ("ReservationName=exam", "StartTime=now+240", "Duration=60", f"Nodes={node}", "Users=root")
     slurm.command("scontrol", "create", "reservation", *options, "Flags=IGNORE_JOBS")
     member = site.submit(2000, "--reservation=exam", rates=rates, max_gpus=8)
     wait_for(lambda: site.job(plain).nodes == (other,), 120, "the plain job to leave", details=site.tail)
     assert not site.gateway.reservations()[0].active
     assert site.job(member).nodes == ()
+    slurm.command("scontrol", "update", options[0], "StartTime=now+5", options[2])
     wait_for(lambda: site.job(member).nodes == (node,), 120, "the reservation's job to run", details=site.tail)
     (reservation,) = site.gateway.reservations()
     assert site.job(member).start_s >= reservation.start_s

@@ -2,42 +2,42 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
+from collections.abc import Callable
 
 import pytest
+from typer.testing import CliRunner
 
 from penstock_scheduler.store import open_store
 from penstock_slurm.loopback import wait_for
+from penstock_slurm.submit.cli import app
 from tests.end_to_end.site import Site
 
 pytestmark = pytest.mark.slurm
 
 
-def dry_run(site: Site, *argv: str) -> str:
-    program = [sys.executable, "-c", "from penstock_slurm.submit.cli import app; app()"]
-    done = subprocess.run(
-        [*program, "--dry-run", "--config", str(site.config), *argv],
-        env=dict(os.environ) | site.slurm.environment(),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert (done.returncode, done.stderr) == (0, ""), done.stderr
-    return done.stdout
+@pytest.fixture
+def dry_run(flag_site: Site, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """What `penstock submit --dry-run` prints for these words."""
+    for name, value in flag_site.slurm.environment().items():
+        monkeypatch.setenv(name, value)
+
+    def said(*argv: str) -> str:
+        done = CliRunner().invoke(app, ["--dry-run", "--config", str(flag_site.config), *argv])
+        assert done.exit_code == 0, done.output
+        return done.stdout
+
+    return said
 
 
-def test_a_dry_run_says_what_the_daemon_then_does(flag_site: Site) -> None:
+def test_a_dry_run_says_what_the_daemon_then_does(flag_site: Site, dry_run: Callable[..., str]) -> None:
     holder = flag_site.submit_with_flags(
         5000, "--adaptive=rigid", "--max-gpus=4", "--gpu-types=t4", "--non-preemptible", "--time=30"
     )
     flag_site.wait_states("RUNNING", holder)
     flag_site.wait_round(flag_site.wait_round())
 
-    waits = dry_run(flag_site, "--adaptive=rigid", "--max-gpus=4", "--gpu-types=t4", "train.sh")
+    waits = dry_run("--adaptive=rigid", "--max-gpus=4", "--gpu-types=t4", "train.sh")
     assert "it would wait: " in waits
     assert "it needs 4 GPUs of type t4" in waits
     minutes = re.search(r"about, if nobody else comes \((\d+) min from now\)", waits)
@@ -45,7 +45,7 @@ def test_a_dry_run_says_what_the_daemon_then_does(flag_site: Site) -> None:
     assert 28 <= int(minutes[1]) <= 30, "the holder's time limit"
 
     flags = ("--min-gpus=2", "--max-gpus=4", "--gpu-types=a100,t4")
-    said = dry_run(flag_site, "--adaptive", *flags, "train.sh")
+    said = dry_run("--adaptive", *flags, "train.sh")
     assert re.search(r"by the policy sia on round \d+ of penstockd, \d+ s old", said)
     assert f"job {holder}" not in said
     job = flag_site.submit_with_flags(5000, *flags)
@@ -58,5 +58,5 @@ def test_a_dry_run_says_what_the_daemon_then_does(flag_site: Site) -> None:
     given = wait_for(first, 120, "the job to be placed", details=flag_site.tail)
     assert f"it would get {given.configuration} ({given.placement.gpus} on a100-00): {given.reason.text}" in said
 
-    other = dry_run(flag_site, "--adaptive=rigid", "--max-gpus=8", "--gpu-types=a100", "train.sh")
+    other = dry_run("--adaptive=rigid", "--max-gpus=8", "--gpu-types=a100", "train.sh")
     assert "it would wait" in other or f"job {job} (wrap) would have nothing in place of" in other
