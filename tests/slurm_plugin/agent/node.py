@@ -34,15 +34,18 @@ class Signals:
         self.processes: dict[int, subprocess.Popen[bytes]] = {}
         self.calls: list[tuple[str, int]] = []
         self.freeze_after_s = 0.2
+        self._stops: dict[int, threading.Timer] = {}
 
     def suspend(self, job_id: str) -> None:
         process = self._process("suspend", job_id)
         process.send_signal(signal.SIGTSTP)
-        threading.Timer(self.freeze_after_s, process.send_signal, [signal.SIGSTOP]).start()
+        self._stops[int(job_id)] = stop = threading.Timer(self.freeze_after_s, process.send_signal, [signal.SIGSTOP])
+        stop.start()
 
     def resume(self, job_id: str) -> None:
         process = self._process("resume", job_id)
-        time.sleep(self.freeze_after_s)  # a SIGSTOP that is on its way must not come after it
+        if int(job_id) in self._stops:
+            self._stops[int(job_id)].join()  # a SIGSTOP that is on its way must not come after it
         state = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0]
         if state != "T":
             raise Refused("Requested operation is presently disabled", command="scontrol resume", job_id=job_id)
@@ -52,6 +55,13 @@ class Signals:
         process = self._process("cancel", job_id)
         process.kill()
         process.wait()
+
+    def close(self) -> None:
+        for stop in self._stops.values():
+            stop.cancel()
+        for process in self.processes.values():
+            process.kill()
+            process.wait()
 
     def _process(self, call: str, job_id: str) -> subprocess.Popen[bytes]:
         self.calls.append((call, int(job_id)))
@@ -177,9 +187,7 @@ class Node:
         return NodeStatus.model_validate_json(status_file(self.spool, self.name).read_bytes())
 
     def close(self) -> None:
-        for process in self.slurm.processes.values():
-            process.kill()
-            process.wait()
+        self.slurm.close()
 
 
 def alone(*numbers: int) -> list[Pack]:

@@ -108,24 +108,25 @@ def test_an_agent_that_starts_again_goes_on_without_a_daemon(make_node: Callable
 
 
 def test_the_first_slice_of_a_job_counts_from_its_first_step(make_node: Callable[..., Node]):
-    """It takes 4 s to start, two slices: it is not put back before it has run for a whole one, and is measured."""
+    """It takes 1.5 s to start, three slices: it is not put back before it has run for a whole one, and is measured."""
     node = make_node()
     node.job(1)
-    node.order(alone(1), (0,), slice_s=2.0)
+    node.order(alone(1), (0,), slice_s=0.5)
     node.until(lambda: steps(node, 1) > 0, "steps of the first")
-    node.order(alone(1, 2), (0,), slice_s=2.0)
+    node.order(alone(1, 2), (0,), slice_s=0.5)
     node.until(lambda: node.states()["j2"] == "running", "turn of the newcomer")
     began_s = time.time()
-    node.job(2, "--late", "4")
+    node.job(2, "--late", "1.5")
     node.until(lambda: node.states()["j2"] != "running", "end of its first turn")
     held_s = time.time() - began_s
-    use = next(each.use for each in node.agent.status().jobs if each.job == "j2")
     assert steps(node, 2) > 0
-    assert use.profiled
-    assert 2.0 <= use.ran_s <= held_s - 4
-    assert node.agent._state.account.first_slice_s["j2"] >= began_s + 6
+    account = node.agent._state.account
+    assert "j2" in account.profiled
+    assert 0.5 <= account.ran_s[JobId("j2")] <= held_s - 1.5
+    assert account.first_slice_s[JobId("j2")] >= began_s + 2.0
     node.until(lambda: node.states()["j2"] == "running", "next turn")
     node.until(lambda: node.states()["j2"] != "running", "end of its next turn, a usual one")
+    node.until(lambda: next(each.use for each in node.agent.status().jobs if each.job == "j2").profiled, "measurement")
 
 
 def test_a_job_that_tells_no_step_gives_its_turn_up_all_the_same(make_node: Callable[..., Node]):
@@ -133,7 +134,7 @@ def test_a_job_that_tells_no_step_gives_its_turn_up_all_the_same(make_node: Call
     node = make_node(start_wait_s=1.5)
     node.job(1)
     node.job(2, "--mute")
-    node.order(alone(2, 1), (0,), slice_s=0.5)
+    node.order(alone(2, 1), (0,), slice_s=0.3)
     node.until(lambda: node.states()["j2"] == "running", "turn of the mute one")
     node.until(lambda: node.states()["j2"] != "running", "end of its first turn")
     mute = node.agent._state.hosted["j2"]
@@ -147,7 +148,7 @@ def test_a_job_that_is_alone_has_not_run_before_it_has_started(
 ):
     monkeypatch.setattr(agent_module, "ALONE_S", 0.5)
     node = make_node()
-    node.job(5, "--late", "2")
+    node.job(5, "--late", "1")
     own = OrderedJob(job=JobId("j5"), slurm_job=5, uid=os.getuid(), gpus=1, running=True, own_devices=(4,))
     node.order([], (), more=[own])
     node.until(lambda: node.agent.status().jobs and node.agent.status().jobs[0].use.ran_s > 0, "time that it ran")
@@ -155,12 +156,12 @@ def test_a_job_that_is_alone_has_not_run_before_it_has_started(
     node.until(lambda: node.agent.status().jobs[0].use.profiled, "measurement")
 
 
-@pytest.mark.parametrize("guest", [("--late", "3"), ("--mute",)])
+@pytest.mark.parametrize(("guest", "start_wait_s"), [(("--late", "1"), 1000.0), (("--mute",), 2.0)])
 def test_a_guest_that_has_said_nothing_is_not_taken_for_one_that_keeps_to_its_limit(
-    make_node: Callable[..., Node], guest: tuple[str, ...]
+    make_node: Callable[..., Node], guest: tuple[str, ...], start_wait_s: float
 ):
     """The guaranteed job waits until the guest has spoken, or for so long that it is one that never does."""
-    node = make_node(start_wait_s=10, suspend_wait_s=1000)
+    node = make_node(start_wait_s=start_wait_s, suspend_wait_s=1000)
     node.job(1, *guest)
     node.order(alone(1), (0,), slice_s=60.0)
     node.until(lambda: node.states()["j1"] == "running", "start of the guest")
@@ -170,7 +171,7 @@ def test_a_guest_that_has_said_nothing_is_not_taken_for_one_that_keeps_to_its_li
     node.until(lambda: node.states()["j2"] == "running", "start of the guaranteed one")
     said, hosted = node.said(1), node.agent._state.hosted
     if "--mute" in guest:
-        assert hosted["j2"].resumed_s - hosted["j1"].resumed_s >= 10
+        assert hosted["j2"].resumed_s - hosted["j1"].resumed_s >= start_wait_s
     else:
         assert said is not None
         assert said.number == control(node, 1).number
@@ -205,10 +206,10 @@ def test_a_guest_that_never_says_anything_stands_still_while_the_guaranteed_job_
     make_node: Callable[..., Node], goes: str
 ):
     """It cannot be told its share. Also after a restart of the agent. It goes on when the other ends, or has another place."""
-    node = make_node(start_wait_s=1.0, suspend_wait_s=0.5)
+    node = make_node(start_wait_s=0.5, suspend_wait_s=0.3)
     guaranteed = node.job(1, "--step", "0.02")
     node.job(2, "--mute")
-    node.order([Pack((JobId("j1"), JobId("j2")), guaranteed=JobId("j1"))], (0,), slice_s=0.5)
+    node.order([Pack((JobId("j1"), JobId("j2")), guaranteed=JobId("j1"))], (0,), slice_s=0.3)
     node.until(lambda: node.states() == {"j1": "running", "j2": "suspended"}, "containment")
     for _ in range(2):
         (contained,) = node.agent.status().contained
@@ -216,7 +217,7 @@ def test_a_guest_that_never_says_anything_stands_still_while_the_guaranteed_job_
         assert "Penstock's executor" in contained.text
         node.until(lambda: [each.use.answers for each in node.agent.status().jobs] == [True, False], "who answers")
         assert "keep to its share" in node.agent.status().jobs[1].why
-        node.run(2.0)
+        node.run(1.2)
         assert node.states() == {"j1": "running", "j2": "suspended"}
         assert node.agent.status().groups[0].share == 0, "what is measured with nobody beside says nothing of a share"
         node.start()
@@ -270,8 +271,8 @@ def test_a_guest_of_several_processes_that_makes_a_step_now_and_then_is_no_liar(
     node = make_node(start_wait_s=5.0, misuse="tell", sample_s=60.0)
     guest, now_s = Guest(node, step_s, pause_s), time.time()
     node.order([Pack((JobId("j1"), JobId("j2")), guaranteed=JobId("j1"))], (0,), slice_s=1e4)
-    for _ in range(1200):
-        now_s += 1.0
+    for _ in range(600):
+        now_s += 2.0
         node.agent.tick(now_s)
         guest.tell(now_s, control(node, 2).number)
         if node.agent.status().contained:
@@ -371,12 +372,12 @@ def test_nobody_comes_to_a_gpu_on_which_frozen_ones_hold_too_much(make_node: Cal
 
 def test_what_a_job_has_had_is_what_it_held_its_gpu_for(make_node: Callable[..., Node]):
     """The first is slow to leave. By the agent's own notes: until it is off it is charged, and then the second."""
-    node = make_node(suspend_wait_s=1.5)
+    node = make_node(suspend_wait_s=0.5)
     node.job(1, "--deaf")
-    node.order(alone(1), (0,), slice_s=0.5)
+    node.order(alone(1), (0,), slice_s=60.0)
     node.until(lambda: steps(node, 1) > 0, "steps")
     node.job(2)
-    node.order(alone(1, 2), (0,), slice_s=0.5)
+    node.order(alone(1, 2), (0,), slice_s=60.0)
     hosted, account = node.agent._state.hosted, node.agent._groups.account
     node.until(lambda: hosted["j1"].state == "suspending", "wish")
     before_s, asked_s = dict(account.served_s), hosted["j1"].asked_s
@@ -384,7 +385,7 @@ def test_what_a_job_has_had_is_what_it_held_its_gpu_for(make_node: Callable[...,
     node.agent._groups.left(JobId("j1"), node.agent._now_s)
     assert account.served_s["j1"] - before_s["j1"] == pytest.approx(hosted["j1"].free_s - asked_s)
     assert account.served_s["j2"] - before_s["j2"] == pytest.approx(node.agent._now_s - hosted["j2"].resumed_s)
-    assert hosted["j2"].resumed_s >= hosted["j1"].free_s >= asked_s + 1.5
+    assert hosted["j2"].resumed_s >= hosted["j1"].free_s >= asked_s + 0.5
 
 
 @pytest.mark.parametrize("no_answer", ["freeze", "kill"])
@@ -406,7 +407,7 @@ def test_a_job_that_does_not_answer_is_frozen_or_ended(make_node: Callable[..., 
 
 def test_a_job_that_says_that_it_stands_still_and_trains_on_is_ended(make_node: Callable[..., Node]):
     node = make_node(misuse_s=1.0)
-    node.slurm.freeze_after_s = 3.0
+    node.slurm.freeze_after_s = 600.0
     node.job(1, "--lie")
     node.order(alone(1), (0,), slice_s=0.5)
     node.until(lambda: steps(node, 1) > 0, "steps")
@@ -435,18 +436,19 @@ def test_a_job_over_its_memory_limit_is_ended_or_told(make_node: Callable[..., N
 
 def test_a_job_that_dies_while_suspended_leaves_its_place(make_node: Callable[..., Node]):
     node = make_node()
-    for number in (1, 2):
-        node.job(number)
-    node.order(alone(1, 2), (0,), slice_s=2.0)
-    node.until(lambda: "suspended" in node.states().values(), "turn")
-    dead = int(next(job for job, state in node.states().items() if state == "suspended")[1:])
-    node.run(0.5)
-    node.slurm.processes[dead].kill()
-    node.slurm.processes[dead].wait()
+    dead = node.job(1)
+    node.order(alone(1), (0,), slice_s=600.0)
+    node.until(lambda: steps(node, 1) > 0, "steps")
+    node.job(2)
+    node.order(alone(1, 2), (0,), slice_s=600.0)
+    node.until(lambda: node.states() == {"j1": "suspended", "j2": "running"}, "turn of the other")
+    node.until(lambda: node.agent._is_frozen(1), "SIGSTOP")
+    dead.kill()
+    dead.wait()
     node.until(lambda: node.agent.status().contained, "containment")
-    assert [(each.job, each.cause) for each in node.agent.status().contained] == [(f"j{dead}", "died")]
+    assert [(each.job, each.cause) for each in node.agent.status().contained] == [("j1", "died")]
     assert [each.shared.jobs for each in node.agent.status().groups] == [("j1", "j2")]
-    assert [pack.jobs for pack in node.agent.status().groups[0].running] == [(f"j{3 - dead}",)]
+    assert [pack.jobs for pack in node.agent.status().groups[0].running] == [("j2",)]
 
 
 def test_a_guest_is_cut_in_the_tick_in_which_a_guaranteed_job_comes(make_node: Callable[..., Node]):
@@ -469,43 +471,74 @@ def test_a_guest_is_cut_in_the_tick_in_which_a_guaranteed_job_comes(make_node: C
     assert control(node, 2).compute == 1.0
 
 
+class Training:
+    """Jobs 1 and 2 without processes, after their first step: by a clock of its own, each tells how many it would have made."""
+
+    def __init__(self, node: Node) -> None:
+        self._node, self._made = node, {1: 1.0, 2: 1.0}
+        self.now_s = time.time()
+        node.agent.tick(self.now_s)
+
+    def run(self, seconds: float, rates: Callable[[int], float], step_s: float = 0.02) -> None:
+        """So many steps a second, each of so many seconds."""
+        for _ in range(round(seconds / 0.1)):
+            self.now_s += 0.1
+            for number in self._made:
+                self._made[number] += rates(number) * 0.1
+                made = round(self._made[number])
+                status = JobStatus(
+                    number=control(self._node, number).number,
+                    pid=number,
+                    time_s=self.now_s,
+                    steps=made,
+                    seconds=made * step_s,
+                    squares=made * step_s**2,
+                    utilisation=0.5,
+                )
+                write_whole(statuses_dir(self._node.run_dir, number) / "0.json", status.model_dump_json())
+            self._node.agent.tick(self.now_s)
+
+
 def test_the_guests_share_rises_while_the_guaranteed_job_keeps_its_speed(make_node: Callable[..., Node]):
-    """Each has an emulated GPU of its own, so a guest takes nothing: the share goes up by steps, with looks at 0 between them."""
+    """A guest that takes nothing, and keeps to its share: that goes up by steps, with looks at 0 between them."""
     node = make_node(misuse_s=1.0, control={"tolerance": 0.3, "search_periods": 1})
-    for number in (1, 2):
-        node.job(number, "--step", "0.02", "--gpu", str(node.spool.with_name(f"gpu{number}")))
     pack = Pack((JobId("j1"), JobId("j2")), guaranteed=JobId("j1"))
     node.order([pack], (0,), slice_s=1.0)
+    training = Training(node)
     shares: list[float] = []
-
-    def risen() -> bool:
-        groups = node.agent.status().groups
-        shares.append(groups[0].share if groups else 0.0)
-        return shares[-1] > 0.05
-
-    node.until(risen, "rise")
+    for _ in range(300):
+        training.run(0.1, lambda number: 50 * control(node, number).compute)
+        shares.append(node.agent.status().groups[0].share)
     assert shares[0] == 0.0
-    risen_to = [share for share in shares if share]
+    risen_to = [share for share, before in zip(shares[1:], shares, strict=False) if share and share != before]
+    assert len(risen_to) > 2
     assert risen_to == sorted(risen_to)
+    assert risen_to[-1] > 0.05
+    assert 0.0 in shares[shares.index(risen_to[0]) :]
     assert not node.agent.status().contained
 
 
-def test_what_a_pack_does_to_its_jobs_is_measured_and_numbered(make_node: Callable[..., Node]):
-    """Both sleep, so together they are as fast as alone: speeds near 1, each told under a number of its own."""
+def test_what_a_pack_does_to_its_jobs_is_measured_and_numbered(
+    make_node: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
+):
+    """Alone they make 50 and 20 steps a second, together 40 and 10: speeds 0.8 and 0.5, told under a new number each time."""
     node = make_node()
-    for number in (1, 2):
-        node.job(number, "--step", "0.02")
+    for command in ("suspend", "resume"):  # there are no processes
+        monkeypatch.setattr(node.slurm, command, lambda job_id: None)
     node.order(alone(1, 2), (0, 1), slice_s=1.2)
-    node.until(lambda: all(each.use.utilisation == 0.5 for each in node.agent.status().jobs), "time alone")
+    training = Training(node)
+    training.run(2.0, lambda number: {1: 50.0, 2: 20.0}[number])
+    assert [each.use.utilisation for each in node.agent.status().jobs] == [0.5, 0.5], "measured alone"
     node.order([Pack((JobId("j1"), JobId("j2")))], (0, 1), slice_s=1.2)
-    node.until(lambda: len(node.agent.status().packs) >= 2, "measurements")
+    training.run(4.5, lambda number: {1: 40.0, 2: 10.0}[number])
     packs = node.agent.status().packs
-    assert [each.number for each in packs] == [1, 2]
+    assert [each.number for each in packs] == list(range(1, len(packs) + 1))
+    assert len(packs) >= 2
     assert packs[1].seen.gpu_type == "v100"
-    assert all(0.6 < speed < 1.4 for speed in packs[1].seen.speeds)
-    time.sleep(1.5)
+    assert packs[1].seen.speeds == pytest.approx((0.8, 0.5), rel=0.02)
+    training.now_s += 1.5
     node.order(alone(1), (0, 1), slice_s=1.2)
-    node.agent.tick(time.time())
+    node.agent.tick(training.now_s)
     assert node.states() == {"j1": "running"}, "one leaves as a slice ends"
 
 
@@ -591,29 +624,35 @@ def test_gpus_are_given_out_as_they_are_connected(make_node: Callable[..., Node]
     assert node.told().links == TWO_PAIRS
 
 
-@pytest.mark.parametrize("own_files", [False, True])
-def test_the_agent_asks_the_driver_how_gpus_are_connected(tmp_path: Path, own_files: bool):
+def test_the_agent_asks_the_driver_how_gpus_are_connected(tmp_path: Path):
     """The program itself, on a stand-in for NVIDIA's library: two GPUs with three NVLinks. Where the site names the device files
     NVML's indexes may not be Slurm's."""
     pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed: pip install -e '.[nvml]'")
-    scenario, settings = tmp_path / "scenario", tmp_path / "penstock.toml"
+    scenario = tmp_path / "scenario"
     scenario.write_text(fake_nvml.TWO_GPUS + "0.nvlinks 1 1 1\n1.nvlinks 0 0 0\n")
-    files = 'gpu_file = "/dev/nvidia[0-1]"' if own_files else ""
-    settings.write_text(
-        f'[slurm]\npartitions = ["gpu"]\nspool_dir = "{tmp_path}/spool"\nconf = "{tmp_path}/slurm.conf"\n'
-        f'[agent]\nrun_dir = "{tmp_path}/run"\nstate_dir = "{tmp_path}/state"\n{files}\n'
-    )
-    (tmp_path / "spool").mkdir()
-    command = [sys.executable, "-m", "penstock_slurm.agent.main", "--config", str(settings), "--node", "n0"]
     environment = fake_nvml.environment(fake_nvml.build(tmp_path), scenario)
-    with subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL) as agent:
-        try:
-            told = status_file(tmp_path / "spool", "n0")
+    found: dict[str, tuple[tuple[int, ...], ...]] = {}
+    with contextlib.ExitStack() as stack:
+        agents: dict[str, subprocess.Popen[bytes]] = {}
+        for name, files in (("drivers", ""), ("own", 'gpu_file = "/dev/nvidia[0-1]"')):
+            folder = tmp_path / name
+            (folder / "spool").mkdir(parents=True)
+            settings = folder / "penstock.toml"
+            settings.write_text(
+                f'[slurm]\npartitions = ["gpu"]\nspool_dir = "{folder}/spool"\nconf = "{folder}/slurm.conf"\n'
+                f'[agent]\nrun_dir = "{folder}/run"\nstate_dir = "{folder}/state"\n{files}\n'
+            )
+            command = [sys.executable, "-m", "penstock_slurm.agent.main", "--config", str(settings), "--node", "n0"]
+            agent = stack.enter_context(subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL))
+            stack.callback(agent.kill)
+            agents[name] = agent
+        for name, agent in agents.items():
+            told = status_file(tmp_path / name / "spool", "n0")
             wait_for(told.exists, 120, "a status")
-        finally:
             agent.terminate()
-    assert agent.returncode == 0
-    assert NodeStatus.model_validate_json(told.read_bytes()).links == (() if own_files else ((0, 9), (9, 0)))
+            assert agent.wait() == 0
+            found[name] = NodeStatus.model_validate_json(told.read_bytes()).links
+    assert found == {"drivers": ((0, 9), (9, 0)), "own": ()}
 
 
 def test_steps_between_two_statuses():
@@ -772,6 +811,7 @@ def test_what_slurm_has_done_without_saying_so_is_found_out(
         raise SlurmError("timed out", command="scontrol suspend", job_id=job_id)
 
     monkeypatch.setattr(node.slurm, "suspend", times_out)
+    monkeypatch.setattr(agent_module, "RETRY_S", 0.3)
     node.job(1)
     node.order(alone(1), (0,), slice_s=60.0)
     node.until(lambda: steps(node, 1) > 0, "steps")
@@ -841,11 +881,13 @@ def test_only_processes_of_the_jobs_user_are_its():
         processes = Processes("n")
         assert processes.scan({7: os.getuid() + 1}) == {}
         assert processes.job_of(mine.pid) is None
-        for _ in range(50):
-            if processes.scan({7: os.getuid()}) == {7: [mine.pid]}:
-                break
+
+        def is_found() -> bool:
+            nonlocal processes
             processes = Processes("n")
-            time.sleep(0.1)
+            return processes.scan({7: os.getuid()}) == {7: [mine.pid]}
+
+        wait_for(is_found, 120, "the process to be found")
         assert processes.job_of(mine.pid) == 7
 
 

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -30,15 +31,30 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def tell(program: Path, folder: Path, number: int = 7, cgroup: Path | None = None) -> tuple[int, str]:
+def tell_all(program: Path, folder: Path, *numbers: int, cgroup: Path | None = None) -> list[tuple[int, str]]:
+    """What it says of each of these jobs."""
     tool = ("valgrind", "-q", "--error-exitcode=99") if shutil.which("valgrind") is not None else ()
     inside = ("sh", "-c", 'echo $$ >"$0/cgroup.procs"; exec "$@"', cgroup) if cgroup is not None else ()
-    done = subprocess.run(
-        [*inside, *tool, program, folder, str(number)], capture_output=True, text=True, check=False, timeout=60
-    )
+    command = [*inside, *tool, program, folder, "1", *map(str, numbers)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert (done.returncode, done.stderr) == (0, "")
-    found, _, rest = done.stdout.strip().partition(" ")
-    return int(found), rest
+    lines = [line.partition(" ") for line in done.stdout.splitlines()]
+    assert len(lines) == len(numbers)
+    return [(int(found), rest) for found, _, rest in lines]
+
+
+def tell(program: Path, folder: Path, number: int = 7, cgroup: Path | None = None) -> tuple[int, str]:
+    (found,) = tell_all(program, folder, number, cgroup=cgroup)
+    return found
+
+
+def write(channels: Channels, name: str, texts: Sequence[str]) -> range:
+    """Jobs with these texts in their files of that name; returns their numbers."""
+    numbers = range(7, 7 + len(texts))
+    for number, text in zip(numbers, texts, strict=True):
+        channels.open(number, os.getuid())
+        (channels.folder / str(number) / name).write_text(text)
+    return numbers
 
 
 @pytest.fixture
@@ -58,11 +74,11 @@ def test_a_task_gets_what_the_agent_has_written(program: Path, channels: Channel
     assert tell(program, channels.folder) == (BOUND, "[0,3] []")
 
 
-@pytest.mark.parametrize("text", ["", "\n", "/" + 300 * "x"])
-def test_without_a_folder_that_can_be_the_task_runs_without_mps(program: Path, channels: Channels, text: str) -> None:
-    channels.bind(7, (0,))
-    (channels.folder / "7" / "mps").write_text(text)
-    assert tell(program, channels.folder) == (BOUND, "[0] []")
+def test_without_a_folder_that_can_be_the_task_runs_without_mps(program: Path, channels: Channels) -> None:
+    numbers = write(channels, "mps", ["", "\n", "/" + 300 * "x"])
+    for number in numbers:
+        channels.bind(number, (0,))
+    assert tell_all(program, channels.folder, *numbers) == [(BOUND, "[0] []")] * len(numbers)
 
 
 def test_the_longest_folder_fits(program: Path, channels: Channels) -> None:
@@ -72,10 +88,9 @@ def test_the_longest_folder_fits(program: Path, channels: Channels) -> None:
     assert tell(program, channels.folder) == (BOUND, f"[0] [{longest}]")
 
 
-@pytest.mark.parametrize("text", ["", "\n", "0;1", "all", "0," * 200])
-def test_devices_that_cannot_be_bind_to_none(program: Path, channels: Channels, text: str) -> None:
-    (channels.folder / "7" / "devices").write_text(text)
-    assert tell(program, channels.folder) == (NOT_OURS, "[] []")
+def test_devices_that_cannot_be_bind_to_none(program: Path, channels: Channels) -> None:
+    numbers = write(channels, "devices", ["", "\n", "0;1", "all", "0," * 200])
+    assert tell_all(program, channels.folder, *numbers) == [(NOT_OURS, "[] []")] * len(numbers)
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give files to another user")
@@ -118,7 +133,7 @@ def test_a_gpu_without_a_file_is_not_counted_where_gpus_are_denied(
 def test_a_task_that_waits_goes_on_when_they_are_opened(program: Path, channels: Channels, slurm: Slurm) -> None:
     (task,) = slurm.step("0", tasks=1)
     channels.bind(7, (2,), slurm.gpus)
-    waits = ("sh", "-c", 'echo $$ >"$0/cgroup.procs"; echo; exec "$@"', task, program, channels.folder, "7", "600")
+    waits = ("sh", "-c", 'echo $$ >"$0/cgroup.procs"; echo; exec "$@"', task, program, channels.folder, "6000", "7")
     with subprocess.Popen(waits, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         process.stdout.readline()
@@ -127,10 +142,8 @@ def test_a_task_that_waits_goes_on_when_they_are_opened(program: Path, channels:
         assert process.stdout.readline() == f"{BOUND} [0] []\n"
 
 
-@pytest.mark.parametrize("text", ["", "\n", "/nowhere/gpu0\n", 5000 * "x"])
-def test_without_files_that_are_denied_a_task_is_bound_as_the_agent_says(
-    program: Path, channels: Channels, text: str
-) -> None:
-    channels.bind(7, (0, 3))
-    (channels.folder / "7" / "gpus").write_text(text)
-    assert tell(program, channels.folder) == (BOUND, "[0,3] []")
+def test_without_files_that_are_denied_a_task_is_bound_as_the_agent_says(program: Path, channels: Channels) -> None:
+    numbers = write(channels, "gpus", ["", "\n", "/nowhere/gpu0\n", 5000 * "x"])
+    for number in numbers:
+        channels.bind(number, (0, 3))
+    assert tell_all(program, channels.folder, *numbers) == [(BOUND, "[0,3] []")] * len(numbers)

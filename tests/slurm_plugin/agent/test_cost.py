@@ -32,7 +32,7 @@ def test_an_agent_stays_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     try:
         for number in range(1, 5):
             site.job(number)
-        site.order([Pack((JobId(str(number)),)) for number in range(1, 5)], gpus=2, slice_s=2.0)
+        site.order([Pack((JobId(str(number)),)) for number in range(1, 5)], gpus=2, slice_s=0.5)
         agent = site.agent()
 
         def has_worked() -> bool:

@@ -328,7 +328,7 @@ def give_with(slurm: Slurm, capabilities: str) -> list[str]:
     program = [sys.executable, "-c", GIVE, NODE, str(JOB), str(UID), slurm.pattern, str(slurm.mount)]
     command = ["setpriv", f"--bounding-set={bounds}", "--inh-caps=-all", "--no-new-privs", *program]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=300)
     found: list[str] = json.loads(done.stdout)
     return found
 

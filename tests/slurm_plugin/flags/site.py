@@ -47,16 +47,20 @@ class FlagSite:
         )
         assert done.exit_code == 0, f"{done.output}\n{done.exception!r}"
 
+    def environment(self, **more: str) -> dict[str, str]:
+        """A user's."""
+        clean = {
+            key: value for key, value in os.environ.items() if not key.startswith(("SLURM", "SBATCH", "PENSTOCK_"))
+        }
+        return clean | self.slurm.environment() | more
+
     def run(
         self, *argv: str, user: int | None = None, timeout_s: float = 120, **environment: str
     ) -> subprocess.CompletedProcess[str]:
         """A command of a user of this site."""
-        clean = {
-            key: value for key, value in os.environ.items() if not key.startswith(("SLURM", "SBATCH", "PENSTOCK_"))
-        }
         return subprocess.run(
             argv,
-            env=clean | self.slurm.environment() | environment,
+            env=self.environment(**environment),
             cwd=self.output,
             user=user,
             group=user,

@@ -335,7 +335,7 @@ def test_without_the_plugin_on_a_node_all_jobs_run(flags: FlagSite) -> None:
 
 
 def test_by_begin_time_slurm_starts_a_job_that_nobody_takes_up(flags: FlagSite) -> None:
-    flags.settings("plain_after_s = 3")
+    flags.settings("plain_after_s = 3600")
     try:
         assert flags.penstock("sync").exit_code == 0
         script = "echo $SLURM_JOB_NODELIST $SLURM_GPUS_ON_NODE"
@@ -343,6 +343,7 @@ def test_by_begin_time_slurm_starts_a_job_that_nobody_takes_up(flags: FlagSite) 
         plain = {"partition": "all", "nodes": 1, "gpus_per_node": 3}
         assert json.loads(job.admin_comment)["penstock_plain"] == plain
         assert (job.state, job.reason, job.held) == ("PENDING", "BeginTime", False)
+        flags.run("scontrol", "update", f"JobId={job.id}", "StartTime=now")  # the hour is over
         wait_for(lambda: flags.job(job.id).state == "COMPLETED", 120, "Slurm to start the job by itself")
         node, gpus = flags.text(job.id).split()
         assert node.startswith("t4")  # Slurm, which knows no types here, would take the first node, an a100

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,28 @@ from tests.slurm_plugin.flags.site import FlagSite
 pytestmark = pytest.mark.slurm
 
 PROGRAM = (sys.executable, "-c", "from penstock_slurm.submit.cli import app; app()")
+
+FORKING = """
+import json, os, sys
+from penstock_slurm.submit import dry_run
+from penstock_slurm.submit.cli import app
+
+for line in sys.stdin:
+    argv, environment, folder, out, err = json.loads(line)
+    child = os.fork()
+    if not child:
+        for number, path in enumerate((os.devnull, out, err)):
+            os.dup2(os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC), number)
+        os.environ.clear()
+        os.environ.update(environment)
+        os.chdir(folder)
+        sys.argv = ["submit", *argv]
+        app()
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+"""A process that has loaded the program once, and forks for each command: to load it takes seconds on a busy machine."""
+
+Submit = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture
@@ -44,28 +67,49 @@ def without_plugin(flags: FlagSite) -> dict[str, str]:
     return {"SLURM_CONF": str(folder / "slurm.conf")}
 
 
-def submit(flags: FlagSite, *argv: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return flags.run(*PROGRAM, *argv, **environment)
+@pytest.fixture(scope="module")
+def forking() -> Iterator[subprocess.Popen[str]]:
+    with subprocess.Popen(
+        [sys.executable, "-c", FORKING], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        yield process
+
+
+@pytest.fixture
+def submit(flags: FlagSite, forking: subprocess.Popen[str], tmp_path: Path) -> Submit:
+    """submit(*argv, **environment): the program as a user runs it."""
+    out, err = tmp_path / "out", tmp_path / "err"
+
+    def run(*argv: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        assert forking.stdin is not None
+        assert forking.stdout is not None
+        words = (argv, flags.environment(**environment), str(flags.output), str(out), str(err))
+        forking.stdin.write(json.dumps(words) + "\n")
+        forking.stdin.flush()
+        status = int(forking.stdout.readline())
+        return subprocess.CompletedProcess(argv, status, out.read_text(), err.read_text())
+
+    return run
 
 
 def test_a_preset_stands_for_its_flags_and_what_comes_later_wins(
-    flags: FlagSite, home: dict[str, str], script: str
+    flags: FlagSite, submit: Submit, home: dict[str, str], script: str
 ) -> None:
     config = ("--config", str(flags.config))
-    done = submit(flags, "--parsable", "--preset", "big", "--max-gpus=8", script, "a", "--preset", **home)
+    done = submit("--parsable", "--preset", "big", "--max-gpus=8", script, "a", "--preset", **home)
     assert (done.returncode, done.stderr) == (0, "")
     job = flags.job(done.stdout.strip())
     assert parse_wish(job.admin_comment) == JobWish(max_gpus=8, gpu_types=("rtx",))
     assert (job.name, job.time_limit_s, job.held) == ("mine", 1800, True)
-    done = submit(flags, "--parsable", "--max-gpus=8", "--preset=small", *config, script, **home)
+    done = submit("--parsable", "--max-gpus=8", "--preset=small", *config, script, **home)
     wish = parse_wish(flags.job(done.stdout.strip()).admin_comment)
     assert wish == JobWish(max_gpus=2)
-    done = submit(flags, "--preset=nix", *config, script, **home)
+    done = submit("--preset=nix", *config, script, **home)
     assert done.returncode == 1
     assert "there is no preset nix; there are big, small: write [nix] into" in done.stderr
 
 
-def test_all_else_is_sbatchs_own(flags: FlagSite, script: str) -> None:
+def test_all_else_is_sbatchs_own(flags: FlagSite, submit: Submit, script: str) -> None:
     """The same words printed and the same exit status, with its refusals and with arguments of all kinds."""
     for argv in (
         ("--hold", script),
@@ -75,7 +119,7 @@ def test_all_else_is_sbatchs_own(flags: FlagSite, script: str) -> None:
         ("--hold", "--parsable", "--", script, "--dry-run"),
         ("-W", "-Q", "--wrap", "exit 3"),
     ):
-        ours, theirs = submit(flags, *argv), flags.run("sbatch", *argv)
+        ours, theirs = submit(*argv), flags.run("sbatch", *argv)
         assert ours.returncode == theirs.returncode, argv
         assert ours.stderr == theirs.stderr
         assert [word for word in ours.stdout.split() if not word.isdigit()] == [
@@ -84,22 +128,24 @@ def test_all_else_is_sbatchs_own(flags: FlagSite, script: str) -> None:
 
 
 def test_arguments_reach_the_script_as_they_are(flags: FlagSite, script: str) -> None:
-    done = submit(flags, "--parsable", "--wait", script, "a b", "--dry-run", "--preset", "*", "")
+    done = flags.run(*PROGRAM, "--parsable", "--wait", script, "a b", "--dry-run", "--preset", "*", "")
     assert flags.text(done.stdout.strip()) == "a b --dry-run --preset * \n"
 
 
-def test_without_the_plugin_the_wish_is_in_the_comment(flags: FlagSite, home: dict[str, str], script: str) -> None:
+def test_without_the_plugin_the_wish_is_in_the_comment(
+    flags: FlagSite, submit: Submit, home: dict[str, str], script: str
+) -> None:
     bare = without_plugin(flags) | home
     assert "--adaptive" not in flags.run("sbatch", "--help", **bare).stdout
-    done = submit(flags, "--parsable", "--preset", "big", "--min-gpus", "2", script, **bare)
+    done = submit("--parsable", "--preset", "big", "--min-gpus", "2", script, **bare)
     assert (done.returncode, done.stderr) == (0, "")
     job = flags.job(done.stdout.strip())
     assert parse_wish(job.comment) == JobWish(min_gpus=2, max_gpus=16, gpu_types=("rtx",))
     assert (job.admin_comment, job.held, job.requeue) == ("", True, True)
     assert (job.gpus_per_node, job.gpu_type, job.time_limit_s) == (2, None, 1800)
-    done = submit(flags, "--parsable", script, PENSTOCK_ADAPTIVE="rigid", PENSTOCK_MAX_GPUS="3", **bare)
+    done = submit("--parsable", script, PENSTOCK_ADAPTIVE="rigid", PENSTOCK_MAX_GPUS="3", **bare)
     assert json.loads(flags.job(done.stdout.strip()).comment)["penstock"]["min_gpus"] == 3
-    plain = submit(flags, "--parsable", "--hold", script, PENSTOCK_MAX_GPUS="3", **bare)
+    plain = submit("--parsable", "--hold", script, PENSTOCK_MAX_GPUS="3", **bare)
     assert flags.job(plain.stdout.strip()).comment == ""
     for argv, words in (
         (("--adaptive", "--max-gpus=zero"), "penstock: --max-gpus=zero: give a whole number"),
@@ -108,30 +154,30 @@ def test_without_the_plugin_the_wish_is_in_the_comment(flags: FlagSite, home: di
         (("--adaptive", "--max-gpus=2", "--gres=gpu:1"), "--gres and --adaptive contradict each other"),
         (("--adaptive", "--max-gpus=2", "--comment=x"), "the comment holds the wish"),
     ):
-        done = submit(flags, *argv, script, **bare)
+        done = submit(*argv, script, **bare)
         assert done.returncode == 1
         assert words in done.stderr
     lines = flags.folder / "lines.sh"
     lines.write_text("#!/bin/sh\n#SBATCH --adaptive\ntrue\n")
-    done = submit(flags, "--max-gpus=2", "--adaptive", str(lines), **bare)
+    done = submit("--max-gpus=2", "--adaptive", str(lines), **bare)
     assert "has adaptive flags in #SBATCH lines, and this sbatch does not know them" in done.stderr
 
 
-def test_a_dry_run_changes_nothing(flags: FlagSite, home: dict[str, str], script: str) -> None:
+def test_a_dry_run_changes_nothing(flags: FlagSite, submit: Submit, home: dict[str, str], script: str) -> None:
     """There is no round of a daemon: what Slurm shows is decided on. A job that is refused is not told so."""
     flags.settings("[daemon]", f"state_dir = '{flags.folder}/none'")
     bad = flags.sbatch("--hold", '--comment={"penstock": {"max_gpus": 0}}', "--gres=gpu:1").stdout.strip()
     before = flags.gateway.jobs()
     config = ("--dry-run", "--config", str(flags.config))
-    done = submit(flags, *config, "--adaptive", "--max-gpus=8", "--gpu-types=a100", script)
+    done = submit(*config, "--adaptive", "--max-gpus=8", "--gpu-types=a100", script)
     assert (done.returncode, done.stderr) == (0, "")
     assert "it would get 1 a100 (1 on a100-0" in done.stdout
     assert "by the policy sia on what Slurm shows" in done.stdout
-    done = submit(flags, *config, "--adaptive", "--max-gpus=2", "--gpu-types=h100", script)
+    done = submit(*config, "--adaptive", "--max-gpus=2", "--gpu-types=h100", script)
     assert "it could not start: no node here has h100; the types are a100, rtx, t4" in done.stdout
-    done = submit(flags, *config, "--adaptive", "--max-gpus=2", "--partition=rtx", script)
+    done = submit(*config, "--adaptive", "--max-gpus=2", "--partition=rtx", script)
     assert "Penstock does not manage partition rtx; it manages all, t4" in done.stderr
-    assert "to start at" in submit(flags, *config, script).stderr, "a plain job is Slurm's to explain"
+    assert "to start at" in submit(*config, script).stderr, "a plain job is Slurm's to explain"
     assert flags.gateway.jobs() == before
     assert flags.job(bad).admin_comment == ""
     flags.settings()

@@ -170,8 +170,11 @@ def test_a_controller_that_is_away_and_one_that_hangs(make_loopback):
     own.start_munged()
     gateway.jobs()
     own.kill_slurmctld()
+    text = own.slurm_conf.read_text()
+    own.slurm_conf.write_text(text.replace("MessageTimeout=10", "MessageTimeout=2"))  # so long commands try
     with pytest.raises(ControllerAway):
         gateway.nodes()
+    own.slurm_conf.write_text(text)
     own.start_slurmctld()
     assert gateway.nodes()
 
@@ -248,6 +251,7 @@ def test_limits_fair_share_and_topology(make_loopback, loopback):
 
 
 @slurm
+@pytest.mark.long
 def test_jobs_whose_registration_slurmctld_has_forgotten_hold_nobody_up(make_loopback, monkeypatch):
     """Killed while slurmdbd does not answer, Slurm before 24.11 never asks again, and thinks for 5 s each time."""
     own = make_loopback("t4:1x4", accounting=True)

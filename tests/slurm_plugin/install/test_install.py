@@ -109,7 +109,7 @@ def test_agents_get_their_units_and_are_looked_at(tmp_path: Path, make_loopback:
     lacks = "FAILED  the agent of t4-00, t4-01 finds"
 
     def found(words: str) -> None:
-        wait_for(lambda: words in site.penstock("check", "--no-jobs").output, 60, words, poll_s=1)
+        wait_for(lambda: words in site.penstock("check", "--no-jobs").output, 120, words, poll_s=1)
 
     plugin, text = site.folder / "lib" / "penstock.so", (site.etc / "plugstack.conf").read_text()
     for path, wrong_text, words in (
@@ -122,6 +122,9 @@ def test_agents_get_their_units_and_are_looked_at(tmp_path: Path, make_loopback:
     ):
         right = path.read_bytes()
         path.write_bytes(wrong_text)
+        for node in ("t4-00", "t4-01"):  # which look every 15 s, and when they begin
+            cluster.kill_agent(node)
+            cluster.start_agent(node)
         found(words)
         path.write_bytes(right)
     wait_for(lambda: lacks not in site.penstock("check", "--no-jobs").output, 120, "the agents to find it", poll_s=1)
@@ -193,6 +196,8 @@ def test_sync_follows_the_cluster(bare: FlagSite) -> None:
     assert "FAILED  penstock_site.lua knows the partitions" in bare.penstock("check").output
     assert "was written" in bare.penstock("sync").output
     bare.slurm.kill_slurmctld()
+    conf = bare.slurm.slurm_conf
+    conf.write_text(conf.read_text().replace("MessageTimeout=10", "MessageTimeout=2"))  # so long commands try
     kept = listing.read_text()
     assert bare.penstock("sync").exit_code == 1
     assert listing.read_text() == kept

@@ -36,7 +36,7 @@ def test_up_env_status_down(folder: Path, make_loopback: MakeLoopback) -> None:
 
     env = penstock_loopback("env")
     shell = ["bash", "-c", 'eval "$1"; sinfo -h -N -p all -o %N', "bash", env.output]
-    listing = subprocess.run(shell, capture_output=True, text=True, timeout=30, check=True)
+    listing = subprocess.run(shell, capture_output=True, text=True, timeout=300, check=True)
     assert sorted(listing.stdout.split()) == ["rtx-00", "t4-00"]
 
     assert "0 of 8" in penstock_loopback("status").output

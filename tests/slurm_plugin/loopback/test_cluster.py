@@ -25,6 +25,7 @@ from penstock_slurm.loopback import (
     wait_for,
 )
 from penstock_slurm.loopback.fixtures import MakeLoopback
+from tests.slurm_plugin.state import save_jobs
 
 pytestmark = pytest.mark.slurm
 
@@ -35,10 +36,8 @@ def submit(on: LoopbackCluster, *options: str, script: str = "#!/bin/bash\nsleep
     return on.command("sbatch", "--parsable", "-o/dev/null", *options, input=script).stdout.strip()
 
 
-def running(on: LoopbackCluster, job: str, timeout_s: float = 30) -> None:
-    wait_for(
-        lambda: on.command("squeue", "-h", "-j", job, "-o", "%T").stdout.strip() == "RUNNING", timeout_s, "it runs"
-    )
+def running(on: LoopbackCluster, job: str) -> None:
+    wait_for(lambda: on.command("squeue", "-h", "-j", job, "-o", "%T").stdout.strip() == "RUNNING", 120, "it runs")
 
 
 def sleeping() -> set[processes.Process]:
@@ -107,9 +106,7 @@ def test_running_jobs_outlive_the_controller(make_loopback: MakeLoopback) -> Non
     broken = make_loopback()
     job = submit(broken)
     running(broken, job)
-    state = broken.folder / "state" / "job_state"
-    wait_for(lambda: state.exists() and state.stat().st_mtime > time.time() - 5, 120, "the job is saved")
-    time.sleep(5.5)  # Slurm saves every 5 s; what is younger is lost
+    save_jobs(broken, job)
     broken.kill_slurmctld()
     assert broken.status().dead_daemons == ("slurmctld",)
     assert node_state(broken, "t4-00") == "unknown"
@@ -118,7 +115,13 @@ def test_running_jobs_outlive_the_controller(make_loopback: MakeLoopback) -> Non
 
 
 def test_steps_outlive_their_slurmd(make_loopback: MakeLoopback) -> None:
-    broken = make_loopback(slurmd_timeout_s=5)
+    broken = make_loopback(slurmd_timeout_s=8)
+    conf = broken.slurm_conf.read_text()
+    broken.slurm_conf.write_text(
+        conf.replace("MessageTimeout=10", "MessageTimeout=2")
+    )  # of each ping, and of its repetitions
+    broken.command("scontrol", "reconfigure")
+    broken.slurm_conf.write_text(conf)  # commands may wait longer
     running(broken, submit(broken, "--no-requeue"))
     # The controller calls a job running before its node has the step.
     wait_for(lambda: len(processes.find_steps(broken.folder)) == 1, 120, "the step is there")
@@ -217,7 +220,9 @@ def test_a_daemon_that_dies_at_start_shows_its_log(tmp_path: Path) -> None:
     assert broken.processes() == set()
 
 
-def test_a_node_that_never_comes_leaves_nothing(tmp_path: Path) -> None:
+def test_a_node_that_never_comes_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    start = LoopbackCluster.start_slurmctld
+    monkeypatch.setattr(LoopbackCluster, "start_slurmctld", lambda self, timeout_s: start(self))  # it may take longer
     broken = LoopbackCluster(tmp_path, "t4:1x4", settings={"SlurmdParameters": "shutdown_on_reboot"})
     with pytest.raises(LoopbackError, match=r"1 nodes are idle(?s:.*)logs are in"):
         broken.up(timeout_s=2)  # without config_overrides no machine here has 64 CPUs and 256 GB, so it is invalid
@@ -238,8 +243,10 @@ def test_a_port_lost_in_a_race_is_replaced(tmp_path: Path, monkeypatch: pytest.M
     first, second = machine.free_ports(3), machine.free_ports(3)
     places = iter([first, second])
     monkeypatch.setattr(machine, "free_ports", lambda count: next(places))
-    with socket.create_server(("127.0.0.1", first + lost)), LoopbackCluster(tmp_path, "t4:1x4") as made:
-        assert f"SlurmctldPort={second}\n" in made.slurm_conf.read_text()
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", first + lost))  # it does not listen, or `scontrol ping` would wait for its answer
+        with LoopbackCluster(tmp_path, "t4:1x4") as made:
+            assert f"SlurmctldPort={second}\n" in made.slurm_conf.read_text()
 
 
 def test_a_folder_holds_one_cluster(make_loopback: MakeLoopback) -> None:

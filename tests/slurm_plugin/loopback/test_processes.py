@@ -31,7 +31,7 @@ def start() -> Iterator[Start]:
     yield starter
     for child in children:
         child.kill()
-        child.communicate(timeout=10)
+        child.communicate(timeout=120)
 
 
 def test_a_pid_that_another_process_has_now_is_left_alone(start: Start) -> None:

@@ -186,7 +186,7 @@ class Rig:
             self.tick()
             return bool(done())
 
-        wait_for(once, 60, what, poll_s=0.1, details=lambda: self.slurm.command("squeue", "-a").stdout)
+        wait_for(once, 180, what, poll_s=0.1, details=lambda: self.slurm.command("squeue", "-a").stdout)
 
     def jobs(self) -> dict[str, SlurmJob]:
         return {job.id: job for job in self.commands.jobs()}

@@ -458,7 +458,7 @@ def test_a_task_whose_offer_is_withdrawn_sees_no_gpu(tmp_path: Path, there: bool
     if shutil.which("gcc") is None:
         pytest.skip("no C compiler (Debian: make gcc libslurm-dev)")
     source = Path(__file__).parents[3] / "slurm_plugin" / "spank" / "devices.c"
-    subprocess.run(["gcc", "-shared", "-fPIC", "-o", tmp_path / "devices.so", source], check=True, timeout=60)
+    subprocess.run(["gcc", "-shared", "-fPIC", "-o", tmp_path / "devices.so", source], check=True, timeout=300)
     devices = ctypes.CDLL(str(tmp_path / "devices.so")).penstock_devices
     folder = tmp_path / "7"
     if there:
