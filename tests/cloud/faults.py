@@ -85,7 +85,9 @@ class Ec2:
         self.moto.start()
         self._port = self.moto.get_host_and_port()[1]
         self._direct: Any = None
+        self._s3: Any = None
         self.through: Any = None
+        self.depot: Any = None
         self.faults: list[Fault] = []
         self.calls: list[tuple[str, dict[str, str]]] = []
         self.spot: dict[tuple[str, str], float] = {}
@@ -100,6 +102,7 @@ class Ec2:
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+            disable_nagle_algorithm = True  # else each body waits 40 ms for the word that its headers have arrived
 
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
@@ -147,6 +150,12 @@ class Ec2:
                 "ec2", region_name="us-east-1", endpoint_url=f"http://127.0.0.1:{self._port}", **KEYS
             )
         return self._direct
+
+    def s3(self) -> Any:
+        """A client of moto's S3, one for all."""
+        if self._s3 is None:
+            self._s3 = boto3.client("s3", region_name="us-east-1", endpoint_url=self.s3_url, **KEYS)
+        return self._s3
 
     def reset(self) -> None:
         connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=30)

@@ -128,7 +128,7 @@ class Hypervisor:
                 | {
                     "PATH": f"{self._folder / 'bin'}:{os.environ['PATH']}:/usr/sbin:/sbin",
                     "PENSTOCK_IMDS": f"http://127.0.0.1:{metadata.server_address[1]}",
-                    "PENSTOCK_WATCH_S": "1",
+                    "PENSTOCK_WATCH_S": "0.3",
                     "PENSTOCK_ROOT": str(self._folder / instance),
                     "HYPERVISOR": str(self._folder),
                     "INSTANCE": instance,

@@ -21,7 +21,6 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import boto3
 import pytest
 
 from penstock_cloud.catalogue import Catalogue, shipped
@@ -36,12 +35,15 @@ from penstock_scheduler.model import BurstJob, Phase, Placement, Progress
 from penstock_scheduler.ports import CloudNode
 from penstock_scheduler.store import SqlStore
 from penstock_slurm.loopback import wait_for
-from tests.cloud.faults import KEYS, Ec2
+from tests.cloud.faults import Ec2
 from tests.cloud.hypervisor import Hypervisor
 from tests.cloud.site import CloudSite
 from tests.cloud.test_storm import STEPS, die_at_every_step
 
 BUCKET = "penstock-runs"
+
+COURIER = "import sys; from penstock_cloud import courier; courier.LOOK_S = 0.3; sys.exit(courier.main())"
+"""One that looks for news more often."""
 
 pytestmark = pytest.mark.skipif(shutil.which("curl") is None, reason="instances need curl; install it")
 
@@ -55,7 +57,8 @@ class DetachedSite(CloudSite):
         self.folder = folder
         self.couriers: dict[str, subprocess.Popen[bytes]] = {}
         self.exits: dict[str, int] = {}
-        self.depot = Depot(connect(settings), BUCKET, settings.name)
+        ec2.depot = ec2.depot or connect(settings)
+        self.depot = Depot(ec2.depot, BUCKET, settings.name)
         super().__init__(settings, store, ec2, ec2.through)
 
     @staticmethod
@@ -82,7 +85,7 @@ class DetachedSite(CloudSite):
         mine = {"SLURM_ARRAY_JOB_ID": array, "SLURM_ARRAY_TASK_ID": index} if index else {}
         with (self.folder / f"{job}.out").open("ab") as out:
             self.couriers[job] = subprocess.Popen(
-                [sys.executable, "-m", "penstock_cloud.courier", str(self.settings.share), f"{self.folder / job}.sh"],
+                [sys.executable, "-c", COURIER, str(self.settings.share), f"{self.folder / job}.sh"],
                 stdout=out,
                 stderr=out,
                 cwd=self.folder,
@@ -150,7 +153,7 @@ def site(
         detached_user=DetachedSite.user,
         boot_timeout_s=300.0,
     )
-    boto3.client("s3", region_name="us-east-1", endpoint_url=ec2.s3_url, **KEYS).create_bucket(Bucket=BUCKET)
+    ec2.s3().create_bucket(Bucket=BUCKET)
     ec2.through = ec2.through or connect_ec2(settings)
     (tmp_path / "work").mkdir()
     made: DetachedSite = getattr(request, "param", DetachedSite)(settings, store, ec2, tmp_path / "work")
@@ -168,7 +171,7 @@ def hypervisor(ec2: Ec2) -> Iterator[Hypervisor]:
 
 
 def left(ec2: Ec2) -> list[str]:
-    found = boto3.client("s3", region_name="us-east-1", endpoint_url=ec2.s3_url, **KEYS).list_objects_v2(Bucket=BUCKET)
+    found = ec2.s3().list_objects_v2(Bucket=BUCKET)
     return [each["Key"] for each in found.get("Contents", [])]
 
 
@@ -246,13 +249,13 @@ def test_a_spot_instance_that_ec2_takes_saves_and_its_job_goes_on_in_the_next(
 SAVES = """#!/bin/bash
 #PENSTOCK output first second
 trap 'sleep 3; id -un >first; exit' TERM
-bash -c 'trap "sleep 5; id -un >second; exit" TERM; echo begins; while :; do sleep 0.2; done' &
+bash -c 'trap "sleep 4; id -un >second; exit" TERM; echo begins; while :; do sleep 0.2; done' &
 wait
 """
 
 
 def test_a_job_that_is_called_back_brings_its_checkpoint(site: DetachedSite, ec2: Ec2, hypervisor: Hypervisor) -> None:
-    """As another user than root, the script saves for 3 s, and what it has started for 2 s after the script's end."""
+    """As another user than root, the script saves for 3 s, and what it has started for 1 s after the script's end."""
     user = "nobody" if os.geteuid() == 0 else DetachedSite.user
     site.settings = site.settings.model_copy(update={"detached_user": user})
     site.crash()
@@ -314,7 +317,7 @@ def test_instances_end_themselves_when_nobody_cares(
     site.depot._put("dead", f"{time.time() - 60:.0f}".encode())
     short, silent, over = (
         launch("short", 1, "alive"),
-        launch("silent", 3600, "dead", 8.0),
+        launch("silent", 3600, "dead", 2.0),
         launch("over", 3600, "alive"),
     )
     for instance in (short, silent, over):
@@ -322,7 +325,7 @@ def test_instances_end_themselves_when_nobody_cares(
     assert site.depot.has("over", "result")
     console = hypervisor.console()
     assert "its longest life, 1 s, is over" in console
-    assert "penstockd has been silent for 8 s" in console
+    assert "penstockd has been silent for 2 s" in console
     assert "the job has ended with 0" in console
     assert "its job is over" in console
 

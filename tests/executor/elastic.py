@@ -7,8 +7,11 @@ import multiprocessing
 import multiprocessing.process
 import os
 import runpy
+import signal
+import socket
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -31,28 +34,81 @@ def torchrun(processes: int) -> tuple[str, ...]:
     return ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}")
 
 
-@contextlib.contextmanager
-def forked(
-    script: Path, *arguments: str | Path, environ: dict[str, str] | None = None
-) -> Iterator[multiprocessing.process.BaseProcess]:
-    """The script as a process, which does not outlive the block; outside a job, unless `environ` is that of one.
+@dataclass
+class Gang:
+    """Processes of one training; `said` has what they wrote to their standard errors."""
 
-    It is forked from one that has imported PyTorch, which takes most of the time of a short run.
+    processes: list[multiprocessing.process.BaseProcess]
+    said: Path
+
+    def send(self, number: signal.Signals) -> None:
+        for process in self.processes:
+            assert process.pid is not None
+            os.kill(process.pid, number)
+
+    def wait(self) -> int:
+        """The exit status, of all the same."""
+        for process in self.processes:
+            process.join(240)
+        statuses = {process.exitcode for process in self.processes}
+        assert len(statuses) == 1, (statuses, self.said.read_text())
+        (status,) = statuses
+        assert status is not None, self.said.read_text()
+        return status
+
+    def finish(self) -> str:
+        """What it said on its way to a good end."""
+        assert self.wait() == 0, self.said.read_text()
+        return self.said.read_text()
+
+
+@contextlib.contextmanager
+def gang(
+    script: Path, folder: Path, *options: str, processes: int = 1, environ: dict[str, str] | None = None
+) -> Iterator[Gang]:
+    """The script as a job of so many processes, as torchrun starts them; none outlives the block. Outside a job, unless
+    `environ` is that of one.
+
+    They are forked from one that has imported PyTorch, which takes most of the time of a short run.
     """
+    folder.mkdir(exist_ok=True)
+    environ = environ or environment()
+    ranks = [{}]
+    if processes > 1:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+        place |= {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes)}
+        ranks = [place | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(processes)]
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch._dynamo", "torch.distributed.pipelining", "penstock_executor.training.run"])
-    child = context.Process(target=_run, args=([str(script), *map(str, arguments)], environ or environment()))
-    child.start()
+    context.set_forkserver_preload(PRELOADED)
+    arguments = [str(script), str(folder), *options]
+    made = Gang([context.Process(target=_run, args=(arguments, environ | rank)) for rank in ranks], folder / SAID)
+    made.said.touch()
     try:
-        yield child
+        for child in made.processes:
+            child.start()
+        yield made
     finally:
-        child.kill()
-        child.join()
+        for child in made.processes:
+            if child.pid is not None:
+                child.kill()
+                child.join()
+
+
+PRELOADED = [
+    "torch._dynamo",
+    "torch.distributed.fsdp",
+    "torch.distributed.pipelining",
+    "penstock_executor.training.run",
+]
+SAID = "said"
 
 
 def _run(arguments: list[str], environ: dict[str, str]) -> None:
     os.environ.clear()
     os.environ.update(environ)
+    with (Path(arguments[1]) / SAID).open("ab") as said:
+        os.dup2(said.fileno(), sys.stderr.fileno())
     sys.argv = arguments
     sys.path.insert(0, str(Path(arguments[0]).parent))
     runpy.run_path(arguments[0], run_name="__main__")

@@ -5,6 +5,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from .spool import ROOT, bodies, job_environment, process, tell, wait_for
 
@@ -19,22 +20,29 @@ def train(folder: Path, spool: Path | None = None, steps: int = STEPS):
     )
 
 
-def test_interrupted_or_not_the_weights_are_the_same_to_the_bit(tmp_path: Path):
-    whole, often = tmp_path / "whole", tmp_path / "often"
-    with train(whole) as child:
-        assert child.wait(timeout=120) == 0
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """(folder, what it said) of a training that nothing interrupted."""
+    folder = tmp_path_factory.mktemp("whole")
+    with train(folder) as child:
+        said = child.communicate(timeout=240)[1]
+    assert child.returncode == 0, said
+    return folder, said
+
+
+def test_interrupted_or_not_the_weights_are_the_same_to_the_bit(tmp_path: Path, whole: tuple[Path, str]):
     chance = random.Random()
     endings: list[int] = []
     while endings[-1:] != [0]:
-        with train(often) as child:
-            epoch = often / "ckpt" / f"epoch-{len(endings) + 1:04d}"
+        with train(tmp_path) as child:
+            epoch = tmp_path / "ckpt" / f"epoch-{len(endings) + 1:04d}"
             wait_for(epoch.exists, "start")
             time.sleep(chance.uniform(0.05, 0.6))
-            if len(endings) < 6:
+            if len(endings) < 3:
                 child.kill() if chance.random() < 0.25 else child.terminate()
-            endings.append(child.wait(timeout=120))
+            endings.append(child.wait(timeout=240))
     assert 143 in endings or -9 in endings
-    with np.load(whole / "weights.npz") as expected, np.load(often / "weights.npz") as got:
+    with np.load(whole[0] / "weights.npz") as expected, np.load(tmp_path / "weights.npz") as got:
         assert got.keys() == expected.keys()
         for name in expected:
             np.testing.assert_array_equal(got[name], expected[name])
@@ -47,11 +55,11 @@ def test_it_takes_part(tmp_path: Path):
     with train(tmp_path, spool, steps=1_000_000) as child:
         seen = wait_for(lambda: bodies(spool, 1, "observation"), "observation")[0]
         assert (seen.gpu_type, seen.atomic_batch, seen.progress % 128) == ("cpu", 128, 0)
-        assert 1e-5 < seen.step_time_s < 1
+        assert 1e-5 < seen.step_time_s < 10
         tell(spool, 1, "save")
         wait_for(lambda: [b for b in bodies(spool, 1, "checkpointed") if b.request == "save"], "answer")
         child.terminate()
-        assert child.wait(timeout=60) == 143
+        assert child.wait(timeout=240) == 143
     (ended,) = bodies(spool, 1, "ended")
     assert ended.outcome == "stopped"
     with train(tmp_path, spool, steps=1_000_000):
@@ -62,7 +70,5 @@ def test_it_takes_part(tmp_path: Path):
         assert bodies(spool, 2, "ended")[0].outcome == "fenced"
 
 
-def test_it_learns(tmp_path: Path):
-    with train(tmp_path) as child:
-        said = child.communicate(timeout=120)[1]
-    assert float(said.rsplit("accuracy ", 1)[1]) > 0.9
+def test_it_learns(whole: tuple[Path, str]):
+    assert float(whole[1].rsplit("accuracy ", 1)[1]) > 0.9

@@ -1,10 +1,6 @@
 """Hybrid parallelism with real processes: pipelines of two stages, and replicas of them."""
 
-import contextlib
-import socket
 import sys
-from collections.abc import Iterator
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
@@ -18,34 +14,16 @@ from penstock_executor.training.processes import Group
 from penstock_executor.training.run import batch_apart, refuse_apart
 from penstock_profiles.noise import NoiseEstimator
 
-from .elastic import environment, forked, steps, surviving, torch
+from .elastic import environment, gang, steps, surviving, torch
 from .spool import ROOT, bodies, tell, wait_for
 
 BATCH, SIZE, EPOCHS, MAX_NORM = 32, 203, 3, 0.5
 STEPS = SIZE // BATCH
 
 
-@contextlib.contextmanager
-def train(folder: Path, *options: str, processes: int, spool: Path | None = None) -> Iterator[list[BaseProcess]]:
-    folder.mkdir(exist_ok=True)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    common = environment(spool) | {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes)}
-    common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+def train(folder: Path, *options: str, processes: int, spool: Path | None = None):
     script = ROOT / "tests" / "executor" / "train_pipeline.py"
-    with contextlib.ExitStack() as stack:
-        yield [
-            stack.enter_context(
-                forked(script, folder, *options, environ=common | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
-            )
-            for rank in range(processes)
-        ]
-
-
-def finish(children: list[BaseProcess], status: int = 0) -> None:
-    for child in children:
-        child.join(240)
-    assert [child.exitcode for child in children] == [status] * len(children)
+    return gang(script, folder, *options, processes=processes, environ=environment(spool))
 
 
 def trained_in_one_piece() -> tuple[dict, tuple[float, float]]:
@@ -80,13 +58,13 @@ def test_two_replicas_of_two_stages_learn_what_one_process_learns_and_go_on_as_o
     spool.mkdir()
     tell(spool, 1)
     options = (f"--max-norm={MAX_NORM}",)
-    with train(tmp_path, "--sleep=0.1", "--hold=8", *options, processes=4, spool=spool) as children:
+    with train(tmp_path, "--sleep=0.1", "--hold=8", *options, processes=4, spool=spool) as job:
         measured = wait_for(
-            lambda: [body for body in bodies(spool, 1, "observation") if body.sync_time_s is not None], "report", 120
+            lambda: [body for body in bodies(spool, 1, "observation") if body.sync_time_s is not None], "report"
         )
-        wait_for(lambda: steps(tmp_path)[-1]["step"] == 8, "steps", 120)
-        children[1].terminate()  # whoever hears it, all stop
-        finish(children, 143)
+        wait_for(lambda: "held in step 8" in job.said.read_text(), "steps")
+        job.processes[1].terminate()  # whoever hears it, all stop
+        assert job.wait() == 143
     seen = measured[0]
     assert (seen.gpus, seen.gpus_per_replica, seen.replicas) == (4, 2, 2)
     assert (seen.atomic_batch, seen.accumulation_steps, seen.samples) == (16, 0, 32)
@@ -95,8 +73,8 @@ def test_two_replicas_of_two_stages_learn_what_one_process_learns_and_go_on_as_o
     assert set(found.shards.files) == {"part-0.pt", "part-1.pt"}
     assert found.step == 10  # the step that it was held in, and the one after which all know
     (found.shards.folder / "part-1.pt").write_bytes(b"harmed")  # the one of the epoch's end counts
-    with train(tmp_path, *options, processes=2, spool=spool) as children:
-        finish(children)
+    with train(tmp_path, *options, processes=2, spool=spool) as job:
+        job.finish()
     assert f"part-1.pt in {found.shards.folder.name} is truncated or altered" in (tmp_path / "log").read_text()
     records = surviving(tmp_path)
     assert min(record["step"] for record in records if record["run"] == 2) == (found.step - 1) // STEPS * STEPS
@@ -120,20 +98,19 @@ def renamed(part: dict, second: bool) -> dict:
 @pytest.mark.long
 def test_gradient_noise_is_that_of_whole_replicas_and_the_batch_grows_with_them(tmp_path: Path):
     """The sum over stages and replicas is what one process finds with the two halves of each batch."""
-    with train(tmp_path, f"--max-norm={MAX_NORM}", processes=4) as children:
-        finish(children)
+    with train(tmp_path, f"--max-norm={MAX_NORM}", processes=4) as job:
+        job.finish()
     _, noise = trained_in_one_piece()
     assert torch.load(tmp_path / "final-0.pt")["noise"] == pytest.approx(noise, rel=1e-6)
-    (tmp_path / "grown").mkdir()
-    with train(tmp_path / "grown", "--max-batch=64", processes=4) as children:
-        finish(children)
+    with train(tmp_path / "grown", "--max-batch=64", processes=4) as job:
+        job.finish()
     assert {record["batch"] for record in steps(tmp_path / "grown")} == {64}
 
 
 def test_a_stage_with_nothing_to_train_is_refused_by_all(tmp_path: Path):
-    with train(tmp_path, "--frozen", processes=2) as children:
-        finish(children, 1)
-    assert (tmp_path / "log").read_text().count("the part of process 1 has no parameter to train") == len(children)
+    with train(tmp_path, "--frozen", processes=2) as job:
+        assert job.wait() == 1
+    assert (tmp_path / "log").read_text().count("the part of process 1 has no parameter to train") == 2
 
 
 def test_replicas_of_a_pipeline_have_equal_shares():

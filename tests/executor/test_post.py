@@ -72,13 +72,14 @@ def test_while_the_daemon_is_away_nobody_waits_and_the_newest_are_kept(
     assert caplog.text.count("reports wait") == 1
 
 
-def test_a_daemon_that_does_not_answer_delays_neither_a_report_nor_the_end_for_long():
+def test_a_daemon_that_does_not_answer_delays_neither_a_report_nor_the_end_for_long(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("penstock_executor.post.TIMEOUT_S", 240.0)
     with socket.create_server(("127.0.0.1", 0)) as mute:
         post = Post(Service(f"http://127.0.0.1:{mute.getsockname()[1]}", "t"), "1", 1)
         began_s = time.monotonic()
         post.put(report(0))
         post.close(0.5)
-        assert time.monotonic() - began_s < TIMEOUT_S
+        assert time.monotonic() - began_s < 120
 
 
 def test_what_is_refused_for_good_is_not_sent_again(tmp_path: Path, caplog: pytest.LogCaptureFixture):

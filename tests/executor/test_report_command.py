@@ -1,13 +1,18 @@
 """`penstock-report`, and a shell script that takes part by it."""
 
+import contextlib
+import io
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
+from unittest import mock
 
 import pytest
 
+from penstock_executor.report_command import main
 from penstock_profiles.wire import Checkpointed, Ended, Observation, Result, Started
 
 from .spool import JOB, ROOT, bodies, job_environment, reports, tell, wait_for
@@ -15,14 +20,24 @@ from .spool import JOB, ROOT, bodies, job_environment, reports, tell, wait_for
 EXAMPLE = ROOT / "examples" / "shell_report" / "train.sh"
 
 
-def report(spool: Path | None, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "penstock_executor.report_command", *arguments],
-        env=job_environment(spool),
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+class Said(NamedTuple):
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def report(spool: Path | None, *arguments: str) -> Said:
+    """The command, in this process: the shell script below starts processes."""
+    with (
+        mock.patch.dict(os.environ, job_environment(spool), clear=True),
+        contextlib.redirect_stdout(io.StringIO()) as out,
+        contextlib.redirect_stderr(io.StringIO()) as err,
+    ):
+        try:
+            status = main(arguments)
+        except SystemExit as wrong:  # argparse's
+            status = int(wrong.code or 0)
+    return Said(status, out.getvalue(), err.getvalue())
 
 
 def test_each_call_is_one_message_of_the_run(tmp_path: Path):
@@ -97,7 +112,7 @@ def test_a_shell_script_takes_part(tmp_path: Path):
             tell(spool, 1, "save")
             wait_for(lambda: [b for b in bodies(spool, 1, "checkpointed") if b.request == "save"], "answer")
             child.send_signal(signal.SIGTERM)
-            assert child.wait(timeout=60) == 143
+            assert child.wait(timeout=240) == 143
         finally:
             child.kill()
     (ended,) = bodies(spool, 1, "ended")
@@ -105,6 +120,6 @@ def test_a_shell_script_takes_part(tmp_path: Path):
     count = int((folder / "count").read_text())
     assert ended.progress == count * 32
     with start(count + 10) as child:
-        assert child.wait(timeout=60) == 0
+        assert child.wait(timeout=240) == 0
     assert bodies(spool, 2, "started")[0].progress == ended.progress
     assert bodies(spool, 2, "ended")[0].outcome == "completed"

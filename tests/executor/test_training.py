@@ -21,11 +21,12 @@ from penstock_profiles.node_channel import (
 )
 
 from .elastic import (
+    SAID,
     SCRIPT,
     assert_each_sample_once,
     environment,
     final,
-    forked,
+    gang,
     largest_difference,
     last_record,
     steps,
@@ -34,16 +35,17 @@ from .elastic import (
 )
 from .spool import JOB, ROOT, bodies, process, tell, wait_for
 
+QUADRATIC = ROOT / "tests" / "executor" / "train_quadratic.py"
+
 
 def train(folder: Path, *options: str, processes: int = 1, spool: Path | None = None, run_dir: Path | None = None):
-    folder.mkdir(exist_ok=True)
-    launcher = torchrun(processes) if processes > 1 else ()
     environ = environment(spool) | ({RUN_DIR_VARIABLE: str(run_dir)} if run_dir is not None else {})
-    return process(*launcher, SCRIPT, folder, *options, environment=environ)
+    return gang(SCRIPT, folder, *options, processes=processes, environ=environ)
 
 
 def finish(child) -> str:
-    _, said = child.communicate(timeout=240)
+    """Of a process that was not forked, and so takes seconds to import PyTorch."""
+    said = child.communicate(timeout=240)[1]
     assert child.returncode == 0, said
     return said
 
@@ -52,8 +54,8 @@ def test_processes_and_micro_steps_do_not_change_what_is_learned(tmp_path: Path)
     """Batch 32 as 32, as 4 x 8 of one process, and as 3 x 2 x 5 or 6 of three: the same mean of gradients."""
     cases = {"one": (1, ()), "four": (1, ("--max-atomic=8",)), "three": (3, ("--max-atomic=6", "--workers=1"))}
     for name, (processes, options) in cases.items():
-        with train(tmp_path / name, "--size=203", *options, processes=processes) as child:
-            finish(child)
+        with train(tmp_path / name, "--size=203", *options, processes=processes) as job:
+            job.finish()
         assert_each_sample_once(tmp_path / name, 3, 203)
         assert final(tmp_path / name)["steps"] == 3 * 7
         assert largest_difference(final(tmp_path / name)["weights"], final(tmp_path / "one")["weights"]) < 1e-12
@@ -64,8 +66,8 @@ def test_with_drop_last_an_epoch_is_worth_the_steps_that_it_has(tmp_path: Path):
     """47 samples at 32: a step an epoch. Three are worth 96 samples, and not 141."""
     from penstock_executor.training.run import limits_of
 
-    with train(tmp_path, "--size=47", "--drop-last", "--max-batch=32") as child:
-        finish(child)
+    with train(tmp_path, "--size=47", "--drop-last", "--max-batch=32") as job:
+        job.finish()
     assert (final(tmp_path)["steps"], final(tmp_path)["progress"]) == (3, 96)
     assert limits_of(32, 256, 203, drop_last=True) == (203, 192)
     assert limits_of(32, 256, 203, drop_last=False) == (256, 203)
@@ -81,18 +83,17 @@ def test_killed_at_random_points_it_goes_on_from_a_whole_checkpoint(tmp_path: Pa
     epochs = 2 + kills // 2  # a run makes a quarter of one before it is killed: enough that none completes
     options = (f"--epochs={epochs}", "--size=6001", "--sleep=0.02", "--checkpoint-every=0.3")
     for run in range(1, kills + 1):
-        with forked(SCRIPT, tmp_path, *options) as child:
-            wait_for(lambda run=run: last_record(tmp_path).get("run") == run, "step", 120)
+        with train(tmp_path, *options) as job:
+            wait_for(lambda run=run: last_record(tmp_path).get("run") == run, "step")
             time.sleep(chance.uniform(0, 1))
-            child.kill()
-            child.join()
-        assert child.exitcode == -signal.SIGKILL
+            job.send(signal.SIGKILL)
+            assert job.wait() == -signal.SIGKILL
         reached = max((record["step"] for record in steps(tmp_path) if record["run"] == run), default=-1)
         found = Checkpoints(tmp_path / "checkpoints", run).latest()
         lost = max(lost, reached - (found.step if found else 0))
     (tmp_path / "fast").touch()
-    with train(tmp_path, *options) as child:
-        finish(child)
+    with train(tmp_path, *options) as job:
+        job.finish()
     assert_each_sample_once(tmp_path, epochs, 6001)
     assert lost <= 60, f"{lost} steps lost, where an interval has some 15"
 
@@ -102,42 +103,42 @@ def test_it_answers_the_daemon_stops_when_asked_and_gives_way_to_a_later_run(tmp
     spool.mkdir()
     tell(spool, 1)
     options = ("--epochs=1000", "--sleep=0.01", "--max-batch=256")
-    with train(tmp_path, *options, spool=spool) as child:
-        seen = wait_for(lambda: [b for b in bodies(spool, 1, "observation") if b.grad_var is not None], "noise", 120)[0]
+    with train(tmp_path, *options, spool=spool) as job:
+        seen = wait_for(lambda: [b for b in bodies(spool, 1, "observation") if b.grad_var is not None], "noise")[0]
         assert (seen.gpu_type, seen.nodes, seen.gpus) == ("cpu", 1, 1)
-        assert 0.01 < seen.step_time_s < 1
+        assert 0.01 < seen.step_time_s < 10
         tell(spool, 1, "save")
         wait_for(lambda: [b for b in bodies(spool, 1, "checkpointed") if b.request == "save"], "answer")
         wait_for(lambda: steps(tmp_path)[-1]["batch"] > 32, "larger batch")
-        reached = wait_for(lambda: bodies(spool, 1, "result"), "result of an epoch", 120)[0]
+        reached = wait_for(lambda: bodies(spool, 1, "result"), "result of an epoch")[0]
         assert reached.metric < 0 < reached.progress
-        child.terminate()
-        assert child.wait(timeout=60) == 143
+        job.send(signal.SIGTERM)
+        assert job.wait() == 143
     (ended,) = bodies(spool, 1, "ended")
     assert (ended.outcome, ended.text) == ("stopped", "")
     last = steps(tmp_path)[-1]["step"]
-    with train(tmp_path, *options, spool=spool) as child:
-        (started,) = wait_for(lambda: bodies(spool, 2, "started"), "second start", 120)
+    with train(tmp_path, *options, spool=spool) as job:
+        (started,) = wait_for(lambda: bodies(spool, 2, "started"), "second start")
         assert started.progress == ended.progress > 0
         again = wait_for(lambda: [record for record in steps(tmp_path) if record["run"] == 2], "step")[0]
         assert (again["step"], again["batch"]) == (last + 1, steps(tmp_path)[-1]["batch"])
         tell(spool, 3)
-        assert child.wait(timeout=60) == 75
+        assert job.wait() == 75
     assert bodies(spool, 2, "ended")[0].outcome == "fenced"
 
 
 @pytest.mark.parametrize(
-    ("processes", "options"),
+    ("launcher", "processes", "options"),
     [
-        (2, ("--mixed",)),
-        pytest.param(2, (), marks=pytest.mark.long),
-        pytest.param(1, ("--mixed", "--max-atomic=4"), marks=pytest.mark.long),
-        (2, ("--optimizer=adam", "--max-atomic=4")),
-        pytest.param(1, ("--max-atomic=4",), marks=pytest.mark.long),
-        pytest.param(1, ("--optimizer=adam",), marks=pytest.mark.long),
+        ("torchrun", 2, ("--mixed",)),
+        pytest.param("", 2, (), marks=pytest.mark.long),
+        pytest.param("", 1, ("--mixed", "--max-atomic=4"), marks=pytest.mark.long),
+        ("", 2, ("--optimizer=adam", "--max-atomic=4")),
+        pytest.param("", 1, ("--max-atomic=4",), marks=pytest.mark.long),
+        pytest.param("", 1, ("--optimizer=adam",), marks=pytest.mark.long),
     ],
     ids=[
-        "two replicas, mixed",
+        "two replicas of torchrun's, mixed",
         "two replicas",
         "one that accumulates, mixed",
         "two of Adam that accumulate",
@@ -146,27 +147,29 @@ def test_it_answers_the_daemon_stops_when_asked_and_gives_way_to_a_later_run(tmp
     ],
 )
 def test_gradient_noise_of_a_known_problem_is_found_in_500_steps(
-    tmp_path: Path, processes: int, options: tuple[str, ...]
+    tmp_path: Path, launcher: str, processes: int, options: tuple[str, ...]
 ):
-    launcher = torchrun(processes) if processes > 1 else ()
-    script = ROOT / "tests" / "executor" / "train_quadratic.py"
-    with process(*launcher, script, tmp_path, "500", *options, environment=environment()) as child:
-        finish(child)
+    if launcher:
+        with process(*torchrun(processes), QUADRATIC, tmp_path, "500", *options, environment=environment()) as child:
+            finish(child)
+    else:
+        with gang(QUADRATIC, tmp_path, "500", *options, processes=processes) as job:
+            job.finish()
     noise = json.loads((tmp_path / "noise.json").read_text())
     assert noise["found"] == pytest.approx(noise["true"], rel=0.1)
     assert (noise["left_out"] > 0) == ("--mixed" in options), "steps whose gradients overflow are no progress"
 
 
 def test_a_job_alone_without_slurm_saves_nothing_unless_told_where(tmp_path: Path):
-    script = ROOT / "tests" / "executor" / "train_quadratic.py"
-    with process(script, tmp_path, "3", environment=environment()) as child:
-        finish(child)
-    assert [path.name for path in tmp_path.iterdir()] == ["noise.json"]
+    with gang(QUADRATIC, tmp_path, "3") as job:
+        job.finish()
+    assert {path.name for path in tmp_path.iterdir()} == {"noise.json", SAID}
 
 
 def test_where_memory_runs_out_it_begins_again_with_a_smaller_batch(tmp_path: Path):
     """40 samples fit; 32 is the initial batch, and of what is tried next some do not fit."""
-    with train(tmp_path, "--epochs=60", "--max-batch=256", "--memory=40", "--report-every=0.05") as child:
+    options = ("--epochs=30", "--max-batch=256", "--memory=40", "--report-every=0.05")
+    with process(SCRIPT, tmp_path, *options, environment=environment()) as child:
         said = finish(child)
     assert "does not fit into memory: again with fewer" in said
     assert max(record["step"] for record in steps(tmp_path)) == final(tmp_path)["steps"] - 1
@@ -219,18 +222,18 @@ def test_suspended_it_stands_still_and_resumed_it_goes_on(tmp_path: Path):
         assert len(steps(tmp_path)) == count
 
     # 28 s of steps, most of which it makes once there is `fast`.
-    with train(tmp_path, "--size=203", "--epochs=40", "--sleep=0.1", spool=spool) as child:
-        wait_for(lambda: steps(tmp_path), "steps", 120)
-        child.send_signal(signal.SIGTSTP)
+    with train(tmp_path, "--size=203", "--epochs=40", "--sleep=0.1", spool=spool) as job:
+        wait_for(lambda: steps(tmp_path), "steps")
+        job.send(signal.SIGTSTP)
         stands_still(1)
-        child.send_signal(signal.SIGSTOP)
-        child.send_signal(signal.SIGCONT)
+        job.send(signal.SIGSTOP)
+        job.send(signal.SIGCONT)
         wait_for(lambda: len(bodies(spool, 1, "resumed")) == 1, "word that it goes on")
         tell(spool, 1, "away", "suspend")
         stands_still(2)
         tell(spool, 1)
         (tmp_path / "fast").touch()
-        assert "resumed moved_bytes=0" in finish(child)
+        assert "resumed moved_bytes=0" in job.finish()
     assert [body.request for body in bodies(spool, 1, "suspended")] == [None, "away"]
     assert len(bodies(spool, 1, "resumed")) == 2
     assert_each_sample_once(tmp_path, 40, 203)
@@ -255,11 +258,11 @@ def test_a_nodes_agent_holds_it_to_a_share_stops_it_and_lets_it_go_on(tmp_path: 
         return [JobStatus.model_validate_json(path.read_bytes()) for path in found]
 
     def all_say(what: Callable[[JobStatus], object], text: str) -> None:
-        wait_for(lambda: len(now := said()) == processes and all(map(what, now)), text, 120)
+        wait_for(lambda: len(now := said()) == processes and all(map(what, now)), text)
 
     number = told()
     options = ("--size=203", "--epochs=400", "--sleep=0.05")
-    with train(tmp_path, *options, processes=processes, spool=spool, run_dir=run_dir) as child:
+    with train(tmp_path, *options, processes=processes, spool=spool, run_dir=run_dir) as job:
         all_say(lambda each: each.number == number and each.samples > 0, "steps")
         request = told(suspend="away")
         all_say(lambda each: each.suspended == "away" and each.number == request, "word that it has moved out")
@@ -271,8 +274,8 @@ def test_a_nodes_agent_holds_it_to_a_share_stops_it_and_lets_it_go_on(tmp_path: 
         all_say(lambda each: each.suspended is None and each.compute == 0.5, "share")
         number = told(compute=0.0)
         all_say(lambda each: each.number == number, "answer")
-        child.terminate()
-        child.communicate(timeout=60)
+        job.send(signal.SIGTERM)
+        assert job.wait() == 143
     assert {each.anywhere for each in said()} == {True}, "on a CPU nothing binds it to a GPU"
     assert [body.request for body in bodies(spool, 1, "suspended")] == [None]
     assert bodies(spool, 1, "ended")[0].outcome == "stopped"
@@ -281,17 +284,17 @@ def test_a_nodes_agent_holds_it_to_a_share_stops_it_and_lets_it_go_on(tmp_path: 
 def test_a_sharded_model_goes_on_with_another_number_of_processes(tmp_path: Path):
     """FSDP2 on CPUs: each of two processes writes its shards; it goes on on three, as if it had never been sharded."""
     options = ("--size=203", "--optimizer=adam", "--epochs=2")
-    with train(tmp_path / "whole", *options) as child:
-        finish(child)
+    with train(tmp_path / "whole", *options) as job:
+        job.finish()
     options = ("--sharded", *options)
-    with train(tmp_path, "--hold=4", *options, processes=2) as child:
-        wait_for(lambda: any(record["step"] > 3 for record in steps(tmp_path)), "steps", 120)
-        child.terminate()
-        child.wait(timeout=60)
+    with train(tmp_path, "--hold=4", *options, processes=2) as job:
+        wait_for(lambda: any(record["step"] > 3 for record in steps(tmp_path)), "steps")
+        job.send(signal.SIGTERM)
+        assert job.wait() == 143
     (shards,) = (tmp_path / "checkpoints" / "epoch-0001").glob("*.shards")
     assert {path.name for path in shards.iterdir()} == {".metadata", "__0_0.distcp", "__1_0.distcp"}
-    with train(tmp_path, *options, processes=3) as child:
-        finish(child)
+    with train(tmp_path, *options, processes=3) as job:
+        job.finish()
     assert {record["world"] for record in steps(tmp_path)} == {2, 3}
     assert_each_sample_once(tmp_path, 2, 203)
     assert largest_difference(final(tmp_path)["weights"], final(tmp_path / "whole")["weights"]) < 1e-9

@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -46,7 +47,10 @@ class Hold:
         signal.signal(signal.SIGTERM, self._on_term)
 
     def wait(self) -> None:
-        while self._run.rank == 1 and self._run.steps == self._step and not self._heard:
+        held = self._run.rank == 1 and self._run.steps == self._step
+        if held:
+            print(f"held in step {self._step}", file=sys.stderr, flush=True)
+        while held and not self._heard:
             time.sleep(0.01)
 
     def _on_term(self, *arguments) -> None:

@@ -4,7 +4,7 @@ import time
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
@@ -108,6 +108,7 @@ def test_adaptive_batch_is_the_optimum_of_a_fine_search():
     assert 40 <= best.atomic_batch <= 50
 
 
+@settings(max_examples=40)
 @given(trainings())
 def test_goodput_is_throughput_times_efficiency_of_the_best_batch(estimator):
     for gpu_type, model in estimator.models.items():
@@ -129,6 +130,7 @@ def test_goodput_is_throughput_times_efficiency_of_the_best_batch(estimator):
                 assert goodput == pytest.approx(rate * worth)
 
 
+@settings(max_examples=40)
 @given(trainings(), st.sampled_from(["alpha_c", "beta_c", "alpha_r", "beta_r", "alpha_n", "beta_n"]))
 def test_a_smaller_parameter_never_slows(estimator, name):
     gpu_type, model = next(iter(estimator.models.items()))
@@ -138,6 +140,7 @@ def test_a_smaller_parameter_never_slows(estimator, name):
     assert np.all(after >= before * (1 - 1e-9))
 
 
+@settings(max_examples=40)
 @given(trainings())
 def test_a_free_batch_is_never_worse_than_a_fixed_one(estimator):
     gpu_type = next(iter(estimator.models))
@@ -151,6 +154,7 @@ def test_a_free_batch_is_never_worse_than_a_fixed_one(estimator):
         assert free >= fixed * (1 - 1e-9)
 
 
+@settings(max_examples=40)
 @given(st.one_of(trainings(), tables, st.just(LinearEstimator())))
 def test_goodput_has_the_broadcast_shape(estimator):
     gpu_types = [*getattr(estimator, "models", {}), *getattr(estimator, "rates", {}), "no such type"]
@@ -168,6 +172,7 @@ def test_table_interpolates_between_measured_counts_and_is_0_outside():
     assert table.best_batch("t4", 1, 2) is None
 
 
+@settings(max_examples=40)
 @given(rates, st.integers(1, 64))
 def test_table_stays_within_its_neighbours(measured, gpus):
     goodput = float(TableEstimator({"t4": measured}).goodput("t4", np.array(1), np.array(gpus)))
@@ -191,6 +196,7 @@ def test_linear_is_one_per_gpu_on_any_type():
         assert linear.best_batch(gpu_type, 1, 1) is None
 
 
+@settings(max_examples=40)
 @given(st.one_of(trainings(), tables, st.just(LinearEstimator())))
 def test_json_round_trip(estimator: Estimator):
     text = ADAPTER.dump_json(estimator)

@@ -2,7 +2,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock_profiles import matrix as matrix_module
@@ -63,6 +63,7 @@ def plainly(job: TrainingEstimator, gpu_type: str, N: int, K: int) -> float:
     return best
 
 
+@settings(max_examples=40)
 @given(st.lists(jobs, max_size=6))
 def test_the_matrix_is_the_definition_of_goodput(estimators):
     goodput_JC = best_matrix(estimators, CONFIGURATIONS).goodput
@@ -76,6 +77,7 @@ def test_the_matrix_is_the_definition_of_goodput(estimators):
             assert value == pytest.approx(expected, rel=2e-6)
 
 
+@settings(max_examples=40)
 @given(st.lists(jobs, min_size=1, max_size=6), st.data())
 def test_the_batches_of_a_plan_are_each_jobs_best(estimators, data):
     columns = [data.draw(st.integers(0, 5)) for _ in estimators]

@@ -38,7 +38,7 @@ def daemon(tmp_path):
     wait_for(lambda: "event=started" in log.read_text(), 120, "penstockd to start", details=log.read_text)
     yield process, path, log
     process.terminate()
-    assert process.wait(30) == 0, log.read_text()
+    assert process.wait(120) == 0, log.read_text()
 
 
 def test_good_settings_are_taken_up_and_wrong_ones_refused_without_losing_a_round(daemon, tmp_path):

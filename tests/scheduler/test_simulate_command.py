@@ -31,10 +31,17 @@ def penstock_simulate(folder, *argv: object, cluster: str = "t4:2x4", jobs: str 
     return result
 
 
-def test_policies_side_by_side(tmp_path):
-    out = tmp_path / "out"
-    result = penstock_simulate(tmp_path, "--policy", "sia,fifo", "--seeds", 2, "--out", out, "--prices", "t4=1")
-    assert "sia" in result.output
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory):
+    """(what was said, folder) of two policies over two seeds."""
+    folder = tmp_path_factory.mktemp("compared")
+    out = folder / "out"
+    return penstock_simulate(folder, "--policy", "sia,fifo", "--seeds", 2, "--out", out, "--prices", "t4=1").output, out
+
+
+def test_policies_side_by_side(compared):
+    said, out = compared
+    assert "sia" in said
     told = json.loads((out / "summary.json").read_text())
     assert list(told["policies"]) == ["sia", "fifo"]
     assert [seed["seed"] for seed in told["policies"]["fifo"]["seeds"]] == [0, 1]
@@ -46,6 +53,13 @@ def test_policies_side_by_side(tmp_path):
     assert (out / "looks.csv").read_text().startswith("policy,seed,time_s,jobs,running")
 
 
+@pytest.fixture
+def no_pictures(monkeypatch):
+    """Those of a run take seconds to draw."""
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+
+
+@pytest.mark.usefixtures("no_pictures")
 def test_cpus_and_memory_are_given_out_by_sensitivity(tmp_path):
     """8 CPUs on 4 GPUs: a part of 2. The image model is twice as fast with 5: an hour's work and 30 s of starting are 1830 s."""
     table = Sensitivity(1, (2, 5), (1000,), ((1.0,), (2.0,)))
@@ -68,6 +82,7 @@ def test_cpus_and_memory_are_given_out_by_sensitivity(tmp_path):
     assert max(held) == (5 + 2, 1000 + 2000)
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_tables_as_parquet_say_the_same_as_csv(tmp_path):
     parquet = pytest.importorskip("pyarrow.parquet")
     penstock_simulate(tmp_path, "--policy", "fifo", "--out", tmp_path / "c")
@@ -150,6 +165,7 @@ def pair_table(folder, share: float = 0.8) -> str:
     return str(folder / "pairs.json.gz")
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_jobs_share_under_a_policy_that_lets_them(tmp_path):
     """One GPU, 6000 s each. Under fifo b waits; gandiva profiles each, and then both run at 0.8: 60 + 60 + 11940 / 1.6 s."""
     policies = ("--policy", "fifo,gandiva,fifo+gandiva-share", "--out", tmp_path / "out")
@@ -220,6 +236,7 @@ def test_a_line_of_a_cluster_file_is_named(tmp_path):
         penstock_simulate(tmp_path, cluster=str(tmp_path / "cluster.txt"))
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_ctrl_c_leaves_what_was_computed(tmp_path, monkeypatch):
     """It comes while the second policy runs: the first is whole, the second as far as it got, and the third never began."""
     whole, ran = command.simulate, []
@@ -243,10 +260,9 @@ def test_ctrl_c_leaves_what_was_computed(tmp_path, monkeypatch):
     assert told["fifo"]["seeds"][0]["interrupted"]
 
 
-def test_the_page_opens_offline(tmp_path):
+def test_the_page_opens_offline(compared):
     """All in one file: nothing is fetched, every policy is there, and every tag that must be closed is."""
-    penstock_simulate(tmp_path, "--policy", "sia,fifo", "--seeds", 2, "--out", tmp_path / "out")
-    page = (tmp_path / "out" / "report.html").read_text()
+    page = (compared[1] / "report.html").read_text()
     assert "http" not in page.replace("http-equiv", "")
     assert "<script" not in page
     assert page.count("<svg") == page.count("</svg>") == 7
@@ -254,18 +270,18 @@ def test_the_page_opens_offline(tmp_path):
         assert words in page
 
 
-def test_pictures_lie_beside_the_page(tmp_path):
-    result = penstock_simulate(tmp_path, "--policy", "sia,fifo", "--seeds", 2, "--out", tmp_path / "out")
-    assert "7 pictures (PNG)" in result.output
-    names = {path.name for path in (tmp_path / "out").glob("*.png")}
+def test_pictures_lie_beside_the_page(compared):
+    said, out = compared
+    assert "7 pictures (PNG)" in said
+    names = {path.name for path in out.glob("*.png")}
     over_time = {"queue.png", "utilisation.png", "goodput.png"}
     assert names == {"policies.png", "completion-times.png", *over_time, "gpus-sia.png", "gpus-fifo.png"}
     for name in names:
-        assert (tmp_path / "out" / name).read_bytes().startswith(b"\x89PNG")
+        assert (out / name).read_bytes().startswith(b"\x89PNG")
 
 
-def test_without_matplotlib_the_page_is_written_and_it_is_said_what_is_missing(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
+@pytest.mark.usefixtures("no_pictures")
+def test_without_matplotlib_the_page_is_written_and_it_is_said_what_is_missing(tmp_path):
     result = penstock_simulate(tmp_path, "--policy", "fifo", "--out", tmp_path / "out")
     assert result.exit_code == 0
     assert "pip install 'penstock[report]'" in result.output

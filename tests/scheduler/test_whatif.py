@@ -104,10 +104,17 @@ def told(store: Path, *argv: object) -> dict[str, object]:
     return json.loads(whatif(store, "--json", *argv).stdout)  # type: ignore[no-any-return]
 
 
-def test_the_same_cluster_and_policy_give_what_really_happened(tmp_path):
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[SimulatedJob]]:
+    """(store, jobs) of a whole record, to be read alone."""
+    folder = tmp_path_factory.mktemp("recorded")
+    return folder, record(folder)
+
+
+def test_the_same_cluster_and_policy_give_what_really_happened(recorded):
     """Known to a round (60 s): the record alone does not tell at which instant jobs started and ended."""
-    jobs = record(tmp_path / "s")
-    document = told(tmp_path / "s", "--policy", "sia,fifo")
+    store, jobs = recorded
+    document = told(store, "--policy", "sia,fifo")
     assert list(document["policies"]) == ["recorded", "sia", "fifo"]
     real = sum(job.finish_s - job.submit_s for job in jobs) / JOBS
     recorded, again = (document["policies"][name]["mean"] for name in ("recorded", "sia"))
@@ -116,23 +123,22 @@ def test_the_same_cluster_and_policy_give_what_really_happened(tmp_path):
     assert again["avg_jct_h"] == pytest.approx(recorded["avg_jct_h"], rel=0.1)
 
 
-def test_more_nodes_help_and_fewer_do_not(tmp_path):
-    record(tmp_path / "s")
+def test_more_nodes_help_and_fewer_do_not(recorded):
     average = {
-        change: told(tmp_path / "s", *change)["policies"]["sia"]["mean"]["avg_jct_h"]
+        change: told(recorded[0], *change)["policies"]["sia"]["mean"]["avg_jct_h"]
         for change in ((), ("--add-nodes", "a100:2x4"), ("--remove-nodes", "a100:1x4"))
     }
     more, same, fewer = average["--add-nodes", "a100:2x4"], average[()], average["--remove-nodes", "a100:1x4"]
     assert more < 0.9 * same < same < fewer
 
 
-def test_a_type_that_nobody_ran_on_has_to_be_told(tmp_path):
-    record(tmp_path / "s")
+def test_a_type_that_nobody_ran_on_has_to_be_told(recorded):
+    store, _ = recorded
     with pytest.raises(ConfigError, match=r"no job of the record is known to run on h100; .* --like h100=t4:2"):
-        whatif(tmp_path / "s", "--add-nodes", "h100:2x8")
+        whatif(store, "--add-nodes", "h100:2x8")
     with pytest.raises(ConfigError, match="the record has no v100; it has a100, t4"):
-        whatif(tmp_path / "s", "--add-nodes", "h100:2x8", "--like", "h100=v100:2")
-    helped = told(tmp_path / "s", "--add-nodes", "h100:2x8", "--like", "h100=a100:2")
+        whatif(store, "--add-nodes", "h100:2x8", "--like", "h100=v100:2")
+    helped = told(store, "--add-nodes", "h100:2x8", "--like", "h100=a100:2")
     assert helped["cluster"] == "t4:2x4,a100:1x4,h100:2x8"
     assert helped["policies"]["sia"]["mean"]["avg_jct_h"] < helped["policies"]["recorded"]["mean"]["avg_jct_h"]
 
@@ -154,10 +160,9 @@ def test_a_type_that_nobody_ran_on_has_to_be_told(tmp_path):
         ),
     ],
 )
-def test_what_cannot_be_is_said(tmp_path, change, words):
-    record(tmp_path / "s", until_s=600)
+def test_what_cannot_be_is_said(recorded, change, words):
     with pytest.raises(ConfigError, match=words):
-        whatif(tmp_path / "s", *change)
+        whatif(recorded[0], *change)
 
 
 def test_the_page_says_what_the_record_cannot_tell(tmp_path):
@@ -214,18 +219,22 @@ def on_two_gpus(folder: Path, policy: str, wish: Callable[[int], JobWish] = one_
 
 
 @pytest.fixture(scope="module")
-def shared_past(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A record under `gandiva`, to be read alone."""
+def shared_record(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[SimulatedJob]]:
+    """(store, jobs) of a record under `gandiva`, to be read alone."""
     folder = tmp_path_factory.mktemp("shared")
-    on_two_gpus(folder, "gandiva")
-    return folder
+    return folder, on_two_gpus(folder, "gandiva")
 
 
-@pytest.mark.parametrize("policy", ["gandiva", "fifo+gandiva-share"])
-def test_a_past_in_which_jobs_shared_is_of_the_work_that_they_did(tmp_path, policy):
+@pytest.fixture
+def shared_past(shared_record: tuple[Path, list[SimulatedJob]]) -> Path:
+    return shared_record[0]
+
+
+@pytest.mark.parametrize("policy", ["gandiva", pytest.param("fifo+gandiva-share", marks=pytest.mark.long)])
+def test_a_past_in_which_jobs_shared_is_of_the_work_that_they_did(tmp_path, shared_record, policy):
     """Two GPUs, six jobs in turns and in packs. The time that they held GPUs would say more."""
-    jobs = on_two_gpus(tmp_path, policy)
-    store = open_store(tmp_path)
+    folder, jobs = shared_record if policy == "gandiva" else (tmp_path, on_two_gpus(tmp_path, policy))
+    store = open_store(folder)
     found = past((store.round(number) for number in store.round_numbers()), ())
     assert {job: truth.work for job, truth in found.truths.items()} == {
         job.id: pytest.approx(job.work, rel=0.02) for job in jobs
@@ -407,9 +416,8 @@ def test_the_memory_of_gpus_is_the_sites(shared_past):
     assert shared.sharers(found.workload).gpu_memory_mb == {"t4": 15_000, "a100": 38_146}
 
 
-def test_what_is_assumed_is_said_aloud(tmp_path):
-    record(tmp_path, until_s=20_000)
-    result = whatif(tmp_path, "--policy", "gandiva", "--assume-utilisation", 0.6)
+def test_what_is_assumed_is_said_aloud(recorded):
+    result = whatif(recorded[0], "--policy", "gandiva", "--assume-utilisation", 0.6)
     assert "Nobody knows what 6 of 6 jobs use of a GPU alone" in result.stderr
     assert "they are taken to use 60% of it" in result.stderr
     assert "Nobody knows the memory of 6 of 6 jobs" in result.stderr

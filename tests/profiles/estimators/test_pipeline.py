@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
@@ -122,6 +122,7 @@ def pipelines(draw):
 NODES_C, GPUS_C = np.array([1, 1, 1, 1, 1, 2, 2, 4, 16]), np.array([1, 2, 3, 4, 6, 16, 18, 32, 64])
 
 
+@settings(max_examples=40)
 @given(pipelines())
 def test_goodput_is_throughput_times_efficiency_on_multiples_of_a_replica(estimator):
     for gpu_type, model in estimator.models.items():
@@ -146,6 +147,7 @@ def test_goodput_is_throughput_times_efficiency_on_multiples_of_a_replica(estima
                 assert value == pytest.approx(slow)
 
 
+@settings(max_examples=40)
 @given(pipelines(), st.sampled_from(["alpha_c", "beta_c", "alpha_r", "beta_r", "alpha_n", "beta_n"]))
 def test_a_smaller_parameter_never_slows(estimator, name):
     gpu_type, model = next(iter(estimator.models.items()))
@@ -155,6 +157,7 @@ def test_a_smaller_parameter_never_slows(estimator, name):
     assert np.all(after >= before * (1 - 1e-9))
 
 
+@settings(max_examples=40)
 @given(pipelines(), st.integers(1, 8))
 def test_at_equal_forward_times_more_stages_only_cost(estimator, replicas):
     gpu_type, model = next(iter(estimator.models.items()))
@@ -168,6 +171,7 @@ def test_at_equal_forward_times_more_stages_only_cost(estimator, replicas):
     assert after <= before
 
 
+@settings(max_examples=40)
 @given(pipelines(), st.integers(1, 8))
 def test_more_micro_batches_fill_the_bubble(estimator, replicas):
     """Throughput alone (no gradient to disturb) grows with micro-batches: bubble and synchronisation weigh less."""
@@ -181,6 +185,7 @@ def test_more_micro_batches_fill_the_bubble(estimator, replicas):
     assert np.all(np.diff(rates) >= -1e-9 * np.array(rates[:-1]))
 
 
+@settings(max_examples=40)
 @given(pipelines())
 def test_shape_and_json_round_trip(estimator):
     for gpu_type in [*estimator.models, "no such type"]:

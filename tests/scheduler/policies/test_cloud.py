@@ -206,7 +206,7 @@ def situations(draw):
 
 
 @pytest.mark.parametrize("name", sorted(REGISTRY))
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(base=situations())
 def test_caps_hold_and_nobody_is_in_two_places(name, base):
     cloud = base.cloud

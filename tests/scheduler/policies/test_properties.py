@@ -120,7 +120,7 @@ def estimators(draw: st.DrawFn) -> AnyEstimator:
 
 
 @pytest.mark.parametrize(("name", "chosen"), VARIANTS)
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(state=snapshots())
 def test_every_plan_keeps_the_rules(name: str, chosen: dict[str, object], state: Snapshot) -> None:
     policy = make_policy(name, chosen)[0]
@@ -196,7 +196,7 @@ def test_every_plan_keeps_the_rules(name: str, chosen: dict[str, object], state:
 
 
 @pytest.mark.parametrize(("name", "chosen"), VARIANTS)
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(state=snapshots(), seed=st.integers(0, 9))
 def test_the_order_of_jobs_does_not_change_who_is_served(
     name: str, chosen: dict[str, object], state: Snapshot, seed: int
@@ -216,6 +216,7 @@ def test_the_order_of_jobs_does_not_change_who_is_served(
 ANYTHING = st.none() | st.booleans() | st.integers(-3, 10**9) | st.floats() | st.text(max_size=3)
 
 
+@settings(max_examples=40)
 @given(
     settings=st.dictionaries(st.sampled_from([*SiaSettings.model_fields, "lamda"]), ANYTHING, max_size=4),
     state=snapshots(),

@@ -87,7 +87,7 @@ def rounds(draw: st.DrawFn) -> tuple[list[Claim], list[Room]]:
     return claims, rooms
 
 
-@settings(max_examples=150)
+@settings(max_examples=80)
 @given(rounds(), st.sampled_from([{}, PAPER, REFERENCE]))
 def test_nobody_is_below_its_proportional_speed_and_no_node_gives_more_than_it_has(
     generated: tuple[list[Claim], list[Room]], rules: dict[str, object]
@@ -110,7 +110,7 @@ def test_nobody_is_below_its_proportional_speed_and_no_node_gives_more_than_it_h
             assert claim.may_exceed or amount.within(part)
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(st.integers(1, 4), st.lists(st.sampled_from([IMAGE, LANGUAGE, None]), max_size=16), st.integers(1, 7))
 def test_no_round_beats_the_optimum_and_none_is_worse_than_proportional(
     nodes: int, tables: list[Sensitivity | None], cpus_per_gpu: int

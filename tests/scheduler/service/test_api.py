@@ -412,9 +412,9 @@ def fuzz(api, examples: int) -> None:
     return asked
 
 
-def test_500_requests_that_nobody_thought_of(tmp_path):
+def test_200_requests_that_nobody_thought_of(tmp_path):
     with serving(tmp_path, requests_per_s=1e6, burst=10**6) as api:
-        assert fuzz(api, 34) >= 500
+        assert fuzz(api, 12) >= 200
 
 
 @pytest.mark.long

@@ -124,6 +124,20 @@ def test_tls_is_spoken_and_a_stranger_is_not_trusted(tmp_path, certificate, monk
             Client(url, authority=key)
 
 
+def test_without_tls_no_certificates_are_read(monkeypatch):
+    """It takes longer than most commands take to ask."""
+
+    def refuse(*args, **kwargs):
+        raise AssertionError("certificates are read")
+
+    monkeypatch.setattr("ssl.create_default_context", refuse)
+    for url in ("unix:/run/penstock.sock", "http://127.0.0.1:1"):
+        Client(url).close()
+    for url in ("https://127.0.0.1:1", "HTTPS://127.0.0.1:1"):
+        with pytest.raises(AssertionError, match="certificates"):
+            Client(url)
+
+
 def test_failed_logins_are_slowed_down_and_others_are_not(tmp_path, monkeypatch):
     monkeypatch.setattr(identity, "FAILED_BURST", 5)
     monkeypatch.setattr(identity, "FAILED_PER_S", 1e-6)

@@ -19,7 +19,7 @@ NEAR = 1e-6
 
 
 @pytest.mark.parametrize("entries", [1, dual.CORE_ENTRIES], ids=["growing core", "core as it is"])
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(case=problems(), gap=st.sampled_from([0.0, 1e-4, 0.05]))
 def test_the_dual_against_trying_everything(entries: int, case: Problem, gap: float) -> None:
     best = best_by_trying(case)
@@ -40,7 +40,7 @@ def test_the_dual_against_trying_everything(entries: int, case: Problem, gap: fl
     assert all(price >= 0 for price in report.prices_T)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(case=problems(), gap=st.sampled_from([0.0, 0.05]), backend=st.sampled_from(["cbc", "highs"]))
 def test_milp_against_trying_everything(case: Problem, gap: float, backend: str) -> None:
     best = best_by_trying(case)
@@ -55,7 +55,7 @@ def test_milp_against_trying_everything(case: Problem, gap: float, backend: str)
     assert solution.report.objective <= solution.report.bound + gap * abs(solution.report.objective) + NEAR
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(case=problems())
 def test_the_prices_bound_the_best_from_below(case: Problem) -> None:
     """L, summed entry by entry at the prices given, is no more than the best choice, and what the solver says it is."""
@@ -71,7 +71,7 @@ def test_the_prices_bound_the_best_from_below(case: Problem) -> None:
     assert relaxed.bound <= best + NEAR
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(case=problems(), evaluations=st.sampled_from([1, 2, 3]))
 def test_prices_that_were_cut_short_are_a_bound_all_the_same(case: Problem, evaluations: int) -> None:
     best = best_by_trying(case)
@@ -84,7 +84,7 @@ def test_prices_that_were_cut_short_are_a_bound_all_the_same(case: Problem, eval
     assert relaxed.bound <= best + NEAR
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(case=problems(jobs=8), seed=st.integers(0, 99))
 def test_any_choice_can_be_repaired(case: Problem, seed: int) -> None:
     try:
