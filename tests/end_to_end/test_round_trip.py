@@ -112,6 +112,7 @@ def told(store: SqlStore, job: str, words: str) -> str:
     return ""
 
 
+@pytest.mark.long
 def test_a_rigid_job_changes_type_only(site: Site):
     rates = {"t4": {"4": 4.0}, "rtx": {"4": 12.0}}
     blockers = [

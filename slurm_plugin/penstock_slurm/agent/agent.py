@@ -581,7 +581,8 @@ class Agent:
         mine = self._state.hosted.get(job)
         if mine is None:
             return 0.0
-        return math.inf if mine.state in ("running", "suspending") else mine.free_s
+        on = mine.state in ("running", "suspending") or (mine.state == "suspended" and not mine.off)
+        return math.inf if on else mine.free_s
 
     def refused(self, leaving: Collection[JobId]) -> Collection[JobId]:
         """MPS clients, and those whose state would not fit into what the host may take: the smallest are let go first."""
@@ -667,6 +668,8 @@ class Agent:
         """Bring each job a step closer to what its group wants."""
         jobs = {job.job: job for job in self._jobs()}
         targets = self._targets(jobs)
+        for mine in self._state.hosted.values():
+            self._look_whether_off(mine)
         for name, job in jobs.items():
             first = self._sight(name).first
             anywhere = first is not None and all(each.anywhere for each in self._sight(name).statuses.values())
@@ -776,7 +779,7 @@ class Agent:
                 mine.why, mine.retry_s = f"Slurm does not suspend it: {error}", self._now_s + RETRY_S
                 return
         mine.state, mine.tried, mine.why = "suspended", False, ""
-        mine.free_s = self._now_s + (0.0 if moved else self._settings.freeze_s)
+        mine.off, mine.free_s = moved, self._now_s + (0.0 if moved else self._settings.freeze_s)
         mine.moved_mb = min(sum(each.moved_mb for each in statuses), mine.moved_mb) if moved else 0.0
         mine.left_mb = max(each.left_mb for each in statuses) if moved else self._sight(job.job).memory_mb
         mine.refusals = 0
@@ -888,11 +891,22 @@ class Agent:
             return set()
         if mine.state == "waiting" and not ordered.own_devices:
             return set()
-        if mine.state == "suspended" and not mine.tried and self._now_s >= mine.free_s:
+        if mine.state == "suspended" and not mine.tried and mine.off:
             return set()
         if not ordered.running:
             return set()
         return set(mine.devices or ordered.own_devices)
+
+    def _look_whether_off(self, mine: Hosted) -> None:
+        """One that did not move off its GPUs is off them when it is seen frozen: on a busy node later than after `freeze_s`.
+
+        One of which nothing is seen counts as off then, and one that runs on after `suspend_wait_s` more.
+        """
+        if mine.state != "suspended" or mine.tried or mine.off or self._now_s < mine.free_s:
+            return
+        late = self._now_s > mine.free_s + self._settings.suspend_wait_s
+        if late or mine.number not in self._living or self._is_frozen(mine.number):
+            mine.off, mine.free_s = True, self._now_s
 
     def _room_made(self, job: JobId) -> bool:
         """Whether those beside it have taken in their limits of memory, or have had time enough to."""

@@ -49,8 +49,8 @@ class AgentSettings(BaseModel):
     )
     freeze_s: NonNegativeFloat = Field(
         default=2.5,
-        description="How long Slurm takes to freeze a job (SIGSTOP comes 2.0 s after SIGTSTP): so long the GPUs of one that did "
-        "not move off them count as used.",
+        description="How long Slurm takes to freeze a job (SIGSTOP comes 2.0 s after SIGTSTP): so long at least the GPUs of one "
+        "that did not move off them count as used.",
     )
     host_memory_mb: NonNegativeInt | None = Field(
         default=None,

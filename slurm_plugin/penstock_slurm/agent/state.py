@@ -39,8 +39,10 @@ class Hosted:
     """Whether Slurm was asked to suspend or resume it, and has not said what came of it."""
     retry_s: float = 0.0
     """When Slurm is asked again, which has refused."""
+    off: bool = False
+    """Whether, suspended, it counts as off its GPUs: it has moved off them, or was seen frozen."""
     free_s: float = 0.0
-    """When its GPUs count as free, once it is suspended."""
+    """Since when that is so; before, when it is looked at at the earliest."""
     moved_mb: float = 0.0
     """What it holds of the host's memory while it is suspended."""
     left_mb: float = 0.0

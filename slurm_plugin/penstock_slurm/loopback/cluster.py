@@ -178,7 +178,7 @@ class LoopbackCluster:
         return f"{self.folder}/run/agent.%n"
 
     def command(
-        self, *argv: str, timeout_s: float = 30, check: bool = True, input: str | None = None
+        self, *argv: str, timeout_s: float = 60, check: bool = True, input: str | None = None
     ) -> subprocess.CompletedProcess[str]:
         """Run one of Slurm's commands on this cluster, such as `command("sbatch", "--wrap=hostname")`.
 
@@ -234,7 +234,7 @@ class LoopbackCluster:
 
     # Start it
 
-    def up(self, *, timeout_s: float = 60, progress: Callable[[str], None] = lambda line: None) -> None:
+    def up(self, *, timeout_s: float = 120, progress: Callable[[str], None] = lambda line: None) -> None:
         """Start the cluster and wait until every node is idle; a start that fails leaves nothing behind.
 
         Args:
@@ -370,7 +370,7 @@ class LoopbackCluster:
 
     # Break it and mend it
 
-    def start_slurmctld(self, *, timeout_s: float = 60) -> None:
+    def start_slurmctld(self, *, timeout_s: float = 120) -> None:
         """Start the controller, unless it runs, and wait until it answers."""
         self._start("slurmctld", "slurmctld", "-D")
         self._wait(
@@ -414,13 +414,13 @@ class LoopbackCluster:
             *(f"--pid-file={run}/munged.pid", f"--log-file={self.log_folder}/munged.log"),
             *(f"--seed-file={run}/munged.seed", "--num-threads=10"),
         )
-        self._wait(lambda: _listens(sock), 10, "munged listens", "munged")
+        self._wait(lambda: _listens(sock), 60, "munged listens", "munged")
 
     def stop_munged(self) -> None:
         """Stop munged: every client and daemon fails to prove who it is until `start_munged`."""
         self._end("munged", signal.SIGTERM)
 
-    def reset(self, *, timeout_s: float = 60) -> None:
+    def reset(self, *, timeout_s: float = 120) -> None:
         """Make the cluster as new: start what has died, cancel every job, resume every node, wait until all are idle."""
         self.start_munged()
         self.start_slurmctld()
@@ -499,7 +499,7 @@ class LoopbackCluster:
         self._daemons[name] = processes.identify(child.pid)
         self._save()
 
-    def _end(self, name: str, number: signal.Signals, timeout_s: float = 10) -> None:
+    def _end(self, name: str, number: signal.Signals, timeout_s: float = 60) -> None:
         process = self._daemons[name]
         processes.send(process, number)
         self._wait(lambda: not processes.alive(process), timeout_s, f"{name} has ended")

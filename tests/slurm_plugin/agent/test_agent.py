@@ -6,7 +6,9 @@ import contextlib
 import errno
 import json
 import os
+import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -85,6 +87,28 @@ def test_three_jobs_on_two_gpus_take_turns_and_none_meets_another(make_node: Cal
     node.until(lambda: all(each.use.ran_s > 0 for each in node.told().jobs), "time run of all")
     frozen = [each.job for each in node.agent.status().jobs if each.state == "suspended"]
     assert len(frozen) <= 2
+
+
+def test_the_better_of_two_trials_has_the_slices(make_node: Callable[..., Node]):
+    """Ranks come with a later order and count from the next slice on, for as long as they stay so."""
+    node = make_node()
+    for number in (1, 2):
+        node.job(number)
+
+    def trials(*ranks: int) -> None:
+        packs = [Pack((JobId(f"j{n}"),), search="ada:s", rank=rank) for n, rank in enumerate(ranks, start=1)]
+        node.order(packs, (0,), slice_s=0.5)
+
+    trials(0, 0)
+    node.until(lambda: min(steps(node, 1), steps(node, 2)) > 20, "turns of both")
+    for better, worse, ranks in ((2, 1, (1, 0)), (1, 2, (0, 1))):
+        trials(*ranks)
+        node.until(lambda job=f"j{worse}": node.states()[job] == "suspended", "the end of the worse one's turn")
+        before, had = steps(node, worse), steps(node, better)
+        calls = len(node.slurm.calls)
+        node.until(lambda job=better, had=had: steps(node, job) > had + 200, "slices of the better one")
+        assert steps(node, worse) == before
+        assert node.slurm.calls[calls:] in ([], [("resume", better)]), "it keeps its GPU"
 
 
 def test_an_agent_that_starts_again_goes_on_without_a_daemon(make_node: Callable[..., Node]):
@@ -403,6 +427,25 @@ def test_a_job_that_does_not_answer_is_frozen_or_ended(make_node: Callable[..., 
     assert "within 0.5 s" in contained.text
     assert (("cancel", 1) in node.slurm.calls) == (no_answer == "kill")
     assert (("suspend", 1) in node.slurm.calls) == (no_answer == "freeze")
+
+
+def test_a_gpu_is_free_when_the_job_on_it_is_seen_to_stand_still(make_node: Callable[..., Node]):
+    """A busy node freezes it later than `freeze_s`: until then nobody else has its GPU."""
+    node = make_node(start_wait_s=0.0)
+    node.slurm.freeze_after_s = 3.0
+    process = node.job(1, "--mute")
+    node.order(alone(1), (0,), slice_s=0.5)
+
+    def deaf() -> bool:
+        ignored = re.search(r"SigIgn:\s+(\w+)", Path(f"/proc/{process.pid}/status").read_text())
+        return ignored is not None and bool(int(ignored[1], 16) >> (signal.SIGTSTP - 1) & 1)
+
+    node.until(lambda: 1 in node.agent._living and deaf(), "its process")
+    node.job(2)
+    node.order(alone(1, 2), (0,), slice_s=0.5)
+    node.until(lambda: node.states()["j2"] == "running", "turn of the other")
+    assert Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    assert node.agent._state.hosted["j2"].resumed_s >= node.agent._state.hosted["j1"].free_s
 
 
 def test_a_job_that_says_that_it_stands_still_and_trains_on_is_ended(make_node: Callable[..., Node]):
