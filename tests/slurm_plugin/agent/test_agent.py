@@ -111,6 +111,22 @@ def test_the_better_of_two_trials_has_the_slices(make_node: Callable[..., Node])
         assert node.slurm.calls[calls:] in ([], [("resume", better)]), "it keeps its GPU"
 
 
+def test_three_jobs_of_one_pack_run_at_once_each_with_its_limits(make_node: Callable[..., Node]):
+    """The policies make pairs; the node takes any number."""
+    node = make_node()
+    for number in (1, 2, 3):
+        node.job(number)
+    limits = (Limit(memory_mb=6000), Limit(0.5, 5000), Limit(memory_mb=4000))
+    node.order([Pack((JobId("j1"), JobId("j2"), JobId("j3")), limits=limits)], (0,), slice_s=0.5)
+    node.until(lambda: min(steps(node, number) for number in (1, 2, 3)) > 20, "steps of all")
+    assert set(at_once(node)) == {"j1", "j2", "j3"}
+    assert set(node.devices().values()) == {(0,)}
+    assert [(control(node, n).compute, control(node, n).memory_mb) for n in (1, 2, 3)] == [
+        (limit.compute, limit.memory_mb) for limit in limits
+    ]
+    assert not node.slurm.calls
+
+
 def test_an_agent_that_starts_again_goes_on_without_a_daemon(make_node: Callable[..., Node]):
     node = make_node()
     for number in (1, 2):
