@@ -155,7 +155,7 @@ class Storm:
         lost = [job for job in self.jobs if job not in found]
         assert not lost, f"lost {lost}; {self.done[-12:]}"
         users: dict[int, set[str]] = {}
-        for gpu, job in self.running():
+        for gpu, job in self.running(self.all):
             users.setdefault(gpu, set()).add(job)
             self.ran.add(job)
         now_s = time.monotonic()
@@ -163,8 +163,8 @@ class Storm:
         for gpu, jobs in users.items():
             assert len(jobs) == 1 or any(jobs <= pack for pack in packs), f"GPU {gpu}: {jobs}; {self.done[-12:]}"
 
-    def running(self) -> set[tuple[int, str]]:
-        return on_gpus(self.rig.slurm.slurm_conf, self.all)
+    def running(self, jobs: Collection[str]) -> set[tuple[int, str]]:
+        return on_gpus(self.rig.slurm.slurm_conf, jobs)
 
     def wants(self, wanted: dict[str, int], *groups: SharedGpus) -> None:
         """The plan from now on; the packs of the one before end soon."""
@@ -196,10 +196,10 @@ class Storm:
             self.look()
             nonlocal settled
             settled = settled or self.settled(group)
-            assert not settled or len(self.running()) <= group.gpus, self.running()
+            assert not settled or len(on := self.running(self.jobs)) <= group.gpus, on
             return settled and self.ran >= set(self.jobs)
 
-        wait_for(all_have_run, 300, "a turn of each job", details=lambda: self.ran)
+        wait_for(all_have_run, 300, "a turn of each job", details=lambda: (settled, self.ran, self.rig.status()))
         self.rig.slurm.command("scancel", "--name=wrap")  # a crash of Slurm's may have undone an earlier scancel
         self.rig.wants({})
 
@@ -215,7 +215,7 @@ class Storm:
         if status is None or [each.shared for each in status.groups] != [group]:
             return False
         turn = {(device, each.job) for each in status.jobs if each.state == "running" for device in each.devices}
-        return len(turn) <= group.gpus and self.running() <= turn
+        return len(turn) <= group.gpus and self.running(self.jobs) <= turn
 
 
 @pytest.mark.parametrize(
