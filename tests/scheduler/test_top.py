@@ -81,10 +81,11 @@ def test_bars_of_a_large_cluster_fit():
     assert "8 out of service" in " ".join(screen(80, shown))
 
 
-def test_where_the_output_is_no_terminal_it_is_printed_once(tmp_path):
+@pytest.mark.parametrize("option", ["--state", "--store"])
+def test_where_the_output_is_no_terminal_it_is_printed_once(tmp_path, option):
     state = tmp_path / "state"
     open_store(state, writer=True).save_round(record())
-    done = CliRunner().invoke(make_app(), ["top", "--state", str(state)])
+    done = CliRunner().invoke(make_app(), ["top", option, str(state)])
     assert done.exit_code == 0
     assert done.output.startswith("round 1 at ")
     assert "\x1b" not in done.output

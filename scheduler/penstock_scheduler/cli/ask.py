@@ -26,6 +26,7 @@ STORE = typer.Option(
     "--store",
     help="Read instead while penstockd is away, if you may: its state_dir, or the URL of its store.",
 )
+STATE = typer.Option("/var/lib/penstock", "--state", "--store", help="The daemon's state_dir, or the URL of its store.")
 JSON = typer.Option(False, "--json", help="One JSON document, and nothing else, on standard output.")
 
 STILL = (

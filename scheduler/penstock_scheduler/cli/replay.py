@@ -7,6 +7,7 @@ from pathlib import Path
 
 import typer
 
+from penstock_scheduler.cli.ask import STATE
 from penstock_scheduler.errors import PenstockError
 from penstock_scheduler.model import Plan
 from penstock_scheduler.policies import make_policy
@@ -16,7 +17,7 @@ from penstock_scheduler.store import open_store
 
 def replay(
     source: str = typer.Argument(metavar="ROUND", help="Number of a round in the store, or a file with one as JSON."),
-    state: str = typer.Option("/var/lib/penstock", help="The daemon's state_dir, or the URL of its store."),
+    state: str = STATE,
     policy: str = typer.Option("", help="Decide with another policy than the recorded one, with its default settings."),
     search: bool = typer.Option(
         False, help="Of a round cut short: search anew instead of starting from its incumbent."

@@ -12,6 +12,7 @@ from zipfile import BadZipFile
 import numpy as np
 import typer
 
+from penstock_scheduler.cli.ask import STATE
 from penstock_scheduler.cli.replay import read_round
 from penstock_scheduler.errors import PenstockError
 from penstock_scheduler.model import SolveReport
@@ -34,7 +35,7 @@ def solve(
     source: str = typer.Argument(
         help="A problem as arrays (.npz), a saved round's number, or a file with one as JSON."
     ),
-    state: str = typer.Option("/var/lib/penstock", help="The daemon's state_dir, or the URL of its store."),
+    state: str = STATE,
     solver: SolverName = typer.Option(SolverName.AUTO, help="Which solver."),
     as_json: bool = typer.Option(False, "--json", help="One JSON object."),
 ) -> None:

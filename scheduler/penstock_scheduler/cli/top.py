@@ -12,6 +12,7 @@ from rich.live import Live
 from rich.table import Column, Table
 from rich.text import Text
 
+from penstock_scheduler.cli.ask import STATE
 from penstock_scheduler.model import Adaptivity, Job, JobWish, Phase
 from penstock_scheduler.records import RoundRecord
 
@@ -25,7 +26,7 @@ _ROOMY, _WIDE = 100, 150
 
 
 def top(
-    state: str = typer.Option("/var/lib/penstock", help="The daemon's state_dir, or the URL of its store."),
+    state: str = STATE,
     once: bool = typer.Option(False, help="Print once and exit, as is always done where the output is no terminal."),
     interval: float = typer.Option(2.0, min=0.1, help="Seconds between two looks."),
 ) -> None:
