@@ -470,8 +470,10 @@ class SlurmAgents:
         cleared = [job for job, each in here.items() if each.cleared and job not in together]
         self._fenced[name] = lacking(ground)
         self._stands[name] = stands(ground)
-        self.fence.carry_out(name, self._partitions[name], ground, [*together, *cleared])
-        self._open_gate(node, ground, [*together, *cleared])
+        # Of a node that a new slurmctld has not heard of, it counts GPUs wrong of jobs that end and begin meanwhile (22.05.8).
+        if "UNKNOWN" not in node.state or "DOWN" in node.state:
+            self.fence.carry_out(name, self._partitions[name], ground, [*together, *cleared])
+            self._open_gate(node, ground, [*together, *cleared])
         allotted, misplaced = self._allot(name, ground, groups, here)
         misplaced |= {
             job

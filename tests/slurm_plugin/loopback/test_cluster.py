@@ -123,9 +123,14 @@ def test_steps_outlive_their_slurmd(make_loopback: MakeLoopback) -> None:
     broken.command("scontrol", "reconfigure")
     broken.slurm_conf.write_text(conf)  # commands may wait longer
     running(broken, submit(broken, "--no-requeue"))
-    # The controller calls a job running before its node has the step.
-    wait_for(lambda: len(processes.find_steps(broken.folder)) == 1, 120, "the step is there")
-    steps = processes.find_steps(broken.folder)
+
+    def found() -> set[processes.Process]:
+        """The step, once it is one for a second: the controller calls a job running before, and slurmd forks on the way to it."""
+        steps = processes.find_steps(broken.folder)
+        time.sleep(1.0)
+        return steps if len(steps) == 1 and steps == processes.find_steps(broken.folder) else set()
+
+    steps = wait_for(found, 120, "the step is there")
     broken.kill_slurmd("t4-00")
     assert processes.find_steps(broken.folder) == steps
     wait_for(lambda: node_state(broken, "t4-00").startswith("down"), 120, "Slurm takes the node for down")

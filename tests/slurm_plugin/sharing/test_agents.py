@@ -126,6 +126,24 @@ def test_jobs_come_to_a_node_of_which_every_gpu_is_taken(rig: Rig) -> None:
     assert {rig.state(job) for job in strangers} == {"PENDING"}
 
 
+def test_nobody_is_fenced_on_a_node_of_which_a_new_controller_has_not_heard(rig: Rig) -> None:
+    """Of jobs that end and begin there meanwhile, Slurm 22.05.8 counts GPUs as used until it is reconfigured."""
+    jobs = [rig.submit() for _ in range(3)]
+    rig.wants(dict.fromkeys(jobs, 1), SharedGpus(NODE, 1, packs(*jobs)))
+    rig.until(lambda: {rig.state(job) for job in jobs} == {"RUNNING"}, "all run")
+    rig.until(lambda: rig.holders("RUNNING"), "a holder")
+    rig.slurm.kill_slurmd(NODE)
+    rig.slurm.stop_slurmctld()
+    rig.slurm.start_slurmctld()
+    rig.wants(dict.fromkeys(jobs, 1), SharedGpus(NODE, 3, packs(*jobs)))
+    before = {job.id for job in rig.holders()}
+    for _ in range(4):
+        rig.tick()
+    assert {job.id for job in rig.holders()} == before
+    rig.slurm.start_slurmd(NODE)
+    rig.until(lambda: len(rig.holders("RUNNING")) == 3, "the fence to be whole")
+
+
 @pytest.mark.long
 def test_what_suspended_jobs_are(rig: Rig) -> None:
     """They run for the plan, their time is not GPU-seconds, they leave when told to; the accounts say with whom they share."""

@@ -119,6 +119,14 @@ class Storm:
                 self.rig.slurm.command("scontrol", "update", f"NodeName={node.name}", "State=RESUME")
                 self.done.append("node resumed")
 
+    def count_anew(self) -> None:
+        """As an admin does when a controller that was killed counts GPUs as used that no job has."""
+        if self.done[-1] != "counted anew":
+            print(self.rig.slurm.command("scontrol", "show", "nodes", "-d").stdout, flush=True)
+            print(self.rig.slurm.command("squeue", "-a", "-o", "%i %j %T %r %b").stdout, flush=True)
+            self.rig.slurm.command("scontrol", "reconfigure")
+            self.done.append("counted anew")
+
     def plan(self) -> None:
         """Any jobs share some GPUs, some of them packed; others have theirs alone, or wait."""
         jobs = self.random.sample(self.jobs, len(self.jobs))
@@ -182,11 +190,15 @@ class Storm:
         group = SharedGpus(NODE, 2, tuple(Pack((job,)) for job in self.jobs), slice_s=1.5)
         self.wants(dict.fromkeys(self.jobs, 1), group)
         settled = False
+        lost_s = time.monotonic() + 60.0
 
         def all_there() -> bool:
             self.rig.tick()
             self.look()
-            return {self.rig.state(job) for job in self.jobs} <= {"RUNNING", "SUSPENDED"}
+            there = {self.rig.state(job) for job in self.jobs} <= {"RUNNING", "SUSPENDED"}
+            if self.crashed and not there and time.monotonic() > lost_s:
+                self.count_anew()
+            return there
 
         wait_for(all_there, 300, "all jobs to run or to be suspended", details=lambda: self.done[-12:])
         self.ran.clear()
