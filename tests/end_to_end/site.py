@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import multiprocessing
 import os
 import shlex
 import subprocess
@@ -18,6 +17,7 @@ from penstock_profiles.wire import Observation, Report, Started
 from penstock_scheduler.store import open_store
 from penstock_slurm.gateway import Gateway, SlurmJob, open_gateway
 from penstock_slurm.loopback import LoopbackCluster, wait_for
+from tests.forking import FORKING
 
 RATES = {
     "t4": {"1": 1.0, "2": 1.9, "4": 3.6, "8": 6.5, "16": 12.0},
@@ -27,21 +27,6 @@ RATES = {
 
 UNFORESEEN = "should not have: please report it"
 """The daemon's words for an error that nothing provides for: its loop survives even that, and a recovery is missing."""
-
-DAEMONS = multiprocessing.get_context("forkserver")
-"""Forks daemons from a process that has imported what they need: 3 s of work for each start otherwise."""
-
-DAEMONS.set_forkserver_preload(
-    [
-        "penstock_scheduler.daemon",
-        "penstock_scheduler.service.app",
-        "penstock_scheduler.service.server",
-        "penstock_slurm.cluster",
-        "penstock_slurm.submitter",
-        "uvicorn.lifespan.on",
-        "uvicorn.protocols.http.auto",
-    ]
-)
 
 
 def penstockd(config: Path, log: Path, environment: Mapping[str, str]) -> None:
@@ -87,7 +72,7 @@ class Site:
             text += f"[{name}]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in table.items())
         self.config.write_text(text + self.extra)
         before = self._started()
-        self.daemon = DAEMONS.Process(target=penstockd, args=(self.config, self.log, dict(os.environ)))
+        self.daemon = FORKING.Process(target=penstockd, args=(self.config, self.log, dict(os.environ)))
         self.daemon.start()
         if wait:
             wait_for(lambda: self._started() > before, 300, "penstockd to start", details=self.tail)

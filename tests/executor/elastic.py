@@ -3,7 +3,6 @@
 import collections
 import contextlib
 import json
-import multiprocessing
 import multiprocessing.process
 import os
 import runpy
@@ -15,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from tests.forking import FORKING
 
 from .spool import ROOT, job_environment
 
@@ -79,10 +80,8 @@ def gang(
             place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
         place |= {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes)}
         ranks = [place | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(processes)]
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED)
     arguments = [str(script), str(folder), *options]
-    made = Gang([context.Process(target=_run, args=(arguments, environ | rank)) for rank in ranks], folder / SAID)
+    made = Gang([FORKING.Process(target=_run, args=(arguments, environ | rank)) for rank in ranks], folder / SAID)
     made.said.touch()
     try:
         for child in made.processes:
@@ -95,12 +94,6 @@ def gang(
                 child.join()
 
 
-PRELOADED = [
-    "torch._dynamo",
-    "torch.distributed.fsdp",
-    "torch.distributed.pipelining",
-    "penstock_executor.training.run",
-]
 SAID = "said"
 
 

@@ -39,7 +39,7 @@ def bodies(spool: Path, epoch: int, kind: str) -> list:
     return [report.body for report in reports(spool, epoch) if report.body.kind == kind]
 
 
-def wait_for(condition: Callable[[], T], what: str, timeout_s: float = 180) -> T:
+def wait_for(condition: Callable[[], T], what: str, timeout_s: float = 300) -> T:
     deadline = time.monotonic() + timeout_s
     while not (found := condition()):
         assert time.monotonic() < deadline, f"in {timeout_s} s no {what}"
