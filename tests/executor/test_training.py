@@ -129,6 +129,27 @@ def test_it_answers_the_daemon_stops_when_asked_and_gives_way_to_a_later_run(tmp
     assert bodies(spool, 2, "ended")[0].outcome == "fenced"
 
 
+def test_stopped_in_an_epochs_last_step_the_next_run_makes_the_end_of_that_epoch(tmp_path: Path):
+    """Two steps an epoch: the second run has none left of the first, and makes what comes after them."""
+    spool = tmp_path / "spool"
+    spool.mkdir()
+    tell(spool, 1)
+    with train(tmp_path, "--size=64", "--epochs=2", "--hold=1", spool=spool) as job:
+        wait_for(lambda: "held in step 1" in job.said.read_text(), "last step of the epoch")
+        job.send(signal.SIGTERM)
+        assert job.wait() == 143
+    assert not bodies(spool, 1, "result")
+    with train(tmp_path, "--size=64", "--epochs=2", spool=spool) as job:
+        job.finish()
+    assert [(record["run"], record["epoch"], record["step"]) for record in steps(tmp_path)] == [
+        (1, 0, 0),
+        (1, 0, 1),
+        (2, 1, 2),
+        (2, 1, 3),
+    ]
+    assert [result.progress for result in bodies(spool, 2, "result")] == [64, 128]
+
+
 @pytest.mark.parametrize(
     ("launcher", "processes", "options"),
     [

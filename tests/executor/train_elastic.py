@@ -39,7 +39,10 @@ class Moons(torch.utils.data.Dataset):
 
 
 class Hold:
-    """Keeps process 1 of a run at one step until it has heard SIGTERM, and with it the others. Made after `px.start`."""
+    """Keeps process 1 of a run, or its only one, at one step until it has heard SIGTERM, and with it the others.
+
+    Made after `px.start`.
+    """
 
     def __init__(self, run: px.Run, step: int | None) -> None:
         self._run, self._step, self._heard = run, step, False
@@ -47,7 +50,7 @@ class Hold:
         signal.signal(signal.SIGTERM, self._on_term)
 
     def wait(self) -> None:
-        held = self._run.rank == 1 and self._run.steps == self._step
+        held = self._run.rank == min(1, self._run.world - 1) and self._run.steps == self._step
         if held:
             print(f"held in step {self._step}", file=sys.stderr, flush=True)
         while held and not self._heard:
@@ -110,6 +113,11 @@ def main() -> None:
         num_workers=options.workers,
     )
     loss_of = torch.nn.BCEWithLogitsLoss()
+
+    def evaluate() -> float:
+        with torch.no_grad():
+            return float(loss_of(model(data.points.double()).squeeze(1), data.labels.double()))
+
     record = os.open(options.folder / "steps.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     attempt = os.environ.get("SLURM_RESTART_COUNT", "0")
     for epoch in run.epochs(options.epochs):
@@ -125,9 +133,8 @@ def main() -> None:
                 time.sleep(options.sleep)
             hold.wait()
             run.step(loss)
-        run.report(float(loss.detach()), minimize=True)
-    with torch.no_grad():
-        loss = float(loss_of(model(data.points.double()).squeeze(1), data.labels.double()))
+        run.report(evaluate(), minimize=True)
+    loss = evaluate()
     whole = {name: value.full_tensor() if options.sharded else value for name, value in model.state_dict().items()}
     if run.rank == 0:
         weights = {name.removeprefix("module."): value for name, value in whole.items()}

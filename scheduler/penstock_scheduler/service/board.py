@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from penstock_profiles.wire import Observation, Report, Result, Resumed, Started, Suspended
+from penstock_profiles.wire import Ended, Observation, Report, Result, Resumed, Started, Suspended
 from penstock_scheduler.errors import StoreError
 from penstock_scheduler.messages import AllocationView, JobView, LedgerLine, ResultView
 from penstock_scheduler.model import Action, ClusterState, EndedRun, Job, Outcome, Phase, Placement, Refusal
@@ -131,6 +131,10 @@ class Board:
                 if body.utilisation is not None and body.utilisation < IDLE_BELOW:
                     since_s, _ = self._idle_s.get(report.job_id, (now_s, now_s))
                     self._idle_s[report.job_id] = since_s, now_s
+            elif (
+                isinstance(body, Ended) and body.progress
+            ):  # 0: it failed before it knew what runs before it had reached
+                self._heard[report.job_id] = body.progress, self._heard.get(report.job_id, (0.0, None))[1]
             busy = isinstance(body, Observation) and (body.utilisation or 0.0) >= IDLE_BELOW
             if busy or isinstance(body, Started | Suspended | Resumed):
                 self._idle_s.pop(report.job_id, None)  # a run that begins, or has stood still, is judged anew

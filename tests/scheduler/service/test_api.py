@@ -11,7 +11,7 @@ import httpx
 import pytest
 from hypothesis import HealthCheck, settings
 
-from penstock_profiles.wire import Checkpointed, Observation, Report, Started
+from penstock_profiles.wire import Checkpointed, Ended, Observation, Report, Started
 from penstock_scheduler.client import ApiError, Client, DaemonAway
 from penstock_scheduler.messages import Submission, TokenOrder
 from penstock_scheduler.model import ClusterState, Phase, Refusal
@@ -236,6 +236,20 @@ def test_progress_comes_from_reports(api):
         api.look(job("1", user="ada", phase=Phase.RUNNING, allocation=on("t4", t4_00=4)), BOBS)
         assert (ada.job("1").progress, ada.job("1").total) == (10.0, 100.0)
         assert len(ada.history("1").observations) == 1
+
+
+@pytest.mark.parametrize(
+    ("last", "shown"),
+    [(Ended(outcome="completed", progress=100.0), 100.0), (Ended(outcome="failed", progress=0.0), 10.0)],
+)
+def test_the_progress_of_a_job_that_has_ended_is_its_last_word(api, last: Ended, shown: float):
+    """It is reported every 30 s, so that the newest observation lacks the end; a run that fails at its start knows of none."""
+    started = Started(gpu_type="t4", gpu_ids={}, progress=5.0, total=100.0)
+    with api.client("ada") as ada:
+        ada.report("1", [report(0, body=started), report(1, body=Observation.model_validate(OBSERVED))])
+        ada.report("1", [report(2, body=last)])
+        api.look(BOBS, finished={"1": Fate("COMPLETED", 0, 2.0)})
+        assert (ada.job("1").state, ada.job("1").progress, ada.job("1").total) == ("ended", shown, 100.0)
 
 
 def test_a_log_is_read_in_parts_and_never_through_a_link(api, tmp_path):
