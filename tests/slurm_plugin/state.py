@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 
 from penstock_slurm.loopback import LoopbackCluster, wait_for
@@ -15,4 +16,10 @@ def save_jobs(slurm: LoopbackCluster, job: str) -> None:
     slurm.command("scontrol", "update", f"JobId={job}", "Comment=saved")
     changed_s = time.time()
     state = slurm.folder / "state" / "job_state"
-    wait_for(lambda: state.exists() and state.stat().st_mtime > changed_s, 120, "slurmctld to save its jobs")
+
+    def saved() -> bool:
+        with contextlib.suppress(FileNotFoundError):  # the old file goes before the new one comes
+            return state.stat().st_mtime > changed_s
+        return False
+
+    wait_for(saved, 120, "slurmctld to save its jobs")

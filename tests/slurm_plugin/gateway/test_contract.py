@@ -34,6 +34,7 @@ from penstock_slurm.gateway.errors import WORDS, error_from
 from penstock_slurm.gateway.hostlist import expand
 from penstock_slurm.gateway.parse import parse_jobs, parse_tres_per_node, squeue_format
 from penstock_slurm.loopback import LoopbackCluster, wait_for
+from tests.slurm_plugin.state import save_jobs
 
 slurm = pytest.mark.slurm
 
@@ -269,10 +270,7 @@ def test_jobs_whose_registration_slurmctld_has_forgotten_hold_nobody_up(make_loo
     os.kill(slurmdbd, signal.SIGSTOP)
     stuck = [held(own) for _ in range(3)]
     wait_for(lambda: not registered(stuck[-1]), 120, "slurmctld to tell slurmdbd of the jobs")
-    changed_s = time.time()
-    assert registered(first)
-    state = own.folder / "state" / "job_state"
-    wait_for(lambda: state.stat().st_mtime > changed_s, 120, "slurmctld to save its state")
+    save_jobs(own, first)
     own.kill_slurmctld()
     os.kill(slurmdbd, signal.SIGCONT)
     own.start_slurmctld()
