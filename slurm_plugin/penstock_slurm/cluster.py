@@ -120,8 +120,10 @@ class SlurmCluster:
         self._owners: dict[JobId, int] = {}
         self._silent: set[str] = set()
         self._types: dict[str, str] = {}
-        self._states: dict[JobId, State] = {}  # for the log alone
-        self._gone: dict[JobId, SlurmJob | None] = {}  # likewise: those of them that Slurm lists no more
+        self._states: dict[JobId, State] = {}
+        """As logged: of ours, and of those that are ours no more and whose processes are ending yet."""
+        self._gone: dict[JobId, SlurmJob | None] = {}
+        """Those of them that Slurm lists as ending, or as ended, or (None) not at all."""
         self._looked = False
         self._asked_s = 0.0
         """When Slurm was asked for its jobs: no later than it answered."""
@@ -285,14 +287,17 @@ class SlurmCluster:
         )
 
     def reports(self) -> Sequence[Report]:
-        """What jobs have left in the spool; those that have ended since the last look are read a last time."""
-        now = set(self._jobs)
-        found = self._spool.read(sorted(now | self._reporting), self._owners)
-        self._owners = {job_id: uid for job_id, uid in self._owners.items() if job_id in now}
-        self._reporting = now
+        """What jobs have left in the spool; those that have ended since the last look are read a last time.
+
+        One that Slurm stops at its user's word, or at its time limit, is no more ours to place, and has yet to save and to
+        say so.
+        """
+        found = self._spool.read(sorted(self._jobs.keys() | self._reporting), self._owners)
         self._measure_pauses(found)
         self._log_ends()
-        self._spool.forget(now)
+        self._reporting = self._jobs.keys() | (self._gone.keys() & self._states.keys())
+        self._owners = {job_id: uid for job_id, uid in self._owners.items() if job_id in self._reporting}
+        self._spool.forget(self._reporting)
         return found
 
     def accounts(self, jobs: Collection[JobId], since_s: float) -> tuple[EndedRun, ...]:
@@ -360,9 +365,9 @@ class SlurmCluster:
         In the log, for the site. Slurm takes no comment on a job that has ended: users hear it from `Submitter.fates`.
         """
         self._ending |= {
-            job_id: allocation.shares[0].memory_mb
-            for job_id in gone
-            if (allocation := self._jobs[job_id].allocation) is not None and allocation.shares[0].memory_mb
+            job_id: control.memory_mb
+            for job_id in gone  # be it that no look has seen it run
+            if (control := self._spool.control(job_id)) is not None and control.memory_mb
         }
         known = {slurm_job.id: slurm_job for slurm_job in found}
         for job_id, memory_mb in list(self._ending.items()):

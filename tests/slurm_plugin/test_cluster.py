@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import pytest
 
-from penstock_profiles.wire import Control
+from penstock_profiles.wire import Checkpointed, Control, Ended, Report, Started, reports_file
 from penstock_scheduler.model import Placement, Share, Start
 from penstock_scheduler.simulator import SimulatedClock
 from penstock_scheduler.spool import Spool
@@ -134,6 +135,42 @@ def test_a_job_that_outgrew_its_memory_is_told_of_once_and_one_that_lives_on_is_
     told.asked = 0
     cluster.observe()
     assert told.asked == 0
+
+
+def test_a_job_that_no_look_has_seen_run_may_have_outgrown_its_memory(
+    told: Told, cluster: SlurmCluster, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    Spool(tmp_path / "spool").tell(Control(job_id="7", epoch=1, round=1, nodes=1, gpus=1, memory_mb=500), 0)
+    told.listed = [pending("gpu")]
+    cluster.observe()
+    told.listed, told.ended = [], [pending("gpu", state="OUT_OF_MEMORY")]
+    cluster.observe()
+    assert [record.getMessage() for record in caplog.records].count("job outgrew its memory") == 1
+
+
+def test_what_a_job_says_while_slurm_stops_it_is_read(told: Told, cluster: SlurmCluster, tmp_path: Path) -> None:
+    """Its user cancels it: it is ours to place no more, saves, says so, and says that it ends."""
+    spool = tmp_path / "spool"
+    Spool(spool).tell(Control(job_id="7", epoch=1, round=1, nodes=1, gpus=1), os.geteuid())
+    bodies = (
+        Started(gpu_type="t4", gpu_ids={}),
+        Checkpointed(progress=9, seconds=1),
+        Ended(outcome="stopped", progress=9),
+    )
+    held = {"nodes": ("n0",), "uid": os.geteuid()}
+    for number, (state, body) in enumerate(zip(("RUNNING", "COMPLETING", "COMPLETING"), bodies, strict=True)):
+        told.listed = [pending("gpu", state=state, **held)]
+        cluster.observe()
+        with reports_file(spool, "7", 1).open("a") as file:
+            report = Report(job_id="7", epoch=1, sequence=number, time_s=1.0, body=body)
+            file.write(report.model_dump_json() + "\n")
+        assert [each.body for each in cluster.reports()] == [body]
+    told.listed, told.ended = [], [pending("gpu", state="CANCELLED", **held)]
+    cluster.observe()
+    with reports_file(spool, "7", 1).open("a") as file:
+        file.write(report.model_dump_json() + "\n")
+    assert len(cluster.reports()) == 1
+    assert cluster._reporting == set()
 
 
 @pytest.mark.parametrize(("ends_in_s", "over"), [(-10.0, True), (2.0, True), (365 * 86_400.0, False)])
