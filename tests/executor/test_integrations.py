@@ -118,3 +118,16 @@ def test_the_packages_are_asked_for_only_by_those_who_use_them():
     with process("-c", code, environment=environment()) as child:
         told, _ = child.communicate(timeout=120)
     assert told.strip() == "set()"
+
+
+def test_a_signal_that_comes_while_the_processes_agree_is_heard_a_step_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    run, (on_term,) = pulse_at(SimpleNamespace(now=0.0), tmp_path, monkeypatch)
+    from penstock_executor.integrations import pulse
+
+    tensor = pulse.torch.tensor
+    monkeypatch.setattr(pulse.torch, "tensor", lambda flags, **more: (on_term(15, None), tensor(flags, **more))[1])
+    assert run.step_done(1) == (False, False)
+    assert run.step_done(2) == (True, True)
+    run.end()

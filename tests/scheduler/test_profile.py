@@ -235,7 +235,10 @@ def test_when_it_is_stopped_so_is_all_that_it_started(tmp_path: Path, number: si
         assert child.wait(timeout=60) == status
         assert child.stderr is not None
         assert b"Traceback" not in child.stderr.read()
-    assert not any(map(alive, pids))
+    deadline = time.monotonic() + 60
+    while any(map(alive, pids)):  # its child is killed with it, and waited for by nobody
+        assert time.monotonic() < deadline, pids
+        time.sleep(0.02)
     assert nothing_is_left(tmp_path)
 
 
@@ -312,6 +315,21 @@ def test_a_gpu_that_fails_in_mid_run(library: Path, tmp_path: Path, scenario: st
     assert done.returncode == 1
     assert says in done.stderr
     assert [seen.atomic_batch for seen in stored(tmp_path, "job@a100").observations] == [1]
+
+
+def test_what_is_measured_just_before_the_gpu_is_lost_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def lost_after_batch_1(*_: object) -> None:
+        deadline = time.monotonic() + 60
+        while not any('"observation"' in path.read_text() for path in (tmp_path / "tmp").rglob("*.jsonl")):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        raise PenstockError("the GPU is lost")
+
+    monkeypatch.setattr(module._Target, "used_mb", lost_after_batch_1)
+    command = script(tmp_path, "profile(lambda m: time.sleep(600 if m > 1 else 0.01))\n")
+    with pytest.raises(PenstockError, match="the GPU is lost; what was measured"):
+        penstock("--gpu-type", "cpu", *command)
+    assert [seen.atomic_batch for seen in stored(tmp_path).observations] == [1]
 
 
 def test_no_gpu_with_a_driver(library: Path, tmp_path: Path):

@@ -110,7 +110,8 @@ class Pulse:
         if fenced:
             self.end("fenced")
             raise SystemExit(75)
-        self._stop = stop
+        if stop:  # else a signal may have come meanwhile
+            self._stop = True
         if self._channel is not None:
             began_s = time.monotonic()
             self._channel.step_done(self._samples)

@@ -211,14 +211,24 @@ class _Run:
     ) -> None:
         """Listen until the program has ended, or had its time. Raises PenstockError: the profile is not whole."""
         until_s = time.monotonic() + start_seconds
-        while True:
-            status = status_of(child)  # before reading: what it said last is not missed
+
+        def listen() -> None:
+            nonlocal until_s
             for report in spool.read([PROFILE_JOB]):
                 self._hear(report.body)
                 if isinstance(report.body, Started | Ended):
                     more_s = self._request.seconds if isinstance(report.body, Started) else 0.0
                     until_s = time.monotonic() + more_s + GRACE_S
-            if (used_mb := self._target.used_mb(child.pid)) is not None:
+
+        while True:
+            status = status_of(child)  # before reading: what it said last is not missed
+            listen()
+            try:
+                used_mb = self._target.used_mb(child.pid)
+            except PenstockError:
+                listen()  # what it measured before the GPU was lost
+                raise
+            if used_mb is not None:
                 self._peak_mb = max(used_mb, self._peak_mb or 0.0)
             late = time.monotonic() > until_s
             if status is not None or late:

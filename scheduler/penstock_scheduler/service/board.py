@@ -180,12 +180,13 @@ class Board:
         return next((each for each in state.refused if each.job == job), None) if state is not None else None
 
     def adopt(self, view: JobView) -> None:
-        """Take in a job that was just submitted, before a round sees it. Raises StoreError."""
+        """Take in a job that was just submitted, before a round sees it, or its end. Raises StoreError."""
         with self._changing:
-            current = self._live.get(view.id) or view
+            current = self._live.get(view.id) or self.store.job(view.id) or view
             adopted = current.model_copy(update={"key": view.key})
             self.store.save_jobs([adopted])
-            self._live[view.id] = adopted
+            if adopted.state != "ended":
+                self._live[view.id] = adopted
 
     def live(self) -> list[JobView]:
         """All jobs that have not ended."""

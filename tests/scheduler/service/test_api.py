@@ -229,6 +229,16 @@ def test_a_bad_report_among_good_ones_is_refused_alone(api):
     assert (answer["accepted"], [each["index"] for each in answer["refused"]]) == (1, [1])
 
 
+def test_a_job_that_ends_while_it_is_adopted_has_ended(api):
+    """A submission is answered with a view that is a moment old; meanwhile a round sees the job's end."""
+    with api.client("ada") as ada:
+        before = api.board.job("1")
+        api.look(BOBS, finished={"1": Fate("COMPLETED", 0, 2.0)})
+        api.board.adopt(before.model_copy(update={"key": "night"}))
+        assert (ada.job("1").state, ada.job("1").key) == ("ended", "night")
+        assert "1" not in {view.id for view in api.board.live()}
+
+
 def test_progress_comes_from_reports(api):
     started = Started(gpu_type="t4", gpu_ids={}, progress=5.0, total=100.0)
     with api.client("ada") as ada:

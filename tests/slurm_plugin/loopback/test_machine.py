@@ -48,5 +48,5 @@ def test_free_ports_avoid_those_in_use_and_the_kernels_own(monkeypatch: pytest.M
     with socket.create_server(("127.0.0.1", machine.free_ports(1))) as server:
         taken = server.getsockname()[1]
         places = iter([taken - 2, taken, taken + 1])
-        monkeypatch.setattr("random.randrange", lambda first, end: next(places))
+        monkeypatch.setattr("secrets.randbelow", lambda end: next(places) - 10_000)
         assert machine.free_ports(3) == taken + 1
