@@ -17,6 +17,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from botocore.exceptions import ClientError
+
 from tests.cloud.faults import Ec2
 
 
@@ -96,20 +98,24 @@ class Hypervisor:
 
     def _run(self) -> None:
         while not self._stop.wait(0.3):
-            for file in self._folder.glob("*.off"):
-                self._client.terminate_instances(InstanceIds=[file.stem])
-                file.unlink()
-            running = {
-                each["InstanceId"]: {tag["Key"]: tag["Value"] for tag in each.get("Tags", [])}
-                for group in self._client.describe_instances()["Reservations"]
-                for each in group["Instances"]
-                if each["State"]["Name"] == "running"
-            }
-            for instance in set(self._machines) - set(running):
-                self._off(instance)
-            for instance, tags in running.items():
-                if instance not in self._machines and self.boots:
-                    self._on(instance, tags)
+            with contextlib.suppress(ClientError):  # moto may stumble over an instance that is just being made
+                self._look()
+
+    def _look(self) -> None:
+        for file in self._folder.glob("*.off"):
+            self._client.terminate_instances(InstanceIds=[file.stem])
+            file.unlink()
+        running = {
+            each["InstanceId"]: {tag["Key"]: tag["Value"] for tag in each.get("Tags", [])}
+            for group in self._client.describe_instances()["Reservations"]
+            for each in group["Instances"]
+            if each["State"]["Name"] == "running"
+        }
+        for instance in set(self._machines) - set(running):
+            self._off(instance)
+        for instance, tags in running.items():
+            if instance not in self._machines and self.boots and "penstock:run" in tags:  # moto gives them one by one
+                self._on(instance, tags)
 
     def _on(self, instance: str, tags: dict[str, str]) -> None:
         answer: dict[str, Any] = self._client.describe_instance_attribute(InstanceId=instance, Attribute="userData")

@@ -183,13 +183,13 @@ def test_a_detached_job_runs_there_and_its_result_is_here(site: DetachedSite, ec
     site.script(
         "7_3",
         "#!/bin/bash\n#SBATCH --gres=gpu:1\n#PENSTOCK input data\n#PENSTOCK output results none\n"
-        'echo "element $SLURM_ARRAY_TASK_ID of $SLURM_ARRAY_JOB_ID is $COLOUR"\nls\npwd\n'
+        'echo "element $SLURM_ARRAY_TASK_ID of $SLURM_ARRAY_JOB_ID is $COLOUR"\nls\npwd\necho ready\n'
         "until [ -e go ]; do sleep 0.2; done\n"
         "mkdir results && tr ' ' + <data/numbers >results/sum\necho done >&2\nexit 3\n",
     )
     site.submit("7_3")
     site.send("7_3")
-    site.really_until(lambda: site.away and "element 3 of 7" in _read(site, "7_3"), "output arrives while it runs")
+    site.really_until(lambda: "ready" in _read(site, "7_3") and _runs(site), "output arrives while it runs")
     out = site.output("7_3")
     assert "element 3 of 7 is blue and 'green'" in out
     assert "data" in out.split()
@@ -231,7 +231,7 @@ def test_a_spot_instance_that_ec2_takes_saves_and_its_job_goes_on_in_the_next(
     site.send("8", "g5.xlarge spot")
     (instance,) = ec2.instances()
     assert instance["InstanceLifecycle"] == "spot"
-    site.really_until(lambda: "begins at 0" in _read(site, "8"), "it runs")
+    site.really_until(lambda: "begins at 0" in _read(site, "8") and _runs(site), "it runs")
     hypervisor.notice(site.jobs["8"].allocation.nodes[0])
     site.really_until(lambda: site.jobs["8"].phase is Phase.QUEUED, "it is back in the queue")
     assert (site.folder / "checkpoint").read_text() == "1\n"
@@ -262,7 +262,7 @@ def test_a_job_that_is_called_back_brings_its_checkpoint(site: DetachedSite, ec2
     site.script("8", SAVES)
     site.submit("8")
     site.send("8")
-    site.really_until(lambda: "begins" in _read(site, "8"), "it runs")
+    site.really_until(lambda: "begins" in _read(site, "8") and _runs(site), "it runs")
     site.recall("8")
     site.really_until(lambda: site.jobs["8"].phase is Phase.QUEUED, "it is back in the queue")
     for name in ("first", "second"):
@@ -396,6 +396,11 @@ def _read(site: DetachedSite, job: str) -> str:
     return file.read_text() if file.exists() else ""
 
 
+def _runs(site: DetachedSite) -> bool:
+    """Whether the daemon has seen that the one run has begun: one that boots is ended without a word when it is called back."""
+    return [run.state for run in site.store.cloud_runs()] == ["running"]
+
+
 @pytest.mark.parametrize("site", [QuietSite], indirect=True)
 @pytest.mark.parametrize("ended", [True, False])
 def test_an_instance_that_ends_is_a_loss_only_before_the_result_is_there(
@@ -490,7 +495,7 @@ def test_a_run_of_more_than_a_week_is_refused_before_it_costs_anything(site: Qui
 @pytest.mark.long
 @pytest.mark.parametrize("site", [QuietSite], indirect=True)
 def test_kill_9_at_every_step_of_a_detached_run(site: DetachedSite, ec2: Ec2) -> None:
-    steps = die_at_every_step(site, ec2, "g5.xlarge", 1)
+    steps = die_at_every_step(site, ec2, "g5.xlarge", 1, twice=True)
     assert steps >= STEPS | {"create_launch_template", "delete_launch_template"}
     assert left(ec2) == ["penstock/alive"]
     names = [each["LaunchTemplateName"] for each in ec2.direct().describe_launch_templates()["LaunchTemplates"]]

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from penstock_profiles.wire import Observation, Report, Started
+from penstock_profiles.wire import Ended, Observation, Report, Started
 from penstock_scheduler.store import open_store
 from penstock_slurm.gateway import Gateway, SlurmJob, open_gateway
 from penstock_slurm.loopback import LoopbackCluster, wait_for
@@ -169,6 +169,16 @@ class Site:
             f"jobs {job_ids} to be {state}",
             details=lambda: f"{self.states(*job_ids)}\n{self.tail()}",
         )
+
+    def wait_completed(self, *job_ids: str, timeout_s: float = 180) -> None:
+        """Wait until all of these jobs have completed, and the daemon has read what they said."""
+        self.wait_states("COMPLETED", *job_ids, timeout_s=timeout_s)
+
+        def said(job_id: str) -> bool:
+            bodies = [report.body for report in self.reports(job_id)]
+            return any(isinstance(body, Ended) and body.outcome == "completed" for body in bodies)
+
+        wait_for(lambda: all(map(said, job_ids)), 120, f"the last reports of {job_ids}", details=self.tail)
 
     def tail(self) -> str:
         """The end of the daemon's log, and of the jobs' output."""

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slurm
 
 def test_a_job_with_flags_is_placed_within_its_wish_and_completes(flag_site: Site) -> None:
     job = flag_site.submit_with_flags(60, "--min-gpus=2", "--max-gpus=4", "--gpu-types=^t4", "--non-preemptible")
-    flag_site.wait_states("COMPLETED", job)
+    flag_site.wait_completed(job)
     starts = flag_site.starts(job)
     assert starts
     assert {(gpu_type, gpus) for gpu_type, gpus, _ in starts} <= {("a100", 2), ("a100", 4)}

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import re
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +26,7 @@ def only(gpu_type: str) -> dict[str, dict[str, float]]:
 
 def test_jobs_run_on_all_three_types_and_complete(site: Site):
     jobs = {gpu_type: site.submit(4, rates=only(gpu_type), max_gpus=2) for gpu_type in RATES}
-    site.wait_states("COMPLETED", *jobs.values())
+    site.wait_completed(*jobs.values())
     for gpu_type, job in jobs.items():
         assert [start[0] for start in site.starts(job)] == [gpu_type]
         assert site.job(job).restarts == 0
@@ -40,24 +41,29 @@ def test_a_job_grows_from_1_to_4_to_16_gpus_and_keeps_its_progress(site: Site):
         for node, gpus in (("a100-00", 7), ("a100-01", 8))
     ]
     site.wait_states("RUNNING", *blockers)
-    job = site.submit(600, rates=only("a100"), max_gpus=16)
+    job = site.submit(100_000, rates=only("a100"), max_gpus=16)
     wait_for(lambda: len(site.starts(job)) == 1, 120, "the first run", details=site.tail)
     site.slurm.command("scancel", blockers[0])
     blockers[0] = site.slurm.command(
         "sbatch", "--parsable", "-w", "a100-00", "--gres=gpu:4", "--wrap", "sleep 600"
     ).stdout.strip()
-    wait_for(lambda: len(site.starts(job)) == 2, 120, "the second run", details=site.tail)
+    wait_for(lambda: len(site.starts(job)) > 1, 120, "the second run", details=site.tail)
     pause(1.5)
     site.slurm.command("scancel", *blockers)
-    wait_for(lambda: len(site.starts(job)) == 3, 120, "the third run", details=site.tail)
-    site.wait_states("COMPLETED", job)
-    assert [gpus for _, gpus, _ in site.starts(job)] == [1, 4, 16]
-    progress = [restored for _, _, restored in site.starts(job)]
-    assert 0 == progress[0] < progress[1] < progress[2]
+    wait_for(lambda: site.starts(job)[-1][1] == 16, 180, "all GPUs", details=site.tail)
+    site.wait_round(site.wait_round() + 1)
+    site.slurm.command("scancel", job)
+    site.wait_states("CANCELLED", job)
+    starts = site.starts(job)
+    assert starts[0][1:] == (1, 0)
+    assert all(few < many for (_, few, _), (_, many, _) in pairwise(starts)), (
+        "1, 4, 16; a round may see GPUs come one by one"
+    )
+    assert all(before < after for (_, _, before), (_, _, after) in pairwise(starts))
     site.assert_progress_kept(job, lost=1.0)
     site.assert_no_run_twice(job)
-    # Both moves were measured, and what they cost is what the next round reckons with, not the 1 s of the settings.
-    assert site.log.read_text().count(f"job={job} pause_s=") == 2
+    # All moves were measured, and what they cost is what the next round reckons with, not the 1 s of the settings.
+    assert site.log.read_text().count(f"job={job} pause_s=") == len(starts) - 1
     last = open_store(site.state).last_round()
     assert last is not None
     costs = [
@@ -69,9 +75,9 @@ def test_a_job_grows_from_1_to_4_to_16_gpus_and_keeps_its_progress(site: Site):
     ]
     assert costs[0] == ((), 1.0)
     pauses_s, cost_s = costs[-1]
-    assert len(pauses_s) == 2
+    assert len(pauses_s) == len(starts) - 1
     assert all(each >= 1.2 for each in pauses_s), "at least the pause between two runs that Slurm wants"
-    assert cost_s == sum(pauses_s) / 2
+    assert cost_s == pytest.approx(sum(pauses_s) / len(pauses_s))
     newest = site.wait_round()
     seen = {
         each.submit_s
@@ -89,12 +95,12 @@ def test_a_job_of_which_nothing_is_known_is_measured_on_each_type_and_then_has_t
     site.start()
     store = open_store(site.state)
     job = site.submit(2000, goodput_table=None, max_gpus=4)
-    wait_for(lambda: len(site.starts(job)) == 3, 240, "the third type", details=site.tail)
+    wait_for(lambda: len(site.starts(job)) >= 3, 240, "the third type", details=site.tail)
     wait_for(lambda: not store.last_round().snapshot.unmeasured, 180, "all reports", details=site.tail)
     wait_for(lambda: site.starts(job)[-1][0] == "a100", 180, "the fastest type", details=site.tail)
     runs = [(gpu_type, gpus) for gpu_type, gpus, _ in site.starts(job)]
     assert sorted(runs[:3]) == [("a100", 1), ("rtx", 1), ("t4", 1)]
-    assert len(runs) <= 4
+    assert {gpu_type for gpu_type, _ in runs[3:]} <= {"a100"}
     said = [told(store, job, f" {number} of 3 types") for number in (1, 2, 3)]
     kinds = "|".join(RATES)
     for number, text in enumerate(said, 1):
@@ -231,7 +237,7 @@ def test_a_real_training_is_moved_twice_and_ends_with_the_weights_of_one_that_wa
         wait_for(lambda run=run: len(site.starts(moved)) == run, 120, f"run {run}", details=site.tail)
         pause(2)
         site.slurm.command("scontrol", "requeue", moved)
-    site.wait_states("COMPLETED", moved, alone, timeout_s=120)
+    site.wait_completed(moved, alone)
     assert len(site.starts(moved)) == 3
     assert len(site.starts(alone)) == 1
     assert site.starts(moved)[-1][2] > 0

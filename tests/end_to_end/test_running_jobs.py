@@ -99,6 +99,7 @@ def test_a_job_that_survives_it_gives_nodes_back_in_place(make_loopback: MakeLoo
     assert known["works"] is True
     # One that has said nothing of the kind is stopped, and starts anew.
     site.slurm.command("scancel", job, plain)
+    site.wait_states("CANCELLED", job, plain)
     other = submit(site, script.replace("OPTIONS", ""), min_gpus=4, max_gpus=8)
     begun(site, other)
     wait_for(lambda: site.job(other).nodes == ("t4-00", "t4-01"), 120, "both nodes", details=site.tail)

@@ -134,6 +134,7 @@ def test_six_jobs_on_four_gpus_all_train(sharing_site: Callable[..., Site]) -> N
     site.start()
     jobs = [site.submit(10_000.0) for _ in range(6)]
     site.wait_states("RUNNING", *jobs[:1], timeout_s=240)
+    until(site, lambda: site.slurm.status().nodes[0].gpus_used == 4, "all GPUs to be fenced")
     stranger = site.sbatch("--gres=gpu:1", "--output=/dev/null", "--wrap=true")
     suspended: set[str] = set()
     first: dict[str, float] = {}

@@ -144,7 +144,7 @@ def test_users_are_apart(site: Site) -> None:
 
             with Client(url) as line:
                 calls = [lambda: line.job(job), lambda: line.explain(job), lambda: line.history(job)]
-                calls += [lambda: line.log(job), lambda: line.cancel(job), lambda: line.report(job, [each])]
+                calls += [lambda: line.log(job), lambda: line.report(job, [each]), lambda: line.cancel(job)]
                 return [line.me().user, [view.id for view in line.jobs()], *map(tried, calls)]
 
         assert as_user(BEN, lambda: try_all(anns)) == [BEN, [], *["no-such-job"] * 6]

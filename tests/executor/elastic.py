@@ -7,7 +7,6 @@ import multiprocessing.process
 import os
 import runpy
 import signal
-import socket
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock_slurm.loopback.machine import free_ports
 from tests.forking import FORKING
 
 from .spool import ROOT, job_environment
@@ -76,8 +76,7 @@ def gang(
     environ = environ or environment()
     ranks = [{}]
     if processes > 1:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_ports(1))}
         place |= {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes)}
         ranks = [place | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(processes)]
     arguments = [str(script), str(folder), *options]

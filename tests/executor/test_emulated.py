@@ -48,7 +48,7 @@ def test_works_to_the_end_and_says_what_it_did(spool: Path, tmp_path: Path):
     first, *middle, saved, ended = [report.body for report in reports(spool, 3)]
     assert (first.kind, first.gpu_type, first.progress, first.total) == ("started", "t4", 0, 500)
     assert first.gpu_ids == {"t4-00": (0,)}
-    assert len(middle) >= 3
+    assert middle
     for body in middle:
         assert (body.kind, body.gpus, body.goodput, body.step_time_s, body.atomic_batch) == (
             ("observation", 1, 100, 0.2, 20)

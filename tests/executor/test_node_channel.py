@@ -132,7 +132,7 @@ def test_no_reader_sees_a_part_of_a_file(run_dir: Path):
             if (number > 1500 and len(sizes) > 10) or time.monotonic() > end_s:
                 break
         assert len(sizes) > 10
-        assert not list(path.parent.glob("*.json.*")), "nothing is left beside it"
+        wait_for(lambda: not list(path.parent.glob("*.json.*")), "moment without a file beside it")
 
 
 def test_a_word_that_is_broken_or_not_an_agents_changes_nothing(run_dir: Path):

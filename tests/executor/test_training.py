@@ -80,7 +80,7 @@ def test_with_drop_last_an_epoch_is_worth_the_steps_that_it_has(tmp_path: Path):
 def test_killed_at_random_points_it_goes_on_from_a_whole_checkpoint(tmp_path: Path, kills: int):
     """Every 0.3 s a checkpoint, 0.02 s and more a step: what is lost lies within an interval and the time of one write."""
     chance, lost = random.Random(), 0
-    epochs = 2 + kills // 2  # a run makes a quarter of one before it is killed: enough that none completes
+    epochs = 4 + kills // 2  # a run makes a quarter of one before it is killed: enough that none completes
     options = (f"--epochs={epochs}", "--size=6001", "--sleep=0.02", "--checkpoint-every=0.3")
     for run in range(1, kills + 1):
         with train(tmp_path, *options) as job:
@@ -118,12 +118,13 @@ def test_it_answers_the_daemon_stops_when_asked_and_gives_way_to_a_later_run(tmp
         assert job.wait() == 143
     (ended,) = bodies(spool, 1, "ended")
     assert (ended.outcome, ended.text) == ("stopped", "")
-    last = steps(tmp_path)[-1]["step"]
+    last, saved = steps(tmp_path)[-1]["step"], Checkpoints(tmp_path / "checkpoints", 1).latest()
+    assert saved is not None
     with train(tmp_path, *options, spool=spool) as job:
         (started,) = wait_for(lambda: bodies(spool, 2, "started"), "second start")
         assert started.progress == ended.progress > 0
         again = wait_for(lambda: [record for record in steps(tmp_path) if record["run"] == 2], "step")[0]
-        assert (again["step"], again["batch"]) == (last + 1, steps(tmp_path)[-1]["batch"])
+        assert (again["step"], again["batch"]) == (last + 1, saved.meta["batch"]["total"])
         tell(spool, 3)
         assert job.wait() == 75
     assert bodies(spool, 2, "ended")[0].outcome == "fenced"

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import pwd
 import shutil
-import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from penstock_slurm.loopback.machine import free_ports
 
 REASON = "needs PostgreSQL's initdb and pg_ctl on PATH"
 
@@ -29,9 +30,7 @@ def postgresql() -> Iterator[str]:
             nobody = pwd.getpwnam("nobody")
             os.chown(folder, nobody.pw_uid, nobody.pw_gid)
             who = {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_ports(1)
         common = {"check": True, "stdout": subprocess.DEVNULL, "cwd": folder, "env": {"PATH": os.environ["PATH"]}} | who
         data, options = folder / "data", f"-p {port} -h 127.0.0.1 -c unix_socket_directories='' -c fsync=off"
         subprocess.run(["initdb", "-D", data, "-U", "penstock", "-A", "trust", "-E", "UTF8"], **common)  # type: ignore[call-overload]

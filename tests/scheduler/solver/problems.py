@@ -47,7 +47,7 @@ def dual_value(given: Problem, price_T: tuple[float, ...]) -> float:
 
 
 @st.composite
-def problems(draw: st.DrawFn, *, jobs: int = 4, configs: int = 4) -> Problem:
+def problems(draw: st.DrawFn, *, jobs: int = 4, configs: int = 4, quotas: int = 3) -> Problem:
     """Costs of either sign in hundredths, so that there are ties; impossible entries; quotas that overlap."""
     types, count, columns = draw(st.integers(1, 3)), draw(st.integers(0, jobs)), draw(st.integers(1, configs))
     costs = st.one_of(st.integers(-50, 150).map(lambda c: c / 100), st.just(INF), st.floats(-2, 2))
@@ -63,6 +63,6 @@ def problems(draw: st.DrawFn, *, jobs: int = 4, configs: int = 4) -> Problem:
         forced=draw(st.sampled_from([None, forced])),
         quotas=[
             (draw(members), draw(st.integers(0, 8)), draw(st.sampled_from([None, *range(types)])))
-            for _ in range(draw(st.integers(0, 3)))
+            for _ in range(draw(st.integers(0, quotas)))
         ],
     )

@@ -278,7 +278,9 @@ def test_the_plainest_shape_that_fits_is_asked_for(flags: FlagSite) -> None:
 def test_salloc_and_srun_take_the_flags_of_jobs_that_stay(flags: FlagSite, command: str) -> None:
     said = flags.run(command, *ADAPTIVE, "true").stderr
     assert "salloc and srun cannot stop a job and start it again: add --non-preemptible, or use sbatch" in said
-    release = "for i in $(seq 99); do j=$(squeue -h -n $0 -o %i); [ $j ] && break; sleep 0.1; done; scontrol release $j"
+    release = (
+        "for i in $(seq 999); do j=$(squeue -h -n $0 -o %i); [ $j ] && break; sleep 0.1; done; scontrol release $j"
+    )
     shell = f"({release}) & {command} --adaptive --max-gpus=2 --non-preemptible -J $0 sh -c 'echo ran $SLURM_JOB_ID'"
     done = flags.run("sh", "-c", shell, f"a-{command}")
     word, job_id = done.stdout.split()
