@@ -764,6 +764,8 @@ class Agent:
             )
             if mine.gone or self._now_s < mine.retry_s:
                 return
+        if self._is_under_way(mine):
+            return
         moved = answered and len(answers) == len(statuses)
         mine.tried = True
         self._save()
@@ -788,7 +790,9 @@ class Agent:
 
     def _let_run(self, job: OrderedJob, mine: Hosted, target: tuple[int, ...]) -> None:
         """Give it its GPUs once those who had them are off them."""
-        if self._now_s < mine.retry_s or any(self._uses(other) & set(target) for other in self._others(job.job)):
+        if self._now_s < mine.retry_s or self._is_under_way(mine):
+            return
+        if any(self._uses(other) & set(target) for other in self._others(job.job)):
             return
         leaving = self._state.leaving.items()
         if any(number != job.slurm_job and set(leaver.devices) & set(target) for number, leaver in leaving):
@@ -877,6 +881,19 @@ class Agent:
         """Whether processes of a job of Slurm's stand still by SIGSTOP."""
         states = [self._processes.state(pid) for pid in self._living.get(number, [])]
         return any(state is not None and state.letter == "T" for state in states)
+
+    def _is_under_way(self, mine: Hosted) -> bool:
+        """Whether the node has yet to freeze the job, or to let it go on, as Slurm was asked last.
+
+        slurmd takes 2 s to freeze a job, and what it is asked meanwhile in any order: a job that is let go on and frozen again
+        within that time may run on while Slurm calls it suspended.
+        """
+        if mine.tried or mine.number not in self._living:
+            return False  # nobody knows what came of it, or there is nothing to be seen
+        frozen = self._is_frozen(mine.number)
+        if mine.state == "suspended":
+            return not frozen and self._now_s < mine.free_s + self._settings.suspend_wait_s
+        return frozen and self._now_s < mine.resumed_s + self._settings.suspend_wait_s
 
     def _others(self, job: JobId) -> list[JobId]:
         """Who must not be on its GPUs while it runs: all but those whom it is packed with."""

@@ -33,8 +33,9 @@ class Signals:
     def __init__(self) -> None:
         self.processes: dict[int, subprocess.Popen[bytes]] = {}
         self.calls: list[tuple[str, int]] = []
-        self.freeze_after_s = 0.2
+        self.freeze_after_s, self.resume_after_s = 0.2, 0.0
         self._stops: dict[int, threading.Timer] = {}
+        self._starts: dict[int, threading.Timer] = {}
 
     def suspend(self, job_id: str) -> None:
         process = self._process("suspend", job_id)
@@ -46,19 +47,23 @@ class Signals:
         process = self._process("resume", job_id)
         if int(job_id) in self._stops:
             self._stops[int(job_id)].join()  # a SIGSTOP that is on its way must not come after it
-        state = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0]
-        if state != "T":
+        if self.letter(int(job_id)) != "T":
             raise Refused("Requested operation is presently disabled", command="scontrol resume", job_id=job_id)
-        process.send_signal(signal.SIGCONT)
+        self._starts[int(job_id)] = start = threading.Timer(self.resume_after_s, process.send_signal, [signal.SIGCONT])
+        start.start()
 
     def cancel(self, job_id: str) -> None:
         process = self._process("cancel", job_id)
         process.kill()
         process.wait()
 
+    def letter(self, number: int) -> str:
+        """The kernel's for the job's state."""
+        return Path(f"/proc/{self.processes[number].pid}/stat").read_text().rpartition(")")[2].split()[0]
+
     def close(self) -> None:
-        for stop in self._stops.values():
-            stop.cancel()
+        for timer in (*self._stops.values(), *self._starts.values()):
+            timer.cancel()
         for process in self.processes.values():
             process.kill()
             process.wait()

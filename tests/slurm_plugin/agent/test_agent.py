@@ -460,8 +460,33 @@ def test_a_gpu_is_free_when_the_job_on_it_is_seen_to_stand_still(make_node: Call
     node.job(2)
     node.order(alone(1, 2), (0,), slice_s=0.5)
     node.until(lambda: node.states()["j2"] == "running", "turn of the other")
-    assert Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    assert node.slurm.letter(1) == "T"
     assert node.agent._state.hosted["j2"].resumed_s >= node.agent._state.hosted["j1"].free_s
+
+
+def test_slurm_is_asked_for_nothing_before_the_node_has_done_what_it_was_asked_before(
+    make_node: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
+):
+    """slurmd would do both in any order. Slices are shorter than what it takes to let a job go on, or to freeze it."""
+    node = make_node(start_wait_s=0.0)
+    node.slurm.freeze_after_s, node.slurm.resume_after_s = 1.0, 3.0
+    suspend, resume = node.slurm.suspend, node.slurm.resume
+    seen: list[tuple[str, str]] = []
+
+    def asked(call: Callable[[str], None], job_id: str) -> None:
+        seen.append((call.__name__, node.slurm.letter(int(job_id))))
+        call(job_id)
+
+    monkeypatch.setattr(node.slurm, "suspend", lambda job_id: asked(suspend, job_id))
+    monkeypatch.setattr(node.slurm, "resume", lambda job_id: asked(resume, job_id))
+    for number in (1, 2):
+        node.job(number, "--mute")
+    node.until(lambda: all(node.slurm.letter(number) == "S" for number in (1, 2)), "their processes")
+    node.order(alone(1, 2), (0,), slice_s=0.2)
+    node.until(lambda: [call for call, _ in seen].count("resume") > 3, "turns")
+    letters = {call: {letter for name, letter in seen if name == call} for call in ("suspend", "resume")}
+    assert "T" not in letters["suspend"]
+    assert letters["resume"] == {"T"}
 
 
 def test_a_job_that_says_that_it_stands_still_and_trains_on_is_ended(make_node: Callable[..., Node]):
