@@ -131,9 +131,8 @@ class Board:
                 if body.utilisation is not None and body.utilisation < IDLE_BELOW:
                     since_s, _ = self._idle_s.get(report.job_id, (now_s, now_s))
                     self._idle_s[report.job_id] = since_s, now_s
-            elif (
-                isinstance(body, Ended) and body.progress
-            ):  # 0: it failed before it knew what runs before it had reached
+            elif isinstance(body, Ended) and body.progress:
+                # Of a run that failed before it knew what those before it had reached it is 0.
                 self._heard[report.job_id] = body.progress, self._heard.get(report.job_id, (0.0, None))[1]
             busy = isinstance(body, Observation) and (body.utilisation or 0.0) >= IDLE_BELOW
             if busy or isinstance(body, Started | Suspended | Resumed):
