@@ -122,7 +122,10 @@ def test_steps_outlive_their_slurmd(make_loopback: MakeLoopback) -> None:
     )  # of each ping, and of its repetitions
     broken.command("scontrol", "reconfigure")
     broken.slurm_conf.write_text(conf)  # commands may wait longer
-    running(broken, submit(broken, "--no-requeue"))
+    sbatch = ("sbatch", "--parsable", "-o/dev/null", "--no-requeue", "--wrap=exec sleep 300")
+    # Slurm 24.11 starts another slurmctld to be reconfigured, and for a moment none listens.
+    job = wait_for(lambda: broken.command(*sbatch, check=False).stdout.strip(), 120, "slurmctld to take a job")
+    running(broken, job)
 
     def found() -> set[processes.Process]:
         """The step, once it is one for a second: the controller calls a job running before, and slurmd forks on the way to it."""
