@@ -126,14 +126,12 @@ class Board:
             self.results.take(report, live=True)
             if isinstance(body, Started):
                 self._heard[report.job_id] = body.progress, body.total
-            elif isinstance(body, Observation):
+            elif isinstance(body, Observation) or (isinstance(body, Ended) and body.progress):
+                # A run that failed before it knew what those before it had reached ends with 0.
                 self._heard[report.job_id] = body.progress, self._heard.get(report.job_id, (0.0, None))[1]
-                if body.utilisation is not None and body.utilisation < IDLE_BELOW:
-                    since_s, _ = self._idle_s.get(report.job_id, (now_s, now_s))
-                    self._idle_s[report.job_id] = since_s, now_s
-            elif isinstance(body, Ended) and body.progress:
-                # Of a run that failed before it knew what those before it had reached it is 0.
-                self._heard[report.job_id] = body.progress, self._heard.get(report.job_id, (0.0, None))[1]
+            if isinstance(body, Observation) and body.utilisation is not None and body.utilisation < IDLE_BELOW:
+                since_s, _ = self._idle_s.get(report.job_id, (now_s, now_s))
+                self._idle_s[report.job_id] = since_s, now_s
             busy = isinstance(body, Observation) and (body.utilisation or 0.0) >= IDLE_BELOW
             if busy or isinstance(body, Started | Suspended | Resumed):
                 self._idle_s.pop(report.job_id, None)  # a run that begins, or has stood still, is judged anew

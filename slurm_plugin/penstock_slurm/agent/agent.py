@@ -790,14 +790,12 @@ class Agent:
 
     def _let_run(self, job: OrderedJob, mine: Hosted, target: tuple[int, ...]) -> None:
         """Give it its GPUs once those who had them are off them."""
-        if self._now_s < mine.retry_s or self._is_under_way(mine):
-            return
-        if any(self._uses(other) & set(target) for other in self._others(job.job)):
+        if self._now_s < mine.retry_s or any(self._uses(other) & set(target) for other in self._others(job.job)):
             return
         leaving = self._state.leaving.items()
         if any(number != job.slurm_job and set(leaver.devices) & set(target) for number, leaver in leaving):
             return
-        if not self._room_made(job.job):
+        if self._is_under_way(mine) or not self._room_made(job.job):
             return
         group = self._groups.group_of.get(job.job)
         if group is not None and job.job not in group.crowded and self._no_room(job.job):
