@@ -1,6 +1,6 @@
 """How long a round's actions take with many jobs: `python benchmarks/actions.py [--jobs N] [--trials N] [--backend B] [--json]`.
 
-A loopback cluster of its own with as many pretended GPUs, N held jobs with a wish, and the cluster object of the daemon over
+A loopback cluster of its own with as many pretended GPUs, N held jobs with a job spec, and the cluster object of the daemon over
 the back end `cli` or `pyslurm`. Each trial applies N starts in one call (an epoch in the spool, an update, a release), then,
 when Slurm has the jobs as asked, N holds. The nodes are in a reservation for somebody else, so that no job runs: what is timed
 is the asking. Then the same number of single writes of one kind. Before and after stands what slurmctld says of itself (sdiag),
@@ -94,7 +94,7 @@ def main() -> None:
             cluster.command("sbatch", *options_, input=script)
         gateway = open_gateway(options.backend, conf=cluster.slurm_conf, timeout_s=60)
         settings = SlurmSettings(partitions=("all",), conf=cluster.slurm_conf, start_patience_s=600)
-        slurm = SlurmCluster(gateway, Spool(Path(folder) / "spool"), WallClock(), settings, lambda wish: None)
+        slurm = SlurmCluster(gateway, Spool(Path(folder) / "spool"), WallClock(), settings, lambda spec: None)
         cluster.command("sdiag", "--reset")
         before = sdiag(cluster)
         quiet = Asker(cluster)

@@ -1,6 +1,6 @@
 """How long one reading of Slurm takes with many jobs in it: `python benchmarks/gateway.py [--jobs N] [--json]`.
 
-Submits one held array of N elements, each with a wish in its comment, to a loopback cluster of its own, checks that
+Submits one held array of N elements, each with a job spec in its comment, to a loopback cluster of its own, checks that
 every element is read whole, and times the three readings of a round ten times.
 """
 

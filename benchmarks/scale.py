@@ -23,7 +23,7 @@ import numpy as np
 
 from penstock_profiles.estimators import TrainingEstimator
 from penstock_profiles.families import load_families
-from penstock_scheduler.model import Job, JobWish, Node, Phase, Placement, Plan, Share, Snapshot
+from penstock_scheduler.model import Job, JobSpec, Node, Phase, Placement, Plan, Share, Snapshot
 from penstock_scheduler.policies import make_policy
 
 SIZES = [30, 120, 480, 960, 4_800, 15_000, 48_000]
@@ -123,7 +123,7 @@ def generate(jobs: int) -> Snapshot:
                 job,
                 f"job-{job}",
                 f"user{number % 200}",
-                JobWish(max_gpus=64),
+                JobSpec(max_gpus=64),
                 ("all",),
                 Phase.QUEUED if allocation is None else Phase.RUNNING,
                 1e6 - age,

@@ -27,9 +27,9 @@ from pathlib import Path
 from penstock_profiles.families import Families
 from penstock_profiles.wire import Observation, Report
 from penstock_scheduler.limits import LimitSettings
-from penstock_scheduler.model import ClusterState, Job, JobWish, Node, Phase, Placement, Share
-from penstock_scheduler.models import WishModels
-from penstock_scheduler.rules import BudgetSettings, SiteRules
+from penstock_scheduler.model import ClusterState, Job, JobSpec, Node, Phase, Placement, Share
+from penstock_scheduler.models import SpecModels
+from penstock_scheduler.rules import BudgetSettings, SchedulingRules
 from penstock_scheduler.service.app import Controls, make_app
 from penstock_scheduler.service.board import Board
 from penstock_scheduler.service.server import Service
@@ -46,19 +46,19 @@ def serve(folder: Path, jobs: int, ready: object, cores: int, round_s: float = 0
     user = __import__("getpass").getuser()
     store = open_store(folder, writer=True)
     board = Board(store, None)
-    models = WishModels(Families(), 30.0)
+    models = SpecModels(Families(), 30.0)
     controls = Controls(
         lambda: ("sia", {}),
         lambda n, s: {},
         lambda: False,
         lambda p: None,
         dict,
-        SiteRules(BudgetSettings(), LimitSettings(), store),
+        SchedulingRules(BudgetSettings(), LimitSettings(), store),
     )
     settings = ApiSettings(requests_per_s=1e9, burst=10**9)
     app = make_app(settings, board, controls, models, models.check)
     service = Service(settings, folder / "api.sock", app, board)
-    wish = JobWish(max_gpus=8)
+    spec = JobSpec(max_gpus=8)
 
     def look(round_: int) -> None:
         running = tuple(
@@ -66,7 +66,7 @@ def serve(folder: Path, jobs: int, ready: object, cores: int, round_s: float = 0
                 str(number),
                 f"job {number}",
                 user,
-                wish,
+                spec,
                 ("all",),
                 Phase.RUNNING,
                 0.0,

@@ -24,7 +24,7 @@ from functools import partial
 import numpy as np
 from tests.scheduler.sharing.test_control import Queue
 
-from penstock_scheduler.sharing.control import Control, ControlSettings, Steps, advance
+from penstock_scheduler.sharing.control import ControlSettings, ShareControl, Steps, advance
 
 SETTINGS = ControlSettings()
 PERIOD_S, STALL_S = 2.0, 0.5
@@ -89,7 +89,7 @@ def feasible_share(options: argparse.Namespace) -> float:
 
 def run(options: argparse.Namespace, seed: int) -> tuple[list[float], float]:
     """The share in each period, and the largest one while settled."""
-    queue, control, shares, most = Observed(seed, options), Control(), [], 0.0
+    queue, control, shares, most = Observed(seed, options), ShareControl(), [], 0.0
     for _ in range(options.periods):
         shares.append(control.share)
         most = max(most, control.share if control.settled else 0.0)

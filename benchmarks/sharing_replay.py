@@ -27,7 +27,7 @@ from penstock_scheduler.simulator import nodes_from_spec
 from penstock_scheduler.simulator.agents import AgentSettings, Kind, SimulatedAgents
 from penstock_scheduler.simulator.run import Driving, Simulation, prepare, simulate
 from penstock_scheduler.simulator.sharers import gpus_of, utilisation
-from penstock_scheduler.simulator.workloads import Workload, WorkloadJob, rigid_wish
+from penstock_scheduler.simulator.workloads import Workload, WorkloadJob, rigid_spec
 
 SIZES, WEIGHTS = (1, 2, 4), (0.7, 0.15, 0.15)
 POLICIES: dict[str, tuple[str, dict[str, object]]] = {
@@ -124,7 +124,7 @@ def workload(
         seconds = min(max(hours * 3600, 300.0), options.longest * 3600)
         arrival_s = source.uniform(0.0, options.hours * 3600)
         kind = source.choice(sorted(used[gpus]))
-        jobs.append(WorkloadJob(f"j{number:04d}", arrival_s, gpus, rigid_wish(gpus), duration_s=seconds))
+        jobs.append(WorkloadJob(f"j{number:04d}", arrival_s, gpus, rigid_spec(gpus), duration_s=seconds))
         kinds[jobs[-1].id] = Kind(kind, used[gpus][kind])
     return sorted(jobs, key=lambda job: job.submit_s), kinds
 

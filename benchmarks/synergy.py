@@ -38,7 +38,7 @@ from penstock_scheduler.simulator.cluster import nodes_from_spec
 from penstock_scheduler.simulator.leases import read_models, read_trace, replay, servers
 from penstock_scheduler.simulator.metrics import job_rows, summarise
 from penstock_scheduler.simulator.run import prepare, simulate
-from penstock_scheduler.simulator.workloads.workload import Workload, WorkloadJob, rigid_wish
+from penstock_scheduler.simulator.workloads.workload import Workload, WorkloadJob, rigid_spec
 from penstock_scheduler.solver import Limits
 
 TRACES = {"dynamic": ("dynamic_100job.csv", False), "static": ("static_100job_fifo.csv", True)}
@@ -169,7 +169,7 @@ def simulations(folder: Path, models: Any, show: Any) -> list[dict[str, Any]]:
                 number,
                 0.0 if static else float(arrival),
                 int(gpus),
-                rigid_wish(int(gpus)),
+                rigid_spec(int(gpus)),
                 duration_s=int(iterations) * models[model, 1].iteration_s,
                 sensitivity=model,
             )

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock_scheduler.model import JobWish, parse_wish
+from penstock_scheduler.model import JobSpec, parse_spec
 from penstock_scheduler.policies import REGISTRY, make_policy
 from penstock_scheduler.settings import DaemonSettings, parse_settings
 from penstock_scheduler.simulator.workloads import read_workload
@@ -53,12 +53,12 @@ def test_the_page_on_policies_names_all_of_them_and_shows_the_defaults():
             assert all(key in page for key in full)
 
 
-def test_the_wishes_on_the_pages_are_valid():
+def test_the_specs_on_the_pages_are_valid():
     for page in ("README.md", "docs/jobs.md"):
         found = re.findall(r"--comment='([^']+)'", (ROOT / page).read_text(encoding="utf-8"))
         assert found
         for comment in found:
-            assert parse_wish(comment) is not None
+            assert parse_spec(comment) is not None
             assert json.loads(comment)
 
 
@@ -108,9 +108,9 @@ def test_the_page_of_flags_has_every_flag_and_its_field():
     rows = re.findall(r"^\| `--([a-z-]+)[^|]*\|.*\| (`[a-z_`, ]+`) \|$", page, re.MULTILINE)
     assert {flag for flag, _ in rows} == set(values.FORMS)
     fields = {field for _, cell in rows for field in re.findall(r"[a-z_]+", cell)}
-    assert fields == set(JobWish.model_fields) - {"goodput_table", "restart_cost_s"}
+    assert fields == set(JobSpec.model_fields) - {"goodput_table", "restart_cost_s"}
     jobs = (ROOT / "docs/jobs.md").read_text(encoding="utf-8")
-    assert [name for name in JobWish.model_fields if f"`{name}`" not in jobs] == []
+    assert [name for name in JobSpec.model_fields if f"`{name}`" not in jobs] == []
 
 
 def test_the_policy_of_contributing_works():
@@ -131,7 +131,7 @@ def test_the_workloads_on_their_page_are_read(tmp_path):
     (tmp_path / "x.json").write_text(*blocks("docs/workloads.md", "json"))
     for name in ("x.csv", "x.json"):
         prep, tune = read_workload(tmp_path / name).jobs
-        assert (prep.duration_s, tune.model, tune.wish.max_gpus) == (1800, "bert-squad", 16)
+        assert (prep.duration_s, tune.model, tune.spec.max_gpus) == (1800, "bert-squad", 16)
 
 
 def test_every_column_of_a_workload_is_on_its_page():

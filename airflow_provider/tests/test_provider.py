@@ -111,15 +111,15 @@ def test_an_impossible_request_fails_at_once_in_the_apis_words(folder, instance)
 
 
 @pytest.mark.parametrize(
-    ("wish", "words"),
+    ("spec", "words"),
     [({"gpu_types": ["h900"]}, "no node here has h900"), ({"min_gpus": 999}, "change min_gpus or max_gpus")],
 )
-def test_what_could_never_run_fails_at_once_in_the_apis_words(folder, instance, hook, wish, words):
+def test_what_could_never_run_fails_at_once_in_the_apis_words(folder, instance, hook, spec, words):
     ti = instance("never")
     with pytest.raises(AirflowFailException, match=words):
-        submit("never", folder, **{"max_gpus": 999} | wish).execute({"ti": ti})
+        submit("never", folder, **{"max_gpus": 999} | spec).execute({"ti": ti})
     assert hook.find(f"{job_key(ti)}:1") is None
-    unchecked = submit("never", folder, check_first=False, wait_for_completion=False, **{"max_gpus": 999} | wish)
+    unchecked = submit("never", folder, check_first=False, wait_for_completion=False, **{"max_gpus": 999} | spec)
     hook.cancel(unchecked.execute({"ti": instance(f"never-{words}")})["job_id"])
 
 
@@ -135,11 +135,11 @@ def test_a_trigger_lets_the_worker_leave_before_it_fires(folder, instance, hook,
 
 
 def test_dictionaries_and_moments_may_come_from_templates(folder, instance):
-    given = {"wish": '{"max_gpus": 3}', "options": '{"memory_mb": 100}', "environment": '{"RATE": 0.1}'}
+    given = {"spec": '{"max_gpus": 3}', "options": '{"memory_mb": 100}', "environment": '{"RATE": 0.1}'}
     body = submit("templates", folder, deadline="2100-01-01T01:00:00+01:00", **given).submission(instance("templates"))
-    assert (body["wish"], body["memory_mb"], body["environment"]["RATE"]) == ({"max_gpus": 3}, 100, "0.1")
+    assert (body["spec"], body["memory_mb"], body["environment"]["RATE"]) == ({"max_gpus": 3}, 100, "0.1")
     assert body["deadline_s"] == 4102444800  # 2100-01-01T00:00:00Z
-    for wrong, what in (({"wish": "max_gpus=3"}, "no JSON"), ({"deadline": "2100-01-01"}, "no time zone")):
+    for wrong, what in (({"spec": "max_gpus=3"}, "no JSON"), ({"deadline": "2100-01-01"}, "no time zone")):
         with pytest.raises(AirflowFailException, match=what):
             submit("wrong", folder, **wrong).execute({"ti": instance("wrong")})
 
@@ -712,7 +712,7 @@ def test_an_executor_keeps_its_tasks_while_penstockd_is_away(folder, monkeypatch
         assert executor.jobs == {key("away-1"): ""}
     executor.sync()
     assert executor.get_event_buffer()[key("away-1")] == ("failed", "penstockd knows no job of this task")
-    task.ti.executor_config = {"penstock": {"wish": {"min_gpus": 4, "max_gpus": 2}}}
+    task.ti.executor_config = {"penstock": {"spec": {"min_gpus": 4, "max_gpus": 2}}}
     executor._process_workloads([task])
     assert "max_gpus=2 is less than min_gpus=4" in executor.get_event_buffer()[key("away-1")][1]
     assert not executor.queued_tasks

@@ -15,7 +15,7 @@ def open_cloud(settings: Settings, clock: Clock, store: SqlStore, nodes: CloudNo
     """The EC2 that the section `[cloud]` describes, for these nodes. Asks EC2 nothing yet. Raises ConfigError."""
     import random
 
-    from penstock_cloud import depot
+    from penstock_cloud import staging
     from penstock_cloud.catalogue import FILE, Kept
     from penstock_cloud.ec2 import Ec2Cloud
     from penstock_cloud.fleet import Fleet, connect
@@ -26,5 +26,5 @@ def open_cloud(settings: Settings, clock: Clock, store: SqlStore, nodes: CloudNo
     kept = Kept(settings.section(DaemonSettings).state_dir / FILE, section.region)
     fleet, rng = Fleet(connect(section), section), random.Random()  # noqa: S311
     bucket = section.bucket
-    s3 = None if bucket is None else depot.Depot(depot.connect(section), bucket, section.name)
+    s3 = None if bucket is None else staging.StagingBucket(staging.connect(section), bucket, section.name)
     return Ec2Cloud(fleet, section, store, clock, kept.now, nodes, rng, s3)

@@ -77,7 +77,7 @@ def doctor(config: Path = CONFIG) -> None:
     from botocore.config import Config
     from botocore.exceptions import BotoCoreError
 
-    from penstock_cloud import depot
+    from penstock_cloud import staging
     from penstock_cloud.catalogue import FILE, load
     from penstock_cloud.doctor import examine
     from penstock_cloud.fleet import connect
@@ -94,7 +94,7 @@ def doctor(config: Path = CONFIG) -> None:
         raise ConfigError(f"[cloud] region={section.region!r}: {error}") from None
     catalogue = load(settings.section(DaemonSettings).state_dir / FILE, section.region)
     wrong = 0
-    s3 = None if section.bucket is None else depot.connect(section)
+    s3 = None if section.bucket is None else staging.connect(section)
     for finding in examine(section, ec2, quotas, catalogue, lambda: os.access(section.share, os.W_OK), s3):
         wrong += not finding.ok
         typer.echo(f"{'ok  ' if finding.ok else 'FAIL'} {finding.check}: {finding.text}")

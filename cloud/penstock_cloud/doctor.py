@@ -9,10 +9,10 @@ from importlib.resources import files
 from typing import Any
 
 from penstock_cloud.catalogue import Catalogue
-from penstock_cloud.depot import Depot
 from penstock_cloud.failures import LaunchFailed, understood
 from penstock_cloud.fleet import Fleet
 from penstock_cloud.settings import CloudSettings
+from penstock_cloud.staging import StagingBucket
 
 QUOTAS = {
     ("g", "on-demand"): "L-DB2E81BA",
@@ -58,11 +58,11 @@ def policy(settings: CloudSettings) -> dict[str, Any]:
     if settings.kms_key is not None:
         found["Statement"] += _key_statements(settings.kms_key)
     if settings.bucket is not None:
-        found["Statement"] += _depot_statements(settings)
+        found["Statement"] += _staging_statements(settings)
     return found
 
 
-def _depot_statements(settings: CloudSettings) -> list[dict[str, Any]]:
+def _staging_statements(settings: CloudSettings) -> list[dict[str, Any]]:
     """For detached runs: objects of this site alone, and launch templates of its own, which come and go with runs."""
     bucket = f"arn:aws:s3:::{settings.bucket}"
     return [
@@ -286,16 +286,16 @@ def _reservations(settings: CloudSettings, ec2: Any) -> Finding:
 def _bucket(settings: CloudSettings, bucket: str, s3: Any) -> Finding:
     policy_remedy = "give penstockd's role the policy that `penstock cloud policy` prints"
     remedy = f"make the bucket {bucket} in {settings.region}, and {policy_remedy}"
-    depot = Depot(s3, bucket, settings.name)
+    staging = StagingBucket(s3, bucket, settings.name)
     try:
-        depot.stop("doctor")
-        seen = depot.has("doctor", "stop")
-        depot.clear("doctor")
+        staging.stop("doctor")
+        seen = staging.has("doctor", "stop")
+        staging.clear("doctor")
     except LaunchFailed as error:
         return Finding("bucket", str(error), remedy)
     if not seen:
         return Finding("bucket", f"what is put into {bucket} is not there", remedy)
-    if "X-Amz-Security-Token" in depot.alive_link(60):
+    if "X-Amz-Security-Token" in staging.alive_link(60):
         text = "penstockd's credentials are of a session, and the links of longer runs end with it"
         return Finding("bucket", text, "give penstockd the keys of an IAM user with that policy alone")
     return Finding("bucket", f"{bucket} can be written and read")

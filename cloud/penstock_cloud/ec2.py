@@ -24,11 +24,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from penstock_cloud.catalogue import Catalogue, InstanceType
-from penstock_cloud.depot import COURIER, INSTANCE, LONGEST_S, Depot
 from penstock_cloud.failures import Kind, LaunchFailed, back_off_s, pause_s
-from penstock_cloud.fleet import GONE, Fleet, Order, Seen
-from penstock_cloud.runs import Run, Slot, State, cost_usd, entries
+from penstock_cloud.fleet import GONE, DescribedInstance, Fleet, Order
+from penstock_cloud.runs import BurstRun, Slot, State, cost_usd, entries
 from penstock_cloud.settings import CloudSettings, Market
+from penstock_cloud.staging import CLOUD_RUNNER, INSTANCE, LONGEST_S, StagingBucket
 from penstock_cloud.user_data import ALIVE, NOTICES, detached
 from penstock_scheduler.burst.choices import within
 from penstock_scheduler.burst.estimates import Gravity
@@ -93,7 +93,7 @@ SIZES = (1, 2, 4, 8)
 """Numbers of nodes that are offered."""
 
 DETACHED = "detached"
-"""Folder in the share: a file named for each job that runs detached, with its courier's links; for its user alone."""
+"""Folder in the share: a file named for each job that runs detached, with its cloud runner's links; for its user alone."""
 
 LINKS_S = 3600.0
 """How much longer than its instance may live a run's links are good."""
@@ -127,7 +127,7 @@ class Ec2Cloud:
         catalogue: what is known of instance types now; None: nothing of this region.
         nodes: the cluster's cloud nodes.
         rng: for the jitter of pauses.
-        depot: for detached runs: the nodes are gateways then, which the instances do not join. None: they join.
+        staging bucket: for detached runs: the nodes are gateways then, which the instances do not join. None: they join.
     """
 
     def __init__(
@@ -139,12 +139,12 @@ class Ec2Cloud:
         catalogue: Callable[[], Catalogue | None],
         nodes: CloudNodes,
         rng: random.Random,
-        depot: Depot | None = None,
+        staging: StagingBucket | None = None,
     ) -> None:
-        self._depot = depot
+        self._staging = staging
         self._fleet, self._settings, self._store, self._clock = fleet, settings, store, clock
         self._catalogue, self._nodes, self._rng = catalogue, nodes, rng
-        self._runs = {run.id: run for row in store.cloud_runs() for run in [Run.model_validate_json(row.record)]}
+        self._runs = {run.id: run for row in store.cloud_runs() for run in [BurstRun.model_validate_json(row.record)]}
         self._lines = store.cloud_ledger()
         self._resumed = set(self._runs)  # runs of an earlier daemon: what it ordered last may be there without a record
         self._pauses = _Pauses()
@@ -157,10 +157,10 @@ class Ec2Cloud:
         self._jobs_seen: dict[JobId, Job] = {}
         self._settled: set[str] = set()
         self._zones: tuple[str, ...] = ()
-        self._seen: dict[str, Seen] | None = None
+        self._seen: dict[str, DescribedInstance] | None = None
         self._looked_s = -1e18
         self._away = ""
-        self._silent = self._depot_silent = False
+        self._silent = self._staging_silent = False
         self._undeleted: set[Path] = set()
         self._read_s = -1e18
         self._past: list[JobView] = []
@@ -174,7 +174,7 @@ class Ec2Cloud:
     def observe(self, jobs: Sequence[Job]) -> CloudState:
         """See `ports.Burst`. A cloud that does not answer offers nothing, and keeps nobody on site from running."""
         now_s = self._clock.now_s()
-        self._asks, self._silent, self._depot_silent = [], False, False
+        self._asks, self._silent, self._staging_silent = [], False, False
         self._sign_of_life()
         self._look(now_s)
         self._hear_slurm()
@@ -197,7 +197,7 @@ class Ec2Cloud:
             at_cap=self._settings.at_cap,
             margin=self._settings.margin,
             unknown_h=self._settings.unknown_h,
-            longest_s=None if self._depot is None else self._longest_s,
+            longest_s=None if self._staging is None else self._longest_s,
             cost_per_usd=self._settings.cost_per_usd,
             bytes_per_s=self._settings.bytes_per_s,
             usd_per_gb=self._settings.usd_per_gb,
@@ -232,7 +232,7 @@ class Ec2Cloud:
             return Outcome(
                 action, Progress.FAILED, f"[cloud] max_runs={self._settings.max_runs} jobs are there already"
             )
-        before = [Run.model_validate_json(row.record) for row in self._store.cloud_runs(job=action.job)]
+        before = [BurstRun.model_validate_json(row.record) for row in self._store.cloud_runs(job=action.job)]
         if any(run.round == action.round for run in before):
             text = f"its run that round {action.round} ordered is over; the next round decides anew"
             return Outcome(action, Progress.FAILED, text)
@@ -246,8 +246,8 @@ class Ec2Cloud:
         room = [node.name for node in self._nodes.nodes() if node.name not in taken and _suits(node, kind)]
         if kind is None or len(room) < offer.nodes:
             return Outcome(action, Progress.FAILED, "another job has taken the cloud nodes meanwhile")
-        data, gravity = float(job.wish.data_size_bytes or 0), Gravity(settings.bytes_per_s, settings.usd_per_gb)
-        run = Run(
+        data, gravity = float(job.spec.data_size_bytes or 0), Gravity(settings.bytes_per_s, settings.usd_per_gb)
+        run = BurstRun(
             data_gb=data / 1e9,
             data_usd=gravity.usd(data),
             data_s=gravity.transfer_s(data),
@@ -266,7 +266,7 @@ class Ec2Cloud:
             state="ordered",
             slots=tuple(Slot(node=name) for name in sorted(room)[: offer.nodes]),
         )
-        if self._depot is not None and run.lifetime_s > self._longest_s:
+        if self._staging is not None and run.lifetime_s > self._longest_s:
             text = (
                 f"${run.usd:.2f} pay for {run.lifetime_s / 3600:.0f} h, and detached runs last {self._longest_s / 3600:.0f} h "
                 "at most: AWS signs links for a week; declare a shorter --runtime"
@@ -287,7 +287,7 @@ class Ec2Cloud:
 
     # --- the states
 
-    def _advance(self, run: Run, job: Job | None, nodes: Mapping[str, CloudNode], now_s: float) -> None:
+    def _advance(self, run: BurstRun, job: Job | None, nodes: Mapping[str, CloudNode], now_s: float) -> None:
         """One step; a step that changes the record writes it first. EC2's refusals end the step, not the tick.
 
         After a lost answer EC2 is asked nothing more in this tick: each may take a time limit, and the loop waits for all.
@@ -311,7 +311,7 @@ class Ec2Cloud:
             self._silent |= error.kind is Kind.LOST
             log.warning("EC2 refuses", extra={"run": run.id, "state": run.state, "text": str(error)})
 
-    def _launch(self, run: Run, job: Job | None, now_s: float) -> None:
+    def _launch(self, run: BurstRun, job: Job | None, now_s: float) -> None:
         if job is None:
             return self._finish(run, "its job is gone")
         if job.phase is not Phase.QUEUED:
@@ -321,7 +321,7 @@ class Ec2Cloud:
         if self._silent or now_s < self._retry_s.get(run.id, 0.0):
             return None
         try:
-            template = "" if self._depot is None else self._prepare(run, self._depot)
+            template = "" if self._staging is None else self._prepare(run, self._staging)
             run = self._launch_all(run, template, now_s)
         except LaunchFailed as error:
             return self._refused(run, error, now_s)
@@ -331,17 +331,17 @@ class Ec2Cloud:
         self._save(run.model_copy(update={"state": "booting"}))
         return None
 
-    def _prepare(self, run: Run, depot: Depot) -> str:
-        """Give the run's courier and its instance their links; the launch template. Raises LaunchFailed, KeyError."""
+    def _prepare(self, run: BurstRun, staging: StagingBucket) -> str:
+        """Give the run's cloud runner and its instance their links; the launch template. Raises LaunchFailed, KeyError."""
         uid = pwd.getpwnam(run.user).pw_uid  # KeyError: nobody is called so
         good_s = run.lifetime_s + LONGEST_S - self._longest_s
-        mine = depot.links(run.id, INSTANCE, good_s) | {"get_alive": depot.alive_link(good_s)}
+        mine = staging.links(run.id, INSTANCE, good_s) | {"get_alive": staging.alive_link(good_s)}
         template = self._fleet.own_template(run.id, detached(self._settings, mine))
-        file = self._courier_file(run)
+        file = self._cloud_runner_file(run)
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
             file.parent.chmod(0o711)
-            _write_for(file, json.dumps(depot.links(run.id, COURIER, good_s)), uid)
+            _write_for(file, json.dumps(staging.links(run.id, CLOUD_RUNNER, good_s)), uid)
         except OSError as error:
             raise LaunchFailed(Kind.THROTTLED, "", f"{file}: {error}") from error  # it is no trouble of EC2's
         return template
@@ -351,15 +351,15 @@ class Ec2Cloud:
         """Longest life of a detached run's instance: its links must be good from before its boot until all is fetched."""
         return LONGEST_S - self._settings.boot_timeout_s - LINKS_S
 
-    def _courier_file(self, run: Run) -> Path:
+    def _cloud_runner_file(self, run: BurstRun) -> Path:
         return self._settings.share / DETACHED / f"{run.job}.json"
 
-    def _launch_all(self, run: Run, template: str, now_s: float) -> Run:
+    def _launch_all(self, run: BurstRun, template: str, now_s: float) -> BurstRun:
         """All slots, one order each, or LaunchFailed: what was launched until then is ended with the run."""
         group = f"penstock-{self._settings.name}-{run.id}" if len(run.slots) > 1 else ""
         if group:
             self._fleet.make_group(group)
-        found: dict[str, Seen] = {}
+        found: dict[str, DescribedInstance] = {}
         if run.id in self._resumed or self._tries.get(run.id):
             found = {seen.tags.get("node", ""): seen for seen in self._fleet.seen(run.id) if seen.state not in GONE}
         for index, slot in enumerate(run.slots):
@@ -384,7 +384,7 @@ class Ec2Cloud:
             log.info("launched", extra={"job": run.job, "run": run.id, "instance": instance, "node": slot.node})
         return run
 
-    def _refused(self, run: Run, error: LaunchFailed, now_s: float) -> None:
+    def _refused(self, run: BurstRun, error: LaunchFailed, now_s: float) -> None:
         run = self._runs[run.id]
         settings = self._settings
         self._silent |= error.kind is Kind.LOST
@@ -409,13 +409,13 @@ class Ec2Cloud:
                 pass
         self._finish(run, f"{error.kind}: {error}", failed=True)
 
-    def _boot(self, run: Run, job: Job | None, nodes: Mapping[str, CloudNode], now_s: float) -> None:
+    def _boot(self, run: BurstRun, job: Job | None, nodes: Mapping[str, CloudNode], now_s: float) -> None:
         if job is None:
             return self._finish(run, "its job is gone")
         if (lost := _lost(run)) is not None:
             return self._boot_failed(run, f"instance {lost} ended before it joined Slurm", now_s)
         up = all(name in nodes and nodes[name].up for name in run.nodes)
-        if self._depot is not None and up:  # a gateway is always up; the instance says so itself
+        if self._staging is not None and up:  # a gateway is always up; the instance says so itself
             up = self._there(run, "started")
         if job.phase is Phase.RUNNING and up and _at(job, run):
             self._boot_failures = 0
@@ -436,7 +436,7 @@ class Ec2Cloud:
             if self._has(run, "input") is False:  # it is on its way: no fault of the image or the type
                 why = f"its input had not arrived within {patience_s:.0f} s; declare its size with --data-size"
                 return self._finish(run, why, failed=True)
-            late = "did not join Slurm" if self._depot is None else "had not begun on its input"
+            late = "did not join Slurm" if self._staging is None else "had not begun on its input"
             return self._boot_failed(run, f"it {late} within {patience_s:.0f} s", now_s)
         if job.phase is Phase.RUNNING and _at(job, run):
             return None
@@ -445,7 +445,7 @@ class Ec2Cloud:
         self._asks.append(Start(run.job, run.round, Placement(run.offer.gpu_type, run.partition, shares)))
         return None
 
-    def _boot_failed(self, run: Run, why: str, now_s: float) -> None:
+    def _boot_failed(self, run: BurstRun, why: str, now_s: float) -> None:
         self._boot_failures += 1
         if self._boot_failures >= self._settings.protected_after:
             self._protect(
@@ -454,15 +454,15 @@ class Ec2Cloud:
         self._pauses.rest(_line(run.instance_type, run.market), now_s, self._settings.capacity_back_off_s, why)
         self._finish(run, why, failed=True)
 
-    def _watch(self, run: Run, job: Job | None, now_s: float) -> None:
+    def _watch(self, run: BurstRun, job: Job | None, now_s: float) -> None:
         if job is None:
             return self._finish(run, "its job has ended")
         if (lost := _lost(run)) is not None:
             taken = f"EC2 has taken instance {lost}"
             if self._has(run, "stopped"):
                 return self._leave(run, taken)
-            # Its courier brings the result, or S3 does not say; nothing is paid for while its links are good.
-            fetched = self._depot is not None and self._has(run, "result") is not False
+            # Its cloud runner brings the result, or S3 does not say; nothing is paid for while its links are good.
+            fetched = self._staging is not None and self._has(run, "result") is not False
             if fetched and (run.expires_s is None or now_s < run.expires_s + LINKS_S):
                 return None
             return self._finish(run, taken, failed=True)
@@ -481,31 +481,31 @@ class Ec2Cloud:
             return self._leave(run, f"EC2 takes {', '.join(notices)} back within two minutes")
         return None
 
-    def _leave(self, run: Run, why: str) -> None:
+    def _leave(self, run: BurstRun, why: str) -> None:
         state: State = "leaving" if run.state == "running" else "ending"
         log.info("leaves the cloud", extra={"job": run.job, "run": run.id, "why": why})
         self._save(run.model_copy(update={"state": state, "why": why}))
 
-    def _clear(self, run: Run, job: Job | None, now_s: float) -> None:
+    def _clear(self, run: BurstRun, job: Job | None, now_s: float) -> None:
         since_s = self._leaving_s.setdefault(run.id, now_s)
         over = run.expires_s is not None and now_s >= run.expires_s
         lost = _lost(run) is not None
-        nothing_comes = (over or lost) and (self._depot is None or self._handed_back(run) is False)
+        nothing_comes = (over or lost) and (self._staging is None or self._handed_back(run) is False)
         if job is None or job.phase is Phase.QUEUED or nothing_comes or now_s - since_s > LEAVE_PATIENCE_S:
             return self._finish(run, run.why)
         if over and not lost and self._seen is not None:  # what it has handed back is fetched without it
             self._fleet.terminate([slot.instance for slot in run.slots if slot.instance is not None])
             self._looked_s = -1e18
-        if self._depot is not None and run.id not in self._fetched:
+        if self._staging is not None and run.id not in self._fetched:
             if self._there(run, "fetched"):
                 self._fetched.add(run.id)
             elif self._seen is not None:
-                self._ask_depot(lambda depot: depot.stop(run.id))
+                self._ask_staging(lambda staging: staging.stop(run.id))
             return None
         self._asks.append(Hold(run.job, run.round))
         return None
 
-    def _finish(self, run: Run, why: str, *, failed: bool = False) -> None:
+    def _finish(self, run: BurstRun, why: str, *, failed: bool = False) -> None:
         """No more use for its instances."""
         if failed:
             self._words[run.job] = why
@@ -514,7 +514,7 @@ class Ec2Cloud:
         )
         self._save(run.model_copy(update={"state": "ending", "why": why}))
 
-    def _end(self, run: Run, job: Job | None, now_s: float) -> None:
+    def _end(self, run: BurstRun, job: Job | None, now_s: float) -> None:
         """Give the instances back, and the nodes; the run is over when EC2 and Slurm have let go of all of it."""
         mine = job is not None and job.phase is not Phase.QUEUED and _at(job, run)
         if mine:
@@ -556,7 +556,7 @@ class Ec2Cloud:
             extra={"run": run.id, "job": run.job, "usd": round(spent.amount, 4), "why": run.why},
         )
 
-    def _tidy(self, run: Run) -> Run:
+    def _tidy(self, run: BurstRun) -> BurstRun:
         """Take away what was made for the run beside its instances; the run, with a word of what is left for its user.
 
         All of it is free of charge, or nearly: EC2's no keeps no run open, and nor does S3's.
@@ -564,44 +564,44 @@ class Ec2Cloud:
         try:
             if len(run.slots) > 1:
                 self._fleet.drop_group(f"penstock-{self._settings.name}-{run.id}")
-            if self._depot is not None:
+            if self._staging is not None:
                 self._fleet.drop_template(run.id)
         except LaunchFailed as error:
             if error.kind is not Kind.CONFIG:
                 raise
             log.warning("something of the run stays", extra={"run": run.id, "text": str(error)})
-        if self._depot is not None:
-            self._delete(self._courier_file(run))
+        if self._staging is not None:
+            self._delete(self._cloud_runner_file(run))
             if self._has(run, "fetched") or self._has(run, "output") is False:
-                self._ask_depot(lambda depot: depot.clear(run.id))
+                self._ask_staging(lambda staging: staging.clear(run.id))
             elif self._has(run, "output"):  # perhaps the only copy; the bucket's own rule deletes it in the end
-                where = f"what it has left was not fetched, and lies in {self._depot.where(run.id)}"
+                where = f"what it has left was not fetched, and lies in {self._staging.where(run.id)}"
                 log.warning("what a run has left stays", extra={"run": run.id, "job": run.job, "text": where})
                 run = run.model_copy(update={"why": f"{run.why}; {where}"})
                 self._words[run.job] = run.why
         return run
 
-    def _there(self, run: Run, what: str) -> bool:
+    def _there(self, run: BurstRun, what: str) -> bool:
         """Whether a detached run has left this, as far as S3 says it now; it is asked as often as EC2 is."""
         return self._seen is not None and self._has(run, what) is True
 
-    def _has(self, run: Run, what: str) -> bool | None:
+    def _has(self, run: BurstRun, what: str) -> bool | None:
         """Whether a detached run has left this; None: S3 does not say, or the run is none."""
-        return self._ask_depot(lambda depot: depot.has(run.id, what))
+        return self._ask_staging(lambda staging: staging.has(run.id, what))
 
-    def _handed_back(self, run: Run) -> bool | None:
+    def _handed_back(self, run: BurstRun) -> bool | None:
         """Whether a detached run has left all that comes back; None: S3 does not say."""
         told = [self._has(run, what) for what in ("stopped", "result")]
         return True if True in told else None if None in told else False
 
-    def _ask_depot(self, ask: Callable[[Depot], bool | None]) -> bool | None:
+    def _ask_staging(self, ask: Callable[[StagingBucket], bool | None]) -> bool | None:
         """Ask S3; None: it does not answer. Trouble with it keeps nobody from ending instances, so it goes to the log alone."""
-        if self._depot is None or self._depot_silent:
+        if self._staging is None or self._staging_silent:
             return None
         try:
-            return ask(self._depot)
+            return ask(self._staging)
         except LaunchFailed as error:
-            self._depot_silent = error.kind is Kind.LOST
+            self._staging_silent = error.kind is Kind.LOST
             self._away = f"S3 does not take or give what instances need: {error}"
             log.warning("S3 is away", extra={"text": str(error)})
             return None
@@ -621,9 +621,9 @@ class Ec2Cloud:
             self._seen, self._away = None, f"EC2 does not say what runs there: {error}"
             self._silent = error.kind is Kind.LOST
             log.warning("EC2 is away", extra={"text": str(error)})
-        self._ask_depot(lambda depot: depot.say_alive(now_s))
+        self._ask_staging(lambda staging: staging.say_alive(now_s))
 
-    def _refreshed(self, run: Run) -> Run:
+    def _refreshed(self, run: BurstRun) -> BurstRun:
         """The run with what this tick's look has shown of its instances; as it was, if this tick had none."""
         if self._seen is None:
             return run
@@ -632,7 +632,7 @@ class Ec2Cloud:
             self._save(new)
         return new
 
-    def _with_times(self, run: Run, found: Mapping[str, Seen], now_s: float) -> Run:
+    def _with_times(self, run: BurstRun, found: Mapping[str, DescribedInstance], now_s: float) -> BurstRun:
         """The run with EC2's own times, and with an end for instances that are gone."""
         slots = []
         for slot in run.slots:
@@ -680,7 +680,7 @@ class Ec2Cloud:
         """The slot of a run that is over which has this instance on its bill."""
         job = run_id.rsplit(".", 1)[0]
         rows = [row for row in self._store.cloud_runs(job=job) if row.run == run_id]
-        slots = [slot for row in rows for slot in Run.model_validate_json(row.record).slots]
+        slots = [slot for row in rows for slot in BurstRun.model_validate_json(row.record).slots]
         return next((slot for slot in slots if slot.instance == instance), None)
 
     # --- what can be had
@@ -706,7 +706,7 @@ class Ec2Cloud:
                     or any(self._pauses.rests(what, now_s) for what in rests)
                 ):
                     continue
-                for size in SIZES if self._depot is None else SIZES[:1]:
+                for size in SIZES if self._staging is None else SIZES[:1]:
                     if free >= size and left > 0:
                         name = _line(instance_type, market) if size == 1 else f"{size}x {_line(instance_type, market)}"
                         count, gpus = min(free // size, left), size * kind.gpus
@@ -776,7 +776,9 @@ class Ec2Cloud:
             self._undeleted.add(file)
             log.warning("cannot be deleted", extra={"file": str(file), "text": str(error)})
 
-    def _send_back(self, jobs: Mapping[JobId, Sequence[str]], nodes: Sequence[str], known: Mapping[str, Run]) -> None:
+    def _send_back(
+        self, jobs: Mapping[JobId, Sequence[str]], nodes: Sequence[str], known: Mapping[str, BurstRun]
+    ) -> None:
         """Refuse jobs for which nobody has ordered these nodes, be they another job's or nobody's."""
         strangers = [
             job for job, names in jobs.items() if any(name not in known or known[name].job != job for name in names)
@@ -817,7 +819,7 @@ class Ec2Cloud:
 
     # --- the store
 
-    def _save(self, run: Run, *lines: LedgerLine) -> None:
+    def _save(self, run: BurstRun, *lines: LedgerLine) -> None:
         over = run.state == "over"
         ended_s = self._clock.now_s() if over else None
         row = CloudRunRow(run.id, run.job, run.state, run.ordered_s, ended_s, run.model_dump_json())
@@ -863,16 +865,16 @@ def _suits(node: CloudNode, kind: InstanceType | None) -> bool:
     )
 
 
-def _at(job: Job, run: Run) -> bool:
+def _at(job: Job, run: BurstRun) -> bool:
     """Whether the job holds, or is about to hold, nodes of the run."""
     return job.allocation is not None and {share.node for share in job.allocation.shares} <= set(run.nodes)
 
 
-def _lost(run: Run) -> str | None:
+def _lost(run: BurstRun) -> str | None:
     return next((slot.instance for slot in run.slots if slot.ended_s is not None), None)
 
 
-def _unpaid(seen: Seen, billed: Slot | None) -> LedgerLine | None:
+def _unpaid(seen: DescribedInstance, billed: Slot | None) -> LedgerLine | None:
     """What is to be charged for an instance that has ended and that no open run claims; None: all is paid.
 
     One that EC2 did not show for long was billed as if it had lived on until then: what was too much comes back.

@@ -56,7 +56,7 @@ class Order:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class DescribedInstance:
     """An instance of ours as EC2 describes it. Times in s since 1970."""
 
     id: str
@@ -357,12 +357,12 @@ class Fleet:
             asked["Placement"] = {"GroupName": order.group}
         return asked
 
-    def seen(self, run: str | None = None) -> list[Seen]:
+    def seen(self, run: str | None = None) -> list[DescribedInstance]:
         """The site's instances, those that ended within the hour too; of one run or of all. Oldest first."""
         filters = [{"Name": f"tag:{TAG}cluster", "Values": [self._settings.name]}]
         if run is not None:
             filters.append({"Name": f"tag:{TAG}run", "Values": [run]})
-        found: list[Seen] = []
+        found: list[DescribedInstance] = []
         asked: dict[str, Any] = {"Filters": filters, "MaxResults": 1000}
         while True:
             page = self._ask("describe_instances", **asked)
@@ -400,9 +400,9 @@ def _tags(tags: Mapping[str, str]) -> list[dict[str, str]]:
     return [{"Key": TAG + key, "Value": value} for key, value in sorted(tags.items())]
 
 
-def _seen(instance: Mapping[str, Any]) -> Seen:
+def _seen(instance: Mapping[str, Any]) -> DescribedInstance:
     tags: Iterable[Mapping[str, str]] = instance.get("Tags", [])
-    return Seen(
+    return DescribedInstance(
         id=instance["InstanceId"],
         state=instance["State"]["Name"],
         instance_type=instance["InstanceType"],

@@ -37,7 +37,7 @@ class Slot(BaseModel):
         return max(self.ended_s - self.launched_s, 0.0)
 
 
-class Run(BaseModel):
+class BurstRun(BaseModel):
     """A run. What it is ordered with never changes: the same order can be placed again after a crash, to the letter."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")

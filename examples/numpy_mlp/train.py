@@ -19,7 +19,7 @@ from pathlib import Path  # noqa: E402
 
 import numpy as np  # noqa: E402
 
-from penstock_executor import Checkpoints, Fenced, NotSaved, connect, find_allocation, profile  # noqa: E402
+from penstock_executor import Checkpoints, NotSaved, Superseded, connect, find_allocation, profile  # noqa: E402
 from penstock_profiles.wire import Checkpointed, Observation, Started  # noqa: E402
 
 HIDDEN = 128
@@ -159,8 +159,8 @@ def main():
                     )
                 )
                 observed_step, observed = step, now
-                if run.fenced:
-                    raise Fenced("a later run of the job has begun")
+                if run.superseded:
+                    raise Superseded("a later run of the job has begun")
             request = run.poll()  # [6] does the daemon want a checkpoint?
             if request is not None or step % options.checkpoint_every == 0:
                 try:
@@ -168,9 +168,9 @@ def main():
                 except NotSaved as error:
                     logging.error("%s", error)
         save()
-    except Fenced as error:
+    except Superseded as error:
         logging.warning("%s", error)
-        run.close("fenced", step * options.batch_size)
+        run.close("superseded", step * options.batch_size)
         return 75
     except NotSaved as error:
         logging.error("%s", error)

@@ -11,7 +11,7 @@ from pathlib import Path
 import optuna
 
 from penstock_scheduler.messages import Submission
-from penstock_scheduler.model import JobWish
+from penstock_scheduler.model import JobSpec
 from penstock_scheduler.search import JobObjective, TrialFailed
 
 HERE = Path(__file__).resolve().parent
@@ -37,7 +37,7 @@ def main():
         train = f"{sys.executable} {HERE / 'train.py'} --checkpoints {mine} --rate {rate} --width {width}"
         return Submission(
             script=f"#!/bin/bash\nexec {train} --epoch-s {options.epoch_s}\n",
-            wish=JobWish(max_gpus=1),
+            spec=JobSpec(max_gpus=1),
             partition=options.partition,
             working_directory=str(folder),
             output=str(folder / "%j.out"),

@@ -61,7 +61,7 @@ def main():
     (points, labels), (test_points, test_labels) = moons(SAMPLES, rng), moons(SAMPLES, rng)
     features, test_features = np.cos(points @ direction + shift), np.cos(test_points @ direction + shift)
 
-    while epoch < options.epochs and not stopped and not run.fenced:
+    while epoch < options.epochs and not stopped and not run.superseded:
         began = time.monotonic()
         order = np.random.default_rng(epoch).permutation(SAMPLES)
         for batch in order.reshape(-1, BATCH):
@@ -82,7 +82,7 @@ def main():
                 seconds=time.monotonic() - began,
             )
         )
-    if run.fenced:
+    if run.superseded:
         return 75
     run.close("completed" if epoch >= options.epochs else "stopped", epoch * SAMPLES)
     return 0 if epoch >= options.epochs else 128 + signal.SIGTERM

@@ -33,7 +33,7 @@ while [ "$count" -lt "$STEPS" ] && [ -z "$stopped" ]; do
   request=$(say poll)
   case $? in
     0) save && say saved --request "$request" --seconds 0.01 --progress "$(progress)" ;;
-    75) say end --outcome fenced --progress "$(progress)"; exit 75 ;;
+    75) say end --outcome superseded --progress "$(progress)"; exit 75 ;;
   esac
 done
 save || exit 1

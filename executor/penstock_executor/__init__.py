@@ -8,7 +8,8 @@
     ...
     request = run.poll()                        # between steps: does the daemon want a checkpoint?
 
-That is for any program. A PyTorch script becomes elastic by `start`, `Run.prepare` and `Run.step`: docs/executor.md.
+That is for any program. A PyTorch script becomes elastic by `start`, `TrainingRun.prepare` and `TrainingRun.step`:
+docs/executor.md.
 
 The same script runs unchanged without Penstock and without Slurm: then nobody is told anything.
 """
@@ -16,13 +17,13 @@ The same script runs unchanged without Penstock and without Slurm: then nobody i
 from typing import TYPE_CHECKING
 
 from penstock_executor.allocation import Allocation, UnknownAllocation, find_allocation
-from penstock_executor.checkpoint import Checkpoint, Checkpoints, Fenced, NotSaved
+from penstock_executor.checkpoint import Checkpoint, Checkpoints, NotSaved, Superseded
 from penstock_executor.client import Client, connect
 from penstock_executor.environment import Environment, EnvironmentDisagrees, read_environment
 from penstock_executor.profiling import profile
 
 if TYPE_CHECKING:
-    from penstock_executor.training.run import Run, start
+    from penstock_executor.training.run import TrainingRun, start
 
 __all__ = [
     "Allocation",
@@ -31,9 +32,9 @@ __all__ = [
     "Client",
     "Environment",
     "EnvironmentDisagrees",
-    "Fenced",
     "NotSaved",
-    "Run",
+    "Superseded",
+    "TrainingRun",
     "UnknownAllocation",
     "connect",
     "find_allocation",
@@ -45,7 +46,7 @@ __all__ = [
 
 def __getattr__(name: str) -> object:
     """Elastic training needs PyTorch, which takes seconds to import: only whoever asks for it pays."""
-    if name not in ("Run", "start"):
+    if name not in ("TrainingRun", "start"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
         import torch  # noqa: F401

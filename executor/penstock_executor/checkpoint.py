@@ -51,7 +51,7 @@ _STEP = re.compile(r"step-(\d{12,})\.ckpt")
 _SHARDS = re.compile(r"step-\d{12,}\.(\d+)\.shards")
 
 
-class Fenced(RuntimeError):
+class Superseded(RuntimeError):
     """A later run of the job has begun, so this one may not write any more: stop it."""
 
 
@@ -107,7 +107,7 @@ class Checkpoints:
         keep: checkpoints to keep, the newest; at least 1.
 
     Raises:
-        Fenced: a later epoch is claimed in `folder` already.
+        Superseded: a later epoch is claimed in `folder` already.
         NotSaved: the folder cannot be made.
     """
 
@@ -122,10 +122,10 @@ class Checkpoints:
             self._own.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise _not_saved(self._own, error) from error
-        self._refuse_if_fenced()
+        self._refuse_if_superseded()
 
     @property
-    def fenced(self) -> bool:
+    def superseded(self) -> bool:
         """Whether a later run has claimed its folder."""
         return newest_epoch(self.folder) > self.epoch
 
@@ -143,10 +143,10 @@ class Checkpoints:
             shards: belongs to it, and is on disk already.
 
         Raises:
-            Fenced: a later run has begun; nothing was written.
+            Superseded: a later run has begun; nothing was written.
             NotSaved: disk full, no permission, …; what was there is as it was.
         """
-        self._refuse_if_fenced()
+        self._refuse_if_superseded()
         path = self._own / _file_name(step)
         beside = path.with_suffix(f".{os.getpid()}.tmp")
         try:
@@ -154,12 +154,12 @@ class Checkpoints:
                 file.writelines(_encode(state, dict(meta or {}), shards))
                 file.flush()
                 os.fsync(file.fileno())
-            self._refuse_if_fenced()
+            self._refuse_if_superseded()
             beside.rename(path)
             _sync_folder(self._own)
         except OSError as error:
-            if self.fenced:  # the later run has cleared this run's folder away
-                raise self._fenced_error() from error
+            if self.superseded:  # the later run has cleared this run's folder away
+                raise self._superseded_error() from error
             raise _not_saved(path, error) from error
         finally:
             with contextlib.suppress(OSError):
@@ -201,12 +201,12 @@ class Checkpoints:
                     return Checkpoint(epoch, step, state, meta, shards)
         return None
 
-    def _refuse_if_fenced(self) -> None:
-        if self.fenced:
-            raise self._fenced_error()
+    def _refuse_if_superseded(self) -> None:
+        if self.superseded:
+            raise self._superseded_error()
 
-    def _fenced_error(self) -> Fenced:
-        return Fenced(
+    def _superseded_error(self) -> Superseded:
+        return Superseded(
             f"{self.folder}: epoch {newest_epoch(self.folder)} has begun, so the run of epoch {self.epoch} must stop"
         )
 
@@ -364,7 +364,7 @@ def _sync_folder(folder: Path) -> None:
 def _not_saved(path: Path, error: OSError) -> NotSaved:
     return NotSaved(
         error.errno,
-        f"no checkpoint written: {error.strerror or error}; those before it are whole, free some space or mend the "
+        f"no checkpoint written: {error.strerror or error}; those before it are whole, free some space or fix the "
         "folder's permissions",
         str(path),
     )

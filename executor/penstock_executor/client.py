@@ -25,7 +25,7 @@ from penstock_profiles.wire import (
     MAX_REPORT_BYTES,
     VERSION,
     Body,
-    Control,
+    ControlMessage,
     Ended,
     Observation,
     Report,
@@ -144,7 +144,7 @@ class Client:
         self._torn = False
         self._failing = False
         self._handed_out: str | None = None
-        self._fenced = False
+        self._superseded = False
         self._closed = False
         self._left, self._asked_s = float(BURST), time.monotonic()
         self._post: Post | None = None
@@ -201,14 +201,14 @@ class Client:
         return request
 
     @property
-    def fenced(self) -> bool:
+    def superseded(self) -> bool:
         """Whether a later run of the job exists, so that this one must stop and write nothing more."""
-        self._fenced = self._fenced or (self._post is not None and self._post.fenced)
-        self._fenced = self._fenced or self.epoch < max(self._later_epochs(), default=0)
-        return self._fenced
+        self._superseded = self._superseded or (self._post is not None and self._post.superseded)
+        self._superseded = self._superseded or self.epoch < max(self._later_epochs(), default=0)
+        return self._superseded
 
     def close(
-        self, outcome: Literal["completed", "stopped", "fenced", "failed"], progress: float, text: str = ""
+        self, outcome: Literal["completed", "stopped", "superseded", "failed"], progress: float, text: str = ""
     ) -> None:
         """Say that the run ends; `progress` in samples. Later reports go nowhere, a second call does nothing."""
         self.report(Ended(outcome=outcome, progress=progress, text=text[:MAX_TEXT]))
@@ -271,7 +271,7 @@ class _Job:
         self.spool = spool
         self.job_id = job_id
         self._control_file = control_file(spool, job_id)
-        self._control: Control | None = None
+        self._control: ControlMessage | None = None
         self._stamp: tuple[int, int, int] | None = None
         self._complained = False
 
@@ -287,13 +287,13 @@ class _Job:
                 return cls(environment.spool, element)
         return cls(environment.spool, environment.job_id)
 
-    def control(self) -> Control | None:
+    def control(self) -> ControlMessage | None:
         """The daemon's word as it stands; read again only when the file has changed. A broken one is as if not there."""
         try:
             status = self._control_file.stat()
             stamp = (status.st_mtime_ns, status.st_size, status.st_ino)
             if stamp != self._stamp:
-                control = Control.model_validate_json(self._control_file.read_bytes())
+                control = ControlMessage.model_validate_json(self._control_file.read_bytes())
                 self._control, self._stamp = (control if control.job_id == self.job_id else None), stamp
         except FileNotFoundError:
             self._control, self._stamp = None, None

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock_executor.allocation import Allocation, UnknownAllocation, find_allocation
-from penstock_executor.checkpoint import Checkpoints, Fenced, NotSaved
+from penstock_executor.checkpoint import Checkpoints, NotSaved, Superseded
 from penstock_executor.client import Client, connect
 from penstock_executor.environment import EnvironmentDisagrees, read_environment
 from penstock_executor.node_channel import open_channel
@@ -45,9 +45,9 @@ TICK_S = 0.1
 """How often the daemon's word and Slurm's signal are looked for: 20 trainers together used 3.7 % of a core
 (2 cores, bert-squad, reports every second)."""
 
-FENCED_EVERY_S = 1.0
+SUPERSEDED_EVERY_S = 1.0
 
-DONE, FAILED, FENCED, STOPPED = 0, 1, 75, 128 + signal.SIGTERM
+DONE, FAILED, SUPERSEDED, STOPPED = 0, 1, 75, 128 + signal.SIGTERM
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +94,10 @@ class _Trainer:
         log.info("epoch=%d progress=%.0f begins", self._client.epoch, self._progress)
         try:
             status = self._train(signals)
-        except Fenced as error:
+        except Superseded as error:
             log.warning("epoch=%d progress=%.0f %s", self._client.epoch, self._progress, error)
-            self._client.close("fenced", self._progress)
-            return FENCED
+            self._client.close("superseded", self._progress)
+            return SUPERSEDED
         log.info("epoch=%d progress=%.0f ends status=%d", self._client.epoch, self._progress, status)
         return status
 
@@ -115,14 +115,14 @@ class _Trainer:
             if now - observed >= options.report_every:
                 self._observe()
                 observed = now
-            if now - looked >= FENCED_EVERY_S:
-                self._stop_if_fenced()
+            if now - looked >= SUPERSEDED_EVERY_S:
+                self._stop_if_superseded()
                 looked = now
             request = self._client.poll()
             if request is not None:
                 self._save(request.id)
                 now = time.monotonic()
-        self._stop_if_fenced()
+        self._stop_if_superseded()
         done = self._progress >= self._work
         self._observe()
         # An unsaved end would be trained again if Slurm restarted the job after all.
@@ -191,10 +191,10 @@ class _Trainer:
         )
 
     def _save(self, request: str | None) -> bool:
-        """Save, and say so; whether it went well. Training stands still meanwhile. Raises Fenced."""
+        """Save, and say so; whether it went well. Training stands still meanwhile. Raises Superseded."""
         began = time.monotonic()
         time.sleep(self._options.save_seconds)
-        self._stop_if_fenced()
+        self._stop_if_superseded()
         try:
             self._checkpoints.save(b"", self._steps, {"progress": self._progress})
         except NotSaved as error:
@@ -206,9 +206,9 @@ class _Trainer:
         )
         return True
 
-    def _stop_if_fenced(self) -> None:
-        if self._client.fenced:
-            raise Fenced("a later run of the job has begun")
+    def _stop_if_superseded(self) -> None:
+        if self._client.superseded:
+            raise Superseded("a later run of the job has begun")
 
 
 class _Signals:
@@ -256,9 +256,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not allocation.gpus:
             allocation = _pretended(options, allocation)
         return _Trainer(options, client, allocation, _pace(options, allocation)).run(signals)
-    except Fenced as error:
+    except Superseded as error:
         log.warning("%s", error)
-        return FENCED
+        return SUPERSEDED
     except (EnvironmentDisagrees, UnknownAllocation, LookupError, ValueError, OSError) as error:
         log.error("%s", error)
         if client is not None:

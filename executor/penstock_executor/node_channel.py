@@ -104,9 +104,9 @@ class Channel:
 
     @property
     def request(self) -> str | None:
-        """The agent's wish that the job moves off its GPUs; None: it has none, or the job has said that it has done so."""
-        wish = self._control.suspend
-        return wish if self._status.suspends and wish != self._status.suspended else None
+        """The agent's job spec that the job moves off its GPUs; None: it has none, or the job has said that it has done so."""
+        spec = self._control.suspend
+        return spec if self._status.suspends and spec != self._status.suspended else None
 
     def step_done(self, samples: float = 0.0, active_s: float | None = None) -> None:
         """One optimiser step is over, of so many samples of the whole job. Waits as the duty cycle wants; never raises.
@@ -157,7 +157,7 @@ class Channel:
         self._tell()
 
     def wants(self, request: str) -> bool:
-        """Whether the agent still wishes it."""
+        """Whether the agent still job specs it."""
         self._looked_s = -math.inf
         self.look()
         return self._control.suspend == request

@@ -57,7 +57,7 @@ class Post:
         self._service, self._path = service, f"/v1/jobs/{job_id}/reports"
         self._first_pause_s = first_pause_s
         self.epoch = epoch
-        self.fenced = False
+        self.superseded = False
         """A later run of the job reports."""
         self.dropped = 0
         """Reports that nobody will see."""
@@ -129,7 +129,7 @@ class Post:
         if present > self.epoch:
             # The daemon numbers runs in the spool, which this node does not see. Only a run that was heard can be a stale one.
             if self._heard:
-                self.fenced = True
+                self.superseded = True
             else:
                 self.epoch = present
                 return

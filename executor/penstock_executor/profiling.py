@@ -27,7 +27,7 @@ from pydantic import ValidationError
 
 from penstock_executor.client import Client, connect
 from penstock_executor.environment import Environment, read_environment
-from penstock_profiles.wire import CPU, PROFILE_JOB, Observation, ProfileRequest, Started, Trial
+from penstock_profiles.wire import CPU, PROFILE_JOB, BatchTrial, Observation, ProfileRequest, Started
 
 log = logging.getLogger(__name__)
 
@@ -195,7 +195,7 @@ class _Profiler:
 
     def _try(self, batch: int) -> bool:
         """Measure one size and report it; whether it fits into memory."""
-        self._client.report(Trial(atomic_batch=batch))
+        self._client.report(BatchTrial(atomic_batch=batch))
         try:
             self._device.forget_peak()
             times_s = self._time(batch)
@@ -221,7 +221,7 @@ class _Profiler:
             )
             return True
         gc.collect()  # what the failed step held, in cycles too, must not count against the next size
-        self._client.report(Trial(atomic_batch=batch, out_of_memory=True))
+        self._client.report(BatchTrial(atomic_batch=batch, out_of_memory=True))
         return False
 
     def _time(self, batch: int) -> list[float]:

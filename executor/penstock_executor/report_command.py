@@ -32,7 +32,7 @@ from penstock_executor.client import Client, connect, reconnect
 from penstock_executor.environment import Environment, EnvironmentDisagrees, read_environment
 from penstock_profiles.wire import CPU, Checkpointed, Observation, Result, Started
 
-FINE, NOTHING, WRONG, FENCED = 0, 1, 2, 75
+FINE, NOTHING, WRONG, SUPERSEDED = 0, 1, 2, 75
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -43,9 +43,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.verb == "begin":
             return _begin(options, environment)
         client = reconnect(options.epoch, options.checkpoints, environment)
-        if client.fenced:
+        if client.superseded:
             print(f"penstock-report: a later run than epoch {options.epoch} has begun: stop", file=sys.stderr)  # noqa: T201
-            return FENCED
+            return SUPERSEDED
         verbs = {"poll": _poll, "steps": _steps, "saved": _saved, "metric": _metric, "end": _end}
         status = verbs[options.verb](options, client)
         client.hand_over()
@@ -171,7 +171,7 @@ def _parser() -> argparse.ArgumentParser:
     metric.add_argument("value", type=float, metavar="VALUE", help="such as the accuracy on the validation set")
     metric.add_argument("--minimize", action="store_true", help="less is better, as of a loss")
     end = verb("end", "The run is about to exit.")
-    end.add_argument("--outcome", choices=["completed", "stopped", "fenced", "failed"], required=True)
+    end.add_argument("--outcome", choices=["completed", "stopped", "superseded", "failed"], required=True)
     end.add_argument("--text", default="", help="for people to read")
     return parser
 

@@ -70,7 +70,7 @@ class JobModel:
         self._prior, self._families, self._gpus = prior, families, gpus
         self._observations: dict[str, Observations] = {}
         self._limits: dict[str, int] = {}
-        self._wished_per_replica = gpus_per_replica
+        self._requested_per_replica = gpus_per_replica
         self._per_replica: dict[str, int] = {}
         """GPU type -> GPUs of one copy of the model, as reported."""
         self._fits: dict[str, ThroughputParams] = {}
@@ -209,7 +209,7 @@ class JobModel:
     def _gpus_per_replica(self, gpu_type: str) -> int:
         if gpu_type in self._per_replica:
             return self._per_replica[gpu_type]
-        return self._wished_per_replica(gpu_type) if max(self._per_replica.values(), default=1) > 1 else 1
+        return self._requested_per_replica(gpu_type) if max(self._per_replica.values(), default=1) > 1 else 1
 
     def _from_other_types(self, steps: Mapping[str, ThroughputParams]) -> dict[str, ThroughputParams]:
         """Case 5: types that only the catalogue's families know, by the median of what they say of the nearest type."""

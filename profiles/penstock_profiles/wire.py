@@ -1,7 +1,7 @@
 """What a training job and the scheduler say to each other: reports, control, and the epoch of a run.
 
 Both sides, and every transport between them, use these models, so a message means the same on each end. A *run* is one
-start of a job; its *epoch* is a number that only grows over the job's life. The daemon gives it out in `Control`
+start of a job; its *epoch* is a number that only grows over the job's life. The daemon gives it out in `ControlMessage`
 before it lets the job start, and a job that finds an epoch already claimed (Slurm restarted it alone) takes the next.
 Everything that a run says carries its epoch, so that a run left behind on a silent node is told from the present one:
 Slurm's own restart count can repeat after a controller crash and cannot do that.
@@ -143,7 +143,7 @@ class Observation(Message):
         return self.samples / self.step_time_s
 
 
-class Trial(Message):
+class BatchTrial(Message):
     """Under `penstock profile`: a batch is tried now, so that a run that dies has said at which; or, it did not fit."""
 
     kind: Literal["trial"] = "trial"
@@ -196,14 +196,15 @@ class Ended(Message):
     """The run is about to exit."""
 
     kind: Literal["ended"] = "ended"
-    outcome: Literal["completed", "stopped", "fenced", "failed"]
-    """`stopped`: asked to stop and saved; `fenced`: a later epoch exists, so this run wrote nothing more."""
+    outcome: Literal["completed", "stopped", "superseded", "failed"]
+    """`stopped`: asked to stop and saved; `superseded`: a later epoch exists, so this run wrote nothing more."""
     progress: NonNegativeFloat
     text: str = ""
 
 
 Body = Annotated[
-    Started | Observation | Trial | Checkpointed | Suspended | Resumed | Result | Ended, Field(discriminator="kind")
+    Started | Observation | BatchTrial | Checkpointed | Suspended | Resumed | Result | Ended,
+    Field(discriminator="kind"),
 ]
 
 
@@ -233,7 +234,7 @@ class Request(Message):
     """The daemon's clock, s since 1970."""
 
 
-class Control(Message):
+class ControlMessage(Message):
     """The daemon's word to a job, as it stands now."""
 
     version: Literal[1] = VERSION

@@ -1,7 +1,7 @@
 """A client of penstockd's API, typed: what the command line, tests and other programs use.
 
     with Client.open() as penstock:
-        job = penstock.submit(Submission(key="night-7", command=("python", "train.py"), wish=JobWish(max_gpus=8)))
+        job = penstock.submit(Submission(key="night-7", command=("python", "train.py"), spec=JobSpec(max_gpus=8)))
         penstock.wait(job.id)
 
 Requests that cannot have been carried out twice (reads, and submissions with a key) are tried again when the daemon does
@@ -31,7 +31,7 @@ from penstock_scheduler.messages import (
     ClusterView,
     Drain,
     DrainOrder,
-    Explanation,
+    ExplanationView,
     Forecast,
     Health,
     History,
@@ -199,9 +199,9 @@ class Client:
         """Ask Slurm to end it. Twice is once."""
         return self._ask(JobView, "POST", f"/v1/jobs/{job}/cancel", again=True)
 
-    def explain(self, job: str) -> Explanation:
+    def explain(self, job: str) -> ExplanationView:
         """Why it has what it has."""
-        return self._ask(Explanation, "GET", f"/v1/jobs/{job}/explain", again=True)
+        return self._ask(ExplanationView, "GET", f"/v1/jobs/{job}/explain", again=True)
 
     def history(self, job: str) -> History:
         """What happened to it."""

@@ -33,7 +33,7 @@ from penstock_scheduler.limits import LimitSettings
 from penstock_scheduler.loop import RoundLoop
 from penstock_scheduler.messages import BudgetView, JobView
 from penstock_scheduler.model import BudgetLine, Snapshot
-from penstock_scheduler.models import LearnedModels, WishModels
+from penstock_scheduler.models import LearnedModels, SpecModels
 from penstock_scheduler.notices import Kind, Notice, NoticeSettings, Notifier
 from penstock_scheduler.pairs import PAIRS, open_pairs, read_prior
 from penstock_scheduler.policies import make_policy, overlaid, sharing_parts
@@ -46,12 +46,12 @@ from penstock_scheduler.ports import (
     Cluster,
     ModelSource,
     Policy,
+    SpecCheck,
     Store,
     Trigger,
-    WishCheck,
 )
 from penstock_scheduler.records import RoundRecord
-from penstock_scheduler.rules import BudgetSettings, SiteRules
+from penstock_scheduler.rules import BudgetSettings, SchedulingRules
 from penstock_scheduler.sensitivities import LEARNED, Sensitivities
 from penstock_scheduler.service.board import Board, Watched
 from penstock_scheduler.service.settings import ApiSettings
@@ -59,7 +59,7 @@ from penstock_scheduler.settings import DaemonSettings, Settings, load_settings
 from penstock_scheduler.sharing.messages import Contained, XidSeen
 from penstock_scheduler.store import SqlStore, open_store
 from penstock_scheduler.triggers import OnEvent, Period
-from penstock_scheduler.words import duration
+from penstock_scheduler.units import duration
 
 if TYPE_CHECKING:
     from penstock_scheduler.service.server import Service
@@ -229,7 +229,7 @@ def _trigger(daemon: DaemonSettings) -> Trigger:
 
 
 @dataclass
-class Site:
+class LiveScheduler:
     """The round loop on a cluster, and what of it may change while it runs."""
 
     path: Path
@@ -237,9 +237,9 @@ class Site:
     store: SqlStore
     loop: RoundLoop
     board: Board
-    rules: SiteRules
+    rules: SchedulingRules
     notifier: Notifier
-    wishes: WishModels
+    specs: SpecModels
     sensitivities: Sensitivities
     learn: Callable[[Sequence[Report]], None]
     chosen: tuple[str, dict[str, Any]]
@@ -398,10 +398,10 @@ def changes(before: Settings, after: Settings) -> tuple[list[str], list[str]]:
     return live, [key for key in differ if key not in live]
 
 
-def make_site(path: Path, settings: Settings, clock: Clock, store: SqlStore) -> Site:
+def make_site(path: Path, settings: Settings, clock: Clock, store: SqlStore) -> LiveScheduler:
     """The round loop that these settings describe, watched by a board. Raises ConfigError."""
     daemon = settings.section(DaemonSettings)
-    cluster, wishes, sensitivities = _parts(settings, clock)
+    cluster, specs, sensitivities = _parts(settings, clock)
     notifier = Notifier(settings.section(NoticeSettings))
 
     def reached(budget: BudgetView, limit: str) -> None:
@@ -420,9 +420,9 @@ def make_site(path: Path, settings: Settings, clock: Clock, store: SqlStore) -> 
         facts = {"job": view.id, "ended": view.ended, "exit_code": view.exit_code, "gpu_seconds": view.gpu_seconds}
         notifier.tell(Notice("job-ended", f"job {view.id} {view.name}: {view.ended}", text, view.user, facts))
 
-    rules = SiteRules(settings.section(BudgetSettings), settings.section(LimitSettings), store, reached)
+    rules = SchedulingRules(settings.section(BudgetSettings), settings.section(LimitSettings), store, reached)
     board = Board(store, getattr(cluster, "submitter", None), ended)
-    models = LearnedModels(wishes, store, sensitivities)
+    models = LearnedModels(specs, store, sensitivities)
     watched = Watched(cluster, board, clock.now_s, models.learn)
     loop = make_loop(
         settings,
@@ -436,7 +436,7 @@ def make_site(path: Path, settings: Settings, clock: Clock, store: SqlStore) -> 
         rules.overspent,
     )
     chosen = daemon.policy, make_policy(daemon.policy, settings.policy(daemon.policy))[1]
-    site = Site(
+    site = LiveScheduler(
         path,
         settings,
         store,
@@ -444,7 +444,7 @@ def make_site(path: Path, settings: Settings, clock: Clock, store: SqlStore) -> 
         board,
         rules,
         notifier,
-        wishes,
+        specs,
         sensitivities,
         models.learn,
         chosen,
@@ -456,7 +456,7 @@ def make_site(path: Path, settings: Settings, clock: Clock, store: SqlStore) -> 
     return site
 
 
-def make_service(site: Site, clock: Clock) -> Service:
+def make_service(site: LiveScheduler, clock: Clock) -> Service:
     """The API over what the site's loop sees. Raises ConfigError."""
     try:
         from penstock_scheduler.service.app import Controls, make_app
@@ -477,25 +477,25 @@ def make_service(site: Site, clock: Clock) -> Service:
         site.board,
         controls,
         # The loop has its own, in its thread.
-        WishModels(load_families(daemon.families), daemon.restart_cost_s, sensitivities=site.sensitivities),
-        site.wishes.check,
+        SpecModels(load_families(daemon.families), daemon.restart_cost_s, sensitivities=site.sensitivities),
+        site.specs.check,
         site.learn,
     )
     return Service(api, api.socket or daemon.state_dir / "api.sock", app, site.board)
 
 
-def _parts(settings: Settings, clock: Clock) -> tuple[Cluster, WishModels, Sensitivities]:
+def _parts(settings: Settings, clock: Clock) -> tuple[Cluster, SpecModels, Sensitivities]:
     daemon = settings.section(DaemonSettings)
     try:
         families = load_families(daemon.families)
     except CatalogueError as error:
         raise ConfigError(f"[daemon] families: {error}") from None
     sensitivities = Sensitivities(daemon.sensitivities, daemon.state_dir / LEARNED)
-    models = WishModels(families, daemon.restart_cost_s, sensitivities=sensitivities)
+    models = SpecModels(families, daemon.restart_cost_s, sensitivities=sensitivities)
     return open_cluster(daemon.cluster, settings, clock, models.check), models, sensitivities
 
 
-def open_cluster(name: str, settings: Settings, clock: Clock, check: WishCheck) -> Cluster:
+def open_cluster(name: str, settings: Settings, clock: Clock, check: SpecCheck) -> Cluster:
     """The cluster of that name among the installed ones. Raises ConfigError."""
     found = {entry.name: entry for entry in entry_points(group=CLUSTERS)}
     if name not in found:

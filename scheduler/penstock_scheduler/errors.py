@@ -12,7 +12,7 @@ class ConfigError(PenstockError):
     """The settings, or the words of a command, are wrong: tell the admin and do not start."""
 
 
-class BadWish(PenstockError):
+class BadJobSpec(PenstockError):
     """A job asks for something that cannot be: tell its user and leave the job alone."""
 
 

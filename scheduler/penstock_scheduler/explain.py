@@ -1,7 +1,7 @@
 """Why a job has what it has, from the record of a round: for `penstock explain`, the API and the job's page.
 
-Everything here is read off the round, or is found by deciding the same round again with a changed wish: what it says a job would
-get is what the policy would have given it. What nobody can know, such as who else will submit, is not guessed at: an
+Everything here is read off the round, or is found by deciding the same round again with a changed job spec: what it says a
+job would get is what the policy would have given it. What nobody can know, such as who else will submit, is not guessed at: an
 estimated start is there only where the policy gave one.
 """
 
@@ -19,7 +19,7 @@ from penstock_scheduler.model import (
     Configuration,
     Job,
     JobId,
-    JobWish,
+    JobSpec,
     Phase,
     Reason,
     ReasonCode,
@@ -29,15 +29,15 @@ from penstock_scheduler.policies import common, make_policy
 from penstock_scheduler.policies.sia import restart_factor
 from penstock_scheduler.records import RoundRecord
 from penstock_scheduler.shares import ShareUse, share_use, share_words
-from penstock_scheduler.words import duration
+from penstock_scheduler.units import duration
 
 MOST_REMEDIES = 3
-"""Other wishes that are tried for a job that waits; each decides the round once more."""
+"""Other job specs that are tried for a job that waits; each decides the round once more."""
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One configuration that the job's wish and the cluster allow."""
+    """One configuration that the job's spec and the cluster allow."""
 
     configuration: Configuration
     goodput: float
@@ -78,7 +78,7 @@ class Ending:
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """A wish with which the job would have got something in this round."""
+    """A job spec with which the job would have got something in this round."""
 
     change: str
     """In the words of the flags, such as `--min-gpus=1`."""
@@ -114,7 +114,7 @@ def explain(record: RoundRecord, job_id: JobId, *, remedies: int = MOST_REMEDIES
     """What the round says of the job; None if it was not there yet, or any more.
 
     Args:
-        remedies: most wishes to try in place of the job's own, if it waits; 0: none. Each takes as long as the round took.
+        remedies: most job specs to try in place of the job's own, if it waits; 0: none. Each takes as long as the round took.
     """
     snapshot, plan = record.snapshot, record.plan
     job = next((job for job in snapshot.jobs if job.id == job_id), None)
@@ -221,9 +221,9 @@ def _running_words(said: Explanation) -> list[str]:
 def _options(record: RoundRecord, job: Job, assignment: Assignment | None) -> tuple[Option, ...]:
     snapshot, prices = record.snapshot, record.plan.prices
     given = assignment.configuration if assignment else None
-    wish = job.wish
-    exact = {wish.min_gpus} if wish.min_gpus == wish.max_gpus else set()
-    shapes = common.configurations(common.open_nodes(snapshot.nodes, job), exact, wish.max_gpus)
+    spec = job.spec
+    exact = {spec.min_gpus} if spec.min_gpus == spec.max_gpus else set()
+    shapes = common.configurations(common.open_nodes(snapshot.nodes, job), exact, spec.max_gpus)
     model = snapshot.models[job.id]
     found = []
     for shape in dict.fromkeys((*shapes, *([given] if given else []))):
@@ -238,7 +238,7 @@ def _uses(record: RoundRecord, job: Job) -> tuple[TypeUse, ...]:
     nodes = {
         node.name: node
         for node in common.open_nodes(record.snapshot.nodes, job)
-        if node.usable and job.wish.allows_type(node.gpu_type)
+        if node.usable and job.spec.allows_type(node.gpu_type)
     }
     given: dict[str, int] = {}
     others = dataclasses.replace(
@@ -262,7 +262,7 @@ def _uses(record: RoundRecord, job: Job) -> tuple[TypeUse, ...]:
 
 def _endings(record: RoundRecord, job: Job) -> tuple[Ending, ...]:
     snapshot = record.snapshot
-    open_to_it = {node.name for node in common.open_nodes(snapshot.nodes, job) if job.wish.allows_type(node.gpu_type)}
+    open_to_it = {node.name for node in common.open_nodes(snapshot.nodes, job) if job.spec.allows_type(node.gpu_type)}
     found = []
     for other in snapshot.jobs:
         assignment = record.plan.assignments.get(other.id)
@@ -276,39 +276,39 @@ def _endings(record: RoundRecord, job: Job) -> tuple[Ending, ...]:
 
 
 def _remedies(record: RoundRecord, job: Job, most: int) -> tuple[Remedy, ...]:
-    """Decide the round again with other wishes of this job, each easier to meet, and tell which would have helped."""
+    """Decide the round again with other job specs of this job, each easier to meet, and tell which would have helped."""
     policy, _ = make_policy(record.policy, record.settings)
 
     def helps(change: str, fields: Mapping[str, object]) -> Remedy | None:
-        wish = job.wish.model_copy(update=fields)
+        spec = job.spec.model_copy(update=fields)
         try:
-            given = policy.decide(_with_wish(record.snapshot, job.id, wish)).assignments.get(job.id)
+            given = policy.decide(_with_spec(record.snapshot, job.id, spec)).assignments.get(job.id)
         except RoundFailed:
             return None
         return Remedy(change, given.configuration) if given is not None else None
 
-    singly, together = _easier(job.wish)
+    singly, together = _easier(job.spec)
     found = [remedy for change in list(singly.items())[:most] if (remedy := helps(*change))]
     if not found and len(singly) < most and together:
         found = [remedy for remedy in [helps(" and ".join(singly), together)] if remedy]
     return tuple(found)
 
 
-def _easier(wish: JobWish) -> tuple[dict[str, dict[str, object]], dict[str, object]]:
-    """Fields that make the wish easier to meet, by the flags that ask for them; if there are several, all together too."""
+def _easier(spec: JobSpec) -> tuple[dict[str, dict[str, object]], dict[str, object]]:
+    """Fields that make the job spec easier to meet, by the flags that ask for them; if there are several, all together too."""
     changes: dict[str, dict[str, object]] = {}
-    if wish.gpu_types is not None or wish.excluded_gpu_types is not None:
+    if spec.gpu_types is not None or spec.excluded_gpu_types is not None:
         changes["any GPU type (no --gpu-types)"] = {"gpu_types": None, "excluded_gpu_types": None}
-    if wish.min_gpus > 1:
-        rigid = wish.adaptivity in (Adaptivity.RIGID, Adaptivity.FIXED)
+    if spec.min_gpus > 1:
+        rigid = spec.adaptivity in (Adaptivity.RIGID, Adaptivity.FIXED)
         flag = "--adaptive=strong-scaling --min-gpus=1" if rigid else "--min-gpus=1"
         changes[flag] = {"min_gpus": 1} | ({"adaptivity": Adaptivity.STRONG_SCALING} if rigid else {})
     together = {name: value for fields in changes.values() for name, value in fields.items()}
     return changes, together if len(changes) > 1 else {}
 
 
-def _with_wish(snapshot: Snapshot, job_id: JobId, wish: JobWish) -> Snapshot:
-    jobs = tuple(dataclasses.replace(job, wish=wish) if job.id == job_id else job for job in snapshot.jobs)
+def _with_spec(snapshot: Snapshot, job_id: JobId, spec: JobSpec) -> Snapshot:
+    jobs = tuple(dataclasses.replace(job, spec=spec) if job.id == job_id else job for job in snapshot.jobs)
     return dataclasses.replace(snapshot, jobs=jobs)
 
 

@@ -16,7 +16,7 @@ from penstock_scheduler.models import Models
 from penstock_scheduler.policies.common import allowed, configurations, open_nodes, rate, remaining_s
 from penstock_scheduler.policies.room import Room, Timeline
 from penstock_scheduler.ports import Policy
-from penstock_scheduler.words import duration
+from penstock_scheduler.units import duration
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ def idle_since(
     """
     jobs, groups = tuple(jobs), tuple(groups)
     watched = {
-        node for job in jobs if job.wish.grow_shrink and job.allocation is not None for node in job.allocation.nodes
+        node for job in jobs if job.spec.grow_shrink and job.allocation is not None for node in job.allocation.nodes
     }
     if not watched:
         return {}

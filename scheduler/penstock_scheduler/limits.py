@@ -74,13 +74,13 @@ def by_partition(
         if rule is None:
             found.append(job)
             continue
-        wish = job.wish
+        spec = job.spec
         changes: dict[str, object] = {}
         if rule.max_gpus is not None:
-            changes["max_gpus"] = max(min(wish.max_gpus, rule.max_gpus), wish.min_gpus)
+            changes["max_gpus"] = max(min(spec.max_gpus, rule.max_gpus), spec.min_gpus)
         if rule.preemptible is not None:
             changes["preemptible"] = rule.preemptible
-        if rule.restart_cost_s is not None and wish.restart_cost_s is None and not job.pauses_s:
+        if rule.restart_cost_s is not None and spec.restart_cost_s is None and not job.pauses_s:
             costs_s[job.id] = rule.restart_cost_s
-        found.append(dataclasses.replace(job, wish=wish.model_copy(update=changes), weight=job.weight * rule.weight))
+        found.append(dataclasses.replace(job, spec=spec.model_copy(update=changes), weight=job.weight * rule.weight))
     return tuple(found), costs_s

@@ -128,7 +128,7 @@ class RoundLoop:
         self._plan: Plan | None = last.plan if last else None
         self._attained: dict[JobId, dict[str, float]] = last.snapshot.attained if last else {}
         self._absent: dict[JobId, float] = {}
-        self._held: dict[JobId, _Run] = {}
+        self._held: dict[JobId, _CountedRun] = {}
         self._idle_since_s: dict[str, tuple[float, ...]] = {}
         if last:
             self._held = {
@@ -352,11 +352,11 @@ class RoundLoop:
         self._held, self._seen_s = held, now_s
 
     def _recorded(
-        self, over: Mapping[JobId, _Run], present: Mapping[JobId, Job], ended: Mapping[JobId, EndedRun]
+        self, over: Mapping[JobId, _CountedRun], present: Mapping[JobId, Job], ended: Mapping[JobId, EndedRun]
     ) -> dict[JobId, list[EndedRun]]:
         """By job, all of its runs since it was last counted, where the looks do not tell them and the accounts do."""
 
-        def told(job_id: JobId, run: _Run) -> bool:
+        def told(job_id: JobId, run: _CountedRun) -> bool:
             job = present.get(job_id)
             if job is None:
                 return job_id in ended and ended[job_id].started_s == run.started_s
@@ -377,7 +377,7 @@ class RoundLoop:
         """These are on their way, and may have run and be back in the queue when they are seen next."""
         for job in jobs:
             if job.id in placements and job.id not in self._held and not job.leaving:
-                self._held[job.id] = _Run(placements[job.id], None, job.restarts, seen_s, sent=True)
+                self._held[job.id] = _CountedRun(placements[job.id], None, job.restarts, seen_s, sent=True)
 
     def _at_rest(self, snapshot: Snapshot) -> bool:
         last = self._decided
@@ -439,7 +439,7 @@ def _key(outcome: Outcome) -> tuple[JobId, str]:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Run:
+class _CountedRun:
     """A run whose time counts as its job's."""
 
     on: Placement
@@ -454,12 +454,12 @@ class _Run:
     """For how long it had been suspended by then."""
 
 
-def _run(job: Job, now_s: float) -> _Run | None:
+def _run(job: Job, now_s: float) -> _CountedRun | None:
     """The job's present run, if it holds anything that counts."""
     if job.allocation is None or job.leaving or job.phase not in (Phase.RUNNING, Phase.STOPPING):
         return None
     counted_s = max(now_s, job.started_s or 0.0)
-    return _Run(job.allocation, job.started_s, job.restarts, counted_s, suspended_s=job.suspended_s)
+    return _CountedRun(job.allocation, job.started_s, job.restarts, counted_s, suspended_s=job.suspended_s)
 
 
 def _begin_s(started_s: float | None, since_s: float) -> float:
@@ -467,7 +467,7 @@ def _begin_s(started_s: float | None, since_s: float) -> float:
     return since_s if started_s is None or started_s <= since_s - 1 else started_s
 
 
-def _rest_s(run: _Run, job: Job | None, after: _Run | None, now_s: float) -> float:
+def _rest_s(run: _CountedRun, job: Job | None, after: _CountedRun | None, now_s: float) -> float:
     """What is still to be counted of a run that is over, seconds.
 
     Args:

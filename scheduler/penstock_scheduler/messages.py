@@ -19,7 +19,7 @@ from pydantic import (
     model_validator,
 )
 
-from penstock_scheduler.model import JobWish, Period
+from penstock_scheduler.model import JobSpec, Period
 
 MAX_BODY_BYTES = 2 * 1024 * 1024
 """Of one request."""
@@ -73,7 +73,7 @@ class Submission(Body):
     """A batch script that begins with #!; its #SBATCH lines count, but what is named here wins."""
     command: tuple[_Value, ...] | None = Field(default=None, min_length=1, max_length=1000)
     """Instead of a script: a program and its arguments."""
-    wish: JobWish = JobWish()
+    spec: JobSpec = JobSpec()
     partition: _Word | None = None
     account: _Word | None = None
     qos: _Word | None = None
@@ -144,7 +144,7 @@ class JobView(Body):
     """When it first held GPUs."""
     end_s: float | None = None
     restarts: int = 0
-    wish: JobWish
+    spec: JobSpec
     key: str | None = None
     allocation: AllocationView | None = None
     reason: str = ""
@@ -204,7 +204,7 @@ class ShareView(Body):
     sensitivity: list[ShareOption] = []
 
 
-class Explanation(Body):
+class ExplanationView(Body):
     """Why a job has what it has, by the newest round that saw it."""
 
     job: JobView
@@ -223,7 +223,7 @@ class Explanation(Body):
     """Of the round, by GPU type."""
     restart_cost_s: float | None = None
     configurations: list[ConfigurationView] = []
-    """What the job's wish and the cluster allow."""
+    """What the job's spec and the cluster allow."""
     limits: list[str] = []
     """Limits that cover the job, in words."""
     share: ShareView | None = None

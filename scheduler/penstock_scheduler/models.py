@@ -1,6 +1,6 @@
 """From what a job said of itself to the model that decisions rest on.
 
-A measured table in the wish comes first, then the wish's model family from the catalogue; of a job that says neither we
+A measured table in the job spec comes first, then the job spec's model family from the catalogue; of a job that says neither we
 know nothing, and perfect scaling with no preference for a GPU type stands in, as in Sia's first round. What jobs report
 while they run joins in `LearnedModels`.
 """
@@ -22,14 +22,14 @@ from penstock_profiles.learning import JobModel
 from penstock_profiles.profiles import Profile
 from penstock_profiles.sensitivity import SensitivityProfile
 from penstock_profiles.wire import Observation, Report, Started
-from penstock_scheduler.errors import BadWish
-from penstock_scheduler.model import Job, JobId, JobWish
+from penstock_scheduler.errors import BadJobSpec
+from penstock_scheduler.model import Job, JobId, JobSpec
 from penstock_scheduler.sensitivities import Sensitivities, profile_name
 
 log = logging.getLogger(__name__)
 
-WISHES = 1000
-"""Wishes whose estimators are kept for further jobs."""
+SPECS = 1000
+"""Job specs whose estimators are kept for further jobs."""
 
 NEWEST = 2000
 """Observations of a job that a daemon which starts learns from."""
@@ -51,8 +51,8 @@ class Models:
     """See `Snapshot.sensitivities`."""
 
 
-class WishModels:
-    """Models from the wish alone.
+class SpecModels:
+    """Models from the job spec alone.
 
     Args:
         families: the catalogue, by name.
@@ -74,33 +74,33 @@ class WishModels:
         self._sensitivities: Mapping[str, SensitivityProfile] = {} if sensitivities is None else sensitivities
         self._gpu_types: frozenset[str] = frozenset()
         self._families = families
-        self._known: dict[JobId, tuple[JobWish, AnyEstimator]] = {}
-        self._of_wish: dict[int, tuple[JobWish, AnyEstimator]] = {}
+        self._known: dict[JobId, tuple[JobSpec, AnyEstimator]] = {}
+        self._of_spec: dict[int, tuple[JobSpec, AnyEstimator]] = {}
 
-    def check(self, wish: JobWish) -> None:
-        """Raises BadWish if the wish names a family or a profile that is not there, or a batch it cannot train with."""
-        if wish.sensitivity is not None and wish.sensitivity not in self._sensitivities:
+    def check(self, spec: JobSpec) -> None:
+        """Raises BadJobSpec if the job spec names a family or a profile that is not there, or a batch it cannot train with."""
+        if spec.sensitivity is not None and spec.sensitivity not in self._sensitivities:
             known = ", ".join(sorted(self._sensitivities)) or "none: set [daemon] sensitivities"
-            raise BadWish(f"sensitivity {wish.sensitivity!r} is not known here; the profiles are {known}")
+            raise BadJobSpec(f"sensitivity {spec.sensitivity!r} is not known here; the profiles are {known}")
         try:
-            _estimator(wish, self._catalogue)
+            _estimator(spec, self._catalogue)
         except (ArithmeticError, TypeError, ValueError) as error:
             # It is this job's trouble, and must not be the round's.
-            raise BadWish(f"no model of the job's speed can be made of its wish: {error}") from error
+            raise BadJobSpec(f"no model of the job's speed can be made of its job spec: {error}") from error
 
     def models(self, jobs: Sequence[Job], gpu_types: Iterable[str]) -> Models:
-        """Models and restart costs of `jobs`, whose wishes have passed `check`, on the GPU types of the site.
+        """Models and restart costs of `jobs`, whose job specs have passed `check`, on the GPU types of the site.
 
-        A job's estimator is the same object from round to round, as long as its wish and the types are the same.
+        A job's estimator is the same object from round to round, as long as its job spec and the types are the same.
         """
         if (types := frozenset(gpu_types)) != self._gpu_types:
             self._gpu_types, self._families, self._known = types, self._catalogue.on(sorted(types), self._gpus), {}
-            self._of_wish = {}
+            self._of_spec = {}
         before = self._known
         self._known = {
             job.id: known
-            if (known := before.get(job.id)) is not None and (known[0] is job.wish or known[0] == job.wish)
-            else self._of(job.wish)
+            if (known := before.get(job.id)) is not None and (known[0] is job.spec or known[0] == job.spec)
+            else self._of(job.spec)
             for job in jobs
         }
         return Models(
@@ -115,50 +115,50 @@ class WishModels:
             sensitivities={
                 job.id: profile
                 for job in jobs
-                if (profile := self._sensitivities.get(profile_name(job.wish))) is not None
+                if (profile := self._sensitivities.get(profile_name(job.spec))) is not None
             },
         )
 
-    def _of(self, wish: JobWish) -> tuple[JobWish, AnyEstimator]:
-        """Jobs with the very same wish, of which a trace has thousands, share an estimator."""
-        if len(self._of_wish) > WISHES:
-            self._of_wish = {}
-        if id(wish) not in self._of_wish:  # which is held here, and so stays what it is
-            self._of_wish[id(wish)] = wish, _estimator(wish, self._families)
-        return self._of_wish[id(wish)]
+    def _of(self, spec: JobSpec) -> tuple[JobSpec, AnyEstimator]:
+        """Jobs with the very same job spec, of which a trace has thousands, share an estimator."""
+        if len(self._of_spec) > SPECS:
+            self._of_spec = {}
+        if id(spec) not in self._of_spec:  # which is held here, and so stays what it is
+            self._of_spec[id(spec)] = spec, _estimator(spec, self._families)
+        return self._of_spec[id(spec)]
 
     def _costs_s(self, jobs: Sequence[Job]) -> dict[JobId, float]:
         """What was measured on the job itself, else what it says, else what was measured on others of its family, else the
         site's. Of several the median: one move may have waited for a slow disk."""
         of_family: dict[str, list[float]] = {}
         for job in jobs:
-            if job.wish.model_family is not None:
-                of_family.setdefault(job.wish.model_family, []).extend(job.pauses_s)
+            if job.spec.model_family is not None:
+                of_family.setdefault(job.spec.model_family, []).extend(job.pauses_s)
         costs_s = {}
         for job in jobs:
             measured = job.pauses_s or (
-                of_family.get(job.wish.model_family or "") if job.wish.restart_cost_s is None else ()
+                of_family.get(job.spec.model_family or "") if job.spec.restart_cost_s is None else ()
             )
-            said_s = self._restart_cost_s if job.wish.restart_cost_s is None else job.wish.restart_cost_s
+            said_s = self._restart_cost_s if job.spec.restart_cost_s is None else job.spec.restart_cost_s
             costs_s[job.id] = median(measured) if measured else said_s
         return costs_s
 
-    def learner(self, wish: JobWish, prior: AnyEstimator, first: Observation) -> JobModel:
-        """What learns from a job's measurements, of which `first` is one, beginning with what the wish says."""
+    def learner(self, spec: JobSpec, prior: AnyEstimator, first: Observation) -> JobModel:
+        """What learns from a job's measurements, of which `first` is one, beginning with what the job spec says."""
         known = prior if isinstance(prior, TrainingEstimator) else None
         if known is not None:
             initial, largest = known.initial_batch, known.max_batch
         else:
-            initial = wish.batch_size if wish.batch_size is not None else first.samples
-            largest = max(wish.max_batch_size if wish.max_batch_size is not None else initial, initial)
+            initial = spec.batch_size if spec.batch_size is not None else first.samples
+            largest = max(spec.max_batch_size if spec.max_batch_size is not None else initial, initial)
         return JobModel(
             initial,
             largest,
-            fixed_batch=wish.fixed_batch,
+            fixed_batch=spec.fixed_batch,
             prior=known,
             families=self._families,
             gpus=self._gpus,
-            gpus_per_replica=wish.unit,
+            gpus_per_replica=spec.unit,
         )
 
 
@@ -179,17 +179,17 @@ class History(Protocol):
 
 
 class LearnedModels:
-    """What the wish says until a job has measured something; from then on a fit of what it measured.
+    """What the job spec says until a job has measured something; from then on a fit of what it measured.
 
     Jobs with a `goodput_table` keep it. A daemon that starts fits anew from the store's history. What a job says of its
-    progress and its end gives the work that is left, where the wish's model is not a table. Profiles of CPU and memory are
+    progress and its end gives the work that is left, where the job spec's model is not a table. Profiles of CPU and memory are
     corrected in `sensitivities`.
     """
 
-    def __init__(self, wishes: WishModels, history: History, sensitivities: Sensitivities | None = None) -> None:
-        self._wishes, self._history = wishes, history
+    def __init__(self, specs: SpecModels, history: History, sensitivities: Sensitivities | None = None) -> None:
+        self._specs, self._history = specs, history
         self._sensitivities = Sensitivities() if sensitivities is None else sensitivities
-        self._models: dict[JobId, tuple[JobWish, JobModel]] = {}
+        self._models: dict[JobId, tuple[JobSpec, JobModel]] = {}
         self._fresh: dict[JobId, list[Report]] = {}
         self._kept: dict[JobId, AnyEstimator] = {}
         self._progress: dict[JobId, tuple[float, float | None]] = {}
@@ -215,7 +215,7 @@ class LearnedModels:
             news, self._fresh = self._fresh, {}
         self._sensitivities.refresh()
         self._sensitivities.learn(jobs, news)
-        known = self._wishes.models(jobs, gpu_types)
+        known = self._specs.models(jobs, gpu_types)
         fresh = {
             job: [report.body for report in reports if isinstance(report.body, Observation)]
             for job, reports in news.items()
@@ -226,7 +226,7 @@ class LearnedModels:
                 for gone in [job for job in table if job not in there]:
                     del table[gone]
         for job in jobs:
-            if job.wish.goodput_table is not None:
+            if job.spec.goodput_table is not None:
                 continue
             model = self._learnt(job, known.estimators[job.id], fresh.get(job.id, []))
             if model is not None and job.id in known.unmeasured:
@@ -253,7 +253,7 @@ class LearnedModels:
 
     def _learnt(self, job: Job, prior: AnyEstimator, fresh: Sequence[Observation]) -> AnyEstimator | None:
         known = self._models.get(job.id)
-        if known is None or known[0] != job.wish:
+        if known is None or known[0] != job.spec:
             seen = [
                 report.body
                 for report in self._history.observations(job.id, NEWEST)
@@ -263,11 +263,11 @@ class LearnedModels:
             first = next(iter([*(each for profile in profiles for each in profile.observations), *seen, *fresh]), None)
             if first is None:
                 return None
-            model = self._wishes.learner(job.wish, prior, first)
+            model = self._specs.learner(job.spec, prior, first)
             for profile in profiles:
                 model.observe_profile(profile)
             fresh = [*seen, *(each for each in fresh if each not in seen)]
-            self._models[job.id] = job.wish, model
+            self._models[job.id] = job.spec, model
         else:
             model = known[1]
         for each in fresh:
@@ -286,17 +286,17 @@ def _unknown_types(estimator: AnyEstimator, gpu_types: frozenset[str]) -> tuple[
     return tuple(sorted(gpu_types - estimator.models.keys())) if isinstance(estimator, TrainingEstimator) else ()
 
 
-def _estimator(wish: JobWish, families: Families) -> AnyEstimator:
-    if wish.goodput_table is not None:
-        return TableEstimator({gpu_type: dict(rates) for gpu_type, rates in wish.goodput_table.items()})
-    if wish.model_family is None:
+def _estimator(spec: JobSpec, families: Families) -> AnyEstimator:
+    if spec.goodput_table is not None:
+        return TableEstimator({gpu_type: dict(rates) for gpu_type, rates in spec.goodput_table.items()})
+    if spec.model_family is None:
         return LinearEstimator()
     try:
-        family = families[wish.model_family]
+        family = families[spec.model_family]
         if not family.gpus:  # the catalogue knows it, but on none of the site's types
             return LinearEstimator()
-        return family.estimator(wish.batch_size, wish.max_batch_size, fixed_batch=wish.fixed_batch)
+        return family.estimator(spec.batch_size, spec.max_batch_size, fixed_batch=spec.fixed_batch)
     except UnknownFamilyError as error:
-        raise BadWish(str(error)) from None
+        raise BadJobSpec(str(error)) from None
     except ValueError as error:
-        raise BadWish(f"model_family {wish.model_family!r}: {error}") from None
+        raise BadJobSpec(f"model_family {spec.model_family!r}: {error}") from None

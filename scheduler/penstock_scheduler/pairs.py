@@ -60,7 +60,7 @@ class Pairs:
 def kind_of(job: Job) -> str:
     """What is learned of the job holds for others of this kind: its declared family, or else its user and its name, for another
     user's `train.sh` is another program."""
-    return job.wish.model_family or f"{job.user}/{job.name}"
+    return job.spec.model_family or f"{job.user}/{job.name}"
 
 
 def read_prior(path: Path | None) -> Colocation | None:
@@ -74,7 +74,7 @@ def read_prior(path: Path | None) -> Colocation | None:
     try:
         table = read_pairs(path)
     except (ColocationError, OSError) as error:
-        raise ConfigError(f"[daemon] pairs: {error}; mend the file, or leave the key out") from None
+        raise ConfigError(f"[daemon] pairs: {error}; fix the file, or leave the key out") from None
     if not table.gpu_types:
         raise ConfigError(f"[daemon] pairs: {path} has no pairs; name another file, or leave the key out")
     return table

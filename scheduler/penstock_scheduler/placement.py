@@ -248,9 +248,9 @@ class _Room:
             self._offers[key] = _Offers(set(self._nodes))
         offers = self._offers[key]
         for name in offers.stale:
-            leavers = self._leavers(name, gpus, configuration.gpus)
-            cost = 0.0 if leavers is None else sum(self._cost(job) for job in leavers)
-            offers.set(name, None if leavers is None else (cost, name, leavers))
+            departing = self._departing(name, gpus, configuration.gpus)
+            cost = 0.0 if departing is None else sum(self._cost(job) for job in departing)
+            offers.set(name, None if departing is None else (cost, name, departing))
         offers.stale.clear()
 
         def suits(name: str) -> bool:
@@ -259,9 +259,9 @@ class _Room:
             return _opens(door, _inside(node)) and (node.gpus == gpus or not whole)
 
         best = offers.cheapest(configuration.nodes, suits)
-        return [name for _, name, _ in best], sorted({job for _, _, leavers in best for job in leavers})
+        return [name for _, name, _ in best], sorted({job for _, _, departing in best for job in departing})
 
-    def _leavers(self, name: str, gpus: int, smaller_than: int) -> tuple[JobId, ...] | None:
+    def _departing(self, name: str, gpus: int, smaller_than: int) -> tuple[JobId, ...] | None:
         """The cheapest set of smaller kept jobs that gives `gpus` on this node when it leaves; None if none does."""
         missing = gpus - self._free[name]
         if missing <= 0:

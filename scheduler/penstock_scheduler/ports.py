@@ -17,7 +17,7 @@ from penstock_scheduler.model import (
     EndedRun,
     Job,
     JobId,
-    JobWish,
+    JobSpec,
     Outcome,
     Plan,
     SharedGpus,
@@ -27,8 +27,8 @@ from penstock_scheduler.model import (
 from penstock_scheduler.models import Models
 from penstock_scheduler.records import RoundRecord
 
-WishCheck = Callable[[JobWish], None]
-"""Raises BadWish if a wish cannot be served whatever the cluster does, such as an unknown model family."""
+SpecCheck = Callable[[JobSpec], None]
+"""Raises BadJobSpec if a job spec cannot be served whatever the cluster does, such as an unknown model family."""
 
 
 class Policy(Protocol):
@@ -145,7 +145,7 @@ class Agents(Protocol):
 
     An agent carries out its last order until it is told another, also while the daemon is away: it gives the packs their turns
     (`sharing.slices.turn`), holds jobs to their limits, and moves the compute of those beside a guaranteed job
-    (`sharing.control.advance`). The GPUs of an order are fenced off from the cluster as long as one of its jobs is there.
+    (`sharing.control.advance`). The GPUs of an order are reserved from the cluster as long as one of its jobs is there.
     """
 
     def sharing(self) -> SharingState:
@@ -159,7 +159,7 @@ class Agents(Protocol):
         """Let these share from now on, and nobody else: who is in none has its GPUs to itself.
 
         Called before the plan's actions are applied, on each tick with the whole plan, so that a job which starts finds its GPUs
-        fenced. Returns soon. Raises ClusterAway if nobody answers.
+        reserved. Returns soon. Raises ClusterAway if nobody answers.
         """
         ...
 
@@ -262,7 +262,7 @@ class Submitter(Protocol):
     """Submits jobs for users, and knows what a round does not ask. Every method raises ClusterAway if nobody answers."""
 
     def submit(self, order: Submission, user: str, uid: int) -> JobId:
-        """Submit as that user, with the key where `find` finds it. Raises BadWish with the cluster's word if it refuses."""
+        """Submit as that user, with the key where `find` finds it. Raises BadJobSpec with the cluster's word if it refuses."""
         ...
 
     def find(self, user: str, key: str) -> JobId | None:

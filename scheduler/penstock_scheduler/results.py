@@ -25,7 +25,7 @@ MOST = 256
 
 
 @dataclass(slots=True)
-class _Trial:
+class _TrialReports:
     newest: tuple[int, int] = (-1, -1)
     """(epoch, number) of the newest report that was taken."""
     ran_s: float = 0.0
@@ -62,7 +62,7 @@ class Results:
     """Of all jobs that are there. Its methods may be called from any thread."""
 
     def __init__(self) -> None:
-        self._trials: dict[JobId, _Trial] = {}
+        self._trials: dict[JobId, _TrialReports] = {}
         self._lock = threading.Lock()
 
     def take(self, report: Report, *, live: bool = False) -> None:
@@ -75,7 +75,7 @@ class Results:
         if body.kind not in CLOCKED:
             return
         with self._lock:
-            trial = self._trials.setdefault(report.job_id, _Trial())
+            trial = self._trials.setdefault(report.job_id, _TrialReports())
             number = report.epoch, report.sequence
             if number <= trial.newest:
                 return

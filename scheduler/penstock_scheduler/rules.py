@@ -66,7 +66,7 @@ Reached = Callable[[BudgetView, Literal["soft", "hard"]], None]
 """Is told of a budget whose limit was reached."""
 
 
-class SiteRules:
+class SchedulingRules:
     """The rules as they are now. Methods may be called from any thread."""
 
     def __init__(

@@ -4,7 +4,7 @@
 
     def submission(trial):
         rate = trial.suggest_float("rate", 1e-4, 1e-1, log=True)
-        return Submission(command=("python", "/home/ada/train.py", f"--rate={rate}"), wish=JobWish(max_gpus=4))
+        return Submission(command=("python", "/home/ada/train.py", f"--rate={rate}"), spec=JobSpec(max_gpus=4))
 
 Each trial is one job, and those of a study are one trial group, so that the site's policy compares them too. What a job reports
 (`run.report`, `penstock-report metric`) is handed to Optuna's pruner; the last is the trial's value. Optuna is imported when
@@ -52,7 +52,7 @@ class JobObjective:
     `run.report(loss, minimize=True)` has turned it.
 
     Args:
-        submission: the job of a trial, from what Optuna suggests; `key` and the wish's `trial_group` are set here.
+        submission: the job of a trial, from what Optuna suggests; `key` and the job spec's `trial_group` are set here.
         client: the line to penstockd; None: as the environment says.
         samples_per_step: progress that is one step for Optuna's pruners, which compare trials at the same step, such as
             the samples of an epoch. A result that comes without progress counts by its place: 1, 2, and so on.
@@ -157,9 +157,9 @@ def named(order: Submission, trial: optuna.Trial) -> Submission:
     # Numbers begin anew in another storage, where a study may have the same name.
     began = trial.datetime_start
     moment = f"{began:%Y%m%dT%H%M%S%f}" if began is not None else "0"
-    wish = order.wish.model_copy(update={"trial_group": study})
+    spec = order.spec.model_copy(update={"trial_group": study})
     name = order.name or f"{study}-{trial.number}"
-    return order.model_copy(update={"key": f"optuna:{study}:{trial.number}:{moment}", "wish": wish, "name": name})
+    return order.model_copy(update={"key": f"optuna:{study}:{trial.number}:{moment}", "spec": spec, "name": name})
 
 
 class _Heard:

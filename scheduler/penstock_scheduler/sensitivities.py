@@ -19,7 +19,7 @@ from penstock_profiles.profiles import ProfileError
 from penstock_profiles.sensitivity import Sensitivity, SensitivityProfile, SensitivityStore
 from penstock_profiles.wire import Observation, Report
 from penstock_scheduler.errors import ConfigError
-from penstock_scheduler.model import Job, JobId, JobWish, Phase, Share
+from penstock_scheduler.model import Job, JobId, JobSpec, Phase, Share
 
 log = logging.getLogger(__name__)
 
@@ -39,9 +39,9 @@ _Amount = tuple[int, int]
 """CPUs and MB on the job's node."""
 
 
-def profile_name(wish: JobWish) -> str:
+def profile_name(spec: JobSpec) -> str:
     """The name of the profile that a job goes by; empty: none."""
-    return wish.sensitivity or wish.model_family or ""
+    return spec.sensitivity or spec.model_family or ""
 
 
 class Sensitivities(Mapping[str, SensitivityProfile]):
@@ -105,7 +105,7 @@ class Sensitivities(Mapping[str, SensitivityProfile]):
             del self._speeds[gone]
         for job in jobs:
             share = _given(job)
-            profile = self._profiles.get(profile_name(job.wish))
+            profile = self._profiles.get(profile_name(job.spec))
             table = profile.at(share.gpus) if profile is not None and share is not None else None
             if profile is None or share is None or table is None:
                 continue

@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError
 
 from penstock_scheduler.errors import ConfigError
-from penstock_scheduler.model.wish import describe_errors
+from penstock_scheduler.model.spec import describe_errors
 
 GROUP = "penstock.settings"
 
@@ -59,7 +59,7 @@ class DaemonSettings(BaseModel):
         description="Days that a job's history is kept after its end; the audit log and the ledger stay for ever.",
     )
     restart_cost_s: PositiveFloat = Field(
-        default=30.0, description="Seconds of training that a restart costs a job whose wish does not say."
+        default=30.0, description="Seconds of training that a restart costs a job whose job spec does not say."
     )
     families: Path | None = Field(
         default=None, description="A file of further model families, in the catalogue's format."

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from penstock_profiles.sensitivity import Option
 from penstock_scheduler.model import JobId, Placement, Snapshot
-from penstock_scheduler.policies.tuning import Amount, Room, relative_speed
+from penstock_scheduler.policies.tuning import Amount, NodeCapacity, relative_speed
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ def share_use(snapshot: Snapshot, job: JobId, placement: Placement) -> ShareUse 
     node = next((node for node in snapshot.nodes if node.name == first.node), None)
     if not first.cpus or node is None:
         return None
-    room = Room.of(node)
+    room = NodeCapacity.of(node)
     amount, part = Amount(first.cpus, first.memory_mb), room.proportional(first.gpus)
     profile = snapshot.sensitivities.get(job)
     table = profile.at(first.gpus) if profile is not None and len(placement.shares) == 1 else None

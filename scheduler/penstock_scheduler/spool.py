@@ -19,7 +19,7 @@ from penstock_profiles.files import open_regular
 from penstock_profiles.wire import (
     MAX_REPORT_BYTES,
     Checkpointed,
-    Control,
+    ControlMessage,
     Ended,
     Report,
     Started,
@@ -61,14 +61,14 @@ class Spool:
         control = self.control(job_id)
         return max([control.epoch if control else 0, *claimed_epochs(self.folder, job_id)]) + 1
 
-    def control(self, job_id: str) -> Control | None:
+    def control(self, job_id: str) -> ControlMessage | None:
         """What the job was last told; None if nothing, or nothing readable."""
         try:
-            return Control.model_validate_json(control_file(self.folder, job_id).read_bytes())
+            return ControlMessage.model_validate_json(control_file(self.folder, job_id).read_bytes())
         except (OSError, ValidationError):
             return None
 
-    def tell(self, control: Control, uid: int | None = None) -> None:
+    def tell(self, control: ControlMessage, uid: int | None = None) -> None:
         """Leave a word for the job, whole. `uid` owns the job's reports folder. Raises StoreError."""
         path = control_file(self.folder, control.job_id)
         beside = path.with_suffix(".tmp")
@@ -83,7 +83,7 @@ class Spool:
                 os.fsync(file.fileno())
             beside.rename(path)
         except OSError as error:
-            raise StoreError(f"{path}: {error.strerror}; jobs cannot be told anything until this is mended") from None
+            raise StoreError(f"{path}: {error.strerror}; jobs cannot be told anything until this is fixed") from None
 
     def recent(self, since_s: float) -> set[str]:
         """Jobs whose runs have begun since then: what a daemon that starts again may have missed the end of."""
@@ -99,7 +99,7 @@ class Spool:
     def read(self, job_ids: Iterable[str], owners: Mapping[str, int] | None = None) -> list[Report]:
         """New reports of these jobs' newest runs.
 
-        Files of older epochs are not looked at, and of a run that is older than the epoch last given out nothing is taken:
+        Files of older epochs are not looked at, and of a run that is older than the epoch last allocated nothing is taken:
         it may live on, on a node that is silent, but what it says is no longer so.
 
         Of a job in `owners` (job -> uid) only files of that user count: what another has put there is none of the job's.

@@ -3,7 +3,7 @@
 --   local penstock = dofile("/etc/slurm/penstock.lua")
 --
 --   function slurm_job_submit(job, partitions, uid)
---     ... the site's own rules, which see the user's flags and no wish yet ...
+--     ... the site's own rules, which see the user's flags and no job spec yet ...
 --     return penstock.job_submit(job, partitions, uid)
 --   end
 --

@@ -1,7 +1,7 @@
 -- Makes jobs that were submitted with adaptive flags Penstock's, inside slurmctld.
 --
 -- The SPANK plugin hands on the flags in the job's SPANK environment. Anybody can write that environment with a program of
--- their own, so every value is read anew here; what is not exactly of its form is refused. A good job gets its wish as JSON
+-- their own, so every value is read anew here; what is not exactly of its form is refused. A good job gets its job spec as JSON
 -- in admin_comment, which users cannot write, an untyped count of its fewest GPUs (Slurm 22.05 cannot change the type of a
 -- pending job's GPUs), and is kept back for the daemon. Jobs without the flags pass untouched.
 --
@@ -96,7 +96,7 @@ local function seconds(text)
   return total > 0 and total or nil
 end
 
--- Writers: a value as a field of the wish.
+-- Writers: a value as a field of the job spec.
 
 local function quoted(text) return '"' .. text .. '"' end
 
@@ -174,7 +174,7 @@ local function sorted(set)
   return list
 end
 
--- Raised for what the user can mend; anything else that is raised is our fault.
+-- Raised for what the user can fix; anything else that is raised is our fault.
 local function refuse(...)
   error({refusal = string.format(...)}, 0)
 end
@@ -208,10 +208,10 @@ local function check_types(flag, names, known)
   end
 end
 
--- Sets wish.low and wish.high, the bounds of the GPU count.
-local function check_counts(wish)
-  local low, high = wish["min-gpus"], wish["max-gpus"]
-  if wish.adaptive == "rigid" then
+-- Sets spec.low and spec.high, the bounds of the GPU count.
+local function check_counts(spec)
+  local low, high = spec["min-gpus"], spec["max-gpus"]
+  if spec.adaptive == "rigid" then
     low, high = low or high, high or low
     if not low then refuse("--adaptive=rigid needs the number of GPUs: --max-gpus=4") end
     if low ~= high then
@@ -223,23 +223,23 @@ local function check_counts(wish)
   end
   low = low or 1
   if low > high then refuse("--min-gpus=%d is more than --max-gpus=%d: lower it, or raise --max-gpus", low, high) end
-  wish.low, wish.high = low, high
+  spec.low, spec.high = low, high
 end
 
--- As JobWish has it: some type that the job can have has a multiple of its unit within the bounds.
-local function check_units(wish)
-  local unit, chosen = wish["scale-unit"], wish["gpu-types"]
+-- As JobSpec has it: some type that the job can have has a multiple of its unit within the bounds.
+local function check_units(spec)
+  local unit, chosen = spec["scale-unit"], spec["gpu-types"]
   if not unit or not (unit.all or (chosen and not chosen.excluded)) then return end
   for _, gpu_type in ipairs(unit.all and {"any"} or chosen.names) do
     local step = unit.all or unit.of[gpu_type] or 1
-    if math.floor(wish.high / step) * step >= wish.low then return end
+    if math.floor(spec.high / step) * step >= spec.low then return end
   end
-  refuse("no number of GPUs from %d to %d is a multiple of --scale-unit: make --max-gpus one", wish.low, wish.high)
+  refuse("no number of GPUs from %d to %d is a multiple of --scale-unit: make --max-gpus one", spec.low, spec.high)
 end
 
--- The wish of `given`, flag -> text, at `site`: its values by flag, and as JSON. Raises a refusal.
-function penstock.wish(given, site)
-  local wish, fields = {}, {}
+-- The job spec of `given`, flag -> text, at `site`: its values by flag, and as JSON. Raises a refusal.
+function penstock.spec(given, site)
+  local spec, fields = {}, {}
   for flag in pairs(given) do
     if not VARIABLES[flag:upper():gsub("-", "_")] then
       refuse("flag %s is unknown to slurmctld: its penstock.lua is older than the plugin on this host", shown(flag))
@@ -253,28 +253,28 @@ function penstock.wish(given, site)
       if value == nil then
         refuse("--%s=%s: %s", flag_name, shown(given[flag_name]), why or "give " .. form)
       end
-      wish[flag_name] = value
+      spec[flag_name] = value
       fields[#fields + 1] = write(value)
     end
   end
-  check_counts(wish)
-  fields[#fields + 1] = string.format('"min_gpus":%d,"max_gpus":%d', wish.low, wish.high)
+  check_counts(spec)
+  fields[#fields + 1] = string.format('"min_gpus":%d,"max_gpus":%d', spec.low, spec.high)
 
   local known = site_types(site)
-  local chosen, unit = wish["gpu-types"], wish["scale-unit"]
+  local chosen, unit = spec["gpu-types"], spec["scale-unit"]
   if chosen then check_types("gpu-types", chosen.names, known) end
   if unit then check_types("scale-unit", unit.names, known) end
-  check_units(wish)
-  local family = wish["model-family"]
+  check_units(spec)
+  local family = spec["model-family"]
   if family and not site.families[family] then
     refuse("--model-family=%s is not in the catalogue; it has %s", family, table.concat(sorted(site.families), ", "))
   end
-  local batch, most = wish["batch-size"], wish["max-batch-size"]
+  local batch, most = spec["batch-size"], spec["max-batch-size"]
   if batch and most and most < batch then refuse("--max-batch-size=%d is less than --batch-size=%d", most, batch) end
-  if wish.burst == "never" and wish["burst-budget"] then
+  if spec.burst == "never" and spec["burst-budget"] then
     refuse("--burst-budget is for jobs that may burst: leave it out, or give --burst=allowed")
   end
-  return wish, '{"penstock":{' .. table.concat(fields, ",") .. "}}"
+  return spec, '{"penstock":{' .. table.concat(fields, ",") .. "}}"
 end
 
 -- What of a request is Penstock's to choose, or cannot be kept for a job that moves.
@@ -323,14 +323,14 @@ local function check_request(job)
   end
   if job.shared == 0 then refuse("--exclusive and --adaptive contradict each other; %s", GPUS) end
   if (job.comment or ""):find("penstock['\"]?%s*[:=]") then
-    refuse("--comment has a wish, but with --adaptive the flags are the job's wish: take it out of the comment")
+    refuse("--comment has a job spec, but with --adaptive the flags are the job's spec: take it out of the comment")
   end
 end
 
 -- The smallest number of nodes, and GPUs on each, that `partition` has for the job; nil if there is none. And the nodes of
 -- types that it must not get.
-local function shape_in(partition, wish)
-  local chosen, unit = wish["gpu-types"], wish["scale-unit"]
+local function shape_in(partition, spec)
+  local chosen, unit = spec["gpu-types"], spec["scale-unit"]
   local named = chosen and set_of(chosen.names)
   local order, others = sorted(partition.types), {}
   if chosen and not chosen.excluded then order = chosen.names end
@@ -343,14 +343,14 @@ local function shape_in(partition, wish)
   for _, gpu_type in ipairs(order) do
     local sizes = partition.types[gpu_type]
     local step = unit and (unit.all or unit.of[gpu_type]) or 1
-    local gpus = math.ceil(wish.low / step) * step
+    local gpus = math.ceil(spec.low / step) * step
     if sizes and not (named and chosen.excluded and named[gpu_type]) then
       local have = {}
       for _, size in pairs(sizes) do have[#have + 1] = size end
       table.sort(have, function(a, b) return a > b end)
       for nodes = 1, math.min(#have, gpus) do
         local each = math.ceil(gpus / nodes)
-        if have[nodes] >= each and nodes * each <= wish.high and nodes * each % step == 0 then
+        if have[nodes] >= each and nodes * each <= spec.high and nodes * each % step == 0 then
           return nodes, each, others
         end
       end
@@ -393,13 +393,13 @@ local function adapt(job, visible, given)
   if not read or type(site) ~= "table" then
     error("no list of the site's partitions (" .. tostring(site) .. "): run `penstock slurm sync`", 0)
   end
-  local wish, json = penstock.wish(given, site)
+  local spec, json = penstock.spec(given, site)
   check_request(job)
-  if not job.script and wish["non-preemptible"] ~= "yes" then
+  if not job.script and spec["non-preemptible"] ~= "yes" then
     refuse("salloc and srun cannot stop a job and start it again: add --non-preemptible, or use sbatch")
   end
   for _, partition in ipairs(partitions_for(job, visible, site)) do
-    local nodes, gpus, others = shape_in(partition, wish)
+    local nodes, gpus, others = shape_in(partition, spec)
     if nodes then
       job.partition = job.partition or partition.name
       job.min_nodes, job.max_nodes = nodes, nodes
@@ -418,7 +418,7 @@ local function adapt(job, visible, given)
       return
     end
   end
-  refuse("no partition has %d to %d GPUs as the flags ask for them; there are %s", wish.low, wish.high, describe(site))
+  refuse("no partition has %d to %d GPUs as the flags ask for them; there are %s", spec.low, spec.high, describe(site))
 end
 
 -- For slurm_job_submit.
@@ -431,7 +431,7 @@ function penstock.job_submit(job, visible, uid)
     slurm.log_user("%s", "penstock: " .. problem.refusal)
   else
     slurm.log_error("%s", "penstock: user " .. tostring(uid) .. "'s adaptive job was refused: " .. tostring(problem))
-    slurm.log_user("%s", "penstock: adaptive jobs cannot be submitted now, and your site's admin has to mend it: "
+    slurm.log_user("%s", "penstock: adaptive jobs cannot be submitted now, and your site's admin has to fix it: "
       .. tostring(problem))
   end
   return slurm.ERROR

@@ -8,22 +8,22 @@ from typing import TYPE_CHECKING
 log = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
-    from penstock_scheduler.ports import Clock, WishCheck
+    from penstock_scheduler.ports import Clock, SpecCheck
     from penstock_scheduler.settings import Settings
     from penstock_slurm.cluster import SlurmCluster
     from penstock_slurm.gateway import Gateway
     from penstock_slurm.settings import SlurmSettings
 
 
-def open_cluster(settings: Settings, clock: Clock, check: WishCheck) -> SlurmCluster:
+def open_cluster(settings: Settings, clock: Clock, check: SpecCheck) -> SlurmCluster:
     """The Slurm that the section `[slurm]` describes. Raises ConfigError."""
     from penstock_scheduler.errors import ConfigError
     from penstock_scheduler.spool import Spool
     from penstock_slurm.agents import CLEARS_ON, SlurmAgents
     from penstock_slurm.cloud_nodes import SlurmCloudNodes
     from penstock_slurm.cluster import SlurmCluster
-    from penstock_slurm.fence import Fence
     from penstock_slurm.gateway import CliGateway, open_gateway
+    from penstock_slurm.gpu_reservation import GpuReservations
     from penstock_slurm.settings import SlurmSettings
     from penstock_slurm.submitter import SlurmSubmitter
 
@@ -38,7 +38,7 @@ def open_cluster(settings: Settings, clock: Clock, check: WishCheck) -> SlurmClu
     spool = Spool(section.spool_dir)
     nodes = SlurmCloudNodes(section.cloud_partition, commands) if section.cloud_partition else None
     submitter = SlurmSubmitter(commands, spool, section)
-    sharing = SlurmAgents(Fence(commands), spool.folder, clock, stand_in=stand_in)
+    sharing = SlurmAgents(GpuReservations(commands), spool.folder, clock, stand_in=stand_in)
     return SlurmCluster(gateway, spool, clock, section, check, submitter, nodes, sharing)
 
 

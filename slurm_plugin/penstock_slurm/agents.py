@@ -1,12 +1,13 @@
 """The agents of the nodes behind the scheduler's `Agents` port: orders to them and statuses from them through the spool, and
-the fence around the GPUs that jobs share (`penstock_slurm.fence`).
+the GPU reservation around the GPUs that jobs share (`penstock_slurm.gpu_reservation`).
 
-A job that starts on one node with an agent runs without GPUs of Slurm's (*cleared*): the fence holds them, and the agent binds
-the job to some of them, so that others can come to it. It stays cleared as long as it runs. A job with GPUs of Slurm's to which
-others come keeps them.
+A job that starts on one node with an agent runs without GPUs of Slurm's (*cleared*): the GPU reservation holds them, and
+the agent binds the job to some of them, so that others can come to it. It stays cleared as long as it runs. A job with GPUs
+of Slurm's to which others come keeps them.
 
-Slurm 22.05.8 starts no cleared job on a node of which every GPU is taken. So the job gets the highest priority, and a holder is
-exchanged for a new one: when the old one ends, Slurm starts the job, then the new holder, and only then anybody else (*gate*).
+Slurm 22.05.8 starts no cleared job on a node of which every GPU is taken. So the job gets the highest priority, and a
+placeholder job is exchanged for a new one: when the old one ends, Slurm starts the job, then the new placeholder job, and
+only then anybody else (*gate*).
 
 What is remembered here is what was ordered, and what was taken of what agents number. Both are in the spool, too, where a daemon
 that starts finds them: so it tells and learns what happened while there was none, and nothing twice.
@@ -49,16 +50,16 @@ from penstock_scheduler.sharing.messages import (
     taken_file,
 )
 from penstock_scheduler.sharing.node import without
-from penstock_slurm.fence import Fence, Ground, Sharer, held, lacking, stands, used
+from penstock_slurm.departing import among_its_own, next_in_line, promising
 from penstock_slurm.gateway import STAND_IN, ControllerAway, SlurmJob, SlurmNode, TimedOut
-from penstock_slurm.leavers import among_its_own, next_in_line, promising
+from penstock_slurm.gpu_reservation import GpuReservations, Ground, Sharer, held, lacking, stands, used
 from penstock_slurm.states import HOLDING, WAITING
 from penstock_slurm.topology import choose
 
 log = logging.getLogger(__name__)
 
 GATE_S = 3.0
-"""Least time between two exchanges of a holder on one node."""
+"""Least time between two exchanges of a placeholder job on one node."""
 
 CLEARS_ON = (22, 5)
 """The newest release of Slurm that takes all GRES from a pending job; later ones put another in their place (`STAND_IN`)."""
@@ -109,15 +110,15 @@ class SlurmAgents:
     """`ports.Agents` on Slurm.
 
     Args:
-        fence: see there.
+        GPU reservation: see there.
         spool: the folder that all nodes share.
         clock: to tell which agents are away.
         stand_in: whether jobs that share ask for the GRES `STAND_IN`, as Slurm later than `CLEARS_ON` needs it. Then they start
             on full nodes, too, and nobody shares on nodes that lack it.
     """
 
-    def __init__(self, fence: Fence, spool: Path, clock: Clock, *, stand_in: bool = False) -> None:
-        self.fence = fence
+    def __init__(self, reservations: GpuReservations, spool: Path, clock: Clock, *, stand_in: bool = False) -> None:
+        self.reservations = reservations
         self.stand_in = stand_in
         self._expected: dict[JobId, tuple[str, int]] = {}
         """Job that is being started -> node, GPUs: as told since the last `share`."""
@@ -143,9 +144,9 @@ class SlurmAgents:
         """Nodes of which the order was looked for that the daemon before has left."""
         self._groups: tuple[SharedGpus, ...] = ()
         self._strays: frozenset[str] = frozenset()
-        """Holders on nodes that are not managed, as told."""
+        """Placeholder jobs on nodes that are not managed, as told."""
         self._stands: dict[str, bool] = {}
-        self._fenced: dict[str, int] = {}
+        self._reserved: dict[str, int] = {}
         self._taken: dict[str, Taken] = {}
         """By node."""
         self._uses: dict[JobId, dict[str, JobUse]] = {}
@@ -198,25 +199,27 @@ class SlurmAgents:
                 if is_cleared:
                     bound = self._bound(node, job_id)
                 else:
-                    bound = self.fence.devices(slurm_job) if self._concerns(node) else None
+                    bound = self.reservations.devices(slurm_job) if self._concerns(node) else None
                 leaves = jobs[job_id].phase is Phase.STOPPING and job_id not in self.misplaced
                 self._residents[job_id] = Resident(jobs[job_id], slurm_job, is_cleared, bound, leaves)
-        self.fence.forget(slurm_jobs.keys())
-        strays = frozenset(holder.id for holder in self.fence.holders if holder.node not in self._nodes)
+        self.reservations.forget(slurm_jobs.keys())
+        strays = frozenset(
+            placeholder.id for placeholder in self.reservations.placeholders if placeholder.node not in self._nodes
+        )
         if strays - self._strays:
             text = "on nodes that are not managed (any more): nobody ends them; scancel them"
-            log.warning("holders are left", extra={"jobs": ",".join(sorted(strays)), "text": text})
+            log.warning("placeholder jobs are left", extra={"jobs": ",".join(sorted(strays)), "text": text})
         self._strays = strays
         # The kinds of those who are in a pack that is still to be learned of are asked for, though they have ended.
         packed = {job for _, each in self._news("packs", lambda status: status.packs) for job in each.seen.jobs}
         self._uses = {job: uses for job, uses in self._uses.items() if job in jobs or job in packed}
 
     def _see_off(self) -> None:
-        """Keep the fence of those who are about to be gone: Slurm lets processes live on for KillWait."""
+        """Keep the GPU reservation of those who are about to be gone: Slurm lets processes live on for KillWait."""
         before = {each.slurm.number: each.devices for each in self._residents.values() if each.cleared}
         before |= {each.number: each.devices for going in self._going.values() for each in going}
         self._going = {}
-        for job in self.fence.leaving:
+        for job in self.reservations.leaving:
             node = job.nodes[0] if len(job.nodes) == 1 else ""
             bound = self._bound(node, job.id)
             if job.gpus_per_node is not None or (job.number not in before and bound is None):
@@ -226,9 +229,9 @@ class SlurmAgents:
             self._going[node] = (*self._going.get(node, ()), gone)
 
     def _sent(self, job: Job, slurm_job: SlurmJob) -> None:
-        """One that Slurm is about to give GPUs of its own has them as good as already: no holder is to be faster.
+        """One that Slurm is about to give GPUs of its own has them as good as already: no placeholder job is to be faster.
 
-        One that it is about to start without any needs fence and order, whether or not we remember having sent it.
+        One that it is about to start without any needs GPU reservation and order, whether or not we remember having sent it.
         """
         if job.phase is not Phase.STARTING or len(slurm_job.required_nodes) != 1:
             return
@@ -253,7 +256,7 @@ class SlurmAgents:
 
     def _concerns(self, node: str) -> bool:
         """Whether there is, or was, anything for an agent to do there: else Slurm and the spool are left as they are."""
-        return node in self._statuses or node in self._orders or bool(self.fence.on(node))
+        return node in self._statuses or node in self._orders or bool(self.reservations.on(node))
 
     def _status(self, node: str) -> NodeStatus | None:
         found = _read(status_file(self._spool, node))
@@ -352,16 +355,16 @@ class SlurmAgents:
     # --- what the cluster asks
 
     def takes(self, job: JobId, node: str, gpus: int) -> bool:
-        """Whether a job that starts on this node alone gets no GPUs of its own from Slurm. Then they are fenced for it."""
+        """Whether a job that starts on this node alone gets no GPUs of its own from Slurm. Then they are reserved for it."""
         group = self._group_of(job)
         if not self._alive(node) and (group is None or not self._crowded(group)):
             return False
         self._expected[job] = node, gpus
         return True
 
-    def fenced(self, node: str) -> int:
+    def reserved(self, node: str) -> int:
         """GPUs of a node that jobs without GPUs of their own have, or are to have."""
-        return max(self._fenced.get(node, 0), self.fence.gpus(node))
+        return max(self._reserved.get(node, 0), self.reservations.gpus(node))
 
     def keeps_back(self, job: JobId, node: str) -> str:
         """Why a job that shares cannot start there yet, in words; empty: it can."""
@@ -370,14 +373,14 @@ class SlurmAgents:
                 return f"waits for {node} to have GRES {STAND_IN}"
             return f"waits for the agent of {node}, which does not answer"
         if not self._stands.get(node, False):
-            return "waits for its GPUs to be fenced"
+            return "waits for its GPUs to be reserved"
         carried = self._carried(node, job)
         if carried is None or carried.state != "waiting" or carried.devices:  # none, or of its run before
             return f"waits for the agent of {node} to make ready"
         return ""
 
     def leaves_a_gap(self, job: JobId) -> bool:
-        """Whether others use the GPUs that this job holds by Slurm, and nobody has seen to it yet that they stay fenced."""
+        """Whether others use the GPUs that this job holds by Slurm, and nobody has seen to it yet that they stay reserved."""
         mine = self._residents.get(job)
         if mine is None or mine.cleared or mine.leaves:
             return False
@@ -425,11 +428,11 @@ class SlurmAgents:
         for group in groups:
             for job in group.jobs:
                 alone.pop(job, None)
-        if self.fence.away is not None:  # what the look does not know would be mended as if it were lost
-            raise ClusterAway(str(self.fence.away)) from self.fence.away
+        if self.reservations.away is not None:  # what the look does not know would be fixed as if it were lost
+            raise ClusterAway(str(self.reservations.away)) from self.reservations.away
         self._singles = {job: group_of_one(node, job, gpus) for job, (node, gpus) in alone.items()}
         misplaced: set[JobId] = set()
-        self._fenced, self._stands = {}, {}
+        self._reserved, self._stands = {}, {}
         try:
             for name in sorted(self._nodes):
                 wanted = [group for group in (*groups, *self._singles.values()) if group.node == name]
@@ -445,17 +448,17 @@ class SlurmAgents:
     def _on_node(self, node: SlurmNode, groups: Sequence[SharedGpus]) -> set[JobId]:
         name = node.name
         here = {job: each for job, each in self._residents.items() if each.slurm.nodes == (name,)}
-        holders = self.fence.on(name)
+        placeholders = self.reservations.on(name)
         going = self._going.get(name, ())
         if not (groups or going or any(each.cleared for each in here.values()) or self._concerns(name)):
             return set()
-        crowded = [group for group in groups if self._is_fenced(group)]
+        crowded = [group for group in groups if self._is_reserved(group)]
         together = {job for group in crowded for job in group.jobs}
         ground = Ground(
             gpus=sum(node.gpus.values()),
             free=sum(node.gpus.values()) - sum(node.gpus_used.values()),
             wanted=sum(self._size(group) for group in crowded),
-            holders=holders,
+            placeholders=placeholders,
             sharers=tuple(
                 Sharer(each.slurm.number, each.gpus, not each.cleared, each.devices, not each.leaves, job in together)
                 for job, each in here.items()
@@ -468,11 +471,11 @@ class SlurmAgents:
             promised=self._still_promised(name) if any(each.cleared for each in here.values()) else frozenset(),
         )
         cleared = [job for job, each in here.items() if each.cleared and job not in together]
-        self._fenced[name] = lacking(ground)
+        self._reserved[name] = lacking(ground)
         self._stands[name] = stands(ground)
         # Of a node that a new slurmctld has not heard of, it counts GPUs wrong of jobs that end and begin meanwhile (22.05.8).
         if "UNKNOWN" not in node.state or "DOWN" in node.state:
-            self.fence.carry_out(name, self._partitions[name], ground, [*together, *cleared])
+            self.reservations.carry_out(name, self._partitions[name], ground, [*together, *cleared])
             self._open_gate(node, ground, [*together, *cleared])
         allotted, misplaced = self._allot(name, ground, groups, here)
         misplaced |= {
@@ -494,9 +497,9 @@ class SlurmAgents:
         now_s = self._clock.now_s()
         if sent and not self.stand_in and ground.free <= 0 and now_s - self._gate_s.get(node.name, 0.0) >= GATE_S:
             self._gate_s[node.name] = now_s
-            self.fence.exchange(node.name, self._partitions[node.name], used(ground) | ground.promised, jobs)
+            self.reservations.exchange(node.name, self._partitions[node.name], used(ground) | ground.promised, jobs)
 
-    def _is_fenced(self, group: SharedGpus) -> bool:
+    def _is_reserved(self, group: SharedGpus) -> bool:
         """Whether it needs GPUs that Slurm gives to none of its jobs."""
         cleared = (
             job in self._expected or (job in self._residents and self._residents[job].cleared) for job in group.jobs
@@ -539,7 +542,7 @@ class SlurmAgents:
     def _allot(
         self, node: str, ground: Ground, groups: Sequence[SharedGpus], here: Mapping[JobId, Resident]
     ) -> tuple[dict[SharedGpus, frozenset[int]], set[JobId]]:
-        """Which fenced GPUs are whose, and the cleared jobs that are on others'."""
+        """Which reserved GPUs are whose, and the cleared jobs that are on others'."""
         group_of = {job: group for group in groups for job in group.jobs}
         given: dict[SharedGpus, set[int]] = {group: set() for group in groups}
         owner: dict[int, object] = {}
@@ -562,7 +565,7 @@ class SlurmAgents:
         status = self._statuses.get(node)
         links = status.links if status is not None else ()
         for group in groups:
-            if self._is_fenced(group):
+            if self._is_reserved(group):
                 more = choose(left, group.gpus - len(given[group]), links, given[group])
                 given[group].update(more)
                 left -= {*more}
@@ -620,14 +623,16 @@ class SlurmAgents:
         told += [pair for job, pair in alone.items() if job in guests or here[job].cleared or here[job].leaves]
         self._write(node, told, self._ordered_jobs(node, groups, here))
 
-    def _stays_before(self, pack: Pack, leaver: Job) -> bool:
+    def _stays_before(self, pack: Pack, departing: Job) -> bool:
         """Whether a pack is not to be suspended so that one who leaves can save."""
         jobs = [
             self._residents[job].job if job in self._residents else self._coming[job][0]
             for job in pack.jobs
             if self._known(job)
         ]
-        return pack.guaranteed is not None or any(not movable(job) or priority(job) > priority(leaver) for job in jobs)
+        return pack.guaranteed is not None or any(
+            not movable(job) or priority(job) > priority(departing) for job in jobs
+        )
 
     def _ordered_jobs(
         self, node: str, groups: Sequence[SharedGpus], here: Mapping[JobId, Resident]
@@ -652,7 +657,7 @@ class SlurmAgents:
                     )
                 )
         for group in groups:
-            for pack in group.packs if self._is_fenced(group) else ():
+            for pack in group.packs if self._is_reserved(group) else ():
                 for job in pack.jobs:
                     if job in self._coming:
                         coming, slurm_job = self._coming[job]

@@ -1,7 +1,7 @@
 """Cloud nodes: which of them a cloud may fill with an instance, and telling Slurm that one is gone.
 
 Those with State=CLOUD are the instances themselves. Others are *gateways*: nodes on site that stand for an instance which no
-network joins; a job's courier runs there, and they stay.
+network joins; a job's cloud runner runs there, and they stay.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class SlurmCloudNodes:
         known = self._jobs.get(job)
         return "" if known is None else known.reason
 
-    def holders(self) -> dict[JobId, tuple[str, ...]]:
+    def placeholders(self) -> dict[JobId, tuple[str, ...]]:
         """See `ports.CloudNodes`."""
         clouds = {name for name, node in self._nodes.items() if "CLOUD" in node.state}
         found = {

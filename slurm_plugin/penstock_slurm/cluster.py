@@ -20,8 +20,8 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 
-from penstock_profiles.wire import Control, Report, Request, Started
-from penstock_scheduler.errors import BadWish, ClusterAway, RoundFailed
+from penstock_profiles.wire import ControlMessage, Report, Request, Started
+from penstock_scheduler.errors import BadJobSpec, ClusterAway, RoundFailed
 from penstock_scheduler.model import (
     Action,
     Adaptivity,
@@ -30,7 +30,7 @@ from penstock_scheduler.model import (
     Hold,
     Job,
     JobId,
-    JobWish,
+    JobSpec,
     Node,
     Outcome,
     Phase,
@@ -39,10 +39,10 @@ from penstock_scheduler.model import (
     Refusal,
     Resize,
     Share,
-    parse_wish,
+    parse_spec,
 )
-from penstock_scheduler.model.wish import WISH_KEY
-from penstock_scheduler.ports import Clock, Submitter, WishCheck
+from penstock_scheduler.model.spec import SPEC_KEY
+from penstock_scheduler.ports import Clock, SpecCheck, Submitter
 from penstock_scheduler.spool import Spool
 from penstock_slurm import plain_jobs, time_limits
 from penstock_slurm.abilities import Abilities, Ability
@@ -65,7 +65,7 @@ from penstock_slurm.gateway import (
 from penstock_slurm.gateway.base import ENDED
 from penstock_slurm.notes import SHARES, kept_by_begin, notes, overdue, plain_shape, waits_for, with_note, with_word
 from penstock_slurm.settings import SlurmSettings
-from penstock_slurm.site import Site, SiteRules, gpu_limits, reserved
+from penstock_slurm.site import SlurmRules, SlurmSite, gpu_limits, reserved
 from penstock_slurm.states import BURST_MARK, HOLDING, LEAVING, WAITING, Facts, State, state
 
 log = logging.getLogger(__name__)
@@ -98,7 +98,7 @@ class SlurmCluster:
         spool: Spool,
         clock: Clock,
         settings: SlurmSettings,
-        check: WishCheck,
+        check: SpecCheck,
         submitter: Submitter | None = None,
         cloud_nodes: SlurmCloudNodes | None = None,
         sharing: SlurmAgents | None = None,
@@ -113,7 +113,7 @@ class SlurmCluster:
         self._clock = clock
         self._settings = settings
         self._check = check
-        self._site = Site(gateway, clock, settings)
+        self._site = SlurmSite(gateway, clock, settings)
         self._slurm_jobs: dict[JobId, SlurmJob] = {}
         self._jobs: dict[JobId, Job] = {}
         self._free: dict[str, int] = {}
@@ -131,7 +131,7 @@ class SlurmCluster:
         self._pending_since_s: dict[tuple[JobId, int], float] = {}
         self._released_s: dict[JobId, float] = {}
         self._refused_starts: dict[tuple[JobId, int], int] = {}
-        self._runs: dict[JobId, time_limits.Run] = {}
+        self._runs: dict[JobId, time_limits.LimitedRun] = {}
         self._not_yet: dict[JobId, SlurmJob] = {}
         self._shared: set[int] = set()
         self._stopped_s: dict[tuple[JobId, int], float] = {}
@@ -174,7 +174,7 @@ class SlurmCluster:
                 f"[slurm] partitions: Slurm has no partition {', '.join(missing)}; it has {', '.join(sorted(partitions))}"
             )
         if self._sharing is not None:
-            slurm_jobs = self._sharing.fence.saw(slurm_jobs)
+            slurm_jobs = self._sharing.reservations.saw(slurm_jobs)
         now_s, rules = self._clock.now_s(), self._site.rules()
         self._looked = True
         self._gone = dict.fromkeys(gone) | {job.id: job for job in found if job.id in gone}
@@ -204,19 +204,19 @@ class SlurmCluster:
             if not set(slurm_job.partition) & ours:
                 continue
             try:
-                wish = self._wish(slurm_job)
-                if wish is None:
+                spec = self._spec(slurm_job)
+                if spec is None:
                     continue
                 _manageable(slurm_job, cleared=self._cleared(slurm_job))
-                self._check(wish)
+                self._check(spec)
                 if slurm_job.state in WAITING and waits_for(slurm_job, now_s):
                     not_yet[slurm_job.id] = slurm_job
                     continue
-            except BadWish as error:
+            except BadJobSpec as error:
                 refused.append(Refusal(slurm_job.id, slurm_job.name, slurm_job.user, str(error)))
                 self._say(slurm_job, str(error))
                 continue
-            job = self._job(slurm_job, wish, usable, types, rules)
+            job = self._job(slurm_job, spec, usable, types, rules)
             if job is not None:
                 managed[slurm_job.id], jobs[slurm_job.id] = slurm_job, job
         self._tell_outgrown(set(self._jobs) - set(jobs), found)
@@ -313,7 +313,7 @@ class SlurmCluster:
         for run in runs:
             gpus = run.gpus
             if not gpus and (control := self._spool.control(run.job_id)) is not None and control.shares:
-                gpus = control.gpus or 0  # to Slurm its GPUs were those of the fence's holders
+                gpus = control.gpus or 0  # to Slurm its GPUs were those of the GPU reservation's placeholder jobs
             each = gpus // max(len(run.nodes), 1)
             shares = tuple(Share(name, each) for name in sorted(run.nodes))
             gpu_type = self._types.get(run.nodes[0], "") if run.nodes else ""
@@ -322,17 +322,17 @@ class SlurmCluster:
 
     # --- observing
 
-    def _wish(self, job: SlurmJob) -> JobWish | None:
-        """The wish, from admin_comment (which only the site can write) or else from the comment. Raises BadWish."""
+    def _spec(self, job: SlurmJob) -> JobSpec | None:
+        """The job spec, from admin_comment (which only the site can write) or else from the comment. Raises BadJobSpec."""
         ours = notes(job)
-        told = ours is not None and WISH_KEY not in ours  # what we told the user can quote a wish, and is none
-        wish = (None if told else parse_wish(job.admin_comment)) or parse_wish(job.comment)
-        if wish is not None and wish.trial_group == "array" and job.array_job_id is not None:
-            return wish.model_copy(update={"trial_group": f"array {job.array_job_id}"})
-        return wish
+        told = ours is not None and SPEC_KEY not in ours  # what we told the user can quote a job spec, and is none
+        spec = (None if told else parse_spec(job.admin_comment)) or parse_spec(job.comment)
+        if spec is not None and spec.trial_group == "array" and job.array_job_id is not None:
+            return spec.model_copy(update={"trial_group": f"array {job.array_job_id}"})
+        return spec
 
     def _say(self, job: SlurmJob, text: str) -> None:
-        """Leave word for the job's user, once, beside the wish of sbatch's flags, unless the site itself uses the field."""
+        """Leave word for the job's user, once, beside the job spec of sbatch's flags, unless the site itself uses the field."""
         word = with_word(job, text)
         if word is None:
             return
@@ -348,7 +348,8 @@ class SlurmCluster:
         return control is not None and control.shares
 
     def _note_shares(self, sharing: SlurmAgents) -> None:
-        """Leave for the accounts who shares GPUs with whom: Slurm itself counts them for the holders of the fence."""
+        """Leave for the accounts who shares GPUs with whom: Slurm itself counts them for the placeholder jobs of the GPU
+        reservation."""
         for job_id, slurm_job in self._slurm_jobs.items():
             word = with_note(slurm_job, SHARES, sharing.note(job_id)) if slurm_job.state in HOLDING else None
             if word is not None:
@@ -381,10 +382,10 @@ class SlurmCluster:
     def _job(
         self,
         slurm_job: SlurmJob,
-        wish: JobWish,
+        spec: JobSpec,
         partitions: tuple[str, ...],
         types: dict[str, str],
-        rules: SiteRules,
+        rules: SlurmRules,
     ) -> Job | None:
         """The job as the scheduler sees it, or None if it is on its way out for good."""
         control = self._spool.control(slurm_job.id)
@@ -418,7 +419,7 @@ class SlurmCluster:
             id=slurm_job.id,
             name=slurm_job.name,
             user=slurm_job.user,
-            wish=wish,
+            spec=spec,
             partitions=(*mine, *(name for name in partitions if name not in mine)),
             phase=phase,
             submit_s=_submitted_s(slurm_job, control),
@@ -444,14 +445,14 @@ class SlurmCluster:
         if job.end_s > self._clock.now_s() + CLOCKS_DIFFER_S:
             return None  # being requeued after its node failed, it shows its limit: for one without, in a year
         try:
-            if self._wish(job) is None or not set(job.partition) & set(self._settings.partitions):
+            if self._spec(job) is None or not set(job.partition) & set(self._settings.partitions):
                 return None
-        except BadWish:
+        except BadJobSpec:
             return None
         held = _placement(job, job.nodes, types, self._spool.control(job.id) if job.gpus_per_node is None else None)
         return EndedRun(job.id, held, job.start_s, job.end_s)
 
-    def _facts(self, slurm_job: SlurmJob, control: Control | None) -> Facts:
+    def _facts(self, slurm_job: SlurmJob, control: ControlMessage | None) -> Facts:
         """What the spool, the site's mark and the nodes say of a job."""
         request = control.request if control is not None else None
         return Facts(
@@ -463,7 +464,7 @@ class SlurmCluster:
             silent=bool(self._silent & set(slurm_job.nodes)),
         )
 
-    def _present_run(self, job_id: JobId, control: Control | None) -> Started | None:
+    def _present_run(self, job_id: JobId, control: ControlMessage | None) -> Started | None:
         """What the job's present run said when it began; None if it has said nothing yet."""
         run = self._spool.newest_epoch(job_id)
         if run is None or (control is not None and run < control.epoch):
@@ -527,7 +528,10 @@ class SlurmCluster:
         ours: dict[str, int] = {}
         our_cpus: dict[str, int] = {}
         if self._sharing is not None:
-            ours |= {holder.node: self._sharing.fence.gpus(holder.node) for holder in self._sharing.fence.holders}
+            ours |= {
+                placeholder.node: self._sharing.reservations.gpus(placeholder.node)
+                for placeholder in self._sharing.reservations.placeholders
+            }
         for job in jobs:
             slurm_job = self._slurm_jobs[job.id]
             if job.allocation is None or slurm_job.state in WAITING:
@@ -613,14 +617,14 @@ class SlurmCluster:
             assert self._sharing is not None
             if why := self._sharing.keeps_back(job.id, wanted.nodes[0]):
                 return _Step(Outcome(action, Progress.UNDER_WAY, why))
-        elif any(room.get(share.node, 0) - self._fenced(share.node) < share.gpus for share in wanted.shares):
+        elif any(room.get(share.node, 0) - self._reserved(share.node) < share.gpus for share in wanted.shares):
             return _Step(Outcome(action, Progress.UNDER_WAY, "waits for GPUs that another job still holds"))
         waits_by_begin = kept_by_begin(slurm_job, now_s)
         shape, share = wanted.configuration, wanted.shares[0]
         before = self._spool.control(job.id)
         limit_s = self._time_limit_s(slurm_job, before)
         self._spool.tell(
-            Control(
+            ControlMessage(
                 job_id=job.id,
                 epoch=self._spool.next_epoch(job.id),
                 round=action.round,
@@ -663,8 +667,8 @@ class SlurmCluster:
             sent += (Write(job.id, "put_first"),)
         return _Step(Outcome(action, Progress.UNDER_WAY, "waits for Slurm to start it"), sent)
 
-    def _fenced(self, node: str) -> int:
-        return self._sharing.fenced(node) if self._sharing is not None else 0
+    def _reserved(self, node: str) -> int:
+        return self._sharing.reserved(node) if self._sharing is not None else 0
 
     def _stay(self, action: Action, slurm_job: SlurmJob) -> Outcome:
         """The plan has come back to where the job is: take back what it was asked."""
@@ -687,7 +691,7 @@ class SlurmCluster:
         if control is None:
             epoch = self._spool.newest_epoch(job_id) or 0
             submitted = {"submitted_s": slurm_job.submit_s, "submitted_to": slurm_job.partition[0]}
-            control = Control(job_id=job_id, epoch=epoch, round=action.round, **submitted)
+            control = ControlMessage(job_id=job_id, epoch=epoch, round=action.round, **submitted)
         request = control.request
         if request is None:
             request = Request(id=f"{action.round}-{control.epoch}", asked_s=now_s)
@@ -704,7 +708,7 @@ class SlurmCluster:
             self._say(slurm_job, f"it did not save within {waited_s:.0f} s of being asked to, and was stopped without")
         if self._sharing is not None and self._sharing.leaves_a_gap(job_id):
             return _Step(
-                Outcome(action, Progress.UNDER_WAY, "waits until its GPUs are fenced for those who share them")
+                Outcome(action, Progress.UNDER_WAY, "waits until its GPUs are reserved for those who share them")
             )
         how = "has saved" if saved else "gets Slurm's signals to save"
         self._keep_time_limit(slurm_job, control)
@@ -768,7 +772,7 @@ class SlurmCluster:
 
     # --- jobs without their GPUs
 
-    def _look_for_gpus(self, jobs: Iterable[SlurmJob], rules: SiteRules) -> None:
+    def _look_for_gpus(self, jobs: Iterable[SlurmJob], rules: SlurmRules) -> None:
         """Notice the runs of our jobs that Slurm has started without their GPUs.
 
         Slurm 22.05.8 does that to a job that was requeued while a node of its was silent, once, and to one that it starts on
@@ -838,20 +842,20 @@ class SlurmCluster:
         for each in self._jobs.values():
             for share in each.allocation.shares if each.allocation is not None else ():
                 held[share.node] += share.gpus
-                if not each.wish.preemptible or each.wish.adaptivity is Adaptivity.FIXED:
+                if not each.spec.preemptible or each.spec.adaptivity is Adaptivity.FIXED:
                     pinned[share.node] += share.gpus
         return plain_jobs.set_aside(job, nodes, pinned, held)
 
     # --- what a job keeps over its restarts, and while we are away
 
-    def _time_limit_s(self, slurm_job: SlurmJob, control: Control | None) -> float | None:
+    def _time_limit_s(self, slurm_job: SlurmJob, control: ControlMessage | None) -> float | None:
         """The limit for this start; None: the one that the job has."""
         if self._settings.time_limit == "run" or not slurm_job.restarts:
             return None
         run, grace_s = self._runs.get(slurm_job.id), self._settings.time_limit_grace_s
         return time_limits.next_limit_s(slurm_job, run, control, grace_s)
 
-    def _keep_time_limit(self, slurm_job: SlurmJob, control: Control) -> None:
+    def _keep_time_limit(self, slurm_job: SlurmJob, control: ControlMessage) -> None:
         """Before a job is stopped: what is left of its limit goes into the spool, should the daemon die meanwhile."""
         run = self._runs.get(slurm_job.id)
         if self._settings.time_limit == "total" and run is not None:
@@ -942,31 +946,33 @@ def gpu_type(node: SlurmNode) -> str:
 
 
 def _manageable(job: SlurmJob, *, cleared: bool) -> None:
-    """Raises BadWish if the job was submitted in a way that keeps it from being placed."""
+    """Raises BadJobSpec if the job was submitted in a way that keeps it from being placed."""
     if job.het_job_id is not None:
-        raise BadWish(
+        raise BadJobSpec(
             "it is part of a heterogeneous job, which cannot be moved in parts; submit it as a job of its own"
         )
     if job.exclusive:
-        raise BadWish(
+        raise BadJobSpec(
             "it asks for whole nodes (--exclusive), and Penstock gives out GPUs; submit it without --exclusive"
         )
     if job.licenses:
-        raise BadWish(
-            f"it asks for licences ({job.licenses}), and Penstock does not know which are free; submit it without a wish"
+        raise BadJobSpec(
+            f"it asks for licences ({job.licenses}), and Penstock does not know which are free; submit it without a job spec"
         )
     if job.gpu_type is not None:
-        raise BadWish(
+        raise BadJobSpec(
             f"it asks Slurm for GPUs of type {job.gpu_type}, and Slurm cannot change that later; submit it with "
-            f'--gres=gpu:1 and name the types in the wish, such as "gpu_types": ["{job.gpu_type}"]'
+            f'--gres=gpu:1 and name the types in the job spec, such as "gpu_types": ["{job.gpu_type}"]'
         )
     if job.gpus_per_node is None and not cleared:
-        raise BadWish("it asks Slurm for no GPUs per node, so there is no count to change; submit it with --gres=gpu:1")
+        raise BadJobSpec(
+            "it asks Slurm for no GPUs per node, so there is no count to change; submit it with --gres=gpu:1"
+        )
     if not job.requeue:
-        raise BadWish("Slurm may not requeue it, so it cannot be moved; submit it with --requeue")
+        raise BadJobSpec("Slurm may not requeue it, so it cannot be moved; submit it with --requeue")
 
 
-def _granted(held: Placement | None, control: Control | None) -> Placement | None:
+def _granted(held: Placement | None, control: ControlMessage | None) -> Placement | None:
     """What a job holds, with the CPUs and the memory that it was sent there with, if those were ours to give."""
     if held is None or control is None or control.cpus is None or control.nodes != len(held.shares):
         return held
@@ -992,14 +998,14 @@ def _with_memory(nodes: tuple[Node, ...], slurm_nodes: Iterable[SlurmNode], runn
     )
 
 
-def _submitted_s(job: SlurmJob, control: Control | None) -> float:
+def _submitted_s(job: SlurmJob, control: ControlMessage | None) -> float:
     """When the job was first submitted: Slurm sets its SubmitTime anew at each requeue, so the spool keeps the first."""
     kept = control.submitted_s if control is not None else None
     return job.submit_s if kept is None else min(kept, job.submit_s)
 
 
 def _placement(
-    job: SlurmJob, nodes: tuple[str, ...], types: dict[str, str], control: Control | None = None
+    job: SlurmJob, nodes: tuple[str, ...], types: dict[str, str], control: ControlMessage | None = None
 ) -> Placement:
     gpus = job.gpus_per_node or 0
     if job.gpus_per_node is None and control is not None and control.shares:

@@ -1,6 +1,6 @@
 """What is written about a job in its AdminComment, which only the site can write: JSON with some of these keys.
 
-``penstock`` is the wish and ``penstock_plain`` and ``penstock_begin_s`` are what else job_submit.lua has to hand on;
+``penstock`` is the job spec and ``penstock_plain`` and ``penstock_begin_s`` are what else job_submit.lua has to hand on;
 ``penstock_says`` is the daemon's word to the job's user.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from penstock_scheduler.model.wish import WISH_KEY
+from penstock_scheduler.model.spec import SPEC_KEY
 from penstock_slurm.gateway import PlainShape, SlurmJob
 from penstock_slurm.states import BURST_MARK
 
@@ -32,7 +32,7 @@ def notes(job: SlurmJob) -> dict[str, Any] | None:
         document = json.loads(job.admin_comment)
     except ValueError:
         return None
-    ours = isinstance(document, dict) and (not document or document.keys() & {WISH_KEY, SAYS, SHARES, BURST_MARK})
+    ours = isinstance(document, dict) and (not document or document.keys() & {SPEC_KEY, SAYS, SHARES, BURST_MARK})
     return document if ours else None
 
 
@@ -74,7 +74,7 @@ def waits_for(job: SlurmJob, now_s: float) -> str:
     if job.dependency:
         return f"its dependency {job.dependency}"
     written = notes(job)
-    begin_s = (written or {}).get(BEGIN, 0) if written and WISH_KEY in written else job.eligible_s or 0
+    begin_s = (written or {}).get(BEGIN, 0) if written and SPEC_KEY in written else job.eligible_s or 0
     if job.restarts == 0 and isinstance(begin_s, int | float) and begin_s > now_s:
         return "the begin time that it was submitted with"
     return ""

@@ -26,7 +26,7 @@ MOST_WEIGHT = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class SiteRules:
+class SlurmRules:
     """What changes seldom, as last read."""
 
     features: SlurmFeatures = field(default_factory=SlurmFeatures)
@@ -42,7 +42,7 @@ class SiteRules:
         return float(MOST_WEIGHT ** (2 * min(max(factor, 0.0), 1.0) - 1))
 
 
-class Site:
+class SlurmSite:
     """Reads the rules, and anew when they are `rules_refresh_s` old. Asks for nothing that this Slurm has not switched on.
 
     A reading that fails leaves what was known, and is tried again after `RETRY_S`: slurmctld goes on without slurmdbd,
@@ -53,11 +53,11 @@ class Site:
         self._gateway = gateway
         self._clock = clock
         self._settings = settings
-        self._rules = SiteRules()
+        self._rules = SlurmRules()
         self._due_s = 0.0
         self._failed = False
 
-    def rules(self) -> SiteRules:
+    def rules(self) -> SlurmRules:
         """The rules as known now."""
         now_s, period_s = self._clock.now_s(), self._settings.rules_refresh_s
         if now_s >= self._due_s:
@@ -66,10 +66,10 @@ class Site:
             self._due_s = now_s + (min(RETRY_S, period_s) if self._failed else period_s)
         return self._rules
 
-    def _read(self, known: SiteRules) -> SiteRules:
+    def _read(self, known: SlurmRules) -> SlurmRules:
         ask, has = self._gateway, self._read_or(known.features, self._gateway.features)
         weighs = has.fair_share and self._settings.weight == "fair-share"
-        return SiteRules(
+        return SlurmRules(
             has,
             self._read_or(known.switches, ask.switches) if has.topology else {},
             self._read_or(known.limits, lambda: ask.limits(has.cluster)) if has.limits else (),

@@ -130,7 +130,7 @@ TRANSITIONS: dict[tuple[State, State], str] = {
     (State.LOST, State.CHECKPOINTING): "likewise",
     (State.LOST, State.SUSPENDED): "likewise",
     (State.LOST, State.STOPPING): "likewise, or Slurm gives the node up",
-    (State.LOST, State.PLACING): "Slurm has given the node up and requeued it; the old run is fenced by its epoch",
+    (State.LOST, State.PLACING): "Slurm has given the node up and requeued it; the old run is reserved by its epoch",
     (State.LOST, State.HELD): "likewise, and it is held",
     (State.LOST, State.DONE): "scancel, or Slurm has given the node up and may not requeue it",
     (State.DONE, State.PLACING): "its user requeues it",

@@ -1,4 +1,4 @@
-"""Submitting through real sbatch, as the user, with the key in the job's comment beside the wish.
+"""Submitting through real sbatch, as the user, with the key in the job's comment beside the job spec.
 
 The user's own environment and script go to a process that is that user already: nothing of theirs is run, or loaded, with the
 daemon's rights. sbatch dies with the daemon (PR_SET_PDEATHSIG), so that no submission comes in after the next daemon has
@@ -21,10 +21,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from penstock_profiles.wire import SPOOL_VARIABLE, claimed_epochs
-from penstock_scheduler.errors import BadWish, ClusterAway
+from penstock_scheduler.errors import BadJobSpec, ClusterAway
 from penstock_scheduler.messages import Submission
 from penstock_scheduler.model import JobId
-from penstock_scheduler.model.wish import WISH_KEY
+from penstock_scheduler.model.spec import SPEC_KEY
 from penstock_scheduler.ports import Fate, Output
 from penstock_scheduler.spool import Spool
 from penstock_slurm.endings import outgrown
@@ -49,13 +49,13 @@ class SlurmSubmitter:
     def submit(self, order: Submission, user: str, uid: int) -> JobId:
         """See `ports.Submitter`: `sbatch --hold`, the script on its standard input."""
         if _is_array(order):
-            raise BadWish(
+            raise BadJobSpec(
                 "an array is many jobs and a submission is one; submit one for each element, or the whole array with sbatch"
             )
         account = pwd.getpwuid(uid)
         mine = os.geteuid()
         if mine not in (0, uid):
-            raise BadWish(
+            raise BadJobSpec(
                 f"penstockd runs as uid {mine} and can submit for that user alone; run it as root, or use sbatch yourself"
             )
         environment = {
@@ -92,7 +92,7 @@ class SlurmSubmitter:
             why = done.stderr.strip().removeprefix("sbatch: error: ")
             if "Unable to contact slurm controller" in why or "Socket timed out" in why:
                 raise ClusterAway(why)
-            raise BadWish(why or f"sbatch ended with status {done.returncode}")
+            raise BadJobSpec(why or f"sbatch ended with status {done.returncode}")
         return str(done.stdout.strip().split(";")[0])
 
     def find(self, user: str, key: str) -> JobId | None:
@@ -160,7 +160,7 @@ class SlurmSubmitter:
 
 
 def _options(order: Submission, home: str) -> list[str]:
-    comment = {WISH_KEY: order.wish.model_dump(mode="json", exclude_unset=True)}
+    comment = {SPEC_KEY: order.spec.model_dump(mode="json", exclude_unset=True)}
     if order.key is not None:
         comment[KEY] = order.key  # type: ignore[assignment]
     words = ["--parsable", "--hold", "--requeue", "--gres=gpu:1", f"--comment={json.dumps(comment)}"]

@@ -2,7 +2,7 @@
 
 Slurm counts each run of a job by itself: one that is moved ten times could run ten times as long as its limit. So each
 restart gets what is left. What a move itself takes of a run is given back (`grace_s`), so that no job dies of its limit
-because it was moved. Slurm knows whole minutes, rounded up; what is exact is in the spool's `Control`.
+because it was moved. Slurm knows whole minutes, rounded up; what is exact is in the spool's `ControlMessage`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from penstock_profiles.wire import Control
+from penstock_profiles.wire import ControlMessage
 from penstock_slurm.gateway import SlurmJob, slurm_minutes
 
 LEAST_S = 60.0
@@ -18,7 +18,7 @@ LEAST_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class LimitedRun:
     """One run of a job, as far as it was seen."""
 
     restarts: int
@@ -28,21 +28,21 @@ class Run:
     """Slurm's limit of this run."""
 
 
-def seen(known: dict[str, Run], jobs: Iterable[SlurmJob], now_s: float) -> dict[str, Run]:
+def seen(known: dict[str, LimitedRun], jobs: Iterable[SlurmJob], now_s: float) -> dict[str, LimitedRun]:
     """The newest runs of these jobs, of which some run at this moment; those that do not keep what was last seen.
 
     A job that is COMPLETING may count as restarted already, with the nodes of the run before.
     """
-    runs: dict[str, Run] = {}
+    runs: dict[str, LimitedRun] = {}
     for job in jobs:
         if job.state in ("RUNNING", "SUSPENDED") and job.start_s is not None and job.time_limit_s is not None:
-            runs[job.id] = Run(job.restarts, job.start_s, now_s, job.time_limit_s)
+            runs[job.id] = LimitedRun(job.restarts, job.start_s, now_s, job.time_limit_s)
         elif job.id in known:
             runs[job.id] = known[job.id]
     return runs
 
 
-def left_s(run: Run, control: Control | None, grace_s: float) -> float:
+def left_s(run: LimitedRun, control: ControlMessage | None, grace_s: float) -> float:
     """What is left for the run after this one, in seconds, at least LEAST_S.
 
     The limit of `run` is what `control` gave it, exactly, unless somebody has changed it in Slurm since.
@@ -55,7 +55,7 @@ def left_s(run: Run, control: Control | None, grace_s: float) -> float:
     return max(limit_s - max(run.seen_s - run.start_s, 0.0) + grace_s, LEAST_S)
 
 
-def next_limit_s(job: SlurmJob, run: Run | None, control: Control | None, grace_s: float) -> float | None:
+def next_limit_s(job: SlurmJob, run: LimitedRun | None, control: ControlMessage | None, grace_s: float) -> float | None:
     """The limit for the next start of a pending job; None: it keeps the one that it has.
 
     Args:

@@ -1,7 +1,7 @@
 /* Gives sbatch, salloc and srun the adaptive flags.
  *
  * A value that is malformed is refused on the spot. The others travel to slurmctld in the job's SPANK environment, one
- * variable for each flag, where job_submit.lua checks them together and against the site, and writes the job's wish.
+ * variable for each flag, where job_submit.lua checks them together and against the site, and writes the job's spec.
  * Nothing here talks to penstockd: while it is away, jobs are submitted as ever.
  *
  * On the nodes it binds the tasks of jobs that share GPUs, and only those: a job without GPUs of Slurm's for which the node's

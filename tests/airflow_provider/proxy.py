@@ -34,7 +34,7 @@ class Proxy:
         for each in tuple(self._open):
             self._drop(each)
 
-    def mend(self) -> None:
+    def fix(self) -> None:
         """Who has waited since the cut is dropped; who connects from now on comes through."""
         self.cut()
         self.is_cut = False

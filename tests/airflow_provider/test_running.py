@@ -119,7 +119,7 @@ def pipeline(airflow: Deployment, site: Site, folder: Path, rates: list[float], 
         dag,
         folder=str(folder / "shared"),
         train=trainer(site, work_s),
-        wish={"goodput_table": {name: RATES[name] for name in ("t4", "a100")}},
+        spec={"goodput_table": {name: RATES[name] for name in ("t4", "a100")}},
         learning_rates=rates,
         python=airflow.python,
     )
@@ -196,7 +196,7 @@ def test_a_job_goes_to_the_cloud_and_the_task_after_it_sees_the_bill(
         connection="penstock_cloud",
         folder=str(folder),
         train=trainer(cloud, 8.0, rates),
-        wish={"runtime_s": 60, "goodput_table": rates},
+        spec={"runtime_s": 60, "goodput_table": rates},
         options={"partition": "t4"},
     )
     airflow.wait(dag, run, timeout_s=600)
@@ -276,7 +276,7 @@ def test_a_task_that_waits_outlives_triggerer_penstockd_and_network(
     gate.open()  # the job ends while nobody can see it
     wait_ended(airflow, site, "faults", run, "COMPLETED")
     assert airflow.task("faults", run, "job")["state"] == "deferred"
-    line.mend()
+    line.fix()
     airflow.wait("faults", run)
     assert airflow.task("faults", run, "job")["try_number"] == 1
     wait_ended(airflow, site, "faults", run, "COMPLETED")
@@ -291,7 +291,7 @@ def test_a_task_submitted_while_the_network_is_cut_has_one_job_afterwards(
     run = airflow.trigger("faults_patient", **gate.conf)
     airflow.wait_task("faults_patient", run, "job", "up_for_retry")
     assert ended(site, "faults_patient", run, "job") == []
-    line.mend()
+    line.fix()
     airflow.wait("faults_patient", run)
     wait_ended(airflow, site, "faults_patient", run, "COMPLETED")
 

@@ -87,7 +87,7 @@ class Ec2:
         self._direct: Any = None
         self._s3: Any = None
         self.through: Any = None
-        self.depot: Any = None
+        self.staging: Any = None
         self.faults: list[Fault] = []
         self.calls: list[tuple[str, dict[str, str]]] = []
         self.spot: dict[tuple[str, str], float] = {}

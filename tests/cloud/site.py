@@ -13,17 +13,17 @@ from collections.abc import Sequence
 from typing import Any
 
 from penstock_cloud.catalogue import shipped
-from penstock_cloud.depot import Depot
 from penstock_cloud.ec2 import Ec2Cloud
 from penstock_cloud.fleet import TAG, Fleet, connect
 from penstock_cloud.settings import CloudSettings
+from penstock_cloud.staging import StagingBucket
 from penstock_scheduler.model import (
     BurstJob,
     CloudAction,
     CloudState,
     Hold,
     Job,
-    JobWish,
+    JobSpec,
     Outcome,
     Phase,
     Placement,
@@ -41,7 +41,7 @@ class CloudSite:
     """See the module. It is the clock and the cloud nodes as well."""
 
     user = "ann"
-    depot: Depot | None = None
+    staging: StagingBucket | None = None
     catalogue = staticmethod(shipped)
 
     def __init__(self, settings: CloudSettings, store: SqlStore, ec2: Ec2, client: Any = None) -> None:
@@ -62,7 +62,7 @@ class CloudSite:
     def open(self) -> Ec2Cloud:
         """A daemon's cloud, as after a start."""
         fleet = Fleet(self._client, self.settings)
-        return Ec2Cloud(fleet, self.settings, self.store, self, self.catalogue, self, random.Random(1), self.depot)
+        return Ec2Cloud(fleet, self.settings, self.store, self, self.catalogue, self, random.Random(1), self.staging)
 
     # --- ports: Clock, CloudNodes
 
@@ -103,12 +103,12 @@ class CloudSite:
 
     # --- Slurm
 
-    def submit(self, job: str, **wish: object) -> None:
+    def submit(self, job: str, **spec: object) -> None:
         self.jobs[job] = Job(
             id=job,
             name="train",
             user=self.user,
-            wish=JobWish.model_validate({"runtime_s": 600.0} | wish),
+            spec=JobSpec.model_validate({"runtime_s": 600.0} | spec),
             partitions=("gpu",),
             phase=Phase.QUEUED,
             submit_s=self.now_s(),

@@ -1,4 +1,5 @@
-"""Detached runs: the generated user data and the courier really run, and speak to moto's S3 over HTTP; Slurm's part is small.
+"""Detached runs: the generated user data and the cloud runner really run, and speak to moto's S3 over HTTP; Slurm's part is
+small.
 
 The test with a real Slurm is in tests/cloud/test_detached_slurm.py.
 """
@@ -24,12 +25,12 @@ from pathlib import Path
 import pytest
 
 from penstock_cloud.catalogue import Catalogue, shipped
-from penstock_cloud.courier import Directives, Trouble, directives, environment, get, job_id, pack, unpack
-from penstock_cloud.depot import INSTANCE, Depot, connect
+from penstock_cloud.cloud_runner import Directives, Trouble, directives, environment, get, job_id, pack, unpack
 from penstock_cloud.fleet import Fleet, Order
 from penstock_cloud.fleet import connect as connect_ec2
-from penstock_cloud.runs import Run
+from penstock_cloud.runs import BurstRun
 from penstock_cloud.settings import CloudSettings
+from penstock_cloud.staging import INSTANCE, StagingBucket, connect
 from penstock_cloud.user_data import detached
 from penstock_scheduler.model import BurstJob, Phase, Placement, Progress
 from penstock_scheduler.ports import CloudNode
@@ -42,23 +43,26 @@ from tests.cloud.test_storm import STEPS, die_at_every_step
 
 BUCKET = "penstock-runs"
 
-COURIER = "import sys; from penstock_cloud import courier; courier.LOOK_S = 0.3; sys.exit(courier.main())"
+CLOUD_RUNNER = (
+    "import sys; from penstock_cloud import cloud_runner; cloud_runner.LOOK_S = 0.3; sys.exit(cloud_runner.main())"
+)
 """One that looks for news more often."""
 
 pytestmark = pytest.mark.skipif(shutil.which("curl") is None, reason="instances need curl; install it")
 
 
 class DetachedSite(CloudSite):
-    """A site whose cloud nodes are gateways: always up, and a job that starts there is its courier, as Slurm would run it."""
+    """A site whose cloud nodes are gateways: always up, and a job that starts there is its cloud runner, as Slurm would run
+    it."""
 
     user = pwd.getpwuid(os.getuid()).pw_name
 
     def __init__(self, settings: CloudSettings, store: SqlStore, ec2: Ec2, folder: Path) -> None:
         self.folder = folder
-        self.couriers: dict[str, subprocess.Popen[bytes]] = {}
+        self.cloud_runners: dict[str, subprocess.Popen[bytes]] = {}
         self.exits: dict[str, int] = {}
-        ec2.depot = ec2.depot or connect(settings)
-        self.depot = Depot(ec2.depot, BUCKET, settings.name)
+        ec2.staging = ec2.staging or connect(settings)
+        self.staging = StagingBucket(ec2.staging, BUCKET, settings.name)
         super().__init__(settings, store, ec2, ec2.through)
 
     @staticmethod
@@ -79,13 +83,13 @@ class DetachedSite(CloudSite):
 
     def _start(self, job: str, placement: Placement) -> None:
         super()._start(job, placement)
-        if job in self.couriers:
+        if job in self.cloud_runners:
             return
         array, _, index = job.partition("_")
         mine = {"SLURM_ARRAY_JOB_ID": array, "SLURM_ARRAY_TASK_ID": index} if index else {}
         with (self.folder / f"{job}.out").open("ab") as out:
-            self.couriers[job] = subprocess.Popen(
-                [sys.executable, "-c", COURIER, str(self.settings.share), f"{self.folder / job}.sh"],
+            self.cloud_runners[job] = subprocess.Popen(
+                [sys.executable, "-c", CLOUD_RUNNER, str(self.settings.share), f"{self.folder / job}.sh"],
                 stdout=out,
                 stderr=out,
                 cwd=self.folder,
@@ -94,19 +98,19 @@ class DetachedSite(CloudSite):
 
     def _queue(self, job: str) -> None:
         super()._queue(job)
-        if (courier := self.couriers.pop(job, None)) is not None:
-            courier.send_signal(signal.SIGTERM)
+        if (cloud_runner := self.cloud_runners.pop(job, None)) is not None:
+            cloud_runner.send_signal(signal.SIGTERM)
             try:
-                courier.wait(2)
+                cloud_runner.wait(2)
             except subprocess.TimeoutExpired:  # KillWait
-                courier.kill()
-                courier.wait()
+                cloud_runner.kill()
+                cloud_runner.wait()
 
     def tick(self, *actions):  # type: ignore[no-untyped-def]
-        for job, courier in tuple(self.couriers.items()):
-            if courier.poll() is not None:
-                self.exits[job] = courier.returncode
-                del self.couriers[job]
+        for job, cloud_runner in tuple(self.cloud_runners.items()):
+            if cloud_runner.poll() is not None:
+                self.exits[job] = cloud_runner.returncode
+                del self.cloud_runners[job]
                 self.finish(job)
         return super().tick(*actions)
 
@@ -121,20 +125,20 @@ class DetachedSite(CloudSite):
             time.sleep(0.3)
 
     def stop(self) -> None:
-        for courier in self.couriers.values():
-            courier.kill()
-            courier.wait()
+        for cloud_runner in self.cloud_runners.values():
+            cloud_runner.kill()
+            cloud_runner.wait()
 
 
 class QuietSite(DetachedSite):
-    """Without couriers and without what boots: each instance has begun when it runs, unless not `begin`."""
+    """Without cloud runners and without what boots: each instance has begun when it runs, unless not `begin`."""
 
     begin = True
 
     def _start(self, job: str, placement: Placement) -> None:
         CloudSite._start(self, job, placement)
         if self.begin:
-            self.depot._put(f"{job}.1/started", b"")  # jobs here run once
+            self.staging._put(f"{job}.1/started", b"")  # jobs here run once
 
 
 @pytest.fixture
@@ -280,7 +284,7 @@ def test_an_instance_that_never_begins_is_given_back(site: QuietSite, ec2: Ec2, 
     site.submit("9")
     site.send("9")
     if there:
-        site.depot._put("9.1/input", b"")
+        site.staging._put("9.1/input", b"")
     site.ticks(2)
     assert len(ec2.running()) == 1
     site.sleep(301)
@@ -307,14 +311,14 @@ def test_instances_end_themselves_when_nobody_cares(
 
     def launch(run: str, lifetime_s: int, alive: str, silent_s: float = 3600.0) -> str:
         settings = site.settings.model_copy(update={"silent_s": silent_s})
-        link = site.depot._link("get_object", alive, good_s)
-        text = detached(settings, site.depot.links(run, INSTANCE, good_s) | {"get_alive": link})
+        link = site.staging._link("get_object", alive, good_s)
+        text = detached(settings, site.staging.links(run, INSTANCE, good_s) | {"get_alive": link})
         tags = {"run": run, "lifetime_s": str(lifetime_s)}
         return fleet.launch(Order(run, "g5.xlarge", "on-demand", tags, 1.0, template=fleet.own_template(run, text)))
 
-    site.depot.say_alive(time.time() + 3600)
-    site.depot._put("over/input", (site.folder / "input").read_bytes())
-    site.depot._put("dead", f"{time.time() - 60:.0f}".encode())
+    site.staging.say_alive(time.time() + 3600)
+    site.staging._put("over/input", (site.folder / "input").read_bytes())
+    site.staging._put("dead", f"{time.time() - 60:.0f}".encode())
     short, silent, over = (
         launch("short", 1, "alive"),
         launch("silent", 3600, "dead", 2.0),
@@ -322,7 +326,7 @@ def test_instances_end_themselves_when_nobody_cares(
     )
     for instance in (short, silent, over):
         wait_for(lambda one=instance: one not in ec2.running(), 120, "it ends", details=hypervisor.console)
-    assert site.depot.has("over", "result")
+    assert site.staging.has("over", "result")
     console = hypervisor.console()
     assert "its longest life, 1 s, is over" in console
     assert "penstockd has been silent for 2 s" in console
@@ -330,17 +334,17 @@ def test_instances_end_themselves_when_nobody_cares(
     assert "its job is over" in console
 
 
-def test_signals_before_the_links_are_there_stop_no_courier(tmp_path: Path) -> None:
+def test_signals_before_the_links_are_there_stop_no_cloud_runner(tmp_path: Path) -> None:
     """Slurm may send what `#SBATCH --signal` names at any time; the default of each of these would end it."""
     (tmp_path / "detached").mkdir()
     links = tmp_path / "detached" / "5.json"
     os.mkfifo(links)
     with subprocess.Popen(
-        [sys.executable, "-m", "penstock_cloud.courier", str(tmp_path), "no-script"],
+        [sys.executable, "-m", "penstock_cloud.cloud_runner", str(tmp_path), "no-script"],
         env=os.environ | {"SLURM_JOB_ID": "5"},
         stderr=subprocess.PIPE,
         text=True,
-    ) as courier:
+    ) as cloud_runner:
         pipes: list[int] = []
 
         def reads() -> bool:
@@ -348,14 +352,14 @@ def test_signals_before_the_links_are_there_stop_no_courier(tmp_path: Path) -> N
                 pipes.append(os.open(links, os.O_WRONLY | os.O_NONBLOCK))
             return bool(pipes)
 
-        wait_for(reads, 120, "the courier reads its links")
+        wait_for(reads, 120, "the cloud runner reads its links")
         with os.fdopen(pipes[0], "w") as opened:
             for each in ("TERM", "INT", "HUP", "USR1", "USR2"):
-                courier.send_signal(signal.Signals[f"SIG{each}"])
+                cloud_runner.send_signal(signal.Signals[f"SIG{each}"])
             opened.write("{}")
-        assert courier.wait(60) == 1
-        assert courier.stderr is not None
-        assert "No such file or directory: 'no-script'" in courier.stderr.read()
+        assert cloud_runner.wait(60) == 1
+        assert cloud_runner.stderr is not None
+        assert "No such file or directory: 'no-script'" in cloud_runner.stderr.read()
 
 
 def test_links_are_for_one_object_each_and_their_file_is_for_the_user_alone(site: DetachedSite, ec2: Ec2) -> None:
@@ -373,7 +377,7 @@ def test_trouble_with_s3_keeps_no_instance_alive(site: DetachedSite, ec2: Ec2) -
     site.script("11", "#!/bin/bash\n")
     site.submit("11")
     site.send("11")
-    site.depot = Depot(connect(site.settings), "no-such-bucket", "penstock")
+    site.staging = StagingBucket(connect(site.settings), "no-such-bucket", "penstock")
     site.crash()
     site.finish("11")
     site.until(lambda: not site.state.runs and not ec2.running())
@@ -406,12 +410,12 @@ def _runs(site: DetachedSite) -> bool:
 def test_an_instance_that_ends_is_a_loss_only_before_the_result_is_there(
     site: DetachedSite, ec2: Ec2, ended: bool
 ) -> None:
-    """Its courier may still be bringing the result when the instance has long ended itself."""
+    """Its cloud runner may still be bringing the result when the instance has long ended itself."""
     site.submit("13")
     site.send("13")
     site.until(lambda: site.store.cloud_runs()[0].state == "running")
     if ended:
-        site.depot._put("13.1/result", b"0\n")
+        site.staging._put("13.1/result", b"0\n")
     ec2.direct().terminate_instances(InstanceIds=ec2.running())
     site.ticks(5)
     assert site.jobs["13"].phase is (Phase.RUNNING if ended else Phase.QUEUED)
@@ -428,32 +432,32 @@ def test_an_instance_that_ends_is_a_loss_only_before_the_result_is_there(
 def test_what_was_handed_back_is_fetched_although_its_instance_is_gone(
     site: QuietSite, ec2: Ec2, end: str, fetched: bool
 ) -> None:
-    """The courier has LEAVE_PATIENCE_S; what it does not fetch stays in the bucket, and the run says where."""
+    """The cloud runner has LEAVE_PATIENCE_S; what it does not fetch stays in the bucket, and the run says where."""
     site.submit("13")
     site.send("13", usd=1.0)
     site.until(lambda: site.store.cloud_runs()[0].state == "running")
-    run = Run.model_validate_json(site.store.cloud_runs()[0].record)
+    run = BurstRun.model_validate_json(site.store.cloud_runs()[0].record)
     if end == "by recall":
         site.recall("13")
     if end == "by money":
         site.sleep((run.expires_s or 0.0) - site.now_s() - 60)
         site.tick()
     for what in ("log", "output", "stopped"):
-        site.depot._put(f"13.1/{what}", b"")
+        site.staging._put(f"13.1/{what}", b"")
     if end == "by money":
         site.sleep(60)
         site.until(lambda: not ec2.running())
     else:
         ec2.direct().terminate_instances(InstanceIds=ec2.running())
     site.ticks(10)
-    assert site.jobs["13"].phase is Phase.RUNNING, "its courier still fetches"
+    assert site.jobs["13"].phase is Phase.RUNNING, "its cloud runner still fetches"
     if fetched:
-        site.depot._put("13.1/fetched", b"")
+        site.staging._put("13.1/fetched", b"")
     else:
         site.sleep(180)
     site.until(lambda: not site.state.runs)
     assert site.jobs["13"].phase is Phase.QUEUED
-    over = Run.model_validate_json(site.store.cloud_runs(job="13")[0].record)
+    over = BurstRun.model_validate_json(site.store.cloud_runs(job="13")[0].record)
     if fetched:
         assert left(ec2) == ["penstock/alive"]
     else:
@@ -468,7 +472,7 @@ def test_a_run_whose_instance_is_gone_ends_although_s3_is_silent(site: QuietSite
     site.submit("13")
     site.send("13", usd=1.0)
     site.until(lambda: site.store.cloud_runs()[0].state == "running")
-    site.depot = Depot(connect(site.settings), "no-such-bucket", "penstock")
+    site.staging = StagingBucket(connect(site.settings), "no-such-bucket", "penstock")
     site.crash()
     ec2.direct().terminate_instances(InstanceIds=ec2.running())
     site.ticks(5)
@@ -604,7 +608,7 @@ def test_a_download_that_ends_early_is_none() -> None:
 
 def test_a_job_that_nobody_ordered_anything_for_says_so(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "penstock_cloud.courier", str(tmp_path), "script"],
+        [sys.executable, "-m", "penstock_cloud.cloud_runner", str(tmp_path), "script"],
         env=os.environ | {"SLURM_JOB_ID": "5"},
         capture_output=True,
         text=True,

@@ -27,7 +27,7 @@ from tests.end_to_end.site import UNFORESEEN, Site
 pytestmark = [pytest.mark.slurm, pytest.mark.long]
 
 BUCKET = "penstock-runs"
-WISH = json.dumps({"penstock": {"max_gpus": 1, "goodput_table": RATES, "burst": "only", "runtime_s": 60.0}})
+SPEC = json.dumps({"penstock": {"max_gpus": 1, "goodput_table": RATES, "burst": "only", "runtime_s": 60.0}})
 
 
 @pytest.fixture
@@ -37,11 +37,11 @@ def gateway_site(
     """One T4 on site, one gateway that stands for an A10G, penstockd, and something that boots what moto launches."""
     settings = cloud_settings(bucket=BUCKET, s3_endpoint=ec2.s3_url, detached_user="")
     boto3.client("s3", region_name="us-east-1", endpoint_url=ec2.s3_url, **KEYS).create_bucket(Bucket=BUCKET)
-    courier = tmp_path / "courier"
-    courier.write_text(f'#!/bin/bash\nexec {sys.executable} -m penstock_cloud.courier "$@"\n')
-    courier.chmod(0o755)
-    (tmp_path / "courier.so").write_bytes(build_plugin(name="courier.so"))
-    line = f"required {tmp_path}/courier.so partition=a10g courier={courier} share={settings.share}\n"
+    cloud_runner = tmp_path / "cloud_runner"
+    cloud_runner.write_text(f'#!/bin/bash\nexec {sys.executable} -m penstock_cloud.cloud_runner "$@"\n')
+    cloud_runner.chmod(0o755)
+    (tmp_path / "cloud_runner.so").write_bytes(build_plugin(name="cloud_runner.so"))
+    line = f"required {tmp_path}/cloud_runner.so partition=a10g cloud_runner={cloud_runner} share={settings.share}\n"
     site = Site(make_loopback("t4:1x1,a10g:1x1:4c:8g", files={"plugstack.conf": line}), tmp_path, cloud="ec2")
     site.partitions = ["t4"]
     site.slurm_settings |= {"cloud_partition": "a10g"}
@@ -64,7 +64,7 @@ def test_to_slurm_a_detached_job_is_like_any_other(
 
     def send(script: str, *flags: str) -> str:
         (tmp_path / "job.sh").write_text("#!/bin/bash\n" + script)
-        held = ("--hold", "--requeue", "--gres=gpu:1", f"--comment={WISH}", f"--output={tmp_path}/%A_%a.out")
+        held = ("--hold", "--requeue", "--gres=gpu:1", f"--comment={SPEC}", f"--output={tmp_path}/%A_%a.out")
         return site.sbatch("-p", "t4", *held, *flags, str(tmp_path / "job.sh"))
 
     (tmp_path / "numbers").write_text("1 2 3\n")
@@ -74,7 +74,7 @@ def test_to_slurm_a_detached_job_is_like_any_other(
         "--array=4",
     )
     job = f"{array}_4"
-    wait_for(lambda: site.states(job).get(job) == "RUNNING", 120, "Slurm runs its courier", details=told)
+    wait_for(lambda: site.states(job).get(job) == "RUNNING", 120, "Slurm runs its cloud runner", details=told)
     assert site.job(job).nodes == ("a10g-00",)
     output = tmp_path / f"{array}_4.out"
     wait_for(

@@ -9,7 +9,7 @@ import boto3
 import pytest
 from botocore.stub import Stubber
 
-from penstock_cloud import depot
+from penstock_cloud import staging
 from penstock_cloud.catalogue import shipped
 from penstock_cloud.doctor import examine, policy
 from penstock_cloud.fleet import connect
@@ -94,7 +94,7 @@ def test_the_policy_allows_what_the_code_asks_for_and_no_more(
 
 def test_the_bucket_of_detached_runs_is_tried(cloud_settings: Callable[..., CloudSettings], ec2: Ec2) -> None:
     settings = cloud_settings(bucket="penstock-runs", s3_endpoint=ec2.s3_url)
-    s3 = depot.connect(settings)
+    s3 = staging.connect(settings)
 
     def told() -> dict[str, str]:
         found = examine(settings, connect(settings), quotas(64.0), shipped(), lambda: True, s3)

@@ -126,14 +126,14 @@ class Site:
         *flags: str,
         rates: dict[str, dict[str, float]] | None = None,
         options: str = "",
-        **wish: object,
+        **spec: object,
     ) -> str:
-        """An emulated trainer: `work_s` seconds of work on one T4. Held, untyped GPUs, the wish in its comment.
+        """An emulated trainer: `work_s` seconds of work on one T4. Held, untyped GPUs, the job spec in its comment.
 
         `options` are further ones of the trainer's.
         """
         rates = rates or RATES
-        comment = json.dumps({"penstock": {"max_gpus": 1, "goodput_table": rates} | wish})
+        comment = json.dumps({"penstock": {"max_gpus": 1, "goodput_table": rates} | spec})
         held = ("--hold", "--requeue", "--gres=gpu:1", f"--comment={comment}", f"--output={self.folder}/%j.out")
         return self.sbatch(*held, *flags, f"--wrap={self.trainer(work_s, rates)} {options}")
 

@@ -96,14 +96,14 @@ class Storm:
 
     def _submit(self) -> None:
         gpus = self._chance.choice([1, 1, 2, 4, MOST_GPUS])
-        wish = {"max_gpus": gpus, "min_gpus": self._chance.choice([1, gpus])}
+        spec = {"max_gpus": gpus, "min_gpus": self._chance.choice([1, gpus])}
         kind = self._chance.choices(["trainer", "plain", "deaf"], [5, 8, 1])[0]
         work_s = self._chance.uniform(10, 60)
         if kind == "trainer":
-            job = self.site.submit(work_s, **wish)
+            job = self.site.submit(work_s, **spec)
             self.trainers.append(job)
         else:
-            fields = wish | {"goodput_table": RATES}
+            fields = spec | {"goodput_table": RATES}
             comment = json.dumps({"penstock": fields})
             # The deaf one is ended by KILL, after KillWait; sleep would end at once.
             script = (
@@ -112,7 +112,7 @@ class Storm:
             held = ("--hold", "--requeue", "--gres=gpu:1", f"--comment={comment}", "--output=/dev/null")
             job = self.site.sbatch(*held, f"--wrap={script}")
         self.submitted.append(job)
-        self._say("submit", job=job, kind=kind, work_s=round(work_s, 1), **wish)
+        self._say("submit", job=job, kind=kind, work_s=round(work_s, 1), **spec)
 
     def _cancel(self) -> None:
         # Few: a storm in which all jobs are cancelled shows nothing.
@@ -169,7 +169,7 @@ class Storm:
         self._later.append((time.monotonic() + self._chance.uniform(least_s, most_s), what, act))
 
     def _do_what_is_due(self, now_s: float) -> None:
-        # Those who mend come first, or the others could not be done.
+        # Those who fix come first, or the others could not be done.
         for entry in sorted(
             self._later, key=lambda entry: ("slurmctld" not in entry[1], "munged" not in entry[1], entry[0])
         ):
@@ -304,8 +304,8 @@ def check_round(record: RoundRecord) -> None:
     assert plan.assignments.keys() | plan.waiting.keys() == jobs.keys(), f"{where}: a job is forgotten"
     promised: dict[str, int] = {}
     for job_id, assignment in plan.assignments.items():
-        wish, placement = jobs[job_id].wish, assignment.placement
-        assert wish.min_gpus <= placement.gpus <= wish.max_gpus, f"{where}: job {job_id} gets {placement}"
+        spec, placement = jobs[job_id].spec, assignment.placement
+        assert spec.min_gpus <= placement.gpus <= spec.max_gpus, f"{where}: job {job_id} gets {placement}"
         assert len(set(placement.nodes)) == len(placement.nodes), f"{where}: job {job_id} gets a node twice"
         for share in placement.shares:
             node = nodes[share.node]

@@ -30,9 +30,9 @@ SPEEDS = {"1": 1.0, "2": 3.0, "4": 9.0}
 job is twice as old as its pause is long (`restart_factor`)."""
 
 
-def submit(site: Site, folder: Path, *options: str, **wish: object) -> str:
+def submit(site: Site, folder: Path, *options: str, **spec: object) -> str:
     folder.mkdir()
-    fields = {"max_gpus": 4, "goodput_table": {"t4": SPEEDS}} | wish
+    fields = {"max_gpus": 4, "goodput_table": {"t4": SPEEDS}} | spec
     script = (
         "exec srun --overcommit --ntasks=$((SLURM_NNODES * SLURM_GPUS_ON_NODE)) --ntasks-per-node=$SLURM_GPUS_ON_NODE "
         + shlex.join([PYTHON, str(SCRIPT), str(folder), f"--size={SIZE}", f"--epochs={EPOCHS}", *options])

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock_profiles.wire import Control, Ended
+from penstock_profiles.wire import ControlMessage, Ended
 from penstock_scheduler.spool import Spool
 from penstock_slurm.loopback import wait_for
 from tests.end_to_end.site import RATES, Site, pause
@@ -57,7 +57,7 @@ def test_slurmctld_restarted_in_mid_run(site: Site):
     site.assert_no_run_twice(*jobs)
 
 
-def test_a_node_that_dies_loses_its_job_to_another_and_the_old_run_is_fenced(make_site, make_loopback):
+def test_a_node_that_dies_loses_its_job_to_another_and_the_old_run_is_superseded(make_site, make_loopback):
     slurm = make_loopback(nodes="t4:2x4", slurmd_timeout_s=5)
     site: Site = make_site(slurm)
     site.start()
@@ -77,7 +77,9 @@ def test_a_node_that_dies_loses_its_job_to_another_and_the_old_run_is_fenced(mak
     dead = max(epoch for epoch, place in site.places(job).items() if place == node)
     # The node was only cut off: the run's process lives on there, sees the later epoch, and gives up by itself.
     old = site.spool / job / "reports" / f"{dead}.jsonl"
-    wait_for(lambda: '"fenced"' in old.read_text(), 120, "the old run to see that it is fenced", details=site.tail)
+    wait_for(
+        lambda: '"superseded"' in old.read_text(), 120, "the old run to see that it is superseded", details=site.tail
+    )
     slurm.start_slurmd(node)
     wait_for(lambda: site.reports(job)[-1].epoch > dead, 120, "reports of the run elsewhere", details=site.tail)
     site.slurm.command("scancel", job)
@@ -175,14 +177,14 @@ def test_a_torn_report_is_read_when_it_is_whole(tmp_path: Path):
 
 
 def test_reports_of_a_run_that_is_over_are_not_taken(tmp_path: Path, caplog):
-    """Whether a later run has begun already, or its epoch was only given out yet."""
+    """Whether a later run has begun already, or its epoch was only allocated yet."""
     spool = Spool(tmp_path)
     reports = tmp_path / "7" / "reports"
     reports.mkdir(parents=True)
-    spool.tell(Control(job_id="7", epoch=1, round=1))
+    spool.tell(ControlMessage(job_id="7", epoch=1, round=1))
     (reports / "1.jsonl").write_text(report_line(epoch=1))
     assert [report.epoch for report in spool.read(["7"])] == [1]
-    spool.tell(Control(job_id="7", epoch=2, round=2))
+    spool.tell(ControlMessage(job_id="7", epoch=2, round=2))
     with (reports / "1.jsonl").open("a") as file:
         file.write(report_line(epoch=1))
     assert spool.read(["7"]) == []

@@ -22,9 +22,9 @@ FAMILIES = load_families()
 
 def job(name: str, family: str, t4_hours: float, gpu_type: str, fewest: int, most: int) -> DemoJob:
     """On one GPU type; rigid if `fewest` is `most`. Under plain Slurm it asks for `most`, and for a minute."""
-    wish = {"gpu_types": [gpu_type], "min_gpus": fewest, "max_gpus": most}
+    spec = {"gpu_types": [gpu_type], "min_gpus": fewest, "max_gpus": most}
     rigid = {"adaptivity": "rigid"} if fewest == most else {}
-    return tabled(DemoJob(name, family, t4_hours, wish | rigid, (gpu_type, 1, most), limit_min=1), SPEC, FAMILIES)
+    return tabled(DemoJob(name, family, t4_hours, spec | rigid, (gpu_type, 1, most), limit_min=1), SPEC, FAMILIES)
 
 
 CALIBRATION = (

@@ -52,7 +52,7 @@ def test_arrays_dependencies_and_begin_times(make_flag_site: MakeSite) -> None:
     assert (site.job(late).start_s or 0) >= begin_s > (site.job(early).start_s or begin_s)
     assert site.job(late).restarts == 0
     records = rounds(site)
-    groups = {job.wish.trial_group for record in records for job in record.snapshot.jobs if job.id in elements}
+    groups = {job.spec.trial_group for record in records for job in record.snapshot.jobs if job.id in elements}
     assert groups == {f"array {array}"}
     planned = [set(record.plan.assignments) for record in records]
     assert any(set(elements) <= jobs for jobs in planned), "they run side by side"
@@ -89,10 +89,10 @@ def a_job_submitted_by_an_element_is_not_taken_for_it(site: Site) -> None:
     assert claimed_epochs(site.spool, job) == claimed_epochs(site.spool, element) == [1]
 
 
-@pytest.mark.parametrize("wish", ["comment", "flags"])
-def test_what_cannot_be_managed_is_refused_with_a_sentence(make_flag_site: MakeSite, wish: str) -> None:
+@pytest.mark.parametrize("spec", ["comment", "flags"])
+def test_what_cannot_be_managed_is_refused_with_a_sentence(make_flag_site: MakeSite, spec: str) -> None:
     site = make_flag_site(settings={"Licenses": "matlab:4"})
-    if wish == "comment":
+    if spec == "comment":
         site.start()
     refused = {
         ("--exclusive",): ("whole nodes", "--exclusive and --adaptive contradict each other"),
@@ -101,13 +101,13 @@ def test_what_cannot_be_managed_is_refused_with_a_sentence(make_flag_site: MakeS
         ("--gres=gpu:t4:1",): ("of type t4, and Slurm cannot change that", "--gres and --gpus-per-node and --adaptive"),
     }
     for options, (by_daemon, by_lua) in refused.items():
-        if wish == "comment":
+        if spec == "comment":
             assert by_daemon in said(site, site.submit(1, *options)), options
             continue
         done = site.slurm.command("sbatch", "--adaptive", "--max-gpus=1", *options, "--wrap=true", check=False)
         assert done.returncode != 0
         assert by_lua in done.stderr
-    if wish == "flags":
+    if spec == "flags":
         many = ("--adaptive", "--max-gpus=1", "--wrap=true")
         assert "leave %N out" in site.slurm.command("sbatch", *many, "--array=1-9%2", check=False).stderr
         assert "name one reservation" in site.slurm.command("sbatch", *many, "--reservation=a,b", check=False).stderr

@@ -190,7 +190,7 @@ def test_jobs_that_penstock_does_not_manage_are_never_touched(site: Site):
     assert seen() == before
 
 
-def test_bad_wishes_are_refused_in_words_that_the_user_can_read_and_the_rest_goes_on(site: Site):
+def test_bad_specs_are_refused_in_words_that_the_user_can_read_and_the_rest_goes_on(site: Site):
     def comment(**fields: object) -> str:
         return json.dumps({"penstock": fields})
 
@@ -209,7 +209,7 @@ def test_bad_wishes_are_refused_in_words_that_the_user_can_read_and_the_rest_goe
     fine = site.submit(2)
     site.wait_states("COMPLETED", fine)
     number = 0
-    for _ in range(3):  # what a job is told stays the same, though it quotes a wish
+    for _ in range(3):  # what a job is told stays the same, though it quotes a job spec
         number = site.wait_round(number)
         for job, words in refused.items():
             assert words in json.loads(site.job(job).admin_comment)["penstock_says"]

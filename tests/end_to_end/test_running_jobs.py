@@ -35,8 +35,8 @@ while :; do sleep 0.2; done
 """A batch script that looks for requests on the signal alone."""
 
 
-def submit(site: Site, script: str, **wish: object) -> str:
-    comment = json.dumps({"penstock": {"goodput_table": T4} | wish})
+def submit(site: Site, script: str, **spec: object) -> str:
+    comment = json.dumps({"penstock": {"goodput_table": T4} | spec})
     held = ("--hold", "--requeue", "--gres=gpu:1", "--open-mode=append", f"--output={site.folder}/%j.out")
     return site.sbatch(*held, f"--comment={comment}", f"--wrap={script}")
 

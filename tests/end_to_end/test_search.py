@@ -64,7 +64,7 @@ def test_a_study_finishes(make: Callable[[str], Site], tmp_path: Path, policy: s
         views = {job: penstock.wait(job, timeout_s=60) for job in states}
         for job, state in states.items():
             view = views[job]
-            assert view.wish.trial_group == "moons"
+            assert view.spec.trial_group == "moons"
             assert view.ended == ("COMPLETED" if state == "COMPLETE" else "CANCELLED")
             results = [report["body"] for report in penstock.history(job).results]
             assert view.result is not None

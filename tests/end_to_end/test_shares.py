@@ -99,10 +99,10 @@ def test_started_jobs_have_the_cpus_and_the_memory_of_the_plan(shared: Site):
 
 def test_a_job_that_outgrows_its_memory_is_reported_with_the_remedy(shared: Site):
     """Its profile says that 100 MB are enough for it; it takes 200."""
-    wish = '{"penstock": {"max_gpus": 1, "sensitivity": "tiny", "goodput_table": {"t4": {"1": 1.0}}}}'
+    spec = '{"penstock": {"max_gpus": 1, "sensitivity": "tiny", "goodput_table": {"t4": {"1": 1.0}}}}'
     script = f"exec {sys.executable} -c '{OUTGROWS}'"
     job_id = shared.sbatch(
-        "--hold", "--requeue", "--gres=gpu:1", f"--comment={wish}", f"--output={shared.folder}/%j.out", "--wrap", script
+        "--hold", "--requeue", "--gres=gpu:1", f"--comment={spec}", f"--output={shared.folder}/%j.out", "--wrap", script
     )
     wait_for(lambda: "outgrew the 100 MB" in shared.log.read_text(), 120, "word of it", details=shared.tail)
     assert "measure it again" in shared.log.read_text()

@@ -13,7 +13,7 @@ import pytest
 
 from penstock_profiles.wire import Observation
 from penstock_scheduler.sharing.messages import CarriedGroup, NodeStatus, status_file
-from penstock_slurm.fence import NAME
+from penstock_slurm.gpu_reservation import NAME
 from penstock_slurm.loopback import wait_for
 from penstock_slurm.loopback.fixtures import MakeLoopback
 from tests.end_to_end.site import Site
@@ -47,7 +47,7 @@ def progress(site: Site, job: str) -> float:
     return max((body.progress for body in bodies if isinstance(body, Observation)), default=0.0)
 
 
-def fence(site: Site) -> list[str]:
+def reservations(site: Site) -> list[str]:
     return [job.id for job in site.gateway.jobs() if job.name == NAME]
 
 
@@ -134,7 +134,7 @@ def test_six_jobs_on_four_gpus_all_train(sharing_site: Callable[..., Site]) -> N
     site.start()
     jobs = [site.submit(10_000.0) for _ in range(6)]
     site.wait_states("RUNNING", *jobs[:1], timeout_s=240)
-    until(site, lambda: site.slurm.status().nodes[0].gpus_used == 4, "all GPUs to be fenced")
+    until(site, lambda: site.slurm.status().nodes[0].gpus_used == 4, "all GPUs to be reserved")
     stranger = site.sbatch("--gres=gpu:1", "--output=/dev/null", "--wrap=true")
     suspended: set[str] = set()
     first: dict[str, float] = {}
@@ -154,8 +154,8 @@ def test_six_jobs_on_four_gpus_all_train(sharing_site: Callable[..., Site]) -> N
         site.gateway.cancel(job)
     site.wait_states("COMPLETED", stranger, timeout_s=120)
     deadline_s = time.monotonic() + 120
-    while fence(site):  # what an agent may still give out stays fenced until it has taken the empty order
-        assert time.monotonic() < deadline_s, f"the fence still stands: {fence(site)} {site.tail()}"
+    while reservations(site):  # what an agent may still give out stays reserved until it has taken the empty order
+        assert time.monotonic() < deadline_s, f"the GPU reservation still stands: {reservations(site)} {site.tail()}"
         time.sleep(1.0)
 
 
@@ -216,8 +216,8 @@ def test_a_pack_whose_jobs_hinder_one_another_is_undone(sharing_site: Callable[.
     run_dir = "$(echo $PENSTOCK_RUN_DIR | sed s/%n/$SLURMD_NODENAME/)"
     options = f"--gpu={shlex.quote(str(site.folder))}/gpu --gpu-part=0.9 --step=0.1"
     steps = f"exec {shlex.quote(sys.executable)} {script} {run_dir} $SLURM_JOB_ID {options}"
-    wish = json.dumps({"penstock": {"max_gpus": 1, "goodput_table": FAST}})
-    held = ("--hold", "--requeue", "--gres=gpu:1", f"--comment={wish}", "--output=/dev/null")
+    spec = json.dumps({"penstock": {"max_gpus": 1, "goodput_table": FAST}})
+    held = ("--hold", "--requeue", "--gres=gpu:1", f"--comment={spec}", "--output=/dev/null")
     pair = {site.sbatch(*held, f"--wrap={steps}") for _ in range(2)}
     until(site, lambda: any(set(each.seen.jobs) == pair for each in status(site).packs), "a slice of both")
     seen = next(each.seen for each in status(site).packs if set(each.seen.jobs) == pair)
@@ -240,7 +240,7 @@ def test_gloo_trainers_of_two_processes_take_turns(sharing_site: Callable[..., S
     site = sharing_site("t4:1x2", "gandiva")
     site.extra = "\n[policy.gandiva]\nslice_s = 10.0\nmode = 'reactive'\n"
     site.start()
-    wish = {"min_gpus": 2, "max_gpus": 2, "goodput_table": {"t4": {"2": 1.0}}}
+    spec = {"min_gpus": 2, "max_gpus": 2, "goodput_table": {"t4": {"2": 1.0}}}
     size, epochs = 2003, 3
     folders = {}
     for name in ("one", "other"):
@@ -256,7 +256,7 @@ def test_gloo_trainers_of_two_processes_take_turns(sharing_site: Callable[..., S
         ]
         tasks = "--ntasks=$((SLURM_NNODES * SLURM_GPUS_ON_NODE)) --ntasks-per-node=$SLURM_GPUS_ON_NODE"
         job = site.sbatch(
-            *("--hold", "--requeue", "--gres=gpu:2", f"--comment={json.dumps({'penstock': wish})}"),
+            *("--hold", "--requeue", "--gres=gpu:2", f"--comment={json.dumps({'penstock': spec})}"),
             *(f"--output={site.folder}/%j.out", f"--wrap=exec srun --overcommit {tasks} {shlex.join(command)}"),
         )
         folders[job] = folder

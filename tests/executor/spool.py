@@ -22,7 +22,7 @@ def tell(spool: Path, epoch: int, request: str | None = None, kind: str = "check
     path.parent.mkdir(parents=True, exist_ok=True)
     asked = wire.Request(id=request, kind=kind, asked_s=time.time()) if request else None
     beside = path.with_suffix(".tmp")
-    beside.write_text(wire.Control(job_id=JOB, epoch=epoch, round=1, request=asked).model_dump_json())
+    beside.write_text(wire.ControlMessage(job_id=JOB, epoch=epoch, round=1, request=asked).model_dump_json())
     beside.rename(path)
 
 

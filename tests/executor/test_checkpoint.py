@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from penstock_executor import Checkpoints, Fenced, NotSaved
+from penstock_executor import Checkpoints, NotSaved, Superseded
 from penstock_executor.checkpoint import Shards, fingerprint
 
 from .spool import job_environment, process, wait_for
@@ -62,11 +62,11 @@ def test_a_run_left_behind_cannot_write(tmp_path: Path, monkeypatch: pytest.Monk
     stale = Checkpoints(tmp_path, 1)
     stale.save(b"old", 1)
     present = Checkpoints(tmp_path, 2)
-    assert (stale.fenced, present.fenced) == (True, False)
+    assert (stale.superseded, present.superseded) == (True, False)
     monkeypatch.setattr(os, "fsync", lambda _: pytest.fail("it began to write"))
-    with pytest.raises(Fenced, match="epoch 2 has begun, so the run of epoch 1 must stop"):
+    with pytest.raises(Superseded, match="epoch 2 has begun, so the run of epoch 1 must stop"):
         stale.save(b"stale", 2)
-    with pytest.raises(Fenced):
+    with pytest.raises(Superseded):
         Checkpoints(tmp_path, 1)
     assert names(tmp_path) == ["epoch-0001/step-000000000001.ckpt"]
 
@@ -81,7 +81,7 @@ def test_a_run_left_behind_while_it_writes_is_refused(tmp_path: Path, monkeypatc
         sync(descriptor)
 
     monkeypatch.setattr(os, "fsync", slowly)
-    with pytest.raises(Fenced):
+    with pytest.raises(Superseded):
         stale.save(b"stale", 2)
     assert names(tmp_path) == []
 
@@ -186,7 +186,7 @@ def test_a_full_disk_leaves_the_one_before(tmp_path: Path):
 
 def test_a_folder_that_cannot_be_made(tmp_path: Path):
     (tmp_path / "file").touch()
-    with pytest.raises(NotSaved, match="mend the folder's permissions"):
+    with pytest.raises(NotSaved, match="fix the folder's permissions"):
         Checkpoints(tmp_path / "file", 1)
 
 

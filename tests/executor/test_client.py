@@ -50,7 +50,7 @@ def test_an_epoch_is_above_those_of_the_checkpoints_too(spool: Path, tmp_path: P
     Checkpoints(tmp_path / "ckpt", 9)
     tell(spool, 1)
     run = client(spool, tmp_path / "ckpt")
-    assert (run.epoch, run.fenced) == (10, False)
+    assert (run.epoch, run.superseded) == (10, False)
     assert wire.claimed_epochs(spool, JOB) == [10]
     assert newest_epoch(tmp_path / "ckpt") == 10
 
@@ -62,7 +62,7 @@ def test_without_a_spool_the_epoch_comes_from_the_checkpoints(
     runs = [connect(tmp_path, Environment(job_id=job_id)) for _ in range(3)]
     assert [run.epoch for run in runs] == [1, 2, 3]
     runs[0].report(DONE)
-    assert (runs[0].poll(), runs[0].fenced, runs[2].fenced) == (None, True, False)
+    assert (runs[0].poll(), runs[0].superseded, runs[2].superseded) == (None, True, False)
     runs[2].close("completed", 5)
     assert caplog.text == ""
     assert connect(environment=Environment()).epoch == 1
@@ -72,7 +72,7 @@ def test_a_spool_that_is_not_there_is_said_once(tmp_path: Path, caplog: pytest.L
     run = client(tmp_path / "unmounted", tmp_path / "ckpt")
     for _ in range(3):
         run.report(DONE)
-    assert (run.epoch, run.poll(), run.fenced) == (1, None, False)
+    assert (run.epoch, run.poll(), run.superseded) == (1, None, False)
     assert caplog.text.count("reports go nowhere") == 1
     assert not (tmp_path / "unmounted").exists()
 
@@ -143,7 +143,7 @@ def test_a_broken_word_is_ignored_until_it_is_whole(spool: Path, caplog: pytest.
     whole = path.read_bytes()
     for broken in (b"", whole[:20], b"[]", b'{"version": 1}', whole.replace(b'"42"', b'"43"')):
         path.write_bytes(broken)
-        assert (run.poll(), run.fenced) == (None, False)
+        assert (run.poll(), run.superseded) == (None, False)
     assert caplog.text == ""
     path.write_bytes(whole.replace(b'"version":1', b'"version":2'))
     assert (run.poll(), run.poll()) == (None, None)
@@ -152,18 +152,18 @@ def test_a_broken_word_is_ignored_until_it_is_whole(spool: Path, caplog: pytest.
     assert run.poll().id == "a"
 
 
-def test_fenced_by_the_daemons_word(spool: Path):
+def test_superseded_by_the_daemons_word(spool: Path):
     tell(spool, 1)
     run = client(spool)
-    assert not run.fenced
+    assert not run.superseded
     tell(spool, 2, "a")
-    assert run.fenced
+    assert run.superseded
     assert run.poll() is None  # asked of the later run
 
 
-def test_fenced_by_a_later_run(spool: Path):
+def test_superseded_by_a_later_run(spool: Path):
     first, second = client(spool), client(spool)
-    assert (first.fenced, second.fenced) == (True, False)
+    assert (first.superseded, second.superseded) == (True, False)
 
 
 def test_closing_says_the_outcome(spool: Path):

@@ -151,7 +151,7 @@ def test_left_behind_it_stops_and_writes_nothing(spool: Path, tmp_path: Path):
         wait_for(lambda: bodies(spool, 1, "observation"), "observation")
         tell(spool, 2)
         assert child.wait(timeout=240) == 75
-    assert bodies(spool, 1, "ended")[0].outcome == "fenced"
+    assert bodies(spool, 1, "ended")[0].outcome == "superseded"
     assert Checkpoints(tmp_path / "ckpt", 1).latest() is None
 
 

@@ -50,19 +50,19 @@ def test_a_foreign_loop_reports_saves_on_request_stops_and_goes_on(
     assert (done.outcome, done.progress) == ("completed", again.total)
 
 
-def pulse_at(clock: SimpleNamespace, folder: Path, monkeypatch: pytest.MonkeyPatch, channel: object = None):
-    """A pulse of job 1 that reads its time from `clock`, with its spool in `folder`; and the signal handlers that it set."""
+def monitor_at(clock: SimpleNamespace, folder: Path, monkeypatch: pytest.MonkeyPatch, channel: object = None):
+    """A monitor of job 1 that reads its time from `clock`, with its spool in `folder`; and the signal handlers that it set."""
     torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'penstock[executor]'")
-    from penstock_executor.integrations import pulse
+    from penstock_executor.integrations import training_monitor as monitor
 
     handlers = []
     tell(folder, 1)
     for name, value in environment(folder).items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(pulse, "open_channel", lambda *_, **__: channel)
-    monkeypatch.setattr(pulse, "time", SimpleNamespace(monotonic=lambda: clock.now))
-    monkeypatch.setattr(pulse.signal, "signal", lambda _, handler: handlers.append(handler))
-    run = pulse.Pulse(
+    monkeypatch.setattr(monitor, "open_channel", lambda *_, **__: channel)
+    monkeypatch.setattr(monitor, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr(monitor.signal, "signal", lambda _, handler: handlers.append(handler))
+    run = monitor.TrainingMonitor(
         folder / "out",
         samples_per_step=8,
         atomic_batch=8,
@@ -77,7 +77,7 @@ def pulse_at(clock: SimpleNamespace, folder: Path, monkeypatch: pytest.MonkeyPat
 def test_a_run_that_is_measured_reports_every_2_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     clock = SimpleNamespace(now=0.0)
     monkeypatch.setenv("PENSTOCK_MEASURING", str(tmp_path))
-    run, _ = pulse_at(clock, tmp_path, monkeypatch)
+    run, _ = monitor_at(clock, tmp_path, monkeypatch)
     for step in range(1, 5):
         clock.now = step * 1.05
         run.step_done(step)
@@ -100,7 +100,7 @@ def test_a_pause_for_others_is_no_training_and_ends_when_the_run_is_to_stop(
             clock.now += 9.0
 
     channel = Channel()
-    run, handlers = pulse_at(clock, tmp_path, monkeypatch, channel)
+    run, handlers = monitor_at(clock, tmp_path, monkeypatch, channel)
     for step in range(1, 5):
         clock.now += 1.0
         run.step_done(step)
@@ -123,11 +123,11 @@ def test_the_packages_are_asked_for_only_by_those_who_use_them():
 def test_a_signal_that_comes_while_the_processes_agree_is_heard_a_step_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    run, (on_term,) = pulse_at(SimpleNamespace(now=0.0), tmp_path, monkeypatch)
-    from penstock_executor.integrations import pulse
+    run, (on_term,) = monitor_at(SimpleNamespace(now=0.0), tmp_path, monkeypatch)
+    from penstock_executor.integrations import training_monitor as monitor
 
-    tensor = pulse.torch.tensor
-    monkeypatch.setattr(pulse.torch, "tensor", lambda flags, **more: (on_term(15, None), tensor(flags, **more))[1])
+    tensor = monitor.torch.tensor
+    monkeypatch.setattr(monitor.torch, "tensor", lambda flags, **more: (on_term(15, None), tensor(flags, **more))[1])
     assert run.step_done(1) == (False, False)
     assert run.step_done(2) == (True, True)
     run.end()

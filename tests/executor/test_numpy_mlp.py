@@ -71,7 +71,7 @@ def test_it_takes_part(tmp_path: Path):
         assert started.progress == ended.progress > 0
         tell(spool, 3)
         wait_for(lambda: bodies(spool, 2, "ended"), "end")
-        assert bodies(spool, 2, "ended")[0].outcome == "fenced"
+        assert bodies(spool, 2, "ended")[0].outcome == "superseded"
 
 
 def test_it_learns(whole: tuple[Path, str]):

@@ -46,10 +46,10 @@ def test_it_learns_the_epoch_that_the_daemon_gave_and_gives_way_to_a_later_one(t
         post = Post(Service(api.url, api.tokens["job 1"]), "1", 1)
         post.put(report(7))
         wait_for(lambda: stored(api) == [(5, 7)], "report of epoch 5")
-        assert not post.fenced
+        assert not post.superseded
         api.submitter.given_epoch = 6
         post.put(report(8))
-        wait_for(lambda: post.fenced, "word that a later run has begun")
+        wait_for(lambda: post.superseded, "word that a later run has begun")
         assert stored(api) == [(5, 7)]
 
 

@@ -127,7 +127,7 @@ def test_it_answers_the_daemon_stops_when_asked_and_gives_way_to_a_later_run(tmp
         assert (again["step"], again["batch"]) == (last + 1, saved.meta["batch"]["total"])
         tell(spool, 3)
         assert job.wait() == 75
-    assert bodies(spool, 2, "ended")[0].outcome == "fenced"
+    assert bodies(spool, 2, "ended")[0].outcome == "superseded"
 
 
 def test_stopped_in_an_epochs_last_step_the_next_run_makes_the_end_of_that_epoch(tmp_path: Path):

@@ -44,7 +44,7 @@ class Hold:
     Made after `px.start`.
     """
 
-    def __init__(self, run: px.Run, step: int | None) -> None:
+    def __init__(self, run: px.TrainingRun, step: int | None) -> None:
         self._run, self._step, self._heard = run, step, False
         self._before = signal.getsignal(signal.SIGTERM)
         signal.signal(signal.SIGTERM, self._on_term)

@@ -266,7 +266,7 @@ def test_a_job_whose_replicas_take_two_gpus_is_modelled_by_replicas():
     assert estimator.best_batch("a100", 1, 3) is None
 
 
-def test_on_a_type_where_it_has_not_run_the_wish_says_what_a_replica_takes():
+def test_on_a_type_where_it_has_not_run_the_spec_says_what_a_replica_takes():
     prior = FAMILIES["yolov3"].estimator()
     model = JobModel(8, 512, prior=prior, gpus_per_replica=lambda gpu_type: {"rtx": 8}.get(gpu_type, 2))
     alone = Observation(

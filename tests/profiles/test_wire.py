@@ -36,11 +36,11 @@ bodies = st.one_of(
         memory_mb=st.none() | finite,
         progress=finite,
     ),
-    st.builds(wire.Trial, atomic_batch=st.integers(1, 4096), out_of_memory=st.booleans()),
+    st.builds(wire.BatchTrial, atomic_batch=st.integers(1, 4096), out_of_memory=st.booleans()),
     st.builds(wire.Checkpointed, request=st.none() | names, progress=finite, seconds=finite),
     st.builds(
         wire.Ended,
-        outcome=st.sampled_from(["completed", "stopped", "fenced", "failed"]),
+        outcome=st.sampled_from(["completed", "stopped", "superseded", "failed"]),
         progress=finite,
         text=st.text(max_size=40),
     ),
@@ -54,7 +54,7 @@ reports = st.builds(
     body=bodies,
 )
 controls = st.builds(
-    wire.Control,
+    wire.ControlMessage,
     job_id=names,
     epoch=st.integers(0, 99),
     round=st.integers(0, 10**6),
@@ -86,7 +86,7 @@ def test_a_report_round_trips_on_one_line(report):
 
 @given(controls)
 def test_a_control_round_trips(control):
-    assert wire.Control.model_validate_json(control.model_dump_json()) == control
+    assert wire.ControlMessage.model_validate_json(control.model_dump_json()) == control
 
 
 def test_the_example_is_a_report():
@@ -98,7 +98,7 @@ def test_unknown_fields_are_refused_at_every_level():
         with pytest.raises(ValidationError, match="Extra inputs are not permitted"):
             wire.Report.model_validate(bad)
     with pytest.raises(ValidationError, match="Extra inputs are not permitted"):
-        wire.Control.model_validate({"job_id": "7", "epoch": 0, "round": 1, "pause": True})
+        wire.ControlMessage.model_validate({"job_id": "7", "epoch": 0, "round": 1, "pause": True})
 
 
 @pytest.mark.parametrize("field", ["step_time_s", "sync_time_s", "grad_sqr", "grad_var", "goodput", "progress"])

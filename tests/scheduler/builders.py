@@ -7,12 +7,12 @@ from collections.abc import Mapping
 import numpy as np
 
 from penstock_profiles.estimators import AnyEstimator, LinearEstimator, TableEstimator
-from penstock_scheduler.model import Job, JobWish, Node, Phase, Placement, Share, Snapshot
+from penstock_scheduler.model import Job, JobSpec, Node, Phase, Placement, Share, Snapshot
 from penstock_scheduler.simulator import nodes_from_spec
 
 
 def job(job_id: str, *, phase: Phase = Phase.QUEUED, submit_s: float = 0.0, restarts: int = 0, **fields: object) -> Job:
-    """A job whose wish has `fields`; allocation, target, time_limit_s and partitions are keywords too."""
+    """A job whose job spec has `fields`; allocation, target, time_limit_s and partitions are keywords too."""
     more = (
         *("allocation", "target", "account", "qos", "reservation", "weight", "time_limit_s"),
         *("started_s", "stopped_s", "requeued_s", "leaving", "pauses_s"),
@@ -20,8 +20,8 @@ def job(job_id: str, *, phase: Phase = Phase.QUEUED, submit_s: float = 0.0, rest
     own = {name: fields.pop(name) for name in more if name in fields}
     user = fields.pop("user", "ada")
     partitions = fields.pop("partitions", ("all",))
-    wish = JobWish.model_validate({"max_gpus": 64} | fields)
-    return Job(job_id, f"name-{job_id}", user, wish, partitions, phase, submit_s, restarts, **own)  # type: ignore[arg-type]
+    spec = JobSpec.model_validate({"max_gpus": 64} | fields)
+    return Job(job_id, f"name-{job_id}", user, spec, partitions, phase, submit_s, restarts, **own)  # type: ignore[arg-type]
 
 
 def on(gpu_type: str, partition: str = "all", **gpus: int) -> Placement:

@@ -23,12 +23,12 @@ def decided(snapshot: Snapshot, policy: str = "sia") -> RoundRecord:
     return RoundRecord(snapshot, policy, settings, made.decide(snapshot))
 
 
-def full_cluster(**wish: object) -> RoundRecord:
+def full_cluster(**spec: object) -> RoundRecord:
     """Job 1 holds the only A100s and may not be moved; job 2 wants A100s; four T4 are free."""
     held = on("a100", a100_00=4)
     jobs = [
         job("1", phase=Phase.RUNNING, allocation=held, min_gpus=4, max_gpus=4, preemptible=False, time_limit_s=3600.0),
-        job("2", submit_s=900.0, **wish),
+        job("2", submit_s=900.0, **spec),
     ]
     return decided(snapshot("t4:1x4,a100:1x4", jobs, {"1": FAST, "2": FAST}, attained={"1": {"a100": 4 * 600.0}}))
 

@@ -16,7 +16,7 @@ from penstock_profiles.wire import Checkpointed, Report
 from penstock_scheduler.errors import RoundFailed, StoreError
 from penstock_scheduler.loop import RoundLoop
 from penstock_scheduler.model import Action, ClusterState, Outcome
-from penstock_scheduler.models import WishModels
+from penstock_scheduler.models import SpecModels
 from penstock_scheduler.policies import make_policy
 from penstock_scheduler.store import SqlStore, open_store, schema
 from penstock_scheduler.triggers import Period
@@ -80,7 +80,7 @@ def without_store(store: SqlStore, why: str, begin: Callable[[], object], end: C
     _, cluster, _ = simulated(2, work=1e6)
     reporting = Reporting(cluster)
     policy, settings = make_policy("sia")
-    models = WishModels(Families(), 30.0)
+    models = SpecModels(Families(), 30.0)
     loop = RoundLoop(reporting, cluster._clock, store, Period(60.0), policy, models, tick_s=10.0, settings=settings)
     for _ in range(30):  # both jobs have come and run
         loop.tick()

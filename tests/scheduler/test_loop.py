@@ -21,7 +21,7 @@ from penstock_scheduler.model import (
     ClusterState,
     EndedRun,
     Hold,
-    JobWish,
+    JobSpec,
     Migrate,
     Outcome,
     Phase,
@@ -33,7 +33,7 @@ from penstock_scheduler.model import (
     Snapshot,
     Start,
 )
-from penstock_scheduler.models import WishModels
+from penstock_scheduler.models import SpecModels
 from penstock_scheduler.policies import REGISTRY, make_policy
 from penstock_scheduler.ports import CloudNode, Cluster, Store
 from penstock_scheduler.simulator import EstimatedJob, SimulatedClock, SimulatedCluster, SimulatedJob, nodes_from_spec
@@ -46,9 +46,9 @@ TABLE = {"t4": {1: 1.0, 2: 1.9, 4: 3.6}, "a100": {1: 4.0, 8: 24.0}}
 
 def simulated(count: int, policy_name: str = "sia", **parts: object) -> tuple[RoundLoop, SimulatedCluster, MemoryStore]:
     clock = SimulatedClock()
-    wish = JobWish(max_gpus=8, goodput_table=TABLE)  # type: ignore[arg-type]
+    spec = JobSpec(max_gpus=8, goodput_table=TABLE)  # type: ignore[arg-type]
     jobs = [
-        SimulatedJob(str(i), f"j{i}", wish, EstimatedJob(TableEstimator(TABLE), parts.get("work", 2000.0)), i * 100.0)
+        SimulatedJob(str(i), f"j{i}", spec, EstimatedJob(TableEstimator(TABLE), parts.get("work", 2000.0)), i * 100.0)
         for i in range(count)
     ]
     cluster = SimulatedCluster(nodes_from_spec("t4:2x4,a100:1x8"), jobs, clock)
@@ -60,7 +60,7 @@ def simulated(count: int, policy_name: str = "sia", **parts: object) -> tuple[Ro
         parts.get("store", store),  # type: ignore[arg-type]
         parts.get("trigger", Period(60.0)),  # type: ignore[arg-type]
         parts.get("policy", policy),  # type: ignore[arg-type]
-        WishModels(Families(), 30.0),
+        SpecModels(Families(), 30.0),
         tick_s=10.0,
         rest_s=parts.get("rest_s", 0.0),  # type: ignore[arg-type]
         settings=settings,
@@ -98,7 +98,7 @@ class Nothing:
 
 def looking(cluster: Cluster, clock: SimulatedClock, store: Store, **parts: object) -> RoundLoop:
     """A loop that decides every 10 s, by default nothing."""
-    given = {"policy": Nothing(), "models": WishModels(Families(), 30.0)} | parts
+    given = {"policy": Nothing(), "models": SpecModels(Families(), 30.0)} | parts
     return RoundLoop(cluster, clock, store, Period(10.0), tick_s=10.0, **given)  # type: ignore[arg-type]
 
 
@@ -221,7 +221,7 @@ def test_a_cluster_that_is_away_is_waited_for():
     store = MemoryStore()
     away = Away(cluster)
     loop = RoundLoop(
-        away, clock, store, Period(60.0), policy, WishModels(Families(), 30.0), tick_s=10.0, settings=settings
+        away, clock, store, Period(60.0), policy, SpecModels(Families(), 30.0), tick_s=10.0, settings=settings
     )
     loop.run(lambda: cluster.finished)
     assert cluster.finished

@@ -16,13 +16,13 @@ from penstock_scheduler.model import (
     CloudState,
     Hold,
     Job,
-    JobWish,
+    JobSpec,
     Offer,
     Outcome,
     Progress,
     Recall,
 )
-from penstock_scheduler.models import WishModels
+from penstock_scheduler.models import SpecModels
 from penstock_scheduler.policies import make_policy
 from penstock_scheduler.simulator import EstimatedJob, SimulatedClock, SimulatedCluster, SimulatedJob, nodes_from_spec
 from penstock_scheduler.store import MemoryStore
@@ -70,8 +70,8 @@ class InMemoryCloud:
 def test_jobs_leave_once_within_the_cap_and_the_rest_runs_here():
     """Nobody knows how long: $24 are committed to each, and $70 are enough for two. The other four take turns on one GPU."""
     clock = SimulatedClock()
-    wish = JobWish(goodput_table=RATES, adaptivity="rigid")  # type: ignore[arg-type]
-    jobs = [SimulatedJob(str(i), f"j{i}", wish, EstimatedJob(table(**RATES), 600.0), 0.0) for i in range(6)]
+    spec = JobSpec(goodput_table=RATES, adaptivity="rigid")  # type: ignore[arg-type]
+    jobs = [SimulatedJob(str(i), f"j{i}", spec, EstimatedJob(table(**RATES), 600.0), 0.0) for i in range(6)]
     cluster = SimulatedCluster(nodes_from_spec("t4:1x1"), jobs, clock)
     cloud, store = InMemoryCloud(clock), MemoryStore()
     policy, settings = make_policy("fifo")
@@ -81,7 +81,7 @@ def test_jobs_leave_once_within_the_cap_and_the_rest_runs_here():
         store,
         Period(60.0),
         policy,
-        WishModels(Families(), 30.0),
+        SpecModels(Families(), 30.0),
         tick_s=10.0,
         settings=settings,
         cloud=cloud,
@@ -104,8 +104,8 @@ def test_jobs_leave_once_within_the_cap_and_the_rest_runs_here():
 def test_an_order_goes_by_the_budget_as_it_is_then_not_as_the_round_saw_it():
     """The round may send two for $24 each. The site's $30 pay for one; then 5 s later, without a round, for the other."""
     clock = SimulatedClock()
-    wish = JobWish(goodput_table=RATES, adaptivity="rigid")  # type: ignore[arg-type]
-    jobs = [SimulatedJob(str(i), f"j{i}", wish, EstimatedJob(table(**RATES), 600.0), 0.0) for i in range(3)]
+    spec = JobSpec(goodput_table=RATES, adaptivity="rigid")  # type: ignore[arg-type]
+    jobs = [SimulatedJob(str(i), f"j{i}", spec, EstimatedJob(table(**RATES), 600.0), 0.0) for i in range(3)]
     cluster = SimulatedCluster(nodes_from_spec("t4:1x1"), jobs, clock)
     cloud, store, limit_usd = InMemoryCloud(clock), MemoryStore(), 30.0
     policy, settings = make_policy("fifo")
@@ -120,7 +120,7 @@ def test_an_order_goes_by_the_budget_as_it_is_then_not_as_the_round_saw_it():
         store,
         Period(60.0),
         policy,
-        WishModels(Families(), 30.0),
+        SpecModels(Families(), 30.0),
         tick_s=5.0,
         settings=settings,
         cloud=cloud,
@@ -146,7 +146,7 @@ def test_what_cluster_and_cloud_do_for_one_job_is_told_once():
     cluster = SimulatedCluster(nodes_from_spec("t4:1x1"), [], clock)
     policy, settings = make_policy("fifo")
     loop = RoundLoop(
-        cluster, clock, store, Period(60.0), policy, WishModels(Families(), 30.0), tick_s=1.0, settings=settings
+        cluster, clock, store, Period(60.0), policy, SpecModels(Families(), 30.0), tick_s=1.0, settings=settings
     )
     loop.tick()
     store.outcomes.clear()

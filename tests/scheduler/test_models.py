@@ -4,20 +4,20 @@ from penstock_profiles.estimators import LinearEstimator, TableEstimator, Traini
 from penstock_profiles.families import Families, load_families
 from penstock_profiles.profiles import Profile
 from penstock_profiles.wire import Observation, Report, Started
-from penstock_scheduler.errors import BadWish
-from penstock_scheduler.model import JobWish, Phase
-from penstock_scheduler.models import LearnedModels, WishModels
+from penstock_scheduler.errors import BadJobSpec
+from penstock_scheduler.model import JobSpec, Phase
+from penstock_scheduler.models import LearnedModels, SpecModels
 from tests.scheduler.builders import job, on, rate
 
 STARTED = Started(gpu_type="t4", gpu_ids={}, progress=5.0, total=100.0)
 
 
-def source() -> WishModels:
-    return WishModels(load_families(), restart_cost_s=30.0)
+def source() -> SpecModels:
+    return SpecModels(load_families(), restart_cost_s=30.0)
 
 
-def estimator(types=("t4", "a100"), **wish):
-    return source().models([job("1", **wish)], types).estimators["1"]
+def estimator(types=("t4", "a100"), **spec):
+    return source().models([job("1", **spec)], types).estimators["1"]
 
 
 def test_a_measured_table_comes_before_a_family_and_a_family_before_nothing():
@@ -34,7 +34,7 @@ def test_a_family_that_knows_no_type_of_the_site_knows_nothing():
     assert isinstance(estimator(("abacus",), model_family="yolov3"), LinearEstimator)
 
 
-def test_a_job_keeps_its_estimator_until_its_wish_or_the_site_changes():
+def test_a_job_keeps_its_estimator_until_its_spec_or_the_site_changes():
     models = source()
     one, two = job("1", model_family="yolov3"), job("2")
     first = models.models([one, two], ["t4"]).estimators
@@ -47,7 +47,7 @@ def test_a_job_keeps_its_estimator_until_its_wish_or_the_site_changes():
 
 
 @pytest.mark.parametrize(
-    ("wish", "words"),
+    ("spec", "words"),
     [
         ({"model_family": "yolov9"}, "unknown model family 'yolov9'.*did you mean yolov3"),
         (
@@ -56,15 +56,15 @@ def test_a_job_keeps_its_estimator_until_its_wish_or_the_site_changes():
         ),
     ],
 )
-def test_a_wish_that_no_model_fits_is_refused(wish, words):
-    with pytest.raises(BadWish, match=words):
-        source().check(JobWish(max_gpus=4, **wish))
+def test_a_spec_that_no_model_fits_is_refused(spec, words):
+    with pytest.raises(BadJobSpec, match=words):
+        source().check(JobSpec(max_gpus=4, **spec))
 
 
-def test_a_wish_that_should_not_have_been_let_in_is_no_more_than_a_bad_one():
-    """Whatever a user gets past the checks of a wish, no round may fail of it."""
-    with pytest.raises(BadWish, match=r"no model.*holds no measurement"):
-        source().check(JobWish.model_construct(max_gpus=4, goodput_table={"t4": {}}))
+def test_a_spec_that_should_not_have_been_let_in_is_no_more_than_a_bad_one():
+    """Whatever a user gets past the checks of a job spec, no round may fail of it."""
+    with pytest.raises(BadJobSpec, match=r"no model.*holds no measurement"):
+        source().check(JobSpec.model_construct(max_gpus=4, goodput_table={"t4": {}}))
 
 
 def test_a_restart_costs_what_was_measured_on_the_job_then_what_it_says_then_its_familys_then_the_sites():
@@ -119,7 +119,7 @@ REPORTS = [measured(1, 16), measured(1, 32), measured(2, 16), measured(4, 32)]
 
 
 def learned(history: NoHistory) -> LearnedModels:
-    return LearnedModels(WishModels(Families(), 30.0), history)
+    return LearnedModels(SpecModels(Families(), 30.0), history)
 
 
 def test_what_a_job_measured_is_its_model():
@@ -175,7 +175,7 @@ def test_a_stored_profile_is_for_its_users_jobs_of_that_name():
 def test_what_is_unmeasured_of_a_job():
     """Without a family all types, until it reports from one or a profile is stored; a catalogue's family is known on its own."""
     history, types = NoHistory(), {"t4", "a100", "mi50"}
-    models = LearnedModels(WishModels(load_families(), 30.0), history)
+    models = LearnedModels(SpecModels(load_families(), 30.0), history)
     jobs = [job("1"), job("2", model_family="bert-squad"), job("3", goodput_table={"t4": {1: 5.0}})]
     assert models.models(jobs, types).unmeasured == {"1": ("a100", "mi50", "t4"), "2": ("mi50",)}
     models.learn(REPORTS[:1])

@@ -13,8 +13,8 @@ from penstock_profiles.estimators import TableEstimator
 from penstock_profiles.families import Families
 from penstock_scheduler.daemon import make_loop
 from penstock_scheduler.errors import ConfigError
-from penstock_scheduler.model import JobUse, JobWish, KnownPair, PackSeen, SharingState, Snapshot
-from penstock_scheduler.models import WishModels
+from penstock_scheduler.model import JobSpec, JobUse, KnownPair, PackSeen, SharingState, Snapshot
+from penstock_scheduler.models import SpecModels
 from penstock_scheduler.pairs import PAIRS, kind_of, open_pairs
 from penstock_scheduler.records import RoundRecord
 from penstock_scheduler.settings import parse_settings
@@ -75,16 +75,16 @@ def test_the_daemon_begins_with_the_sites_table(tmp_path: Path) -> None:
     settings = parse_settings(
         f"[daemon]\npolicy = 'gandiva'\nstate_dir = '{tmp_path}'\npairs = '{file}'\n[policy.gandiva]\n", "here"
     )
-    clock, wish = SimulatedClock(), JobWish(max_gpus=1)
+    clock, spec = SimulatedClock(), JobSpec(max_gpus=1)
     jobs = [
-        SimulatedJob(each, each, wish, EstimatedJob(TableEstimator({"t4": {1: 1.0}}), 1000.0, 1.0), 0.0)
+        SimulatedJob(each, each, spec, EstimatedJob(TableEstimator({"t4": {1: 1.0}}), 1000.0, 1.0), 0.0)
         for each in "ab"
     ]
     agents = SimulatedAgents(dict.fromkeys("ab", Kind("net", 0.9)), Colocation())
     cluster = SimulatedCluster(nodes_from_spec("t4:1x1"), jobs, clock, agents=agents)
     cluster.agents = cluster  # type: ignore[attr-defined]
     rounds: list[RoundRecord] = []
-    loop = make_loop(settings, clock, MemoryStore(), cluster, WishModels(Families(), 30.0), on_round=rounds.append)
+    loop = make_loop(settings, clock, MemoryStore(), cluster, SpecModels(Families(), 30.0), on_round=rounds.append)
     loop.tick()
     assert rounds[0].snapshot.sharing is not None
     assert rounds[0].snapshot.sharing.pairs == (KnownPair("t4", "net", "net", 0.8),)
@@ -94,5 +94,5 @@ def test_jobs_without_a_family_are_of_their_users_kind() -> None:
     """Else what ada's `train.sh` does to others would decide for bob's."""
     ada, bob = (dataclasses.replace(job("1", user=user), name="train.sh") for user in ("ada", "bob"))
     assert kind_of(ada) != kind_of(bob)
-    same = [dataclasses.replace(each, wish=JobWish(model_family="bert-squad")) for each in (ada, bob)]
+    same = [dataclasses.replace(each, spec=JobSpec(model_family="bert-squad")) for each in (ada, bob)]
     assert [kind_of(each) for each in same] == ["bert-squad"] * 2

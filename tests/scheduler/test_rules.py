@@ -13,7 +13,7 @@ from penstock_scheduler.messages import Drain, LedgerLine
 from penstock_scheduler.model import BudgetLine, CloudRun, CloudState, GpuBudget, Offer, Phase, ReasonCode, Snapshot
 from penstock_scheduler.policies import REGISTRY, make_policy
 from penstock_scheduler.records import RoundRecord, dump_round, load_round
-from penstock_scheduler.rules import Budget, BudgetSettings, SiteRules, period_bounds
+from penstock_scheduler.rules import Budget, BudgetSettings, SchedulingRules, period_bounds
 from penstock_scheduler.store import CloudRunRow, open_store
 from tests.scheduler.builders import job, on, snapshot
 
@@ -41,9 +41,9 @@ def used(store, hours: float, *, account: str = "maths", kind: str = "gpu-second
     store.charge([line])
 
 
-def rules(store, settings: BudgetSettings, told: list | None = None) -> SiteRules:
+def rules(store, settings: BudgetSettings, told: list | None = None) -> SchedulingRules:
     heard = [] if told is None else told
-    return SiteRules(settings, LimitSettings(), store, lambda view, limit: heard.append((view.account, limit)))
+    return SchedulingRules(settings, LimitSettings(), store, lambda view, limit: heard.append((view.account, limit)))
 
 
 def seen(*jobs, nodes: str = "t4:1x8", **fields: object) -> Snapshot:
@@ -237,7 +237,7 @@ def test_a_partition_has_rules_of_its_own():
     large = job("2", partitions=("debug",), max_gpus=16, min_gpus=8, restart_cost_s=9.0)
     other = job("3", partitions=("all", "debug"))  # every job may run in all managed partitions
     jobs, costs_s = by_partition(limits.partitions, [mine, large, other], dict.fromkeys("123", 30.0))
-    assert (jobs[0].weight, jobs[0].wish.max_gpus, jobs[0].wish.preemptible) == (3.0, 4, False)
-    assert jobs[1].wish.max_gpus == 8, "never below its own least"
+    assert (jobs[0].weight, jobs[0].spec.max_gpus, jobs[0].spec.preemptible) == (3.0, 4, False)
+    assert jobs[1].spec.max_gpus == 8, "never below its own least"
     assert jobs[2] is other
     assert costs_s == {"1": 5.0, "2": 30.0, "3": 30.0}

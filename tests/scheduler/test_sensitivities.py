@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from penstock_profiles.families import load_families
 from penstock_profiles.sensitivity import Sensitivity, SensitivityProfile, SensitivityStore
 from penstock_profiles.wire import Observation, Report
-from penstock_scheduler.errors import BadWish, ConfigError
-from penstock_scheduler.model import Job, JobWish, Phase, Placement, Share
-from penstock_scheduler.models import LearnedModels, WishModels
+from penstock_scheduler.errors import BadJobSpec, ConfigError
+from penstock_scheduler.model import Job, JobSpec, Phase, Placement, Share
+from penstock_scheduler.models import LearnedModels, SpecModels
 from penstock_scheduler.sensitivities import FEWEST, Sensitivities, corrected
 from tests.scheduler.builders import job
 from tests.scheduler.test_models import NoHistory
@@ -93,14 +93,14 @@ def test_the_share_that_is_compared_with_keeps_its_speed(before: int, now: int, 
 def test_the_site_may_change_its_profiles_while_the_daemon_runs(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     stored(tmp_path)
     found = Sensitivities(tmp_path)
-    wishes = WishModels(load_families(), 30.0, sensitivities=found)
-    wish = JobWish(max_gpus=1, sensitivity="voice")
-    with pytest.raises(BadWish, match="'voice' is not known here; the profiles are image"):
-        wishes.check(wish)
+    specs = SpecModels(load_families(), 30.0, sensitivities=found)
+    spec = JobSpec(max_gpus=1, sensitivity="voice")
+    with pytest.raises(BadJobSpec, match="'voice' is not known here; the profiles are image"):
+        specs.check(spec)
     stored(tmp_path, model="voice")
-    models = LearnedModels(wishes, NoHistory(), found)
+    models = LearnedModels(specs, NoHistory(), found)
     known = models.models([job("1", sensitivity="voice")], {"t4"})
-    wishes.check(wish)
+    specs.check(spec)
     assert known.sensitivities["1"].model == "voice"
     (tmp_path / "voice.json").write_text("{")
     found.refresh()
@@ -116,7 +116,7 @@ def test_the_site_may_change_its_profiles_while_the_daemon_runs(tmp_path: Path, 
 def test_reports_reach_the_profiles_through_the_daemons_models(tmp_path: Path):
     stored(tmp_path)
     found = Sensitivities(tmp_path)
-    models = LearnedModels(WishModels(load_families(), 30.0, sensitivities=found), NoHistory(), found)
+    models = LearnedModels(SpecModels(load_families(), 30.0, sensitivities=found), NoHistory(), found)
     for cpus, time_s, samples_per_s in ((12, 10.0, 300.0), (3, 100.0, 200.0)):
         models.learn(reports(time_s + 5, samples_per_s))
         held = Placement("t4", "all", (Share("n0", 1, cpus, 60_000),))

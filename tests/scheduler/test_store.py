@@ -21,7 +21,7 @@ from penstock_profiles.wire import Checkpointed, Observation, Report
 from penstock_scheduler.cli import make_app
 from penstock_scheduler.errors import ConfigError, StoreError
 from penstock_scheduler.messages import JobView, LedgerLine, TokenView
-from penstock_scheduler.model import Hold, JobWish, Outcome, Progress
+from penstock_scheduler.model import Hold, JobSpec, Outcome, Progress
 from penstock_scheduler.records import dump_round
 from penstock_scheduler.store import open_store, schema, summarise
 from penstock_scheduler.store.sql import open_engine
@@ -74,7 +74,7 @@ def report(sequence: int, job: str = "1", epoch: int = 1) -> Report:
 
 
 def view(job: str, **fields: object) -> JobView:
-    wanted = {"version": 1, "name": "n", "user": "ada", "state": "running", "submit_s": 1.0, "wish": JobWish()} | fields
+    wanted = {"version": 1, "name": "n", "user": "ada", "state": "running", "submit_s": 1.0, "spec": JobSpec()} | fields
     return JobView(id=job, **wanted)
 
 

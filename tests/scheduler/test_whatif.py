@@ -19,14 +19,14 @@ from penstock_scheduler.cli import make_app
 from penstock_scheduler.cli.sharing import Learned, SharingOptions, shared_by
 from penstock_scheduler.errors import ConfigError
 from penstock_scheduler.loop import RoundLoop
-from penstock_scheduler.model import GpuClass, Job, JobUse, JobWish, Pack, Phase, Plan, SharedGpus, SharingState
-from penstock_scheduler.models import WishModels
+from penstock_scheduler.model import GpuClass, Job, JobSpec, JobUse, Pack, Phase, Plan, SharedGpus, SharingState
+from penstock_scheduler.models import SpecModels
 from penstock_scheduler.pairs import PAIRS, open_pairs
 from penstock_scheduler.policies import make_policy
 from penstock_scheduler.records import RoundRecord
 from penstock_scheduler.simulator import EstimatedJob, SimulatedClock, SimulatedCluster, SimulatedJob, nodes_from_spec
 from penstock_scheduler.simulator.agents import Kind, SimulatedAgents
-from penstock_scheduler.simulator.past import past
+from penstock_scheduler.simulator.recorded import recorded_history
 from penstock_scheduler.store import open_store
 from penstock_scheduler.triggers import Period
 from tests.scheduler.builders import job, on, snapshot, table
@@ -48,7 +48,7 @@ def record(
     policy: str = "sia",
     agents: bool = False,
     nodes: str = "t4:2x4,a100:1x4",
-    wish: Callable[[int], JobWish] = lambda number: JobWish(max_gpus=8, goodput_table=RATES),
+    spec: Callable[[int], JobSpec] = lambda number: JobSpec(max_gpus=8, goodput_table=RATES),
 ) -> list[SimulatedJob]:
     """Six jobs on a simulated cluster, with the rounds in a store as penstockd keeps them; what became of them.
 
@@ -61,7 +61,7 @@ def record(
         SimulatedJob(
             str(number),
             f"j{number}",
-            wish(number),
+            spec(number),
             EstimatedJob(TableEstimator(RATES), work[number], RESTART_S),
             FIRST_S + 65.0 * number,
         )
@@ -71,7 +71,7 @@ def record(
     cluster = SimulatedCluster(nodes_from_spec(nodes), jobs, clock, agents=told)
     decider, settings = make_policy(policy)
     store = open_store(folder, writer=True)
-    models = WishModels(load_families(), RESTART_S)
+    models = SpecModels(load_families(), RESTART_S)
     loop = RoundLoop(
         cluster,
         clock,
@@ -199,7 +199,7 @@ def test_reports_tell_work_by_hand(tmp_path):
         report("1", 1, 0, 120, Started(gpu_type="t4", gpu_ids=one, total=100)),
         report("1", 1, 1, 220, seen(25)),
     ]
-    found = past((store.round(number) for number in store.round_numbers()), reports)
+    found = recorded_history((store.round(number) for number in store.round_numbers()), reports)
     assert found.truths["0"].work == pytest.approx(195 * 300 / 360)
     assert found.lived[0].finish_s == 250
     assert [run.end_s - run.start_s for run in found.lived[0].runs] == pytest.approx([100, 50])
@@ -210,12 +210,12 @@ def test_reports_tell_work_by_hand(tmp_path):
     assert any("had not ended when the record ends" in note for note in found.notes)
 
 
-def one_gpu(number: int) -> JobWish:
-    return JobWish(max_gpus=1, goodput_table={gpu_type: {1: rates[1]} for gpu_type, rates in RATES.items()})
+def one_gpu(number: int) -> JobSpec:
+    return JobSpec(max_gpus=1, goodput_table={gpu_type: {1: rates[1]} for gpu_type, rates in RATES.items()})
 
 
-def on_two_gpus(folder: Path, policy: str, wish: Callable[[int], JobWish] = one_gpu) -> list[SimulatedJob]:
-    return record(folder, 60_000.0, policy=policy, agents=True, nodes="t4:1x2", wish=wish)
+def on_two_gpus(folder: Path, policy: str, spec: Callable[[int], JobSpec] = one_gpu) -> list[SimulatedJob]:
+    return record(folder, 60_000.0, policy=policy, agents=True, nodes="t4:1x2", spec=spec)
 
 
 @pytest.fixture(scope="module")
@@ -226,7 +226,7 @@ def shared_record(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[
 
 
 @pytest.fixture
-def shared_past(shared_record: tuple[Path, list[SimulatedJob]]) -> Path:
+def shared_history(shared_record: tuple[Path, list[SimulatedJob]]) -> Path:
     return shared_record[0]
 
 
@@ -235,7 +235,7 @@ def test_a_past_in_which_jobs_shared_is_of_the_work_that_they_did(tmp_path, shar
     """Two GPUs, six jobs in turns and in packs. The time that they held GPUs would say more."""
     folder, jobs = shared_record if policy == "gandiva" else (tmp_path, on_two_gpus(tmp_path, policy))
     store = open_store(folder)
-    found = past((store.round(number) for number in store.round_numbers()), ())
+    found = recorded_history((store.round(number) for number in store.round_numbers()), ())
     assert {job: truth.work for job, truth in found.truths.items()} == {
         job.id: pytest.approx(job.work, rel=0.02) for job in jobs
     }
@@ -250,31 +250,31 @@ def test_a_past_in_which_jobs_shared_is_of_the_work_that_they_did(tmp_path, shar
     assert any("in its figures of GPU-hours, queue and feedback who is suspended has GPUs" in n for n in found.notes)
 
 
-def test_under_a_policy_that_shares_the_past_is_lived_through_again(tmp_path, shared_past):
+def test_under_a_policy_that_shares_the_past_is_lived_through_again(tmp_path, shared_history):
     """By what the daemon has learned: kinds, utilisation, memory and pairs, of which two nets have 0.8 each."""
-    document = told(shared_past, "--policy", "gandiva,fifo")
+    document = told(shared_history, "--policy", "gandiva,fifo")
     recorded, again, fifo = (document["policies"][name]["mean"] for name in ("recorded", "gandiva", "fifo"))
     assert again["avg_jct_h"] == pytest.approx(recorded["avg_jct_h"], rel=0.03)
     assert again["packs"] > 0
     assert (recorded["packs"], fifo["packs"]) == (None, None)
     assert again["avg_jct_h"] < fifo["avg_jct_h"]
-    assert f"Pairs of jobs: what the site has learned ({shared_past / PAIRS})." in document["notes"]
+    assert f"Pairs of jobs: what the site has learned ({shared_history / PAIRS})." in document["notes"]
     assert document["assumed"] == {"utilisation": None, "utilisation_of": [], "memory_fits_of": []}
-    shutil.copytree(shared_past, tmp_path / "s", ignore=shutil.ignore_patterns(PAIRS))
+    shutil.copytree(shared_history, tmp_path / "s", ignore=shutil.ignore_patterns(PAIRS))
     without = told(tmp_path / "s", "--policy", "gandiva")
     assert "Pairs of jobs: as the record's rounds have them." in without["notes"]
     assert without["policies"]["gandiva"]["mean"]["avg_jct_h"] == pytest.approx(again["avg_jct_h"], rel=0.03)
 
 
 def test_how_fast_guests_were_is_not_recorded(tmp_path):
-    def wish(number: int) -> JobWish:
+    def spec(number: int) -> JobSpec:
         gpu_class = GpuClass.OPPORTUNISTIC if number % 2 else GpuClass.GUARANTEED
         return one_gpu(number).model_copy(update={"gpu_class": gpu_class})
 
-    jobs = on_two_gpus(tmp_path, "antman", wish)
+    jobs = on_two_gpus(tmp_path, "antman", spec)
     store = open_store(tmp_path)
-    found = past((store.round(number) for number in store.round_numbers()), ())
-    hosts = {job.id: pytest.approx(job.work, rel=0.06) for job in jobs if job.wish.gpu_class is GpuClass.GUARANTEED}
+    found = recorded_history((store.round(number) for number in store.round_numbers()), ())
+    hosts = {job.id: pytest.approx(job.work, rel=0.06) for job in jobs if job.spec.gpu_class is GpuClass.GUARANTEED}
     assert {job: found.truths[job].work for job in hosts} == hosts, "but for the tolerated 5 %"
     left_out = {job.id for job in jobs} - found.truths.keys()
     assert left_out
@@ -316,7 +316,7 @@ def test_slices_may_be_longer_than_rounds(slice_s, round_s):
         slices = time_s // slice_s
         return slice_s * ((slices + 1) // 2 if job_id == "a" else slices // 2)
 
-    found = past(in_turns(round_s, 60_000.0, told_s), ())
+    found = recorded_history(in_turns(round_s, 60_000.0, told_s), ())
     assert {name: truth.work for name, truth in found.truths.items()} == {
         "a": pytest.approx(30_000, rel=0.01),
         "b": pytest.approx(30_000, rel=0.01),
@@ -326,7 +326,9 @@ def test_slices_may_be_longer_than_rounds(slice_s, round_s):
 @pytest.mark.parametrize("phase", [Phase.RUNNING, Phase.STARTING])
 def test_who_never_had_a_turn_is_left_out(phase):
     """It ran 10 s elsewhere before."""
-    found = past(in_turns(60.0, 6000.0, lambda time_s, job_id: time_s if job_id == "a" else 10.0, b=phase), ())
+    found = recorded_history(
+        in_turns(60.0, 6000.0, lambda time_s, job_id: time_s if job_id == "a" else 10.0, b=phase), ()
+    )
     assert list(found.truths) == ["a"]
     notes = " ".join(found.notes)
     assert "1 job never ran, never had a turn on shared GPUs, or had not ended" in notes
@@ -336,10 +338,10 @@ def test_who_never_had_a_turn_is_left_out(phase):
 def test_what_jobs_told_of_themselves_says_what_they_lose(tmp_path):
     """No agents. Two were sampled to use 0.3 and 0.5 of a GPU, so that beside each other they have all their speed."""
 
-    def trial(number: int) -> JobWish:
+    def trial(number: int) -> JobSpec:
         return one_gpu(number).model_copy(update={"trial_group": "night"})
 
-    record(tmp_path, 60_000.0, policy="fifo", nodes="t4:1x1", wish=trial)
+    record(tmp_path, 60_000.0, policy="fifo", nodes="t4:1x1", spec=trial)
     alone = told(tmp_path, "--policy", "gandiva", "--assume-utilisation", 1)
     mean = alone["policies"]["gandiva"]["mean"]
     assert mean["makespan_h"] >= 0.99 * sum(range(1, 4)) * 2 * 4000 / 3600, "turns: the GPU does no more than before"
@@ -374,7 +376,7 @@ def test_what_jobs_told_of_themselves_says_what_they_lose(tmp_path):
     )
     store.close()
     store = open_store(tmp_path)
-    found = past((store.round(number) for number in store.round_numbers()), store.reports())
+    found = recorded_history((store.round(number) for number in store.round_numbers()), store.reports())
     asked = {job.id: (job.gpu_utilisation, job.gpu_mem_mb) for job in found.workload.jobs}
     assert asked["0"] == (pytest.approx(0.3), 5001)
     assert asked["1"] == (0.5, 5002)
@@ -385,31 +387,31 @@ def test_what_jobs_told_of_themselves_says_what_they_lose(tmp_path):
     assert some["policies"]["gandiva"]["mean"]["makespan_h"] < mean["makespan_h"] - 0.5, "0 and 1 ran beside each other"
 
 
-def test_another_tables_pairs_may_stand_for_the_records(tmp_path, shared_past):
+def test_another_tables_pairs_may_stand_for_the_records(tmp_path, shared_history):
     """Half their speed beside themselves on a p100, which stands for the t4: packs are tried, and gain nothing."""
     table = {"p100": {"net": {"null": 10.0, "net": [5.0, 5.0]}}}
     (tmp_path / "pairs.json").write_text(json.dumps(table))
     own = ("--policy", "gandiva", "--pairs", tmp_path / "pairs.json")
     with pytest.raises(ConfigError, match=r"no pairs on t4; it has p100: say which of these .* --pair-types t4=p100"):
-        told(shared_past, *own)
-    document = told(shared_past, *own, "--pair-types", "t4=p100")
+        told(shared_history, *own)
+    document = told(shared_history, *own, "--pair-types", "t4=p100")
     assert f"Pairs of jobs: {tmp_path / 'pairs.json'}." in document["notes"]
-    learned = told(shared_past, "--policy", "gandiva")
+    learned = told(shared_history, "--policy", "gandiva")
     slow, fast = (each["policies"]["gandiva"]["mean"]["makespan_h"] for each in (document, learned))
     assert slow > 1.1 * fast
 
 
-def test_pairs_of_a_type_stand_for_one_that_is_like_it(shared_past):
+def test_pairs_of_a_type_stand_for_one_that_is_like_it(shared_history):
     change = ("--add-nodes", "h100:1x2", "--remove-nodes", "t4:1x2", "--like", "h100=t4:1", "--policy", "gandiva")
-    there = told(shared_past, *change)["policies"]["gandiva"]["mean"]
-    here = told(shared_past, "--policy", "gandiva")["policies"]["gandiva"]["mean"]
+    there = told(shared_history, *change)["policies"]["gandiva"]["mean"]
+    here = told(shared_history, "--policy", "gandiva")["policies"]["gandiva"]["mean"]
     assert there["makespan_h"] == pytest.approx(here["makespan_h"])
 
 
-def test_the_memory_of_gpus_is_the_sites(shared_past):
+def test_the_memory_of_gpus_is_the_sites(shared_history):
     """The agents told 15,000 MB of a t4; of one on which nobody ran the catalogue says it."""
-    store = open_store(shared_past)
-    found = past((store.round(number) for number in store.round_numbers()), ())
+    store = open_store(shared_history)
+    found = recorded_history((store.round(number) for number in store.round_numbers()), ())
     learned = Learned(found.pairs, "here", gpu_memory_mb=found.gpu_memory_mb)
     shared = shared_by(["gandiva"], SharingOptions(None, "", False, "", None), ["t4", "a100"], learned)
     assert shared is not None
@@ -423,7 +425,7 @@ def test_what_is_assumed_is_said_aloud(recorded):
     assert "Nobody knows the memory of 6 of 6 jobs" in result.stderr
     assert "(user/j0, user/j1, user/j2, user/j3, user/j4 and 1 more)" in result.stderr
     assert "'recorded' is what really happened" in result.stderr
-    assert "6 of 6 jobs take fewer GPUs, too: gandiva gives each the most that its wish names." in result.stderr
+    assert "6 of 6 jobs take fewer GPUs, too: gandiva gives each the most that its job spec names." in result.stderr
 
 
 def test_a_store_without_rounds_is_told(tmp_path):

@@ -41,7 +41,7 @@ def refuse(slurm: OneJob) -> None:
 DISABLED = Refused("Requested operation is presently disabled", command="scontrol")
 
 
-def test_a_job_that_may_be_queued_again_is_and_its_wish_stays() -> None:
+def test_a_job_that_may_be_queued_again_is_and_its_spec_stays() -> None:
     slurm = OneJob()
     refuse(slurm)
     assert slurm.asked == ["requeue_hold", "hold", "set_admin_comment"]
@@ -69,7 +69,7 @@ def node(name: str, *state: str) -> SlurmNode:
 
 
 def test_what_may_be_filled_and_what_is_up() -> None:
-    """Cloud nodes exist once an instance has joined; gateways are there, and free unless a courier is on them."""
+    """Cloud nodes exist once an instance has joined; gateways are there, and free unless a cloud runner is on them."""
     nodes = SlurmCloudNodes("burst", cast(CliGateway, OneJob()))
     seen = {
         "down": ("IDLE", "CLOUD", "POWERED_DOWN"),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock_profiles.wire import Checkpointed, Control, Ended, Report, Started, reports_file
+from penstock_profiles.wire import Checkpointed, ControlMessage, Ended, Report, Started, reports_file
 from penstock_scheduler.model import Placement, Share, Start
 from penstock_scheduler.simulator import SimulatedClock
 from penstock_scheduler.spool import Spool
@@ -18,7 +18,7 @@ from penstock_slurm.gateway import SlurmError, SlurmFeatures, SlurmJob, SlurmNod
 from penstock_slurm.settings import SlurmSettings
 from tests.slurm_plugin.test_site import slurm_job
 
-WISH = '{"penstock": {"max_gpus": 4}}'
+SPEC = '{"penstock": {"max_gpus": 4}}'
 
 
 class Told:
@@ -61,7 +61,7 @@ class Told:
 
 def pending(partition: str, **fields: object) -> SlurmJob:
     asked = {"gpus_per_node": 1, "node_count": 1, "tasks": 1, "cpus": 1, "cpus_per_task": 1, "gpu_type": None}
-    known = {"state": "PENDING", "comment": WISH, "partition": (partition,), "requeue": True, "priority": 0}
+    known = {"state": "PENDING", "comment": SPEC, "partition": (partition,), "requeue": True, "priority": 0}
     known |= dict.fromkeys(("admin_comment", "licenses", "dependency", "reservation"), "")
     known |= dict.fromkeys(("het_job_id", "start_s", "end_s", "deadline_s"))
     return dataclasses.replace(slurm_job("7"), **(asked | known | fields))  # type: ignore[arg-type]
@@ -75,7 +75,7 @@ def told() -> Told:
 @pytest.fixture
 def cluster(told: Told, tmp_path: Path) -> SlurmCluster:
     settings = SlurmSettings(partitions=("gpu", "debug"), spool_dir=tmp_path / "spool")
-    return SlurmCluster(told, Spool(tmp_path / "spool"), SimulatedClock(), settings, lambda wish: None)  # type: ignore[arg-type]
+    return SlurmCluster(told, Spool(tmp_path / "spool"), SimulatedClock(), settings, lambda spec: None)  # type: ignore[arg-type]
 
 
 def partitions_of(cluster: SlurmCluster) -> Iterable[str]:
@@ -108,7 +108,7 @@ def test_the_elements_of_an_array_are_trials_of_one_search_if_their_user_says_so
         name = "9" if array is None else f"{array}_{element}"
         ids = {"id": name, "number": array or 9, "array_job_id": array, "array_task_id": element}
         told.listed.append(pending("gpu", comment=comment, **ids))
-    assert {job.id: job.wish.trial_group for job in cluster.observe().jobs} == {
+    assert {job.id: job.spec.trial_group for job in cluster.observe().jobs} == {
         "12_1": "array 12",
         "12_2": "array 12",
         "15_1": "array 15",
@@ -140,7 +140,7 @@ def test_a_job_that_outgrew_its_memory_is_told_of_once_and_one_that_lives_on_is_
 def test_a_job_that_no_look_has_seen_run_may_have_outgrown_its_memory(
     told: Told, cluster: SlurmCluster, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    Spool(tmp_path / "spool").tell(Control(job_id="7", epoch=1, round=1, nodes=1, gpus=1, memory_mb=500), 0)
+    Spool(tmp_path / "spool").tell(ControlMessage(job_id="7", epoch=1, round=1, nodes=1, gpus=1, memory_mb=500), 0)
     told.listed = [pending("gpu")]
     cluster.observe()
     told.listed, told.ended = [], [pending("gpu", state="OUT_OF_MEMORY")]
@@ -151,7 +151,7 @@ def test_a_job_that_no_look_has_seen_run_may_have_outgrown_its_memory(
 def test_what_a_job_says_while_slurm_stops_it_is_read(told: Told, cluster: SlurmCluster, tmp_path: Path) -> None:
     """Its user cancels it: it is ours to place no more, saves, says so, and says that it ends."""
     spool = tmp_path / "spool"
-    Spool(spool).tell(Control(job_id="7", epoch=1, round=1, nodes=1, gpus=1), os.geteuid())
+    Spool(spool).tell(ControlMessage(job_id="7", epoch=1, round=1, nodes=1, gpus=1), os.geteuid())
     bodies = (
         Started(gpu_type="t4", gpu_ids={}),
         Checkpointed(progress=9, seconds=1),
@@ -192,7 +192,7 @@ def test_a_job_that_is_to_have_gpus_of_its_own_again_is_ours_until_slurm_has_giv
     """It ran without GPUs of Slurm's. The daemon dies when the spool has the new start and Slurm has not."""
     spool = Spool(tmp_path / "spool")
     told.listed = [pending("gpu", gpus_per_node=None)]
-    spool.tell(Control(job_id="7", epoch=1, round=1, nodes=1, gpus=1, shares=True), 0)
+    spool.tell(ControlMessage(job_id="7", epoch=1, round=1, nodes=1, gpus=1, shares=True), 0)
     cluster.observe()
     cluster.apply([Start("7", 2, Placement("t4", "gpu", (Share("n0", 2),)))])
     control = Spool(tmp_path / "spool").control("7")
@@ -210,5 +210,5 @@ def test_the_accounts_of_a_run_without_gpus_of_slurms(
     """It had those that it was sent to, if it shared; else Slurm has started it without its GPUs, and it had none."""
     told.features = lambda: SlurmFeatures("loop", counts_gpus=True)  # type: ignore[method-assign]
     told.runs = lambda jobs, since_s: (SlurmRun("7", 10.0, 20.0, ("n0",), 0),)  # type: ignore[attr-defined]
-    Spool(tmp_path / "spool").tell(Control(job_id="7", epoch=1, round=1, nodes=1, gpus=2, shares=shares), 0)
+    Spool(tmp_path / "spool").tell(ControlMessage(job_id="7", epoch=1, round=1, nodes=1, gpus=2, shares=shares), 0)
     assert [run.held.gpus for run in cluster.accounts(["7"], 0.0)] == [gpus]

@@ -11,7 +11,7 @@ from penstock_scheduler.simulator import SimulatedClock
 from penstock_slurm.gateway import AccountingAway, SlurmFeatures, SlurmJob, SlurmLimit, SlurmReservation
 from penstock_slurm.gateway.parse import JOB_FIELDS, parse_jobs
 from penstock_slurm.settings import SlurmSettings
-from penstock_slurm.site import Site, gpu_limits, reserved
+from penstock_slurm.site import SlurmSite, gpu_limits, reserved
 
 ALL = SlurmFeatures("loop", topology=True, limits=True, fair_share=True)
 
@@ -47,9 +47,9 @@ class Told:
         return self.shares
 
 
-def site(told: Told, **settings: object) -> tuple[Site, SimulatedClock]:
+def site(told: Told, **settings: object) -> tuple[SlurmSite, SimulatedClock]:
     clock = SimulatedClock()
-    return Site(told, clock, SlurmSettings(partitions=("all",), **settings)), clock  # type: ignore[arg-type]
+    return SlurmSite(told, clock, SlurmSettings(partitions=("all",), **settings)), clock  # type: ignore[arg-type]
 
 
 def slurm_job(job_id: str, user: str = "ada", account: str = "maths", qos: str = "normal", **gpus: int) -> SlurmJob:

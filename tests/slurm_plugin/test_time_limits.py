@@ -6,18 +6,18 @@ import dataclasses
 
 import pytest
 
-from penstock_profiles.wire import Control
+from penstock_profiles.wire import ControlMessage
 from penstock_slurm import time_limits
 from penstock_slurm.gateway.parse import parse_jobs
-from penstock_slurm.time_limits import Run, left_s, next_limit_s
+from penstock_slurm.time_limits import LimitedRun, left_s, next_limit_s
 from tests.slurm_plugin.gateway.test_parse import RUNNING, SEPARATOR, answer
 
 (JOB,) = parse_jobs(answer(RUNNING), SEPARATOR)
-FIRST = Run(restarts=0, start_s=1000, seen_s=1900, limit_s=3600)
+FIRST = LimitedRun(restarts=0, start_s=1000, seen_s=1900, limit_s=3600)
 
 
-def control(**fields: object) -> Control:
-    return Control.model_validate({"job_id": "4_2", "epoch": 1, "round": 1} | fields)
+def control(**fields: object) -> ControlMessage:
+    return ControlMessage.model_validate({"job_id": "4_2", "epoch": 1, "round": 1} | fields)
 
 
 def test_what_is_left_is_the_limit_less_the_run_and_with_what_a_move_takes() -> None:
@@ -28,7 +28,7 @@ def test_what_is_left_is_the_limit_less_the_run_and_with_what_a_move_takes() -> 
 
 def test_whole_minutes_of_slurm_do_not_add_up() -> None:
     """2,710 s were given as 46 minutes, 2,760 s; a run of 100 s leaves 2,610, not 2,660. Unless somebody changed the limit."""
-    second = Run(restarts=1, start_s=3000, seen_s=3100, limit_s=2760)
+    second = LimitedRun(restarts=1, start_s=3000, seen_s=3100, limit_s=2760)
     given = control(time_limit_s=2710, time_limit_restarts=1)
     assert left_s(second, given, 0) == 2610
     assert left_s(dataclasses.replace(second, limit_s=7200), given, 0) == 7100
@@ -45,7 +45,9 @@ def test_whole_minutes_of_slurm_do_not_add_up() -> None:
         (1, None, None, None),
     ],
 )
-def test_the_limit_of_the_next_run(restarts: int, told: Control | None, run: Run | None, limit_s: float | None) -> None:
+def test_the_limit_of_the_next_run(
+    restarts: int, told: ControlMessage | None, run: LimitedRun | None, limit_s: float | None
+) -> None:
     """What was written before the stop counts; else the run just before, if it was seen; else nothing changes."""
     waiting = dataclasses.replace(JOB, state="PENDING", restarts=restarts)
     assert next_limit_s(waiting, run, told, 60) == limit_s
@@ -53,7 +55,7 @@ def test_the_limit_of_the_next_run(restarts: int, told: Control | None, run: Run
 
 def test_a_run_is_remembered_while_its_job_is_there() -> None:
     runs = time_limits.seen({}, [JOB], JOB.start_s + 5)
-    assert runs == {JOB.id: Run(JOB.restarts, JOB.start_s, JOB.start_s + 5, 300.0)}
+    assert runs == {JOB.id: LimitedRun(JOB.restarts, JOB.start_s, JOB.start_s + 5, 300.0)}
     leaving = dataclasses.replace(JOB, state="COMPLETING", restarts=JOB.restarts + 1)
     assert time_limits.seen(runs, [leaving], JOB.start_s + 9) == runs
     assert time_limits.seen(runs, [], JOB.start_s + 9) == {}

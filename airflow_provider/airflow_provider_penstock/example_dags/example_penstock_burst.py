@@ -16,7 +16,7 @@ with DAG(
         "connection": "penstock_default",
         "folder": "/shared/airflow",
         "train": "python3 train.py",
-        "wish": {"runtime_s": 3600},
+        "spec": {"runtime_s": 3600},
         "options": {"partition": "gpu"},
     },
 ) as dag:
@@ -27,7 +27,7 @@ with DAG(
         max_gpus=1,
         burst="only",
         burst_budget_usd=BUDGET_USD,
-        wish="{{ params.wish | tojson }}",
+        spec="{{ params.spec | tojson }}",
         options="{{ params.options | tojson }}",
         output_file="{{ params.folder }}/%j.out",
         retries=2,

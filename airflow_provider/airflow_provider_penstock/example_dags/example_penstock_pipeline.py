@@ -15,7 +15,7 @@ with DAG(
     params={
         "folder": "/shared/airflow",
         "train": "python3 train.py",
-        "wish": {"model_family": "resnet50-imagenet"},
+        "spec": {"model_family": "resnet50-imagenet"},
         "learning_rates": [0.01, 0.1, 1.0],
         "python": "python3",
     },
@@ -35,7 +35,7 @@ with DAG(
         gpu_types=["a100", "t4"],
         min_gpus=1,
         max_gpus=8,
-        wish="{{ params.wish | tojson }}",
+        spec="{{ params.spec | tojson }}",
         output_file="{{ params.folder }}/%j.out",
         retries=2,
         outlets=[Asset("penstock_pipeline_trial")],

@@ -102,7 +102,7 @@ class PenstockExecutor(BaseExecutor):
         environment |= conf.getjson(SECTION, "environment", fallback={})
         own = {
             "script": script,
-            "wish": UNMOVED | given.pop("wish", {}),
+            "spec": UNMOVED | given.pop("spec", {}),
             "environment": environment | given.pop("environment", {}),
         }
         output = conf.get(SECTION, "output_file", fallback=None)

@@ -24,7 +24,7 @@ LOG_LINES = 10_000
 """Of the job's output, copied into the task's log; the last ones."""
 LAST_LINES = 20
 """Of the job's output, in the message of a task that failed."""
-WISHES = (
+SPECS = (
     "adaptivity",
     "min_gpus",
     "max_gpus",
@@ -36,7 +36,7 @@ WISHES = (
     "burst",
     "burst_budget_usd",
 )
-"""Arguments that are fields of a job's wish."""
+"""Arguments that are fields of a job's spec."""
 OPTIONS = ("partition", "account", "qos", "time_limit_s", "working_directory", "dependency", "container_image")
 """Arguments that are fields of a submission; `deadline` and `output_file` (`output` has a meaning in Airflow) are, too."""
 JOB_ID = "job_id"
@@ -145,16 +145,16 @@ class PenstockSubmitOperator(_JobOperator):
         "name",
         "script",
         "command",
-        *WISHES,
+        *SPECS,
         *OPTIONS,
         "deadline",
         "output_file",
-        "wish",
+        "spec",
         "options",
         "environment",
     )
     template_ext: Sequence[str] = (".sh", ".sbatch")
-    template_fields_renderers = {"script": "bash", "wish": "json", "options": "json", "environment": "json"}  # noqa: RUF012
+    template_fields_renderers = {"script": "bash", "spec": "json", "options": "json", "environment": "json"}  # noqa: RUF012
     operator_extra_links = (PenstockJobLink(), PenstockExplainLink())
 
     def __init__(
@@ -173,7 +173,7 @@ class PenstockSubmitOperator(_JobOperator):
         gpu_class: str | None = None,
         burst: str | None = None,
         burst_budget_usd: float | str | None = None,
-        wish: dict[str, Any] | str | None = None,
+        spec: dict[str, Any] | str | None = None,
         partition: str | None = None,
         account: str | None = None,
         qos: str | None = None,
@@ -195,9 +195,9 @@ class PenstockSubmitOperator(_JobOperator):
         penstock_conn_id: str = PenstockHook.default_conn_name,
         **kwargs: Any,
     ) -> None:
-        """`script` (its text, or a file *.sh or *.sbatch) or `command`; from `adaptivity` on as in docs/jobs.md, `wish` for
-        further fields of a wish, `options` for those of a submission. `check_first` asks for a forecast, and fails for what could
-        never run. `log_interval_s`: how often the output of a running job is
+        """`script` (its text, or a file *.sh or *.sbatch) or `command`; from `adaptivity` on as in docs/jobs.md, `spec` for
+        further fields of a job spec, `options` for those of a submission. `check_first` asks for a forecast, and fails for
+        what could never run. `log_interval_s`: how often the output of a running job is
         looked at, 0 for never. For templates numbers may be strings, `deadline` ISO 8601, and dictionaries JSON.
         """
         if "array" in kwargs:
@@ -231,7 +231,7 @@ class PenstockSubmitOperator(_JobOperator):
         self.container_image = container_image
         self.deadline = deadline
         self.log_interval_s = log_interval_s
-        self.wish = wish
+        self.spec = spec
         self.options = options
         self.environment = environment
         self.check_first = check_first
@@ -265,7 +265,7 @@ class PenstockSubmitOperator(_JobOperator):
             "name": self.name or f"{ti.dag_id}.{ti.task_id}",
             "script": self.script,
             "command": self.command,
-            "wish": _fields("wish", self.wish) | self._given(WISHES),
+            "spec": _fields("spec", self.spec) | self._given(SPECS),
             "environment": environment | parent_environment(ti) | own,
             "output": self.output_file,
             "deadline_s": _seconds(self.deadline),
@@ -312,7 +312,7 @@ class PenstockSubmitOperator(_JobOperator):
         """Raise PenstockRefused for what could never run, with the reason. Where GPUs are down or drained, or the cloud has more,
         nobody can say: it may wait for them.
         """
-        if not self.check_first or body["wish"].get("burst") in ("allowed", "only"):
+        if not self.check_first or body["spec"].get("burst") in ("allowed", "only"):
             return
         try:
             forecast = self.hook.forecast(body)

@@ -28,7 +28,7 @@ watch() {
 }
 watch &
 
-# 2. The courier brings the work.
+# 2. The cloud_runner brings the work.
 until get "$get_input" input.tar.gz; do sleep "$pause_s"; done
 tar -xzf input.tar.gz && rm input.tar.gz || end "its input cannot be unpacked"
 directory=$root$(cat directory)

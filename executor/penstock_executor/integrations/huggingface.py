@@ -15,7 +15,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from penstock_executor.integrations.pulse import Pulse
+from penstock_executor.integrations.training_monitor import TrainingMonitor
 
 
 class PenstockCallback(TrainerCallback):  # type: ignore[misc]
@@ -29,12 +29,12 @@ class PenstockCallback(TrainerCallback):  # type: ignore[misc]
 
     def __init__(self, report_every_s: float = 30.0, *, metric: str | None = None, minimize: bool = False) -> None:
         self._report_every_s, self._metric, self._minimize = report_every_s, metric, minimize
-        self._pulse: Pulse | None = None
+        self._monitor: TrainingMonitor | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Say where the run is and from where it goes on."""
         atomic = args.per_device_train_batch_size
-        self._pulse = Pulse(
+        self._monitor = TrainingMonitor(
             Path(args.output_dir) / "penstock",
             samples_per_step=atomic * args.gradient_accumulation_steps * args.world_size,
             atomic_batch=atomic,
@@ -46,22 +46,22 @@ class PenstockCallback(TrainerCallback):  # type: ignore[misc]
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Hear what is asked."""
-        assert self._pulse is not None
-        save, stop = self._pulse.step_done(state.global_step)
+        assert self._monitor is not None
+        save, stop = self._monitor.step_done(state.global_step)
         control.should_save |= save
         control.should_training_stop |= stop
 
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **_: Any) -> None:
         """Tell what was reached."""
-        if self._pulse is not None and self._metric is not None and self._metric in (metrics or {}):
-            self._pulse.report(float(metrics[self._metric]), minimize=self._minimize)
+        if self._monitor is not None and self._metric is not None and self._metric in (metrics or {}):
+            self._monitor.report(float(metrics[self._metric]), minimize=self._minimize)
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Answer."""
-        assert self._pulse is not None
-        self._pulse.saved()
+        assert self._monitor is not None
+        self._monitor.saved()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Say how it ended."""
-        assert self._pulse is not None
-        self._pulse.end()
+        assert self._monitor is not None
+        self._monitor.end()

@@ -16,7 +16,7 @@ from typing import Any
 
 from lightning.pytorch.callbacks import Callback
 
-from penstock_executor.integrations.pulse import Pulse
+from penstock_executor.integrations.training_monitor import TrainingMonitor
 
 
 class PenstockCallback(Callback):  # type: ignore[misc]
@@ -42,7 +42,7 @@ class PenstockCallback(Callback):  # type: ignore[misc]
     ) -> None:
         self._folder, self._batch_size, self._report_every_s = Path(folder), batch_size, report_every_s
         self._metric, self._minimize = metric, minimize
-        self._pulse: Pulse | None = None
+        self._monitor: TrainingMonitor | None = None
         self._last = -1
         self._stopping = False
 
@@ -54,7 +54,7 @@ class PenstockCallback(Callback):  # type: ignore[misc]
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Say where the run is and from where it goes on."""
         steps = trainer.estimated_stepping_batches
-        self._pulse = Pulse(
+        self._monitor = TrainingMonitor(
             self._folder / "penstock",
             samples_per_step=self._batch_size * trainer.accumulate_grad_batches * trainer.world_size,
             atomic_batch=self._batch_size,
@@ -70,16 +70,16 @@ class PenstockCallback(Callback):  # type: ignore[misc]
         if trainer.global_step == self._last:
             return
         self._last = trainer.global_step
-        assert self._pulse is not None
-        save, self._stopping = self._pulse.step_done(trainer.global_step)
+        assert self._monitor is not None
+        save, self._stopping = self._monitor.step_done(trainer.global_step)
         if save:
             self._save(trainer)
         trainer.should_stop = trainer.should_stop or self._stopping
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         """Tell what was reached; the check before training is none of it."""
-        if self._pulse is not None and self._metric is not None and self._metric in trainer.callback_metrics:
-            self._pulse.report(float(trainer.callback_metrics[self._metric]), minimize=self._minimize)
+        if self._monitor is not None and self._metric is not None and self._metric in trainer.callback_metrics:
+            self._monitor.report(float(trainer.callback_metrics[self._metric]), minimize=self._minimize)
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """Save; but where the epoch ends since the job must stop, what counts is the checkpoint made in its middle."""
@@ -88,13 +88,13 @@ class PenstockCallback(Callback):  # type: ignore[misc]
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Say how it ended."""
-        assert self._pulse is not None
-        self._pulse.end()
+        assert self._monitor is not None
+        self._monitor.end()
 
     def _save(self, trainer: Any) -> None:
         beside = self._folder / "penstock.ckpt.tmp"
         trainer.save_checkpoint(beside)
-        assert self._pulse is not None
+        assert self._monitor is not None
         if trainer.is_global_zero:
             beside.rename(self._folder / "penstock.ckpt")
-        self._pulse.saved()
+        self._monitor.saved()

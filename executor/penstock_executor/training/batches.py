@@ -82,9 +82,9 @@ def epoch_order(size: int, epoch: int, seed: int, *, shuffle: bool = True) -> ND
 
 
 class Batches:
-    """One process's parts, in order. `parts` holds those that were given out and not yet computed.
+    """One process's parts, in order. `parts` holds those that were allocated and not yet computed.
 
-    Changes of `size` count from the next step that is given out. All processes must make them at the same step. With `drop_last`
+    Changes of `size` count from the next step that is allocated. All processes must make them at the same step. With `drop_last`
     an epoch ends before a step that would be smaller.
     """
 

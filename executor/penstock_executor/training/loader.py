@@ -27,7 +27,7 @@ class Loader:
         shuffle: whether each epoch has another order.
         position: samples of the epoch that are done.
         drop_last: whether an epoch ends before a step that would be smaller than the others.
-        before_part: called before each batch is given out, with whether an optimiser step ends with it.
+        before_part: called before each batch is allocated, with whether an optimiser step ends with it.
         options: of `torch.utils.data.DataLoader`; for a stream, only `collate_fn`.
     """
 
@@ -65,14 +65,14 @@ class Loader:
 
     @property
     def part(self) -> Part:
-        """What the batch given out last is. Raises RuntimeError if it was trained on, or there is none."""
+        """What the batch allocated last is. Raises RuntimeError if it was trained on, or there is none."""
         if self._part is None:
             raise RuntimeError("run.step without a batch: call it once for each batch of the loader that prepare gave")
         return self._part
 
     @property
     def size(self) -> BatchSize:
-        """How many samples a step takes, from the next that is given out."""
+        """How many samples a step takes, from the next that is allocated."""
         return self._batches.size
 
     @size.setter

@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 POLL_S = 0.5
 """How often the daemon's word is looked for."""
 
-FENCED_EVERY_S = 2.0
+SUPERSEDED_EVERY_S = 2.0
 
 WAITING = 64
 """Reports that wait for the thread; of more, the oldest are dropped."""
@@ -42,10 +42,10 @@ class Reporter:
         self._on_report = on_report
         self._waiting: deque[Body] = deque(maxlen=WAITING)
         self._wake = threading.Event()
-        self._end: tuple[Literal["completed", "stopped", "fenced", "failed"], float, str] | None = None
+        self._end: tuple[Literal["completed", "stopped", "superseded", "failed"], float, str] | None = None
         self.request: Request | None = None
         """The newest that the daemon has asked; the run sets it to None when it takes it."""
-        self.fenced = False
+        self.superseded = False
         self._thread = threading.Thread(target=self._run, name="penstock-reporter", daemon=True)
         self._thread.start()
 
@@ -55,7 +55,7 @@ class Reporter:
         self._wake.set()
 
     def close(
-        self, outcome: Literal["completed", "stopped", "fenced", "failed"], progress: float, text: str = ""
+        self, outcome: Literal["completed", "stopped", "superseded", "failed"], progress: float, text: str = ""
     ) -> None:
         """Say that the run ends, and let the thread end. Waits for `CLOSE_S` at most."""
         if self._end is None:
@@ -73,8 +73,8 @@ class Reporter:
                     sampled = time.monotonic()
                 self._send(samples)
                 self.request = self._client.poll(suspends=self._suspends) or self.request
-                if time.monotonic() - looked >= FENCED_EVERY_S:
-                    self.fenced = self._client.fenced
+                if time.monotonic() - looked >= SUPERSEDED_EVERY_S:
+                    self.superseded = self._client.superseded
                     looked = time.monotonic()
             except Exception:  # whatever it is, training goes on
                 log.exception("epoch=%d reports stand still for a moment", self._client.epoch)

@@ -1,8 +1,8 @@
 """One run of an elastic training job; `start` begins it, `docs/executor.md` tells how to use it.
 
-Once a step, or of short steps every few, all processes add up one short vector (`_Word`): the squared norms of their gradients,
-and whether any of them was asked to save or to stop. The sum is read a step later, so nobody waits for it, and all act on it
-after the same step. So a signal may come to any process at any time, and still each checkpoint is of a whole step.
+Once a step, or of short steps every few, all processes add up one short vector (`_Message`): the squared norms of their
+gradients, and whether any of them was asked to save or to stop. The sum is read a step later, so nobody waits for it, and
+all act on it after the same step. So a signal may come to any process at any time, and still each checkpoint is of a whole step.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from penstock_profiles.wire import CPU, Body, Checkpointed, Observation, Result,
 
 log = logging.getLogger(__name__)
 
-STOPPED, FENCED = 128 + signal.SIGTERM, 75
+STOPPED, SUPERSEDED = 128 + signal.SIGTERM, 75
 
 TRUSTED_WEIGHT = 0.1
 """How full the memory of the noise estimate must be before batches are chosen by it: 105 steps at the initial batch."""
@@ -162,7 +162,7 @@ def start(
     keep: int = 2,
     host_cap_bytes: int | None = None,
     seed: int = 0,
-) -> Run:
+) -> TrainingRun:
     """Begin a run: who am I, join the others, find the checkpoint.
 
     Args:
@@ -194,7 +194,7 @@ def start(
     client = connect(folder, environment) if ranks.rank == 0 else None
     epoch = group.from_first(client.epoch if client else None)
     saved = Checkpoints(folder, epoch, keep) if folder is not None else None
-    run = Run(
+    run = TrainingRun(
         group,
         device,
         saved,
@@ -216,10 +216,10 @@ class _Settings:
     seed: int
 
 
-class _Word:
+class _Message:
     """What each process says to the others once a step: places in a vector that is added up."""
 
-    LOCAL_SQR, MEAN_SQR, STOP, SAVE, FENCED, SUSPEND, MOVE, TOTAL, ATOMIC, EVERY, STRIDE, LENGTH = range(12)
+    LOCAL_SQR, MEAN_SQR, STOP, SAVE, SUPERSEDED, SUSPEND, MOVE, TOTAL, ATOMIC, EVERY, STRIDE, LENGTH = range(12)
 
 
 @dataclasses.dataclass(slots=True)
@@ -242,7 +242,7 @@ class _Timed:
     sync_s: float = 0.0
 
 
-class Run:
+class TrainingRun:
     """See `start`. Attributes are for reading."""
 
     def __init__(
@@ -262,7 +262,7 @@ class Run:
         self.replica_group = group.replica_group
         """The processes of this replica, for the pipeline; None if it has only one."""
         self.run_epoch = run_epoch
-        """The run's own number among all of the job: it fences checkpoints (`penstock_profiles.wire`)."""
+        """The run's own number among all of the job: an older run writes no checkpoints (`penstock_profiles.wire`)."""
         self.steps = 0
         """Optimiser steps so far, over all runs."""
         self.progress = 0.0
@@ -603,14 +603,14 @@ class Run:
 
         The norms of a step are told after the next: they may be on a GPU still, which nobody waits for.
         """
-        vector = torch.zeros(_Word.LENGTH, dtype=torch.float64)
+        vector = torch.zeros(_Message.LENGTH, dtype=torch.float64)
         if landed is not None:
-            vector[_Word.LOCAL_SQR : _Word.MEAN_SQR + 1] = landed.read()
-        vector[_Word.STOP], vector[_Word.SUSPEND] = self._stop, self._suspension.asked
+            vector[_Message.LOCAL_SQR : _Message.MEAN_SQR + 1] = landed.read()
+        vector[_Message.STOP], vector[_Message.SUSPEND] = self._stop, self._suspension.asked
         if self.rank == 0:
             self._speak_for_all(vector)
         self._pending = _Pending(vector, self._group.add_up(vector), landed)
-        urgent = (_Word.STOP, _Word.SAVE, _Word.FENCED, _Word.SUSPEND, _Word.MOVE)
+        urgent = (_Message.STOP, _Message.SAVE, _Message.SUPERSEDED, _Message.SUSPEND, _Message.MOVE)
         if self.world == 1 and any(vector[place] for place in urgent):
             self._settle()
 
@@ -624,26 +624,26 @@ class Run:
             and self._saver is not None
             and not self._saver.busy
         )
-        vector[_Word.SAVE], vector[_Word.MOVE] = asked == "checkpoint" or due, asked == "suspend"
-        vector[_Word.FENCED] = (self._saver is not None and self._saver.fenced) or (
-            self.reporter is not None and self.reporter.fenced
+        vector[_Message.SAVE], vector[_Message.MOVE] = asked == "checkpoint" or due, asked == "suspend"
+        vector[_Message.SUPERSEDED] = (self._saver is not None and self._saver.superseded) or (
+            self.reporter is not None and self.reporter.superseded
         )
         if self._reports.due(now):
             self._report()
         decided, self._decided = self._decided, None
         if decided is not None and decided != self._batch:
-            vector[_Word.TOTAL], vector[_Word.ATOMIC] = decided.total, decided.atomic
+            vector[_Message.TOTAL], vector[_Message.ATOMIC] = decided.total, decided.atomic
         if self.steps % PACED_EVERY == 0 and self._noise.weight >= TRUSTED_WEIGHT and self._timed.steps:
             step_s = self._timed.seconds / self._timed.steps
             if self._noise.weight >= SETTLED_WEIGHT:
-                vector[_Word.EVERY] = self._pace(step_s)
+                vector[_Message.EVERY] = self._pace(step_s)
             if self.world > 1:
-                vector[_Word.STRIDE] = stride_of(step_s)
+                vector[_Message.STRIDE] = stride_of(step_s)
 
     def _has_word(self) -> bool:
         """Whether this process has heard something that all are to hear in the next step."""
         reporter = self.reporter
-        heard = reporter is not None and (reporter.request is not None or reporter.fenced)
+        heard = reporter is not None and (reporter.request is not None or reporter.superseded)
         return self._stop or self._suspension.asked or heard
 
     def _pace(self, step_s: float) -> int:
@@ -662,29 +662,29 @@ class Run:
             pending.handle.wait()
         word = pending.vector.tolist()
         if pending.norms is not None:
-            self._take_norms(word[_Word.LOCAL_SQR], word[_Word.MEAN_SQR], pending)
-        if word[_Word.EVERY]:
-            self._meter.every = int(word[_Word.EVERY])
-        if word[_Word.STRIDE]:
-            self._stride = int(word[_Word.STRIDE])
-        if word[_Word.TOTAL]:
+            self._take_norms(word[_Message.LOCAL_SQR], word[_Message.MEAN_SQR], pending)
+        if word[_Message.EVERY]:
+            self._meter.every = int(word[_Message.EVERY])
+        if word[_Message.STRIDE]:
+            self._stride = int(word[_Message.STRIDE])
+        if word[_Message.TOTAL]:
             before = self._atomic
-            self._loader.size = self._batch = BatchSize(int(word[_Word.TOTAL]), int(word[_Word.ATOMIC]))
+            self._loader.size = self._batch = BatchSize(int(word[_Message.TOTAL]), int(word[_Message.ATOMIC]))
             self._timed, self._meter.sync = _Timed(), SyncTimer()
             if self._atomic > before:
                 self.save()  # memory may not suffice
             log.info("step=%d batch=%d atomic=%d", self.steps, self._batch.total, self._batch.atomic)
-        if word[_Word.FENCED]:
-            self._leave("fenced", FENCED)
-        if word[_Word.STOP]:
+        if word[_Message.SUPERSEDED]:
+            self._leave("superseded", SUPERSEDED)
+        if word[_Message.STOP]:
             self.save()
             if self._saver is not None:
                 self._saver.wait()
             self._leave("stopped", STOPPED)
-        if word[_Word.SAVE]:
+        if word[_Message.SAVE]:
             self.save()
-        if word[_Word.SUSPEND] or word[_Word.MOVE]:
-            self._stand_still(asked_by_daemon=bool(word[_Word.MOVE]))
+        if word[_Message.SUSPEND] or word[_Message.MOVE]:
+            self._stand_still(asked_by_daemon=bool(word[_Message.MOVE]))
 
     def _stand_still(self, *, asked_by_daemon: bool) -> None:
         """Move off the GPUs until this job may go on. While it stands still, processes exchange nothing: they may be frozen."""

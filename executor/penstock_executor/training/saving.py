@@ -16,7 +16,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from penstock_executor.checkpoint import Checkpoints, Fenced, NotSaved, Shards, fingerprint
+from penstock_executor.checkpoint import Checkpoints, NotSaved, Shards, Superseded, fingerprint
 
 log = logging.getLogger(__name__)
 
@@ -84,7 +84,7 @@ class Saver:
         self.parts = False
         """Whether a shard is a process's own part of the model, and not its share of each of the model's DTensors."""
         self._count = 0
-        self.fenced = False
+        self.superseded = False
         """A later run has begun: this one must stop."""
         self.failure: NotSaved | None = None
         """Why the last one was not written; None if it was."""
@@ -134,9 +134,9 @@ class Saver:
             if self.group is not None and self.group.rank() != 0:
                 return
             self.checkpoints.save(to_bytes(state), step, meta, shards)
-        except Fenced as error:
+        except Superseded as error:
             log.warning("step=%d %s", step, error)
-            self.fenced = True
+            self.superseded = True
         except NotSaved as error:
             log.error("step=%d %s", step, error)
             self.failure = error
@@ -171,7 +171,7 @@ class Saver:
         reasons = [reason for reason, _ in everyones if reason]
         if reasons:
             raise NotSaved(
-                f"no checkpoint written to {folder}: {reasons[0]}; those before it are whole, free some space or mend the"
+                f"no checkpoint written to {folder}: {reasons[0]}; those before it are whole, free some space or fix the"
                 " folder's permissions"
             )
         return Shards(folder, {name: found for _, files in everyones for name, found in files.items()})

@@ -45,10 +45,10 @@ class Choice:
 
 
 def may_leave(job: Job, cloud: CloudState) -> bool:
-    """Whether the job's wish, or else the site, lets it run in the cloud."""
-    if job.wish.burst is None:
+    """Whether the job's spec, or else the site, lets it run in the cloud."""
+    if job.spec.burst is None:
         return cloud.by_default
-    return job.wish.burst is not Burst.NEVER
+    return job.spec.burst is not Burst.NEVER
 
 
 def choices(snapshot: Snapshot) -> tuple[dict[JobId, list[Choice]], dict[JobId, Reason]]:
@@ -68,8 +68,8 @@ def choices(snapshot: Snapshot) -> tuple[dict[JobId, list[Choice]], dict[JobId, 
             continue
         options = _options(job, snapshot, cloud)
         affordable = [option for option in options if _refuses(cloud.budgets, job.account, option.usd) is None]
-        if job.wish.burst_budget_usd is not None:
-            affordable = [option for option in affordable if option.usd <= job.wish.burst_budget_usd]
+        if job.spec.burst_budget_usd is not None:
+            affordable = [option for option in affordable if option.usd <= job.spec.burst_budget_usd]
         short = [option for option in affordable if cloud.longest_s is None or option.pays_s <= cloud.longest_s]
         if short:
             found[job.id] = short
@@ -82,7 +82,7 @@ def choices(snapshot: Snapshot) -> tuple[dict[JobId, list[Choice]], dict[JobId, 
 
 def _closed(job: Job, cheapest: Choice, budgets: Iterable[BudgetLine]) -> Reason:
     line = _refuses(budgets, job.account, cheapest.usd)
-    why = str(line) if line is not None else f"its own burst_budget_usd=${job.wish.burst_budget_usd:.2f}"
+    why = str(line) if line is not None else f"its own burst_budget_usd=${job.spec.burst_budget_usd:.2f}"
     text = f"would leave for {cheapest.offer}, but {why} does not allow the ${cheapest.usd:.2f} that it may cost"
     return Reason(ReasonCode.CLOUD_BUDGET, text)
 
@@ -109,11 +109,11 @@ def leaves_s(job: Job, snapshot: Snapshot) -> float:
     """When the job's wait for GPUs on site is over, s since 1970."""
     cloud = snapshot.cloud
     assert cloud is not None, "only a site with a cloud lets jobs leave"
-    if job.wish.burst is Burst.ONLY:
+    if job.spec.burst is Burst.ONLY:
         return job.submit_s
     back_s = cloud.returned.get(job.id)
     runtime_s = runtime(job, snapshot).runtime_s
-    ask = Ask(job.wish.max_gpus, None if runtime_s is None else runtime_s / 3600)
+    ask = Ask(job.spec.max_gpus, None if runtime_s is None else runtime_s / 3600)
     wait_h = cloud.waiting.wait_h(ask, returned=back_s is not None)
     return (job.submit_s if back_s is None else back_s) + (wait_h or 0.0) * 3600
 
@@ -122,11 +122,11 @@ def runtime(job: Job, snapshot: Snapshot) -> Estimate:
     """How long the job will run on what it asks for: the best of what is known."""
     cloud, goodput = snapshot.cloud, 0.0
     work = snapshot.remaining.get(job.id)
-    if work is not None and job.wish.runtime_s is None:
+    if work is not None and job.spec.runtime_s is None:
         goodput = max((_goodput(snapshot, job, c) for c in _asked(job, snapshot)), default=0.0)
     history_s = cloud.history_s.get(job.id, ()) if cloud is not None else ()
     return estimate(
-        user_s=job.wish.runtime_s,
+        user_s=job.spec.runtime_s,
         work=work,
         goodput=goodput,
         history_s=history_s,
@@ -138,9 +138,9 @@ def _asked(job: Job, snapshot: Snapshot) -> set[Configuration]:
     """What the job asks for, on each of the site's types: as many whole nodes as it takes."""
     asked = set()
     for node in snapshot.nodes:
-        if job.wish.allows_type(node.gpu_type) and node.gpus > 0:
-            nodes = math.ceil(job.wish.max_gpus / node.gpus)
-            gpus = job.wish.max_gpus if nodes == 1 else nodes * node.gpus
+        if job.spec.allows_type(node.gpu_type) and node.gpus > 0:
+            nodes = math.ceil(job.spec.max_gpus / node.gpus)
+            gpus = job.spec.max_gpus if nodes == 1 else nodes * node.gpus
             asked.add(Configuration(nodes, gpus, node.gpu_type))
     return asked
 
@@ -156,14 +156,14 @@ def _options(job: Job, snapshot: Snapshot, cloud: CloudState) -> list[Choice]:
     known = runtime(job, snapshot)
     work = snapshot.remaining.get(job.id)
     gravity = Gravity(cloud.bytes_per_s, cloud.usd_per_gb)
-    data = float(job.wish.data_size_bytes or 0)
+    data = float(job.spec.data_size_bytes or 0)
     here = max((_goodput(snapshot, job, c) for c in _asked(job, snapshot)), default=0.0)
     found = []
     for offer in cloud.offers:
         goodput = _goodput(snapshot, job, Configuration(offer.nodes, offer.gpus, offer.gpu_type))
-        if offer.count < 1 or goodput <= 0 or not job.wish.allows(offer.gpu_type, offer.gpus):
+        if offer.count < 1 or goodput <= 0 or not job.spec.allows(offer.gpu_type, offer.gpus):
             continue
-        if work is not None and job.wish.runtime_s is None:
+        if work is not None and job.spec.runtime_s is None:
             runs_s: float | None = work / goodput
         elif known.runtime_s is not None:
             runs_s = known.runtime_s * (here / goodput if here > 0 else 1.0)
@@ -204,27 +204,27 @@ def recalls(snapshot: Snapshot, idle: Mapping[str, int], *, queue_empty: bool) -
         elif (
             cloud.waiting.kind is Wait.STAR
             and run.job not in cloud.returned
-            and job.wish.burst is not Burst.ONLY
+            and job.spec.burst is not Burst.ONLY
             and there_s > cloud.waiting.t_max_h * 3600
         ):
             text = f"comes back after {there_s:.0f} s in the cloud: star-wait lets a first run take {cloud.waiting.t_max_h} h"
             found[run.job] = Reason(ReasonCode.RECALLED, text)
         elif queue_empty and (where := _pays(job, run, snapshot, idle)) is not None:
-            idle[where] -= job.wish.min_gpus
-            text = f"comes back: {job.wish.min_gpus} {where} are idle on site, and more is left to pay than a restart loses"
+            idle[where] -= job.spec.min_gpus
+            text = f"comes back: {job.spec.min_gpus} {where} are idle on site, and more is left to pay than a restart loses"
             found[run.job] = Reason(ReasonCode.RECALLED, text)
     return found
 
 
 def _pays(job: Job, run: CloudRun, snapshot: Snapshot, idle: Mapping[str, int]) -> str | None:
     """The GPU type on which the job would go on at home, if it loses less work than it would still pay for; or None."""
-    wish = job.wish
-    if wish.burst is Burst.ONLY or not wish.preemptible or wish.adaptivity is Adaptivity.FIXED:
+    spec = job.spec
+    if spec.burst is Burst.ONLY or not spec.preemptible or spec.adaptivity is Adaptivity.FIXED:
         return None
     per_s = run.offer.usd_per_h / 3600
     there_s = max(snapshot.time_s - run.since_s - run.offer.boot_s, 0.0)
     # Adaptive jobs checkpoint when they are told to.
-    every_s = wish.checkpoint_every_s if wish.adaptivity is Adaptivity.RIGID else wish.checkpoint_every_s or 0.0
+    every_s = spec.checkpoint_every_s if spec.adaptivity is Adaptivity.RIGID else spec.checkpoint_every_s or 0.0
     lost = lost_s(there_s, every_s) + snapshot.restart_costs_s[job.id]
     left_s = run.usd / per_s - there_s
     work = snapshot.remaining.get(job.id)
@@ -233,5 +233,5 @@ def _pays(job: Job, run: CloudRun, snapshot: Snapshot, idle: Mapping[str, int]) 
         left_s = work / goodput if goodput > 0 else left_s
     if left_s <= lost:
         return None
-    fitting = (name for name, gpus in sorted(idle.items()) if wish.allows_type(name) and gpus >= wish.min_gpus)
+    fitting = (name for name, gpus in sorted(idle.items()) if spec.allows_type(name) and gpus >= spec.min_gpus)
     return next(fitting, None)

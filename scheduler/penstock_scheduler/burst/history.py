@@ -12,7 +12,7 @@ ALIKE = 20
 """Newest running times of a user's script that count."""
 
 
-class Past(Protocol):
+class EndedJob(Protocol):
     """A job that has ended, of whatever record."""
 
     @property
@@ -46,7 +46,7 @@ class Past(Protocol):
         ...
 
 
-def averages(past: Iterable[Past], prior: Averages) -> Averages:
+def averages(past: Iterable[EndedJob], prior: Averages) -> Averages:
     """Running averages over jobs that completed, oldest first, from `prior` on.
 
     Running time is from the first start to the end; GPUs are the mean number held over it. Jobs that never held a GPU do not
@@ -60,7 +60,7 @@ def averages(past: Iterable[Past], prior: Averages) -> Averages:
     return now
 
 
-def histories(jobs: Sequence[Job], past: Iterable[Past]) -> dict[JobId, tuple[float, ...]]:
+def histories(jobs: Sequence[Job], past: Iterable[EndedJob]) -> dict[JobId, tuple[float, ...]]:
     """Job -> running times in s of earlier jobs of the same user and name, oldest first; jobs without any are left out."""
     of: dict[tuple[str, str], list[float]] = {}
     for each in past:
@@ -69,7 +69,7 @@ def histories(jobs: Sequence[Job], past: Iterable[Past]) -> dict[JobId, tuple[fl
     return {job.id: tuple(of[job.user, job.name][-ALIKE:]) for job in jobs if (job.user, job.name) in of}
 
 
-def _runtime_s(job: Past) -> float | None:
+def _runtime_s(job: EndedJob) -> float | None:
     if job.ended != "COMPLETED" or job.start_s is None or job.end_s is None or job.end_s <= job.start_s:
         return None
     return job.end_s - job.start_s

@@ -12,8 +12,8 @@ import typer
 from penstock_profiles.sensitivity import Option
 from penstock_profiles.wire import Observation, Report
 from penstock_scheduler.cli.ask import JSON, STORE, ask, hours, tell_json, tell_table, when
+from penstock_scheduler.cli.options import numbers
 from penstock_scheduler.cli.top import asks_for
-from penstock_scheduler.cli.words import numbers
 from penstock_scheduler.errors import ConfigError, PenstockError
 from penstock_scheduler.explain import explain as explain_round
 from penstock_scheduler.explain import words
@@ -21,7 +21,7 @@ from penstock_scheduler.messages import MAX_PAGE, JobView, LedgerLine, ShareView
 from penstock_scheduler.model import Configuration
 from penstock_scheduler.policies.tuning import Amount
 from penstock_scheduler.shares import sensitivity_words
-from penstock_scheduler.words import duration
+from penstock_scheduler.units import duration
 
 if TYPE_CHECKING:
     from penstock_scheduler.client import Client
@@ -58,7 +58,7 @@ def list_(
         tell_json(found)
         return
     rows = [
-        (view.id, view.name, view.user, _state(view), asks_for(view.wish), _holds(view), _progress(view), view.reason)
+        (view.id, view.name, view.user, _state(view), asks_for(view.spec), _holds(view), _progress(view), view.reason)
         for view in found
     ]
     tell_table(("JOB", "NAME", "USER", "STATE", "ASKS FOR", "HAS", "DONE", "REASON"), rows, "no jobs")
@@ -76,7 +76,7 @@ def show(job: str = JOB, store: str = STORE, as_json: bool = JSON) -> None:
         "job": view.id + (f" ({view.name})" if view.name else ""),
         "user": view.user + (f", account {view.account}" if view.account else ""),
         "state": _state(view) + (f", exit code {view.exit_code}" if view.exit_code is not None else ""),
-        "asks for": asks_for(view.wish),
+        "asks for": asks_for(view.spec),
         "has": _holds(view),
         "on": ", ".join(f"{node} ({gpus})" for node, gpus in where.nodes.items()) if where else "",
         "submitted": when(view.submit_s),

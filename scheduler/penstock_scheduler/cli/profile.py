@@ -25,12 +25,12 @@ from penstock_profiles.wire import (
     CPU,
     PROFILE_JOB,
     PROFILE_VARIABLE,
+    BatchTrial,
     Body,
     Ended,
     Observation,
     ProfileRequest,
     Started,
-    Trial,
 )
 from penstock_scheduler import __version__
 from penstock_scheduler.errors import PenstockError
@@ -65,7 +65,9 @@ def profile(
     with contextlib.ExitStack() as stack:
         target = _open_target(stack, gpu_type, console)
         gpu_type = gpu_type or target.gpu_type
-        run = _Run(target, ProfileRequest(gpu_type=gpu_type, min_batch=min_batch, max_batch=max_batch, seconds=seconds))
+        run = _ProfiledRun(
+            target, ProfileRequest(gpu_type=gpu_type, min_batch=min_batch, max_batch=max_batch, seconds=seconds)
+        )
         try:
             profile_file(folder, name, gpu_type)  # a name that is no good is told before anything runs
             with console.status("starting") as status:
@@ -155,7 +157,7 @@ def _open_target(stack: contextlib.ExitStack, gpu_type: str, console: Console) -
     return _Target({})
 
 
-class _Run:
+class _ProfiledRun:
     """One run of the program, and what it reports."""
 
     def __init__(self, target: _Target, request: ProfileRequest) -> None:
@@ -241,9 +243,9 @@ class _Run:
         match body:
             case Started():
                 self._versions = body.versions
-            case Trial(out_of_memory=True):
+            case BatchTrial(out_of_memory=True):
                 self._too_large = body.atomic_batch  # of several, the last is the smallest
-            case Trial():
+            case BatchTrial():
                 self._batch, self._peak_mb = body.atomic_batch, None
             case Observation():
                 memory_mb = self._peak_mb if body.memory_mb is None else body.memory_mb

@@ -26,8 +26,8 @@ from penstock_profiles.sensitivity import (
 )
 from penstock_profiles.wire import MEASURING_VARIABLE, SPOOL_VARIABLE, Ended, Observation
 from penstock_scheduler.cli.ask import JSON, tell_table
+from penstock_scheduler.cli.options import split
 from penstock_scheduler.cli.profile import TICK_S, name_of, running, status_of, tail_of
-from penstock_scheduler.cli.words import split
 from penstock_scheduler.errors import ConfigError, PenstockError
 from penstock_scheduler.spool import Spool
 

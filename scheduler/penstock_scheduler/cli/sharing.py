@@ -10,7 +10,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from penstock_profiles.colocation import Colocation, ColocationError, read_pairs
-from penstock_scheduler.cli.words import numbers, split
+from penstock_scheduler.cli.options import numbers, split
 from penstock_scheduler.errors import ConfigError
 from penstock_scheduler.policies import sharing_parts
 from penstock_scheduler.simulator.agents import AgentSettings, SimulatedAgents
@@ -141,7 +141,7 @@ class Shared:
                 f"Nobody knows the memory of {len(unsized)} of {jobs} jobs ({_some(unsized)}): it is taken to fit beside "
                 "any other's."
             )
-        if trials := sum(job.wish.trial_group is not None for job in workload.jobs):
+        if trials := sum(job.spec.trial_group is not None for job in workload.jobs):
             found.append(
                 f"{trials} of {jobs} jobs are trials of a search: none ends early, for their results are not simulated."
             )

@@ -16,8 +16,8 @@ from rich.table import Table
 
 from penstock_profiles.profiles import ProfileError
 from penstock_profiles.sensitivity import SensitivityProfile, SensitivityStore
+from penstock_scheduler.cli.options import numbers, split
 from penstock_scheduler.cli.sharing import SharingOptions, shared_by
-from penstock_scheduler.cli.words import numbers, split
 from penstock_scheduler.errors import ConfigError
 from penstock_scheduler.model import Node
 from penstock_scheduler.nodespec import SpecError

@@ -27,10 +27,10 @@ from penstock_scheduler.messages import (
     Submission,
     TokenOrder,
 )
-from penstock_scheduler.model import JobWish
-from penstock_scheduler.model.wish import describe_errors
+from penstock_scheduler.model import JobSpec
+from penstock_scheduler.model.spec import describe_errors
 from penstock_scheduler.sharing.messages import AWAY_S, NodeStatus, status_file
-from penstock_scheduler.words import duration
+from penstock_scheduler.units import duration
 
 if TYPE_CHECKING:
     from penstock_scheduler.client import Client
@@ -75,7 +75,7 @@ def queue(as_json: bool = JSON) -> None:
 
 
 def nodes(as_json: bool = JSON) -> None:
-    """Show the nodes: GPUs given out by Penstock, held by others, free."""
+    """Show the nodes: GPUs allocated by Penstock, held by others, free."""
     found = ask(lambda penstock: penstock.nodes())
     if as_json:
         tell_json(found)
@@ -124,9 +124,9 @@ def rounds(
 
 def plan(
     dry_run: bool = typer.Option(
-        False, "--dry-run", help="What a job of this wish would get now; nothing is submitted."
+        False, "--dry-run", help="What a job of this job spec would get now; nothing is submitted."
     ),
-    wish: str = typer.Option("{}", help="With --dry-run: the wish, as JSON, such as '{\"max_gpus\": 8}'."),
+    spec: str = typer.Option("{}", help="With --dry-run: the job spec, as JSON, such as '{\"max_gpus\": 8}'."),
     name: str | None = typer.Option(None, help="With --dry-run: the job's name, by which stored profiles are found."),
     partition: str | None = typer.Option(None, help="With --dry-run: Slurm's partition."),
     account: str | None = typer.Option(None, help="With --dry-run: Slurm's account."),
@@ -135,10 +135,10 @@ def plan(
     """Show what the newest round gives to jobs; or, with --dry-run, what one more job would get."""
     if dry_run:
         try:
-            asked = JobWish.model_validate_json(wish)
+            asked = JobSpec.model_validate_json(spec)
         except ValidationError as error:
-            raise ConfigError("--wish: " + "; ".join(describe_errors(error, JobWish))) from None
-        order = Submission(command=("true",), wish=asked, name=name, partition=partition, account=account)
+            raise ConfigError("--job spec: " + "; ".join(describe_errors(error, JobSpec))) from None
+        order = Submission(command=("true",), spec=asked, name=name, partition=partition, account=account)
         said = ask(lambda penstock: penstock.forecast(order))
         if as_json:
             tell_json(said)
@@ -250,7 +250,7 @@ def drain(
         raise ConfigError("; ".join(describe_errors(error, DrainOrder))) from None
     if end:
         ask(lambda penstock: penstock.end_drain(order.kind, order.name))
-        typer.echo("{}" if as_json else f"The {kind} {name} is given out again from the next round on.")
+        typer.echo("{}" if as_json else f"The {kind} {name} is allocated again from the next round on.")
         return
     said = ask(lambda penstock: penstock.drain(order))
     if as_json:

@@ -13,7 +13,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from penstock_scheduler.cli.ask import STATE
-from penstock_scheduler.model import Adaptivity, Job, JobWish, Phase
+from penstock_scheduler.model import Adaptivity, Job, JobSpec, Phase
 from penstock_scheduler.records import RoundRecord
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def _jobs(record: RoundRecord, width: int) -> Table:
         cells = [
             Text(job.id),
             Text(job.name),
-            Text(asks_for(job.wish)),
+            Text(asks_for(job.spec)),
             Text(job.phase.value, style=_STYLES[job.phase]),
             Text(_has(job)),
             *([Text(_nodes(job, in_full=width >= _WIDE))] if roomy else []),
@@ -110,11 +110,11 @@ def _jobs(record: RoundRecord, width: int) -> Table:
     return table
 
 
-def asks_for(wish: JobWish) -> str:
-    """A wish in a few words, such as `1-16 t4|a100`, `2 ^t4` or, if it is not adaptive, `rigid 4`."""
-    count = str(wish.max_gpus) if wish.min_gpus == wish.max_gpus else f"{wish.min_gpus}-{wish.max_gpus}"
-    words = f"{count} {'|'.join(wish.gpu_types or [f'^{name}' for name in wish.excluded_gpu_types or ()])}".rstrip()
-    return words if wish.adaptivity is Adaptivity.ADAPTIVE else f"{wish.adaptivity.value} {words}"
+def asks_for(spec: JobSpec) -> str:
+    """A job spec in a few words, such as `1-16 t4|a100`, `2 ^t4` or, if it is not adaptive, `rigid 4`."""
+    count = str(spec.max_gpus) if spec.min_gpus == spec.max_gpus else f"{spec.min_gpus}-{spec.max_gpus}"
+    words = f"{count} {'|'.join(spec.gpu_types or [f'^{name}' for name in spec.excluded_gpu_types or ()])}".rstrip()
+    return words if spec.adaptivity is Adaptivity.ADAPTIVE else f"{spec.adaptivity.value} {words}"
 
 
 def _title(record: RoundRecord, now_s: float | None) -> Text:
@@ -160,7 +160,7 @@ def _types(record: RoundRecord, width: int) -> Table:
             counted = min(counted + max(gpus, 0), total)
             bar.append(sign * (round(counted / cell) - drawn), style=style)
             drawn = round(counted / cell)
-        words = f"{mine} of {total} given out" + (f", {others} used by other jobs" if others else "")
+        words = f"{mine} of {total} allocated" + (f", {others} used by other jobs" if others else "")
         words += f", {out} out of service" if out else ""
         table.add_row(Text(gpu_type, style="bold"), bar, words)
     return table

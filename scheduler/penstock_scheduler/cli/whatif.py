@@ -15,10 +15,10 @@ from rich.progress import Progress
 
 from penstock_profiles.families import load_families
 from penstock_profiles.gpus import load_gpus
+from penstock_scheduler.cli.options import numbers, split
 from penstock_scheduler.cli.sharing import Learned, SharingOptions, shared_by
 from penstock_scheduler.cli.simulate import AGENTS, ASSUME_UTILISATION, DRAW_KINDS, PAIR_TYPES, PAIRS
 from penstock_scheduler.cli.simulation import make_folder, progress, settings_of, tell
-from penstock_scheduler.cli.words import numbers, split
 from penstock_scheduler.errors import ConfigError
 from penstock_scheduler.model import Node
 from penstock_scheduler.nodespec import parse_nodes
@@ -27,7 +27,14 @@ from penstock_scheduler.pairs import open_pairs
 from penstock_scheduler.simulator.cluster import nodes_from_spec
 from penstock_scheduler.simulator.metrics import job_rows, summarise
 from penstock_scheduler.simulator.outcomes import Result, over_seeds
-from penstock_scheduler.simulator.past import Past, PastModels, PastTruth, on_types, past, unknown_types
+from penstock_scheduler.simulator.recorded import (
+    RecordedHistory,
+    RecordedModels,
+    RecordedTruth,
+    on_types,
+    recorded_history,
+    unknown_types,
+)
 from penstock_scheduler.simulator.run import Driving, Scenario, Simulation, driving_of, simulate
 from penstock_scheduler.simulator.workloads import jittered
 from penstock_scheduler.store import open_store
@@ -71,7 +78,7 @@ def whatif(
             f"no job of the record is known to run on {', '.join(unknown)}; say how fast it is, such as "
             f"--like {unknown[0]}={record.nodes[0].gpu_type}:2 for twice as fast"
         )
-    scenario = Scenario(nodes, record.workload, PastTruth(truths), load_families(), load_gpus())
+    scenario = Scenario(nodes, record.workload, RecordedTruth(truths), load_families(), load_gpus())
     scenario.check()
     shared = shared_by(
         names,
@@ -85,7 +92,7 @@ def whatif(
     if out is not None:
         make_folder(out)
     results = [_result(RECORDED, 0, _lived(record, scenario), record, costs)]
-    models = PastModels(truths)
+    models = RecordedModels(truths)
     with progress(len(record.workload.jobs) * len(names) * seeds, quiet=as_json) as show:
         for seed, name in ((seed, name) for seed in range(seeds) for name in names):
             other = replace(scenario, workload=jittered(record.workload, seed, record.round_s))
@@ -109,15 +116,15 @@ def whatif(
     tell(results, document, out, as_json=as_json, aloud=document["notes"])
 
 
-def _read(store: str, *, quiet: bool) -> Past:
+def _read(store: str, *, quiet: bool) -> RecordedHistory:
     """The record in a store. The one place that opens one."""
     opened = open_store(store)
     with Progress(console=Console(stderr=True), transient=True, disable=quiet) as shown:
         rounds = shown.track(opened.round_numbers(), description="rounds of the record")
-        return past((opened.round(number) for number in rounds), opened.reports())
+        return recorded_history((opened.round(number) for number in rounds), opened.reports())
 
 
-def _learned(store: str, record: Past, like: Mapping[str, str]) -> Learned:
+def _learned(store: str, record: RecordedHistory, like: Mapping[str, str]) -> Learned:
     """What the site knows of pairs: the daemon's file, or where the store is in no folder of its, what was in its rounds.
 
     Raises ConfigError: the file cannot be read.
@@ -164,25 +171,25 @@ def _likes(text: str) -> Mapping[str, tuple[str, float]]:
     return found
 
 
-def _driving(name: str, record: Past) -> Driving:
-    """As in any simulation, but in the daemon's own rounds, and by the jobs' own wishes: nobody knows another request."""
+def _driving(name: str, record: RecordedHistory) -> Driving:
+    """As in any simulation, but in the daemon's own rounds, and by the jobs' own job specs: nobody knows another request."""
     driving = driving_of(name)
     return replace(driving, round_s=None if driving.round_s is None else record.round_s, as_requested=False)
 
 
-def _rigid(names: Sequence[str], record: Past) -> list[str]:
+def _rigid(names: Sequence[str], record: RecordedHistory) -> list[str]:
     """That some policies choose no number of GPUs, where that makes a difference, in a sentence."""
     rigid = [name for name in names if driving_of(name).as_requested]
-    elastic = sum(job.wish.min_gpus < job.wish.max_gpus for job in record.workload.jobs)
+    elastic = sum(job.spec.min_gpus < job.spec.max_gpus for job in record.workload.jobs)
     if not rigid or not elastic:
         return []
     jobs = len(record.workload.jobs)
     return [
-        f"{elastic} of {jobs} jobs take fewer GPUs, too: {', '.join(rigid)} gives each the most that its wish names."
+        f"{elastic} of {jobs} jobs take fewer GPUs, too: {', '.join(rigid)} gives each the most that its job spec names."
     ]
 
 
-def _lived(record: Past, scenario: Scenario) -> Simulation:
+def _lived(record: RecordedHistory, scenario: Scenario) -> Simulation:
     """What really happened, as if it had been simulated."""
     here = replace(scenario, nodes=record.nodes)
     return Simulation(
@@ -196,7 +203,9 @@ def _lived(record: Past, scenario: Scenario) -> Simulation:
     )
 
 
-def _result(name: str, seed: int, simulation: Simulation, record: Past, costs: Mapping[str, float] | None) -> Result:
+def _result(
+    name: str, seed: int, simulation: Simulation, record: RecordedHistory, costs: Mapping[str, float] | None
+) -> Result:
     """With the figures of those jobs that ended in the record, on all sides."""
     rows = [row for row in job_rows(simulation, costs) if row.id in record.ended]
     return Result(name, seed, simulation, rows, summarise(simulation, rows))

@@ -31,7 +31,7 @@ from penstock_scheduler.model.plan import (
 )
 from penstock_scheduler.model.sharing import JobUse, KnownPair, Limit, Pack, PackSeen, SharedGpus, SharingState
 from penstock_scheduler.model.snapshot import ClusterState, Snapshot
-from penstock_scheduler.model.wish import Adaptivity, Burst, EstimatorKind, GpuClass, JobWish, parse_wish, validate_wish
+from penstock_scheduler.model.spec import Adaptivity, Burst, EstimatorKind, GpuClass, JobSpec, parse_spec, validate_spec
 
 __all__ = [
     "Action",
@@ -55,8 +55,8 @@ __all__ = [
     "Hold",
     "Job",
     "JobId",
+    "JobSpec",
     "JobUse",
-    "JobWish",
     "KnownPair",
     "Limit",
     "Migrate",
@@ -85,6 +85,6 @@ __all__ = [
     "SolveStatus",
     "Start",
     "Suspend",
-    "parse_wish",
-    "validate_wish",
+    "parse_spec",
+    "validate_spec",
 ]

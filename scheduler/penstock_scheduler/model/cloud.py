@@ -81,7 +81,7 @@ class CloudState:
     budgets: tuple[BudgetLine, ...] = ()
     waiting: WaitingPolicy = field(default_factory=lambda: WaitingPolicy(Wait.NONE))
     by_default: bool = False
-    """Whether jobs whose wish does not say may leave."""
+    """Whether jobs whose job spec does not say may leave."""
     at_cap: Literal["finish", "recall"] = "finish"
     """What becomes of what runs when a budget is used up."""
     margin: float = 0.25

@@ -91,7 +91,7 @@ class Node:
     state: str = ""
     """The cluster's own words for the node's state, for people."""
     memory_mb: int = 0
-    """Memory that jobs may have, MB as Slurm counts them; 0: not known, or not given out by the cluster."""
+    """Memory that jobs may have, MB as Slurm counts them; 0: not known, or not allocated by the cluster."""
     memory_others_mb: int = 0
     """Memory that jobs hold which Penstock does not manage."""
 

@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Literal, Protocol
 
 from penstock_scheduler.model.cluster import Placement
-from penstock_scheduler.model.wish import JobWish
+from penstock_scheduler.model.spec import JobSpec
 
 JobId = str
 """Slurm's number for the job, as text."""
@@ -32,7 +32,7 @@ class Job:
     id: JobId
     name: str
     user: str
-    wish: JobWish
+    spec: JobSpec
     partitions: tuple[str, ...]
     """Partitions, all managed, in which it may run; the one that it was submitted to first."""
     phase: Phase

@@ -47,7 +47,7 @@ class Pack:
 
 @dataclass(frozen=True, slots=True)
 class SharedGpus:
-    """GPUs of a node that are fenced off from the cluster, for packs that use them: all at once if they fit, or else in turns."""
+    """GPUs of a node that are reserved from the cluster, for packs that use them: all at once if they fit, or else in turns."""
 
     node: str
     gpus: int

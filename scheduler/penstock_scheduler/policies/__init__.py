@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from penstock_scheduler.errors import ConfigError
-from penstock_scheduler.model.wish import describe_errors
+from penstock_scheduler.model.spec import describe_errors
 from penstock_scheduler.policies.antman import Antman, AntmanSettings
 from penstock_scheduler.policies.budgets import WithBudgets
 from penstock_scheduler.policies.cloud import WithCloud

@@ -41,7 +41,7 @@ class WithCloud(Wrapper):
             return self._policy.decide(snapshot)
         away = {run.job: run for run in cloud.runs}
         found, closed = choices(snapshot)
-        only = {job.id for job in snapshot.jobs if job.wish.burst is Burst.ONLY and job.id not in away}
+        only = {job.id for job in snapshot.jobs if job.spec.burst is Burst.ONLY and job.id not in away}
         here = tuple(job for job in snapshot.jobs if job.id not in away and job.id not in only)
         plan = self._policy.decide(dataclasses.replace(snapshot, jobs=here))
         waiting, bursts = dict(plan.waiting), dict(plan.bursts)

@@ -78,8 +78,8 @@ def is_regular(configuration: Configuration, sizes: Iterable[int]) -> bool:
 
 
 def allowed(job: Job, configuration: Configuration) -> bool:
-    """Whether the job's own wish lets it have this configuration."""
-    return job.wish.allows(configuration.gpu_type, configuration.gpus)
+    """Whether the job's own job spec lets it have this configuration."""
+    return job.spec.allows(configuration.gpu_type, configuration.gpus)
 
 
 def open_nodes(nodes: Iterable[Node], job: Job) -> list[Node]:
@@ -134,13 +134,13 @@ def pinned(snapshot: Snapshot) -> dict[JobId, Placement]:
 
 def movable(job: Job) -> bool:
     """Whether a running job may be stopped, moved or resized."""
-    return job.wish.preemptible and job.wish.adaptivity is not Adaptivity.FIXED
+    return job.spec.preemptible and job.spec.adaptivity is not Adaptivity.FIXED
 
 
 def pinned_assignment(job: Job, placement: Placement, snapshot: Snapshot) -> Assignment:
     """What a pinned job gets: what it has, or is about to have."""
     if job.phase is Phase.RUNNING:
-        why = "it is fixed" if job.wish.adaptivity is Adaptivity.FIXED else "it is not preemptible"
+        why = "it is fixed" if job.spec.adaptivity is Adaptivity.FIXED else "it is not preemptible"
         reason = Reason(ReasonCode.PINNED, f"keeps {placement.configuration}: {why}")
     else:
         reason = Reason(ReasonCode.IN_FLIGHT, f"on its way to {placement.configuration}")
@@ -194,8 +194,8 @@ ALIKE = 1000
 class Requests:
     """The fixed request of each job: the most GPUs that it asks for and that exist, on each type where it makes progress.
 
-    Keeps those of jobs whose wish and model are the same as in the last round; and of jobs with the very same wish and model,
-    of which a trace has thousands, so that they are asked about once.
+    Keeps those of jobs whose job spec and model are the same as in the last round; and of jobs with the very same job spec
+    and model, of which a trace has thousands, so that they are asked about once.
     """
 
     def __init__(self) -> None:
@@ -221,7 +221,7 @@ class Requests:
 
     def _of_alike(self, job: Job, model: AnyEstimator) -> tuple[Job, AnyEstimator, Request]:
         key = (
-            id(job.wish),
+            id(job.spec),
             id(model),
             job.partitions,
             job.reservation,
@@ -231,11 +231,11 @@ class Requests:
         return self._alike[key]
 
     def _request(self, job: Job, model: AnyEstimator) -> Request:
-        key = (job.partitions, job.reservation, job.wish.max_gpus)
+        key = (job.partitions, job.reservation, job.spec.max_gpus)
         if key not in self._shapes:
-            self._shapes[key] = configurations(open_nodes(self._nodes, job), {job.wish.max_gpus}, job.wish.max_gpus)
+            self._shapes[key] = configurations(open_nodes(self._nodes, job), {job.spec.max_gpus}, job.spec.max_gpus)
         fitting = sorted((option for option in self._shapes[key] if allowed(job, option)), key=lambda c: -c.gpus)
-        types = job.wish.gpu_types or tuple(sorted({option.gpu_type for option in fitting}))
+        types = job.spec.gpu_types or tuple(sorted({option.gpu_type for option in fitting}))
         request: Request = {}
         for option in fitting:
             if request and option.gpus < next(iter(request)).gpus:
@@ -259,7 +259,7 @@ def _frame(node: Node) -> tuple[object, ...]:
 
 
 def _asks(job: Job) -> tuple[object, ...]:
-    return job.wish, job.partitions, job.reservation
+    return job.spec, job.partitions, job.reservation
 
 
 def ran_s(snapshot: Snapshot, job: Job, gpus: int) -> float:
@@ -283,28 +283,28 @@ def remaining_s(snapshot: Snapshot, job: Job, option: Configuration, goodput: fl
 
 def never_fits(job: Job, nodes: Sequence[Node], options: Iterable[Configuration] | None = None) -> Reason:
     """Why the job can never start. `options`: all that it could have; None: what the nodes have for a job of its size."""
-    wish = job.wish
+    spec = job.spec
     if options is None:
-        options = configurations(nodes, {wish.max_gpus})
+        options = configurations(nodes, {spec.max_gpus})
     types = sorted({node.gpu_type for node in nodes})
     needs = smallest_need(job)
-    if types and not any(map(wish.allows_type, types)):
-        wanted = f"has {', '.join(wish.gpu_types)}" if wish.gpu_types else "is of another type than those excluded"
+    if types and not any(map(spec.allows_type, types)):
+        wanted = f"has {', '.join(spec.gpu_types)}" if spec.gpu_types else "is of another type than those excluded"
         text = f"no node here {wanted}; the types are {', '.join(types)}: change gpu_types or excluded_gpu_types"
         return Reason(ReasonCode.NEVER_FITS, text, needs)
-    shapes = [option for option in options if wish.allows_type(option.gpu_type)]
+    shapes = [option for option in options if spec.allows_type(option.gpu_type)]
     sizes = sorted({option.gpus for option in shapes})
     if not sizes:
         return Reason(ReasonCode.NEVER_FITS, "no usable node has GPUs of its types now: all are down or drained", needs)
-    if not any(wish.min_gpus <= size <= wish.max_gpus for size in sizes):
-        few_to_many = f"{wish.min_gpus}" + (f" to {wish.max_gpus}" if wish.max_gpus != wish.min_gpus else "")
+    if not any(spec.min_gpus <= size <= spec.max_gpus for size in sizes):
+        few_to_many = f"{spec.min_gpus}" + (f" to {spec.max_gpus}" if spec.max_gpus != spec.min_gpus else "")
         text = (
             f"needs {few_to_many} GPUs, but jobs can have "
             f"{', '.join(map(str, sizes))} here: change min_gpus or max_gpus"
         )
         return Reason(ReasonCode.NEVER_FITS, text, needs)
-    if not any(wish.allows(option.gpu_type, option.gpus) for option in shapes):
-        text = f"no count that jobs can have here is a multiple of scale_unit={wish.scale_unit}: change it or max_gpus"
+    if not any(spec.allows(option.gpu_type, option.gpus) for option in shapes):
+        text = f"no count that jobs can have here is a multiple of scale_unit={spec.scale_unit}: change it or max_gpus"
         return Reason(ReasonCode.NEVER_FITS, text, needs)
     return Reason(
         ReasonCode.NEVER_FITS, "its model gives no progress on any configuration: check its goodput_table", needs
@@ -313,11 +313,11 @@ def never_fits(job: Job, nodes: Sequence[Node], options: Iterable[Configuration]
 
 def smallest_need(job: Job) -> str:
     """The least that a job needs, in words."""
-    wish = job.wish
-    types = " or ".join(wish.gpu_types or ()) or "any"
-    if wish.excluded_gpu_types:
-        types = f"any but {', '.join(wish.excluded_gpu_types)}"
-    return f"{wish.min_gpus} GPU{'s' if wish.min_gpus > 1 else ''} of type {types}"
+    spec = job.spec
+    types = " or ".join(spec.gpu_types or ()) or "any"
+    if spec.excluded_gpu_types:
+        types = f"any but {', '.join(spec.excluded_gpu_types)}"
+    return f"{spec.min_gpus} GPU{'s' if spec.min_gpus > 1 else ''} of type {types}"
 
 
 def capacities(nodes: Iterable[Node], pins: Mapping[JobId, Placement]) -> dict[str, int]:

@@ -106,12 +106,12 @@ def colocation(state: SharingState, gpu_types: Iterable[str]) -> Colocation:
 
 def priority(job: Job) -> int:
     """Whose turn goes before whose: a guaranteed job's before others."""
-    return 1 if job.wish.gpu_class is GpuClass.GUARANTEED else 0
+    return 1 if job.spec.gpu_class is GpuClass.GUARANTEED else 0
 
 
 def _search_of(job: Job) -> tuple[str, str] | None:
     """Whose trial it is: the user, and what that one calls the search."""
-    return None if job.wish.trial_group is None else (job.user, job.wish.trial_group)
+    return None if job.spec.trial_group is None else (job.user, job.spec.trial_group)
 
 
 def tenant(job: Job, gpus: int, state: SharingState) -> Tenant:
@@ -137,8 +137,8 @@ class Gandiva:
 
 
 @dataclass(slots=True)
-class _Site:
-    """A node whose GPUs are given out here."""
+class _SharedNode:
+    """A node whose GPUs are allocated here."""
 
     node: Node
     gpus: int
@@ -175,8 +175,8 @@ class _Round:
         """Jobs that are in flight, or have been moved in this round: they are left alone."""
         self._gpus: dict[JobId, int] = {}
         """GPUs of each job that has a place on one node."""
-        self._sites: dict[str, _Site] = {}
-        self._site_of: dict[JobId, _Site] = {}
+        self._sites: dict[str, _SharedNode] = {}
+        self._site_of: dict[JobId, _SharedNode] = {}
         self._why: dict[JobId, str] = {}
         self._waiting: dict[JobId, Reason] = {}
         self._queue: list[Job] = []
@@ -275,7 +275,7 @@ class _Round:
             self._allowance.take(self._jobs[job_id], where.gpus, where.gpu_type)
         for node in self._snapshot.nodes:
             if node.usable:
-                self._sites[node.name] = _Site(node, max(node.gpus_for_us - taken[node.name], 0))
+                self._sites[node.name] = _SharedNode(node, max(node.gpus_for_us - taken[node.name], 0))
         by_node: dict[str, dict[JobId, tuple[Job, Placement]]] = {}
         for job, where in sorted(residents, key=lambda each: (each[0].submit_s, each[0].id)):
             self._gpus[job.id] = where.gpus
@@ -284,7 +284,7 @@ class _Round:
         for name, there in by_node.items():
             self._house(self._sites[name], there)
 
-    def _house(self, site: _Site, there: dict[JobId, tuple[Job, Placement]]) -> None:
+    def _house(self, site: _SharedNode, there: dict[JobId, tuple[Job, Placement]]) -> None:
         """Put the jobs of a node in the packs in which they are; who has no room any more is in the queue again."""
         packs = []
         for group in self._state.groups if self._state is not None else ():
@@ -317,7 +317,7 @@ class _Round:
         assert where is not None, "it has a place"
         return where.gpu_type
 
-    def _add(self, site: _Site, jobs: tuple[JobId, ...]) -> None:
+    def _add(self, site: _SharedNode, jobs: tuple[JobId, ...]) -> None:
         gpus = max(self._gpus[job] for job in jobs)
         limits = self._memory.limits(jobs, site.node.gpu_type) or ()
         site.packs.append(Pack(jobs, gpus, max(priority(self._jobs[job]) for job in jobs), limits=limits))
@@ -344,7 +344,7 @@ class _Round:
             for measured in undo(all_measured, spare, self._settings.packing):
                 self._split(site, {one.job for one in measured.pack})
 
-    def _split(self, site: _Site, jobs: set[JobId]) -> None:
+    def _split(self, site: _SharedNode, jobs: set[JobId]) -> None:
         """Take a pack apart; its jobs stay on the node."""
         pack = next(pack for pack in site.packs if set(pack.jobs) == jobs)
         site.packs.remove(pack)
@@ -354,20 +354,20 @@ class _Round:
 
     # Who waits.
 
-    def _grown(self, site: _Site) -> list[tuple[Pack, int]]:
+    def _grown(self, site: _SharedNode) -> list[tuple[Pack, int]]:
         """Jobs that have grown on a node and the GPUs that each can give back, those with most first."""
         found = []
         for pack in site.packs:
             job = self._jobs[pack.jobs[0]]
-            least = job.wish.min_gpus
+            least = job.spec.min_gpus
             settled = job.id not in self._busy or job.phase is Phase.QUEUED
-            grown = len(pack.jobs) == 1 and job.wish.grow_shrink and pack.gpus > least and settled
+            grown = len(pack.jobs) == 1 and job.spec.grow_shrink and pack.gpus > least and settled
             allowed = common.allowed(job, Configuration(1, least, site.node.gpu_type)) and self._may_be_on(job.id, site)
             if grown and allowed:
                 found.append((pack, pack.gpus - least))
         return sorted(found, key=lambda each: -each[1])
 
-    def _give_back(self, site: _Site, pack: Pack, gpus: int) -> None:
+    def _give_back(self, site: _SharedNode, pack: Pack, gpus: int) -> None:
         job = self._jobs[pack.jobs[0]]
         self._allowance.take(job, -gpus, site.node.gpu_type)
         self._gpus[job.id] = pack.gpus - gpus
@@ -375,7 +375,7 @@ class _Round:
         self._busy.add(job.id)
         self._why[job.id] = f"gives back {gpus} GPUs that others need"
 
-    def _shrink(self, site: _Site, free: int) -> None:
+    def _shrink(self, site: _SharedNode, free: int) -> None:
         """Let jobs that have grown go back to what they asked for, until so many GPUs of the node are free."""
         for pack, gpus in self._grown(site):
             if site.gpus - site.wanted < free:
@@ -425,8 +425,8 @@ class _Round:
     def _request(self, job: Job) -> common.Request:
         """What a job asks for; one that grows and shrinks asks for the least, and grows into what is idle."""
         request = self._requests[job.id]
-        least = job.wish.min_gpus
-        if not job.wish.grow_shrink or not request or next(iter(request)).gpus == least:
+        least = job.spec.min_gpus
+        if not job.spec.grow_shrink or not request or next(iter(request)).gpus == least:
             return request
         types = dict.fromkeys(option.gpu_type for option in request)
         smaller = {Configuration(1, least, gpu_type): 0.0 for gpu_type in types}
@@ -487,12 +487,12 @@ class _Round:
 
     # Where a job of one node may go: the ways to find it a place, in the order in which they are tried.
 
-    def _free(self, gpus: int, sites: Sequence[_Site], most: float = 1.0) -> _Site | None:
+    def _free(self, gpus: int, sites: Sequence[_SharedNode], most: float = 1.0) -> _SharedNode | None:
         """Algorithm 1, up to so many times the GPUs of a node."""
         landing = land(gpus, [site.view() for site in sites], most, spread=False)
         return self._sites[landing.shares[0][0]] if landing is not None else None
 
-    def _freed(self, gpus: int, sites: Sequence[_Site]) -> _Site | None:
+    def _freed(self, gpus: int, sites: Sequence[_SharedNode]) -> _SharedNode | None:
         """The node on which jobs that have grown must give back least."""
         back = [(sum(more for _, more in self._grown(site)), site) for site in sites]
         able = [site for more, site in back if more > 0 and site.free + more >= gpus]
@@ -502,10 +502,10 @@ class _Round:
         self._shrink(site, gpus)
         return site
 
-    def _turn(self, gpus: int, sites: Sequence[_Site]) -> _Site | None:
+    def _turn(self, gpus: int, sites: Sequence[_SharedNode]) -> _SharedNode | None:
         return self._free(gpus, sites, self._max_height)
 
-    def _place(self, job: Job, option: Configuration, site: _Site) -> None:
+    def _place(self, job: Job, option: Configuration, site: _SharedNode) -> None:
         self._allowance.take(job, option.gpus, option.gpu_type)
         if common.movable(job):
             self._gpus[job.id] = option.gpus
@@ -529,7 +529,7 @@ class _Round:
 
     # Migration.
 
-    def _defragment(self, gpus: int, sites: Sequence[_Site]) -> _Site | None:
+    def _defragment(self, gpus: int, sites: Sequence[_SharedNode]) -> _SharedNode | None:
         """Empty the node with most free GPUs by filling those with fewer, if there is room for a job then; None: it cannot be."""
         if sum(site.free for site in sites) < gpus:
             return None
@@ -538,7 +538,7 @@ class _Round:
             return None
         others = [site for site in sites if site is not source and site.packs]
         free = {site.node.name: site.free for site in others}
-        moves: list[tuple[Pack, _Site]] = []
+        moves: list[tuple[Pack, _SharedNode]] = []
         missing = gpus - source.free
         for pack in sorted(source.packs, key=lambda pack: -pack.gpus):
             if missing <= 0:
@@ -583,7 +583,7 @@ class _Round:
                     if best is not source:
                         self._move(single, source, best, "leaves its pack for GPUs of its own")
 
-    def _better(self, source: _Site, pack: Pack) -> _Site | None:
+    def _better(self, source: _SharedNode, pack: Pack) -> _SharedNode | None:
         """The node on which a pack has less to share: one with room, or with half a job for each GPU less to do."""
         if not all(self._rested(job, self._settings.interval_s) for job in pack.jobs):
             return None
@@ -598,19 +598,19 @@ class _Round:
         ]
         return min(found, key=lambda s: ((s.wanted + pack.gpus) / s.gpus, s.free, s.node.name), default=None)
 
-    def _may_move(self, pack: Pack, site: _Site) -> bool:
+    def _may_move(self, pack: Pack, site: _SharedNode) -> bool:
         return all(self._rested(job, self._settings.interval_s) and self._may_be_on(job, site) for job in pack.jobs)
 
     def _rested(self, job_id: JobId, interval_s: float) -> bool:
         return job_id not in self._busy and common.rested(self._snapshot, job_id, interval_s)
 
-    def _may_be_on(self, job_id: JobId, site: _Site) -> bool:
+    def _may_be_on(self, job_id: JobId, site: _SharedNode) -> bool:
         job, node = self._jobs[job_id], site.node
-        if self._site_of[job_id].node.gpu_type != node.gpu_type or not job.wish.allows_type(node.gpu_type):
+        if self._site_of[job_id].node.gpu_type != node.gpu_type or not job.spec.allows_type(node.gpu_type):
             return False
         return common.is_open(node, job)
 
-    def _move(self, pack: Pack, source: _Site, target: _Site, why: str) -> None:
+    def _move(self, pack: Pack, source: _SharedNode, target: _SharedNode, why: str) -> None:
         source.packs.remove(pack)
         target.packs.append(pack)
         for job in pack.jobs:
@@ -662,7 +662,7 @@ class _Round:
                 job = self._jobs[pack.jobs[0]]
                 if (
                     len(pack.jobs) > 1
-                    or not job.wish.grow_shrink
+                    or not job.spec.grow_shrink
                     or not self._may_be_on(job.id, site)
                     or not self._rested(job.id, self._settings.interval_s)
                 ):
@@ -681,7 +681,7 @@ class _Round:
                     site.packs[index] = replace(pack, gpus=gpus)
                     self._why[job.id] = f"grows by {gpus - pack.gpus} GPUs that nobody uses"
 
-    def _idle(self, site: _Site) -> int:
+    def _idle(self, site: _SharedNode) -> int:
         """GPUs of a node that nobody has had for `idle_s`, and that nobody is given now."""
         since_s = self._snapshot.idle_since_s.get(site.node.name, ())
         long = sum(self._snapshot.time_s - each_s >= self._settings.idle_s for each_s in since_s)
@@ -732,14 +732,14 @@ class _Round:
                 found[index] = replace(found[index], search=search, rank=ranks[place])
         return tuple(found)
 
-    def _assignment(self, job: Job, site: _Site, pack: Pack, turns: bool) -> Assignment:
+    def _assignment(self, job: Job, site: _SharedNode, pack: Pack, turns: bool) -> Assignment:
         where = common.on_one_node(job, site.node, self._gpus[job.id])
         part = min(site.gpus / site.wanted, 1.0) if turns else 1.0
         others = [other for other in pack.jobs if other != job.id]
         words = [f"on GPUs that job {' and job '.join(others)} trains on at the same time"] if others else []
         if turns:
             turn = f"in turns with {len(site.packs) - 1} others"
-            trial = job.wish.trial_group is not None
+            trial = job.spec.trial_group is not None
             words.append(f"{turn}, the better trials of a search first" if trial else f"{part:.0%} of the time, {turn}")
         if job.id in self._why:
             words.append(self._why[job.id])

@@ -1,7 +1,7 @@
 """Gavel: time on GPU types shared out so that the sum of all jobs' throughput is the largest, for jobs of a fixed size.
 
 After *Heterogeneity-Aware Cluster Scheduling Policies for Deep Learning Workloads* (Narayanan et al., OSDI '20), with its
-objective "maximise total throughput". A job asks for a number of GPUs (the most that its wish allows and that exist) and runs
+objective "maximise total throughput". A job asks for a number of GPUs (the most that its job spec allows and that exist) and runs
 on all of them, or waits. Each round:
 
 1. A linear program gives each job j the share x_jt of the time that it should run on GPU type t:
@@ -162,5 +162,5 @@ def shares_of_time(
 
 
 def _throughputs(job: Job, request: common.Request, unit: str) -> common.Request:
-    base = min(request.values()) if unit == "normalised" else float(job.wish.batch_size or 1)
+    base = min(request.values()) if unit == "normalised" else float(job.spec.batch_size or 1)
     return {option: job.weight * goodput / base for option, goodput in request.items()}

@@ -150,7 +150,7 @@ def with_opportunists(snapshot: Snapshot, state: SharingState, plan: Plan, setti
 
 def gpu_class(job: Job, default: GpuClass) -> GpuClass:
     """Whose needs come first."""
-    return default if job.wish.gpu_class is None else job.wish.gpu_class
+    return default if job.spec.gpu_class is None else job.spec.gpu_class
 
 
 def waiting(snapshot: Snapshot, plan: Plan) -> list[Job]:
@@ -248,7 +248,7 @@ class Guests:
 
     def _gpus(self, job: Job, host: _Host) -> int | None:
         """GPUs that a job can have beside a host; None: it cannot be there."""
-        node, gpus = self._nodes[host.node], job.wish.min_gpus
+        node, gpus = self._nodes[host.node], job.spec.min_gpus
         option = Configuration(1, gpus, host.where.gpu_type)
         fits = (
             gpus <= host.where.gpus
@@ -447,7 +447,7 @@ class Guests:
     # The plan.
 
     def _invite(self, job: Job, host: _Host, why: str) -> None:
-        node, gpus = self._nodes[host.node], job.wish.min_gpus
+        node, gpus = self._nodes[host.node], job.spec.min_gpus
         where = common.on_one_node(job, node, gpus)
         host.guests[job.id] = gpus
         self._allowance.take(job, gpus, where.gpu_type)

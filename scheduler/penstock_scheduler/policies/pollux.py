@@ -139,7 +139,7 @@ class Pollux:
                 open_to[access] = np.array([option in set(there) for option in options], dtype=np.bool_)
             allowed_C = np.array([common.allowed(job, option) for option in options], dtype=np.bool_) & open_to[access]
             held = _held(job)
-            if job.wish.min_gpus < job.wish.max_gpus:
+            if job.spec.min_gpus < job.spec.max_gpus:
                 allowed_C &= ~odd_C | np.array([option == held for option in options], dtype=np.bool_)
             possible_JC[row] &= allowed_C
             ran_on = snapshot.unscaled.get(job.id)
@@ -282,8 +282,8 @@ def _smaller(score_JC: FloatArray, gpus_C: IntArray, type_C: IntArray, types: in
 
 def _options(snapshot: Snapshot, jobs: list[Job]) -> list[Configuration]:
     """Sia's configurations, sizes that some job wants and no other, and what running jobs hold."""
-    exact = {job.wish.min_gpus for job in jobs if job.wish.min_gpus == job.wish.max_gpus}
-    most = max((job.wish.max_gpus for job in jobs), default=1)
+    exact = {job.spec.min_gpus for job in jobs if job.spec.min_gpus == job.spec.max_gpus}
+    most = max((job.spec.max_gpus for job in jobs), default=1)
     shared = common.configurations(snapshot.nodes, exact, most)
     held = {held for job in jobs if (held := _held(job)) is not None}
     return [*shared, *sorted(held - set(shared))]

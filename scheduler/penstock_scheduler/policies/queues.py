@@ -392,7 +392,7 @@ def _where(job: Job, request: common.Request) -> tuple[Configuration, float]:
     held = _held(job)
     if held is not None and held.configuration in request:
         return held.configuration, request[held.configuration]
-    return next(iter(request.items()), (Configuration(1, job.wish.max_gpus, ""), 0.0))
+    return next(iter(request.items()), (Configuration(1, job.spec.max_gpus, ""), 0.0))
 
 
 def _in_steps(value: float, step: float) -> float:

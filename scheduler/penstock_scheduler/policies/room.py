@@ -24,7 +24,7 @@ Fit = Literal["first", "best"]
 
 
 class Allowance:
-    """What limits on users, accounts and QOS leave to be given out."""
+    """What limits on users, accounts and QOS leave to be allocated."""
 
     def __init__(self, limits: Iterable[GpuLimit]) -> None:
         self._left = {limit: limit.gpus for limit in limits}
@@ -36,7 +36,7 @@ class Allowance:
         return other
 
     def left(self) -> tuple[GpuLimit, ...]:
-        """The limits, less what was given out."""
+        """The limits, less what was allocated."""
         return tuple(dataclasses.replace(limit, gpus=max(left, 0)) for limit, left in self._left.items())
 
     def __bool__(self) -> bool:

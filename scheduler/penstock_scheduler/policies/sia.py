@@ -2,7 +2,7 @@
 
 After *Sia: Heterogeneity-aware, goodput-optimized ML-cluster scheduling* (SOSP '23). Each round:
 
-1. For each job and each configuration (nodes, GPUs, type) that its wish allows, the model gives a goodput: how fast it
+1. For each job and each configuration (nodes, GPUs, type) that its job spec allows, the model gives a goodput: how fast it
    would train there. Dividing a job's row by its smallest entry makes jobs comparable: 1 is its slowest way to run, or for a
    rigid job its number of GPUs, and for a job in units of several GPUs that unit.
 2. A job of which nobody knows how it scales starts on its fewest GPUs and at most doubles (`growth`) from one round to the next.
@@ -386,8 +386,8 @@ class _Table:
         held = {
             job.id: job.allocation.configuration for job in self.jobs if job.allocation and job.phase is Phase.RUNNING
         }
-        self.min_J = np.array([job.wish.min_gpus for job in self.jobs], dtype=np.int64)
-        self.max_J = np.array([job.wish.max_gpus for job in self.jobs], dtype=np.int64)
+        self.min_J = np.array([job.spec.min_gpus for job in self.jobs], dtype=np.int64)
+        self.max_J = np.array([job.spec.max_gpus for job in self.jobs], dtype=np.int64)
         self._set_options(held, settings)
         column = {option: c for c, option in enumerate(self.options)}
         self.held_J = np.array([column.get(held.get(job.id), -1) for job in self.jobs], dtype=np.int64)  # type: ignore[arg-type]
@@ -403,8 +403,8 @@ class _Table:
         for row, (job, model) in enumerate(zip(self.jobs, self.models, strict=True)):
             if isinstance(model, PipelineEstimator):
                 self.unit_JT[row] = [model.models[t].gpus_per_replica if t in model.models else 1 for t in self.types]
-            if job.wish.scale_unit != 1:
-                self.unit_JT[row] = np.lcm(self.unit_JT[row], [job.wish.unit(name) for name in self.types])
+            if job.spec.scale_unit != 1:
+                self.unit_JT[row] = np.lcm(self.unit_JT[row], [job.spec.unit(name) for name in self.types])
         units = {int(unit) * 2**power for unit in np.unique(self.unit_JT) for power in range(8)}
         most = int(self.max_J.max(initial=1))
         if settings.max_job_gpus is not None:
@@ -474,8 +474,8 @@ class _Table:
         self.goodput_JC = self.matrix.evaluate(self.models, configurations)
         wanted_JT = np.ones((len(jobs), len(types)), dtype=np.bool_)
         for row, job in enumerate(jobs):
-            if job.wish.gpu_types is not None or job.wish.excluded_gpu_types is not None:
-                wanted_JT[row] = [job.wish.allows_type(name) for name in types]
+            if job.spec.gpu_types is not None or job.spec.excluded_gpu_types is not None:
+                wanted_JT[row] = [job.spec.allows_type(name) for name in types]
         unit_JC = self.unit_JT[:, self.type_C]
         units_JC = self.gpus_C // unit_JC
         power_JC = (units_JC & (units_JC - 1)) == 0
@@ -486,13 +486,13 @@ class _Table:
             self.regular_C,
         )
         holds_JC = self.held_J[:, None] == np.arange(len(self.options))
-        in_wish_JC = (self.gpus_C >= self.min_J[:, None]) & (self.gpus_C <= self.max_J[:, None])
-        in_wish_JC &= wanted_JT[:, self.type_C] & self.open_AC[self.access_J] & (self.gpus_C % unit_JC == 0)
+        in_spec_JC = (self.gpus_C >= self.min_J[:, None]) & (self.gpus_C <= self.max_J[:, None])
+        in_spec_JC &= wanted_JT[:, self.type_C] & self.open_AC[self.access_J] & (self.gpus_C % unit_JC == 0)
         bad_J = ~np.all(np.isfinite(self.goodput_JC) & (self.goodput_JC >= 0), axis=1)
         self.bad = {jobs[row].id for row in np.flatnonzero(bad_J)}
         sane_JC = np.where(bad_J[:, None], 0.0, self.goodput_JC)
-        # What the wish and the cluster allow at all; and of it, what this round does.
-        self.ever_JC = in_wish_JC & ((self.offered_C & (regular_JC | exact_J[:, None])) | holds_JC) & (sane_JC > 0)
+        # What the job spec and the cluster allow at all; and of it, what this round does.
+        self.ever_JC = in_spec_JC & ((self.offered_C & (regular_JC | exact_J[:, None])) | holds_JC) & (sane_JC > 0)
         self.possible_JC = self.ever_JC & (self.gpus_C <= self._most_now(settings)[:, None])
         never_ran = np.array([job.restarts == 0 and job.phase is Phase.QUEUED for job in jobs], dtype=np.bool_)
         self.never_ran_J = never_ran
@@ -509,14 +509,14 @@ class _Table:
                     np.float64
                 )
             rigid_J = np.array(
-                [job.wish.adaptivity in (Adaptivity.RIGID, Adaptivity.FIXED) for job in jobs], dtype=np.bool_
+                [job.spec.adaptivity in (Adaptivity.RIGID, Adaptivity.FIXED) for job in jobs], dtype=np.bool_
             )
             base_J = np.where(rigid_J, self.min_J, base_J)
             # What a goodput anywhere else is to be multiplied with; 0 where there is nothing on site to compare with.
             self.scale_J = base_J / slowest_J
             self.gain_JC = np.where(self.possible_JC, sane_JC / slowest_J[:, None] * base_J[:, None], 0.0)
         if settings.measure_gpu_s > 0 and self.snapshot.unmeasured:
-            self._measure(settings, in_wish_JC & self.offered_C & (self.gpus_C == 1))
+            self._measure(settings, in_spec_JC & self.offered_C & (self.gpus_C == 1))
 
     def _measure(self, settings: SiaSettings, single_JC: NDArray[np.bool_]) -> None:
         """Open single GPUs of types yet unknown to jobs that are to be measured; `single_JC`: those that are open to each."""
@@ -551,7 +551,7 @@ class _Table:
 
     @functools.cached_property
     def all_shapes(self) -> tuple[Configuration, ...]:
-        """Every configuration that the cluster has, also those that are larger than any job's wish."""
+        """Every configuration that the cluster has, also those that are larger than any job's spec."""
         return common.configurations(self.snapshot.nodes)
 
     def restart_factors(self, settings: SiaSettings) -> NDArray[np.float64]:
@@ -678,7 +678,7 @@ class _Measuring:
             measure_gpu_s: see `SiaSettings`.
         """
         unknown = [name for name in snapshot.unmeasured.get(job.id, ()) if name in columns]
-        if not unknown or len(columns) < 2 or job.wish.adaptivity is Adaptivity.RIGID or not common.movable(job):
+        if not unknown or len(columns) < 2 or job.spec.adaptivity is Adaptivity.RIGID or not common.movable(job):
             return None
         most_gpu_s = snapshot.restart_costs_s[job.id] + measure_gpu_s
         attained = snapshot.attained.get(job.id, {})

@@ -1,4 +1,4 @@
-"""Synergy: CPU and memory by sensitivity, for GPUs that another policy has given out.
+"""Synergy: CPU and memory by sensitivity, for GPUs that another policy has allocated.
 
 After *Looking Beyond GPUs for DNN Scheduling on Multi-Tenant Clusters* (Mohan et al., OSDI '22). Nearly every cluster gives CPU
 and memory in proportion to GPUs. Language models leave most of theirs idle, image models starve. Three *stages*, each behind
@@ -46,7 +46,16 @@ from penstock_scheduler.model import (
     Snapshot,
 )
 from penstock_scheduler.policies import common
-from penstock_scheduler.policies.tuning import Amount, Claim, Grant, Room, TuneSettings, best_on, relative_speed, tune
+from penstock_scheduler.policies.tuning import (
+    Amount,
+    Claim,
+    Grant,
+    NodeCapacity,
+    TuneSettings,
+    best_on,
+    relative_speed,
+    tune,
+)
 
 
 class ProportionalSettings(BaseModel):
@@ -76,7 +85,7 @@ class Proportional:
     def refine(self, snapshot: Snapshot, plan: Plan) -> Plan:
         """Give every job its GPUs' part of its nodes."""
         assignments = {}
-        rooms = {node.name: Room.of(node) for node in snapshot.nodes}
+        rooms = {node.name: NodeCapacity.of(node) for node in snapshot.nodes}
         for job in snapshot.jobs:
             if (assignment := plan.assignments.get(job.id)) is not None:
                 held = _held(job, assignment.placement)
@@ -132,7 +141,7 @@ class _Stage:
         self._index = {node.name: index for index, node in enumerate(snapshot.nodes)}
         self._shares: dict[JobId, tuple[Share, ...]] = {}
         self._unknown: set[JobId] = set()
-        self.rooms = [Room.of(node) for node in snapshot.nodes]
+        self.rooms = [NodeCapacity.of(node) for node in snapshot.nodes]
         by_name = {room.name: room for room in self.rooms}
         single: list[tuple[Job, Placement]] = []
         for job in snapshot.jobs:
@@ -240,7 +249,7 @@ def _held(job: Job, where: Placement) -> Placement | None:
     return has if same and job.phase is not Phase.QUEUED else None
 
 
-def _parts(where: Placement, rooms: Mapping[str, Room]) -> tuple[Share, ...]:
+def _parts(where: Placement, rooms: Mapping[str, NodeCapacity]) -> tuple[Share, ...]:
     """Each GPU's part of its node; as little on every node as on the poorest, for tasks of one job are alike."""
     parts = [rooms[share.node].proportional(share.gpus) for share in where.shares if share.node in rooms]
     if len(parts) < len(where.shares):

@@ -61,7 +61,7 @@ class Amount:
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class NodeCapacity:
     """What a node has for us."""
 
     name: str
@@ -72,7 +72,7 @@ class Room:
     memory_mb_per_gpu: float
 
     @classmethod
-    def of(cls, node: Node) -> Room:
+    def of(cls, node: Node) -> NodeCapacity:
         """The node's. Others may hold more than their part, so a GPU's part is the smaller of the node's and of what is left."""
         gpus = node.gpus_for_us
 
@@ -119,7 +119,7 @@ class Grant:
     """Whether it has its demand, not the proportional share."""
 
 
-def ask(claim: Claim, room: Room) -> Amount:
+def ask(claim: Claim, room: NodeCapacity) -> Amount:
     """What a job asks for on a node: its demand, or the proportional share if nobody knows that, or it may not have more."""
     part = room.proportional(claim.gpus)
     if claim.table is None:
@@ -135,7 +135,7 @@ def ask(claim: Claim, room: Room) -> Amount:
     return Amount(demand.cpus, demand.memory_mb if room.memory_mb else 0)
 
 
-def tune(claims: Sequence[Claim], rooms: Sequence[Room], settings: TuneSettings) -> dict[JobId, Grant] | None:
+def tune(claims: Sequence[Claim], rooms: Sequence[NodeCapacity], settings: TuneSettings) -> dict[JobId, Grant] | None:
     """TUNE: a node, CPUs and memory for each claim; see the module. None if GPUs alone do not fit this way.
 
     Whoever gets a node gets at least the proportional speed there, as long as those who hold more than the proportional share
@@ -147,7 +147,7 @@ def tune(claims: Sequence[Claim], rooms: Sequence[Room], settings: TuneSettings)
 class _Tuning:
     """One run of TUNE. Axes: N rooms."""
 
-    def __init__(self, rooms: Sequence[Room], settings: TuneSettings) -> None:
+    def __init__(self, rooms: Sequence[NodeCapacity], settings: TuneSettings) -> None:
         self._rooms = rooms
         self._settings = settings
         self._free_gpus_N = np.array([room.gpus for room in rooms], dtype=np.int64)
@@ -316,7 +316,7 @@ class _Tuning:
         self._spare_N[node] += gpus * self._gpus_weight + cpus * self._cpus_weight + memory_mb * self._memory_weight
 
 
-def best_on(room: Room, claims: Sequence[Claim], grants: dict[JobId, Grant], seconds: float) -> float:
+def best_on(room: NodeCapacity, claims: Sequence[Claim], grants: dict[JobId, Grant], seconds: float) -> float:
     """Make the shares on one node the best there are for those that do not run yet; in `grants`. Returns the seconds it took."""
     free = [claim for claim in claims if claim.held is None and claim.may_exceed and claim.table is not None]
     fixed = [grants[claim.job].amount for claim in claims if claim not in free]
@@ -332,7 +332,7 @@ def best_on(room: Room, claims: Sequence[Claim], grants: dict[JobId, Grant], sec
 
 
 def optimum(
-    claims: Sequence[Claim], rooms: Sequence[Room], limits: Limits | None = None
+    claims: Sequence[Claim], rooms: Sequence[NodeCapacity], limits: Limits | None = None
 ) -> tuple[Shares, list[Choice]]:
     """The paper's yardstick: the best sum of speeds of these jobs on rooms of one kind, all taken together.
 
@@ -344,17 +344,17 @@ def optimum(
     return choose_shares(choices, cpus, memory_mb, limits), choices
 
 
-def relative_speed(table: Sensitivity | None, gpus: int, room: Room, amount: Amount) -> float:
+def relative_speed(table: Sensitivity | None, gpus: int, room: NodeCapacity, amount: Amount) -> float:
     """Speed of a job on so many GPUs with this share, relative to the proportional one; 1 if nobody knows."""
     base = _speed(table, room.proportional(gpus), room) if table is not None else 0.0
     return _speed(table, amount, room) / base if table is not None and base > 0 else 1.0
 
 
-def _speed(table: Sensitivity, amount: Amount, room: Room) -> float:
+def _speed(table: Sensitivity, amount: Amount, room: NodeCapacity) -> float:
     return table.speed(amount.cpus, amount.memory_mb if room.memory_mb else float("inf"))
 
 
-def _choice(claim: Claim, room: Room, first: Amount) -> Choice:
+def _choice(claim: Claim, room: NodeCapacity, first: Amount) -> Choice:
     """What a job may have on this room: `first`, or any share with which it is faster than with the proportional one."""
     value = relative_speed(claim.table, claim.gpus, room, first)
     options = [Option(first.cpus, first.memory_mb, value)]

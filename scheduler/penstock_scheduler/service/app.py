@@ -22,7 +22,7 @@ from penstock_profiles.files import NoRegularFile, open_regular
 from penstock_profiles.profiles import Profile
 from penstock_profiles.wire import Report
 from penstock_scheduler import __version__
-from penstock_scheduler.errors import BadWish, ClusterAway, ConfigError, PenstockError, RoundFailed, StoreError
+from penstock_scheduler.errors import BadJobSpec, ClusterAway, ConfigError, PenstockError, RoundFailed, StoreError
 from penstock_scheduler.explain import explain, words
 from penstock_scheduler.forecast import ask, with_job
 from penstock_scheduler.forecast import words as told
@@ -40,7 +40,7 @@ from penstock_scheduler.messages import (
     Drained,
     DrainOrder,
     ErrorAnswer,
-    Explanation,
+    ExplanationView,
     Forecast,
     Health,
     History,
@@ -69,11 +69,11 @@ from penstock_scheduler.messages import (
     TokenOrder,
     TokenView,
 )
-from penstock_scheduler.model import Job, JobWish, Phase, ReasonCode
+from penstock_scheduler.model import Job, JobSpec, Phase, ReasonCode
 from penstock_scheduler.policies import make_policy, policy_names
 from penstock_scheduler.ports import ModelSource, Submitter
 from penstock_scheduler.records import RoundRecord
-from penstock_scheduler.rules import SiteRules, drained
+from penstock_scheduler.rules import SchedulingRules, drained
 from penstock_scheduler.service import metrics, page
 from penstock_scheduler.service.board import Board, allocation_view
 from penstock_scheduler.service.errors import Refusal, no_such_job
@@ -82,7 +82,7 @@ from penstock_scheduler.service.identity import Gatekeeper, is_page
 from penstock_scheduler.service.settings import ApiSettings
 from penstock_scheduler.shares import ShareUse
 from penstock_scheduler.store import NoSuchRow, SqlStore, summarise
-from penstock_scheduler.words import duration
+from penstock_scheduler.units import duration
 
 log = logging.getLogger(__name__)
 
@@ -115,7 +115,7 @@ class Controls:
     set_paused: Callable[[bool], None]
     settings: Callable[[], dict[str, Any]]
     """By section, secrets masked."""
-    rules: SiteRules
+    rules: SchedulingRules
 
 
 class ReportWriter:
@@ -160,7 +160,7 @@ def make_app(
     board: Board,
     controls: Controls,
     models: ModelSource,
-    check_wish: Callable[[JobWish], None],
+    check_spec: Callable[[JobSpec], None],
     learn: Callable[[Sequence[Report]], None] = lambda reports: None,
 ) -> FastAPI:
     """The API over a board."""
@@ -222,8 +222,8 @@ def make_app(
             return problem(503, "store-away", str(error), 2)
         if isinstance(error, ClusterAway):
             return problem(503, "cluster-away", str(error), 5)
-        if isinstance(error, BadWish):
-            return problem(422, "bad-wish", str(error))
+        if isinstance(error, BadJobSpec):
+            return problem(422, "bad-spec", str(error))
         if isinstance(error, ConfigError):
             return problem(422, "bad-body", str(error))
         return problem(503, "not-ready", str(error), 5)
@@ -334,7 +334,7 @@ def make_app(
         submitter = _submitter(board)
         if identity.uid is None:
             raise Refusal(403, "not-allowed", f"no user {identity.user} is on the daemon's host to run jobs as")
-        check_wish(order.wish)
+        check_spec(order.spec)
         digest = hashlib.sha256(order.model_dump_json().encode()).hexdigest()
         if order.key is None:
             throttle(identity)
@@ -358,7 +358,7 @@ def make_app(
             try:
                 throttle(identity)
                 job = await ask_cluster(submitter.submit, order, identity.user, identity.uid)
-            except (BadWish, Refusal):
+            except (BadJobSpec, Refusal):
                 await asyncio.to_thread(store.end_submission, identity.user, order.key, None)
                 raise
             await asyncio.to_thread(store.end_submission, identity.user, order.key, job)
@@ -378,7 +378,7 @@ def make_app(
     async def ask_cluster(call: Callable[..., Answer], *arguments: Any) -> Answer:
         try:
             return await asyncio.to_thread(call, *arguments)
-        except BadWish as error:
+        except BadJobSpec as error:
             raise Refusal(422, "refused", str(error)) from None
 
     async def first_view(job: str, order: Submission, identity: Identity) -> JobView:
@@ -393,7 +393,7 @@ def make_app(
                 account=order.account or "",
                 state="queued",
                 submit_s=time.time(),
-                wish=order.wish,
+                spec=order.spec,
             )
             view = view.model_copy(update={"key": order.key})
             await asyncio.to_thread(board.adopt, view)
@@ -402,7 +402,7 @@ def make_app(
     @app.post("/v1/jobs/plan")
     async def plan(order: Submission, identity: User) -> Forecast:
         """What a submission would get if it were submitted now; nothing is submitted."""
-        check_wish(order.wish)
+        check_spec(order.spec)
         record = board.record
         if record is None:
             raise Refusal(503, "not-ready", "no round has been decided yet; try again", retry_after_s=5)
@@ -467,10 +467,10 @@ def make_app(
         return view
 
     @app.get("/v1/jobs/{job}/explain")
-    async def get_explanation(job: str, identity: User, request: Request) -> Explanation:
+    async def get_explanation(job: str, identity: User, request: Request) -> ExplanationView:
         """Why a job has what it has."""
         view = await find(job, identity, request)
-        async with forecasting:  # it decides the round again with other wishes
+        async with forecasting:  # it decides the round again with other job specs
             return await asyncio.to_thread(explain_job, view, board.record)
 
     @app.get("/v1/jobs/{job}/history")
@@ -864,20 +864,20 @@ def node_views(board: Board, drains: Sequence[Drain]) -> list[NodeView]:
     ]
 
 
-def explain_job(view: JobView, record: RoundRecord | None) -> Explanation:
+def explain_job(view: JobView, record: RoundRecord | None) -> ExplanationView:
     """Why a job has what it has, by a round."""
     if view.state == "ended":
         why = f": it {view.ended_text}" if view.ended_text else ""
-        return Explanation(job=view, code="ended", text=f"it has ended: {view.ended}{why}")
+        return ExplanationView(job=view, code="ended", text=f"it has ended: {view.ended}{why}")
     said = explain(record, view.id) if record else None
     if record is None or said is None:
         refusal = next((each for each in record.snapshot.refused if each.job == view.id), None) if record else None
         if refusal is not None:
-            return Explanation(job=view, code="refused", text=refusal.text)
-        return Explanation(job=view, code="not-seen", text="no round has seen it yet; the next one will")
+            return ExplanationView(job=view, code="refused", text=refusal.text)
+        return ExplanationView(job=view, code="not-seen", text="no round has seen it yet; the next one will")
     # The round saw the job before it acted: people want to hear of it as it is.
     said = dataclasses.replace(said, job=dataclasses.replace(said.job, phase=Phase(view.state)))
-    return Explanation(
+    return ExplanationView(
         job=view,
         round=said.round,
         decided_s=said.decided_s,
@@ -936,7 +936,7 @@ def forecast(
         FORECAST,
         order.name or "",
         user,
-        order.wish,
+        order.spec,
         (order.partition,) if order.partition in partitions else partitions,
         Phase.QUEUED,
         before.time_s,

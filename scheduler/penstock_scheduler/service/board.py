@@ -240,7 +240,7 @@ class Board:
             submit_s=job.submit_s,
             start_s=before.start_s if before and before.start_s is not None else now_s if has else None,
             restarts=job.restarts,
-            wish=job.wish,
+            spec=job.spec,
             key=before.key if before else None,
             allocation=allocation_view(job.allocation) if job.allocation and job.phase is not Phase.QUEUED else None,
             reason=reason,

@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock_profiles.wire import MAX_REPORT_BYTES, Ended, Observation, Report
 from penstock_scheduler.messages import MAX_BODY_BYTES
-from penstock_scheduler.model.wish import describe_errors
+from penstock_scheduler.model.spec import describe_errors
 
 MAX_SAMPLES_PER_S = 1e8
 """Above all that was ever measured: a report that claims more is refused."""

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 from jinja2 import Environment, StrictUndefined
 
-from penstock_scheduler.messages import AllocationView, Explanation, JobView, LogPart, OutcomeView
+from penstock_scheduler.messages import AllocationView, ExplanationView, JobView, LogPart, OutcomeView
 from penstock_scheduler.report.html import COLOURS, STYLE
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -80,7 +80,7 @@ def held(job: JobView, outcomes: Sequence[OutcomeView], now_s: float) -> list[He
 
 
 def render(
-    job: JobView, said: Explanation, outcomes: Sequence[OutcomeView], log: LogPart | None, *, now_s: float
+    job: JobView, said: ExplanationView, outcomes: Sequence[OutcomeView], log: LogPart | None, *, now_s: float
 ) -> str:
     """The page. Everything from outside is escaped. `log`: the end of its output, if there is any; `now_s`: s since 1970."""
     periods = held(job, outcomes, now_s)

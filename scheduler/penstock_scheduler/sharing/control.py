@@ -35,7 +35,7 @@ And after each turn: if the slow-down is surely less than what is aimed at, the 
 share. What made that one bad may have been the machine, so it is forgotten as fast as what was known of the settled one, and then
 tried again. Settled at share 0, the search begins anew after `patience` periods.
 
-`advance` is one control period; a `Control` is all that is remembered from one to the next.
+`advance` is one control period; a `ShareControl` is all that is remembered from one to the next.
 """
 
 from __future__ import annotations
@@ -241,7 +241,7 @@ class Tried:
 
 
 @dataclass(frozen=True, slots=True)
-class Control:
+class ShareControl:
     """What is known about one guaranteed job and the opportunistic ones beside it; when one comes or goes, a new one begins."""
 
     share: float = 0.0
@@ -253,7 +253,7 @@ class Control:
     beside: Steps = field(default_factory=Steps)
     """Steps at the share of the trial in this turn."""
     periods: int = 0
-    """Control periods of those; settled at share 0, of all."""
+    """ShareControl periods of those; settled at share 0, of all."""
     good: Tried = field(default_factory=Tried)
     """Largest share that was seen to be within the tolerance."""
     bad: Tried | None = None
@@ -264,7 +264,7 @@ class Control:
     """Whether the turn before was cut short, as the machine may have stood still in it: of two in a row the second one counts."""
 
 
-def advance(control: Control, steps: Steps, settings: ControlSettings) -> Control:
+def advance(control: ShareControl, steps: Steps, settings: ControlSettings) -> ShareControl:
     """The control for the next period.
 
     Args:
@@ -280,26 +280,26 @@ def advance(control: Control, steps: Steps, settings: ControlSettings) -> Contro
     return _beside(control, trial, steps, settings)
 
 
-def _alone(control: Control, trial: Tried, steps: Steps, settings: ControlSettings) -> Control:
+def _alone(control: ShareControl, trial: Tried, steps: Steps, settings: ControlSettings) -> ShareControl:
     """A period at share 0 is over."""
     if trial.share == 0 and control.base.count:  # nobody can be beside this job, unless one of them becomes another one
         slowdown, error = steps.slowdown(control.base)
         again = control.periods >= settings.patience  # a search costs it a few
         if again or abs(slowdown) - settings.z * error > settings.tolerance:
-            return Control()
+            return ShareControl()
         control = dataclasses.replace(control, periods=control.periods + 1)
     base = control.base + steps
     share = trial.share if base.count >= LEAST_STEPS else 0.0
     return dataclasses.replace(control, share=share, trial=trial, base=base)
 
 
-def _beside(control: Control, trial: Tried, steps: Steps, settings: ControlSettings) -> Control:
+def _beside(control: ShareControl, trial: Tried, steps: Steps, settings: ControlSettings) -> ShareControl:
     """A period at the share of the trial is over."""
     known = trial.evidence
     slowdown, error = steps.slowdown(control.base)
     if slowdown - (settings.z + 1) * max(error, known.spread) > FAR * settings.tolerance:
         if control.settled:
-            return _begin(Control(bad=control.bad), trial.share / 2, settings)
+            return _begin(ShareControl(bad=control.bad), trial.share / 2, settings)
         if not control.far:  # it may have been the machine
             return _turn(dataclasses.replace(control, far=True))
         return _next(
@@ -316,9 +316,9 @@ def _beside(control: Control, trial: Tried, steps: Steps, settings: ControlSetti
     if control.settled:
         doubt = (settings.z + 1) * math.hypot(max(error, known.spread), known.error)
         if slowdown > settings.tolerance and slowdown - known.mean > doubt:
-            return _begin(Control(bad=control.bad), trial.share, settings)
+            return _begin(ShareControl(bad=control.bad), trial.share, settings)
         if known.mean - slowdown > max(doubt, settings.tolerance / 4):
-            return _begin(Control(), trial.share, settings)
+            return _begin(ShareControl(), trial.share, settings)
     control = dataclasses.replace(control, beside=beside, periods=periods)
     if periods < _length(control, known, beside, settings) or math.isinf(error):
         return control
@@ -327,7 +327,7 @@ def _beside(control: Control, trial: Tried, steps: Steps, settings: ControlSetti
     return _judge(dataclasses.replace(control, trial=seen, far=False), seen, settings)
 
 
-def _length(control: Control, known: Evidence, beside: Steps, settings: ControlSettings) -> int:
+def _length(control: ShareControl, known: Evidence, beside: Steps, settings: ControlSettings) -> int:
     """Periods beside the guest in this turn."""
     if control.settled:
         return settings.settled_periods
@@ -336,7 +336,7 @@ def _length(control: Control, known: Evidence, beside: Steps, settings: ControlS
     return min(settings.search_periods * (1 + int(known.turns) // GROW_TURNS), settings.settled_periods)
 
 
-def _judge(control: Control, trial: Tried, settings: ControlSettings) -> Control:
+def _judge(control: ShareControl, trial: Tried, settings: ControlSettings) -> ShareControl:
     """A turn is over."""
     seen, margin = trial.evidence, settings.z * trial.evidence.error
     if seen.mean - margin > settings.tolerance:
@@ -352,7 +352,7 @@ def _judge(control: Control, trial: Tried, settings: ControlSettings) -> Control
     return _turn(control)
 
 
-def _once_settled(control: Control, trial: Tried, settings: ControlSettings) -> Control:
+def _once_settled(control: ShareControl, trial: Tried, settings: ControlSettings) -> ShareControl:
     """A turn at the settled share is over: what was taken for its slow-down, or a larger one's, may have been too much."""
     bad = control.bad
     if bad is not None:
@@ -364,7 +364,7 @@ def _once_settled(control: Control, trial: Tried, settings: ControlSettings) -> 
     return _next(dataclasses.replace(control, good=trial, bad=bad), settings)
 
 
-def _next(control: Control, settings: ControlSettings) -> Control:
+def _next(control: ShareControl, settings: ControlSettings) -> ShareControl:
     """The next share to try, or the settled one."""
     good, bad = control.good, control.bad
     # Not by the bad one alone: one period in which the machine stood still made its turns differ widely, perhaps.
@@ -383,18 +383,18 @@ def _next(control: Control, settings: ControlSettings) -> Control:
     return _begin(control, good.share + min(max(part, 0.2), 0.9) * room, settings)
 
 
-def _begin(control: Control, share: float, settings: ControlSettings) -> Control:
+def _begin(control: ShareControl, share: float, settings: ControlSettings) -> ShareControl:
     """Try another share; none that is too small to train with."""
     if share < settings.least_share:
         return _settle(control)
     return _turn(dataclasses.replace(control, trial=Tried(share), settled=False, far=False))
 
 
-def _settle(control: Control) -> Control:
+def _settle(control: ShareControl) -> ShareControl:
     """Stay at the largest share that is known to be within the tolerance."""
     return _turn(dataclasses.replace(control, trial=control.good, settled=True))
 
 
-def _turn(control: Control) -> Control:
+def _turn(control: ShareControl) -> ShareControl:
     """Another turn of the same trial begins, at share 0."""
     return dataclasses.replace(control, share=0.0, base=Steps(), beside=Steps(), periods=0)

@@ -54,7 +54,7 @@ class OrderedJob(Message):
 
 
 class OrderedGroup(Message):
-    """One `SharedGpus`, and the GPUs that are fenced for it."""
+    """One `SharedGpus`, and the GPUs that are reserved for it."""
 
     shared: SharedGpus
     devices: tuple[NonNegativeInt, ...]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from penstock_scheduler.model import JobId, Pack, PackSeen, SharedGpus
-from penstock_scheduler.sharing.control import Control, ControlSettings, Steps, advance
+from penstock_scheduler.sharing.control import ControlSettings, ShareControl, Steps, advance
 from penstock_scheduler.sharing.slices import entry_s, handed_on, turn
 
 
@@ -28,7 +28,7 @@ class Group:
     """Who was not running before this slice."""
     crowded: frozenset[JobId] = frozenset()
     """Who has its turn though `Ground.crowded` said no: nobody else could have it."""
-    control: Control = field(default_factory=Control)
+    control: ShareControl = field(default_factory=ShareControl)
     event: int = -1
     """Number of the event at which the slice ends, where the shell has a queue of events."""
 
@@ -174,7 +174,7 @@ class Groups:
             if [p.guaranteed for p in each.order.packs] == [p.guaranteed for p in wanted.packs]
             and set(each.order.jobs) == set(wanted.jobs)
         ]
-        group.control = same[0] if same else Control()
+        group.control = same[0] if same else ShareControl()
         self._turn(group, now_s, before)
         return group
 
@@ -267,7 +267,7 @@ class Groups:
         if not group.order.packs:
             self.groups.remove(group)
             return None
-        group.control = Control()
+        group.control = ShareControl()
         self._turn(group, now_s, before - {job})
         return group
 

@@ -42,7 +42,7 @@ def broken(snapshot: Snapshot, plan: Plan) -> tuple[str, ...]:
     room = {node.name: node.gpus - node.gpus_others for node in snapshot.nodes}
     for name, gpus in plan.gpus_held().items():
         if gpus > room.get(name, 0):
-            found.append(f"{gpus} GPUs are given out on {name}, which has {room.get(name, 0)}")
+            found.append(f"{gpus} GPUs are allocated on {name}, which has {room.get(name, 0)}")
     return tuple(found)
 
 

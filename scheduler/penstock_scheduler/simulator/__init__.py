@@ -1,7 +1,7 @@
 """The simulated cluster and clock behind the same ports: for what-if questions, tests, and machines without Slurm."""
 
 from penstock_scheduler.simulator.clock import SimulatedClock
-from penstock_scheduler.simulator.cluster import Run, SimulatedCluster, SimulatedJob, nodes_from_spec
+from penstock_scheduler.simulator.cluster import SimulatedCluster, SimulatedJob, SimulatedRun, nodes_from_spec
 from penstock_scheduler.simulator.latencies import Latencies
 from penstock_scheduler.simulator.settings import SimulatedSettings, open_cluster
 from penstock_scheduler.simulator.truth import EstimatedJob
@@ -9,10 +9,10 @@ from penstock_scheduler.simulator.truth import EstimatedJob
 __all__ = [
     "EstimatedJob",
     "Latencies",
-    "Run",
     "SimulatedClock",
     "SimulatedCluster",
     "SimulatedJob",
+    "SimulatedRun",
     "SimulatedSettings",
     "nodes_from_spec",
     "open_cluster",

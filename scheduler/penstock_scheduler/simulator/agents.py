@@ -54,7 +54,7 @@ class Kind:
 
 
 @dataclass(slots=True)
-class Trial:
+class PackTrial:
     """One pack of two, from its beginning to its end."""
 
     jobs: tuple[JobId, ...]
@@ -96,8 +96,8 @@ class SimulatedAgents:
         self._groups = Groups(self, self._settings.control)
         self._types: dict[JobId, str] = {}
         """GPU type that each job was last on."""
-        self.trials: list[Trial] = []
-        self._trial_of: dict[frozenset[JobId], Trial] = {}
+        self.trials: list[PackTrial] = []
+        self._trial_of: dict[frozenset[JobId], PackTrial] = {}
 
     @property
     def groups(self) -> list[Group]:
@@ -147,7 +147,7 @@ class SimulatedAgents:
         for key, pack in packs.items():
             if key not in self._trial_of:
                 gpu_type = self._types[pack.jobs[0]]
-                trial = Trial(pack.jobs, sum(self._shares(pack, gpu_type).values()))
+                trial = PackTrial(pack.jobs, sum(self._shares(pack, gpu_type).values()))
                 self._trial_of[key] = trial
                 if len(pack.jobs) == 2 and pack.guaranteed is None:
                     self.trials.append(trial)

@@ -97,7 +97,7 @@ class SiteSpec:
 
 
 @dataclass(slots=True)
-class _Run:
+class _ReplayedJob:
     """A job and what becomes of it."""
 
     index: int
@@ -162,21 +162,21 @@ def replay(jobs: Sequence[RigidJob], policy: WaitingPolicy, spec: SiteSpec) -> O
 class _Replay:
     def __init__(self, jobs: Sequence[RigidJob], policy: WaitingPolicy, spec: SiteSpec) -> None:
         self._jobs, self._policy, self._spec = jobs, policy, spec
-        self._runs = [_Run(index, job, job.runtime_h, came_h=job.arrival_h) for index, job in enumerate(jobs)]
+        self._runs = [_ReplayedJob(index, job, job.runtime_h, came_h=job.arrival_h) for index, job in enumerate(jobs)]
         self._fresh = deque(self._runs)
-        self._back: deque[_Run] = deque()
+        self._back: deque[_ReplayedJob] = deque()
         self._free = [list(range(spec.gpus_per_node)) for _ in range(spec.nodes)]
         self._nodes_with = [0] * spec.gpus_per_node + [spec.nodes]
         """How many nodes have so many free GPUs."""
         self._idle = spec.nodes * spec.gpus_per_node
-        self._queue: list[tuple[float, int, _Run]] = []
-        self._new: list[tuple[float, int, _Run]] = []
+        self._queue: list[tuple[float, int, _ReplayedJob]] = []
+        self._new: list[tuple[float, int, _ReplayedJob]] = []
         self._admitted = 0
-        self._waits: list[tuple[float, int, _Run]] = []
-        self._ends: list[tuple[float, int, _Run]] = []
+        self._waits: list[tuple[float, int, _ReplayedJob]] = []
+        self._ends: list[tuple[float, int, _ReplayedJob]] = []
         self._begun = 0
-        self._active: dict[int, _Run] = {}
-        self._reserved: dict[int, tuple[_Run, int]] = {}
+        self._active: dict[int, _ReplayedJob] = {}
+        self._reserved: dict[int, tuple[_ReplayedJob, int]] = {}
         """Index -> who has GPUs reserved, and whose end it waits for."""
         self._held: list[set[int]] = [set() for _ in range(spec.nodes)]
         """GPUs of each node that are reserved."""
@@ -208,7 +208,7 @@ class _Replay:
         return min(arrival_h, back_h, end_h, wait_h)
 
     @staticmethod
-    def _is_queued(entry: tuple[float, int, _Run]) -> bool:
+    def _is_queued(entry: tuple[float, int, _ReplayedJob]) -> bool:
         """Whether a wait is still on: a job that has begun, left or come back since has another one, or none."""
         return not entry[2].in_cloud and math.isnan(entry[2].start_h) and entry[2].expires_h == entry[0]
 
@@ -248,7 +248,7 @@ class _Replay:
             else:
                 self._leave(run, run.expires_h)
 
-    def _take_back(self, run: _Run) -> None:
+    def _take_back(self, run: _ReplayedJob) -> None:
         """It runs in the cloud for `t_max_h`, and then comes back."""
         t_max_h = self._policy.t_max_h
         self._first_run_gpu_h[run.index] = run.job.cost_gpu_h / (run.job.runtime_h / t_max_h)
@@ -259,7 +259,7 @@ class _Replay:
         run.deadline_h = math.inf
         self._back.append(run)
 
-    def _leave(self, run: _Run, start_h: float) -> None:
+    def _leave(self, run: _ReplayedJob, start_h: float) -> None:
         run.in_cloud, run.start_h = True, start_h
 
     def _admit(self, t: float) -> None:
@@ -295,7 +295,7 @@ class _Replay:
             heapq.heappush(self._waits, (run.expires_h, self._admitted, run))
             self._admitted += 1
 
-    def _key(self, run: _Run) -> float:
+    def _key(self, run: _ReplayedJob) -> float:
         return run.came_h if self._spec.order == "fifo" else run.runtime_h
 
     # Room.
@@ -313,7 +313,7 @@ class _Replay:
                 pass
         self._freed = False
 
-    def _try(self, entry: tuple[float, int, _Run], t: float) -> bool:
+    def _try(self, entry: tuple[float, int, _ReplayedJob], t: float) -> bool:
         run = entry[2]
         found = self._find(run, t)
         if found is None:
@@ -323,7 +323,7 @@ class _Replay:
         self._begin(run, t)
         return True
 
-    def _begin(self, run: _Run, t: float) -> None:
+    def _begin(self, run: _ReplayedJob, t: float) -> None:
         run.start_h = t
         for node, gpus in run.on.items():
             taken = set(gpus)
@@ -344,7 +344,7 @@ class _Replay:
         whole, rest = divmod(gpus, self._spec.gpus_per_node)
         return [self._spec.gpus_per_node] * whole + ([rest] if rest else [])
 
-    def _find(self, run: _Run, t: float) -> dict[int, list[int]] | None:
+    def _find(self, run: _ReplayedJob, t: float) -> dict[int, list[int]] | None:
         if run.job.gpus > self._idle:
             return None
         demands = self._demands(run.job.gpus)
@@ -377,7 +377,7 @@ class _Replay:
         for entry in list(self._queue):
             self._try(entry, t)
 
-    def _reserve(self, run: _Run) -> bool:
+    def _reserve(self, run: _ReplayedJob) -> bool:
         """Reserve GPUs for a job at the earliest end of a running one that leaves it just what it needs."""
         demands = self._demands(run.job.gpus)
         free = [[gpu for gpu in gpus if gpu not in held] for gpus, held in zip(self._free, self._held, strict=True)]

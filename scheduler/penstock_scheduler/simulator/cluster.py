@@ -35,7 +35,7 @@ from penstock_scheduler.model import (
     Hold,
     Job,
     JobId,
-    JobWish,
+    JobSpec,
     Node,
     Outcome,
     Phase,
@@ -46,13 +46,13 @@ from penstock_scheduler.model import (
     SharingState,
 )
 from penstock_scheduler.nodespec import parse_nodes
-from penstock_scheduler.policies.tuning import Amount, Room, relative_speed
+from penstock_scheduler.policies.tuning import Amount, NodeCapacity, relative_speed
 from penstock_scheduler.ports import Clock
 from penstock_scheduler.sharing.node import Group, without
 from penstock_scheduler.simulator.agents import SimulatedAgents
 from penstock_scheduler.simulator.disturbances import Disturbances
 from penstock_scheduler.simulator.latencies import Latencies
-from penstock_scheduler.simulator.truth import JobTruth, Seen, Shape, advance, rate_at
+from penstock_scheduler.simulator.truth import JobTruth, Measurement, Shape, advance, rate_at
 
 
 class Learner(Protocol):
@@ -68,7 +68,7 @@ class Learner(Protocol):
         """GPU types that its rounds are to measure it on: see `Snapshot.unmeasured`."""
         ...
 
-    def saw(self, gpu_type: str, seen: Seen | None, noise: GradientNoise | None) -> None:
+    def saw(self, gpu_type: str, seen: Measurement | None, noise: GradientNoise | None) -> None:
         """Take in what the job has measured while it ran."""
         ...
 
@@ -79,7 +79,7 @@ class Learner(Protocol):
 
 
 @dataclass(slots=True)
-class Run:
+class SimulatedRun:
     """A job's time on one placement."""
 
     start_s: float
@@ -104,7 +104,7 @@ class SimulatedJob:
 
     id: JobId
     name: str
-    wish: JobWish
+    spec: JobSpec
     truth: JobTruth
     """How fast it really is."""
     submit_s: float
@@ -127,7 +127,7 @@ class SimulatedJob:
     failures: int = 0
     """Times that a node failed under it."""
     finish_s: float | None = None
-    runs: list[Run] = field(default_factory=list)
+    runs: list[SimulatedRun] = field(default_factory=list)
     """One for each time that it held GPUs; the end of the last one is not known while it runs."""
     batch: Batch | None = None
     _shape: Shape = ()
@@ -213,7 +213,7 @@ class SimulatedCluster:
         """Jobs whose GPUs are a group's."""
         self._slices: dict[int, Group] = {}
         """Number of the event at which a slice ends -> whose."""
-        self._fenced: dict[int, Group] = {}
+        self._reserved: dict[int, Group] = {}
         """Groups whose GPUs are taken, by identity."""
         self._wanted: tuple[SharedGpus, ...] = ()
         self._joins: dict[JobId, SharedGpus] = {}
@@ -315,7 +315,7 @@ class SimulatedCluster:
 
     def _room_s(self) -> float:
         """When as many GPUs are free as the first of the queue needs at least, or a node fails or is back; infinite: never."""
-        missing = self.jobs[self._waiting[0][1]].wish.min_gpus - (self._total_gpus - self._gpus_held)
+        missing = self.jobs[self._waiting[0][1]].spec.min_gpus - (self._total_gpus - self._gpus_held)
         passed, found_s = [], math.inf
         while self._events and found_s == math.inf:
             passed.append(event := heapq.heappop(self._events))
@@ -411,7 +411,7 @@ class SimulatedCluster:
                 self._alone_since_s[job_id] = now_s
         self._sharers = sharers
         fresh = agents.order(here, now_s, running)
-        self._fence(now_s)
+        self._reserve_gpus(now_s)
         for group_now in fresh:
             self._next_slice(group_now, now_s)
         for job_id in list(self._held):
@@ -442,17 +442,17 @@ class SimulatedCluster:
         self.gpu_seconds += self._gpus_held * (now_s - self._counted_s)
         self._counted_s = now_s
 
-    def _fence(self, now_s: float) -> None:
+    def _reserve_gpus(self, now_s: float) -> None:
         """Take the GPUs of the groups that there are, and give back those of groups that there were."""
         now = {id(group): group for group in self._with_agents().groups}
-        for key, group in self._fenced.items():
+        for key, group in self._reserved.items():
             if key not in now:
                 self._take(group.order.node, -group.order.gpus, now_s)
                 group.event = -1
         for key, group in now.items():
-            if key not in self._fenced:
+            if key not in self._reserved:
                 self._take(group.order.node, group.order.gpus, now_s)
-        self._fenced = now
+        self._reserved = now
 
     def _next_slice(self, group: Group, now_s: float) -> None:
         group.event = self._push(now_s + group.order.slice_s, "slice", group.order.node)
@@ -479,7 +479,7 @@ class SimulatedCluster:
         agents = self._with_agents()
         self._sharers.discard(job.id)
         group = agents.left(job.id, now_s, ended=job.finish_s is not None)
-        self._fence(now_s)
+        self._reserve_gpus(now_s)
         if group is not None:
             self._next_slice(group, now_s)
             self._change_speeds(group, now_s)
@@ -710,12 +710,12 @@ class SimulatedCluster:
         return Outcome(action, Progress.DONE)
 
     def _needs(self, job_id: JobId, share: Share) -> int:
-        """GPUs that have to be free for a job to start: none where it joins others on GPUs that are fenced already."""
+        """GPUs that have to be free for a job to start: none where it joins others on GPUs that are reserved already."""
         group = self._joins.get(job_id)
         if group is None or group.node != share.node:
             return share.gpus
-        fenced = not self._sharers.isdisjoint(group.jobs)
-        return 0 if fenced else group.gpus
+        reserved = not self._sharers.isdisjoint(group.jobs)
+        return 0 if reserved else group.gpus
 
     def _usable(self, name: str) -> bool:
         return name in self._nodes and self._nodes[name].usable
@@ -745,13 +745,13 @@ class SimulatedCluster:
         job.most_gpus = max(job.most_gpus, where.gpus)
         job.allocation, job._shape, job._settled_s, job._view = where, shape, now_s, None
         job._speed = self._speed(job)
-        job.runs.append(Run(now_s, now_s, where, ready_s, job.progress))
+        job.runs.append(SimulatedRun(now_s, now_s, where, ready_s, job.progress))
         self._occupy(job, 1, now_s)
         if self._agents is not None:
             self._agents.started(job.id, where.gpu_type, now_s)
             self._alone_since_s[job.id] = now_s
             if job.id in self._joins:
-                self._regroup(now_s)  # so that the next one finds these GPUs fenced
+                self._regroup(now_s)  # so that the next one finds these GPUs reserved
         self._choose_batches([job])
         self._foresee(job)
         self._disturb(now_s)
@@ -773,7 +773,7 @@ class SimulatedCluster:
         if table is None or not share.cpus:
             return 1.0
         node = replace(self._nodes[share.node], cpus_others=0, memory_others_mb=0, usable=True)
-        return relative_speed(table, share.gpus, Room.of(node), Amount(share.cpus, share.memory_mb))
+        return relative_speed(table, share.gpus, NodeCapacity.of(node), Amount(share.cpus, share.memory_mb))
 
     def _interfered(self, job: SimulatedJob) -> bool:
         """Whether it and another job of several nodes share one."""
@@ -835,7 +835,7 @@ class SimulatedCluster:
                 name=job.name,
                 user=job.user,
                 account=job.account,
-                wish=job.wish,
+                spec=job.spec,
                 partitions=("all",),
                 phase=phase,
                 submit_s=job.submit_s,

@@ -272,11 +272,11 @@ def _seen(job: SimulatedJob, spans: tuple[Span, ...]) -> JobHistory:
         if not run.rates and run.end_s > run.ready_s:  # nobody looked while it trained: what it did in the mean
             goodput.append((run.ready_s, max(after - run.progress, 0.0) / (run.end_s - run.ready_s) / job.work))
         goodput.append((run.end_s, 0.0))
-    low, high = job.wish.min_gpus, job.wish.max_gpus
+    low, high = job.spec.min_gpus, job.spec.max_gpus
     return JobHistory(
         id=job.id,
         name=job.name,
-        asks=f"{job.wish.adaptivity.value} {low if low == high else f'{low}-{high}'}",
+        asks=f"{job.spec.adaptivity.value} {low if low == high else f'{low}-{high}'}",
         submit_s=job.submit_s,
         start_s=spans[0].start_s if spans else None,
         end_s=job.finish_s,

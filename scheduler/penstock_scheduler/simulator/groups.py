@@ -21,7 +21,7 @@ from penstock_scheduler.sharing.groups import GroupSettings, TrialSeen, judge
 from penstock_scheduler.simulator.agents import Kind, SimulatedAgents
 from penstock_scheduler.simulator.cluster import SimulatedJob, nodes_from_spec
 from penstock_scheduler.simulator.run import RESTART_COST_S, Simulation, prepare, simulate
-from penstock_scheduler.simulator.workloads import Workload, WorkloadJob, rigid_wish
+from penstock_scheduler.simulator.workloads import Workload, WorkloadJob, rigid_spec
 
 TARGET = 0.9
 """Metric that is good enough."""
@@ -148,9 +148,9 @@ def by_policy(
         slice_s: for which a trial reports the same.
     """
     known = {JobId(f"t{index:04d}"): trial for index, trial in enumerate(trials)}
-    wish = rigid_wish(1).model_copy(update={"trial_group": "search"})
+    spec = rigid_spec(1).model_copy(update={"trial_group": "search"})
     workload = Workload(
-        "search", tuple(WorkloadJob(name, 0.0, 1, wish, duration_s=trial.training_s) for name, trial in known.items())
+        "search", tuple(WorkloadJob(name, 0.0, 1, spec, duration_s=trial.training_s) for name, trial in known.items())
     )
     jobs: dict[JobId, SimulatedJob] = {}
     now_s = 0.0

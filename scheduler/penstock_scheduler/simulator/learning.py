@@ -14,28 +14,28 @@ from penstock_profiles.learning import JobModel
 from penstock_profiles.noise import GradientNoise
 from penstock_profiles.observations import Observations
 from penstock_profiles.throughput import FloatArray, ThroughputParams
-from penstock_scheduler.model import Job, JobId, JobWish
-from penstock_scheduler.models import Models, WishModels
+from penstock_scheduler.model import Job, JobId, JobSpec
+from penstock_scheduler.models import Models, SpecModels
 from penstock_scheduler.simulator.cluster import SimulatedJob
 from penstock_scheduler.simulator.disturbances import Disturbances
-from penstock_scheduler.simulator.truth import ModelledJob, Seen
+from penstock_scheduler.simulator.truth import Measurement, ModelledJob
 
 ARTIFACT_NAMES = {"t4": "aws", "v100": "azure", "a100": "dgx-ext", "rtx6000": "quad"}
 """What Sia's artifact calls GPU types; it asks them in the order of these names."""
 
 
 class LearnedModels:
-    """The `ModelSource` of a simulation: what each job's learner knows; of a job without one what its wish says."""
+    """The `ModelSource` of a simulation: what each job's learner knows; of a job without one what its job spec says."""
 
-    def __init__(self, jobs: Mapping[JobId, SimulatedJob], restart_costs_s: Mapping[JobId, float], wishes: WishModels):
-        self._jobs, self._restart_costs_s, self._wishes = jobs, restart_costs_s, wishes
+    def __init__(self, jobs: Mapping[JobId, SimulatedJob], restart_costs_s: Mapping[JobId, float], specs: SpecModels):
+        self._jobs, self._restart_costs_s, self._specs = jobs, restart_costs_s, specs
 
     def models(self, jobs: Sequence[Job], gpu_types: Iterable[str]) -> Models:
         """See `ports.ModelSource`. How a job scales counts as unknown throughout, so that it grows step by step.
 
         What is left of a training is known once it has begun: then it says how far it is, and when it is done.
         """
-        known = self._wishes.models([job for job in jobs if self._jobs[job.id].learner is None], gpu_types)
+        known = self._specs.models([job for job in jobs if self._jobs[job.id].learner is None], gpu_types)
         known.unmeasured.clear()  # a job without a learner reports nothing
         for job in jobs:
             simulated = self._jobs[job.id]
@@ -46,7 +46,7 @@ class LearnedModels:
                 if unmeasured := simulated.learner.unmeasured:
                     known.unmeasured[job.id] = unmeasured
                 if isinstance(simulated.truth, ModelledJob) and simulated.runs:
-                    initial, own = simulated.truth.model.initial_batch, job.wish.batch_size
+                    initial, own = simulated.truth.model.initial_batch, job.spec.batch_size
                     known.remaining[job.id] = simulated.truth.left(simulated.progress, initial if own is None else own)
             if simulated.sensitivity is not None:
                 known.sensitivities[job.id] = simulated.sensitivity
@@ -60,7 +60,7 @@ class FittedLearner:
         self,
         job: JobId,
         truth: ModelledJob,
-        wish: JobWish,
+        spec: JobSpec,
         gpu_types: Iterable[str],
         families: Families,
         disturbances: Disturbances,
@@ -68,14 +68,14 @@ class FittedLearner:
         profiled: bool = True,
     ) -> None:
         self._job, self._truth, self._disturbances = job, truth, disturbances
-        self._initial = truth.model.initial_batch if wish.batch_size is None else wish.batch_size
-        largest = truth.model.max_batch if wish.max_batch_size is None else wish.max_batch_size
+        self._initial = truth.model.initial_batch if spec.batch_size is None else spec.batch_size
+        largest = truth.model.max_batch if spec.max_batch_size is None else spec.max_batch_size
         largest = max(largest, self._initial)
         prior = None
-        if wish.model_family is not None and (family := families.get(wish.model_family)) is not None and family.gpus:
-            prior = family.estimator(self._initial, largest, wish.fixed_batch)
+        if spec.model_family is not None and (family := families.get(spec.model_family)) is not None and family.gpus:
+            prior = family.estimator(self._initial, largest, spec.fixed_batch)
         known = None if profiled else families  # for types that it has not run on yet
-        self._model = JobModel(self._initial, largest, fixed_batch=wish.fixed_batch, prior=prior, families=known)
+        self._model = JobModel(self._initial, largest, fixed_batch=spec.fixed_batch, prior=prior, families=known)
         runs_on = {gpu_type: found for gpu_type in gpu_types if (found := truth.profile(gpu_type))}
         self._types = sorted(runs_on.keys() - (prior.models.keys() if prior is not None else set()))
         self._var_scale = truth.model.initial_batch / self._initial
@@ -95,7 +95,7 @@ class FittedLearner:
         """See `Learner`."""
         return tuple(gpu_type for gpu_type in self._types if gpu_type not in self._model.measured)
 
-    def saw(self, gpu_type: str, seen: Seen | None, noise: GradientNoise | None) -> None:
+    def saw(self, gpu_type: str, seen: Measurement | None, noise: GradientNoise | None) -> None:
         """See `Learner`. What is measured without error is taken in once. Where it runs, a job knows what fits."""
         if seen is not None and (key := (gpu_type, *seen[:3])) not in self._measured:
             if self._disturbances.estimation_error == 0:
@@ -170,7 +170,7 @@ class ArtifactLearner:
         """See `Learner`: with the tuned batch as the largest."""
         return self._learnt()[0]
 
-    def saw(self, gpu_type: str, seen: Seen | None, noise: GradientNoise | None) -> None:
+    def saw(self, gpu_type: str, seen: Measurement | None, noise: GradientNoise | None) -> None:
         """See `Learner`. Of each shape and batch the first report counts."""
         if seen is not None and (key := (gpu_type, *seen[:3])) not in self._measured:
             self._measured.add(key)

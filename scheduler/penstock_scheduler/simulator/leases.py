@@ -23,7 +23,7 @@ from typing import Literal
 import numpy as np
 
 from penstock_profiles.sensitivity import Option, Sensitivity
-from penstock_scheduler.policies.tuning import Claim, Room, TuneSettings, ask, optimum, relative_speed, tune
+from penstock_scheduler.policies.tuning import Claim, NodeCapacity, TuneSettings, ask, optimum, relative_speed, tune
 from penstock_scheduler.solver import Limits
 from penstock_scheduler.solver.shares import choose_points
 
@@ -121,14 +121,14 @@ def _job(number: str, model: Model, arrival_s: float, iterations: int, gpus: int
     return LeaseJob(number, model, arrival_s, iterations, gpus)
 
 
-def servers(count: int, gpus: int = 8, cpus: int = 24, memory_mb: int = 500_000) -> list[Room]:
+def servers(count: int, gpus: int = 8, cpus: int = 24, memory_mb: int = 500_000) -> list[NodeCapacity]:
     """The paper's servers."""
-    return [Room(f"node-{n}", gpus, cpus, memory_mb, cpus / gpus, memory_mb / gpus) for n in range(count)]
+    return [NodeCapacity(f"node-{n}", gpus, cpus, memory_mb, cpus / gpus, memory_mb / gpus) for n in range(count)]
 
 
 def replay(
     jobs: Sequence[LeaseJob],
-    rooms: Sequence[Room],
+    rooms: Sequence[NodeCapacity],
     order: Order,
     mechanism: Mechanism,
     settings: TuneSettings,
@@ -211,13 +211,13 @@ def _key(order: Order, now_s: float, *, shared: bool) -> Callable[[LeaseJob], tu
     return lambda job: (first(job), job.arrival_s)
 
 
-def _demand(job: LeaseJob, room: Room) -> Option:
+def _demand(job: LeaseJob, room: NodeCapacity) -> Option:
     demand = job.model.table.demand(room.cpus, room.memory_mb)
     assert demand is not None, "every published model runs on a published server"
     return demand
 
 
-def _claims(jobs: Sequence[LeaseJob], rooms: Sequence[Room]) -> list[Claim]:
+def _claims(jobs: Sequence[LeaseJob], rooms: Sequence[NodeCapacity]) -> list[Claim]:
     everywhere = tuple(range(len(rooms)))
     return [Claim(job.id, job.gpus, job.model.table, everywhere) for job in jobs]
 
@@ -225,7 +225,7 @@ def _claims(jobs: Sequence[LeaseJob], rooms: Sequence[Room]) -> list[Claim]:
 def _speeds(
     mechanism: Mechanism,
     jobs: Sequence[LeaseJob],
-    rooms: Sequence[Room],
+    rooms: Sequence[NodeCapacity],
     settings: TuneSettings,
     limits: Limits | None,
 ) -> dict[str, float]:
@@ -249,7 +249,7 @@ def _speeds(
     }
 
 
-def _points(jobs: Sequence[LeaseJob], rooms: Sequence[Room], limits: Limits) -> dict[str, float]:
+def _points(jobs: Sequence[LeaseJob], rooms: Sequence[NodeCapacity], limits: Limits) -> dict[str, float]:
     tables = [job.model.table for job in jobs]
     value_JCM = np.array([table.speed_CM for table in tables])
     least = [rooms[0].proportional(job.gpus) for job in jobs]
@@ -267,7 +267,7 @@ def _points(jobs: Sequence[LeaseJob], rooms: Sequence[Room], limits: Limits) -> 
     return {job.id: float(speed) for job, speed in zip(jobs, speed_J, strict=True)}
 
 
-def _greedy(jobs: Sequence[LeaseJob], rooms: Sequence[Room]) -> dict[str, float]:
+def _greedy(jobs: Sequence[LeaseJob], rooms: Sequence[NodeCapacity]) -> dict[str, float]:
     """The authors' Greedy: the first server that has the demand; who finds none is passed over in this round."""
     free = np.array([[room.gpus, room.cpus, room.memory_mb] for room in rooms])
     speeds = {}

@@ -187,7 +187,7 @@ def isolated_s(job: SimulatedJob, scenario: Scenario, gpu_type: str, gpus: float
     Between whole numbers linear; below one GPU it gets the one for a share of the time. A job of a fixed number of GPUs gets
     these, for a share of the time if they are more.
     """
-    least, most = job.wish.min_gpus, job.wish.max_gpus
+    least, most = job.spec.min_gpus, job.spec.max_gpus
     if gpus < least:
         return isolated_s(job, scenario, gpu_type, least) * least / gpus
     gpus = min(gpus, most)
@@ -203,7 +203,7 @@ def isolated_s(job: SimulatedJob, scenario: Scenario, gpu_type: str, gpus: float
 
 def _alone_s(job: SimulatedJob, gpu_type: str, shape: tuple[int, ...]) -> float:
     truth: JobTruth = job.truth
-    if isinstance(truth, ModelledJob) and not job.wish.fixed_batch:
+    if isinstance(truth, ModelledJob) and not job.spec.fixed_batch:
         rates = truth.best_rates(gpu_type, shape)
     else:
         rates = truth.rates(gpu_type, shape, truth.batch(gpu_type, shape, job.batch_size))
@@ -285,7 +285,7 @@ def _fair_s(job: SimulatedJob, scenario: Scenario, contention: float) -> float:
     share = scenario.total_gpus / contention
     found: list[tuple[float, float]] = []
     for gpu_type, gpus in scenario.gpus_by_type.items():
-        if job.wish.gpu_types is None or gpu_type in job.wish.gpu_types:
+        if job.spec.gpu_types is None or gpu_type in job.spec.gpu_types:
             found.append((gpus, isolated_s(job, scenario, gpu_type, share)))
     possible = [(gpus, seconds) for gpus, seconds in found if math.isfinite(seconds)]
     total = sum(gpus for gpus, _ in possible)

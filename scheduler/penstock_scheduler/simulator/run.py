@@ -16,8 +16,8 @@ from penstock_profiles.sensitivity import SensitivityProfile
 from penstock_profiles.wire import Report
 from penstock_scheduler.errors import RoundFailed
 from penstock_scheduler.loop import RoundLoop
-from penstock_scheduler.model import JobWish, Node, Outcome, ReasonCode
-from penstock_scheduler.models import WishModels
+from penstock_scheduler.model import JobSpec, Node, Outcome, ReasonCode
+from penstock_scheduler.models import SpecModels
 from penstock_scheduler.pairs import Pairs
 from penstock_scheduler.policies import make_policy, parts_of, sharing_parts
 from penstock_scheduler.policies.wrapper import front_only
@@ -138,8 +138,8 @@ class Scenario:
         self.truth.check(self.workload)
         problems = []
         for job in self.workload.jobs:
-            fewest = min(job.gpus, job.wish.min_gpus)
-            types = job.wish.gpu_types or tuple(self.gpus_by_type)
+            fewest = min(job.gpus, job.spec.min_gpus)
+            types = job.spec.gpu_types or tuple(self.gpus_by_type)
             most = max((self.gpus_by_type.get(gpu_type, 0) for gpu_type in types), default=0)
             if fewest > most:
                 found = f"a need of {fewest} GPUs of {' or '.join(types)}"
@@ -266,10 +266,10 @@ def simulate(
     )
     restart_costs_s = {
         job.id: job.truth.model.restart_cost_s if isinstance(job.truth, ModelledJob) else RESTART_COST_S for job in jobs
-    } | {job.id: job.wish.restart_cost_s for job in jobs if job.wish.restart_cost_s is not None}
+    } | {job.id: job.spec.restart_cost_s for job in jobs if job.spec.restart_cost_s is not None}
     if models is None:
-        wishes = WishModels(scenario.families, RESTART_COST_S, scenario.gpus)
-        models = LearnedModels(cluster.jobs, restart_costs_s, wishes)
+        specs = SpecModels(scenario.families, RESTART_COST_S, scenario.gpus)
+        models = LearnedModels(cluster.jobs, restart_costs_s, specs)
     trigger: Trigger = OnEvent() if driving.round_s is None else Period(driving.round_s)
     tick_s = math.inf if driving.round_s is None else driving.round_s
     if driving.round_s is None:
@@ -318,14 +318,14 @@ def simulate(
 
 def _simulated(job: WorkloadJob, scenario: Scenario, driving: Driving) -> SimulatedJob:
     truth = scenario.truth.of(job)
-    wish = job.as_requested if driving.as_requested else job.wish
+    spec = job.as_requested if driving.as_requested else job.spec
     learner: Learner | None = None
     if isinstance(truth, ModelledJob):
-        learner = _learner(job, truth, wish, scenario, driving)
+        learner = _learner(job, truth, spec, scenario, driving)
     return SimulatedJob(
         job.id,
         job.name or job.id,
-        wish,
+        spec,
         truth,
         job.submit_s,
         learner,
@@ -337,14 +337,14 @@ def _simulated(job: WorkloadJob, scenario: Scenario, driving: Driving) -> Simula
     )
 
 
-def _learner(job: WorkloadJob, truth: ModelledJob, wish: JobWish, scenario: Scenario, driving: Driving) -> Learner:
+def _learner(job: WorkloadJob, truth: ModelledJob, spec: JobSpec, scenario: Scenario, driving: Driving) -> Learner:
     if driving.learner == "artifact":
         tuned = job.batch_size if job.batch_size is not None else truth.model.max_batch
         return ArtifactLearner(truth, tuned, scenario.node_gpus)
     return FittedLearner(
         job.id,
         truth,
-        wish,
+        spec,
         scenario.node_gpus,
         scenario.site_families,
         scenario.disturbances,

@@ -112,7 +112,7 @@ def utilisation(pairs: Colocation, gpu_types: Sequence[str], kind: str | None) -
 def names_of(job: WorkloadJob) -> Iterator[str]:
     """What a table may know the job by, the surest first."""
     own = f"{job.user}/{job.name}" if job.name else ""  # as `pairs.kind_of` has it
-    for name in (job.kind, job.wish.model_family, job.model, own, job.name, job.id):
+    for name in (job.kind, job.spec.model_family, job.model, own, job.name, job.id):
         if name:
             yield name
             yield f"('{name}', {job.gpus})"

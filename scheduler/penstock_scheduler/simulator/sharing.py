@@ -46,7 +46,7 @@ class PoolJob:
 
 
 @dataclass(slots=True)
-class Trial:
+class PairTrial:
     """One pack, from its beginning to its end."""
 
     kinds: tuple[str, str]
@@ -67,7 +67,7 @@ class Outcome:
     """When each ended its first window."""
     ran_s: dict[JobId, float] = field(default_factory=dict)
     """Time in which it held a GPU, alone or packed."""
-    trials: list[Trial] = field(default_factory=list)
+    trials: list[PairTrial] = field(default_factory=list)
     resumes: int = 0
 
 
@@ -182,7 +182,7 @@ class Pool:
         self._random = np.random.default_rng(seed)
         self._left_s = {job.id: job.work_s for job in jobs}
         self._served_s: dict[Pack, float] = {}
-        self._trials: dict[Pack, Trial] = {}
+        self._trials: dict[Pack, PairTrial] = {}
         self._alone: dict[JobId, Tenant] = {}
         """Jobs that have had a window alone."""
         self._outcome = Outcome(ran_s=dict.fromkeys(self._jobs, 0.0))
@@ -219,7 +219,7 @@ class Pool:
             self._served_s[pack] = sum(served) / 2
             self._moved(pack, now_s)
             total = self._truth.total(self._settings.gpu_type, one.kind, other.kind) or 0.0
-            self._trials[pack] = Trial((one.kind, other.kind), total)
+            self._trials[pack] = PairTrial((one.kind, other.kind), total)
             self._outcome.trials.append(self._trials[pack])
 
     def _window(self, before: Sequence[Pack], chosen: Sequence[Pack], now_s: float) -> list[Measured]:

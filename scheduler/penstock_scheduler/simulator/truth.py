@@ -56,7 +56,7 @@ class StepTimes(NamedTuple):
     """The part of `step_s` that waits for gradients."""
 
 
-class Seen(NamedTuple):
+class Measurement(NamedTuple):
     """What a running job measures, for `JobModel.observe(gpu_type, *seen)` or `Observations.add(*seen)`."""
 
     nodes: int
@@ -236,7 +236,7 @@ class JobTruth(Protocol):
         """Progress per second in each epoch; 0 where it cannot run."""
         ...
 
-    def seen(self, gpu_type: str, shape: Shape, batch: Batch | None) -> Seen | None:
+    def seen(self, gpu_type: str, shape: Shape, batch: Batch | None) -> Measurement | None:
         """What it measures of its speed there; None if it cannot run or does not measure."""
         ...
 
@@ -253,7 +253,7 @@ class ModelledJob:
         self.epoch_ends = model.epoch_ends
         self._rates: dict[tuple[str, Shape, Batch], list[float]] = {}
         self._best_rates: dict[tuple[str, Shape], list[float]] = {}
-        self._seen: dict[tuple[str, Shape, Batch], Seen | None] = {}
+        self._seen: dict[tuple[str, Shape, Batch], Measurement | None] = {}
 
     def of(self, work: float) -> ModelledJob:
         """Another job of the same model; the two share what was asked before."""
@@ -290,14 +290,14 @@ class ModelledJob:
             self._best_rates[key] = list(map(max, zip(*(self.rates(*key, batch) for batch in batches), strict=True)))
         return self._best_rates[key]
 
-    def seen(self, gpu_type: str, shape: Shape, batch: Batch | None) -> Seen | None:
+    def seen(self, gpu_type: str, shape: Shape, batch: Batch | None) -> Measurement | None:
         """See `JobTruth`."""
         if batch is None:
             return None
         key = (gpu_type, shape, batch)
         if key not in self._seen:
             times = self.model.step(gpu_type, shape, batch.atomic_batch)
-            self._seen[key] = None if times is None else Seen(len(shape), sum(shape), batch.atomic_batch, *times)
+            self._seen[key] = None if times is None else Measurement(len(shape), sum(shape), batch.atomic_batch, *times)
         return self._seen[key]
 
     def noise(self, batch: Batch | None, replicas: int, progress: float) -> GradientNoise | None:
@@ -315,7 +315,7 @@ class ModelledJob:
         wasted = max(initial_batch / self.model.initial_batch - 1, 0.0) * sqr_E[epoch] / (sqr_E[epoch] + var_E[epoch])
         return float(max(self.work - progress, 0.0) * (1 + wasted))
 
-    def profile(self, gpu_type: str) -> list[Seen]:
+    def profile(self, gpu_type: str) -> list[Measurement]:
         """What profiling it on one GPU of a type shows: a few batch sizes, the last the largest that fits."""
         most = self.model.max_atomic_batch(gpu_type, (1,))
         batches = sorted({max(most >> halved, 1) for halved in range(PROFILED)}) if most else []
@@ -356,7 +356,7 @@ class RecordedJob:
         own = self.speeds.get(self.gpu_type, 1.0) if self.gpu_type is not None else 1.0
         return (sum(shape) * self.speeds.get(gpu_type, 1.0) / own,)
 
-    def seen(self, gpu_type: str, shape: Shape, batch: Batch | None) -> Seen | None:
+    def seen(self, gpu_type: str, shape: Shape, batch: Batch | None) -> Measurement | None:
         """None: it does not measure."""
         return None
 
@@ -383,7 +383,7 @@ class EstimatedJob:
         """See `JobTruth`."""
         return (float(self.estimator.goodput(gpu_type, np.array([len(shape)]), np.array([sum(shape)]))[0]),)
 
-    def seen(self, gpu_type: str, shape: Shape, batch: Batch | None) -> Seen | None:
+    def seen(self, gpu_type: str, shape: Shape, batch: Batch | None) -> Measurement | None:
         """None: it does not measure."""
         return None
 

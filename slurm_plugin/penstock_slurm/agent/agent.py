@@ -51,7 +51,7 @@ from penstock_slurm.agent.device_cgroup import DeviceCgroups
 from penstock_slurm.agent.devices import bind
 from penstock_slurm.agent.processes import Processes
 from penstock_slurm.agent.settings import AgentSettings
-from penstock_slurm.agent.state import Hosted, Leaver, Remembered, load, save
+from penstock_slurm.agent.state import DepartingJob, Hosted, Remembered, load, save
 from penstock_slurm.gateway import JobGone, Refused, SlurmError
 
 log = logging.getLogger(__name__)
@@ -349,7 +349,7 @@ class Agent:
             if uid is None:
                 self._channels.close(number)
             elif number not in self._state.leaving:  # one of which the state was lost, or that never ran
-                self._state.leaving[number] = Leaver(uid, self._channels.bound(number), frozen=True)
+                self._state.leaving[number] = DepartingJob(uid, self._channels.bound(number), frozen=True)
 
     def _found(self, job: OrderedJob) -> Hosted:
         """A job that is new here, or of which the state was lost, or that the daemon did not name for a while."""
@@ -374,14 +374,14 @@ class Agent:
         devices = mine.devices or job.own_devices
         frozen = mine.state in ("suspending", "suspended") or mine.tried
         if devices or frozen:
-            self._state.leaving[mine.number] = Leaver(job.uid, devices, frozen, mine.cgroup)
+            self._state.leaving[mine.number] = DepartingJob(job.uid, devices, frozen, mine.cgroup)
 
     def _let_go(self) -> None:
         """Have those go on that are dismissed and frozen."""
         if self._now_s < self._let_go_s:
             return
-        for number, leaver in self._state.leaving.items():
-            if not leaver.frozen or number not in self._living:
+        for number, departing in self._state.leaving.items():
+            if not departing.frozen or number not in self._living:
                 continue
             try:
                 self._slurm.resume(str(number))
@@ -391,11 +391,11 @@ class Agent:
                 log.warning("not resumed yet", extra={"slurm_job": number, "text": str(error)})
                 self._let_go_s = self._now_s + RETRY_S
                 return
-            leaver.frozen = False
+            departing.frozen = False
 
     def _users(self) -> dict[int, int]:
         """Those of all jobs that may have processes here."""
-        return {number: leaver.uid for number, leaver in self._state.leaving.items()} | {
+        return {number: departing.uid for number, departing in self._state.leaving.items()} | {
             job.slurm_job: job.uid for job in self._jobs()
         }
 
@@ -793,7 +793,7 @@ class Agent:
         if self._now_s < mine.retry_s or any(self._uses(other) & set(target) for other in self._others(job.job)):
             return
         leaving = self._state.leaving.items()
-        if any(number != job.slurm_job and set(leaver.devices) & set(target) for number, leaver in leaving):
+        if any(number != job.slurm_job and set(departing.devices) & set(target) for number, departing in leaving):
             return
         if self._is_under_way(mine) or not self._room_made(job.job):
             return
@@ -839,8 +839,8 @@ class Agent:
         for job in self._sharers():
             mine = self._state.hosted[job.job]
             self._open(job, mine, mine.devices)
-        for number, leaver in self._state.leaving.items():
-            self._device_cgroups.give(number, leaver.uid, leaver.devices, self._now_s, leaver.cgroup)
+        for number, departing in self._state.leaving.items():
+            self._device_cgroups.give(number, departing.uid, departing.devices, self._now_s, departing.cgroup)
         self._device_cgroups.forget_all_but(self._users())
 
     def _sharers(self) -> list[OrderedJob]:
@@ -1002,7 +1002,7 @@ class Agent:
     def _ends(self) -> bool:
         """Whether somebody may wait for GPUs until processes have ended."""
         gone = (mine.number for mine in self._state.hosted.values() if mine.gone)
-        return any(leaver.devices for leaver in self._state.leaving.values()) or any(
+        return any(departing.devices for departing in self._state.leaving.values()) or any(
             map(self._living.__contains__, gone)
         )
 

@@ -14,13 +14,13 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError,
 from penstock_profiles.files import write_whole
 from penstock_profiles.node_channel import JobControl
 from penstock_scheduler.model import JobId
-from penstock_scheduler.sharing.control import Control
+from penstock_scheduler.sharing.control import ShareControl
 from penstock_scheduler.sharing.messages import Contained, NodeOrder, NumberedPack, State, XidSeen
 from penstock_scheduler.sharing.node import Account, Group
 
 log = logging.getLogger(__name__)
 
-CONTROL = TypeAdapter(Control)
+CONTROL = TypeAdapter(ShareControl)
 
 
 @dataclass(slots=True)
@@ -77,7 +77,7 @@ class Hosted:
 
 
 @dataclass(slots=True)
-class Leaver:
+class DepartingJob:
     """A job that the daemon does not name any more, but whose processes may live on."""
 
     uid: int
@@ -100,7 +100,7 @@ class Remembered(BaseModel):
     groups: list[Group] = []
     account: Account = Account()
     hosted: dict[JobId, Hosted] = {}
-    leaving: dict[int, Leaver] = {}
+    leaving: dict[int, DepartingJob] = {}
     """By SLURM_JOB_ID."""
     packs: list[NumberedPack] = []
     contained: list[Contained] = []

@@ -31,7 +31,7 @@ class DemoJob:
     family: str
     t4_hours: float
     """Work, in hours that it would take on one T4."""
-    wish: dict[str, Any]
+    spec: dict[str, Any]
     plain: tuple[str, int, int]
     """(GPU type, nodes, GPUs on each): the request under plain Slurm."""
     rates: Mapping[str, dict[int, float]] | None = None
@@ -39,10 +39,10 @@ class DemoJob:
     limit_min: int | None = None
     """Time limit under plain Slurm, real minutes; None: none."""
 
-    def wish_fields(self) -> dict[str, Any]:
-        """The wish as it goes into the comment."""
+    def spec_fields(self) -> dict[str, Any]:
+        """The job spec as it goes into the comment."""
         known = {"model_family": self.family} if self.rates is None else {"goodput_table": self.rates}
-        return self.wish | known
+        return self.spec | known
 
     def estimator(self, families: Families) -> AnyEstimator:
         """How fast it is."""
@@ -52,7 +52,7 @@ class DemoJob:
 
     def fixed_batch(self) -> bool:
         """Whether the total batch stays."""
-        return bool(self.wish.get("adaptivity", "adaptive") != "adaptive")
+        return bool(self.spec.get("adaptivity", "adaptive") != "adaptive")
 
     def work(self, families: Families) -> float:
         """Progress at which it is done, in samples."""

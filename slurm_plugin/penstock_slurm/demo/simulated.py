@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 from penstock_profiles.families import Families
 from penstock_scheduler.loop import RoundLoop
-from penstock_scheduler.model import JobWish
-from penstock_scheduler.models import WishModels
+from penstock_scheduler.model import JobSpec
+from penstock_scheduler.models import SpecModels
 from penstock_scheduler.nodespec import DEFAULT_SPEC
 from penstock_scheduler.policies import make_policy
 from penstock_scheduler.ports import Trigger
@@ -68,7 +68,8 @@ def simulate_site(
     pace: Pace,
     families: Families,
 ) -> tuple[History, MemoryStore]:
-    """What becomes of `jobs`, and the rounds. Under `sia` each has its wish and rounds are periodic, else its plain request."""
+    """What becomes of `jobs`, and the rounds. Under `sia` each has its job spec and rounds are periodic, else its plain
+    request."""
     plain = policy_name != "sia"
     clock = SimulatedClock()
     nodes = nodes_from_spec(spec)
@@ -78,7 +79,7 @@ def simulate_site(
     ]
     cluster = SimulatedCluster(nodes, simulated, clock, latencies=pace.latencies)
     policy, settings = make_policy(policy_name)
-    models, store = WishModels(families, RESTART_COST_S), MemoryStore()
+    models, store = SpecModels(families, RESTART_COST_S), MemoryStore()
     trigger: Trigger = OnEvent() if plain else Period(pace.round_s)
     loop = RoundLoop(cluster, clock, store, trigger, policy, models, tick_s=pace.tick_s, settings=settings)
     loop.run(lambda: cluster.finished or clock.now_s() > END_OF_TIME_S)
@@ -89,7 +90,7 @@ def simulate_site(
 def _job(number: int, job: DemoJob, at_s: float, pace: Pace, families: Families, *, plain: bool) -> SimulatedJob:
     gpu_type, nodes, gpus = job.plain
     fixed = {"adaptivity": "fixed", "min_gpus": nodes * gpus, "max_gpus": nodes * gpus, "gpu_types": [gpu_type]}
-    wish = job.wish_fields() | fixed if plain else job.wish_fields()
+    spec = job.spec_fields() | fixed if plain else job.spec_fields()
     truth = EstimatedJob(job.estimator(families), job.work(families) / pace.time_scale, pace.start_s)
     limit_s = None if job.limit_min is None else job.limit_min * 60.0
-    return SimulatedJob(str(number + 1), job.name, JobWish.model_validate(wish), truth, at_s, time_limit_s=limit_s)
+    return SimulatedJob(str(number + 1), job.name, JobSpec.model_validate(spec), truth, at_s, time_limit_s=limit_s)

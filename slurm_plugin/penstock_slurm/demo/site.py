@@ -101,7 +101,7 @@ class DemoSite:
         return self._daemon is not None and self._daemon.poll() not in (None, 0)
 
     def submit(self, job: DemoJob, families: Families) -> None:
-        """sbatch, as a user would: the wish in the comment, or the fixed request."""
+        """sbatch, as a user would: the job spec in the comment, or the fixed request."""
         trainer = [
             sys.executable,
             "-m",
@@ -121,7 +121,7 @@ class DemoSite:
                 "--hold",
                 "--requeue",
                 "--gres=gpu:1",
-                f"--comment={json.dumps({'penstock': job.wish_fields()})}",
+                f"--comment={json.dumps({'penstock': job.spec_fields()})}",
             ]
         else:
             gpu_type, nodes, gpus = job.plain
@@ -225,6 +225,6 @@ def read_reports(folder: Path) -> list[list[Report]]:
 
 
 def _asks(job: DemoJob) -> str:
-    low, high = job.wish.get("min_gpus", 1), job.wish["max_gpus"]
-    words = f"{job.wish.get('adaptivity', 'adaptive')} {low if low == high else f'{low}-{high}'}"
-    return words + ("" if job.wish.get("preemptible", True) else ", not preemptible")
+    low, high = job.spec.get("min_gpus", 1), job.spec["max_gpus"]
+    words = f"{job.spec.get('adaptivity', 'adaptive')} {low if low == high else f'{low}-{high}'}"
+    return words + ("" if job.spec.get("preemptible", True) else ", not preemptible")

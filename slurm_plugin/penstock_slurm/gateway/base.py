@@ -227,7 +227,7 @@ def slurm_minutes(seconds: float) -> int:
 class JobPlacement:
     """Where a pending job shall run: the same number of GPUs on each of `nodes`, `cpus` over all of them.
 
-    With 0 GPUs it runs there without any from Slurm, as a job that shares those which a fence holds.
+    With 0 GPUs it runs there without any from Slurm, as a job that shares those which a GPU reservation holds.
 
     `tasks` over all nodes; None leaves the job's own. The GPU type follows from the nodes: 22.05 can change the
     count of a pending job's GRES but not its type. CPUs and tasks have to change with the number of nodes, or Slurm

@@ -97,8 +97,9 @@ UNREGISTERED_S = 60.0
 """Pause before Slurm is asked again to change such a job: each time it takes 5 s of the time that a command has."""
 
 FIRST = 4_294_967_293
-"""The highest priority that Slurm takes, for jobs that run without GPUs: they start before the holders of the fence, and these
-before all others. Slurm itself gives about 2 ** 32 - 2 ** 16 and less where it has no weights, and far less where it has."""
+"""The highest priority that Slurm takes, for jobs that run without GPUs: they start before the placeholder jobs of the GPU
+reservation, and these before all others. Slurm itself gives about 2 ** 32 - 2 ** 16 and less where it has no weights, and
+far less where it has."""
 
 FEEDS = 2
 """Commands at once: an update is three questions to slurmctld, and scontrol reads its input a letter at a time."""

@@ -15,11 +15,11 @@ from penstock_profiles.nvml import OF_PROGRAMS
 from penstock_scheduler import __version__
 from penstock_scheduler.sharing.messages import AWAY_S, MAX_BYTES, Lack, NodeStatus, status_file
 from penstock_slurm.agents import CLEARS_ON, STAND_IN_REMEDY, without_stand_in
-from penstock_slurm.fence import NAME as HOLDER
 from penstock_slurm.gateway import SlurmNode, open_gateway
+from penstock_slurm.gpu_reservation import NAME as PLACEHOLDER
 from penstock_slurm.install.edits import our_libraries
 from penstock_slurm.install.findings import Finding
-from penstock_slurm.install.plan import Site
+from penstock_slurm.install.plan import InstallTarget
 from penstock_slurm.install.units import AGENT, MOUNT
 
 AWAY = frozenset({"DOWN", "FUTURE", "NOT_RESPONDING", "POWERED_DOWN", "POWERING_DOWN", "POWERING_UP", "UNKNOWN"})
@@ -79,7 +79,7 @@ TROUBLES: dict[Trouble, tuple[str, str]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class AgentFinding:
     """What can be told of a node's agent by its status; `trouble` None: the agent is well."""
 
     trouble: Trouble | None
@@ -90,24 +90,24 @@ class Seen:
     """What the agent finds wrong with its node."""
 
 
-def look(spool: Path, node: str, now_s: float) -> Seen:
+def look(spool: Path, node: str, now_s: float) -> AgentFinding:
     """A node's agent, by its status in the spool."""
     try:
         with open_regular(status_file(spool, node)) as file:
             status = NodeStatus.model_validate_json(file.read(MAX_BYTES))
     except OSError:
-        return Seen("none")
+        return AgentFinding("none")
     except ValidationError:
-        return Seen("unreadable")
+        return AgentFinding("unreadable")
     age_s = now_s - status.time_s
     fresh = {(each.device, each.xid) for each in status.xids if now_s - each.time_s < ERRORS_S}
     errors = tuple(sorted(each for each in fresh if each[1] not in OF_PROGRAMS))
     if age_s >= AWAY_S:
-        return Seen("silent", age_s, errors)
+        return AgentFinding("silent", age_s, errors)
     if age_s <= -AWAY_S:
-        return Seen("ahead", errors=errors)
+        return AgentFinding("ahead", errors=errors)
     trouble: Trouble | None = None if status.release == __version__ else "release"
-    return Seen(trouble, age_s, errors, status.lacks)
+    return AgentFinding(trouble, age_s, errors, status.lacks)
 
 
 def judge(nodes: Iterable[SlurmNode], spool: Path, now_s: float) -> Iterator[Finding]:
@@ -147,7 +147,7 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join([*names[:SHOWN], *more])
 
 
-def check_agents(site: Site, *, on_nodes: bool) -> Iterator[Finding]:
+def check_agents(site: InstallTarget, *, on_nodes: bool) -> Iterator[Finding]:
     """What jobs that share need, where `[slurm] agents` is on; with `on_nodes` also of the nodes. Raises PenstockError."""
     section = site.slurm
     if not section.agents:
@@ -167,7 +167,7 @@ def check_agents(site: Site, *, on_nodes: bool) -> Iterator[Finding]:
         yield from judge(nodes, section.spool_dir, time.time())
 
 
-def to_do_on_nodes(site: Site, prefix: Path) -> str:
+def to_do_on_nodes(site: InstallTarget, prefix: Path) -> str:
     """What to bring to the nodes, in words."""
     mount = "" if site.run_dir else f" {MOUNT}"
     units = " and ".join(str(prefix / name) for name in (AGENT, *mount.split()))
@@ -180,16 +180,17 @@ def to_do_on_nodes(site: Site, prefix: Path) -> str:
     )
 
 
-def to_undo_on_nodes(site: Site) -> Iterator[str]:
+def to_undo_on_nodes(site: InstallTarget) -> Iterator[str]:
     """What is left of sharing after an uninstall, in words; nothing where there are no agents. Raises PenstockError."""
     section = site.slurm
     folder = section.spool_dir / "agents"
     if not section.agents and not folder.is_dir():
         return
     gateway = open_gateway("cli", conf=section.conf, timeout_s=section.command_timeout_s)
-    holders = [job.id for job in gateway.jobs() if job.name == HOLDER]
-    if holders:
-        yield f"jobs {HOLDER} that hold GPUs for jobs that share: {' '.join(holders)}; let those end, then scancel these"
+    placeholders = [job.id for job in gateway.jobs() if job.name == PLACEHOLDER]
+    if placeholders:
+        jobs = " ".join(placeholders)
+        yield f"jobs {PLACEHOLDER} that hold GPUs for jobs that share: {jobs}; let those end, then scancel these"
     named = " ".join((AGENT, *([] if site.run_dir else [MOUNT])))
     yield f"on each node with an agent: systemctl disable --now {named}, and delete what is named"
     yield f"delete {folder} when no agent runs any more"

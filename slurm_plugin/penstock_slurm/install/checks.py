@@ -7,16 +7,16 @@ import json
 from collections.abc import Iterator
 
 from penstock_scheduler.errors import PenstockError
-from penstock_scheduler.model import JobWish, parse_wish
+from penstock_scheduler.model import JobSpec, parse_spec
 from penstock_slurm.gateway import Gateway, JobGone, SlurmJob, open_gateway
 from penstock_slurm.install.findings import Finding
-from penstock_slurm.install.plan import Site, own_lua_lacks_ours, site_text
+from penstock_slurm.install.plan import InstallTarget, own_lua_lacks_ours, site_text
 from penstock_slurm.install.sources import source
 
 TEST_JOB = "penstock-check"
 
 
-def check_files(site: Site) -> Iterator[Finding]:
+def check_files(site: InstallTarget) -> Iterator[Finding]:
     """What can be seen without submitting anything. Raises PenstockError."""
     config = site.config
     conf = config["SLURM_CONF"]
@@ -35,7 +35,7 @@ def check_files(site: Site) -> Iterator[Finding]:
     yield Finding("sbatch has the flags", "" if flags else f"{site.plugstack} loads no penstock.so on this machine")
 
 
-def check_jobs(site: Site, user: int | None) -> Iterator[Finding]:
+def check_jobs(site: InstallTarget, user: int | None) -> Iterator[Finding]:
     """Submit jobs that never start, look at them, cancel them. Raises PenstockError."""
     section = site.slurm
     gateway = open_gateway("cli", conf=section.conf, timeout_s=section.command_timeout_s)
@@ -56,14 +56,14 @@ def check_jobs(site: Site, user: int | None) -> Iterator[Finding]:
     yield Finding("a bad value is refused", "" if refused else f"sbatch --max-gpus=none said {bad.stderr!r}")
 
 
-def waiting_jobs(site: Site) -> list[SlurmJob]:
-    """Jobs with a wish in admin_comment that have not started."""
+def waiting_jobs(site: InstallTarget) -> list[SlurmJob]:
+    """Jobs with a job spec in admin_comment that have not started."""
     section = site.slurm
     gateway = open_gateway("cli", conf=section.conf, timeout_s=section.command_timeout_s)
     return [job for job in gateway.jobs() if job.state == "PENDING" and '"penstock"' in job.admin_comment]
 
 
-def _submit(site: Site, user: int | None, *flags: str) -> str | Finding:
+def _submit(site: InstallTarget, user: int | None, *flags: str) -> str | Finding:
     """The id of a test job, or why there is none."""
     fixed = (f"--job-name={TEST_JOB}", "--parsable", "--output=/dev/null", "--time=1", "--wrap=true")
     done = site.commands.run("sbatch", *fixed, *flags, user=user)
@@ -79,10 +79,10 @@ def _adaptive_finding(gateway: Gateway, job_id: str, *, waits: bool) -> Finding:
     if job is None:
         return Finding(what, "it was gone at once")
     try:
-        wish = parse_wish(job.admin_comment)
+        spec = parse_spec(job.admin_comment)
     except PenstockError as error:
         return Finding(what, str(error))
-    if wish != JobWish(max_gpus=1, preemptible=False):
+    if spec != JobSpec(max_gpus=1, preemptible=False):
         return Finding(what, f"its AdminComment is {json.dumps(job.admin_comment)}: does slurmctld use job_submit.lua?")
     if job.gpus_per_node != 1 or job.gpu_type is not None or not job.requeue:
         return Finding(what, f"it asks for {job.gpus_per_node} GPUs of type {job.gpu_type}, requeue={job.requeue}")

@@ -157,13 +157,13 @@ def unit(
     typer.echo(known[name], nl=False)
 
 
-def _reconfigure(site: plan.Site) -> None:
+def _reconfigure(site: plan.InstallTarget) -> None:
     done = site.commands.run("scontrol", "reconfigure")
     if done.returncode != 0:
         raise PenstockError(f"the files are changed, but `scontrol reconfigure` failed: {done.stderr.strip()}")
 
 
-def _report(site: plan.Site, user: str | None, *, jobs: bool, on_nodes: bool) -> None:
+def _report(site: plan.InstallTarget, user: str | None, *, jobs: bool, on_nodes: bool) -> None:
     try:
         uid = None if user is None else pwd.getpwnam(user).pw_uid
     except KeyError:

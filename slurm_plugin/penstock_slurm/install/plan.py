@@ -33,7 +33,7 @@ class Schedule(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
+class InstallTarget:
     """The Slurm that is here, and the settings file that says what of it Penstock manages."""
 
     settings: Settings
@@ -81,7 +81,7 @@ class Site:
         return "" if folder == RUN_DIR else folder
 
 
-def open_site(settings: Settings) -> Site:
+def open_site(settings: Settings) -> InstallTarget:
     """Ask Slurm where its files are. Raises PenstockError."""
     section = settings.section(SlurmSettings)
     commands = SlurmCommands(section.conf, section.command_timeout_s)
@@ -89,10 +89,10 @@ def open_site(settings: Settings) -> Site:
     conf = Path(config["SLURM_CONF"])
     if not conf.is_file():
         raise PenstockError(f"{conf}, slurmctld's, is not on this machine; run this on the host of slurmctld")
-    return Site(settings, commands, config, conf.parent)
+    return InstallTarget(settings, commands, config, conf.parent)
 
 
-def site_text(site: Site) -> str:
+def site_text(site: InstallTarget) -> str:
     """penstock_site.lua as it should be now. Raises PenstockError."""
     section = site.slurm
     gateway = open_gateway("cli", conf=section.conf, timeout_s=section.command_timeout_s)
@@ -100,7 +100,9 @@ def site_text(site: Site) -> str:
     return sitefile.site_lua(section, gateway.partitions(), gateway.nodes(), families, admins(site.config))
 
 
-def changes(site: Site, plugin: bytes, prefix: Path, schedule: list[Change], settings_file: Path) -> list[Change]:
+def changes(
+    site: InstallTarget, plugin: bytes, prefix: Path, schedule: list[Change], settings_file: Path
+) -> list[Change]:
     """All changes in the order in which they are safe: slurm.conf, which makes slurmctld look, comes last."""
     library = prefix / "penstock.so"
     found = [
@@ -121,12 +123,12 @@ def changes(site: Site, plugin: bytes, prefix: Path, schedule: list[Change], set
     return [change for change in found if change.needed]
 
 
-def own_lua_lacks_ours(site: Site) -> bool:
+def own_lua_lacks_ours(site: InstallTarget) -> bool:
     """Whether the site has a job_submit.lua of its own that does not call penstock.lua."""
     return site.job_submit.exists() and "penstock.lua" not in _read(site.job_submit)
 
 
-def _slurm_conf(site: Site) -> Change:
+def _slurm_conf(site: InstallTarget) -> Change:
     path = Path(site.config["SLURM_CONF"])
     text, edits = _read(path), list[LineEdit]()
     plugins = site.config.get("JobSubmitPlugins", "")

@@ -19,7 +19,7 @@ def source(name: str) -> Path:
 
 
 def build_plugin(slurm_cflags: str = "", *, name: str = "penstock.so", werror: bool = False) -> bytes:
-    """penstock.so, or the gateways' courier.so, compiled against the headers of the Slurm on this machine.
+    """penstock.so, or the gateways' cloud_runner.so, compiled against the headers of the Slurm on this machine.
 
     Raises:
         PenstockError: make, a compiler or Slurm's headers are missing, with the names of Debian's packages.

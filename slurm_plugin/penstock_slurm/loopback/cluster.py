@@ -368,7 +368,7 @@ class LoopbackCluster:
         self._wait(lambda: _listens(ports.slurmdbd), timeout_s, "slurmdbd listens", "slurmdbd")
         self.command("sacctmgr", "-i", "add", "cluster", "loop")
 
-    # Break it and mend it
+    # Break it and fix it
 
     def start_slurmctld(self, *, timeout_s: float = 120) -> None:
         """Start the controller, unless it runs, and wait until it answers."""

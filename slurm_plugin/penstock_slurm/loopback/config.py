@@ -127,7 +127,7 @@ def slurm_conf(
         "MpiDefault": "none",
         "SwitchType": "switch/none",
         "SelectType": "select/cons_tres",
-        # Who says how much memory nodes have wants it to be given out.
+        # Who says how much memory nodes have wants it to be allocated.
         "SelectTypeParameters": "CR_Core_Memory" if any(node.memory_mb for node in nodes) else "CR_Core",
         "GresTypes": f"gpu,{STAND_IN}" if stand_in else "gpu",
         # Believe the configured CPUs and memory, whatever this machine has.

@@ -17,13 +17,13 @@ import typer
 from typer.core import TyperGroup
 
 from penstock_scheduler.errors import ConfigError, PenstockError
-from penstock_scheduler.model import JobWish
-from penstock_scheduler.model.wish import WISH_KEY
+from penstock_scheduler.model import JobSpec
+from penstock_scheduler.model.spec import SPEC_KEY
 from penstock_scheduler.settings import load_settings
 from penstock_slurm.settings import SlurmSettings
 from penstock_slurm.submit import command_line, presets
 from penstock_slurm.submit.command_line import CommandLine, Options
-from penstock_slurm.submit.flags import BadFlag, flags, time_s, wish_of
+from penstock_slurm.submit.flags import BadFlag, flags, spec_of, time_s
 
 CONFIG = Path("/etc/penstock/penstock.toml")
 
@@ -143,12 +143,14 @@ def _with_environment(given: dict[str, str], environ: Mapping[str, str]) -> dict
 def _without_plugin(
     line: CommandLine, expanded: list[list[str]], options: Options, given: dict[str, str]
 ) -> list[list[str]]:
-    """sbatch's options where it does not know the flags: the wish goes into the comment, as docs/jobs.md says."""
-    wish = wish_of(given)
+    """sbatch's options where it does not know the flags: the job spec goes into the comment, as docs/jobs.md says."""
+    spec = spec_of(given)
     kept = [words for words in expanded if command_line.is_flag(words, options) is None]
     named = command_line.values(kept, options)
     if "comment" in named:
-        raise BadFlag("--comment: without the plugin of the adaptive flags the comment holds the wish; leave it out")
+        raise BadFlag(
+            "--comment: without the plugin of the adaptive flags the comment holds the job spec; leave it out"
+        )
     for name in ("gres", "gpus", "gpus-per-node", "gpus-per-task", "nodes", "ntasks"):
         if name in named:
             raise BadFlag(f"--{name} and --adaptive contradict each other; use --min-gpus, --max-gpus and --gpu-types")
@@ -157,13 +159,13 @@ def _without_plugin(
             f"{line.script} has adaptive flags in #SBATCH lines, and this sbatch does not know them: take them out and give "
             "them to penstock submit, in a preset for example"
         )
-    comment = json.dumps({WISH_KEY: _fields(wish)}, separators=(",", ":"))
-    ours = ["--hold", "--requeue", "--open-mode=append", f"--gres=gpu:{wish.min_gpus}", f"--comment={comment}"]
+    comment = json.dumps({SPEC_KEY: _fields(spec)}, separators=(",", ":"))
+    ours = ["--hold", "--requeue", "--open-mode=append", f"--gres=gpu:{spec.min_gpus}", f"--comment={comment}"]
     return [*kept, *([word] for word in ours)]
 
 
-def _fields(wish: JobWish) -> dict[str, object]:
-    fields: dict[str, object] = wish.model_dump(mode="json", exclude_unset=True)
+def _fields(spec: JobSpec) -> dict[str, object]:
+    fields: dict[str, object] = spec.model_dump(mode="json", exclude_unset=True)
     return fields
 
 
@@ -205,6 +207,6 @@ def _explain(
         reservation=named.get("reservation", ""),
         time_limit_s=time_s(named.get("time", "")),
     )
-    for text in dry_run.explain(load_settings(config), wish_of(given), asked):
+    for text in dry_run.explain(load_settings(config), spec_of(given), asked):
         typer.echo(text)
     return 0

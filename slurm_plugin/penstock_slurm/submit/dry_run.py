@@ -15,11 +15,11 @@ from pathlib import Path
 
 from penstock_profiles.families import load_families
 from penstock_scheduler.clock import WallClock
-from penstock_scheduler.errors import BadWish, StoreError
+from penstock_scheduler.errors import BadJobSpec, StoreError
 from penstock_scheduler.forecast import ask, with_job, words
 from penstock_scheduler.limits import LimitSettings, by_partition, site_limits
-from penstock_scheduler.model import Job, JobWish, Phase, Snapshot
-from penstock_scheduler.models import WishModels
+from penstock_scheduler.model import Job, JobSpec, Phase, Snapshot
+from penstock_scheduler.models import SpecModels
 from penstock_scheduler.policies import make_policy
 from penstock_scheduler.sensitivities import LEARNED, Sensitivities
 from penstock_scheduler.settings import DaemonSettings, Settings
@@ -38,7 +38,7 @@ LATE_ROUNDS = 10
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What sbatch's options say of the job beside its wish."""
+    """What sbatch's options say of the job beside its job spec."""
 
     name: str
     user: str
@@ -56,7 +56,7 @@ class _Onlooker(CliGateway):
         """Nothing."""
 
 
-def explain(settings: Settings, wish: JobWish, asked: Asked) -> Iterator[str]:
+def explain(settings: Settings, spec: JobSpec, asked: Asked) -> Iterator[str]:
     """What to print, line by line.
 
     Raises:
@@ -64,12 +64,12 @@ def explain(settings: Settings, wish: JobWish, asked: Asked) -> Iterator[str]:
     """
     daemon, slurm = settings.section(DaemonSettings), settings.section(SlurmSettings)
     sensitivities = Sensitivities(daemon.sensitivities, daemon.state_dir / LEARNED)
-    models = WishModels(load_families(daemon.families), daemon.restart_cost_s, sensitivities=sensitivities)
-    models.check(wish)
+    models = SpecModels(load_families(daemon.families), daemon.restart_cost_s, sensitivities=sensitivities)
+    models.check(spec)
     unmanaged = [name for name in asked.partitions if name not in slurm.partitions]
     if unmanaged:
         managed = ", ".join(slurm.partitions)
-        raise BadWish(f"Penstock does not manage partition {', '.join(unmanaged)}; it manages {managed}")
+        raise BadJobSpec(f"Penstock does not manage partition {', '.join(unmanaged)}; it manages {managed}")
     now_s = time.time()
     snapshot, source = _snapshot(settings, models, now_s)
     mine = asked.partitions or slurm.partitions[:1]
@@ -77,7 +77,7 @@ def explain(settings: Settings, wish: JobWish, asked: Asked) -> Iterator[str]:
         THIS,
         asked.name,
         asked.user,
-        wish,
+        spec,
         (*mine, *(name for name in slurm.partitions if name not in mine)),
         Phase.QUEUED,
         now_s,
@@ -97,7 +97,7 @@ def explain(settings: Settings, wish: JobWish, asked: Asked) -> Iterator[str]:
     yield f"by the policy {policy.name} on {source}; others may come before the round that decides"
 
 
-def _snapshot(settings: Settings, models: WishModels, now_s: float) -> tuple[Snapshot, str]:
+def _snapshot(settings: Settings, models: SpecModels, now_s: float) -> tuple[Snapshot, str]:
     """What to decide on, and its name."""
     daemon = settings.section(DaemonSettings)
     try:
@@ -111,7 +111,7 @@ def _snapshot(settings: Settings, models: WishModels, now_s: float) -> tuple[Sna
     return _look(settings, models), "what Slurm shows, without the daemon's own knowledge"
 
 
-def _look(settings: Settings, models: WishModels) -> Snapshot:
+def _look(settings: Settings, models: SpecModels) -> Snapshot:
     slurm = settings.section(SlurmSettings)
     gateway = _Onlooker(conf=slurm.conf, timeout_s=slurm.command_timeout_s)
     with tempfile.TemporaryDirectory(prefix="penstock-") as folder:

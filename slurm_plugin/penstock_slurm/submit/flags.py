@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock_scheduler.errors import PenstockError
-from penstock_scheduler.model import Adaptivity, JobWish
-from penstock_scheduler.model.wish import validate_wish
+from penstock_scheduler.model import Adaptivity, JobSpec
+from penstock_scheduler.model.spec import validate_spec
 from penstock_slurm.install.sources import source
 
 _ENTRY = re.compile(r"^(KIND|FLAG)\((.*)\)$", re.MULTILINE)
@@ -66,7 +66,7 @@ def flags() -> dict[str, Flag]:
 
 
 def read(flag: Flag, text: str) -> dict[str, Any]:
-    """The fields of the wish that a value stands for. Raises BadFlag, with the remedy, if it is not of the flag's form."""
+    """The fields of the job spec that a value stands for. Raises BadFlag, with the remedy, if it is not of the flag's form."""
     value = _READERS[flag.kind](text)
     if value is None:
         raise BadFlag(f"--{flag.name}={text}: give {flag.form}, such as --{flag.name}={flag.example}")
@@ -77,12 +77,12 @@ def read(flag: Flag, text: str) -> dict[str, Any]:
     return {_FIELDS[flag.name]: value}
 
 
-def wish_of(given: Mapping[str, str]) -> JobWish:
-    """The wish of these flags, name -> value, as job_submit.lua makes it but for what only the site knows.
+def spec_of(given: Mapping[str, str]) -> JobSpec:
+    """The job spec of these flags, name -> value, as job_submit.lua makes it but for what only the site knows.
 
     Raises:
         BadFlag: a value is malformed, or flags are missing.
-        BadWish: the flags contradict each other.
+        BadJobSpec: the flags contradict each other.
     """
     if "adaptive" not in given:
         raise BadFlag(f"--{sorted(given)[0]} needs --adaptive")
@@ -94,7 +94,7 @@ def wish_of(given: Mapping[str, str]) -> JobWish:
         fields.setdefault("min_gpus", fields["max_gpus"])
     if fields.get("max_gpus") is None:
         raise BadFlag("--adaptive needs the most GPUs that the job can use: --max-gpus=8")
-    return validate_wish(fields)
+    return validate_spec(fields)
 
 
 _FIELDS = {

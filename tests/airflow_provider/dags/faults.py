@@ -68,7 +68,7 @@ with DAG("refused", schedule=None, catchup=False, params=PARAMS):
 
 with DAG("on_gpu", schedule=None, catchup=False, params=PARAMS):
 
-    @task(executor="PenstockExecutor", executor_config={"penstock": {"wish": {"max_gpus": 1, "gpu_types": ["t4"]}}})
+    @task(executor="PenstockExecutor", executor_config={"penstock": {"spec": {"max_gpus": 1, "gpu_types": ["t4"]}}})
     def where(params: dict[str, Any] | None = None) -> dict[str, str]:
         """Runs in a Slurm job."""
         assert params is not None

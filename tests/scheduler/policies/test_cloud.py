@@ -59,7 +59,7 @@ def test_nobody_leaves_before_the_wait_is_over():
     assert decide(dataclasses.replace(base, time_s=1e5), waiting=waiting).bursts
 
 
-def test_the_wish_decides_who_may_leave():
+def test_the_spec_decides_who_may_leave():
     full = "a100:1x8"  # no type that the job can use
     assert decide(one_job(full, gpu_types=["t4", "a10g"])).bursts
     assert not decide(one_job(full, gpu_types=["t4", "a10g"], burst="never")).bursts
@@ -227,9 +227,9 @@ def test_caps_hold_and_nobody_is_in_two_places(name, base):
     assert not {action.job for action in todo} & away
     for each in base.jobs:
         assert each.phase is Phase.QUEUED
-        if each.wish.burst == "never":
+        if each.spec.burst == "never":
             assert each.id not in new
-        if each.wish.burst == "only":
+        if each.spec.burst == "only":
             assert each.id not in plan.assignments
 
 

@@ -131,7 +131,7 @@ def test_what_was_chosen_and_is_scattered_is_given_less():
     assert decide(dataclasses.replace(state, nodes=busy)).chosen == {"j": Configuration(1, 1, "t4")}
 
 
-def test_a_job_outside_its_wish_is_moved_and_one_without_a_way_to_run_is_told():
+def test_a_job_outside_its_spec_is_moved_and_one_without_a_way_to_run_is_told():
     astray = job("astray", phase=Phase.RUNNING, allocation=on("t4", t4_00=1), gpu_types=["a100"], max_gpus=1)
     lost = job("lost", gpu_types=["h100"])
     plan = decide(snapshot("t4:1x1,a100:1x1", [astray, lost]))

@@ -60,15 +60,15 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
     for number in range(draw(st.integers(0, 8))):
         job_id = str(number)
         low = draw(st.sampled_from([1, 1, 2, 4]))
-        wish: dict[str, object] = {"min_gpus": low, "max_gpus": max(low, draw(st.sampled_from([1, 2, 8, 16])))}
+        spec: dict[str, object] = {"min_gpus": low, "max_gpus": max(low, draw(st.sampled_from([1, 2, 8, 16])))}
         adaptivity = draw(st.sampled_from(["adaptive", "strong-scaling", "rigid", "fixed"]))
         if adaptivity in ("rigid", "fixed"):
-            wish["max_gpus"] = low
-        wish |= {"adaptivity": adaptivity, "preemptible": draw(st.booleans())}
+            spec["max_gpus"] = low
+        spec |= {"adaptivity": adaptivity, "preemptible": draw(st.booleans())}
         if draw(st.booleans()):
             key = draw(st.sampled_from(["gpu_types", "excluded_gpu_types"]))
-            wish[key] = draw(st.lists(st.sampled_from([*TYPES, "h100"]), min_size=1, max_size=3, unique=True))
-        wish["scale_unit"] = draw(st.sampled_from([1, 1, low, {"t4": low, "h100": low}]))
+            spec[key] = draw(st.lists(st.sampled_from([*TYPES, "h100"]), min_size=1, max_size=3, unique=True))
+        spec["scale_unit"] = draw(st.sampled_from([1, 1, low, {"t4": low, "h100": low}]))
         state: dict[str, object] = {
             "partitions": draw(st.sampled_from([("all",), ("fast",), ("fast", "all")])),
             "reservation": draw(st.sampled_from(["", "", "", "exam"])),
@@ -84,7 +84,7 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
             phase = draw(st.sampled_from([Phase.RUNNING, Phase.RUNNING, Phase.STARTING, Phase.STOPPING]))
             state |= {"phase": phase, "allocation": held, "target": held if phase is not Phase.RUNNING else None}
         state["time_limit_s"] = draw(st.sampled_from([None, 60.0, 1000.0, 2000.0]))
-        jobs.append(job(job_id, submit_s=draw(st.sampled_from([0.0, 1.0, 500.0])), **state, **wish))
+        jobs.append(job(job_id, submit_s=draw(st.sampled_from([0.0, 1.0, 500.0])), **state, **spec))
         models[job_id] = draw(estimators())
         if draw(st.booleans()):
             remaining[job_id] = draw(st.sampled_from([0.0, 100.0, 5000.0]))
@@ -169,19 +169,19 @@ def test_every_plan_keeps_the_rules(name: str, chosen: dict[str, object], state:
         # gangs are whole: several nodes are taken whole, and no two jobs share them
         if len(placement.shares) > 1:
             assert all(share.gpus == nodes[share.node].gpus for share in placement.shares)
-        # bounds and types of the wish; who may not be moved by the policy keeps what it has
+        # bounds and types of the job spec; who may not be moved by the policy keeps what it has
         if name == "sia" or placement != each.allocation:
-            assert each.wish.min_gpus <= placement.gpus <= each.wish.max_gpus
-            assert each.wish.gpu_types is None or placement.gpu_type in each.wish.gpu_types
-            assert placement.gpu_type not in (each.wish.excluded_gpu_types or ())
-            assert placement.gpus % each.wish.unit(placement.gpu_type) == 0
+            assert each.spec.min_gpus <= placement.gpus <= each.spec.max_gpus
+            assert each.spec.gpu_types is None or placement.gpu_type in each.spec.gpu_types
+            assert placement.gpu_type not in (each.spec.excluded_gpu_types or ())
+            assert placement.gpus % each.spec.unit(placement.gpu_type) == 0
         assert assignment.goodput >= 0
         model = state.models[job_id]
         if (name == "sia" or placement != each.allocation) and isinstance(model, PipelineEstimator):
             assert placement.gpus % model.models[placement.gpu_type].gpus_per_replica == 0
         if name == "sia" and job_id in state.unscaled and placement != each.allocation:
             ran_on = max(state.unscaled[job_id], each.allocation.gpus if each.allocation else 0)
-            fewest = each.wish.min_gpus
+            fewest = each.spec.min_gpus
             if isinstance(model, PipelineEstimator):
                 fewest = max(fewest, *(unit.gpus_per_replica for unit in model.models.values()))
             assert placement.gpus <= max(2 * ran_on, 2 * fewest)

@@ -148,7 +148,7 @@ def test_las_does_not_take_turns_within_a_step():
 
 def test_nobody_is_stopped_for_a_job_that_does_not_fit_even_so():
     jobs = [runs("runs", 2, submit_s=0), runs("kept", 2, first=2, submit_s=0), wants("big", 4, submit_s=5)]
-    pinned = dataclasses.replace(jobs[1], wish=jobs[1].wish.model_copy(update={"preemptible": False}))
+    pinned = dataclasses.replace(jobs[1], spec=jobs[1].spec.model_copy(update={"preemptible": False}))
     state = snapshot("t4:4x1", [jobs[0], pinned, jobs[2]], attained={"runs": {"t4": 9999.0}})
     assert set(decide("las", state).chosen) == {"runs", "kept"}
 

@@ -71,7 +71,7 @@ def sharing(draw: st.DrawFn) -> tuple[Snapshot, list[dict[str, JobUse]], list[fl
     classes = [draw(st.sampled_from([None, *GpuClass])) for _ in state.jobs]
     grows = [draw(st.booleans()) for _ in state.jobs]
     jobs = tuple(
-        dataclasses.replace(each, wish=each.wish.model_copy(update={"gpu_class": its, "grow_shrink": grow}))
+        dataclasses.replace(each, spec=each.spec.model_copy(update={"gpu_class": its, "grow_shrink": grow}))
         for each, its, grow in zip(state.jobs, classes, grows, strict=True)
     )
     pairs = tuple(
@@ -145,7 +145,7 @@ def test_every_plan_keeps_the_rules_round_after_round(
         for job_id, where in placements.items():
             each = jobs[job_id]
             if where != each.allocation and job_id not in common.pinned(state):
-                assert each.wish.allows(where.gpu_type, where.gpus)
+                assert each.spec.allows(where.gpu_type, where.gpus)
                 assert where.partition in each.partitions
         bad = {frozenset(seen.jobs) for seen in state.sharing.seen if sum(seen.speeds) <= 1}
         kept = {frozenset(pack.jobs) for group in plan.shared for pack in group.packs if len(pack.jobs) == 2}
@@ -160,7 +160,7 @@ def test_every_plan_keeps_the_rules_round_after_round(
 
 
 def _class(each: Job) -> int:
-    return 1 if each.wish.gpu_class is GpuClass.GUARANTEED else 0
+    return 1 if each.spec.gpu_class is GpuClass.GUARANTEED else 0
 
 
 @given(
@@ -300,8 +300,8 @@ def test_gandiva_takes_a_pack_apart_that_has_grown_beyond_the_memory() -> None:
 @pytest.mark.parametrize("name", ["fifo+gandiva-share", "antman", "fifo+antman-share"])
 def test_packs_of_a_host_and_its_guest_have_limits_too(name: str) -> None:
     """4,400 and 6,600 MB leave 2,500 each of 16,000."""
-    wish = {} if name == "fifo+gandiva-share" else {"gpu_class": "opportunistic"}
-    host, guest = running("host", "t4-00", **wish), job("guest", max_gpus=1, submit_s=1.0, **wish)
+    spec = {} if name == "fifo+gandiva-share" else {"gpu_class": "opportunistic"}
+    host, guest = running("host", "t4-00", **spec), job("guest", max_gpus=1, submit_s=1.0, **spec)
     used = {"host": JobUse("host", 0.5, 4000, 600.0), "guest": JobUse("guest", 0.5, 6000, 600.0)}
     pairs = _pair("host", "guest", 0.7), _pair("guest", "host", 0.7)
     state = shared(snapshot("t4:1x1", [host, guest]), **used)
@@ -690,9 +690,9 @@ def test_a_guest_on_its_way_is_not_sent_elsewhere(name: str, phase: Phase) -> No
     if gandiva:
         host = running("host", "t4-00")
     where = on("t4", t4_00=1)
-    wish = {"min_gpus": 1, "max_gpus": 1} | ({} if gandiva else {"gpu_class": "opportunistic"})
+    spec = {"min_gpus": 1, "max_gpus": 1} | ({} if gandiva else {"gpu_class": "opportunistic"})
     held = where if phase is Phase.STARTING else on("t4", t4_02=1)
-    guest = job("guest", phase=phase, allocation=held, target=where, submit_s=1.0, **wish)
+    guest = job("guest", phase=phase, allocation=held, target=where, submit_s=1.0, **spec)
     packed = SharedGpus("t4-00", 1, (Pack(("host", "guest"), guaranteed=None if gandiva else "host"),))
     plan = make_policy(name)[0].decide(shared(snapshot("t4:3x1", [host, guest]), packed))
     assert plan.assignments["guest"].placement == where

@@ -50,8 +50,8 @@ def test_a_rigid_job_gets_its_count_on_the_type_that_suits_it():
 
 def test_a_fixed_or_unpreemptible_job_stays_when_a_better_place_is_free():
     here = on("t4", t4_00=1)
-    for wish in ({"adaptivity": "fixed", "min_gpus": 1, "max_gpus": 1}, {"preemptible": False}):
-        each = job("j", phase=Phase.RUNNING, allocation=here, **wish)
+    for spec in ({"adaptivity": "fixed", "min_gpus": 1, "max_gpus": 1}, {"preemptible": False}):
+        each = job("j", phase=Phase.RUNNING, allocation=here, **spec)
         plan = sia.decide(snapshot("t4:1x4,a100:1x8", [each], {"j": table(t4={1: 1.0}, a100={1: 9.0})}))
         assert plan.assignments["j"].placement == here
         assert plan.assignments["j"].reason.code is ReasonCode.PINNED
@@ -105,7 +105,7 @@ def test_gpus_of_unmanaged_jobs_are_not_given_out():
 
 
 @pytest.mark.parametrize(
-    ("wish", "words"),
+    ("spec", "words"),
     [
         ({"gpu_types": ["h100"]}, "no node here has h100; the types are t4"),
         ({"min_gpus": 64}, "needs 64 GPUs, but jobs can have 1, 2, 4, 8"),
@@ -115,8 +115,8 @@ def test_gpus_of_unmanaged_jobs_are_not_given_out():
         ({"scale_unit": 5}, "no count that jobs can have here is a multiple of scale_unit=5"),
     ],
 )
-def test_a_job_that_can_never_run_is_told_so(wish, words):
-    plan = sia.decide(snapshot("t4:2x4", [job("j", **wish)]))
+def test_a_job_that_can_never_run_is_told_so(spec, words):
+    plan = sia.decide(snapshot("t4:2x4", [job("j", **spec)]))
     assert plan.waiting["j"].code is ReasonCode.NEVER_FITS
     assert words in plan.waiting["j"].text
 
@@ -176,7 +176,7 @@ def test_a_job_whose_goodput_is_not_a_number_waits_and_is_told_so_and_the_others
     assert "not a number" in plan.waiting["j"].text
 
 
-def test_a_job_that_slurm_started_outside_its_wish_is_moved():
+def test_a_job_that_slurm_started_outside_its_spec_is_moved():
     """It asks for at least 2 GPUs and holds 1, and somebody else stands where it would stay."""
     small = job("j", phase=Phase.RUNNING, allocation=on("t4", t4_00=1), min_gpus=2, max_gpus=2)
     assert sia.decide(snapshot("t4:1x4", [small])).chosen == {"j": Configuration(1, 2, "t4")}

@@ -17,7 +17,7 @@ from penstock_scheduler.policies.tuning import (
     REFERENCE,
     Amount,
     Claim,
-    Room,
+    NodeCapacity,
     TuneSettings,
     ask,
     optimum,
@@ -30,7 +30,7 @@ from tests.scheduler.builders import job, snapshot
 
 IMAGE = Sensitivity(1, (1, 3, 6, 9, 12), (60_000, 120_000), ((0.3, 0.3), (1, 1), (1.75, 1.75), (2, 2), (2, 3)))
 LANGUAGE = Sensitivity(1, (1, 3), (20_000, 60_000), ((1, 1), (1, 1)))
-ROOM = Room("n0", 4, 12, 240_000, 3.0, 60_000.0)
+ROOM = NodeCapacity("n0", 4, 12, 240_000, 3.0, 60_000.0)
 
 
 def profile(table: Sensitivity) -> SensitivityProfile:
@@ -64,20 +64,22 @@ def test_the_tightest_node_is_taken_and_by_the_reference_the_first():
 
 
 def test_nodes_of_another_ratio_have_other_parts():
-    rich = Room("rich", 4, 48, 240_000, 12.0, 60_000.0)
+    rich = NodeCapacity("rich", 4, 48, 240_000, 12.0, 60_000.0)
     assert ask(Claim("j", 1, None, (0,)), rich) == Amount(12, 60_000)
     assert ask(Claim("j", 1, IMAGE, (0,)), rich) == Amount(12, 120_000)
     assert ask(Claim("j", 1, IMAGE, (0,), may_exceed=False), ROOM) == Amount(3, 60_000)
 
 
 @st.composite
-def rounds(draw: st.DrawFn) -> tuple[list[Claim], list[Room]]:
+def rounds(draw: st.DrawFn) -> tuple[list[Claim], list[NodeCapacity]]:
     """Jobs that fit by GPUs on nodes of mixed ratios, some of them running."""
     rooms = []
     for index in range(draw(st.integers(1, 4))):
         gpus, per_gpu = draw(st.sampled_from([1, 2, 4, 8])), draw(st.sampled_from([1, 3, 5, 6.5]))
         memory = draw(st.sampled_from([20_000, 62_500, 100_001]))
-        rooms.append(Room(f"n{index}", gpus, int(gpus * per_gpu), gpus * memory, int(gpus * per_gpu) / gpus, memory))
+        rooms.append(
+            NodeCapacity(f"n{index}", gpus, int(gpus * per_gpu), gpus * memory, int(gpus * per_gpu) / gpus, memory)
+        )
     claims = []
     for index, room in enumerate(rooms):
         for number in range(draw(st.integers(0, room.gpus))):
@@ -90,7 +92,7 @@ def rounds(draw: st.DrawFn) -> tuple[list[Claim], list[Room]]:
 @settings(max_examples=80)
 @given(rounds(), st.sampled_from([{}, PAPER, REFERENCE]))
 def test_nobody_is_below_its_proportional_speed_and_no_node_gives_more_than_it_has(
-    generated: tuple[list[Claim], list[Room]], rules: dict[str, object]
+    generated: tuple[list[Claim], list[NodeCapacity]], rules: dict[str, object]
 ):
     claims, rooms = generated
     grants = tune(claims, rooms, TuneSettings.model_validate(rules))
@@ -115,7 +117,9 @@ def test_nobody_is_below_its_proportional_speed_and_no_node_gives_more_than_it_h
 def test_no_round_beats_the_optimum_and_none_is_worse_than_proportional(
     nodes: int, tables: list[Sensitivity | None], cpus_per_gpu: int
 ):
-    rooms = [Room(f"n{index}", 4, 4 * cpus_per_gpu, 240_000, float(cpus_per_gpu), 60_000.0) for index in range(nodes)]
+    rooms = [
+        NodeCapacity(f"n{index}", 4, 4 * cpus_per_gpu, 240_000, float(cpus_per_gpu), 60_000.0) for index in range(nodes)
+    ]
     claims = [Claim(str(number), 1, table, tuple(range(nodes))) for number, table in enumerate(tables[: 4 * nodes])]
     best, _ = optimum(claims, rooms)
     for rules in ({}, PAPER, REFERENCE):

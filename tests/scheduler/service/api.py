@@ -14,11 +14,11 @@ from penstock_scheduler.client import Client
 from penstock_scheduler.limits import LimitSettings
 from penstock_scheduler.messages import Role, Submission, TokenOrder
 from penstock_scheduler.model import ClusterState, Phase
-from penstock_scheduler.models import WishModels
+from penstock_scheduler.models import SpecModels
 from penstock_scheduler.policies import make_policy
 from penstock_scheduler.ports import Fate, Output
 from penstock_scheduler.records import RoundRecord
-from penstock_scheduler.rules import BudgetSettings, SiteRules
+from penstock_scheduler.rules import BudgetSettings, SchedulingRules
 from penstock_scheduler.service.app import Controls, make_app
 from penstock_scheduler.service.board import Board
 from penstock_scheduler.service.server import Service
@@ -100,9 +100,9 @@ def serving(folder: Path, **settings: object) -> Iterator[Api]:
         lambda: bool(changes["paused"]),
         lambda paused: changes.update(paused=paused),
         lambda: {"daemon": {}},
-        SiteRules(BudgetSettings(), LimitSettings(), store),
+        SchedulingRules(BudgetSettings(), LimitSettings(), store),
     )
-    models = WishModels(load_families(None), 30.0)
+    models = SpecModels(load_families(None), 30.0)
     api_settings = ApiSettings.model_validate({"listen": "127.0.0.1:0"} | settings)
     app = make_app(api_settings, board, controls, models, models.check)
     service = Service(api_settings, folder / "api.sock", app, board)

@@ -277,14 +277,14 @@ def test_a_log_is_read_in_parts_and_never_through_a_link(api, tmp_path):
 
 def test_a_forecast_submits_nothing(api):
     with api.client("ada") as ada:
-        told = ada.forecast(Submission(command=("x",), wish={"max_gpus": 2}))
+        told = ada.forecast(Submission(command=("x",), spec={"max_gpus": 2}))
         assert told.would == "start"
         assert told.allocation.gpu_type == "t4"
-        never = ada.forecast(Submission(command=("x",), wish={"max_gpus": 1, "gpu_types": ["h100"]}))
+        never = ada.forecast(Submission(command=("x",), spec={"max_gpus": 1, "gpu_types": ["h100"]}))
         assert never.would == "never"
         with pytest.raises(ApiError, match="nosuch") as error:
-            ada.forecast(Submission(command=("x",), wish={"model_family": "nosuch"}))
-        assert error.value.code == "bad-wish"
+            ada.forecast(Submission(command=("x",), spec={"model_family": "nosuch"}))
+        assert error.value.code == "bad-spec"
     assert api.submitter.jobs == {}
 
 

@@ -7,8 +7,8 @@ import html.parser
 import httpx
 import pytest
 
-from penstock_scheduler.messages import AllocationView, Explanation, JobView, LogPart, OutcomeView
-from penstock_scheduler.model import JobWish
+from penstock_scheduler.messages import AllocationView, ExplanationView, JobView, LogPart, OutcomeView
+from penstock_scheduler.model import JobSpec
 from penstock_scheduler.service.page import Held, held, render
 from tests.scheduler.service.api import serving
 
@@ -22,7 +22,7 @@ def outcome(time_s: float, action: str, where: AllocationView | None, progress: 
 
 def view(**fields: object) -> JobView:
     return JobView(
-        id="1", version=1, user="ada", submit_s=0.0, wish=JobWish(), **{"name": "n", "state": "running"} | fields
+        id="1", version=1, user="ada", submit_s=0.0, spec=JobSpec(), **{"name": "n", "state": "running"} | fields
     )
 
 
@@ -59,7 +59,7 @@ def test_whatever_a_job_is_called_and_prints_is_text():
     part = LogPart(offset=0, next=1, size=1, text=evil, ended=False)
     where = AllocationView(gpu_type=evil, gpus=1, nodes={evil: 1})
     past = [outcome(1, evil, where), outcome(2, "start", where)]
-    text = render(job, Explanation(job=job, code="x", text=evil, words=[evil]), past, part, now_s=10.0)
+    text = render(job, ExplanationView(job=job, code="x", text=evil, words=[evil]), past, part, now_s=10.0)
     elements = Elements()
     elements.feed(text)
     assert not {"script", "img", "link", "iframe"} & set(elements.names)

@@ -12,7 +12,7 @@ from penstock_profiles.wire import Report, Result, Started
 from penstock_scheduler import search
 from penstock_scheduler.errors import ConfigError
 from penstock_scheduler.messages import Submission
-from penstock_scheduler.model import ClusterState, JobWish, Phase, Reason, ReasonCode
+from penstock_scheduler.model import ClusterState, JobSpec, Phase, Reason, ReasonCode
 from penstock_scheduler.ports import Fate
 from penstock_scheduler.search import JobObjective, TrialFailed
 from tests.scheduler.builders import job, on, snapshot
@@ -63,8 +63,8 @@ class Played:
             rests = self._rests(rate)
             held = {} if rests else {"allocation": on("t4", t4_00=1)}
             phase = Phase.QUEUED if rests else Phase.RUNNING
-            wish = order.wish.model_dump(exclude_unset=True, exclude={"max_gpus"})
-            there.append(job(number, user=user, phase=phase, max_gpus=1, **wish, **held))
+            spec = order.spec.model_dump(exclude_unset=True, exclude={"max_gpus"})
+            there.append(job(number, user=user, phase=phase, max_gpus=1, **spec, **held))
             if rests:
                 waiting[number] = Reason(ReasonCode.STOPPED_BY_GROUP, "others look better")
                 continue
@@ -99,7 +99,7 @@ def study(name: str, **more):
 
 def rates(trial) -> Submission:
     rate = trial.suggest_categorical("rate", ["a", "b", "c"])
-    return Submission(command=("train", rate), wish=JobWish(max_gpus=1))
+    return Submission(command=("train", rate), spec=JobSpec(max_gpus=1))
 
 
 def fixed(studied, *values: str):
@@ -126,7 +126,7 @@ def test_trials_are_jobs_of_one_group_and_their_last_metric_is_the_value(api, ob
     assert all(found and set(found.items()) <= set(enumerate(curves[rate], 1)) for rate, found in steps.items())
     orders = api.new()
     assert {trial.user_attrs["penstock_job"] for trial in studied.trials} == set(orders)
-    assert {order.wish.trial_group for order in orders.values()} == {"night-run"}
+    assert {order.spec.trial_group for order in orders.values()} == {"night-run"}
     assert len({order.key for order in orders.values()}) == 3
     assert {order.name for order in orders.values()} == {"night-run-0", "night-run-1", "night-run-2"}
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from penstock_scheduler.sharing.control import QUANTILE, Control, ControlSettings, Evidence, Steps, advance, wider
+from penstock_scheduler.sharing.control import QUANTILE, ControlSettings, Evidence, ShareControl, Steps, advance, wider
 
 SETTINGS = ControlSettings()
 TURN = SETTINGS.settled_periods + 1
@@ -46,8 +46,8 @@ class Source(Protocol):
     def period(self, share: float) -> Steps: ...
 
 
-def settle(scenario: Source, control: Control | None = None, most: int = 5000) -> tuple[Control, int]:
-    control = control or Control()
+def settle(scenario: Source, control: ShareControl | None = None, most: int = 5000) -> tuple[ShareControl, int]:
+    control = control or ShareControl()
     for period in range(most):
         if control.settled:
             return control, period
@@ -198,7 +198,7 @@ def test_a_turn_that_happened_to_see_little_of_the_guest_weighs_no_more_for_that
 
 def test_while_it_makes_sure_the_guest_has_most_of_what_it_will_have():
     """Turns become longer at a share that stays in doubt, so that few periods are at share 0."""
-    queue, control, shares = Queue(3), Control(), []
+    queue, control, shares = Queue(3), ShareControl(), []
     for _ in range(200):
         shares.append(control.share)
         control = advance(control, queue.period(control.share), SETTINGS)
@@ -237,8 +237,8 @@ def test_a_job_that_minds_everything_shares_nothing_and_that_is_the_end_of_it():
 
 def test_a_guaranteed_job_begins_with_the_whole_gpu():
     """Who comes gets a new control, so the opportunistic share is 0 before its first step."""
-    assert Control().share == 0.0
-    assert advance(Control(), Scenario(lambda share: 0.0, steps=2).period(0.0), SETTINGS).share == 0.0, (
+    assert ShareControl().share == 0.0
+    assert advance(ShareControl(), Scenario(lambda share: 0.0, steps=2).period(0.0), SETTINGS).share == 0.0, (
         "base unknown yet"
     )
 
@@ -253,7 +253,7 @@ def test_it_is_cut_within_one_period_when_the_job_becomes_more_sensitive():
     assert 0.9 * sensitive.feasible() <= beside(sensitive, again).share <= sensitive.feasible()
 
 
-def beside(scenario: Scenario, control: Control | None = None) -> Control:
+def beside(scenario: Scenario, control: ShareControl | None = None) -> ShareControl:
     """Settled, and in a period in which the guest trains."""
     control = control or settle(scenario)[0]
     return control if control.share else advance(control, scenario.period(0.0), SETTINGS)
@@ -296,7 +296,7 @@ def test_a_base_that_is_out_of_date_is_measured_anew():
 
 @pytest.mark.parametrize("slow", range(1, 8))
 def test_one_slow_period_of_the_machine_does_not_hold_the_share_down(slow: int):
-    scenario, control = Scenario(lambda share: 0.1 * share), Control()
+    scenario, control = Scenario(lambda share: 0.1 * share), ShareControl()
     for period in range(400):
         machine = dataclasses.replace(scenario, base_s=0.12) if period == slow else scenario
         control = advance(control, machine.period(control.share), SETTINGS)
@@ -305,7 +305,7 @@ def test_one_slow_period_of_the_machine_does_not_hold_the_share_down(slow: int):
 
 def test_a_share_that_a_bad_spell_made_bad_is_tried_again():
     """Whenever 0.35 or more is tried the machine is a fifth slower, until that is taken to be bad; 0.5 would be feasible."""
-    scenario, control = Scenario(lambda share: 0.1 * share), Control()
+    scenario, control = Scenario(lambda share: 0.1 * share), ShareControl()
     while control.bad is None:
         machine = dataclasses.replace(scenario, base_s=0.12) if control.share > 0.35 else scenario
         control = advance(control, machine.period(control.share), SETTINGS)
@@ -320,7 +320,7 @@ def test_a_share_that_a_bad_spell_made_bad_is_tried_again():
 def test_a_machine_that_stands_still_now_and_then_does_not_cost_the_guest_its_part(seed: int):
     """Half a second every five minutes, in some step, whoever runs: in a period of 2 s that is a fifth."""
     queue, stalls = Queue(seed), np.random.default_rng(seed)
-    control, shares = Control(), []
+    control, shares = ShareControl(), []
     for _ in range(2400):
         shares.append(control.share)
         steps = queue.period(control.share)

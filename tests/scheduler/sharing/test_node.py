@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock_scheduler.model import JobId, Pack, PackSeen, SharedGpus
-from penstock_scheduler.sharing.control import Control, ControlSettings, Steps
+from penstock_scheduler.sharing.control import ControlSettings, ShareControl, Steps
 from penstock_scheduler.sharing.node import Group, Groups
 
 SLICE_S = 60.0
@@ -184,7 +184,7 @@ def test_a_guaranteed_job_that_comes_has_the_gpu_to_itself_at_first():
         (group,) = groups.order([SharedGpus("n0", 1, (pack,), slice_s)], 60.0, {guaranteed: False, "g": True})
         return group
 
-    beside("a", 10.0).control = Control(share=0.3)
+    beside("a", 10.0).control = ShareControl(share=0.3)
     assert groups.compute("g") == 0.3
     beside("a", 20.0)
     assert groups.compute("g") == 0.3

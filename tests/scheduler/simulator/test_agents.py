@@ -10,12 +10,12 @@ from collections import Counter
 import pytest
 
 from penstock_profiles.colocation import Colocation, Pair
-from penstock_scheduler.model import JobWish
+from penstock_scheduler.model import JobSpec
 from penstock_scheduler.simulator import nodes_from_spec
 from penstock_scheduler.simulator.agents import AgentSettings, Kind, SimulatedAgents
 from penstock_scheduler.simulator.disturbances import Disturbances
 from penstock_scheduler.simulator.run import Driving, Simulation, prepare, simulate
-from penstock_scheduler.simulator.workloads import Workload, WorkloadJob, rigid_wish
+from penstock_scheduler.simulator.workloads import Workload, WorkloadJob, rigid_spec
 
 DRIVING = Driving(as_requested=True)
 START_S = 30.0
@@ -45,8 +45,8 @@ def run(
     return simulate(scenario, policy, settings, DRIVING, agents=its), its
 
 
-def recorded(name: str, seconds: float, gpus: int = 1, submit_s: float = 0.0, **wish: object) -> WorkloadJob:
-    its = JobWish.model_validate(rigid_wish(gpus).model_dump() | wish)
+def recorded(name: str, seconds: float, gpus: int = 1, submit_s: float = 0.0, **spec: object) -> WorkloadJob:
+    its = JobSpec.model_validate(rigid_spec(gpus).model_dump() | spec)
     return WorkloadJob(name, submit_s, gpus, its, duration_s=seconds)
 
 

@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from penstock_scheduler.model import Hold, JobWish, Migrate, Phase, Progress, Resize, Start
+from penstock_scheduler.model import Hold, JobSpec, Migrate, Phase, Progress, Resize, Start
 from penstock_scheduler.simulator.clock import SimulatedClock
 from penstock_scheduler.simulator.cluster import SimulatedCluster, SimulatedJob, nodes_from_spec
 from penstock_scheduler.simulator.disturbances import Disturbances
@@ -17,8 +17,8 @@ from tests.scheduler.builders import on
 
 
 def job(name: str, gpu_seconds: float, submit_s: float = 0.0, restart_s: float = 10.0) -> SimulatedJob:
-    wish = JobWish(max_gpus=8)
-    return SimulatedJob(name, name, wish, RecordedJob(None, gpu_seconds, restart_s, {}), submit_s)
+    spec = JobSpec(max_gpus=8)
+    return SimulatedJob(name, name, spec, RecordedJob(None, gpu_seconds, restart_s, {}), submit_s)
 
 
 def cluster(*jobs: SimulatedJob, **options: object) -> tuple[SimulatedCluster, SimulatedClock]:

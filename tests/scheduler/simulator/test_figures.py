@@ -10,7 +10,7 @@ from penstock_scheduler.simulator.metrics import job_rows, summarise
 from penstock_scheduler.simulator.outcomes import Result, over_seeds
 from penstock_scheduler.simulator.page import _ticks, render
 from penstock_scheduler.simulator.run import simulate
-from penstock_scheduler.simulator.workloads import Workload, WorkloadJob, rigid_wish
+from penstock_scheduler.simulator.workloads import Workload, WorkloadJob, rigid_spec
 from tests.scheduler.simulator.test_run import scenario
 
 
@@ -18,7 +18,7 @@ def results(folder, *submit_s: float) -> list[Result]:
     """A job of 20 s after a start of 30 s on all GPUs, and a second one that waits for it; seeds differ in when that comes."""
     found = []
     for seed, at_s in enumerate(submit_s):
-        jobs = tuple(WorkloadJob(name, at, 4, rigid_wish(4), duration_s=20.0) for name, at in (("a", 0.0), ("b", at_s)))
+        jobs = tuple(WorkloadJob(name, at, 4, rigid_spec(4), duration_s=20.0) for name, at in (("a", 0.0), ("b", at_s)))
         simulation = simulate(scenario(folder, Workload("w", jobs), "t4:1x4"), "fifo")
         rows = job_rows(simulation)
         found.append(Result("fifo", seed, simulation, rows, summarise(simulation, rows)))

@@ -13,10 +13,10 @@ import pytest
 
 from penstock_profiles.families import load_families
 from penstock_profiles.gpus import load_gpus
-from penstock_scheduler.model import Adaptivity, Job, JobWish, Phase, Placement, Share
-from penstock_scheduler.models import WishModels
+from penstock_scheduler.model import Adaptivity, Job, JobSpec, Phase, Placement, Share
+from penstock_scheduler.models import SpecModels
 from penstock_scheduler.simulator import run as run_module
-from penstock_scheduler.simulator.cluster import Run, SimulatedJob, nodes_from_spec
+from penstock_scheduler.simulator.cluster import SimulatedJob, SimulatedRun, nodes_from_spec
 from penstock_scheduler.simulator.disturbances import Disturbances
 from penstock_scheduler.simulator.learning import FittedLearner, LearnedModels
 from penstock_scheduler.simulator.metrics import job_rows, summarise
@@ -24,7 +24,7 @@ from penstock_scheduler.simulator.outcomes import interval
 from penstock_scheduler.simulator.profiles import Profiles
 from penstock_scheduler.simulator.run import Driving, Scenario, prepare, simulate
 from penstock_scheduler.simulator.truth import Truth, TruthSettings
-from penstock_scheduler.simulator.workloads import BadInput, Workload, WorkloadJob, jittered, rigid_wish
+from penstock_scheduler.simulator.workloads import BadInput, Workload, WorkloadJob, jittered, rigid_spec
 from tests.scheduler.simulator.toy import write_profiles
 
 POLICIES = ("sia", "sia:artifact", "fifo")
@@ -32,7 +32,7 @@ POLICIES = ("sia", "sia:artifact", "fifo")
 
 def window(jobs: int = 12) -> Workload:
     """Trainings of the toy model, some longer than others, of which a few ask for more GPUs."""
-    wish = JobWish(max_gpus=16, batch_size=8, max_batch_size=16)
+    spec = JobSpec(max_gpus=16, batch_size=8, max_batch_size=16)
     return Workload(
         "toys",
         tuple(
@@ -40,7 +40,7 @@ def window(jobs: int = 12) -> Workload:
                 str(number),
                 45.0 * number,
                 2 ** (number % 3),
-                wish,
+                spec,
                 batch_size=16,
                 model="toy",
                 samples=200.0 * (1 + number % 5),
@@ -100,8 +100,8 @@ def test_the_same_seed_gives_the_same_simulation(tmp_path, policy):
 
 def test_a_job_without_a_profile_is_measured_on_each_type_in_its_first_rounds():
     """The rounds of the daemon's own loop: one GPU of each of three types, and more when all are known. A profile spares that."""
-    wish = JobWish(max_gpus=4, batch_size=12, max_batch_size=384)
-    found = Workload("one", (WorkloadJob("0", 0.0, 1, wish, batch_size=12, model="bert-squad", samples=5e5),))
+    spec = JobSpec(max_gpus=4, batch_size=12, max_batch_size=384)
+    found = Workload("one", (WorkloadJob("0", 0.0, 1, spec, batch_size=12, model="bert-squad", samples=5e5),))
     where = prepare(nodes_from_spec("t4:1x4,rtx:1x4,a100:1x4"), found)
 
     def shapes(learner: Literal["fitted", "unprofiled"], settings: dict[str, object]) -> list[tuple[str, int]]:
@@ -130,7 +130,7 @@ def test_fifo_by_hand(tmp_path):
     Each has 80 GPU-seconds, so 20 s of training after a start of 30 s: they end at 50, 100 and 150.
     """
     jobs = tuple(
-        WorkloadJob(name, at, 4, rigid_wish(4), duration_s=20.0) for name, at in (("a", 0), ("b", 0), ("c", 10))
+        WorkloadJob(name, at, 4, rigid_spec(4), duration_s=20.0) for name, at in (("a", 0), ("b", 0), ("c", 10))
     )
     rows = job_rows(simulate(scenario(tmp_path, Workload("w", jobs), "t4:1x4"), "fifo"))
     assert [row.end_s for row in rows] == [50, 100, 150]
@@ -148,9 +148,9 @@ def test_backfill_knows_time_limits(tmp_path):
     """A holds two of four GPUs for at most 200 s. C, of at most 90 s, passes B, which waits for all; without a limit it waits."""
     for limit_s, starts in ((90.0, [0, 130, 2]), (None, [0, 130, 210])):
         jobs = (
-            WorkloadJob("a", 0, 2, rigid_wish(2), duration_s=100.0, time_limit_s=200.0),
-            WorkloadJob("b", 1, 4, rigid_wish(4), duration_s=50.0, time_limit_s=200.0),
-            WorkloadJob("c", 2, 2, rigid_wish(2), duration_s=50.0, time_limit_s=limit_s),
+            WorkloadJob("a", 0, 2, rigid_spec(2), duration_s=100.0, time_limit_s=200.0),
+            WorkloadJob("b", 1, 4, rigid_spec(4), duration_s=50.0, time_limit_s=200.0),
+            WorkloadJob("c", 2, 2, rigid_spec(2), duration_s=50.0, time_limit_s=limit_s),
         )
         rows = job_rows(simulate(scenario(tmp_path, Workload("w", jobs), "t4:1x4"), "slurm-backfill"))
         assert [row.start_s for row in rows] == starts
@@ -159,20 +159,20 @@ def test_backfill_knows_time_limits(tmp_path):
 def test_the_scheduler_hears_what_is_left_of_a_training_once_it_runs(tmp_path):
     """In samples of the batch that its user asked for, 16: 200 samples at 8 are 250 of them. Before it runs nobody knows."""
     given = scenario(tmp_path, window(1))
-    wish = window(1).jobs[0].as_requested
+    spec = window(1).jobs[0].as_requested
     truth = given.truth.of(given.workload.jobs[0])
     simulated = SimulatedJob(
-        "0", "0", wish, truth, 0.0, learner=FittedLearner("0", truth, wish, ("t4",), {}, Disturbances())
+        "0", "0", spec, truth, 0.0, learner=FittedLearner("0", truth, spec, ("t4",), {}, Disturbances())
     )
-    models = LearnedModels({"0": simulated}, {"0": 30.0}, WishModels(load_families(), 30.0))
-    seen = Job(id="0", name="0", user="u", account="", wish=wish, partitions=("all",), phase=Phase.QUEUED, submit_s=0.0)
+    models = LearnedModels({"0": simulated}, {"0": 30.0}, SpecModels(load_families(), 30.0))
+    seen = Job(id="0", name="0", user="u", account="", spec=spec, partitions=("all",), phase=Phase.QUEUED, submit_s=0.0)
     assert models.models([seen], ("t4",)).remaining == {}
-    simulated.runs.append(Run(0.0, 0.0, Placement("t4", "all", (Share("t4-00", 1),)), 40.0, 0.0))
+    simulated.runs.append(SimulatedRun(0.0, 0.0, Placement("t4", "all", (Share("t4-00", 1),)), 40.0, 0.0))
     assert models.models([seen], ("t4",)).remaining == {"0": pytest.approx(200 * 1.25)}
 
 
 def test_summary_by_hand(tmp_path):
-    jobs = tuple(WorkloadJob(name, 0.0, 4, rigid_wish(4), duration_s=20.0) for name in "ab")
+    jobs = tuple(WorkloadJob(name, 0.0, 4, rigid_spec(4), duration_s=20.0) for name in "ab")
     simulation = simulate(scenario(tmp_path, Workload("w", jobs), "t4:1x4"), "fifo")
     told = asdict(summarise(simulation, job_rows(simulation)))
     assert told["avg_jct_h"] == pytest.approx(75 / 3600)
@@ -202,8 +202,8 @@ def test_ctrl_c_leaves_what_there_is(tmp_path):
 def test_jobs_that_can_never_run_do_not_keep_it_going(tmp_path):
     """Seven GPUs exist, but not on one node of four, and not in equal parts of three: no policy has such a configuration."""
     jobs = (
-        WorkloadJob("a", 0.0, 7, rigid_wish(7), duration_s=20.0),
-        WorkloadJob("b", 500.0, 1, rigid_wish(1), duration_s=20.0),
+        WorkloadJob("a", 0.0, 7, rigid_spec(7), duration_s=20.0),
+        WorkloadJob("b", 500.0, 1, rigid_spec(1), duration_s=20.0),
     )
     for policy in ("sia", "fifo"):
         simulation = simulate(scenario(tmp_path, Workload("w", jobs)), policy)
@@ -211,7 +211,7 @@ def test_jobs_that_can_never_run_do_not_keep_it_going(tmp_path):
 
 
 def test_what_can_never_run_is_said_before_anything_runs(tmp_path):
-    jobs = (WorkloadJob("a", 0.0, 16, rigid_wish(16), duration_s=20.0),)
+    jobs = (WorkloadJob("a", 0.0, 16, rigid_spec(16), duration_s=20.0),)
     with pytest.raises(BadInput, match=r"job 'a': found a need of 16 GPUs of t4; expected at most the 12"):
         scenario(tmp_path, Workload("w", jobs)).check()
 
@@ -224,7 +224,7 @@ def test_a_policy_may_be_driven_otherwise(tmp_path):
 
 def test_an_adaptive_job_grows_step_by_step(tmp_path):
     """Alone on the cluster, it doubles from round to round, for nobody knows how it scales."""
-    long = WorkloadJob("a", 0.0, 1, JobWish(max_gpus=8, batch_size=8, max_batch_size=16), model="toy", samples=20_000.0)
+    long = WorkloadJob("a", 0.0, 1, JobSpec(max_gpus=8, batch_size=8, max_batch_size=16), model="toy", samples=20_000.0)
     simulation = simulate(scenario(tmp_path, Workload("w", (long,)), "t4:2x4"), "sia")
     gpus = [run.placement.gpus for run in simulation.jobs[0].runs]
     assert gpus[0] == 1
@@ -233,8 +233,8 @@ def test_an_adaptive_job_grows_step_by_step(tmp_path):
 
 
 def test_strong_scaling_keeps_its_batch(tmp_path):
-    wish = JobWish(adaptivity=Adaptivity.STRONG_SCALING, max_gpus=4, batch_size=8)
-    job = WorkloadJob("a", 0.0, 1, wish, model="toy", samples=2000.0)
+    spec = JobSpec(adaptivity=Adaptivity.STRONG_SCALING, max_gpus=4, batch_size=8)
+    job = WorkloadJob("a", 0.0, 1, spec, model="toy", samples=2000.0)
     seen = set()
     simulate(
         scenario(tmp_path, Workload("w", (job,))),
@@ -269,7 +269,7 @@ def queue_of(seed: int, *, mtbf_h: float | None) -> Scenario:
         at_s += random_.choice([0.0, 5.0, random_.expovariate(1 / 60)])
         gpus, types = random_.choice([1, 1, 1, 2, 3, 4, 8, 10, 12, 20]), random_.choice([None, ("t4",), ("t4", "a100")])
         seconds = random_.choice([10.0, 100.0, 1 + random_.expovariate(1 / 400)])
-        jobs.append(WorkloadJob(str(number), at_s, gpus, rigid_wish(gpus, types), duration_s=seconds))
+        jobs.append(WorkloadJob(str(number), at_s, gpus, rigid_spec(gpus, types), duration_s=seconds))
     nodes = nodes_from_spec("t4:3x4,a100:1x8")
     return prepare(nodes, Workload("q", tuple(jobs)), disturbances=Disturbances(node_mtbf_h=mtbf_h, node_repair_h=0.2))
 
@@ -306,7 +306,7 @@ def test_a_strict_queue_does_the_same_when_its_front_alone_is_shown(monkeypatch,
 def test_a_strict_queue_is_not_asked_before_its_first_may_fit():
     """Four jobs of one GPU on four GPUs; the fifth wants three, and starts when the third has ended. Meanwhile nobody looks."""
     sizes = [(0.0, 1, 10.0), (0.0, 1, 20.0), (0.0, 1, 30.0), (0.0, 1, 40.0), (1.0, 3, 5.0), (2.0, 1, 5.0)]
-    jobs = [WorkloadJob(str(n), at_s, gpus, rigid_wish(gpus), duration_s=s) for n, (at_s, gpus, s) in enumerate(sizes)]
+    jobs = [WorkloadJob(str(n), at_s, gpus, rigid_spec(gpus), duration_s=s) for n, (at_s, gpus, s) in enumerate(sizes)]
     simulation = simulate(prepare(nodes_from_spec("t4:1x4"), Workload("q", tuple(jobs))), "fifo")
     starts_s = [job.runs[0].start_s for job in simulation.jobs]
     assert starts_s[4] == simulation.jobs[2].finish_s

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from penstock_profiles.colocation import Colocation, Pair
-from penstock_scheduler.model import JobWish
+from penstock_scheduler.model import JobSpec
 from penstock_scheduler.simulator import nodes_from_spec
 from penstock_scheduler.simulator.agents import AgentSettings, Kind, SimulatedAgents
 from penstock_scheduler.simulator.metrics import job_rows, summarise
 from penstock_scheduler.simulator.run import Driving, prepare, simulate
 from penstock_scheduler.simulator.sharers import sharers
-from penstock_scheduler.simulator.workloads import Workload, WorkloadJob, rigid_wish
+from penstock_scheduler.simulator.workloads import Workload, WorkloadJob, rigid_spec
 
 TABLE = Colocation(
     {
@@ -24,7 +24,7 @@ TABLE = Colocation(
 
 
 def job(job_id: str, gpus: int = 1, **more: object) -> WorkloadJob:
-    return WorkloadJob(job_id, 0.0, gpus, rigid_wish(gpus), duration_s=600.0, **more)  # type: ignore[arg-type]
+    return WorkloadJob(job_id, 0.0, gpus, rigid_spec(gpus), duration_s=600.0, **more)  # type: ignore[arg-type]
 
 
 def kinds(*jobs: WorkloadJob, drawn: bool = False, seed: int = 0) -> dict[str, Kind]:
@@ -34,7 +34,7 @@ def kinds(*jobs: WorkloadJob, drawn: bool = False, seed: int = 0) -> dict[str, K
 
 def test_a_job_is_found_in_the_table_by_kind_family_model_and_name() -> None:
     """One that is not is of its user's kind, as in penstockd."""
-    family = WorkloadJob("f", 0.0, 1, JobWish(max_gpus=1, model_family="net"), name="lm", duration_s=1.0)
+    family = WorkloadJob("f", 0.0, 1, JobSpec(max_gpus=1, model_family="net"), name="lm", duration_s=1.0)
     found = kinds(job("k", kind="net", name="lm"), family, job("n", 2, name="lm"), job("x", name="other"), job("net"))
     assert {name: kind.name for name, kind in found.items()} == {
         "k": "net",
@@ -87,7 +87,7 @@ def test_gpu_memory_is_the_catalogues() -> None:
 def test_the_first_minute_is_the_same_with_and_without_agents() -> None:
     """Three jobs of 10, 0.5 and 10 minutes, one after the other on one GPU, each with 30 s to start and a pause to a round."""
     jobs = tuple(
-        WorkloadJob(name, 0.0, 1, rigid_wish(1), duration_s=seconds)
+        WorkloadJob(name, 0.0, 1, rigid_spec(1), duration_s=seconds)
         for name, seconds in (("a", 600.0), ("b", 30.0), ("c", 600.0))
     )
     scenario = prepare(nodes_from_spec("t4:1x1"), Workload("w", jobs))

@@ -16,13 +16,13 @@ from penstock_profiles.families import load_families
 from penstock_profiles.learning import JobModel
 from penstock_scheduler.simulator.profiles import Profiles
 from penstock_scheduler.simulator.truth import Truth, TruthSettings, advance, packed, rate_at
-from penstock_scheduler.simulator.workloads import BadInput, Workload, WorkloadJob, rigid_wish
+from penstock_scheduler.simulator.workloads import BadInput, Workload, WorkloadJob, rigid_spec
 from tests.scheduler.simulator.toy import write_profiles
 
 
 def job(**fields: object) -> WorkloadJob:
     gpus = int(fields.get("gpus", 1))  # type: ignore[call-overload]
-    return WorkloadJob(**({"id": "a", "submit_s": 0.0, "gpus": gpus, "wish": rigid_wish(gpus)} | fields))  # type: ignore[arg-type]
+    return WorkloadJob(**({"id": "a", "submit_s": 0.0, "gpus": gpus, "spec": rigid_spec(gpus)} | fields))  # type: ignore[arg-type]
 
 
 def toy(folder: Path, **settings: object) -> Truth:

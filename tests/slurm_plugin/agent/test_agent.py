@@ -22,7 +22,7 @@ from penstock_profiles.files import write_whole
 from penstock_profiles.node_channel import JobControl, JobStatus, control_path, devices_file, statuses_dir
 from penstock_profiles.nvml import Device, Lost, Process, Reading, Sample
 from penstock_scheduler.model import JobId, Limit, Pack, SharedGpus
-from penstock_scheduler.sharing.control import Control, ControlSettings, Steps, advance
+from penstock_scheduler.sharing.control import ControlSettings, ShareControl, Steps, advance
 from penstock_scheduler.sharing.messages import NodeStatus, OrderedJob, order_file, status_file
 from penstock_scheduler.sharing.node import Account, Group
 from penstock_slurm.agent import agent as agent_module
@@ -419,7 +419,7 @@ def test_what_a_job_has_had_is_what_it_held_its_gpu_for(make_node: Callable[...,
     node.job(2)
     node.order(alone(1, 2), (0,), slice_s=60.0)
     hosted, account = node.agent._state.hosted, node.agent._groups.account
-    node.until(lambda: hosted["j1"].state == "suspending", "wish")
+    node.until(lambda: hosted["j1"].state == "suspending", "spec")
     before_s, asked_s = dict(account.served_s), hosted["j1"].asked_s
     node.until(lambda: hosted["j2"].state == "running", "turn of the second")
     node.agent._groups.left(JobId("j1"), node.agent._now_s)
@@ -851,7 +851,7 @@ def test_of_what_another_release_remembered_only_the_search_for_a_share_is_begun
 ):
     """Whatever of it was otherwise. With the release of that file it goes on."""
     shared = SharedGpus("n0", 1, (Pack(("1", "2"), 1, guaranteed="1"),))
-    control = Control()
+    control = ShareControl()
     for steps in (Steps.of([0.1, 0.11] * 10), Steps.of([0.1, 0.3] * 10)):  # a base, and a share beside it
         control = advance(control, steps, ControlSettings())
     group = Group(shared, since_s=5.0, running=shared.packs, control=control)
@@ -863,7 +863,7 @@ def test_of_what_another_release_remembered_only_the_search_for_a_share_is_begun
     told["groups"][0]["control"] |= changed
     (tmp_path / "state.json").write_text(json.dumps(told))
     if changed:
-        group.control = Control()
+        group.control = ShareControl()
     assert load(tmp_path / "state.json", "a") == before
 
 

@@ -69,8 +69,8 @@ def test_no_gpu_is_of_two_packs_and_all_who_fit_get_theirs(
     by_pack = {each: pins.get(each.jobs[0], frozenset()) for each in packs}
     running = turn(packs, dict.fromkeys(packs, 0.0), count, (), pinned=by_pack)
     found = bind(running, range(count), held, pins, {each.jobs[0]: each.gpus for each in packs})
-    given_out = [device for devices in found.values() for device in devices]
-    assert len(given_out) == len(set(given_out))
+    allocated = [device for devices in found.values() for device in devices]
+    assert len(allocated) == len(set(allocated))
     for each in running:
         assert len(found[each.jobs[0]]) == each.gpus
         assert pins.get(each.jobs[0], frozenset()) <= set(found[each.jobs[0]])

@@ -168,8 +168,8 @@ def test_one_that_goes_while_its_mate_saves_is_not_suspended_either(node: Node) 
         node.job(number)
     node.order([pack(1, 2)], (0,), 60.0)
     node.until(lambda: node.said(1) and node.said(2), "steps")
-    leaver = Pack((JobId("j2"),), 1, 1)
-    node.order([*alone(1), leaver], (0,), 0.5)
+    departing = Pack((JobId("j2"),), 1, 1)
+    node.order([*alone(1), departing], (0,), 0.5)
     node.agent.tick(time.time())
     served_s = node.agent._state.account.served_s
     had_s = served_s[JobId("j1")]

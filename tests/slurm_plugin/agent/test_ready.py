@@ -13,14 +13,14 @@ from penstock_scheduler.clock import WallClock
 from penstock_scheduler.model import JobId, JobUse
 from penstock_scheduler.sharing.messages import CarriedJob, NodeOrder, NodeStatus, OrderedJob, State
 from penstock_slurm.agents import SlurmAgents
-from penstock_slurm.fence import Fence
+from penstock_slurm.gpu_reservation import GpuReservations
 
 JOB = JobId("7")
 
 
 @pytest.fixture
 def agents(tmp_path: Path) -> SlurmAgents:
-    return SlurmAgents(cast(Fence, None), tmp_path, WallClock())
+    return SlurmAgents(cast(GpuReservations, None), tmp_path, WallClock())
 
 
 @pytest.mark.parametrize(

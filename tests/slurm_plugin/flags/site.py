@@ -8,7 +8,7 @@ from pathlib import Path
 
 from typer.testing import CliRunner, Result
 
-from penstock_scheduler.model import JobWish, parse_wish
+from penstock_scheduler.model import JobSpec, parse_spec
 from penstock_slurm.gateway import SlurmJob, open_gateway
 from penstock_slurm.install.cli import app
 from penstock_slurm.loopback import LoopbackCluster
@@ -96,11 +96,11 @@ class FlagSite:
         """Slurm's record."""
         return next(job for job in self.gateway.jobs(finished=True) if job.id == job_id)
 
-    def wish(self, *argv: str, **environment: str) -> JobWish:
-        """The wish of a job with these flags."""
-        wish = parse_wish(self.submit(*argv, **environment).admin_comment)
-        assert wish is not None
-        return wish
+    def spec(self, *argv: str, **environment: str) -> JobSpec:
+        """The job spec of a job with these flags."""
+        spec = parse_spec(self.submit(*argv, **environment).admin_comment)
+        assert spec is not None
+        return spec
 
     def text(self, job_id: str) -> str:
         """What a job has printed."""

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock_scheduler.errors import BadWish
-from penstock_scheduler.model import JobWish, parse_wish, validate_wish
+from penstock_scheduler.errors import BadJobSpec
+from penstock_scheduler.model import JobSpec, parse_spec, validate_spec
 from penstock_slurm.loopback import wait_for
 from tests.slurm_plugin.flags import values
 from tests.slurm_plugin.flags.site import FlagSite
@@ -76,7 +76,7 @@ def test_a_job_without_flags_is_not_touched(flags: FlagSite) -> None:
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
 def test_each_flag_becomes_its_field(flags: FlagSite, argv: tuple[str, ...], fields: dict[str, object]) -> None:
-    assert flags.wish(*ADAPTIVE, *argv) == JobWish.model_validate({"max_gpus": 8} | fields)
+    assert flags.spec(*ADAPTIVE, *argv) == JobSpec.model_validate({"max_gpus": 8} | fields)
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,7 @@ def test_a_bad_value_is_refused_before_anything_is_sent(flags: FlagSite, argv: s
         ((*ADAPTIVE, "--reservation=a,b"), "--reservation and --adaptive: name one reservation, not several"),
         (
             (*ADAPTIVE, '--comment={"penstock": {"max_gpus": 2}}'),
-            "--comment has a wish, but with --adaptive the flags are",
+            "--comment has a job spec, but with --adaptive the flags are",
         ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
@@ -191,7 +191,7 @@ def test_a_heterogeneous_job_is_refused(flags: FlagSite) -> None:
 def test_an_array_and_a_begin_time_are_kept(flags: FlagSite) -> None:
     done = flags.sbatch(*ADAPTIVE, "--array=1-3")
     elements = [flags.job(f"{done.stdout.strip()}_{index}") for index in (1, 2, 3)]
-    assert all(each.held and parse_wish(each.admin_comment) == JobWish(max_gpus=8) for each in elements)
+    assert all(each.held and parse_spec(each.admin_comment) == JobSpec(max_gpus=8) for each in elements)
     before_s = time.time()
     job = flags.submit(*ADAPTIVE, "--begin=now+1hour")
     note = json.loads(job.admin_comment)
@@ -203,7 +203,7 @@ def test_an_array_and_a_begin_time_are_kept(flags: FlagSite) -> None:
 def test_lines_of_a_script_count_as_flags(flags: FlagSite) -> None:
     script = flags.folder / "train.sbatch"
     script.write_text("#!/bin/sh\n#SBATCH --adaptive\n#SBATCH --max-gpus=8\n#SBATCH --gpu-types=rtx,a100\ntrue\n")
-    assert flags.wish(str(script)) == JobWish(max_gpus=8, gpu_types=("rtx", "a100"))
+    assert flags.spec(str(script)) == JobSpec(max_gpus=8, gpu_types=("rtx", "a100"))
 
 
 def test_the_examples_of_the_pages_are_accepted(flags: FlagSite) -> None:
@@ -211,8 +211,8 @@ def test_the_examples_of_the_pages_are_accepted(flags: FlagSite) -> None:
     (script,) = re.findall(r"```\n(#!/bin/bash\n#SBATCH --adaptive.*?)```", (docs / "jobs.md").read_text(), re.DOTALL)
     path = flags.folder / "adaptive.sbatch"
     path.write_text(script)
-    wish = JobWish(max_gpus=8, gpu_types=("a100", "rtx"), model_family="resnet50-imagenet")
-    assert flags.wish(str(path)) == wish
+    spec = JobSpec(max_gpus=8, gpu_types=("a100", "rtx"), model_family="resnet50-imagenet")
+    assert flags.spec(str(path)) == spec
     lines = re.findall(r"^sbatch (--adaptive\S* .*?) \w+\.sh", (docs / "flags.md").read_text(), re.MULTILINE)
     assert len(lines) == 4
     for line in lines:
@@ -222,9 +222,9 @@ def test_the_examples_of_the_pages_are_accepted(flags: FlagSite) -> None:
 def test_the_environment_has_defaults_for_adaptive_jobs_only(flags: FlagSite) -> None:
     defaults = {"PENSTOCK_MAX_GPUS": "4", "PENSTOCK_GPU_TYPES": "t4", "PENSTOCK_NON_PREEMPTIBLE": "yes"}
     assert flags.submit("--hold", **defaults).admin_comment == ""
-    assert flags.wish("--adaptive", **defaults) == JobWish(max_gpus=4, gpu_types=("t4",), preemptible=False)
-    assert flags.wish("--adaptive", "--max-gpus=2", **defaults).max_gpus == 2
-    assert flags.wish(PENSTOCK_ADAPTIVE="strong-scaling", **defaults).adaptivity == "strong-scaling"
+    assert flags.spec("--adaptive", **defaults) == JobSpec(max_gpus=4, gpu_types=("t4",), preemptible=False)
+    assert flags.spec("--adaptive", "--max-gpus=2", **defaults).max_gpus == 2
+    assert flags.spec(PENSTOCK_ADAPTIVE="strong-scaling", **defaults).adaptivity == "strong-scaling"
     said = flags.refusal("--adaptive", PENSTOCK_MAX_GPUS="many")
     assert "penstock: PENSTOCK_MAX_GPUS: --max-gpus=many: give a whole number" in said
 
@@ -239,8 +239,8 @@ def test_arguments_in_plugstack_are_the_sites_defaults(flags: FlagSite) -> None:
     conf = {"SLURM_CONF": str(elsewhere / "slurm.conf")}
 
     (elsewhere / "plugstack.conf").write_text(f"{line} environment=ignore checkpoint-every=30 max-gpus=4\n")
-    wish = flags.wish("--adaptive", "--max-gpus=2", PENSTOCK_GPU_TYPES="t4", PENSTOCK_ADAPTIVE="rigid", **conf)
-    assert wish == JobWish(max_gpus=2, checkpoint_every_s=1800)
+    spec = flags.spec("--adaptive", "--max-gpus=2", PENSTOCK_GPU_TYPES="t4", PENSTOCK_ADAPTIVE="rigid", **conf)
+    assert spec == JobSpec(max_gpus=2, checkpoint_every_s=1800)
     assert flags.submit("--hold", PENSTOCK_ADAPTIVE="rigid", **conf).admin_comment == ""
 
     (elsewhere / "plugstack.conf").write_text(f"{line} adaptive=rigid checkpoint=30\n")
@@ -255,7 +255,7 @@ def test_arguments_in_plugstack_are_the_sites_defaults(flags: FlagSite) -> None:
 
 
 def test_one_task_on_each_node_may_be_said(flags: FlagSite) -> None:
-    assert flags.wish(*ADAPTIVE, "--ntasks-per-node=1", "--cpus-per-task=4", "--mem=1000", "--time=60") == JobWish(
+    assert flags.spec(*ADAPTIVE, "--ntasks-per-node=1", "--cpus-per-task=4", "--mem=1000", "--time=60") == JobSpec(
         max_gpus=8
     )
 
@@ -285,7 +285,7 @@ def test_salloc_and_srun_take_the_flags_of_jobs_that_stay(flags: FlagSite, comma
     done = flags.run("sh", "-c", shell, f"a-{command}")
     word, job_id = done.stdout.split()
     assert word == "ran", done.stderr
-    assert parse_wish(flags.job(job_id).admin_comment) == JobWish(max_gpus=2, preemptible=False)
+    assert parse_spec(flags.job(job_id).admin_comment) == JobSpec(max_gpus=2, preemptible=False)
 
 
 def test_a_job_inside_an_adaptive_job_is_plain_unless_it_asks(flags: FlagSite) -> None:
@@ -306,16 +306,16 @@ echo over
         PENSTOCK_TRIAL_GROUP="outer",
         PENSTOCK_BURST="never",
     )
-    wish = parse_wish(outer.admin_comment)
-    assert wish == JobWish(max_gpus=8, gpu_types=("t4",), preemptible=False, trial_group="outer", burst="never")
+    spec = parse_spec(outer.admin_comment)
+    assert spec == JobSpec(max_gpus=8, gpu_types=("t4",), preemptible=False, trial_group="outer", burst="never")
     flags.run("scontrol", "release", outer.id)
     wait_for(lambda: "over" in flags.text(outer.id), 120, "the job to end", details=lambda: flags.text(outer.id))
     text = flags.text(outer.id)
     plain, asks, by_environment = (line for line in text.splitlines() if line.isdigit())
     assert "leaked" not in text
     assert flags.job(plain).admin_comment == ""
-    assert parse_wish(flags.job(asks).admin_comment) == JobWish(max_gpus=2)
-    assert parse_wish(flags.job(by_environment).admin_comment) == JobWish(adaptivity="rigid", min_gpus=3, max_gpus=3)
+    assert parse_spec(flags.job(asks).admin_comment) == JobSpec(max_gpus=2)
+    assert parse_spec(flags.job(by_environment).admin_comment) == JobSpec(adaptivity="rigid", min_gpus=3, max_gpus=3)
     assert "step runs" in text
     assert f"penstock: --adaptive asks for a job, and inside job {outer.id} srun starts a step: leave it out" in text
     assert "step refused" in text
@@ -362,7 +362,7 @@ def test_without_the_sites_list_adaptive_jobs_are_refused_and_others_run(flags: 
         listing.unlink() if broken is None else listing.write_text(broken)
         try:
             said = flags.refusal(*ADAPTIVE)
-            assert "adaptive jobs cannot be submitted now, and your site's admin has to mend it" in said
+            assert "adaptive jobs cannot be submitted now, and your site's admin has to fix it" in said
             assert flags.submit("--hold").admin_comment == ""
         finally:
             listing.write_text(text)
@@ -387,7 +387,7 @@ def test_valgrind_finds_nothing_of_ours(flags: FlagSite, argv: tuple[str, ...]) 
 
 
 def test_fuzzed_flags_through_sbatch(flags: FlagSite) -> None:
-    """No job is accepted with a wish that differs from what was typed."""
+    """No job is accepted with a job spec that differs from what was typed."""
     seed = random.randrange(10**9)
     rng = random.Random(seed)
     accepted = 0
@@ -416,8 +416,8 @@ def test_fuzzed_flags_through_sbatch(flags: FlagSite) -> None:
         accepted += 1
         assert fine, about
         try:
-            expected = validate_wish(fields)
-        except BadWish as error:
+            expected = validate_spec(fields)
+        except BadJobSpec as error:
             raise AssertionError(f"{about}: {error}") from None
-        assert parse_wish(flags.job(done.stdout.strip()).admin_comment) == expected, about
+        assert parse_spec(flags.job(done.stdout.strip()).admin_comment) == expected, about
     assert accepted > 10

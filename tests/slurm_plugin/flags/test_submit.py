@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock_scheduler.model import JobWish, parse_wish
+from penstock_scheduler.model import JobSpec, parse_spec
 from tests.slurm_plugin.flags.site import FlagSite
 
 pytestmark = pytest.mark.slurm
@@ -99,11 +99,11 @@ def test_a_preset_stands_for_its_flags_and_what_comes_later_wins(
     done = submit("--parsable", "--preset", "big", "--max-gpus=8", script, "a", "--preset", **home)
     assert (done.returncode, done.stderr) == (0, "")
     job = flags.job(done.stdout.strip())
-    assert parse_wish(job.admin_comment) == JobWish(max_gpus=8, gpu_types=("rtx",))
+    assert parse_spec(job.admin_comment) == JobSpec(max_gpus=8, gpu_types=("rtx",))
     assert (job.name, job.time_limit_s, job.held) == ("mine", 1800, True)
     done = submit("--parsable", "--max-gpus=8", "--preset=small", *config, script, **home)
-    wish = parse_wish(flags.job(done.stdout.strip()).admin_comment)
-    assert wish == JobWish(max_gpus=2)
+    spec = parse_spec(flags.job(done.stdout.strip()).admin_comment)
+    assert spec == JobSpec(max_gpus=2)
     done = submit("--preset=nix", *config, script, **home)
     assert done.returncode == 1
     assert "there is no preset nix; there are big, small: write [nix] into" in done.stderr
@@ -132,7 +132,7 @@ def test_arguments_reach_the_script_as_they_are(flags: FlagSite, script: str) ->
     assert flags.text(done.stdout.strip()) == "a b --dry-run --preset * \n"
 
 
-def test_without_the_plugin_the_wish_is_in_the_comment(
+def test_without_the_plugin_the_spec_is_in_the_comment(
     flags: FlagSite, submit: Submit, home: dict[str, str], script: str
 ) -> None:
     bare = without_plugin(flags) | home
@@ -140,7 +140,7 @@ def test_without_the_plugin_the_wish_is_in_the_comment(
     done = submit("--parsable", "--preset", "big", "--min-gpus", "2", script, **bare)
     assert (done.returncode, done.stderr) == (0, "")
     job = flags.job(done.stdout.strip())
-    assert parse_wish(job.comment) == JobWish(min_gpus=2, max_gpus=16, gpu_types=("rtx",))
+    assert parse_spec(job.comment) == JobSpec(min_gpus=2, max_gpus=16, gpu_types=("rtx",))
     assert (job.admin_comment, job.held, job.requeue) == ("", True, True)
     assert (job.gpus_per_node, job.gpu_type, job.time_limit_s) == (2, None, 1800)
     done = submit("--parsable", script, PENSTOCK_ADAPTIVE="rigid", PENSTOCK_MAX_GPUS="3", **bare)
@@ -152,7 +152,7 @@ def test_without_the_plugin_the_wish_is_in_the_comment(
         (("--max-gpus=2",), "penstock: --max-gpus needs --adaptive"),
         (("--adaptive", "--max-gpus=2", "--min-gpus=4"), "max_gpus=2 is less than min_gpus=4"),
         (("--adaptive", "--max-gpus=2", "--gres=gpu:1"), "--gres and --adaptive contradict each other"),
-        (("--adaptive", "--max-gpus=2", "--comment=x"), "the comment holds the wish"),
+        (("--adaptive", "--max-gpus=2", "--comment=x"), "the comment holds the job spec"),
     ):
         done = submit(*argv, script, **bare)
         assert done.returncode == 1

@@ -1,4 +1,4 @@
-"""What another Unix user cannot do: take an adaptive job into their own hands, or pass something off as a wish."""
+"""What another Unix user cannot do: take an adaptive job into their own hands, or pass something off as a job spec."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock_scheduler.model import JobWish, parse_wish
+from penstock_scheduler.model import JobSpec, parse_spec
 from penstock_slurm.gateway import JobPlacement, SlurmJob, Transient
 from penstock_slurm.loopback import wait_for
 from tests.slurm_plugin.flags.site import NOBODY, FlagSite
@@ -136,9 +136,9 @@ def test_a_plain_job_is_its_users_own(flags: FlagSite) -> None:
     ],
     ids=lambda argv: argv[0][:14],
 )
-def test_nothing_else_that_a_user_writes_gets_into_the_wish(flags: FlagSite, argv: tuple[str, ...]) -> None:
+def test_nothing_else_that_a_user_writes_gets_into_the_spec(flags: FlagSite, argv: tuple[str, ...]) -> None:
     job = flags.submit(*ADAPTIVE, *argv, user=NOBODY, SPANK_PENSTOCK_MAX_GPUS="64", SLURM_SPANK_PENSTOCK_MAX_GPUS="64")
-    assert parse_wish(job.admin_comment) == JobWish(max_gpus=8, gpu_types=("t4",))
+    assert parse_spec(job.admin_comment) == JobSpec(max_gpus=8, gpu_types=("t4",))
     plain = flags.submit("--hold", *argv, user=NOBODY)
     assert plain.admin_comment == ""
 
@@ -179,7 +179,7 @@ def test_a_forged_environment_that_is_good_is_a_job_like_others(flags: FlagSite,
     done = flags.run(str(forge), str(flags.output), environment, "", "with a priority", user=NOBODY)
     assert done.returncode == 0, done.stderr
     job = flags.job(done.stdout.strip())
-    assert parse_wish(job.admin_comment) == JobWish(adaptivity="rigid", min_gpus=4, max_gpus=4)
+    assert parse_spec(job.admin_comment) == JobSpec(adaptivity="rigid", min_gpus=4, max_gpus=4)
     assert job.held
 
 

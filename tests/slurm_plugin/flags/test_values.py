@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from penstock_scheduler.errors import BadWish
-from penstock_scheduler.model import JobWish, parse_wish, validate_wish
+from penstock_scheduler.errors import BadJobSpec
+from penstock_scheduler.model import JobSpec, parse_spec, validate_spec
 from penstock_slurm.install.sources import source
-from penstock_slurm.submit.flags import BadFlag, flags, read, wish_of
+from penstock_slurm.submit.flags import BadFlag, flags, read, spec_of
 from tests.slurm_plugin.flags import values
 
 LUAS = [found for name in ("lua5.1", "lua5.2", "lua5.3", "lua5.4", "lua") if (found := shutil.which(name))]
@@ -36,7 +36,7 @@ def lua(request: pytest.FixtureRequest) -> list[str]:
     """An interpreter with the harness; penstock.lua is loaded as slurmctld would."""
     if request.param is None:
         pytest.skip("no Lua is installed (Debian: lua5.1)")
-    return [request.param, str(Path(__file__).with_name("wish.lua")), str(source("lua") / "penstock.lua")]
+    return [request.param, str(Path(__file__).with_name("spec.lua")), str(source("lua") / "penstock.lua")]
 
 
 def ask_c(program: list[str], cases: list[tuple[str, str]]) -> list[str]:
@@ -67,9 +67,9 @@ def test_the_flags_are_the_same_everywhere(check_flags: list[str], lua: list[str
 def check_values(check_flags: list[str], lua: list[str], count: int, seed: int) -> None:
     rng = random.Random(seed)
     cases = [(flag, values.fuzzed(flag, rng)) for flag in values.FORMS for _ in range(count // len(values.FORMS) + 1)]
-    wishes = [{"adaptive": "adaptive", "max-gpus": "999999999"} | {flag: value} for flag, value in cases]
+    specs = [{"adaptive": "adaptive", "max-gpus": "999999999"} | {flag: value} for flag, value in cases]
     verdicts = ask_c(check_flags, cases)
-    answers = ask_lua(lua, wishes)
+    answers = ask_lua(lua, specs)
     accepted = 0
     for (flag, value), verdict, answer in zip(cases, verdicts, answers, strict=True):
         case = f"--{flag}={value!r}: {verdict}, {answer} (seed {seed})"
@@ -81,8 +81,8 @@ def check_values(check_flags: list[str], lua: list[str], count: int, seed: int) 
         assert formed == (verdict == "good"), case
         if answer.startswith("yes "):
             accepted += 1
-            wish = parse_wish(answer[4:])
-            assert wish == JobWish.model_validate({"max_gpus": 999_999_999} | values.fields(flag, value)), case
+            spec = parse_spec(answer[4:])
+            assert spec == JobSpec.model_validate({"max_gpus": 999_999_999} | values.fields(flag, value)), case
         else:
             assert answer.startswith("no "), case
     assert accepted > count / 20
@@ -114,10 +114,10 @@ def test_penstock_submit_reads_values_alike() -> None:
     assert accepted > 1000
 
 
-def test_penstock_submit_makes_the_wish_that_lua_makes() -> None:
-    assert wish_of({"adaptive": "rigid", "max-gpus": "4"}) == JobWish(adaptivity="rigid", min_gpus=4, max_gpus=4)
-    assert wish_of({"adaptive": "rigid", "min-gpus": "4"}) == JobWish(adaptivity="rigid", min_gpus=4, max_gpus=4)
-    assert wish_of({"adaptive": "adaptive", "max-gpus": "8", "non-preemptible": "yes"}) == JobWish(
+def test_penstock_submit_makes_the_spec_that_lua_makes() -> None:
+    assert spec_of({"adaptive": "rigid", "max-gpus": "4"}) == JobSpec(adaptivity="rigid", min_gpus=4, max_gpus=4)
+    assert spec_of({"adaptive": "rigid", "min-gpus": "4"}) == JobSpec(adaptivity="rigid", min_gpus=4, max_gpus=4)
+    assert spec_of({"adaptive": "adaptive", "max-gpus": "8", "non-preemptible": "yes"}) == JobSpec(
         max_gpus=8, preemptible=False
     )
     for bad, words in (
@@ -127,7 +127,7 @@ def test_penstock_submit_makes_the_wish_that_lua_makes() -> None:
         ({"adaptive": "adaptive", "max-gpus": "x"}, "--max-gpus=x: give a whole number from 1 to 999999999, such as"),
     ):
         with pytest.raises(BadFlag, match=words):
-            wish_of(bad)
+            spec_of(bad)
 
 
 @pytest.mark.long
@@ -136,8 +136,8 @@ def test_values_by_the_hundred_thousand(check_flags: list[str], lua: list[str]) 
         check_values(check_flags, lua, 10_000, random.randrange(10**9))
 
 
-def test_whole_wishes(lua: list[str]) -> None:
-    """Any set of good flags: accepted with exactly those fields, or refused where JobWish refuses too or the site does."""
+def test_whole_specs(lua: list[str]) -> None:
+    """Any set of good flags: accepted with exactly those fields, or refused where JobSpec refuses too or the site does."""
     seed = random.randrange(10**9)
     rng = random.Random(seed)
     cases = []
@@ -157,13 +157,13 @@ def test_whole_wishes(lua: list[str]) -> None:
         if case["adaptive"] == "rigid" and "min-gpus" not in case:
             fields["min_gpus"] = fields["max_gpus"]
         try:
-            expected = validate_wish(fields)
-        except BadWish:
+            expected = validate_spec(fields)
+        except BadJobSpec:
             assert answer.startswith("no "), about
             continue
         assert answer.startswith("yes "), about
         accepted += 1
-        assert parse_wish(answer[4:]) == expected, about
+        assert parse_spec(answer[4:]) == expected, about
     assert accepted > 300
 
 

@@ -62,7 +62,7 @@ def good(flag: str, value: str) -> bool:
 
 
 def fields(flag: str, value: str) -> dict[str, Any]:
-    """The fields of the wish that a good value stands for."""
+    """The fields of the job spec that a good value stands for."""
     if flag == "adaptive":
         return {"adaptivity": value}
     if flag == "gpu-types":

@@ -207,7 +207,7 @@ def test_sync_follows_the_cluster(bare: FlagSite) -> None:
     ("name", "hooks"),
     [
         ("penstock.so", {"slurm_spank_init", "slurm_spank_init_post_opt", "slurm_spank_task_init", "slurm_spank_exit"}),
-        ("courier.so", {"slurm_spank_task_init"}),
+        ("cloud_runner.so", {"slurm_spank_task_init"}),
     ],
 )
 def test_a_plugin_exports_its_hooks_alone_and_is_hardened(tmp_path: Path, name: str, hooks: set[str]) -> None:

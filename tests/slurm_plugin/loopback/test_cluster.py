@@ -1,4 +1,4 @@
-"""A real Slurm in a folder: up, in use, broken, mended and down."""
+"""A real Slurm in a folder: up, in use, broken, fixed and down."""
 
 import contextlib
 import json

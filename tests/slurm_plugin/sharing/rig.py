@@ -27,8 +27,8 @@ from penstock_scheduler.sharing.messages import CarriedGroup, CarriedJob, NodeOr
 from penstock_scheduler.spool import Spool
 from penstock_slurm.agents import CLEARS_ON, SlurmAgents
 from penstock_slurm.cluster import SlurmCluster
-from penstock_slurm.fence import NAME, Fence
 from penstock_slurm.gateway import CliGateway, SlurmJob
+from penstock_slurm.gpu_reservation import NAME, GpuReservations
 from penstock_slurm.loopback import LoopbackCluster, wait_for
 from penstock_slurm.settings import SlurmSettings
 
@@ -61,12 +61,12 @@ class Rig:
         )
         clock = WallClock()
         stand_in = self.commands.version() > CLEARS_ON
-        agents = SlurmAgents(Fence(self.commands), self.spool.folder, clock, stand_in=stand_in)
-        self.cluster = SlurmCluster(self.commands, self.spool, clock, settings, lambda wish: None, sharing=agents)
+        agents = SlurmAgents(GpuReservations(self.commands), self.spool.folder, clock, stand_in=stand_in)
+        self.cluster = SlurmCluster(self.commands, self.spool, clock, settings, lambda spec: None, sharing=agents)
 
     def submit(self, *flags: str, gpus: int = 1, script: str = "exec sleep 1000") -> str:
-        wish = f"--comment={json.dumps({'penstock': {'max_gpus': 4}})}"
-        held = ("sbatch", "--parsable", "--hold", "--requeue", f"--gres=gpu:{gpus}", wish, "--output=/dev/null", *flags)
+        spec = f"--comment={json.dumps({'penstock': {'max_gpus': 4}})}"
+        held = ("sbatch", "--parsable", "--hold", "--requeue", f"--gres=gpu:{gpus}", spec, "--output=/dev/null", *flags)
         says = (
             f"echo $CUDA_MPS_PIPE_DIRECTORY >>{self.folder}/mps-$SLURM_JOB_ID; "
             f"echo $SLURM_GPUS_ON_NODE: $CUDA_VISIBLE_DEVICES >>{self.folder}/seen-$SLURM_JOB_ID"
@@ -114,7 +114,7 @@ class Rig:
         return state
 
     def check(self) -> None:
-        """No GPU that a job is bound to is held by anybody but a holder of ours, or one who shares it."""
+        """No GPU that a job is bound to is held by anybody but a placeholder job of ours, or one who shares it."""
         jobs = {job.id: job for job in self.commands.jobs() if job.state in ("RUNNING", "SUSPENDED")}
         group_of = {job: group for group in self.plan.shared for job in group.jobs}
         for job_id, job in jobs.items():
@@ -195,7 +195,7 @@ class Rig:
         found = self.jobs().get(job)
         return found.state if found is not None else "gone"
 
-    def holders(self, *states: str) -> list[SlurmJob]:
+    def placeholders(self, *states: str) -> list[SlurmJob]:
         return [job for job in self.jobs().values() if job.name == NAME and (not states or job.state in states)]
 
 

@@ -40,7 +40,7 @@ def test_gpus_that_are_shared_are_nobody_elses_until_the_last_sharer_ends(rig: R
     rig.wants({first: 1})
     rig.answers = False
     rig.until(lambda: rig.state(first) == "RUNNING", "the first job runs alone, with a GPU of its own")
-    assert rig.holders() == []
+    assert rig.placeholders() == []
     rig.answers = True
     second, third = rig.submit(), rig.submit()
     group = SharedGpus(NODE, 2, packs(first, second, third))
@@ -50,17 +50,17 @@ def test_gpus_that_are_shared_are_nobody_elses_until_the_last_sharer_ends(rig: R
     )
     found = rig.jobs()
     assert (found[first].gpus_per_node, found[second].gpus_per_node) == (1, None)
-    assert len(rig.holders("RUNNING")) == 1, "the first job holds one of the two itself"
-    assert rig.holders("PENDING"), "successors, should the first job end"
+    assert len(rig.placeholders("RUNNING")) == 1, "the first job holds one of the two itself"
+    assert rig.placeholders("PENDING"), "standbys, should the first job end"
     (node,) = rig.cluster.observe().nodes
-    assert node.gpus_others == 0, "what is fenced is ours to give out"
+    assert node.gpus_others == 0, "what is reserved is ours to give out"
     stranger = rig.plain(3)
     rig.until(lambda: rig.bound.keys() >= {second, third}, "all are bound")
     sees = {job: ",".join(map(str, rig.bound[job])) for job in (first, second, third)}
     rig.until(lambda: {job: rig.sees(job) for job in sees} == sees, "each knows its GPUs")
 
     rig.slurm.command("scancel", first)
-    rig.until(lambda: first not in rig.jobs() and len(rig.holders("RUNNING")) == 2, "a successor has taken over")
+    rig.until(lambda: first not in rig.jobs() and len(rig.placeholders("RUNNING")) == 2, "a standby has taken over")
     assert rig.state(stranger) == "PENDING"
 
     save_jobs(rig.slurm, stranger)
@@ -70,14 +70,17 @@ def test_gpus_that_are_shared_are_nobody_elses_until_the_last_sharer_ends(rig: R
     rig.tick()
     assert {rig.state(job) for job in (second, third)} == {"RUNNING"}
     assert rig.state(stranger) == "PENDING"
-    assert len(rig.holders("RUNNING")) == 2, "the holders are found again, and no new ones are made"
+    assert len(rig.placeholders("RUNNING")) == 2, "the placeholder jobs are found again, and no new ones are made"
 
     rig.slurm.command("scancel", second)
     rig.until(lambda: second not in rig.jobs(), "the second has ended")
     assert rig.state(stranger) == "PENDING"
     rig.slurm.command("scancel", third)
     rig.begin()  # the daemon was killed, and was not there when the last sharer ended
-    rig.until(lambda: not rig.holders() and rig.state(stranger) == "RUNNING", "the fence goes with the last sharer")
+    rig.until(
+        lambda: not rig.placeholders() and rig.state(stranger) == "RUNNING",
+        "the GPU reservation goes with the last sharer",
+    )
 
 
 @pytest.mark.long
@@ -96,8 +99,8 @@ def test_a_job_moves_between_gpus_of_its_own_and_shared_ones(rig: Rig) -> None:
     rig.until(lambda: rig.state(blocker) == "gone", "GPU 0 is free")
     rig.wants({second: 1})
     rig.until(lambda: rig.state(first) == "PENDING", "the first leaves")
-    rig.until(lambda: [job.state for job in rig.holders()] == ["RUNNING"], "one holder is left, on GPU 1")
-    assert rig.commands.gpu_indexes(rig.holders()[0].id) == (1,)
+    rig.until(lambda: [job.state for job in rig.placeholders()] == ["RUNNING"], "one placeholder job is left, on GPU 1")
+    assert rig.commands.gpu_indexes(rig.placeholders()[0].id) == (1,)
     rig.answers = False
     rig.wants({first: 2})
     rig.until(lambda: rig.state(second) == "PENDING" and rig.state(first) == "RUNNING", "they change places")
@@ -107,41 +110,44 @@ def test_a_job_moves_between_gpus_of_its_own_and_shared_ones(rig: Rig) -> None:
     rig.wants({first: 2, second: 2})
     rig.until(lambda: rig.state(second) == "RUNNING", "the second runs with GPUs of its own again")
     assert rig.jobs()[second].gpus_per_node == 2
-    assert rig.holders() == []
+    assert rig.placeholders() == []
 
 
 def test_jobs_come_to_a_node_of_which_every_gpu_is_taken(rig: Rig) -> None:
-    """Slurm starts no job without GPUs there, so a holder makes way for a moment; a stranger who waits does not get in."""
+    """Slurm starts no job without GPUs there, so a placeholder job makes way for a moment; a stranger who waits does not
+    get in."""
     first = rig.submit()
     rig.wants({first: 4})
     rig.until(lambda: rig.sees(first) == "0,1,2,3", "the first has all four, of which Slurm knows nothing")
     assert rig.jobs()[first].gpus_per_node is None
-    assert len(rig.holders("RUNNING")) == 4
+    assert len(rig.placeholders("RUNNING")) == 4
     strangers = [rig.plain(1) for _ in range(3)]
     second, third = rig.submit(), rig.submit()
     group = SharedGpus(NODE, 4, (Pack((first,), 4), *packs(second, third)))
     rig.wants({first: 4, second: 1, third: 1}, group)
     rig.until(lambda: {rig.state(second), rig.state(third)} == {"RUNNING"}, "the others have come")
-    rig.until(lambda: len(rig.holders("RUNNING")) == 4 and len(rig.holders()) == 4, "the fence is whole")
+    rig.until(
+        lambda: len(rig.placeholders("RUNNING")) == 4 and len(rig.placeholders()) == 4, "the GPU reservation is whole"
+    )
     assert {rig.state(job) for job in strangers} == {"PENDING"}
 
 
-def test_nobody_is_fenced_on_a_node_of_which_a_new_controller_has_not_heard(rig: Rig) -> None:
+def test_nobody_is_reserved_on_a_node_of_which_a_new_controller_has_not_heard(rig: Rig) -> None:
     """Of jobs that end and begin there meanwhile, Slurm 22.05.8 counts GPUs as used until it is reconfigured."""
     jobs = [rig.submit() for _ in range(3)]
     rig.wants(dict.fromkeys(jobs, 1), SharedGpus(NODE, 1, packs(*jobs)))
     rig.until(lambda: {rig.state(job) for job in jobs} == {"RUNNING"}, "all run")
-    rig.until(lambda: rig.holders("RUNNING"), "a holder")
+    rig.until(lambda: rig.placeholders("RUNNING"), "a placeholder job")
     rig.slurm.kill_slurmd(NODE)
     rig.slurm.stop_slurmctld()
     rig.slurm.start_slurmctld()
     rig.wants(dict.fromkeys(jobs, 1), SharedGpus(NODE, 3, packs(*jobs)))
-    before = {job.id for job in rig.holders()}
+    before = {job.id for job in rig.placeholders()}
     for _ in range(4):
         rig.tick()
-    assert {job.id for job in rig.holders()} == before
+    assert {job.id for job in rig.placeholders()} == before
     rig.slurm.start_slurmd(NODE)
-    rig.until(lambda: len(rig.holders("RUNNING")) == 3, "the fence to be whole")
+    rig.until(lambda: len(rig.placeholders("RUNNING")) == 3, "the GPU reservation to be whole")
 
 
 @pytest.mark.long
@@ -165,4 +171,4 @@ def test_what_suspended_jobs_are(rig: Rig) -> None:
     rig.until(lambda: rig.state(second) == "PENDING", "the suspended one leaves")
     assert rig.state(first) == "RUNNING"
     rig.slurm.command("scancel", first, second)
-    rig.until(lambda: not rig.holders(), "the fence goes")
+    rig.until(lambda: not rig.placeholders(), "the GPU reservation goes")

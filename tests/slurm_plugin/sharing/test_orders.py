@@ -1,4 +1,5 @@
-"""What the daemon orders of agents and of the fence, look by look: with a Slurm that says what it is told to, and no agent."""
+"""What the daemon orders of agents and of the GPU reservation, look by look: with a Slurm that says what it is told to, and
+no agent."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from penstock_profiles.colocation import Colocation
 from penstock_scheduler.cli.site import agents_in
 from penstock_scheduler.clock import WallClock
 from penstock_scheduler.errors import ClusterAway, ConfigError
-from penstock_scheduler.model import Job, JobUse, JobWish, Limit, Pack, PackSeen, Phase, SharedGpus
+from penstock_scheduler.model import Job, JobSpec, JobUse, Limit, Pack, PackSeen, Phase, SharedGpus
 from penstock_scheduler.pairs import Pairs
 from penstock_scheduler.settings import load_settings
 from penstock_scheduler.sharing.messages import (
@@ -40,8 +41,8 @@ from penstock_slurm import agents as agents_module
 from penstock_slurm import open_cluster
 from penstock_slurm.agents import SlurmAgents
 from penstock_slurm.cluster import SlurmCluster
-from penstock_slurm.fence import CHECKS, NAME, Fence
 from penstock_slurm.gateway import CliGateway, SlurmJob, SlurmNode, TimedOut
+from penstock_slurm.gpu_reservation import CHECKS, NAME, GpuReservations
 from penstock_slurm.settings import SlurmSettings
 from tests.scheduler.builders import job, on, snapshot
 from tests.slurm_plugin.boards import TWO_PAIRS
@@ -49,7 +50,7 @@ from tests.slurm_plugin.test_cluster import Told, pending
 
 
 class Commands:
-    """Slurm's commands, as far as the fence uses them: what was asked, and answers from a table."""
+    """Slurm's commands, as far as the GPU reservation uses them: what was asked, and answers from a table."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[object, ...]] = []
@@ -85,7 +86,7 @@ class Site:
 
     def begin(self) -> None:
         """As a daemon that starts."""
-        self.agents = SlurmAgents(Fence(self.commands), self.spool, self.clock)  # type: ignore[arg-type]
+        self.agents = SlurmAgents(GpuReservations(self.commands), self.spool, self.clock)  # type: ignore[arg-type]
 
     def told(
         self,
@@ -122,9 +123,10 @@ class Site:
         path.write_text(status.model_dump_json())
 
     def look(self, *found: tuple[Job, SlurmJob], others: tuple[SlurmJob, ...] = (), used: int = 0) -> None:
-        """A look at jobs of ours, of which those without GPUs are cleared, and at others: holders, and jobs that leave."""
+        """A look at jobs of ours, of which those without GPUs are cleared, and at others: placeholder jobs, and jobs that
+        leave."""
         node = SlurmNode("n0", {"t4": 4}, {"t4": used}, frozenset({"IDLE"}), ("gpu",), 16, 0, 64_000, 0)
-        self.agents.fence.saw([*(each for _, each in found), *others])
+        self.agents.reservations.saw([*(each for _, each in found), *others])
         cleared = {each.id for each, slurm_job in found if slurm_job.gpus_per_node is None}
         jobs, slurm_jobs = {each.id: each for each, _ in found}, {each.id: each for _, each in found}
         self.agents.saw([node], jobs, slurm_jobs, cleared, ["gpu"], {"n0": "t4"})
@@ -139,7 +141,7 @@ def runs(number: str, gpus: int | None = 1, **fields: object) -> tuple[Job, Slur
     return job(number, phase=Phase.RUNNING, allocation=on("t4", n0=gpus or 1)), pending("gpu", **here | fields)
 
 
-def holder(number: str, node: str = "n0") -> SlurmJob:
+def placeholder(number: str, node: str = "n0") -> SlurmJob:
     fields = {"id": number, "number": int(number), "name": NAME, "uid": os.geteuid(), "comment": json.dumps({})}
     return pending("gpu", **fields | {"state": "RUNNING", "nodes": (node,)})
 
@@ -149,20 +151,20 @@ def carried(number: str, *devices: int, state: str = "running", kind: str = "k")
 
 
 @pytest.mark.parametrize(("links", "first", "second"), [(TWO_PAIRS, (0, 2), (1, 3)), ((), (0, 1), (2, 3))])
-def test_jobs_get_fenced_gpus_that_are_connected(
+def test_jobs_get_reserved_gpus_that_are_connected(
     site: Site, links: tuple[tuple[int, ...], ...], first: tuple[int, ...], second: tuple[int, ...]
 ) -> None:
     """Two of two GPUs each that begin alone on a node whose GPUs 0 and 2 share a switch, as 1 and 3 do. Once they are bound they
     stay where they are, whatever the driver says then."""
     site.commands.indexes = {"20": (0,), "21": (1,), "22": (2,), "23": (3,)}
-    holders = tuple(map(holder, site.commands.indexes))
+    placeholders = tuple(map(placeholder, site.commands.indexes))
     found = [
         (dataclasses.replace(each, allocation=on("t4", n0=2)), slurm_job)
         for each, slurm_job in (runs("7", None), runs("8", None))
     ]
 
     def allotted() -> dict[str, tuple[int, ...]]:
-        site.look(*found, others=holders, used=4)
+        site.look(*found, others=placeholders, used=4)
         site.agents.share(())
         return {each.shared.jobs[0]: each.devices for each in site.order().groups}
 
@@ -179,7 +181,7 @@ def test_a_group_that_lacks_a_gpu_gets_one_that_goes_with_its_others(site: Site)
     """One of its two jobs is bound to GPU 3, which shares a switch with 1."""
     site.commands.indexes = {"20": (0,), "21": (1,), "23": (3,)}
     site.told(carried("7", 3), carried("8", state="waiting"), links=TWO_PAIRS)
-    site.look(runs("7", None), runs("8", None), others=tuple(map(holder, site.commands.indexes)), used=3)
+    site.look(runs("7", None), runs("8", None), others=tuple(map(placeholder, site.commands.indexes)), used=3)
     site.agents.share([SharedGpus("n0", 2, (Pack(("7",)), Pack(("8",))))])
     assert [each.devices for each in site.order().groups] == [(1, 3)]
 
@@ -189,7 +191,7 @@ def test_clients_of_mps_start_anew_when_their_group_comes_to_take_turns(site: Si
     clients = [carried(number, 0).model_copy(update={"mps": True}) for number in ("1", "2")]
     found = [runs(number, None) for number in ("1", "2", "3")]
     site.told(*clients, carried("3", 1))
-    site.look(*found, others=(holder("90"), holder("91")), used=2)
+    site.look(*found, others=(placeholder("90"), placeholder("91")), used=2)
     packed = Pack(("1", "2"))
     site.agents.share([SharedGpus("n0", 2, (packed, Pack(("3",))))])
     assert site.agents.misplaced == set()
@@ -211,8 +213,8 @@ def test_a_site_without_agents_is_left_as_it_is(tmp_path: Path) -> None:
     told, commands, spool = Told(), Commands(), Spool(tmp_path / "spool")
     settings = SlurmSettings(partitions=("gpu", "debug"), spool_dir=spool.folder)
     clock = SimulatedClock()
-    sharing = SlurmAgents(Fence(commands), spool.folder, clock)  # type: ignore[arg-type]
-    cluster = SlurmCluster(told, spool, clock, settings, lambda wish: None, sharing=sharing)  # type: ignore[arg-type]
+    sharing = SlurmAgents(GpuReservations(commands), spool.folder, clock)  # type: ignore[arg-type]
+    cluster = SlurmCluster(told, spool, clock, settings, lambda spec: None, sharing=sharing)  # type: ignore[arg-type]
     told.listed = [pending("gpu", state="RUNNING", nodes=("n0",), restarts=0)]
     for _ in range(2):
         assert [each.phase for each in cluster.observe().jobs] == [Phase.RUNNING]
@@ -230,11 +232,11 @@ def test_gpus_of_slurms_are_told_where_there_is_an_agent(site: Site) -> None:
 
 
 @pytest.mark.parametrize("restarted", [False, True])
-def test_the_gpus_of_a_job_whose_processes_may_live_stay_fenced(site: Site, restarted: bool) -> None:
+def test_the_gpus_of_a_job_whose_processes_may_live_stay_reserved(site: Site, restarted: bool) -> None:
     """It is bound to GPU 0, was cancelled, and is COMPLETING: nobody else gets it before Slurm says that it is gone."""
     site.commands.indexes = {"20": (0,)}
     site.told(carried("7", 0))
-    site.look(runs("7", None), others=(holder("20"),), used=1)
+    site.look(runs("7", None), others=(placeholder("20"),), used=1)
     site.agents.share(())
     if restarted:
         site.begin()
@@ -245,18 +247,18 @@ def test_the_gpus_of_a_job_whose_processes_may_live_stay_fenced(site: Site, rest
     together = group("8", "9")
     other = job("9"), pending("gpu", id="9", number=9)
     for _ in range(2):
-        site.look(new, other, others=(holder("20"), leaving), used=1)
+        site.look(new, other, others=(placeholder("20"), leaving), used=1)
         site.agents.share([together])
     assert ("cancel", "20") not in site.commands.asked
     assert [each.devices for each in site.order().groups if "8" in each.shared.jobs] == [()]
     site.told()
-    site.look(new, other, others=(holder("20"),), used=1)
+    site.look(new, other, others=(placeholder("20"),), used=1)
     site.agents.share([together])
     assert [each.devices for each in site.order().groups] == [(0,)]
 
 
 @pytest.mark.parametrize("lost", ["memory", "agent"])
-def test_a_job_that_slurm_is_about_to_start_without_gpus_keeps_fence_and_order(site: Site, lost: str) -> None:
+def test_a_job_that_slurm_is_about_to_start_without_gpus_keeps_reservation_and_order(site: Site, lost: str) -> None:
     site.commands.indexes = {"20": (0,)}
     site.told()
     waits = job("7"), pending("gpu", id="7", number=7)
@@ -271,23 +273,23 @@ def test_a_job_that_slurm_is_about_to_start_without_gpus_keeps_fence_and_order(s
     fields = {"id": "7", "number": 7, "gpus_per_node": None, "required_nodes": ("n0",), "priority": 9}
     sent = job("7", phase=Phase.STARTING, allocation=on("t4", n0=1)), pending("gpu", **fields)
     for _ in range(2):
-        site.look(sent, others=(holder("20"),), used=1)
+        site.look(sent, others=(placeholder("20"),), used=1)
         site.agents.share(())
     assert [each.job for each in site.order().jobs] == ["7"]
     assert ("cancel", "20") not in site.commands.asked
 
 
 def test_a_daemon_that_starts_knows_what_the_one_before_has_promised(site: Site) -> None:
-    """7 may be bound to GPU 0 or 1 by the order; its agent has not said. Then no holder goes, though one would do."""
+    """7 may be bound to GPU 0 or 1 by the order; its agent has not said. Then no placeholder job goes, though one would do."""
     site.commands.indexes = {"20": (0,), "21": (1,)}
     site.told()
     wide = SharedGpus("n0", 2, (Pack(("7",)), Pack(("8",))))
-    site.look(runs("7", None), runs("8", None), others=(holder("20"), holder("21")), used=2)
+    site.look(runs("7", None), runs("8", None), others=(placeholder("20"), placeholder("21")), used=2)
     site.agents.share([wide])
     assert [each.devices for each in site.order().groups] == [(0, 1)]
     site.begin()
     site.told(carried("7", 0), carried("8"))
-    site.look(runs("7", None), runs("8", None), others=(holder("20"), holder("21")), used=2)
+    site.look(runs("7", None), runs("8", None), others=(placeholder("20"), placeholder("21")), used=2)
     site.agents.share([group("7", "8")])
     assert ("cancel", "21") not in site.commands.asked
 
@@ -314,10 +316,10 @@ def test_notes_are_not_tried_one_by_one_while_slurm_is_away(tmp_path: Path, monk
         raise TimedOut("no answer in 15 s", command="scontrol update")
 
     told.set_admin_comment = away  # type: ignore[attr-defined]
-    sharing = SlurmAgents(Fence(Commands()), spool.folder, clock)  # type: ignore[arg-type]
+    sharing = SlurmAgents(GpuReservations(Commands()), spool.folder, clock)  # type: ignore[arg-type]
     monkeypatch.setattr(sharing, "note", lambda job_id: {"node": "n0"})
     settings = SlurmSettings(partitions=("gpu",), spool_dir=spool.folder)
-    cluster = SlurmCluster(told, spool, clock, settings, lambda wish: None, sharing=sharing)  # type: ignore[arg-type]
+    cluster = SlurmCluster(told, spool, clock, settings, lambda spec: None, sharing=sharing)  # type: ignore[arg-type]
     told.listed = [runs("7")[1], runs("8")[1]]
     cluster.observe()
     with pytest.raises(ClusterAway, match="no answer"):
@@ -333,7 +335,7 @@ def test_a_daemon_that_starts_asks_for_a_few_jobs_a_look(site: Site) -> None:
         assert len(site.commands.asked) == asked
 
 
-def test_a_commands_time_out_ends_the_look_at_the_fence(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_commands_time_out_ends_the_look_at_the_reservations(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     def late(*arguments: object) -> str:
         raise TimedOut("no answer in 15 s", command="sbatch")
 
@@ -349,7 +351,7 @@ def test_a_job_starts_when_its_agent_is_ready_for_this_run(site: Site) -> None:
     site.commands.indexes = {"20": (0,)}
     for told, ready in ((carried("7", 0), False), (carried("7"), False), (carried("7", state="waiting"), True)):
         site.told(told)
-        site.look((job("7"), pending("gpu", id="7", number=7)), others=(holder("20"),), used=1)
+        site.look((job("7"), pending("gpu", id="7", number=7)), others=(placeholder("20"),), used=1)
         site.agents.takes("7", "n0", 1)
         site.agents.share(())
         assert (site.agents.keeps_back("7", "n0") == "") == ready
@@ -370,11 +372,11 @@ def test_a_status_that_cannot_be_read_for_once_stands_until_it_is_old(site: Site
     for lost in (False, True):
         if lost:
             status_file(site.spool, "n0").unlink()
-        site.look(*found, others=(holder("20"), holder("21")), used=2)
+        site.look(*found, others=(placeholder("20"), placeholder("21")), used=2)
         site.agents.share([group("7")])
         assert [each.devices for each in site.order().groups] == [(3,)]
     site.clock.sleep(100.0)
-    site.look(*found, others=(holder("20"), holder("21")), used=2)
+    site.look(*found, others=(placeholder("20"), placeholder("21")), used=2)
     assert site.agents.keeps_back("7", "n0").startswith("waits for the agent of n0, which does not answer")
 
 
@@ -447,8 +449,8 @@ def test_where_nothing_can_be_kept_news_are_told_all_the_same(
 
 def test_holders_that_nobody_ends_are_named_once(site: Site, caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(2):
-        site.look(others=(holder("20", "gone"), holder("21")))
-    (record,) = [each for each in caplog.records if each.getMessage() == "holders are left"]
+        site.look(others=(placeholder("20", "gone"), placeholder("21")))
+    (record,) = [each for each in caplog.records if each.getMessage() == "placeholder jobs are left"]
     assert record.__dict__["jobs"] == "20"
 
 
@@ -483,7 +485,7 @@ def test_agents_are_refused_where_jobs_cannot_start_without_gpus(tmp_path, monke
     settings.write_text(f'[slurm]\npartitions = ["all"]\nspool_dir = "{tmp_path}"\nagents = true\n')
 
     def stands_in() -> bool:
-        sharing = open_cluster(load_settings(settings), WallClock(), lambda wish: None).agents
+        sharing = open_cluster(load_settings(settings), WallClock(), lambda spec: None).agents
         return sharing is not None and sharing.stand_in
 
     with pytest.raises(ConfigError, match=r"no node has one for that.*penstock:no_consume:1"):
@@ -505,11 +507,11 @@ def test_nobody_shares_on_a_node_on_which_jobs_cannot_start_without_gpus(site: S
     assert site.agents.takes("8", "n0", 1)
 
 
-def bound(number: str, gpus: int | None = None, *, leaves: bool = False, **wish: object) -> tuple[Job, SlurmJob]:
+def bound(number: str, gpus: int | None = None, *, leaves: bool = False, **spec: object) -> tuple[Job, SlurmJob]:
     """One that runs, such as one that was asked to leave."""
     found, slurm_job = runs(number, gpus)
     phase = Phase.STOPPING if leaves else Phase.RUNNING
-    return dataclasses.replace(found, phase=phase, wish=JobWish.model_validate({"max_gpus": 1} | wish)), slurm_job
+    return dataclasses.replace(found, phase=phase, spec=JobSpec.model_validate({"max_gpus": 1} | spec)), slurm_job
 
 
 @pytest.mark.parametrize("own", [False, True], ids=["cleared", "with GPUs of Slurm's"])
@@ -521,7 +523,7 @@ def test_a_guest_that_leaves_runs_on_beside_its_host_until_it_has_left(
     site.commands.indexes = {host: (0,), "20": (0,)}
     packed = SharedGpus("n0", 1, (Pack((host, guest), 1, 0, host, (Limit(), Limit(memory_mb=4000))),), 10.0)
     here = carried(host, 0), carried(guest, 0)
-    hosts, others = bound(host, 1 if own else None), () if own else (holder("20"),)
+    hosts, others = bound(host, 1 if own else None), () if own else (placeholder("20"),)
     site.told(*here)
     site.look(hosts, bound(guest), others=others, used=1)
     site.agents.share([packed])
@@ -539,7 +541,7 @@ def test_a_guest_that_leaves_runs_on_beside_its_host_until_it_has_left(
 
 
 @pytest.mark.parametrize(
-    ("wish", "promised", "first"),
+    ("spec", "promised", "first"),
     [
         ({}, False, "8"),
         ({}, True, "7"),
@@ -549,7 +551,7 @@ def test_a_guest_that_leaves_runs_on_beside_its_host_until_it_has_left(
     ],
 )
 def test_one_that_leaves_while_it_is_suspended_saves_next_but_for_who_is_not_suspended_for_it(
-    site: Site, wish: dict[str, object], promised: bool, first: str
+    site: Site, spec: dict[str, object], promised: bool, first: str
 ) -> None:
     """8 is to leave 7's GPU. 7 has had far more of it, and runs on where it is promised its speed, stays, or matters more."""
     site.commands.indexes = {"20": (0,)}
@@ -560,7 +562,7 @@ def test_one_that_leaves_while_it_is_suspended_saves_next_but_for_who_is_not_sus
     orders = []
     for _ in range(3):
         site.told(carried("7", 0), carried("8", 0, state="suspended"), groups=[(shared, ran)])
-        site.look(bound("7", **wish), bound("8", leaves=True), others=(holder("20"),), used=1)
+        site.look(bound("7", **spec), bound("8", leaves=True), others=(placeholder("20"),), used=1)
         site.agents.share([])
         (ordered,) = site.order().groups
         shared, orders = ordered.shared, [*orders, ordered]
@@ -578,7 +580,7 @@ def test_who_comes_in_the_place_of_one_that_leaves_waits_for_it(site: Site) -> N
     site.told(carried("6", 0, state="suspended"), carried("7", 0), carried("8", 0), groups=[(before, [packed])])
     found = bound("6"), bound("7"), bound("8", leaves=True)
     new = job("9"), pending("gpu", id="9", number=9)
-    site.look(*found, new, others=(holder("20"),), used=1)
+    site.look(*found, new, others=(placeholder("20"),), used=1)
     site.agents.share([SharedGpus("n0", 1, (Pack(("7", "9")), Pack(("6",))))])
     assert [each.shared for each in site.order().groups] == [before]
     assert [each.job for each in site.order().jobs] == ["6", "7", "8", "9"]
@@ -591,7 +593,7 @@ def test_two_that_leave_together_run_on_together(site: Site) -> None:
     before = SharedGpus("n0", 1, (Pack(("7", "8")), Pack(("9",))))
     site.told(carried("7", 0), carried("8", 0), carried("9", 0, state="suspended"), groups=[(before, before.packs[:1])])
     leave = bound("7", leaves=True), bound("8", leaves=True)
-    site.look(*leave, bound("9"), others=(holder("20"),), used=1)
+    site.look(*leave, bound("9"), others=(placeholder("20"),), used=1)
     site.agents.share([group("9")])
     (ordered,) = site.order().groups
     assert [pack.jobs for pack in turn(ordered.shared.packs, dict.fromkeys(ordered.shared.packs, 0.0), 1)] == [
@@ -605,7 +607,7 @@ def test_a_guaranteed_job_that_comes_waits_for_the_turn_of_one_that_runs_and_lea
     before = group("8", "9")
     site.told(carried("8", 0), carried("9", 0, state="suspended"), groups=[(before, before.packs[:1])])
     new = job("7", gpu_class="guaranteed"), pending("gpu", id="7", number=7)
-    site.look(bound("8", leaves=True), bound("9"), new, others=(holder("20"),), used=1)
+    site.look(bound("8", leaves=True), bound("9"), new, others=(placeholder("20"),), used=1)
     site.agents.share([SharedGpus("n0", 1, (Pack(("7",), 1, 1), Pack(("9",))))])
     (ordered,) = site.order().groups
     served = {pack: 100.0 if pack.jobs == ("8",) else 0.0 for pack in ordered.shared.packs}
@@ -616,7 +618,7 @@ def test_one_that_is_about_to_be_asked_to_leave_makes_nobody_else_start_anew(sit
     """The plan has 7 and 9 on the GPU, and says nothing of 6, which is there, too, and came before them."""
     site.commands.indexes = {"20": (0,)}
     site.told(*(carried(number, 0) for number in "679"))
-    site.look(*(bound(number) for number in "679"), others=(holder("20"),), used=1)
+    site.look(*(bound(number) for number in "679"), others=(placeholder("20"),), used=1)
     site.agents.share([group("7", "9")])
     assert site.agents.misplaced == {"6"}
 
@@ -625,8 +627,8 @@ def test_what_is_learned_of_a_job_is_its_users_unless_it_declares_a_family(site:
     """Two users' `train.sh` are two programs; a family is one, whoever trains it."""
     site.told()
     found = []
-    for number, user, wish in (("7", "ada", {}), ("8", "bob", {}), ("9", "bob", {"model_family": "bert-squad"})):
-        each, slurm_job = bound(number, 1, **wish)
+    for number, user, spec in (("7", "ada", {}), ("8", "bob", {}), ("9", "bob", {"model_family": "bert-squad"})):
+        each, slurm_job = bound(number, 1, **spec)
         found.append((dataclasses.replace(each, name="train.sh", user=user), slurm_job))
         site.commands.indexes[number] = (int(number) - 7,)
     site.look(*found)

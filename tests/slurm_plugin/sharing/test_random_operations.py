@@ -219,7 +219,12 @@ class Storm:
             self.rig.tick()
             return not self.rig.jobs()
 
-        wait_for(nothing_left, 300, "the fence to go", details=lambda: self.rig.slurm.command("squeue", "-a").stdout)
+        wait_for(
+            nothing_left,
+            300,
+            "the GPU reservation to go",
+            details=lambda: self.rig.slurm.command("squeue", "-a").stdout,
+        )
 
     def settled(self, group: SharedGpus) -> bool:
         """Whether the agent carries this group out, and nobody runs, by /proc, who does not by its status."""

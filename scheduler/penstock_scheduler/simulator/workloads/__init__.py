@@ -5,7 +5,7 @@ from penstock_scheduler.simulator.workloads.generate import GeneratorSettings, g
 from penstock_scheduler.simulator.workloads.own import write
 from penstock_scheduler.simulator.workloads.reading import FORMATS, read_workload
 from penstock_scheduler.simulator.workloads.table import BadInput, Problem
-from penstock_scheduler.simulator.workloads.workload import Workload, WorkloadJob, Wrong, jittered, rigid_wish
+from penstock_scheduler.simulator.workloads.workload import Workload, WorkloadJob, Wrong, jittered, rigid_spec
 
 __all__ = [
     "APPLICATIONS",
@@ -21,6 +21,6 @@ __all__ = [
     "generate",
     "jittered",
     "read_workload",
-    "rigid_wish",
+    "rigid_spec",
     "write",
 ]

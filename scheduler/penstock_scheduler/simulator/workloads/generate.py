@@ -14,9 +14,9 @@ from penstock_profiles.estimators import TrainingEstimator
 from penstock_profiles.families import load_families
 from penstock_profiles.throughput import FloatArray
 from penstock_scheduler.errors import ConfigError
-from penstock_scheduler.model import JobWish
+from penstock_scheduler.model import JobSpec
 from penstock_scheduler.simulator.workloads.applications import APPLICATIONS
-from penstock_scheduler.simulator.workloads.workload import Workload, WorkloadJob, rigid_wish
+from penstock_scheduler.simulator.workloads.workload import Workload, WorkloadJob, rigid_spec
 
 CLASSES_H = (("S", 1.0), ("M", 10.0), ("L", 100.0), ("XL", math.inf))
 """GPU-hours up to which a job counts as such (Pollux, section 5.2); each class trains other models."""
@@ -131,7 +131,7 @@ def generate(settings: GeneratorSettings) -> Workload:
         else:
             count = int(gpus[number])
             seconds = round(float(duration_s[number]), 1)
-            jobs.append(WorkloadJob(gpus=count, wish=rigid_wish(count), duration_s=seconds, **common))  # type: ignore[arg-type]
+            jobs.append(WorkloadJob(gpus=count, spec=rigid_spec(count), duration_s=seconds, **common))  # type: ignore[arg-type]
     about = f"generated {cluster.about}: {settings}"
     return Workload(f"{settings.like}-{settings.jobs}-seed-{settings.seed}", tuple(jobs), about)
 
@@ -151,8 +151,8 @@ def _training(common: dict[str, object], gpu_hours: float, max_gpus: int, choice
     requests = [request for request in _tuned(model) if request[0] <= max_gpus]
     gpus, batch = requests[int(choices.integers(len(requests)))]
     known = APPLICATIONS[model]
-    wish = JobWish(max_gpus=max_gpus, batch_size=known.initial_batch, max_batch_size=known.max_batch)
-    return WorkloadJob(gpus=gpus, wish=wish, batch_size=batch, model=model, name=model, **common)  # type: ignore[arg-type]
+    spec = JobSpec(max_gpus=max_gpus, batch_size=known.initial_batch, max_batch_size=known.max_batch)
+    return WorkloadJob(gpus=gpus, spec=spec, batch_size=batch, model=model, name=model, **common)  # type: ignore[arg-type]
 
 
 @cache

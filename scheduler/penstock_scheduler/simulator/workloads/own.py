@@ -10,9 +10,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from penstock_scheduler.errors import BadWish
-from penstock_scheduler.model import JobWish
-from penstock_scheduler.model.wish import validate_wish
+from penstock_scheduler.errors import BadJobSpec
+from penstock_scheduler.model import JobSpec
+from penstock_scheduler.model.spec import validate_spec
 from penstock_scheduler.simulator.workloads.table import (
     MAX_JOBS,
     BadInput,
@@ -22,7 +22,7 @@ from penstock_scheduler.simulator.workloads.table import (
     open_text,
     unreadable,
 )
-from penstock_scheduler.simulator.workloads.workload import Workload, WorkloadJob, Wrong, in_order, rigid_wish
+from penstock_scheduler.simulator.workloads.workload import Workload, WorkloadJob, Wrong, in_order, rigid_spec
 
 FORMAT = "penstock-workload/1"
 """Value of the key `format` in JSON."""
@@ -45,12 +45,12 @@ def read_row(row: Row) -> WorkloadJob:
     """The job of a row of CSV. Raises Wrong."""
     values: dict[str, Any] = {name: row.fields[name].strip() for name in _TEXTS if row.text(name)}
     for name in COLUMNS:
-        if name not in (*_TEXTS, "wish") and row.text(name):
+        if name not in (*_TEXTS, "spec") and row.text(name):
             values[name] = row.whole(name) if name in _WHOLE else row.number(name)
     for name in REQUIRED:
         if name not in values:
             raise Wrong(f"nothing in column {name}", "a value for every job")
-    return _job(values, row.text("wish"))
+    return _job(values, row.text("spec"))
 
 
 def read_json(file: Path) -> Workload:
@@ -100,22 +100,22 @@ def write(workload: Workload, file: Path) -> None:
         writer.writerow(used)
         for job in workload.jobs:
             entry = to_json(job)
-            row = [json.dumps(entry[name]) if name == "wish" and name in entry else entry.get(name) for name in used]
+            row = [json.dumps(entry[name]) if name == "spec" and name in entry else entry.get(name) for name in used]
             writer.writerow(row)
 
 
 def to_json(job: WorkloadJob) -> dict[str, Any]:
     """The job as an entry of `jobs`, without what is not given."""
     entry = {name: getattr(job, name) for name in COLUMNS if _given(job, name)}
-    if "wish" in entry:
-        entry["wish"] = job.wish.model_dump(mode="json", exclude_defaults=True)
+    if "spec" in entry:
+        entry["spec"] = job.spec.model_dump(mode="json", exclude_defaults=True)
     return entry
 
 
 def _given(job: WorkloadJob, name: str) -> bool:
     value = getattr(job, name)
-    if name == "wish":
-        return bool(value != rigid_wish(job.gpus, None, job.batch_size))
+    if name == "spec":
+        return bool(value != rigid_spec(job.gpus, None, job.batch_size))
     return value not in (None, "") and not (name == "user" and value == "user")
 
 
@@ -126,34 +126,34 @@ def _from_json(entry: object) -> WorkloadJob:
     for name, value in values.items():
         if name not in COLUMNS:
             raise Wrong(f"the key {name!r}", f"only {', '.join(COLUMNS)}")
-        kind = str if name in _TEXTS else dict if name == "wish" else int if name in _WHOLE else (int, float)
+        kind = str if name in _TEXTS else dict if name == "spec" else int if name in _WHOLE else (int, float)
         if isinstance(value, bool) or not isinstance(value, kind):
             word = {str: "a text", dict: "an object", int: "a whole number"}.get(kind, "a number")  # type: ignore[arg-type]
             raise Wrong(f"{name}={value!r:.80}", word)
     for name in REQUIRED:
         if name not in values:
             raise Wrong(f"no key {name!r}", "one in every job")
-    wish = values.pop("wish", None)
-    return _job(values, "" if wish is None else json.dumps(wish))
+    spec = values.pop("spec", None)
+    return _job(values, "" if spec is None else json.dumps(spec))
 
 
-def _job(values: Mapping[str, Any], wish: str) -> WorkloadJob:
-    """The job of these values. Its wish is JSON; without one it takes what was asked for."""
+def _job(values: Mapping[str, Any], spec: str) -> WorkloadJob:
+    """The job of these values. Its job spec is JSON; without one it takes what was asked for."""
     gpus = values["gpus"]
     if gpus < 1:
         raise Wrong(f"gpus={gpus}", "at least 1; leave out jobs that use no GPU")
-    return WorkloadJob(wish=_wish(wish) if wish else rigid_wish(gpus, None, values.get("batch_size")), **values)
+    return WorkloadJob(spec=_spec(spec) if spec else rigid_spec(gpus, None, values.get("batch_size")), **values)
 
 
 @lru_cache(maxsize=4096)
-def _wish(text: str) -> JobWish:
-    """Equal wishes are one object: a workload has many."""
+def _spec(text: str) -> JobSpec:
+    """Equal job specs are one object: a workload has many."""
     try:
-        return validate_wish(json.loads(text))
+        return validate_spec(json.loads(text))
     except json.JSONDecodeError as error:
-        raise Wrong(f"wish={text[:80]!r}, which is not JSON: {error.msg}", 'such as {"max_gpus": 8}') from None
-    except BadWish as error:
-        raise Wrong(f"a wish of which {error}", "what `penstock schema wish` describes") from None
+        raise Wrong(f"spec={text[:80]!r}, which is not JSON: {error.msg}", 'such as {"max_gpus": 8}') from None
+    except BadJobSpec as error:
+        raise Wrong(f"a job spec of which {error}", "what `penstock schema spec` describes") from None
 
 
 def _entries(document: object) -> list[object]:

@@ -10,10 +10,10 @@ from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
 
-from penstock_scheduler.model import JobWish
+from penstock_scheduler.model import JobSpec
 from penstock_scheduler.simulator.workloads.applications import APPLICATIONS
 from penstock_scheduler.simulator.workloads.table import Row
-from penstock_scheduler.simulator.workloads.workload import WorkloadJob, Wrong, rigid_wish
+from penstock_scheduler.simulator.workloads.workload import WorkloadJob, Wrong, rigid_spec
 
 MOST_GPUS = 64
 """GPUs that an adaptive job of Sia's windows may get: its policy never gives one more."""
@@ -27,7 +27,7 @@ OPENB_TYPES = {"A10": "a10", "P100": "p100", "T4": "t4", "V100M16": "v100", "V10
 def sia(row: Row) -> WorkloadJob:
     """Windows of Pollux and Sia: adaptive trainings, each of a whole application.
 
-    `num_replicas` and `batch_size` are the tuned request of rigid policies. The wish knows the batch sizes that the
+    `num_replicas` and `batch_size` are the tuned request of rigid policies. The job spec knows the batch sizes that the
     application trains well with, which its user would, and nothing of its speed.
     """
     name = row.text("application")
@@ -37,18 +37,18 @@ def sia(row: Row) -> WorkloadJob:
         id=row.text("name"),
         submit_s=row.number("time", least=0),
         gpus=row.whole("num_replicas", least=1),
-        wish=_adaptive(name),
+        spec=_adaptive(name),
         model=name,
         batch_size=row.whole("batch_size", least=1),
     )
 
 
 @lru_cache
-def _adaptive(name: str) -> JobWish:
+def _adaptive(name: str) -> JobSpec:
     application = APPLICATIONS.get(name)
     if application is None:
-        return JobWish(max_gpus=MOST_GPUS)
-    return JobWish(max_gpus=MOST_GPUS, batch_size=application.initial_batch, max_batch_size=application.max_batch)
+        return JobSpec(max_gpus=MOST_GPUS)
+    return JobSpec(max_gpus=MOST_GPUS, batch_size=application.initial_batch, max_batch_size=application.max_batch)
 
 
 def philly(row: Row) -> WorkloadJob:
@@ -58,7 +58,7 @@ def philly(row: Row) -> WorkloadJob:
         id=f"philly-{row.line - 1}",
         submit_s=instant(row, "timestamp"),
         gpus=gpus,
-        wish=rigid_wish(gpus),
+        spec=rigid_spec(gpus),
         account=row.text("cluster"),
         duration_s=row.number("duration", above=0),
     )
@@ -72,7 +72,7 @@ def tiresias(row: Row) -> WorkloadJob:
         name=row.text("model_name"),
         submit_s=row.number("submit_time", least=0),
         gpus=gpus,
-        wish=rigid_wish(gpus),
+        spec=rigid_spec(gpus),
         duration_s=row.number("duration", above=0),
     )
 
@@ -84,7 +84,7 @@ def starburst(row: Row) -> WorkloadJob:
         id=row.text("job_id"),
         submit_s=row.number("arrival_h", least=0) * 3600,
         gpus=gpus,
-        wish=rigid_wish(gpus),
+        spec=rigid_spec(gpus),
         duration_s=row.number("runtime_h", above=0) * 3600,
     )
 
@@ -105,7 +105,7 @@ def synergy(row: Row) -> WorkloadJob:
         name=model,
         submit_s=row.number("arrival_s", least=0),
         gpus=gpus,
-        wish=rigid_wish(gpus),
+        spec=rigid_spec(gpus),
         duration_s=row.number("iterations", above=0) * iteration_s[model],
     )
 
@@ -137,7 +137,7 @@ def openb(row: Row) -> WorkloadJob | str:
         id=row.text("name"),
         submit_s=row.number("creation_time", least=0),
         gpus=gpus,
-        wish=rigid_wish(gpus, types or None),
+        spec=rigid_spec(gpus, types or None),
         account=row.text("qos"),
         duration_s=ended_s - begun_s,
         cpus=max(round(row.number("cpu_milli", least=0) / 1000), 1),

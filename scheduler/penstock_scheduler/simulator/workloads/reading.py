@@ -176,7 +176,7 @@ def _first_line(file: Path) -> str:
 
 def _check_types(job: WorkloadJob, gpu_types: Collection[str]) -> None:
     """Raise Wrong if the job names a GPU type that neither the cluster nor the catalogue has."""
-    for name in {job.gpu_type, *(job.wish.gpu_types or ())} - {None}:
+    for name in {job.gpu_type, *(job.spec.gpu_types or ())} - {None}:
         if name not in gpu_types and not _in_catalogue(str(name)):
             known = ", ".join([*gpu_types, *load_gpus()])
             raise Wrong(f"the GPU type {name!r}", f"one of {known}, or one that you name with --gpu-types")

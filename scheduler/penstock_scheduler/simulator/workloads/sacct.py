@@ -6,7 +6,7 @@ import re
 
 from penstock_scheduler.simulator.workloads.public import instant
 from penstock_scheduler.simulator.workloads.table import Row
-from penstock_scheduler.simulator.workloads.workload import WorkloadJob, Wrong, rigid_wish
+from penstock_scheduler.simulator.workloads.workload import WorkloadJob, Wrong, rigid_spec
 
 COLUMNS = (
     "JobIDRaw",
@@ -55,7 +55,7 @@ def job(row: Row) -> WorkloadJob | str:
         account=row.text("Account"),
         submit_s=instant(row, "Submit"),
         gpus=gpus,
-        wish=rigid_wish(gpus, (asked,) if asked else None),
+        spec=rigid_spec(gpus, (asked,) if asked else None),
         gpu_type=gpu_type,
         duration_s=elapsed_s,
         time_limit_s=row.number("TimelimitRaw", above=0) * 60 if limit.isdigit() else None,

@@ -9,7 +9,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from penstock_scheduler.model import Adaptivity, JobWish
+from penstock_scheduler.model import Adaptivity, JobSpec
 
 AMOUNTS = ("duration_s", "samples", "epochs")
 """The ways to say how much work a job is; it has one of them, or a model whose whole training it is."""
@@ -35,8 +35,8 @@ class WorkloadJob:
     submit_s: float
     """Seconds since the start of the workload, >= 0."""
     gpus: int
-    """GPUs that its user asked for. Rigid policies give it these; others may give what `wish` allows."""
-    wish: JobWish
+    """GPUs that its user asked for. Rigid policies give it these; others may give what `spec` allows."""
+    spec: JobSpec
     """What it may be given, as it would stand in the comment of an sbatch."""
     name: str = ""
     user: str = "user"
@@ -104,12 +104,13 @@ class WorkloadJob:
         return None if self.duration_s is None else self.duration_s * self.gpus
 
     @property
-    def as_requested(self) -> JobWish:
-        """The wish of the same job for a policy that gives every job what its user asked for; whose needs come first stays."""
-        wish = rigid_wish(self.gpus, self.wish.gpu_types, self.batch_size)
-        if self.wish.gpu_class is None and self.wish.trial_group is None:
-            return wish
-        return wish.model_copy(update={"gpu_class": self.wish.gpu_class, "trial_group": self.wish.trial_group})
+    def as_requested(self) -> JobSpec:
+        """The job spec of the same job for a policy that gives every job what its user asked for; whose needs come first
+        stays."""
+        spec = rigid_spec(self.gpus, self.spec.gpu_types, self.batch_size)
+        if self.spec.gpu_class is None and self.spec.trial_group is None:
+            return spec
+        return spec.model_copy(update={"gpu_class": self.spec.gpu_class, "trial_group": self.spec.trial_group})
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,8 +157,8 @@ def in_order(jobs: list[WorkloadJob]) -> tuple[WorkloadJob, ...]:
 
 
 @lru_cache(maxsize=4096)
-def rigid_wish(gpus: int, gpu_types: tuple[str, ...] | None = None, batch_size: int | None = None) -> JobWish:
-    """The wish of a job that takes a fixed number of GPUs. Equal ones are one object: a trace has many."""
-    return JobWish(
+def rigid_spec(gpus: int, gpu_types: tuple[str, ...] | None = None, batch_size: int | None = None) -> JobSpec:
+    """The job spec of a job that takes a fixed number of GPUs. Equal ones are one object: a trace has many."""
+    return JobSpec(
         adaptivity=Adaptivity.RIGID, min_gpus=gpus, max_gpus=gpus, gpu_types=gpu_types, batch_size=batch_size
     )

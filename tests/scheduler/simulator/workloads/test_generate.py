@@ -63,14 +63,14 @@ def test_helios_has_the_published_averages():
     assert np.mean([job.gpus for job in jobs]) == pytest.approx(3.7, rel=0.03)
 
 
-def test_models_come_with_requests_that_scale_and_wishes_that_do_not_tell_the_speed():
+def test_models_come_with_requests_that_scale_and_specs_that_do_not_tell_the_speed():
     jobs = generate(GeneratorSettings(400, 20, models=True)).jobs
     assert {job.model for job in jobs} == {"cifar10", "ncf", "bert", "deepspeech2", "yolov3", "imagenet"}
     for job in jobs:
-        assert job.wish.model_family is None
-        assert job.wish.batch_size is not None
+        assert job.spec.model_family is None
+        assert job.spec.batch_size is not None
         assert job.batch_size is not None
-        assert job.wish.batch_size <= job.batch_size <= (job.wish.max_batch_size or 0)
+        assert job.spec.batch_size <= job.batch_size <= (job.spec.max_batch_size or 0)
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_scheduler.model import Adaptivity, JobWish
-from penstock_scheduler.simulator.workloads import Workload, WorkloadJob, read_workload, rigid_wish, write
+from penstock_scheduler.model import Adaptivity, JobSpec
+from penstock_scheduler.simulator.workloads import Workload, WorkloadJob, read_workload, rigid_spec, write
 
 texts = st.text(st.characters(categories=["L", "N", "P", "S"], include_characters=" \n"), max_size=8).filter(
     lambda text: text == text.strip()
@@ -20,10 +20,10 @@ counts = st.integers(1, 10**6)
 
 
 @st.composite
-def wishes(draw: st.DrawFn, gpus: int, batch_size: int | None) -> JobWish:
+def specs(draw: st.DrawFn, gpus: int, batch_size: int | None) -> JobSpec:
     if draw(st.booleans()):
-        return rigid_wish(gpus, draw(st.sampled_from([None, ("t4",), ("a100", "t4")])), batch_size)
-    return JobWish(
+        return rigid_spec(gpus, draw(st.sampled_from([None, ("t4",), ("a100", "t4")])), batch_size)
+    return JobSpec(
         adaptivity=draw(st.sampled_from([Adaptivity.ADAPTIVE, Adaptivity.STRONG_SCALING])),
         max_gpus=draw(st.integers(1, 64)),
         preemptible=draw(st.booleans()),
@@ -40,7 +40,7 @@ def jobs(draw: st.DrawFn, number: int) -> WorkloadJob:
         id=f"{number}{draw(texts)}",
         submit_s=number + draw(st.floats(0, 0.9)),
         gpus=gpus,
-        wish=draw(wishes(gpus, batch_size)),
+        spec=draw(specs(gpus, batch_size)),
         name=draw(texts),
         user=draw(texts) or "user",
         account=draw(texts),
@@ -70,6 +70,6 @@ def test_what_is_written_is_read_again(workload, name):
 
 
 def test_a_csv_has_only_the_columns_that_are_used(tmp_path):
-    job = WorkloadJob(id="a", submit_s=0, gpus=2, wish=rigid_wish(2), duration_s=60)
+    job = WorkloadJob(id="a", submit_s=0, gpus=2, spec=rigid_spec(2), duration_s=60)
     write(Workload("x", (job,)), tmp_path / "x.csv")
     assert (tmp_path / "x.csv").read_text() == "id,submit_s,gpus,duration_s\na,0,2,60\n"

@@ -27,16 +27,16 @@ def test_our_own_csv_needs_four_columns(tmp_path):
         ("a", 0.5, 1, 30.0, "user"),
         ("b", 10.0, 2, 60.0, "user"),
     ]
-    assert workload.jobs[1].wish == workload.jobs[1].as_requested
-    assert workload.jobs[1].wish.adaptivity is Adaptivity.RIGID
+    assert workload.jobs[1].spec == workload.jobs[1].as_requested
+    assert workload.jobs[1].spec.adaptivity is Adaptivity.RIGID
     assert workload.jobs[1].gpu_seconds == 120
     assert (workload.name, workload.span_s) == ("trace", 9.5)
 
 
-def test_a_wish_stands_in_a_column_as_json(tmp_path):
-    text = 'id,submit_s,gpus,model,batch_size,wish\na,0,4,bert-squad,96,"{""max_gpus"": 16, ""gpu_types"": [""t4""]}"\n'
+def test_a_spec_stands_in_a_column_as_json(tmp_path):
+    text = 'id,submit_s,gpus,model,batch_size,spec\na,0,4,bert-squad,96,"{""max_gpus"": 16, ""gpu_types"": [""t4""]}"\n'
     (job,) = read(tmp_path, text).jobs
-    assert (job.wish.max_gpus, job.wish.gpu_types, job.wish.adaptivity) == (16, ("t4",), Adaptivity.ADAPTIVE)
+    assert (job.spec.max_gpus, job.spec.gpu_types, job.spec.adaptivity) == (16, ("t4",), Adaptivity.ADAPTIVE)
     assert (job.as_requested.min_gpus, job.as_requested.max_gpus, job.as_requested.batch_size) == (4, 4, 96)
 
 
@@ -44,9 +44,9 @@ def test_sia_windows_are_adaptive_trainings(tmp_path):
     text = "name,time,application,num_replicas,batch_size\ncifar10-0,107,cifar10,6,2048\nnew-1,108.5,new,1,8\n"
     known, new = read(tmp_path, text).jobs
     assert (known.model, known.gpus, known.batch_size, known.duration_s) == ("cifar10", 6, 2048, None)
-    assert (known.wish.max_gpus, known.wish.batch_size, known.wish.max_batch_size) == (64, 128, 4096)
-    assert known.wish.model_family is None  # the scheduler is not told its speed
-    assert (new.model, new.wish.batch_size) == ("new", None)
+    assert (known.spec.max_gpus, known.spec.batch_size, known.spec.max_batch_size) == (64, 128, 4096)
+    assert known.spec.model_family is None  # the scheduler is not told its speed
+    assert (new.model, new.spec.batch_size) == ("new", None)
 
 
 def test_dates_of_philly_count_from_the_first_submission(tmp_path):
@@ -88,7 +88,7 @@ def test_openb_leaves_out_what_used_no_gpu(tmp_path):
     (job,) = workload.jobs
     assert workload.left_out == (("pods that never ran", 1), ("pods without GPU", 1))
     assert (job.duration_s, job.gpus, job.account, job.cpus, job.mem_mb) == (150, 1, "LS", 6, 12288)
-    assert job.wish.gpu_types == ("v100", "v100_32gb")
+    assert job.spec.gpu_types == ("v100", "v100_32gb")
     with pytest.raises(BadInput, match=r"line 2: found the GPU type 'V900'; expected one of A10, P100"):
         read(tmp_path, head + "a,1,1,1,1,V900,LS,Running,1,3,1\n")
 
@@ -106,9 +106,9 @@ def test_sacct(tmp_path):
     workload = read(tmp_path, SACCT + "\n".join(rows) + "\n")
     any_type, typed = workload.jobs
     assert (any_type.name, any_type.user, any_type.account, any_type.submit_s) == ("train|v2", "ada", "lab", 0)
-    assert (any_type.gpus, any_type.gpu_type, any_type.wish.gpu_types) == (4, "a100", None)
+    assert (any_type.gpus, any_type.gpu_type, any_type.spec.gpu_types) == (4, "a100", None)
     assert (any_type.duration_s, any_type.time_limit_s, any_type.cpus, any_type.mem_mb) == (3600, 86400, 16, 65536)
-    assert (typed.submit_s, typed.wish.gpu_types, typed.time_limit_s, typed.mem_mb) == (90, ("t4",), None, 512)
+    assert (typed.submit_s, typed.spec.gpu_types, typed.time_limit_s, typed.mem_mb) == (90, ("t4",), None, 512)
     assert workload.left_out == (("job steps", 1), ("jobs that never ran", 1), ("jobs without GPU", 1))
     seconds = SACCT + "1|ada||COMPLETED|1762077600|5||gres/gpu=1|gres/gpu=1|x\n"  # SLURM_TIME_FORMAT=%s
     assert read(tmp_path, seconds).jobs[0].submit_s == 0
@@ -138,7 +138,7 @@ def test_a_type_of_the_cluster_is_known_though_no_catalogue_has_it(tmp_path):
         ("timestamp,num_gpus,cluster\n", "line 1: .*expected duration too, as Philly"),
         ("JobIDRaw|User\n", "line 1: .*expected Account, State, .* too, as `sacct --parsable2` has"),
         ("x,y\n", "line 1: found 'x,y'; expected the columns of one of penstock: id,submit_s,gpus; sacct: JobIDRaw"),
-        ("id,submit_s,gpus,gpu\n", "line 1: found the column 'gpu'; expected only id,submit_s,gpus,wish"),
+        ("id,submit_s,gpus,gpu\n", "line 1: found the column 'gpu'; expected only id,submit_s,gpus,spec"),
         ("id,submit_s,gpus,id\n", "line 1: found the column 'id' twice"),
         (OWN, "found no job; expected at least one job that uses GPUs"),
         (OWN + "a,0,1,5\nb,-3,1,5\n", r"line 3: found submit_s=-3\.0; expected seconds of at least 0"),
@@ -155,8 +155,11 @@ def test_a_type_of_the_cluster_is_known_though_no_catalogue_has_it(tmp_path):
             "line 5: found job 'a', which is in line 2 too; expected each job once",
         ),
         (OWN + 'a,0,1,5\nb,"1\n', "line 3: found unexpected end of data"),
-        ("id,submit_s,gpus,wish\na,0,1,{\n", "line 2: found wish='{', which is not JSON"),
-        ('id,submit_s,gpus,model,wish\na,0,1,m,"{""gpu"": 1}"\n', "line 2: found a wish of which unknown key 'gpu'"),
+        ("id,submit_s,gpus,spec\na,0,1,{\n", "line 2: found spec='{', which is not JSON"),
+        (
+            'id,submit_s,gpus,model,spec\na,0,1,m,"{""gpu"": 1}"\n',
+            "line 2: found a job spec of which unknown key 'gpu'",
+        ),
         (
             "id,submit_s,gpus,model,samples,epochs\na,0,1,m,5,5\n",
             "line 2: found both samples and epochs; expected one of",

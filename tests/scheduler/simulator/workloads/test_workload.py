@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import pytest
 
-from penstock_scheduler.simulator.workloads import Workload, WorkloadJob, Wrong, rigid_wish
+from penstock_scheduler.simulator.workloads import Workload, WorkloadJob, Wrong, rigid_spec
 
 
 def job(name: str, submit_s: float = 0.0, **fields: object) -> WorkloadJob:
-    return WorkloadJob(id=name, submit_s=submit_s, **({"gpus": 1, "wish": rigid_wish(1), "duration_s": 5.0} | fields))  # type: ignore[arg-type]
+    return WorkloadJob(id=name, submit_s=submit_s, **({"gpus": 1, "spec": rigid_spec(1), "duration_s": 5.0} | fields))  # type: ignore[arg-type]
 
 
 def test_a_window_starts_at_0_and_excludes_its_end():
@@ -14,8 +14,8 @@ def test_a_window_starts_at_0_and_excludes_its_end():
     assert [(each.id, each.submit_s) for each in workload.window(10, 10).jobs] == [("b", 0), ("c", 5)]
 
 
-def test_equal_rigid_wishes_are_one_object():
-    assert rigid_wish(4) is rigid_wish(4)
+def test_equal_rigid_specs_are_one_object():
+    assert rigid_spec(4) is rigid_spec(4)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ end
 for case in io.read("*a"):gmatch("([^\30]*)\30") do
   local given = {}
   for flag, value in case:gmatch("([^=\31]*)=([^\31]*)\31") do given[flag] = value end
-  local fine, problem, json = pcall(penstock.wish, given, site)
+  local fine, problem, json = pcall(penstock.spec, given, site)
   if fine then
     print("yes " .. json)
   elseif type(problem) == "table" and problem.refusal then

@@ -4,22 +4,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_scheduler.errors import BadWish
-from penstock_scheduler.model import Adaptivity, JobWish, parse_wish
+from penstock_scheduler.errors import BadJobSpec
+from penstock_scheduler.model import Adaptivity, JobSpec, parse_spec
 
 
 def comment(**fields: object) -> str:
     return json.dumps({"penstock": fields})
 
 
-def test_a_wish_travels_as_json_in_a_comment_beside_the_sites_own_keys():
+def test_a_spec_travels_as_json_in_a_comment_beside_the_sites_own_keys():
     text = json.dumps({"ticket": 7, "penstock": {"min_gpus": 2, "max_gpus": 8, "gpu_types": ["a100", "t4"]}})
-    assert parse_wish(text) == JobWish(min_gpus=2, max_gpus=8, gpu_types=("a100", "t4"))
+    assert parse_spec(text) == JobSpec(min_gpus=2, max_gpus=8, gpu_types=("a100", "t4"))
 
 
 @pytest.mark.parametrize("text", ["", "see the penstock docs", '{"ticket": 7}', "{not json", '{"penstock_says": "no"}'])
-def test_comments_that_do_not_mean_us_have_no_wish(text):
-    assert parse_wish(text) is None
+def test_comments_that_do_not_mean_us_have_no_spec(text):
+    assert parse_spec(text) is None
 
 
 @pytest.mark.parametrize(
@@ -50,21 +50,21 @@ def test_comments_that_do_not_mean_us_have_no_wish(text):
         (json.dumps({"penstock": 4}), ["4"]),
     ],
 )
-def test_a_bad_wish_says_what_and_the_remedy(text, words):
-    with pytest.raises(BadWish) as error:
-        parse_wish(text)
+def test_a_bad_spec_says_what_and_the_remedy(text, words):
+    with pytest.raises(BadJobSpec) as error:
+        parse_spec(text)
     for word in words:
         assert word in str(error.value)
 
 
-def test_what_a_wish_allows():
-    some = JobWish(min_gpus=2, max_gpus=16, gpu_types=("a100", "rtx"), scale_unit={"rtx": 8})
+def test_what_a_spec_allows():
+    some = JobSpec(min_gpus=2, max_gpus=16, gpu_types=("a100", "rtx"), scale_unit={"rtx": 8})
     assert some.allows("a100", 2)
     assert some.allows("rtx", 8)
     assert not some.allows("rtx", 4)
     assert not some.allows("t4", 8)
     assert not some.allows("a100", 1)
-    others = JobWish(max_gpus=16, excluded_gpu_types=("t4",), scale_unit=4)
+    others = JobSpec(max_gpus=16, excluded_gpu_types=("t4",), scale_unit=4)
     assert others.allows("a100", 12)
     assert not others.allows("a100", 2)
     assert not others.allows("t4", 4)
@@ -72,12 +72,12 @@ def test_what_a_wish_allows():
 
 def test_a_unit_of_some_types_leaves_the_others_free():
     """No multiple of 8 up to 4, but a type that is not named has unit 1."""
-    assert JobWish(max_gpus=4, scale_unit={"t4": 8}).allows("a100", 4)
+    assert JobSpec(max_gpus=4, scale_unit={"t4": 8}).allows("a100", 4)
 
 
 @given(
     st.builds(
-        JobWish,
+        JobSpec,
         adaptivity=st.sampled_from([Adaptivity.ADAPTIVE, Adaptivity.STRONG_SCALING]),
         min_gpus=st.integers(1, 8),
         max_gpus=st.integers(8, 64),
@@ -85,14 +85,14 @@ def test_a_unit_of_some_types_leaves_the_others_free():
         restart_cost_s=st.none() | st.floats(0.1, 1e6),
     )
 )
-def test_round_trip(wish):
-    assert parse_wish(json.dumps({"penstock": wish.model_dump(mode="json", exclude_none=True)})) == wish
+def test_round_trip(spec):
+    assert parse_spec(json.dumps({"penstock": spec.model_dump(mode="json", exclude_none=True)})) == spec
 
 
 @given(st.text())
 def test_no_comment_raises_anything_else(text):
     for candidate in (text, '{"penstock": ' + text, json.dumps({"penstock": text})):
         try:
-            parse_wish(candidate)
-        except BadWish:
+            parse_spec(candidate)
+        except BadJobSpec:
             continue

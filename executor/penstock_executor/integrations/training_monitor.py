@@ -25,7 +25,7 @@ MOST_PAUSE_S = 30.0
 """Between two steps under a duty cycle, be it 0: only in a step processes hear that they are to save or to stop."""
 
 
-class Pulse:
+class TrainingMonitor:
     """One run of a foreign loop. All processes make one and call the same methods; rank 0 talks.
 
     Args:
@@ -85,7 +85,7 @@ class Pulse:
     def _is_urgent(self) -> bool:
         """Whether there is something to do that no pause may put off."""
         reporter = self._reporter
-        return self._stop or (reporter is not None and (reporter.request is not None or reporter.fenced))
+        return self._stop or (reporter is not None and (reporter.request is not None or reporter.superseded))
 
     @property
     def progress(self) -> float:
@@ -96,19 +96,19 @@ class Pulse:
         """After each optimiser step, with how many there are now: whether to save and to stop, on all processes alike."""
         self._steps = steps
         now = time.monotonic()
-        asked = fenced = False
+        asked = superseded = False
         if self._reporter is not None:
-            asked, fenced = self._reporter.request is not None, self._reporter.fenced
+            asked, superseded = self._reporter.request is not None, self._reporter.superseded
             if self._reports.due(now):
                 self._observe(now)
-        flags = torch.tensor([float(asked), float(self._stop), float(fenced)], device=self._device)
+        flags = torch.tensor([float(asked), float(self._stop), float(superseded)], device=self._device)
         if self._world > 1:
             dist.all_reduce(flags, op=dist.ReduceOp.MAX)
-        asked, stop, fenced = (bool(flag) for flag in flags.tolist())
+        asked, stop, superseded = (bool(flag) for flag in flags.tolist())
         if asked and self._reporter is not None and self._reporter.request is not None:
             self._request, self._reporter.request = self._reporter.request.id, None
-        if fenced:
-            self.end("fenced")
+        if superseded:
+            self.end("superseded")
             raise SystemExit(75)
         if stop:  # else a signal may have come meanwhile
             self._stop = True
@@ -131,7 +131,7 @@ class Pulse:
             seconds = time.monotonic() - self._save_began_s
             self._reporter.put(Checkpointed(request=request, progress=self.progress, seconds=seconds))
 
-    def end(self, outcome: Literal["completed", "stopped", "fenced", "failed"] | None = None) -> None:
+    def end(self, outcome: Literal["completed", "stopped", "superseded", "failed"] | None = None) -> None:
         """The loop has ended; by itself, or since it was asked to."""
         if self._reporter is not None:
             self._reporter.close(outcome or ("stopped" if self._stop else "completed"), self.progress)

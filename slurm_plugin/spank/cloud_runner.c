@@ -1,12 +1,12 @@
-/* On a gateway: runs a courier in place of the batch script, which goes to an instance in the cloud that Slurm does not reach.
+/* On a gateway: runs a cloud runner in place of the batch script, which goes to an instance in the cloud that Slurm does not reach.
  *
- * The courier is the job's task to Slurm: it has the script's environment, folder, output, limits and signals, and its exit
+ * The cloud runner is the job's task to Slurm: it has the script's environment, folder, output, limits and signals, and its exit
  * status is the job's. It is started with the share and the script's path. In plugstack.conf of the gateways alone:
  *
- *   required /usr/local/lib/penstock/courier.so partition=burst courier=/usr/bin/penstock-courier share=/shared/penstock
+ *   required /usr/local/lib/penstock/cloud_runner.so partition=burst cloud_runner=/usr/bin/penstock-cloud-runner share=/shared/penstock
  *
- * Jobs of other partitions are left alone. A script never runs on a gateway: where the courier cannot be started, or a step
- * of srun's comes, the task ends. While penstockd is away the courier goes on, for it needs penstockd only to begin.
+ * Jobs of other partitions are left alone. A script never runs on a gateway: where the cloud runner cannot be started, or a step
+ * of srun's comes, the task ends. While penstockd is away the cloud runner goes on, for it needs penstockd only to begin.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -15,7 +15,7 @@
 
 #pragma GCC visibility push(default)
 #include <slurm/spank.h>
-SPANK_PLUGIN(penstock_courier, 1)
+SPANK_PLUGIN(penstock_cloud_runner, 1)
 #pragma GCC visibility pop
 #include <slurm/slurm.h>
 
@@ -31,17 +31,17 @@ static char *argument(int count, char **arguments, const char *name)
 	return NULL;
 }
 
-/* Does not return where the task is the courier's. */
+/* Does not return where the task is the cloud runner's. */
 __attribute__((visibility("default"))) int slurm_spank_task_init(spank_t spank, int count, char **arguments)
 {
 	const char *partition = argument(count, arguments, "partition=");
-	char *courier = argument(count, arguments, "courier="), *share = argument(count, arguments, "share=");
+	char *cloud_runner = argument(count, arguments, "cloud_runner="), *share = argument(count, arguments, "share=");
 	char here[NAME_SIZE], **script = NULL, **environment = NULL;
 	uint32_t step = 0;
 	int words = 0;
 
-	if (!partition || !courier || !share) {
-		slurm_error("penstock: plugstack.conf: courier.so wants partition=, courier= and share=");
+	if (!partition || !cloud_runner || !share) {
+		slurm_error("penstock: plugstack.conf: cloud_runner.so wants partition=, cloud_runner= and share=");
 		return ESPANK_BAD_ARG;
 	}
 	if (spank_getenv(spank, "SLURM_JOB_PARTITION", here, sizeof(here)) != ESPANK_SUCCESS || strcmp(here, partition))
@@ -52,7 +52,7 @@ __attribute__((visibility("default"))) int slurm_spank_task_init(spank_t spank, 
 		slurm_error("penstock: partition %s runs batch scripts alone, in the cloud; use sbatch", here);
 		_exit(NOT_STARTED);
 	}
-	execve(courier, (char *[]){courier, share, script[0], NULL}, environment);
-	slurm_error("penstock: %s cannot be started: %s", courier, strerror(errno));
+	execve(cloud_runner, (char *[]){cloud_runner, share, script[0], NULL}, environment);
+	slurm_error("penstock: %s cannot be started: %s", cloud_runner, strerror(errno));
 	_exit(NOT_STARTED);
 }

@@ -38,7 +38,7 @@ from penstock_scheduler.model import (
 from penstock_scheduler.models import Models
 from penstock_scheduler.policies.common import rate
 from penstock_scheduler.records import RoundRecord
-from penstock_scheduler.simulator.cluster import Run, SimulatedJob
+from penstock_scheduler.simulator.cluster import SimulatedJob, SimulatedRun
 from penstock_scheduler.simulator.learning import Donated
 from penstock_scheduler.simulator.run import Tick
 from penstock_scheduler.simulator.truth import EstimatedJob
@@ -49,7 +49,7 @@ LEAST_UTILISATION = 0.001
 
 
 @dataclass(frozen=True, slots=True)
-class Past:
+class RecordedHistory:
     """What a record tells. Times in s since `start_s`."""
 
     start_s: float
@@ -82,7 +82,7 @@ class Past:
 
 
 @dataclass(slots=True)
-class _Seen:
+class _RecordedJob:
     """What the rounds say of a job."""
 
     job: Job
@@ -102,7 +102,7 @@ class _Seen:
     """Time in which it ran beside a guaranteed job."""
 
 
-def past(rounds: Iterable[RoundRecord], reports: Iterable[Report]) -> Past:
+def recorded_history(rounds: Iterable[RoundRecord], reports: Iterable[Report]) -> RecordedHistory:
     """Read a record.
 
     Args:
@@ -112,7 +112,7 @@ def past(rounds: Iterable[RoundRecord], reports: Iterable[Report]) -> Past:
     Raises:
         ConfigError: nothing in it can be simulated.
     """
-    seen: dict[JobId, _Seen] = {}
+    seen: dict[JobId, _RecordedJob] = {}
     before: set[JobId] = set()
     times: list[float] = []
     others: dict[str, list[int]] = {}
@@ -133,7 +133,9 @@ def past(rounds: Iterable[RoundRecord], reports: Iterable[Report]) -> Past:
         for job in snapshot.jobs:
             if not times and (job.allocation is not None or job.restarts):
                 before.add(job.id)
-            known = seen.setdefault(job.id, _Seen(job, snapshot.models[job.id], snapshot.restart_costs_s[job.id]))
+            known = seen.setdefault(
+                job.id, _RecordedJob(job, snapshot.models[job.id], snapshot.restart_costs_s[job.id])
+            )
             known.job, known.model, known.gone_s = job, snapshot.models[job.id], None
             _hold(known.held, job, now_s)
         if (state := snapshot.sharing) is not None:
@@ -207,7 +209,7 @@ def past(rounds: Iterable[RoundRecord], reports: Iterable[Report]) -> Past:
         notes.append(
             "Jobs shared GPUs while it was recorded: in its figures of GPU-hours, queue and feedback who is suspended has GPUs."
         )
-    return Past(
+    return RecordedHistory(
         start_s=start_s,
         end_s=times[-1] - start_s,
         nodes=nodes,
@@ -242,7 +244,7 @@ def _crowded(state: SharingState) -> Iterator[SharedGpus]:
     return (group for group in state.groups if len(group.jobs) > 1)
 
 
-def _share(known: _Seen, state: SharingState, last: Snapshot | None, now_s: float) -> None:
+def _share(known: _RecordedJob, state: SharingState, last: Snapshot | None, now_s: float) -> None:
     """Note what has become of a job since the last round if it shared its GPUs: as it had begun by then, and runs still."""
     job, use, before = known.job, state.uses[known.job.id], known.use
     known.use = use if use.utilisation is not None or before is None else replace(use, utilisation=before.utilisation)
@@ -263,7 +265,7 @@ def _share(known: _Seen, state: SharingState, last: Snapshot | None, now_s: floa
                 known.beside_s[beside] = known.beside_s.get(beside, 0.0) + ran_s
 
 
-def _part(known: _Seen, seen: Mapping[JobId, _Seen], pairs: Colocation) -> float | None:
+def _part(known: _RecordedJob, seen: Mapping[JobId, _RecordedJob], pairs: Colocation) -> float | None:
     """What a job did of what it would have done alone on its GPUs, in [0, 1]; None: nobody knows."""
     if known.guest_s:
         return None
@@ -297,7 +299,7 @@ def _tick(snapshot: Snapshot, now_s: float) -> Tick:
 
 
 def _live(
-    known: _Seen, reports: Sequence[Report], start_s: float, end_s: float, part: float
+    known: _RecordedJob, reports: Sequence[Report], start_s: float, end_s: float, part: float
 ) -> tuple[SimulatedJob, bool] | None:
     """What became of a job, and whether it said at its end that it was complete; None if nothing can be told.
 
@@ -335,7 +337,7 @@ def _live(
     job = SimulatedJob(
         id=known.job.id,
         name=known.job.name,
-        wish=known.job.wish,
+        spec=known.job.spec,
         truth=EstimatedJob(known.model, work, known.restart_cost_s),
         submit_s=known.job.submit_s - start_s,
         user=known.job.user,
@@ -346,7 +348,7 @@ def _live(
         finish_s=None if finish_s is None else finish_s - start_s,
     )
     for begin, end, where in spans:
-        each = Run(begin - start_s, end - start_s, where, begin - start_s, 0.0)
+        each = SimulatedRun(begin - start_s, end - start_s, where, begin - start_s, 0.0)
         each.rates.append((each.start_s, part * _rate(known.model, where)))
         job.runs.append(each)
     return job, completed_s is not None
@@ -374,8 +376,8 @@ def _asked(job: SimulatedJob, use: JobUse | None, reports: Sequence[Report]) -> 
     return WorkloadJob(
         id=job.id,
         submit_s=job.submit_s,
-        gpus=job.wish.max_gpus,
-        wish=job.wish,
+        gpus=job.spec.max_gpus,
+        spec=job.spec,
         name=job.name,
         user=job.user,
         account=job.account,
@@ -387,7 +389,7 @@ def _asked(job: SimulatedJob, use: JobUse | None, reports: Sequence[Report]) -> 
     )
 
 
-class PastTruth:
+class RecordedTruth:
     """The truth about the jobs of a record, in the place of `Truth`."""
 
     def __init__(self, truths: Mapping[JobId, EstimatedJob]) -> None:
@@ -401,7 +403,7 @@ class PastTruth:
         """There is nothing that could be unknown."""
 
 
-class PastModels:
+class RecordedModels:
     """The `ModelSource` of a replay: what the daemon knew last of each job."""
 
     def __init__(self, truths: Mapping[JobId, EstimatedJob]) -> None:

@@ -1,17 +1,18 @@
 """What a detached run and its site leave for each other in S3, where no network joins them.
 
 Each run has a few objects, `NAME/RUN/WHAT`, and whoever needs one gets a link to it that is signed for that one object, that one
-verb, and a time: neither the instance nor the user's courier on the gateway has a key of AWS's. Objects, and who writes them:
+verb, and a time: neither the instance nor the user's cloud runner on the gateway has a key of AWS's. Objects, and who
+writes them:
 
 ====================  =========  ==============================================================================
-`input`               courier    archive of the script, its environment and the files that go along
+`input`               cloud runner    archive of the script, its environment and the files that go along
 `started`             instance   it has unpacked the input and begins
 `tail`                instance   the newest part of what the script prints, with the byte that it begins at
 `stop`                either     the script shall save and end
 `log`                 instance   all that the script has printed
 `output`              instance   archive of what is to come back
 `result`, `stopped`   instance   the script's exit status, the last that is written: it has ended by itself, or been ended
-`fetched`             courier    all that comes back is back
+`fetched`             cloud runner    all that comes back is back
 ====================  =========  ==============================================================================
 
 `NAME/alive` is the daemon's sign of life, its time in s since 1970.
@@ -24,8 +25,11 @@ from typing import Any
 from penstock_cloud.failures import understood
 from penstock_cloud.settings import CloudSettings
 
-COURIER = {"get_object": ("tail", "log", "output", "result", "stopped"), "put_object": ("input", "stop", "fetched")}
-"""What a courier may do with which objects of its run."""
+CLOUD_RUNNER = {
+    "get_object": ("tail", "log", "output", "result", "stopped"),
+    "put_object": ("input", "stop", "fetched"),
+}
+"""What a cloud runner may do with which objects of its run."""
 
 INSTANCE = {
     "get_object": ("input", "stop"),
@@ -33,7 +37,7 @@ INSTANCE = {
 }
 """What an instance may do with which objects of its run."""
 
-OBJECTS = tuple(sorted({name for who in (COURIER, INSTANCE) for names in who.values() for name in names}))
+OBJECTS = tuple(sorted({name for who in (CLOUD_RUNNER, INSTANCE) for names in who.values() for name in names}))
 
 LONGEST_S = 7 * 86400
 """AWS signs links for a week at most."""
@@ -58,7 +62,7 @@ def connect(settings: CloudSettings) -> Any:
     return session.client("s3", endpoint_url=settings.s3_endpoint, config=config)
 
 
-class Depot:
+class StagingBucket:
     """The site's part of a bucket. Every method raises LaunchFailed."""
 
     def __init__(self, s3: Any, bucket: str, name: str) -> None:

@@ -1,8 +1,8 @@
-"""penstock-courier: stands on a gateway for a job that runs on an instance which no network joins to the site.
+"""penstock-cloud-runner: stands on a gateway for a job that runs on an instance which no network joins to the site.
 
-The plugin courier.so starts it in place of the batch script: as the job's user, with the script's environment, folder, output and
-signals. It sends the script and what goes along to S3, prints what the script prints there, brings back what it leaves, and
-ends with its exit status, so that to Slurm and all its tools the job runs like any other.
+The plugin cloud_runner.so starts it in place of the batch script: as the job's user, with the script's environment, folder,
+output and signals. It sends the script and what goes along to S3, prints what the script prints there, brings back what it
+leaves, and ends with its exit status, so that to Slurm and all its tools the job runs like any other.
 
 Lines of the script for it, with paths inside the job's working directory::
 
@@ -241,7 +241,7 @@ def surely_get(link: str, into: IO[bytes]) -> None:
     raise Trouble("what the job has left cannot be fetched from S3")
 
 
-class Courier:
+class CloudRunner:
     """One job; its links come with its work. `printed` is how far its output has been printed, in bytes."""
 
     def __init__(self, out: IO[bytes]) -> None:
@@ -311,14 +311,14 @@ class Courier:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """`penstock-courier SHARE SCRIPT`, as courier.so calls it. Exit status: the script's; 1 if it could not run."""
+    """`penstock-cloud-runner SHARE SCRIPT`, as cloud_runner.so calls it. Exit status: the script's; 1 if it could not run."""
     arguments = sys.argv[1:] if argv is None else list(argv)
     try:
         if len(arguments) != 2:
-            raise Trouble("usage: penstock-courier SHARE SCRIPT, as courier.so calls it")
-        courier = Courier(sys.stdout.buffer)
+            raise Trouble("usage: penstock-cloud-runner SHARE SCRIPT, as cloud_runner.so calls it")
+        cloud_runner = CloudRunner(sys.stdout.buffer)
         for each in STOPS:
-            signal.signal(each, courier.on_signal)
+            signal.signal(each, cloud_runner.on_signal)
         file = Path(arguments[0]) / "detached" / f"{job_id(os.environ)}.json"
         try:
             links = json.loads(file.read_text(encoding="utf-8"))
@@ -327,7 +327,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 "nobody has ordered an instance for this job; submit it to the site's partitions with --burst, and Penstock "
                 "sends it here"
             ) from None
-        return courier.carry(links, Path(arguments[1]), os.environ, Path.cwd())
+        return cloud_runner.carry(links, Path(arguments[1]), os.environ, Path.cwd())
     except (Trouble, OSError, HTTPException, ValueError, KeyError, tarfile.TarError) as error:
         print(f"penstock: {error}", file=sys.stderr)  # noqa: T201
         return 1

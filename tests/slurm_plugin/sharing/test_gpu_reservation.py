@@ -1,4 +1,5 @@
-"""What holders a node's fence needs: worked by hand, and over random histories of a Slurm that gives the lowest index."""
+"""What placeholder jobs a node's GPU reservation needs: worked by hand, and over random histories of a Slurm that gives the
+lowest index."""
 
 from __future__ import annotations
 
@@ -8,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock_slurm.fence import Changes, Ground, Holder, Sharer, changes, held, stands, used
+from penstock_slurm.gpu_reservation import Changes, Ground, Placeholder, Sharer, changes, held, stands, used
 
 
-def holder(number: int, index: int | None = None, after: int | None = None) -> Holder:
-    return Holder(str(number), "n", index, index is not None, after)
+def placeholder(number: int, index: int | None = None, after: int | None = None) -> Placeholder:
+    return Placeholder(str(number), "n", index, index is not None, after)
 
 
 def cleared(number: int, *devices: int, stays: bool = True, gpus: int = 1) -> Sharer:
@@ -24,52 +25,57 @@ def own(number: int, *devices: int, stays: bool = True, shares: bool = True) -> 
 
 
 def test_as_many_holders_as_sharers_do_not_hold_themselves():
-    """Two GPUs for three jobs, of which one has one of them by Slurm: one holder, and successors for that one's end.
+    """Two GPUs for three jobs, of which one has one of them by Slurm: one placeholder job, and standbys for that one's end.
 
-    Two GPUs of the four are free, so three successors: whichever two Slurm starts first, the third has the GPU that came free.
+    Two GPUs of the four are free, so three standbys: whichever two Slurm starts first, the third has the GPU that came free.
     """
     ground = Ground(gpus=4, free=2, wanted=2, sharers=(own(7, 1),))
-    assert changes(ground) == Changes(submit=1, successors={7: 3})
+    assert changes(ground) == Changes(submit=1, standbys={7: 3})
     assert not stands(ground)
-    fenced = dataclasses.replace(ground, free=1, holders=(holder(20, 0), *(holder(n, after=7) for n in (21, 22, 23))))
-    assert changes(fenced) == Changes()
-    assert stands(fenced)
+    reserved = dataclasses.replace(
+        ground, free=1, placeholders=(placeholder(20, 0), *(placeholder(n, after=7) for n in (21, 22, 23)))
+    )
+    assert changes(reserved) == Changes()
+    assert stands(reserved)
 
 
 def test_nobody_shares_and_nothing_is_held():
     assert changes(Ground(gpus=4, free=3, wanted=0, sharers=(own(7, 0, shares=False),))) == Changes()
-    left = Ground(gpus=4, free=2, wanted=0, holders=(holder(20, 0), holder(21), holder(22, after=7)))
+    left = Ground(
+        gpus=4, free=2, wanted=0, placeholders=(placeholder(20, 0), placeholder(21), placeholder(22, after=7))
+    )
     assert {each.id for each in changes(left).cancel} == {"20", "21", "22"}
 
 
 def test_a_holder_whose_gpu_is_used_or_promised_stays():
-    """Of three holders one is enough. 0 is used, the agent may give out 1: so only the third can go."""
-    three = (holder(20, 0), holder(21, 1), holder(22, 2))
-    ground = Ground(gpus=4, free=1, wanted=1, holders=three, sharers=(cleared(8, 0),), promised=frozenset({1}))
+    """Of three placeholder jobs one is enough. 0 is used, the agent may give out 1: so only the third can go."""
+    three = (placeholder(20, 0), placeholder(21, 1), placeholder(22, 2))
+    ground = Ground(gpus=4, free=1, wanted=1, placeholders=three, sharers=(cleared(8, 0),), promised=frozenset({1}))
     assert [each.id for each in changes(ground).cancel] == ["22"]
     unknown = Sharer(8, 1, own=False, devices=None)
     assert changes(dataclasses.replace(ground, sharers=(unknown,))).cancel == ()
 
 
 def test_when_the_one_with_gpus_leaves_they_are_held_before_it_goes():
-    """7 holds GPU 2, on which 8 is bound; 0 and 1 are free. Slurm gives the lowest: three holders, the last of which waits for 2.
+    """7 holds GPU 2, on which 8 is bound; 0 and 1 are free. Slurm gives the lowest: three placeholder jobs, the last of
+    which waits for 2.
 
-    Its three successors are let go for that. Once 2 is held, those on 0 and 1 go.
+    Its three standbys are let go for that. Once 2 is held, those on 0 and 1 go.
     """
-    heirs = tuple(holder(n, after=7) for n in (20, 21, 22))
-    ground = Ground(gpus=4, free=2, wanted=1, holders=heirs, sharers=(own(7, 2, stays=False), cleared(8, 2)))
+    heirs = tuple(placeholder(n, after=7) for n in (20, 21, 22))
+    ground = Ground(gpus=4, free=2, wanted=1, placeholders=heirs, sharers=(own(7, 2, stays=False), cleared(8, 2)))
     assert not stands(ground)
     assert changes(ground) == Changes(let=heirs)
-    grabbed = (holder(20, 0), holder(21, 1), holder(22))
-    waits = dataclasses.replace(ground, free=0, holders=grabbed)
+    grabbed = (placeholder(20, 0), placeholder(21, 1), placeholder(22))
+    waits = dataclasses.replace(ground, free=0, placeholders=grabbed)
     assert changes(waits) == Changes()
-    after = dataclasses.replace(waits, holders=(*grabbed[:2], holder(22, 2)), sharers=(cleared(8, 2),))
+    after = dataclasses.replace(waits, placeholders=(*grabbed[:2], placeholder(22, 2)), sharers=(cleared(8, 2),))
     assert [each.id for each in changes(after).cancel] == ["21", "20"]
-    assert stands(dataclasses.replace(after, holders=(holder(22, 2),)))
+    assert stands(dataclasses.replace(after, placeholders=(placeholder(22, 2),)))
 
 
-def test_a_job_that_leaves_wants_no_new_fence_but_keeps_the_one_that_it_has():
-    ground = Ground(gpus=4, free=3, wanted=0, holders=(holder(20, 0),), sharers=(cleared(8, 0, stays=False),))
+def test_a_job_that_leaves_wants_no_new_reservation_but_keeps_the_one_that_it_has():
+    ground = Ground(gpus=4, free=3, wanted=0, placeholders=(placeholder(20, 0),), sharers=(cleared(8, 0, stays=False),))
     assert changes(ground) == Changes()
 
 
@@ -79,7 +85,8 @@ def test_what_is_used_is_held_again_however_jobs_end(data):
     """A Slurm of four GPUs that starts what waits in order of priority, on the lowest free index, and other people's jobs.
 
     From any state in which what cleared jobs use is held, any sharer ends, and between two looks others take what is free. Then
-    the fence is mended within a few looks, unless somebody else has the GPU; and at no time did a stranger get a GPU in use.
+    the GPU reservation is fixed within a few looks, unless somebody else has the GPU; and at no time did a stranger get a
+    GPU in use.
     """
     gpus = 4
     taken: dict[int, str] = {}
@@ -90,13 +97,13 @@ def test_what_is_used_is_held_again_however_jobs_end(data):
         free.remove(device)
         taken[device] = "own"
         sharers[7] = own(7, device)
-    holders: list[Holder] = []
-    for n in range(data.draw(st.integers(0 if sharers else 1, len(free)), label="holders")):
+    placeholders: list[Placeholder] = []
+    for n in range(data.draw(st.integers(0 if sharers else 1, len(free)), label="placeholders")):
         device = data.draw(st.sampled_from(free))
         free.remove(device)
-        holders.append(holder(20 + n, device))
+        placeholders.append(placeholder(20 + n, device))
         taken[device] = str(20 + n)
-    bindable = [each.index for each in holders if each.index is not None] + [
+    bindable = [each.index for each in placeholders if each.index is not None] + [
         d for s in sharers.values() for d in s.devices or ()
     ]
     for n in range(data.draw(st.integers(1, 3), label="cleared")):
@@ -108,13 +115,13 @@ def test_what_is_used_is_held_again_however_jobs_end(data):
     def ground() -> Ground:
         uses = {device for each in sharers.values() if not each.own for device in each.devices or ()}
         wanted = len(uses | {d for each in sharers.values() if each.own for d in each.devices or ()})
-        return Ground(gpus, gpus - len(taken), wanted, tuple(holders), tuple(sharers.values()))
+        return Ground(gpus, gpus - len(taken), wanted, tuple(placeholders), tuple(sharers.values()))
 
     def slurm_starts() -> None:
-        for at, each in enumerate(holders):
+        for at, each in enumerate(placeholders):
             idle = [device for device in range(gpus) if device not in taken]
             if not each.running and (each.after is None or each.after not in sharers) and idle:
-                holders[at] = dataclasses.replace(each, index=idle[0], running=True, after=None)
+                placeholders[at] = dataclasses.replace(each, index=idle[0], running=True, after=None)
                 taken[idle[0]] = each.id
 
     def look() -> None:
@@ -122,16 +129,16 @@ def test_what_is_used_is_held_again_however_jobs_end(data):
         todo = changes(ground())
         for each in todo.cancel:
             assert each.index not in used(ground())
-            holders.remove(each)
+            placeholders.remove(each)
             if each.index is not None:
                 del taken[each.index]
         for each in todo.let:
-            holders[holders.index(each)] = dataclasses.replace(each, after=None)
-        for after in (*[None] * todo.submit, *(job for job, most in todo.successors.items() for _ in range(most))):
-            holders.append(holder(number, after=after))
+            placeholders[placeholders.index(each)] = dataclasses.replace(each, after=None)
+        for after in (*[None] * todo.submit, *(job for job, most in todo.standbys.items() for _ in range(most))):
+            placeholders.append(placeholder(number, after=after))
             number += 1
         slurm_starts()
-        holders[:] = [dataclasses.replace(e, after=None) if e.after not in sharers else e for e in holders]
+        placeholders[:] = [dataclasses.replace(e, after=None) if e.after not in sharers else e for e in placeholders]
 
     for _ in range(3):
         look()
@@ -149,9 +156,9 @@ def test_what_is_used_is_held_again_however_jobs_end(data):
         for _ in range(3):
             look()
         assert not any(device in used(ground()) and who == "stranger" for device, who in taken.items())
-    assert not holders, "the fence goes with the last"
+    assert not placeholders, "the GPU reservation goes with the last"
 
 
 @pytest.mark.parametrize("free", [0, 1, 3])
 def test_successors_are_as_many_as_can_be_given_the_wrong_gpu(free):
-    assert changes(Ground(gpus=4, free=free, wanted=1, sharers=(own(7, 3),))).successors == {7: 1 + free}
+    assert changes(Ground(gpus=4, free=free, wanted=1, sharers=(own(7, 3),))).standbys == {7: 1 + free}

@@ -1,6 +1,6 @@
-"""The job wish: what a user may ask for, whichever way it reaches us (sbatch flags, comment, API, Airflow).
+"""The job spec: what a user may ask for, whichever way it reaches us (sbatch flags, comment, API, Airflow).
 
-Later features only add fields. On Slurm a wish travels as JSON in the job's comment or admin_comment, under the key
+Later features only add fields. On Slurm a job spec travels as JSON in the job's comment or admin_comment, under the key
 `penstock`, so that it can share the field with a site's own keys. `job_submit.lua` writes it into admin_comment from
 sbatch's flags; without the flags a user writes it into the comment::
 
@@ -16,10 +16,10 @@ from typing import Annotated, Any, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from penstock_scheduler.errors import BadWish
+from penstock_scheduler.errors import BadJobSpec
 
-WISH_KEY = "penstock"
-"""Key of the wish in a comment's JSON object."""
+SPEC_KEY = "penstock"
+"""Key of the job spec in a comment's JSON object."""
 
 Count = Annotated[int, Field(gt=0, le=10**9)]
 """Of GPUs or samples: what the arrays of a round can hold."""
@@ -27,7 +27,7 @@ Count = Annotated[int, Field(gt=0, le=10**9)]
 Amount = Annotated[float, Field(gt=0, le=1e15)]
 """Of seconds, dollars, samples a second."""
 
-_MEANS_US = re.compile(rf"""['"]?\b{WISH_KEY}\b['"]?\s*[:=]""")
+_MEANS_US = re.compile(rf"""['"]?\b{SPEC_KEY}\b['"]?\s*[:=]""")
 """A comment that means us, well written or not. One that only speaks of us, as in "see the penstock docs", does not."""
 
 
@@ -74,10 +74,10 @@ class EstimatorKind(StrEnum):
     """Measured rates."""
 
 
-class JobWish(BaseModel):
+class JobSpec(BaseModel):
     """What a job asks for. Fields that are absent are the scheduler's to choose."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, title="Penstock job wish")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, title="Penstock job spec")
 
     adaptivity: Adaptivity = Adaptivity.ADAPTIVE
     min_gpus: Count = Field(default=1, description="Fewest GPUs that the job can use.")
@@ -147,7 +147,7 @@ class JobWish(BaseModel):
     )
 
     @model_validator(mode="after")
-    def _check(self) -> JobWish:
+    def _check(self) -> JobSpec:
         if self.max_gpus < self.min_gpus:
             raise ValueError(
                 f"max_gpus={self.max_gpus} is less than min_gpus={self.min_gpus}; raise max_gpus or lower min_gpus"
@@ -197,34 +197,34 @@ class JobWish(BaseModel):
         return self.adaptivity is not Adaptivity.ADAPTIVE
 
 
-def parse_wish(text: str) -> JobWish | None:
-    """The wish in a comment, or None if the text has none (it is empty, or holds something of the site's own).
+def parse_spec(text: str) -> JobSpec | None:
+    """The job spec in a comment, or None if the text has none (it is empty, or holds something of the site's own).
 
     Raises:
-        BadWish: the text names `penstock` but is not valid; the message says which field, what it holds and the remedy.
+        BadJobSpec: the text names `penstock` but is not valid; the message says which field, what it holds and the remedy.
     """
     if not _MEANS_US.search(text):
         return None
     try:
         document: Any = json.loads(text)
     except json.JSONDecodeError as error:
-        raise BadWish(
+        raise BadJobSpec(
             f"the comment is not JSON: {error.msg} at character {error.pos} of {text[:80]!r}; "
-            f'write it as {{"{WISH_KEY}": {{"max_gpus": 4}}}}, in single quotes for the shell'
+            f'write it as {{"{SPEC_KEY}": {{"max_gpus": 4}}}}, in single quotes for the shell'
         ) from None
-    if not isinstance(document, dict) or WISH_KEY not in document:
-        raise BadWish(
-            f'the comment names {WISH_KEY}, but not as a key of its object; write {{"{WISH_KEY}": {{"max_gpus": 4}}}}'
+    if not isinstance(document, dict) or SPEC_KEY not in document:
+        raise BadJobSpec(
+            f'the comment names {SPEC_KEY}, but not as a key of its object; write {{"{SPEC_KEY}": {{"max_gpus": 4}}}}'
         )
-    return validate_wish(document[WISH_KEY])
+    return validate_spec(document[SPEC_KEY])
 
 
-def validate_wish(fields: object) -> JobWish:
-    """A wish from its decoded JSON. Raises BadWish naming the field, its value and the remedy."""
+def validate_spec(fields: object) -> JobSpec:
+    """A job spec from its decoded JSON. Raises BadJobSpec naming the field, its value and the remedy."""
     try:
-        return JobWish.model_validate(fields)
+        return JobSpec.model_validate(fields)
     except ValidationError as error:
-        raise BadWish("; ".join(describe_errors(error, JobWish))) from None
+        raise BadJobSpec("; ".join(describe_errors(error, JobSpec))) from None
 
 
 def describe_errors(error: ValidationError, model: type[BaseModel]) -> list[str]:
