@@ -2,7 +2,7 @@
 
 PROFILES_DIR holds MODEL/validation-B.csv: one training of the model at total batch size B, one row per epoch with, so far,
 its `progress` (steps at the initial, smallest B) and `iteration` (steps at B), then its validation `metric` and its estimates
-`grad_sqr` and `grad_var`. docs/data.md says where such files are published.
+`grad_sqr` and `grad_var`. docs/developer/data.md says where such files are published.
 
 Gain: AdaScale's, foretold by `penstock_profiles.efficiency`, against progress / iterations of each epoch of the runs above the
 initial B; relative error in size, median and 90th percentile. The noise is that of
@@ -108,7 +108,7 @@ def evaluate(runs: dict[int, pd.DataFrame]) -> dict[str, dict[str, Any]]:
 
 
 def table(results: dict[str, dict[str, dict[str, Any]]]) -> str:
-    """Markdown, as in docs/profiles.md."""
+    """Markdown, as in docs/developer/profiles.md."""
     lines = [
         f"| model | batch | {' | '.join(SOURCES)} | epochs late | best metric |",
         "| --- " * (len(SOURCES) + 4) + "|",

@@ -104,9 +104,9 @@ def _page(policy: str, histories: list[History]) -> str:
     return render_page(
         histories,
         heading=f"{policy}: the same twelve jobs on a real Slurm and in the simulator",
-        facts={"To repeat": "python benchmarks/fidelity.py", "How it was done": "docs/simulator.md"},
+        facts={"To repeat": "python benchmarks/fidelity.py", "How it was done": "docs/admin/simulator.md"},
         time_scale=TIME_SCALE,
-        next_steps=(("What the figures mean", "docs/simulator.md"),),
+        next_steps=(("What the figures mean", "docs/admin/simulator.md"),),
     )
 
 

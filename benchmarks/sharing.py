@@ -1,6 +1,7 @@
 """Sharing GPUs as Gandiva does, in simulation with Gavel's table of pairs: `python benchmarks/sharing.py TABLE`, and --help.
 
-TABLE is `simulation_throughputs.json` of stanford-futuredata/gavel (docs/data.md), packed with gzip or not. Three parts:
+TABLE is `simulation_throughputs.json` of stanford-futuredata/gavel (docs/developer/data.md), packed with gzip or not. Three
+parts:
 
 - `turns`: six jobs on four GPUs, what each gets.
 - `lists`: random lists of jobs, 3 for each GPU, by kind of sharing: average JCT, makespan, time to the first slice's end, and in

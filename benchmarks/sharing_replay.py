@@ -1,7 +1,8 @@
 """Gandiva on 100 GPUs, by the round loop on the simulated cluster: `python benchmarks/sharing_replay.py TABLE`, and --help.
 
-TABLE is `simulation_throughputs.json` of stanford-futuredata/gavel (docs/data.md), packed with gzip or not: what pairs of jobs of
-1, 2 and 4 GPUs lose on one another's GPUs, which the agents measure and no policy knows from the start. Nodes of 4 GPUs.
+TABLE is `simulation_throughputs.json` of stanford-futuredata/gavel (docs/developer/data.md), packed with gzip or not: what
+pairs of jobs of 1, 2 and 4 GPUs lose on one another's GPUs, which the agents measure and no policy knows from the start.
+Nodes of 4 GPUs.
 
 Jobs: 70 % of 1 GPU, 15 % of 2, 15 % of 4; kinds at random from the table; durations lognormal, from 5 minutes to `--longest`
 hours; arrivals at random within `--hours`. All policies see the same lists. Utilisation is that of the time in which jobs

@@ -1,10 +1,10 @@
 """What a simulation takes: `python benchmarks/simulator.py DATA_DIR [--cases window,newtrace,philly] [--json]`.
 
-DATA_DIR holds `sia/workloads`, `sia/profiles` and `philly` (docs/data.md). Each case runs in a process of its own, for its
-own peak memory: CPU seconds of reading, simulating and all figures; one trial. A case that takes longer than `--limit` CPU
-seconds is stopped, as by Ctrl-C, says how many jobs had ended, and counts as a miss. The last line is a JSON object: case ->
-figures. Set OMP_NUM_THREADS=1 for figures of one core. Targets are those of docs/simulator.md; exit status 1 if one is
-missed.
+DATA_DIR holds `sia/workloads`, `sia/profiles` and `philly` (docs/developer/data.md). Each case runs in a process of its
+own, for its own peak memory: CPU seconds of reading, simulating and all figures; one trial. A case that takes longer than
+`--limit` CPU seconds is stopped, as by Ctrl-C, says how many jobs had ended, and counts as a miss. The last line is a JSON
+object: case -> figures. Set OMP_NUM_THREADS=1 for figures of one core. Targets are those of docs/admin/simulator.md; exit
+status 1 if one is missed.
 """
 
 from __future__ import annotations

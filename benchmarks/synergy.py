@@ -1,7 +1,7 @@
 """Synergy's replay traces: `python benchmarks/synergy.py DATA_DIR [--json]`, and --help for the rest.
 
 DATA_DIR holds `dynamic_100job.csv`, `static_100job_fifo.csv` and `sensitivity_profiles.json` of the authors' repository
-(docs/data.md). Three parts, a row each:
+(docs/developer/data.md). Three parts, a row each:
 
 - `replay`: 4 servers of 8 GPUs, 24 CPUs, 500 GB, in leases of 300 s, as the authors' simulator, with what they published.
 - `rounds`: in how many rounds OPT >= TUNE >= proportional held, and how far TUNE was from OPT on average.

@@ -6,7 +6,7 @@ from penstock_scheduler.settings import reference
 _project = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
 # The page on the settings is written from the settings themselves; git ignores it.
-(Path(__file__).parent / "settings.md").write_text(reference(), encoding="utf-8")
+(Path(__file__).parent / "admin" / "settings.md").write_text(reference(), encoding="utf-8")
 
 project = "Penstock"
 author = "The Penstock developers"

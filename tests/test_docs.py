@@ -30,8 +30,8 @@ def blocks(page: str, language: str) -> list[str]:
 
 
 def test_the_settings_file_of_the_admins_page_is_valid_and_shows_the_defaults():
-    (text,) = blocks("docs/admin.md", "toml")
-    settings = parse_settings(text, "docs/admin.md")
+    (text,) = blocks("docs/admin/setup.md", "toml")
+    settings = parse_settings(text, "docs/admin/setup.md")
     assert settings.section(DaemonSettings) == DaemonSettings()
     assert settings.section(SlurmSettings) == SlurmSettings(partitions=("gpu",))
     shown = make_policy("sia", settings.policy("sia"))[1]
@@ -42,9 +42,9 @@ def test_the_settings_file_of_the_admins_page_is_valid_and_shows_the_defaults():
 
 
 def test_the_page_on_policies_names_all_of_them_and_shows_the_defaults():
-    text = "\n".join(blocks("docs/policies.md", "toml"))
-    settings = parse_settings(text, "docs/policies.md")
-    page = (ROOT / "docs/policies.md").read_text(encoding="utf-8")
+    text = "\n".join(blocks("docs/admin/policies.md", "toml"))
+    settings = parse_settings(text, "docs/admin/policies.md")
+    page = (ROOT / "docs/admin/policies.md").read_text(encoding="utf-8")
     for name in REGISTRY:
         assert f"| `{name}` |" in page
         if shown := settings.policy(name):
@@ -54,7 +54,7 @@ def test_the_page_on_policies_names_all_of_them_and_shows_the_defaults():
 
 
 def test_the_specs_on_the_pages_are_valid():
-    for page in ("README.md", "docs/jobs.md"):
+    for page in ("README.md", "docs/user/jobs.md"):
         found = re.findall(r"--comment='([^']+)'", (ROOT / page).read_text(encoding="utf-8"))
         assert found
         for comment in found:
@@ -67,13 +67,13 @@ def test_the_specs_on_the_pages_are_valid():
     ("page", "wait", "there", "shown"),
     [
         (
-            "docs/admin.md",
+            "docs/admin/setup.md",
             "sleep 12",
             "penstock top --once --state try/state | grep -q running",
             r"^1 +wrap .* running +8 a100",
         ),
         pytest.param(
-            "docs/sharing.md",
+            "docs/admin/sharing.md",
             "sleep 40",
             "squeue -ah -t SUSPENDED | grep -q wrap",
             r"^3 +wrap .* 67% of the time, in turns",
@@ -104,12 +104,12 @@ def test_trying_it_as_on_the_page_runs_jobs(tmp_path, page: str, wait: str, ther
 
 
 def test_the_page_of_flags_has_every_flag_and_its_field():
-    page = (ROOT / "docs/flags.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/user/flags.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `--([a-z-]+)[^|]*\|.*\| (`[a-z_`, ]+`) \|$", page, re.MULTILINE)
     assert {flag for flag, _ in rows} == set(values.FORMS)
     fields = {field for _, cell in rows for field in re.findall(r"[a-z_]+", cell)}
     assert fields == set(JobSpec.model_fields) - {"goodput_table", "restart_cost_s"}
-    jobs = (ROOT / "docs/jobs.md").read_text(encoding="utf-8")
+    jobs = (ROOT / "docs/user/jobs.md").read_text(encoding="utf-8")
     assert [name for name in JobSpec.model_fields if f"`{name}`" not in jobs] == []
 
 
@@ -124,18 +124,18 @@ def test_the_policy_of_contributing_works():
 
 
 def test_the_workloads_on_their_page_are_read(tmp_path):
-    page = (ROOT / "docs/workloads.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/admin/workloads.md").read_text(encoding="utf-8")
     (tmp_path / "x.csv").write_text(
         next(text for text in re.findall(r"```\n(.*?)```", page, re.DOTALL) if text.startswith("id,"))
     )
-    (tmp_path / "x.json").write_text(*blocks("docs/workloads.md", "json"))
+    (tmp_path / "x.json").write_text(*blocks("docs/admin/workloads.md", "json"))
     for name in ("x.csv", "x.json"):
         prep, tune = read_workload(tmp_path / name).jobs
         assert (prep.duration_s, tune.model, tune.spec.max_gpus) == (1800, "bert-squad", 16)
 
 
 def test_every_column_of_a_workload_is_on_its_page():
-    page = (ROOT / "docs/workloads.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/admin/workloads.md").read_text(encoding="utf-8")
     for name in COLUMNS:
         assert f"`{name}`" in page
     assert ",".join(SACCT) in page

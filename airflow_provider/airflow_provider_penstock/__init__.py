@@ -1,4 +1,4 @@
-"""Adaptive GPU jobs on Slurm as Airflow tasks: a client of penstockd's HTTP API, see docs/airflow.md."""
+"""Adaptive GPU jobs on Slurm as Airflow tasks: a client of penstockd's HTTP API, see docs/user/airflow.md."""
 
 from typing import Any
 

@@ -517,7 +517,7 @@ def is_newest():
     return version.parse(airflow.__version__) >= version.parse("3.3")
 
 
-HOW_TO = Path(__file__).parents[2] / "docs/airflow-how-to.md"
+HOW_TO = Path(__file__).parents[2] / "docs/user/airflow-how-to.md"
 
 
 def test_the_recipes_of_the_how_to_page_are_dags_whose_jobs_penstockd_would_take(tmp_path, hook, instance):

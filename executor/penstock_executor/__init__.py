@@ -9,7 +9,7 @@
     request = run.poll()                        # between steps: does the daemon want a checkpoint?
 
 That is for any program. A PyTorch script becomes elastic by `start`, `TrainingRun.prepare` and `TrainingRun.step`:
-docs/executor.md.
+docs/user/executor.md.
 
 The same script runs unchanged without Penstock and without Slurm: then nobody is told anything.
 """

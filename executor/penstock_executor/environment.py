@@ -26,7 +26,7 @@ class EnvironmentDisagrees(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """Where penstockd's HTTP API is, and what proves who we are; variables as those of the command line (docs/api.md)."""
+    """Where penstockd's HTTP API is, and what proves who we are; variables as those of the command line (docs/user/api.md)."""
 
     url: str
     """`https://host:port`, `http://host:port` or `unix:/path/of/the/socket`."""

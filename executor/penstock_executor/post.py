@@ -1,4 +1,4 @@
-"""Reports over HTTP: how a job on a node without the spool, such as in the cloud, is heard (docs/api.md, Reports).
+"""Reports over HTTP: how a job on a node without the spool, such as in the cloud, is heard (docs/user/api.md, Reports).
 
 A thread posts what is put. `put` never waits: of more than `WAITING` reports the oldest are dropped, and while the daemon is away
 the thread tries again after growing pauses. Only the standard library is used: a training job stays light.

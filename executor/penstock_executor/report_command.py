@@ -8,7 +8,7 @@
     penstock-report metric --epoch $epoch --progress 1280 0.91   # what the model reaches by now, for a search
     penstock-report end --epoch $epoch --outcome completed --progress 1e6
 
-Each call is one message of `penstock_profiles.wire` in the job's spool, which docs/executor.md describes for those who
+Each call is one message of `penstock_profiles.wire` in the job's spool, which docs/user/executor.md describes for those who
 would rather write the files themselves. Without Penstock or Slurm, nothing is said, `poll` finds nothing, and a script runs
 unchanged.
 

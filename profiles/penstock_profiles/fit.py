@@ -1,7 +1,7 @@
 """From measured steps to the parameters of the throughput model.
 
 A robust least-squares fit in the logarithms of compute time and step time, as in Sia's section 3.3, with three departures that
-make it predict shapes larger than any it has seen (docs/profiles.md has the measurements):
+make it predict shapes larger than any it has seen (docs/developer/profiles.md has the measurements):
 
 - each shape (nodes, replicas) weighs alike, however many batch sizes were measured on it, and large residuals count linearly
   rather than squared (soft L1), so that one bad point does not bend the curve;
@@ -32,7 +32,7 @@ SCATTER = 0.04
 """Relative error of a usual set of points about the model (root mean square): the ties are as stiff as it needs."""
 
 GROWTH = -0.3
-"""Plausible `growth`: the median over published measurements of six models on four GPU types (docs/profiles.md)."""
+"""Plausible `growth`: the median over published measurements of six models on four GPU types (docs/developer/profiles.md)."""
 
 GAMMA = 2.0
 """Plausible `gamma`: half-hidden synchronisation."""

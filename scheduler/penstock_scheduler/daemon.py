@@ -218,8 +218,8 @@ def _decider(name: str, values: Mapping[str, Any], agents: Agents | None) -> tup
     if sharing and agents is None:
         raise ConfigError(
             f"policy {sharing[0]} needs agents: it lets jobs share GPUs, and nobody on the nodes of this cluster could carry "
-            "that out; on Slurm run penstock-agent on the nodes and set [slurm] agents = true (docs/sharing.md), or choose a "
-            "policy and stages without sharing, such as sia"
+            "that out; on Slurm run penstock-agent on the nodes and set [slurm] agents = true (docs/admin/sharing.md), or choose "
+            "a policy and stages without sharing, such as sia"
         )
     return policy, full
 

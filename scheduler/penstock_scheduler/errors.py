@@ -5,7 +5,7 @@ class PenstockError(Exception):
     """Base of all our errors: the message says what, where, and the remedy."""
 
     exit_status = 1
-    """Of the command line that ends with it; see docs/cli.md."""
+    """Of the command line that ends with it; see docs/user/cli.md."""
 
 
 class ConfigError(PenstockError):

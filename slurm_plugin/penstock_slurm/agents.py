@@ -66,7 +66,7 @@ CLEARS_ON = (22, 5)
 
 STAND_IN_REMEDY = (
     f"in slurm.conf, add {STAND_IN} to GresTypes, and ,{STAND_IN}:no_consume:1 to the Gres of the nodes; "
-    "restart slurmctld and slurmd (docs/sharing.md)"
+    "restart slurmctld and slurmd (docs/admin/sharing.md)"
 )
 
 Numbered = TypeVar("Numbered", NumberedPack, Contained, XidSeen)

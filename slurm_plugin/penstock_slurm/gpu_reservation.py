@@ -5,8 +5,8 @@ its GPUs are held by somebody else: by a sharer that has them by Slurm itself, o
 daemon's that holds one GPU and sleeps. What a placeholder job costs is one core, the least that Slurm gives out.
 
 A sharer that has GPUs by Slurm may end at any time, so *standbys* wait for its end: placeholder jobs with `afterany` and
-the highest priority, which Slurm starts before anybody else (docs/slurm-gateway.md). Slurm chooses the index of a GPU, and
-a job cannot be bound anew: where an index that is in use is not held, placeholder jobs take every GPU of the node that
+the highest priority, which Slurm starts before anybody else (docs/developer/slurm-gateway.md). Slurm chooses the index of a
+GPU, and a job cannot be bound anew: where an index that is in use is not held, placeholder jobs take every GPU of the node that
 comes free until one has it.
 
 `changes` decides, of one node; `GpuReservations` looks and asks. Slurm's list of jobs is the record: a daemon that starts

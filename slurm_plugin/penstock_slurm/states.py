@@ -2,7 +2,7 @@
 
 The state is derived anew at each look from what Slurm says of the job, the daemon's word to it in the spool and the job's
 own reports; nobody keeps it. So there is no moment at which it can be wrong because a message was lost or the daemon died:
-at most it is as old as the look. `docs/architecture.md` draws the machine.
+at most it is as old as the look. `docs/developer/architecture.md` draws the machine.
 """
 
 from __future__ import annotations

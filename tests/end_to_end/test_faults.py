@@ -1,6 +1,6 @@
 """penstockd, slurmctld, slurmd and the credential race: what happens when things die in the middle.
 
-docs/testing.md says which of these were seen to fail without the code that recovers.
+docs/developer/testing.md says which of these were seen to fail without the code that recovers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What Slurm has beside plain jobs, with adaptive ones: each line of the table in docs/jobs.md, through real sbatch."""
+"""What Slurm has beside plain jobs, with adaptive ones: each line of the table in docs/user/jobs.md, through real sbatch."""
 
 from __future__ import annotations
 

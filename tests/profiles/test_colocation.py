@@ -145,7 +145,7 @@ def test_what_is_no_file_of_pairs_is_refused(tmp_path: Path, content: bytes, sai
         read_pairs(tmp_path / "pairs.json")
 
 
-@pytest.mark.skipif("PENSTOCK_TEST_DATA" not in os.environ, reason="needs the public data: see docs/data.md")
+@pytest.mark.skipif("PENSTOCK_TEST_DATA" not in os.environ, reason="needs the public data: see docs/developer/data.md")
 def test_gavels_table_has_the_figures_that_are_known_of_it(tmp_path: Path):
     """V100, pairs of one-GPU jobs that fit: mean 1.313, median 1.371, 78.3 % at least 1, 0.347 to 2.0; 40 of 676 do not fit."""
     path = tmp_path / "table.json"

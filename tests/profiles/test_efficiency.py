@@ -46,7 +46,7 @@ def test_only_the_ratio_of_the_two_matters(noise, unit, scale):
     assert efficiency(sqr * unit, var * unit, 8 * scale, 8) == pytest.approx(float(efficiency(sqr, var, 8 * scale, 8)))
 
 
-@pytest.mark.skipif("PENSTOCK_TEST_DATA" not in os.environ, reason="needs the public data: see docs/data.md")
+@pytest.mark.skipif("PENSTOCK_TEST_DATA" not in os.environ, reason="needs the public data: see docs/developer/data.md")
 @pytest.mark.parametrize("model", ["bert", "cifar10", "deepspeech2", "imagenet", "ncf", "yolov3"])
 def test_recorded_progress_is_our_gain_by_the_recorded_noise(model):
     """Progress per step of each recorded epoch, whose noise is stated at the initial batch size, as ours is."""

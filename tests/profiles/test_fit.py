@@ -202,7 +202,7 @@ def test_larger_placements_are_predicted_better_than_by_the_papers_fit(monkeypat
     """One pair of the benchmark, on published measurements: cifar10 on T4, where the paper's formula is far off."""
     data = os.environ.get("PENSTOCK_TEST_DATA")
     if data is None:
-        pytest.skip("PENSTOCK_TEST_DATA is not set: docs/data.md says where the measurements come from")
+        pytest.skip("PENSTOCK_TEST_DATA is not set: docs/developer/data.md says where the measurements come from")
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
     monkeypatch.delitem(sys.modules, "fit", raising=False)
     import fit as benchmark

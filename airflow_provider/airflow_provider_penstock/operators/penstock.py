@@ -195,7 +195,7 @@ class PenstockSubmitOperator(_JobOperator):
         penstock_conn_id: str = PenstockHook.default_conn_name,
         **kwargs: Any,
     ) -> None:
-        """`script` (its text, or a file *.sh or *.sbatch) or `command`; from `adaptivity` on as in docs/jobs.md, `spec` for
+        """`script` (its text, or a file *.sh or *.sbatch) or `command`; from `adaptivity` on as in docs/user/jobs.md, `spec` for
         further fields of a job spec, `options` for those of a submission. `check_first` asks for a forecast, and fails for
         what could never run. `log_interval_s`: how often the output of a running job is
         looked at, 0 for never. For templates numbers may be strings, `deadline` ISO 8601, and dictionaries JSON.

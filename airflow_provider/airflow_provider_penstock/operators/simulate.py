@@ -65,7 +65,7 @@ class PenstockSimulateOperator(BaseOperator):
     ) -> None:
         """Either `cluster` (such as t4:6x4,a100:2x8) and `workload` (a file), or the daemon's `store` (a URL, or its folder).
         `options` are further ones of the command line: {"add-nodes": "a100:2x8", "parquet": True}. `out` is a folder for
-        the report. docs/simulator.md has all.
+        the report. docs/admin/simulator.md has all.
         """
         super().__init__(**kwargs)
         self.cluster = cluster

@@ -1,4 +1,4 @@
-"""One run of an elastic training job; `start` begins it, `docs/executor.md` tells how to use it.
+"""One run of an elastic training job; `start` begins it, `docs/user/executor.md` tells how to use it.
 
 Once a step, or of short steps every few, all processes add up one short vector (`_Message`): the squared norms of their
 gradients, and whether any of them was asked to save or to stop. The sum is read a step later, so nobody waits for it, and

@@ -167,7 +167,7 @@ def make_app() -> typer.Typer:
 
 
 def main() -> int:
-    """Entry point. Exit status: see docs/cli.md."""
+    """Entry point. Exit status: see docs/user/cli.md."""
     try:
         make_app()(prog_name="penstock")
     except PenstockError as error:

@@ -57,7 +57,7 @@ def profile(
 ) -> None:
     """Run a job's program on one GPU over growing batch sizes and store how long its steps take.
 
-    The program must call penstock_executor.profile, see docs/measuring.md.
+    The program must call penstock_executor.profile, see docs/user/measuring.md.
     """
     console = Console(highlight=False)
     name = name or name_of(command)
@@ -270,12 +270,12 @@ class _ProfiledRun:
         if status is None:
             raise PenstockError(
                 f"the program did not call penstock_executor.profile within {start_seconds:g} s and was stopped; "
-                "let it call that, see docs/measuring.md, or give it more: --start-seconds"
+                "let it call that, see docs/user/measuring.md, or give it more: --start-seconds"
             )
         how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
         if at:
             raise PenstockError(f"the program {how}{at}{xids}")
-        raise PenstockError(f"the program {how} and did not call penstock_executor.profile; see docs/measuring.md")
+        raise PenstockError(f"the program {how} and did not call penstock_executor.profile; see docs/user/measuring.md")
 
 
 @contextlib.contextmanager

@@ -56,8 +56,8 @@ def measure(
 ) -> None:
     """Run a job's program on fewer and fewer CPUs, at most 8 times, and store how fast it is with which share.
 
-    It is the program that trains: with its data loader, reporting as under Penstock, see docs/executor.md. What less memory does
-    is computed from the size of the data set and the bandwidth of its storage.
+    It is the program that trains: with its data loader, reporting as under Penstock, see docs/user/executor.md. What less
+    memory does is computed from the size of the data set and the bandwidth of its storage.
     """
     console = Console(highlight=False)
     there = sorted(os.sched_getaffinity(0))
@@ -199,7 +199,7 @@ def _speed(command: list[str], seconds: float, start_seconds: float, cpus: int) 
             why = f"ended ({ended})" if ended is not None else f"did not within {start_seconds:g} s"
             raise PenstockError(
                 f"with {cpus} CPUs the program {why} before its second report of its speed; let it train longer and report "
-                f"as under Penstock, see docs/executor.md{tail_of(output)}"
+                f"as under Penstock, see docs/user/executor.md{tail_of(output)}"
             )
     if (most := max(each.gpus for each in counted)) > 1:
         raise PenstockError(f"the program ran on {most} GPUs; let it use one: --gpus makes the tables for more")

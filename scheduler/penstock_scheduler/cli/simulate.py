@@ -13,7 +13,7 @@ import typer
 PAIRS = typer.Option(
     None,
     help="For policies that let jobs share GPUs: a table of what jobs lose beside each other; `whatif` without it takes what the "
-    "site has learned. See docs/simulator.md.",
+    "site has learned. See docs/admin/simulator.md.",
 )
 PAIR_TYPES = typer.Option(
     "", help="Of --pairs: the type of the table that stands for one of the cluster, such as t4=p100,a100=v100."
@@ -32,16 +32,20 @@ ASSUME_UTILISATION = typer.Option(
 
 def simulate_command(
     cluster: str = typer.Option(..., help="The nodes: a spec such as t4:6x4,rtx:3x8, or a file with a part a line."),
-    workload: Path = typer.Option(..., help="The jobs: a workload, or a trace; see docs/workloads.md."),
+    workload: Path = typer.Option(..., help="The jobs: a workload, or a trace; see docs/admin/workloads.md."),
     policy: str = typer.Option("sia", help="Policies, such as sia,fifo; the first is compared with the others."),
     profiles: Path | None = typer.Option(None, help="Folder of measured tables, for the models of the workload."),
-    seeds: int = typer.Option(1, min=1, help="Simulate so many times, with other luck each; see docs/simulator.md."),
+    seeds: int = typer.Option(
+        1, min=1, help="Simulate so many times, with other luck each; see docs/admin/simulator.md."
+    ),
     out: Path | None = typer.Option(None, help="Folder for report, tables and summary."),
     config: Path | None = typer.Option(None, help="A settings file, whose sections policy.NAME apply."),
     trace: str | None = typer.Option(
         None, "--format", help="What the workload is; told from its first line if not given."
     ),
-    sensitivities: Path | None = typer.Option(None, help="Folder of profiles of CPU and memory; see docs/synergy.md."),
+    sensitivities: Path | None = typer.Option(
+        None, help="Folder of profiles of CPU and memory; see docs/admin/synergy.md."
+    ),
     gpu_types: str = typer.Option("", help="GPU types beside those of the catalogue, such as mi50,k40."),
     gpu_speeds: str = typer.Option("", help="For recorded durations: relative speeds, such as a100=1,h100=2."),
     prices: str = typer.Option("", help="Of a GPU-hour, such as t4=0.4,a100=2.5."),
@@ -58,7 +62,7 @@ def simulate_command(
     cloud: str = typer.Option(
         "",
         help="Instead of policies, what a waiting budget buys where jobs may go to the cloud: usd_per_gpu_h=2.5, and "
-        "max_queue=30 for a bound on the queue; see docs/bursting.md.",
+        "max_queue=30 for a bound on the queue; see docs/admin/bursting.md.",
     ),
     as_json: bool = typer.Option(False, "--json", help="The summary as one JSON object, and nothing else."),
 ) -> None:

@@ -235,7 +235,9 @@ def _sensitivities(folder: Path) -> dict[str, SensitivityProfile]:
     except ProfileError as error:
         raise ConfigError(f"--sensitivities: {error}") from None
     if not found:
-        raise ConfigError(f"--sensitivities={folder} has no profile; give a folder of MODEL.json, see docs/synergy.md")
+        raise ConfigError(
+            f"--sensitivities={folder} has no profile; give a folder of MODEL.json, see docs/admin/synergy.md"
+        )
     return found
 
 

@@ -53,7 +53,9 @@ def whatif(
     remove_nodes: str = typer.Option("", help="Nodes to do without, such as t4:2x4; the last of their kind go."),
     like: str = typer.Option("", help="How fast a type is that nobody has run on: h100=a100:2 is twice an a100."),
     policy: str = typer.Option("sia", help="Policies, such as sia,fifo."),
-    seeds: int = typer.Option(1, min=1, help="Simulate so many times, with other luck each; see docs/simulator.md."),
+    seeds: int = typer.Option(
+        1, min=1, help="Simulate so many times, with other luck each; see docs/admin/simulator.md."
+    ),
     prices: str = typer.Option("", help="Of a GPU-hour, such as t4=0.4,a100=2.5."),
     pairs: Path | None = PAIRS,
     pair_types: str = PAIR_TYPES,

@@ -49,7 +49,7 @@ _OUT = typer.Option(..., "--out", "-o", help="Where to write it: JSON if the nam
 
 @workload.command("import")
 def import_(
-    file: Path | None = typer.Argument(None, help="A published trace, plain or gzip; see docs/workloads.md."),
+    file: Path | None = typer.Argument(None, help="A published trace, plain or gzip; see docs/admin/workloads.md."),
     out: Path = _OUT,
     sacct: Path | None = typer.Option(None, help="What `sacct --parsable2` printed, instead of FILE."),
     trace: TraceName | None = _FORMAT,

@@ -10,7 +10,8 @@ After *AntMan: Dynamic scaling on GPU clusters for deep learning* (Xiao et al., 
    when it has been where it is for `interval_s`.
 
 A job without a `gpu_class` is of the site's `default_class`. Which GPUs of a node a job gets is the cluster's to choose:
-on Slurm the best connected of those that are reserved (docs/agent.md), and Slurm's own choice for jobs with GPUs of Slurm's.
+on Slurm the best connected of those that are reserved (docs/admin/agent.md), and Slurm's own choice for jobs with GPUs of
+Slurm's.
 """
 
 from __future__ import annotations

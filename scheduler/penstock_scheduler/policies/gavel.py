@@ -16,7 +16,7 @@ on all of them, or waits. Each round:
 The paper's rounds are 360 s long: set `[daemon] round_s = 360`. Taking turns costs restarts, which Gavel does not weigh.
 
 Departures: time is counted in all that the job has attained, not since the jobs last changed (nor does the port that Sia was
-compared with). The authors' code, and Sia's port of it, sum up steps/s as they are, and so do we: docs/simulator.md
+compared with). The authors' code, and Sia's port of it, sum up steps/s as they are, and so do we: docs/admin/simulator.md
 compares. A job of many short steps then comes first; with `throughput = "normalised"` each job's throughput is relative to
 its slowest type. Jobs that are alike get the same shares, which an interior-point solver does without being asked and a
 simplex does not.

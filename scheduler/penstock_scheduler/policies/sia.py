@@ -14,7 +14,7 @@ After *Sia: Heterogeneity-aware, goodput-optimized ML-cluster scheduling* (SOSP 
    A job's first GPU is then worth `allocation_lambda` - 1, and its second at most 1 - 2 ** p, so that 2 is enough for every
    p < 0 that nobody waits for a first GPU while others, who can be moved, have a second.
    Where the site has a cloud, its offers are further configurations, with a price, for jobs whose wait for GPUs is over: see
-   `Sia._solve_with_cloud` and docs/bursting.md.
+   `Sia._solve_with_cloud` and docs/admin/bursting.md.
 5. Placement finds the nodes (`penstock_scheduler.placement`). A job that finds none takes the next best that there is room for.
 
 Hard constraints: jobs that may not move, and jobs on their way from an earlier round, are taken out beforehand with their GPUs;

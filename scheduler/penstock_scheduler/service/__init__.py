@@ -1,1 +1,1 @@
-"""The HTTP service of penstockd: docs/api.md has its contract, `penstock_scheduler.messages` its bodies."""
+"""The HTTP service of penstockd: docs/user/api.md has its contract, `penstock_scheduler.messages` its bodies."""

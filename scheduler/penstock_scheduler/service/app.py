@@ -1,4 +1,4 @@
-"""The API itself: one function an endpoint, each with who may call it. See docs/api.md."""
+"""The API itself: one function an endpoint, each with who may call it. See docs/user/api.md."""
 
 import asyncio
 import contextlib

@@ -6,7 +6,7 @@ from penstock_scheduler.errors import PenstockError
 
 
 class Refusal(PenstockError):
-    """An answer other than 2xx; see the table in docs/api.md."""
+    """An answer other than 2xx; see the table in docs/user/api.md."""
 
     def __init__(self, status: int, code: str, message: str, *, retry_after_s: float | None = None) -> None:
         super().__init__(message)

@@ -1,4 +1,4 @@
-"""What Prometheus scrapes: the board in numbers. No name of a user or a job is among them. See docs/observing.md."""
+"""What Prometheus scrapes: the board in numbers. No name of a user or a job is among them. See docs/admin/observing.md."""
 
 from __future__ import annotations
 

@@ -76,9 +76,11 @@ def golden_rows(file: Path) -> list[GoldenRow]:
             _row(name, given, policy, row) for name, given in sets.items() for policy, row in given["policies"].items()
         ]
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{file}: {error}; give one of Starburst's golden files (docs/data.md)") from None
+        raise ConfigError(f"{file}: {error}; give one of Starburst's golden files (docs/developer/data.md)") from None
     except (KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(f"{file} is not one of Starburst's golden files: {error!r}; see docs/data.md") from None
+        raise ConfigError(
+            f"{file} is not one of Starburst's golden files: {error!r}; see docs/developer/data.md"
+        ) from None
 
 
 def _row(jobs: str, given: Mapping[str, Any], name: str, row: Mapping[str, Any]) -> GoldenRow:
@@ -113,7 +115,7 @@ def golden_jobs(folder: Path, name: str) -> list[RigidJob]:
                     RigidJob(float(row["arrival_h"]), float(row["runtime_h"]), int(row["gpus"]))
                     for row in csv.DictReader(text)
                 ]
-    raise ConfigError(f"{folder} has no {name}_jobs.csv; name the folder of Starburst's data (docs/data.md)")
+    raise ConfigError(f"{folder} has no {name}_jobs.csv; name the folder of Starburst's data (docs/developer/data.md)")
 
 
 @dataclass(frozen=True, slots=True)

@@ -138,7 +138,7 @@ class Donated:
 
 
 class ArtifactLearner:
-    """What Sia's artifact knows of a job, in its simulator; docs/simulator.md names the differences.
+    """What Sia's artifact knows of a job, in its simulator; docs/admin/simulator.md names the differences.
 
     Nothing until it runs, but how fast one GPU of each type is, at its largest batch, relative to another. A type on which it
     has run is fitted by itself; of any other the first type in the order of `ARTIFACT_NAMES` on which it has run is the donor.

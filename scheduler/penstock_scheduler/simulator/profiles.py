@@ -1,4 +1,4 @@
-"""Measured tables of models, as in Sia's artifact: a folder for each, and `applications.csv` for all. docs/workloads.md.
+"""Measured tables of models, as in Sia's artifact: a folder for each, and `applications.csv` for all. docs/admin/workloads.md.
 
 A table is read when its model is first asked for, and checked as a workload is: file, line, what was found and expected.
 """

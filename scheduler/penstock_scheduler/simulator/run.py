@@ -38,8 +38,8 @@ RESTART_COST_S = 30.0
 
 
 REST_S = 300.0
-"""Rounds that would see nothing new are passed over for so long. On a window of 160 jobs (docs/simulator.md) that was every fifth
-round, and of 154 such rounds one would have decided otherwise, for restart factors rise with time."""
+"""Rounds that would see nothing new are passed over for so long. On a window of 160 jobs (docs/admin/simulator.md) that was
+every fifth round, and of 154 such rounds one would have decided otherwise, for restart factors rise with time."""
 
 
 FRONT = 4

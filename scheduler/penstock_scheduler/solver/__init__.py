@@ -1,7 +1,8 @@
 """The round's problem, a multiple-choice knapsack, and its solvers behind one interface.
 
 Minimise ``sum cost[j, c] x[j, c] + leave_out * (J - sum x)`` where each job takes at most one configuration, the GPUs of
-each type suffice, and quotas are kept (Sia, equation 2, for either sign of the fairness power). docs/solver.md explains.
+each type suffice, and quotas are kept (Sia, equation 2, for either sign of the fairness power). docs/developer/solver.md
+explains.
 """
 
 from __future__ import annotations

@@ -26,11 +26,11 @@ from penstock_scheduler.solver.whole import relax_whole
 
 CORE_ENTRIES = 50
 """Entries of the first core for each GPU type and quota. With 150 for three types one core proves a gap of 1e-4 on all but
-one of the rounds of docs/solver.md; 400 take twice the time."""
+one of the rounds of docs/developer/solver.md; 400 take twice the time."""
 
 WHOLE_ENTRIES = 500
-"""Entries up to which all prices come from one linear program. Measured on the rounds of docs/solver.md: of 100 entries a quarter
-of the time of cutting planes, of 450 two thirds, of 1,500 as long, of 6,000 four times as long."""
+"""Entries up to which all prices come from one linear program. Measured on the rounds of docs/developer/solver.md: of 100
+entries a quarter of the time of cutting planes, of 450 two thirds, of 1,500 as long, of 6,000 four times as long."""
 
 CORE_GROWTH = 4
 """Factor by which the core grows."""

@@ -1,1 +1,1 @@
-"""The agent of a node, `penstock-agent`: lets jobs share GPUs there as the daemon has ordered (docs/sharing.md)."""
+"""The agent of a node, `penstock-agent`: lets jobs share GPUs there as the daemon has ordered (docs/admin/sharing.md)."""

@@ -31,9 +31,9 @@ LIMIT_S = 350.0
 NEXT_STEPS = (
     ("Look again", "penstock demo writes this page anew; --keep leaves its folder with logs, rounds and reports"),
     ("Decide a round again, offline", "penstock replay 42 --state FOLDER/penstock/state"),
-    ("Have such a cluster to play with", "penstock loopback up; then sbatch as in docs/jobs.md"),
-    ("Put it beside your Slurm", "docs/admin.md: a settings file, penstockd --check, a systemd unit"),
-    ("Understand how it decides", "docs/architecture.md"),
+    ("Have such a cluster to play with", "penstock loopback up; then sbatch as in docs/user/jobs.md"),
+    ("Put it beside your Slurm", "docs/admin/setup.md: a settings file, penstockd --check, a systemd unit"),
+    ("Understand how it decides", "docs/developer/architecture.md"),
     ("Write a policy", "CONTRIBUTING.md: one file and one line"),
 )
 
@@ -56,7 +56,7 @@ def demo(
             "no Slurm in this run: the simulated cluster stands in, and a first-in-first-out queue for plain Slurm"
         )
         histories = simulate(families)
-        facts = {"what ran": "the simulated cluster of Penstock, no processes; see docs/architecture.md"}
+        facts = {"what ran": "the simulated cluster of Penstock, no processes; see docs/developer/architecture.md"}
         ok = True
     else:
         histories, facts, ok = _run(console, families, keep)

@@ -1,6 +1,6 @@
 """The one gateway to Slurm: what Penstock reads from it and asks of it, with back ends `cli` and `pyslurm`.
 
-`docs/slurm-gateway.md` says what each back end does, and what was tried with which versions.
+`docs/developer/slurm-gateway.md` says what each back end does, and what was tried with which versions.
 """
 
 from __future__ import annotations

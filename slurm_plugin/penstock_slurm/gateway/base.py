@@ -379,7 +379,7 @@ class Gateway(Protocol):
         """Shape a pending job to run exactly there, in one update that happens wholly or not at all.
 
         Does not release it. Slurm does not check that the nodes lie in the partition before it tries to start the
-        job. Wait until a requeued job is PENDING and then 1.1 s (docs/slurm-gateway.md) before releasing it.
+        job. Wait until a requeued job is PENDING and then 1.1 s (docs/developer/slurm-gateway.md) before releasing it.
         """
         ...
 

@@ -112,7 +112,7 @@ FEW = 20
 
 AT_ONCE = 200
 MOST_PER_S = 500.0
-"""Writes. slurmctld also has users to answer: see docs/slurm-gateway.md for what they notice."""
+"""Writes. slurmctld also has users to answer: see docs/developer/slurm-gateway.md for what they notice."""
 
 
 class CliGateway:

@@ -59,14 +59,14 @@ class Unregistered(Transient):
     at_once = False
     remedy = (
         "; slurmdbd has not registered the job; Slurm is asked again in a minute. If that goes on, slurmctld was stopped while "
-        "it waited for slurmdbd: cancel the job and submit it anew, or see docs/slurm-gateway.md"
+        "it waited for slurmdbd: cancel the job and submit it anew, or see docs/developer/slurm-gateway.md"
     )
 
 
 class UnreadableAnswer(SlurmError):
     """A listing does not have the form that we asked for: a Slurm we do not know."""
 
-    remedy = "; compare this Slurm's version with those in docs/slurm-gateway.md"
+    remedy = "; compare this Slurm's version with those in docs/developer/slurm-gateway.md"
 
 
 class BackendMissing(SlurmError, ConfigError):

@@ -72,7 +72,7 @@ class PyslurmGateway:
             else:
                 os.environ["SLURM_CONF"] = before
             raise BackendMissing(
-                f"{error}; install the pyslurm of your Slurm's version from its git tag (docs/slurm-gateway.md), or set "
+                f"{error}; install the pyslurm of your Slurm's version (docs/developer/slurm-gateway.md), or set "
                 "[slurm] backend = 'cli'",
                 command="pyslurm",
             ) from None

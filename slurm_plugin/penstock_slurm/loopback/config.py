@@ -97,7 +97,7 @@ def slurm_conf(
 ) -> str:
     """slurm.conf; `settings` replaces or adds lines, key by key.
 
-    `stand_in` gives the nodes the GRES that jobs ask for in place of GPUs (docs/sharing.md).
+    `stand_in` gives the nodes the GRES that jobs ask for in place of GPUs (docs/admin/sharing.md).
     """
     host = socket.gethostname().split(".")[0]
     run = layout.short / "run"

@@ -143,7 +143,7 @@ def _with_environment(given: dict[str, str], environ: Mapping[str, str]) -> dict
 def _without_plugin(
     line: CommandLine, expanded: list[list[str]], options: Options, given: dict[str, str]
 ) -> list[list[str]]:
-    """sbatch's options where it does not know the flags: the job spec goes into the comment, as docs/jobs.md says."""
+    """sbatch's options where it does not know the flags: the job spec goes into the comment, as docs/user/jobs.md says."""
     spec = spec_of(given)
     kept = [words for words in expanded if command_line.is_flag(words, options) is None]
     named = command_line.values(kept, options)

@@ -264,7 +264,7 @@ def _gpt_rows(gpu_type: str) -> np.ndarray:
     """Micro-batch, forward s, sync s, nodes, GPUs of each published row."""
     data = os.environ.get("PENSTOCK_TEST_DATA")
     if data is None:
-        pytest.skip("PENSTOCK_TEST_DATA is not set; docs/data.md says what belongs there")
+        pytest.skip("PENSTOCK_TEST_DATA is not set; docs/developer/data.md says what belongs there")
     path = Path(data) / "sia" / "profiles" / "gpt_pmp" / f"scalability-{gpu_type}.csv"
     with path.open(newline="") as file:
         return np.array(

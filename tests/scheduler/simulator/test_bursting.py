@@ -14,7 +14,7 @@ from penstock_scheduler.simulator.golden import golden_jobs, golden_outcomes, go
 
 DATA = os.environ.get("PENSTOCK_TEST_DATA")
 needs_data = pytest.mark.skipif(
-    not DATA, reason="PENSTOCK_TEST_DATA names no folder with Starburst's data (docs/data.md)"
+    not DATA, reason="PENSTOCK_TEST_DATA names no folder with Starburst's data (docs/developer/data.md)"
 )
 FOLDER = Path(DATA or ".") / "starburst"
 

@@ -1,4 +1,4 @@
-"""Gandiva's promises on pairs that were measured: those of Gavel's table (docs/data.md)."""
+"""Gandiva's promises on pairs that were measured: those of Gavel's table (docs/developer/data.md)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from penstock_scheduler.simulator.sharing import Introspection, Outcome, Pool, P
 from tests.scheduler.simulator.test_agents import recorded, run
 
 pytestmark = [
-    pytest.mark.skipif("PENSTOCK_TEST_DATA" not in os.environ, reason="needs the public data: see docs/data.md"),
+    pytest.mark.skipif(
+        "PENSTOCK_TEST_DATA" not in os.environ, reason="needs the public data: see docs/developer/data.md"
+    ),
     pytest.mark.parametrize("gpu_type", ["v100", "p100", "k80"]),
 ]
 

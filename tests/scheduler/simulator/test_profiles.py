@@ -144,7 +144,7 @@ def test_a_folder_that_is_none(tmp_path):
         Profiles(tmp_path / "away")
 
 
-@pytest.mark.skipif("PENSTOCK_TEST_DATA" not in os.environ, reason="needs the public data: see docs/data.md")
+@pytest.mark.skipif("PENSTOCK_TEST_DATA" not in os.environ, reason="needs the public data: see docs/developer/data.md")
 @pytest.mark.parametrize("model", ["bert", "cifar10", "deepspeech2", "imagenet", "yolov3"])
 def test_published_tables_are_read_as_the_reference_reads_them(model):
     """Against interpolation written out anew: every measured row, and shapes that only the cloud of points covers."""

@@ -17,7 +17,7 @@ DATA = os.environ.get("PENSTOCK_TEST_DATA")
 
 
 @pytest.mark.long
-@pytest.mark.skipif(not DATA, reason="PENSTOCK_TEST_DATA names no folder with Sia's windows (docs/data.md)")
+@pytest.mark.skipif(not DATA, reason="PENSTOCK_TEST_DATA names no folder with Sia's windows (docs/developer/data.md)")
 @pytest.mark.parametrize(("window", "hours"), [("1", 0.546), ("2", 0.761), ("3", 0.589), ("4", 0.687)])
 def test_sias_artifact_is_met_on_its_own_windows(window, hours):
     """Average completion time within 5 % as there; as we decide, no more than 2 % above."""

@@ -207,7 +207,7 @@ def test_lines_of_a_script_count_as_flags(flags: FlagSite) -> None:
 
 
 def test_the_examples_of_the_pages_are_accepted(flags: FlagSite) -> None:
-    docs = Path(__file__).parents[3] / "docs"
+    docs = Path(__file__).parents[3] / "docs" / "user"
     (script,) = re.findall(r"```\n(#!/bin/bash\n#SBATCH --adaptive.*?)```", (docs / "jobs.md").read_text(), re.DOTALL)
     path = flags.folder / "adaptive.sbatch"
     path.write_text(script)

@@ -353,7 +353,7 @@ def test_a_job_that_is_not_registered_is_asked_once_and_holds_nobody_up(unregist
     assert fed() == ["update JobId=3 Priority=4294967293", "release 4"]
     assert slurm.write(writes)[0].args == first[0].args, "the round's outcome stays the same"
     assert fed() == ["release 4"]
-    assert "submit it anew, or see docs/slurm-gateway.md" in str(first[0])
+    assert "submit it anew, or see docs/developer/slurm-gateway.md" in str(first[0])
 
 
 def test_of_several_in_one_line_those_that_are_not_registered_are_not_asked_twice(unregistered):

@@ -42,7 +42,9 @@ slurm = pytest.mark.slurm
 @pytest.fixture(params=["cli", "pyslurm"])
 def gateway(request: pytest.FixtureRequest, loopback: LoopbackCluster) -> Gateway:
     if request.param == "pyslurm" and importlib.util.find_spec("pyslurm") is None:
-        pytest.skip("pyslurm is not installed: it must be built for this machine's Slurm, see docs/slurm-gateway.md")
+        pytest.skip(
+            "pyslurm is not installed: it must be built for this machine's Slurm, see docs/developer/slurm-gateway.md"
+        )
     return open_gateway(request.param, conf=loopback.slurm_conf, timeout_s=20)
 
 

@@ -1,4 +1,4 @@
-"""Penstock's own formats for workloads, CSV and JSON: docs/workloads.md describes every column."""
+"""Penstock's own formats for workloads, CSV and JSON: docs/admin/workloads.md describes every column."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def _given(job: WorkloadJob, name: str) -> bool:
 
 def _from_json(entry: object) -> WorkloadJob:
     if not isinstance(entry, dict):
-        raise Wrong(f"{entry!r:.80}", "an object with the keys of docs/workloads.md")
+        raise Wrong(f"{entry!r:.80}", "an object with the keys of docs/admin/workloads.md")
     values: dict[str, Any] = {name: value for name, value in entry.items() if value is not None}
     for name, value in values.items():
         if name not in COLUMNS:

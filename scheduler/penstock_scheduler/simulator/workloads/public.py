@@ -1,4 +1,4 @@
-"""Traces that others have published: what each column of theirs is to us. docs/data.md says where they come from.
+"""Traces that others have published: what each column of theirs is to us. docs/developer/data.md says where they come from.
 
 Each function takes one row and gives its job, or says in words why the row is left out.
 """

@@ -1,4 +1,4 @@
-"""A site's own history, from what sacct prints. docs/workloads.md has the command."""
+"""A site's own history, from what sacct prints. docs/admin/workloads.md has the command."""
 
 from __future__ import annotations
 

@@ -261,7 +261,7 @@ def test_two_gigabytes_are_refused_in_little_memory(tmp_path):
 DATA = Path(os.environ.get("PENSTOCK_TEST_DATA", ""))
 
 
-@pytest.mark.skipif("PENSTOCK_TEST_DATA" not in os.environ, reason="needs the public data: see docs/data.md")
+@pytest.mark.skipif("PENSTOCK_TEST_DATA" not in os.environ, reason="needs the public data: see docs/developer/data.md")
 @pytest.mark.parametrize(
     ("file", "jobs", "gpus", "span_h"),
     [
@@ -283,7 +283,7 @@ def test_public_traces(file, jobs, gpus, span_h):
     assert gpus is None or sum(job.gpus for job in workload.jobs) == gpus
 
 
-@pytest.mark.skipif("PENSTOCK_TEST_DATA" not in os.environ, reason="needs the public data: see docs/data.md")
+@pytest.mark.skipif("PENSTOCK_TEST_DATA" not in os.environ, reason="needs the public data: see docs/developer/data.md")
 def test_philly_is_as_heavy_as_starburst_says():
     """Its 978,000 GPU-hours over its span are 73 % of 64 nodes of 8 GPUs."""
     workload = read_workload(DATA / "philly/philly_82k_jobs.csv.gz")
