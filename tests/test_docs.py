@@ -30,8 +30,8 @@ def blocks(page: str, language: str) -> list[str]:
 
 
 def test_the_settings_file_of_the_admins_page_is_valid_and_shows_the_defaults():
-    (text,) = blocks("docs/admin/setup.md", "toml")
-    settings = parse_settings(text, "docs/admin/setup.md")
+    (text,) = blocks("docs/admin/install.md", "toml")
+    settings = parse_settings(text, "docs/admin/install.md")
     assert settings.section(DaemonSettings) == DaemonSettings()
     assert settings.section(SlurmSettings) == SlurmSettings(partitions=("gpu",))
     shown = make_policy("sia", settings.policy("sia"))[1]
@@ -67,7 +67,7 @@ def test_the_specs_on_the_pages_are_valid():
     ("page", "wait", "there", "shown"),
     [
         (
-            "docs/admin/setup.md",
+            "docs/admin/install.md",
             "sleep 12",
             "penstock top --once --state try/state | grep -q running",
             r"^1 +wrap .* running +8 a100",

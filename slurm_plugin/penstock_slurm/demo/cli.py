@@ -32,7 +32,7 @@ NEXT_STEPS = (
     ("Look again", "penstock demo writes this page anew; --keep leaves its folder with logs, rounds and reports"),
     ("Decide a round again, offline", "penstock replay 42 --state FOLDER/penstock/state"),
     ("Have such a cluster to play with", "penstock loopback up; then sbatch as in docs/user/jobs.md"),
-    ("Put it beside your Slurm", "docs/admin/setup.md: a settings file, penstockd --check, a systemd unit"),
+    ("Put it beside your Slurm", "docs/admin/install.md: a settings file, penstockd --check, a systemd unit"),
     ("Understand how it decides", "docs/developer/architecture.md"),
     ("Write a policy", "CONTRIBUTING.md: one file and one line"),
 )
