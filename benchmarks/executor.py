@@ -119,7 +119,7 @@ def worker(options):
             found[phase][f"{kind}_s"].append(seconds)
             found[phase][f"{kind}_work_s"].append(work_s)
     if run.rank == 0:
-        Path(options.folder, "times.json").write_text(json.dumps({"found": found, "every": run._meter.every}))
+        Path(options.folder, "times.json").write_text(json.dumps({"found": found, "every": run.measured_every}))
         reports = list(Path(options.folder, "spool", "1", "reports").glob("*.jsonl"))
         lines = reports[0].read_bytes().splitlines() if reports else []
         Path(options.folder, "reports.json").write_text(json.dumps([len(line) for line in lines]))

@@ -18,7 +18,7 @@ FORKING.set_forkserver_preload(
         "torch._dynamo",
         "torch.distributed.fsdp",
         "torch.distributed.pipelining",
-        "penstock_executor.training.run",
+        "penstock_executor.training.starting",
     ]
 )
 """What is not installed is passed over."""

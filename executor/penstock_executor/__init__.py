@@ -23,7 +23,8 @@ from penstock_executor.environment import Environment, EnvironmentDisagrees, rea
 from penstock_executor.profiling import profile
 
 if TYPE_CHECKING:
-    from penstock_executor.training.run import TrainingRun, start
+    from penstock_executor.training.run import TrainingRun
+    from penstock_executor.training.starting import start
 
 __all__ = [
     "Allocation",
@@ -52,6 +53,6 @@ def __getattr__(name: str) -> object:
         import torch  # noqa: F401
     except ImportError as error:
         raise ImportError("penstock_executor.start needs PyTorch: pip install 'penstock[executor]'") from error
-    from penstock_executor.training import run
+    from penstock_executor.training import starting
 
-    return getattr(run, name)
+    return getattr(starting, name)

@@ -71,7 +71,7 @@ class Shards:
     files: dict[str, tuple[int, str]]
     """Name in `folder` -> size in bytes, SHA-256; see `fingerprint`."""
 
-    def harm(self, reader: int = 0, readers: int = 1) -> str | None:
+    def damage(self, reader: int = 0, readers: int = 1) -> str | None:
         """What is wrong with the files that are this reader's share; None if they are whole.
 
         Together they may be as large as a model of many GPUs, so that processes share out the reading: each calls this.
@@ -173,24 +173,24 @@ class Checkpoints:
         One that is truncated or altered is passed over, with a warning in the log.
         """
         for found in self.candidates():
-            harm = found.shards.harm() if found.shards is not None else None
-            if harm is None:
+            damage = found.shards.damage() if found.shards is not None else None
+            if damage is None:
                 return found
-            self.pass_over(found, harm)
+            self.skip(found, damage)
         return None
 
     def candidates(self) -> Iterator[Checkpoint]:
-        """All whose file is whole, in the order of `latest`. Their shards have not been read: see `Shards.harm`."""
+        """All whose file is whole, in the order of `latest`. Their shards have not been read: see `Shards.damage`."""
         for epoch, step, path in _list(self.folder):
             try:
                 meta, state, shards = _decode(path)
                 yield Checkpoint(epoch, step, state, meta, shards)
             except (OSError, _NotValidError) as error:
-                _pass_over(path, str(error))
+                _skip(path, str(error))
 
-    def pass_over(self, found: Checkpoint, harm: str) -> None:
+    def skip(self, found: Checkpoint, damage: str) -> None:
         """Say that it is not used."""
-        _pass_over(epoch_folder(self.folder, found.epoch) / _file_name(found.step), harm)
+        _skip(epoch_folder(self.folder, found.epoch) / _file_name(found.step), damage)
 
     def find(self, epoch: int, step: int) -> Checkpoint | None:
         """That checkpoint, which another process found to be whole; None if it is not there. Shards are not read again."""
@@ -292,7 +292,7 @@ def _file_name(step: int) -> str:
     return f"step-{step:012d}.ckpt"
 
 
-def _pass_over(path: Path, reason: str) -> None:
+def _skip(path: Path, reason: str) -> None:
     log.warning("path=%s checkpoint passed over: %s; the one before it is used", path, reason)
 
 

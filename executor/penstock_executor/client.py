@@ -117,7 +117,7 @@ def reconnect(epoch: int, checkpoints: Path | None = None, environment: Environm
     return client
 
 
-class Pace:
+class ReportSchedule:
     """When a run reports: 5 s after it began, after another 10 s, 20 s, and so on up to every `every_s`."""
 
     def __init__(self, every_s: float, now_s: float) -> None:

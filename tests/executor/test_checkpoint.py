@@ -87,7 +87,7 @@ def test_a_run_left_behind_while_it_writes_is_refused(tmp_path: Path, monkeypatc
 
 
 @pytest.mark.parametrize(
-    "harm",
+    "damage",
     [
         lambda content: b"",
         lambda content: content[:-1],
@@ -101,12 +101,12 @@ def test_a_run_left_behind_while_it_writes_is_refused(tmp_path: Path, monkeypatc
     ],
 )
 @pytest.mark.parametrize("state", [b"state", {"w": np.ones(3)}], ids=["bytes", "arrays"])
-def test_a_harmed_one_is_passed_over(tmp_path: Path, harm, state, caplog: pytest.LogCaptureFixture):
+def test_a_harmed_one_is_passed_over(tmp_path: Path, damage, state, caplog: pytest.LogCaptureFixture):
     checkpoints = Checkpoints(tmp_path, 1)
     checkpoints.save(b"before", 1)
     path = checkpoints.save(state, 2, {"p": 2})
     assert checkpoints.latest().step == 2
-    harmed = harm(path.read_bytes())
+    harmed = damage(path.read_bytes())
     assert harmed != path.read_bytes()
     path.write_bytes(harmed)
     assert checkpoints.latest().state == b"before"
@@ -159,16 +159,16 @@ def test_processes_share_out_the_reading_of_shards(tmp_path: Path):
     for name in "01234":
         (tmp_path / name).write_text(name)
     shards = Shards(tmp_path, {name: fingerprint(tmp_path / name) for name in "43210"})
-    assert [shards.harm(reader, 3) for reader in range(3)] == [None] * 3
+    assert [shards.damage(reader, 3) for reader in range(3)] == [None] * 3
     (tmp_path / "4").write_text("5")
-    assert [shards.harm(reader, 3) for reader in range(3)] == [
+    assert [shards.damage(reader, 3) for reader in range(3)] == [
         None,
         f"4 in {tmp_path.name} is truncated or altered",
         None,
     ]
-    assert "altered" in shards.harm()
+    assert "altered" in shards.damage()
     (tmp_path / "2").unlink()
-    assert "No such file" in shards.harm(2, 3)
+    assert "No such file" in shards.damage(2, 3)
 
 
 @pytest.mark.skipif(not FULL.exists(), reason="no /dev/full here")

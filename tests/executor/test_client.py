@@ -7,7 +7,7 @@ import pytest
 
 from penstock_executor import Checkpoints, Client, Environment, connect
 from penstock_executor.checkpoint import newest_epoch
-from penstock_executor.client import Pace
+from penstock_executor.client import ReportSchedule
 from penstock_profiles import wire
 
 from .spool import JOB, bodies, job_environment, reports, tell
@@ -206,6 +206,6 @@ def test_processes_that_race_get_different_epochs(spool: Path, tmp_path: Path, s
 
 def test_a_run_reports_soon_and_then_at_its_pace():
     """Asked each second from 100 s on: after 5, 10 and 20 s, and then every 30 s. A shorter pace is kept from the start."""
-    pace, brisk = Pace(30.0, 100.0), Pace(2.0, 100.0)
+    pace, brisk = ReportSchedule(30.0, 100.0), ReportSchedule(2.0, 100.0)
     assert [second for second in range(101, 230) if pace.due(second)] == [105, 115, 135, 165, 195, 225]
     assert [second for second in range(101, 108) if brisk.due(second)] == [102, 104, 106]

@@ -8,13 +8,13 @@ import torch
 
 from penstock_executor.training import gradients
 from penstock_executor.training.batches import Part
-from penstock_executor.training.gradients import GradientMeter, SyncTimer, pace
-from penstock_executor.training.run import LONGEST_STRIDE, PACED_EVERY, stride_of
+from penstock_executor.training.consensus import COST_CHECKED_EVERY, LONGEST_STRIDE, stride_of
+from penstock_executor.training.gradients import GradientMeter, SyncTimer, measure_every
 
 
 def test_measuring_takes_a_fifth_of_a_hundredth_of_the_time_and_a_twentieth_of_the_steps_at_least():
     """Of a step of 50 ms, 0.1 ms are a fifth of a hundredth: 0.09 ms fit into each, 0.48 ms into every fifth."""
-    assert [pace(seconds, 0.05) for seconds in (0.0, 0.00009, 0.00048, 1.0)] == [1, 1, 5, 20]
+    assert [measure_every(seconds, 0.05) for seconds in (0.0, 0.00009, 0.00048, 1.0)] == [1, 1, 5, 20]
 
 
 def test_of_one_gradient_a_step_neighbours_make_a_pair():
@@ -43,7 +43,7 @@ def test_parts_of_two_replicas_add_up_to_the_whole_models_norms():
         meter = GradientMeter([parameter], torch.optim.SGD([parameter], lr=0.1), replicas=2, averaged=True)
         meter.begin(0)
         parameter.grad = torch.tensor([own])
-        meter.see_all()
+        meter.record_own_gradients()
         parameter.grad.fill_(averaged)
         norms = meter.after_step(Part(8, 16, 2, 1, last=True), 1.0)
         assert (norms.count, norms.consecutive) == (2, False)
@@ -101,4 +101,4 @@ def test_steps_that_are_not_measured_do_not_move_the_end_of_one_that_was(monkeyp
 @pytest.mark.parametrize(("step_s", "stride"), [(10.0, 1), (0.5, 1), (0.115, 4), (0.05, 8), (0.001, 16)])
 def test_words_are_half_a_second_apart_and_their_steps_meet_those_that_look_at_the_pace(step_s: float, stride: int):
     assert stride_of(step_s) == stride <= LONGEST_STRIDE
-    assert PACED_EVERY % stride == 0
+    assert COST_CHECKED_EVERY % stride == 0

@@ -28,10 +28,10 @@ def mine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Suspension]:
 
 def test_it_goes_on_though_python_hears_of_the_end_first(mine: Suspension):
     """Both signals come during one call into C. Python calls the handlers by number, SIGCONT's first."""
-    mine._on_continue(signal.SIGCONT, None)
-    mine._on_stop(signal.SIGTSTP, None)
+    mine.on_continue(signal.SIGCONT, None)
+    mine.on_stop(signal.SIGTSTP, None)
     mine.wait(None)
-    assert not mine.asked
+    assert not mine.requested
 
 
 def test_the_end_of_a_time_before_is_not_that_of_this_one(mine: Suspension):

@@ -64,16 +64,16 @@ def test_processes_and_micro_steps_do_not_change_what_is_learned(tmp_path: Path)
 
 def test_with_drop_last_an_epoch_is_worth_the_steps_that_it_has(tmp_path: Path):
     """47 samples at 32: a step an epoch. Three are worth 96 samples, and not 141."""
-    from penstock_executor.training.run import limits_of
+    from penstock_executor.training.arguments import epoch_limits
 
     with train(tmp_path, "--size=47", "--drop-last", "--max-batch=32") as job:
         job.finish()
     assert (final(tmp_path)["steps"], final(tmp_path)["progress"]) == (3, 96)
-    assert limits_of(32, 256, 203, drop_last=True) == (203, 192)
-    assert limits_of(32, 256, 203, drop_last=False) == (256, 203)
-    assert limits_of(32, 256, None, drop_last=True) == (256, None)
+    assert epoch_limits(32, 256, 203, drop_last=True) == (203, 192)
+    assert epoch_limits(32, 256, 203, drop_last=False) == (256, 203)
+    assert epoch_limits(32, 256, None, drop_last=True) == (256, None)
     with pytest.raises(ValueError, match="batch_size=256 with drop_last: the data set has 203 samples"):
-        limits_of(256, 256, 203, drop_last=True)
+        epoch_limits(256, 256, 203, drop_last=True)
 
 
 @pytest.mark.parametrize("kills", [3, pytest.param(50, marks=pytest.mark.long)])
@@ -195,7 +195,7 @@ def test_where_memory_runs_out_it_begins_again_with_a_smaller_batch(tmp_path: Pa
     options = ("--epochs=30", "--max-batch=256", "--memory=40", "--report-every=0.05")
     with process(SCRIPT, tmp_path, *options, environment=environment()) as child:
         said = finish(child)
-    assert "does not fit into memory: again with fewer" in said
+    assert "does not fit into memory: the run restarts with a smaller batch" in said
     assert max(record["step"] for record in steps(tmp_path)) == final(tmp_path)["steps"] - 1
     assert max(len(record["seen"]) for record in steps(tmp_path) if record["run"] > 1) >= 32
     assert_each_sample_once(tmp_path, max(record["epoch"] for record in steps(tmp_path)) + 1, 1003)

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from penstock_executor.allocation import Allocation, UnknownAllocation, find_allocation
-from penstock_executor.client import Pace, connect
+from penstock_executor.client import ReportSchedule, connect
 from penstock_executor.environment import read_environment, read_ranks
 from penstock_executor.node_channel import open_channel
 from penstock_executor.training.reporter import Reporter
@@ -60,7 +60,7 @@ class TrainingMonitor:
         self._channel = open_channel(
             environment, read_ranks().local_rank, suspends=False, anywhere=False, most_pause_s=MOST_PAUSE_S
         )
-        self._reports = Pace(environment.report_every_s(report_every_s), self._reported_s)
+        self._reports = ReportSchedule(environment.report_every_s(report_every_s), self._reported_s)
         self._reporter: Reporter | None = None
         if self._first:
             client = connect(folder, environment)

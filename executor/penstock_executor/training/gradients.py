@@ -1,15 +1,16 @@
-"""What an optimiser step says about the noise of the gradients, taken from the gradients that are there anyway.
+"""Measures how noisy the gradients are, from the gradients that an optimiser step computes anyway.
 
-Data parallel: each replica's own gradient is seen just before it is averaged, a parameter at a time, and the mean afterwards: two
-norms. One replica that accumulates compares its micro-steps; one that does not, or a sharded model, compares a step with the one
-before. `penstock_profiles.noise` has the formulas.
+With several replicas, each replica's own gradient is recorded just before it is averaged, one parameter at a time, and the
+mean afterwards: two norms. One replica that accumulates compares its micro-steps. One replica that does not accumulate, or
+a sharded model, compares a step with the step before. `penstock_profiles.noise` has the formulas.
 
 With an optimiser of Adam's kind, gradients are first divided as Adam does it, by its state from before the step.
 
-Each norm reads all gradients once, which on a processor takes as long as a good part of the optimiser's step. So where that is
-more than `SHARE` of the time, only every n-th step is measured (`pace`). A step that is not measured is DDP's own, with nothing
-of ours in it: a communication hook, which DDP keeps once it has one, costs a switch to Python for each bucket of each step, and
-the division by the number of replicas that DDP otherwise does while it copies.
+Each norm reads all gradients once. On a CPU that takes a good part of the time of the optimiser's step. If it would take
+more than `SHARE` of the time, only every n-th step is measured (`measure_every`). A step that is not measured runs nothing
+but DDP's own code. That is why this module uses no DDP communication hook: DDP keeps a hook once it has one, and then each
+bucket of each step costs a switch to Python and a division by the number of replicas that DDP otherwise does while it
+copies.
 """
 
 from __future__ import annotations
@@ -26,15 +27,15 @@ import torch
 from penstock_executor.training.batches import Part
 
 SHARE = 0.002
-"""Of the time of training that measuring may take, once there is an estimate."""
+"""Share of the training time that measuring may take once there is an estimate."""
 
-MOST_APART = 20
-"""At least every so many steps one is measured: gradients change as training goes on."""
+LONGEST_INTERVAL = 20
+"""The most steps from one measurement to the next: gradients change as training goes on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Norms:
-    """One process's share of a step's `penstock_profiles.noise.Moments`; added up over the processes, they are those."""
+    """One process's share of a step's `penstock_profiles.noise.Moments`. The sum over all processes is the moments."""
 
     local_sqr: torch.Tensor
     mean_sqr: torch.Tensor
@@ -42,8 +43,8 @@ class Norms:
     consecutive: bool
 
 
-class Landing:
-    """A step's `Norms` on their way to the host: who reads them a step later waits for no GPU."""
+class PendingNorms:
+    """A step's `Norms` on their way to the host. Reading them one step later does not wait for the GPU."""
 
     def __init__(self, norms: Norms, step_samples: int) -> None:
         self.count, self.consecutive, self.step_samples = norms.count, norms.consecutive, step_samples
@@ -64,23 +65,26 @@ class Landing:
 
 
 class SyncTimer:
-    """How long this process had all its own gradients and only waited for the others'. On a GPU, by the GPU's own clock."""
+    """Measures how long this process had all its own gradients and only waited for those of other processes.
+
+    On a GPU, by the GPU's own clock.
+    """
 
     def __init__(self) -> None:
         self._began: Any = None
         self._ended: Any = None
 
     def begin(self, *, cuda: bool) -> None:
-        """The last of this process's own gradients is there."""
+        """This process has computed the last of its own gradients."""
         self._began, self._ended = _mark(cuda=cuda), None
 
     def end(self) -> None:
-        """The backward pass is over. A later step that was not measured says nothing of one that was."""
+        """The backward pass is over. A later step that was not measured does not change the result of one that was."""
         if self._began is not None and self._ended is None:
             self._ended = _mark(cuda=not isinstance(self._began, float))
 
     def take_s(self) -> float | None:
-        """Seconds, once; None while they are not known."""
+        """The seconds, once; None while they are not known."""
         began, ended = self._began, self._ended
         if ended is None or not (isinstance(ended, float) or ended.query()):
             return None
@@ -97,19 +101,20 @@ def _mark(*, cuda: bool) -> Any:
     return event
 
 
-def pace(measuring_s: float, step_s: float) -> int:
-    """Every how many steps one may be measured, if that takes `measuring_s` of a step of `step_s` seconds."""
-    return min(max(math.ceil(measuring_s / (SHARE * step_s)), 1), MOST_APART)
+def measure_every(measuring_s: float, step_s: float) -> int:
+    """Steps from one measurement to the next, if measuring takes `measuring_s` of a step of `step_s` seconds."""
+    return min(max(math.ceil(measuring_s / (SHARE * step_s)), 1), LONGEST_INTERVAL)
 
 
 class GradientMeter:
     """Measures steps' gradients.
 
     Args:
-        parameters: the model's.
+        parameters: of the model.
         optimizer: for Adam's state.
-        replicas: of the model, whose gradients are averaged.
-        averaged: whether there are several, and each has whole gradients to see before. Else processes have parts of the mean.
+        replicas: number of replicas of the model, whose gradients are averaged.
+        averaged: whether there are several replicas, each with whole gradients before they are averaged. If not, each
+            process has a part of the mean.
     """
 
     def __init__(
@@ -125,28 +130,28 @@ class GradientMeter:
         self._groups = {p: group for group in optimizer.param_groups for p in group["params"] if "betas" in group}
         self._replicas, self._averaged = replicas, averaged
         self._own_norms: list[torch.Tensor] = []
-        """Of this replica's own gradient in this step, one a parameter."""
+        """Norms of this replica's own gradient in this step, one for each parameter."""
         self._local_sqr: Any = 0.0
-        """Of the micro-steps of one replica."""
+        """Sum of squared norms over the micro-steps of one replica."""
         self._sum: torch.Tensor | None = None
         """One replica's gradient so far in this step, flat."""
         self._previous: tuple[torch.Tensor, int] | None = None
         """The step before: its gradient, flat, and its samples."""
         self._flat: list[torch.Tensor] = []
-        """Memory for two flat gradients, used in turns: fetched anew for each step, it costs more than what is done in it."""
+        """Memory for two flat gradients, used alternately. Allocating it for each step costs more than the computing in it."""
         self.sync = SyncTimer()
         self.every = 1
-        """Every how many steps one is measured."""
+        """Steps from one measurement to the next."""
         self.seconds = 0.0
-        """Spent on the steps measured since this was set to 0, by this process's clock."""
+        """Time spent on measuring since this was set to 0, by this process's clock."""
         self.measured = 0
-        """Steps since `seconds` was set to 0 that were measured."""
+        """Number of steps measured since `seconds` was set to 0."""
         self._on = True
 
     def begin(self, step: int) -> None:
-        """Before an optimiser step's first backward pass: whether it is measured."""
+        """Decide whether to measure a step, before its first backward pass."""
         into = step % self.every
-        # Of one gradient a step, two neighbours make a pair.
+        # With one gradient a step, two neighbouring steps make a pair.
         self._on = into == 0 or (into == 1 and self._previous is not None)
         if not self._on:
             self._previous = None
@@ -155,15 +160,15 @@ class GradientMeter:
 
     @contextlib.contextmanager
     def before_average(self) -> Iterator[None]:
-        """Around a step's last backward pass: see each of this replica's own gradients just before DDP averages it.
+        """Around a step's last backward pass: record each of this replica's own gradients just before DDP averages it.
 
-        PyTorch runs these hooks when a gradient is in place, and DDP's own after them.
+        PyTorch runs these hooks when a gradient is complete, and DDP's own hooks after them.
         """
         if not (self._on and self._averaged):
             yield
             return
         began_s = time.perf_counter()
-        handles = [each.register_post_accumulate_grad_hook(self._see) for each in self._parameters]
+        handles = [each.register_post_accumulate_grad_hook(self._record) for each in self._parameters]
         self.seconds += time.perf_counter() - began_s
         try:
             yield
@@ -173,15 +178,15 @@ class GradientMeter:
                 handle.remove()
             self.seconds += time.perf_counter() - began_s
 
-    def see_all(self) -> None:
-        """As `before_average`, at once: where it is not DDP that averages, before that is done."""
+    def record_own_gradients(self) -> None:
+        """Record all of this replica's own gradients at once, before something other than DDP averages them."""
         if self._on and self._averaged:
             began_s = time.perf_counter()
             own = [self._scaled(p, p.grad) for p in self._parameters if p.grad is not None]
             self._own_norms.extend(torch._foreach_norm(own))
             self.seconds += time.perf_counter() - began_s
 
-    def _see(self, parameter: torch.Tensor) -> None:
+    def _record(self, parameter: torch.Tensor) -> None:
         began_s = time.perf_counter()
         gradient = parameter.grad
         assert isinstance(parameter, torch.nn.Parameter)
@@ -192,7 +197,7 @@ class GradientMeter:
         self.seconds += time.perf_counter() - began_s
 
     def after_micro_step(self, part: Part) -> None:
-        """After each backward pass but the step's last; matters where one replica accumulates."""
+        """After each backward pass but the step's last. Only a single replica that accumulates needs it."""
         if not self._on or self._replicas > 1 or not self._ready():
             return
         began_s = time.perf_counter()
@@ -202,11 +207,11 @@ class GradientMeter:
         self.seconds += time.perf_counter() - began_s
 
     def after_step(self, part: Part, loss_scale: float) -> Norms | None:
-        """After the step's last backward pass, before the optimiser; None if the step says nothing.
+        """After the step's last backward pass, before the optimiser moves; None if the step yields no norms.
 
         Args:
-            part: the last.
-            loss_scale: of mixed precision. Gradients are without it by now, but those before they were averaged had it.
+            part: the last part of the step.
+            loss_scale: of mixed precision. The gradients no longer contain it, but the recorded ones did.
         """
         if not self._on or not self._ready():
             return None
@@ -226,7 +231,7 @@ class GradientMeter:
     def _of_replicas(self, part: Part, loss_scale: float) -> Norms | None:
         if not part.even or not self._own_norms:
             return None
-        # Not clipped yet.
+        # Gradients are not clipped yet.
         mean = [self._scaled(p, p.grad) for p in self._parameters if p.grad is not None]
         replicas = self._replicas
         local_sqr, mean_sqr = _sum_of_squares(self._own_norms) / loss_scale**2, _squared_norm(mean)
@@ -259,7 +264,7 @@ class GradientMeter:
         return torch.cat(gradients, out=self._flat[0])
 
     def _ready(self) -> bool:
-        """Adam's state is there, once it has made a step."""
+        """Whether the optimiser has made a step, so that Adam has its state."""
         return not self._groups or any("exp_avg_sq" in self._optimizer.state[p] for p in self._groups)
 
     def _scaled(self, parameter: torch.nn.Parameter, gradient: Any) -> torch.Tensor:
@@ -284,5 +289,5 @@ def _sum_of_squares(norms: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def _local(tensor: Any) -> torch.Tensor:
-    """This process's shard of a DTensor; a plain tensor is whole."""
+    """This process's shard of a DTensor; a plain tensor as it is."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor

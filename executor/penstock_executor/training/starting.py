@@ -1,0 +1,110 @@
+"""How a run of an elastic training job begins: the processes join, claim an epoch and learn their allocation."""
+
+from __future__ import annotations
+
+import logging
+import math
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from penstock_executor.allocation import Allocation, UnknownAllocation, find_allocation
+from penstock_executor.checkpoint import Checkpoints
+from penstock_executor.client import connect
+from penstock_executor.environment import Environment, Ranks, read_environment, read_ranks
+from penstock_executor.node_channel import Channel, open_channel
+from penstock_executor.training.gpu_memory import held_mb, limit_memory
+from penstock_executor.training.processes import Group, join
+from penstock_executor.training.reporter import Reporter
+from penstock_executor.training.run import Settings, TrainingRun
+from penstock_profiles.wire import CPU
+
+log = logging.getLogger(__name__)
+
+MOST_PAUSE_S = 30.0
+"""Longest pause under a duty cycle between two steps of several processes: only in a step do they exchange requests."""
+
+
+def start(
+    checkpoints: str | Path | None = None,
+    *,
+    gpu_type: str | None = None,
+    gpus_per_replica: int = 1,
+    report_every_s: float = 30.0,
+    checkpoint_every_s: float = 600.0,
+    keep: int = 2,
+    host_cap_bytes: int | None = None,
+    seed: int = 0,
+) -> TrainingRun:
+    """Begin a run: find this process's rank, join the other processes, and find the checkpoints.
+
+    Args:
+        checkpoints: folder on a file system that all nodes share. None: in a Slurm job, `checkpoints/JOB_ID` in the working
+            directory; elsewhere nothing is saved, and each run begins from scratch.
+        gpu_type: the GPU type if Slurm does not report one.
+        gpus_per_replica: P, number of processes that hold the model together, each a part of it on a GPU of its own: the
+            stages of a pipeline. Processes 0 … P - 1 are the first replica, the next P the second. Submit the job with
+            `--scale-unit=P`.
+        report_every_s: seconds between two reports to the daemon. The first few reports follow each other faster.
+        checkpoint_every_s: seconds between two checkpoints, besides those at the end of each epoch and on request.
+        keep: number of checkpoints to keep.
+        host_cap_bytes: the most host memory that the state of one suspended process may take; None: no limit.
+        seed: for the order of samples. PyTorch's own generators are the script's to seed.
+
+    Raises:
+        EnvironmentDisagrees: the variables of Slurm or torchrun contradict each other, or `gpus_per_replica`.
+        OSError: the folder cannot be made.
+    """
+    if gpus_per_replica < 1:
+        raise ValueError(f"gpus_per_replica={gpus_per_replica}: a replica of the model takes at least 1 GPU")
+    environment, ranks = read_environment(), read_ranks()
+    device = join(ranks)
+    group = Group(ranks, gpus_per_replica)
+    if environment.measuring is not None:
+        checkpoints = environment.measuring
+    elif checkpoints is None and environment.job_id is not None:
+        checkpoints = Path("checkpoints") / environment.job_id
+    folder = Path(checkpoints) if checkpoints is not None else None
+    client = connect(folder, environment) if ranks.rank == 0 else None
+    epoch = group.from_first(client.epoch if client else None)
+    saved = Checkpoints(folder, epoch, keep) if folder is not None else None
+    run = TrainingRun(
+        group,
+        device,
+        saved,
+        Settings(environment.report_every_s(report_every_s), checkpoint_every_s, host_cap_bytes, seed),
+        group.from_first(_allocation(environment, gpu_type, device, ranks) if client else None),
+        epoch,
+        _channel(environment, device, ranks),
+    )
+    if client is not None:
+        run.reporter = Reporter(client, run.learn, suspends=True)
+    return run
+
+
+def _channel(environment: Environment, device: torch.device, ranks: Ranks) -> Channel | None:
+    most_pause_s = MOST_PAUSE_S if ranks.world > 1 else math.inf
+    if device.type != "cuda":
+        return open_channel(environment, ranks.local_rank, most_pause_s=most_pause_s)
+    return open_channel(
+        environment,
+        ranks.local_rank,
+        anywhere=False,
+        limit_memory=partial(limit_memory, device),
+        memory_mb=partial(held_mb, device),
+        finish=partial(torch.cuda.synchronize, device),
+        most_pause_s=most_pause_s,
+    )
+
+
+def _allocation(environment: Environment, gpu_type: str | None, device: torch.device, ranks: Ranks) -> Allocation:
+    if gpu_type is None and environment.job_id is None and device.type == "cuda":
+        gpu_type = torch.cuda.get_device_name(device)
+    try:
+        found = find_allocation(environment, gpu_type)
+    except UnknownAllocation:
+        found = Allocation(CPU, {})
+    if found.gpus and found.gpus != ranks.world:
+        log.warning("%d processes train on %d GPUs of the job; start one process for each", ranks.world, found.gpus)
+    return found if found.gpu_ids else Allocation(found.gpu_type or CPU, {environment.node or "localhost": ()})
