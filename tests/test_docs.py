@@ -114,7 +114,7 @@ def test_the_page_of_flags_has_every_flag_and_its_field():
 
 
 def test_the_policy_of_contributing_works():
-    (source, _) = blocks("CONTRIBUTING.md", "python")
+    source, *_ = blocks("CONTRIBUTING.md", "python")
     names: dict[str, object] = {}
     exec(source, names)  # our own page
     policy = names["OneEach"](names["OneEachSettings"]())  # type: ignore[operator]

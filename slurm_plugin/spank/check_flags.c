@@ -1,5 +1,5 @@
-/* Says of each NAME=VALUE on standard input, each ended by a zero byte, whether the plugin takes it; with --list names the
- * flags, their variables, has_arg and an example. For tests. */
+/* For tests: reads NAME=VALUE from standard input, each ended by a zero byte, and prints whether the plugin takes it. With --list
+ * prints each flag's name, variable, has_arg and example. */
 #include "flags.h"
 
 #include <stdio.h>

@@ -1,5 +1,5 @@
-/* What a value looks like, and no more: whether it suits the others and the site, job_submit.lua knows. Its readers accept
- * the same values; the tests hold the two against each other. */
+/* Checks the form of a flag's value. Whether the value suits the other flags and the site, job_submit.lua checks. Its readers
+ * accept the same values; the tests compare the two. */
 #include "flags.h"
 
 #include <stdio.h>
@@ -11,7 +11,7 @@ enum {
 	MOST_VALUE = 1024 /* of a list */
 };
 
-/* Skips `least` to `most` digits; NULL if there are fewer or more. isdigit is not used: it may go by the locale. */
+/* Skips `least` to `most` digits; NULL if there are fewer or more. isdigit is not used because it may follow the locale. */
 static const char *digits(const char *at, int least, int most)
 {
 	int count = 0;
@@ -31,7 +31,7 @@ static const char *number(const char *at)
 	return at && *at != '0' ? digits(at, 1, MOST_DIGITS) : NULL;
 }
 
-/* Skips a name: letters, digits and ._+- after a letter or digit. None of them means anything to JSON or Lua. */
+/* Skips a name: letters, digits and ._+- after a letter or digit. JSON and Lua need not quote any of them. */
 static const char *name(const char *at)
 {
 	static const char first[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._+-";
@@ -43,47 +43,20 @@ static const char *name(const char *at)
 	return length >= 1 && length <= MOST_NAME ? at + length : NULL;
 }
 
-static bool one_of(const char *value, const char *const *words)
+/* Whether a value is one of the choices, which | separates. */
+static bool one_of(const char *value, const char *choices)
 {
-	for (; *words; words++)
-		if (!strcmp(value, *words))
+	const size_t length = strlen(value);
+
+	for (;;) {
+		const size_t choice = strcspn(choices, "|");
+
+		if (choice == length && !strncmp(value, choices, length))
 			return true;
-	return false;
-}
-
-static bool is_mode(const char *value)
-{
-	static const char *const words[] = {"adaptive", "strong-scaling", "rigid", NULL};
-
-	return one_of(value, words);
-}
-
-static bool is_class(const char *value)
-{
-	static const char *const words[] = {"guaranteed", "opportunistic", NULL};
-
-	return one_of(value, words);
-}
-
-static bool is_burst(const char *value)
-{
-	static const char *const words[] = {"never", "allowed", "only", NULL};
-
-	return one_of(value, words);
-}
-
-static bool is_estimator(const char *value)
-{
-	static const char *const words[] = {"training", "throughput", "latency", "table", NULL};
-
-	return one_of(value, words);
-}
-
-static bool is_switch(const char *value)
-{
-	static const char *const words[] = {"yes", "no", NULL};
-
-	return one_of(value, words);
+		if (!choices[choice])
+			return false;
+		choices += choice + 1;
+	}
 }
 
 static bool is_count(const char *value)
@@ -159,7 +132,7 @@ static bool is_size(const char *value)
 	return end && *end && strchr("KMGT", *end) && !end[1];
 }
 
-/* Skips two-part pieces of a time: one or two digits below `limit`. */
+/* Skips one part of a time: one or two digits, a number below `limit`. */
 static const char *part(const char *at, int limit)
 {
 	const char *end = digits(at, 1, 2);
@@ -170,7 +143,7 @@ static const char *part(const char *at, int limit)
 	return end && value < limit ? end : NULL;
 }
 
-/* As --time has it: minutes, minutes:seconds, hours:minutes:seconds, days-hours[:minutes[:seconds]]; but not 0. */
+/* As --time takes it: minutes, minutes:seconds, hours:minutes:seconds, days-hours[:minutes[:seconds]]; but not 0. */
 static bool is_time(const char *value)
 {
 	const char *end = digits(value, 1, 6);
@@ -183,45 +156,23 @@ static bool is_time(const char *value)
 	return end && !*end && strpbrk(value, "123456789");
 }
 
-enum kind {
-#define KIND(kind, form) kind,
-#define FLAG(name, arginfo, usage, has_arg, kind, example, absent)
-#include "flags.def"
-#undef KIND
-#undef FLAG
-	KINDS
-};
+enum syntax { CHOICE, COUNT, TYPES, UNITS, NAME, SWITCH, DOLLARS, SIZE, TIME, SYNTAXES };
 
-static const char *const forms[KINDS] = {
-#define KIND(kind, form) form,
-#define FLAG(name, arginfo, usage, has_arg, kind, example, absent)
-#include "flags.def"
-#undef KIND
-#undef FLAG
-};
-
-static bool (*const checks[KINDS])(const char *value) = {
-	[MODE] = is_mode,	[COUNT] = is_count,	[TYPES] = is_types,	  [UNITS] = is_units, [NAME] = is_name,
-	[CLASS] = is_class,	[SWITCH] = is_switch, [BURST] = is_burst, [DOLLARS] = is_dollars, [SIZE] = is_size,
-	[TIME] = is_time,	[ESTIMATOR] = is_estimator,
+/* NULL: the flag has choices. */
+static bool (*const checks[SYNTAXES])(const char *value) = {
+	[COUNT] = is_count, [TYPES] = is_types, [UNITS] = is_units, [NAME] = is_name,
+	[DOLLARS] = is_dollars, [SIZE] = is_size, [TIME] = is_time,
 };
 
 const struct flag penstock_flags[PENSTOCK_FLAGS] = {
-#define KIND(kind, form)
-#define FLAG(name, arginfo, usage, has_arg, kind, example, absent) {name, arginfo, usage, has_arg, kind, example, absent},
+#define FLAG(...) {__VA_ARGS__},
 #include "flags.def"
-#undef KIND
 #undef FLAG
 };
 
 bool penstock_valid(const struct flag *flag, const char *value)
 {
-	return checks[flag->kind](value);
-}
-
-const char *penstock_form(const struct flag *flag)
-{
-	return forms[flag->kind];
+	return flag->choices ? one_of(value, flag->choices) : checks[flag->syntax](value);
 }
 
 const struct flag *penstock_flag(const char *name, size_t length)

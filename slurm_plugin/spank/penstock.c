@@ -94,9 +94,9 @@ static int take_flag(int val, const char *value, int remote)
 		return ESPANK_BAD_ARG;
 	}
 	if (!value || (flag->has_arg == 2 && !strcmp(value, "(null)"))) /* so Slurm 22.05 writes a missing one at times */
-		value = flag->absent;
+		value = flag->bare;
 	if (!value || !penstock_valid(flag, value)) {
-		slurm_error("penstock: --%s=%s: give %s, such as --%s=%s", flag->name, shown(value, text), penstock_form(flag),
+		slurm_error("penstock: --%s=%s: give %s, such as --%s=%s", flag->name, shown(value, text), flag->form,
 			    flag->name, flag->example);
 		return ESPANK_BAD_ARG;
 	}
@@ -114,7 +114,7 @@ static void take_default(size_t index, const char *where, const char *value)
 	if (values[index])
 		return;
 	if (!penstock_valid(flag, value))
-		slurm_error("penstock: %s: --%s=%s: give %s, such as %s", where, flag->name, shown(value, text), penstock_form(flag),
+		slurm_error("penstock: %s: --%s=%s: give %s, such as %s", where, flag->name, shown(value, text), flag->form,
 			    flag->example);
 	keep(index, value);
 }

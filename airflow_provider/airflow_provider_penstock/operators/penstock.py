@@ -18,25 +18,13 @@ from airflow_provider_penstock.exceptions import PenstockAway, PenstockRefused, 
 from airflow_provider_penstock.hooks.penstock import Job, PenstockHook
 from airflow_provider_penstock.lineage import facets, parent_environment
 from airflow_provider_penstock.links.penstock import JOB_URL, PenstockExplainLink, PenstockJobLink
+from airflow_provider_penstock.operators.job_spec import JOB_SPEC_FIELDS, JobSpecOperator
 from airflow_provider_penstock.triggers.penstock import PenstockJobTrigger, describe
 
 LOG_LINES = 10_000
 """Of the job's output, copied into the task's log; the last ones."""
 LAST_LINES = 20
 """Of the job's output, in the message of a task that failed."""
-SPECS = (
-    "adaptivity",
-    "min_gpus",
-    "max_gpus",
-    "gpu_types",
-    "batch_size",
-    "max_batch_size",
-    "model_family",
-    "gpu_class",
-    "burst",
-    "burst_budget_usd",
-)
-"""Arguments that are fields of a job's spec."""
 OPTIONS = ("partition", "account", "qos", "time_limit_s", "working_directory", "dependency", "container_image")
 """Arguments that are fields of a submission; `deadline` and `output_file` (`output` has a meaning in Airflow) are, too."""
 JOB_ID = "job_id"
@@ -133,7 +121,7 @@ class _Word(str):
         return False
 
 
-class PenstockSubmitOperator(_JobOperator):
+class PenstockSubmitOperator(JobSpecOperator, _JobOperator):
     """Submit a job, and wait until it has ended.
 
     Returns the job's `summary`. The same task of the same DAG run has one job: a retry finds it again by its key, waits for it if
@@ -145,7 +133,7 @@ class PenstockSubmitOperator(_JobOperator):
         "name",
         "script",
         "command",
-        *SPECS,
+        *JOB_SPEC_FIELDS,
         *OPTIONS,
         "deadline",
         "output_file",
@@ -163,16 +151,6 @@ class PenstockSubmitOperator(_JobOperator):
         script: str | None = None,
         command: Sequence[str] | None = None,
         name: str | None = None,
-        adaptivity: str | None = None,
-        min_gpus: int | str | None = None,
-        max_gpus: int | str | None = None,
-        gpu_types: Sequence[str] | None = None,
-        batch_size: int | str | None = None,
-        max_batch_size: int | str | None = None,
-        model_family: str | None = None,
-        gpu_class: str | None = None,
-        burst: str | None = None,
-        burst_budget_usd: float | str | None = None,
         spec: dict[str, Any] | str | None = None,
         partition: str | None = None,
         account: str | None = None,
@@ -195,10 +173,28 @@ class PenstockSubmitOperator(_JobOperator):
         penstock_conn_id: str = PenstockHook.default_conn_name,
         **kwargs: Any,
     ) -> None:
-        """`script` (its text, or a file *.sh or *.sbatch) or `command`; from `adaptivity` on as in docs/user/jobs.md, `spec` for
-        further fields of a job spec, `options` for those of a submission. `check_first` asks for a forecast, and fails for
-        what could never run. `log_interval_s`: how often the output of a running job is
-        looked at, 0 for never. For templates numbers may be strings, `deadline` ISO 8601, and dictionaries JSON.
+        """Every field of the job spec is a parameter too; see `JobSpecOperator`.
+
+        For templates, numbers may be strings, `deadline` may be ISO 8601, and dictionaries may be JSON.
+
+        Args:
+            script: The text of a batch script, or the name of a file `*.sh` or `*.sbatch` beside the DAG.
+            command: A program and its arguments, instead of `script`.
+            name: Name of the job in Slurm; by default `DAG.TASK`.
+            spec: Fields of the job spec as a dictionary, such as one that a template makes. Parameters win.
+            partition, account, qos, time_limit_s, working_directory, output_file, dependency: As in sbatch.
+            container_image: As sbatch's `--container-image`, which needs pyxis.
+            deadline: When Slurm ends the job, whether it runs or still waits. It needs a time zone.
+            options: Further fields of a submission, see docs/user/api.md.
+            environment: Environment variables that are added to the job's.
+            check_first: Whether to fail at once if the job could never run.
+            durable: Whether a retry takes up the job of an earlier try. If False, each try submits a new job.
+            wait_for_completion: If False, the task ends once the job is submitted.
+            deferrable: Whether the task waits in the triggerer, where it takes no worker slot.
+            cancel_on_kill: Whether to cancel the job when somebody stops the task.
+            poll_interval_s: Seconds between two requests for the job's state.
+            log_interval_s: Seconds between two copies of a running job's output into the task's log; 0 copies it at the end.
+            penstock_conn_id: The connection to penstockd.
         """
         if "array" in kwargs:
             raise ValueError(
@@ -211,16 +207,6 @@ class PenstockSubmitOperator(_JobOperator):
             [_Word(each) if isinstance(each, str) else each for each in command] if _is_list(command) else command
         )
         self.name = name
-        self.adaptivity = adaptivity
-        self.min_gpus = min_gpus
-        self.max_gpus = max_gpus
-        self.gpu_types = gpu_types
-        self.batch_size = batch_size
-        self.max_batch_size = max_batch_size
-        self.model_family = model_family
-        self.gpu_class = gpu_class
-        self.burst = burst
-        self.burst_budget_usd = burst_budget_usd
         self.partition = partition
         self.account = account
         self.qos = qos
@@ -265,7 +251,7 @@ class PenstockSubmitOperator(_JobOperator):
             "name": self.name or f"{ti.dag_id}.{ti.task_id}",
             "script": self.script,
             "command": self.command,
-            "spec": _fields("spec", self.spec) | self._given(SPECS),
+            "spec": _fields("spec", self.spec) | self._given(JOB_SPEC_FIELDS),
             "environment": environment | parent_environment(ti) | own,
             "output": self.output_file,
             "deadline_s": _seconds(self.deadline),

@@ -31,7 +31,7 @@ from penstock_scheduler.model.plan import (
 )
 from penstock_scheduler.model.sharing import JobUse, KnownPair, Limit, Pack, PackSeen, SharedGpus, SharingState
 from penstock_scheduler.model.snapshot import ClusterState, Snapshot
-from penstock_scheduler.model.spec import Adaptivity, Burst, EstimatorKind, GpuClass, JobSpec, parse_spec, validate_spec
+from penstock_scheduler.model.spec import Adaptivity, Burst, GpuClass, JobSpec, parse_spec, validate_spec
 
 __all__ = [
     "Action",
@@ -48,7 +48,6 @@ __all__ = [
     "ClusterState",
     "Configuration",
     "EndedRun",
-    "EstimatorKind",
     "GpuBudget",
     "GpuClass",
     "GpuLimit",

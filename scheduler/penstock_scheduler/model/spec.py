@@ -1,8 +1,8 @@
-"""The job spec: what a user may ask for, whichever way it reaches us (sbatch flags, comment, API, Airflow).
+"""The job spec: what a user may ask for, by sbatch's flags, a comment, the API or Airflow.
 
-Later features only add fields. On Slurm a job spec travels as JSON in the job's comment or admin_comment, under the key
-`penstock`, so that it can share the field with a site's own keys. `job_submit.lua` writes it into admin_comment from
-sbatch's flags; without the flags a user writes it into the comment::
+On Slurm a job spec is JSON in the job's comment or admin_comment, under the key `penstock`, so that a site's own keys fit
+beside it. `job_submit.lua` writes it into admin_comment from sbatch's flags. Without the flags a user writes it into the
+comment::
 
     sbatch --hold --gres=gpu:1 --comment='{"penstock": {"max_gpus": 8, "gpu_types": ["a100", "t4"]}}' train.sh
 """
@@ -11,24 +11,26 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from enum import StrEnum
 from typing import Annotated, Any, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from penstock_scheduler.errors import BadJobSpec
+from penstock_scheduler.model.flags import Flag, Syntax
 
 SPEC_KEY = "penstock"
 """Key of the job spec in a comment's JSON object."""
 
 Count = Annotated[int, Field(gt=0, le=10**9)]
-"""Of GPUs or samples: what the arrays of a round can hold."""
+"""A number of GPUs or samples, small enough for the arrays of a round."""
 
 Amount = Annotated[float, Field(gt=0, le=1e15)]
-"""Of seconds, dollars, samples a second."""
+"""Seconds, dollars, or samples per second."""
 
-_MEANS_US = re.compile(rf"""['"]?\b{SPEC_KEY}\b['"]?\s*[:=]""")
-"""A comment that means us, well written or not. One that only speaks of us, as in "see the penstock docs", does not."""
+_HAS_KEY = re.compile(rf"""['"]?\b{SPEC_KEY}\b['"]?\s*[:=]""")
+"""Matches a comment that has the key, even in bad JSON, but not one such as "see the penstock docs"."""
 
 
 class Adaptivity(StrEnum):
@@ -45,12 +47,12 @@ class Adaptivity(StrEnum):
 
 
 class GpuClass(StrEnum):
-    """Whose needs come first where jobs share GPUs (AntMan)."""
+    """The two classes of jobs that share GPUs (AntMan)."""
 
     GUARANTEED = "guaranteed"
-    """It keeps the speed that it would have alone."""
+    """The job keeps the speed that it would have alone."""
     OPPORTUNISTIC = "opportunistic"
-    """It takes what guaranteed jobs leave."""
+    """The job uses what guaranteed jobs leave."""
 
 
 class Burst(StrEnum):
@@ -61,89 +63,195 @@ class Burst(StrEnum):
     ONLY = "only"
 
 
-class EstimatorKind(StrEnum):
-    """Which kind of model describes a job's speed."""
-
-    TRAINING = "training"
-    """Progress of training: throughput times statistical efficiency."""
-    THROUGHPUT = "throughput"
-    """Samples per second, as in batch inference."""
-    LATENCY = "latency"
-    """Requests answered within a latency bound."""
-    TABLE = "table"
-    """Measured rates."""
-
-
 class JobSpec(BaseModel):
-    """What a job asks for. Fields that are absent are the scheduler's to choose."""
+    """What a job asks for. The scheduler chooses what is absent.
+
+    Each field is declared here and nowhere else. `script/generate` writes what other languages and pages need of it; see
+    "Add a field to the job spec" in CONTRIBUTING.md.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, title="Penstock job spec")
 
-    adaptivity: Adaptivity = Adaptivity.ADAPTIVE
-    min_gpus: Count = Field(default=1, description="Fewest GPUs that the job can use.")
-    max_gpus: Count = Field(default=1, description="Most GPUs that the job can use.")
-    gpu_types: tuple[str, ...] | None = Field(
+    adaptivity: Annotated[
+        Adaptivity,
+        Flag(
+            "adaptive",
+            Syntax.CHOICE,
+            example="strong-scaling",
+            argument="MODE",
+            choices=(Adaptivity.ADAPTIVE, Adaptivity.STRONG_SCALING, Adaptivity.RIGID),
+            bare_value=Adaptivity.ADAPTIVE,
+            help="let Penstock choose the GPUs: adaptive (count, type, batch), strong-scaling (count, type) or rigid (type)",
+            notes="`adaptive` is the default. All other flags need this one.",
+        ),
+    ] = Field(
+        default=Adaptivity.ADAPTIVE,
+        description="What Penstock may change: GPU count, type and batch size (adaptive), count and type (strong-scaling), type "
+        "(rigid), or nothing once the job has started (fixed).",
+    )
+    min_gpus: Annotated[Count, Flag("min-gpus", Syntax.COUNT, example="2", notes="Absent: 1.")] = Field(
+        default=1, description="Fewest GPUs that the job can use."
+    )
+    max_gpus: Annotated[
+        Count,
+        Flag(
+            "max-gpus",
+            Syntax.COUNT,
+            example="8",
+            notes="Required. A rigid job has one GPU count and takes it from `--min-gpus` or `--max-gpus`.",
+        ),
+    ] = Field(default=1, description="Most GPUs that the job can use.")
+    gpu_types: Annotated[
+        tuple[str, ...] | None,
+        Flag(
+            "gpu-types",
+            Syntax.TYPES,
+            example="a100,t4",
+            help="GPU types that the job can use, best first, or ^TYPE for any but these",
+            notes="For example `a100,rtx`, or `^t4,^rtx` for all but these (not `!t4`, which the shell would change).",
+        ),
+    ] = Field(
         default=None,
         min_length=1,
-        description="GPU types that the job can use, as in GRES, the preferred ones first; absent: any.",
+        description="GPU types that the job can use, as in GRES, the preferred ones first. Absent: any type.",
     )
     excluded_gpu_types: tuple[str, ...] | None = Field(
-        default=None, min_length=1, description="GPU types that the job must not get; instead of gpu_types."
+        default=None, min_length=1, description="GPU types that the job must not get, instead of gpu_types."
     )
-    scale_unit: Count | dict[str, Count] = Field(
+    batch_size: Annotated[Count | None, Flag("batch-size", Syntax.COUNT, example="256")] = Field(
+        default=None, description="Total batch size that the script was written for. Absent: the model family's."
+    )
+    max_batch_size: Annotated[Count | None, Flag("max-batch-size", Syntax.COUNT, example="4096")] = Field(
+        default=None, description="Largest total batch size that still trains well. Absent: the model family's."
+    )
+    scale_unit: Annotated[
+        Count | dict[str, Count],
+        Flag(
+            "scale-unit",
+            Syntax.UNITS,
+            example="a100=2,rtx=8",
+            help="GPUs of one replica of the model: 4, or by type a100=2,rtx=8",
+            notes="The job gets multiples of it.",
+        ),
+    ] = Field(
         default=1,
-        description="GPUs of one replica of the model, for all types or by type, such as {'a100': 2, 'rtx': 8}: the job's "
-        "GPU count is a multiple of it. A type that is not named has 1.",
+        description="GPUs of one replica of the model, for all types or by type, such as {'a100': 2, 'rtx': 8}. The job's GPU "
+        "count is a multiple of it. A type that is not named has 1.",
     )
-    batch_size: Count | None = Field(
-        default=None, description="Total batch size that the script was written for; absent: the model family's."
-    )
-    max_batch_size: Count | None = Field(default=None, description="Largest total batch size that still trains well.")
-    model_family: str | None = Field(
-        default=None, description="A family of the catalogue whose speed resembles the job's."
-    )
-    sensitivity: str | None = Field(
+    model_family: Annotated[
+        str | None,
+        Flag("model-family", Syntax.NAME, example="bert-squad", notes="See [the catalogue](../developer/profiles.md)."),
+    ] = Field(default=None, description="Family of the catalogue whose speed resembles the job's.")
+    sensitivity: Annotated[
+        str | None,
+        Flag("sensitivity", Syntax.NAME, example="resnet18", notes="See [profiles](../admin/synergy.md#profiles)."),
+    ] = Field(
         default=None,
-        description="The site's profile of what CPU and memory are worth to the job; absent: that of its model_family.",
+        description="The site's profile of what CPU and memory are worth to the job. Absent: that of its model family.",
     )
     goodput_table: dict[str, Annotated[dict[Count, Amount], Field(min_length=1)]] | None = Field(
         default=None,
         min_length=1,
-        description="Measured rate by GPU type and GPU count, such as {'t4': {'1': 90, '4': 310}}.",
+        description="Measured rate by GPU type and GPU count, such as {'t4': {'1': 90, '4': 310}}, instead of model_family.",
     )
     restart_cost_s: Amount | None = Field(
         default=None,
-        description="Seconds of training that one restart costs; absent: the model family's, or the site's default.",
+        description="Seconds of training that one restart costs. Absent: the model family's, or the site's default.",
     )
-    preemptible: bool = Field(default=True, description="Whether a running job may be stopped, moved or resized.")
-    gpu_class: GpuClass | None = Field(
+    gpu_class: Annotated[
+        GpuClass | None,
+        Flag(
+            "gpu-class",
+            Syntax.CHOICE,
+            example="opportunistic",
+            argument="CLASS",
+            choices=tuple(GpuClass),
+            notes="See [sharing](../admin/sharing.md).",
+        ),
+    ] = Field(
         default=None,
-        description="Whose needs come first where jobs share GPUs; absent: the site's.",
+        description="Class of the job where jobs share GPUs: guaranteed or opportunistic. Absent: the site's default.",
     )
-    grow_shrink: bool = Field(
+    preemptible: Annotated[
+        bool,
+        Flag("non-preemptible", Syntax.SWITCH, example="yes", help="never stop, move or resize the job once it runs"),
+    ] = Field(default=True, description="Whether Penstock may stop, move or resize the job once it runs.")
+    burst: Annotated[
+        Burst | None,
+        Flag(
+            "burst",
+            Syntax.CHOICE,
+            example="allowed",
+            argument="WHEN",
+            choices=tuple(Burst),
+            notes="See [bursting](../admin/bursting.md).",
+        ),
+    ] = Field(
+        default=None,
+        description="Whether the job may run in the cloud: never, allowed or only. Absent: the site's default.",
+    )
+    burst_budget_usd: Annotated[Amount | None, Flag("burst-budget", Syntax.DOLLARS, example="12.50")] = Field(
+        default=None,
+        description="Most dollars that one run of the job may cost in the cloud. Absent: no limit of its own.",
+    )
+    data_size_bytes: Annotated[
+        Annotated[int, Field(gt=0, lt=2**63)] | None,
+        Flag(
+            "data-size",
+            Syntax.SIZE,
+            example="500G",
+            help="size of the input: 500G (K, M, G or T)",
+            notes="The units are powers of 1,024.",
+        ),
+    ] = Field(
+        default=None,
+        description="Size of the job's input in bytes, which must reach the cloud if the job runs there.",
+    )
+    checkpoint_every_s: Annotated[
+        Amount | None,
+        Flag(
+            "checkpoint-every",
+            Syntax.TIME,
+            example="30",
+            help="time between two checkpoints that the job makes by itself",
+        ),
+    ] = Field(
+        default=None,
+        description="Seconds between two checkpoints that the job makes by itself: what it can lose when the cloud takes its "
+        "instance back.",
+    )
+    grow_shrink: Annotated[
+        bool,
+        Flag(
+            "grow-shrink",
+            Syntax.SWITCH,
+            example="yes",
+            help="lend the job idle GPUs of its node; it gives them back at once",
+            notes="See [sharing](../admin/sharing.md).",
+        ),
+    ] = Field(
         default=False,
-        description="Whether the job can take more GPUs of its node for a while and give them back at once: gandiva lets it.",
+        description="Whether the policy gandiva may lend the job idle GPUs of its node, which the job gives back at once.",
     )
-    burst: Burst | None = Field(default=None, description="Whether the job may run in the cloud; absent: the site's.")
-    burst_budget_usd: Amount | None = Field(
-        default=None, description="Most dollars that one run of the job may cost in the cloud."
-    )
-    data_size_bytes: Annotated[int, Field(gt=0, lt=2**63)] | None = Field(
-        default=None, description="Size of the input, which has to get to the cloud if the job runs there."
-    )
-    checkpoint_every_s: Amount | None = Field(
-        default=None, description="Seconds between two checkpoints that the job makes by itself."
-    )
-    trial_group: str | None = Field(
+    trial_group: Annotated[
+        str | None,
+        Flag(
+            "trial-group",
+            Syntax.NAME,
+            example="lr-search",
+            notes="See [trials of one search](searches.md).",
+        ),
+    ] = Field(
         default=None,
         min_length=1,
-        description="Name that the trials of one search share: gandiva compares them. `array` in a job array: its elements.",
+        description="Name that the trials of one search share. In a job array, `array` makes its elements the trials.",
     )
-    runtime_s: Amount | None = Field(default=None, description="The user's estimate of the job's running time.")
-    estimator: EstimatorKind | None = Field(
+    runtime_s: Annotated[
+        Amount | None, Flag("runtime", Syntax.TIME, example="8:00:00", help="your estimate of the running time")
+    ] = Field(
         default=None,
-        description="Which kind of model describes the job's speed. Not used yet: a goodput_table is a table, everything "
-        "else is taken for training.",
+        description="Your estimate of the job's running time in seconds. How long the job waits for local GPUs, and what it "
+        "commits in the cloud, follow from it. Absent: estimated from what is known.",
     )
 
     @model_validator(mode="after")
@@ -161,10 +269,10 @@ class JobSpec(BaseModel):
             raise ValueError(f"max_batch_size={self.max_batch_size} is less than batch_size={self.batch_size}")
         if self.goodput_table and self.model_family:
             raise ValueError("give goodput_table or model_family, not both: they may contradict each other")
-        if self.goodput_table and self.estimator not in (None, EstimatorKind.TABLE):
-            raise ValueError(f"a goodput_table is no estimator {self.estimator!r}: leave one of them out")
         if self.gpu_types and self.excluded_gpu_types:
-            raise ValueError("give gpu_types or excluded_gpu_types, not both: a type that is not named is excluded")
+            raise ValueError(
+                "give gpu_types or excluded_gpu_types, not both: with gpu_types, a type that is not named is excluded"
+            )
         if self.burst is Burst.NEVER and self.burst_budget_usd is not None:
             raise ValueError("burst_budget_usd is for jobs that may burst; leave it out, or set burst to 'allowed'")
         if self.gpu_types or isinstance(self.scale_unit, int):
@@ -196,14 +304,29 @@ class JobSpec(BaseModel):
         """Whether the total batch size must stay as it is."""
         return self.adaptivity is not Adaptivity.ADAPTIVE
 
+    @classmethod
+    def flags(cls) -> dict[str, Flag]:
+        """The flags of sbatch by the field that they set, in the order of the fields. Each has its help text."""
+        found = {}
+        for name, field in cls.model_fields.items():
+            for flag in (each for each in field.metadata if isinstance(each, Flag)):
+                found[name] = replace(flag, help=flag.help or _summary(field.description or ""))
+        return found
+
+
+def _summary(description: str) -> str:
+    """The first sentence of a description, as command-line help writes it: without a capital and a full stop."""
+    sentence = description.split(". ")[0].removesuffix(".")
+    return sentence if sentence[:2].isupper() else sentence[:1].lower() + sentence[1:]
+
 
 def parse_spec(text: str) -> JobSpec | None:
-    """The job spec in a comment, or None if the text has none (it is empty, or holds something of the site's own).
+    """The job spec in a comment; None if the comment has none.
 
     Raises:
-        BadJobSpec: the text names `penstock` but is not valid; the message says which field, what it holds and the remedy.
+        BadJobSpec: the text has the key `penstock` but is not valid. The message names the field, its value and the remedy.
     """
-    if not _MEANS_US.search(text):
+    if not _HAS_KEY.search(text):
         return None
     try:
         document: Any = json.loads(text)
@@ -228,7 +351,7 @@ def validate_spec(fields: object) -> JobSpec:
 
 
 def describe_errors(error: ValidationError, model: type[BaseModel]) -> list[str]:
-    """One sentence for each thing that pydantic found wrong, naming the field, its value and, for a typo, the valid keys."""
+    """One sentence for each error that pydantic found: the field, its value and, for an unknown key, the valid keys."""
     sentences = []
     for item in error.errors(include_url=False):
         where = ".".join(str(part) for part in item["loc"])
@@ -244,7 +367,7 @@ def describe_errors(error: ValidationError, model: type[BaseModel]) -> list[str]
 
 
 def _table(model: type[BaseModel], where: tuple[int | str, ...]) -> type[BaseModel]:
-    """The model at a place within another one; the outermost that is known, where the place is not a model's."""
+    """The innermost model on the path `where` into `model`."""
     for name in where:
         field = model.model_fields.get(str(name))
         inner = _model_in(field.annotation) if field is not None else None

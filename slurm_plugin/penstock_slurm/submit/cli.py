@@ -106,7 +106,7 @@ def _usage(environ: Mapping[str, str]) -> str:
     lines = []
     for flag in flags().values():
         name = f"--{flag.name}" + {0: "", 1: f"={flag.arginfo}", 2: f"[={flag.arginfo.strip('[]')}]"}[flag.has_arg]
-        lines.append(f"  {name:<26} {flag.usage}")
+        lines.append(f"  {name:<26} {flag.help}")
     return USAGE.format(user=presets.user_file(environ), config=CONFIG, flags="\n".join(lines))
 
 

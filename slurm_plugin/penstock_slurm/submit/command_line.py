@@ -11,7 +11,8 @@ import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from penstock_slurm.submit.flags import BadFlag, Flag, flags
+from penstock_scheduler.model.flags import Flag
+from penstock_slurm.submit.flags import BadFlag, flags
 
 _OPTION = re.compile(r"^\s+(?:-(\w), )?--([a-z][a-z0-9-]*)(\[?=)?", re.MULTILINE)
 
@@ -138,7 +139,7 @@ def adaptive_flags(words: Iterable[Sequence[str]], options: Options) -> dict[str
     for name, text in values(words, options).items():
         flag = flags().get(name)
         if flag is not None:
-            found[name] = text or flag.absent or ""
+            found[name] = text or flag.bare_value or ""
     return found
 
 

@@ -1,6 +1,6 @@
-"""The adaptive flags outside sbatch: their table, which is the plugin's own (`spank/flags.def`), and what values mean.
+"""The adaptive flags outside sbatch: which there are, and how their values become fields of the job spec.
 
-penstock.lua reads the same values inside slurmctld; the tests hold the three readers against each other.
+`spank/flags.c` and `lua/penstock.lua` read the same values; the tests compare the three readers.
 """
 
 from __future__ import annotations
@@ -8,16 +8,12 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from penstock_scheduler.errors import PenstockError
 from penstock_scheduler.model import Adaptivity, JobSpec
+from penstock_scheduler.model.flags import Flag, Syntax
 from penstock_scheduler.model.spec import validate_spec
-from penstock_slurm.install.sources import source
-
-_ENTRY = re.compile(r"^(KIND|FLAG)\((.*)\)$", re.MULTILINE)
-_WORD = re.compile(r'"((?:[^"\\]|\\.)*)"|(\w+)')
 
 _NAME = r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}"
 _COUNT = r"[1-9][0-9]{0,8}"
@@ -27,58 +23,40 @@ _TIME = rf"[0-9]{{1,6}}(?::{_UNDER_60}){{0,2}}|[0-9]{{1,6}}-(?:[01]?[0-9]|2[0-3]
 
 
 class BadFlag(PenstockError):
-    """A flag that sbatch would refuse."""
-
-
-@dataclass(frozen=True, slots=True)
-class Flag:
-    """One line of the table."""
-
-    name: str
-    arginfo: str
-    usage: str
-    has_arg: int
-    """0 none, 1 required, 2 optional."""
-    kind: str
-    example: str
-    absent: str | None
-    form: str
-
-    @property
-    def variable(self) -> str:
-        """The environment variable that stands for it."""
-        return "PENSTOCK_" + self.name.upper().replace("-", "_")
+    """A command line that sbatch would refuse."""
 
 
 @functools.cache
 def flags() -> dict[str, Flag]:
-    """All flags by name, in the plugin's order."""
-    forms: dict[str, str] = {}
-    found: dict[str, Flag] = {}
-    for entry, text in _ENTRY.findall((source("spank") / "flags.def").read_text(encoding="utf-8")):
-        words = [quoted or ("" if bare == "NULL" else bare) for quoted, bare in _WORD.findall(text)]
-        if entry == "KIND":
-            forms[words[0]] = words[1]
-        else:
-            name, arginfo, usage, has_arg, kind, example, absent = words
-            found[name] = Flag(name, arginfo, usage, int(has_arg), kind, example, absent or None, forms[kind])
-    return found
+    """All flags by name, in the order of the job spec's fields."""
+    return {flag.name: flag for flag in JobSpec.flags().values()}
+
+
+@functools.cache
+def _fields() -> dict[str, str]:
+    """The field of the job spec that each flag sets, by the flag's name."""
+    return {flag.name: field for field, flag in JobSpec.flags().items()}
 
 
 def read(flag: Flag, text: str) -> dict[str, Any]:
-    """The fields of the job spec that a value stands for. Raises BadFlag, with the remedy, if it is not of the flag's form."""
-    value = _READERS[flag.kind](text)
+    """The fields of the job spec that a flag with the value `text` sets.
+
+    Raises:
+        BadFlag: the value does not have the flag's form.
+    """
+    value = _choice(flag, text) if flag.choices else _READERS[flag.syntax](text)
     if value is None:
         raise BadFlag(f"--{flag.name}={text}: give {flag.form}, such as --{flag.name}={flag.example}")
-    if flag.kind == "SWITCH":
-        return {_FIELDS[flag.name]: flag.name != "non-preemptible"} if value else {}
-    if flag.kind == "TYPES":
+    field = _fields()[flag.name]
+    if flag.syntax is Syntax.SWITCH:
+        return {field: not JobSpec.model_fields[field].default} if value == "yes" else {}
+    if flag.syntax is Syntax.TYPES:
         return {"excluded_gpu_types" if text.startswith("^") else "gpu_types": value}
-    return {_FIELDS[flag.name]: value}
+    return {field: value}
 
 
 def spec_of(given: Mapping[str, str]) -> JobSpec:
-    """The job spec of these flags, name -> value, as job_submit.lua makes it but for what only the site knows.
+    """The job spec of these flags, name -> value. job_submit.lua makes the same one, and checks it against the site too.
 
     Raises:
         BadFlag: a value is malformed, or flags are missing.
@@ -97,24 +75,8 @@ def spec_of(given: Mapping[str, str]) -> JobSpec:
     return validate_spec(fields)
 
 
-_FIELDS = {
-    "adaptive": "adaptivity",
-    "non-preemptible": "preemptible",
-    "burst-budget": "burst_budget_usd",
-    "data-size": "data_size_bytes",
-    "checkpoint-every": "checkpoint_every_s",
-    "runtime": "runtime_s",
-} | {
-    name: name.replace("-", "_")
-    for name in (
-        *("min-gpus", "max-gpus", "batch-size", "max-batch-size", "scale-unit", "model-family", "sensitivity"),
-        *("gpu-class", "burst", "grow-shrink", "trial-group", "estimator"),
-    )
-}
-
-
-def _words(*words: str) -> Callable[[str], str | None]:
-    return lambda text: text if text in words else None
+def _choice(flag: Flag, text: str) -> str | None:
+    return text if text in flag.choices else None
 
 
 def _count(text: str) -> int | None:
@@ -150,7 +112,7 @@ def _size(text: str) -> int | None:
 
 
 def time_s(text: str) -> int | None:
-    """Seconds of a time as --time has it; None if it is none, or 0."""
+    """Seconds of a time as sbatch's --time takes it; None if the text is not a time, or 0."""
     if not re.fullmatch(_TIME, text):
         return None
     days, dash, rest = text.rpartition("-")
@@ -162,17 +124,13 @@ def time_s(text: str) -> int | None:
     return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds or None
 
 
-_READERS: dict[str, Callable[[str], Any]] = {
-    "MODE": _words("adaptive", "strong-scaling", "rigid"),
-    "COUNT": _count,
-    "TYPES": _types,
-    "UNITS": _units,
-    "NAME": _name,
-    "CLASS": _words("guaranteed", "opportunistic"),
-    "SWITCH": lambda text: {"yes": True, "no": False}.get(text),
-    "BURST": _words("never", "allowed", "only"),
-    "DOLLARS": _dollars,
-    "SIZE": _size,
-    "TIME": time_s,
-    "ESTIMATOR": _words("training", "throughput", "latency", "table"),
+_READERS: dict[Syntax, Callable[[str], Any]] = {
+    Syntax.COUNT: _count,
+    Syntax.TYPES: _types,
+    Syntax.UNITS: _units,
+    Syntax.NAME: _name,
+    Syntax.DOLLARS: _dollars,
+    Syntax.SIZE: _size,
+    Syntax.TIME: time_s,
 }
+"""The readers of flags without choices. None: the text does not have the flag's form."""

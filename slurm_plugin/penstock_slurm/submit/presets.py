@@ -66,7 +66,7 @@ def arguments(name: str, preset: Preset, options: Options, where: str) -> list[s
         flag = flags().get(key)
         if flag is not None:
             try:
-                read(flag, text if text is not None else flag.absent or "")
+                read(flag, text if text is not None else flag.bare_value or "")
             except BadFlag as error:
                 raise ConfigError(f"{where}: preset {name}: {error}") from None
         # A flag without a value takes none: what it would be given is a yes.

@@ -1,10 +1,13 @@
-"""What a flag's value means, said a third time and in another way than flags.c and penstock.lua: the tests' own measure."""
+"""What each syntax of a flag's value means, written independently of flags.c, penstock.lua and submit/flags.py."""
 
 from __future__ import annotations
 
 import random
 import re
 from typing import Any
+
+from penstock_scheduler.model import JobSpec
+from penstock_scheduler.model.flags import Syntax
 
 FAMILIES = ("bert-squad", "ncf")
 TYPES = ("a100", "rtx", "t4")
@@ -13,44 +16,32 @@ NAME = r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}"
 COUNT = r"[1-9][0-9]{0,8}"
 SIX = r"[0-5]?[0-9]"
 
-FORMS = {
-    "adaptive": r"adaptive|strong-scaling|rigid",
-    "min-gpus": COUNT,
-    "max-gpus": COUNT,
-    "gpu-types": rf"(?=.{{1,1024}}\Z)({NAME}(,{NAME})*|\^{NAME}(,\^{NAME})*)",
-    "batch-size": COUNT,
-    "max-batch-size": COUNT,
-    "scale-unit": rf"{COUNT}|(?=.{{1,1024}}\Z){NAME}={COUNT}(,{NAME}={COUNT})*",
-    "model-family": NAME,
-    "sensitivity": NAME,
-    "gpu-class": r"guaranteed|opportunistic",
-    "non-preemptible": r"yes|no",
-    "burst": r"never|allowed|only",
-    "burst-budget": r"(?=.*[1-9])[0-9]{1,9}(\.[0-9]{1,2})?",
-    "data-size": r"[1-9][0-9]{0,5}[KMGT]",
-    "checkpoint-every": rf"(?=.*[1-9])([0-9]{{1,6}}(:{SIX}){{0,2}}|[0-9]{{1,6}}-([01]?[0-9]|2[0-3])(:{SIX}){{0,2}})",
-    "grow-shrink": r"yes|no",
-    "trial-group": NAME,
-    "estimator": r"training|throughput|latency|table",
+TIME = rf"(?=.*[1-9])([0-9]{{1,6}}(:{SIX}){{0,2}}|[0-9]{{1,6}}-([01]?[0-9]|2[0-3])(:{SIX}){{0,2}})"
+
+SYNTAXES = {
+    Syntax.COUNT: COUNT,
+    Syntax.TYPES: rf"(?=.{{1,1024}}\Z)({NAME}(,{NAME})*|\^{NAME}(,\^{NAME})*)",
+    Syntax.UNITS: rf"{COUNT}|(?=.{{1,1024}}\Z){NAME}={COUNT}(,{NAME}={COUNT})*",
+    Syntax.NAME: NAME,
+    Syntax.SWITCH: r"yes|no",
+    Syntax.DOLLARS: r"(?=.*[1-9])[0-9]{1,9}(\.[0-9]{1,2})?",
+    Syntax.SIZE: r"[1-9][0-9]{0,5}[KMGT]",
+    Syntax.TIME: TIME,
 }
-FORMS["runtime"] = FORMS["checkpoint-every"]
+FLAGS = {flag.name: (field, flag) for field, flag in JobSpec.flags().items()}
+FORMS = {
+    name: "|".join(flag.choices) if flag.syntax is Syntax.CHOICE else SYNTAXES[flag.syntax]
+    for name, (_, flag) in FLAGS.items()
+}
 
 EXAMPLES = {
-    "adaptive": ["adaptive", "strong-scaling", "rigid"],
-    "gpu-types": ["a100,t4", "^t4", "^t4,^rtx", "rtx"],
-    "scale-unit": ["4", "a100=2,rtx=8", "t4=1"],
-    "model-family": [*FAMILIES],
-    "sensitivity": ["resnet18", "a.b_c+d"],
-    "gpu-class": ["guaranteed", "opportunistic"],
-    "non-preemptible": ["yes", "no"],
-    "grow-shrink": ["yes", "no"],
-    "burst": ["never", "allowed", "only"],
-    "burst-budget": ["12", "12.50", "0.05", "007.5"],
-    "data-size": ["500G", "1K", "999999T", "12M"],
-    "checkpoint-every": ["30", "1:30", "8:00:00", "1-2", "1-02:03", "2-23:59:59"],
-    "runtime": ["600", "12:30:00", "7-0"],
-    "trial-group": ["lr-search", "a.b_c+d"],
-    "estimator": ["training", "throughput", "latency", "table"],
+    Syntax.TYPES: ["a100,t4", "^t4", "^t4,^rtx", "rtx"],
+    Syntax.UNITS: ["4", "a100=2,rtx=8", "t4=1"],
+    Syntax.NAME: ["resnet18", "lr-search", "a.b_c+d"],
+    Syntax.SWITCH: ["yes", "no"],
+    Syntax.DOLLARS: ["12", "12.50", "0.05", "007.5"],
+    Syntax.SIZE: ["500G", "1K", "999999T", "12M"],
+    Syntax.TIME: ["30", "1:30", "8:00:00", "1-2", "1-02:03", "2-23:59:59", "600", "7-0"],
 }
 
 ALPHABET = "0123456789" * 2 + "abtgTKMGP^^,,==..::--+_ \"'{}[]\\/%\n\x01\x7fé\u202e"
@@ -61,27 +52,27 @@ def good(flag: str, value: str) -> bool:
     return re.fullmatch(FORMS[flag], value, re.DOTALL) is not None
 
 
-def fields(flag: str, value: str) -> dict[str, Any]:
+def fields(name: str, value: str) -> dict[str, Any]:
     """The fields of the job spec that a good value stands for."""
-    if flag == "adaptive":
-        return {"adaptivity": value}
-    if flag == "gpu-types":
-        names = value.split(",")
-        return {"excluded_gpu_types": [n[1:] for n in names]} if value.startswith("^") else {"gpu_types": names}
-    if flag == "scale-unit":
-        return {"scale_unit": int(value) if value.isdigit() else {k: int(v) for k, v in _pairs(value)}}
-    if flag == "non-preemptible":
-        return {"preemptible": value == "no"}
-    if flag == "grow-shrink":
-        return {"grow_shrink": value == "yes"}
-    if flag == "burst-budget":
-        return {"burst_budget_usd": float(value)}
-    if flag == "data-size":
-        return {"data_size_bytes": int(value[:-1]) * 1024 ** (1 + "KMGT".index(value[-1]))}
-    if flag in ("checkpoint-every", "runtime"):
-        return {flag.replace("-", "_") + "_s": seconds(value)}
-    key = flag.replace("-", "_")
-    return {key: int(value) if FORMS[flag] == COUNT else value}
+    field, flag = FLAGS[name]
+    match flag.syntax:
+        case Syntax.TYPES:
+            names = value.split(",")
+            return {"excluded_gpu_types": [n[1:] for n in names]} if value.startswith("^") else {"gpu_types": names}
+        case Syntax.UNITS:
+            return {field: int(value) if value.isdigit() else {k: int(v) for k, v in _pairs(value)}}
+        case Syntax.SWITCH:
+            return {field: (value == "yes") == (name != "non-preemptible")}
+        case Syntax.DOLLARS:
+            return {field: float(value)}
+        case Syntax.SIZE:
+            return {field: int(value[:-1]) * 1024 ** (1 + "KMGT".index(value[-1]))}
+        case Syntax.TIME:
+            return {field: seconds(value)}
+        case Syntax.COUNT:
+            return {field: int(value)}
+        case _:
+            return {field: value}
 
 
 def _pairs(value: str) -> list[tuple[str, str]]:
@@ -89,7 +80,7 @@ def _pairs(value: str) -> list[tuple[str, str]]:
 
 
 def seconds(value: str) -> int:
-    """As man sbatch says of --time."""
+    """Seconds, as sbatch's manual page describes --time."""
     days, dash, rest = value.rpartition("-")
     parts = [int(part) for part in rest.split(":")]
     if dash:
@@ -104,11 +95,15 @@ def seconds(value: str) -> int:
 
 def example(flag: str, rng: random.Random) -> str:
     """A good value."""
-    return rng.choice(EXAMPLES.get(flag) or [str(rng.choice([1, 2, 8, 64, 4096, 999_999_999]))])
+    declared = FLAGS[flag][1]
+    if flag == "model-family":
+        return rng.choice(FAMILIES)
+    counts = [str(count) for count in (1, 2, 8, 64, 4096, 999_999_999)]
+    return rng.choice(declared.choices or EXAMPLES.get(declared.syntax, counts))
 
 
 def fuzzed(flag: str, rng: random.Random) -> str:
-    """A value that is good, nearly good, or rubbish; never with the signs that separate cases."""
+    """A value that is good, nearly good, or bad; without the characters that separate cases."""
     kind = rng.random()
     if kind < 0.25:
         return example(flag, rng)
