@@ -794,7 +794,7 @@ class Ec2Cloud:
     def _refuse_strangers(self) -> None:
         """Refuse jobs that came to instances of another's: Slurm asks for no node that is up already."""
         owners = {name: run.job for run in self._runs.values() for name in run.nodes}
-        for job, names in self._nodes.holders().items():
+        for job, names in self._nodes.jobs_on_instances().items():
             if any(owners.get(name, job) != job for name in names):
                 self._nodes.refuse(job, UNASKED)
 

@@ -15,7 +15,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,12 +38,11 @@ from penstock_scheduler.notices import Kind, Notice, NoticeSettings, Notifier
 from penstock_scheduler.pairs import PAIRS, open_pairs, read_prior
 from penstock_scheduler.policies import make_policy, overlaid, sharing_parts
 from penstock_scheduler.ports import (
-    Accounts,
     Agents,
     Burst,
     Clock,
     CloudNodes,
-    Cluster,
+    ClusterParts,
     ModelSource,
     Policy,
     SpecCheck,
@@ -56,7 +55,6 @@ from penstock_scheduler.sensitivities import LEARNED, Sensitivities
 from penstock_scheduler.service.board import Board, Watched
 from penstock_scheduler.service.settings import ApiSettings
 from penstock_scheduler.settings import DaemonSettings, Settings, load_settings
-from penstock_scheduler.sharing.messages import Contained, XidSeen
 from penstock_scheduler.store import SqlStore, open_store
 from penstock_scheduler.triggers import OnEvent, Period
 from penstock_scheduler.units import duration
@@ -141,9 +139,9 @@ def _check(settings: Settings) -> int:
     daemon = settings.section(DaemonSettings)
     make_policy(daemon.policy, settings.policy(daemon.policy))
     table = read_prior(daemon.pairs)
-    cluster, _, _ = _parts(settings, WallClock())
-    _decider(daemon.policy, settings.policy(daemon.policy), _agents(cluster))
-    state = cluster.observe()
+    parts, _, _ = _open(settings, WallClock())
+    _decider(daemon.policy, settings.policy(daemon.policy), parts.agents)
+    state = parts.cluster.observe()
     types = sorted({node.gpu_type for node in state.nodes})
     gpus = sum(node.gpus for node in state.nodes)
     print(f"settings: ok ({settings.source})")  # noqa: T201
@@ -165,30 +163,25 @@ def make_loop(
     settings: Settings,
     clock: Clock,
     store: Store,
-    cluster: Cluster | None = None,
-    models: ModelSource | None = None,
+    parts: ClusterParts,
+    models: ModelSource,
     on_round: Callable[[RoundRecord], None] = lambda record: None,
     rules: Callable[[Snapshot], Snapshot] = lambda snapshot: snapshot,
-    accounts: Accounts | None = None,
     overspent: Callable[[str, float, float], BudgetLine | None] = lambda account, usd, now_s: None,
 ) -> RoundLoop:
-    """The round loop that these settings describe; a cluster and models that are given stand in. Raises ConfigError."""
+    """The round loop that these settings describe, on this cluster. Raises ConfigError."""
     daemon = settings.section(DaemonSettings)
-    if cluster is None or models is None:
-        cluster, models, _ = _parts(settings, clock)
-        accounts = getattr(cluster, "accounts", None)
-    agents = _agents(cluster)
     site_rules = rules
     table = read_prior(daemon.pairs)
-    if agents is not None:
+    if parts.agents is not None:
         pairs = open_pairs(daemon.state_dir / PAIRS, table)
 
         def rules(snapshot: Snapshot) -> Snapshot:
             return pairs.on(site_rules(snapshot))
 
-    policy, policy_settings = _decider(daemon.policy, settings.policy(daemon.policy), agents)
+    policy, policy_settings = _decider(daemon.policy, settings.policy(daemon.policy), parts.agents)
     return RoundLoop(
-        cluster,
+        parts,
         clock,
         store,
         _trigger(daemon),
@@ -197,18 +190,10 @@ def make_loop(
         tick_s=daemon.tick_s,
         settings=policy_settings,
         rules=rules,
-        cloud=open_cloud(daemon.cloud, settings, clock, store, cluster) if daemon.cloud is not None else None,
+        cloud=open_cloud(daemon.cloud, settings, clock, store, parts.cloud_nodes) if daemon.cloud is not None else None,
         overspent=overspent,
         on_round=on_round,
-        accounts=accounts,
-        agents=agents,
     )
-
-
-def _agents(cluster: Cluster) -> Agents | None:
-    """Who lets jobs share GPUs there; None: nobody does."""
-    agents: Agents | None = getattr(cluster, "agents", None)
-    return agents
 
 
 def _decider(name: str, values: Mapping[str, Any], agents: Agents | None) -> tuple[Policy, dict[str, Any]]:
@@ -244,15 +229,14 @@ class LiveScheduler:
     learn: Callable[[Sequence[Report]], None]
     chosen: tuple[str, dict[str, Any]]
     """The policy that decides, and its settings."""
-    agents: Agents | None = None
-    """By which jobs share GPUs."""
+    parts: ClusterParts
     _told_of_failing: bool = False
     _xids_s: dict[tuple[str, int, int], float] = field(default_factory=dict)
     """Node, GPU, XID -> when it was last told of, s since 1970."""
 
     def set_policy(self, name: str, values: dict[str, Any]) -> dict[str, Any]:
         """Decide by this policy from the next round on, also after a restart; its settings. Raises ConfigError."""
-        policy, full = _decider(name, overlaid(name, self.settings.policy(name), values), self.agents)
+        policy, full = _decider(name, overlaid(name, self.settings.policy(name), values), self.parts.agents)
         self.store.set_control("policy", {"name": name, "settings": full})
         self.loop.decide_by(policy, full)
         self.chosen = name, full
@@ -303,16 +287,17 @@ class LiveScheduler:
 
     def _tell_of_nodes(self) -> None:
         """Tell what the nodes' agents have done about jobs, and which GPUs fail, also since before this daemon."""
-        take: Callable[[], Sequence[Contained]] | None = getattr(self.agents, "take_contained", None)
-        for contained in take() if take is not None else ():
+        events = self.parts.node_events
+        if events is None:
+            return
+        for contained in events.take_contained():
             whose = self.board.job(contained.job)
             user = whose.user if whose is not None else ""
             subject = f"job {contained.job} {'was cancelled' if contained.killed else 'did not share as it must'}"
             text = f"On GPUs that it shares, {contained.text}"
             facts = contained.model_dump(mode="json", exclude={"text", "time_s", "number"})
             self.notifier.tell(Notice("job-contained", subject, text, user, facts, contained.time_s))
-        take_xids: Callable[[], Sequence[tuple[str, XidSeen]]] | None = getattr(self.agents, "take_xids", None)
-        for node, seen in take_xids() if take_xids is not None else ():
+        for node, seen in events.take_xids():
             error = node, seen.device, seen.xid
             if seen.xid in OF_PROGRAMS or seen.time_s - self._xids_s.get(error, -math.inf) < XID_AGAIN_S:
                 continue
@@ -343,7 +328,7 @@ class LiveScheduler:
             new = load_settings(self.path)
             daemon, limits = new.section(DaemonSettings), new.section(LimitSettings)
             budgets, notices = new.section(BudgetSettings), new.section(NoticeSettings)
-            policy, full = _decider(daemon.policy, new.policy(daemon.policy), self.agents)
+            policy, full = _decider(daemon.policy, new.policy(daemon.policy), self.parts.agents)
             changed, later = changes(self.settings, new)
             decides_anew = any(key.startswith(("daemon.policy", "policy.")) for key in changed)
             if decides_anew:
@@ -401,7 +386,7 @@ def changes(before: Settings, after: Settings) -> tuple[list[str], list[str]]:
 def make_site(path: Path, settings: Settings, clock: Clock, store: SqlStore) -> LiveScheduler:
     """The round loop that these settings describe, watched by a board. Raises ConfigError."""
     daemon = settings.section(DaemonSettings)
-    cluster, specs, sensitivities = _parts(settings, clock)
+    parts, specs, sensitivities = _open(settings, clock)
     notifier = Notifier(settings.section(NoticeSettings))
 
     def reached(budget: BudgetView, limit: str) -> None:
@@ -421,18 +406,17 @@ def make_site(path: Path, settings: Settings, clock: Clock, store: SqlStore) -> 
         notifier.tell(Notice("job-ended", f"job {view.id} {view.name}: {view.ended}", text, view.user, facts))
 
     rules = SchedulingRules(settings.section(BudgetSettings), settings.section(LimitSettings), store, reached)
-    board = Board(store, getattr(cluster, "submitter", None), ended)
+    board = Board(store, parts.submitter, ended)
     models = LearnedModels(specs, store, sensitivities)
-    watched = Watched(cluster, board, clock.now_s, models.learn)
+    watched = Watched(parts, board, clock.now_s, models.learn)
     loop = make_loop(
         settings,
         clock,
         store,
-        watched,
+        replace(parts, cluster=watched),
         models,
         board.decided,
         lambda snapshot: board.results.on(rules.on(snapshot)),
-        getattr(cluster, "accounts", None),
         rules.overspent,
     )
     chosen = daemon.policy, make_policy(daemon.policy, settings.policy(daemon.policy))[1]
@@ -448,7 +432,7 @@ def make_site(path: Path, settings: Settings, clock: Clock, store: SqlStore) -> 
         sensitivities,
         models.learn,
         chosen,
-        _agents(cluster),
+        parts,
     )
     if (kept := store.control("policy")) is not None:
         site.take_up_policy(kept["name"], kept["settings"])
@@ -484,7 +468,7 @@ def make_service(site: LiveScheduler, clock: Clock) -> Service:
     return Service(api, api.socket or daemon.state_dir / "api.sock", app, site.board)
 
 
-def _parts(settings: Settings, clock: Clock) -> tuple[Cluster, SpecModels, Sensitivities]:
+def _open(settings: Settings, clock: Clock) -> tuple[ClusterParts, SpecModels, Sensitivities]:
     daemon = settings.section(DaemonSettings)
     try:
         families = load_families(daemon.families)
@@ -495,25 +479,24 @@ def _parts(settings: Settings, clock: Clock) -> tuple[Cluster, SpecModels, Sensi
     return open_cluster(daemon.cluster, settings, clock, models.check), models, sensitivities
 
 
-def open_cluster(name: str, settings: Settings, clock: Clock, check: SpecCheck) -> Cluster:
+def open_cluster(name: str, settings: Settings, clock: Clock, check: SpecCheck) -> ClusterParts:
     """The cluster of that name among the installed ones. Raises ConfigError."""
     found = {entry.name: entry for entry in entry_points(group=CLUSTERS)}
     if name not in found:
         raise ConfigError(
             f"[daemon] cluster={name!r} is not installed; installed are {', '.join(sorted(found)) or 'none'}"
         )
-    cluster: Cluster = found[name].load()(settings, clock, check)
-    return cluster
+    parts: ClusterParts = found[name].load()(settings, clock, check)
+    return parts
 
 
-def open_cloud(name: str, settings: Settings, clock: Clock, store: Store, cluster: Cluster) -> Burst:
+def open_cloud(name: str, settings: Settings, clock: Clock, store: Store, nodes: CloudNodes | None) -> Burst:
     """The cloud of that name among the installed ones, for the nodes that the cluster has for one. Raises ConfigError."""
     found = {entry.name: entry for entry in entry_points(group=CLOUDS)}
     if name not in found:
         raise ConfigError(
             f"[daemon] cloud={name!r} is not installed; installed are {', '.join(sorted(found)) or 'none'}"
         )
-    nodes: CloudNodes | None = getattr(cluster, "cloud_nodes", None)
     if nodes is None:
         raise ConfigError(
             "[daemon] cloud: the cluster has no nodes for it; name their partition in [slurm] cloud_partition"

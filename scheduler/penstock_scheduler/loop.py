@@ -36,18 +36,7 @@ from penstock_scheduler.model import (
     Snapshot,
     Start,
 )
-from penstock_scheduler.ports import (
-    Accounts,
-    Agents,
-    Burst,
-    Clock,
-    CloudNodes,
-    Cluster,
-    ModelSource,
-    Policy,
-    Store,
-    Trigger,
-)
+from penstock_scheduler.ports import Burst, Clock, ClusterParts, ModelSource, Policy, Store, Trigger
 from penstock_scheduler.records import RoundRecord
 from penstock_scheduler.sharing.rules import broken
 
@@ -66,6 +55,7 @@ class RoundLoop:
     """Runs rounds until told to stop.
 
     Args:
+        parts: the cluster, with its accounts, agents and cloud nodes where it has them.
         tick_s: seconds between two looks at the cluster.
         rest_s: while nothing but the time is different from the last round's snapshot, a round that is due is passed over until
             so many seconds after that one: what it would decide was there, and left all as it is. 0: every round is decided.
@@ -74,14 +64,12 @@ class RoundLoop:
         cloud: where jobs may leave for; None: the site has none.
         overspent: asked before each order to the cloud, with account, dollars and the time: a budget of the site that it would
             break as things are now, for what the round saw of it may be old; None: it may be ordered.
-        agents: by which jobs share GPUs; None: there are none, and nobody shares.
-        accounts: the cluster's records, for runs of which the looks do not tell when they ended; None: it keeps none.
         on_round: called with each decided round, after it was saved and before it is acted on.
     """
 
     def __init__(
         self,
-        cluster: Cluster,
+        parts: ClusterParts,
         clock: Clock,
         store: Store,
         trigger: Trigger,
@@ -95,12 +83,11 @@ class RoundLoop:
         cloud: Burst | None = None,
         overspent: Callable[[str, float, float], BudgetLine | None] = lambda account, usd, now_s: None,
         on_round: Callable[[RoundRecord], None] = lambda record: None,
-        accounts: Accounts | None = None,
-        agents: Agents | None = None,
     ) -> None:
-        self._accounts = accounts
-        self._agents = agents
-        self._cluster = cluster
+        self._cluster = parts.cluster
+        self._accounts = parts.accounts
+        self._agents = parts.agents
+        self._cloud_nodes = parts.cloud_nodes
         self._clock = clock
         self._store = store
         self._trigger = trigger
@@ -341,8 +328,7 @@ class RoundLoop:
         self._attained = {
             job: attained for job, attained in self._attained.items() if now_s - self._absent.get(job, now_s) < FORGET_S
         }
-        nodes: CloudNodes | None = getattr(self._cluster, "cloud_nodes", None)
-        elsewhere = set() if nodes is None else {node.name for node in nodes.nodes()}
+        elsewhere = set() if self._cloud_nodes is None else {node.name for node in self._cloud_nodes.nodes()}
         for job_id, on, seconds in gpu_seconds:
             if not elsewhere.isdisjoint(on.nodes):
                 continue

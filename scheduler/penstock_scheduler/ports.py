@@ -26,6 +26,7 @@ from penstock_scheduler.model import (
 )
 from penstock_scheduler.models import Models
 from penstock_scheduler.records import RoundRecord
+from penstock_scheduler.sharing.messages import Contained, XidSeen
 
 SpecCheck = Callable[[JobSpec], None]
 """Raises BadJobSpec if a job spec cannot be served whatever the cluster does, such as an unknown model family."""
@@ -105,7 +106,7 @@ class CloudNode:
 
 
 class CloudNodes(Protocol):
-    """The part of a cluster that a cloud fills. A cluster that has one bears it as `cloud_nodes`."""
+    """The part of a cluster that a cloud fills."""
 
     @property
     def partition(self) -> str:
@@ -120,7 +121,7 @@ class CloudNodes(Protocol):
         """Why the cluster has not started a job, in its own words; empty: it does not say."""
         ...
 
-    def holders(self) -> dict[JobId, tuple[str, ...]]:
+    def jobs_on_instances(self) -> dict[JobId, tuple[str, ...]]:
         """Jobs that have started, or are about to, on nodes which are instances -> these nodes."""
         ...
 
@@ -141,7 +142,7 @@ class CloudNodes(Protocol):
 
 
 class Agents(Protocol):
-    """What lets jobs share GPUs: an agent on each node. A cluster that has them bears them as `agents`.
+    """What lets jobs share GPUs: an agent on each node.
 
     An agent carries out its last order until it is told another, also while the daemon is away: it gives the packs their turns
     (`sharing.slices.turn`), holds jobs to their limits, and moves the compute of those beside a guaranteed job
@@ -161,6 +162,18 @@ class Agents(Protocol):
         Called before the plan's actions are applied, on each tick with the whole plan, so that a job which starts finds its GPUs
         reserved. Returns soon. Raises ClusterAway if nobody answers.
         """
+        ...
+
+
+class NodeEvents(Protocol):
+    """What the agents on the nodes have noticed that concerns people rather than rounds. Each event is told once."""
+
+    def take_contained(self) -> Sequence[Contained]:
+        """Jobs that agents have slowed or ended since the last call."""
+        ...
+
+    def take_xids(self) -> Sequence[tuple[str, XidSeen]]:
+        """Node and GPU error, for each error since the last call."""
         ...
 
 
@@ -284,3 +297,20 @@ class Submitter(Protocol):
     def epoch(self, job: JobId) -> int | None:
         """The epoch of the job's present run; None: it has had none."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterParts:
+    """What an entry point of `penstock.clusters` opens: a cluster, and the optional parts that it has."""
+
+    cluster: Cluster
+    accounts: Accounts | None = None
+    """None: the cluster keeps no records of its own."""
+    agents: Agents | None = None
+    """None: jobs cannot share GPUs here."""
+    node_events: NodeEvents | None = None
+    """None: nothing on the nodes tells of failing GPUs or contained jobs."""
+    submitter: Submitter | None = None
+    """None: jobs cannot be submitted through the API."""
+    cloud_nodes: CloudNodes | None = None
+    """None: the cluster has no nodes that a cloud could fill."""

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 log = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
-    from penstock_scheduler.ports import Clock, SpecCheck
+    from penstock_scheduler.ports import Clock, ClusterParts, SpecCheck
     from penstock_scheduler.settings import Settings
-    from penstock_slurm.cluster import SlurmCluster
     from penstock_slurm.gateway import Gateway
     from penstock_slurm.settings import SlurmSettings
 
 
-def open_cluster(settings: Settings, clock: Clock, check: SpecCheck) -> SlurmCluster:
+def open_cluster(settings: Settings, clock: Clock, check: SpecCheck) -> ClusterParts:
     """The Slurm that the section `[slurm]` describes. Raises ConfigError."""
     from penstock_scheduler.errors import ConfigError
+    from penstock_scheduler.ports import ClusterParts
     from penstock_scheduler.spool import Spool
     from penstock_slurm.agents import CLEARS_ON, SlurmAgents
     from penstock_slurm.cloud_nodes import SlurmCloudNodes
@@ -39,7 +39,9 @@ def open_cluster(settings: Settings, clock: Clock, check: SpecCheck) -> SlurmClu
     nodes = SlurmCloudNodes(section.cloud_partition, commands) if section.cloud_partition else None
     submitter = SlurmSubmitter(commands, spool, section)
     sharing = SlurmAgents(GpuReservations(commands), spool.folder, clock, stand_in=stand_in)
-    return SlurmCluster(gateway, spool, clock, section, check, submitter, nodes, sharing)
+    cluster = SlurmCluster(gateway, spool, clock, section, check, nodes, sharing)
+    agents = sharing if section.agents else None
+    return ClusterParts(cluster, cluster.accounts, agents, agents, submitter, nodes)
 
 
 def _expect_stand_in(gateway: Gateway, settings: SlurmSettings) -> None:

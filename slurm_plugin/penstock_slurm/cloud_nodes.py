@@ -68,7 +68,7 @@ class SlurmCloudNodes:
         known = self._jobs.get(job)
         return "" if known is None else known.reason
 
-    def placeholders(self) -> dict[JobId, tuple[str, ...]]:
+    def jobs_on_instances(self) -> dict[JobId, tuple[str, ...]]:
         """See `ports.CloudNodes`."""
         clouds = {name for name, node in self._nodes.items() if "CLOUD" in node.state}
         found = {

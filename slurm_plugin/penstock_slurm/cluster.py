@@ -42,7 +42,7 @@ from penstock_scheduler.model import (
     parse_spec,
 )
 from penstock_scheduler.model.spec import SPEC_KEY
-from penstock_scheduler.ports import Clock, SpecCheck, Submitter
+from penstock_scheduler.ports import Clock, SpecCheck
 from penstock_scheduler.spool import Spool
 from penstock_slurm import plain_jobs, time_limits
 from penstock_slurm.abilities import Abilities, Ability
@@ -99,15 +99,13 @@ class SlurmCluster:
         clock: Clock,
         settings: SlurmSettings,
         check: SpecCheck,
-        submitter: Submitter | None = None,
         cloud_nodes: SlurmCloudNodes | None = None,
         sharing: SlurmAgents | None = None,
     ) -> None:
         """`sharing` stands by also where the settings have no agents (any more), for jobs that share still."""
         self._sharing = sharing
-        self.agents = sharing if settings.agents else None
-        self.submitter = submitter
-        self.cloud_nodes = cloud_nodes
+        self._agents = sharing if settings.agents else None
+        self._cloud_nodes = cloud_nodes
         self._gateway = gateway
         self._spool = spool
         self._clock = clock
@@ -188,8 +186,8 @@ class SlurmCluster:
         if cloud:
             in_cloud = {node.name: node for node in slurm_nodes if cloud in node.partitions}
             slurm_nodes = tuple(node for node in slurm_nodes if node.name not in in_cloud)
-            if self.cloud_nodes is not None:
-                self.cloud_nodes.saw(in_cloud.values(), slurm_jobs)
+            if self._cloud_nodes is not None:
+                self._cloud_nodes.saw(in_cloud.values(), slurm_jobs)
         usable = tuple(name for name in self._settings.partitions if partitions[name].up)
         types = self._types = {node.name: gpu_type(node) for node in (*slurm_nodes, *in_cloud.values())}
         ended = tuple(run for job in found if (run := self._ended_run(job, types)) is not None)
@@ -261,7 +259,7 @@ class SlurmCluster:
         """
         assert len({action.job for action in actions}) == len(actions), "one action a job"
         if self._sharing is not None:
-            if self.agents is None:
+            if self._agents is None:
                 self._sharing.share(())
             self._note_shares(self._sharing)
         self._forget_moves(self._jobs.keys() - {action.job for action in actions if not isinstance(action, Hold)})
@@ -586,10 +584,10 @@ class SlurmCluster:
         wanted, now_s = action.placement, self._clock.now_s()
         sent_with_gpus = job.phase is Phase.STARTING and slurm_job.gpus_per_node is not None
         shares = (
-            self.agents is not None
+            self._agents is not None
             and len(wanted.nodes) == 1
             and not sent_with_gpus
-            and self.agents.takes(job.id, wanted.nodes[0], wanted.gpus)
+            and self._agents.takes(job.id, wanted.nodes[0], wanted.gpus)
         )
         if job.phase is Phase.STARTING and job.allocation is not None and wanted.suits(job.allocation):
             waited_s = now_s - self._released_s[job.id]
@@ -649,7 +647,7 @@ class SlurmCluster:
             partition=wanted.partition,
             nodes=wanted.nodes,
             gpus_per_node=0 if shares else wanted.shares[0].gpus,
-            stand_in=shares and self.agents is not None and self.agents.stand_in,
+            stand_in=shares and self._agents is not None and self._agents.stand_in,
             tasks=shape.nodes,
             cpus=shape.nodes * (share.cpus or max(slurm_job.cpus_per_task, 1)),
             cpus_per_task=share.cpus or None,

@@ -86,7 +86,7 @@ class CloudSite:
     def reason(self, job: str) -> str:
         return "" if self.starts else "AssocGrpBilling"
 
-    def holders(self) -> dict[str, tuple[str, ...]]:
+    def jobs_on_instances(self) -> dict[str, tuple[str, ...]]:
         return {job: tuple(name for name, its in self.on.items() if its == job) for job in set(self.on.values())}
 
     def job_of(self, number: str) -> str:

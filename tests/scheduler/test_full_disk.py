@@ -18,6 +18,7 @@ from penstock_scheduler.loop import RoundLoop
 from penstock_scheduler.model import Action, ClusterState, Outcome
 from penstock_scheduler.models import SpecModels
 from penstock_scheduler.policies import make_policy
+from penstock_scheduler.ports import ClusterParts
 from penstock_scheduler.store import SqlStore, open_store, schema
 from penstock_scheduler.triggers import Period
 from tests.scheduler.test_loop import simulated
@@ -81,7 +82,8 @@ def without_store(store: SqlStore, why: str, begin: Callable[[], object], end: C
     reporting = Reporting(cluster)
     policy, settings = make_policy("sia")
     models = SpecModels(Families(), 30.0)
-    loop = RoundLoop(reporting, cluster._clock, store, Period(60.0), policy, models, tick_s=10.0, settings=settings)
+    parts, clock = ClusterParts(reporting), cluster._clock
+    loop = RoundLoop(parts, clock, store, Period(60.0), policy, models, tick_s=10.0, settings=settings)
     for _ in range(30):  # both jobs have come and run
         loop.tick()
         cluster._clock.sleep(10.0)

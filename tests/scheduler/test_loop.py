@@ -35,7 +35,7 @@ from penstock_scheduler.model import (
 )
 from penstock_scheduler.models import SpecModels
 from penstock_scheduler.policies import REGISTRY, make_policy
-from penstock_scheduler.ports import CloudNode, Cluster, Store
+from penstock_scheduler.ports import CloudNode, Cluster, ClusterParts, Store
 from penstock_scheduler.simulator import EstimatedJob, SimulatedClock, SimulatedCluster, SimulatedJob, nodes_from_spec
 from penstock_scheduler.store import MemoryStore, open_store
 from penstock_scheduler.triggers import OnEvent, Period
@@ -55,7 +55,7 @@ def simulated(count: int, policy_name: str = "sia", **parts: object) -> tuple[Ro
     store = MemoryStore()
     policy, settings = make_policy(policy_name)
     loop = RoundLoop(
-        parts.get("cluster", cluster),  # type: ignore[arg-type]
+        ClusterParts(parts.get("cluster", cluster)),  # type: ignore[arg-type]
         clock,
         parts.get("store", store),  # type: ignore[arg-type]
         parts.get("trigger", Period(60.0)),  # type: ignore[arg-type]
@@ -71,8 +71,6 @@ def simulated(count: int, policy_name: str = "sia", **parts: object) -> tuple[Ro
 
 class Told:
     """A cluster that shows one state after the other, and on which nothing can be done."""
-
-    cloud_nodes = None
 
     def __init__(self, looks: Iterable[ClusterState] = ()) -> None:
         self.looks = iter(looks)
@@ -98,8 +96,10 @@ class Nothing:
 
 def looking(cluster: Cluster, clock: SimulatedClock, store: Store, **parts: object) -> RoundLoop:
     """A loop that decides every 10 s, by default nothing."""
+    optional = {name: parts.pop(name) for name in ("accounts", "cloud_nodes") if name in parts}
     given = {"policy": Nothing(), "models": SpecModels(Families(), 30.0)} | parts
-    return RoundLoop(cluster, clock, store, Period(10.0), tick_s=10.0, **given)  # type: ignore[arg-type]
+    its = ClusterParts(cluster, **optional)  # type: ignore[arg-type]
+    return RoundLoop(its, clock, store, Period(10.0), tick_s=10.0, **given)  # type: ignore[arg-type]
 
 
 def within(limits: LimitSettings, snapshot: Snapshot) -> Snapshot:
@@ -220,9 +220,8 @@ def test_a_cluster_that_is_away_is_waited_for():
     policy, settings = make_policy("sia")
     store = MemoryStore()
     away = Away(cluster)
-    loop = RoundLoop(
-        away, clock, store, Period(60.0), policy, SpecModels(Families(), 30.0), tick_s=10.0, settings=settings
-    )
+    models = SpecModels(Families(), 30.0)
+    loop = RoundLoop(ClusterParts(away), clock, store, Period(60.0), policy, models, tick_s=10.0, settings=settings)
     loop.run(lambda: cluster.finished)
     assert cluster.finished
 
@@ -256,20 +255,18 @@ def test_what_jobs_have_attained_is_counted_by_type_and_survives_a_restart(tmp_p
             return (CloudNode("a100-00", "a100", 8, 96, 1000, free=False, up=True),)
 
     class Moving(Told):
-        cloud_nodes = CloudNodes() if cloud else None
-
         def observe(self):
             held = where[0] if clock.now_s() - started_s <= 60 else where[1]
             return ClusterState((), (job("j", phase=Phase.RUNNING, allocation=held), job("queued")))
 
     started_s = clock.now_s()
     store = open_store(tmp_path, writer=True)
-    first = looking(Moving(), clock, store)
+    first = looking(Moving(), clock, store, cloud_nodes=CloudNodes() if cloud else None)
     for _ in range(9):
         first.tick()
         clock.sleep(10.0)
     assert store.last_round().snapshot.attained == {"j": {"t4": 240.0} | ({} if cloud else {"a100": 160.0})}
-    looking(Moving(), clock, store).tick()
+    looking(Moving(), clock, store, cloud_nodes=CloudNodes() if cloud else None).tick()
     assert store.last_round().snapshot.attained == {"j": {"t4": 240.0} | ({} if cloud else {"a100": 240.0})}
 
 

@@ -24,6 +24,7 @@ from penstock_scheduler.model import (
 )
 from penstock_scheduler.models import SpecModels
 from penstock_scheduler.policies import make_policy
+from penstock_scheduler.ports import ClusterParts
 from penstock_scheduler.simulator import EstimatedJob, SimulatedClock, SimulatedCluster, SimulatedJob, nodes_from_spec
 from penstock_scheduler.store import MemoryStore
 from penstock_scheduler.triggers import Period
@@ -76,7 +77,7 @@ def test_jobs_leave_once_within_the_cap_and_the_rest_runs_here():
     cloud, store = InMemoryCloud(clock), MemoryStore()
     policy, settings = make_policy("fifo")
     loop = RoundLoop(
-        cluster,
+        ClusterParts(cluster),
         clock,
         store,
         Period(60.0),
@@ -115,7 +116,7 @@ def test_an_order_goes_by_the_budget_as_it_is_then_not_as_the_round_saw_it():
         return line if usd > line.left_usd else None
 
     loop = RoundLoop(
-        cluster,
+        ClusterParts(cluster),
         clock,
         store,
         Period(60.0),
@@ -146,7 +147,14 @@ def test_what_cluster_and_cloud_do_for_one_job_is_told_once():
     cluster = SimulatedCluster(nodes_from_spec("t4:1x1"), [], clock)
     policy, settings = make_policy("fifo")
     loop = RoundLoop(
-        cluster, clock, store, Period(60.0), policy, SpecModels(Families(), 30.0), tick_s=1.0, settings=settings
+        ClusterParts(cluster),
+        clock,
+        store,
+        Period(60.0),
+        policy,
+        SpecModels(Families(), 30.0),
+        tick_s=1.0,
+        settings=settings,
     )
     loop.tick()
     store.outcomes.clear()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import socketserver
 import threading
@@ -197,9 +198,10 @@ def test_a_site_tells_of_ended_jobs_budgets_idle_gpus_and_rounds_that_fail(serve
     # One that comes again within a day, and 31, which is a program's fault, are no news to an admin.
     told_s = ((79, 1e9), (79, 1e9 + 60), (31, 1e9), (79, 1e9 + 90_000))
     xids = [("n0", XidSeen(number=number, time_s=at_s, device=3, xid=xid)) for number, (xid, at_s) in enumerate(told_s)]
-    site.agents = SimpleNamespace(
+    events = SimpleNamespace(
         take_contained=lambda: [left.pop()] if left else [], take_xids=lambda: [xids.pop(0)] if xids else []
     )
+    site.parts = dataclasses.replace(site.parts, node_events=events)
     site.watch()
     wait_for(lambda: "gpu-error" in kinds(hook), 120, "the notice of a GPU that fails")
     contained = next(body for body in hook.bodies if body["kind"] == "job-contained")

@@ -16,6 +16,7 @@ from penstock_scheduler.errors import ConfigError
 from penstock_scheduler.model import JobSpec, JobUse, KnownPair, PackSeen, SharingState, Snapshot
 from penstock_scheduler.models import SpecModels
 from penstock_scheduler.pairs import PAIRS, kind_of, open_pairs
+from penstock_scheduler.ports import ClusterParts
 from penstock_scheduler.records import RoundRecord
 from penstock_scheduler.settings import parse_settings
 from penstock_scheduler.simulator import EstimatedJob, SimulatedClock, SimulatedCluster, SimulatedJob, nodes_from_spec
@@ -82,9 +83,9 @@ def test_the_daemon_begins_with_the_sites_table(tmp_path: Path) -> None:
     ]
     agents = SimulatedAgents(dict.fromkeys("ab", Kind("net", 0.9)), Colocation())
     cluster = SimulatedCluster(nodes_from_spec("t4:1x1"), jobs, clock, agents=agents)
-    cluster.agents = cluster  # type: ignore[attr-defined]
+    parts = ClusterParts(cluster, agents=cluster)
     rounds: list[RoundRecord] = []
-    loop = make_loop(settings, clock, MemoryStore(), cluster, SpecModels(Families(), 30.0), on_round=rounds.append)
+    loop = make_loop(settings, clock, MemoryStore(), parts, SpecModels(Families(), 30.0), on_round=rounds.append)
     loop.tick()
     assert rounds[0].snapshot.sharing is not None
     assert rounds[0].snapshot.sharing.pairs == (KnownPair("t4", "net", "net", 0.8),)

@@ -23,6 +23,7 @@ from penstock_scheduler.model import GpuClass, Job, JobSpec, JobUse, Pack, Phase
 from penstock_scheduler.models import SpecModels
 from penstock_scheduler.pairs import PAIRS, open_pairs
 from penstock_scheduler.policies import make_policy
+from penstock_scheduler.ports import ClusterParts
 from penstock_scheduler.records import RoundRecord
 from penstock_scheduler.simulator import EstimatedJob, SimulatedClock, SimulatedCluster, SimulatedJob, nodes_from_spec
 from penstock_scheduler.simulator.agents import Kind, SimulatedAgents
@@ -73,7 +74,7 @@ def record(
     store = open_store(folder, writer=True)
     models = SpecModels(load_families(), RESTART_S)
     loop = RoundLoop(
-        cluster,
+        ClusterParts(cluster, agents=cluster if agents else None),
         clock,
         store,
         Period(60.0),
@@ -82,7 +83,6 @@ def record(
         tick_s=10.0,
         settings=settings,
         rules=open_pairs(folder / PAIRS).on if agents else lambda snapshot: snapshot,
-        agents=cluster if agents else None,
     )
     ended_s = FIRST_S + until_s
     loop.run(lambda: cluster.finished or clock.now_s() > ended_s)

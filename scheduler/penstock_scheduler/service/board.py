@@ -18,7 +18,7 @@ from penstock_profiles.wire import Ended, Observation, Report, Result, Resumed, 
 from penstock_scheduler.errors import StoreError
 from penstock_scheduler.messages import AllocationView, JobView, LedgerLine, ResultView
 from penstock_scheduler.model import Action, ClusterState, EndedRun, Job, Outcome, Phase, Placement, Refusal
-from penstock_scheduler.ports import Cluster, Fate, Submitter
+from penstock_scheduler.ports import ClusterParts, Fate, Submitter
 from penstock_scheduler.records import RoundRecord
 from penstock_scheduler.results import CLOCKED, Results
 from penstock_scheduler.store import SqlStore, summarise
@@ -306,10 +306,11 @@ class Board:
 class Watched:
     """A cluster whose answers the board, and the models, see."""
 
-    def __init__(self, cluster: Cluster, board: Board, now_s: Callable[[], float], learn: Callable[..., None]) -> None:
-        self._cluster, self._board, self._now_s, self._learn = cluster, board, now_s, learn
-        self.cloud_nodes = getattr(cluster, "cloud_nodes", None)
-        self.agents = getattr(cluster, "agents", None)
+    def __init__(
+        self, parts: ClusterParts, board: Board, now_s: Callable[[], float], learn: Callable[..., None]
+    ) -> None:
+        self._cluster, self._cloud_nodes = parts.cluster, parts.cloud_nodes
+        self._board, self._now_s, self._learn = board, now_s, learn
         self._fresh: list[Report] = []
 
     def observe(self) -> ClusterState:
@@ -323,7 +324,7 @@ class Watched:
                 self._board.store.add_reports(fresh)  # who is told of a result asks for all of them at once
         self._board.heard(fresh)
         self._learn(fresh)
-        elsewhere = [node.name for node in self.cloud_nodes.nodes()] if self.cloud_nodes and state.ended else ()
+        elsewhere = [node.name for node in self._cloud_nodes.nodes()] if self._cloud_nodes and state.ended else ()
         self._board.saw(state, self._now_s(), elsewhere)
         return state
 

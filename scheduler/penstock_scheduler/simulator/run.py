@@ -21,7 +21,7 @@ from penstock_scheduler.models import SpecModels
 from penstock_scheduler.pairs import Pairs
 from penstock_scheduler.policies import make_policy, parts_of, sharing_parts
 from penstock_scheduler.policies.wrapper import front_only
-from penstock_scheduler.ports import ModelSource, Trigger
+from penstock_scheduler.ports import ClusterParts, ModelSource, Trigger
 from penstock_scheduler.records import RoundRecord
 from penstock_scheduler.simulator.agents import SimulatedAgents
 from penstock_scheduler.simulator.clock import SimulatedClock
@@ -281,7 +281,7 @@ def simulate(
         cluster.pass_over(sum(reason.code is ReasonCode.NEVER_FITS for reason in waiting))
 
     loop = RoundLoop(
-        cluster,
+        ClusterParts(cluster, agents=cluster if agents is not None else None),
         clock,
         _Nowhere(),
         trigger,
@@ -292,7 +292,6 @@ def simulate(
         settings=all_settings,
         on_round=on_round,
         rules=(pairs or Pairs(Colocation())).on,
-        agents=cluster if agents is not None else None,
     )
     try:
         while not cluster.finished:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import BaseModel, ConfigDict, Field
 
 from penstock_scheduler.nodespec import DEFAULT_SPEC
-from penstock_scheduler.ports import Clock, SpecCheck
+from penstock_scheduler.ports import Clock, ClusterParts, SpecCheck
 from penstock_scheduler.settings import Settings
 from penstock_scheduler.simulator.cluster import SimulatedCluster, nodes_from_spec
 
@@ -18,7 +18,8 @@ class SimulatedSettings(BaseModel):
     nodes: str = Field(default=DEFAULT_SPEC, description="Node spec, TYPE:NODESxGPUS,...")
 
 
-def open_cluster(settings: Settings, clock: Clock, check: SpecCheck) -> SimulatedCluster:
+def open_cluster(settings: Settings, clock: Clock, check: SpecCheck) -> ClusterParts:
     """An empty simulated cluster."""
     del check  # it has no job specs of strangers to check
-    return SimulatedCluster(nodes_from_spec(settings.section(SimulatedSettings).nodes), (), clock)
+    nodes = nodes_from_spec(settings.section(SimulatedSettings).nodes)
+    return ClusterParts(SimulatedCluster(nodes, (), clock))

@@ -14,7 +14,7 @@ from penstock_scheduler.model import JobSpec
 from penstock_scheduler.models import SpecModels
 from penstock_scheduler.nodespec import DEFAULT_SPEC
 from penstock_scheduler.policies import make_policy
-from penstock_scheduler.ports import Trigger
+from penstock_scheduler.ports import ClusterParts, Trigger
 from penstock_scheduler.report import History
 from penstock_scheduler.simulator import (
     EstimatedJob,
@@ -81,7 +81,8 @@ def simulate_site(
     policy, settings = make_policy(policy_name)
     models, store = SpecModels(families, RESTART_COST_S), MemoryStore()
     trigger: Trigger = OnEvent() if plain else Period(pace.round_s)
-    loop = RoundLoop(cluster, clock, store, trigger, policy, models, tick_s=pace.tick_s, settings=settings)
+    parts = ClusterParts(cluster)
+    loop = RoundLoop(parts, clock, store, trigger, policy, models, tick_s=pace.tick_s, settings=settings)
     loop.run(lambda: cluster.finished or clock.now_s() > END_OF_TIME_S)
     cluster.close()
     return history(nodes, simulated, clock.now_s(), title, note), store

@@ -61,8 +61,8 @@ class Rig:
         )
         clock = WallClock()
         stand_in = self.commands.version() > CLEARS_ON
-        agents = SlurmAgents(GpuReservations(self.commands), self.spool.folder, clock, stand_in=stand_in)
-        self.cluster = SlurmCluster(self.commands, self.spool, clock, settings, lambda spec: None, sharing=agents)
+        self.agents = SlurmAgents(GpuReservations(self.commands), self.spool.folder, clock, stand_in=stand_in)
+        self.cluster = SlurmCluster(self.commands, self.spool, clock, settings, lambda spec: None, sharing=self.agents)
 
     def submit(self, *flags: str, gpus: int = 1, script: str = "exec sleep 1000") -> str:
         spec = f"--comment={json.dumps({'penstock': {'max_gpus': 4}})}"
@@ -103,8 +103,7 @@ class Rig:
     def tick(self) -> ClusterState:
         self.agent()
         state = self.cluster.observe()
-        assert self.cluster.agents is not None
-        self.cluster.agents.share(self.plan.shared)
+        self.agents.share(self.plan.shared)
         self.cluster.apply(actions(self.plan, state.jobs))
         self.cluster.reports()
         self.leaving = {job.id for job in state.jobs if job.id not in self.plan.assignments} | {
