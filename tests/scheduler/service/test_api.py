@@ -186,7 +186,7 @@ def test_reports_are_taken_once_and_of_the_present_epoch(api):
         assert (receipt.accepted, receipt.duplicates) == (2, 1)
         (refused,) = receipt.refused
         assert refused.index == 0
-        assert "present one is 2" in refused.message
+        assert "present epoch is 2" in refused.message
         assert ada.report("1", [report(0, 2)]).duplicates == 1
         assert ada.report("1", [report(0, 3)]).accepted == 1, "a run that Slurm restarted by itself"
         assert ada.report("1", [report(2, 2)]).accepted == 0
@@ -403,7 +403,7 @@ def test_health_is_open_and_honest(api):
     with api.client("ada") as ada:
         assert ada.ready().status == "ok"
         api.board.observed_s = time.time() - 1000
-        assert ada.ready().problems == ["the cluster was not seen lately; see the daemon's log"]
+        assert ada.ready().problems == ["the cluster was not observed in the last 120 s; see the daemon's log"]
 
 
 def fuzz(api, examples: int) -> None:

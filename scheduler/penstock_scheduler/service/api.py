@@ -1,0 +1,196 @@
+"""What every endpoint needs: the parts of the daemon, the caller, and what the caller may see and do.
+
+An endpoint takes one argument for all of it, a `Call`, and declares the least role that it needs by the argument's type:
+
+    @router.get("/jobs/{job}")
+    async def get_job(job: str, call: User) -> JobView:
+        return await call.job(job)
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Annotated, Any, cast
+
+from fastapi import Depends, Request
+
+from penstock_profiles.wire import Report
+from penstock_scheduler.messages import Identity, JobView, Role
+from penstock_scheduler.model import JobSpec
+from penstock_scheduler.ports import ModelSource, Submitter
+from penstock_scheduler.rules import SchedulingRules
+from penstock_scheduler.service.board import Board
+from penstock_scheduler.service.errors import Refusal, no_such_job
+from penstock_scheduler.service.guard import Bucket
+from penstock_scheduler.service.identity import Gatekeeper
+from penstock_scheduler.service.report_writer import ReportWriter
+from penstock_scheduler.service.settings import ApiSettings
+
+_RANK: dict[str, int] = {"job": 0, "user": 1, "operator": 2, "admin": 3}
+"""Each role may do what the roles below it may do."""
+
+
+@dataclass(frozen=True)
+class Controls:
+    """What admins may change of the round loop, and what the API asks of the daemon."""
+
+    policy: Callable[[], tuple[str, dict[str, Any]]]
+    set_policy: Callable[[str, dict[str, Any]], dict[str, Any]]
+    """Returns all settings of the policy. Raises ConfigError."""
+    paused: Callable[[], bool]
+    set_paused: Callable[[bool], None]
+    settings: Callable[[], dict[str, Any]]
+    """The settings by section, with secrets masked."""
+    rules: SchedulingRules
+
+
+class Api:
+    """The parts of the daemon that endpoints use, and what the API itself keeps in memory.
+
+    Args:
+        models: for explanations and forecasts; the round loop has its own, in its own thread.
+        check_spec: raises BadJobSpec.
+        learn: takes in reports for the models.
+    """
+
+    def __init__(
+        self,
+        settings: ApiSettings,
+        board: Board,
+        controls: Controls,
+        models: ModelSource,
+        check_spec: Callable[[JobSpec], None],
+        learn: Callable[[Sequence[Report]], None],
+    ) -> None:
+        self.settings = settings
+        self.board = board
+        self.store = board.store
+        self.controls = controls
+        self.models = models
+        self.check_spec = check_spec
+        self.learn = learn
+        self.gatekeeper = Gatekeeper(settings, board.store)
+        self.requests = Bucket(settings.requests_per_s, settings.burst)
+        self.submissions = Bucket(settings.submissions_per_hour / 3600, settings.submissions_per_hour)
+        self.submitting: dict[tuple[str, str], asyncio.Lock] = {}
+        """(user, key) of the submissions in progress."""
+        self.writer = ReportWriter(board.store)
+        self.epochs: dict[str, int] = {}
+        """Job -> the newest epoch of its reports, as far as it has been read."""
+        self.deciding = asyncio.Semaphore(1)
+        """Explanations and forecasts decide rounds. One does so at a time."""
+        self._waiting = 0
+
+    @property
+    def submitter(self) -> Submitter:
+        """What submits jobs to the cluster. Raises Refusal 503 if the cluster takes none."""
+        if self.board.submitter is None:
+            raise Refusal(503, "not-ready", "this cluster takes no submissions; set [daemon] cluster = 'slurm'")
+        return self.board.submitter
+
+    async def admit(self, request: Request, role: Role) -> Call:
+        """Identify the caller. Raises Refusal if the caller has a lower role, or sends too many requests."""
+        identity = await self.gatekeeper.identify(request)
+        if (pause_s := self.requests.take(identity.user)) > 0:
+            limit = f"{self.settings.requests_per_s:g} requests per second"
+            raise Refusal(429, "too-many", f"you sent more than {limit}; wait and try again", retry_after_s=pause_s)
+        self.board.counters["requests"] += 1
+        call = Call(self, request, identity)
+        if _RANK[identity.role] < _RANK[role]:
+            if request.method != "GET":
+                await call.audit(allowed=False)
+            raise Refusal(403, "not-allowed", f"this needs the role {role} or above; your role is {identity.role}")
+        return call
+
+    async def job(self, job: str) -> JobView | None:
+        """A job, live or ended; None: there is none. Live jobs are in memory."""
+        if (view := self.board.now(job)) is not None or not storable(job):
+            return view
+        return await asyncio.to_thread(self.store.job, job)
+
+    @asynccontextmanager
+    async def place_to_wait(self) -> AsyncIterator[None]:
+        """Hold one of the places for requests that wait. Raises Refusal 503 if all are taken."""
+        if self._waiting >= self.settings.max_waiting:
+            text = f"{self._waiting} requests are waiting already; ask without the parameter wait"
+            raise Refusal(503, "busy", text, retry_after_s=5)
+        self._waiting += 1
+        try:
+            yield
+        finally:
+            self._waiting -= 1
+
+
+@dataclass(frozen=True)
+class Call:
+    """One request of a known caller."""
+
+    api: Api
+    request: Request
+    identity: Identity
+
+    @property
+    def sees_all(self) -> bool:
+        """Whether the caller may see the jobs of all users."""
+        return _RANK[self.identity.role] >= _RANK["operator"]
+
+    def may_see(self, user: str) -> bool:
+        """Whether the caller may see the jobs of this user."""
+        return self.sees_all or user == self.identity.user
+
+    async def audit(self, *, allowed: bool, text: str = "") -> None:
+        """Add the request to the audit log."""
+        await asyncio.to_thread(
+            self.api.store.note,
+            self.identity.user,
+            self.identity.role,
+            f"{self.request.method} {self.request.scope['route'].path}",
+            self.request.url.path.removeprefix("/v1/"),
+            allowed=allowed,
+            text=text,
+        )
+
+    async def job(self, job: str) -> JobView:
+        """A job that the caller may see. Raises Refusal 404 for any other job, whether or not it exists."""
+        view = await self.api.job(job)
+        if view is not None:
+            if self.may_see(view.user):
+                return view
+            if self.request.method != "GET":
+                await self.audit(allowed=False, text="the job belongs to another user")
+            raise no_such_job(job[:50])
+        refusal = self.api.board.refusal(job)
+        if refusal is not None and self.may_see(refusal.user):
+            raise Refusal(404, "not-managed", f"Penstock does not manage job {job}: {refusal.text}")
+        raise no_such_job(job[:50])
+
+
+def api_of(request: Request) -> Api:
+    """The API that serves a request."""
+    return cast("Api", request.app.state.api)
+
+
+def need(role: Role) -> Any:
+    """A dependency that identifies the caller and requires a role.
+
+    This is one dependency, not a chain of them: most of the cost of a small request is FastAPI's work for each dependency.
+    """
+
+    async def admit(request: Request) -> Call:
+        return await api_of(request).admit(request, role)
+
+    return Depends(admit)
+
+
+AnyRole = Annotated[Call, need("job")]
+User = Annotated[Call, need("user")]
+Operator = Annotated[Call, need("operator")]
+Admin = Annotated[Call, need("admin")]
+
+
+def storable(text: str | None) -> bool:
+    """Whether a database takes this text: PostgreSQL takes neither NUL nor half a surrogate pair."""
+    return text is None or (text.isprintable() and len(text) <= 1000)

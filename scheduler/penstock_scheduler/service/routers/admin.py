@@ -1,0 +1,126 @@
+"""Endpoints that change how rounds are decided, and who may use the API: policy, pause, drains, settings, audit, tokens."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query
+
+from penstock_scheduler.messages import (
+    MAX_PAGE,
+    AuditPage,
+    Drain,
+    Drained,
+    DrainOrder,
+    NewToken,
+    Pause,
+    PolicyChange,
+    PolicyChoice,
+    PolicyView,
+    TokenOrder,
+    TokenView,
+)
+from penstock_scheduler.policies import make_policy, policy_names
+from penstock_scheduler.service.api import Admin, Operator, User
+from penstock_scheduler.service.errors import Refusal
+from penstock_scheduler.service.views import drainable
+
+router = APIRouter(prefix="/v1")
+
+
+@router.get("/policies")
+def get_policies(call: User) -> list[PolicyView]:
+    """List the policies, and show which one decides."""
+    active, settings = call.api.controls.policy()
+    return [
+        PolicyView(name=name, active=name == active, settings=settings if name == active else make_policy(name)[1])
+        for name in sorted({*policy_names(), active})
+    ]
+
+
+@router.put("/policy")
+async def put_policy(choice: PolicyChoice, call: Admin) -> PolicyChange:
+    """Choose the policy that decides from the next round on. The choice outlives a restart of the daemon."""
+    settings = await asyncio.to_thread(call.api.controls.set_policy, choice.name, choice.settings)
+    await call.audit(allowed=True, text=choice.model_dump_json())
+    return PolicyChange(name=choice.name, settings=settings)
+
+
+@router.put("/pause")
+async def put_pause(pause: Pause, call: Admin) -> Pause:
+    """Stop deciding rounds, or start again. Running jobs keep running."""
+    await asyncio.to_thread(call.api.controls.set_paused, pause.paused)
+    await call.audit(allowed=True, text=pause.model_dump_json())
+    return pause
+
+
+@router.get("/drains")
+def get_drains(call: User) -> list[Drain]:
+    """List what is drained for adaptive jobs."""
+    return list(call.api.controls.rules.drains)
+
+
+@router.post("/drains")
+async def post_drain(order: DrainOrder, call: Operator) -> Drain:
+    """Drain a node, a GPU type or a partition: from the next round on adaptive jobs are allocated none of its GPUs.
+
+    The policy decides whether the jobs that run there leave.
+    """
+    names = drainable(call.api.board)[order.kind]
+    if order.name not in names:
+        raise Refusal(422, "refused", f"there is no {order.kind} {order.name}; choose one of {', '.join(names)}")
+    drain = Drain(**order.model_dump(), by=call.identity.user, since_s=time.time())
+    await asyncio.to_thread(call.api.controls.rules.drain, drain)
+    await call.audit(allowed=True, text=order.model_dump_json())
+    return drain
+
+
+@router.delete("/drains/{kind}/{name}", status_code=204)
+async def delete_drain(kind: Drained, name: str, call: Operator) -> None:
+    """End a drain: from the next round on adaptive jobs are allocated these GPUs again."""
+    if not await asyncio.to_thread(call.api.controls.rules.end_drain, (kind, name)):
+        raise Refusal(404, "no-such-drain", f"no {kind} of that name is drained; see GET /v1/drains")
+    await call.audit(allowed=True)
+
+
+@router.get("/settings")
+def get_settings(call: Admin) -> dict[str, Any]:
+    """Show the settings by section."""
+    return call.api.controls.settings()
+
+
+@router.get("/audit")
+def get_audit(
+    call: Operator,
+    before: Annotated[int | None, Query(ge=0, le=2**62)] = None,
+    limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 100,
+) -> AuditPage:
+    """Show the audit log, newest first."""
+    lines = call.api.store.audit(before=before, limit=limit)
+    return AuditPage(lines=lines, next=lines[-1].id if len(lines) == limit else None)
+
+
+@router.get("/tokens")
+def get_tokens(call: Admin) -> list[TokenView]:
+    """List all tokens, without their secrets."""
+    return [view for view, _ in call.api.store.tokens()]
+
+
+@router.post("/tokens", status_code=201)
+async def post_token(order: TokenOrder, call: Admin) -> NewToken:
+    """Create a token. Its secret is shown only in this answer."""
+    made = await asyncio.to_thread(call.api.gatekeeper.new_token, order)
+    await call.audit(allowed=True, text=f"{made.view.id} for {order.user}, {order.role}")
+    return made
+
+
+@router.delete("/tokens/{token}")
+async def delete_token(token: str, call: Admin) -> TokenView:
+    """Revoke a token."""
+    if not token.isalnum() or not token.isascii():
+        raise Refusal(404, "no-such-token", "a token's id has only letters and digits; see GET /v1/tokens")
+    revoked = await asyncio.to_thread(call.api.gatekeeper.revoke, token)
+    await call.audit(allowed=True)
+    return revoked

@@ -1,0 +1,71 @@
+"""Endpoints about the cluster and the rounds: rounds, numbers, metrics, nodes, prices."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path, Query, Response
+
+from penstock_scheduler.messages import MAX_PAGE, ClusterView, NodeView, RoundPage, RoundView
+from penstock_scheduler.service import metrics, views
+from penstock_scheduler.service.api import Operator, User
+
+RoundNumber = Annotated[int, Path(ge=0, le=2**62)]
+
+router = APIRouter(prefix="/v1")
+
+
+@router.get("/rounds")
+def list_rounds(
+    call: User,
+    before: Annotated[int | None, Query(ge=0, le=2**62)] = None,
+    limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 50,
+) -> RoundPage:
+    """List rounds, newest first."""
+    found = call.api.store.summaries(before, limit)
+    return RoundPage(rounds=found, next=found[-1].round if len(found) == limit else None)
+
+
+@router.get("/rounds/{number}")
+def get_round(number: RoundNumber, call: User) -> RoundView:
+    """Show a round and its decisions. Users see the decisions on their own jobs."""
+    return views.round_view(call.api.store.round(number), call.may_see)
+
+
+@router.get("/rounds/{number}/record")
+def get_record(number: RoundNumber, call: Operator) -> dict[str, Any]:
+    """Show the whole record of a round, as `penstock replay` reads it."""
+    record: dict[str, Any] = json.loads(call.api.store.round_json(number))
+    return record
+
+
+@router.get("/cluster")
+def get_cluster(call: User) -> ClusterView:
+    """Show the cluster in numbers."""
+    return views.cluster_view(call.api.board, call.api.controls)
+
+
+@router.get("/metrics", response_class=Response)
+def get_metrics(call: User) -> Response:
+    """Show the cluster and the daemon in numbers, in Prometheus' text format."""
+    api = call.api
+    spent_usd = sum(api.store.ledger_totals("usd").values())
+    cluster = views.cluster_view(api.board, api.controls)
+    live, counters = api.board.live(), api.board.counters
+    body = metrics.metrics(cluster, live, api.board.record, counters, spent_usd, time.time())
+    return Response(body, media_type=metrics.CONTENT_TYPE)
+
+
+@router.get("/nodes")
+def get_nodes(call: User) -> list[NodeView]:
+    """List the nodes."""
+    return views.node_views(call.api.board, call.api.controls.rules.drains)
+
+
+@router.get("/prices")
+def get_prices(call: User) -> dict[str, float]:
+    """Show the price of each GPU type in the newest round."""
+    record = call.api.board.record
+    return record.plan.prices if record else {}

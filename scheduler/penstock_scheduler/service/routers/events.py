@@ -1,0 +1,51 @@
+"""The endpoint that streams rounds and changes of jobs to clients as they happen."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from fastapi import APIRouter
+from fastapi.responses import StreamingResponse
+
+from penstock_scheduler.service.api import User
+from penstock_scheduler.service.errors import Refusal
+
+MAX_LISTENERS = 200
+LISTENER_QUEUE = 1000
+"""Events that wait for one listener. A listener that is further behind is disconnected."""
+KEEP_ALIVE_S = 15.0
+
+router = APIRouter(prefix="/v1")
+
+
+@router.get("/events", response_class=StreamingResponse)
+async def events(call: User) -> StreamingResponse:
+    """Stream events as server-sent events: `round` for each round, `job` for each change of a job that you may see."""
+    board = call.api.board
+    if len(board.listeners) >= MAX_LISTENERS:
+        raise Refusal(503, "busy", f"{MAX_LISTENERS} clients are listening already; try again later", retry_after_s=60)
+    queue: asyncio.Queue[tuple[str, str]] = asyncio.Queue(LISTENER_QUEUE)
+
+    def listen(kind: str, user: str, text: str) -> None:
+        if not user or call.may_see(user):
+            try:
+                queue.put_nowait((kind, text))
+            except asyncio.QueueFull:  # the client does not read; its events must not pile up
+                board.listeners.discard(listen)
+
+    board.listeners.add(listen)
+
+    async def stream() -> AsyncIterator[str]:
+        try:
+            yield ": connected\n\n"
+            while listen in board.listeners:
+                try:
+                    kind, text = await asyncio.wait_for(queue.get(), KEEP_ALIVE_S)
+                    yield f"event: {kind}\ndata: {text}\n\n"
+                except TimeoutError:
+                    yield ": keep-alive\n\n"
+        finally:
+            board.listeners.discard(listen)
+
+    return StreamingResponse(stream(), media_type="text/event-stream", headers={"Cache-Control": "no-store"})

@@ -1,0 +1,161 @@
+"""Endpoints about jobs: submit, list, wait, cancel, explain, history, output, reports."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Query, Response
+from fastapi.responses import HTMLResponse
+
+from penstock_scheduler.messages import (
+    MAX_LOG_BYTES,
+    MAX_PAGE,
+    MAX_WAIT_S,
+    ExplanationView,
+    Forecast,
+    History,
+    JobPage,
+    JobView,
+    LogPart,
+    ReportBatch,
+    ReportReceipt,
+    Submission,
+)
+from penstock_scheduler.service import page, reporting, submitting, views
+from penstock_scheduler.service.api import AnyRole, Call, User, storable
+from penstock_scheduler.service.errors import Refusal
+from penstock_scheduler.service.output import read_log
+
+router = APIRouter(prefix="/v1")
+
+
+@router.post("/jobs", status_code=201, responses={200: {"model": JobView}})
+async def submit(order: Submission, call: User, response: Response) -> JobView:
+    """Submit a job as yourself. Answers 200 with the job of the same key if there is one."""
+    view, submitted = await submitting.submit(call, order)
+    if not submitted:
+        response.status_code = 200
+    return view
+
+
+@router.post("/jobs/plan")
+async def plan(order: Submission, call: User) -> Forecast:
+    """Show what a submission would get now. Nothing is submitted."""
+    api = call.api
+    api.check_spec(order.spec)
+    record = api.board.record
+    if record is None:
+        raise Refusal(503, "not-ready", "no round has been decided yet; try again", retry_after_s=5)
+    async with api.deciding:
+        partitions = api.controls.rules.limits.partitions
+        return await asyncio.to_thread(views.forecast, record, order, call.identity.user, api.models, partitions)
+
+
+@router.get("/jobs")
+def list_jobs(
+    call: User,
+    user: Annotated[str | None, Query(max_length=255)] = None,
+    state: Annotated[list[Literal["queued", "starting", "running", "stopping", "ended"]], Query()] = [],  # noqa: B006
+    name: Annotated[str | None, Query(max_length=1000)] = None,
+    key: Annotated[str | None, Query(max_length=200)] = None,
+    limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 100,
+    after: Annotated[int | None, Query(ge=0, le=2**62)] = None,
+) -> JobPage:
+    """List jobs, newest first. Users see only their own jobs."""
+    if not call.sees_all:
+        if user not in (None, call.identity.user):
+            return JobPage(jobs=[])
+        user = call.identity.user
+    if not all(storable(text) for text in (user, name, key)):
+        return JobPage(jobs=[])
+    found = call.api.store.jobs(user=user, states=state, name=name, key=key, after=after, limit=limit)
+    return JobPage(jobs=[view for _, view in found], next=str(found[-1][0]) if len(found) == limit else None)
+
+
+@router.get("/jobs/{job}")
+async def get_job(
+    job: str,
+    call: User,
+    wait: Annotated[float, Query(ge=0, le=MAX_WAIT_S, allow_inf_nan=False)] = 0.0,
+    since: Annotated[int | None, Query(ge=0, le=2**62)] = None,
+) -> JobView:
+    """Show a job. With `wait` and `since`: as soon as its version is above `since`, at the latest after `wait` seconds."""
+    view = await call.job(job)
+    if wait and since is not None and view.state != "ended" and view.version <= since:
+        async with call.api.place_to_wait():
+            await call.api.board.changed(job, since, wait)
+        view = await call.job(job)
+    return view
+
+
+@router.post("/jobs/{job}/cancel")
+async def cancel(job: str, call: User) -> JobView:
+    """End a job. A job that has ended stays as it is."""
+    view = await call.job(job)
+    if view.state != "ended":
+        await call.audit(allowed=True)
+        await submitting.ask_cluster(call.api.submitter.cancel, job)
+    return view
+
+
+@router.get("/jobs/{job}/explain")
+async def get_explanation(job: str, call: User) -> ExplanationView:
+    """Explain why a job has what it has."""
+    return await _explain(call, await call.job(job))
+
+
+async def _explain(call: Call, view: JobView) -> ExplanationView:
+    async with call.api.deciding:  # an explanation decides the round again with other job specs
+        return await asyncio.to_thread(views.explanation_view, view, call.api.board.record)
+
+
+@router.get("/jobs/{job}/history")
+async def history(job: str, call: User) -> History:
+    """Show what happened to a job: actions of rounds, newest observations and results."""
+    await call.job(job)
+    return await asyncio.to_thread(views.history_view, call.api.store, job)
+
+
+@router.get("/jobs/{job}/page", response_class=HTMLResponse)
+async def get_page(job: str, call: User) -> HTMLResponse:
+    """Show a job as an HTML page."""
+    view = await call.job(job)
+    explanation = await _explain(call, view)
+    past = await history(job, call)
+    tail = None
+    if (submitter := call.api.board.submitter) is not None:
+        with contextlib.suppress(Refusal):  # the page leaves out an output that may not be read
+            tail = await asyncio.to_thread(
+                read_log, submitter, job, -page.TAIL_BYTES, page.TAIL_BYTES, ended=view.state == "ended"
+            )
+    text = page.render(view, explanation, past.outcomes, tail, now_s=time.time())
+    return HTMLResponse(text, headers={"Content-Security-Policy": page.POLICY, "Cache-Control": "no-store"})
+
+
+@router.get("/jobs/{job}/log")
+async def get_log(
+    job: str,
+    call: User,
+    offset: Annotated[int, Query(ge=-(2**62), le=2**62)] = 0,
+    limit: Annotated[int, Query(ge=1, le=MAX_LOG_BYTES)] = MAX_LOG_BYTES,
+    wait: Annotated[float, Query(ge=0, le=MAX_WAIT_S, allow_inf_nan=False)] = 0.0,
+) -> LogPart:
+    """Show a part of a job's output. With `wait`: as soon as there is some, at the latest after `wait` seconds."""
+    view = await call.job(job)
+    submitter = call.api.submitter
+    until_s = time.monotonic() + wait
+    while True:
+        part = await asyncio.to_thread(read_log, submitter, job, offset, limit, ended=view.state == "ended")
+        if part.text or part.ended or time.monotonic() >= until_s:
+            return part
+        await asyncio.sleep(min(1.0, max(until_s - time.monotonic(), 0.01)))
+        view = await call.job(job)
+
+
+@router.post("/jobs/{job}/reports")
+async def report(job: str, batch: ReportBatch, call: AnyRole) -> ReportReceipt:
+    """Take in reports of a job. Only the job's owner, or a token of the job, may send them."""
+    return await reporting.accept(call, job, batch)

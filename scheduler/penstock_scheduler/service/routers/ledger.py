@@ -1,0 +1,52 @@
+"""Endpoints about what jobs used and were measured at: the budget ledger, budgets, stored profiles."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+
+from penstock_profiles.profiles import Profile
+from penstock_scheduler.messages import MAX_PAGE, BudgetView, LedgerPage, ProfileList
+from penstock_scheduler.service.api import User, storable
+
+router = APIRouter(prefix="/v1")
+
+
+@router.get("/ledger")
+def get_ledger(
+    call: User,
+    job: Annotated[str | None, Query(max_length=100)] = None,
+    before: Annotated[int | None, Query(ge=0, le=2**62)] = None,
+    limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 100,
+) -> LedgerPage:
+    """Show the budget ledger, newest first. Users see their own entries; with `job`, the entries of that job."""
+    if not storable(job):
+        return LedgerPage(lines=[])
+    user = None if call.sees_all else call.identity.user
+    lines = call.api.store.ledger(user=user, job=job, before=before, limit=limit)
+    return LedgerPage(lines=lines, next=lines[-1].id if len(lines) == limit else None)
+
+
+@router.get("/budgets")
+def get_budgets(call: User) -> list[BudgetView]:
+    """Show budgets as of the newest round. Users see the site's budget and those of accounts that their jobs use."""
+    budgets = call.api.controls.rules.budgets
+    if call.sees_all:
+        return list(budgets)
+    mine = {"", *(view.account for _, view in call.api.store.jobs(user=call.identity.user, limit=MAX_PAGE))}
+    return [budget for budget in budgets if budget.account in mine]
+
+
+@router.get("/profiles")
+def get_profiles(call: User) -> ProfileList:
+    """List your stored profiles."""
+    return ProfileList(profiles=[each.model_dump(mode="json") for each in call.api.store.profiles(call.identity.user)])
+
+
+@router.put("/profiles", status_code=204)
+async def put_profile(profile: Profile, call: User) -> None:
+    """Store a profile for your jobs of that name."""
+    await asyncio.to_thread(call.api.store.save_profile, call.identity.user, profile)
+    await call.audit(allowed=True, text=f"{profile.job}@{profile.gpu_type}")

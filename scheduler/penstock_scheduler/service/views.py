@@ -1,0 +1,265 @@
+"""Builds the API's answers from what the daemon knows: the board, the store and the records of rounds."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from penstock_scheduler.errors import RoundFailed
+from penstock_scheduler.explain import explain, words
+from penstock_scheduler.forecast import ask, with_job
+from penstock_scheduler.forecast import words as told
+from penstock_scheduler.limits import PartitionRules, by_partition
+from penstock_scheduler.messages import (
+    MAX_PAGE,
+    ClusterView,
+    ConfigurationView,
+    Decision,
+    Drain,
+    ExplanationView,
+    Forecast,
+    History,
+    JobView,
+    NodeView,
+    OutcomeView,
+    RoundView,
+    ShareOption,
+    ShareView,
+    Submission,
+)
+from penstock_scheduler.model import Job, Phase, ReasonCode
+from penstock_scheduler.policies import make_policy
+from penstock_scheduler.ports import ModelSource
+from penstock_scheduler.records import RoundRecord
+from penstock_scheduler.rules import drained
+from penstock_scheduler.service.api import Controls
+from penstock_scheduler.service.board import Board, allocation_view
+from penstock_scheduler.service.errors import Refusal
+from penstock_scheduler.shares import ShareUse
+from penstock_scheduler.store import SqlStore, summarise
+from penstock_scheduler.units import duration
+
+OBSERVATIONS = 200
+"""Newest observations of a job that its history shows."""
+RESULTS = MAX_PAGE
+FORECAST = "forecast"
+"""Id of the job that a forecast adds to the snapshot."""
+
+
+def drainable(board: Board) -> dict[str, list[str]]:
+    """Kind of drain -> names on this cluster that can be drained."""
+    nodes = board.state.nodes if board.state else ()
+    return {
+        "node": sorted(node.name for node in nodes),
+        "gpu-type": sorted({node.gpu_type for node in nodes}),
+        "partition": sorted({name for node in nodes for name in node.partitions}),
+    }
+
+
+def node_views(board: Board, drains: Sequence[Drain]) -> list[NodeView]:
+    """The nodes as last observed, as adaptive jobs may use them."""
+    state = board.state
+    if state is None:
+        return []
+    held: dict[str, int] = {}
+    for job in state.jobs:
+        if job.allocation is not None and job.phase is not Phase.QUEUED:
+            for share in job.allocation.shares:
+                held[share.node] = held.get(share.node, 0) + share.gpus
+    return [
+        NodeView(
+            name=node.name,
+            gpu_type=node.gpu_type,
+            gpus=node.gpus,
+            given=held.get(node.name, 0),
+            others=node.gpus_others,
+            usable=node.usable,
+            state=node.state,
+            reservation=node.reservation,
+        )
+        for node in (drained(node, drains) for node in state.nodes)
+    ]
+
+
+def cluster_view(board: Board, controls: Controls) -> ClusterView:
+    """The cluster in numbers."""
+    nodes = node_views(board, controls.rules.drains)
+    jobs: dict[str, int] = {}
+    for view in board.live():
+        jobs[view.state] = jobs.get(view.state, 0) + 1
+
+    def by_type(count: Callable[[NodeView], int]) -> dict[str, int]:
+        sums: dict[str, int] = {}
+        for node in nodes:
+            sums[node.gpu_type] = sums.get(node.gpu_type, 0) + count(node)
+        return sums
+
+    record = board.record
+    return ClusterView(
+        observed_s=board.observed_s,
+        round=record.snapshot.round if record else None,
+        policy=controls.policy()[0],
+        paused=controls.paused(),
+        gpus=by_type(lambda node: node.gpus),
+        given=by_type(lambda node: node.given),
+        others=by_type(lambda node: node.others),
+        unusable=by_type(lambda node: 0 if node.usable else node.gpus),
+        jobs=jobs,
+        prices=record.plan.prices if record else {},
+    )
+
+
+def round_view(record: RoundRecord, may_see: Callable[[str], bool]) -> RoundView:
+    """A round and its decisions on the jobs of users that the caller `may_see`."""
+    visible = {job.id for job in record.snapshot.jobs if may_see(job.user)}
+    decisions = [
+        Decision(
+            job=job,
+            allocation=allocation_view(assignment.placement),
+            code=assignment.reason.code.value,
+            text=assignment.reason.text,
+            goodput=assignment.goodput,
+        )
+        for job, assignment in record.plan.assignments.items()
+    ]
+    decisions += [
+        Decision(job=job, code=reason.code.value, text=reason.text) for job, reason in record.plan.waiting.items()
+    ]
+    return RoundView(summary=summarise(record), decisions=[each for each in decisions if each.job in visible])
+
+
+def history_view(store: SqlStore, job: str) -> History:
+    """What happened to a job. Raises StoreError."""
+    outcomes = list(store.outcomes(job))
+    observations = store.observations(job, OBSERVATIONS)
+    results = store.newest_reports(job, ("result",), RESULTS)
+    return History(
+        job=job,
+        outcomes=[
+            OutcomeView(
+                time_s=line.time_s,
+                round=line.action.round,
+                job=job,
+                action=line.action.kind,
+                progress=line.progress.value,
+                text=line.text,
+                allocation=allocation_view(placement)
+                if (placement := getattr(line.action, "placement", None))
+                else None,
+            )
+            for line in outcomes[-MAX_PAGE:]
+        ],
+        observations=[report.model_dump(mode="json") for report in observations],
+        results=[report.model_dump(mode="json") for report in results],
+    )
+
+
+def explanation_view(view: JobView, record: RoundRecord | None) -> ExplanationView:
+    """Why a job has what it has, by the newest round."""
+    if view.state == "ended":
+        why = f": it {view.ended_text}" if view.ended_text else ""
+        return ExplanationView(job=view, code="ended", text=f"it has ended: {view.ended}{why}")
+    found = explain(record, view.id) if record else None
+    if record is None or found is None:
+        refusal = next((each for each in record.snapshot.refused if each.job == view.id), None) if record else None
+        if refusal is not None:
+            return ExplanationView(job=view, code="refused", text=refusal.text)
+        return ExplanationView(
+            job=view, code="not-seen", text="no round has considered the job yet; the next round will"
+        )
+    # The round's snapshot is older than its actions. The user wants to read of the job as it is now.
+    found = dataclasses.replace(found, job=dataclasses.replace(found.job, phase=Phase(view.state)))
+    return ExplanationView(
+        job=view,
+        round=found.round,
+        decided_s=found.decided_s,
+        code=found.reason.code.value,
+        text=found.reason.text,
+        words=[*words(found, now_s=time.time()), *describe_result(view)],
+        needs=found.reason.needs,
+        estimated_start_s=found.reason.estimated_start_s,
+        goodput=found.assignment.goodput if found.assignment else None,
+        prices=record.plan.prices,
+        restart_cost_s=found.restart_cost_s,
+        configurations=[
+            ConfigurationView(
+                gpu_type=option.configuration.gpu_type,
+                nodes=option.configuration.nodes,
+                gpus=option.configuration.gpus,
+                goodput=option.goodput,
+                price=option.price,
+            )
+            for option in found.options
+        ],
+        limits=list(found.limits),
+        share=None if found.share is None else share_view(found.share),
+    )
+
+
+def describe_result(view: JobView) -> list[str]:
+    """The newest result of a trial, in a sentence; nothing if the job reports no results."""
+    if (result := view.result) is None:
+        return []
+    ran = duration(result.ran_s)
+    return [f"Its newest result is {result.metric:.6g} (higher is better), after it had run for {ran}."]
+
+
+def share_view(use: ShareUse) -> ShareView:
+    """CPU and memory of a job, for clients."""
+    return ShareView(
+        cpus=use.amount.cpus,
+        memory_mb=use.amount.memory_mb,
+        part_cpus=use.part.cpus,
+        part_memory_mb=use.part.memory_mb,
+        profile=use.profile,
+        speed=use.speed,
+        sensitivity=[ShareOption.model_validate(option._asdict()) for option in use.options],
+    )
+
+
+def forecast(
+    record: RoundRecord, order: Submission, user: str, models: ModelSource, rules: Mapping[str, PartitionRules]
+) -> Forecast:
+    """What the recorded policy would decide if its last round had one more job.
+
+    Raises:
+        Refusal: the round cannot be decided with this job.
+    """
+    before = record.snapshot
+    partitions = tuple(sorted({name for node in before.nodes for name in node.partitions}))
+    job = Job(
+        FORECAST,
+        order.name or "",
+        user,
+        order.spec,
+        (order.partition,) if order.partition in partitions else partitions,
+        Phase.QUEUED,
+        before.time_s,
+        account=order.account or "",
+        qos=order.qos or "",
+        time_limit_s=order.time_limit_s,
+    )
+    known = models.models([job], {node.gpu_type for node in before.nodes})
+    (job,), costs_s = by_partition(rules, [job], known.restart_costs_s)
+    known = dataclasses.replace(known, restart_costs_s=costs_s)
+    policy, _ = make_policy(record.policy, record.settings)
+    try:
+        answer = ask(policy, with_job(before, job, known, ()), FORECAST, without=record.plan)
+    except RoundFailed as error:
+        raise Refusal(503, "not-ready", str(error), retry_after_s=5) from None
+    assignment, reason = answer.assignment, answer.reason
+    never = reason.code is ReasonCode.NEVER_FITS
+    price = answer.plan.prices.get(assignment.placement.gpu_type) if assignment is not None else None
+    return Forecast(
+        would="start" if assignment is not None else "never" if never else "wait",
+        code=reason.code.value,
+        text=reason.text,
+        needs=reason.needs,
+        allocation=None if assignment is None else allocation_view(assignment.placement),
+        goodput=None if assignment is None else assignment.goodput,
+        price=None if assignment is None or price is None else price * assignment.placement.gpus,
+        estimated_start_s=None if never else answer.start_s,
+        displaced=len(answer.others),
+        words=told(answer, time.time()),
+    )
