@@ -12,14 +12,14 @@ from penstock_scheduler.model.spec import describe_errors
 from penstock_scheduler.policies.antman import Antman, AntmanSettings
 from penstock_scheduler.policies.budgets import WithBudgets
 from penstock_scheduler.policies.cloud import WithCloud
-from penstock_scheduler.policies.gandiva import Gandiva, GandivaSettings
-from penstock_scheduler.policies.gavel import Gavel, GavelSettings
-from penstock_scheduler.policies.guests import (
+from penstock_scheduler.policies.colocation import (
     AntmanShare,
     AntmanShareSettings,
     GandivaShare,
     GandivaShareSettings,
 )
+from penstock_scheduler.policies.gandiva import Gandiva, GandivaSettings
+from penstock_scheduler.policies.gavel import Gavel, GavelSettings
 from penstock_scheduler.policies.partitioned import Partitioned
 from penstock_scheduler.policies.pollux import Pollux, PolluxSettings
 from penstock_scheduler.policies.queues import (

@@ -1,17 +1,18 @@
-"""AntMan: guaranteed jobs have GPUs to themselves as far as they need them, opportunistic ones take what is left.
+"""AntMan: guaranteed jobs have the GPUs that they need to themselves; opportunistic jobs use what is left.
 
-After *AntMan: Dynamic scaling on GPU clusters for deep learning* (Xiao et al., OSDI '20). In each round:
+After *AntMan: Dynamic scaling on GPU clusters for deep learning* (Xiao et al., OSDI '20). Each round performs these steps:
 
-1. Guaranteed jobs that run stay. Those that wait get whole GPUs, first come first served, within the quota of their
-   account: on the nodes that they fill best, several nodes of one switch where that is possible; of GPUs that nobody has
-   first, and then of those that only opportunistic jobs have.
-2. Opportunistic jobs get free GPUs. Those for whom there is none share with others (`guests`): with a guaranteed job on the
-   least loaded GPUs, or with one another where both together train more than in turns. A guest moves to free GPUs
-   when it has been where it is for `interval_s`.
+1. **Running guaranteed jobs stay.**
+2. **Waiting guaranteed jobs get whole GPUs**, first come first served, within the quota of their account. They get the nodes that
+   they fill best; a job on several nodes gets nodes of one switch where possible. GPUs that no job holds go first, then
+   GPUs that only opportunistic jobs hold.
+3. **Opportunistic jobs get free GPUs.** Running ones keep theirs if no guaranteed job takes them.
+4. **The other opportunistic jobs join resident jobs** (`colocation`): a guaranteed job on the least loaded GPUs, or another
+   opportunistic job where both together train more than in time slices. A joining job moves to free GPUs once it has
+   stayed where it is for `interval_s`.
 
-A job without a `gpu_class` is of the site's `default_class`. Which GPUs of a node a job gets is the cluster's to choose:
-on Slurm the best connected of those that are reserved (docs/admin/agent.md), and Slurm's own choice for jobs with GPUs of
-Slurm's.
+A job without a `gpu_class` has the site's `default_class`. The cluster chooses which GPUs of a node a job gets: on Slurm, the
+best connected ones of a GPU reservation (docs/admin/agent.md), and Slurm's own choice for jobs that hold GPUs in Slurm.
 """
 
 from __future__ import annotations
@@ -34,7 +35,12 @@ from penstock_scheduler.model import (
     Snapshot,
 )
 from penstock_scheduler.policies import common
-from penstock_scheduler.policies.guests import AntmanShareSettings, gpu_class, guests_of, with_opportunists
+from penstock_scheduler.policies.colocation import (
+    AntmanShareSettings,
+    gpu_class,
+    joining_jobs,
+    with_opportunistic_jobs,
+)
 from penstock_scheduler.policies.room import Allowance, Room
 
 
@@ -43,15 +49,15 @@ class AntmanSettings(AntmanShareSettings):
 
     quotas: Mapping[str, NonNegativeInt] = Field(
         default={},
-        description="GPUs that guaranteed jobs of an account may have together; an account that is not named: any.",
+        description="Most GPUs that the guaranteed jobs of an account may hold together. Other accounts have no quota.",
     )
     interval_s: float = Field(
-        default=600.0, ge=0, description="Least time between a job's last move and its move to free GPUs, seconds."
+        default=600.0, ge=0, description="Shortest time between a job's last move and its move to free GPUs, seconds."
     )
 
 
 class Antman:
-    """The policy; see the module."""
+    """The policy: see the module."""
 
     name = "antman"
     shares = True
@@ -61,9 +67,13 @@ class Antman:
         self._requests = common.Requests()
 
     def decide(self, snapshot: Snapshot) -> Plan:
-        """One round."""
+        """Decide one round."""
         plan = _Round(self._settings, snapshot, self._requests.of(snapshot)).plan()
-        return plan if snapshot.sharing is None else with_opportunists(snapshot, snapshot.sharing, plan, self._settings)
+        return (
+            plan
+            if snapshot.sharing is None
+            else with_opportunistic_jobs(snapshot, snapshot.sharing, plan, self._settings)
+        )
 
 
 class _Round:
@@ -73,18 +83,18 @@ class _Round:
         self._jobs = {job.id: job for job in snapshot.jobs}
         self._quota = Allowance([GpuLimit("account", name, gpus) for name, gpus in settings.quotas.items()])
         self._room = Room(snapshot.nodes, snapshot.limits, "best")
-        self._given: dict[JobId, Placement] = {}
+        self._allocated: dict[JobId, Placement] = {}
         self._why: dict[JobId, Reason] = {}
         self._waiting: dict[JobId, Reason] = {}
         groups = snapshot.sharing.groups if snapshot.sharing is not None else ()
-        self._guests = {job for group in groups for job in guests_of(group)}
-        self._going: dict[JobId, Placement] = {}
-        """Where guests are on their way to; they share GPUs there, unless those are free now."""
+        self._joining = {job for group in groups for job in joining_jobs(group)}
+        self._in_transit: dict[JobId, Placement] = {}
+        """Where joining jobs in transit go. They share GPUs there, unless those are free now."""
 
     def plan(self) -> Plan:
         pinned = common.pinned(self._snapshot)
-        pins = {job: where for job, where in pinned.items() if job not in self._guests}
-        self._going = {job: where for job, where in pinned.items() if job in self._guests}
+        pins = {job: where for job, where in pinned.items() if job not in self._joining}
+        self._in_transit = {job: where for job, where in pinned.items() if job in self._joining}
         for job_id, where in pins.items():
             self._take(self._jobs[job_id], where)
         order = sorted(self._snapshot.jobs, key=lambda job: (job.submit_s, job.id))
@@ -99,23 +109,23 @@ class _Round:
                 untouched.take(job, held)
         self._serve(guaranteed, untouched)
         for job in others:
-            if job.id not in self._given and (held := self._held(job)) is not None and self._room.has(held):
+            if job.id not in self._allocated and (held := self._held(job)) is not None and self._room.has(held):
                 self._take(job, held)
         self._serve_others(others)
-        assignments = {job.id: self._assignment(job, pins) for job in self._snapshot.jobs if job.id in self._given}
+        assignments = {job.id: self._assignment(job, pins) for job in self._snapshot.jobs if job.id in self._allocated}
         return Plan(self._snapshot.round, assignments, self._waiting)
 
     def _held(self, job: Job) -> Placement | None:
-        """GPUs that a job has to itself, or shares as the host."""
-        if job.phase is not Phase.RUNNING or job.id in self._guests:
+        """GPUs that a job holds alone or as the resident job."""
+        if job.phase is not Phase.RUNNING or job.id in self._joining:
             return None
         return job.allocation
 
     def _serve(self, guaranteed: list[Job], untouched: Room) -> None:
-        """Give those that wait GPUs, in order; the first that finds none makes those behind it wait."""
+        """Give GPUs to waiting guaranteed jobs, in order. The first job that finds none makes the jobs behind it wait."""
         first_without: Job | None = None
         for job in guaranteed:
-            if job.id in self._given or not self._asks(job):
+            if job.id in self._allocated or not self._asks(job):
                 continue
             request = self._within_limits(job)
             request = {option: value for option, value in request.items() if self._quota_allows(job, option.gpus)}
@@ -136,21 +146,21 @@ class _Round:
 
     def _serve_others(self, others: list[Job]) -> None:
         for job in others:
-            if job.id in self._given or not self._asks(job):
+            if job.id in self._allocated or not self._asks(job):
                 continue
             request = self._within_limits(job)
             if job.id in self._waiting:
                 continue
-            where = self._going.get(job.id)
+            where = self._in_transit.get(job.id)
             if where is None or where.configuration not in request or not self._room.has(where):
                 where = self._room.find(job, request)
             if where is None or not self._may_move(job, where):
-                self._wait(job, "nobody leaves it any GPUs now")
+                self._wait(job, "no GPUs are left for it now")
             else:
                 self._start(job, where, "on GPUs that no guaranteed job wants")
 
     def _asks(self, job: Job) -> bool:
-        """Whether there is anything that the job could have."""
+        """Whether the cluster has anything that the job can use."""
         if not self._requests[job.id]:
             self._waiting[job.id] = common.never_fits(job, self._snapshot.nodes)
         return bool(self._requests[job.id])
@@ -165,8 +175,8 @@ class _Round:
         return self._quota.refuses(job, gpus, "") is None
 
     def _may_move(self, job: Job, where: Placement) -> bool:
-        """Whether a guest may go to GPUs of its own: at any time if it need not move, never while it is on its way."""
-        if job.id not in self._guests:
+        """Whether a joining job may get GPUs of its own: always if it need not move, never while it is in transit."""
+        if job.id not in self._joining:
             return True
         if common.in_flight(job):
             return job.target is None or where.suits(job.target)
@@ -175,7 +185,7 @@ class _Round:
         return common.rested(self._snapshot, job.id, self._settings.interval_s)
 
     def _take(self, job: Job, where: Placement) -> None:
-        self._given[job.id] = where
+        self._allocated[job.id] = where
         self._room.take(job, where)
         if self._classes[job.id] is GpuClass.GUARANTEED:
             self._quota.take(job, where.gpus, where.gpu_type)
@@ -189,7 +199,7 @@ class _Round:
         self._waiting.setdefault(job.id, reason)
 
     def _assignment(self, job: Job, pins: Mapping[JobId, Placement]) -> Assignment:
-        where = self._given[job.id]
+        where = self._allocated[job.id]
         if job.id in pins:
             return common.pinned_assignment(job, where, self._snapshot)
         reason = self._why.get(job.id, Reason(ReasonCode.KEPT, f"keeps {where.configuration}"))

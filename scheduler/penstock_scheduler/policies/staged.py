@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from penstock_scheduler.model import Plan, Snapshot
-from penstock_scheduler.policies.guests import hosts_only
+from penstock_scheduler.policies.colocation import residents_only
 from penstock_scheduler.policies.partitioned import apart
 from penstock_scheduler.ports import Policy, Stage
 
@@ -30,7 +30,7 @@ class Staged:
 
     def decide(self, snapshot: Snapshot) -> Plan:
         """The policy's plan, refined by each stage in its turn."""
-        plan = self._policy.decide(hosts_only(snapshot) if self._shares else snapshot)
+        plan = self._policy.decide(residents_only(snapshot) if self._shares else snapshot)
         seen = dataclasses.replace(snapshot, nodes=tuple(apart(node, self._own) for node in snapshot.nodes))
         for stage in self._stages:
             plan = stage.refine(seen, plan)

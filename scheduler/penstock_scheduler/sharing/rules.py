@@ -58,7 +58,7 @@ def _of_group(group: SharedGpus, jobs: Mapping[JobId, Job], placements: Mapping[
             if where is not None and (where.nodes != (group.node,) or where.gpus > pack.gpus):
                 found.append(f"job {job_id} shares {pack.gpus} GPUs of {group.node}, but is assigned {where}")
             job = jobs.get(job_id)
-            suspended = group.turns or (pack.guaranteed not in (None, job_id))
+            suspended = group.time_sliced or (pack.guaranteed not in (None, job_id))
             if job is not None and suspended and not movable(job):
                 found.append(f"job {job_id} may not be stopped, but would take turns on {group.node}")
     return found

@@ -28,7 +28,7 @@ from penstock_scheduler.model import (
     Snapshot,
 )
 from penstock_scheduler.policies import REGISTRY, STAGES, common, make_policy, sharing_parts
-from penstock_scheduler.policies.guests import on_their_way
+from penstock_scheduler.policies.colocation import in_transit
 from penstock_scheduler.sharing.packing import most_used_mb
 from penstock_scheduler.sharing.rules import broken
 from penstock_scheduler.sharing.slices import turn
@@ -130,7 +130,7 @@ def test_every_plan_keeps_the_rules_round_after_round(
         assert set(plan.assignments) | set(plan.waiting) == set(jobs)
         placements = {job_id: given.placement for job_id, given in plan.assignments.items()}
         for group in plan.shared:
-            assert not group.turns or all(common.movable(jobs[each]) for each in group.jobs)
+            assert not group.time_sliced or all(common.movable(jobs[each]) for each in group.jobs)
             memory_mb = state.sharing.gpu_memory_mb.get(placements[group.jobs[0]].gpu_type, 0)
             for pack in group.packs:
                 together = most_used_mb(pack, state.sharing.uses, placements)
@@ -153,7 +153,7 @@ def test_every_plan_keeps_the_rules_round_after_round(
         again = make_policy(name, chosen)[0].decide(dataclasses.replace(state, jobs=state.jobs[::-1]))
         assert again.chosen == plan.chosen, "whatever the order of the jobs"
         assert set(again.shared) == set(plan.shared)
-        for job_id in on_their_way(state):
+        for job_id in in_transit(state):
             going = jobs[job_id].target
             assert job_id not in placements or going is None or placements[job_id].suits(going)
         state = followed(state, plan, its_uses, speed, there)
@@ -216,7 +216,7 @@ def test_gandiva_gives_turns_when_all_gpus_are_taken() -> None:
     state = shared(snapshot("t4:1x4", [job(str(n), max_gpus=1, submit_s=n) for n in range(6)]))
     plan = make_policy("gandiva")[0].decide(state)
     (group,) = plan.shared
-    assert (group.gpus, len(group.packs), group.turns) == (4, 6, True)
+    assert (group.gpus, len(group.packs), group.time_sliced) == (4, 6, True)
     assert plan.assignments["5"].reason.code is ReasonCode.SHARES
     assert "67% of the time" in plan.assignments["5"].reason.text
 
@@ -293,7 +293,7 @@ def test_gandiva_takes_a_pack_apart_that_has_grown_beyond_the_memory() -> None:
             state = with_memory(shared(snapshot("t4:1x1", jobs), packed, **used), 16_000)
             plan = make_policy("gandiva", settings_)[0].decide(state)
             assert limits_mb(plan) == limits
-            assert plan.shared[0].turns is not bool(limits)
+            assert plan.shared[0].time_sliced is not bool(limits)
             assert broken(state, plan) == ()
 
 
