@@ -1,0 +1,256 @@
+"""A snapshot as arrays: the jobs that the round decides on, oldest first, and what each could have.
+
+Axes: J jobs, C configurations, T GPU types, A accesses (different pairs of partitions and reservation).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock_profiles.estimators import AnyEstimator, PipelineEstimator
+from penstock_profiles.matrix import Configurations, GoodputMatrix
+from penstock_scheduler.model import Adaptivity, Configuration, Job, JobId, Phase, Placement, Snapshot
+from penstock_scheduler.placement import Placed, place
+from penstock_scheduler.policies import common
+from penstock_scheduler.policies.sia.measuring import Measuring
+from penstock_scheduler.policies.sia.settings import SiaSettings
+
+Pool = tuple[tuple[str, ...], str, str]
+"""Nodes that the same jobs may use: their partitions, their reservation and their GPU type."""
+
+
+class SiaMatrix:
+    """What each job of a round could have, and what it would gain there.
+
+    Args:
+        snapshot: the round's.
+        settings: the policy's.
+        goodputs: evaluates the models, and keeps the rows of models that have not changed since the last round.
+    """
+
+    def __init__(self, snapshot: Snapshot, settings: SiaSettings, goodputs: GoodputMatrix) -> None:
+        self.snapshot, self.goodputs = snapshot, goodputs
+        self.by_id = {job.id: job for job in snapshot.jobs}
+        self.pins = common.pinned(snapshot)
+        free = [job for job in snapshot.jobs if job.id not in self.pins]
+        self.jobs: list[Job] = sorted(free, key=lambda job: (job.submit_s, job.id))
+        self.models: list[AnyEstimator] = [snapshot.models[job.id] for job in self.jobs]
+        capacity = common.capacities(snapshot.nodes, self.pins)
+        self.types = tuple(sorted(capacity))
+        self.capacity_T = np.array([capacity[name] for name in self.types], dtype=np.int64)
+        held = {
+            job.id: job.allocation.configuration for job in self.jobs if job.allocation and job.phase is Phase.RUNNING
+        }
+        self.min_J = np.array([job.spec.min_gpus for job in self.jobs], dtype=np.int64)
+        self.max_J = np.array([job.spec.max_gpus for job in self.jobs], dtype=np.int64)
+        self._set_options(held, settings)
+        column = {option: c for c, option in enumerate(self.options)}
+        self.held_J = np.array([column.get(held.get(job.id), -1) for job in self.jobs], dtype=np.int64)  # type: ignore[arg-type]
+        self.weight_J = np.array([job.weight for job in self.jobs], dtype=np.float64)
+        self._set_access()
+        self._set_possible(settings)
+        self._set_gain()
+        self.measuring: dict[int, Measuring] = {}
+        """By row: the jobs that are being measured."""
+        if settings.measure_gpu_s > 0 and snapshot.unmeasured:
+            self._measure(settings)
+
+    def _set_options(self, held: Mapping[JobId, Configuration], settings: SiaSettings) -> None:
+        """The columns: the configurations that the cluster offers, then odd ones that only their holders may keep."""
+        exact = {int(count) for count in np.unique(self.min_J[self.min_J == self.max_J])}
+        self.unit_JT = np.ones((len(self.jobs), len(self.types)), dtype=np.int64)
+        for row, (job, model) in enumerate(zip(self.jobs, self.models, strict=True)):
+            if isinstance(model, PipelineEstimator):
+                self.unit_JT[row] = [model.models[t].gpus_per_replica if t in model.models else 1 for t in self.types]
+            if job.spec.scale_unit != 1:
+                self.unit_JT[row] = np.lcm(self.unit_JT[row], [job.spec.unit(name) for name in self.types])
+        units = {int(unit) * 2**power for unit in np.unique(self.unit_JT) for power in range(8)}
+        most = int(self.max_J.max(initial=1))
+        if settings.max_job_gpus is not None:
+            most = min(most, settings.max_job_gpus)
+        shared = common.configurations(self.snapshot.nodes, exact | units, most)
+        odd = sorted(set(held.values()) - set(shared), key=lambda c: (c.gpu_type, c.gpus, c.nodes))
+        offered = [c for c in shared if c.gpu_type in self.types]
+        self.options = (*offered, *(c for c in odd if c.gpu_type in self.types))
+        self.offered_C = np.arange(len(self.options)) < len(offered)
+        self.gpus_C = np.array([c.gpus for c in self.options], dtype=np.int64)
+        self.nodes_C = np.array([c.nodes for c in self.options], dtype=np.int64)
+        index_of = {name: index for index, name in enumerate(self.types)}
+        self.type_C = np.array([index_of[c.gpu_type] for c in self.options], dtype=np.int64)
+        sizes: dict[str, set[int]] = {}
+        for node in self.snapshot.nodes:
+            sizes.setdefault(node.gpu_type, set()).add(node.gpus)
+        self.regular_C = np.array([common.is_regular(c, sizes[c.gpu_type]) for c in self.options], dtype=np.bool_)
+        self.parts_C = np.array(
+            [c.nodes > 1 and c.gpus // c.nodes not in sizes[c.gpu_type] for c in self.options], dtype=np.bool_
+        )
+        """Parts of several nodes: only for jobs that want exactly this number of GPUs."""
+
+    def _set_access(self) -> None:
+        """Which jobs may use which nodes: by partition and reservation, for each of the few pairs that occur."""
+        keys = [(frozenset(job.partitions), job.reservation) for job in self.jobs]
+        self.accesses = list(dict.fromkeys(keys))
+        index = {key: access for access, key in enumerate(self.accesses)}
+        self.access_J = np.array([index[key] for key in keys], dtype=np.int64)
+        free = {node.name: node.gpus_for_us for node in self.snapshot.nodes}
+        for placement in self.pins.values():
+            for share in placement.shares:
+                if share.node in free:
+                    free[share.node] -= share.gpus
+        self.free_gpus: dict[Pool, int] = {}
+        """GPUs of each pool that the round can allocate."""
+        nodes_of: dict[Pool, dict[int, int]] = {}
+        for node in self.snapshot.nodes:
+            pool = (node.partitions, node.reservation, node.gpu_type)
+            self.free_gpus[pool] = self.free_gpus.get(pool, 0) + max(free[node.name], 0)
+            if node.usable:
+                sizes = nodes_of.setdefault(pool, {})
+                sizes[node.gpus] = sizes.get(node.gpus, 0) + 1
+        self.open_AC = np.zeros((len(self.accesses), len(self.options)), dtype=np.bool_)
+        """Whether the nodes that are open to these jobs have this configuration at all."""
+        for access, (partitions, reservation) in enumerate(self.accesses):
+            count: dict[tuple[str, int], int] = {}
+            for (inside, kept_for, gpu_type), sizes in nodes_of.items():
+                if kept_for == reservation and partitions & set(inside):
+                    for size, nodes in sizes.items():
+                        count[gpu_type, size] = count.get((gpu_type, size), 0) + nodes
+            self.open_AC[access] = [_there_is(option, count) for option in self.options]
+
+    def _set_possible(self, settings: SiaSettings) -> None:
+        """Which entries a job may have at all (`ever_JC`), and which of them in this round (`possible_JC`)."""
+        jobs, types = self.jobs, self.types
+        configurations = Configurations(
+            tuple(c.gpu_type for c in self.options),
+            tuple(c.nodes for c in self.options),
+            tuple(c.gpus for c in self.options),
+        )
+        self.goodput_JC = self.goodputs.evaluate(self.models, configurations)
+        wanted_JT = np.ones((len(jobs), len(types)), dtype=np.bool_)
+        for row, job in enumerate(jobs):
+            if job.spec.gpu_types is not None or job.spec.excluded_gpu_types is not None:
+                wanted_JT[row] = [job.spec.allows_type(name) for name in types]
+        self.unit_JC = unit_JC = self.unit_JT[:, self.type_C]
+        units_JC = self.gpus_C // unit_JC
+        power_JC = (units_JC & (units_JC - 1)) == 0
+        exact_J = self.min_J == self.max_J
+        regular_JC = np.where(
+            unit_JC > 1,
+            (self.gpus_C % unit_JC == 0) & (power_JC | (self.nodes_C > 1)) & ~self.parts_C,
+            self.regular_C,
+        )
+        holds_JC = self.held_J[:, None] == np.arange(len(self.options))
+        in_spec_JC = (self.gpus_C >= self.min_J[:, None]) & (self.gpus_C <= self.max_J[:, None])
+        in_spec_JC &= wanted_JT[:, self.type_C] & self.open_AC[self.access_J] & (self.gpus_C % unit_JC == 0)
+        self.single_JC = in_spec_JC & self.offered_C & (self.gpus_C == 1)
+        """Single GPUs that are open to each job."""
+        bad_J = ~np.all(np.isfinite(self.goodput_JC) & (self.goodput_JC >= 0), axis=1)
+        self.bad = {jobs[row].id for row in np.flatnonzero(bad_J)}
+        self.sane_JC = np.where(bad_J[:, None], 0.0, self.goodput_JC)
+        self.ever_JC = in_spec_JC & ((self.offered_C & (regular_JC | exact_J[:, None])) | holds_JC) & (self.sane_JC > 0)
+        self.possible_JC = self.ever_JC & (self.gpus_C <= self._most_now(settings)[:, None])
+        never_ran = np.array([job.restarts == 0 and job.phase is Phase.QUEUED for job in jobs], dtype=np.bool_)
+        self.never_ran_J = never_ran
+        if settings.blind_start:
+            fewest_JC = self.gpus_C <= np.maximum(self.min_J[:, None], unit_JC)
+            self.possible_JC &= ~never_ran[:, None] | fewest_JC
+            self.sane_JC = np.where(never_ran[:, None] & fewest_JC, 1.0, self.sane_JC)
+
+    def _set_gain(self) -> None:
+        """What each job gains from each entry (`gain_JC`): its goodput, in multiples of that on its slowest configuration.
+
+        On the slowest configuration the gain is that configuration's unit, or for a rigid job its number of GPUs.
+        """
+        with np.errstate(divide="ignore", invalid="ignore"):
+            possible_JC = np.where(self.ever_JC, self.sane_JC, np.inf)
+            slowest_J = possible_JC.min(axis=1, initial=np.inf)
+            base_J = np.ones(len(self.jobs))
+            if possible_JC.size:
+                slowest_C = possible_JC.argmin(axis=1)[:, None]
+                base_J = np.take_along_axis(self.unit_JC, slowest_C, axis=1)[:, 0].astype(np.float64)
+            rigid_J = np.array(
+                [job.spec.adaptivity in (Adaptivity.RIGID, Adaptivity.FIXED) for job in self.jobs], dtype=np.bool_
+            )
+            base_J = np.where(rigid_J, self.min_J, base_J)
+            self.scale_J = base_J / slowest_J
+            """Turns a goodput into a gain; 0 where the site has nothing to compare with."""
+            self.gain_JC = np.where(self.possible_JC, self.sane_JC / slowest_J[:, None] * base_J[:, None], 0.0)
+
+    def _measure(self, settings: SiaSettings) -> None:
+        """Open single GPUs of types of unknown speed to the jobs that are to be measured there."""
+        for row, job in enumerate(self.jobs):
+            singles = np.flatnonzero(self.single_JC[row])
+            types = {self.options[c].gpu_type: int(c) for c in singles}
+            found = Measuring.of(self.snapshot, job, types, settings.measure_gpu_s)
+            if found is None or job.id in self.bad:
+                continue
+            held = int(self.held_J[row])
+            if held in found.columns:  # it stays until it has reported, or until its time there is over
+                found = found.only(held)
+            self.measuring[row] = found
+            if held >= 0 and self.possible_JC[row, held]:  # it does not grow before it is known
+                self.possible_JC[row] = False
+                self.possible_JC[row, held] = True
+            self.possible_JC[row, found.columns] = self.ever_JC[row, found.columns] = True
+
+    def _most_now(self, settings: SiaSettings) -> NDArray[np.int64]:
+        """Most GPUs that each job may have in this round: bounded for jobs whose scaling is unknown."""
+        most_J = np.full(len(self.jobs), np.iinfo(np.int64).max)
+        if settings.growth is not None:
+            fewest_J = np.where(self.ever_JC, self.gpus_C, np.iinfo(np.int64).max).min(
+                axis=1, initial=most_J.max(initial=1)
+            )
+            for row, job in enumerate(self.jobs):
+                ran_on = self.snapshot.unscaled.get(job.id)
+                if ran_on is not None:
+                    now = job.allocation.gpus if job.allocation is not None else 0
+                    most_J[row] = max(int(fewest_J[row]), int(settings.growth * max(ran_on, now)))
+        return most_J
+
+    @functools.cached_property
+    def all_shapes(self) -> tuple[Configuration, ...]:
+        """Every configuration that the cluster has, also those that are larger than any job's spec."""
+        return common.configurations(self.snapshot.nodes)
+
+    def recorded(self, offers: tuple[Configuration, ...] = ()) -> NDArray[np.int64] | None:
+        """The recorded choice, by row, if the round is decided again after a time limit had cut it short.
+
+        Args:
+            offers: the cloud's, whose columns follow those of the site.
+        """
+        if not self.snapshot.incumbent:
+            return None
+        column = {option: c for c, option in enumerate((*self.options, *offers))}
+        recorded = [column.get(self.snapshot.incumbent.get(job.id), -1) for job in self.jobs]  # type: ignore[arg-type]
+        return np.array(recorded, dtype=np.int64)
+
+    def place(self, chosen: Mapping[JobId, Configuration], beside: Mapping[JobId, Placement] | None = None) -> Placed:
+        """Nodes for these jobs, beside the pinned ones and `beside`."""
+        jobs = [self.by_id[job] for job in chosen]
+        return place(
+            self.snapshot.nodes,
+            chosen,
+            {job.id: job.partitions for job in jobs},
+            {job.id: job.allocation for job in jobs if job.allocation is not None},
+            {**self.pins, **(beside or {})},
+            reservations={job.id: job.reservation for job in jobs if job.reservation},
+            move_cost={
+                job.id: job.allocation.gpus * self.snapshot.restart_costs_s[job.id]
+                for job in jobs
+                if job.allocation is not None
+            },
+        )
+
+
+def _there_is(option: Configuration, count: Mapping[tuple[str, int], int]) -> bool:
+    """Whether nodes make up this configuration; `count`: by GPU type and GPUs of a node, how many nodes there are."""
+    per_node = option.gpus // option.nodes
+    whole = option.nodes > 1 and (option.gpu_type, per_node) in count
+    return any(
+        nodes >= option.nodes and (size == per_node or (size >= per_node and not whole))
+        for (gpu_type, size), nodes in count.items()
+        if gpu_type == option.gpu_type
+    )

@@ -1,0 +1,94 @@
+"""The policy `sia`: one round, step by step. The package's documentation explains the algorithm."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from penstock_profiles.matrix import GoodputMatrix
+from penstock_scheduler.burst.choices import Choice
+from penstock_scheduler.model import Configuration, JobId, Plan, Snapshot, SolveStatus
+from penstock_scheduler.placement import Placed
+from penstock_scheduler.policies.cloud import in_cloud, sent
+from penstock_scheduler.policies.room import Allowance
+from penstock_scheduler.policies.sia import program
+from penstock_scheduler.policies.sia.cloud import solve_with_cloud
+from penstock_scheduler.policies.sia.matrix import SiaMatrix
+from penstock_scheduler.policies.sia.reasons import explained
+from penstock_scheduler.policies.sia.settings import SiaSettings
+from penstock_scheduler.solver import Problem
+
+
+class Sia:
+    """The policy.
+
+    From one round to the next it keeps only the goodput of jobs whose model has not changed.
+    """
+
+    name = "sia"
+
+    def __init__(self, settings: SiaSettings) -> None:
+        self._settings = settings
+        self._goodputs = GoodputMatrix()
+
+    def decide(self, snapshot: Snapshot) -> Plan:
+        """The best plan for this snapshot. Raises RoundFailed when the solver has no usable answer."""
+        matrix = SiaMatrix(snapshot, self._settings, self._goodputs)
+        problem, leave_J = program.build(matrix, self._settings)
+        away: dict[JobId, Choice] = {}
+        if snapshot.cloud is None:
+            solution = program.solved(problem, self._settings)
+        else:
+            solution, away = solve_with_cloud(matrix, problem, leave_J, snapshot.cloud, self._settings)
+        report = solution.report
+        chosen = {
+            job.id: matrix.options[c]
+            for job, c in zip(matrix.jobs, solution.choice_J, strict=True)
+            if 0 <= c < len(matrix.options)
+        }
+        placed, instead = _place(matrix, chosen, problem)
+        cut_short = report.status is SolveStatus.TIME_LIMIT
+        assignments, waiting = explained(matrix, chosen, placed, instead)
+        return Plan(
+            snapshot.round,
+            assignments,
+            {job: reason for job, reason in waiting.items() if job not in away},
+            {job: sent(choice) for job, choice in away.items()},
+            solve=report,
+            prices=dict(zip(matrix.types, report.prices_T, strict=False)) if report.prices_T else {},
+            incumbent=chosen | {job: in_cloud(choice.offer) for job, choice in away.items()} if cut_short else {},
+        )
+
+
+def _place(
+    matrix: SiaMatrix, chosen: Mapping[JobId, Configuration], problem: Problem
+) -> tuple[Placed, dict[JobId, Configuration]]:
+    """Nodes for the chosen configurations.
+
+    A job that finds no nodes takes its next best entry for which there is room beside the others. The second value has these.
+    """
+    placed = matrix.place(chosen)
+    instead: dict[JobId, Configuration] = {}
+    if not placed.left_over:
+        return placed, instead
+    taken = dict(placed.placements)
+    allowance = Allowance(matrix.snapshot.limits)
+    for held_by, held in {**matrix.pins, **taken}.items():
+        allowance.take(matrix.by_id[held_by], held.gpus, held.gpu_type)
+    row_of = {job.id: row for row, job in enumerate(matrix.jobs)}
+    for job_id in sorted(placed.left_over, key=row_of.__getitem__):
+        cost_C = problem.cost_JC[row_of[job_id]]
+        for column in np.argsort(cost_C, kind="stable"):
+            if not cost_C[column] < problem.leave_out:  # no better than nothing
+                break
+            option, job = matrix.options[column], matrix.by_id[job_id]
+            if option == chosen[job_id] or allowance.refuses(job, option.gpus, option.gpu_type) is not None:
+                continue
+            if found := matrix.place({job_id: option}, beside=taken).placements:
+                taken |= found
+                allowance.take(job, option.gpus, option.gpu_type)
+                instead[job_id] = option
+                break
+    left_over = tuple(job_id for job_id in placed.left_over if job_id not in instead)
+    return Placed(taken, placed.made_room_for, left_over), instead

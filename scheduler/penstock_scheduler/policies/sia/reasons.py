@@ -1,0 +1,93 @@
+"""What each job gets or why it waits, in words."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+import numpy as np
+
+from penstock_scheduler.model import Assignment, Batch, Configuration, Job, JobId, Placement, Reason, ReasonCode
+from penstock_scheduler.placement import Placed
+from penstock_scheduler.policies import common
+from penstock_scheduler.policies.sia.matrix import SiaMatrix
+
+
+def explained(
+    matrix: SiaMatrix, chosen: Mapping[JobId, Configuration], placed: Placed, instead: Mapping[JobId, Configuration]
+) -> tuple[dict[JobId, Assignment], dict[JobId, Reason]]:
+    """For every job its assignment, or the reason why it waits, in the order of the snapshot.
+
+    Args:
+        matrix: the round's.
+        chosen: what the solver chose.
+        placed: what has found nodes.
+        instead: jobs that got another configuration than the chosen one, because that one found no nodes.
+    """
+    row_of = {job.id: row for row, job in enumerate(matrix.jobs)}
+    column = {option: c for c, option in enumerate(matrix.options)}
+    granted = {**chosen, **instead}
+    assignments: dict[JobId, Assignment] = {}
+    waiting: dict[JobId, Reason] = {}
+    for job in matrix.snapshot.jobs:
+        if job.id in matrix.pins:
+            assignments[job.id] = common.pinned_assignment(job, matrix.pins[job.id], matrix.snapshot)
+            continue
+        row = row_of[job.id]
+        if job.id not in placed.placements:
+            waiting[job.id] = _why_not(matrix, job, row, chosen.get(job.id))
+            continue
+        placement = placed.placements[job.id]
+        c = column[granted[job.id]]
+        reason = _why(matrix, job, row, c, placement, placed.made_room_for.get(job.id))
+        if job.id in instead:
+            text = f"{reason.text}; {chosen[job.id]} would be better, but the free GPUs are scattered"
+            reason = dataclasses.replace(reason, text=text)
+        batch = matrix.goodputs.batch(row, c)
+        advice = Batch(batch.atomic_batch, batch.accumulation_steps) if batch is not None else None
+        assignments[job.id] = Assignment(placement, reason, float(matrix.goodput_JC[row, c]), advice)
+    return assignments, waiting
+
+
+def _why(matrix: SiaMatrix, job: Job, row: int, column: int, placement: Placement, room_for: JobId | None) -> Reason:
+    """Why a job has what it has; `room_for`: the job for which it leaves its nodes."""
+    chosen, held = matrix.options[column], int(matrix.held_J[row])
+    measuring = matrix.measuring.get(row)
+    if measuring is not None and column in measuring.columns:
+        return measuring.reason(chosen.gpu_type, held=column == held)
+    speed = f"{float(matrix.gain_JC[row, column]):.1f}x its slowest configuration"
+    if held < 0:
+        return Reason(ReasonCode.CHOSEN, f"starts on {chosen}, {speed}")
+    if column != held:
+        return Reason(ReasonCode.CHOSEN, f"from {matrix.options[held]} to {chosen}, {speed}")
+    if job.allocation is not None and job.allocation.shares != placement.shares:
+        cause = f"makes room for job {room_for}" if room_for is not None else "has to leave its nodes"
+        return Reason(ReasonCode.CHOSEN, f"keeps {chosen} on other nodes: {cause}")
+    return Reason(ReasonCode.KEPT, f"keeps {chosen}, {speed}")
+
+
+def _why_not(matrix: SiaMatrix, job: Job, row: int, chosen: Configuration | None) -> Reason:
+    """Why a job waits; `chosen`: what the solver chose for it, which found no nodes."""
+    needs = common.smallest_need(job)
+    if job.id in matrix.bad:
+        text = "its model gives a goodput that is negative or not a number: correct the model, or leave it out"
+        return Reason(ReasonCode.NEVER_FITS, text, needs)
+    if chosen is not None:
+        text = f"{chosen} would be best, but the free GPUs are scattered over too many nodes"
+        return Reason(ReasonCode.WAITING_FRAGMENTS, text, needs)
+    nodes = [node for node in matrix.snapshot.nodes if node.reservation == job.reservation]
+    if not nodes and job.reservation:
+        text = f"no node is kept for its reservation {job.reservation} now: it has not begun, or is over"
+        return Reason(ReasonCode.WAITING_CAPACITY, text, needs)
+    if not nodes and matrix.snapshot.nodes:
+        return Reason(ReasonCode.WAITING_CAPACITY, "all nodes are reserved now", needs)
+    if not matrix.ever_JC[row].any():
+        return common.never_fits(job, nodes, matrix.all_shapes)
+    for limit in matrix.snapshot.limits:
+        if limit.covers(job):
+            counted_C = np.array([limit.counts(option.gpu_type) for option in matrix.options], dtype=np.bool_)
+            if not (matrix.ever_JC[row] & ~(counted_C & (matrix.gpus_C > limit.gpus))).any():
+                fewest = int(matrix.gpus_C[matrix.ever_JC[row]].min())
+                return Reason(ReasonCode.NEVER_FITS, f"needs {fewest} GPUs, but {limit} does not allow that", needs)
+    text = "the GPUs that it could use do more for other jobs in this round"
+    return Reason(ReasonCode.WAITING_CAPACITY, text, needs)
