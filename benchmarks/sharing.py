@@ -23,10 +23,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from penstock_profiles.colocation import Colocation, read_table
-from penstock_scheduler.model import JobId
-from penstock_scheduler.simulator.sharers import gpus_of, utilisation
-from penstock_scheduler.simulator.sharing import (
+from replays.gpu_pool import (
     Alone,
     Introspection,
     Outcome,
@@ -36,6 +33,10 @@ from penstock_scheduler.simulator.sharing import (
     RandomPairs,
     Sharing,
 )
+
+from penstock_profiles.colocation import Colocation, read_table
+from penstock_scheduler.model import JobId
+from penstock_scheduler.simulator.sharers import gpus_of, utilisation
 
 GPU_TYPES = ("v100", "p100", "k80")
 GPUS, JOBS_PER_GPU = 16, 3

@@ -16,8 +16,7 @@ import random
 import statistics
 from collections.abc import Sequence
 
-from penstock_scheduler.sharing.groups import GroupSettings
-from penstock_scheduler.simulator.groups import (
+from replays.trial_searches import (
     Configuration,
     Found,
     by_early_results,
@@ -25,6 +24,8 @@ from penstock_scheduler.simulator.groups import (
     configurations,
     run_to_completion,
 )
+
+from penstock_scheduler.sharing.groups import GroupSettings
 
 
 def main() -> None:

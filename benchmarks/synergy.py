@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from replays.synergy_leases import read_models, read_trace, replay, servers
 
 from penstock_profiles.sensitivity import SensitivityProfile
 from penstock_scheduler.policies.tuning import (
@@ -35,7 +36,6 @@ from penstock_scheduler.policies.tuning import (
     tune,
 )
 from penstock_scheduler.simulator.cluster import nodes_from_spec
-from penstock_scheduler.simulator.leases import read_models, read_trace, replay, servers
 from penstock_scheduler.simulator.metrics import job_rows, summarise
 from penstock_scheduler.simulator.run import prepare, simulate
 from penstock_scheduler.simulator.workloads.workload import Workload, WorkloadJob, rigid_spec

@@ -8,9 +8,9 @@ from pathlib import Path
 from statistics import mean
 
 import pytest
+from benchmarks.replays.synergy_leases import Replay, read_models, read_trace, replay, servers
 
 from penstock_scheduler.policies.tuning import REFERENCE, TuneSettings
-from penstock_scheduler.simulator.leases import Replay, read_models, read_trace, replay, servers
 
 pytestmark = pytest.mark.skipif(
     "PENSTOCK_TEST_DATA" not in os.environ, reason="needs the public data: see docs/developer/data.md"

@@ -7,12 +7,12 @@ import random
 from pathlib import Path
 
 import pytest
+from benchmarks.replays.gpu_pool import Introspection, Outcome, Pool, PoolJob, PoolSettings, RandomPairs
 
 from penstock_profiles.colocation import Colocation, read_table
 from penstock_scheduler.model import JobId
 from penstock_scheduler.simulator.agents import AgentSettings, Kind
 from penstock_scheduler.simulator.sharers import gpus_of, utilisation
-from penstock_scheduler.simulator.sharing import Introspection, Outcome, Pool, PoolJob, PoolSettings, RandomPairs
 from tests.scheduler.simulator.test_agents import recorded, run
 
 pytestmark = [

@@ -5,10 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-
-from penstock_profiles.colocation import Colocation, Pair
-from penstock_scheduler.model import JobId
-from penstock_scheduler.simulator.sharing import (
+from benchmarks.replays.gpu_pool import (
     Alone,
     Introspection,
     Outcome,
@@ -18,6 +15,9 @@ from penstock_scheduler.simulator.sharing import (
     RandomPairs,
     Sharing,
 )
+
+from penstock_profiles.colocation import Colocation, Pair
+from penstock_scheduler.model import JobId
 
 
 def _jobs(*kinds: str, work_s: float = 600.0, arrival_s: float = 0.0) -> list[PoolJob]:

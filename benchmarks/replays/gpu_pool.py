@@ -16,8 +16,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from penstock_profiles.colocation import Colocation
-from penstock_scheduler.diff import sharing_actions
-from penstock_scheduler.model import JobId, Pack, Resume
+from penstock_scheduler.model import JobId, Pack
 from penstock_scheduler.sharing.packing import Measured, PackingSettings, Tenant, choose, learn, undo
 from penstock_scheduler.sharing.slices import entry_s, turn
 
@@ -225,8 +224,7 @@ class Pool:
     def _window(self, before: Sequence[Pack], chosen: Sequence[Pack], now_s: float) -> list[Measured]:
         """Run the chosen packs for a slice, and measure those of two jobs."""
         jobs = [job for pack in chosen for job in pack.jobs]
-        orders = sharing_actions(0, [job for pack in before for job in pack.jobs], jobs)
-        resumed = {order.job for order in orders if isinstance(order, Resume)}
+        resumed = set(jobs) - {job for pack in before for job in pack.jobs}
         self._outcome.resumes += len(resumed)
         seen = []
         for pack in chosen:
