@@ -390,7 +390,7 @@ def test_single_commands_about_a_job_that_is_not_registered(unregistered):
     """Slurm does all but update it."""
     fed, slurm = unregistered("7"), gateway()
     for _ in range(2):
-        with pytest.raises(Unregistered, match="docs/slurm-gateway"):
+        with pytest.raises(Unregistered, match="docs/developer/slurm-gateway"):
             slurm.hold("7")
     with pytest.raises(Unregistered):
         slurm.set_admin_comment("7", "x")
