@@ -106,7 +106,7 @@ def _run(path: Path, settings: Settings, daemon: DaemonSettings) -> int:
         try:
             site.watch()
         except Exception:  # a notice that cannot be told must not end the rounds
-            log.exception("notices failed, and should not have: please report it")
+            log.exception("notices failed unexpectedly; please report this as a bug")
         if reload:
             reload = False
             site.reload()

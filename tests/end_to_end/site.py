@@ -25,7 +25,7 @@ RATES = {
     "a100": {"1": 4.0, "2": 7.6, "4": 14.4, "8": 26.0, "16": 48.0},
 }
 
-UNFORESEEN = "should not have: please report it"
+UNFORESEEN = "failed unexpectedly; please report this as a bug"
 """The daemon's words for an error that nothing provides for: its loop survives even that, and a recovery is missing."""
 
 

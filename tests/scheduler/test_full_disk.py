@@ -19,9 +19,10 @@ from penstock_scheduler.model import Action, ClusterState, Outcome
 from penstock_scheduler.models import SpecModels
 from penstock_scheduler.policies import make_policy
 from penstock_scheduler.ports import ClusterParts
+from penstock_scheduler.simulator import SimulatedClock
 from penstock_scheduler.store import SqlStore, open_store, schema
 from penstock_scheduler.triggers import Period
-from tests.scheduler.test_loop import simulated
+from tests.scheduler.loops import simulated
 
 
 @pytest.fixture
@@ -78,15 +79,16 @@ def test_a_locked_file_stops_nothing_and_loses_no_report(tmp_path: Path, monkeyp
 
 def without_store(store: SqlStore, why: str, begin: Callable[[], object], end: Callable[[], object]) -> None:
     """Two jobs run; from `begin` on the store takes nothing, from `end` on it does again."""
-    _, cluster, _ = simulated(2, work=1e6)
+    clock = SimulatedClock()
+    _, cluster, _ = simulated(2, clock=clock, work=1e6)
     reporting = Reporting(cluster)
     policy, settings = make_policy("sia")
     models = SpecModels(Families(), 30.0)
-    parts, clock = ClusterParts(reporting), cluster._clock
+    parts = ClusterParts(reporting)
     loop = RoundLoop(parts, clock, store, Period(60.0), policy, models, tick_s=10.0, settings=settings)
     for _ in range(30):  # both jobs have come and run
         loop.tick()
-        cluster._clock.sleep(10.0)
+        clock.sleep(10.0)
     running = {job.id: job.allocation for job in cluster.observe().jobs}
     assert len(running) == 2
     assert all(running.values())
@@ -95,7 +97,7 @@ def without_store(store: SqlStore, why: str, begin: Callable[[], object], end: C
     for _ in range(20):
         with pytest.raises(RoundFailed, match=why):
             loop.tick()
-        cluster._clock.sleep(1.0)
+        clock.sleep(1.0)
     assert len(reporting.done) == before, "no action on a plan that cannot be kept"
     assert {job.id: job.allocation for job in cluster.observe().jobs} == running
     assert reporting.said == said + 20

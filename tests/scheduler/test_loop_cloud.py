@@ -14,13 +14,11 @@ from penstock_scheduler.model import (
     CloudAction,
     CloudRun,
     CloudState,
-    Hold,
     Job,
     JobSpec,
     Offer,
     Outcome,
     Progress,
-    Recall,
 )
 from penstock_scheduler.models import SpecModels
 from penstock_scheduler.policies import make_policy
@@ -139,26 +137,3 @@ def test_an_order_goes_by_the_budget_as_it_is_then_not_as_the_round_saw_it():
         loop.tick()
     assert [entry.usd for entry in cloud.ledger] == [24.0, 24.0]
     assert len(store.rounds) == 1
-
-
-def test_what_cluster_and_cloud_do_for_one_job_is_told_once():
-    """A job that waits for its return is held on site meanwhile: on the second look nothing of it is new."""
-    clock, store = SimulatedClock(), MemoryStore()
-    cluster = SimulatedCluster(nodes_from_spec("t4:1x1"), [], clock)
-    policy, settings = make_policy("fifo")
-    loop = RoundLoop(
-        ClusterParts(cluster),
-        clock,
-        store,
-        Period(60.0),
-        policy,
-        SpecModels(Families(), 30.0),
-        tick_s=1.0,
-        settings=settings,
-    )
-    loop.tick()
-    store.outcomes.clear()
-    both = (Outcome(Hold("1", 1), Progress.DONE), Outcome(Recall("1", 1), Progress.UNDER_WAY, "saves"))
-    for _ in range(3):
-        loop._tell(cluster.observe(), both)
-    assert [outcome for _, outcome in store.outcomes] == list(both)

@@ -1,0 +1,76 @@
+"""What became of actions, told once: in the log, and in the store's history."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from penstock_scheduler.model import ClusterState, JobId, Outcome, Phase, Placement, Plan, Progress
+from penstock_scheduler.ports import Store
+
+log = logging.getLogger(__name__)
+
+
+class OutcomeLog:
+    """Logs and stores each outcome once, although every tick repeats it until the action is done."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._told: dict[tuple[JobId, str], Outcome] = {}
+        """(job, kind of action) -> newest outcome. The cluster and the cloud may both act for one job."""
+
+    def record(self, plan: Plan, state: ClusterState, outcomes: Sequence[Outcome], now_s: float) -> None:
+        """Log and store what is new among the outcomes of a tick.
+
+        An action that was under way, and that its job no longer needs, is done.
+
+        Args:
+            plan: the plan that the actions belong to.
+            state: the cluster before the actions of this tick.
+            outcomes: what became of these actions.
+            now_s: the time.
+
+        Raises:
+            StoreError: the history cannot be written.
+        """
+        busy = {outcome.action.job for outcome in outcomes}
+        arrived = {job.id for job in state.jobs if job.phase in (Phase.RUNNING, Phase.QUEUED)} - busy
+        done = tuple(
+            Outcome(told.action, Progress.DONE)
+            for (job, _), told in self._told.items()
+            if job in arrived and told.progress is Progress.UNDER_WAY
+        )
+        news = [outcome for outcome in (*done, *outcomes) if self._told.get(_key(outcome)) != outcome]
+        self._told = {_key(outcome): outcome for outcome in outcomes}
+        if not news:
+            return
+        self._store.add_outcomes(now_s, news)
+        held = {job.id: job.allocation for job in state.jobs}
+        for outcome in news:
+            level = logging.WARNING if outcome.progress is Progress.FAILED else logging.INFO
+            if not log.isEnabledFor(level):
+                continue
+            log.log(
+                level,
+                "action",
+                extra={
+                    "round": outcome.action.round,
+                    "job": outcome.action.job,
+                    "action": outcome.action.kind,
+                    "placement": str(getattr(outcome.action, "placement", "none")),
+                    "cause": _cause(plan, outcome.action.job, held.get(outcome.action.job)),
+                    "progress": outcome.progress.value,
+                    "text": outcome.text,
+                },
+            )
+
+
+def _key(outcome: Outcome) -> tuple[JobId, str]:
+    return outcome.action.job, outcome.action.kind
+
+
+def _cause(plan: Plan, job: JobId, held: Placement | None) -> str:
+    """Why there is anything to do: what the job holds, and the plan's reason for something else."""
+    given = plan.assignments.get(job)
+    reason = plan.waiting.get(job) if given is None else given.reason
+    return f"holds {held or 'nothing'}: {reason.text if reason is not None else 'the plan has changed'}"

@@ -1,0 +1,31 @@
+"""Outcomes are told once."""
+
+from __future__ import annotations
+
+from penstock_scheduler.model import ClusterState, Hold, Outcome, Phase, Plan, Progress, Recall, Start
+from penstock_scheduler.outcomes import OutcomeLog
+from penstock_scheduler.store import MemoryStore
+from tests.scheduler.builders import job, on
+
+
+def test_what_cluster_and_cloud_do_for_one_job_is_told_once():
+    """A job that waits for its return is held on site meanwhile: the second tick tells nothing new of it."""
+    store = MemoryStore()
+    outcomes = OutcomeLog(store)
+    both = (Outcome(Hold("1", 1), Progress.DONE), Outcome(Recall("1", 1), Progress.UNDER_WAY, "saves"))
+    for _ in range(3):
+        outcomes.record(Plan(1), ClusterState((), ()), both, 0.0)
+    assert [outcome for _, outcome in store.outcomes] == list(both)
+
+
+def test_an_action_under_way_that_its_job_needs_no_longer_is_done():
+    store = MemoryStore()
+    outcomes = OutcomeLog(store)
+    start = Start("1", 1, on("t4", t4_00=1))
+    queued, starting = job("1"), job("1", phase=Phase.STARTING)
+    running = job("1", phase=Phase.RUNNING, allocation=start.placement)
+    told = (Outcome(start, Progress.UNDER_WAY),)
+    outcomes.record(Plan(1), ClusterState((), (queued,)), told, 1.0)
+    outcomes.record(Plan(1), ClusterState((), (starting,)), told, 2.0)
+    outcomes.record(Plan(1), ClusterState((), (running,)), (), 3.0)
+    assert store.outcomes == [(1.0, told[0]), (3.0, Outcome(start, Progress.DONE))]
