@@ -4,14 +4,14 @@ After *Sia: Heterogeneity-aware, goodput-optimized ML-cluster scheduling* (Jayar
 chooses a configuration (number of nodes, number of GPUs, GPU type) for every job at once, so that the whole cluster trains as
 much as possible and no job is left far behind. Each round goes through these steps.
 
-1. **Evaluate** (`matrix`; section 3.2 of the paper). For each job, the model gives a goodput on each configuration that the
+1. **Evaluate** (`matrix`). For each job, the model gives a goodput on each configuration that the
    job spec and the cluster allow. Dividing a job's row by its smallest entry makes jobs comparable. The result is the *gain*:
    1 on the job's slowest configuration, or the number of GPUs for a rigid job, or the unit for a job in units of several GPUs.
-2. **Bound growth, and measure** (`matrix`, `measuring`; section 3.3). A job whose scaling is unknown starts on its fewest GPUs
+2. **Bound growth, and measure** (`matrix`, `measuring`; section 3.1). A job whose scaling is unknown starts on its fewest GPUs
    and at most doubles (`growth`) from one round to the next. A job whose speed on some GPU types is unknown first trains on
    one GPU of each.
-3. **Price the restart** (`costs`; section 3.4). Moving a job costs a restart. So every entry but the one that the job holds is
-   multiplied by the job's restart factor, the share of its goodput that survives a move.
+3. **Price the restart** (`costs`; section 3.4 of the paper). Moving a job costs a restart. So every entry but the one that the
+   job holds is multiplied by the job's restart factor, the share of its goodput that survives a move.
 4. **Solve** (`program`, `quotas`; equations 1 and 2). An integer program picks at most one configuration for each job within
    the GPUs of each type, so that the sum of gain ** p is best. With p < 0, the default, that sum is minimised, which favours
    the jobs that have least. Partitions, reservations and the limits of users, accounts and QOS are further rows. Jobs that may

@@ -1,0 +1,215 @@
+"""The state of one round: which job is where, and what each node has left. The steps of the round change it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+from penstock_profiles.colocation import Colocation
+from penstock_scheduler.model import (
+    Configuration,
+    Job,
+    JobId,
+    Node,
+    Pack,
+    Phase,
+    Placement,
+    Reason,
+    ReasonCode,
+    SharingState,
+    Snapshot,
+)
+from penstock_scheduler.policies import common
+from penstock_scheduler.policies.gandiva.node import SharedNode, colocation, priority
+from penstock_scheduler.policies.gandiva.settings import GandivaSettings
+from penstock_scheduler.policies.gandiva.trials import Trials
+from penstock_scheduler.policies.room import Allowance
+from penstock_scheduler.sharing.packing import Memory
+
+Held = tuple[Job, Placement]
+
+
+class RoundState:
+    """Begins with what the snapshot says: jobs stay where they are, and the others are in the queue.
+
+    Args:
+        settings: the policy's.
+        snapshot: the round's.
+        requests: what each job asks for.
+    """
+
+    def __init__(self, settings: GandivaSettings, snapshot: Snapshot, requests: Mapping[JobId, common.Request]) -> None:
+        self.settings = settings
+        self.snapshot = snapshot
+        self.requests = requests
+        self.sharing = snapshot.sharing
+        """None on a cluster without agents."""
+        self.max_height = settings.max_height if self.sharing is not None else 1.0
+        self.jobs = {job.id: job for job in snapshot.jobs}
+        self.allowance = Allowance(snapshot.limits)
+        self.memory = Memory(self.sharing if self.sharing is not None else SharingState())
+        self.fixed: dict[JobId, Placement] = {}
+        """Jobs with GPUs of their own, which the round leaves alone from here on."""
+        self.busy: set[JobId] = set()
+        """Jobs that are in flight, or that this round has moved: no further step moves them."""
+        self.gpus: dict[JobId, int] = {}
+        """GPUs of each job that has a place in a pack."""
+        self.nodes: dict[str, SharedNode] = {}
+        self.node_of: dict[JobId, SharedNode] = {}
+        self.notes: dict[JobId, str] = {}
+        """What the round did with a job, for its reason."""
+        self.queue: list[Job] = []
+        self.migrations = 0
+        self.trials = Trials.of(snapshot, settings)
+        self.waiting: dict[JobId, Reason] = dict(self.trials.resting)
+        self._settle()
+        types = {node.gpu_type for node in snapshot.nodes}
+        self.known = colocation(self.sharing, types) if self.sharing is not None else Colocation()
+        """What is known about pairs of jobs on one GPU."""
+
+    def _settle(self) -> None:
+        """Find out which jobs stay where they are, and what each node has left for the others."""
+        nodes = {node.name: node for node in self.snapshot.nodes}
+        movable, firm = self._sort_jobs(nodes)
+        taken = Counter[str]()
+        for where in self.fixed.values():
+            taken.update({share.node: share.gpus for share in where.shares})
+        for job, where in firm:
+            name = where.nodes[0]
+            if taken[name] + where.gpus > nodes[name].gpus_for_us:
+                self.queue.append(job)
+            else:
+                self.fixed[job.id] = where
+                taken[name] += where.gpus
+        for job_id, where in self.fixed.items():
+            self.allowance.take(self.jobs[job_id], where.gpus, where.gpu_type)
+        for node in self.snapshot.nodes:
+            if node.usable:
+                self.nodes[node.name] = SharedNode(node, max(node.gpus_for_us - taken[node.name], 0))
+        by_node: dict[str, list[JobId]] = {}
+        for job, where in sorted(movable, key=lambda each: (each[0].submit_s, each[0].id)):
+            self.gpus[job.id] = where.gpus
+            self.allowance.take(job, where.gpus, where.gpu_type)
+            by_node.setdefault(where.nodes[0], []).append(job.id)
+        for name, there in by_node.items():
+            self._restore_packs(self.nodes[name], there)
+
+    def _sort_jobs(self, nodes: Mapping[str, Node]) -> tuple[list[Held], list[Held]]:
+        """Put each job into the queue, among the fixed jobs, or into one of the two lists that it returns.
+
+        Returns:
+            Movable jobs that have a place on one node, and jobs on their way to a node on which they may not be stopped.
+        """
+        pins = common.pinned(self.snapshot)
+        movable: list[Held] = []
+        firm: list[Held] = []
+        for job in self.snapshot.jobs:
+            flying = common.in_flight(job)
+            where = job.target if flying else job.allocation
+            node = nodes.get(where.nodes[0]) if where is not None and len(where.shares) == 1 else None
+            if job.id in self.waiting:
+                continue
+            if job.phase is Phase.QUEUED or where is None:
+                self.queue.append(job)
+            elif job.phase is Phase.RUNNING and not common.movable(job):
+                self.fixed[job.id] = where
+            elif node is None or not node.usable:
+                if job.id in pins or job.phase is Phase.RUNNING:
+                    self.fixed[job.id] = where
+                else:
+                    self.queue.append(job)
+            elif flying and self.sharing is None and job.id not in pins:
+                self.queue.append(job)
+            elif flying and not common.movable(job):
+                firm.append((job, where))
+            else:
+                movable.append((job, where))
+                if flying:
+                    self.busy.add(job.id)
+        return movable, firm
+
+    def _restore_packs(self, shared: SharedNode, there: list[JobId]) -> None:
+        """Put the jobs of a node into the packs in which they run. Jobs for which it has no room are queued again."""
+        packs: list[tuple[JobId, ...]] = []
+        for group in self.sharing.groups if self.sharing is not None else ():
+            if group.node == shared.node.name:
+                packs += [pack.jobs for pack in group.packs]
+        together = [[job for job in jobs if job in there] for jobs in packs]
+        known = {job for jobs in together for job in jobs}
+        for jobs in [*together, *([job] for job in there if job not in known)]:
+            if not jobs:
+                continue
+            gpus = max(self.gpus[job] for job in jobs)
+            if gpus > shared.gpus or (self.sharing is None and gpus > shared.free):
+                for job in jobs:
+                    self._to_queue(job)
+            elif self.memory.limits(tuple(jobs), shared.node.gpu_type) is None:
+                for job in jobs:
+                    self.add(shared, (job,))
+                    self.notes[job] = "leaves its pack, because the GPU's memory has no room for it any more"
+                self.busy |= set(jobs)
+            else:
+                self.add(shared, tuple(jobs))
+
+    def _to_queue(self, job_id: JobId) -> None:
+        job = self.jobs[job_id]
+        where = job.allocation or job.target
+        assert where is not None, "it has a place"
+        self.allowance.take(job, -self.gpus.pop(job_id), where.gpu_type)
+        self.queue.append(job)
+
+    def add(self, shared: SharedNode, jobs: tuple[JobId, ...]) -> None:
+        """Put these jobs on a node, in one pack."""
+        gpus = max(self.gpus[job] for job in jobs)
+        limits = self.memory.limits(jobs, shared.node.gpu_type) or ()
+        shared.packs.append(Pack(jobs, gpus, max(priority(self.jobs[job]) for job in jobs), limits=limits))
+        for job in jobs:
+            self.node_of[job] = shared
+
+    def split(self, shared: SharedNode, jobs: set[JobId]) -> None:
+        """Take a pack apart; its jobs stay on the node."""
+        pack = next(pack for pack in shared.packs if set(pack.jobs) == jobs)
+        shared.packs.remove(pack)
+        for job in pack.jobs:
+            self.add(shared, (job,))
+        self.busy |= jobs
+
+    def place(self, job: Job, option: Configuration, shared: SharedNode) -> None:
+        """Give a job of the queue GPUs of a node."""
+        self.allowance.take(job, option.gpus, option.gpu_type)
+        if common.movable(job):
+            self.gpus[job.id] = option.gpus
+            self.add(shared, (job.id,))
+            self.busy.add(job.id)
+        else:  # GPUs of its own, so that no later job makes it share its time
+            self.fixed[job.id] = common.on_one_node(job, shared.node, option.gpus)
+            shared.gpus -= option.gpus
+
+    def move(self, pack: Pack, source: SharedNode, target: SharedNode, note: str) -> None:
+        """Migrate a pack."""
+        source.packs.remove(pack)
+        target.packs.append(pack)
+        for job in pack.jobs:
+            self.node_of[job] = target
+            self.notes[job] = note
+            self.busy.add(job)
+        self.migrations += 1
+
+    def may_move(self, pack: Pack, shared: SharedNode) -> bool:
+        """Whether a pack may migrate to a node, by its jobs' last moves and by what is open to them."""
+        return all(self.rested(job, self.settings.interval_s) and self.may_be_on(job, shared) for job in pack.jobs)
+
+    def rested(self, job_id: JobId, interval_s: float) -> bool:
+        """Whether a job's last move was this long ago."""
+        return job_id not in self.busy and common.rested(self.snapshot, job_id, interval_s)
+
+    def may_be_on(self, job_id: JobId, shared: SharedNode) -> bool:
+        """Whether a job may be on a node, which must have the GPU type that the job has now."""
+        job, node = self.jobs[job_id], shared.node
+        if self.node_of[job_id].node.gpu_type != node.gpu_type or not job.spec.allows_type(node.gpu_type):
+            return False
+        return common.is_open(node, job)
+
+    def job_waits(self) -> bool:
+        """Whether a job waits for GPUs."""
+        return any(reason.code is ReasonCode.WAITING_CAPACITY for reason in self.waiting.values())
