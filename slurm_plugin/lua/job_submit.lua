@@ -1,9 +1,9 @@
--- Slurm's job_submit.lua for a site that has none of its own. A site that has one adds to it:
+-- Slurm's job_submit.lua, for a site that has none. A site that has one adds this to it:
 --
 --   local penstock = dofile("/etc/slurm/penstock.lua")
 --
 --   function slurm_job_submit(job, partitions, uid)
---     ... the site's own rules, which see the user's flags and no job spec yet ...
+--     ... the site's own rules, before the job has a job spec ...
 --     return penstock.job_submit(job, partitions, uid)
 --   end
 --

@@ -1,26 +1,26 @@
--- Makes jobs that were submitted with adaptive flags Penstock's, inside slurmctld.
+-- Prepares jobs with adaptive flags for Penstock, inside slurmctld.
 --
--- The SPANK plugin hands on the flags in the job's SPANK environment. Anybody can write that environment with a program of
--- their own, so every value is read anew here; what is not exactly of its form is refused. A good job gets its job spec as JSON
--- in admin_comment, which users cannot write, an untyped count of its fewest GPUs (Slurm 22.05 cannot change the type of a
--- pending job's GPUs), and is kept back for the daemon. Jobs without the flags pass untouched.
+-- The SPANK plugin sends the flags in the job's SPANK environment. A user can write that environment with another program, so
+-- every value is checked again here, and a malformed one is refused. An accepted job is held for the daemon. It gets its job
+-- spec as JSON in admin_comment, which users cannot write, and an untyped count of its fewest GPUs (Slurm 22.05 cannot change
+-- the type of a pending job's GPUs). Jobs without the flags are not changed.
 --
--- slurmctld waits while this runs: one small file is read, and no loop is longer than a site's list of nodes or a flag's
--- list. Nothing here talks to penstockd. While it is away jobs are accepted as ever and wait, or after `plain_after_s`
--- Slurm starts them as plain jobs. Works with Lua 5.1 to 5.4.
+-- slurmctld waits while this runs. It reads one small file, and no loop is longer than a site's list of nodes or a flag's list.
+-- Nothing here talks to penstockd. While penstockd is down, jobs are accepted and wait; with `plain_after_s`, Slurm starts them
+-- as plain jobs after that time. Works with Lua 5.1 to 5.4.
 
 local penstock = {}
 
 local SITE = (debug.getinfo(1, "S").source:match("^@(.*/)") or "./") .. "penstock_site.lua"
 local MOST_DIGITS, MOST_NAME, MOST_LIST = 9, 64, 1024 -- as in flags.c
 
--- Readers: from a flag's text to its value, or nil if the text is not of the flag's form. flags.c takes the same.
+-- Readers: from a flag's text to its value, or nil if the text does not have the flag's form. flags.c accepts the same texts.
 
 local function count(text)
   if #text <= MOST_DIGITS and text:find("^[1-9][0-9]*$") then return tonumber(text) end
 end
 
--- Only such names get into JSON, so that none of them needs quoting.
+-- Only such names are written as JSON: they need no escapes.
 local function name(text)
   if #text <= MOST_NAME and text:find("^[A-Za-z0-9][A-Za-z0-9._+-]*$") then return text end
 end
@@ -58,7 +58,7 @@ local function units(text)
   return #found.names > 0 and not twice and found or nil, twice
 end
 
--- As JSON: cents as they were typed, never through a floating point number and a locale.
+-- As JSON. The cents stay as they were typed: a floating-point number might be rounded or follow a locale.
 local function dollars(text)
   local whole, cents = text:match("^([0-9]+)%.?([0-9]*)$")
   if not whole or #whole > MOST_DIGITS or #cents > 2 or (cents == "" and text:find("%.")) then return nil end
@@ -72,7 +72,7 @@ local function bytes(text)
   return string.format("%.0f", tonumber(number) * 1024 ^ ("KMGT"):find(unit))
 end
 
--- Minutes, minutes:seconds, hours:minutes:seconds, days-hours[:minutes[:seconds]], as --time; in seconds.
+-- In seconds, from minutes, minutes:seconds, hours:minutes:seconds or days-hours[:minutes[:seconds]], as in --time.
 local function seconds(text)
   local days, rest = text:match("^([0-9]+)%-(.*)$")
   local parts = {}
@@ -158,7 +158,7 @@ local FLAGS = {
 local VARIABLES = {} -- MIN_GPUS -> min-gpus
 for _, flag in ipairs(FLAGS) do VARIABLES[flag.name:upper():gsub("-", "_")] = flag.name end
 
--- What a user typed, safe and short enough for a message.
+-- What a user typed, shortened and without control characters.
 local function shown(text)
   return (text:sub(1, 80):gsub("[%c\127-\255]", "?"))
 end
@@ -176,7 +176,7 @@ local function sorted(set)
   return list
 end
 
--- Raised for what the user can fix; anything else that is raised is our fault.
+-- Refuses the job for a reason that the user can fix. Any other error is the site's or ours.
 local function refuse(...)
   error({refusal = string.format(...)}, 0)
 end
@@ -215,20 +215,20 @@ local function check_counts(spec)
   local low, high = spec["min-gpus"], spec["max-gpus"]
   if spec.adaptive == "rigid" then
     low, high = low or high, high or low
-    if not low then refuse("--adaptive=rigid needs the number of GPUs: --max-gpus=4") end
+    if not low then refuse("--adaptive=rigid needs a GPU count, such as --max-gpus=4") end
     if low ~= high then
-      refuse("--adaptive=rigid has one number of GPUs, but --min-gpus=%d and --max-gpus=%d: give one of them, or "
+      refuse("--adaptive=rigid takes one GPU count, but --min-gpus=%d and --max-gpus=%d: give one of them, or "
         .. "--adaptive=strong-scaling", low, high)
     end
   elseif not high then
-    refuse("--adaptive needs the most GPUs that the job can use: --max-gpus=8")
+    refuse("--adaptive needs the most GPUs that the job can use, such as --max-gpus=8")
   end
   low = low or 1
   if low > high then refuse("--min-gpus=%d is more than --max-gpus=%d: lower it, or raise --max-gpus", low, high) end
   spec.low, spec.high = low, high
 end
 
--- As JobSpec has it: some type that the job can have has a multiple of its unit within the bounds.
+-- As JobSpec checks it: at least one type that the job can use has a multiple of its unit within the bounds.
 local function check_units(spec)
   local unit, chosen = spec["scale-unit"], spec["gpu-types"]
   if not unit or not (unit.all or (chosen and not chosen.excluded)) then return end
@@ -236,15 +236,15 @@ local function check_units(spec)
     local step = unit.all or unit.of[gpu_type] or 1
     if math.floor(spec.high / step) * step >= spec.low then return end
   end
-  refuse("no number of GPUs from %d to %d is a multiple of --scale-unit: make --max-gpus one", spec.low, spec.high)
+  refuse("no GPU count from %d to %d is a multiple of --scale-unit: make --max-gpus a multiple of it", spec.low, spec.high)
 end
 
--- The job spec of `given`, flag -> text, at `site`: its values by flag, and as JSON. Raises a refusal.
+-- The job spec of the flags `given` (name -> text) at `site`: the values by flag, and the spec as JSON. Raises a refusal.
 function penstock.spec(given, site)
   local spec, fields = {}, {}
   for flag in pairs(given) do
     if not VARIABLES[flag:upper():gsub("-", "_")] then
-      refuse("flag %s is unknown to slurmctld: its penstock.lua is older than the plugin on this host", shown(flag))
+      refuse("slurmctld does not know the flag %s: its penstock.lua is older than the plugin on this host", shown(flag))
     end
   end
   if not given.adaptive then refuse("--%s needs --adaptive", sorted(given)[1]) end
@@ -256,7 +256,7 @@ function penstock.spec(given, site)
         refuse("--%s=%s: %s", flag.name, shown(text), why or string.format("give %s, such as --%s=%s", flag.form, flag.name, flag.example))
       end
       spec[flag.name] = value
-      -- check_counts and what follows it write the bounds of the GPU count.
+      -- The bounds of the GPU count are written below, once check_counts knows them.
       if flag.name ~= "min-gpus" and flag.name ~= "max-gpus" then
         fields[#fields + 1] = WRITERS[flag.syntax](value, flag)
       end
@@ -272,7 +272,7 @@ function penstock.spec(given, site)
   check_units(spec)
   local family = spec["model-family"]
   if family and not site.families[family] then
-    refuse("--model-family=%s is not in the catalogue; it has %s", family, table.concat(sorted(site.families), ", "))
+    refuse("--model-family=%s is not in the catalogue; the families are %s", family, table.concat(sorted(site.families), ", "))
   end
   local batch, most = spec["batch-size"], spec["max-batch-size"]
   if batch and most and most < batch then refuse("--max-batch-size=%d is less than --batch-size=%d", most, batch) end
@@ -282,7 +282,7 @@ function penstock.spec(given, site)
   return spec, '{"penstock":{' .. table.concat(fields, ",") .. "}}"
 end
 
--- What of a request is Penstock's to choose, or cannot be kept for a job that moves.
+-- Options of sbatch that Penstock chooses itself, or that a job which moves cannot keep.
 
 local function given_number(value)
   return value ~= nil and value ~= slurm.NO_VAL and value ~= slurm.NO_VAL16 and value ~= slurm.NO_VAL8
@@ -290,9 +290,9 @@ local function given_number(value)
 end
 
 local GPUS = "use --min-gpus, --max-gpus and --gpu-types"
-local TASKS = "Penstock starts one task on each node: leave it out, and start the others in the script"
+local TASKS = "Penstock starts one task on each node: leave it out, and start more tasks in the script"
 local TEXTS = {
-  {"tres_per_node", "--gres and --gpus-per-node", GPUS},
+  {"tres_per_node", "--gres or --gpus-per-node", GPUS},
   {"tres_per_job", "--gpus", GPUS},
   {"tres_per_socket", "--gpus-per-socket", GPUS},
   {"req_nodes", "--nodelist", "Penstock chooses the nodes: " .. GPUS},
@@ -305,35 +305,35 @@ local NUMBERS = {
   {"ntasks_per_tres", "--ntasks-per-gpu", TASKS},
   {"ntasks_per_socket", "--ntasks-per-socket", TASKS},
   {"ntasks_per_core", "--ntasks-per-core", TASKS},
-  {"het_job_offset", "a heterogeneous job", "its parts cannot be moved: submit a job of its own"},
+  {"het_job_offset", "a heterogeneous job", "its parts cannot be moved: submit one job"},
 }
 
 local function check_request(job)
   for _, each in ipairs(TEXTS) do
-    if job[each[1]] ~= nil then refuse("%s and --adaptive contradict each other; %s", each[2], each[3]) end
+    if job[each[1]] ~= nil then refuse("%s cannot be used with --adaptive; %s", each[2], each[3]) end
   end
   for _, each in ipairs(NUMBERS) do
-    if given_number(job[each[1]]) then refuse("%s and --adaptive contradict each other; %s", each[2], each[3]) end
+    if given_number(job[each[1]]) then refuse("%s cannot be used with --adaptive; %s", each[2], each[3]) end
   end
-  if (job.tres_per_task or ""):find("gres") then refuse("--gpus-per-task and --adaptive contradict each other; %s", GPUS) end
+  if (job.tres_per_task or ""):find("gres") then refuse("--gpus-per-task cannot be used with --adaptive; %s", GPUS) end
   local per_node = given_number(job.ntasks_per_node) and job.ntasks_per_node
-  if per_node and per_node ~= 1 then refuse("--ntasks-per-node and --adaptive contradict each other; %s", TASKS) end
-  -- sbatch multiplies --ntasks-per-node with the nodes; 1 on each is what Penstock does.
-  if given_number(job.num_tasks) and not per_node then refuse("--ntasks and --adaptive contradict each other; %s", TASKS) end
-  if job.requeue == 0 then refuse("--no-requeue and --adaptive contradict each other: Penstock moves jobs by requeueing them") end
-  if job.priority == 0 then refuse("--hold and --adaptive contradict each other: Penstock holds and releases the job itself") end
-  if (job.reservation or ""):find(",") then refuse("--reservation and --adaptive: name one reservation, not several") end
+  if per_node and per_node ~= 1 then refuse("--ntasks-per-node cannot be used with --adaptive; %s", TASKS) end
+  -- sbatch multiplies --ntasks-per-node by the nodes. One on each node is what Penstock does.
+  if given_number(job.num_tasks) and not per_node then refuse("--ntasks cannot be used with --adaptive; %s", TASKS) end
+  if job.requeue == 0 then refuse("--no-requeue cannot be used with --adaptive: Penstock moves jobs by requeueing them") end
+  if job.priority == 0 then refuse("--hold cannot be used with --adaptive: Penstock holds and releases the job itself") end
+  if (job.reservation or ""):find(",") then refuse("--reservation with --adaptive: name one reservation, not several") end
   if (job.array_inx or ""):find("%%") then
-    refuse("--array=...%%N and --adaptive contradict each other: leave %%N out; Penstock decides how many elements run at once")
+    refuse("--array=...%%N cannot be used with --adaptive: leave %%N out; Penstock decides how many elements run at once")
   end
-  if job.shared == 0 then refuse("--exclusive and --adaptive contradict each other; %s", GPUS) end
+  if job.shared == 0 then refuse("--exclusive cannot be used with --adaptive; %s", GPUS) end
   if (job.comment or ""):find("penstock['\"]?%s*[:=]") then
-    refuse("--comment has a job spec, but with --adaptive the flags are the job's spec: take it out of the comment")
+    refuse("--comment has a job spec, but with --adaptive the flags make the job spec: remove it from the comment")
   end
 end
 
--- The smallest number of nodes, and GPUs on each, that `partition` has for the job; nil if there is none. And the nodes of
--- types that it must not get.
+-- The fewest nodes of `partition` that suit the job, the GPUs on each, and the nodes whose GPU types the job must not get. nil if
+-- no shape suits it.
 local function shape_in(partition, spec)
   local chosen, unit = spec["gpu-types"], spec["scale-unit"]
   local named = chosen and set_of(chosen.names)
@@ -375,7 +375,7 @@ local function describe(site)
   return table.concat(lines, "; ")
 end
 
--- The partitions to look at: those that the user names, or the site's that the user may use.
+-- The partitions to try: those that the user names, or else the managed ones that the user may use.
 local function partitions_for(job, visible, site)
   local managed, names, found = {}, {}, {}
   for _, partition in ipairs(site.partitions) do
@@ -389,19 +389,19 @@ local function partitions_for(job, visible, site)
     end
     found[#found + 1] = managed[each]
   end
-  if #found == 0 then refuse("you may not use a partition that Penstock manages: %s", table.concat(names, ", ")) end
+  if #found == 0 then refuse("you may not use any partition that Penstock manages: %s", table.concat(names, ", ")) end
   return found
 end
 
 local function adapt(job, visible, given)
   local read, site = pcall(dofile, SITE)
   if not read or type(site) ~= "table" then
-    error("no list of the site's partitions (" .. tostring(site) .. "): run `penstock slurm sync`", 0)
+    error("the list of the site's partitions cannot be read (" .. tostring(site) .. "): run `penstock slurm sync`", 0)
   end
   local spec, json = penstock.spec(given, site)
   check_request(job)
   if not job.script and spec["non-preemptible"] ~= "yes" then
-    refuse("salloc and srun cannot stop a job and start it again: add --non-preemptible, or use sbatch")
+    refuse("a job of salloc or srun cannot be restarted: add --non-preemptible, or use sbatch")
   end
   for _, partition in ipairs(partitions_for(job, visible, site)) do
     local nodes, gpus, others = shape_in(partition, spec)
@@ -423,7 +423,7 @@ local function adapt(job, visible, given)
       return
     end
   end
-  refuse("no partition has %d to %d GPUs as the flags ask for them; there are %s", spec.low, spec.high, describe(site))
+  refuse("no partition has %d to %d GPUs of the kind that the flags ask for; there are %s", spec.low, spec.high, describe(site))
 end
 
 -- For slurm_job_submit.
@@ -436,20 +436,20 @@ function penstock.job_submit(job, visible, uid)
     slurm.log_user("%s", "penstock: " .. problem.refusal)
   else
     slurm.log_error("%s", "penstock: user " .. tostring(uid) .. "'s adaptive job was refused: " .. tostring(problem))
-    slurm.log_user("%s", "penstock: adaptive jobs cannot be submitted now, and your site's admin has to fix it: "
+    slurm.log_user("%s", "penstock: adaptive jobs cannot be submitted until the site's admin has fixed this: "
       .. tostring(problem))
   end
   return slurm.ERROR
 end
 
--- For slurm_job_modify: of an adaptive job, what the daemon changes is not for the user to change. `scontrol` shows its
--- user only "Access/permission denied": Slurm passes no words on from here.
+-- For slurm_job_modify: the user of an adaptive job may not change what the daemon changes. `scontrol` shows only
+-- "Access/permission denied", because Slurm passes on no message from here.
 
 local GUARDED_TEXTS = {
   "admin_comment", "batch_features", "cpus_per_tres", "exc_nodes", "features", "mem_per_tres", "partition", "prefer",
   "req_nodes", "reservation", "tres_per_job", "tres_per_node", "tres_per_socket", "tres_per_task",
 }
--- nice is among them because a new one takes a hold away where PriorityType is priority/basic: seen on 22.05.8.
+-- nice, because with PriorityType=priority/basic a new value removes a hold: seen on 22.05.8.
 local GUARDED_NUMBERS = {
   "contiguous", "cores_per_socket", "cpus_per_task", "max_cpus", "max_nodes", "min_cpus", "min_mem_per_cpu",
   "min_mem_per_node", "min_nodes", "nice", "ntasks_per_node", "ntasks_per_socket", "ntasks_per_tres", "num_tasks",

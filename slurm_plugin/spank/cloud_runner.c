@@ -1,12 +1,12 @@
-/* On a gateway: runs a cloud runner in place of the batch script, which goes to an instance in the cloud that Slurm does not reach.
+/* On a gateway node: runs a cloud runner in place of the batch script, which runs on a cloud instance that Slurm cannot reach.
  *
- * The cloud runner is the job's task to Slurm: it has the script's environment, folder, output, limits and signals, and its exit
- * status is the job's. It is started with the share and the script's path. In plugstack.conf of the gateways alone:
+ * To Slurm the cloud runner is the job's task. It has the script's environment, folder, output, limits and signals, and its exit
+ * status is the job's. Its arguments are the share and the script's path. In plugstack.conf, on the gateway nodes only:
  *
  *   required /usr/local/lib/penstock/cloud_runner.so partition=burst cloud_runner=/usr/bin/penstock-cloud-runner share=/shared/penstock
  *
- * Jobs of other partitions are left alone. A script never runs on a gateway: where the cloud runner cannot be started, or a step
- * of srun's comes, the task ends. While penstockd is away the cloud runner goes on, for it needs penstockd only to begin.
+ * Jobs of other partitions are not affected. A script never runs on a gateway node: if the cloud runner cannot be started, or srun
+ * starts a step, the task ends. The cloud runner needs penstockd only to begin, and goes on while penstockd is down.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -31,7 +31,7 @@ static char *argument(int count, char **arguments, const char *name)
 	return NULL;
 }
 
-/* Does not return where the task is the cloud runner's. */
+/* Does not return if the task becomes a cloud runner. */
 __attribute__((visibility("default"))) int slurm_spank_task_init(spank_t spank, int count, char **arguments)
 {
 	const char *partition = argument(count, arguments, "partition=");
@@ -41,7 +41,7 @@ __attribute__((visibility("default"))) int slurm_spank_task_init(spank_t spank, 
 	int words = 0;
 
 	if (!partition || !cloud_runner || !share) {
-		slurm_error("penstock: plugstack.conf: cloud_runner.so wants partition=, cloud_runner= and share=");
+		slurm_error("penstock: plugstack.conf: cloud_runner.so needs partition=, cloud_runner= and share=");
 		return ESPANK_BAD_ARG;
 	}
 	if (spank_getenv(spank, "SLURM_JOB_PARTITION", here, sizeof(here)) != ESPANK_SUCCESS || strcmp(here, partition))
@@ -49,7 +49,7 @@ __attribute__((visibility("default"))) int slurm_spank_task_init(spank_t spank, 
 	if (spank_get_item(spank, S_JOB_STEPID, &step) != ESPANK_SUCCESS || step != SLURM_BATCH_SCRIPT ||
 	    spank_get_item(spank, S_JOB_ARGV, &words, &script) != ESPANK_SUCCESS || words < 1 ||
 	    spank_get_item(spank, S_JOB_ENV, &environment) != ESPANK_SUCCESS) {
-		slurm_error("penstock: partition %s runs batch scripts alone, in the cloud; use sbatch", here);
+		slurm_error("penstock: partition %s runs only batch scripts, in the cloud; use sbatch", here);
 		_exit(NOT_STARTED);
 	}
 	execve(cloud_runner, (char *[]){cloud_runner, share, script[0], NULL}, environment);

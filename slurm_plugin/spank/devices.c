@@ -38,7 +38,8 @@ static int belongs(int descriptor, mode_t type, uid_t owner)
 	       (status.st_uid == 0 || status.st_uid == owner) && !(status.st_mode & S_IWOTH);
 }
 
-/* Reads a file that is the agent's, without its last newline; 0: there is none, -1: it is somebody else's, empty or too long. */
+/* Reads a file of the agent without its last newline. Returns 1; 0 if there is no file; -1 if it belongs to another user, is empty or
+ * is too long. */
 static int read_text(int folder, const char *name, uid_t owner, char *text, size_t size)
 {
 	const int file = openat(folder, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
@@ -62,9 +63,9 @@ static int are_indexes(const char *text)
 	return text[strspn(text, "0123456789,")] == '\0';
 }
 
-/* Counts `devices` among those of the node's GPUs that the device cgroup does not deny; 0: one of them is denied itself. To ask for
- * access opens nothing, and EPERM is the cgroup's: a file's mode says EACCES. Where there is one that denies, a GPU without a file
- * is not seen either. `files` is taken apart. */
+/* Rewrites `devices` as indexes among those of the node's GPUs that the device cgroup permits. Returns 0 if one of `devices` is
+ * denied. access() opens nothing, and EPERM comes from the cgroup (a file's mode gives EACCES). Where the cgroup denies a GPU, one
+ * without a device file is not visible either. Changes `files`. */
 static int count_seen(char *files, char devices[PENSTOCK_DEVICES_SIZE])
 {
 	char counted[PENSTOCK_DEVICES_SIZE] = "", *rest = NULL, *next = devices;
@@ -85,7 +86,7 @@ static int count_seen(char *files, char devices[PENSTOCK_DEVICES_SIZE])
 			seen -= denies && (faults[i] == EPERM || faults[i] == ENOENT);
 		used += (size_t)snprintf(counted + used, sizeof(counted) - used, "%s%lu", used ? "," : "", seen);
 	}
-	memcpy(devices, counted, sizeof(counted)); /* no longer than it was */
+	memcpy(devices, counted, sizeof(counted)); /* never longer than before */
 	return 1;
 }
 
@@ -100,12 +101,12 @@ enum penstock_devices penstock_devices(const char *folder, unsigned number, uid_
 	if (snprintf(path, sizeof(path), "%s/%u", folder, number) >= (int)sizeof(path))
 		return PENSTOCK_NO_SHARER;
 	for (unsigned waited = 0;; waited++) {
-		/* Opened anew each time: an agent that lets go of the job takes the folder away. */
+		/* Opened anew each time, because an agent that releases the job removes the folder. */
 		const int job = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
 		int told = 0;
 
 		found = PENSTOCK_TOO_LATE;
-		if (job < 0) { /* one that was there: the job has no GPUs of its own, and must not see all of them */
+		if (job < 0) { /* If the folder was there before, the job has no GPUs of its own and must not see all of them. */
 			if (!waited)
 				found = PENSTOCK_NO_SHARER;
 			break;
@@ -117,7 +118,7 @@ enum penstock_devices penstock_devices(const char *folder, unsigned number, uid_
 		if (told)
 			found = told > 0 && are_indexes(devices) ? PENSTOCK_BOUND : PENSTOCK_NOT_OURS;
 		if (found == PENSTOCK_BOUND && read_text(job, "mps", owner, mps, PENSTOCK_FOLDER_SIZE) <= 0)
-			*mps = '\0'; /* without it the job runs as well */
+			*mps = '\0'; /* the job can run without MPS */
 		if (found == PENSTOCK_BOUND && read_text(job, "gpus", owner, files, sizeof(files)) > 0) {
 			char seen[PENSTOCK_DEVICES_SIZE];
 

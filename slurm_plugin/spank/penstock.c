@@ -1,17 +1,17 @@
-/* Gives sbatch, salloc and srun the adaptive flags.
+/* Adds the adaptive flags to sbatch, salloc and srun, and binds the tasks of jobs that share GPUs.
  *
- * A value that is malformed is refused on the spot. The others travel to slurmctld in the job's SPANK environment, one
- * variable for each flag, where job_submit.lua checks them together and against the site, and writes the job's spec.
- * Nothing here talks to penstockd: while it is away, jobs are submitted as ever.
+ * Submission. The plugin refuses a malformed value at once. It sends the other values to slurmctld in the job's SPANK
+ * environment, one variable for each flag. There job_submit.lua checks them together and against the site, and writes the job
+ * spec. Nothing here talks to penstockd, so jobs can be submitted while penstockd is down.
  *
- * On the nodes it binds the tasks of jobs that share GPUs, and only those: a job without GPUs of Slurm's for which the node's
- * penstock-agent has made a folder gets CUDA_VISIBLE_DEVICES from there, when its first turn comes and its device cgroup lets it at
- * them. If that takes longer than WAIT_DS, or what is there is not the agent's, it sees no GPU at all. A pack that goes through the site's NVIDIA MPS gets
- * CUDA_MPS_PIPE_DIRECTORY from there as well. Where no agent runs it does nothing, and on nodes whose jobs share nothing it may be
- * missing if plugstack.conf calls it `optional`.
+ * A value comes from the first of these that has one: the command line or an #SBATCH line; the environment (PENSTOCK_MAX_GPUS for
+ * --max-gpus); the arguments in plugstack.conf. The last two apply only to a job that is adaptive already.
  *
- * Where a value comes from, the first that has one: the command line or an #SBATCH line; the environment, PENSTOCK_MAX_GPUS
- * for --max-gpus; the arguments in plugstack.conf. The last two count for jobs that are adaptive anyway.
+ * Nodes. The plugin binds only jobs that have no GPUs from Slurm and for which the node's penstock-agent has made a folder. Such
+ * a job gets CUDA_VISIBLE_DEVICES from the folder once its first time slice begins and its device cgroup permits the GPUs. It
+ * sees no GPU if that takes longer than WAIT_DS, or if the folder is not the agent's. A pack that uses the site's NVIDIA MPS also
+ * gets CUDA_MPS_PIPE_DIRECTORY. On a node without an agent the plugin does nothing. On nodes whose jobs share no GPUs, the plugin
+ * need not be installed if plugstack.conf calls it `optional`.
  */
 #include "devices.h"
 #include "flags.h"
@@ -29,24 +29,23 @@ SPANK_PLUGIN(penstock, 1)
 
 enum { NAME_SIZE = 80, PATH_SIZE = 1024 };
 
-/* By this the agent tells which plugin its node has. The number is penstock_scheduler.__version__. */
+/* The agent finds this text to learn the plugin's version, which equals penstock_scheduler.__version__. */
 __attribute__((used)) static const char release[] = "penstock.so of Penstock 0.1.0";
 
-/* Tenths of a second that a task waits for its first turn: some slices of a minute. Its process is not stopped meanwhile, and ends
- * by the signals that end the job. */
+/* Tenths of a second that a task waits for its first time slice. The signals that end the job end the waiting process too. */
 enum { WAIT_DS = 9000 };
 
 #define RUN_DIR "run_dir=" /* argument in plugstack.conf */
 static const char default_run_dir[] = "/run/penstock";
 
-/* Slurm gives a nested sbatch the flags of the job that it runs in through variables of this name. */
+/* Through variables with this prefix, Slurm gives an sbatch inside a job the flags of that job. */
 #define INHERITED "SLURM_SPANK__SLURM_SPANK_OPTION_penstock_"
 
 static char *values[PENSTOCK_FLAGS]; /* by index in penstock_flags; NULL: not given */
 static int adaptive_by_environment = 1;
-static uid_t daemon_uid; /* slurmd's: an agent may run as it where that is not root */
+static uid_t daemon_uid; /* slurmd's user, which may be the agent's where slurmd does not run as root */
 
-/* Whether this process asks for a job, as opposed to starting a step inside one or running on a node. */
+/* Whether this process submits a job. False for one that starts a step inside a job or runs on a node. */
 static int submits(void)
 {
 	switch (spank_context()) {
@@ -69,7 +68,7 @@ static void keep(size_t index, const char *value)
 
 enum { SHOWN_SIZE = 81 };
 
-/* What a user typed, safe and short enough for a message; a sign of several bytes is not cut in two. */
+/* What a user typed, shortened and with ? for every byte that is not printable ASCII. */
 static const char *shown(const char *value, char *text)
 {
 	size_t i;
@@ -89,11 +88,11 @@ static int take_flag(int val, const char *value, int remote)
 	if (remote)
 		return ESPANK_SUCCESS;
 	if (!submits()) {
-		slurm_error("penstock: --%s asks for a job, and inside job %s srun starts a step: leave it out", flag->name,
+		slurm_error("penstock: --%s is for submitting a job, but srun starts a step inside job %s: leave the flag out", flag->name,
 			    getenv("SLURM_JOB_ID"));
 		return ESPANK_BAD_ARG;
 	}
-	if (!value || (flag->has_arg == 2 && !strcmp(value, "(null)"))) /* so Slurm 22.05 writes a missing one at times */
+	if (!value || (flag->has_arg == 2 && !strcmp(value, "(null)"))) /* as Slurm 22.05 sometimes writes a missing value */
 		value = flag->bare;
 	if (!value || !penstock_valid(flag, value)) {
 		slurm_error("penstock: --%s=%s: give %s, such as --%s=%s", flag->name, shown(value, text), flag->form,
@@ -104,8 +103,8 @@ static int take_flag(int val, const char *value, int remote)
 	return ESPANK_SUCCESS;
 }
 
-/* Fills in what was not given by a flag. A bad value is told here and goes on all the same: job_submit.lua refuses it, while
- * Slurm would not let an optional plugin stop the job. */
+/* Sets a flag that was not given. A bad value is reported here and sent all the same, because job_submit.lua will refuse it: Slurm
+ * does not let an optional plugin stop a job here. */
 static void take_default(size_t index, const char *where, const char *value)
 {
 	const struct flag *flag = &penstock_flags[index];
@@ -128,7 +127,7 @@ static void take_environment(void)
 
 		if (value && *value && adaptive_by_environment && (i == PENSTOCK_ADAPTIVE || values[PENSTOCK_ADAPTIVE]))
 			take_default(i, name, value);
-		/* The job does not inherit it, so that an sbatch inside the job is plain unless it asks itself. */
+		/* The job does not inherit it: an sbatch inside the job submits a plain job unless it has flags of its own. */
 		unsetenv(name);
 	}
 }
@@ -192,12 +191,12 @@ __attribute__((visibility("default"))) int slurm_spank_init_post_opt(spank_t spa
 			status = spank_job_control_setenv(
 				spank, penstock_variable(&penstock_flags[i], name, sizeof(name)), values[i], 1);
 		if (status != ESPANK_SUCCESS)
-			slurm_error("penstock: cannot hand on --%s: %s", penstock_flags[i].name, spank_strerror(status));
+			slurm_error("penstock: --%s cannot be sent to slurmctld: %s", penstock_flags[i].name, spank_strerror(status));
 	}
 	return ESPANK_SUCCESS;
 }
 
-/* Whether Slurm itself has given the task GPUs; it takes these out of the environment of jobs without. */
+/* Whether Slurm has allocated GPUs to the task. Slurm removes these variables from the environment of other jobs. */
 static int has_gpus(spank_t spank)
 {
 	static const char *const names[] = {"CUDA_VISIBLE_DEVICES", "SLURM_JOB_GPUS", "SLURM_STEP_GPUS"};
@@ -212,7 +211,7 @@ static int has_gpus(spank_t spank)
 	return 0;
 }
 
-/* As the job's user, in the process that becomes its task. */
+/* Runs as the job's user, in the process that becomes the task. */
 __attribute__((visibility("default"))) int slurm_spank_task_init(spank_t spank, int count, char **arguments)
 {
 	const char *pattern = default_run_dir;
@@ -226,7 +225,7 @@ __attribute__((visibility("default"))) int slurm_spank_task_init(spank_t spank, 
 	    spank_get_item(spank, S_JOB_ID, &number) != ESPANK_SUCCESS ||
 	    !penstock_run_dir(pattern, node, folder, sizeof(folder)))
 		return ESPANK_SUCCESS;
-	if (pattern != default_run_dir) /* where the job finds its agent */
+	if (pattern != default_run_dir) /* how the job finds its agent */
 		spank_setenv(spank, "PENSTOCK_RUN_DIR", folder, 0);
 	if (has_gpus(spank))
 		return ESPANK_SUCCESS;
@@ -236,21 +235,21 @@ __attribute__((visibility("default"))) int slurm_spank_task_init(spank_t spank, 
 	case PENSTOCK_BOUND:
 		break;
 	case PENSTOCK_TOO_LATE:
-		slurm_error("penstock: no turn on the shared GPUs of %s in %d s: the task sees none; ask the site whether "
-			    "penstock-agent runs there", node, WAIT_DS / 10);
+		slurm_error("penstock: the job had no time slice on the shared GPUs of %s within %d s, so the task sees no GPU; ask the "
+			    "site's admin whether penstock-agent runs there", node, WAIT_DS / 10);
 		break;
 	case PENSTOCK_DENIED:
-		slurm_error("penstock: the device cgroup kept the shared GPUs of %s from the task for %d s: it sees none; tell the site that "
-			    "`penstock slurm check` says why", node, WAIT_DS / 10);
+		slurm_error("penstock: the device cgroup denied the shared GPUs of %s to the task for %d s, so it sees no GPU; ask the site's "
+			    "admin to run `penstock slurm check` there", node, WAIT_DS / 10);
 		break;
 	case PENSTOCK_NOT_OURS:
-		slurm_error("penstock: %s/%u is not the agent's: the task sees no GPU; tell the site", folder, number);
+		slurm_error("penstock: %s/%u does not belong to the agent, so the task sees no GPU; tell the site's admin", folder, number);
 		break;
 	}
 	spank_setenv(spank, "CUDA_VISIBLE_DEVICES", devices, 1);
 	if (*mps)
 		spank_setenv(spank, "CUDA_MPS_PIPE_DIRECTORY", mps, 1);
-	if (*devices) { /* scripts start a process for each, by Slurm's own count, which is not there without a GRES */
+	if (*devices) { /* Scripts start one process for each GPU by this count, which Slurm does not set without a GRES. */
 		char count_text[16];
 		unsigned gpus = 1;
 

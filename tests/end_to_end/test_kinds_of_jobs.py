@@ -95,10 +95,13 @@ def test_what_cannot_be_managed_is_refused_with_a_sentence(make_flag_site: MakeS
     if spec == "comment":
         site.start()
     refused = {
-        ("--exclusive",): ("whole nodes", "--exclusive and --adaptive contradict each other"),
+        ("--exclusive",): ("whole nodes", "--exclusive cannot be used with --adaptive"),
         ("--licenses=matlab:1",): ("does not know which are free", "does not know which licences are free"),
-        ("--no-requeue",): ("submit it with --requeue", "--no-requeue and --adaptive contradict each other"),
-        ("--gres=gpu:t4:1",): ("of type t4, and Slurm cannot change that", "--gres and --gpus-per-node and --adaptive"),
+        ("--no-requeue",): ("submit it with --requeue", "--no-requeue cannot be used with --adaptive"),
+        ("--gres=gpu:t4:1",): (
+            "of type t4, and Slurm cannot change that",
+            "--gres or --gpus-per-node cannot be used with --adaptive",
+        ),
     }
     for options, (by_daemon, by_lua) in refused.items():
         if spec == "comment":

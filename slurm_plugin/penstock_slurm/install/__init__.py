@@ -1,1 +1,1 @@
-"""Attaching Penstock to a Slurm and taking it off again: what `penstock slurm` does."""
+"""Installs Penstock's parts into a Slurm, checks and removes them: the command `penstock slurm`."""

@@ -1,4 +1,4 @@
-"""Whether jobs can share GPUs here: what agents need of Slurm, and what each node's agent tells of itself."""
+"""Checks whether jobs can share GPUs: what the agents need from Slurm, and what each node's agent reports."""
 
 from __future__ import annotations
 
@@ -23,75 +23,76 @@ from penstock_slurm.install.plan import InstallTarget
 from penstock_slurm.install.units import AGENT, MOUNT
 
 AWAY = frozenset({"DOWN", "FUTURE", "NOT_RESPONDING", "POWERED_DOWN", "POWERING_DOWN", "POWERING_UP", "UNKNOWN"})
-"""States of nodes on which nobody is expected to run."""
+"""States of nodes whose agents need not run."""
 
 SHOWN = 8
-"""Nodes that are named."""
+"""Most nodes that a finding names."""
 
 ERRORS_S = 86400.0
-"""How long an error of a GPU is told."""
+"""For how long an error of a GPU is shown."""
 
 Trouble = Literal["none", "unreadable", "silent", "ahead", "release"] | Lack
 
 TROUBLES: dict[Trouble, tuple[str, str]] = {
     "none": (
-        "has never told anything",
-        f"on each: systemctl enable --now {AGENT}; if it runs, `journalctl -u penstock-agent` says whether it can write "
-        "to {spool} there, which must be the same folder as here",
+        "has never reported",
+        f"on each node: systemctl enable --now {AGENT}; if it runs, `journalctl -u penstock-agent` shows whether it can write "
+        "to {spool}, which must be the same folder as on this host",
     ),
     "silent": (
-        f"has told nothing for {AWAY_S:g} s or more (the longest: {{age}})",
-        "on each: systemctl status penstock-agent; if it runs, the node's clock is late (chronyc tracking) or {spool} is away",
+        f"has not reported for {AWAY_S:g} s or more (the longest: {{age}})",
+        "on each node: systemctl status penstock-agent; if it runs, the node's clock is late (chronyc tracking) or {spool} is "
+        "not mounted",
     ),
-    "ahead": ("has a clock ahead of this one's", "set the nodes' clocks by NTP (chronyc tracking)"),
+    "ahead": ("has a clock ahead of this host's", "set the nodes' clocks by NTP (chronyc tracking)"),
     "unreadable": (
-        "tells what this version does not understand",
+        "writes reports that this version cannot read",
         f"install Penstock {__version__} there, then: systemctl restart penstock-agent",
     ),
     "release": (
-        f"is not of Penstock {__version__}",
+        f"is not version {__version__}",
         f"install Penstock {__version__} there, then: systemctl restart penstock-agent",
     ),
     "no-plugin": (
-        "finds no penstock.so that Slurm loads there and that looks for the agent where it is: tasks of jobs that share would "
-        "see all GPUs",
-        "on each: penstock.so and its line of plugstack.conf, which are the same as here; "
-        "`journalctl -u penstock-agent` there says what is wrong",
+        "finds no penstock.so that Slurm loads and that knows the agent's folder: tasks of jobs that share GPUs would see all "
+        "GPUs",
+        "on each node: install penstock.so and its line of plugstack.conf as on this host; "
+        "`journalctl -u penstock-agent` shows what is wrong",
     ),
     "old-plugin": (
-        f"finds a penstock.so there that is not of Penstock {__version__}",
-        "copy that of this host to each; tasks that start from then on load it",
+        f"finds a penstock.so that is not version {__version__}",
+        "copy this host's to each node; tasks that start later load it",
     ),
     "no-mps": (
-        "finds no nvidia-cuda-mps-control in [agent] mps_dir: packs there run without it",
-        "on each: CUDA_MPS_PIPE_DIRECTORY=DIR nvidia-cuda-mps-control -d, without CUDA_VISIBLE_DEVICES; the agent's unit does "
-        "not see folders in /tmp; or take mps_dir out of the settings",
+        "finds no nvidia-cuda-mps-control in [agent] mps_dir: packs run without MPS",
+        "on each node: CUDA_MPS_PIPE_DIRECTORY=DIR nvidia-cuda-mps-control -d, without CUDA_VISIBLE_DEVICES (the agent's unit "
+        "does not see folders in /tmp); or remove mps_dir from the settings",
     ),
     "no-devices": (
-        "cannot open GPUs to jobs that share, to which Slurm denies them (ConstrainDevices=yes): their tasks wait for them, and "
-        "then see none",
-        "`journalctl -u penstock-agent` there says why: `Operation not permitted` and `Read-only file system` want the unit that "
-        "`penstock slurm unit penstock-agent.service --constrain-devices` prints; a device file that is not there wants [agent] "
-        "gpu_file as gres.conf's File=",
+        "cannot give GPUs to jobs that share them, because Slurm denies them (ConstrainDevices=yes): tasks wait, and then see no "
+        "GPU",
+        "`journalctl -u penstock-agent` shows why: for `Operation not permitted` or `Read-only file system`, use the unit that "
+        "`penstock slurm unit penstock-agent.service --constrain-devices` prints; for a missing device file, set [agent] "
+        "gpu_file to gres.conf's File=",
     ),
 }
-"""What the agent does, and the remedy. `{spool}` and `{age}` are filled in."""
+"""What is wrong with the agent, and the remedy. `{spool}` and `{age}` are filled in."""
 
 
 @dataclass(frozen=True, slots=True)
 class AgentFinding:
-    """What can be told of a node's agent by its status; `trouble` None: the agent is well."""
+    """What a node's agent reports. `trouble` is None if nothing is wrong with the agent itself."""
 
     trouble: Trouble | None
     age_s: float = 0.0
     errors: tuple[tuple[int, int], ...] = ()
-    """GPU and XID."""
+    """GPU index and XID of each error."""
     lacks: tuple[Lack, ...] = ()
-    """What the agent finds wrong with its node."""
+    """What the agent lacks on its node."""
 
 
-def look(spool: Path, node: str, now_s: float) -> AgentFinding:
-    """A node's agent, by its status in the spool."""
+def read_status(spool: Path, node: str, now_s: float) -> AgentFinding:
+    """What a node's agent reports in the spool."""
     try:
         with open_regular(status_file(spool, node)) as file:
             status = NodeStatus.model_validate_json(file.read(MAX_BYTES))
@@ -111,15 +112,15 @@ def look(spool: Path, node: str, now_s: float) -> AgentFinding:
 
 
 def judge(nodes: Iterable[SlurmNode], spool: Path, now_s: float) -> Iterator[Finding]:
-    """One finding of all agents that are well, and one for each thing that is wrong with them or with their nodes.
+    """One finding for all agents without trouble, and one for each trouble of agents or nodes.
 
     Args:
         nodes: of the managed partitions.
         spool: `[slurm] spool_dir`.
-        now_s: by this machine's clock, s since 1970.
+        now_s: this machine's clock, seconds since the epoch.
     """
     gpu_nodes = [node for node in nodes if sum(node.gpus.values())]
-    there = {node.name: look(spool, node.name, now_s) for node in gpu_nodes if not node.state & AWAY}
+    there = {node.name: read_status(spool, node.name, now_s) for node in gpu_nodes if not node.state & AWAY}
     wrong: dict[Trouble, dict[str, float]] = {}
     for name, seen in sorted(there.items()):
         for trouble in (*([seen.trouble] if seen.trouble is not None else []), *seen.lacks):
@@ -136,19 +137,19 @@ def judge(nodes: Iterable[SlurmNode], spool: Path, now_s: float) -> Iterator[Fin
     errors = [f"XID {xid} of GPU {gpu} of {name}" for name, seen in sorted(there.items()) for gpu, xid in seen.errors]
     if errors:
         yield Finding(
-            f"NVIDIA's driver told within a day: {_some(errors)}",
-            "on the node: journalctl -k | grep NVRM, and what NVIDIA's list of XIDs says; drain it if a GPU is broken",
+            f"NVIDIA's driver reported errors within a day: {_some(errors)}",
+            "on the node: journalctl -k | grep NVRM; look the XID up in NVIDIA's list; drain the node if a GPU is broken",
         )
 
 
 def _some(names: Sequence[str]) -> str:
-    """The first few of them."""
+    """The first few names."""
     more = [f"{len(names) - SHOWN} more"] if len(names) > SHOWN else []
     return ", ".join([*names[:SHOWN], *more])
 
 
 def check_agents(site: InstallTarget, *, on_nodes: bool) -> Iterator[Finding]:
-    """What jobs that share need, where `[slurm] agents` is on; with `on_nodes` also of the nodes. Raises PenstockError."""
+    """Check what jobs that share GPUs need, if `[slurm] agents` is on; with `on_nodes` also the nodes. Raises PenstockError."""
     section = site.slurm
     if not section.agents:
         return
@@ -157,18 +158,20 @@ def check_agents(site: InstallTarget, *, on_nodes: bool) -> Iterator[Finding]:
     if gateway.version() > CLEARS_ON:
         lacking = without_stand_in(nodes, section.partitions)
         remedy = f"{', '.join(lacking[:SHOWN])}{' and more' if len(lacking) > SHOWN else ''}: {STAND_IN_REMEDY}"
-        yield Finding("jobs can ask for something else in place of GPUs", remedy if lacking else "")
-    yield Finding('backend = "cli"', "" if section.backend == "cli" else "set it in [slurm]: sharing has no other yet")
+        yield Finding("the nodes have the GRES that jobs that share GPUs ask for", remedy if lacking else "")
+    yield Finding(
+        'backend = "cli"', "" if section.backend == "cli" else "set it in [slurm]: sharing needs this back end"
+    )
     plugstack = site.plugstack.read_text() if site.plugstack.exists() else ""
-    told = our_libraries(plugstack, site.run_dir)
+    found = our_libraries(plugstack, site.run_dir)
     remedy = "run `penstock slurm install --apply`, then copy the line to the nodes"
-    yield Finding("plugstack.conf says where the agents are", "" if told else remedy)
+    yield Finding("plugstack.conf names the agents' folder", "" if found else remedy)
     if on_nodes:
         yield from judge(nodes, section.spool_dir, time.time())
 
 
 def to_do_on_nodes(site: InstallTarget, prefix: Path) -> str:
-    """What to bring to the nodes, in words."""
+    """What the admin must install on the nodes."""
     mount = "" if site.run_dir else f" {MOUNT}"
     units = " and ".join(str(prefix / name) for name in (AGENT, *mount.split()))
     return (
@@ -181,7 +184,7 @@ def to_do_on_nodes(site: InstallTarget, prefix: Path) -> str:
 
 
 def to_undo_on_nodes(site: InstallTarget) -> Iterator[str]:
-    """What is left of sharing after an uninstall, in words; nothing where there are no agents. Raises PenstockError."""
+    """What the admin must remove after an uninstall; nothing without agents. Raises PenstockError."""
     section = site.slurm
     folder = section.spool_dir / "agents"
     if not section.agents and not folder.is_dir():
@@ -190,7 +193,7 @@ def to_undo_on_nodes(site: InstallTarget) -> Iterator[str]:
     placeholders = [job.id for job in gateway.jobs() if job.name == PLACEHOLDER]
     if placeholders:
         jobs = " ".join(placeholders)
-        yield f"jobs {PLACEHOLDER} that hold GPUs for jobs that share: {jobs}; let those end, then scancel these"
+        yield f"jobs {PLACEHOLDER} hold GPUs for jobs that share them: {jobs}; let the sharing jobs end, then scancel these"
     named = " ".join((AGENT, *([] if site.run_dir else [MOUNT])))
-    yield f"on each node with an agent: systemctl disable --now {named}, and delete what is named"
-    yield f"delete {folder} when no agent runs any more"
+    yield f"on each node with an agent: systemctl disable --now {named}, and delete these files"
+    yield f"delete {folder} once no agent runs"

@@ -1,7 +1,7 @@
-"""Changes to files: shown as a diff, made with a backup, recorded beside slurm.conf, and taken back.
+"""Changes to files: shown as a diff, made with a backup, recorded beside slurm.conf, and undone.
 
-The record, penstock-install.json, says of each file what it was and what we made of it. A file that is still as we left it
-goes back byte for byte; of one that was changed since, our lines alone are taken out again.
+The record, penstock-install.json, has each file's backup and edits. A file that is still as the installation
+left it is restored byte for byte. From a file that has changed since, only the installation's lines are removed.
 """
 
 from __future__ import annotations
@@ -26,24 +26,25 @@ BACKUP_SUFFIX = ".before-penstock"
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A file as it shall be. `edits` None: the file is wholly ours, and goes when we go. `shown`: its diff is of interest."""
+    """A file as it should be. `edits` is None for a file of Penstock's own, which an uninstall deletes."""
 
     path: Path
     after: bytes
     edits: tuple[LineEdit, ...] | None = None
     shown: bool = True
+    """Whether `diff` shows the lines, or only the name."""
 
     def before(self) -> bytes | None:
-        """What the file holds now; None if there is none."""
+        """The file's content now; None if there is no file."""
         return self.path.read_bytes() if self.path.exists() else None
 
     @property
     def needed(self) -> bool:
-        """Whether the file is not yet as it shall be."""
+        """Whether the file is not yet as it should be."""
         return self.before() != self.after
 
     def diff(self) -> str:
-        """What would change, for people."""
+        """What would change, as a unified diff."""
         before = self.before()
         if not self.shown:
             return f"{'replace' if before else 'new file'}: {self.path} ({len(self.after)} bytes)\n"
@@ -56,23 +57,23 @@ class Change:
 
 
 class Entry(BaseModel):
-    """What the record holds of one file."""
+    """The record of one file."""
 
     backup: Path | None = None
     edits: list[LineEdit] | None = None
     sha256: str = ""
     folders: list[Path] = []
-    """That were made for it, the innermost first."""
+    """Folders that were made for the file, the innermost first."""
 
 
 _Entries = TypeAdapter(dict[Path, Entry])
 
 
 def apply(changes: Sequence[Change], record: Path) -> None:
-    """Make the changes, in order; what was there before the first installation is kept beside each file.
+    """Make the changes in order. A backup of each file from before the first installation is kept beside it.
 
     Raises:
-        PenstockError: a file cannot be written; those before it stay changed and recorded.
+        PenstockError: a file cannot be written. The files before it stay changed and recorded.
     """
     entries = _load(record)
     for change in changes:
@@ -96,15 +97,15 @@ def apply(changes: Sequence[Change], record: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Undo:
-    """What taking back one file means; `after` None: delete it. `told` is for the admin to do by hand."""
+    """How to undo the change of one file. `after` is None to delete it. `message` is what the admin must do by hand."""
 
     path: Path
     after: bytes | None
-    told: str = ""
+    message: str = ""
 
 
 def plan_undo(record: Path) -> list[Undo]:
-    """The way back, the last change first.
+    """How to undo all recorded changes, the last one first.
 
     Raises:
         PenstockError: nothing is recorded there.
@@ -122,13 +123,13 @@ def plan_undo(record: Path) -> list[Undo]:
             found.append(Undo(path, backup.read_bytes() if backup else None))
             continue
         text, lost = undo(now.decode(), entry.edits)
-        told = "".join(f"{path}: the line {edit.after!r} is not there any more; look yourself\n" for edit in lost)
-        found.append(Undo(path, None if not text and not backup else text.encode(), told))
+        message = "".join(f"{path}: the line {edit.after!r} is missing; check the file yourself\n" for edit in lost)
+        found.append(Undo(path, None if not text and not backup else text.encode(), message))
     return found
 
 
-def take_back(undos: Sequence[Undo], record: Path) -> None:
-    """Carry out `plan_undo`'s list for some files and strike them from the record, with their backups and folders made for them.
+def carry_out(undos: Sequence[Undo], record: Path) -> None:
+    """Undo changes, and remove the files' backups, folders and entries in the record.
 
     Raises:
         PenstockError: a file cannot be written or deleted.
@@ -144,7 +145,7 @@ def take_back(undos: Sequence[Undo], record: Path) -> None:
             if entry.backup is not None:
                 entry.backup.unlink(missing_ok=True)
             for folder in entry.folders:
-                with contextlib.suppress(OSError):  # somebody has put something there
+                with contextlib.suppress(OSError):  # not empty
                     folder.rmdir()
             write(record, _Entries.dump_json(entries, indent=1))
             if not entries:
@@ -154,7 +155,7 @@ def take_back(undos: Sequence[Undo], record: Path) -> None:
 
 
 def write(path: Path, content: bytes) -> None:
-    """Replace a file whole; its mode and owner stay, a new one is for everybody to read. Raises OSError."""
+    """Replace a file at once. Its mode and owner stay; a new file is readable by all. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_name(f".{path.name}.penstock-new")
     new.write_bytes(content)

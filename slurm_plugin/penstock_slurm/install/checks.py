@@ -1,4 +1,4 @@
-"""Is Penstock attached to this Slurm, and does it work? Each check is one sentence; the last ones submit test jobs."""
+"""Checks whether Penstock is installed in this Slurm and works. The last checks submit test jobs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TEST_JOB = "penstock-check"
 
 
 def check_files(site: InstallTarget) -> Iterator[Finding]:
-    """What can be seen without submitting anything. Raises PenstockError."""
+    """Checks that submit no job. Raises PenstockError."""
     config = site.config
     conf = config["SLURM_CONF"]
     loaded = "lua" in config.get("JobSubmitPlugins", "").split(",")
@@ -25,9 +25,9 @@ def check_files(site: InstallTarget) -> Iterator[Finding]:
     for key in ("JobRequeue", "JobFileAppend"):
         yield Finding(f"{key}=1", "" if config.get(key) == "1" else f"set {key}=1 in {conf}")
     current = site.module.exists() and site.module.read_bytes() == (source("lua") / "penstock.lua").read_bytes()
-    yield Finding("penstock.lua is this version's", "" if current else "run `penstock slurm install --apply`")
+    yield Finding("penstock.lua is of this version", "" if current else "run `penstock slurm install --apply`")
     called = site.job_submit.exists() and not own_lua_lacks_ours(site)
-    remedy = f"see the lines in {source('lua') / 'job_submit.lua'} for a site that has one of its own"
+    remedy = f"add the lines that {source('lua') / 'job_submit.lua'} shows for a site that has its own"
     yield Finding("job_submit.lua calls penstock.lua", "" if called else remedy)
     synced = site.site_file.exists() and site.site_file.read_text() == site_text(site)
     yield Finding("penstock_site.lua knows the partitions", "" if synced else "run `penstock slurm sync`")
@@ -36,7 +36,7 @@ def check_files(site: InstallTarget) -> Iterator[Finding]:
 
 
 def check_jobs(site: InstallTarget, user: int | None) -> Iterator[Finding]:
-    """Submit jobs that never start, look at them, cancel them. Raises PenstockError."""
+    """Checks that submit jobs which never start, and cancel them. Raises PenstockError."""
     section = site.slurm
     gateway = open_gateway("cli", conf=section.conf, timeout_s=section.command_timeout_s)
     adaptive = _submit(site, user, "--adaptive", "--max-gpus=1", "--non-preemptible")
@@ -50,34 +50,34 @@ def check_jobs(site: InstallTarget, user: int | None) -> Iterator[Finding]:
     else:
         job = _take(gateway, plain)
         untouched = job is not None and not job.admin_comment
-        yield Finding(f"an ordinary job ({plain}) is left alone", "" if untouched else f"it became {job}")
+        yield Finding(f"a plain job ({plain}) is not changed", "" if untouched else f"it became {job}")
     bad = site.commands.run("sbatch", "--adaptive", "--max-gpus=none", "--wrap=true", user=user)
     refused = bad.returncode != 0 and "give a whole number" in bad.stderr
-    yield Finding("a bad value is refused", "" if refused else f"sbatch --max-gpus=none said {bad.stderr!r}")
+    yield Finding("a bad value is refused", "" if refused else f"sbatch --max-gpus=none printed {bad.stderr!r}")
 
 
 def waiting_jobs(site: InstallTarget) -> list[SlurmJob]:
-    """Jobs with a job spec in admin_comment that have not started."""
+    """Pending jobs with a job spec in admin_comment."""
     section = site.slurm
     gateway = open_gateway("cli", conf=section.conf, timeout_s=section.command_timeout_s)
     return [job for job in gateway.jobs() if job.state == "PENDING" and '"penstock"' in job.admin_comment]
 
 
 def _submit(site: InstallTarget, user: int | None, *flags: str) -> str | Finding:
-    """The id of a test job, or why there is none."""
+    """The id of a test job, or why it could not be submitted."""
     fixed = (f"--job-name={TEST_JOB}", "--parsable", "--output=/dev/null", "--time=1", "--wrap=true")
     done = site.commands.run("sbatch", *fixed, *flags, user=user)
     if done.returncode == 0:
         return done.stdout.strip().split(";")[0]
     what = f"sbatch {' '.join(flags)}"
-    return Finding(what, f"{done.stderr.strip()}; --user NAME submits the test jobs as somebody else")
+    return Finding(what, f"{done.stderr.strip()}; --user NAME submits the test jobs as another user")
 
 
 def _adaptive_finding(gateway: Gateway, job_id: str, *, waits: bool) -> Finding:
     job = _take(gateway, job_id)
-    what = f"a job with flags ({job_id}) becomes Penstock's"
+    what = f"a job with flags ({job_id}) gets its job spec"
     if job is None:
-        return Finding(what, "it was gone at once")
+        return Finding(what, "the job disappeared at once")
     try:
         spec = parse_spec(job.admin_comment)
     except PenstockError as error:
@@ -86,12 +86,12 @@ def _adaptive_finding(gateway: Gateway, job_id: str, *, waits: bool) -> Finding:
         return Finding(what, f"its AdminComment is {json.dumps(job.admin_comment)}: does slurmctld use job_submit.lua?")
     if job.gpus_per_node != 1 or job.gpu_type is not None or not job.requeue:
         return Finding(what, f"it asks for {job.gpus_per_node} GPUs of type {job.gpu_type}, requeue={job.requeue}")
-    kept = job.held if waits else job.reason == "BeginTime" or job.held
-    return Finding(what, "" if kept else f"it is not kept back: {job.state}, {job.reason}")
+    held = job.held if waits else job.reason == "BeginTime" or job.held
+    return Finding(what, "" if held else f"it is not held: {job.state}, {job.reason}")
 
 
 def _take(gateway: Gateway, job_id: str) -> SlurmJob | None:
-    """A test job as Slurm has it; it is cancelled."""
+    """Slurm's record of a test job, which is cancelled."""
     try:
         return next((job for job in gateway.jobs() if job.id == job_id), None)
     finally:

@@ -1,4 +1,4 @@
-"""Changes to Slurm's configuration files as text: made line by line, and taken back line by line. No file is read here."""
+"""Edits of Slurm's configuration files as text, line by line, and their undoing. This module reads no file."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class LineEdit:
-    """One line that became another; `before` None: it was added at the end."""
+    """One line that became another. `before` is None if the line was added at the end."""
 
     before: str | None
     after: str
 
 
 def set_key(text: str, key: str, value: str) -> tuple[str, list[LineEdit]]:
-    """`key=value` in slurm.conf, in place of the key's own line if there is one. Keys have no case; the last line counts."""
+    """Set a key of slurm.conf, in its own line if it has one. Keys ignore case, and the last line counts."""
     lines = text.splitlines()
     pattern = re.compile(rf"\s*{re.escape(key)}\s*=", re.IGNORECASE)
     found = [index for index, line in enumerate(lines) if pattern.match(line)]
@@ -36,12 +36,12 @@ def append_line(text: str, line: str) -> tuple[str, list[LineEdit]]:
 
 
 def set_plugin(text: str, library: str, run_dir: str | None) -> tuple[str, list[LineEdit]]:
-    """plugstack.conf with a line for our plugin, which says where the agents are.
+    """plugstack.conf with a line for our plugin, which names the agents' folder.
 
     Args:
-        text: the file's.
+        text: the file's text.
         library: path of the plugin.
-        run_dir: as `[agent]` has it; "": the plugin's own default; None: there are no agents, so that it does not matter.
+        run_dir: the value of `[agent]`; "" for the plugin's default; None without agents, where it does not matter.
     """
     argument = f"run_dir={run_dir}" if run_dir else ""
     lines = text.splitlines()
@@ -49,24 +49,24 @@ def set_plugin(text: str, library: str, run_dir: str | None) -> tuple[str, list[
         words = line.split("#")[0].split()
         if words[1:2] != [library]:
             continue
-        told = [word for word in words[2:] if word.startswith("run_dir=")]
-        if run_dir is None or told == ([argument] if argument else []):
+        given = [word for word in words[2:] if word.startswith("run_dir=")]
+        if run_dir is None or given == ([argument] if argument else []):
             return text, []
-        after = " ".join([*(word for word in words if word not in told), *([argument] if argument else [])])
+        after = " ".join([*(word for word in words if word not in given), *([argument] if argument else [])])
         lines[index] = after
         return "\n".join(lines) + "\n", [LineEdit(line, after)]
     return append_line(text, f"optional {library} {argument}".rstrip())
 
 
 def our_libraries(text: str, run_dir: str | None) -> list[str]:
-    """The files of our plugin in plugstack.conf, as `set_plugin` takes `run_dir`; [] if one of its lines says another one."""
+    """The files of our plugin in plugstack.conf; none if a line has another `run_dir` than `set_plugin` would write."""
     lines = [line.split("#")[0].split() for line in text.splitlines()]
     libraries = sorted({words[1] for words in lines if len(words) > 1 and words[1].endswith("penstock.so")})
     return [] if any(set_plugin(text, library, run_dir)[1] for library in libraries) else libraries
 
 
 def undo(text: str, edits: list[LineEdit]) -> tuple[str, list[LineEdit]]:
-    """The text without those edits, and the edits whose line is not there any more: somebody else has changed it."""
+    """The text without the edits, and the edits whose line has been changed or removed since."""
     lines, lost = text.splitlines(), []
     for edit in reversed(edits):
         if edit.after not in lines:

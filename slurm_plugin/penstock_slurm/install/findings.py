@@ -1,4 +1,4 @@
-"""What a check has found."""
+"""The result of a check."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One check; `remedy` is "" where all is well."""
+    """One check. `remedy` is empty if nothing is wrong."""
 
     what: str
     remedy: str = ""

@@ -1,4 +1,4 @@
-"""Which changes attach Penstock to the Slurm that is here."""
+"""Which changes install Penstock's parts into the Slurm of this machine."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ class Schedule(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class InstallTarget:
-    """The Slurm that is here, and the settings file that says what of it Penstock manages."""
+    """The Slurm of this machine, and the settings that say what Penstock manages."""
 
     settings: Settings
     commands: SlurmCommands
     config: dict[str, str] = field(repr=False)
     folder: Path
-    """Where slurm.conf and job_submit.lua lie."""
+    """The folder of slurm.conf and job_submit.lua."""
 
     @property
     def slurm(self) -> SlurmSettings:
@@ -49,7 +49,7 @@ class InstallTarget:
 
     @property
     def record(self) -> Path:
-        """What was installed."""
+        """The record of what was installed."""
         return self.folder / RECORD
 
     @property
@@ -64,7 +64,7 @@ class InstallTarget:
 
     @property
     def job_submit(self) -> Path:
-        """job_submit.lua, the site's own or ours."""
+        """job_submit.lua, the site's or ours."""
         return self.folder / "job_submit.lua"
 
     @property
@@ -74,7 +74,7 @@ class InstallTarget:
 
     @property
     def run_dir(self) -> str | None:
-        """What the plugin has to be told to find the agents; None: there are none, "": they are where it looks."""
+        """The plugin's argument `run_dir`. None: the site has no agents. "": their folder is the plugin's default."""
         if not self.slurm.agents:
             return None
         folder = self.settings.section(AgentSettings).run_dir
@@ -82,13 +82,13 @@ class InstallTarget:
 
 
 def open_site(settings: Settings) -> InstallTarget:
-    """Ask Slurm where its files are. Raises PenstockError."""
+    """The Slurm of this machine, with the paths of its files. Raises PenstockError."""
     section = settings.section(SlurmSettings)
     commands = SlurmCommands(section.conf, section.command_timeout_s)
     config = commands.config()
     conf = Path(config["SLURM_CONF"])
     if not conf.is_file():
-        raise PenstockError(f"{conf}, slurmctld's, is not on this machine; run this on the host of slurmctld")
+        raise PenstockError(f"slurmctld's {conf} is not on this machine; run this on slurmctld's host")
     return InstallTarget(settings, commands, config, conf.parent)
 
 
@@ -103,7 +103,7 @@ def site_text(site: InstallTarget) -> str:
 def changes(
     site: InstallTarget, plugin: bytes, prefix: Path, schedule: list[Change], settings_file: Path
 ) -> list[Change]:
-    """All changes in the order in which they are safe: slurm.conf, which makes slurmctld look, comes last."""
+    """All changes in a safe order: slurm.conf, which makes slurmctld use the other files, comes last."""
     library = prefix / "penstock.so"
     found = [
         Change(library, plugin, shown=False),
@@ -141,7 +141,7 @@ def _slurm_conf(site: InstallTarget) -> Change:
 
 
 def schedule_changes(kind: Schedule, folder: Path | None, settings_file: Path) -> list[Change]:
-    """What runs `penstock slurm sync` again and again: a systemd timer, or a file for cron."""
+    """What repeats `penstock slurm sync`: a systemd timer, or a file for cron."""
     command = f"{shutil.which('penstock') or 'penstock'} slurm sync --quiet --config {settings_file.resolve()}"
     if kind is Schedule.CRON:
         text = f"# Keeps job_submit.lua's list of partitions and GPU types.\n*/{SYNC_MINUTES} * * * * root {command}\n"

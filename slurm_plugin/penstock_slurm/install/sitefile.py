@@ -1,4 +1,4 @@
-"""penstock_site.lua: what job_submit.lua knows of the site. `penstock slurm sync` writes it; nobody keeps it by hand."""
+"""penstock_site.lua: what job_submit.lua knows about the site. `penstock slurm sync` writes it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from penstock_slurm.settings import SlurmSettings
 NAME = "penstock_site.lua"
 
 FLAG_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}")
-"""What a flag can name: penstock.lua and flags.c say the same."""
+"""A name that a flag can have as its value, as in penstock.lua and flags.c."""
 
 _LUA_SAFE = re.compile(r"[A-Za-z0-9._+@:/-]+")
 
@@ -25,10 +25,10 @@ def site_lua(
     families: Collection[str],
     admins: Collection[int],
 ) -> str:
-    """The file's text, the same for the same site whatever the order in which Slurm lists it.
+    """The file's text. It does not depend on the order in which Slurm lists the site.
 
     Args:
-        families: model families of the catalogue; those that a flag cannot name are left out.
+        families: model families of the catalogue. Those that a flag cannot name are left out.
         admins: user ids that may change adaptive jobs: root's and SlurmUser's.
 
     Raises:
@@ -38,7 +38,7 @@ def site_lua(
     missing = [name for name in settings.partitions if name not in known]
     if missing:
         raise PenstockError(
-            f"[slurm] partitions: Slurm has no partition {', '.join(missing)}; it has {', '.join(sorted(known))}"
+            f"[slurm] partitions: Slurm has no partition {', '.join(missing)}; the partitions are {', '.join(sorted(known))}"
         )
     lines = [
         "-- Written by `penstock slurm sync`, which overwrites it.",
@@ -73,6 +73,6 @@ def site_lua(
 def _lua(text: str) -> str:
     if not _LUA_SAFE.fullmatch(text):
         raise PenstockError(
-            f"{text!r} has signs that a name of Slurm's should not have; it cannot be written to {NAME}"
+            f"{text!r} has characters that a name in Slurm should not have, so it cannot be written to {NAME}"
         )
     return f'"{text}"'

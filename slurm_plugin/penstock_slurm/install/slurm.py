@@ -1,4 +1,4 @@
-"""The Slurm that is installed on this machine: its configuration, as slurmctld has it, and its commands."""
+"""The Slurm of this machine: its configuration in slurmctld, and its commands."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from penstock_scheduler.errors import PenstockError
 
 @dataclass(frozen=True, slots=True)
 class SlurmCommands:
-    """Slurm's commands, speaking to the Slurm of `conf` (None: as SLURM_CONF or the default says)."""
+    """Slurm's commands for the Slurm of `conf`. None: that of SLURM_CONF or the default."""
 
     conf: Path | None
     timeout_s: float = 15.0
 
     def run(self, *argv: str, user: int | None = None) -> subprocess.CompletedProcess[str]:
-        """Run one, without Slurm's variables of a job or its defaults in our environment; as another user, if given.
+        """Run a command, as another user if given. Variables of Slurm and Penstock are removed from its environment.
 
         Raises:
-            PenstockError: it is not installed, or gives no answer.
+            PenstockError: the command is not installed, or gives no answer.
         """
         environment = {
             key: value
@@ -51,7 +51,7 @@ class SlurmCommands:
             raise PenstockError(f"{argv[0]} gave no answer in {self.timeout_s:g} s; does slurmctld run?") from None
 
     def config(self) -> dict[str, str]:
-        """What `scontrol show config` says, key -> value; "(null)" is "".
+        """The configuration from `scontrol show config`, key -> value. "(null)" becomes "".
 
         Raises:
             PenstockError: slurmctld does not answer.
@@ -64,8 +64,8 @@ class SlurmCommands:
 
 
 def constrains_devices(config: Mapping[str, str]) -> bool:
-    """Whether Slurm does: `SlurmCommands.config` has what cgroup.conf says, too."""
-    by_cgroup = "cgroup" in config.get("TaskPlugin", "task/cgroup")  # without it cgroup.conf's word is not heeded
+    """Whether Slurm constrains devices. `SlurmCommands.config` includes cgroup.conf."""
+    by_cgroup = "cgroup" in config.get("TaskPlugin", "task/cgroup")  # without it cgroup.conf has no effect
     return by_cgroup and config.get("ConstrainDevices", "no").lower() == "yes"
 
 

@@ -1,4 +1,4 @@
-"""The C and Lua sources that go into Slurm, the plugin built from them, and the units."""
+"""The C and Lua sources for Slurm, the plugin built from them, and the systemd units."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _PACKAGE = Path(__file__).parent.parent
 
 
 def source(name: str) -> Path:
-    """The folder `spank`, `lua` or `systemd`: inside the package where that was installed, beside it in a checkout."""
+    """The folder `spank`, `lua` or `systemd`: inside an installed package, or beside it in a checkout."""
     inside = _PACKAGE / name
     return inside if inside.is_dir() else _PACKAGE.parent / name
 
 
 def build_plugin(slurm_cflags: str = "", *, name: str = "penstock.so", werror: bool = False) -> bytes:
-    """penstock.so, or the gateways' cloud_runner.so, compiled against the headers of the Slurm on this machine.
+    """penstock.so, or cloud_runner.so for gateway nodes, compiled against the headers of the Slurm on this machine.
 
     Raises:
         PenstockError: make, a compiler or Slurm's headers are missing, with the names of Debian's packages.
@@ -33,12 +33,10 @@ def build_plugin(slurm_cflags: str = "", *, name: str = "penstock.so", werror: b
                 [*command, "WERROR=-Werror"] if werror else command, capture_output=True, text=True, check=False
             )
         except FileNotFoundError:
-            raise PenstockError(
-                "make is not installed; install make, gcc and libslurm-dev (as Debian calls them)"
-            ) from None
+            raise PenstockError("make is not installed; install make, gcc and libslurm-dev (Debian's names)") from None
         if done.returncode != 0:
             raise PenstockError(
                 f"{name} cannot be built; is gcc installed, and are Slurm's headers (Debian: libslurm-dev)? "
-                f"--slurm-cflags=-I/opt/slurm/include names another place. The end of what make said:\n{done.stderr[-1500:]}"
+                f"--slurm-cflags=-I/opt/slurm/include names another folder. The end of make's output:\n{done.stderr[-1500:]}"
             )
         return (build / name).read_bytes()

@@ -1,6 +1,6 @@
-"""The systemd units of penstockd and of what runs on the nodes, with the paths of this site.
+"""The systemd units of penstockd and of the nodes, with the site's paths.
 
-`slurm_plugin/systemd` has them as they are where nothing is set otherwise; here lines are exchanged, and few added.
+`slurm_plugin/systemd` has the units for the default settings. This module replaces and adds lines.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ STATE_DIR = "/var/lib/penstock"
 
 
 def daemon_unit(settings_file: Path) -> str:
-    """penstockd's."""
+    """The unit of penstockd."""
     return _unit(DAEMON, _command("penstockd", settings_file))
 
 
 CONSTRAINED = {
-    # cgroup v1 asks for CAP_SYS_ADMIN, and so does a program for v2 to be loaded (or for CAP_BPF, which is not there before 5.8);
-    # to say which one is attached kernels before 6.7 ask for CAP_NET_ADMIN.
+    # cgroup v1 needs CAP_SYS_ADMIN, and so does loading a program for v2 (or CAP_BPF, which kernels before 5.8 lack). To show
+    # which program is attached, kernels before 6.7 need CAP_NET_ADMIN.
     "CapabilityBoundingSet=": "CapabilityBoundingSet=CAP_SYS_ADMIN CAP_NET_ADMIN ",
     "ProtectControlGroups=yes": "ProtectControlGroups=no",
-    # Programs count as locked memory before 5.11.
+    # Kernels before 5.11 count programs as locked memory.
     "SystemCallFilter=@system-service": "SystemCallFilter=@system-service bpf\nLimitMEMLOCK=infinity",
 }
-"""What the agent may do beside where it opens GPUs in device cgroups."""
+"""The lines that differ if the agent opens GPUs in device cgroups."""
 
 
 def agent_units(settings: Settings, settings_file: Path, *, constrained: bool) -> dict[str, str]:
-    """File name -> text: of the agent, and of the file system on its `run_dir` where that is the usual one.
+    """The units of the nodes, file name -> text: the agent's, and with the default `run_dir` that of its file system.
 
-    `constrained`: Slurm constrains devices.
+    `constrained`: whether Slurm constrains devices.
     """
     agent = settings.section(AgentSettings)
     written = [str(settings.section(SlurmSettings).spool_dir)]
@@ -50,7 +50,7 @@ def agent_units(settings: Settings, settings_file: Path, *, constrained: bool) -
         written.append(_above_nodes(agent.state_dir))
         changed["StateDirectory=penstock\n"] = ""
     if own := " ".join(path.replace("%", "%%") for path in written[1:]):
-        # systemd lets a unit write only where there is something already; "+": before it is shut in
+        # systemd permits writing only to folders that exist; "+" runs the command without the unit's restrictions
         changed["ExecStart="] = f"ExecStartPre=+/bin/mkdir -p {own}\nExecStart="
     if constrained:
         changed |= CONSTRAINED
@@ -69,7 +69,7 @@ def _command(program: str, settings_file: Path) -> dict[str, str]:
 
 
 def _above_nodes(folder: str) -> str:
-    """The folder that does not depend on the node's name, in which the agent makes its own."""
+    """The innermost folder whose name does not depend on the node."""
     parts = Path(folder).parts
     depth = next((index for index, part in enumerate(parts) if "%n" in part), len(parts))
     return str(Path(*parts[:depth]))

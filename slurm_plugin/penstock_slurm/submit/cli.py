@@ -1,4 +1,4 @@
-"""`penstock submit`: sbatch, with presets of options, a dry run, and the adaptive flags also where their plugin is missing."""
+"""`penstock submit`: sbatch with presets, a dry run, and the adaptive flags even on hosts without the plugin."""
 
 from __future__ import annotations
 
@@ -29,29 +29,29 @@ CONFIG = Path("/etc/penstock/penstock.toml")
 
 USAGE = """Usage: penstock submit [--preset NAME] [--dry-run] [sbatch's options] script [arguments]
 
-Submit a job as sbatch does, which is what it calls: it prints what sbatch prints and returns what sbatch returns.
+Submit a job. This command calls sbatch, prints what sbatch prints and returns its exit status.
 
-  --preset NAME    options kept under a name, by you ({user}) or by the site; may stand several times,
-                   and what comes later on the line wins
-  --dry-run        say what would become of the job now, and why, and submit nothing
-  --config FILE    the site's settings file ({config})
+  --preset NAME    Use the options of a preset, one of yours ({user}) or of the site.
+                   Repeatable. What comes later on the line wins.
+  --dry-run        Say whether and where the job would start now, and why. Submit nothing.
+  --config FILE    The site's settings file ({config}).
 
-Adaptive flags (docs: flags):
+Adaptive flags:
 {flags}
 
-All other options are sbatch's: sbatch --help."""
+All other options are sbatch's; see sbatch --help."""
 
 
 class _Words(TyperGroup):
-    """A command that takes every word as it is."""
+    """A command that leaves the parsing of its arguments to `submit`."""
 
     @property
     def manual(self) -> str:
-        """Its manual page's text: it has no options of the ordinary kind."""
+        """The text of its manual page, since typer knows none of its options."""
         return _usage({"HOME": "~"})
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        logging.getLogger().addHandler(logging.NullHandler())  # what the daemon would log is not for who submits
+        logging.getLogger().addHandler(logging.NullHandler())  # the log of the daemon's code is not for users
         ctx.args = list(args)
         return args
 
@@ -73,14 +73,14 @@ def _submit() -> None:
 
 
 def submit(words: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Do what the command line says. Returns sbatch's exit status. Raises PenstockError."""
+    """Run the command line and return sbatch's exit status. Raises PenstockError."""
     if not words or words[0] in ("--help", "-h", "--usage"):
         typer.echo(_usage(environ))
         return 0
     sbatch = shutil.which("sbatch", path=environ.get("PATH"))
     if sbatch is None:
         raise PenstockError(
-            "sbatch is not on PATH; install Slurm's commands (Debian: slurm-client) or add their folder"
+            "sbatch is not on PATH; install Slurm's commands (Debian: slurm-client) or add their folder to PATH"
         )
     told = subprocess.run([sbatch, "--help"], env=dict(environ), capture_output=True, text=True, check=False)
     options = command_line.parse_help(told.stdout)
@@ -97,7 +97,7 @@ def submit(words: Sequence[str], environ: Mapping[str, str]) -> int:
 
 
 def _sbatch(words: list[str], program: str, environ: Mapping[str, str]) -> int:
-    """Run the real one, by the name that it prints in its messages."""
+    """Run sbatch under the name `sbatch`, which its messages begin with."""
     sys.stdout.flush()
     return subprocess.run(["sbatch", *words], executable=program, env=dict(environ), check=False).returncode
 
@@ -111,7 +111,7 @@ def _usage(environ: Mapping[str, str]) -> str:
 
 
 def _expand(line: CommandLine, options: Options, config: Path, environ: Mapping[str, str]) -> list[list[str]]:
-    """sbatch's options with every preset in its place."""
+    """sbatch's options, with each preset replaced by its options."""
     if "preset" not in line.own:
         return line.options
     mine = presets.user_file(environ)
@@ -119,7 +119,7 @@ def _expand(line: CommandLine, options: Options, config: Path, environ: Mapping[
     try:
         site = dict(load_settings(config).section(SlurmSettings).presets)
     except ConfigError as error:
-        unread = f" (those of the site are not read: {error})"
+        unread = f" (the site's presets cannot be read: {error})"
     expanded: list[list[str]] = []
     for words in line.options:
         if words[0] != "--preset":
@@ -128,14 +128,16 @@ def _expand(line: CommandLine, options: Options, config: Path, environ: Mapping[
         name = words[1]
         if name not in own and name not in site:
             known = ", ".join(sorted({*own, *site})) or "none"
-            raise ConfigError(f"there is no preset {name}; there are {known}: write [{name}] into {mine}{unread}")
+            raise ConfigError(
+                f"there is no preset {name}; the presets are {known}; write [{name}] into {mine} to add it{unread}"
+            )
         where = str(mine) if name in own else str(config)
         expanded += [[word] for word in presets.arguments(name, own.get(name) or site[name], options, where)]
     return expanded
 
 
 def _with_environment(given: dict[str, str], environ: Mapping[str, str]) -> dict[str, str]:
-    """The flags, and what PENSTOCK_* variables say of those that are not given, for a job that is adaptive anyway."""
+    """The flags, with the defaults of PENSTOCK_* variables. The defaults count only for an adaptive job."""
     defaults = {flag.name: text for flag in flags().values() if (text := environ.get(flag.variable))}
     return defaults | given if "adaptive" in defaults | given else given
 
@@ -143,21 +145,21 @@ def _with_environment(given: dict[str, str], environ: Mapping[str, str]) -> dict
 def _without_plugin(
     line: CommandLine, expanded: list[list[str]], options: Options, given: dict[str, str]
 ) -> list[list[str]]:
-    """sbatch's options where it does not know the flags: the job spec goes into the comment, as docs/user/jobs.md says."""
+    """sbatch's options for a host without the plugin: the job spec goes into the comment, as docs/user/jobs.md describes."""
     spec = spec_of(given)
     kept = [words for words in expanded if command_line.is_flag(words, options) is None]
     named = command_line.values(kept, options)
     if "comment" in named:
         raise BadFlag(
-            "--comment: without the plugin of the adaptive flags the comment holds the job spec; leave it out"
+            "--comment: on a host without Penstock's sbatch plugin, the comment holds the job spec; leave --comment out"
         )
     for name in ("gres", "gpus", "gpus-per-node", "gpus-per-task", "nodes", "ntasks"):
         if name in named:
-            raise BadFlag(f"--{name} and --adaptive contradict each other; use --min-gpus, --max-gpus and --gpu-types")
+            raise BadFlag(f"--{name} cannot be used with --adaptive; use --min-gpus, --max-gpus and --gpu-types")
     if command_line.adaptive_flags(_pairs(_script_words(line), options), options):
         raise BadFlag(
-            f"{line.script} has adaptive flags in #SBATCH lines, and this sbatch does not know them: take them out and give "
-            "them to penstock submit, in a preset for example"
+            f"{line.script} has adaptive flags in #SBATCH lines, but this sbatch does not know them: remove them and give "
+            "them to penstock submit, for example in a preset"
         )
     comment = json.dumps({SPEC_KEY: _fields(spec)}, separators=(",", ":"))
     ours = ["--hold", "--requeue", "--open-mode=append", f"--gres=gpu:{spec.min_gpus}", f"--comment={comment}"]
@@ -175,7 +177,7 @@ def _script_words(line: CommandLine) -> list[str]:
     try:
         return command_line.sbatch_lines(Path(line.script).read_text(errors="replace"))
     except (OSError, ValueError):
-        return []  # sbatch says what is wrong with it
+        return []  # sbatch reports the error
 
 
 def _pairs(words: Sequence[str], options: Options) -> list[list[str]]:
@@ -190,7 +192,7 @@ def _explain(
     sbatch: str,
     environ: Mapping[str, str],
 ) -> int:
-    """The dry run. A plain job is Slurm's to explain: sbatch --test-only."""
+    """The dry run. For a plain job: `sbatch --test-only`."""
     both = [*_pairs(_script_words(line), options), *expanded]
     given = _with_environment(command_line.adaptive_flags(both, options), environ)
     if not given:

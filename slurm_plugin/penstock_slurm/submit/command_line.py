@@ -1,7 +1,7 @@
-"""A command line of sbatch's, taken apart as far as Penstock needs: its own words, and where the script begins.
+"""Parses a command line of sbatch as far as Penstock needs: Penstock's own options, and where the script begins.
 
-sbatch reads its options up to the first word that is none (the script) or up to `--`. To find that word one must know which
-options take the next word as their value. `sbatch --help` tells, for the version and the plugins that are installed.
+sbatch reads options up to the first argument that is not one (the script) or up to `--`. To find the script, one must know which
+options take the next argument as their value. `sbatch --help` lists them, for the installed version and plugins.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from penstock_slurm.submit.flags import BadFlag, flags
 
 _OPTION = re.compile(r"^\s+(?:-(\w), )?--([a-z][a-z0-9-]*)(\[?=)?", re.MULTILINE)
 
-UNTOLD = frozenset({"container", "export", "network", "wrap"})
-"""Options with a value whose line in the help of 22.05.8 does not look like it."""
+UNDOCUMENTED = frozenset({"container", "export", "network", "wrap"})
+"""Options that take a value although the help of 22.05.8 does not show it."""
 
 OWN = {"preset": True, "config": True, "dry-run": False}
-"""Penstock's own words -> whether they take a value."""
+"""Penstock's own options -> whether they take a value."""
 
 END_OF_SBATCH_LINES = re.compile(r"\s*[^#\s]")
 """sbatch reads #SBATCH lines up to the first line that is neither empty nor a comment."""
@@ -28,10 +28,10 @@ END_OF_SBATCH_LINES = re.compile(r"\s*[^#\s]")
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """sbatch's options, as its help tells."""
+    """sbatch's options, from its help."""
 
     valued: frozenset[str]
-    """Long and short names of those that take a value, in the next word if need be."""
+    """Long and short names of the options whose value may be the next argument."""
     names: frozenset[str]
     long: dict[str, str]
     """Short name -> long name."""
@@ -44,12 +44,12 @@ class Options:
 
 def parse_help(text: str) -> Options:
     """From `sbatch --help`."""
-    valued, names, long = set(UNTOLD), set(UNTOLD), {}
+    valued, names, long = set(UNDOCUMENTED), set(UNDOCUMENTED), {}
     for short, name, value in _OPTION.findall(text):
         names.add(name)
         if short:
             long[short] = name
-        if value == "=" or name in UNTOLD:
+        if value == "=" or name in UNDOCUMENTED:
             valued |= {name, short} - {""}
     return Options(frozenset(valued), frozenset(names), long)
 
@@ -59,22 +59,22 @@ class CommandLine:
     """What was typed."""
 
     own: dict[str, list[str]] = field(default_factory=dict)
-    """Penstock's own words -> their values, in order."""
+    """Penstock's own options -> their values, in order."""
     options: list[list[str]] = field(default_factory=list)
-    """sbatch's options and the adaptive flags, each with its value if that is a word of its own. A preset stands at its
-    place as ["--preset", NAME]."""
+    """sbatch's options and the adaptive flags, each with its value if that is an argument of its own. A preset is
+    ["--preset", NAME] at its place."""
     rest: list[str] = field(default_factory=list)
     """The script and its arguments, with a `--` before them if it was typed."""
 
     @property
     def script(self) -> str | None:
-        """The script's path; None: from standard input, or --wrap."""
+        """The script's path; None with --wrap or a script from standard input."""
         words = self.rest[1:] if self.rest[:1] == ["--"] else self.rest
         return words[0] if words else None
 
 
 def parse(words: Sequence[str], options: Options) -> CommandLine:
-    """Take a command line apart. Raises BadFlag: one of Penstock's own words lacks its value."""
+    """Parse a command line. Raises BadFlag if one of Penstock's own options lacks its value."""
     line, left = CommandLine(), list(words)
     while left:
         word = left.pop(0)
@@ -109,7 +109,7 @@ def _takes_next(word: str, name: str, options: Options) -> bool:
 
 
 def _full(name: str, options: Options) -> str:
-    """The option that this is, perhaps shortened as getopt lets one."""
+    """The full name of an option, which getopt lets one abbreviate."""
     known = options.names | set(flags())
     if name in known:
         return name
@@ -118,7 +118,7 @@ def _full(name: str, options: Options) -> str:
 
 
 def values(words: Iterable[Sequence[str]], options: Options) -> dict[str, str]:
-    """Long name -> value of options, the last of each; "" for those without."""
+    """Long name -> value of each option. The last value counts; "" for an option without one."""
     found: dict[str, str] = {}
     for option, *value in words:
         if option.startswith("--"):
@@ -134,7 +134,7 @@ def values(words: Iterable[Sequence[str]], options: Options) -> dict[str, str]:
 
 
 def adaptive_flags(words: Iterable[Sequence[str]], options: Options) -> dict[str, str]:
-    """Adaptive flag -> its value; of one that is given without, what that means."""
+    """Adaptive flag -> its value, or its bare value if it is given without one."""
     found = {}
     for name, text in values(words, options).items():
         flag = flags().get(name)
@@ -144,12 +144,12 @@ def adaptive_flags(words: Iterable[Sequence[str]], options: Options) -> dict[str
 
 
 def is_flag(words: Sequence[str], options: Options) -> Flag | None:
-    """The adaptive flag that an option is."""
+    """The adaptive flag that an option names; None if it is another option."""
     return flags().get(_full(words[0][2:].partition("=")[0], options)) if words[0].startswith("--") else None
 
 
 def sbatch_lines(script: str) -> list[str]:
-    """The words of a script's #SBATCH lines."""
+    """The arguments in a script's #SBATCH lines."""
     words: list[str] = []
     for line in script.splitlines()[1:]:
         if END_OF_SBATCH_LINES.match(line):

@@ -1,7 +1,7 @@
-"""`penstock submit --dry-run`: what would become of a job now, and why, in words. Nothing is submitted or changed.
+"""`penstock submit --dry-run`: says whether and where a job would start now, and why. It submits and changes nothing.
 
-Decides on the newest round of penstockd, with the job added, by the site's policy. Who may not read the daemon's state folder
-looks at Slurm itself: then what only the daemon knows (what jobs have reported, which of them are being stopped) is missing.
+The site's policy decides on penstockd's newest round with the job added. A user who may not read the daemon's state folder gets a
+decision on what Slurm shows. It lacks what only the daemon knows, such as jobs' reports and which jobs are departing.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from penstock_slurm.gateway.cli import CliGateway
 from penstock_slurm.settings import SlurmSettings
 
 THIS = "this job"
-"""Its name among the others."""
+"""Id of the new job among those of the round."""
 
 LATE_ROUNDS = 10
-"""Rounds that may have been missed before the daemon is taken for dead."""
+"""After this many rounds without a new one, the daemon is taken to be down."""
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What sbatch's options say of the job beside its job spec."""
+    """What sbatch's options say about the job besides its job spec."""
 
     name: str
     user: str
@@ -49,15 +49,15 @@ class Asked:
     time_limit_s: float | None = None
 
 
-class _Onlooker(CliGateway):
-    """Reads and leaves no word."""
+class _ReadOnlyGateway(CliGateway):
+    """Does not write the comments that the daemon would."""
 
     def set_admin_comment(self, job_id: str, text: str) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 def explain(settings: Settings, spec: JobSpec, asked: Asked) -> Iterator[str]:
-    """What to print, line by line.
+    """The lines to print.
 
     Raises:
         PenstockError: neither the daemon's state nor Slurm can be read, or no plan could be made.
@@ -94,11 +94,11 @@ def explain(settings: Settings, spec: JobSpec, asked: Asked) -> Iterator[str]:
     policy, _ = make_policy(daemon.policy, settings.policy(daemon.policy))
     answer = ask(policy, with_job(snapshot, job, known, limits), THIS)
     yield from words(answer, now_s, {job.id: job.name for job in snapshot.jobs})
-    yield f"by the policy {policy.name} on {source}; others may come before the round that decides"
+    yield f"decided by the policy {policy.name} on {source}; other jobs may arrive before the real round"
 
 
 def _snapshot(settings: Settings, models: SpecModels, now_s: float) -> tuple[Snapshot, str]:
-    """What to decide on, and its name."""
+    """The snapshot to decide on, and what it is called."""
     daemon = settings.section(DaemonSettings)
     try:
         record = open_store(daemon.store or daemon.state_dir).last_round()
@@ -108,12 +108,12 @@ def _snapshot(settings: Settings, models: SpecModels, now_s: float) -> tuple[Sna
         age_s = now_s - record.snapshot.time_s
         if daemon.rounds == "events" or age_s < LATE_ROUNDS * daemon.round_s:
             return record.snapshot, f"round {record.snapshot.round} of penstockd, {age_s:.0f} s old"
-    return _look(settings, models), "what Slurm shows, without the daemon's own knowledge"
+    return _observe(settings, models), "what Slurm shows, without the daemon's own knowledge"
 
 
-def _look(settings: Settings, models: SpecModels) -> Snapshot:
+def _observe(settings: Settings, models: SpecModels) -> Snapshot:
     slurm = settings.section(SlurmSettings)
-    gateway = _Onlooker(conf=slurm.conf, timeout_s=slurm.command_timeout_s)
+    gateway = _ReadOnlyGateway(conf=slurm.conf, timeout_s=slurm.command_timeout_s)
     with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
         state = SlurmCluster(gateway, Spool(Path(folder)), WallClock(), slurm, models.check).observe()
     known = models.models(state.jobs, {node.gpu_type for node in state.nodes})

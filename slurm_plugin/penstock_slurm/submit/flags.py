@@ -71,7 +71,7 @@ def spec_of(given: Mapping[str, str]) -> JobSpec:
         fields.setdefault("max_gpus", fields.get("min_gpus"))
         fields.setdefault("min_gpus", fields["max_gpus"])
     if fields.get("max_gpus") is None:
-        raise BadFlag("--adaptive needs the most GPUs that the job can use: --max-gpus=8")
+        raise BadFlag("--adaptive needs the most GPUs that the job can use, such as --max-gpus=8")
     return validate_spec(fields)
 
 

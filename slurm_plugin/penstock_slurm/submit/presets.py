@@ -1,4 +1,4 @@
-"""Presets: options of sbatch's, adaptive flags among them, under a name. The user's come before the site's.
+"""Presets: named sets of sbatch's options and adaptive flags. A user's preset hides one of the site with the same name.
 
 ::
 
@@ -27,14 +27,14 @@ Preset = Mapping[str, str | int | float | bool]
 
 
 def user_file(environ: Mapping[str, str]) -> Path:
-    """Where the user's presets are: the XDG configuration folder."""
+    """The file of the user's presets, in the XDG configuration folder."""
     folder = environ.get("XDG_CONFIG_HOME", "")
     home = Path(folder) if folder.startswith("/") else Path(environ.get("HOME", "/")) / ".config"
     return home / "penstock" / "presets.toml"
 
 
 def load(path: Path) -> dict[str, Preset]:
-    """The presets of a file; none if it is not there. Raises ConfigError."""
+    """The presets of a file; none if there is no file. Raises ConfigError."""
     try:
         tables: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -52,7 +52,7 @@ def load(path: Path) -> dict[str, Preset]:
 
 
 def arguments(name: str, preset: Preset, options: Options, where: str) -> list[str]:
-    """A preset as options of sbatch's. Raises ConfigError naming the place, the key and the remedy."""
+    """A preset as options of sbatch. Raises ConfigError with the file, the key and the remedy."""
     known = options.names | set(flags())
     words = []
     for key, value in preset.items():
@@ -69,6 +69,6 @@ def arguments(name: str, preset: Preset, options: Options, where: str) -> list[s
                 read(flag, text if text is not None else flag.bare_value or "")
             except BadFlag as error:
                 raise ConfigError(f"{where}: preset {name}: {error}") from None
-        # A flag without a value takes none: what it would be given is a yes.
+        # A switch takes no value.
         words.append(f"--{key}" if text is None or (flag is not None and not flag.has_arg) else f"--{key}={text}")
     return words

@@ -123,53 +123,56 @@ def test_a_bad_value_is_refused_before_anything_is_sent(flags: FlagSite, argv: s
     ("argv", "words"),
     [
         (("--max-gpus=8",), "--max-gpus needs --adaptive"),
-        (("--adaptive",), "--adaptive needs the most GPUs that the job can use: --max-gpus=8"),
+        (("--adaptive",), "--adaptive needs the most GPUs that the job can use, such as --max-gpus=8"),
         ((*ADAPTIVE, "--min-gpus=9"), "--min-gpus=9 is more than --max-gpus=8: lower it, or raise --max-gpus"),
         ((*ADAPTIVE, "--gpu-types=h100"), "there are no GPUs of type h100 here; the types are a100, rtx, t4"),
         (
             (*ADAPTIVE, "--model-family=gpt"),
-            "--model-family=gpt is not in the catalogue; it has bert-squad, deepspeech2",
+            "--model-family=gpt is not in the catalogue; the families are bert-squad",
         ),
         ((*ADAPTIVE, "--partition=rtx"), "Penstock does not manage partition rtx; it manages all, t4"),
         ((*ADAPTIVE, "--partition=t4,a100"), "does not manage partition a100"),
-        (("--adaptive", "--min-gpus=17", "--max-gpus=20"), "no partition has 17 to 20 GPUs as the flags ask for them"),
+        (
+            ("--adaptive", "--min-gpus=17", "--max-gpus=20"),
+            "no partition has 17 to 20 GPUs of the kind that the flags ask for",
+        ),
         ((*ADAPTIVE, "--gpu-types=a100", "--partition=t4"), "there are all: 2 nodes with up to 8 a100; all: 2 nodes"),
         (
             (*ADAPTIVE, "--gres=gpu:1"),
-            "--gres and --gpus-per-node and --adaptive contradict each other; use --min-gpus",
+            "--gres or --gpus-per-node cannot be used with --adaptive; use --min-gpus",
         ),
-        ((*ADAPTIVE, "--gpus-per-node=2"), "--gres and --gpus-per-node and --adaptive contradict"),
+        ((*ADAPTIVE, "--gpus-per-node=2"), "--gres or --gpus-per-node cannot be used"),
         (
             (*ADAPTIVE, "--gpus=a100:2"),
-            "--gpus and --adaptive contradict each other; use --min-gpus, --max-gpus and --gpu-types",
+            "--gpus cannot be used with --adaptive; use --min-gpus, --max-gpus and --gpu-types",
         ),
-        ((*ADAPTIVE, "--gpus-per-task=1", "--ntasks=2"), "contradict each other"),
-        ((*ADAPTIVE, "--nodes=2"), "--nodes and --adaptive contradict each other; Penstock chooses the nodes"),
-        ((*ADAPTIVE, "--nodelist=t4-00"), "contradict each other; Penstock chooses the nodes"),
-        ((*ADAPTIVE, "--exclude=t4-00"), "--exclude and --adaptive contradict each other"),
+        ((*ADAPTIVE, "--gpus-per-task=1", "--ntasks=2"), "cannot be used with --adaptive"),
+        ((*ADAPTIVE, "--nodes=2"), "--nodes cannot be used with --adaptive; Penstock chooses the nodes"),
+        ((*ADAPTIVE, "--nodelist=t4-00"), "cannot be used with --adaptive; Penstock chooses the nodes"),
+        ((*ADAPTIVE, "--exclude=t4-00"), "--exclude cannot be used with --adaptive"),
         (
             (*ADAPTIVE, "--constraint=t4"),
-            "--constraint and --adaptive contradict each other; Penstock chooses the nodes",
+            "--constraint cannot be used with --adaptive; Penstock chooses the nodes",
         ),
         (
             (*ADAPTIVE, "--ntasks=4"),
-            "--ntasks and --adaptive contradict each other; Penstock starts one task on each node",
+            "--ntasks cannot be used with --adaptive; Penstock starts one task on each node",
         ),
-        ((*ADAPTIVE, "--ntasks-per-node=4"), "--ntasks-per-node and --adaptive contradict each other"),
-        ((*ADAPTIVE, "--exclusive"), "--exclusive and --adaptive contradict each other"),
+        ((*ADAPTIVE, "--ntasks-per-node=4"), "--ntasks-per-node cannot be used with --adaptive"),
+        ((*ADAPTIVE, "--exclusive"), "--exclusive cannot be used with --adaptive"),
         (
             (*ADAPTIVE, "--no-requeue"),
-            "--no-requeue and --adaptive contradict each other: Penstock moves jobs by requeueing",
+            "--no-requeue cannot be used with --adaptive: Penstock moves jobs by requeueing",
         ),
         (
             (*ADAPTIVE, "--hold"),
-            "--hold and --adaptive contradict each other: Penstock holds and releases the job itself",
+            "--hold cannot be used with --adaptive: Penstock holds and releases the job itself",
         ),
-        ((*ADAPTIVE, "--array=1-9%2"), "--array=...%N and --adaptive contradict each other: leave %N out"),
-        ((*ADAPTIVE, "--reservation=a,b"), "--reservation and --adaptive: name one reservation, not several"),
+        ((*ADAPTIVE, "--array=1-9%2"), "--array=...%N cannot be used with --adaptive: leave %N out"),
+        ((*ADAPTIVE, "--reservation=a,b"), "--reservation with --adaptive: name one reservation, not several"),
         (
             (*ADAPTIVE, '--comment={"penstock": {"max_gpus": 2}}'),
-            "--comment has a job spec, but with --adaptive the flags are",
+            "--comment has a job spec, but with --adaptive the flags make",
         ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
@@ -182,7 +185,7 @@ def test_a_contradiction_is_refused_with_its_remedy(flags: FlagSite, argv: tuple
 
 def test_a_heterogeneous_job_is_refused(flags: FlagSite) -> None:
     done = flags.run("sbatch", *ADAPTIVE, "--wrap=true", ":", "--wrap=true")
-    assert "a heterogeneous job and --adaptive contradict each other; its parts cannot be moved" in done.stderr
+    assert "a heterogeneous job cannot be used with --adaptive; its parts cannot be moved" in done.stderr
     assert done.returncode != 0
 
 
@@ -275,7 +278,7 @@ def test_the_plainest_shape_that_fits_is_asked_for(flags: FlagSite) -> None:
 @pytest.mark.parametrize("command", ["srun", "salloc"])
 def test_salloc_and_srun_take_the_flags_of_jobs_that_stay(flags: FlagSite, command: str) -> None:
     said = flags.run(command, *ADAPTIVE, "true").stderr
-    assert "salloc and srun cannot stop a job and start it again: add --non-preemptible, or use sbatch" in said
+    assert "a job of salloc or srun cannot be restarted: add --non-preemptible, or use sbatch" in said
     release = (
         "for i in $(seq 999); do j=$(squeue -h -n $0 -o %i); [ $j ] && break; sleep 0.1; done; scontrol release $j"
     )
@@ -315,7 +318,7 @@ echo over
     assert parse_spec(flags.job(asks).admin_comment) == JobSpec(max_gpus=2)
     assert parse_spec(flags.job(by_environment).admin_comment) == JobSpec(adaptivity="rigid", min_gpus=3, max_gpus=3)
     assert "step runs" in text
-    assert f"penstock: --adaptive asks for a job, and inside job {outer.id} srun starts a step: leave it out" in text
+    assert f"penstock: --adaptive is for submitting a job, but srun starts a step inside job {outer.id}" in text
     assert "step refused" in text
 
 
@@ -360,7 +363,7 @@ def test_without_the_sites_list_adaptive_jobs_are_refused_and_others_run(flags: 
         listing.unlink() if broken is None else listing.write_text(broken)
         try:
             said = flags.refusal(*ADAPTIVE)
-            assert "adaptive jobs cannot be submitted now, and your site's admin has to fix it" in said
+            assert "adaptive jobs cannot be submitted until the site's admin has fixed this" in said
             assert flags.submit("--hold").admin_comment == ""
         finally:
             listing.write_text(text)

@@ -106,7 +106,7 @@ def test_a_preset_stands_for_its_flags_and_what_comes_later_wins(
     assert spec == JobSpec(max_gpus=2)
     done = submit("--preset=nix", *config, script, **home)
     assert done.returncode == 1
-    assert "there is no preset nix; there are big, small: write [nix] into" in done.stderr
+    assert "there is no preset nix; the presets are big, small; write [nix] into" in done.stderr
 
 
 def test_all_else_is_sbatchs_own(flags: FlagSite, submit: Submit, script: str) -> None:
@@ -151,7 +151,7 @@ def test_without_the_plugin_the_spec_is_in_the_comment(
         (("--adaptive", "--max-gpus=zero"), "penstock: --max-gpus=zero: give a whole number"),
         (("--max-gpus=2",), "penstock: --max-gpus needs --adaptive"),
         (("--adaptive", "--max-gpus=2", "--min-gpus=4"), "max_gpus=2 is less than min_gpus=4"),
-        (("--adaptive", "--max-gpus=2", "--gres=gpu:1"), "--gres and --adaptive contradict each other"),
+        (("--adaptive", "--max-gpus=2", "--gres=gpu:1"), "--gres cannot be used with --adaptive"),
         (("--adaptive", "--max-gpus=2", "--comment=x"), "the comment holds the job spec"),
     ):
         done = submit(*argv, script, **bare)
@@ -160,7 +160,7 @@ def test_without_the_plugin_the_spec_is_in_the_comment(
     lines = flags.folder / "lines.sh"
     lines.write_text("#!/bin/sh\n#SBATCH --adaptive\ntrue\n")
     done = submit("--max-gpus=2", "--adaptive", str(lines), **bare)
-    assert "has adaptive flags in #SBATCH lines, and this sbatch does not know them" in done.stderr
+    assert "has adaptive flags in #SBATCH lines, but this sbatch does not know them" in done.stderr
 
 
 def test_a_dry_run_changes_nothing(flags: FlagSite, submit: Submit, home: dict[str, str], script: str) -> None:

@@ -171,8 +171,8 @@ def test_whole_specs(lua: list[str]) -> None:
     ("given", "words"),
     [
         ({"max-gpus": "8"}, "--max-gpus needs --adaptive"),
-        ({"adaptive": "adaptive"}, "--adaptive needs the most GPUs that the job can use: --max-gpus=8"),
-        ({"adaptive": "rigid"}, "--adaptive=rigid needs the number of GPUs: --max-gpus=4"),
+        ({"adaptive": "adaptive"}, "--adaptive needs the most GPUs that the job can use, such as --max-gpus=8"),
+        ({"adaptive": "rigid"}, "--adaptive=rigid needs a GPU count, such as --max-gpus=4"),
         ({"adaptive": "rigid", "min-gpus": "2", "max-gpus": "4"}, "or --adaptive=strong-scaling"),
         (
             {"adaptive": "adaptive", "min-gpus": "4", "max-gpus": "2"},
@@ -191,7 +191,10 @@ def test_whole_specs(lua: list[str]) -> None:
             "--scale-unit=t4=2,t4=4: names t4 twice",
         ),
         ({"adaptive": "adaptive", "max-gpus": "7", "min-gpus": "5", "scale-unit": "4"}, "from 5 to 7 is a multiple of"),
-        ({"adaptive": "adaptive", "max-gpus": "8", "model-family": "gpt"}, "the catalogue; it has bert-squad, ncf"),
+        (
+            {"adaptive": "adaptive", "max-gpus": "8", "model-family": "gpt"},
+            "the catalogue; the families are bert-squad, ncf",
+        ),
         (
             {"adaptive": "adaptive", "max-gpus": "8", "batch-size": "9", "max-batch-size": "8"},
             "is less than --batch-size=9",

@@ -62,11 +62,11 @@ def test_each_thing_that_is_wrong_has_its_nodes_and_its_remedy(tmp_path: Path):
     assert well.what == "the agents of 1 of 7 nodes with GPUs report"
     found = {finding.what: finding.remedy for finding in wrong}
     for words, remedy in {
-        "the agent of late, later has told nothing for 15 s or more (the longest: 400 s)": "systemctl status penstock-agent",
-        "the agent of ahead has a clock ahead of this one's": "NTP",
-        f"the agent of old is not of Penstock {__version__}": "systemctl restart penstock-agent",
-        "the agent of newer tells what this version does not understand": f"install Penstock {__version__} there",
-        "the agent of none has never told anything": str(tmp_path),
+        "the agent of late, later has not reported for 15 s or more (the longest: 400 s)": "systemctl status penstock-agent",
+        "the agent of ahead has a clock ahead of this host's": "NTP",
+        f"the agent of old is not version {__version__}": "systemctl restart penstock-agent",
+        "the agent of newer writes reports that this version cannot read": f"install Penstock {__version__} there",
+        "the agent of none has never reported": str(tmp_path),
     }.items():
         assert remedy in found.pop(words)
     assert not found
@@ -81,7 +81,7 @@ def test_gpus_that_fail_are_named(tmp_path: Path):
     )
     tells(tmp_path, "a", xids=xids)
     well, wrong = judge([node("a")], tmp_path, NOW_S)
-    assert (well.remedy, wrong.what) == ("", "NVIDIA's driver told within a day: XID 79 of GPU 3 of a")
+    assert (well.remedy, wrong.what) == ("", "NVIDIA's driver reported errors within a day: XID 79 of GPU 3 of a")
     assert "journalctl -k" in wrong.remedy
 
 
@@ -94,9 +94,9 @@ def test_what_agents_find_wrong_with_their_nodes_is_told_with_the_remedy(tmp_pat
     assert (well.what, well.remedy) == ("the agents of 4 of 4 nodes with GPUs report", "")
     found = {finding.what: finding.remedy for finding in wrong}
     for words, remedy in {
-        "the agent of a, b finds no penstock.so that Slurm loads there": "its line of plugstack.conf",
-        f"the agent of c finds a penstock.so there that is not of Penstock {__version__}": "copy that of this host",
-        "the agent of c cannot open GPUs to jobs that share": "unit penstock-agent.service --constrain-devices",
+        "the agent of a, b finds no penstock.so that Slurm loads": "its line of plugstack.conf",
+        f"the agent of c finds a penstock.so that is not version {__version__}": "copy this host's",
+        "the agent of c cannot give GPUs to jobs that share": "unit penstock-agent.service --constrain-devices",
         "the agent of a finds no nvidia-cuda-mps-control in [agent] mps_dir": "DIR nvidia-cuda-mps-control -d",
     }.items():
         (what,) = [what for what in found if what.startswith(words)]
@@ -106,7 +106,7 @@ def test_what_agents_find_wrong_with_their_nodes_is_told_with_the_remedy(tmp_pat
 
 def test_many_nodes_are_not_all_named(tmp_path: Path):
     (finding,) = judge([node(f"n{number:02d}") for number in range(20)], tmp_path, NOW_S)
-    assert finding.what == "the agent of n00, n01, n02, n03, n04, n05, n06, n07, 12 more has never told anything"
+    assert finding.what == "the agent of n00, n01, n02, n03, n04, n05, n06, n07, 12 more has never reported"
 
 
 def units(folder: Path, *lines: str, constrained: bool = False) -> dict[str, str]:

@@ -67,7 +67,7 @@ def test_a_file_goes_back_byte_for_byte_and_its_mode_stays(tmp_path: Path):
     changes.apply(wanted, record)
     assert (conf.read_text(), conf.stat().st_mode & 0o777) == ("A=1\nB=2\n", 0o640)
     assert conf.with_name("slurm.conf.before-penstock").read_text() == "A=1"
-    changes.take_back(changes.plan_undo(record), record)
+    changes.carry_out(changes.plan_undo(record), record)
     assert (conf.read_text(), conf.stat().st_mode & 0o777) == ("A=1", 0o640)
     assert [path.name for path in tmp_path.rglob("*")] == ["slurm.conf"], "the folder that was made goes, too"
 
@@ -78,7 +78,7 @@ def test_a_folder_that_others_use_now_stays(tmp_path: Path):
         [Change(tmp_path / "lib" / "ours" / "a", b"1"), Change(tmp_path / "lib" / "ours" / "b", b"2")], record
     )
     (tmp_path / "lib" / "others").touch()
-    changes.take_back(changes.plan_undo(record), record)
+    changes.carry_out(changes.plan_undo(record), record)
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["lib", "others"]
 
 
@@ -101,7 +101,7 @@ def test_an_upgrade_keeps_the_first_backup(tmp_path: Path):
     for version in ("1", "2"):
         text, edits = append_line(conf.read_text(), f"optional penstock{version}.so")
         changes.apply([Change(conf, text.encode(), tuple(edits))], record)
-    changes.take_back(changes.plan_undo(record), record)
+    changes.carry_out(changes.plan_undo(record), record)
     assert conf.read_text() == "optional other.so\n"
 
 
@@ -112,11 +112,11 @@ def test_what_an_admin_changed_since_is_kept(tmp_path: Path):
     changes.apply([Change(conf, text.encode(), tuple(edits))], record)
     conf.write_text("A=1\nB=2\nNodeName=new\n")
     (step,) = changes.plan_undo(record)
-    assert (step.after, step.told) == (b"A=1\nNodeName=new\n", "")
+    assert (step.after, step.message) == (b"A=1\nNodeName=new\n", "")
     conf.write_text("A=1\nB=3\nNodeName=new\n")
     (step,) = changes.plan_undo(record)
     assert step.after == b"A=1\nB=3\nNodeName=new\n"
-    assert "'B=2' is not there any more" in step.told
+    assert "'B=2' is missing" in step.message
 
 
 def test_no_installation_is_said_to_be_none(tmp_path: Path):
@@ -159,9 +159,9 @@ return {
 @pytest.mark.parametrize(
     ("partitions", "nodes", "words"),
     [
-        (("gpus",), NODES, "Slurm has no partition gpus; it has cpu, gpu"),
+        (("gpus",), NODES, "Slurm has no partition gpus; the partitions are cpu, gpu"),
         (("cpu",), NODES, "no node of the partitions cpu has GPUs"),
-        (("gpu",), [node('a"] = 1}, os.exit() --', {"t4": 1}, "gpu")], "a name of Slurm's should not have"),
+        (("gpu",), [node('a"] = 1}, os.exit() --', {"t4": 1}, "gpu")], "a name in Slurm should not have"),
     ],
 )
 def test_a_list_that_cannot_be_is_not_written(partitions, nodes, words):

@@ -61,7 +61,7 @@ def test_install_shows_applies_verifies_and_uninstall_restores(bare: FlagSite) -
 
     made = bare.penstock("install", *options(bare, "--schedule", "systemd", "--apply"))
     assert made.exit_code == 0, made.output
-    assert "ok      a job with flags (1) becomes Penstock's" in made.output
+    assert "ok      a job with flags (1) gets its job spec" in made.output
     assert "FAILED" not in made.output
     assert (bare.folder / "timer" / "penstock-sync.timer").exists()
     assert "nothing to change" in bare.penstock("install", *options(bare, "--schedule", "systemd")).output
@@ -71,9 +71,9 @@ def test_install_shows_applies_verifies_and_uninstall_restores(bare: FlagSite) -
     assert "nothing was changed" in dry.output
     assert f"would wait for ever: {waiting.id}" in dry.output
     assert "-JobSubmitPlugins=lua" in dry.output
-    assert "no GPUs in Slurm" not in dry.output
+    assert "have shared GPUs" not in dry.output
     bare.run("scontrol", "update", f"JobId={waiting.id}", "TresPerNode=")
-    assert f"for they shared some: {waiting.id}\n" in bare.penstock("uninstall").output
+    assert f"ask Slurm for none: {waiting.id}\n" in bare.penstock("uninstall").output
     gone = bare.penstock("uninstall", "--apply")
     assert gone.exit_code == 0, gone.output
     assert contents(bare) == before
@@ -81,7 +81,7 @@ def test_install_shows_applies_verifies_and_uninstall_restores(bare: FlagSite) -
     assert not (bare.folder / "lib").exists()
     assert "unrecognized option" in bare.sbatch("--adaptive").stderr
     assert bare.sbatch("--hold").returncode == 0
-    assert bare.penstock("uninstall").exit_code == 1  # there is nothing any more
+    assert bare.penstock("uninstall").exit_code == 1  # nothing is installed any more
 
 
 def test_agents_get_their_units_and_are_looked_at(tmp_path: Path, make_loopback: MakeLoopback) -> None:
@@ -99,7 +99,7 @@ def test_agents_get_their_units_and_are_looked_at(tmp_path: Path, make_loopback:
         f"+optional {site.folder}/lib/penstock.so run_dir={run_dir}",
         f"+ReadWritePaths=-{cluster.spool} -{cluster.folder}/run",
         f"{site.folder}/lib/penstock-agent.service in /etc/systemd/system",
-        "ok      plugstack.conf says where the agents are",
+        "ok      plugstack.conf names the agents' folder",
     ):
         assert words in made.output
     assert made.exit_code == 0, "the nodes come after this host"
@@ -116,7 +116,7 @@ def test_agents_get_their_units_and_are_looked_at(tmp_path: Path, make_loopback:
         (
             plugin,
             plugin.read_bytes().replace(b"of Penstock", b"of Pennstok"),
-            f"{lacks} a penstock.so there that is not",
+            f"{lacks} a penstock.so that is not",
         ),
         (site.etc / "plugstack.conf", text.replace(run_dir, "/elsewhere").encode(), f"{lacks} no penstock.so"),
     ):
@@ -132,7 +132,7 @@ def test_agents_get_their_units_and_are_looked_at(tmp_path: Path, make_loopback:
     status_file(cluster.spool, "t4-01").unlink()
     wrong = site.penstock("check", "--no-jobs")
     assert wrong.exit_code == 1
-    assert "FAILED  the agent of t4-01 has never told anything\n        on each: systemctl enable --now" in wrong.output
+    assert "FAILED  the agent of t4-01 has never reported\n        on each node: systemctl enable --now" in wrong.output
     gone = site.penstock("uninstall", "--apply")
     assert "on each node with an agent: systemctl disable --now penstock-agent.service" in gone.output
     assert contents(site) == before
@@ -160,7 +160,7 @@ def test_a_site_with_its_own_lua_calls_ours(bare: FlagSite) -> None:
     )
     made = bare.penstock("install", *options(bare, "--schedule", "none", "--apply"))
     assert made.exit_code == 1
-    assert f"{own} is the site's own and does not call ours: add the lines" in made.output
+    assert f"{own} is the site's own and does not call penstock.lua: add the lines" in made.output
     assert "FAILED  job_submit.lua calls penstock.lua" in made.output
 
     own.write_text(
@@ -177,7 +177,7 @@ def test_a_site_with_its_own_lua_calls_ours(bare: FlagSite) -> None:
 
     refused = bare.penstock("uninstall", "--apply")
     assert refused.exit_code == 1
-    assert "take those lines out first" in str(refused.exception)
+    assert "remove those lines first" in str(refused.exception)
     own.write_text(
         own.read_text().replace("penstock.job_submit(job, partitions, uid)", "slurm.SUCCESS").split("\n", 1)[1]
     )
