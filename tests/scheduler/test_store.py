@@ -24,7 +24,7 @@ from penstock_scheduler.messages import JobView, LedgerLine, TokenView
 from penstock_scheduler.model import Hold, JobSpec, Outcome, Progress
 from penstock_scheduler.records import dump_round
 from penstock_scheduler.store import open_store, schema, summarise
-from penstock_scheduler.store.sql import open_engine
+from penstock_scheduler.store.opening import open_engine
 from penstock_scheduler.store.tables import REVISION
 from tests.scheduler.databases import REASON, available, postgresql
 from tests.scheduler.test_replay import record as decide_record
@@ -95,7 +95,7 @@ def test_rounds_are_kept_up_to_a_number(store, where):
 def test_a_damaged_round_is_passed_over(store):
     store.save_round(numbered(1))
     store.save_round(numbered(2))
-    with store._write() as db:
+    with store.write() as db:
         db.execute(sa.text("UPDATE rounds SET record = :junk WHERE round = 2"), {"junk": b"junk"})
     last = store.last_round()
     assert last is not None
@@ -115,7 +115,7 @@ def test_a_report_counts_once(store, where):
 
 
 def test_history_is_read_in_order_also_in_parts(store, monkeypatch):
-    monkeypatch.setattr("penstock_scheduler.store.sql.CHUNK", 2)
+    monkeypatch.setattr("penstock_scheduler.store.database.CHUNK", 2)
     store.add_reports([report(number, job=str(number % 2)) for number in range(7)])
     assert [each.sequence for each in store.reports()] == list(range(7))
     assert [each.sequence for each in store.reports("1")] == [1, 3, 5]
@@ -280,7 +280,7 @@ def test_from_the_first_schema_to_the_newest_with_data(where):
 
 
 def test_migrations_lead_to_the_tables_of_the_code(store):
-    assert schema.differences(store._engine) == []
+    assert schema.differences(store.engine) == []
     config = Config()
     config.set_main_option("script_location", str(schema.Path(schema.__file__).parent / "migrations"))
     assert ScriptDirectory.from_config(config).get_current_head() == REVISION
@@ -306,8 +306,8 @@ def test_a_full_disk_is_an_error_and_later_all_is_well(tmp_path):
     store = open_store(tmp_path, writer=True)
 
     def pages(count: int) -> None:
-        store._engine.dispose()
-        sa.event.listen(store._engine, "connect", lambda db, _: db.execute(f"PRAGMA max_page_count={count}"))
+        store.engine.dispose()
+        sa.event.listen(store.engine, "connect", lambda db, _: db.execute(f"PRAGMA max_page_count={count}"))
 
     pages(1)
     with pytest.raises(StoreError, match="full; free some space, running jobs are not affected"):

@@ -8,8 +8,8 @@ import typer
 
 from penstock_scheduler.errors import PenstockError
 from penstock_scheduler.store import open_store
+from penstock_scheduler.store.opening import open_engine
 from penstock_scheduler.store.schema import differences, revision, upgrade
-from penstock_scheduler.store.sql import open_engine
 from penstock_scheduler.store.tables import REVISION
 
 db = typer.Typer(no_args_is_help=True, help="The daemon's store: bring it up to date, check it, export it.")

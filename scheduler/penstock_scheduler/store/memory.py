@@ -10,7 +10,7 @@ from penstock_scheduler.records import RoundRecord
 
 
 class MemoryStore:
-    """Keeps all that it is given, in order."""
+    """Keeps everything, in order."""
 
     def __init__(self) -> None:
         self.rounds: list[RoundRecord] = []

@@ -22,7 +22,7 @@ FILE = "penstock.db"
 """Name of the SQLite file in the daemon's state_dir."""
 
 BUSY_S = 10.0
-"""How long a locked SQLite file is waited for."""
+"""How long to wait for a locked SQLite file."""
 
 
 def sqlite_engine(path: Path, *, write: bool) -> Engine:
@@ -46,7 +46,7 @@ def sqlite_engine(path: Path, *, write: bool) -> Engine:
 
     @event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:
-        # A transaction that reads first and writes later can find the file locked in between, and is lost.
+        # A transaction that reads first and writes later fails if another one writes in between.
         writes = connection.get_execution_options().get("penstock_write", False)
         connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
@@ -70,7 +70,7 @@ def revision(connection: Connection) -> str | None:
 
 
 def upgrade(engine: Engine, to: str = "head") -> None:
-    """Run the migrations that are missing, all in one transaction. Raises StoreError, with the database as it was."""
+    """Run the missing migrations in one transaction. Raises StoreError; then the database is unchanged."""
     try:
         with engine.connect().execution_options(penstock_write=True) as connection, connection.begin():
             config = Config()
@@ -84,7 +84,7 @@ def upgrade(engine: Engine, to: str = "head") -> None:
 
 
 def differences(engine: Engine) -> list[Any]:
-    """What of the schema is not as the code expects it."""
+    """Differences between the schema and what the code expects."""
     with engine.connect() as connection:
         return list(compare_metadata(MigrationContext.configure(connection), metadata))
 

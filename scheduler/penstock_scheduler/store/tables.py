@@ -1,6 +1,6 @@
 """The tables of the store, as the newest migration leaves them.
 
-History is only appended: outcomes, reports, models, audit, ledger. The rest holds the newest state of a thing. JSON is kept
+History is only appended: outcomes, reports, models, audit, ledger. The other tables hold newest states. JSON is kept
 as text, in the form of the pydantic model that the column's comment names.
 """
 
@@ -26,7 +26,7 @@ REVISION = "0002"
 
 metadata = MetaData()
 
-_ID = BigInteger().with_variant(Integer, "sqlite")  # SQLite counts up an INTEGER PRIMARY KEY alone
+_ID = BigInteger().with_variant(Integer, "sqlite")  # SQLite numbers only an INTEGER PRIMARY KEY by itself
 _NAME = String(255)
 
 rounds = Table(

@@ -1,0 +1,122 @@
+"""A database that one process writes: reading, writing, and the errors of both."""
+
+from __future__ import annotations
+
+import json
+import threading
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TextIO
+
+import sqlalchemy as sa
+from sqlalchemy import Connection, Engine
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.exc import SQLAlchemyError
+
+from penstock_scheduler.errors import StoreError
+from penstock_scheduler.store import tables as t
+
+CHUNK = 1000
+"""Rows that are read at a time."""
+
+
+class NoSuchRow(StoreError):
+    """What was asked for is not in the store."""
+
+
+class Database:
+    """The base of the store's parts. All methods may be called from any thread, and raise StoreError.
+
+    Args:
+        engine: the database.
+        name: its name in messages.
+        lock: what holds the right to write; None: a reader.
+    """
+
+    def __init__(self, engine: Engine, name: str, lock: TextIO | Connection | None) -> None:
+        self.engine = engine
+        self.name = name
+        self._lock = lock
+        self._writing = threading.Lock()
+        self._insert: Callable[[sa.Table], Any] = (
+            postgresql.insert if engine.dialect.name == "postgresql" else sqlite.insert
+        )
+
+    def close(self) -> None:
+        """Close the database and give up the right to write."""
+        if self._lock is not None:
+            self._lock.close()
+        self.engine.dispose()
+
+    def ping(self) -> None:
+        """Raises StoreError if the store cannot be read or written."""
+        with self.write() as db:
+            db.execute(sa.select(sa.literal(1)))
+
+    def export(self) -> Iterator[dict[str, Any]]:
+        """Every row of every table, as JSON objects with the key `table`; secrets' digests are left out."""
+        for table in t.metadata.sorted_tables:
+            with self.read() as db:
+                for row in db.execution_options(yield_per=CHUNK).execute(sa.select(table)):
+                    values = dict(row._mapping)
+                    values.pop("digest", None)
+                    if "record" in values and isinstance(values["record"], bytes):
+                        values["record"] = json.loads(zlib.decompress(values["record"]))
+                    yield {"table": table.name} | values
+
+    @contextmanager
+    def read(self) -> Iterator[Connection]:
+        """A connection to read with."""
+        try:
+            with self.engine.connect() as db:
+                yield db
+        except SQLAlchemyError as error:
+            raise self._unusable(error) from error
+
+    @contextmanager
+    def write(self) -> Iterator[Connection]:
+        """One transaction. Writers of this process queue here rather than at SQLite, which polls."""
+        assert self._lock is not None, "a reader does not write"
+        try:
+            with (
+                self._writing,
+                self.engine.connect().execution_options(penstock_write=True) as db,
+                db.begin(),
+            ):
+                yield db
+        except SQLAlchemyError as error:
+            raise self._unusable(error) from error
+
+    def _unusable(self, error: SQLAlchemyError) -> StoreError:
+        cause = str(getattr(error, "orig", None) or error).strip()
+        if "full" in cause:
+            return StoreError(f"{self.name}: {cause}; free some space, running jobs are not affected")
+        return StoreError(f"{self.name}: {cause}; check that the database is up and may be written")
+
+    def _upsert(self, table: sa.Table, keys: Sequence[str], values: Sequence[str]) -> Any:
+        """An insert that replaces these values where a row with these keys exists."""
+        insert = self._insert(table)
+        return insert.on_conflict_do_update(
+            index_elements=keys, set_={name: getattr(insert.excluded, name) for name in values}
+        )
+
+    def _rows(self, id_: Any, column: Any, where: Any) -> Iterator[str]:
+        """A column in the order of `id_`, in chunks, so that a reader does not hold up the writer's clean-up."""
+        last = -1
+        while True:
+            chosen = sa.select(id_, column).where(where, id_ > last).order_by(id_).limit(CHUNK)
+            with self.read() as db:
+                rows = db.execute(chosen).all()
+            for _, value in rows:
+                yield value
+            if len(rows) < CHUNK:
+                return
+            last = rows[-1][0]
+
+
+def named(row: Any) -> dict[str, Any]:
+    """A row as a dict, with the column `user_name` as `user`."""
+    values = dict(row._mapping)
+    values["user"] = values.pop("user_name")
+    return values

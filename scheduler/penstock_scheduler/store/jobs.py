@@ -1,0 +1,127 @@
+"""Jobs and their submissions, and what is known of their speed: models and profiles."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import sqlalchemy as sa
+from pydantic import TypeAdapter
+
+from penstock_profiles.estimators import AnyEstimator
+from penstock_profiles.profiles import Profile
+from penstock_scheduler.messages import JobView, LedgerLine
+from penstock_scheduler.store import tables as t
+from penstock_scheduler.store.ledger import LedgerStore
+
+_ESTIMATOR: TypeAdapter[AnyEstimator] = TypeAdapter(AnyEstimator)
+
+
+class JobStore(LedgerStore):
+    """The store's jobs, submissions, models and profiles. A job that has ended is charged to the ledger."""
+
+    def save_jobs(self, views: Sequence[JobView], charges: Sequence[LedgerLine] = ()) -> None:
+        """Save the present state of these jobs, and charge what is not charged yet: all or nothing."""
+        rows = [
+            {
+                "job": view.id,
+                "user_name": view.user,
+                "name": view.name,
+                "state": view.state,
+                "key": view.key,
+                "end_s": view.end_s,
+                "view": view.model_dump_json(),
+            }
+            for view in views
+        ]
+        upsert = self._upsert(t.jobs, ["job"], ("user_name", "name", "state", "key", "end_s", "view"))
+        with self.write() as db:
+            if rows:
+                db.execute(upsert, rows)
+            self._insert_charges(db, charges)
+
+    def job(self, job: str) -> JobView | None:
+        """A job; None: it is not in the store."""
+        with self.read() as db:
+            row = db.scalar(sa.select(t.jobs.c.view).where(t.jobs.c.job == job))
+        return None if row is None else JobView.model_validate_json(row)
+
+    def jobs(
+        self,
+        *,
+        user: str | None = None,
+        states: Sequence[str] = (),
+        name: str | None = None,
+        key: str | None = None,
+        after: int | None = None,
+        limit: int | None = None,
+    ) -> list[tuple[int, JobView]]:
+        """(number, job), newest first; with `after`, only numbers below it."""
+        c = t.jobs.c
+        chosen = sa.select(c.number, c.view).order_by(c.number.desc()).limit(limit)
+        for column, wanted in ((c.user_name, user), (c.name, name), (c.key, key)):
+            if wanted is not None:
+                chosen = chosen.where(column == wanted)
+        if states:
+            chosen = chosen.where(c.state.in_(states))
+        if after is not None:
+            chosen = chosen.where(c.number < after)
+        with self.read() as db:
+            return [(number, JobView.model_validate_json(view)) for number, view in db.execute(chosen)]
+
+    def begin_submission(self, user: str, key: str, digest: str) -> tuple[str, str | None]:
+        """Note that a job with this key is about to be submitted. Returns (digest, job) of the first such note."""
+        row = {"user_name": user, "key": key, "digest": digest, "created_s": time.time(), "job": None}
+        c = t.submissions.c
+        with self.write() as db:
+            db.execute(self._insert(t.submissions).on_conflict_do_nothing(), row)
+            found = db.execute(sa.select(c.digest, c.job).where(c.user_name == user, c.key == key)).one()
+        return found.digest, found.job
+
+    def end_submission(self, user: str, key: str, job: str | None) -> None:
+        """Note which job the submission became; None: none, and the key is free again."""
+        mine = sa.and_(t.submissions.c.user_name == user, t.submissions.c.key == key)
+        with self.write() as db:
+            if job is None:
+                db.execute(t.submissions.delete().where(mine, t.submissions.c.job.is_(None)))
+            else:
+                db.execute(t.submissions.update().where(mine).values(job=job))
+
+    def open_submissions(self) -> list[tuple[str, str]]:
+        """(user, key) of submissions whose outcome is not known yet."""
+        c = t.submissions.c
+        with self.read() as db:
+            return [tuple(row) for row in db.execute(sa.select(c.user_name, c.key).where(c.job.is_(None)))]
+
+    def add_model(self, job: str, time_s: float, estimator: AnyEstimator) -> None:
+        """Append to the history of a job's model."""
+        row = {"job": job, "time_s": time_s, "estimator": _ESTIMATOR.dump_json(estimator).decode()}
+        with self.write() as db:
+            db.execute(t.models.insert(), row)
+
+    def model(self, job: str) -> AnyEstimator | None:
+        """The newest model of a job."""
+        chosen = sa.select(t.models.c.estimator).where(t.models.c.job == job).order_by(t.models.c.id.desc()).limit(1)
+        with self.read() as db:
+            row = db.scalar(chosen)
+        return None if row is None else _ESTIMATOR.validate_json(row)
+
+    def save_profile(self, user: str, profile: Profile) -> None:
+        """Save a profile of a user's job. It replaces an older one of the same name and GPU type."""
+        row = {
+            "user_name": user,
+            "job_name": profile.job,
+            "gpu_type": profile.gpu_type,
+            "profile": profile.model_dump_json(exclude_none=True),
+        }
+        upsert = self._upsert(t.profiles, ["user_name", "job_name", "gpu_type"], ["profile"])
+        with self.write() as db:
+            db.execute(upsert, row)
+
+    def profiles(self, user: str, job_name: str | None = None) -> list[Profile]:
+        """A user's profiles, of one job's name or all."""
+        chosen = sa.select(t.profiles.c.profile).where(t.profiles.c.user_name == user)
+        if job_name is not None:
+            chosen = chosen.where(t.profiles.c.job_name == job_name)
+        with self.read() as db:
+            return [Profile.model_validate_json(row) for row in db.scalars(chosen.order_by(t.profiles.c.gpu_type))]

@@ -1,0 +1,101 @@
+"""What jobs cost: the ledger, and the runs in the cloud that are charged to it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import sqlalchemy as sa
+from sqlalchemy import Connection
+
+from penstock_scheduler.messages import LedgerLine
+from penstock_scheduler.store import tables as t
+from penstock_scheduler.store.database import Database, named
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CloudRunRow:
+    """A run of a job in the cloud, as the store keeps it: one row of the table `instances`, also for several instances."""
+
+    run: str
+    """Job and attempt, such as `4711.2`."""
+    job: str
+    state: str
+    launched_s: float
+    """When the run was ordered."""
+    ended_s: float | None
+    """None: the run goes on."""
+    record: str
+    """JSON that the cloud's package reads and writes."""
+
+
+class LedgerStore(Database):
+    """The store's ledger and runs in the cloud."""
+
+    def charge(self, lines: Sequence[LedgerLine]) -> None:
+        """Append to the ledger. A line whose key is there already changes nothing; the ids of the lines are ignored."""
+        with self.write() as db:
+            self._insert_charges(db, lines)
+
+    def ledger(
+        self, *, user: str | None = None, job: str | None = None, before: int | None = None, limit: int = 100
+    ) -> list[LedgerLine]:
+        """The ledger, newest first."""
+        chosen = sa.select(t.ledger).order_by(t.ledger.c.id.desc()).limit(limit)
+        if user is not None:
+            chosen = chosen.where(t.ledger.c.user_name == user)
+        if job is not None:
+            chosen = chosen.where(t.ledger.c.job == job)
+        if before is not None:
+            chosen = chosen.where(t.ledger.c.id < before)
+        with self.read() as db:
+            return [LedgerLine.model_validate(named(row)) for row in db.execute(chosen)]
+
+    def ledger_totals(self, kind: str, *, since_s: float = 0.0) -> dict[str, float]:
+        """Account -> sum of its entries of a kind since a time, s since 1970."""
+        c = t.ledger.c
+        chosen = (
+            sa.select(c.account, sa.func.sum(c.amount)).where(c.kind == kind, c.time_s >= since_s).group_by(c.account)
+        )
+        with self.read() as db:
+            return {account: float(amount) for account, amount in db.execute(chosen)}
+
+    def committed_usd(self) -> dict[str, float]:
+        """Account -> dollars committed to runs in the cloud that go on, and are not paid for yet."""
+        ledger, runs = t.ledger.c, t.instances.c
+        chosen = (
+            sa.select(ledger.account, sa.func.sum(ledger.amount))
+            .join(t.instances, ledger.key == sa.literal("cloud:") + runs.instance + ":committed")
+            .where(ledger.kind == "committed", runs.ended_s.is_(None))
+            .group_by(ledger.account)
+        )
+        with self.read() as db:
+            return {account: float(amount) for account, amount in db.execute(chosen)}
+
+    def cloud_ledger(self) -> list[LedgerLine]:
+        """Ledger lines of what runs in the cloud may cost and have cost, oldest first."""
+        chosen = sa.select(t.ledger).where(t.ledger.c.kind.in_(("committed", "usd"))).order_by(t.ledger.c.id)
+        with self.read() as db:
+            return [LedgerLine.model_validate(named(row)) for row in db.execute(chosen)]
+
+    def save_cloud_run(self, row: CloudRunRow, lines: Sequence[LedgerLine] = ()) -> None:
+        """Save a run in the cloud and what it costs, both or neither. It replaces the run's older record."""
+        values = dataclasses.asdict(row)
+        values["instance"] = values.pop("run")
+        upsert = self._upsert(t.instances, ["instance"], ("state", "launched_s", "ended_s", "record"))
+        with self.write() as db:
+            db.execute(upsert, values)
+            self._insert_charges(db, lines)
+
+    def cloud_runs(self, *, job: str | None = None) -> list[CloudRunRow]:
+        """Runs in the cloud that go on, or all runs of one job; oldest first."""
+        c = t.instances.c
+        which = c.ended_s.is_(None) if job is None else c.job == job
+        chosen = sa.select(c.instance, c.job, c.state, c.launched_s, c.ended_s, c.record).where(which)
+        with self.read() as db:
+            return [CloudRunRow(*row) for row in db.execute(chosen.order_by(c.launched_s, c.instance))]
+
+    def _insert_charges(self, db: Connection, lines: Sequence[LedgerLine]) -> None:
+        rows = [line.model_dump(exclude={"id", "user"}) | {"user_name": line.user} for line in lines]
+        if rows:
+            db.execute(self._insert(t.ledger).on_conflict_do_nothing(), rows)

@@ -1,0 +1,74 @@
+"""Opening the store's database, and taking the right to write."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+from typing import TextIO
+
+import sqlalchemy as sa
+from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+
+from penstock_scheduler.errors import StoreError
+from penstock_scheduler.store import schema
+
+LOCK_NUMBER = 7_361_672_001
+"""Number of the server's advisory lock. It is arbitrary, and the same in all versions."""
+
+LOCK_WAIT_S = 3
+"""How long to wait for the lock: a server may notice late that its holder is gone."""
+
+LOCK_NOT_AVAILABLE = "55P03"
+"""PostgreSQL's SQLSTATE for a lock that was not available in that time."""
+
+
+def open_engine(where: str | Path, *, lock: bool) -> tuple[Engine, str, TextIO | Connection | None]:
+    """(engine, name for messages, the right to write or None). Raises as `open_store`."""
+    if "://" in str(where):
+        engine = schema.server_engine(str(where))
+        name = engine.url.render_as_string(hide_password=True)
+        return engine, name, _lock_server(engine, name) if lock else None
+    folder = Path(where)
+    path = folder / schema.FILE
+    if not lock:
+        if not path.is_file():
+            raise StoreError(f"{folder} holds no store; give the daemon's state_dir")
+        return schema.sqlite_engine(path, write=False), str(path), None
+    held = _lock_folder(folder)
+    engine = schema.sqlite_engine(path, write=True)
+    return engine, str(path), held
+
+
+def _lock_folder(folder: Path) -> TextIO:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        held = (folder / "lock").open("w")
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # Reports and the audit log are private: users ask the API.
+        os.close(os.open(folder / schema.FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640))
+    except BlockingIOError:
+        raise StoreError(
+            f"{folder} is in use by another penstockd; stop it, or give this one its own state_dir"
+        ) from None
+    except OSError as error:
+        raise StoreError(
+            f"{folder}: {error.strerror}; set [daemon] state_dir to a folder that penstockd may write"
+        ) from None
+    return held
+
+
+def _lock_server(engine: Engine, name: str) -> Connection:
+    try:
+        held = engine.connect().execution_options(isolation_level="AUTOCOMMIT")
+        held.execute(sa.text(f"SET lock_timeout = '{LOCK_WAIT_S}s'"))
+        held.execute(sa.select(sa.func.pg_advisory_lock(LOCK_NUMBER)))
+    except SQLAlchemyError as error:
+        if isinstance(error, DBAPIError) and getattr(error.orig, "sqlstate", None) == LOCK_NOT_AVAILABLE:
+            held.close()
+            raise StoreError(
+                f"{name} is in use by another penstockd; stop it, or give this one its own database"
+            ) from None
+        raise StoreError(f"{name}: {str(error).splitlines()[0]}; check that the server is up") from None
+    return held

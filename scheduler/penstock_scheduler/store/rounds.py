@@ -1,0 +1,199 @@
+"""Rounds, outcomes and reports: what the round loop leaves behind."""
+
+from __future__ import annotations
+
+import logging
+import time
+import zlib
+from collections.abc import Iterator, Sequence
+from typing import TextIO
+
+import sqlalchemy as sa
+from pydantic import BaseModel
+from sqlalchemy import Connection, Engine
+
+from penstock_profiles.wire import Report
+from penstock_scheduler.messages import RoundSummary
+from penstock_scheduler.model import Action, CloudAction, Outcome, Progress
+from penstock_scheduler.records import RoundRecord, UnreadableRound, dump_round, load_round
+from penstock_scheduler.store import tables as t
+from penstock_scheduler.store.database import Database, NoSuchRow
+
+log = logging.getLogger(__name__)
+
+
+class OutcomeLine(BaseModel):
+    """What became of an action, and when."""
+
+    time_s: float
+    action: Action | CloudAction
+    progress: Progress
+    text: str = ""
+
+
+def summarise(record: RoundRecord) -> RoundSummary:
+    """A round in numbers."""
+    plan = record.plan
+    return RoundSummary(
+        round=record.snapshot.round,
+        time_s=record.snapshot.time_s,
+        policy=record.policy,
+        jobs=len(record.snapshot.jobs),
+        placed=len(plan.assignments),
+        waiting=len(plan.waiting),
+        seconds=record.seconds,
+        gap=plan.solve.gap if plan.solve else None,
+        prices=plan.prices,
+    )
+
+
+class RoundStore(Database):
+    """The store's rounds, outcomes and reports; see `ports.Store`.
+
+    Args:
+        keep_rounds: newest rounds that are kept.
+        keep_s: how long a job's history is kept after its end, seconds.
+    """
+
+    def __init__(
+        self, engine: Engine, name: str, lock: TextIO | Connection | None, *, keep_rounds: int, keep_s: float
+    ) -> None:
+        super().__init__(engine, name, lock)
+        self._keep_rounds = keep_rounds
+        self._keep_s = keep_s
+
+    def last_round(self) -> RoundRecord | None:
+        """The newest round that can be read. A damaged round is logged and skipped."""
+        for number in reversed(self.round_numbers()):
+            try:
+                return self.round(number)
+            except UnreadableRound as error:
+                log.warning("round skipped", extra={"text": str(error)})
+        return None
+
+    def round_numbers(self) -> list[int]:
+        """Numbers of the rounds in the store, ascending."""
+        with self.read() as db:
+            return list(db.scalars(sa.select(t.rounds.c.round).order_by(t.rounds.c.round)))
+
+    def round(self, number: int) -> RoundRecord:
+        """One round. Raises StoreError if it is not there, UnreadableRound if it is damaged."""
+        return load_round(self.round_json(number), f"round {number} in {self.name}")
+
+    def round_json(self, number: int) -> bytes:
+        """One round as JSON. Raises StoreError if it is not there, UnreadableRound if it is damaged."""
+        with self.read() as db:
+            packed = db.scalar(sa.select(t.rounds.c.record).where(t.rounds.c.round == number))
+        if packed is None:
+            raise NoSuchRow(f"{self.name} has no round {number}; older rounds are deleted, see [daemon] keep_rounds")
+        try:
+            return zlib.decompress(packed)
+        except zlib.error as error:
+            raise UnreadableRound(f"round {number} in {self.name} is damaged: {error}") from None
+
+    def save_round(self, record: RoundRecord) -> None:
+        """Save a round, replace one of the same number, and delete rounds that are too old."""
+        number = record.snapshot.round
+        row = {
+            "round": number,
+            "time_s": record.snapshot.time_s,
+            "policy": record.policy,
+            "record": zlib.compress(dump_round(record), 1),
+            "summary": summarise(record).model_dump_json(),
+        }
+        with self.write() as db:
+            old = t.rounds.c.round <= number - self._keep_rounds
+            db.execute(t.rounds.delete().where(sa.or_(t.rounds.c.round == number, old)))
+            db.execute(t.rounds.insert(), row)
+            if number % 100 == 0:
+                self._drop_old(db, record.snapshot.time_s)
+
+    def summaries(self, before: int | None, limit: int) -> list[RoundSummary]:
+        """Rounds in numbers, newest first."""
+        chosen = sa.select(t.rounds.c.summary).order_by(t.rounds.c.round.desc()).limit(limit)
+        if before is not None:
+            chosen = chosen.where(t.rounds.c.round < before)
+        with self.read() as db:
+            return [RoundSummary.model_validate_json(row) for row in db.scalars(chosen)]
+
+    def add_outcomes(self, time_s: float, outcomes: Sequence[Outcome]) -> None:
+        """Append to the history of actions."""
+        rows = [
+            {
+                "time_s": time_s,
+                "job": each.action.job,
+                "line": OutcomeLine(
+                    time_s=time_s, action=each.action, progress=each.progress, text=each.text
+                ).model_dump_json(),
+            }
+            for each in outcomes
+        ]
+        if rows:
+            with self.write() as db:
+                db.execute(t.outcomes.insert(), rows)
+
+    def outcomes(self, job: str | None = None) -> Iterator[OutcomeLine]:
+        """The history of actions, oldest first; of one job or of all."""
+        where = sa.true() if job is None else t.outcomes.c.job == job
+        for row in self._rows(t.outcomes.c.id, t.outcomes.c.line, where):
+            yield OutcomeLine.model_validate_json(row)
+
+    def add_reports(self, reports: Sequence[Report]) -> list[bool]:
+        """Append to the history of reports. Returns whether each report was new; a known one changes nothing."""
+        if not reports:
+            return []
+        now_s = time.time()
+        rows = [
+            {
+                "job": report.job_id,
+                "epoch": report.epoch,
+                "sequence": report.sequence,
+                "kind": report.body.kind,
+                "received_s": now_s,
+                "report": report.model_dump_json(),
+            }
+            for report in reports
+        ]
+        once = self._insert(t.reports).on_conflict_do_nothing()
+        columns = t.reports.c.job, t.reports.c.epoch, t.reports.c.sequence
+        with self.write() as db:
+            added = {tuple(row) for row in db.execute(once.returning(*columns), rows)}
+        news = []
+        for row in rows:
+            key = row["job"], row["epoch"], row["sequence"]
+            news.append(key in added)
+            added.discard(key)
+        return news
+
+    def reports(self, job: str | None = None) -> Iterator[Report]:
+        """The history of reports in the order of their arrival; of one job or of all."""
+        where = sa.true() if job is None else t.reports.c.job == job
+        for row in self._rows(t.reports.c.id, t.reports.c.report, where):
+            yield Report.model_validate_json(row)
+
+    def observations(self, job: str, newest: int) -> list[Report]:
+        """The newest measurements of a job, oldest first."""
+        return self.newest_reports(job, ("observation",), newest)
+
+    def newest_reports(self, job: str, kinds: Sequence[str], newest: int | None = None) -> list[Report]:
+        """The newest reports of a job of these kinds, oldest first; None: all of them."""
+        chosen = (
+            sa.select(t.reports.c.report)
+            .where(t.reports.c.job == job, t.reports.c.kind.in_(kinds))
+            .order_by(t.reports.c.id.desc())
+            .limit(newest)
+        )
+        with self.read() as db:
+            return [Report.model_validate_json(row) for row in reversed(list(db.scalars(chosen)))]
+
+    def newest_epoch(self, job: str) -> int | None:
+        """The highest epoch that has reported."""
+        with self.read() as db:
+            found: int | None = db.scalar(sa.select(sa.func.max(t.reports.c.epoch)).where(t.reports.c.job == job))
+            return found
+
+    def _drop_old(self, db: Connection, now_s: float) -> None:
+        gone = sa.select(t.jobs.c.job).where(t.jobs.c.end_s < now_s - self._keep_s)
+        for table in (t.reports, t.outcomes, t.models):
+            db.execute(table.delete().where(table.c.job.in_(gone)))
+        db.execute(t.jobs.delete().where(t.jobs.c.end_s < now_s - self._keep_s))
