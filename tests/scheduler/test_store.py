@@ -342,7 +342,7 @@ def test_a_store_that_cannot_be_is_said_early(tmp_path):
         open_store(tmp_path / "none")
     with pytest.raises(ConfigError, match=r"\[daemon\] store: .*postgresql\+psycopg"):
         open_store("nosuch://there")
-    with pytest.raises(StoreError, match="see that the server is up"):
+    with pytest.raises(StoreError, match="check that the server is up"):
         open_store("postgresql+psycopg://penstock@127.0.0.1:1/penstock?connect_timeout=2", writer=True)
     (tmp_path / schema.FILE).write_text("this is no database, and long enough to be taken for one")
     with pytest.raises(StoreError, match="not a database"):
