@@ -76,7 +76,7 @@ def serve(folder: Path, jobs: int, ready: object, cores: int, round_s: float = 0
             for number in range(jobs)
         )
         nodes = tuple(Node(f"n{number}", "a100", 8, ("all",)) for number in range(jobs))
-        board.saw(ClusterState(nodes, running), time.time())
+        board.take_state(ClusterState(nodes, running), time.time())
 
     look(0)
     service.start()

@@ -169,7 +169,7 @@ def test_a_forecast_submits_nothing_and_fails_for_what_could_never_run(folder, i
         {"ti": instance("forecast")}
     )
     assert forecast["would"] in ("start", "wait")
-    assert forecast["words"]
+    assert forecast["lines"]
     never = PenstockForecastOperator(task_id="never", min_gpus=4000, max_gpus=4000, **arguments)
     with pytest.raises(AirflowFailException, match="never run here"):
         never.execute({"ti": instance("never")})

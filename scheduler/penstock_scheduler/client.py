@@ -1,11 +1,11 @@
-"""A client of penstockd's API, typed: what the command line, tests and other programs use.
+"""A typed client of penstockd's HTTP API, for the command line and for other programs:
 
     with Client.open() as penstock:
         job = penstock.submit(Submission(key="night-7", command=("python", "train.py"), spec=JobSpec(max_gpus=8)))
         penstock.wait(job.id)
 
-Requests that cannot have been carried out twice (reads, and submissions with a key) are tried again when the daemon does
-not answer; everything else is told at once.
+When the daemon does not answer, the client repeats requests that are safe to repeat: reads, and submissions with a key. Any other
+request fails at once.
 """
 
 from __future__ import annotations
@@ -58,14 +58,14 @@ from penstock_scheduler.messages import (
 
 DEFAULT_SOCKET = Path("/run/penstock/api.sock")
 URL_VARIABLE = "PENSTOCK_URL"
-"""Environment variable: `https://host:port`, or `unix:/path/of/the/socket`."""
+"""Environment variable: URL of penstockd, `https://host:port` or `unix:/path/of/the/socket`."""
 TOKEN_VARIABLE = "PENSTOCK_TOKEN"  # noqa: S105
-"""Environment variable with a bearer token. Over TCP without one, MUNGE proves who we are."""
+"""Environment variable: a bearer token. Over TCP without a token, the client uses MUNGE."""
 
 MUNGE_SOCKET_VARIABLE = "PENSTOCK_MUNGE_SOCKET"
-"""Environment variable: munged's socket, where it is not at MUNGE's own default."""
+"""Environment variable: munged's socket, if it is not MUNGE's default."""
 AUTHORITY_VARIABLE = "PENSTOCK_CA"
-"""Environment variable: certificates (PEM) to trust for penstockd; without it, those that the system trusts."""
+"""Environment variable: PEM file of certificates to trust for penstockd; without it, those that the system trusts."""
 
 RETRY_PAUSES_S = (0.2, 1.0, 3.0)
 
@@ -79,7 +79,7 @@ class DaemonAway(PenstockError):
 
 
 class ApiError(PenstockError):
-    """penstockd refused. `status` is HTTP's, `code` the API's own, `str(error)` a sentence for people."""
+    """penstockd refused a request. `status` is the HTTP status, `code` is for programs, `str(error)` is for people."""
 
     def __init__(self, status: int, code: str, message: str) -> None:
         super().__init__(message)
@@ -88,14 +88,14 @@ class ApiError(PenstockError):
 
 
 class Client:
-    """A line to penstockd. Methods raise ApiError when it refuses, DaemonAway when it does not answer.
+    """A connection to penstockd. Methods raise ApiError if it refuses, and DaemonAway if it does not answer.
 
     Args:
         url: `https://host:port`, `http://host:port` or `unix:/path/of/the/socket`.
-        token: a bearer token; None: the socket's peer credentials, or over TCP a MUNGE credential for each request.
-        authority: certificates (PEM) to trust for `https`; None: those that the system trusts.
-        munge_socket: munged's socket; None: MUNGE's own default.
-        timeout_s: how long an answer may take.
+        token: a bearer token; None: the client identifies itself by the socket, or over TCP by MUNGE.
+        authority: PEM file of certificates to trust for `https`; None: those that the system trusts.
+        munge_socket: munged's socket; None: MUNGE's default.
+        timeout_s: seconds to wait for an answer.
 
     Raises:
         ConfigError: the certificates cannot be read.
@@ -110,7 +110,7 @@ class Client:
         munge_socket: Path | None = None,
         timeout_s: float = 30.0,
     ) -> None:
-        # Without TLS there is nobody to trust, and to read the system's certificates takes 45 ms.
+        # Reading the system's certificates takes 45 ms, and without TLS they are not needed.
         plain = url.startswith(("unix:", "http:"))
         verify = _trusting(authority) if authority is not None else not plain
         transport = None
@@ -131,7 +131,7 @@ class Client:
 
     @classmethod
     def open(cls, environ: Mapping[str, str] = os.environ, *, timeout_s: float = 30.0) -> Self:
-        """As the environment says, else over the socket of this machine."""
+        """A client as the environment variables say; by default over the socket of this machine."""
         url = environ.get(URL_VARIABLE) or f"unix:{DEFAULT_SOCKET}"
         authority, munge_socket = environ.get(AUTHORITY_VARIABLE), environ.get(MUNGE_SOCKET_VARIABLE)
         return cls(
@@ -151,17 +151,17 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """End the connections."""
+        """Close the connections."""
         self._http.close()
 
     # --- jobs
 
     def submit(self, submission: Submission) -> JobView:
-        """Submit, or find the job of the same key again."""
+        """Submit a job, or return the job that was submitted with the same key."""
         return self._ask(JobView, "POST", "/v1/jobs", body=submission, again=submission.key is not None)
 
     def forecast(self, submission: Submission) -> Forecast:
-        """What it would get now; nothing is submitted."""
+        """What a job would get if it were submitted now. Submits nothing."""
         return self._ask(Forecast, "POST", "/v1/jobs/plan", body=submission, again=True)
 
     def jobs(
@@ -172,7 +172,7 @@ class Client:
         name: str | None = None,
         key: str | None = None,
     ) -> Iterator[JobView]:
-        """All jobs that are shown to us and fit, newest first, page by page."""
+        """The jobs that match and that the caller may see, newest first. Fetches page by page."""
         after = None
         while True:
             query = {"user": user, "state": list(state) or None, "name": name, "key": key, "after": after}
@@ -182,12 +182,12 @@ class Client:
                 return
 
     def job(self, job: str, *, wait_s: float = 0.0, since: int | None = None) -> JobView:
-        """A job. With `wait_s`, as soon as its version is above `since`, at the latest after `wait_s`."""
+        """A job. With `wait_s`: returns when its version is above `since`, at the latest after `wait_s`."""
         query = {"wait": wait_s or None, "since": since}
         return self._ask(JobView, "GET", f"/v1/jobs/{job}", query=query, again=True, patience_s=wait_s)
 
     def wait(self, job: str, *, timeout_s: float | None = None) -> JobView:
-        """The job once it has ended, or as it is after `timeout_s`."""
+        """Wait for a job's end. Returns the job as it is after `timeout_s` if it has not ended by then."""
         until = None if timeout_s is None else time.monotonic() + timeout_s
         seen = self.job(job)
         while seen.state != "ended" and (until is None or time.monotonic() < until):
@@ -196,31 +196,35 @@ class Client:
         return seen
 
     def cancel(self, job: str) -> JobView:
-        """Ask Slurm to end it. Twice is once."""
+        """Ask Slurm to end a job. A job that has ended stays as it is."""
         return self._ask(JobView, "POST", f"/v1/jobs/{job}/cancel", again=True)
 
     def explain(self, job: str) -> ExplanationView:
-        """Why it has what it has."""
+        """Why a job has what it has."""
         return self._ask(ExplanationView, "GET", f"/v1/jobs/{job}/explain", again=True)
 
     def history(self, job: str) -> History:
-        """What happened to it."""
+        """What happened to a job."""
         return self._ask(History, "GET", f"/v1/jobs/{job}/history", again=True)
 
     def log(self, job: str, offset: int = 0, *, wait_s: float = 0.0) -> LogPart:
-        """Its output from a byte on (negative: that many from the end); with `wait_s`, when there is some."""
+        """A part of a job's output. With `wait_s`: waits until there is some.
+
+        Args:
+            offset: first byte; negative: bytes from the end.
+        """
         query = {"offset": offset, "wait": wait_s or None}
         return self._ask(LogPart, "GET", f"/v1/jobs/{job}/log", query=query, again=True, patience_s=wait_s)
 
     def report(self, job: str, reports: Sequence[Report]) -> ReportReceipt:
-        """Hand over reports of a job; what the receipt calls accepted is on disk."""
+        """Send reports of a job. The reports that the receipt counts as accepted are on disk."""
         batch = ReportBatch(reports=[report.model_dump(mode="json") for report in reports])
         return self._ask(ReportReceipt, "POST", f"/v1/jobs/{job}/reports", body=batch, again=True)
 
     # --- the cluster
 
     def rounds(self, *, before: int | None = None, limit: int = 50) -> RoundPage:
-        """Rounds, newest first."""
+        """A page of rounds, newest first."""
         return self._ask(RoundPage, "GET", "/v1/rounds", query={"before": before, "limit": limit}, again=True)
 
     def round(self, number: int) -> RoundView:
@@ -228,7 +232,7 @@ class Client:
         return self._ask(RoundView, "GET", f"/v1/rounds/{number}", again=True)
 
     def round_record(self, number: int) -> bytes:
-        """A round as `penstock replay` reads it; for operators."""
+        """The whole record of a round, as `penstock replay` reads it. For operators."""
         return self._send("GET", f"/v1/rounds/{number}/record", again=True).content
 
     def cluster(self) -> ClusterView:
@@ -240,81 +244,81 @@ class Client:
         return [NodeView.model_validate(node) for node in self._json("GET", "/v1/nodes")]
 
     def prices(self) -> dict[str, float]:
-        """GPU type -> its price in the newest round; empty: not known."""
+        """GPU type -> its price in the newest round; empty: the policy has no prices."""
         return dict(self._json("GET", "/v1/prices"))
 
     def policies(self) -> list[PolicyView]:
-        """The policies."""
+        """The policies, and which one decides."""
         return [PolicyView.model_validate(policy) for policy in self._json("GET", "/v1/policies")]
 
     def set_policy(self, name: str, settings: dict[str, Any] | None = None) -> PolicyChange:
-        """Decide by another policy from the next round on; for admins."""
+        """Choose the policy that decides from the next round on. For admins."""
         return self._ask(PolicyChange, "PUT", "/v1/policy", body=PolicyChoice(name=name, settings=settings or {}))
 
     def pause(self, *, paused: bool) -> Pause:
-        """Decide no more rounds, or go on; for admins. What runs goes on running."""
+        """Pause or resume the rounds. Running jobs keep running. For admins."""
         return self._ask(Pause, "PUT", "/v1/pause", body=Pause(paused=paused))
 
     def drains(self) -> list[Drain]:
-        """What adaptive jobs get no more of."""
+        """What is drained for adaptive jobs."""
         return [Drain.model_validate(each) for each in self._json("GET", "/v1/drains")]
 
     def drain(self, order: DrainOrder) -> Drain:
-        """Have adaptive jobs leave something; for operators."""
+        """Drain a node, a GPU type or a partition for adaptive jobs. For operators."""
         return self._ask(Drain, "POST", "/v1/drains", body=order, again=True)
 
     def end_drain(self, kind: str, name: str) -> None:
-        """Give it out again; for operators."""
+        """End a drain. For operators."""
         self._send("DELETE", f"/v1/drains/{kind}/{name}")
 
     def budgets(self) -> list[BudgetView]:
-        """Budgets of our accounts, for operators of all, as the newest round found them."""
+        """Budgets as of the newest round: for users those of their accounts, for operators all."""
         return [BudgetView.model_validate(each) for each in self._json("GET", "/v1/budgets")]
 
     def settings(self) -> dict[str, Any]:
-        """The settings by section; for admins."""
+        """The settings by section. For admins."""
         return dict(self._json("GET", "/v1/settings"))
 
     def profiles(self) -> ProfileList:
-        """Our stored profiles."""
+        """The caller's stored profiles."""
         return self._ask(ProfileList, "GET", "/v1/profiles", again=True)
 
     def store_profile(self, profile: Profile) -> None:
-        """Keep a profile for our jobs of that name."""
+        """Store a profile for the caller's jobs of that name."""
         self._send("PUT", "/v1/profiles", body=profile, again=True)
 
-    # --- who may do what
+    # --- access
 
     def me(self) -> Identity:
-        """Who the daemon takes us for."""
+        """The caller, as the daemon sees it."""
         return self._ask(Identity, "GET", "/v1/me", again=True)
 
     def create_token(self, order: TokenOrder) -> NewToken:
-        """Make a token; for admins."""
+        """Create a token. For admins."""
         return self._ask(NewToken, "POST", "/v1/tokens", body=order)
 
     def tokens(self) -> list[TokenView]:
-        """All tokens, without their secrets; for admins."""
+        """All tokens, without their secrets. For admins."""
         return [TokenView.model_validate(token) for token in self._json("GET", "/v1/tokens")]
 
     def revoke_token(self, token: str) -> TokenView:
-        """Make a token worthless, by its id; for admins."""
+        """Revoke the token with this id. For admins."""
         return self._ask(TokenView, "DELETE", f"/v1/tokens/{token}")
 
     def audit(self, *, before: int | None = None) -> AuditPage:
-        """The audit log, newest first; for operators."""
+        """A page of the audit log, newest first. For operators."""
         return self._ask(AuditPage, "GET", "/v1/audit", query={"before": before}, again=True)
 
     def ledger(self, *, before: int | None = None) -> LedgerPage:
-        """The budget ledger, newest first; a user sees own entries."""
+        """A page of the budget ledger, newest first. Users see their own entries."""
         return self._ask(LedgerPage, "GET", "/v1/ledger", query={"before": before}, again=True)
 
     def ready(self) -> Health:
-        """Whether the daemon can do its work; also where it says that it cannot."""
+        """Whether the daemon can do its work. Does not raise if it cannot."""
         return Health.model_validate(self._send("GET", "/v1/ready", accept=(503,)).json())
 
     def events(self) -> Iterator[tuple[str, str]]:
-        """(kind, JSON) of what happens: `round`, `job`. Ends when the daemon ends."""
+        """(kind, JSON) of each event, of kind `round` or `job`, until the daemon ends."""
         headers = self._headers("GET", "/v1/events") | {"Accept": "text/event-stream"}
         kind = ""
         try:
@@ -330,7 +334,7 @@ class Client:
         except httpx.TransportError as error:
             raise self._away(error) from None
 
-    # --- how
+    # --- requests
 
     def _ask(
         self,
@@ -401,27 +405,29 @@ class Client:
             )
         except (OSError, subprocess.TimeoutExpired) as error:
             raise PenstockError(
-                f"no token in {TOKEN_VARIABLE}, and munge is no help ({error}); ask an admin for a token"
+                f"{TOKEN_VARIABLE} has no token, and munge cannot be run ({error}); ask an admin for a token"
             ) from None
         if made.returncode != 0:
             raise PenstockError(
-                f"no token in {TOKEN_VARIABLE}, and munge says: {made.stderr.strip()}; ask an admin for a token"
+                f"{TOKEN_VARIABLE} has no token, and munge failed: {made.stderr.strip()}; ask an admin for a token"
             )
         return {"Authorization": f"MUNGE {made.stdout.strip()}"}
 
     def _away(self, error: Exception) -> DaemonAway:
-        return DaemonAway(f"penstockd does not answer at {self.url} ({error}); running jobs run on. Is it up?")
+        return DaemonAway(
+            f"penstockd does not answer at {self.url} ({error}). Running jobs keep running. Check that it is up."
+        )
 
 
 def _trusting(authority: Path) -> ssl.SSLContext:
     try:
         return ssl.create_default_context(cafile=str(authority))
     except OSError as error:  # ssl.SSLError is one
-        raise ConfigError(f"{authority}: {error}; give certificates in PEM form with {AUTHORITY_VARIABLE}") from None
+        raise ConfigError(f"{authority}: {error}; set {AUTHORITY_VARIABLE} to a PEM file of certificates") from None
 
 
 def munge_payload(method: str, path: str) -> str:
-    """What a MUNGE credential is made of, so that it is good for this request alone."""
+    """The payload of a MUNGE credential, which is valid only for this request."""
     return f"penstock {method} {path}"
 
 
@@ -430,4 +436,4 @@ def _error(answer: httpx.Response) -> ApiError:
         problem = answer.json()["error"]
         return ApiError(answer.status_code, str(problem["code"]), str(problem["message"]))
     except (ValueError, KeyError, TypeError):
-        return ApiError(answer.status_code, "unreadable", f"an answer that is not penstockd's: {answer.text[:200]!r}")
+        return ApiError(answer.status_code, "unreadable", f"the answer is not from penstockd: {answer.text[:200]!r}")

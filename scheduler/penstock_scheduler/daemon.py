@@ -52,7 +52,7 @@ from penstock_scheduler.ports import (
 from penstock_scheduler.records import RoundRecord
 from penstock_scheduler.rules import BudgetSettings, SchedulingRules
 from penstock_scheduler.sensitivities import LEARNED, Sensitivities
-from penstock_scheduler.service.board import Board, Watched
+from penstock_scheduler.service.board import Board, ObservedCluster
 from penstock_scheduler.service.settings import ApiSettings
 from penstock_scheduler.settings import DaemonSettings, Settings, load_settings
 from penstock_scheduler.store import SqlStore, open_store
@@ -408,14 +408,14 @@ def make_site(path: Path, settings: Settings, clock: Clock, store: SqlStore) -> 
     rules = SchedulingRules(settings.section(BudgetSettings), settings.section(LimitSettings), store, reached)
     board = Board(store, parts.submitter, ended)
     models = LearnedModels(specs, store, sensitivities)
-    watched = Watched(parts, board, clock.now_s, models.learn)
+    watched = ObservedCluster(parts, board, clock.now_s, models.learn)
     loop = make_loop(
         settings,
         clock,
         store,
         replace(parts, cluster=watched),
         models,
-        board.decided,
+        board.take_round,
         lambda snapshot: board.results.on(rules.on(snapshot)),
         rules.overspent,
     )

@@ -1,23 +1,23 @@
-"""Errors, one class for each thing that a caller does differently."""
+"""Errors: one class for each way in which a caller reacts."""
 
 
 class PenstockError(Exception):
-    """Base of all our errors: the message says what, where, and the remedy."""
+    """Base of Penstock's errors. The message says what is wrong, where, and what to do."""
 
     exit_status = 1
-    """Of the command line that ends with it; see docs/user/cli.md."""
+    """Exit status of a command that fails with this error. See docs/user/cli.md."""
 
 
 class ConfigError(PenstockError):
-    """The settings, or the words of a command, are wrong: tell the admin and do not start."""
+    """The settings or the arguments of a command are wrong. The program tells its user and does not start."""
 
 
 class BadJobSpec(PenstockError):
-    """A job asks for something that cannot be: tell its user and leave the job alone."""
+    """A job spec asks for something impossible. The daemon tells the job's user and does not manage the job."""
 
 
 class RoundFailed(PenstockError):
-    """This round could not be decided or observed: change nothing, say so, try again next round."""
+    """A round could not be observed or decided. The daemon changes nothing and tries again in the next round."""
 
 
 class ClusterAway(RoundFailed):
@@ -25,4 +25,4 @@ class ClusterAway(RoundFailed):
 
 
 class StoreError(RoundFailed):
-    """The store could not be read or written."""
+    """The store cannot be read or written."""

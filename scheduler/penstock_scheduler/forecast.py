@@ -1,6 +1,6 @@
-"""What a round would decide if one more job were there: for `penstock submit --dry-run`, `penstock plan` and the API.
+"""What a round would decide if there were one more job: for `penstock submit --dry-run`, `penstock plan` and the API.
 
-Nothing is asked of the cluster here: a snapshot, the job, and the policy that decides.
+The functions here need only a snapshot, the job and the policy. They do not ask the cluster.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from penstock_scheduler.units import duration
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What would become of the job, and of others because of it."""
+    """What a round would decide about the job, and what would change for other jobs."""
 
     plan: Plan
     assignment: Assignment | None
     reason: Reason
     others: dict[JobId, tuple[Assignment | None, Assignment | None]]
-    """Jobs that would have something else than without it: (without, with); None is nothing."""
+    """Job whose allocation would change -> its assignment without and with the job; None: no GPUs."""
     start_s: float | None
-    """When it would begin, about, s since 1970; None: not known."""
+    """When the job would start at the earliest estimate, s since 1970; None: not known."""
 
 
 def with_job(snapshot: Snapshot, job: Job, models: Models, limits: tuple[GpuLimit, ...]) -> Snapshot:
     """The snapshot with one more job.
 
     Args:
-        snapshot: a round's.
-        job: the job, with an id that no other has.
-        models: what is known about it.
-        limits: those that bear on it; the ones that the snapshot has already are not doubled.
+        snapshot: of a round.
+        job: the new job. Its id differs from those of all other jobs.
+        models: of the new job.
+        limits: those that apply to the new job. Limits that the snapshot has already are not repeated.
     """
     return dataclasses.replace(
         snapshot,
@@ -54,13 +54,13 @@ def with_job(snapshot: Snapshot, job: Job, models: Models, limits: tuple[GpuLimi
 
 
 def ask(policy: Policy, snapshot: Snapshot, job_id: JobId, without: Plan | None = None) -> Answer:
-    """What `policy` decides on `snapshot` about one of its jobs, and what that means for the others.
+    """What a policy decides about one job of a snapshot, and what changes for the other jobs.
 
     Args:
-        without: what it has decided without the job; None: that is decided, too.
+        without: the plan without the job; None: the policy decides it, too.
 
     Raises:
-        RoundFailed: no usable plan.
+        RoundFailed: the policy found no usable plan.
     """
     job = next(job for job in snapshot.jobs if job.id == job_id)
     others = tuple(job for job in snapshot.jobs if job.id != job_id)
@@ -83,34 +83,40 @@ def ask(policy: Policy, snapshot: Snapshot, job_id: JobId, without: Plan | None 
     return Answer(plan, None, reason, changed, start_s)
 
 
-def words(answer: Answer, now_s: float, names: Mapping[JobId, str] | None = None) -> list[str]:
-    """The answer in sentences, line by line.
+def describe(answer: Answer, now_s: float, names: Mapping[JobId, str] | None = None) -> list[str]:
+    """The answer in sentences, one in each line.
 
     Args:
         now_s: s since 1970.
-        names: of the other jobs, for those who may see them; None: they are only counted.
+        names: names of the other jobs; None: the user may not see them, so that they are only counted.
     """
-    given, why, lines = answer.assignment, answer.reason, []
-    if given is not None:
-        nodes = ", ".join(f"{share.gpus} on {share.node}" for share in given.placement.shares)
-        lines.append(f"it would get {given.configuration} ({nodes}): {why.text}")
+    if answer.assignment is not None:
+        nodes = ", ".join(f"{share.gpus} on {share.node}" for share in answer.assignment.placement.shares)
+        lines = [f"The job would get {answer.assignment.configuration} ({nodes}): {answer.reason.text}."]
     else:
-        lines.append(f"it {'could not start' if why.code is ReasonCode.NEVER_FITS else 'would wait'}: {why.text}")
-        if why.needs:
-            lines.append(f"  it needs {why.needs}")
-        if answer.start_s is not None:
-            at = time.strftime("%a %H:%M", time.localtime(answer.start_s))
-            from_now = duration(max(answer.start_s - now_s, 0.0))
-            lines.append(f"  it would start {at}, about, if nobody else comes ({from_now} from now)")
-        elif why.code not in (ReasonCode.GPU_BUDGET, ReasonCode.NEVER_FITS):
-            lines.append("  when it would start is not known: nothing says when those that hold GPUs now will end")
+        lines = _describe_wait(answer, now_s)
+    others = answer.others
     if names is None:
-        lines += (
-            [f"  {len(answer.others)} other jobs would have something else than without it"] if answer.others else []
-        )
+        if others:
+            lines.append(f"The allocation of {len(others)} other job{'s' if len(others) > 1 else ''} would change.")
     else:
-        for job, (before, after) in sorted(answer.others.items()):
-            lines.append(f"  job {job} ({names[job]}) would have {_has(after)} in place of {_has(before)}")
+        for job, (before, after) in sorted(others.items()):
+            lines.append(f"Job {job} ({names[job]}) would have {_has(after)} instead of {_has(before)}.")
+    return lines
+
+
+def _describe_wait(answer: Answer, now_s: float) -> list[str]:
+    reason = answer.reason
+    never = reason.code is ReasonCode.NEVER_FITS
+    lines = [f"The job {'could never start' if never else 'would wait'}: {reason.text}."]
+    if reason.needs:
+        lines.append(f"It needs {reason.needs}.")
+    if answer.start_s is not None:
+        at = time.strftime("%a %H:%M", time.localtime(answer.start_s))
+        wait = duration(max(answer.start_s - now_s, 0.0))
+        lines.append(f"It would start at about {at}, in {wait}, if no other job is submitted.")
+    elif reason.code not in (ReasonCode.GPU_BUDGET, ReasonCode.NEVER_FITS):
+        lines.append("Its start cannot be estimated: it is not known when the jobs that hold GPUs now will end.")
     return lines
 
 
@@ -123,10 +129,10 @@ def _configuration(assignment: Assignment | None) -> object:
 
 
 def rough_start_s(snapshot: Snapshot, plan: Plan, job: Job) -> float | None:
-    """When those that have GPUs in this plan will have left enough of them, if nobody else comes; None: nobody can say.
+    """When enough GPUs for a waiting job will be free, s since 1970, if no other job is submitted; None: not known.
 
-    By the work that is left of them, or by their time limits, which is from above. When jobs end that Penstock does not
-    manage is not known.
+    A job with GPUs in the plan is expected to end when its remaining work is done or, where that is not known, at its time
+    limit. The ends of jobs that Penstock does not manage are not known.
     """
     options = sorted(
         (option for option in configurations(open_nodes(snapshot.nodes, job)) if allowed(job, option)),

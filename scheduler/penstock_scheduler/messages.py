@@ -1,6 +1,6 @@
-"""What penstockd and its clients say to each other over HTTP: the bodies of the API, version 1.
+"""The bodies of requests and answers of penstockd's HTTP API, version 1. docs/user/api.md lists the endpoints.
 
-Fields are only ever added. Times are seconds since 1970, sizes in the unit that the name says.
+Times are in seconds since 1970. The name of any other quantity ends with its unit.
 """
 
 from __future__ import annotations
@@ -22,20 +22,21 @@ from pydantic import (
 from penstock_scheduler.model import JobSpec, Period
 
 MAX_BODY_BYTES = 2 * 1024 * 1024
-"""Of one request."""
+"""Most bytes in the body of one request."""
 MAX_SCRIPT_BYTES = 1024 * 1024
 MAX_REPORTS = 500
-"""In one request."""
+"""Most reports in one request."""
 MAX_WAIT_S = 60.0
 MAX_PAGE = 500
+"""Most rows in one page."""
 MAX_LOG_BYTES = 256 * 1024
-"""In one answer."""
+"""Most bytes of a job's output in one answer."""
 
 Role = Literal["user", "operator", "admin", "job"]
-"""`user`: own jobs. `operator`: all jobs. `admin`: settings and tokens, too. `job`: the reports of one job, nothing else."""
+"""`user`: own jobs. `operator`: all jobs. `admin`: all jobs, settings and tokens. `job`: only the reports of one job."""
 
 Key = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.:@/+-]{1,200}$")]
-_Word = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.@+-]{1,100}$")]
+_Identifier = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.@+-]{1,100}$")]
 _Line = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f]{1,1000}$")]
 _Path = Annotated[str, StringConstraints(pattern=r"^/[^\x00-\x1f\x7f]{0,1000}$")]
 _Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,100}$")]
@@ -49,12 +50,12 @@ class Body(BaseModel):
 
 
 class Problem(Body):
-    """What every answer other than 2xx holds, under the key `error`."""
+    """Why a request was not carried out. Every answer other than 2xx has one under the key `error`."""
 
     code: str
-    """For programs; stable."""
+    """For programs: it stays the same when the message changes."""
     message: str
-    """For people: what, where and the remedy."""
+    """For people: what is wrong, where, and what to do."""
 
 
 class ErrorAnswer(Body):
@@ -64,43 +65,43 @@ class ErrorAnswer(Body):
 
 
 class Submission(Body):
-    """A job to submit. It runs as the user who submits it."""
+    """A job to submit. It runs as the user that submits it."""
 
     key: Key | None = None
-    """Idempotency key: the same key of the same user is the same job, for ever. None: each request is a new job."""
+    """Idempotency key: all submissions of a user with the same key are the same job. None: each request is a new job."""
     name: _Line | None = None
     script: str | None = Field(default=None, max_length=MAX_SCRIPT_BYTES)
-    """A batch script that begins with #!; its #SBATCH lines count, but what is named here wins."""
+    """A batch script that begins with #!. Its #SBATCH lines apply, but the fields of this body take precedence."""
     command: tuple[_Value, ...] | None = Field(default=None, min_length=1, max_length=1000)
-    """Instead of a script: a program and its arguments."""
+    """A program and its arguments, instead of a script."""
     spec: JobSpec = JobSpec()
-    partition: _Word | None = None
-    account: _Word | None = None
-    qos: _Word | None = None
+    partition: _Identifier | None = None
+    account: _Identifier | None = None
+    qos: _Identifier | None = None
     time_limit_s: PositiveFloat | None = Field(default=None, le=366 * 86400)
     cpus_per_task: PositiveInt | None = Field(default=None, le=10_000)
     memory_mb: PositiveInt | None = Field(default=None, le=2**40)
     working_directory: _Path | None = None
-    """Absolute; None: the user's home."""
+    """Absolute path; None: the user's home directory."""
     output: _Path | None = None
-    """File for both of the job's outputs, with Slurm's patterns (%j); None: Slurm's default in the working directory."""
+    """File for standard output and standard error, with Slurm's patterns (%j); None: Slurm's default."""
     environment: dict[_Name, _Value] = Field(default={}, max_length=1000)
-    """Added to the job's environment."""
-    dependency: _Word | None = Field(default=None, pattern=r"^[a-z]+:[0-9]+(:[0-9]+)*$")
-    """As in sbatch, such as afterok:12."""
+    """Variables to add to the job's environment."""
+    dependency: _Identifier | None = Field(default=None, pattern=r"^[a-z]+:[0-9]+(:[0-9]+)*$")
+    """As in sbatch's --dependency, such as afterok:12."""
     deadline_s: PositiveFloat | None = Field(default=None, le=2**33)
-    """When Slurm ends it, waiting or not."""
+    """When Slurm ends the job, whether it is running or waiting."""
     container_image: _Line | None = None
-    """As in sbatch's --container-image, where the site has pyxis."""
+    """As in sbatch's --container-image; needs pyxis."""
 
     @model_validator(mode="after")
     def _one_program(self) -> Submission:
         if (self.script is None) == (self.command is None):
-            raise ValueError("give either script or command")
+            raise ValueError("give exactly one of script and command")
         if self.script is not None and not self.script.startswith("#!"):
             raise ValueError("the script must begin with #!, such as #!/bin/bash")
         if self.script is not None and "\0" in self.script:
-            raise ValueError("the script has a NUL character")
+            raise ValueError("the script contains a NUL character")
         return self
 
 
@@ -110,18 +111,18 @@ class AllocationView(Body):
     gpu_type: str
     gpus: int
     nodes: dict[str, int]
-    """Node -> GPUs there."""
+    """Node -> GPUs of the job on it."""
 
 
 class ResultView(Body):
-    """What a trial of a search has reached."""
+    """A result that a trial of a hyperparameter search reported."""
 
     metric: float
-    """The higher the better."""
+    """Higher is better."""
     progress: float
-    """Samples, as it reported; 0: not told."""
+    """Samples at that time; 0: not reported."""
     ran_s: float
-    """For how long it had run by then."""
+    """How long the job had run by then, over all its runs."""
 
 
 class JobView(Body):
@@ -129,109 +130,112 @@ class JobView(Body):
 
     id: str
     version: NonNegativeInt
-    """Grows with each change: what `since` compares with."""
+    """Grows with each change of the job. The parameter `since` is compared with it."""
     name: str
     user: str
     account: str = ""
     state: Literal["queued", "starting", "running", "stopping", "ended"]
     ended: str = ""
-    """Slurm's word once it has ended, such as COMPLETED, FAILED, CANCELLED; `UNKNOWN` if Slurm had forgotten it."""
+    """Slurm's state of a job that has ended, such as COMPLETED, FAILED or CANCELLED; `UNKNOWN` if Slurm has forgotten it."""
     exit_code: int | None = None
     ended_text: str = ""
-    """What its user should know of that end, with the remedy, as of a job that outgrew its memory; empty: nothing more."""
+    """Why the job ended and what to do, for example if it ran out of memory; empty: the state says it all."""
     submit_s: float
     start_s: float | None = None
-    """When it first held GPUs."""
+    """When the job first held GPUs."""
     end_s: float | None = None
     restarts: int = 0
     spec: JobSpec
     key: str | None = None
     allocation: AllocationView | None = None
     reason: str = ""
-    """Code of why it has what it has, see `explain`."""
+    """Code of the newest round's reason; `explain` says it in words."""
     progress: float | None = None
-    """Samples so far, as it last reported."""
+    """Samples so far, from the newest report."""
     total: float | None = None
-    """Samples at which it is done, if it knows."""
+    """Samples after which the job is complete; None: not known."""
     gpu_seconds: dict[str, float] = {}
-    """GPU type -> GPU-seconds held so far."""
+    """GPU type -> GPU-seconds that the job has held so far."""
     result: ResultView | None = None
-    """The newest that it has reported."""
+    """The newest result that the job reported."""
 
 
 class JobPage(Body):
-    """Some jobs, newest first."""
+    """A page of jobs, newest first."""
 
     jobs: list[JobView]
     next: str | None = None
-    """`after` of the next page; None: this is the last one."""
+    """Value of `after` for the next page; None: this is the last page."""
 
 
 class ConfigurationView(Body):
-    """A configuration that a job could have, by its model."""
+    """A configuration that a job could have, with the goodput that its model predicts."""
 
     gpu_type: str
     nodes: int
     gpus: int
     goodput: float
-    """The job's own unit per second (samples/s)."""
+    """In samples per second of this job."""
     price: float | None = None
-    """What the GPUs cost in the round's prices."""
+    """Price of the GPUs, in the unit of the policy's objective."""
 
 
 class ShareOption(Body):
-    """CPUs and memory of a node that a job could have, and what they are worth to it."""
+    """CPUs and memory on a node that a job could have, and how fast it would be with them."""
 
     cpus: int
     memory_mb: int
-    """0: the cluster does not give out memory."""
+    """0: the cluster does not allocate memory."""
     speed: float
-    """Times as fast as with its GPUs' part of the node."""
+    """Relative to the speed with the proportional share."""
 
 
 class ShareView(Body):
-    """CPUs and memory that come with a job's GPUs, on each of its nodes."""
+    """CPUs and memory that a job has on each of its nodes.
+
+    A job's proportional share of a node is the part of the CPUs and memory that its GPUs are of the node's GPUs.
+    """
 
     cpus: int
     memory_mb: int
     part_cpus: int
-    """What its GPUs' part of the node would be."""
+    """The proportional share."""
     part_memory_mb: int
     profile: str = ""
-    """The profile that tells what they are worth to the job; empty: none does."""
+    """Sensitivity profile that the speeds come from; empty: there is none."""
     speed: float = 1.0
-    """Times as fast as with that part, by the profile."""
+    """Relative to the speed with the proportional share, by the profile."""
     sensitivity: list[ShareOption] = []
 
 
 class ExplanationView(Body):
-    """Why a job has what it has, by the newest round that saw it."""
+    """Why a job has what it has, by the newest round that considered it."""
 
     job: JobView
     round: int | None = None
     decided_s: float | None = None
     code: str
     text: str
-    """In a sentence."""
-    words: list[str] = []
-    """All of it in words, a line each, as `penstock explain` says it."""
+    """The reason, in a sentence."""
+    lines: list[str] = []
+    """The whole explanation in sentences, as `penstock explain` prints it."""
     needs: str = ""
-    """The least that it would need."""
+    """The least that the job needs to start."""
     estimated_start_s: float | None = None
     goodput: float | None = None
     prices: dict[str, float] = {}
-    """Of the round, by GPU type."""
+    """GPU type -> its price in the round."""
     restart_cost_s: float | None = None
     configurations: list[ConfigurationView] = []
-    """What the job's spec and the cluster allow."""
+    """Configurations that the job spec and the cluster allow."""
     limits: list[str] = []
-    """Limits that cover the job, in words."""
+    """Limits that apply to the job, each in words."""
     share: ShareView | None = None
-    """CPUs and memory that the round gives it; None: the policy does not give them out, or it waits."""
+    """CPUs and memory that the round allocates; None: the policy allocates none, or the job waits."""
 
 
 class Forecast(Body):
-    """What a submission would get if it were submitted now."""
+    """What a job would get if it were submitted now."""
 
     would: Literal["start", "wait", "never"]
     code: str
@@ -240,51 +244,52 @@ class Forecast(Body):
     allocation: AllocationView | None = None
     goodput: float | None = None
     price: float | None = None
-    """Of its GPUs in the prices of that round, in the solver's unit."""
+    """Price of its GPUs, in the unit of the policy's objective."""
     estimated_start_s: float | None = None
     displaced: int = 0
-    """Other jobs that this round would treat differently."""
-    words: list[str] = []
-    """All of it in sentences, as `penstock submit --dry-run` says it."""
+    """Number of other jobs whose allocation would differ."""
+    lines: list[str] = []
+    """The whole forecast in sentences, as `penstock submit --dry-run` prints it."""
 
 
 class ReportBatch(Body):
-    """Reports of one job, oldest first, in the form of `penstock schema report`."""
+    """Reports of one job, oldest first. `penstock schema report` prints the schema of a report."""
 
     reports: list[dict[str, Any]] = Field(min_length=1, max_length=MAX_REPORTS)
 
 
 class RefusedReport(Body):
-    """A report that was not taken."""
+    """A report that was refused. Sending it again does not help."""
 
     index: int
     message: str
 
 
 class ReportReceipt(Body):
-    """What became of a batch. What is accepted is on disk."""
+    """What became of a batch of reports."""
 
     accepted: int
+    """New reports. They are on disk."""
     duplicates: int
-    """Seen before: sending again is safe."""
+    """Reports that were on disk before."""
     refused: list[RefusedReport] = []
-    """Do not send them again."""
     epoch: int = 0
-    """The job's present one: a run that does not see the spool learns its own from it."""
+    """The job's present epoch. A run without access to the spool learns its epoch from it."""
 
 
 class LogPart(Body):
     """A part of a job's output."""
 
     offset: int
-    """Where the part begins, bytes."""
+    """Byte at which the part begins."""
     next: int
-    """`offset` for what comes after it."""
+    """Value of `offset` for the next part."""
     size: int
+    """Bytes in the file."""
     text: str
-    """Bytes that are not UTF-8 are replaced."""
+    """The text, with bytes that are not UTF-8 replaced."""
     ended: bool
-    """Whether the job has ended, so that nothing comes after `size`."""
+    """Whether the job has ended and this is the last part."""
 
 
 class RoundSummary(Body):
@@ -297,21 +302,22 @@ class RoundSummary(Body):
     placed: int
     waiting: int
     seconds: dict[str, float]
-    """By phase: observe, decide."""
+    """Phase (observe, decide) -> seconds that it took."""
     gap: float | None = None
+    """Bound on how far the plan is from the best plan, as a share; None: the policy solves no problem."""
     prices: dict[str, float] = {}
 
 
 class RoundPage(Body):
-    """Some rounds, newest first."""
+    """A page of rounds, newest first."""
 
     rounds: list[RoundSummary]
     next: int | None = None
-    """`before` of the next page."""
+    """Value of `before` for the next page; None: this is the last page."""
 
 
 class Decision(Body):
-    """What a round gave a job."""
+    """What a round decided about a job."""
 
     job: str
     allocation: AllocationView | None = None
@@ -321,14 +327,14 @@ class Decision(Body):
 
 
 class RoundView(Body):
-    """A round and its decisions; a user sees those of own jobs."""
+    """A round and its decisions. Users see the decisions about their own jobs."""
 
     summary: RoundSummary
     decisions: list[Decision]
 
 
 class OutcomeView(Body):
-    """What became of an action."""
+    """How far an action of a round has come."""
 
     time_s: float
     round: int
@@ -345,9 +351,9 @@ class History(Body):
     job: str
     outcomes: list[OutcomeView]
     observations: list[dict[str, Any]]
-    """The newest reports of kind observation, as they came."""
+    """The newest reports of kind `observation`, as the job sent them."""
     results: list[dict[str, Any]] = []
-    """The newest reports of kind result, likewise."""
+    """The newest reports of kind `result`, as the job sent them."""
 
 
 class NodeView(Body):
@@ -356,7 +362,7 @@ class NodeView(Body):
     name: str
     gpu_type: str
     gpus: int
-    given: int
+    allocated: int
     """GPUs that Penstock's jobs hold."""
     others: int
     """GPUs that other jobs hold."""
@@ -374,29 +380,33 @@ class ClusterView(Body):
     paused: bool
     gpus: dict[str, int]
     """GPU type -> all GPUs."""
-    given: dict[str, int]
+    allocated: dict[str, int]
+    """GPU type -> GPUs that Penstock's jobs hold."""
     others: dict[str, int]
+    """GPU type -> GPUs that other jobs hold."""
     unusable: dict[str, int]
+    """GPU type -> GPUs on nodes that are drained or out of service."""
     jobs: dict[str, int]
-    """State -> jobs, of all users."""
+    """State -> number of jobs of all users."""
     prices: dict[str, float]
+    """GPU type -> its price in the newest round."""
 
 
 class PolicyView(Body):
-    """A policy that could decide."""
+    """A policy that is installed."""
 
     name: str
     active: bool
     settings: dict[str, Any]
-    """With which it decides, or its defaults."""
+    """The settings in force if the policy is active, else its defaults."""
 
 
 class PolicyChoice(Body):
-    """Which policy decides from the next round on."""
+    """The policy that is to decide from the next round on."""
 
     name: str
     settings: dict[str, Any] = {}
-    """Those that differ from the defaults."""
+    """Settings that differ from the policy's defaults."""
 
 
 class PolicyChange(Body):
@@ -407,7 +417,7 @@ class PolicyChange(Body):
 
 
 class Pause(Body):
-    """Whether rounds are decided."""
+    """Whether rounds are paused."""
 
     paused: bool
 
@@ -416,26 +426,26 @@ Drained = Literal["node", "gpu-type", "partition"]
 
 
 class DrainOrder(Body):
-    """What adaptive jobs are to leave, and get no more; other jobs are Slurm's to keep away."""
+    """GPUs that adaptive jobs are no longer allocated. Slurm still allocates them to other jobs."""
 
     kind: Drained
-    name: _Word
+    name: _Identifier
     why: str = Field(default="", max_length=200, pattern=r"^[^\x00-\x1f\x7f]*$")
 
 
 class Drain(DrainOrder):
-    """Something that is drained."""
+    """A drain in force."""
 
     by: str
     since_s: float
 
     @property
     def what(self) -> tuple[str, str]:
-        """What makes it one: two drains of the same are one."""
+        """Identity of a drain: kind and name."""
         return self.kind, self.name
 
     def covers(self, node: str, gpu_type: str, partitions: tuple[str, ...]) -> bool:
-        """Whether a node is drained by it."""
+        """Whether the drain applies to a node."""
         return {
             "node": self.name == node,
             "gpu-type": self.name == gpu_type,
@@ -444,7 +454,7 @@ class Drain(DrainOrder):
 
 
 class Identity(Body):
-    """Who asks, as the daemon sees it."""
+    """The caller, as the daemon sees it."""
 
     user: str
     uid: int | None
@@ -454,12 +464,12 @@ class Identity(Body):
 
 
 class TokenOrder(Body):
-    """A token to be made."""
+    """A token to create."""
 
-    user: _Word
+    user: _Identifier
     role: Role = "user"
     job: str | None = None
-    """For role `job`: whose reports it is for."""
+    """For role `job`: the job whose reports the token may send."""
     expires_s: PositiveFloat | None = None
     """None: in 30 days."""
     note: str = Field(default="", max_length=200)
@@ -467,7 +477,7 @@ class TokenOrder(Body):
     @model_validator(mode="after")
     def _job_token(self) -> TokenOrder:
         if (self.role == "job") != (self.job is not None):
-            raise ValueError("role 'job' and the field job go together")
+            raise ValueError("give the field job with role 'job', and only with it")
         return self
 
 
@@ -485,14 +495,14 @@ class TokenView(Body):
 
 
 class NewToken(Body):
-    """A token with its secret, which is shown once."""
+    """A new token with its secret. The secret is shown only once."""
 
     token: str
     view: TokenView
 
 
 class AuditLine(Body):
-    """Something that changed state, or was refused."""
+    """A request that changed something, or was refused."""
 
     id: int
     time_s: float
@@ -505,7 +515,7 @@ class AuditLine(Body):
 
 
 class AuditPage(Body):
-    """Some of the audit log, newest first."""
+    """A page of the audit log, newest first."""
 
     lines: list[AuditLine]
     next: int | None = None
@@ -521,24 +531,24 @@ class LedgerLine(Body):
     user: str
     job: str
     kind: Literal["gpu-seconds", "cloud-gpu-seconds", "committed", "usd"]
-    """`gpu-seconds`: of the site; `committed`: the most that a run in the cloud may cost, written before it is ordered; `usd`:
-    what it did cost; `cloud-gpu-seconds`: of its instances, from launch to end."""
+    """`gpu-seconds`: held at the site. `committed`: most that a run in the cloud may cost, written before instances are
+    ordered. `usd`: what the run cost. `cloud-gpu-seconds`: held in the cloud, from launch to end of the instances."""
     amount: float
     text: str
 
 
 class LedgerPage(Body):
-    """Some of the ledger, newest first."""
+    """A page of the ledger, newest first."""
 
     lines: list[LedgerLine]
     next: int | None = None
 
 
 class BudgetView(Body):
-    """What an account may use in the present period, and has used."""
+    """What an account may use in the present period, and what it has used."""
 
     account: str
-    """Whose; empty: the whole site's."""
+    """Empty: the whole site."""
     period: Period
     since_s: float
     """When the period began."""
@@ -546,20 +556,20 @@ class BudgetView(Body):
     soft_gpu_hours: float | None = None
     hard_gpu_hours: float | None = None
     used_gpu_hours: float
-    """Of jobs that ended in the period, and so far of those that have not ended."""
+    """GPU-hours of jobs that ended in the period, and GPU-hours so far of jobs that have not ended."""
     soft_usd: float | None = None
     hard_usd: float | None = None
     used_usd: float
 
 
 class ProfileList(Body):
-    """Stored profiles of the user's jobs, each in the form of `penstock_profiles.profiles.Profile`."""
+    """The stored profiles of a user's jobs. See `penstock_profiles.profiles.Profile` for the fields of each."""
 
     profiles: list[dict[str, Any]]
 
 
 class Health(Body):
-    """Whether the daemon lives and can do its work."""
+    """Whether the daemon can do its work."""
 
     status: Literal["ok", "not-ready"]
     version: str
@@ -567,4 +577,4 @@ class Health(Body):
     observed_age_s: NonNegativeFloat | None = None
     problems: list[str] = []
     counters: dict[str, int] = {}
-    """Since the daemon started: requests, reports accepted, refused and so on."""
+    """Requests, accepted reports, refused reports and so on, since the daemon started."""

@@ -1,7 +1,7 @@
-"""Notices by mail and webhook: a job has ended, GPUs are idle or fail, a job is silent, a budget is reached, rounds fail.
+"""Sends notices by mail and webhook: for example when a job has ended, GPUs are idle, or a budget is reached.
 
-A notice is sent by a thread of its own and never holds up a round. It is tried a few times and then given up, with a line in the
-log; those that wait are lost when the daemon is killed. What must not be lost is in the store.
+A thread of its own sends the notices, so that they never delay a round. It tries each notice four times, and then gives up with a
+line in the log. Notices that have not been sent are lost when the daemon is killed; the store keeps what must not be lost.
 """
 
 from __future__ import annotations
@@ -28,68 +28,68 @@ log = logging.getLogger(__name__)
 Kind = Literal["job-ended", "gpu-idle", "job-silent", "job-contained", "gpu-error", "budget", "protected"]
 
 MOST_WAITING = 10_000
+"""Notices that wait to be sent. Further ones are dropped."""
 PAUSES_S = (1.0, 5.0, 25.0)
-"""Between two tries."""
+"""Pauses between the attempts to send a notice."""
 TIMEOUT_S = 20.0
 LAST_S = 5.0
-"""How long a daemon that stops waits for what is still to be sent."""
+"""How long a daemon that stops goes on sending notices."""
 
 
 class NoticeSettings(BaseModel):
-    """Section `[notices]` of the settings file: who is told what. With neither `smtp` nor `webhooks` nobody is."""
+    """Section `[notices]` of the settings file: which notices are sent, and where. Without `smtp` and `webhooks`, none are."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     kinds: tuple[Kind, ...] = Field(
         default=get_args(Kind),
-        description="What is told.",
+        description="Kinds of notices to send.",
     )
-    webhooks: tuple[str, ...] = Field(default=(), description="URLs that get each notice as JSON, by POST.")
+    webhooks: tuple[str, ...] = Field(default=(), description="URLs to which each notice is sent as JSON, by POST.")
     smtp: str | None = Field(
         default=None, pattern=r"^[^:\s]+:[0-9]{1,5}$", description="HOST:PORT of the mail server; absent: no mail."
     )
-    smtp_tls: bool = Field(default=False, description="Whether to begin TLS (STARTTLS) with the mail server.")
-    smtp_user: str | None = Field(default=None, description="Login at the mail server; absent: none.")
-    smtp_password_file: Path | None = Field(default=None, description="File that holds its password.")
-    mail_from: str = Field(default="penstock@localhost", description="Sender.")
-    mail_admins: tuple[str, ...] = Field(
-        default=(), description="Addresses that get every notice but those of jobs' ends."
-    )
+    smtp_tls: bool = Field(default=False, description="Whether to use TLS (STARTTLS) with the mail server.")
+    smtp_user: str | None = Field(default=None, description="User name at the mail server; absent: no login.")
+    smtp_password_file: Path | None = Field(default=None, description="File with the password of `smtp_user`.")
+    mail_from: str = Field(default="penstock@localhost", description="Address of the sender.")
+    mail_admins: tuple[str, ...] = Field(default=(), description="Addresses that get all notices except `job-ended`.")
     mail_domain: str | None = Field(
         default=None,
-        description="Users get the notices of their own jobs at USER@mail_domain; absent: they get no mail.",
+        description="Users get the notices about their jobs at USER@mail_domain; absent: users get no mail.",
     )
     gpu_idle_s: PositiveFloat = Field(
         default=1800.0,
-        description="Seconds for which a job's reports must say that its GPUs do nothing (NVML's utilisation below 2 %) before "
-        "they are called idle.",
+        description="Seconds after which a job's GPUs count as idle: all its reports in that time show a utilisation below "
+        "2 % (NVML).",
     )
     silent_s: PositiveFloat = Field(
-        default=1800.0, description="Seconds for which a job that has reported must report nothing before that is told."
+        default=1800.0, description="Seconds after which a running job that has stopped reporting counts as silent."
     )
     failing_s: PositiveFloat = Field(
-        default=300.0, description="Seconds for which every look or round must fail before that is told."
+        default=300.0,
+        description="Seconds after which a notice is sent if every observation of the cluster, or every round, fails.",
     )
 
     @model_validator(mode="after")
     def _whole(self) -> NoticeSettings:
         if wrong := [url for url in self.webhooks if not url.startswith(("http://", "https://"))]:
-            raise ValueError(f"webhooks: {wrong[0]!r} is no http or https URL")
+            raise ValueError(f"webhooks: {wrong[0]!r} is not an http or https URL")
         if (self.smtp_user is None) != (self.smtp_password_file is None):
-            raise ValueError("smtp_user and smtp_password_file go together")
+            raise ValueError("give both smtp_user and smtp_password_file, or neither")
         return self
 
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """Something that people want to be told."""
+    """A message to users or admins about an event."""
 
     kind: Kind
     subject: str
     """One line."""
     text: str
     user: str = ""
-    """Whose; empty: the admins'."""
+    """The user that the notice is about; empty: only admins get it."""
     facts: dict[str, Any] = field(default_factory=dict)
     """For programs."""
     time_s: float = field(default_factory=time.time)
@@ -106,17 +106,19 @@ class Notifier:
         self._thread.start()
 
     def tell(self, notice: Notice) -> None:
-        """Send it soon, if the site wants notices of this kind."""
+        """Send a notice soon, if the settings ask for its kind."""
         settings = self.settings
         if notice.kind not in settings.kinds or not (settings.webhooks or settings.smtp):
             return
         try:
             self._waiting.put_nowait(notice)
         except queue.Full:
-            log.warning("notice dropped", extra={"text": f"{MOST_WAITING} wait already: {notice.subject}"})
+            log.warning(
+                "notice dropped", extra={"text": f"{MOST_WAITING} notices are waiting already: {notice.subject}"}
+            )
 
     def stop(self) -> None:
-        """Send what waits, for a moment, and end."""
+        """Send waiting notices for at most a few seconds, and end."""
         self._pauses_s = ()
         try:
             self._waiting.put(None, timeout=LAST_S)
@@ -132,14 +134,14 @@ class Notifier:
             if settings.smtp and (to := recipients(settings, notice)):
                 self._try(f"mail to {', '.join(to)}", notice, partial(_mail, settings, to))
 
-    def _try(self, way: str, notice: Notice, send: Callable[[Notice], None]) -> None:
+    def _try(self, channel: str, notice: Notice, send: Callable[[Notice], None]) -> None:
         for number in range(len(PAUSES_S) + 1):
             try:
                 send(notice)
-            except Exception as error:  # whatever it is: the next notice is to be sent
+            except Exception as error:  # one notice that fails must not stop the others
                 pauses_s = self._pauses_s
                 if number >= len(pauses_s):
-                    text = f"{way}: {error}; the notice was: {notice.subject}"
+                    text = f"{channel}: {error}; the notice was: {notice.subject}"
                     log.warning("notice not sent", extra={"text": text})
                     return
                 time.sleep(pauses_s[number])
@@ -148,7 +150,7 @@ class Notifier:
 
 
 def recipients(settings: NoticeSettings, notice: Notice) -> list[str]:
-    """Addresses that a notice goes to."""
+    """Mail addresses that get a notice."""
     to = [] if notice.kind == "job-ended" else list(settings.mail_admins)
     if notice.user and settings.mail_domain:
         to.append(f"{notice.user}@{settings.mail_domain}")
@@ -163,7 +165,7 @@ def _post(url: str, notice: Notice) -> None:
 
 
 def _mail(settings: NoticeSettings, to: Sequence[str], notice: Notice) -> None:
-    assert settings.smtp is not None, "only a site with a mail server sends mail"
+    assert settings.smtp is not None, "mail needs a mail server"
     message = EmailMessage()
     message["From"], message["To"] = settings.mail_from, ", ".join(to)
     message["Subject"] = f"[penstock] {_one_line(notice.subject)}"
@@ -179,5 +181,5 @@ def _mail(settings: NoticeSettings, to: Sequence[str], notice: Notice) -> None:
 
 
 def _one_line(text: str) -> str:
-    """A header has no line breaks: a job's name could add headers of its own."""
+    """The text without control characters. A line break in a job's name would add a header to the mail."""
     return "".join(character if character.isprintable() else " " for character in text)[:200]

@@ -1,10 +1,10 @@
-"""Figures as people say them."""
+"""Formats quantities for people."""
 
 from __future__ import annotations
 
 
 def duration(seconds: float) -> str:
-    """Seconds in the unit that suits them."""
+    """A duration in the unit that fits it best."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     if seconds < 5400:

@@ -38,16 +38,16 @@ def test_a_dry_run_says_what_the_daemon_then_does(flag_site: Site, dry_run: Call
     flag_site.wait_round(flag_site.wait_round())
 
     waits = dry_run("--adaptive=rigid", "--max-gpus=4", "--gpu-types=t4", "train.sh")
-    assert "it would wait: " in waits
-    assert "it needs 4 GPUs of type t4" in waits
-    minutes = re.search(r"about, if nobody else comes \((\d+) min from now\)", waits)
+    assert "The job would wait: " in waits
+    assert "It needs 4 GPUs of type t4" in waits
+    minutes = re.search(r"in (\d+) min, if no other job is submitted", waits)
     assert minutes, waits
     assert 28 <= int(minutes[1]) <= 30, "the holder's time limit"
 
     flags = ("--min-gpus=2", "--max-gpus=4", "--gpu-types=a100,t4")
     said = dry_run("--adaptive", *flags, "train.sh")
     assert re.search(r"by the policy sia on round \d+ of penstockd, \d+ s old", said)
-    assert f"job {holder}" not in said
+    assert f"Job {holder}" not in said
     job = flag_site.submit_with_flags(5000, *flags)
 
     def first() -> object:
@@ -56,7 +56,7 @@ def test_a_dry_run_says_what_the_daemon_then_does(flag_site: Site, dry_run: Call
         return next((plan.assignments[job] for plan in plans if job in plan.assignments), None)
 
     given = wait_for(first, 120, "the job to be placed", details=flag_site.tail)
-    assert f"it would get {given.configuration} ({given.placement.gpus} on a100-00): {given.reason.text}" in said
+    assert f"The job would get {given.configuration} ({given.placement.gpus} on a100-00): {given.reason.text}" in said
 
     other = dry_run("--adaptive=rigid", "--max-gpus=8", "--gpu-types=a100", "train.sh")
-    assert "it would wait" in other or f"job {job} (wrap) would have nothing in place of" in other
+    assert "The job would wait" in other or f"Job {job} (wrap) would have nothing instead of" in other

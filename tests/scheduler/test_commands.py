@@ -52,7 +52,8 @@ def penstock(api, *words: str, who: str | None = None):
 
 def test_who_asks_does_not_wait_for_what_decides_to_load():
     """`penstock list` took 2.6 s of processor time to load with SciPy and SQLAlchemy, and takes 1.1 without."""
-    code = "import sys, penstock_scheduler.cli.jobs, penstock_scheduler.cli.site, penstock_slurm.submit.cli\n"
+    code = "import sys, penstock_slurm.submit.cli\n"
+    code += "from penstock_scheduler.cli import admin, cluster, doctor, jobs\n"
     code += "from penstock_scheduler.settings import parse_settings; parse_settings('', 'here')\n"
     code += "print(*sorted({'scipy', 'sqlalchemy', 'alembic', 'pandas'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "\n"
@@ -70,8 +71,8 @@ def test_who_asks_does_not_wait_for_what_decides_to_load():
         ("queue", ["t4: 6 of 8 GPUs are free", "bob"]),
         ("nodes", ["t4-00", "t4-01", "FREE"]),
         ("rounds", ["sia", "decide 0.100 s"]),
-        ("plan", ["round 1 ", "policy sia", "GETS"]),
-        ("plan --dry-run", ["it would get", " on t4-0"]),
+        ("plan", ["Round 1,", "policy sia", "REASON"]),
+        ("plan --dry-run", ["The job would get", " on t4-0"]),
         ("policy list", ["* ", "fifo", "fairness_p"]),
         ("token list", ["boss", "admin"]),
         ("budget", ["ledger is empty"]),
@@ -96,7 +97,7 @@ def test_a_user_sees_own_jobs_alone(api):
 def test_an_admin_pauses_resumes_and_sets_the_policy(api):
     assert "Paused" in penstock(api, "pause").output
     assert api.changes["paused"]
-    assert "admin has paused" in penstock(api, "queue").output
+    assert "Rounds are paused" in penstock(api, "queue").output
     penstock(api, "resume")
     assert not api.changes["paused"]
     assert penstock(api, "policy", "set", "sia", "fairness_p=-1.0").exit_code == 0
@@ -110,10 +111,10 @@ def test_an_admin_pauses_resumes_and_sets_the_policy(api):
 
 
 def test_an_operator_drains_and_ends_it(api):
-    assert "nothing is drained" in penstock(api, "drain").output
+    assert "Nothing is drained" in penstock(api, "drain").output
     assert penstock(api, "drain", "node", "t4-01", who="ada").exit_code != 0
     told = penstock(api, "drain", "node", "t4-01", "--why", "a fan", who="oz")
-    assert "Adaptive jobs get no more of the node t4-01" in told.output
+    assert "The node t4-01 is drained for adaptive jobs" in told.output
     assert "a fan" in penstock(api, "drain").output
     assert "drained by oz" in " ".join(penstock(api, "nodes").output.split())
     assert "4 are out of service" in penstock(api, "queue").output
@@ -160,9 +161,10 @@ def test_cancel_tries_all_and_says_what_was_refused(api):
 
 def test_cost_is_used_gpu_hours_times_their_price(api):
     used = job("1", user="ada", max_gpus=4, phase=Phase.RUNNING, allocation=on("t4", t4_00=2))
-    view = api.board.now("1").model_copy(update={"gpu_seconds": {"t4": 7200.0}})
-    api.board._live["1"] = view
-    api.board.store.save_jobs([view])
+    record = api.board.record
+    attained = {"1": {"t4": 7200.0}}
+    api.board.record = dataclasses.replace(record, snapshot=dataclasses.replace(record.snapshot, attained=attained))
+    api.look(dataclasses.replace(used, restarts=1), BOBS)
     assert "2.00" in penstock(api, "cost").output
     assert "1.00" in penstock(api, "cost", "--prices", "t4=0.5").output
     assert penstock(api, "cost", "--prices", "a100=1").exception is not None
@@ -229,7 +231,7 @@ def test_without_the_daemon_the_store_answers_and_this_is_said(away, monkeypatch
         assert code == 0
         assert says in out
         assert "does not answer" in err
-        assert "its store knows" in err
+        assert "read from its store" in err
 
 
 def test_without_daemon_and_store_it_says_what_still_works(away, monkeypatch, capsys):
@@ -285,7 +287,10 @@ def test_efficiency_shows_the_share_of_a_job_and_what_others_are_worth_to_it(api
     policy, settings = make_policy("fifo+synergy-tune")
     api.board.record = RoundRecord(shot, policy.name, settings, policy.decide(shot))
     told = penstock(api, "efficiency", "1").output
-    assert "share       8 CPUs on each node; its GPUs' part is 8 CPUs; 1.00 times as fast as with that" in told
+    assert (
+        "share       8 CPUs on each node; proportional to its GPUs would be 8 CPUs; 1.00 times as fast as with that"
+        in told
+    )
     assert "sensitivity 0.67 with 4 CPUs, 1.00 with 8 CPUs, by the profile image" in told
     assert json.loads(penstock(api, "efficiency", "1", "--json").stdout)["share"]["profile"] == "image"
 

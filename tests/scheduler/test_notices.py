@@ -123,9 +123,9 @@ def test_it_is_tried_again_and_a_server_that_is_away_holds_nobody_up(servers, ca
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("webhooks = ['ftp://here']", "no http or https URL"),
+        ("webhooks = ['ftp://here']", "not an http or https URL"),
         ("smtp = 'here'", "smtp='here'.*line 2"),
-        ("smtp_user = 'me'", "go together"),
+        ("smtp_user = 'me'", "give both"),
         ("kinds = ['weather']", "kinds.*line 2"),
         ("gpu_idle_s = '5 min'", "in seconds.*line 2"),
     ],
@@ -161,7 +161,7 @@ def test_a_site_tells_of_ended_jobs_budgets_idle_gpus_and_rounds_that_fail(serve
     site.loop.tick()
     wait_for(lambda: "budget" in kinds(hook), 120, "the budget's notice")
     running = job("7", user="ada", phase=Phase.RUNNING, allocation=on("t4", t4_00=2), started_s=time.time() - 99)
-    site.board.saw(ClusterState(nodes_from_spec("t4:1x4"), (running,)), time.time())
+    site.board.take_state(ClusterState(nodes_from_spec("t4:1x4"), (running,)), time.time())
     site.watch()
     assert site.board.silent(60.0, time.time() + 61) == [], "of a job that never reported nobody can say"
     now_s = began_s
@@ -176,7 +176,7 @@ def test_a_site_tells_of_ended_jobs_budgets_idle_gpus_and_rounds_that_fail(serve
         before = len(hook.bodies)
         if utilisation is not None:
             saved = observed(utilisation).model_copy(update={"body": Checkpointed(progress=1.0, seconds=1.0)})
-            site.board.heard([observed(utilisation), saved])  # who saves is not busy for that
+            site.board.take_reports([observed(utilisation), saved])  # who saves is not busy for that
         site.watch()
         if expected:
             wait_for(lambda: len(hook.bodies) > before, 20, str(expected))  # noqa: B023 - called at once
@@ -188,7 +188,7 @@ def test_a_site_tells_of_ended_jobs_budgets_idle_gpus_and_rounds_that_fail(serve
     assert "2 t4 GPUs, and has reported nothing for 2 min" in hook.bodies[-1]["text"]
     now_s = time.time()
     over = EndedRun("7", running.allocation, now_s, now_s + 10)
-    site.board.saw(ClusterState(nodes_from_spec("t4:1x4"), (), ended=(over,)), now_s + 10)
+    site.board.take_state(ClusterState(nodes_from_spec("t4:1x4"), (), ended=(over,)), now_s + 10)
     wait_for(lambda: "job-ended" in kinds(hook), 120, "the notice of a job's end")
     assert hook.bodies[-1]["facts"]["gpu_seconds"]["t4"] == pytest.approx(20.0, abs=0.1), "2 GPUs for 10 s"
     assert [line.amount for line in store.ledger()] == [pytest.approx(20.0, abs=0.1)]
@@ -213,7 +213,7 @@ def test_a_site_tells_of_ended_jobs_budgets_idle_gpus_and_rounds_that_fail(serve
     for _ in range(3):
         site.watch()
     wait_for(lambda: kinds(hook).count("gpu-error") == 2, 120, "the notice of the next day")
-    monkeypatch.setattr(site.board, "saw", failing)
+    monkeypatch.setattr(site.board, "take_state", failing)
     looks = iter([False, False, True])
     site.loop.run(lambda: next(looks), lambda: time.sleep(0.05))
     site.watch()

@@ -94,18 +94,18 @@ def test_a_daemon_that_starts_again_knows_them(tmp_path: Path):
     state = ClusterState(snapshot("t4:2x4", []).nodes, (running,))
     store = open_store(tmp_path, writer=True)
     board = Board(store, None)
-    board.saw(state, 0.0)
-    board.heard(LIFE)
+    board.take_state(state, 0.0)
+    board.take_reports(LIFE)
     store.add_reports(LIFE)
-    board.saw(state, 1.0)
+    board.take_state(state, 1.0)
     view = board.job("1")
     assert view is not None
     assert view.result == ResultView(metric=0.4, progress=0.0, ran_s=45.0)
     assert view.version == 2, "who waits for news is told"
     again = Board(store, None)
-    again.heard(LIFE[-2:])  # the spool is read from its beginning
+    again.take_reports(LIFE[-2:])  # the spool is read from its beginning
     assert judged(again.results) == judged(board.results)
-    again.saw(state, 2.0)
+    again.take_state(state, 2.0)
     assert again.job("1") == view
     store.close()
 

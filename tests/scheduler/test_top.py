@@ -65,7 +65,7 @@ def test_what_a_job_has_and_why_is_readable_at_every_width(width):
 def test_names_are_text_and_no_markup():
     text = "\n".join(screen(120))
     assert "[/red] a name" in text
-    assert "job 8 ([b]) is refused: unknown key" in text
+    assert "Job 8 ([b]) is not managed: unknown key" in text
 
 
 def test_bars_of_a_large_cluster_fit():
@@ -76,7 +76,7 @@ def test_bars_of_a_large_cluster_fit():
     line = next(line for line in screen(80, shown) if line.startswith("t4"))
     bar = line.split()[1]
     assert len(bar) == 40
-    assert "no job asks for Penstock" in screen(80, shown)
+    assert "Penstock manages no jobs." in screen(80, shown)
     assert bar.count("▒") == 10, "400 of 1600"
     assert "8 out of service" in " ".join(screen(80, shown))
 

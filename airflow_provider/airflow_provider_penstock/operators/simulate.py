@@ -34,7 +34,7 @@ class PenstockForecastOperator(PenstockSubmitOperator):
     def execute(self, context: Any) -> dict[str, Any]:
         """Ask penstockd."""
         forecast = self.hook.forecast(self.submission(context["ti"]))
-        for line in forecast["words"]:
+        for line in forecast["lines"]:
             self.log.info("%s", line)
         if forecast["would"] == "never":
             raise AirflowFailException(f"the job could never run here: {forecast['text']}")

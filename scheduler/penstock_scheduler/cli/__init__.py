@@ -1,7 +1,7 @@
 """The command `penstock`. Subcommands of other packages join through the entry point group `penstock.commands`.
 
-A command's module is imported when the command is asked for: all of them together take seconds. A list of the commands, in the
-help or for the shell's completion, reads what each says of itself from its source (`summary`).
+Importing the modules of all commands takes seconds, so a command's module is imported only when the command is used. The list of
+commands, in the help and for the shell's completion, reads the commands' summaries from their sources (see `summary`).
 """
 
 from __future__ import annotations
@@ -29,23 +29,11 @@ COMMANDS = "penstock.commands"
 OWN = {
     "list": "jobs:list_",
     **{name: f"jobs:{name}" for name in ("show", "explain", "logs", "wait", "cancel", "efficiency", "cost")},
-    **{
-        name: f"site:{name}"
-        for name in (
-            "queue",
-            "nodes",
-            "rounds",
-            "plan",
-            "pause",
-            "resume",
-            "drain",
-            "budget",
-            "doctor",
-            "policy",
-            "token",
-        )
-    },
+    **{name: f"cluster:{name}" for name in ("queue", "nodes", "rounds", "plan")},
     "top": "top:top",
+    "budget": "cluster:budget",
+    **{name: f"admin:{name}" for name in ("pause", "resume", "drain", "policy", "token")},
+    "doctor": "doctor:doctor",
     "profile": "profile:profile",
     "simulate": "simulate:simulate_command",
     "whatif": "whatif:whatif",
@@ -58,15 +46,15 @@ OWN = {
     "config": "config:config",
     "db": "db:db",
 }
-"""Command -> the module here, and the function or group of commands in it."""
+"""Command -> its module in this package, and the function or the group of commands in it."""
 
 HIDDEN = ("man",)
 OPEN_ENDED = ("profile",)
-"""What follows the program's name is the program's, also without --."""
+"""Commands that run a program. All arguments after the program's name are the program's, even without `--`."""
 
 
 class _Commands(MutableMapping[str, Any]):
-    """Commands by name, each made when it is asked for."""
+    """Commands by name. Each is made when it is first used."""
 
     def __init__(self, sources: dict[str, Callable[[], Any]]) -> None:
         self._sources = sources
@@ -93,7 +81,7 @@ class _Commands(MutableMapping[str, Any]):
 
 
 class _Group(TyperGroup):
-    """All commands, none of them imported yet."""
+    """All commands. A command is imported when it is first used."""
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
@@ -115,7 +103,7 @@ class _Group(TyperGroup):
 
     @contextmanager
     def _summarised(self) -> Iterator[None]:
-        """Meanwhile the commands are only what a list of them shows."""
+        """Within this context, the commands have only a name and a summary."""
         whole = self.commands
         self.commands = {
             name: whole[name]
@@ -135,7 +123,7 @@ def _load(where: str) -> Any:
 
 
 def _command(name: str, found: Any) -> Any:
-    """The command of a function, or of a group of commands."""
+    """The command for a function, or for a group of commands."""
     alone = typer.Typer(add_completion=False)
     if isinstance(found, typer.Typer):
         alone.add_typer(found, name=name)
@@ -152,14 +140,19 @@ def _version(show: bool) -> None:
 
 
 def make_app() -> typer.Typer:
-    """The whole command line, with the subcommands that are installed."""
+    """The command line, with the subcommands of all installed packages."""
     app = typer.Typer(
-        cls=_Group, no_args_is_help=True, help="Penstock meters deep-learning jobs to GPUs, beside Slurm."
+        cls=_Group,
+        no_args_is_help=True,
+        help="Penstock schedules deep-learning jobs on the GPUs of a Slurm cluster.",
+        epilog="See `penstock COMMAND --help` for the options of a command.",
     )
 
     @app.callback()
     def penstock(
-        version: bool = typer.Option(False, "--version", help="Show the version.", callback=_version, is_eager=True),
+        version: bool = typer.Option(
+            False, "--version", help="Show the version and exit.", callback=_version, is_eager=True
+        ),
     ) -> None:
         pass
 
@@ -167,7 +160,7 @@ def make_app() -> typer.Typer:
 
 
 def main() -> int:
-    """Entry point. Exit status: see docs/user/cli.md."""
+    """Entry point. Returns the exit status; docs/user/cli.md lists them."""
     try:
         make_app()(prog_name="penstock")
     except PenstockError as error:

@@ -1,4 +1,4 @@
-"""What the commands that ask penstockd share: the line to it, its store while it is away, and how answers are shown."""
+"""What the commands share that ask penstockd: the connection, its store while it does not answer, and the output."""
 
 from __future__ import annotations
 
@@ -24,25 +24,33 @@ Answer = TypeVar("Answer")
 STORE = typer.Option(
     "/var/lib/penstock",
     "--store",
-    help="Read instead while penstockd is away, if you may: its state_dir, or the URL of its store.",
+    help="Where to read while penstockd does not answer: its state_dir, or the URL of its store. You need access to it.",
 )
 STATE = typer.Option("/var/lib/penstock", "--state", "--store", help="The daemon's state_dir, or the URL of its store.")
-JSON = typer.Option(False, "--json", help="One JSON document, and nothing else, on standard output.")
+JSON = typer.Option(False, "--json", help="Print one JSON document and nothing else.")
 
-STILL = (
-    "What works without it: sbatch, squeue and scancel, `penstock submit` (the job waits for penstockd), and with "
-    "--store this command for those who may read its store."
+STILL_WORKS = (
+    "These work without penstockd: sbatch, squeue and scancel; `penstock submit`, whose jobs wait until penstockd is back; and "
+    "this command with --store, if you may read its store."
 )
 
 
 def ask(
     question: Callable[[Client], Answer], instead: Callable[[SqlStore], Answer] | None = None, store: str = ""
 ) -> Answer:
-    """The daemon's answer; while it is away the store's, which is said on standard error. Raises PenstockError."""
+    """The daemon's answer to a question.
+
+    Args:
+        instead: what to read from the store if the daemon does not answer. The command then says so on standard error.
+        store: the daemon's state_dir, or the URL of its store.
+
+    Raises:
+        PenstockError: neither the daemon nor its store can answer.
+    """
     try:
         from penstock_scheduler.client import Client, DaemonAway
     except ModuleNotFoundError as error:
-        raise ConfigError(f"{error}; asking penstockd needs penstock[service]") from None
+        raise ConfigError(f"{error}; this command needs penstock[service]") from None
     try:
         with Client.open() as penstock:
             return question(penstock)
@@ -54,27 +62,31 @@ def ask(
         try:
             opened = open_store(store)
         except PenstockError as unreadable:
-            raise DaemonAway(f"{away}\nIts store is no help: {unreadable}.\n{STILL}") from None
-        typer.echo(f"penstock: {away} What follows is what its store knows.", err=True)
+            raise DaemonAway(f"{away}\nIts store cannot be read: {unreadable}.\n{STILL_WORKS}") from None
+        typer.echo(f"penstock: {away} This answer is read from its store.", err=True)
         try:
             return instead(opened)
         finally:
             opened.close()
 
 
-def tell_json(answer: BaseModel | Sequence[BaseModel]) -> None:
-    """An answer as one JSON document."""
+def print_json(answer: BaseModel | Sequence[BaseModel]) -> None:
+    """Print an answer as one JSON document."""
     if isinstance(answer, BaseModel):
         typer.echo(answer.model_dump_json())
     else:
         typer.echo(json.dumps([each.model_dump(mode="json") for each in answer]))
 
 
-def tell_table(columns: Sequence[str], rows: Iterable[Sequence[str]], nothing: str) -> None:
-    """A table as wide as the terminal; the last column takes what is left and is folded. No row: `nothing` is said."""
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], empty: str) -> None:
+    """Print a table as wide as the terminal. Its last column takes the space that is left, and wraps.
+
+    Args:
+        empty: what to print if there are no rows.
+    """
     lines = list(rows)
     if not lines:
-        typer.echo(nothing)
+        typer.echo(empty)
         return
     *first, last = columns
     table = Table(
@@ -89,8 +101,16 @@ def tell_table(columns: Sequence[str], rows: Iterable[Sequence[str]], nothing: s
     Console().print(table)
 
 
-def when(time_s: float | None) -> str:
-    """A time of the clock, local; `-` if there is none."""
+def print_fields(fields: dict[str, str]) -> None:
+    """Print labels and texts in two columns. Leaves out the fields without a text."""
+    width = max(map(len, fields), default=0)
+    for label, text in fields.items():
+        if text:
+            typer.echo(f"{label:<{width}} {text}")
+
+
+def local_time(time_s: float | None) -> str:
+    """A time as the local clock shows it; `-` for None. `time_s`: s since 1970."""
     return "-" if time_s is None else datetime.fromtimestamp(time_s).astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 

@@ -1,4 +1,4 @@
-"""`penstock db`: look after the daemon's store."""
+"""`penstock db`: maintains the daemon's store."""
 
 from __future__ import annotations
 
@@ -12,14 +12,17 @@ from penstock_scheduler.store.opening import open_engine
 from penstock_scheduler.store.schema import differences, revision, upgrade
 from penstock_scheduler.store.tables import REVISION
 
-db = typer.Typer(no_args_is_help=True, help="The daemon's store: bring it up to date, check it, export it.")
+db = typer.Typer(no_args_is_help=True, help="Upgrade, check or export the daemon's store. For admins.")
 
 _STORE = typer.Argument("/var/lib/penstock", help="The daemon's state_dir, or the URL of its store.")
 
 
 @db.command("upgrade")
 def upgrade_(store: str = _STORE) -> None:
-    """Bring the schema to this version's, all or nothing; stop penstockd first."""
+    """Upgrade the store's schema to this version of Penstock. Stop penstockd first.
+
+    If the upgrade fails, the store stays as it was.
+    """
     engine, name, lock = open_engine(store, lock=True)
     try:
         with engine.connect() as connection:
@@ -29,13 +32,15 @@ def upgrade_(store: str = _STORE) -> None:
         assert lock is not None
         lock.close()
         engine.dispose()
-    typer.echo(f"{name}: " + ("was up to date" if before == REVISION else f"from schema {before} to {REVISION}"))
+    typer.echo(
+        f"{name}: " + ("is up to date" if before == REVISION else f"upgraded from schema {before} to {REVISION}")
+    )
 
 
 @db.command()
 def check(store: str = _STORE) -> None:
-    """Read every round and every report. Exit status 0: all is well; 1: what is not is said."""
-    open_store(store).close()  # says what is wrong with the revision
+    """Read every round and every report, and print what is wrong. The exit status is 1 if anything is wrong."""
+    open_store(store).close()  # raises an error if the revision is wrong
     engine, name, _ = open_engine(store, lock=False)
     wrong = [f"the schema differs: {difference}" for difference in differences(engine)]
     engine.dispose()
@@ -56,6 +61,6 @@ def check(store: str = _STORE) -> None:
 
 @db.command()
 def export(store: str = _STORE) -> None:
-    """Print every row as a line of JSON, without the digests of tokens."""
+    """Print every row of the store as a line of JSON, without the digests of tokens."""
     for row in open_store(store).export():
         typer.echo(json.dumps(row))

@@ -11,13 +11,22 @@ import typer
 
 from penstock_profiles.sensitivity import Option
 from penstock_profiles.wire import Observation, Report
-from penstock_scheduler.cli.ask import JSON, STORE, ask, hours, tell_json, tell_table, when
+from penstock_scheduler.cli.ask import (
+    JSON,
+    STORE,
+    ask,
+    hours,
+    local_time,
+    print_fields,
+    print_json,
+    print_table,
+)
 from penstock_scheduler.cli.options import numbers
 from penstock_scheduler.cli.top import asks_for
 from penstock_scheduler.errors import ConfigError, PenstockError
 from penstock_scheduler.explain import explain as explain_round
 from penstock_scheduler.explain import words
-from penstock_scheduler.messages import MAX_PAGE, JobView, LedgerLine, ShareView
+from penstock_scheduler.messages import MAX_PAGE, ExplanationView, JobView, LedgerLine, ShareView
 from penstock_scheduler.model import Configuration
 from penstock_scheduler.policies.tuning import Amount
 from penstock_scheduler.shares import sensitivity_words
@@ -27,27 +36,29 @@ if TYPE_CHECKING:
     from penstock_scheduler.client import Client
     from penstock_scheduler.store import SqlStore
 
-JOB = typer.Argument(help="The job's id in Slurm.")
+JOB = typer.Argument(help="Id of the job in Slurm.")
 LIVE = ("queued", "starting", "running", "stopping")
 STATES = (*LIVE, "ended")
 
-FAILED, STILL_THERE = 4, 5
-"""Exit statuses of `wait`: the job ended otherwise than well; it has not ended."""
+FAILED, NOT_ENDED = 4, 5
+"""Exit statuses of `wait`: the job did not complete, or it has not ended."""
 
 
 def list_(
-    user: str | None = typer.Option(None, help="Jobs of this user; others' are shown to operators alone."),
+    user: str | None = typer.Option(None, help="Only jobs of this user. Only operators see jobs of other users."),
     state: list[str] = typer.Option(
-        [], help="Jobs in this state: queued, starting, running, stopping, ended. It may stand several times."
+        [], help="Only jobs in this state: queued, starting, running, stopping or ended. Repeatable."
     ),
-    name: str | None = typer.Option(None, help="Jobs of this name."),
-    ended: bool = typer.Option(False, "--all", help="Jobs that have ended, too."),
+    name: str | None = typer.Option(None, help="Only jobs with this name."),
+    ended: bool = typer.Option(False, "--all", help="Also jobs that have ended."),
     store: str = STORE,
     as_json: bool = JSON,
 ) -> None:
     """List jobs, newest first."""
     if unknown := set(state) - set(STATES):
-        raise ConfigError(f"--state: there is no state {', '.join(sorted(unknown))}; there are {', '.join(STATES)}")
+        raise ConfigError(
+            f"--state: there is no state {', '.join(sorted(unknown))}; the states are {', '.join(STATES)}"
+        )
     states = tuple(state) or (STATES if ended else LIVE)
     found = ask(
         lambda penstock: list(penstock.jobs(user=user, state=states, name=name)),
@@ -55,72 +66,75 @@ def list_(
         store,
     )
     if as_json:
-        tell_json(found)
+        print_json(found)
         return
     rows = [
         (view.id, view.name, view.user, _state(view), asks_for(view.spec), _holds(view), _progress(view), view.reason)
         for view in found
     ]
-    tell_table(("JOB", "NAME", "USER", "STATE", "ASKS FOR", "HAS", "DONE", "REASON"), rows, "no jobs")
+    columns = ("JOB", "NAME", "USER", "STATE", "ASKS FOR", "GPUS", "PROGRESS", "REASON")
+    print_table(columns, rows, "No jobs found.")
 
 
 def show(job: str = JOB, store: str = STORE, as_json: bool = JSON) -> None:
-    """Show what is known of a job."""
+    """Show one job: state, GPUs, times, progress, restarts."""
     view = ask(lambda penstock: penstock.job(job), lambda kept: _kept(kept, job), store)
     if as_json:
-        tell_json(view)
+        print_json(view)
         return
-    used = ", ".join(f"{hours(amount)} of {gpu_type}" for gpu_type, amount in sorted(view.gpu_seconds.items()))
     where = view.allocation
-    lines = {
-        "job": view.id + (f" ({view.name})" if view.name else ""),
-        "user": view.user + (f", account {view.account}" if view.account else ""),
-        "state": _state(view) + (f", exit code {view.exit_code}" if view.exit_code is not None else ""),
-        "asks for": asks_for(view.spec),
-        "has": _holds(view),
-        "on": ", ".join(f"{node} ({gpus})" for node, gpus in where.nodes.items()) if where else "",
-        "submitted": when(view.submit_s),
-        "started": when(view.start_s),
-        "ended": when(view.end_s) if view.state == "ended" else "",
-        "done": _progress(view),
-        "result": _result(view),
-        "restarts": str(view.restarts),
-        "GPU-hours": used,
-        "reason": view.reason,
-        "end": f"it {view.ended_text}" if view.ended_text else "",
-        "key": view.key or "",
-    }
-    for label, text in lines.items():
-        if text:
-            typer.echo(f"{label:<10} {text}")
+    print_fields(
+        {
+            "job": view.id + (f" ({view.name})" if view.name else ""),
+            "user": view.user + (f", account {view.account}" if view.account else ""),
+            "state": _state(view) + (f", exit code {view.exit_code}" if view.exit_code is not None else ""),
+            "cause": f"it {view.ended_text}" if view.ended_text else "",
+            "asks for": asks_for(view.spec),
+            "GPUs": _holds(view),
+            "nodes": ", ".join(f"{node} ({gpus})" for node, gpus in where.nodes.items()) if where else "",
+            "submitted": local_time(view.submit_s),
+            "started": local_time(view.start_s),
+            "ended": local_time(view.end_s) if view.state == "ended" else "",
+            "progress": _progress(view),
+            "result": _result(view),
+            "restarts": str(view.restarts),
+            "GPU-hours": _gpu_hours(view),
+            "reason": view.reason,
+            "key": view.key or "",
+        }
+    )
 
 
 def explain(job: str = JOB, store: str = STORE, as_json: bool = JSON) -> None:
-    """Say in words why a job waits, or has what it has, and what would change it."""
+    """Explain why a job waits and when it may start, or why it has its GPUs, and what would change that."""
 
     def answer(penstock: Client) -> tuple[list[str], str]:
-        said = penstock.explain(job)
-        return said.words or [f"Job {job}: {said.text}."], said.model_dump_json()
+        explanation = penstock.explain(job)
+        return _lines(explanation), explanation.model_dump_json()
 
     def kept_answer(kept: SqlStore) -> tuple[list[str], str]:
         record = kept.last_round()
-        said = explain_round(record, job) if record else None
-        if said is None:
+        found = explain_round(record, job) if record else None
+        if found is None:
             view = _kept(kept, job)
-            why = f" It {view.ended_text}." if view.ended_text else ""
-            return [f"Job {job}: {_state(view)}; the newest round does not speak of it.{why}"], view.model_dump_json()
-        lines = [f"By round {said.round}, at {when(said.decided_s)}:", *words(said, now_s=time.time())]
-        return lines, json.dumps({"job": job, "round": said.round, "code": said.reason.code.value, "words": lines})
+            cause = f" It {view.ended_text}." if view.ended_text else ""
+            return [f"Job {job}: {_state(view)}. The newest round did not consider it.{cause}"], view.model_dump_json()
+        lines = [f"By round {found.round}, at {local_time(found.decided_s)}:", *words(found, now_s=time.time())]
+        return lines, json.dumps({"job": job, "round": found.round, "code": found.reason.code.value, "lines": lines})
 
     lines, document = ask(answer, kept_answer, store)
     typer.echo(document if as_json else "\n".join(lines))
 
 
+def _lines(explanation: ExplanationView) -> list[str]:
+    return explanation.lines or [f"Job {explanation.job.id}: {explanation.text}."]
+
+
 def logs(
     job: str = JOB,
-    follow: bool = typer.Option(False, "--follow", "-f", help="Go on until the job has ended."),
-    tail: int | None = typer.Option(None, "--tail", min=0, help="Only so many bytes from the end."),
-    as_json: bool = typer.Option(False, "--json", help="Each part as a line of JSON."),
+    follow: bool = typer.Option(False, "--follow", "-f", help="Keep printing new output until the job has ended."),
+    tail: int | None = typer.Option(None, "--tail", min=0, help="Begin this many bytes before the end."),
+    as_json: bool = typer.Option(False, "--json", help="Print each part of the output as one line of JSON."),
 ) -> None:
     """Print a job's output."""
 
@@ -128,7 +142,7 @@ def logs(
         part = penstock.log(job, 0 if tail is None else -tail) if tail != 0 else penstock.log(job, 2**62)
         while True:
             if as_json:
-                tell_json(part)
+                print_json(part)
             else:
                 typer.echo(part.text, nl=False)
             if part.ended or (not follow and part.next >= part.size):
@@ -140,23 +154,23 @@ def logs(
 
 def wait(
     job: str = JOB,
-    timeout: float | None = typer.Option(None, min=0.0, help="Seconds to wait at most."),
+    timeout: float | None = typer.Option(None, min=0.0, help="Most seconds to wait."),
     as_json: bool = JSON,
 ) -> None:
-    """Wait for a job's end. Exit status 0: it completed; 4: it ended otherwise; 5: it has not ended in time."""
+    """Wait until a job has ended. Exit status: 0 if it completed, 4 if it did not, 5 if it has not ended in time."""
     view = ask(lambda penstock: penstock.wait(job, timeout_s=timeout))
     if as_json:
-        tell_json(view)
+        print_json(view)
     else:
-        typer.echo(f"job {view.id}: {_state(view)}" + (f": it {view.ended_text}" if view.ended_text else ""))
+        typer.echo(f"Job {view.id}: {_state(view)}" + (f". It {view.ended_text}." if view.ended_text else ""))
     if view.state != "ended":
-        raise typer.Exit(STILL_THERE)
+        raise typer.Exit(NOT_ENDED)
     if view.ended != "COMPLETED":
         raise typer.Exit(FAILED)
 
 
-def cancel(jobs: list[str] = typer.Argument(help="Ids in Slurm."), as_json: bool = JSON) -> None:
-    """Ask Slurm to end jobs. Twice is once. All are tried; exit status 1 if one could not be cancelled."""
+def cancel(jobs: list[str] = typer.Argument(help="Ids of the jobs in Slurm."), as_json: bool = JSON) -> None:
+    """Ask Slurm to end jobs. Tries all of them; the exit status is 1 if one could not be cancelled."""
 
     def end(penstock: Client) -> tuple[list[JobView], list[str]]:
         asked, refused = [], []
@@ -171,11 +185,10 @@ def cancel(jobs: list[str] = typer.Argument(help="Ids in Slurm."), as_json: bool
 
     asked, refused = ask(end)
     if as_json:
-        tell_json(asked)
+        print_json(asked)
     for view in asked if not as_json else ():
-        typer.echo(
-            f"job {view.id}: " + (f"has ended, {view.ended}" if view.state == "ended" else "Slurm is asked to end it")
-        )
+        ended = view.state == "ended"
+        typer.echo(f"Job {view.id} " + (f"had ended before: {view.ended}" if ended else "is being cancelled"))
     for text in refused:
         typer.echo(f"penstock: {text}", err=True)
     if refused:
@@ -183,105 +196,105 @@ def cancel(jobs: list[str] = typer.Argument(help="Ids in Slurm."), as_json: bool
 
 
 def efficiency(job: str = JOB, as_json: bool = JSON) -> None:
-    """Say what a job makes of its GPUs: measured and expected, and what its restarts cost."""
-    view, said, past = ask(lambda penstock: (penstock.job(job), penstock.explain(job), penstock.history(job)))
+    """Show how well a job uses its GPUs: measured throughput, expected goodput, scaling, and the cost of its restarts."""
+    view, explanation, history = ask(lambda penstock: (penstock.job(job), penstock.explain(job), penstock.history(job)))
+    reports = [Report.model_validate(each) for each in history.observations]
+    figures = _efficiency(view, explanation, _measured(reports))
+    if as_json:
+        typer.echo(json.dumps(figures))
+        return
+    lost_s = figures["restart_seconds"]
+    print_fields(
+        {
+            "GPU-hours": _gpu_hours(view) or "none yet",
+            "progress": _progress(view),
+            "measured": _rate(figures["measured_throughput"], "samples/s, by the newest report"),
+            "expected": _rate(figures["goodput"], "samples/s of goodput on its GPUs"),
+            "of best": _share(figures["share_of_best"], "of the goodput of its best configuration"),
+            "scaling": _share(figures["scaling"], "of the goodput of a single GPU, for each of its GPUs"),
+            "restarts": f"{view.restarts}" + (f", which cost about {duration(lost_s)} of training" if lost_s else ""),
+            **_shares(explanation.share),
+        }
+    )
+
+
+def _efficiency(view: JobView, explanation: ExplanationView, measured: float | None) -> dict[str, Any]:
     held = view.allocation
-    shapes = {Configuration(shape.nodes, shape.gpus, shape.gpu_type): shape.goodput for shape in said.configurations}
-    best = max(shapes.values(), default=None)
-    now = shapes.get(Configuration(len(held.nodes), held.gpus, held.gpu_type)) if held else None
-    single = shapes.get(Configuration(1, 1, held.gpu_type)) if held else None
-    lost_s = view.restarts * said.restart_cost_s if said.restart_cost_s is not None else None
-    figures: dict[str, Any] = {
-        "job": job,
+    goodput = {
+        Configuration(shape.nodes, shape.gpus, shape.gpu_type): shape.goodput for shape in explanation.configurations
+    }
+    best = max(goodput.values(), default=None)
+    now = goodput.get(Configuration(len(held.nodes), held.gpus, held.gpu_type)) if held else None
+    single = goodput.get(Configuration(1, 1, held.gpu_type)) if held else None
+    restart_cost_s = explanation.restart_cost_s
+    return {
+        "job": view.id,
         "gpu_hours": {gpu_type: amount / 3600 for gpu_type, amount in view.gpu_seconds.items()},
         "samples": view.progress,
         "goodput": now,
         "share_of_best": now / best if now and best else None,
         "scaling": now / (held.gpus * single) if now and held and single else None,
-        "measured_throughput": _measured([Report.model_validate(each) for each in past.observations]),
+        "measured_throughput": measured,
         "restarts": view.restarts,
-        "restart_seconds": lost_s,
-        "share": None if said.share is None else said.share.model_dump(mode="json"),
+        "restart_seconds": view.restarts * restart_cost_s if restart_cost_s is not None else None,
+        "share": None if explanation.share is None else explanation.share.model_dump(mode="json"),
     }
-    if as_json:
-        typer.echo(json.dumps(figures))
-        return
-    used = (
-        ", ".join(f"{hours(amount)} of {gpu_type}" for gpu_type, amount in sorted(view.gpu_seconds.items()))
-        or "none yet"
-    )
-    lines = {
-        "GPU-hours": used,
-        "done": _progress(view),
-        "measured": _rate(figures["measured_throughput"], "samples/s in its newest report"),
-        "expected": _rate(now, "useful samples/s on what it holds"),
-        "of best": _share(figures["share_of_best"], "of what its fastest configuration would give"),
-        "scaling": _share(figures["scaling"], "of one GPU's goodput is what each of its GPUs gives"),
-        "restarts": f"{view.restarts}" + (f", about {lost_s:.0f} s of training" if lost_s else ""),
-        **_shares(said.share),
-    }
-    for label, text in lines.items():
-        typer.echo(f"{label:<11} {text}")
 
 
 def _shares(share: ShareView | None) -> dict[str, str]:
-    """Lines on CPU and memory; none where the policy does not give them out."""
+    """The lines about CPU and memory; none if the policy does not allocate them."""
     if share is None:
         return {}
     has, part = Amount(share.cpus, share.memory_mb), Amount(share.part_cpus, share.part_memory_mb)
     options = [Option(option.cpus, option.memory_mb, option.speed) for option in share.sensitivity]
-    worth = f"; {share.speed:.2f} times as fast as with that" if share.profile else ""
+    speed = f"; {share.speed:.2f} times as fast as with that" if share.profile else ""
+    sensitivity = f"{sensitivity_words(options)}, by the profile {share.profile}" if share.profile else "not known"
     return {
-        "share": f"{has} on each node; its GPUs' part is {part}{worth}",
-        "sensitivity": f"{sensitivity_words(options)}, by the profile {share.profile}"
-        if share.profile
-        else "not known",
+        "share": f"{has} on each node; proportional to its GPUs would be {part}{speed}",
+        "sensitivity": sensitivity,
     }
 
 
 def cost(
-    job: str | None = typer.Argument(None, help="The job's id in Slurm; absent: all that you may see."),
+    job: str | None = typer.Argument(None, help="Id of the job in Slurm; by default all jobs that you may see."),
     by: str = typer.Option("user", help="What to add up by: user, account or job."),
-    prices: str = typer.Option("", help="Of a GPU-hour, such as t4=0.4,a100=2.5."),
+    prices: str = typer.Option("", help="Prices of a GPU-hour, such as t4=0.4,a100=2.5."),
     as_json: bool = JSON,
 ) -> None:
-    """Add up GPU-hours, and with prices what they cost: of ended jobs by the ledger, of the others so far."""
+    """Add up GPU-hours, and what they cost: of ended jobs from the ledger, of the other jobs so far."""
     if by not in ("user", "account", "job"):
-        raise ConfigError(f"--by={by!r}: there are user, account and job")
+        raise ConfigError(f"--by={by!r}: choose one of user, account and job")
     price = numbers("--prices", prices) if prices else {}
-
-    def uses(penstock: Client) -> list[tuple[str, str, float]]:
-        views = [penstock.job(job)] if job is not None else list(penstock.jobs(state=LIVE))
-        found = [(_key(view, by), gpu_type, amount) for view in views for gpu_type, amount in view.gpu_seconds.items()]
-        if job is None:
-            found += [
-                (getattr(line, by), line.text, line.amount) for line in _ledger(penstock) if line.kind == "gpu-seconds"
-            ]
-        return found
-
     total: dict[tuple[str, str], float] = {}
-    for who, gpu_type, amount in ask(uses):
-        total[who, gpu_type] = total.get((who, gpu_type), 0.0) + amount
+    for name, gpu_type, amount in ask(lambda penstock: _uses(penstock, job, by)):
+        total[name, gpu_type] = total.get((name, gpu_type), 0.0) + amount
     if unknown := {gpu_type for _, gpu_type in total} - set(price) if price else set():
         raise ConfigError(f"--prices lacks {', '.join(sorted(unknown))}")
-    lines = [
-        {by: who, "gpu_type": gpu_type, "gpu_hours": amount / 3600}
+    lines: list[dict[str, Any]] = [
+        {by: name, "gpu_type": gpu_type, "gpu_hours": amount / 3600}
         | ({"cost": amount / 3600 * price[gpu_type]} if price else {})
-        for (who, gpu_type), amount in sorted(total.items())
+        for (name, gpu_type), amount in sorted(total.items())
     ]
     if as_json:
         typer.echo(json.dumps(lines))
         return
     rows = [
-        [
-            str(line[by]) or "-",
-            str(line["gpu_type"]),
-            f"{line['gpu_hours']:.2f}",
-            *([f"{line['cost']:.2f}"] if price else []),
-        ]
+        [line[by] or "-", line["gpu_type"], f"{line['gpu_hours']:.2f}", *([f"{line['cost']:.2f}"] if price else [])]
         for line in lines
     ]
-    tell_table((by.upper(), "GPU TYPE", "GPU-HOURS", *(["COST"] if price else [])), rows, "no GPU was used yet")
+    columns = (by.upper(), "GPU TYPE", "GPU-HOURS", *(["COST"] if price else []))
+    print_table(columns, rows, "No GPU-hours have been used yet.")
+
+
+def _uses(penstock: Client, job: str | None, by: str) -> list[tuple[str, str, float]]:
+    """(user, account or job; GPU type; GPU-seconds) of one job, or of all jobs."""
+    views = [penstock.job(job)] if job is not None else list(penstock.jobs(state=LIVE))
+    found = [(_key(view, by), gpu_type, amount) for view in views for gpu_type, amount in view.gpu_seconds.items()]
+    if job is None:
+        found += [
+            (getattr(line, by), line.text, line.amount) for line in _ledger(penstock) if line.kind == "gpu-seconds"
+        ]
+    return found
 
 
 def _ledger(penstock: Client) -> Iterator[LedgerLine]:
@@ -305,7 +318,7 @@ def _kept(kept: SqlStore, job: str) -> JobView:
 
 
 def _measured(reports: list[Report]) -> float | None:
-    """Samples/s by the newest observation, of its batch and step time; None: there is none."""
+    """Samples per second by the newest observation; None: there is no observation."""
     newest = max(
         (report for report in reports if isinstance(report.body, Observation)),
         key=lambda report: (report.epoch, report.sequence),
@@ -332,9 +345,13 @@ def _holds(view: JobView) -> str:
     return f"{view.allocation.gpus} {view.allocation.gpu_type}" if view.allocation else "-"
 
 
+def _gpu_hours(view: JobView) -> str:
+    return ", ".join(f"{hours(amount)} of {gpu_type}" for gpu_type, amount in sorted(view.gpu_seconds.items()))
+
+
 def _result(view: JobView) -> str:
     result = view.result
-    return f"{result.metric:.6g} after {duration(result.ran_s)} of running" if result is not None else ""
+    return f"{result.metric:.6g}, after it had run for {duration(result.ran_s)}" if result is not None else ""
 
 
 def _progress(view: JobView) -> str:

@@ -1,4 +1,4 @@
-"""`penstock man`: manual pages, written from the commands themselves."""
+"""`penstock man`: writes manual pages from the help of the commands."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from penstock_scheduler import __version__
 
 def man(
     context: typer.Context,
-    out: Path = typer.Option(..., help="Folder to write into, such as /usr/local/share/man/man1."),
+    out: Path = typer.Option(..., help="Directory to write to, such as /usr/local/share/man/man1."),
 ) -> None:
     """Write a manual page for each command."""
     out.mkdir(parents=True, exist_ok=True)
     pages = manual(context.find_root(), "penstock")
     for name, text in pages.items():
         (out / f"{name}.1").write_text(text, encoding="utf-8")
-    typer.echo(f"{len(pages)} pages in {out}")
+    typer.echo(f"Wrote {len(pages)} pages to {out}")
 
 
 def manual(context: Any, name: str) -> dict[str, str]:
-    """name -> page in man(7)'s macros, of a context's command and all below it that are not hidden.
+    """Name -> page, in the macros of man(7), of a context's command and of all visible commands below it.
 
-    The context is of whichever click typer brings: its own or the one that is installed.
+    The context comes from the copy of click that typer uses, which may differ from the installed one.
     """
     command = context.command
     own = getattr(command, "manual", None)
-    if own is not None:  # a command that reads its words itself, such as submit
+    if own is not None:  # a command that reads its arguments itself, such as submit
         title = f'.TH {name.upper()} 1 "" "Penstock {__version__}"'
         about = f"{_roff(name)} \\- {_roff(command.get_short_help_str(200))}"
-        words = [_roff(line) for line in own.splitlines()]
-        return {name: "\n".join([title, ".SH NAME", about, ".SH DESCRIPTION", ".nf", *words, ".fi"]) + "\n"}
+        text = [_roff(line) for line in own.splitlines()]
+        return {name: "\n".join([title, ".SH NAME", about, ".SH DESCRIPTION", ".nf", *text, ".fi"]) + "\n"}
     usage = " ".join(command.collect_usage_pieces(context))
     lines = [
         f'.TH {name.upper()} 1 "" "Penstock {__version__}"',
@@ -44,7 +44,7 @@ def manual(context: Any, name: str) -> dict[str, str]:
         f".B {_roff(context.command_path)}",
         _roff(usage),
         ".SH DESCRIPTION",
-        _roff(" ".join((command.help or "").split())),
+        "\n.PP\n".join(_roff(" ".join(text.split())) for text in (command.help or "").split("\n\n")),
     ]
     options = [record for each in command.get_params(context) if (record := each.get_help_record(context))]
     if options:
@@ -66,5 +66,5 @@ def manual(context: Any, name: str) -> dict[str, str]:
 
 
 def _roff(text: str) -> str:
-    """A line of text that man(7) shows as it is."""
+    """A line of text, escaped for man(7)."""
     return re.sub(r"^([.'])", r"\\&\1", text.replace("\\", "\\e").replace("-", "\\-"))

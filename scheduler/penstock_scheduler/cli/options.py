@@ -1,4 +1,4 @@
-"""Options that are lists in one word."""
+"""Options whose value is a list."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from penstock_scheduler.errors import ConfigError
 
 
 def numbers(option: str, text: str) -> dict[str, float]:
-    """`name=number,...`. Raises ConfigError."""
+    """The value `name=number,...` of an option. Raises ConfigError."""
     found = {}
     for part in split(text):
         name, _, value = part.partition("=")
         try:
             found[name.strip()] = float(value)
         except ValueError:
-            raise ConfigError(f"{option}: {part!r} is no NAME=NUMBER") from None
+            raise ConfigError(f"{option}: {part!r} is not NAME=NUMBER") from None
     return found
 
 
-def split(names: str) -> list[str]:
-    """The parts between commas."""
-    return [name.strip() for name in names.split(",") if name.strip()]
+def split(text: str) -> list[str]:
+    """The parts of a text between commas."""
+    return [part.strip() for part in text.split(",") if part.strip()]

@@ -25,7 +25,7 @@ from penstock_profiles.sensitivity import (
     with_less_memory,
 )
 from penstock_profiles.wire import MEASURING_VARIABLE, SPOOL_VARIABLE, Ended, Observation
-from penstock_scheduler.cli.ask import JSON, tell_table
+from penstock_scheduler.cli.ask import JSON, print_table
 from penstock_scheduler.cli.options import split
 from penstock_scheduler.cli.profile import TICK_S, name_of, running, status_of, tail_of
 from penstock_scheduler.errors import ConfigError, PenstockError
@@ -141,7 +141,7 @@ def _tell(table: Sensitivity) -> None:
         for option in table.options()
     ]
     gpus = f"{table.gpus} GPU{'s' if table.gpus > 1 else ''}"
-    tell_table((f"CPUS, {gpus}", "MEMORY GB", "SPEED", ""), rows, "nothing")
+    print_table((f"CPUS, {gpus}", "MEMORY GB", "SPEED", ""), rows, "nothing")
 
 
 def _numbers(option: str, text: str) -> list[float]:

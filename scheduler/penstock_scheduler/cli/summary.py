@@ -1,4 +1,4 @@
-"""What a command says of itself in its module's source, read without running it: importing them all takes seconds."""
+"""Reads a command's help from its module's source, because importing the modules of all commands takes seconds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def summary(where: str) -> str | None:
     """The help of the command at `package.module:name`: the docstring of a function, or the `help` of a `typer.Typer(…)`.
 
     Returns:
-        None where the source does not say so plainly; then the command itself must be asked.
+        None: the source does not have it as a literal, so that the module must be imported.
     """
     module, _, name = where.partition(":")
     try:
@@ -26,7 +26,7 @@ def summary(where: str) -> str | None:
 @cache  # several commands share a module
 def _tree(module: str) -> ast.Module | None:
     package, *below = module.split(".")
-    spec = find_spec(package)  # of a package inside another one this would import the outer one
+    spec = find_spec(package)  # find_spec of a subpackage would import its parent
     for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
         path = Path(folder, *below)
         for file in (path.with_suffix(".py"), path / "__init__.py"):
@@ -44,6 +44,6 @@ def _help(tree: ast.Module, name: str) -> str | None:
             and [target.id for target in node.targets if isinstance(target, ast.Name)] == [name]
             and isinstance(node.value, ast.Call)
         ):
-            words = [each.value for each in node.value.keywords if each.arg == "help"]
-            return inspect.cleandoc(ast.literal_eval(words[0])) if words else None
+            texts = [each.value for each in node.value.keywords if each.arg == "help"]
+            return inspect.cleandoc(ast.literal_eval(texts[0])) if texts else None
     return None

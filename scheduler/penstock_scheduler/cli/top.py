@@ -1,4 +1,4 @@
-"""`penstock top`: who has which GPUs, and why, as the newest round sees it."""
+"""`penstock top`: shows which jobs have which GPUs, and why, as of the newest round."""
 
 from __future__ import annotations
 
@@ -22,43 +22,43 @@ if TYPE_CHECKING:
 _STYLES = {Phase.RUNNING: "green", Phase.STARTING: "cyan", Phase.STOPPING: "yellow", Phase.QUEUED: "dim"}
 
 _ROOMY, _WIDE = 100, 150
-"""Columns of the terminal from which nodes are shown, and shown in full."""
+"""Least widths of the terminal, in columns, at which the jobs' nodes are shown, and shown in full."""
 
 
 def top(
     state: str = STATE,
-    once: bool = typer.Option(False, help="Print once and exit, as is always done where the output is no terminal."),
-    interval: float = typer.Option(2.0, min=0.1, help="Seconds between two looks."),
+    once: bool = typer.Option(False, help="Print once and exit. This is the default if the output is not a terminal."),
+    interval: float = typer.Option(2.0, min=0.1, help="Seconds between two updates."),
 ) -> None:
-    """Show the cluster's GPUs by type, and every job with what it has and why. Ctrl-C ends it."""
+    """Show the GPUs by type, and each job with its GPUs and the reason, and keep updating. Press Ctrl-C to exit."""
     from penstock_scheduler.store import open_store  # takes seconds to load
 
     store = open_store(state)
     console = Console()
     if once or not console.is_terminal or console.is_dumb_terminal:
-        console.print(_look(store))
+        console.print(_screen(store))
         return
-    with Live(_look(store), console=console, screen=True, auto_refresh=False) as live:
+    with Live(_screen(store), console=console, screen=True, auto_refresh=False) as live:
         try:
             while True:
                 time.sleep(interval)
-                live.update(_look(store), refresh=True)
+                live.update(_screen(store), refresh=True)
         except KeyboardInterrupt:
             return
 
 
-def _look(store: SqlStore) -> RenderableType:
+def _screen(store: SqlStore) -> RenderableType:
     record = store.last_round()
-    return Text("no round has been decided yet") if record is None else render(record, now_s=time.time())
+    return Text("No round has been decided yet.") if record is None else render(record, now_s=time.time())
 
 
 def render(record: RoundRecord, *, now_s: float | None = None) -> RenderableType:
-    """A screen: GPUs by type, then the jobs, those that hold GPUs first. With `now_s` it tells the round's age."""
-    return _Screen(record, now_s)
+    """The screen: GPUs by type, then the jobs, those with GPUs first. With `now_s` it shows the round's age."""
+    return _RoundScreen(record, now_s)
 
 
 @dataclasses.dataclass(frozen=True)
-class _Screen:
+class _RoundScreen:
     record: RoundRecord
     now_s: float | None
 
@@ -68,13 +68,13 @@ class _Screen:
         if self.record.snapshot.jobs:
             yield _jobs(self.record, options.max_width)
         else:
-            yield Text("no job asks for Penstock", style="dim")
+            yield Text("Penstock manages no jobs.", style="dim")
         for refusal in self.record.snapshot.refused:
-            yield Text(f"job {refusal.job} ({refusal.name}) is refused: {refusal.text}", style="red")
+            yield Text(f"Job {refusal.job} ({refusal.name}) is not managed: {refusal.text}", style="red")
 
 
 def _jobs(record: RoundRecord, width: int) -> Table:
-    """The table of jobs. Whatever the width, there is room for why; of jobs that wait it is told in full."""
+    """The table of jobs. It shows the reason at every width, and in full for jobs that wait."""
     plan = record.plan
     table = Table(box=None, pad_edge=False, expand=True)
     roomy = width >= _ROOMY
@@ -83,13 +83,13 @@ def _jobs(record: RoundRecord, width: int) -> Table:
         "NAME": 24 if roomy else 14,
         "ASKS FOR": 24 if roomy else 14,
         "STATE": 8,
-        "HAS": 12,
+        "GPUS": 12,
         "NODES": 40,
     }
     for heading, most in widths.items():
         if heading != "NODES" or roomy:
             table.add_column(heading, no_wrap=True, overflow="ellipsis", max_width=most)
-    table.add_column("WHY", ratio=1)
+    table.add_column("REASON", ratio=1)
 
     def order(job: Job) -> tuple[bool, float, int, str]:
         return job.id not in plan.assignments, job.submit_s, len(job.id), job.id
@@ -111,10 +111,10 @@ def _jobs(record: RoundRecord, width: int) -> Table:
 
 
 def asks_for(spec: JobSpec) -> str:
-    """A job spec in a few words, such as `1-16 t4|a100`, `2 ^t4` or, if it is not adaptive, `rigid 4`."""
+    """A job spec in short, such as `1-16 t4|a100`, `2 ^t4` (any type but t4) or, if it is not adaptive, `rigid 4`."""
     count = str(spec.max_gpus) if spec.min_gpus == spec.max_gpus else f"{spec.min_gpus}-{spec.max_gpus}"
-    words = f"{count} {'|'.join(spec.gpu_types or [f'^{name}' for name in spec.excluded_gpu_types or ()])}".rstrip()
-    return words if spec.adaptivity is Adaptivity.ADAPTIVE else f"{spec.adaptivity.value} {words}"
+    text = f"{count} {'|'.join(spec.gpu_types or [f'^{name}' for name in spec.excluded_gpu_types or ()])}".rstrip()
+    return text if spec.adaptivity is Adaptivity.ADAPTIVE else f"{spec.adaptivity.value} {text}"
 
 
 def _title(record: RoundRecord, now_s: float | None) -> Text:
@@ -124,7 +124,7 @@ def _title(record: RoundRecord, now_s: float | None) -> Text:
     text += f" ({_age(now_s - decided_s)} ago)" if now_s is not None else ""
     text += f"  policy {record.policy}  jobs: {len(plan.assignments)} with GPUs, {len(plan.waiting)} waiting"
     if plan.cut_short and plan.solve is not None:
-        text += f"  cut short by the time limit, within {plan.solve.gap:.1%} of the best plan"
+        text += f"  stopped at the time limit, within {plan.solve.gap:.1%} of the best plan"
     return Text(text, style="bold")
 
 
@@ -135,8 +135,8 @@ def _age(seconds: float) -> str:
 
 
 def _types(record: RoundRecord, width: int) -> Table:
-    """A line for each GPU type: a bar in which a cell is a GPU or, on large clusters, as many as make it fit."""
-    table = Table("type", Column("bar", no_wrap=True), "words", box=None, pad_edge=False, show_header=False)
+    """A line for each GPU type with a bar. A cell of the bar stands for one GPU, or for several on large clusters."""
+    table = Table("type", Column("bar", no_wrap=True), "text", box=None, pad_edge=False, show_header=False)
     used: dict[str, int] = {}
     for assignment in record.plan.assignments.values():
         used[assignment.placement.gpu_type] = used.get(assignment.placement.gpu_type, 0) + assignment.placement.gpus
@@ -160,9 +160,9 @@ def _types(record: RoundRecord, width: int) -> Table:
             counted = min(counted + max(gpus, 0), total)
             bar.append(sign * (round(counted / cell) - drawn), style=style)
             drawn = round(counted / cell)
-        words = f"{mine} of {total} allocated" + (f", {others} used by other jobs" if others else "")
-        words += f", {out} out of service" if out else ""
-        table.add_row(Text(gpu_type, style="bold"), bar, words)
+        text = f"{mine} of {total} allocated" + (f", {others} used by other jobs" if others else "")
+        text += f", {out} out of service" if out else ""
+        table.add_row(Text(gpu_type, style="bold"), bar, text)
     return table
 
 

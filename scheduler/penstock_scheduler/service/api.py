@@ -107,7 +107,7 @@ class Api:
 
     async def job(self, job: str) -> JobView | None:
         """A job, live or ended; None: there is none. Live jobs are in memory."""
-        if (view := self.board.now(job)) is not None or not storable(job):
+        if (view := self.board.live_job(job)) is not None or not storable(job):
             return view
         return await asyncio.to_thread(self.store.job, job)
 

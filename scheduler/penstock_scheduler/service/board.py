@@ -1,39 +1,39 @@
-"""What the daemon knows now: written by the round loop's thread, read by the service's.
+"""What the daemon knows now: the round loop's thread writes it, the API's threads read it.
 
-`Watched` stands between the loop and its cluster and shows the board all that passes; the board keeps the jobs table of
-the store up to date and tells those who wait.
+`ObservedCluster` stands between the loop and its cluster and shows the board all that passes. The board keeps the store's
+table of jobs up to date and wakes the clients that wait for a change.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from penstock_profiles.wire import Ended, Observation, Report, Result, Resumed, Started, Suspended
+from penstock_profiles.wire import Ended, Observation, Report, Result, Started
 from penstock_scheduler.errors import StoreError
 from penstock_scheduler.messages import AllocationView, JobView, LedgerLine, ResultView
 from penstock_scheduler.model import Action, ClusterState, EndedRun, Job, Outcome, Phase, Placement, Refusal
 from penstock_scheduler.ports import ClusterParts, Fate, Submitter
 from penstock_scheduler.records import RoundRecord
 from penstock_scheduler.results import CLOCKED, Results
+from penstock_scheduler.service.activity import Activity
 from penstock_scheduler.store import SqlStore, summarise
 
-log = logging.getLogger(__name__)
-
-IDLE_BELOW = 0.02
-"""Utilisation, as NVML samples it, below which GPUs count as doing nothing: a job that trains at all shows tens of per cent."""
-
 Listener = Callable[[str, str, str], None]
-"""Is told (kind, user or "" for all, JSON)."""
+"""Is called with an event's kind, the user who may see it ("": all users), and its JSON."""
 
 
 class Board:
-    """What is known now; its methods may be called from any thread."""
+    """What is known now. Methods may be called from any thread.
+
+    Args:
+        submitter: what knows how jobs ended; None: the cluster does not tell.
+        on_end: called with each job that has ended.
+    """
 
     def __init__(
         self,
@@ -55,40 +55,41 @@ class Board:
             for report in store.newest_reports(job, CLOCKED):
                 self.results.take(report)
         self._shown: dict[str, tuple[Job, str, ResultView | None, JobView]] = {}
-        """Of each live job: as it was last observed, the reason and the newest result then, and the view made of these."""
-        self._heard: dict[str, tuple[float, float | None]] = {}
-        self._spoke_s: dict[str, float] = {}
-        """When a job that holds GPUs was last heard of."""
-        self._idle_s: dict[str, tuple[float, float]] = {}
-        """Of a job whose reports say that its GPUs do nothing: since when they do, and when the newest of them came."""
-        self._found: set[tuple[str, str, int]] = set()
-        """("idle" or "silent", job, its restarts) that were found so already."""
+        """Live job -> the job as last observed, its reason and newest result then, and the view made of these."""
+        self._progress: dict[str, tuple[float, float | None]] = {}
+        """Live job -> its newest progress and total, as it reported them."""
+        self._activity = Activity()
         self._waiting: dict[str, asyncio.Event] = {}
+        """Live job -> is set when the job changes."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._lock = threading.Lock()
         self._changing = threading.Lock()
 
     def serve_on(self, loop: asyncio.AbstractEventLoop) -> None:
-        """The event loop on which clients wait."""
+        """Set the event loop on which clients wait."""
         self._loop = loop
 
-    # --- the round loop's side
+    # --- for the round loop
 
-    def saw(self, state: ClusterState, now_s: float, elsewhere: Collection[str] = ()) -> None:
-        """Take in what was observed. Raises StoreError; then nothing is taken in, and the next call does it.
+    def take_state(self, state: ClusterState, now_s: float, elsewhere: Collection[str] = ()) -> None:
+        """Take in an observation of the cluster.
 
-        Runs on nodes that are `elsewhere`, in the cloud, hold no GPUs of the site.
+        Args:
+            elsewhere: nodes in the cloud. A run there holds no GPUs of the site.
+
+        Raises:
+            StoreError: nothing was taken in; the next call takes it in.
         """
         with self._changing:
-            self._saw(state, now_s, frozenset(elsewhere))
+            self._take_state(state, now_s, frozenset(elsewhere))
 
-    def _saw(self, state: ClusterState, now_s: float, elsewhere: frozenset[str]) -> None:
+    def _take_state(self, state: ClusterState, now_s: float, elsewhere: frozenset[str]) -> None:
         there = {job.id: job for job in state.jobs}
         views = [self._view(job, self._live.get(job.id), now_s) for job in state.jobs]
         gone = [job for job in self._live if job not in there]
         if gone:
-            here = {over.job: over for over in state.ended if elsewhere.isdisjoint(over.held.nodes)}
-            views += self._ended(gone, here, now_s)
+            last_runs = {run.job: run for run in state.ended if elsewhere.isdisjoint(run.held.nodes)}
+            views += self._ended(gone, last_runs, now_s)
         changed = [view for view in views if view is not self._live.get(view.id)]
         charges = [line for view in changed if view.state == "ended" for line in _charges(view)]
         if changed:
@@ -102,82 +103,63 @@ class Board:
             for view in changed:
                 if view.state == "ended":
                     self._live.pop(view.id, None)
-                    self._heard.pop(view.id, None)
-                    self._spoke_s.pop(view.id, None)
-                    self._idle_s.pop(view.id, None)
+                    self._progress.pop(view.id, None)
+                    self._activity.forget(view.id)
                     self.results.forget(view.id)
                 else:
                     self._live[view.id] = view
         for view in changed:
-            self._tell("job", view.user, view.model_dump_json(), view.id)
+            self._publish("job", view.user, view.model_dump_json(), view.id)
             if view.state == "ended":
                 self._on_end(view)
 
-    def decided(self, record: RoundRecord) -> None:
+    def take_round(self, record: RoundRecord) -> None:
         """Take in a round."""
         self.record = record
-        self._tell("round", "", summarise(record).model_dump_json())
+        self._publish("round", "", summarise(record).model_dump_json())
 
-    def heard(self, reports: Sequence[Report]) -> None:
-        """Take in reports, of whatever transport."""
+    def take_reports(self, reports: Sequence[Report]) -> None:
+        """Take in reports, by whatever transport they came."""
         for report in reports:
-            body, now_s = report.body, time.time()
-            self._spoke_s[report.job_id] = now_s
+            body = report.body
+            self._activity.take(report, time.time())
             self.results.take(report, live=True)
             if isinstance(body, Started):
-                self._heard[report.job_id] = body.progress, body.total
+                self._progress[report.job_id] = body.progress, body.total
             elif isinstance(body, Observation) or (isinstance(body, Ended) and body.progress):
-                # A run that failed before it knew what those before it had reached ends with 0.
-                self._heard[report.job_id] = body.progress, self._heard.get(report.job_id, (0.0, None))[1]
-            if isinstance(body, Observation) and body.utilisation is not None and body.utilisation < IDLE_BELOW:
-                since_s, _ = self._idle_s.get(report.job_id, (now_s, now_s))
-                self._idle_s[report.job_id] = since_s, now_s
-            busy = isinstance(body, Observation) and (body.utilisation or 0.0) >= IDLE_BELOW
-            if busy or isinstance(body, Started | Suspended | Resumed):
-                self._idle_s.pop(report.job_id, None)  # a run that begins, or has stood still, is judged anew
+                # A run that fails before it has read its checkpoint ends with progress 0.
+                self._progress[report.job_id] = body.progress, self._progress.get(report.job_id, (0.0, None))[1]
 
     def idle(self, after_s: float) -> list[tuple[JobView, float]]:
-        """(job, seconds) of running jobs whose reports have said for `after_s` that their GPUs do nothing: each run once."""
-        return self._found_now(
-            "idle", {job: last_s - since_s for job, (since_s, last_s) in list(self._idle_s.items())}, after_s
-        )
+        """(job, seconds) of running jobs whose GPUs have been idle for longer than `after_s`: each run once."""
+        return self._activity.idle(self._live, after_s)
 
     def silent(self, after_s: float, now_s: float) -> list[tuple[JobView, float]]:
-        """(job, seconds) of running jobs that have reported and then nothing for longer than `after_s`: each run once."""
-        return self._found_now(
-            "silent", {job: now_s - spoke_s for job, spoke_s in list(self._spoke_s.items())}, after_s
-        )
+        """(job, seconds) of running jobs that reported before, but not in the last `after_s` seconds: each run once."""
+        return self._activity.silent(self._live, after_s, now_s)
 
-    def _found_now(self, what: str, seconds: Mapping[str, float], after_s: float) -> list[tuple[JobView, float]]:
-        found = []
-        for job, so_far_s in seconds.items():
-            view = self._live.get(job)
-            if view is None or view.state != "running":
-                for table in (self._spoke_s, self._idle_s):  # it will speak again where it runs next
-                    table.pop(job, None)
-            elif so_far_s > after_s and view.allocation and (run := (what, job, view.restarts)) not in self._found:
-                self._found.add(run)
-                found.append((view, so_far_s))
-        self._found = {run for run in self._found if run[1] in self._live}
-        return found
-
-    # --- the service's side
+    # --- for the API
 
     def job(self, job: str) -> JobView | None:
-        """A job as it is now, or as it ended. Raises StoreError."""
+        """A job, live or ended; None: there is none. Raises StoreError."""
         return self._live.get(job) or self.store.job(job)
 
-    def now(self, job: str) -> JobView | None:
-        """A job as it is now; None: it has ended, or there is none."""
+    def live_job(self, job: str) -> JobView | None:
+        """A job that has not ended; None: it has ended, or there is none."""
         return self._live.get(job)
 
+    def live(self) -> list[JobView]:
+        """All jobs that have not ended."""
+        with self._lock:
+            return list(self._live.values())
+
     def refusal(self, job: str) -> Refusal | None:
-        """Why a job that asks for Penstock is not managed; None: it does not ask, or it is."""
+        """Why Penstock does not manage a job that has a job spec; None: it manages the job, or there is no job spec."""
         state = self.state
         return next((each for each in state.refused if each.job == job), None) if state is not None else None
 
     def adopt(self, view: JobView) -> None:
-        """Take in a job that was just submitted, before a round sees it, or its end. Raises StoreError."""
+        """Take in a job that was just submitted, whether or not a round has seen it or its end. Raises StoreError."""
         with self._changing:
             current = self._live.get(view.id) or self.store.job(view.id) or view
             adopted = current.model_copy(update={"key": view.key})
@@ -185,12 +167,12 @@ class Board:
             if adopted.state != "ended":
                 self._live[view.id] = adopted
 
-    def live(self) -> list[JobView]:
-        """All jobs that have not ended."""
-        with self._lock:
-            return list(self._live.values())
+    @property
+    def awaited(self) -> frozenset[str]:
+        """Jobs for whose next change clients wait."""
+        return frozenset(self._waiting)
 
-    async def changed(self, job: str, version: int, timeout_s: float) -> None:
+    async def wait_for_change(self, job: str, version: int, timeout_s: float) -> None:
         """Return when a live job's version is above `version` or it has ended, at the latest after `timeout_s`."""
         until_s = time.monotonic() + timeout_s
         while (view := self._live.get(job)) is not None and view.version <= version:
@@ -200,7 +182,7 @@ class Board:
             except TimeoutError:
                 return
 
-    def _tell(self, kind: str, user: str, text: str, job: str = "") -> None:
+    def _publish(self, kind: str, user: str, text: str, job: str = "") -> None:
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._wake, kind, user, text, job)
 
@@ -210,25 +192,27 @@ class Board:
         for listener in tuple(self.listeners):
             listener(kind, user, text)
 
+    # --- views
+
     def _reason(self, job: str) -> str:
         plan = self.record.plan if self.record else None
         if plan is None:
             return ""
-        given = plan.assignments.get(job)
-        why = given.reason if given else plan.waiting.get(job)
-        return why.code.value if why else ""
+        assignment = plan.assignments.get(job)
+        reason = assignment.reason if assignment else plan.waiting.get(job)
+        return reason.code.value if reason else ""
 
     def _view(self, job: Job, before: JobView | None, now_s: float) -> JobView:
-        """The job as clients see it: `before` itself, the very object, where nothing has changed."""
+        """The job for clients. Returns `before` itself, the very object, if nothing has changed."""
         reason = self._reason(job.id)
-        # Most jobs are as they were a tick ago, and a view costs a hundred times what this comparison does.
+        # Most jobs have not changed since the last tick, and a view costs a hundred times what this comparison does.
         shown, result = self._shown.get(job.id), self.results.newest(job.id)
         if shown is not None and shown[3] is before and shown[:3] == (job, reason, result):
             return before
         if before is None:
             before = self.store.job(job.id)
         has = job.phase in (Phase.RUNNING, Phase.STOPPING)
-        progress, total = self._heard.get(job.id, (None, None))
+        progress, total = self._progress.get(job.id, (None, None))
         record = self.record
         fields = JobView(
             id=job.id,
@@ -251,7 +235,7 @@ class Board:
         )
         if before is not None and fields == before:
             return before
-        # What changes all the time is brought up to date when something else changes, and asks nobody to look by itself.
+        # Progress and GPU-seconds change all the time. By themselves they make no new version; they follow with the next one.
         attained = record.snapshot.attained.get(job.id) if record else None
         return fields.model_copy(
             update={
@@ -263,7 +247,7 @@ class Board:
         )
 
     def _attained(self, job: str, last: EndedRun | None, now_s: float) -> dict[str, float]:
-        """What a job that has ended held by GPU type, GPU-seconds: up to the newest round, and of its last run since then."""
+        """GPU type -> GPU-seconds of a job that has ended: those up to the newest round, and those of its last run since."""
         record = self.record
         attained = dict(record.snapshot.attained.get(job, {})) if record else {}
         if last is not None:
@@ -278,10 +262,10 @@ class Board:
         for job in jobs:
             fate = fates.get(job, Fate("UNKNOWN", None, None))
             if fate is None:
-                continue  # it is there, but no round may manage it now
+                continue  # the job exists, but no round may manage it now
             before = self._live[job]
             attained = self._attained(job, last_runs.get(job), now_s)
-            progress, total = self._heard.get(job, (before.progress, before.total))
+            progress, total = self._progress.get(job, (before.progress, before.total))
             views.append(
                 before.model_copy(
                     update={
@@ -303,8 +287,8 @@ class Board:
         return views
 
 
-class Watched:
-    """A cluster whose answers the board, and the models, see."""
+class ObservedCluster:
+    """A cluster that shows what passes to the board and to the models. See `ports.Cluster`."""
 
     def __init__(
         self, parts: ClusterParts, board: Board, now_s: Callable[[], float], learn: Callable[..., None]
@@ -316,16 +300,16 @@ class Watched:
     def observe(self) -> ClusterState:
         """See `ports.Cluster`."""
         state = self._cluster.observe()
-        # What jobs say comes before what becomes of them: the last word of one that has ended is in its view then.
+        # Reports come before the state, so that the view of a job that has ended includes its last report.
         fresh = self._cluster.reports()
         self._fresh.extend(fresh)
         if any(isinstance(report.body, Result) for report in fresh):
             with contextlib.suppress(StoreError):  # the loop stores them, too, and tries again
-                self._board.store.add_reports(fresh)  # who is told of a result asks for all of them at once
-        self._board.heard(fresh)
+                self._board.store.add_reports(fresh)  # a client that learns of a result asks for all results at once
+        self._board.take_reports(fresh)
         self._learn(fresh)
         elsewhere = [node.name for node in self._cloud_nodes.nodes()] if self._cloud_nodes and state.ended else ()
-        self._board.saw(state, self._now_s(), elsewhere)
+        self._board.take_state(state, self._now_s(), elsewhere)
         return state
 
     def apply(self, actions: Sequence[Action]) -> tuple[Outcome, ...]:
@@ -339,7 +323,7 @@ class Watched:
 
 
 def allocation_view(placement: Placement) -> AllocationView:
-    """A placement as clients see it."""
+    """A placement, for clients."""
     return AllocationView(
         gpu_type=placement.gpu_type,
         gpus=placement.gpus,
@@ -348,7 +332,7 @@ def allocation_view(placement: Placement) -> AllocationView:
 
 
 def _charges(view: JobView) -> list[LedgerLine]:
-    """What a job that has ended used, by GPU type. The keys keep a second look from charging it twice."""
+    """What a job that has ended used, by GPU type. The keys ensure that it is charged only once."""
     return [
         LedgerLine(
             id=0,

@@ -1,4 +1,4 @@
-"""How the service refuses."""
+"""How the API refuses a request."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ class Refusal(PenstockError):
 
 
 def no_such_job(job: str) -> Refusal:
-    """Of a job that is not there, and of another's: who may not see a job does not learn that it is there."""
+    """For a job that does not exist and for a job of another user alike, so that the answer does not tell which it is."""
     return Refusal(
-        404, "no-such-job", f"there is no job {job} that you may see; list yours with `penstock list` or GET /v1/jobs"
+        404,
+        "no-such-job",
+        f"there is no job {job} that you may see; list your jobs with `penstock list` or GET /v1/jobs",
     )

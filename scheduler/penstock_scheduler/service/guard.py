@@ -1,4 +1,4 @@
-"""Limits: of bodies, of requests by user, and of what a report may claim."""
+"""Limits: on the size of bodies, on the rate of requests of a user, and on the values in a report."""
 
 from __future__ import annotations
 
@@ -14,39 +14,39 @@ from penstock_scheduler.messages import MAX_BODY_BYTES
 from penstock_scheduler.model.spec import describe_errors
 
 MAX_SAMPLES_PER_S = 1e8
-"""Above all that was ever measured: a report that claims more is refused."""
+"""A report of a higher throughput is refused. No job is nearly as fast."""
 MAX_AHEAD_S = 86_400.0
-"""How far a node's clock may be ahead of ours."""
+"""How far a node's clock may be ahead of the daemon's."""
 MAX_EPOCH = 2**31
 MAX_STEPS = 10**9
 
 
 class Bucket:
-    """A token bucket for each name."""
+    """A token bucket for each name: `per_s` tokens per second, at most `burst`."""
 
     def __init__(self, per_s: float, burst: float, now_s: Callable[[], float] = time.monotonic) -> None:
         self._per_s, self._burst, self._now_s = per_s, burst, now_s
         self._left: dict[str, tuple[float, float]] = {}
 
     def pause_s(self, name: str) -> float:
-        """What `take` would say, without taking."""
+        """The seconds until there will be a token; 0: there is one. Takes none."""
         left, at_s = self._left.get(name, (self._burst, self._now_s()))
         left += (self._now_s() - at_s) * self._per_s
         return 0.0 if left >= 1 else (1 - left) / self._per_s
 
     def take(self, name: str) -> float:
-        """Take one; 0 if there was one, else the seconds until there will be."""
+        """Take a token. Returns 0 if there was one, else the seconds until there will be one."""
         now_s = self._now_s()
         left, at_s = self._left.get(name, (self._burst, now_s))
         left = min(left + (now_s - at_s) * self._per_s, self._burst)
         self._left[name] = (left - 1 if left >= 1 else left), now_s
-        if len(self._left) > 10_000:  # full buckets remember nothing
+        if len(self._left) > 10_000:  # a full bucket needs no entry
             self._left = {name: kept for name, kept in self._left.items() if kept[0] < self._burst - 1}
         return 0.0 if left >= 1 else (1 - left) / self._per_s
 
 
 class LimitBodies:
-    """ASGI middleware: a body above the limit is not read to its end."""
+    """ASGI middleware that stops reading a body above the limit and refuses the request."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -60,41 +60,41 @@ class LimitBodies:
             message = await receive()
             read += len(message.get("body", b""))
             if read > MAX_BODY_BYTES:
-                raise HTTPException(413, f"the body is above {MAX_BODY_BYTES} bytes; send less at once")
+                raise HTTPException(413, f"the body is longer than {MAX_BODY_BYTES} bytes; send less in one request")
             return message
 
         await self._app(scope, limited, send)
 
 
 def check_report(given: object, job: str, now_s: float) -> Report:
-    """A report that may be taken for this job. Raises ValueError, in words."""
+    """Read and check a report of a job. Raises ValueError with a message for the sender."""
     try:
         report = Report.model_validate(given)
     except ValidationError as error:
         raise ValueError("; ".join(describe_errors(error, Report))[:500]) from None
     if report.job_id != job:
-        raise ValueError(f"it is of job {report.job_id[:50]}, not of {job}")
+        raise ValueError(f"the report is of job {report.job_id[:50]}, not of {job}")
     if report.epoch > MAX_EPOCH or report.sequence > MAX_EPOCH:
-        raise ValueError(f"epoch and sequence are at most {MAX_EPOCH}")
+        raise ValueError(f"epoch and sequence must be at most {MAX_EPOCH}")
     if report.time_s > now_s + MAX_AHEAD_S:
         raise ValueError(
             f"time_s={report.time_s:g} is more than a day ahead of the daemon's clock; set the node's clock"
         )
     body = report.body
     if isinstance(body, Observation):
-        # Counts are bounded first: a product of integers has no bound of its own.
+        # Bound the counts first: their product could be too large for a float.
         counts = (body.gpus, body.nodes, body.atomic_batch, body.accumulation_steps, body.steps)
         if max(counts) > MAX_STEPS:
-            raise ValueError(f"a count above {MAX_STEPS}")
+            raise ValueError(f"each count must be at most {MAX_STEPS}")
         rate = body.samples_per_s
         if max(rate, body.goodput or 0.0) > MAX_SAMPLES_PER_S:
             raise ValueError(f"{max(rate, body.goodput or 0.0):.3g} samples/s are not plausible")
         if body.sync_time_s is not None and body.sync_time_s > body.step_time_s:
-            raise ValueError("sync_time_s is longer than step_time_s")
+            raise ValueError("sync_time_s must not be longer than step_time_s")
         if body.nodes > body.gpus:
-            raise ValueError("more nodes than GPUs")
+            raise ValueError("there are more nodes than GPUs")
     if isinstance(body, Ended) and len(body.text) > 10_000:
-        raise ValueError("text is longer than 10,000 characters")
+        raise ValueError("the text is longer than 10,000 characters")
     if len(report.model_dump_json()) > MAX_REPORT_BYTES:
-        raise ValueError(f"longer than {MAX_REPORT_BYTES} bytes")
+        raise ValueError(f"the report is longer than {MAX_REPORT_BYTES} bytes")
     return report

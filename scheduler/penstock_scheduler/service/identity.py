@@ -1,4 +1,4 @@
-"""Who asks: by the kernel's word on a unix socket, by a token, or by MUNGE."""
+"""Identifies callers: by the peer credentials of a Unix socket, by a token, or by MUNGE."""
 
 from __future__ import annotations
 
@@ -30,33 +30,34 @@ from penstock_scheduler.store import SqlStore
 log = logging.getLogger(__name__)
 
 TOKEN_LIFE_S = 30 * 86_400.0
-"""Of a token that does not say."""
+"""Lifetime of a token whose order does not give one."""
 
 CACHED_S = 5.0
-"""How long a token that was found good needs no look into the store; revoking one drops it here at once."""
+"""How long a valid token is not looked up in the store again. Revoking a token takes effect at once."""
 
 FAILED_PER_S = 1.0
 FAILED_BURST = 50
-"""Failed logins from one address: each costs a look into the store or a process."""
+"""Failed logins from one address that are allowed at once. Each costs a query of the store or a process."""
 
 ACCOUNT_CACHED_S = 60.0
-"""How long an account is not looked up again: where accounts come over the network, each look may take long."""
+"""How long an account is not looked up again. A look-up over the network may take long."""
 
 MUNGE_AT_ONCE = 8
+"""Most unmunge processes at the same time."""
 
 _PREFIX = "penstock"
 _NOT_REACHED = (5, 6, 7)
-"""unmunge's exit statuses for munged's own trouble: no memory, socket, timeout (libmunge, munge_err_t)."""
+"""Exit statuses of unmunge for failures of munged: no memory, socket, timeout (libmunge, munge_err_t)."""
 _STATUS = re.compile(r"^STATUS:\s*(.*?)\s*\(\d+\)", re.MULTILINE)
 _UID = re.compile(r"^UID:.*\((\d+)\)\s*$", re.MULTILINE)
 _CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
 
 
 class PeerProtocol(H11Protocol):
-    """HTTP as uvicorn speaks it, with the uid of the peer in the request's state where the connection is a unix socket."""
+    """Uvicorn's HTTP protocol that adds the peer's uid to the state of requests on a Unix socket."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Ask the kernel who has connected: the credentials are those of the moment of connect(2)."""
+        """Ask the kernel for the peer's credentials. They are those at the time of connect(2)."""
         super().connection_made(transport)
         connection = transport.get_extra_info("socket")
         if connection is not None and connection.family == socket.AF_UNIX:
@@ -66,7 +67,7 @@ class PeerProtocol(H11Protocol):
 
 
 class Gatekeeper:
-    """Says who asks. Raises Refusal 401 where nobody can say."""
+    """Identifies callers, and creates and revokes tokens."""
 
     def __init__(self, settings: ApiSettings, store: SqlStore) -> None:
         self._settings = settings
@@ -77,20 +78,26 @@ class Gatekeeper:
         self._accounts: dict[int | str, tuple[float, pwd.struct_passwd | None]] = {}
 
     async def identify(self, request: Request) -> Identity:
-        """Who asks. A header goes before the socket, so that a token can be tried there, too."""
+        """The caller of a request. An Authorization header takes precedence over the socket's credentials.
+
+        Raises:
+            Refusal: 401, the caller cannot be identified; 429, too many failed logins; 503, munged does not answer.
+        """
         given = request.headers.get("authorization")
         if given is None:
             uid = request.scope.get("state", {}).get("peer_uid")
             if uid is None:
-                raise Refusal(401, "who-are-you", "give a token in the header Authorization: Bearer TOKEN")
+                raise Refusal(401, "unauthenticated", "send a token in the header Authorization: Bearer TOKEN")
             return await self._of_uid(uid, "socket")
         where = request.client.host if request.client else "socket"
         kind, _, proof = given.partition(" ")
         if kind.lower() == "basic" and is_page(request):
             kind, proof = "bearer", _password(proof)
-        # Who was let in before is not held up by others at the same address, such as on a login node.
+        # Failed logins of others at the same address, such as a login node, do not slow down a valid token.
         if proof.strip() not in self._good and (pause_s := self._failed.pause_s(where)) > 0:
-            raise Refusal(429, "too-many", f"too many failed logins from {where}", retry_after_s=pause_s)
+            raise Refusal(
+                429, "too-many", f"too many failed logins from {where}; wait and try again", retry_after_s=pause_s
+            )
         try:
             return await self._by_header(request, kind, proof)
         except Refusal as refusal:
@@ -104,12 +111,11 @@ class Gatekeeper:
             return await self._by_token(proof.strip())
         if kind.upper() == "MUNGE" and self._settings.munge:
             return await self._by_munge(proof.strip(), munge_payload(request.method, request.url.path))
-        raise Refusal(
-            401, "who-are-you", "the header Authorization is neither Bearer TOKEN nor a MUNGE that is allowed"
-        )
+        munge = " or MUNGE CREDENTIAL" if self._settings.munge else ""
+        raise Refusal(401, "unauthenticated", f"the header Authorization must be Bearer TOKEN{munge}")
 
     def new_token(self, order: TokenOrder) -> NewToken:
-        """Make a token. The store has a digest of its secret: 256 random bits need no salt and no slow hash."""
+        """Create a token. The store keeps a digest of its secret; 256 random bits need neither salt nor a slow hash."""
         now_s = time.time()
         name, secret = secrets.token_hex(8), secrets.token_urlsafe(32)
         view = TokenView(
@@ -126,28 +132,28 @@ class Gatekeeper:
         return NewToken(token=f"{_PREFIX}_{name}_{secret}", view=view)
 
     def revoke(self, token: str) -> TokenView:
-        """Make a token worthless at once."""
+        """Revoke a token at once. Raises Refusal 404 if there is no such token."""
         if not self._store.tokens(token):
             raise Refusal(404, "no-such-token", f"there is no token {token}; see GET /v1/tokens")
         self._store.revoke_token(token)
         self._good = {proof: good for proof, good in self._good.items() if good[1].id != token}
         return self._store.tokens(token)[0][0]
 
-    async def _account(self, who: int | str) -> pwd.struct_passwd | None:
-        """The account of that uid or name; None: there is none."""
+    async def _account(self, user: int | str) -> pwd.struct_passwd | None:
+        """The account with this uid or name; None: there is none."""
         now_s = time.monotonic()
-        since_s, account = self._accounts.get(who, (-math.inf, None))
+        since_s, account = self._accounts.get(user, (-math.inf, None))
         if now_s - since_s > ACCOUNT_CACHED_S:
-            account = await asyncio.to_thread(_look_up_account, who)
+            account = await asyncio.to_thread(_look_up_account, user)
             if len(self._accounts) > 10_000:
                 self._accounts.clear()
-            self._accounts[who] = now_s, account
+            self._accounts[user] = now_s, account
         return account
 
     async def _of_uid(self, uid: int, by: Any) -> Identity:
         account = await self._account(uid)
         if account is None:
-            raise Refusal(401, "who-are-you", f"no user has uid {uid} here")
+            raise Refusal(401, "unauthenticated", f"the daemon's host has no user with uid {uid}")
         user = account.pw_name
         if by == "socket" and uid in (0, os.geteuid()):
             return Identity(user=user, uid=uid, role="admin", by=by)
@@ -167,7 +173,9 @@ class Gatekeeper:
                 self._good.clear()
             self._good[proof] = now_s, view
         if now_s >= view.expires_s:
-            raise Refusal(401, "who-are-you", "the token has expired; ask an admin for another: penstock token create")
+            raise Refusal(
+                401, "unauthenticated", "the token has expired; ask an admin for a new one (penstock token create)"
+            )
         account = await self._account(view.user)
         uid = account.pw_uid if account else None
         return Identity(user=view.user, uid=uid, role=view.role, job=view.job, by="token")
@@ -177,11 +185,13 @@ class Gatekeeper:
         name, _, secret = rest.partition("_")
         found = self._store.tokens(name) if prefix == _PREFIX and name.isalnum() else []
         if not found or not hmac.compare_digest(found[0][1], _digest(secret)) or found[0][0].revoked:
-            raise Refusal(401, "who-are-you", "the token is unknown or revoked; ask an admin: penstock token create")
+            raise Refusal(
+                401, "unauthenticated", "the token is unknown or revoked; ask an admin for one (penstock token create)"
+            )
         return found[0][0]
 
     async def _by_munge(self, proof: str, payload: str) -> Identity:
-        """munged refuses what is forged, too old, or was shown before; the payload ties it to this request."""
+        """munged refuses a credential that is forged, expired or replayed. The payload ties it to this request."""
         at = [f"--socket={self._settings.munge_socket}"] if self._settings.munge_socket else []
         async with self._munge:
             try:
@@ -192,33 +202,33 @@ class Gatekeeper:
                     stdout=asyncio.subprocess.PIPE,
                     stderr=asyncio.subprocess.PIPE,
                 )
-                told, why = await asyncio.wait_for(process.communicate(proof.encode()), 10)
+                output, why = await asyncio.wait_for(process.communicate(proof.encode()), 10)
             except (OSError, TimeoutError) as error:
-                raise Refusal(503, "busy", f"MUNGE cannot be asked: {error}; try again, or use a token") from None
-        status = _STATUS.search(told.decode(errors="replace"))
+                raise Refusal(503, "busy", f"MUNGE does not answer: {error}; try again, or use a token") from None
+        status = _STATUS.search(output.decode(errors="replace"))
         text = status[1] if status else why.decode(errors="replace").strip()
         if process.returncode in _NOT_REACHED:
-            raise Refusal(503, "busy", f"MUNGE cannot be asked: {text}; try again, or use a token")
+            raise Refusal(503, "busy", f"MUNGE does not answer: {text}; try again, or use a token")
         if process.returncode != 0:
-            raise Refusal(401, "who-are-you", f"MUNGE refuses the credential: {text}; make a new one")
-        head, _, body = told.decode(errors="replace").partition("\n\n")
+            raise Refusal(401, "unauthenticated", f"MUNGE refuses the credential: {text}; create a new one")
+        head, _, body = output.decode(errors="replace").partition("\n\n")
         found = _UID.search(head)
         if found is None or body != payload:
-            raise Refusal(401, "who-are-you", f"the MUNGE credential must be made of {payload!r}")
+            raise Refusal(401, "unauthenticated", f"the payload of the MUNGE credential must be {payload!r}")
         return await self._of_uid(int(found[1]), "munge")
 
 
-def _look_up_account(who: int | str) -> pwd.struct_passwd | None:
+def _look_up_account(user: int | str) -> pwd.struct_passwd | None:
     try:
-        return pwd.getpwuid(who) if isinstance(who, int) else pwd.getpwnam(who)
+        return pwd.getpwuid(user) if isinstance(user, int) else pwd.getpwnam(user)
     except KeyError:
         return None
 
 
 def is_page(request: Request) -> bool:
-    """Whether a browser may be asking, which knows passwords and no tokens.
+    """Whether a browser may log in with a token as its password.
 
-    For pages alone: a browser sends a password along with whatever another site has it ask, too.
+    Only for pages: a browser also sends the password with requests that another site makes it send.
     """
     return request.method == "GET" and request.url.path.endswith("/page")
 

@@ -1,4 +1,4 @@
-"""What Prometheus scrapes: the board in numbers. No name of a user or a job is among them. See docs/admin/observing.md."""
+"""The metrics that Prometheus scrapes. They name neither users nor jobs. docs/admin/observing.md lists them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from penstock_scheduler.records import RoundRecord
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 _Values = dict[tuple[str, ...], float]
-"""Values of the labels -> value."""
+"""Label values -> value."""
 
 
 def metrics(
@@ -29,20 +29,22 @@ def metrics(
     """All metrics in Prometheus' text format.
 
     Args:
-        live: jobs that have not ended.
+        live: the jobs that have not ended.
         record: the newest round.
-        counters: what the service counts, since the daemon started.
-        spent_usd: dollars in the ledger.
+        counters: what the API has counted since the daemon started.
+        spent_usd: dollars spent in the cloud, by the ledger.
         now_s: s since 1970.
     """
     registry = CollectorRegistry()
-    spent = _gauge("cloud_spent_usd", "Dollars that the ledger says were spent in the cloud.", {(): spent_usd})
+    spent = _gauge("cloud_spent_usd", "Dollars spent in the cloud, by the ledger.", {(): spent_usd})
     families = [*_cluster(cluster, now_s), *_jobs(live, now_s), *_round(record, now_s), *_counts(counters), spent]
-    registry.register(_Given(families))
+    registry.register(_Fixed(families))
     return generate_latest(registry)
 
 
-class _Given(Collector):
+class _Fixed(Collector):
+    """Metric families that were computed before."""
+
     def __init__(self, families: list[Metric]) -> None:
         self._families = families
 
@@ -60,22 +62,23 @@ def _gauge(name: str, text: str, values: _Values, labels: tuple[str, ...] = ()) 
 def _cluster(cluster: ClusterView, now_s: float) -> list[Metric]:
     gpus: _Values = {}
     for gpu_type, total in cluster.gpus.items():
-        given, others = cluster.given.get(gpu_type, 0), cluster.others.get(gpu_type, 0)
+        allocated, others = cluster.allocated.get(gpu_type, 0), cluster.others.get(gpu_type, 0)
         out = cluster.unusable.get(gpu_type, 0)
-        states = {"given": given, "others": others, "unusable": out, "free": max(total - given - others - out, 0)}
+        free = max(total - allocated - others - out, 0)
+        states = {"allocated": allocated, "others": others, "unusable": out, "free": free}
         gpus |= {(gpu_type, state): count for state, count in states.items()}
-    seen: _Values = {} if cluster.observed_s is None else {(): max(now_s - cluster.observed_s, 0.0)}
+    age_s: _Values = {} if cluster.observed_s is None else {(): max(now_s - cluster.observed_s, 0.0)}
     return [
         _gauge("gpus", "GPUs by type and state.", gpus, ("gpu_type", "state")),
         _gauge("jobs", "Jobs that have not ended.", {(state,): n for state, n in cluster.jobs.items()}, ("state",)),
         _gauge(
             "gpu_price",
-            "Price of a GPU, in the policy's unit.",
+            "Price of a GPU in the newest round, in the unit of the policy's objective.",
             {(t,): p for t, p in cluster.prices.items()},
             ("gpu_type",),
         ),
-        _gauge("paused", "1 while no round is decided because an admin said so.", {(): float(cluster.paused)}),
-        _gauge("observed_age_seconds", "Since the cluster was last seen.", seen),
+        _gauge("paused", "1 while an admin has paused the rounds, else 0.", {(): float(cluster.paused)}),
+        _gauge("observed_age_seconds", "Seconds since the cluster was last observed.", age_s),
     ]
 
 
@@ -84,12 +87,12 @@ def _jobs(live: Sequence[JobView], now_s: float) -> list[Metric]:
     return [
         _gauge(
             "oldest_wait_seconds",
-            "Since the job that waits and was submitted first was submitted.",
+            "Seconds that the oldest waiting job has waited since its submission.",
             {(): max(oldest_s, 0.0)},
         ),
         _gauge(
             "restarts",
-            "Restarts so far of the jobs that have not ended.",
+            "Restarts of the jobs that have not ended.",
             {(): float(sum(view.restarts for view in live))},
         ),
     ]
@@ -99,23 +102,34 @@ def _round(record: RoundRecord | None, now_s: float) -> list[Metric]:
     if record is None:
         return []
     plan = record.plan
-    goodput = sum(given.goodput for given in plan.assignments.values() if given.goodput is not None)
+    goodput = sum(each.goodput for each in plan.assignments.values() if each.goodput is not None)
     gap: _Values = {(): plan.solve.gap} if plan.solve else {}
     return [
         _gauge("round", "Number of the newest round.", {(): float(plan.round)}),
-        _gauge("round_age_seconds", "Since it was decided.", {(): max(now_s - record.snapshot.time_s, 0.0)}),
-        _gauge("round_seconds", "What it took, by phase.", {(p,): s for p, s in record.seconds.items()}, ("phase",)),
-        _gauge("round_gap_ratio", "How far its plan may be from the best one.", gap),
-        _gauge("round_waiting", "Jobs that it gave nothing.", {(): float(len(plan.waiting))}),
         _gauge(
-            "goodput", "Sum of the expected goodput of all jobs in it, samples/s of each job's own kind.", {(): goodput}
+            "round_age_seconds",
+            "Seconds since the newest round was decided.",
+            {(): max(now_s - record.snapshot.time_s, 0.0)},
+        ),
+        _gauge(
+            "round_seconds",
+            "Seconds that the newest round took, by phase.",
+            {(p,): s for p, s in record.seconds.items()},
+            ("phase",),
+        ),
+        _gauge("round_gap_ratio", "Bound on how far the newest plan is from the best plan, as a share.", gap),
+        _gauge("round_waiting", "Jobs that wait after the newest round.", {(): float(len(plan.waiting))}),
+        _gauge(
+            "goodput",
+            "Sum of the expected goodput of all jobs in the newest round, in samples per second.",
+            {(): goodput},
         ),
     ]
 
 
 def _counts(counters: Counter[str]) -> list[Metric]:
     family = CounterMetricFamily(
-        "penstock_events", "What the service counts since the daemon started.", labels=("kind",)
+        "penstock_events", "Events of the API since the daemon started, by kind.", labels=("kind",)
     )
     for kind, count in sorted(counters.items()):
         family.add_metric((kind,), count)

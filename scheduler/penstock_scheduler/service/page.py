@@ -1,4 +1,4 @@
-"""A job's page: one HTML page that needs nothing but a browser. Airflow's links and mails point to it."""
+"""Renders a job's page: one HTML page without scripts. Links in Airflow and in mails point to it."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from penstock_scheduler.messages import AllocationView, ExplanationView, JobView
 from penstock_scheduler.report.html import COLOURS, STYLE
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-"""Content-Security-Policy of the page: nothing is loaded and no script runs, whatever a job's name or output holds."""
+"""Content-Security-Policy of the page: the browser loads nothing and runs no script, whatever a job's output contains."""
 
 TAIL_BYTES = 16 * 1024
-"""Of the job's output that are shown."""
+"""Bytes from the end of the job's output that the page shows."""
 
 _WIDTH, _HEIGHT, _LEFT, _TOP = 1000, 170, 50, 10
-"""Pixels of the picture, of its plot's height with the axis, and of its margins."""
+"""Pixels: width of the picture, height of the plot with its axis, left and top margin."""
 
 _TEMPLATE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <title>Job {{ job.id }} {{ state }}</title><style>{{ style|safe }}
 pre{background:var(--card);padding:.8rem;border-radius:4px;overflow-x:auto;max-height:30rem}th{white-space:nowrap}</style></head><body>
 <h1>Job {{ job.id }}{% if job.name %}: {{ job.name }}{% endif %}</h1>
-<p class="verdict" id="explain">{% for line in words %}{{ line }}{% if not loop.last %}<br>{% endif %}{% endfor %}</p>
+<p class="verdict" id="explain">{% for line in lines %}{{ line }}{% if not loop.last %}<br>{% endif %}{% endfor %}</p>
 <table>{% for label, text in facts %}<tr><th>{{ label }}</th><td>{{ text }}</td></tr>{% endfor %}</table>
-<h2>GPUs it held</h2>
+<h2>GPUs over time</h2>
 {% if blocks %}<svg viewBox="0 0 {{ width }} {{ height + 30 }}" role="img" aria-label="GPUs over time">
 {% for gpus, y in marks %}<line class="grid" x1="{{ left }}" x2="{{ width }}" y1="{{ y }}" y2="{{ y }}"/>
 <text x="{{ left - 6 }}" y="{{ y + 4 }}" text-anchor="end">{{ gpus }}</text>{% endfor %}
@@ -37,25 +37,26 @@ pre{background:var(--card);padding:.8rem;border-radius:4px;overflow-x:auto;max-h
 <text x="{{ width }}" y="{{ height + 18 }}" text-anchor="end">{{ end }}</text></svg>
 <p>{% for gpu_type, colour in key %}
 <span class="key" style="background:{{ colour }}"></span>{{ gpu_type }} &nbsp; {% endfor %}</p>
-{% else %}<p class="soft">None so far.</p>{% endif %}
-{% if options %}<h2>What it could have</h2><div class="wide"><table>
+{% else %}<p class="soft">The job has held no GPUs so far.</p>{% endif %}
+{% if options %}<h2>Possible configurations</h2><div class="wide"><table>
 <tr><th>configuration</th><th class="n">goodput, samples/s</th><th class="n">price</th></tr>
 {% for o in options %}<tr><td>{{ o.gpus }} {{ o.gpu_type }}{% if o.nodes > 1 %} on {{ o.nodes }} nodes{% endif %}</td>
 <td class="n">{{ '%.4g' % o.goodput }}</td><td class="n">{% if o.price is not none %}{{ '%.3g' % o.price }}{% endif %}</td></tr>
 {% endfor %}</table></div>{% endif %}
-<h2>What happened</h2>
+<h2>Events</h2>
 {% if outcomes %}<div class="wide"><table><tr><th>time (UTC)</th><th>round</th><th>action</th><th></th><th>GPUs</th><th></th></tr>
 {% for o in outcomes %}<tr><td>{{ o.time }}</td><td>{{ o.round }}</td><td>{{ o.action }}</td><td>{{ o.progress }}</td>
-<td>{{ o.gpus }}</td><td>{{ o.text }}</td></tr>{% endfor %}</table></div>{% else %}<p class="soft">Nothing so far.</p>{% endif %}
-<h2>The end of its output</h2>
-{% if tail %}<pre>{{ tail }}</pre>{% else %}<p class="soft">There is none.</p>{% endif %}
-<p class="soft">Written by penstockd at {{ now }}; load it again for what is new.</p></body></html>
+<td>{{ o.gpus }}</td><td>{{ o.text }}</td></tr>{% endfor %}</table></div>
+{% else %}<p class="soft">No events so far.</p>{% endif %}
+<h2>End of the output</h2>
+{% if tail %}<pre>{{ tail }}</pre>{% else %}<p class="soft">The job has no output that can be shown.</p>{% endif %}
+<p class="soft">Written by penstockd at {{ now }} UTC. Reload the page to update it.</p></body></html>
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """GPUs that a job held from one time to another, s since 1970."""
+    """GPUs that a job held during a period. Times in s since 1970."""
 
     begin_s: float
     end_s: float
@@ -63,7 +64,7 @@ class Held:
 
 
 def held(job: JobView, outcomes: Sequence[OutcomeView], now_s: float) -> list[Held]:
-    """What the job held when, by the actions that were done."""
+    """The periods in which the job held GPUs, from the actions that were done."""
     found: list[Held] = []
     open_: tuple[float, AllocationView] | None = None
     end_s = job.end_s if job.state == "ended" and job.end_s is not None else now_s
@@ -80,9 +81,14 @@ def held(job: JobView, outcomes: Sequence[OutcomeView], now_s: float) -> list[He
 
 
 def render(
-    job: JobView, said: ExplanationView, outcomes: Sequence[OutcomeView], log: LogPart | None, *, now_s: float
+    job: JobView, explanation: ExplanationView, outcomes: Sequence[OutcomeView], log: LogPart | None, *, now_s: float
 ) -> str:
-    """The page. Everything from outside is escaped. `log`: the end of its output, if there is any; `now_s`: s since 1970."""
+    """The page as HTML. Names, texts and output are escaped.
+
+    Args:
+        log: the end of the job's output; None: it cannot be read.
+        now_s: s since 1970.
+    """
     periods = held(job, outcomes, now_s)
     end_s = job.end_s if job.state == "ended" and job.end_s is not None else now_s
     span_s = max(end_s - job.submit_s, 1.0)
@@ -128,7 +134,7 @@ def render(
         job=job,
         state=state,
         style=STYLE,
-        words=said.words or [said.text],
+        lines=explanation.lines or [explanation.text],
         facts=[(label, text) for label, text in facts.items() if text],
         blocks=blocks,
         marks=[(gpus, y(gpus)) for gpus in sorted({0, most // 2, most})],
@@ -138,7 +144,7 @@ def render(
         left=_LEFT,
         begin=_time(job.submit_s),
         end=_time(end_s),
-        options=sorted(said.configurations, key=lambda option: -option.goodput)[:12],
+        options=sorted(explanation.configurations, key=lambda option: -option.goodput)[:12],
         outcomes=[
             {
                 "time": _time(each.time_s),

@@ -43,7 +43,7 @@ async def accept(call: Call, job: str, batch: ReportBatch) -> ReportReceipt:
     board.counters["reports accepted"] += len(fresh)
     if fresh:
         api.epochs[job] = present = max(present, *(report.epoch for report in fresh))
-        board.heard(fresh)
+        board.take_reports(fresh)
         api.learn(fresh)
     return ReportReceipt(accepted=len(fresh), duplicates=len(good) - len(fresh), refused=bad, epoch=present)
 

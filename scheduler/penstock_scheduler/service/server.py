@@ -1,4 +1,4 @@
-"""The service in a thread of the daemon: uvicorn on a unix socket and, if the settings say so, on TCP."""
+"""Serves the API in a thread of the daemon: uvicorn on a Unix socket and, if the settings say so, on TCP."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ log = logging.getLogger(__name__)
 
 BACKLOG = 2048
 THREADS = 32
-"""For what may wait: the store, Slurm, files. Python's own default is 6 on a machine of two cores."""
+"""Threads for calls that may block: the store, Slurm, files. Python's default is 6 on a machine with two cores."""
 GRACE_S = 2
 
 SWITCH_S = 0.0005
-"""A thread that computes (a round, a look at the cluster) keeps the interpreter for so long before a request gets its turn. A
-request takes some ten turns, so Python's own 5 ms made the slowest of them wait for a tenth of a second."""
+"""How long a thread that computes, such as the round loop's, may keep the interpreter while a request waits for it. A request
+waits some ten times, so that Python's default of 5 ms delayed the slowest requests by a tenth of a second."""
 
 FULL_COLLECTIONS = 1000
-"""Python looks through all objects for garbage after so many looks through the young ones, and nobody is answered meanwhile:
-for 0.1 s with 2,000 jobs and 500 who wait, 0.2 to 0.4 s with what the imports made. Python's own 10 did that every 8 s."""
+"""Number of collections of the middle generation before Python collects all generations. No request is answered during a full
+collection: for 0.1 s with 2,000 jobs and 500 waiting clients. Python's default of 10 led to one every 8 s."""
 
 
 class Service:
-    """Serves from `start` to `stop`. The sockets are bound when it is made: what is wrong with them is said early."""
+    """Serves the API from `start` to `stop`. Binds the sockets at once. Raises ConfigError if that fails."""
 
     def __init__(self, settings: ApiSettings, path: Path, app: FastAPI, board: Board) -> None:
         self._app, self._board, self._path = app, board, path
@@ -52,15 +52,15 @@ class Service:
         self._thread = threading.Thread(target=self._run, name="api", daemon=True)
 
     def start(self) -> None:
-        """Serve in a thread of its own."""
+        """Start serving in a thread of its own."""
         sys.setswitchinterval(SWITCH_S)
         gc.collect()
-        gc.freeze()  # what the imports made stays for ever, and need not be looked through again
+        gc.freeze()  # objects of imported modules live until the end; leave them out of full collections
         gc.set_threshold(*gc.get_threshold()[:2], FULL_COLLECTIONS)
         self._thread.start()
 
     def stop(self) -> None:
-        """Answer what is being asked, for a moment, and end."""
+        """Stop serving. Requests in progress have a moment to finish."""
         for server in self._servers:
             server.should_exit = True
         self._thread.join(timeout=GRACE_S + 5)
@@ -95,13 +95,13 @@ def _bind_unix(path: Path) -> socket.socket:
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.unlink(missing_ok=True)  # of a daemon that was killed: the store's lock says that none is there
+        path.unlink(missing_ok=True)  # a killed daemon left it; the lock of the store shows that no daemon runs
         listening.bind(str(path))
-        os.chmod(path, 0o666)  # noqa: S103, PTH101 - whoever connects is known by name
+        os.chmod(path, 0o666)  # noqa: S103, PTH101 - the kernel tells who connects
         listening.listen(BACKLOG)
     except OSError as error:
         listening.close()
-        raise ConfigError(f"[api] socket={str(path)!r}: {error.strerror or error}; give another path") from None
+        raise ConfigError(f"[api] socket={str(path)!r}: {error.strerror or error}; choose another path") from None
     return listening
 
 
@@ -115,5 +115,5 @@ def _bind_tcp(listen: str) -> socket.socket:
         listening.listen(BACKLOG)
     except (OSError, OverflowError) as error:
         listening.close()
-        raise ConfigError(f"[api] listen={listen!r}: {error}; give an address of this host and a free port") from None
+        raise ConfigError(f"[api] listen={listen!r}: {error}; choose an address of this host and a free port") from None
     return listening

@@ -10,38 +10,44 @@ LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
 
 class ApiSettings(BaseModel):
-    """Where the API listens, and who may do what."""
+    """Where the API listens, who may use it, and how much."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    enabled: bool = Field(default=True, description="Whether there is an API at all.")
-    socket: Path | None = Field(default=None, description="Unix socket; absent: api.sock in the daemon's state_dir.")
+    enabled: bool = Field(default=True, description="Whether penstockd serves the API.")
+    socket: Path | None = Field(
+        default=None, description="Path of the Unix socket; absent: api.sock in the daemon's state_dir."
+    )
     listen: str | None = Field(
         default=None,
         pattern=r"^(\[[0-9a-fA-F:]+\]|[^:\s]+):[0-9]{1,5}$",
-        description="HOST:PORT to listen on as well; absent: the socket alone.",
+        description="HOST:PORT of a TCP address to listen on, besides the socket; absent: only the socket.",
     )
-    tls: bool = Field(default=True, description="Whether TLS is a must for listening on anything but loopback.")
-    tls_certificate: Path | None = Field(default=None, description="The certificate and its chain, PEM.")
-    tls_key: Path | None = Field(default=None, description="Its key, PEM.")
-    munge: bool = Field(default=False, description="Whether MUNGE credentials prove who asks over TCP.")
-    munge_socket: Path | None = Field(default=None, description="munged's socket; absent: MUNGE's own default.")
-    operators: tuple[str, ...] = Field(default=(), description="Users who see and change all jobs.")
-    admins: tuple[str, ...] = Field(default=(), description="Users who change settings and make tokens, too.")
-    requests_per_s: PositiveFloat = Field(default=100.0, description="Requests that one user may make, per second.")
-    burst: PositiveInt = Field(default=500, description="Requests that one user may make at once after a pause.")
-    submissions_per_hour: PositiveInt = Field(default=1000, description="Jobs that one user may submit in an hour.")
-    max_waiting: PositiveInt = Field(default=2000, description="Requests that wait for a change at a time.")
+    tls: bool = Field(default=True, description="Whether TLS is required to listen on any address but loopback.")
+    tls_certificate: Path | None = Field(default=None, description="PEM file with the certificate and its chain.")
+    tls_key: Path | None = Field(default=None, description="PEM file with the certificate's key.")
+    munge: bool = Field(default=False, description="Whether clients on TCP may identify themselves with MUNGE.")
+    munge_socket: Path | None = Field(default=None, description="Path of munged's socket; absent: MUNGE's default.")
+    operators: tuple[str, ...] = Field(default=(), description="Users that see and change the jobs of all users.")
+    admins: tuple[str, ...] = Field(
+        default=(), description="Users that, in addition, change settings and create tokens."
+    )
+    requests_per_s: PositiveFloat = Field(default=100.0, description="Requests per second that one user may send.")
+    burst: PositiveInt = Field(default=500, description="Requests that one user may send at once after a pause.")
+    submissions_per_hour: PositiveInt = Field(default=1000, description="Jobs that one user may submit per hour.")
+    max_waiting: PositiveInt = Field(
+        default=2000, description="Requests of all users that may wait for a change at the same time."
+    )
 
     @model_validator(mode="after")
     def _safe(self) -> ApiSettings:
         if (self.tls_certificate is None) != (self.tls_key is None):
-            raise ValueError("tls_certificate and tls_key go together")
+            raise ValueError("give both tls_certificate and tls_key, or neither")
         if self.listen and self.tls and self.tls_certificate is None:
             host = self.listen.rsplit(":", 1)[0]
             if host not in LOOPBACK:
                 raise ValueError(
                     f"listen={self.listen!r} without TLS shows tokens to the network; give tls_certificate and tls_key, or "
-                    "say tls = false"
+                    "set tls = false"
                 )
         return self

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from penstock_scheduler.errors import RoundFailed
 from penstock_scheduler.explain import explain, words
 from penstock_scheduler.forecast import ask, with_job
-from penstock_scheduler.forecast import words as told
+from penstock_scheduler.forecast import describe as describe_forecast
 from penstock_scheduler.limits import PartitionRules, by_partition
 from penstock_scheduler.messages import (
     MAX_PAGE,
@@ -72,7 +72,7 @@ def node_views(board: Board, drains: Sequence[Drain]) -> list[NodeView]:
             name=node.name,
             gpu_type=node.gpu_type,
             gpus=node.gpus,
-            given=held.get(node.name, 0),
+            allocated=held.get(node.name, 0),
             others=node.gpus_others,
             usable=node.usable,
             state=node.state,
@@ -102,7 +102,7 @@ def cluster_view(board: Board, controls: Controls) -> ClusterView:
         policy=controls.policy()[0],
         paused=controls.paused(),
         gpus=by_type(lambda node: node.gpus),
-        given=by_type(lambda node: node.given),
+        allocated=by_type(lambda node: node.allocated),
         others=by_type(lambda node: node.others),
         unusable=by_type(lambda node: 0 if node.usable else node.gpus),
         jobs=jobs,
@@ -176,7 +176,7 @@ def explanation_view(view: JobView, record: RoundRecord | None) -> ExplanationVi
         decided_s=found.decided_s,
         code=found.reason.code.value,
         text=found.reason.text,
-        words=[*words(found, now_s=time.time()), *describe_result(view)],
+        lines=[*words(found, now_s=time.time()), *describe_result(view)],
         needs=found.reason.needs,
         estimated_start_s=found.reason.estimated_start_s,
         goodput=found.assignment.goodput if found.assignment else None,
@@ -261,5 +261,5 @@ def forecast(
         price=None if assignment is None or price is None else price * assignment.placement.gpus,
         estimated_start_s=None if never else answer.start_s,
         displaced=len(answer.others),
-        words=told(answer, time.time()),
+        lines=describe_forecast(answer, time.time()),
     )

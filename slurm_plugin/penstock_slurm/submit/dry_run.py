@@ -16,7 +16,7 @@ from pathlib import Path
 from penstock_profiles.families import load_families
 from penstock_scheduler.clock import WallClock
 from penstock_scheduler.errors import BadJobSpec, StoreError
-from penstock_scheduler.forecast import ask, with_job, words
+from penstock_scheduler.forecast import ask, describe, with_job
 from penstock_scheduler.limits import LimitSettings, by_partition, site_limits
 from penstock_scheduler.model import Job, JobSpec, Phase, Snapshot
 from penstock_scheduler.models import SpecModels
@@ -93,8 +93,8 @@ def explain(settings: Settings, spec: JobSpec, asked: Asked) -> Iterator[str]:
     limits = site_limits(site, [job])
     policy, _ = make_policy(daemon.policy, settings.policy(daemon.policy))
     answer = ask(policy, with_job(snapshot, job, known, limits), THIS)
-    yield from words(answer, now_s, {job.id: job.name for job in snapshot.jobs})
-    yield f"decided by the policy {policy.name} on {source}; other jobs may arrive before the real round"
+    yield from describe(answer, now_s, {job.id: job.name for job in snapshot.jobs})
+    yield f"Decided by the policy {policy.name} on {source}; other jobs may arrive before the real round."
 
 
 def _snapshot(settings: Settings, models: SpecModels, now_s: float) -> tuple[Snapshot, str]:

@@ -75,7 +75,7 @@ class Api:
 
     def look(self, *jobs, finished: dict[str, Fate] | None = None) -> None:
         self.submitter.ended.update(finished or {})
-        self.board.saw(ClusterState(snapshot("t4:2x4", []).nodes, jobs), time.time())
+        self.board.take_state(ClusterState(snapshot("t4:2x4", []).nodes, jobs), time.time())
 
 
 ADAS = job("1", user="ada", max_gpus=4, phase=Phase.RUNNING, allocation=on("t4", t4_00=2))

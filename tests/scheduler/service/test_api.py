@@ -80,7 +80,7 @@ def test_tokens_expire_and_are_revoked_at_once(api):
             assert me.revoke_token(good.view.id).revoked
             with pytest.raises(ApiError, match="revoked") as error:
                 ada.me()
-            assert (error.value.status, error.value.code) == (401, "who-are-you")
+            assert (error.value.status, error.value.code) == (401, "unauthenticated")
     assert good.token.split("_", 2)[2] not in str(list(api.board.store.export()))
     for wrong in ("", "x", "penstock__", good.token[:-1], "penstock_' or 1=1 --_x"):
         with pytest.raises(ApiError, match="token"):
@@ -135,7 +135,7 @@ def test_the_same_key_at_once_is_one_job(api):
 
 def test_a_job_that_is_not_managed_is_told_why_to_its_user_alone(api):
     refused = Refusal("7", "train", "ada", "max_gpus must be at least min_gpus; raise --max-gpus")
-    api.board.saw(ClusterState((), (), (refused,)), time.time())
+    api.board.take_state(ClusterState((), (), (refused,)), time.time())
     with api.client("ada") as ada, api.client("bob") as bob:
         for ask in (ada.job, ada.explain, ada.cancel):
             with pytest.raises(ApiError, match="does not manage job 7: max_gpus must be at least") as error:
@@ -151,7 +151,7 @@ def test_who_waits_is_told_of_a_change(api):
         before = ada.job("1")
         thread = threading.Thread(target=lambda: answers.append(other.job("1", wait_s=30, since=before.version)))
         thread.start()
-        while not api.board._waiting:
+        while not api.board.awaited:
             time.sleep(0.01)
         assert not answers
         api.look(job("1", user="ada"), BOBS)
@@ -201,8 +201,8 @@ def test_reports_are_taken_once_and_of_the_present_epoch(api):
         ({"step_time_s": -1.0}, "greater than 0"),
         ({"step_time_s": 1e-8}, "samples/s are not plausible"),
         ({"goodput": 1e9}, "samples/s are not plausible"),
-        ({"atomic_batch": 10**30}, "a count above"),
-        ({"sync_time_s": 0.6}, "longer than step_time_s"),
+        ({"atomic_batch": 10**30}, "each count must be at most"),
+        ({"sync_time_s": 0.6}, "must not be longer than step_time_s"),
         ({"nodes": 3}, "more nodes than GPUs"),
         ({"gpu_typ": "t4"}, "gpu_typ"),
     ],
@@ -294,7 +294,7 @@ def test_explain_tells_configurations_and_prices(api):
     assert told.round == 1
     assert told.text
     assert {(each.gpus, each.goodput) for each in told.configurations} >= {(1, 1.0), (2, 2.0), (4, 4.0)}
-    assert told.words
+    assert told.lines
 
 
 def test_events_reach_those_who_may_see_them(api):
@@ -394,7 +394,7 @@ def test_a_report_is_acknowledged_when_a_lock_on_the_store_is_gone(tmp_path, mon
 
 def test_a_daemon_that_is_away_is_said(tmp_path, monkeypatch):
     monkeypatch.setattr("penstock_scheduler.client.RETRY_PAUSES_S", (0.0,))
-    with pytest.raises(DaemonAway, match="running jobs run on"):
+    with pytest.raises(DaemonAway, match="Running jobs keep running"):
         Client(f"unix:{tmp_path}/none").me()
 
 

@@ -36,7 +36,7 @@ def test_the_cluster_in_numbers(scraped):
         for family in text_string_to_metric_families(scraped)
         for sample in family.samples
     }
-    assert samples["penstock_gpus", "given", "t4"] == 2
+    assert samples["penstock_gpus", "allocated", "t4"] == 2
     assert samples["penstock_gpus", "free", "t4"] == 6
     assert samples["penstock_jobs", "running"] == 1
     assert samples["penstock_jobs", "queued"] == 1

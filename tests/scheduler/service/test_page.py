@@ -59,7 +59,7 @@ def test_whatever_a_job_is_called_and_prints_is_text():
     part = LogPart(offset=0, next=1, size=1, text=evil, ended=False)
     where = AllocationView(gpu_type=evil, gpus=1, nodes={evil: 1})
     past = [outcome(1, evil, where), outcome(2, "start", where)]
-    text = render(job, ExplanationView(job=job, code="x", text=evil, words=[evil]), past, part, now_s=10.0)
+    text = render(job, ExplanationView(job=job, code="x", text=evil, lines=[evil]), past, part, now_s=10.0)
     elements = Elements()
     elements.feed(text)
     assert not {"script", "img", "link", "iframe"} & set(elements.names)

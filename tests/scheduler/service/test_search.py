@@ -72,11 +72,11 @@ class Played:
             told = Started(gpu_type="t4", gpu_ids={}) if said < 0 else Result(metric=metrics[said], progress=progress)
             report = Report(job_id=number, epoch=1, sequence=said + 1, time_s=100.0 + said, body=told)
             board.store.add_reports([report])
-            board.heard([report])
+            board.take_reports([report])
             self._said[number] = said + 1
         plan = dataclasses.replace(board.record.plan, waiting=waiting)
         board.record = dataclasses.replace(board.record, plan=plan)
-        board.saw(ClusterState(snapshot("t4:2x4", []).nodes, tuple(there)), time.time())
+        board.take_state(ClusterState(snapshot("t4:2x4", []).nodes, tuple(there)), time.time())
 
 
 @pytest.fixture(scope="module")

@@ -73,11 +73,11 @@ def test_munge_says_who_asks_and_each_credential_is_good_once(tmp_path, munge_so
         once = credential(munge_socket, "penstock GET /v1/me")
         assert ask("/v1/me", once).json()["user"] == ME
         again = ask("/v1/me", once)
-        assert (again.status_code, again.json()["error"]["code"]) == (401, "who-are-you")
+        assert (again.status_code, again.json()["error"]["code"]) == (401, "unauthenticated")
         assert "Replayed" in again.json()["error"]["message"]
         other = ask("/v1/jobs", credential(munge_socket, "penstock GET /v1/me"))
         assert other.status_code == 401
-        assert "must be made of 'penstock GET /v1/jobs'" in other.json()["error"]["message"]
+        assert "must be 'penstock GET /v1/jobs'" in other.json()["error"]["message"]
         good = credential(munge_socket, "penstock GET /v1/me")["Authorization"]
         assert ask("/v1/me", {"Authorization": good[:-20] + "A" * 19 + ":"}).status_code == 401
         if os.geteuid() == 0:

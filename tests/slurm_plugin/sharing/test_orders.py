@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from penstock_profiles.colocation import Colocation
-from penstock_scheduler.cli.site import agents_in
+from penstock_scheduler.cli.doctor import agents_in
 from penstock_scheduler.clock import WallClock
 from penstock_scheduler.errors import ClusterAway, ConfigError
 from penstock_scheduler.model import Job, JobSpec, JobUse, Limit, Pack, PackSeen, Phase, SharedGpus

@@ -86,7 +86,7 @@ async def get_job(
     view = await call.job(job)
     if wait and since is not None and view.state != "ended" and view.version <= since:
         async with call.api.place_to_wait():
-            await call.api.board.changed(job, since, wait)
+            await call.api.board.wait_for_change(job, since, wait)
         view = await call.job(job)
     return view
 

@@ -1,0 +1,191 @@
+"""Commands for admins and operators: policy, pause, resume, drain, token."""
+
+from __future__ import annotations
+
+import time
+import tomllib
+from typing import Annotated
+
+import typer
+from pydantic import TypeAdapter, ValidationError
+
+from penstock_scheduler.cli.ask import JSON, ask, local_time, print_json, print_table
+from penstock_scheduler.errors import ConfigError
+from penstock_scheduler.messages import Drained, DrainOrder, Role, TokenOrder
+from penstock_scheduler.model.spec import describe_errors
+
+policy = typer.Typer(no_args_is_help=True, help="Show the policies, or choose the one that decides.")
+token = typer.Typer(no_args_is_help=True, help="Create, list and revoke bearer tokens for the API. For admins.")
+
+
+@policy.command("list")
+def policies(as_json: bool = JSON) -> None:
+    """Show the policies and their settings. An asterisk marks the one that decides."""
+    found = ask(lambda penstock: penstock.policies())
+    if as_json:
+        print_json(found)
+        return
+    rows = [
+        ("*" if each.active else "", each.name, " ".join(f"{key}={value}" for key, value in each.settings.items()))
+        for each in found
+    ]
+    print_table(("", "POLICY", "SETTINGS"), rows, "No policy is installed.")
+
+
+@policy.command("set")
+def set_policy(
+    name: str = typer.Argument(help="Name of the policy; see `penstock policy list`."),
+    values: Annotated[list[str] | None, typer.Argument(help="Settings as in TOML, such as fairness_p=-1.0.")] = None,
+    as_json: bool = JSON,
+) -> None:
+    """Choose the policy that decides from the next round on. For admins.
+
+    The choice outlives a restart of penstockd. Settings that are not given have their defaults.
+    """
+    for value in values or ():
+        try:
+            tomllib.loads(value)
+        except tomllib.TOMLDecodeError:
+            raise ConfigError(
+                f"{value!r} is not KEY=VALUE as in TOML; put a text in quotes, such as solver='\"milp\"'"
+            ) from None
+    try:
+        settings = tomllib.loads("\n".join(values or ()))  # together, so that sia.x=1 and sia.y=2 are both of sia
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"the settings contradict each other: {error}; give each key once") from None
+    change = ask(lambda penstock: penstock.set_policy(name, settings))
+    if as_json:
+        print_json(change)
+    else:
+        typer.echo(f"The policy {change.name} decides from the next round on.")
+
+
+def pause(as_json: bool = JSON) -> None:
+    """Stop deciding rounds until `penstock resume`. Running jobs keep running. For admins."""
+    _pause(paused=True, as_json=as_json)
+
+
+def resume(as_json: bool = JSON) -> None:
+    """Decide rounds again after `penstock pause`. For admins."""
+    _pause(paused=False, as_json=as_json)
+
+
+def _pause(*, paused: bool, as_json: bool) -> None:
+    answer = ask(lambda penstock: penstock.pause(paused=paused))
+    if as_json:
+        print_json(answer)
+    elif answer.paused:
+        typer.echo("Paused: no rounds are decided. Running jobs keep running.")
+    else:
+        typer.echo("Resumed: rounds are decided again.")
+
+
+def drain(
+    kind: str | None = typer.Argument(None, help="What to drain: node, gpu-type or partition."),
+    name: str | None = typer.Argument(None, help="Its name. Without kind and name, show what is drained."),
+    why: str = typer.Option("", help="Reason to show to users."),
+    end: bool = typer.Option(False, "--end", help="End the drain."),
+    as_json: bool = JSON,
+) -> None:
+    """Drain a node, a GPU type or a partition for adaptive jobs, end a drain, or show what is drained. For operators.
+
+    From the next round on, adaptive jobs are allocated no GPUs there. Under sia, pollux and gavel, the jobs that run there
+    leave if they may be moved; under the queue policies they stay until they end. Slurm still starts other jobs there: to
+    drain a node for all jobs, use scontrol.
+
+    Example: penstock drain node n01 --why "a fan is broken"
+    """
+    if kind is None or name is None:
+        if kind is not None or end:
+            raise ConfigError("give both kind and name, such as: penstock drain node n01")
+        _show_drains(as_json=as_json)
+        return
+    try:
+        order = DrainOrder(kind=TypeAdapter[Drained](Drained).validate_python(kind), name=name, why=why)
+    except ValidationError as error:
+        raise ConfigError("; ".join(describe_errors(error, DrainOrder))) from None
+    if end:
+        ask(lambda penstock: penstock.end_drain(order.kind, order.name))
+        typer.echo("{}" if as_json else f"The {kind} {name} is not drained any more, from the next round on.")
+        return
+    made = ask(lambda penstock: penstock.drain(order))
+    if as_json:
+        print_json(made)
+    else:
+        typer.echo(
+            f"The {kind} {name} is drained for adaptive jobs from the next round on. Under sia, pollux and gavel, jobs that "
+            "run there leave if they may be moved. Otherwise they stay until they end."
+        )
+
+
+def _show_drains(*, as_json: bool) -> None:
+    found = ask(lambda penstock: penstock.drains())
+    if as_json:
+        print_json(found)
+        return
+    rows = [(each.kind, each.name, local_time(each.since_s), each.by, each.why) for each in found]
+    print_table(("KIND", "NAME", "SINCE", "BY", "REASON"), rows, "Nothing is drained.")
+
+
+@token.command("create")
+def create_token(
+    user: str = typer.Option(..., help="User that the token stands for."),
+    role: str = typer.Option("user", help="user, operator, admin, or job (only the reports of one job)."),
+    job: str | None = typer.Option(None, help="With --role job: id of the job."),
+    expires: float = typer.Option(30.0, min=0.01, help="Days after which the token expires."),
+    note: str = typer.Option("", help="What the token is for."),
+    as_json: bool = JSON,
+) -> None:
+    """Create a token. Its secret is shown only once."""
+    try:
+        order = TokenOrder(
+            user=user,
+            role=TypeAdapter[Role](Role).validate_python(role),
+            job=job,
+            expires_s=time.time() + expires * 86400,
+            note=note,
+        )
+    except ValidationError as error:
+        raise ConfigError("; ".join(describe_errors(error, TokenOrder))) from None
+    made = ask(lambda penstock: penstock.create_token(order))
+    if as_json:
+        print_json(made)
+        return
+    view = made.view
+    typer.echo(made.token)
+    typer.echo(
+        f"Token {view.id} for {view.user} with the role {view.role}, valid until {local_time(view.expires_s)}. "
+        "Store it now: it is not shown again.",
+        err=True,
+    )
+
+
+@token.command("list")
+def list_tokens(as_json: bool = JSON) -> None:
+    """Show all tokens, without their secrets."""
+    found = ask(lambda penstock: penstock.tokens())
+    if as_json:
+        print_json(found)
+        return
+    now_s = time.time()
+    rows = [
+        (
+            each.id,
+            each.user,
+            each.role,
+            "revoked" if each.revoked else "expired" if each.expires_s < now_s else local_time(each.expires_s),
+            each.note,
+        )
+        for each in found
+    ]
+    print_table(("ID", "USER", "ROLE", "VALID UNTIL", "NOTE"), rows, "There are no tokens.")
+
+
+@token.command("revoke")
+def revoke_token(token_id: str = typer.Argument(help="Id as in `penstock token list`."), as_json: bool = JSON) -> None:
+    """Revoke a token at once."""
+    revoked = ask(lambda penstock: penstock.revoke_token(token_id))
+    if as_json:
+        print_json(revoked)
+    else:
+        typer.echo(f"Token {revoked.id} of {revoked.user} is revoked.")

@@ -1,0 +1,222 @@
+"""Commands about the cluster and the rounds: queue, nodes, rounds, plan, budget."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import TYPE_CHECKING
+
+import typer
+from pydantic import ValidationError
+
+from penstock_scheduler.cli.ask import JSON, STORE, ask, hours, local_time, print_json, print_table
+from penstock_scheduler.errors import ConfigError, PenstockError
+from penstock_scheduler.messages import (
+    BudgetView,
+    ClusterView,
+    JobView,
+    LedgerLine,
+    RoundSummary,
+    RoundView,
+    Submission,
+)
+from penstock_scheduler.model import JobSpec
+from penstock_scheduler.model.spec import describe_errors
+from penstock_scheduler.units import duration
+
+if TYPE_CHECKING:
+    from penstock_scheduler.client import Client
+
+
+def queue(as_json: bool = JSON) -> None:
+    """Show the waiting jobs, oldest first, why each waits, and how many GPUs are free."""
+
+    def read(penstock: Client) -> tuple[ClusterView, list[JobView], dict[str, str]]:
+        cluster = penstock.cluster()
+        waiting = sorted(penstock.jobs(state=("queued",)), key=lambda view: (view.submit_s, view.id))
+        if cluster.round is None:
+            return cluster, waiting, {}
+        return cluster, waiting, {each.job: each.text for each in penstock.round(cluster.round).decisions}
+
+    cluster, waiting, reasons = ask(read)
+    if as_json:
+        shown = [view.model_dump(mode="json") | {"text": reasons.get(view.id, "")} for view in waiting]
+        typer.echo(json.dumps({"cluster": cluster.model_dump(mode="json"), "waiting": shown}))
+        return
+    for gpu_type, total in sorted(cluster.gpus.items()):
+        out = cluster.unusable.get(gpu_type, 0)
+        used = cluster.allocated.get(gpu_type, 0) + cluster.others.get(gpu_type, 0)
+        free = max(total - used - out, 0)
+        typer.echo(f"{gpu_type}: {free} of {total} GPUs are free" + (f", {out} are out of service" if out else ""))
+    if cluster.paused:
+        typer.echo("Rounds are paused: no job starts until an admin runs `penstock resume`.")
+    now_s = time.time()
+    rows = [
+        (
+            view.id,
+            view.name,
+            view.user,
+            duration(max(now_s - view.submit_s, 0.0)),
+            reasons.get(view.id, "no round has considered the job yet"),
+        )
+        for view in waiting
+    ]
+    print_table(("JOB", "NAME", "USER", "WAITED", "REASON"), rows, "No jobs are waiting.")
+
+
+def nodes(as_json: bool = JSON) -> None:
+    """Show the nodes and their GPUs: allocated by Penstock, held by other jobs, and free."""
+    found = ask(lambda penstock: penstock.nodes())
+    if as_json:
+        print_json(found)
+        return
+    rows = [
+        (
+            node.name,
+            node.gpu_type,
+            str(node.gpus),
+            str(node.allocated),
+            str(node.others),
+            str(max(node.gpus - node.allocated - node.others, 0) if node.usable else 0),
+            node.state + (f", reserved: {node.reservation}" if node.reservation else ""),
+        )
+        for node in found
+    ]
+    columns = ("NODE", "TYPE", "GPUS", "ALLOCATED", "OTHERS", "FREE", "STATE")
+    print_table(columns, rows, "No nodes have been observed yet.")
+
+
+def rounds(
+    last: int = typer.Option(20, "--last", "-n", min=1, max=500, help="How many rounds to show."),
+    store: str = STORE,
+    as_json: bool = JSON,
+) -> None:
+    """Show the newest rounds: policy, number of jobs with GPUs and of waiting jobs, and how long each round took."""
+    found: list[RoundSummary] = ask(
+        lambda penstock: penstock.rounds(limit=last).rounds, lambda kept: kept.summaries(None, last), store
+    )
+    if as_json:
+        print_json(found)
+        return
+    rows = [
+        (
+            str(each.round),
+            local_time(each.time_s),
+            each.policy,
+            str(each.placed),
+            str(each.waiting),
+            ", ".join(f"{phase} {seconds:.3f} s" for phase, seconds in each.seconds.items())
+            + (f", gap {each.gap:.2%}" if each.gap is not None else ""),
+        )
+        for each in found
+    ]
+    print_table(("ROUND", "TIME", "POLICY", "PLACED", "WAITING", "TOOK"), rows, "No round has been decided yet.")
+
+
+def plan(
+    dry_run: bool = typer.Option(
+        False, "--dry-run", help="Show what one more job would get now. Nothing is submitted."
+    ),
+    spec: str = typer.Option("{}", help="With --dry-run: the job spec, as JSON, such as '{\"max_gpus\": 8}'."),
+    name: str | None = typer.Option(None, help="With --dry-run: the job's name, which selects its stored profiles."),
+    partition: str | None = typer.Option(None, help="With --dry-run: the job's partition in Slurm."),
+    account: str | None = typer.Option(None, help="With --dry-run: the job's account in Slurm."),
+    as_json: bool = JSON,
+) -> None:
+    """Show what the newest round gives each job or, with --dry-run, what one more job would get."""
+    if dry_run:
+        _forecast(spec, name, partition, account, as_json=as_json)
+        return
+
+    def newest(penstock: Client) -> RoundView:
+        number = penstock.cluster().round
+        if number is None:
+            raise PenstockError("no round has been decided yet; if this does not change, see the daemon's log")
+        return penstock.round(number)
+
+    view = ask(newest)
+    if as_json:
+        print_json(view)
+        return
+    summary = view.summary
+    typer.echo(f"Round {summary.round}, decided at {local_time(summary.time_s)} by the policy {summary.policy}")
+    rows = [
+        (each.job, f"{each.allocation.gpus} {each.allocation.gpu_type}" if each.allocation else "-", each.text)
+        for each in view.decisions
+    ]
+    print_table(("JOB", "GPUS", "REASON"), rows, "The round had none of your jobs.")
+
+
+def _forecast(spec: str, name: str | None, partition: str | None, account: str | None, *, as_json: bool) -> None:
+    try:
+        asked = JobSpec.model_validate_json(spec)
+    except ValidationError as error:
+        raise ConfigError("--spec: " + "; ".join(describe_errors(error, JobSpec))) from None
+    order = Submission(command=("true",), spec=asked, name=name, partition=partition, account=account)
+    forecast = ask(lambda penstock: penstock.forecast(order))
+    if as_json:
+        print_json(forecast)
+        return
+    for line in forecast.lines:
+        typer.echo(line)
+
+
+def budget(
+    last: int = typer.Option(50, "--last", "-n", min=1, help="How many entries of the ledger to show."),
+    as_json: bool = JSON,
+) -> None:
+    """Show what accounts may use and have used, and the newest entries of the ledger.
+
+    The ledger has an entry for each job that has ended, with the GPU-hours that it used.
+    """
+
+    def read(penstock: Client) -> tuple[list[BudgetView], list[LedgerLine]]:
+        page = penstock.ledger()
+        lines = list(page.lines)
+        while page.next is not None and len(lines) < last:
+            page = penstock.ledger(before=page.next)
+            lines += page.lines
+        return penstock.budgets(), lines[:last]
+
+    budgets, lines = ask(read)
+    if as_json:
+        shown = {
+            "budgets": [each.model_dump(mode="json") for each in budgets],
+            "ledger": [each.model_dump(mode="json") for each in lines],
+        }
+        typer.echo(json.dumps(shown))
+        return
+    if budgets:
+        columns = ("ACCOUNT", "PERIOD", "ENDS", "GPU-HOURS", "CLOUD USD", "STATE")
+        print_table(columns, [_budget_row(budget) for budget in budgets], "")
+        typer.echo()
+    rows = [(local_time(line.time_s), line.account or "-", line.user, line.job, _used(line)) for line in lines]
+    print_table(("TIME", "ACCOUNT", "USER", "JOB", "USED"), rows, "The ledger is empty: no job has ended yet.")
+
+
+def _used(line: LedgerLine) -> str:
+    if line.kind in ("gpu-seconds", "cloud-gpu-seconds"):
+        where = " in the cloud" if line.kind == "cloud-gpu-seconds" else ""
+        return f"{hours(line.amount)} GPU-hours of {line.text}{where}"
+    return f"{line.amount:.2f} USD {'at most' if line.kind == 'committed' else line.text}".rstrip()
+
+
+def _budget_row(budget: BudgetView) -> tuple[str, ...]:
+    def used(amount: float, soft: float | None, hard: float | None) -> str:
+        limits = [f"{limit:g} {kind}" for kind, limit in (("soft", soft), ("hard", hard)) if limit is not None]
+        return f"{amount:.2f} of {', '.join(limits)}" if limits else f"{amount:.2f}"
+
+    limits = {
+        "hard": ((budget.used_gpu_hours, budget.hard_gpu_hours), (budget.used_usd, budget.hard_usd)),
+        "soft": ((budget.used_gpu_hours, budget.soft_gpu_hours), (budget.used_usd, budget.soft_usd)),
+    }
+    over = (kind for kind, each in limits.items() if any(most is not None and amount >= most for amount, most in each))
+    reached = next(over, None)
+    return (
+        budget.account or "(all)",
+        budget.period,
+        "-" if budget.ends_s is None else local_time(budget.ends_s)[:10],
+        used(budget.used_gpu_hours, budget.soft_gpu_hours, budget.hard_gpu_hours),
+        used(budget.used_usd, budget.soft_usd, budget.hard_usd),
+        "within limits" if reached is None else f"over the {reached} limit",
+    )
