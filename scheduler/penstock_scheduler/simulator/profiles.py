@@ -19,10 +19,11 @@ from penstock_profiles.observations import Measured
 from penstock_profiles.throughput import FloatArray, ThroughputParams, compute_time, step_time
 from penstock_scheduler.errors import ConfigError
 from penstock_scheduler.simulator.workloads.applications import APPLICATIONS
-from penstock_scheduler.simulator.workloads.table import BadInput, Problem, Row, read_rows
-from penstock_scheduler.simulator.workloads.workload import Wrong
+from penstock_scheduler.simulator.workloads.problems import BadInput, Problem, Wrong
+from penstock_scheduler.simulator.workloads.table import Columns, Rows, read_frame
 
 if TYPE_CHECKING:
+    import pandas as pd
     from scipy.interpolate import LinearNDInterpolator
 
 Times = tuple[float, float]
@@ -236,82 +237,109 @@ def canonical(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def _read_table(placements: Path, scalability: Path) -> TypeTable:
-    exact: dict[tuple[tuple[int, ...], int], Times] = {}
-    for row in read_rows(placements, ("placement", "local_bsz", *TIMES)):
-        try:
-            digits = row.text("placement")
-            if not digits.isdigit() or "0" in digits:
-                raise Wrong(f"placement={digits!r}", "one digit from 1 to 9 for each node: the GPUs used there")
-            exact[canonical([int(digit) for digit in digits]), row.whole("local_bsz", least=1)] = _times(row)
-        except Wrong as wrong:
-            raise _bad(row, wrong) from None
-    if not exact:
+    exact = read_frame(placements, ("placement", "local_bsz", *TIMES), _placements)
+    if exact.empty:
         raise BadInput([Problem(str(placements), None, "no row", "at least one measured placement")])
-    if min(sum(shape) for shape, _ in exact) > 1:
+    if min(map(sum, exact["shape"])) > 1:
         found = "no placement of one GPU, as in the table of a pipeline"
         raise BadInput(
             [Problem(str(placements), None, found, "data-parallel training: pipelines are not simulated yet")]
         )
     larger: dict[tuple[int, int, int], Times] = {}
     if scalability.is_file():
-        for row in read_rows(scalability, ("num_nodes", "num_replicas", "local_bsz", *TIMES)):
-            try:
-                nodes = row.whole("num_nodes", least=1)
-                place = (nodes, row.whole("num_replicas", least=nodes), row.whole("local_bsz", least=1))
-                larger[place] = _times(row)
-            except Wrong as wrong:
-                raise _bad(row, wrong) from None
-    return TypeTable(exact, larger)
+        table = read_frame(scalability, ("num_nodes", "num_replicas", "local_bsz", *TIMES), _scalability)
+        places = zip(table["num_nodes"], table["num_replicas"], table["local_bsz"], strict=True)
+        larger = dict(zip(places, _times_of(table), strict=True))
+    return TypeTable(
+        dict(zip(zip(exact["shape"], exact["local_bsz"], strict=True), _times_of(exact), strict=True)), larger
+    )
 
 
-def _times(row: Row) -> Times:
-    step_s, sync_s = row.number("step_time", above=0), row.number("sync_time", least=0)
-    if sync_s >= step_s:
-        raise Wrong(
-            f"sync_time={sync_s:g} with step_time={step_s:g}", "synchronising within the step, and some computing"
-        )
-    return step_s, sync_s
+def _times_of(table: pd.DataFrame) -> Iterable[Times]:
+    return zip(table["step_time"].tolist(), table["sync_time"].tolist(), strict=True)
+
+
+def _placements(rows: Rows) -> Columns:
+    """Columns `shape` (GPUs on each node, a tuple), `local_bsz` (samples per GPU), `step_time` and `sync_time` (s)."""
+    return {
+        "shape": rows.each(rows.text("placement"), _shape, ()),
+        "local_bsz": rows.whole("local_bsz", least=1),
+        **_times(rows),
+    }
+
+
+def _shape(digits: str) -> tuple[int, ...]:
+    if not digits.isdigit() or "0" in digits:
+        raise Wrong(f"placement={digits!r}", "one digit from 1 to 9 for each node: the GPUs used there")
+    return canonical([int(digit) for digit in digits])
+
+
+def _scalability(rows: Rows) -> Columns:
+    """Columns `num_nodes`, `num_replicas` (GPUs), `local_bsz` (samples per GPU), `step_time` and `sync_time` (s)."""
+    nodes, gpus = rows.whole("num_nodes", least=1), rows.whole("num_replicas")
+    fewer = np.array(gpus) < np.array(nodes)
+    rows.reject(
+        fewer,
+        lambda row: f"num_replicas={rows.raw('num_replicas')[row]!r}",
+        "a whole number of at least num_nodes",
+    )
+    return {"num_nodes": nodes, "num_replicas": gpus, "local_bsz": rows.whole("local_bsz", least=1), **_times(rows)}
+
+
+def _times(rows: Rows) -> Columns:
+    step_s, sync_s = rows.number("step_time", above=0), rows.number("sync_time", least=0)
+    rows.reject(
+        sync_s >= step_s,
+        lambda row: f"sync_time={sync_s[row]:g} with step_time={step_s[row]:g}",
+        "synchronising within the step, and some computing",
+    )
+    return {"step_time": step_s, "sync_time": sync_s}
 
 
 def _read_trainings(folder: Path) -> dict[int, FloatArray]:
     trainings = {}
     for file in sorted(folder.glob("validation-*.csv")):
-        batch, rows, before = file.stem.removeprefix("validation-"), [], 0.0
+        batch = file.stem.removeprefix("validation-")
         if not batch.isdigit() or int(batch) < 1:
             raise BadInput([Problem(str(file), None, f"the batch size {batch!r} in its name", "validation-BATCH.csv")])
-        for row in read_rows(file, ("progress", "grad_sqr", "grad_var")):
-            try:
-                progress = row.number("progress", above=before)
-                sqr, var = row.number("grad_sqr", least=0), row.number("grad_var", least=0)
-                if sqr + var == 0:
-                    raise Wrong("grad_sqr=0 and grad_var=0", "a gradient")
-            except Wrong as wrong:
-                raise _bad(row, wrong) from None
-            rows.append((progress, sqr, var))
-            before = progress
-        if not rows:
+        table = read_frame(file, ("progress", "grad_sqr", "grad_var"), _training)
+        if table.empty:
             raise BadInput([Problem(str(file), None, "no row", "one for each epoch")])
-        trainings[int(batch)] = np.array(rows)
+        trainings[int(batch)] = table.to_numpy(dtype=np.float64)
     return trainings
 
 
+def _training(rows: Rows) -> Columns:
+    """Columns `progress` (iterations at the smallest batch so far, ascending), `grad_sqr` and `grad_var`."""
+    progress = rows.number("progress", above=0)
+    before = np.maximum.accumulate(np.concatenate([[0.0], np.nan_to_num(progress)[:-1]]))
+    rows.reject(
+        progress <= before,
+        lambda row: f"progress={rows.raw('progress')[row]!r}",
+        "a number above that of the row before",
+    )
+    sqr, var = rows.number("grad_sqr", least=0), rows.number("grad_var", least=0)
+    rows.reject(sqr + var == 0, lambda row: "grad_sqr=0 and grad_var=0", "a gradient")
+    return {"progress": progress, "grad_sqr": sqr, "grad_var": var}
+
+
 def _read_applications(file: Path) -> dict[str, ApplicationFacts]:
-    found = {}
-    if file.is_file():
-        for row in read_rows(
-            file, ("application", "max_epochs", "restart_s_simulated", "restart_s_policy", "slowdown")
-        ):
-            try:
-                found[row.text("application")] = ApplicationFacts(
-                    max_epochs=row.whole("max_epochs", least=1),
-                    restart_s_simulated=row.number("restart_s_simulated", least=0),
-                    restart_s_policy=row.number("restart_s_policy", least=0),
-                    slowdown=row.number("slowdown", above=0),
-                )
-            except Wrong as wrong:
-                raise _bad(row, wrong) from None
-    return found
+    if not file.is_file():
+        return {}
+    numbers = ("restart_s_simulated", "restart_s_policy", "slowdown")
+    table = read_frame(file, ("application", "max_epochs", *numbers), _applications)
+    return {
+        name: ApplicationFacts(**facts)
+        for name, facts in zip(table["application"], table.drop(columns="application").to_dict("records"), strict=True)
+    }
 
 
-def _bad(row: Row, wrong: Wrong) -> BadInput:
-    return BadInput([Problem(str(row.file), row.line, wrong.found, wrong.expected)])
+def _applications(rows: Rows) -> Columns:
+    """Columns `application` and the fields of `ApplicationFacts`."""
+    return {
+        "application": rows.text("application"),
+        "max_epochs": rows.whole("max_epochs", least=1),
+        "restart_s_simulated": rows.number("restart_s_simulated", least=0),
+        "restart_s_policy": rows.number("restart_s_policy", least=0),
+        "slowdown": rows.number("slowdown", above=0),
+    }

@@ -1,11 +1,12 @@
 """Workloads: jobs to simulate, from our own files, published traces, a site's history or a generator."""
 
 from penstock_scheduler.simulator.workloads.applications import APPLICATIONS, Application, application_of
+from penstock_scheduler.simulator.workloads.frames import from_frame, to_frame
 from penstock_scheduler.simulator.workloads.generate import GeneratorSettings, generate
 from penstock_scheduler.simulator.workloads.own import write
+from penstock_scheduler.simulator.workloads.problems import BadInput, Problem, Wrong
 from penstock_scheduler.simulator.workloads.reading import FORMATS, read_workload
-from penstock_scheduler.simulator.workloads.table import BadInput, Problem
-from penstock_scheduler.simulator.workloads.workload import Workload, WorkloadJob, Wrong, jittered, rigid_spec
+from penstock_scheduler.simulator.workloads.workload import Workload, WorkloadJob, jittered, rigid_spec
 
 __all__ = [
     "APPLICATIONS",
@@ -18,9 +19,11 @@ __all__ = [
     "WorkloadJob",
     "Wrong",
     "application_of",
+    "from_frame",
     "generate",
     "jittered",
     "read_workload",
     "rigid_spec",
+    "to_frame",
     "write",
 ]

@@ -1,56 +1,47 @@
-"""Penstock's own formats for workloads, CSV and JSON: docs/admin/workloads.md describes every column."""
+"""Penstock's own formats for workloads, CSV and JSON. docs/admin/workloads.md describes every column."""
 
 from __future__ import annotations
 
-import csv
 import json
 from collections.abc import Mapping
-from dataclasses import fields
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from penstock_scheduler.errors import BadJobSpec
-from penstock_scheduler.model import JobSpec
-from penstock_scheduler.model.spec import validate_spec
-from penstock_scheduler.simulator.workloads.table import (
-    MAX_JOBS,
-    BadInput,
-    Problem,
-    Problems,
-    Row,
-    open_text,
-    unreadable,
-)
-from penstock_scheduler.simulator.workloads.workload import Workload, WorkloadJob, Wrong, in_order, rigid_spec
+import numpy as np
+
+from penstock_scheduler.simulator.workloads.frames import COLUMNS, REQUIRED, TEXTS, WHOLE, read_spec
+from penstock_scheduler.simulator.workloads.problems import BadInput, Problem, Problems, Wrong
+from penstock_scheduler.simulator.workloads.table import MAX_JOBS, Columns, Rows, open_text, unreadable
+from penstock_scheduler.simulator.workloads.workload import Workload, WorkloadJob, in_order, rigid_spec
 
 FORMAT = "penstock-workload/1"
 """Value of the key `format` in JSON."""
 
 MAX_JSON = 256 * 1024 * 1024
-"""Characters of a JSON document, which is held as a whole."""
-
-REQUIRED = ("id", "submit_s", "gpus")
-
-COLUMNS = tuple(field.name for field in fields(WorkloadJob))
-"""Of the CSV, and keys of each job in JSON."""
-
-OPTIONAL = tuple(name for name in COLUMNS if name not in REQUIRED)
-
-_TEXTS = ("id", "name", "user", "account", "gpu_type", "model", "sensitivity", "kind")
-_WHOLE = ("gpus", "batch_size", "cpus")
+"""Characters of a JSON document, which is held in memory as a whole."""
 
 
-def read_row(row: Row) -> WorkloadJob:
-    """The job of a row of CSV. Raises Wrong."""
-    values: dict[str, Any] = {name: row.fields[name].strip() for name in _TEXTS if row.text(name)}
+def read_rows(rows: Rows) -> Columns:
+    """Penstock's own CSV."""
+    columns: Columns = {name: rows.text(name) for name in TEXTS}
     for name in COLUMNS:
-        if name not in (*_TEXTS, "spec") and row.text(name):
-            values[name] = row.whole(name) if name in _WHOLE else row.number(name)
+        if name not in (*TEXTS, "spec"):
+            given = rows.given(name)
+            if name in WHOLE:
+                numbers = rows.whole(name, where=given)
+                columns[name] = [number if known else None for number, known in zip(numbers, given, strict=True)]
+            else:
+                columns[name] = rows.number(name, where=given)
     for name in REQUIRED:
-        if name not in values:
-            raise Wrong(f"nothing in column {name}", "a value for every job")
-    return _job(values, row.text("spec"))
+        rows.reject(~rows.given(name), lambda row, name=name: f"nothing in column {name}", "a value for every job")  # type: ignore[misc]
+    none = np.array([gpus is not None and gpus < 1 for gpus in columns["gpus"]], dtype=np.bool_)
+    rows.reject(none, lambda row: f"gpus={columns['gpus'][row]}", "at least 1; leave out jobs that use no GPU")
+    specs = rows.each(rows.text("spec"), lambda text: read_spec(text) if text else None, None)
+    columns["spec"] = [
+        rigid_spec(gpus, None, batch) if spec is None and valid else spec
+        for spec, gpus, batch, valid in zip(specs, columns["gpus"], columns["batch_size"], rows.valid, strict=True)
+    ]
+    return columns
 
 
 def read_json(file: Path) -> Workload:
@@ -94,14 +85,15 @@ def write(workload: Workload, file: Path) -> None:
         }
         file.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
         return
-    used = [name for name in COLUMNS if name in REQUIRED or any(_given(job, name) for job in workload.jobs)]
+    import pandas as pd  # takes a second to load, and reading settings loads this module
+
+    entries = [to_json(job) for job in workload.jobs]
+    used = [name for name in COLUMNS if name in REQUIRED or any(name in entry for entry in entries)]
+    table = pd.DataFrame({name: [entry.get(name) for entry in entries] for name in used}, dtype=object)
+    if "spec" in used:
+        table["spec"] = [None if spec is None else json.dumps(spec) for spec in table["spec"]]
     with file.open("w", encoding="utf-8", newline="") as out:
-        writer = csv.writer(out, lineterminator="\n")
-        writer.writerow(used)
-        for job in workload.jobs:
-            entry = to_json(job)
-            row = [json.dumps(entry[name]) if name == "spec" and name in entry else entry.get(name) for name in used]
-            writer.writerow(row)
+        table.to_csv(out, index=False, lineterminator="\n")
 
 
 def to_json(job: WorkloadJob) -> dict[str, Any]:
@@ -126,7 +118,7 @@ def _from_json(entry: object) -> WorkloadJob:
     for name, value in values.items():
         if name not in COLUMNS:
             raise Wrong(f"the key {name!r}", f"only {', '.join(COLUMNS)}")
-        kind = str if name in _TEXTS else dict if name == "spec" else int if name in _WHOLE else (int, float)
+        kind = str if name in TEXTS else dict if name == "spec" else int if name in WHOLE else (int, float)
         if isinstance(value, bool) or not isinstance(value, kind):
             word = {str: "a text", dict: "an object", int: "a whole number"}.get(kind, "a number")  # type: ignore[arg-type]
             raise Wrong(f"{name}={value!r:.80}", word)
@@ -142,18 +134,7 @@ def _job(values: Mapping[str, Any], spec: str) -> WorkloadJob:
     gpus = values["gpus"]
     if gpus < 1:
         raise Wrong(f"gpus={gpus}", "at least 1; leave out jobs that use no GPU")
-    return WorkloadJob(spec=_spec(spec) if spec else rigid_spec(gpus, None, values.get("batch_size")), **values)
-
-
-@lru_cache(maxsize=4096)
-def _spec(text: str) -> JobSpec:
-    """Equal job specs are one object: a workload has many."""
-    try:
-        return validate_spec(json.loads(text))
-    except json.JSONDecodeError as error:
-        raise Wrong(f"spec={text[:80]!r}, which is not JSON: {error.msg}", 'such as {"max_gpus": 8}') from None
-    except BadJobSpec as error:
-        raise Wrong(f"a job spec of which {error}", "what `penstock schema spec` describes") from None
+    return WorkloadJob(spec=read_spec(spec) if spec else rigid_spec(gpus, None, values.get("batch_size")), **values)
 
 
 def _entries(document: object) -> list[object]:

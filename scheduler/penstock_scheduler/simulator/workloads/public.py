@@ -1,46 +1,52 @@
-"""Traces that others have published: what each column of theirs is to us. docs/developer/data.md says where they come from.
+"""Published traces: what each of their columns means to Penstock. docs/developer/data.md says where they come from.
 
-Each function takes one row and gives its job, or says in words why the row is left out.
+Each function converts a chunk of rows into columns of jobs (`WORKLOAD` in `frames`). Rows that are no jobs are left out and
+counted by reason.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
 
+import numpy as np
+
+from penstock_profiles.throughput import FloatArray
 from penstock_scheduler.model import JobSpec
 from penstock_scheduler.simulator.workloads.applications import APPLICATIONS
-from penstock_scheduler.simulator.workloads.table import Row
-from penstock_scheduler.simulator.workloads.workload import WorkloadJob, Wrong, rigid_spec
+from penstock_scheduler.simulator.workloads.problems import Wrong
+from penstock_scheduler.simulator.workloads.table import Columns, Rows
+from penstock_scheduler.simulator.workloads.workload import rigid_spec
 
 MOST_GPUS = 64
-"""GPUs that an adaptive job of Sia's windows may get: its policy never gives one more."""
+"""GPUs that an adaptive job of Sia's windows may get: Sia's policy never allocates more to one job."""
 
 OPENB_TYPES = {"A10": "a10", "P100": "p100", "T4": "t4", "V100M16": "v100", "V100M32": "v100_32gb"} | {
     name: name.lower() for name in ("G1", "G2", "G3")
 }
-"""GPU types of the openb trace. G1 to G3 are its own names for types that it does not tell."""
+"""GPU types of the openb trace. G1 to G3 are the trace's own names for types that it does not disclose."""
 
 
-def sia(row: Row) -> WorkloadJob:
+def sia(rows: Rows) -> Columns:
     """Windows of Pollux and Sia: adaptive trainings, each of a whole application.
 
-    `num_replicas` and `batch_size` are the tuned request of rigid policies. The job spec knows the batch sizes that the
-    application trains well with, which its user would, and nothing of its speed.
+    `num_replicas` and `batch_size` are the tuned request that rigid policies get. The job spec has the range of batch sizes
+    that trains well, as a user would know it, and nothing of the job's speed.
     """
-    name = row.text("application")
-    if not name:
-        raise Wrong("no application", "the name of a model, such as cifar10")
-    return WorkloadJob(
-        id=row.text("name"),
-        submit_s=row.number("time", least=0),
-        gpus=row.whole("num_replicas", least=1),
-        spec=_adaptive(name),
-        model=name,
-        batch_size=row.whole("batch_size", least=1),
-    )
+    names = rows.text("application")
+    missing = np.array([not name for name in names], dtype=np.bool_)
+    rows.reject(missing, lambda row: "no application", "the name of a model, such as cifar10")
+    return {
+        "id": rows.text("name"),
+        "submit_s": rows.number("time", least=0),
+        "gpus": rows.whole("num_replicas", least=1),
+        "spec": [_adaptive(name) for name in names],
+        "model": names,
+        "batch_size": rows.whole("batch_size", least=1),
+    }
 
 
 @lru_cache
@@ -51,67 +57,74 @@ def _adaptive(name: str) -> JobSpec:
     return JobSpec(max_gpus=MOST_GPUS, batch_size=application.initial_batch, max_batch_size=application.max_batch)
 
 
-def philly(row: Row) -> WorkloadJob:
-    """Microsoft's Philly, as Sia's artifact reduces it. `cluster`, a virtual cluster, is the account. It names no jobs."""
-    gpus = row.whole("num_gpus", least=1)
-    return WorkloadJob(
-        id=f"philly-{row.line - 1}",
-        submit_s=instant(row, "timestamp"),
-        gpus=gpus,
-        spec=rigid_spec(gpus),
-        account=row.text("cluster"),
-        duration_s=row.number("duration", above=0),
-    )
+def philly(rows: Rows) -> Columns:
+    """Microsoft's Philly, as Sia's artifact reduces it. `cluster`, a virtual cluster, becomes the account. Jobs have no names."""
+    gpus = rows.whole("num_gpus", least=1)
+    return {
+        "id": [f"philly-{line - 1}" for line in rows.lines],
+        "submit_s": instants(rows, "timestamp"),
+        "gpus": gpus,
+        "spec": rigid_specs(rows, gpus),
+        "account": rows.text("cluster"),
+        "duration_s": rows.number("duration", above=0),
+    }
 
 
-def tiresias(row: Row) -> WorkloadJob:
-    """Tiresias' 60 jobs. `duration` is the run that was recorded; the models are names only, for we know no speed of them."""
-    gpus = row.whole("num_gpu", least=1)
-    return WorkloadJob(
-        id=row.text("job_id"),
-        name=row.text("model_name"),
-        submit_s=row.number("submit_time", least=0),
-        gpus=gpus,
-        spec=rigid_spec(gpus),
-        duration_s=row.number("duration", above=0),
-    )
+def tiresias(rows: Rows) -> Columns:
+    """Tiresias' 60 jobs. `duration` is the recorded run. The models are only names: their speed is unknown."""
+    gpus = rows.whole("num_gpu", least=1)
+    return {
+        "id": rows.text("job_id"),
+        "name": rows.text("model_name"),
+        "submit_s": rows.number("submit_time", least=0),
+        "gpus": gpus,
+        "spec": rigid_specs(rows, gpus),
+        "duration_s": rows.number("duration", above=0),
+    }
 
 
-def starburst(row: Row) -> WorkloadJob:
-    """Starburst's lists, in hours."""
-    gpus = row.whole("gpus", least=1)
-    return WorkloadJob(
-        id=row.text("job_id"),
-        submit_s=row.number("arrival_h", least=0) * 3600,
-        gpus=gpus,
-        spec=rigid_spec(gpus),
-        duration_s=row.number("runtime_h", above=0) * 3600,
-    )
+def starburst(rows: Rows) -> Columns:
+    """Starburst's lists, whose times are hours."""
+    gpus = rows.whole("gpus", least=1)
+    return {
+        "id": rows.text("job_id"),
+        "submit_s": rows.number("arrival_h", least=0) * 3600,
+        "gpus": gpus,
+        "spec": rigid_specs(rows, gpus),
+        "duration_s": rows.number("runtime_h", above=0) * 3600,
+    }
 
 
 SYNERGY_PROFILES = "sensitivity_profiles.json"
-"""Beside a trace of Synergy: seconds of each model's iterations at a proportional share of CPUs and memory."""
+"""File beside a trace of Synergy: seconds per iteration of each model with a proportional share of CPUs and memory."""
 
 
-def synergy(row: Row) -> WorkloadJob:
-    """Synergy's replay traces: the work is iterations, whose time is in `SYNERGY_PROFILES` beside the file."""
-    gpus, model = row.whole("gpus", least=1), row.text("model")
-    profiles = row.file.parent / SYNERGY_PROFILES
-    iteration_s = _iteration_s(profiles)
-    if model not in iteration_s:
-        raise Wrong(f"model={model!r}", f"one that {profiles} measured: {', '.join(sorted(iteration_s))}")
-    return WorkloadJob(
-        id=row.text("job_id"),
-        name=model,
-        submit_s=row.number("arrival_s", least=0),
-        gpus=gpus,
-        spec=rigid_spec(gpus),
-        duration_s=row.number("iterations", above=0) * iteration_s[model],
-    )
+def synergy(rows: Rows) -> Columns:
+    """Synergy's replay traces. The work is a number of iterations; `SYNERGY_PROFILES` beside the file has their time."""
+    gpus = rows.whole("gpus", least=1)
+    models = rows.text("model")
+    profiles = rows.file.parent / SYNERGY_PROFILES
+
+    def iteration_s(model: str) -> float:
+        known = _iterations_s(profiles)
+        if model not in known:
+            raise Wrong(f"model={model!r}", f"one that {profiles} measured: {', '.join(sorted(known))}")
+        return known[model]
+
+    seconds = np.array(rows.each(models, iteration_s, 0.0))
+    return {
+        "id": rows.text("job_id"),
+        "name": models,
+        "submit_s": rows.number("arrival_s", least=0),
+        "gpus": gpus,
+        "spec": rigid_specs(rows, gpus),
+        "duration_s": rows.number("iterations", above=0) * seconds,
+    }
 
 
 @lru_cache
-def _iteration_s(profiles: Path) -> dict[str, float]:
+def _iterations_s(profiles: Path) -> dict[str, float]:
+    """Model -> seconds per iteration. Raises Wrong."""
     try:
         measured = json.loads(profiles.read_text(encoding="utf-8"))["cpu_per_gpu_3"].values()
         return {entry["model"]: float(entry["iter_time_s"]) for entry in measured}
@@ -121,39 +134,70 @@ def _iteration_s(profiles: Path) -> dict[str, float]:
         ) from None
 
 
-def openb(row: Row) -> WorkloadJob | str:
-    """Alibaba's openb pods. A pod that shares a GPU counts as one GPU; `qos` is its account."""
-    gpus = row.whole("num_gpu")
-    if gpus == 0:
-        return "pods without GPU"
-    if not row.text("scheduled_time"):
-        return "pods that never ran"
-    types = tuple(_openb_type(name) for name in row.text("gpu_spec").split("|") if name)
-    begun_s = row.number("scheduled_time", least=0)
-    ended_s = row.number("deletion_time", least=0)
-    if ended_s <= begun_s:
-        raise Wrong(f"deletion_time={ended_s:g} with scheduled_time={begun_s:g}", "an end after the beginning")
-    return WorkloadJob(
-        id=row.text("name"),
-        submit_s=row.number("creation_time", least=0),
-        gpus=gpus,
-        spec=rigid_spec(gpus, types or None),
-        account=row.text("qos"),
-        duration_s=ended_s - begun_s,
-        cpus=max(round(row.number("cpu_milli", least=0) / 1000), 1),
-        mem_mb=row.number("memory_mib", least=0) or None,
+def openb(rows: Rows) -> Columns:
+    """Alibaba's openb pods. A pod that shares a GPU counts as one GPU; `qos` becomes the account."""
+    gpus = rows.whole("num_gpu")
+    rows.leave_out(np.array(gpus) == 0, "pods without GPU")
+    rows.leave_out(~rows.given("scheduled_time"), "pods that never ran")
+    types = rows.each(rows.text("gpu_spec"), _openb_types, None)
+    began_s = rows.number("scheduled_time", least=0)
+    ended_s = rows.number("deletion_time", least=0)
+    rows.reject(
+        ended_s <= began_s,
+        lambda row: f"deletion_time={ended_s[row]:g} with scheduled_time={began_s[row]:g}",
+        "an end after the beginning",
     )
+    submit_s = rows.number("creation_time", least=0)
+    cpus = np.nan_to_num(rows.number("cpu_milli", least=0))
+    return {
+        "id": rows.text("name"),
+        "submit_s": submit_s,
+        "gpus": gpus,
+        "spec": rigid_specs(rows, gpus, types),
+        "account": rows.text("qos"),
+        "duration_s": ended_s - began_s,
+        "cpus": [max(round(milli / 1000), 1) for milli in cpus.tolist()],
+        "mem_mb": [number or None for number in rows.number("memory_mib", least=0).tolist()],
+    }
 
 
-def _openb_type(name: str) -> str:
-    if name not in OPENB_TYPES:
-        raise Wrong(f"the GPU type {name!r}", f"one of {', '.join(OPENB_TYPES)}")
-    return OPENB_TYPES[name]
+def _openb_types(text: str) -> tuple[str, ...] | None:
+    names = [name for name in text.split("|") if name]
+    for name in names:
+        if name not in OPENB_TYPES:
+            raise Wrong(f"the GPU type {name!r}", f"one of {', '.join(OPENB_TYPES)}")
+    return tuple(OPENB_TYPES[name] for name in names) or None
 
 
-def instant(row: Row, column: str) -> float:
-    """A date and time, or seconds since 1970, as seconds. Without a zone it is taken as UTC: only differences count."""
-    text = row.text(column)
+def rigid_specs(
+    rows: Rows, gpus: Sequence[int], types: Sequence[tuple[str, ...] | None] | None = None
+) -> list[JobSpec | None]:
+    """Job specs of jobs that take a fixed number of GPUs, perhaps of certain types; None for rows that are not valid."""
+    of_type = [None] * len(rows) if types is None else types
+    return [
+        rigid_spec(count, names) if valid else None
+        for count, names, valid in zip(gpus, of_type, rows.valid.tolist(), strict=True)
+    ]
+
+
+DATE_FORMATS = ("%Y-%m-%d %H:%M:%S", "%Y-%m-%dT%H:%M:%S")
+"""Forms of dates that are read a column at a time."""
+
+
+def instants(rows: Rows, column: str) -> FloatArray:
+    """Dates and times, or seconds since 1970, as seconds. A time without a zone counts as UTC: only differences matter."""
+    import pandas as pd  # takes a second to load, and reading settings loads this module
+
+    texts = rows.text(column)
+    for form in DATE_FORMATS:
+        dates = pd.to_datetime(pd.Series(texts, dtype=object), format=form, errors="coerce")
+        if not dates.isna().any():
+            seconds: FloatArray = (dates - pd.Timestamp(0)).dt.total_seconds().to_numpy(dtype=np.float64)
+            return seconds
+    return np.array(rows.each(texts, lambda text: _instant(column, text), np.nan))
+
+
+def _instant(column: str, text: str) -> float:
     try:
         if text.isdigit():
             return float(text)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 
-from penstock_scheduler.simulator.workloads.public import instant
-from penstock_scheduler.simulator.workloads.table import Row
-from penstock_scheduler.simulator.workloads.workload import WorkloadJob, Wrong, rigid_spec
+import numpy as np
+
+from penstock_scheduler.simulator.workloads.problems import Wrong
+from penstock_scheduler.simulator.workloads.public import instants, rigid_specs
+from penstock_scheduler.simulator.workloads.table import Columns, Rows
 
 COLUMNS = (
     "JobIDRaw",
@@ -29,39 +31,39 @@ _MEM = re.compile(r"(?P<number>\d+(?:\.\d+)?)(?P<unit>[KMGTP]?)")
 _MIB = {"K": 1 / 1024, "": 1, "M": 1, "G": 1024, "T": 1024**2, "P": 1024**3}
 
 
-def job(row: Row) -> WorkloadJob | str:
-    """The job of a row, or why it is left out.
+def sacct(rows: Rows) -> Columns:
+    """Columns of jobs from rows of sacct.
 
-    It is rigid: history says what a job had and not what it could have used. The type that it was given is where its
-    duration was recorded; it may be simulated on another, unless its user asked for the type.
+    Jobs are rigid: history says what a job had and not what it could have used. Its duration was recorded on the type that it
+    had. It may be simulated on another type, unless its user asked for the type.
     """
-    if "." in row.text("JobIDRaw"):
-        return "job steps"
-    given = dict(part.split("=", 1) for part in row.text("AllocTRES").split(",") if "=" in part)
-    gpus, gpu_type = gpus_of(row.text("AllocTRES"))
-    if not given:
-        return "jobs that never ran"
-    if gpus == 0:
-        return "jobs without GPU"
-    elapsed_s = row.number("ElapsedRaw", least=0)
-    if elapsed_s == 0:
-        return "jobs that never ran"
-    _, asked = gpus_of(row.text("ReqTRES"))
-    limit = row.text("TimelimitRaw")
-    return WorkloadJob(
-        id=row.text("JobIDRaw"),
-        name=row.text("JobName"),
-        user=row.text("User", "unknown"),
-        account=row.text("Account"),
-        submit_s=instant(row, "Submit"),
-        gpus=gpus,
-        spec=rigid_spec(gpus, (asked,) if asked else None),
-        gpu_type=gpu_type,
-        duration_s=elapsed_s,
-        time_limit_s=row.number("TimelimitRaw", above=0) * 60 if limit.isdigit() else None,
-        cpus=int(given["cpu"]) if given.get("cpu", "0").isdigit() and given.get("cpu", "0") != "0" else None,
-        mem_mb=_mem_mb(given.get("mem", "")),
-    )
+    ids, allocated = rows.text("JobIDRaw"), rows.text("AllocTRES")
+    rows.leave_out(np.array(["." in job for job in ids], dtype=np.bool_), "job steps")
+    types_of = rows.each(allocated, gpus_of, (0, None))
+    gpus = [count for count, _ in types_of]
+    rows.leave_out(np.array(["=" not in text for text in allocated], dtype=np.bool_), "jobs that never ran")
+    rows.leave_out(np.array(gpus) == 0, "jobs without GPU")
+    elapsed_s = rows.number("ElapsedRaw", least=0)
+    rows.leave_out(elapsed_s == 0, "jobs that never ran")
+    requested = rows.each(rows.text("ReqTRES"), lambda text: gpus_of(text)[1], None)
+    limited = np.array([limit.isdigit() for limit in rows.text("TimelimitRaw")], dtype=np.bool_)
+    submit_s = instants(rows, "Submit")
+    limits_s = rows.number("TimelimitRaw", above=0, where=limited) * 60
+    amounts = [dict(part.split("=", 1) for part in text.split(",") if "=" in part) for text in allocated]
+    return {
+        "id": ids,
+        "name": rows.text("JobName"),
+        "user": rows.text("User", "unknown"),
+        "account": rows.text("Account"),
+        "submit_s": submit_s,
+        "gpus": gpus,
+        "spec": rigid_specs(rows, gpus, [None if name is None else (name,) for name in requested]),
+        "gpu_type": [name for _, name in types_of],
+        "duration_s": elapsed_s,
+        "time_limit_s": limits_s,
+        "cpus": [int(text) or None if (text := each.get("cpu", "0")).isdigit() else None for each in amounts],
+        "mem_mb": [_mem_mb(each.get("mem", "")) for each in amounts],
+    }
 
 
 def gpus_of(tres: str) -> tuple[int, str | None]:

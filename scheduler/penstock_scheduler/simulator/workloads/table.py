@@ -1,7 +1,7 @@
-"""Rows of a table in a file, one at a time, with the number of the line that each stands in.
+"""Tables in files as DataFrames, read in chunks, with the number of the line in which each row begins.
 
-A trace can be larger than memory, or not be a trace at all. So lines and jobs are counted as they are read, and what is too
-long or too many is an error with its line number, before it is held.
+A trace can be larger than memory, or not be a trace at all. So lines and jobs are counted while they are read. What is too long
+or too many is an error with its line number before it is held in memory.
 """
 
 from __future__ import annotations
@@ -10,142 +10,232 @@ import csv
 import gzip
 import math
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TypeVar
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 
-from penstock_scheduler.errors import ConfigError
-from penstock_scheduler.simulator.workloads.workload import Wrong
+import numpy as np
+
+from penstock_profiles.throughput import FloatArray
+from penstock_scheduler.simulator.workloads.problems import BadInput, Problem, Problems, Wrong
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 MAX_LINE = 1024 * 1024
-"""Characters. A line of a trace has some hundred; a file without line ends would be read whole."""
+"""Characters in one line. A line of a trace has a few hundred; a file without line ends would be read whole."""
 
 MAX_JOBS = 500_000
-"""Jobs of one workload: measured, 82,247 of them take 60 MB, and a simulation is to stay within 1 GiB."""
+"""Jobs of one workload. 82,247 jobs were measured to take 60 MB, and a simulation is to stay within 1 GiB."""
 
-MAX_PROBLEMS = 20
-"""Problems that are listed before reading stops."""
+CHUNK_ROWS = 20_000
+CHUNK_CHARACTERS = 16 * 1024 * 1024
+"""A chunk ends at the first of these two limits."""
 
+BoolArray = np.ndarray[Any, np.dtype[np.bool_]]
+Column = Sequence[Any] | FloatArray
+"""A value for each row; a missing number is NaN or None."""
+
+Columns = dict[str, Column]
 Item = TypeVar("Item")
+Other = TypeVar("Other")
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """What is wrong with an input file, and where."""
+class Rows:
+    """A chunk of a table while its columns are converted.
 
-    file: str
-    line: int | None
-    """Counted from 1; None: the file as a whole."""
-    found: str
-    expected: str
+    The methods return one array entry per row. A row with a bad value is noted in `wrong` and is no longer `valid`; later
+    conversions skip it, so that each row has one problem. Entries of rows that are not valid mean nothing.
 
-    def __str__(self) -> str:
-        where = self.file if self.line is None else f"{self.file}, line {self.line}"
-        return f"{where}: found {self.found}; expected {self.expected}"
+    Args:
+        file: the table's file.
+        texts: text of each field, shape (rows, columns); the index is the line in which each row begins.
+    """
 
+    def __init__(self, file: Path, texts: pd.DataFrame) -> None:
+        self.file, self.texts = file, texts
+        self.lines: list[int] = texts.index.tolist()
+        self.valid: BoolArray = np.ones(len(texts), dtype=np.bool_)
+        self.wrong: dict[int, Wrong] = {}
+        """Line -> problem."""
+        self.left_out: Counter[str] = Counter()
+        """Reason -> rows that are not wrong but not wanted."""
 
-class BadInput(ConfigError):
-    """A workload or a table of measurements cannot be used: tell its owner, and run nothing."""
+    def __len__(self) -> int:
+        return len(self.lines)
 
-    def __init__(self, problems: Sequence[Problem]) -> None:
-        super().__init__("\n".join(map(str, problems)))
-        self.problems = tuple(problems)
+    def raw(self, column: str) -> list[str]:
+        """Texts of a column as they stand in the file; empty texts for a column that the table lacks."""
+        texts: list[str] = self.texts[column].tolist() if column in self.texts else [""] * len(self)
+        return texts
 
+    def text(self, column: str, default: str = "") -> list[str]:
+        """Texts of a column without spaces around them; `default` for empty ones."""
+        return [text.strip() or default for text in self.raw(column)]
 
-class Row:
-    """One row: its fields by column. The methods raise Wrong, naming the column and what it holds."""
+    def given(self, column: str) -> BoolArray:
+        """Whether each row has a text in this column."""
+        return np.array([bool(text) for text in self.text(column)], dtype=np.bool_)
 
-    __slots__ = ("fields", "file", "line")
-
-    def __init__(self, file: Path, line: int, fields: dict[str, str]) -> None:
-        self.file, self.line, self.fields = file, line, fields
-
-    def text(self, column: str, default: str = "") -> str:
-        """What stands there, without spaces around it; `default` where nothing does."""
-        return self.fields.get(column, "").strip() or default
-
-    def number(self, column: str, least: float | None = None, above: float | None = None) -> float:
-        """A finite number, of at least `least` and above `above` where given."""
-        text = self.fields.get(column, "")
-        try:
-            value = float(text)
-        except ValueError:
-            value = math.nan
-        if math.isfinite(value) and (least is None or value >= least) and (above is None or value > above):
-            return value
+    def number(
+        self, column: str, least: float | None = None, above: float | None = None, where: BoolArray | None = None
+    ) -> FloatArray:
+        """Finite numbers, of at least `least` and above `above` where given; NaN for rows not valid or outside of `where`."""
+        texts = self.raw(column)
+        wanted = self.valid if where is None else self.valid & where
+        values: FloatArray = np.full(len(self), np.nan)
+        values[wanted] = _numbers([text for text, want in zip(texts, wanted.tolist(), strict=True) if want])
+        good = np.isfinite(values)
+        if least is not None:
+            good &= values >= least
+        if above is not None:
+            good &= values > above
         bound = f" of at least {least:g}" if least is not None else f" above {above:g}" if above is not None else ""
-        raise Wrong(f"{column}={text!r}", f"a number{bound}")
+        self.reject(wanted & ~good, lambda row: f"{column}={texts[row]!r}", f"a number{bound}")
+        return values
 
-    def whole(self, column: str, least: int = 0) -> int:
-        """A whole number of at least `least`; `4.0` is one."""
-        value = self.number(column, least=least)
-        if value != int(value):
-            raise Wrong(f"{column}={self.fields[column]!r}", f"a whole number of at least {least}")
-        return int(value)
+    def whole(self, column: str, least: int = 0, where: BoolArray | None = None) -> list[int]:
+        """Whole numbers of at least `least`; `4.0` is one. 0 for rows that are not valid or outside of `where`."""
+        values = self.number(column, least=least, where=where)
+        known = np.where(np.isfinite(values), values, 0.0)
+        texts = self.raw(column)
+        fraction = known != np.floor(known)
+        self.reject(fraction, lambda row: f"{column}={texts[row]!r}", f"a whole number of at least {least}")
+        return [int(value) for value in known.tolist()]
 
-    def optional(self, column: str, read: Callable[[str], Item]) -> Item | None:
-        """`read(column)`, or None where nothing stands."""
-        return read(column) if self.text(column) else None
+    def each(self, texts: Sequence[str], read: Callable[[str], Item], default: Other) -> list[Item | Other]:
+        """`read(text)` of each valid row, called once for equal texts; `default` for other rows. `read` may raise Wrong."""
+        known: dict[str, Item | Wrong] = {}
+        found: list[Item | Other] = [default] * len(self)
+        for row in np.flatnonzero(self.valid).tolist():
+            text = texts[row]
+            if text not in known:
+                try:
+                    known[text] = read(text)
+                except Wrong as wrong:
+                    known[text] = wrong
+            value = known[text]
+            if isinstance(value, Wrong):
+                self.mark(row, value)
+            else:
+                found[row] = value
+        return found
+
+    def reject(self, bad: BoolArray, found: Callable[[int], str], expected: str) -> None:
+        """Note a problem of each valid row that is `bad`."""
+        for row in np.flatnonzero(bad & self.valid).tolist():
+            self.mark(row, Wrong(found(row), expected))
+
+    def mark(self, row: int, wrong: Wrong) -> None:
+        """Note the problem of one row."""
+        self.wrong[self.lines[row]] = wrong
+        self.valid[row] = False
+
+    def leave_out(self, rows: BoolArray, reason: str) -> None:
+        """Drop valid rows that are not wrong but not wanted, and count them."""
+        dropped = rows & self.valid
+        if count := int(dropped.sum()):
+            self.left_out[reason] += count
+            self.valid &= ~dropped
 
 
-class Problems:
-    """Problems of one file as they are found."""
-
-    def __init__(self, file: Path) -> None:
-        self._file = str(file)
-        self._found: list[Problem] = []
-
-    def add(self, line: int | None, wrong: Wrong) -> None:
-        """Note one. Raises BadInput when it is the last that is listed."""
-        self._found.append(Problem(self._file, line, wrong.found, wrong.expected))
-        if len(self._found) == MAX_PROBLEMS:
-            self.raise_if_any()
-
-    def raise_if_any(self) -> None:
-        """Raises BadInput with all that was noted."""
-        if self._found:
-            raise BadInput(self._found)
+def _numbers(texts: list[str]) -> FloatArray:
+    """The number in each text; NaN where there is none."""
+    try:
+        return np.fromiter(map(float, texts), np.float64, len(texts))
+    except ValueError:
+        return np.fromiter(map(_float, texts), np.float64, len(texts))
 
 
-def read_rows(
+def _float(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
+def read_frame(file: Path, columns: Sequence[str], convert: Callable[[Rows], Columns]) -> pd.DataFrame:
+    """A whole table as a DataFrame of the columns that `convert` makes; the index is the line of each row.
+
+    Raises:
+        BadInput: with up to 20 problems, each with its line.
+    """
+    import pandas as pd  # takes a second to load, and reading settings loads this module
+
+    problems, parts = Problems(file), []
+    for rows in read_chunks(file, columns):
+        part = pd.DataFrame(convert(rows), index=pd.Index(rows.lines, name="line"))
+        problems.add_all(rows.wrong)
+        parts.append(part[rows.valid])
+    problems.raise_if_any()
+    return pd.concat(parts) if parts else pd.DataFrame(columns=list(columns))
+
+
+def read_chunks(
     file: Path,
     columns: Sequence[str],
     header: bool = True,
     separator: str = ",",
     optional: Sequence[str] | None = None,
-) -> Iterator[Row]:
-    """The rows of a CSV file, plain or gzip, as they are read.
+) -> Iterator[Rows]:
+    """The rows of a CSV file, plain or gzip, in chunks.
 
     Args:
         file: its first line names its columns, unless `header` is false: then they are `columns`.
-        columns: those that it must have.
+        columns: columns that it must have.
         header: see `file`.
-        separator: between fields. Where it is not a comma, nothing is quoted, and the last field takes what is left.
-        optional: what else may stand there; None: anything.
+        separator: between fields. Unless it is a comma, nothing is quoted, and the last field takes the rest of the line.
+        optional: columns that it may have beside `columns`; None: any.
 
     Raises:
-        BadInput: the file cannot be read, has no such columns, or a row has more or fewer fields than there are columns.
+        BadInput: the file cannot be read, lacks columns, or a row has more or fewer fields than there are columns.
     """
+    import pandas as pd
+
+    for names, lines, fields in _chunks(file, columns, header, separator, optional):
+        by_column = zip(names, zip(*fields, strict=True), strict=True)
+        texts = {name: np.array(column, dtype=object) for name, column in by_column}
+        yield Rows(file, pd.DataFrame(texts, pd.Index(lines, name="line"), copy=False))
+
+
+def _chunks(
+    file: Path, columns: Sequence[str], header: bool, separator: str, optional: Sequence[str] | None
+) -> Iterator[tuple[list[str], list[int], list[list[str]]]]:
+    """The columns' names, and the lines and the fields of the rows of each chunk."""
     try:
-        with open_text(file) as lines:
-            rows = _split(file, bounded(file, lines), separator)
+        with open_text(file) as text:
+            characters = [0]
+            rows = _split(file, bounded(file, text, characters), separator)
             names = list(columns)
             if header:
                 _, names = next(rows, (0, []))
                 names = [name.strip() for name in names]
                 _check_columns(file, names, columns, optional)
+            lines: list[int] = []
+            chunk: list[list[str]] = []
             for line, fields in rows:
-                if not fields or fields == [""]:
-                    continue
-                if separator != "," and len(fields) > len(names):
-                    fields = [*fields[: len(names) - 1], separator.join(fields[len(names) - 1 :])]
                 if len(fields) != len(names):
-                    found = f"{len(fields)} fields, {separator.join(fields)[:80]!r}"
-                    raise BadInput([Problem(str(file), line, found, f"{len(names)}: {separator.join(names)}")])
-                yield Row(file, line, dict(zip(names, fields, strict=True)))
+                    if not fields or fields == [""]:
+                        continue
+                    fields = _joined(file, line, fields, names, separator)
+                lines.append(line)
+                chunk.append(fields)
+                if len(chunk) == CHUNK_ROWS or characters[0] > CHUNK_CHARACTERS:
+                    yield names, lines, chunk
+                    lines, chunk, characters[0] = [], [], 0
+            if chunk:
+                yield names, lines, chunk
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise unreadable(file, error) from None
+
+
+def _joined(file: Path, line: int, fields: list[str], names: Sequence[str], separator: str) -> list[str]:
+    """The fields of a row that has another number of them than there are columns. Raises BadInput."""
+    if separator != "," and len(fields) > len(names):
+        return [*fields[: len(names) - 1], separator.join(fields[len(names) - 1 :])]
+    found = f"{len(fields)} fields, {separator.join(fields)[:80]!r}"
+    raise BadInput([Problem(str(file), line, found, f"{len(names)}: {separator.join(names)}")])
 
 
 def _check_columns(file: Path, found: Sequence[str], columns: Sequence[str], optional: Sequence[str] | None) -> None:
@@ -173,16 +263,17 @@ def open_text(file: Path) -> IO[str]:
 
 
 def unreadable(file: Path, error: Exception) -> BadInput:
-    """What to say of a file that cannot be opened, unpacked or decoded."""
+    """The error for a file that cannot be opened, unpacked or decoded."""
     found = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     return BadInput([Problem(str(file), None, found, "a file in UTF-8, plain or gzip")])
 
 
-def bounded(file: Path, lines: IO[str]) -> Iterator[str]:
-    """The lines, none longer than `MAX_LINE`. Raises BadInput."""
+def bounded(file: Path, lines: IO[str], characters: list[int]) -> Iterator[str]:
+    """The lines, none longer than `MAX_LINE`; `characters[0]` counts what was read. Raises BadInput."""
     number = 0
     while line := lines.readline(MAX_LINE):
         number += 1
+        characters[0] += len(line)
         if len(line) == MAX_LINE and not line.endswith("\n"):
             found = f"a line of more than {MAX_LINE} characters"
             raise BadInput([Problem(str(file), number, found, "a table with one job in each line")])

@@ -10,17 +10,13 @@ from functools import lru_cache
 import numpy as np
 
 from penstock_scheduler.model import Adaptivity, JobSpec
+from penstock_scheduler.simulator.workloads.problems import Wrong
 
 AMOUNTS = ("duration_s", "samples", "epochs")
 """The ways to say how much work a job is; it has one of them, or a model whose whole training it is."""
 
-
-class Wrong(ValueError):
-    """A value that cannot be, as two halves of a sentence: what was found, and what is expected instead."""
-
-    def __init__(self, found: str, expected: str) -> None:
-        super().__init__(f"{found}; expected {expected}")
-        self.found, self.expected = found, expected
+POSITIVE = (*AMOUNTS, "batch_size", "time_limit_s", "cpus", "mem_mb", "data_gb", "gpu_utilisation", "gpu_mem_mb")
+"""Numbers that are above 0 where they are given; `data_gb` may be 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,18 +78,9 @@ class WorkloadJob:
             raise Wrong(f"both {' and '.join(amounts)}", f"one of {', '.join(AMOUNTS)}")
         if self.model is None and self.duration_s is None:
             raise Wrong("neither a model nor duration_s", "duration_s, or a model with samples, epochs or none of them")
-        for name in (
-            *AMOUNTS,
-            "batch_size",
-            "time_limit_s",
-            "cpus",
-            "mem_mb",
-            "data_gb",
-            "gpu_utilisation",
-            "gpu_mem_mb",
-        ):
+        for name in POSITIVE:
             value = getattr(self, name)
-            if value is not None and not (math.isfinite(value) and (value > 0 or (value == 0 and name == "data_gb"))):
+            if value is not None and not (0 < value < math.inf or (value == 0 and name == "data_gb")):
                 raise Wrong(f"{name}={value!r}", "a number above 0, or nothing")
         if self.gpu_utilisation is not None and self.gpu_utilisation > 1:
             raise Wrong(f"gpu_utilisation={self.gpu_utilisation!r}", "a part of the GPU, above 0 and up to 1")

@@ -239,7 +239,7 @@ def test_a_line_without_end_is_not_held(tmp_path, monkeypatch):
     endless = _Endless(OWN, "x" * (table.MAX_LINE + 5))
     monkeypatch.setattr(table, "open_text", lambda file: endless)
     with pytest.raises(BadInput, match="line 2: found a line of more than 1048576 characters"):
-        list(table.read_rows(tmp_path, ("id",)))
+        list(table.read_chunks(tmp_path, ("id",)))
     assert endless.read == 2
 
 
