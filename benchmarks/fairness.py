@@ -22,7 +22,7 @@ import numpy as np
 from penstock_scheduler.simulator.cluster import nodes_from_spec
 from penstock_scheduler.simulator.metrics import job_rows
 from penstock_scheduler.simulator.profiles import Profiles
-from penstock_scheduler.simulator.run import prepare, simulate
+from penstock_scheduler.simulator.run import prepare, simulate_policy
 from penstock_scheduler.simulator.workloads import Workload, read_workload
 
 Key = tuple[str | None, int | None, str, int]
@@ -38,7 +38,7 @@ def main() -> None:
     options = parser.parse_args()
     tables = Profiles(options.profiles)
     scenario = prepare(nodes_from_spec(options.cluster), read_workload(options.window), tables)
-    rows = job_rows(simulate(scenario, options.policy))
+    rows = job_rows(simulate_policy(scenario, options.policy))
     needed = []
     for job, row in zip(scenario.workload.jobs, rows, strict=True):
         assert row.jct_s is not None, f"job {job.id} has not ended"
@@ -53,7 +53,9 @@ def main() -> None:
         parts = [f"{gpu_type}:{whole}x{scenario.node_gpus[gpu_type]}"] * (whole > 0)
         parts += [f"{gpu_type}:1x{rest}"] * (rest > 0)
         only = Workload("alone", (replace(job, submit_s=0.0),))
-        ended_s = simulate(prepare(nodes_from_spec(",".join(parts)), only, tables), options.policy).jobs[0].finish_s
+        ended_s = (
+            simulate_policy(prepare(nodes_from_spec(",".join(parts)), only, tables), options.policy).jobs[0].finish_s
+        )
         alone_s[key] = math.inf if ended_s is None else ended_s
         print(f"\r{len(alone_s)} of {len(jobs)} jobs simulated alone", end="", file=sys.stderr, flush=True)
     print(file=sys.stderr)

@@ -26,7 +26,7 @@ from typing import Any
 from penstock_profiles.colocation import Colocation, read_table
 from penstock_scheduler.simulator import nodes_from_spec
 from penstock_scheduler.simulator.agents import AgentSettings, Kind, SimulatedAgents
-from penstock_scheduler.simulator.run import Driving, Simulation, prepare, simulate
+from penstock_scheduler.simulator.run import Driving, Simulation, prepare, simulate_policy
 from penstock_scheduler.simulator.sharers import gpus_of, utilisation
 from penstock_scheduler.simulator.workloads import Workload, WorkloadJob, rigid_spec
 
@@ -95,7 +95,7 @@ def measure(
             done.extend(kinds[job.id].utilisation * job.progress for job in simulation.jobs)
 
     begun = time.process_time()
-    simulation = simulate(scenario, policy, settings, Driving(as_requested=True), look, agents=agents)
+    simulation = simulate_policy(scenario, policy, settings, Driving(as_requested=True), look, agents=agents)
     assert simulation.failed_rounds == 0, "every plan can be carried out"
     finish_s = {job.id: job.finish_s for job in simulation.jobs}
     assert None not in finish_s.values(), "all jobs end"

@@ -22,7 +22,7 @@ from pathlib import Path
 from penstock_scheduler.simulator.cluster import nodes_from_spec
 from penstock_scheduler.simulator.metrics import job_rows, summarise
 from penstock_scheduler.simulator.profiles import Profiles
-from penstock_scheduler.simulator.run import Simulation, prepare, simulate
+from penstock_scheduler.simulator.run import Simulation, prepare, simulate_policy
 from penstock_scheduler.simulator.workloads import read_workload
 
 MEMORY_MB = 1024
@@ -83,7 +83,7 @@ def measured(folder: Path, case: Case, limit_s: float) -> dict[str, float]:
         if time.process_time() - begun_s > limit_s:
             raise KeyboardInterrupt
 
-    simulation = simulate(scenario, case.policy, on_tick=stop)
+    simulation = simulate_policy(scenario, case.policy, on_tick=stop)
     summary = summarise(simulation, job_rows(simulation))
     return {
         "jobs": summary.jobs,

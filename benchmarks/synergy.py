@@ -37,7 +37,7 @@ from penstock_scheduler.policies.tuning import (
 )
 from penstock_scheduler.simulator.cluster import nodes_from_spec
 from penstock_scheduler.simulator.metrics import job_rows, summarise
-from penstock_scheduler.simulator.run import prepare, simulate
+from penstock_scheduler.simulator.run import prepare, simulate_policy
 from penstock_scheduler.simulator.workloads.workload import Workload, WorkloadJob, rigid_spec
 from penstock_scheduler.solver import Limits
 
@@ -184,7 +184,7 @@ def simulations(folder: Path, models: Any, show: Any) -> list[dict[str, Any]]:
 
 def _simulated(scenario: Any, trace: str, policy: str, show: Any) -> dict[str, Any]:
     begun = time.perf_counter()
-    done = simulate(scenario, policy)
+    done = simulate_policy(scenario, policy)
     figures = summarise(done, job_rows(done, None))
     row = {
         "trace": trace,

@@ -21,7 +21,7 @@ from penstock_scheduler.policies import room
 from penstock_scheduler.simulator.cluster import nodes_from_spec
 from penstock_scheduler.simulator.metrics import job_rows, summarise
 from penstock_scheduler.simulator.profiles import Profiles
-from penstock_scheduler.simulator.run import prepare, simulate
+from penstock_scheduler.simulator.run import prepare, simulate_policy
 from penstock_scheduler.simulator.workloads import read_workload
 
 
@@ -37,9 +37,9 @@ def main() -> None:
         window = str(file.relative_to(options.folder).with_suffix(""))
         scenario = prepare(nodes, read_workload(file), tables)
         mine: dict[str, float | None] = {}
-        equal = simulate(scenario, "gavel")
+        equal = simulate_policy(scenario, "gavel")
         with patch.object(room, "place", place_whatever_is_free):
-            uneven = simulate(scenario, "gavel")
+            uneven = simulate_policy(scenario, "gavel")
         for name, simulation in (("equal", equal), ("uneven", uneven)):
             mine[name] = summarise(simulation, job_rows(simulation)).avg_jct_h
         runs = [run.placement for job in uneven.jobs for run in job.runs]

@@ -19,7 +19,7 @@ from penstock_scheduler.policies import make_policy
 from penstock_scheduler.simulator.cluster import nodes_from_spec
 from penstock_scheduler.simulator.metrics import job_rows, summarise
 from penstock_scheduler.simulator.profiles import Profiles
-from penstock_scheduler.simulator.run import Simulation, driving_of, prepare, simulate
+from penstock_scheduler.simulator.run import Simulation, driving_of, prepare, simulate_policy
 from penstock_scheduler.simulator.workloads import read_workload
 
 FIGURES = (
@@ -68,7 +68,7 @@ def main() -> None:
             driving = driving_of(name)
             if options.unprofiled:
                 driving = dataclasses.replace(driving, learner="unprofiled")
-            simulation = simulate(scenario, name, settings, driving)
+            simulation = simulate_policy(scenario, name, settings, driving)
             if simulation.interrupted:
                 raise SystemExit(130)
             check(simulation)

@@ -20,7 +20,7 @@ from penstock_scheduler.model import JobId
 from penstock_scheduler.sharing.groups import GroupSettings, TrialSeen, judge
 from penstock_scheduler.simulator.agents import Kind, SimulatedAgents
 from penstock_scheduler.simulator.cluster import SimulatedJob, nodes_from_spec
-from penstock_scheduler.simulator.run import RESTART_COST_S, Simulation, prepare, simulate
+from penstock_scheduler.simulator.run import RESTART_COST_S, Simulation, prepare, simulate_policy
 from penstock_scheduler.simulator.workloads import Workload, WorkloadJob, rigid_spec
 
 TARGET = 0.9
@@ -172,7 +172,7 @@ def by_policy(
 
     scenario = prepare(nodes_from_spec(f"v100:{gpus // NODE_GPUS}x{NODE_GPUS}"), workload)
     try:
-        simulate(scenario, "gandiva", settings, on_tick=look, agents=agents)
+        simulate_policy(scenario, "gandiva", settings, on_tick=look, agents=agents)
     except _Over:
         return Found(now_s, sum(seconds > 0 for seconds in agents.ran_s.values()))
     return Found(math.inf, len(known))

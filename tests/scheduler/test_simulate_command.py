@@ -15,6 +15,7 @@ from penstock_profiles.sensitivity import Sensitivity, SensitivityProfile, Sensi
 from penstock_scheduler.cli import make_app
 from penstock_scheduler.cli import simulation as command
 from penstock_scheduler.errors import ConfigError
+from penstock_scheduler.simulator import results
 from tests.scheduler.simulator.toy import write_profiles
 
 JOBS = "id,submit_s,gpus,model\na,0,1,toy\nb,100,4,toy\nc,150,2,toy\n"
@@ -50,7 +51,7 @@ def test_policies_side_by_side(compared):
         rows = list(csv.DictReader(file))
     assert len(rows) == 2 * 2 * 3
     assert {row["policy"] for row in rows} == {"sia", "fifo"}
-    assert (out / "looks.csv").read_text().startswith("policy,seed,time_s,jobs,running")
+    assert (out / "rounds.csv").read_text().startswith("policy,seed,time_s,jobs,running")
 
 
 @pytest.fixture
@@ -77,7 +78,7 @@ def test_cpus_and_memory_are_given_out_by_sensitivity(tmp_path):
         ("fifo+proportional", "1"): 3630.0,
         ("fifo+proportional", "2"): 3630.0,
     }
-    with (tmp_path / "out" / "looks.csv").open() as file:
+    with (tmp_path / "out" / "rounds.csv").open() as file:
         held = [(int(row["cpus_held"]), int(row["memory_mb_held"])) for row in csv.DictReader(file)]
     assert max(held) == (5 + 2, 1000 + 2000)
 
@@ -88,7 +89,7 @@ def test_tables_as_parquet_say_the_same_as_csv(tmp_path):
     penstock_simulate(tmp_path, "--policy", "fifo", "--out", tmp_path / "c")
     result = penstock_simulate(tmp_path, "--policy", "fifo", "--out", tmp_path / "p", "--parquet")
     assert "jobs.parquet" in result.output
-    for table in ("jobs", "looks"):
+    for table in ("jobs", "rounds"):
         with (tmp_path / "c" / f"{table}.csv").open() as file:
             expected = list(csv.DictReader(file))
         rows = parquet.read_table(tmp_path / "p" / f"{table}.parquet").to_pylist()
@@ -239,7 +240,7 @@ def test_a_line_of_a_cluster_file_is_named(tmp_path):
 @pytest.mark.usefixtures("no_pictures")
 def test_ctrl_c_leaves_what_was_computed(tmp_path, monkeypatch):
     """It comes while the second policy runs: the first is whole, the second as far as it got, and the third never began."""
-    whole, ran = command.simulate, []
+    whole, ran = results.simulate_policy, []
 
     def interrupting(scenario, name, settings, driving, on_tick, agents):
         ran.append(name)
@@ -251,7 +252,7 @@ def test_ctrl_c_leaves_what_was_computed(tmp_path, monkeypatch):
 
         return whole(scenario, name, settings, driving, on_tick=stop)
 
-    monkeypatch.setattr(command, "simulate", interrupting)
+    monkeypatch.setattr(results, "simulate_policy", interrupting)
     result = penstock_simulate(tmp_path, "--policy", "sia,fifo,sia:artifact", "--out", tmp_path / "out")
     assert result.exit_code == 130
     assert ran == ["sia", "fifo"]

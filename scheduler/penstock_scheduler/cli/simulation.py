@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -35,12 +36,11 @@ from penstock_scheduler.simulator.frontier import (
     rigid_jobs,
     site_of,
 )
-from penstock_scheduler.simulator.metrics import job_rows, parquet_is_there, summarise, write_rows
-from penstock_scheduler.simulator.outcomes import Result, over_seeds
 from penstock_scheduler.simulator.page import render
 from penstock_scheduler.simulator.pictures import NoMatplotlib, write_pictures
 from penstock_scheduler.simulator.profiles import Profiles
-from penstock_scheduler.simulator.run import Scenario, Simulation, driving_of, prepare, simulate
+from penstock_scheduler.simulator.results import SeedResult, over_seeds, parquet_is_there, simulate_each, to_result
+from penstock_scheduler.simulator.run import Driving, Scenario, Simulation, driving_of, prepare
 from penstock_scheduler.simulator.workloads import Workload, read_workload
 
 INTERRUPTED = 130
@@ -100,19 +100,23 @@ def run(
         notes += shared.notes(found)
     if out is not None:
         make_folder(out)
-    results: list[Result] = []
+
+    def driving(name: str) -> Driving:
+        found = driving_of(name)
+        if unprofiled and found.learner == "fitted":  # the artifact's jobs know what theirs do
+            return dataclasses.replace(found, learner="unprofiled")
+        return found
+
+    done = itertools.count()
     with progress(len(found.jobs) * len(names) * seeds, quiet=as_json) as show:
-        for seed, name in ((seed, name) for seed in range(seeds) for name in names):
-            driving = driving_of(name)
-            if unprofiled and driving.learner == "fitted":  # the artifact's jobs know what theirs do
-                driving = dataclasses.replace(driving, learner="unprofiled")
-            on_tick = show(f"{name}, seed {seed}", len(results))
-            its = shared.agents(name, found, seed) if shared is not None else None
-            simulation = simulate(scenario(seed), name, given[name], driving, on_tick, agents=its)
-            rows = job_rows(simulation, costs)
-            results.append(Result(name, seed, simulation, rows, summarise(simulation, rows)))
-            if simulation.interrupted:
-                break
+        results = simulate_each(
+            ((scenario(seed), name, seed) for seed in range(seeds) for name in names),
+            given,
+            prices=costs,
+            driving=driving,
+            agents=lambda name, seed: None if shared is None else shared.agents(name, found, seed),
+            on_tick=lambda name, seed: show(f"{name}, seed {seed}", next(done)),
+        )
     document = over_seeds(results, cluster=_cluster_spec(cluster), workload=found.name) | {"notes": notes}
     tell(results, document, out, as_json=as_json, tables_as=tables_as, aloud=notes[1:])
 
@@ -122,7 +126,7 @@ NO_TERMINAL = 120
 
 
 def tell(
-    results: list[Result],
+    results: list[SeedResult],
     document: Mapping[str, Any],
     out: Path | None,
     *,
@@ -257,16 +261,14 @@ def make_folder(out: Path) -> None:
         raise ConfigError(f"{out}: {error.strerror}; name another folder with --out") from None
 
 
-def write(out: Path, results: list[Result], document: Mapping[str, Any], tables_as: str) -> str:
+def write(out: Path, results: list[SeedResult], document: Mapping[str, Any], tables_as: str) -> str:
     """Write report, pictures, tables and summary into a folder; what there is now, in words. Raises ConfigError."""
     drawn = figures(results, document)
-    files = f"report.html, summary.json, jobs.{tables_as} and looks.{tables_as}"
+    files = f"report.html, summary.json, jobs.{tables_as} and rounds.{tables_as}"
     try:
         (out / "summary.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
         (out / "report.html").write_text(render(drawn, document), encoding="utf-8")
-        runs = [({"policy": result.policy, "seed": result.seed}, result) for result in results]
-        write_rows(out / f"jobs.{tables_as}", ((of, row) for of, result in runs for row in result.rows))
-        write_rows(out / f"looks.{tables_as}", ((of, tick) for of, result in runs for tick in result.simulation.ticks))
+        to_result(results).write(out, tables_as)
         return f"{out}: {files}, and {len(write_pictures(drawn, out))} pictures (PNG)"
     except NoMatplotlib as missing:
         return f"{out}: {files}; {missing}"

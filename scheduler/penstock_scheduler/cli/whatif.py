@@ -26,7 +26,6 @@ from penstock_scheduler.pairs import PAIRS as LEARNED
 from penstock_scheduler.pairs import open_pairs
 from penstock_scheduler.simulator.cluster import nodes_from_spec
 from penstock_scheduler.simulator.metrics import job_rows, summarise
-from penstock_scheduler.simulator.outcomes import Result, over_seeds
 from penstock_scheduler.simulator.recorded import (
     RecordedHistory,
     RecordedModels,
@@ -35,7 +34,8 @@ from penstock_scheduler.simulator.recorded import (
     recorded_history,
     unknown_types,
 )
-from penstock_scheduler.simulator.run import Driving, Scenario, Simulation, driving_of, simulate
+from penstock_scheduler.simulator.results import SeedResult, over_seeds
+from penstock_scheduler.simulator.run import Driving, Scenario, Simulation, driving_of, simulate_policy
 from penstock_scheduler.simulator.workloads import jittered
 from penstock_scheduler.store import open_store
 
@@ -100,7 +100,7 @@ def whatif(
             other = replace(scenario, workload=jittered(record.workload, seed, record.round_s))
             on_tick = show(f"{name}, seed {seed}", len(results) - 1)
             its = shared.agents(name, record.workload, seed) if shared is not None else None
-            simulation = simulate(other, name, given[name], _driving(name, record), on_tick, models, its)
+            simulation = simulate_policy(other, name, given[name], _driving(name, record), on_tick, models, its)
             results.append(_result(name, seed, simulation, record, costs))
             if simulation.interrupted:
                 break
@@ -207,7 +207,7 @@ def _lived(record: RecordedHistory, scenario: Scenario) -> Simulation:
 
 def _result(
     name: str, seed: int, simulation: Simulation, record: RecordedHistory, costs: Mapping[str, float] | None
-) -> Result:
+) -> SeedResult:
     """With the figures of those jobs that ended in the record, on all sides."""
     rows = [row for row in job_rows(simulation, costs) if row.id in record.ended]
-    return Result(name, seed, simulation, rows, summarise(simulation, rows))
+    return SeedResult(name, seed, simulation, rows, summarise(simulation, rows))

@@ -1,5 +1,9 @@
-"""The simulated cluster and clock behind the same ports: for what-if questions, tests, and machines without Slurm."""
+"""The simulated cluster and clock behind the daemon's ports, for what-if questions, tests, and machines without Slurm.
 
+`simulate` compares policies and returns DataFrames.
+"""
+
+from penstock_scheduler.simulator.api import Result, simulate
 from penstock_scheduler.simulator.clock import SimulatedClock
 from penstock_scheduler.simulator.cluster import SimulatedCluster, SimulatedJob, SimulatedRun, nodes_from_spec
 from penstock_scheduler.simulator.latencies import Latencies
@@ -9,6 +13,7 @@ from penstock_scheduler.simulator.truth import EstimatedJob
 __all__ = [
     "EstimatedJob",
     "Latencies",
+    "Result",
     "SimulatedClock",
     "SimulatedCluster",
     "SimulatedJob",
@@ -16,4 +21,5 @@ __all__ = [
     "SimulatedSettings",
     "nodes_from_spec",
     "open_cluster",
+    "simulate",
 ]

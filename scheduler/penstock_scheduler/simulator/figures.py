@@ -19,7 +19,7 @@ from penstock_profiles.throughput import FloatArray
 from penstock_scheduler.model import Node
 from penstock_scheduler.report import History, JobHistory, NodeShape, Span
 from penstock_scheduler.simulator.cluster import SimulatedJob
-from penstock_scheduler.simulator.outcomes import Result
+from penstock_scheduler.simulator.results import SeedResult
 
 BINS = 300
 """Points of a line."""
@@ -112,8 +112,8 @@ class Figures:
     """Where time axes end."""
 
 
-def figures(results: Sequence[Result], document: Mapping[str, Any]) -> Figures:
-    """All pictures, from all simulations and their summary (`outcomes.over_seeds`)."""
+def figures(results: Sequence[SeedResult], document: Mapping[str, Any]) -> Figures:
+    """All pictures, from all simulations and their summary (`results.over_seeds`)."""
     histories: dict[str, list[History]] = {}
     for result in results:
         simulation = result.simulation
@@ -157,7 +157,7 @@ def _over_time(histories: Mapping[str, Sequence[History]], end_s: float, unit: t
         name: str, title: str, about: str, y_label: str, series: Callable[[History], list[tuple[float, float]]]
     ) -> Lines:
         lines = tuple(
-            _line(policy, [_binned(series(each), edges) for each in of], 100.0 if name == "utilisation" else None)
+            _line(policy, [binned(series(each), edges) for each in of], 100.0 if name == "utilisation" else None)
             for policy, of in histories.items()
         )
         return Lines(name, title, about, f"{unit[0]} since the start", y_label, middles, lines)
@@ -175,7 +175,7 @@ def _over_time(histories: Mapping[str, Sequence[History]], end_s: float, unit: t
     )
 
 
-def _done_within(results: Sequence[Result]) -> Lines:
+def _done_within(results: Sequence[SeedResult]) -> Lines:
     times: dict[str, list[tuple[FloatArray, int]]] = {}
     for result in results:
         jct_s = np.sort([row.jct_s for row in result.rows if row.jct_s is not None])
@@ -222,7 +222,7 @@ def _line(policy: str, seeds: Sequence[FloatArray], most: float | None) -> Line:
     return Line(policy, mean, np.maximum(mean - half, 0.0), np.minimum(mean + half, math.inf if most is None else most))
 
 
-def _binned(series: Sequence[tuple[float, float]], edges: FloatArray) -> FloatArray:
+def binned(series: Sequence[tuple[float, float]], edges: FloatArray) -> FloatArray:
     """Means over each bin of a step function, given as (from when on, value) and 0 before."""
     if not series:
         return np.zeros(len(edges) - 1)

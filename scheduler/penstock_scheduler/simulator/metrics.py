@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import csv
-import importlib.util
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields
-from pathlib import Path
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -149,36 +146,6 @@ def summarise(simulation: Simulation, rows: list[JobRow]) -> Summary:
         failed_rounds=simulation.failed_rounds,
         cpu_s=simulation.cpu_s,
     )
-
-
-def write_rows(file: Path, rows: Iterable[tuple[Mapping[str, Any], Any]]) -> None:
-    """Write rows as CSV, or as Parquet if the file's name ends so: (what to put before, a dataclass) each.
-
-    Raises:
-        OSError: the file cannot be written.
-        ModuleNotFoundError: Parquet without pyarrow; `parquet_is_there` tells beforehand.
-    """
-    if file.suffix == ".parquet":
-        import pyarrow  # an extra: only for who asks
-        import pyarrow.parquet
-
-        pyarrow.parquet.write_table(
-            pyarrow.Table.from_pylist([{**before, **asdict(row)} for before, row in rows]), file
-        )
-        return
-    writer = None
-    with file.open("w", encoding="utf-8", newline="") as out:
-        for before, row in rows:
-            if writer is None:
-                names = [*before, *(field.name for field in fields(row))]
-                writer = csv.DictWriter(out, names, lineterminator="\n")
-                writer.writeheader()
-            writer.writerow({**before, **asdict(row)})
-
-
-def parquet_is_there() -> bool:
-    """Whether `write_rows` can write Parquet."""
-    return importlib.util.find_spec("pyarrow") is not None
 
 
 def isolated_s(job: SimulatedJob, scenario: Scenario, gpu_type: str, gpus: float) -> float:

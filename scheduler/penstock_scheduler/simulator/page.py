@@ -40,7 +40,7 @@ MOST_RUNS = 4000
 
 
 def render(drawn: Figures, document: Mapping[str, Any]) -> str:
-    """The page, from the figures and the summary (`outcomes.over_seeds`)."""
+    """The page, from the figures and the summary (`results.over_seeds`)."""
     policies: Mapping[str, Any] = document["policies"]
     notes = [str(note) for note in document.get("notes", ["Simulated, not run."])]
     if drawn.seeds > 1:
@@ -67,7 +67,7 @@ def render(drawn: Figures, document: Mapping[str, Any]) -> str:
     parts.append(
         "<h2>What this is, and is not</h2><p>Every policy was given the same jobs. Jobs progress as measured tables or "
         "models of their speed say, and lose time when they start or move. A scheduler sees what it would on a real cluster. "
-        "<code>jobs.csv</code>, <code>looks.csv</code> and <code>summary.json</code> beside this page have all the numbers.</p>"
+        "<code>jobs.csv</code>, <code>rounds.csv</code> and <code>summary.json</code> beside this page have all the numbers.</p>"
     )
     return (
         '<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
@@ -169,11 +169,11 @@ def _chart(picture: Lines, colours: Mapping[str, str]) -> str:
         return [f"{a:.1f} {b:.1f}" for a, b in zip(x, y, strict=True)]
 
     parts = []
-    for at, label in picture.ticks or _ticks(span, 12):
+    for at, label in picture.ticks or axis_ticks(span, 12):
         here = LEFT + ((np.log10(at) if picture.ticks is not None else at) - first) / (span or 1.0) * plot
         parts.append(f'<line class=grid x1="{here:.1f}" x2="{here:.1f}" y1="{top}" y2="{bottom}"/>')
         parts.append(f'<text x="{here:.1f}" y="{bottom + 14}" text-anchor="middle">{label}</text>')
-    for value, label in _ticks(highest, 5):
+    for value, label in axis_ticks(highest, 5):
         y = bottom - value / highest * (bottom - top)
         parts.append(f'<line class=grid x1="{LEFT}" x2="{WIDTH - 8}" y1="{y:.1f}" y2="{y:.1f}"/>')
         parts.append(f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{label}</text>')
@@ -189,7 +189,7 @@ def _chart(picture: Lines, colours: Mapping[str, str]) -> str:
     return _svg(picture.title, bottom + 36, parts)
 
 
-def _ticks(span: float, most: int) -> list[tuple[float, str]]:
+def axis_ticks(span: float, most: int) -> list[tuple[float, str]]:
     """Round numbers from 0 to `span` > 0, so many at most beside 0."""
     power = math.floor(math.log10(span / most))
     step = next(size for part in (1, 2, 5, 10, 20) if span / (size := part * 10.0**power) <= most)

@@ -224,7 +224,7 @@ class Simulation:
     """GPUs held, times how long; one that jobs shared counts once. None: as the jobs' runs say."""
 
 
-def simulate(
+def simulate_policy(
     scenario: Scenario,
     policy_name: str,
     settings: Mapping[str, object] | None = None,

@@ -14,7 +14,7 @@ from penstock_scheduler.model import JobSpec
 from penstock_scheduler.simulator import nodes_from_spec
 from penstock_scheduler.simulator.agents import AgentSettings, Kind, SimulatedAgents
 from penstock_scheduler.simulator.disturbances import Disturbances
-from penstock_scheduler.simulator.run import Driving, Simulation, prepare, simulate
+from penstock_scheduler.simulator.run import Driving, Simulation, prepare, simulate_policy
 from penstock_scheduler.simulator.workloads import Workload, WorkloadJob, rigid_spec
 
 DRIVING = Driving(as_requested=True)
@@ -42,7 +42,7 @@ def run(
 ) -> tuple[Simulation, SimulatedAgents]:
     its = SimulatedAgents(kinds, pairs, agents or AgentSettings(switch_s=0.0))
     scenario = prepare(nodes_from_spec(spec), Workload("test", tuple(sorted(jobs, key=lambda job: job.submit_s))))
-    return simulate(scenario, policy, settings, DRIVING, agents=its), its
+    return simulate_policy(scenario, policy, settings, DRIVING, agents=its), its
 
 
 def recorded(name: str, seconds: float, gpus: int = 1, submit_s: float = 0.0, **spec: object) -> WorkloadJob:
@@ -79,7 +79,7 @@ def test_a_job_whose_memory_nobody_knows_fits_beside_others(memory_mb: tuple[int
     jobs = [recorded("a", 1500.0), recorded("b", 1500.0)]
     kinds = {name: Kind(name, 0.4, mb) for name, mb in zip("ab", memory_mb, strict=True)}
     agents = SimulatedAgents(kinds, table(a_b=1.6), AgentSettings(switch_s=0.0), {"v100": 16_000})
-    simulation = simulate(
+    simulation = simulate_policy(
         prepare(nodes_from_spec("v100:1x1"), Workload("test", tuple(jobs))), "gandiva", None, DRIVING, agents=agents
     )
     assert simulation.failed_rounds == 0
@@ -171,7 +171,7 @@ def test_at_every_moment_no_gpu_runs_more_than_the_plan_says(policy: str, seed: 
         assert all(gpus <= 4 for gpus in held.values()), held
 
     failing = Disturbances(node_mtbf_h=3.0, node_repair_h=0.1, seed=seed)
-    simulation = simulate(
+    simulation = simulate_policy(
         dataclasses.replace(scenario, disturbances=failing), policy, None, DRIVING, look, agents=agents
     )
     assert simulation.failed_rounds == 0
@@ -198,7 +198,9 @@ def test_a_job_grows_into_gpus_that_stay_idle_and_shrinks_when_somebody_comes() 
         if not had or had[-1][1] != gpus:
             had.append((simulation.ticks[-1].time_s, gpus))
 
-    simulation = simulate(prepare(nodes_from_spec("v100:1x4"), workload), "gandiva", None, Driving(), look, agents=its)
+    simulation = simulate_policy(
+        prepare(nodes_from_spec("v100:1x4"), workload), "gandiva", None, Driving(), look, agents=its
+    )
     assert simulation.failed_rounds == 0
     assert had == [(0.0, 1), (1200.0, 4), (1500.0, 1), (2040.0, 0)]
     assert {job.id: job.finish_s for job in simulation.jobs} == pytest.approx({"a": 2030, "b": 2130, "c": 880})

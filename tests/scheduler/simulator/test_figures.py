@@ -5,34 +5,34 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from penstock_scheduler.simulator.figures import _binned, figures
+from penstock_scheduler.simulator.figures import binned, figures
 from penstock_scheduler.simulator.metrics import job_rows, summarise
-from penstock_scheduler.simulator.outcomes import Result, over_seeds
-from penstock_scheduler.simulator.page import _ticks, render
-from penstock_scheduler.simulator.run import simulate
+from penstock_scheduler.simulator.page import axis_ticks, render
+from penstock_scheduler.simulator.results import SeedResult, over_seeds
+from penstock_scheduler.simulator.run import simulate_policy
 from penstock_scheduler.simulator.workloads import Workload, WorkloadJob, rigid_spec
 from tests.scheduler.simulator.test_run import scenario
 
 
-def results(folder, *submit_s: float) -> list[Result]:
+def results(folder, *submit_s: float) -> list[SeedResult]:
     """A job of 20 s after a start of 30 s on all GPUs, and a second one that waits for it; seeds differ in when that comes."""
     found = []
     for seed, at_s in enumerate(submit_s):
         jobs = tuple(WorkloadJob(name, at, 4, rigid_spec(4), duration_s=20.0) for name, at in (("a", 0.0), ("b", at_s)))
-        simulation = simulate(scenario(folder, Workload("w", jobs), "t4:1x4"), "fifo")
+        simulation = simulate_policy(scenario(folder, Workload("w", jobs), "t4:1x4"), "fifo")
         rows = job_rows(simulation)
-        found.append(Result("fifo", seed, simulation, rows, summarise(simulation, rows)))
+        found.append(SeedResult("fifo", seed, simulation, rows, summarise(simulation, rows)))
     return found
 
 
-def drawn(found: list[Result]):
+def drawn(found: list[SeedResult]):
     document = over_seeds(found, workload="w", cluster="t4:1x4")
     return figures(found, document), document
 
 
 def test_bins_hold_the_mean_over_their_time():
     """0 before 1, then 4 until 3, then 2: over [0, 2], [2, 4] and [4, 6] that is 2, 3 and 2."""
-    assert _binned([(1.0, 4.0), (3.0, 2.0)], np.array([0.0, 2.0, 4.0, 6.0])) == pytest.approx([2, 3, 2])
+    assert binned([(1.0, 4.0), (3.0, 2.0)], np.array([0.0, 2.0, 4.0, 6.0])) == pytest.approx([2, 3, 2])
 
 
 def test_lines_over_time_by_hand(tmp_path):
@@ -71,8 +71,8 @@ def test_bands_are_intervals_of_the_mean_over_seeds(tmp_path):
 
 
 def test_ticks_are_round_and_few():
-    assert [value for value, _ in _ticks(76.4, 5)] == [0, 20, 40, 60]
+    assert [value for value, _ in axis_ticks(76.4, 5)] == [0, 20, 40, 60]
     for span in (0.003, 1.0, 7.3, 12.0, 99999.0):
-        values = [value for value, _ in _ticks(span, 12)]
+        values = [value for value, _ in axis_ticks(span, 12)]
         assert 3 <= len(values) <= 13
         assert values[-1] <= span

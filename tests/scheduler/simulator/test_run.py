@@ -20,9 +20,9 @@ from penstock_scheduler.simulator.cluster import SimulatedJob, SimulatedRun, nod
 from penstock_scheduler.simulator.disturbances import Disturbances
 from penstock_scheduler.simulator.learning import FittedLearner, LearnedModels
 from penstock_scheduler.simulator.metrics import job_rows, summarise
-from penstock_scheduler.simulator.outcomes import interval
 from penstock_scheduler.simulator.profiles import Profiles
-from penstock_scheduler.simulator.run import Driving, Scenario, prepare, simulate
+from penstock_scheduler.simulator.results import interval
+from penstock_scheduler.simulator.run import Driving, Scenario, prepare, simulate_policy
 from penstock_scheduler.simulator.truth import Truth, TruthSettings
 from penstock_scheduler.simulator.workloads import BadInput, Workload, WorkloadJob, jittered, rigid_spec
 from tests.scheduler.simulator.toy import write_profiles
@@ -62,7 +62,7 @@ def scenario(folder: Path, workload: Workload | None = None, spec: str = "t4:3x4
 @pytest.mark.parametrize("policy", POLICIES)
 def test_all_jobs_end_and_no_gpu_is_held_twice(tmp_path, policy):
     """At every instant the GPUs held are at most those that there are, and their integral is what jobs say they held."""
-    simulation = simulate(scenario(tmp_path), policy)
+    simulation = simulate_policy(scenario(tmp_path), policy)
     assert all(job.progress == job.work and job.finish_s is not None for job in simulation.jobs)
     for job in simulation.jobs:
         assert [run.start_s for run in job.runs] == sorted(run.start_s for run in job.runs)
@@ -91,10 +91,10 @@ def test_all_jobs_end_and_no_gpu_is_held_twice(tmp_path, policy):
 @pytest.mark.parametrize("policy", POLICIES)
 def test_the_same_seed_gives_the_same_simulation(tmp_path, policy):
     disturbed = {"node_mtbf_h": 1.0, "straggler_share": 0.3, "estimation_error": 0.1}
-    one, two = (simulate(scenario(tmp_path, **disturbed), policy) for _ in range(2))
+    one, two = (simulate_policy(scenario(tmp_path, **disturbed), policy) for _ in range(2))
     assert job_rows(one) == job_rows(two)
     assert one.ticks == two.ticks
-    other = simulate(replace(one.scenario, disturbances=replace(one.scenario.disturbances, seed=1)), policy)
+    other = simulate_policy(replace(one.scenario, disturbances=replace(one.scenario.disturbances, seed=1)), policy)
     assert job_rows(other) != job_rows(one)
 
 
@@ -105,7 +105,7 @@ def test_a_job_without_a_profile_is_measured_on_each_type_in_its_first_rounds():
     where = prepare(nodes_from_spec("t4:1x4,rtx:1x4,a100:1x4"), found)
 
     def shapes(learner: Literal["fitted", "unprofiled"], settings: dict[str, object]) -> list[tuple[str, int]]:
-        (job,) = simulate(where, "sia", settings, Driving(learner=learner)).jobs
+        (job,) = simulate_policy(where, "sia", settings, Driving(learner=learner)).jobs
         assert job.finish_s is not None
         return [(run.placement.gpu_type, run.placement.gpus) for run in job.runs]
 
@@ -132,7 +132,7 @@ def test_fifo_by_hand(tmp_path):
     jobs = tuple(
         WorkloadJob(name, at, 4, rigid_spec(4), duration_s=20.0) for name, at in (("a", 0), ("b", 0), ("c", 10))
     )
-    rows = job_rows(simulate(scenario(tmp_path, Workload("w", jobs), "t4:1x4"), "fifo"))
+    rows = job_rows(simulate_policy(scenario(tmp_path, Workload("w", jobs), "t4:1x4"), "fifo"))
     assert [row.end_s for row in rows] == [50, 100, 150]
     assert [row.queue_s for row in rows] == [0, 50, 90]
     assert [row.gpu_hours * 3600 for row in rows] == [200, 200, 200]
@@ -140,7 +140,7 @@ def test_fifo_by_hand(tmp_path):
     assert [row.contention for row in rows] == pytest.approx([140 / 50, 240 / 100, 270 / 140])
     # alone on 4 / contention GPUs it has its 4 for that share of the time: 50 s x contention.
     assert [row.ftf_rho for row in rows] == pytest.approx([50 / 140, 100 / 120, 140 / (50 * 270 / 140)])
-    priced = job_rows(simulate(scenario(tmp_path, Workload("w", jobs), "t4:1x4"), "fifo"), {"t4": 36.0})
+    priced = job_rows(simulate_policy(scenario(tmp_path, Workload("w", jobs), "t4:1x4"), "fifo"), {"t4": 36.0})
     assert [row.cost for row in priced] == pytest.approx([2, 2, 2])
 
 
@@ -152,7 +152,7 @@ def test_backfill_knows_time_limits(tmp_path):
             WorkloadJob("b", 1, 4, rigid_spec(4), duration_s=50.0, time_limit_s=200.0),
             WorkloadJob("c", 2, 2, rigid_spec(2), duration_s=50.0, time_limit_s=limit_s),
         )
-        rows = job_rows(simulate(scenario(tmp_path, Workload("w", jobs), "t4:1x4"), "slurm-backfill"))
+        rows = job_rows(simulate_policy(scenario(tmp_path, Workload("w", jobs), "t4:1x4"), "slurm-backfill"))
         assert [row.start_s for row in rows] == starts
 
 
@@ -173,7 +173,7 @@ def test_the_scheduler_hears_what_is_left_of_a_training_once_it_runs(tmp_path):
 
 def test_summary_by_hand(tmp_path):
     jobs = tuple(WorkloadJob(name, 0.0, 4, rigid_spec(4), duration_s=20.0) for name in "ab")
-    simulation = simulate(scenario(tmp_path, Workload("w", jobs), "t4:1x4"), "fifo")
+    simulation = simulate_policy(scenario(tmp_path, Workload("w", jobs), "t4:1x4"), "fifo")
     told = asdict(summarise(simulation, job_rows(simulation)))
     assert told["avg_jct_h"] == pytest.approx(75 / 3600)
     assert (told["jobs"], told["ended"], told["max_contention"], told["restarts_per_job"]) == (2, 2, 2, 0)
@@ -188,7 +188,7 @@ def test_ctrl_c_leaves_what_there_is(tmp_path):
         if len(simulation.ticks) == 8:
             raise KeyboardInterrupt
 
-    simulation = simulate(scenario(tmp_path), "sia", on_tick=stop)
+    simulation = simulate_policy(scenario(tmp_path), "sia", on_tick=stop)
     assert simulation.interrupted
     assert simulation.end_s == 7 * 60
     rows = job_rows(simulation)
@@ -206,7 +206,7 @@ def test_jobs_that_can_never_run_do_not_keep_it_going(tmp_path):
         WorkloadJob("b", 500.0, 1, rigid_spec(1), duration_s=20.0),
     )
     for policy in ("sia", "fifo"):
-        simulation = simulate(scenario(tmp_path, Workload("w", jobs)), policy)
+        simulation = simulate_policy(scenario(tmp_path, Workload("w", jobs)), policy)
         assert [job.finish_s is None for job in simulation.jobs] == [True, False]
 
 
@@ -218,14 +218,14 @@ def test_what_can_never_run_is_said_before_anything_runs(tmp_path):
 
 def test_a_policy_may_be_driven_otherwise(tmp_path):
     """Rounds every 300 s: nobody starts in between."""
-    simulation = simulate(scenario(tmp_path), "sia", {"fairness_p": -1.0}, Driving(round_s=300.0))
+    simulation = simulate_policy(scenario(tmp_path), "sia", {"fairness_p": -1.0}, Driving(round_s=300.0))
     assert {run.start_s % 300 for job in simulation.jobs for run in job.runs} == {0}
 
 
 def test_an_adaptive_job_grows_step_by_step(tmp_path):
     """Alone on the cluster, it doubles from round to round, for nobody knows how it scales."""
     long = WorkloadJob("a", 0.0, 1, JobSpec(max_gpus=8, batch_size=8, max_batch_size=16), model="toy", samples=20_000.0)
-    simulation = simulate(scenario(tmp_path, Workload("w", (long,)), "t4:2x4"), "sia")
+    simulation = simulate_policy(scenario(tmp_path, Workload("w", (long,)), "t4:2x4"), "sia")
     gpus = [run.placement.gpus for run in simulation.jobs[0].runs]
     assert gpus[0] == 1
     assert all(after <= 2 * before for before, after in itertools.pairwise(gpus))
@@ -236,7 +236,7 @@ def test_strong_scaling_keeps_its_batch(tmp_path):
     spec = JobSpec(adaptivity=Adaptivity.STRONG_SCALING, max_gpus=4, batch_size=8)
     job = WorkloadJob("a", 0.0, 1, spec, model="toy", samples=2000.0)
     seen = set()
-    simulate(
+    simulate_policy(
         scenario(tmp_path, Workload("w", (job,))),
         "sia",
         on_tick=lambda simulation: seen.update(
@@ -291,7 +291,7 @@ def test_a_strict_queue_does_the_same_when_its_front_alone_is_shown(monkeypatch,
         for front in (0, 1, 3):
             shown_jobs = 0
             monkeypatch.setattr(run_module, "FRONT", front)
-            simulation = simulate(queue_of(seed, mtbf_h=mtbf_h), "fifo")
+            simulation = simulate_policy(queue_of(seed, mtbf_h=mtbf_h), "fifo")
             queued.append(shown_jobs)
             runs.append([[(run.start_s, run.placement) for run in job.runs] for job in simulation.jobs])
             looks.append(simulation.rounds)
@@ -307,7 +307,7 @@ def test_a_strict_queue_is_not_asked_before_its_first_may_fit():
     """Four jobs of one GPU on four GPUs; the fifth wants three, and starts when the third has ended. Meanwhile nobody looks."""
     sizes = [(0.0, 1, 10.0), (0.0, 1, 20.0), (0.0, 1, 30.0), (0.0, 1, 40.0), (1.0, 3, 5.0), (2.0, 1, 5.0)]
     jobs = [WorkloadJob(str(n), at_s, gpus, rigid_spec(gpus), duration_s=s) for n, (at_s, gpus, s) in enumerate(sizes)]
-    simulation = simulate(prepare(nodes_from_spec("t4:1x4"), Workload("q", tuple(jobs))), "fifo")
+    simulation = simulate_policy(prepare(nodes_from_spec("t4:1x4"), Workload("q", tuple(jobs))), "fifo")
     starts_s = [job.runs[0].start_s for job in simulation.jobs]
     assert starts_s[4] == simulation.jobs[2].finish_s
     assert starts_s[5] == simulation.jobs[3].finish_s
@@ -331,6 +331,6 @@ def test_backfill_sees_all_jobs(monkeypatch):
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(run_module.SimulatedCluster, "observe", observe)
-            simulate(scenario, "fifo", settings)
+            simulate_policy(scenario, "fifo", settings)
         seen.append(most)
     assert seen[0] < seen[1]

@@ -9,7 +9,7 @@ from penstock_scheduler.model import JobSpec
 from penstock_scheduler.simulator import nodes_from_spec
 from penstock_scheduler.simulator.agents import AgentSettings, Kind, SimulatedAgents
 from penstock_scheduler.simulator.metrics import job_rows, summarise
-from penstock_scheduler.simulator.run import Driving, prepare, simulate
+from penstock_scheduler.simulator.run import Driving, prepare, simulate_policy
 from penstock_scheduler.simulator.sharers import sharers
 from penstock_scheduler.simulator.workloads import Workload, WorkloadJob, rigid_spec
 
@@ -93,7 +93,7 @@ def test_the_first_minute_is_the_same_with_and_without_agents() -> None:
     scenario = prepare(nodes_from_spec("t4:1x1"), Workload("w", jobs))
     rows = {}
     for agents in (None, SimulatedAgents({}, Colocation())):
-        simulation = simulate(scenario, "fifo", None, Driving(as_requested=True), agents=agents)
+        simulation = simulate_policy(scenario, "fifo", None, Driving(as_requested=True), agents=agents)
         rows[agents is None] = job_rows(simulation)
         assert summarise(simulation, rows[agents is None]).utilisation == pytest.approx(1320 / 1350, abs=0.05)
     assert [row.feedback_s for row in rows[True]] == [row.feedback_s for row in rows[False]]

@@ -10,7 +10,7 @@ import pytest
 from penstock_scheduler.simulator.cluster import nodes_from_spec
 from penstock_scheduler.simulator.metrics import job_rows, summarise
 from penstock_scheduler.simulator.profiles import Profiles
-from penstock_scheduler.simulator.run import prepare, simulate
+from penstock_scheduler.simulator.run import prepare, simulate_policy
 from penstock_scheduler.simulator.workloads import read_workload
 
 DATA = os.environ.get("PENSTOCK_TEST_DATA")
@@ -25,7 +25,7 @@ def test_sias_artifact_is_met_on_its_own_windows(window, hours):
     jobs = read_workload(folder / "workloads" / "philly" / f"workload-{window}.csv")
     scenario = prepare(nodes_from_spec("t4:6x4,rtx:3x8,a100:2x8"), jobs, Profiles(folder / "profiles"))
     for policy, low, high in (("sia:artifact", 0.95, 1.05), ("sia", 0.0, 1.02)):
-        simulation = simulate(scenario, policy)
+        simulation = simulate_policy(scenario, policy)
         average = summarise(simulation, job_rows(simulation)).avg_jct_h
         assert average is not None
         assert low * hours <= average <= high * hours

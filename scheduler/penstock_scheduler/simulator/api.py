@@ -1,0 +1,104 @@
+"""The simulator for Python users: `simulate` compares policies and returns DataFrames."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from penstock_scheduler.errors import ConfigError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from penstock_scheduler.model import Node
+    from penstock_scheduler.simulator.disturbances import Disturbances
+    from penstock_scheduler.simulator.workloads import Workload
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Simulations of one workload, as DataFrames. Each frame has the columns `policy` and `seed`; missing numbers are NaN or NA.
+
+    Attributes:
+        jobs: a row for each job of each simulation; `metrics.JobRow` describes the columns. Times are in seconds since the
+            start of the workload.
+        rounds: a row for each tick of the loop; `run.Tick` describes the columns. In rows with `decided` a round was decided.
+        summary: a row for each simulation; `metrics.Summary` describes the columns. `interrupted`: stopped by Ctrl-C.
+    """
+
+    jobs: pd.DataFrame
+    rounds: pd.DataFrame
+    summary: pd.DataFrame
+
+    def write(self, folder: Path, suffix: str = "csv") -> None:
+        """Write `jobs` and `rounds` into a folder, with suffix `csv` or `parquet`.
+
+        Raises:
+            OSError: a file cannot be written.
+            ImportError: Parquet without pyarrow.
+        """
+        for name, frame in (("jobs", self.jobs), ("rounds", self.rounds)):
+            file = folder / f"{name}.{suffix}"
+            if suffix == "parquet":
+                frame.to_parquet(file, engine="pyarrow", index=False)
+                continue
+            with file.open("w", encoding="utf-8", newline="") as out:
+                frame.to_csv(out, index=False, lineterminator="\n")
+
+
+def simulate(
+    cluster: str | Sequence[Node],
+    workload: str | Path | pd.DataFrame | Workload,
+    policies: str | Sequence[str] | Mapping[str, Mapping[str, object]] = "sia",
+    *,
+    seeds: int = 1,
+    profiles: str | Path | None = None,
+    gpu_speeds: Mapping[str, float] | None = None,
+    prices: Mapping[str, float] | None = None,
+    disturbances: Disturbances | None = None,
+) -> Result:
+    """Simulate a workload on a cluster under each policy and each seed. Ctrl-C returns what was computed so far.
+
+    `penstock simulate` computes the same figures. Jobs do not share GPUs here.
+
+    Args:
+        cluster: nodes, or a spec of them such as `t4:6x4,a100:2x8` (6 nodes of 4 T4, 2 nodes of 8 A100).
+        workload: a file that `penstock workload` reads, a DataFrame with columns of `workloads.frames.WORKLOAD`, or a Workload.
+        policies: one name, several names, or names with their settings.
+        seeds: number of simulations of each policy. Seed 0 is the workload as it is; in others jobs come up to 60 s later.
+        profiles: folder of measured tables of the workload's models; None: the catalogue of model families.
+        gpu_speeds: GPU type -> relative speed, for jobs with recorded durations; None: all types are equally fast.
+        prices: GPU type -> price of a GPU-hour; None: no costs.
+        disturbances: failures, stragglers and other faults; None: none.
+
+    Raises:
+        ConfigError: an argument is wrong, or a job cannot run on this cluster; BadInput names file and line.
+    """
+    # SciPy, pandas and the policies take seconds to load, and reading settings loads this module.
+    import pandas as pd
+
+    from penstock_scheduler.simulator.cluster import nodes_from_spec
+    from penstock_scheduler.simulator.profiles import Profiles
+    from penstock_scheduler.simulator.results import simulate_each, to_result
+    from penstock_scheduler.simulator.run import prepare
+    from penstock_scheduler.simulator.workloads import from_frame, read_workload
+
+    if seeds < 1:
+        raise ConfigError(f"seeds={seeds}; use at least 1")
+    nodes = nodes_from_spec(cluster) if isinstance(cluster, str) else tuple(cluster)
+    if isinstance(workload, pd.DataFrame):
+        workload = from_frame(workload)
+    elif isinstance(workload, str | Path):
+        workload = read_workload(Path(workload), gpu_types=[node.gpu_type for node in nodes])
+    names = [policies] if isinstance(policies, str) else list(policies)
+    settings: Mapping[str, Any] = policies if isinstance(policies, Mapping) else {}
+    tables = None if profiles is None else Profiles(Path(profiles))
+    scenarios = [
+        prepare(nodes, workload, tables, gpu_speeds=gpu_speeds, disturbances=disturbances, seed=seed)
+        for seed in range(seeds)
+    ]
+    scenarios[0].check()
+    each = ((scenario, name, seed) for seed, scenario in enumerate(scenarios) for name in names)
+    return to_result(simulate_each(each, settings, prices=prices))
