@@ -139,3 +139,12 @@ def test_every_column_of_a_workload_is_on_its_page():
     for name in COLUMNS:
         assert f"`{name}`" in page
     assert ",".join(SACCT) in page
+
+
+def test_the_rooms_on_the_page_about_a_jobs_life_exist():
+    page = (ROOT / "docs/developer/life-of-a-job.md").read_text(encoding="utf-8")
+    named = {name for name in re.findall(r"`([a-z_/]+(?:\.py|\.c|\.lua|/[a-z_]*))`", page) if "script/" not in name}
+    roots = [ROOT, ROOT / "scheduler/penstock_scheduler", ROOT / "slurm_plugin", ROOT / "profiles", ROOT / "executor"]
+    roots += [ROOT / "slurm_plugin/lua", ROOT / "executor/penstock_executor", ROOT / "profiles/penstock_profiles"]
+    assert len(named) > 20
+    assert [name for name in sorted(named) if not any((root / name).exists() for root in roots)] == []
