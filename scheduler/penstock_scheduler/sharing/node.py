@@ -1,7 +1,7 @@
 """How groups of jobs that share GPUs are carried out on a node: turns, what each job has had, and AntMan's control.
 
 The one copy of it: the agents of a simulated cluster and the agent of a real node are shells around `Groups`. It reads no clock
-and touches no process; what it must know of the world it asks its `Ground`. A slice ends for all packs of a group at once.
+and touches no process; what it must know of the world it asks its `NodeView`. A slice ends for all packs of a group at once.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ class Group:
     resumed: frozenset[JobId] = frozenset()
     """Who was not running before this slice."""
     crowded: frozenset[JobId] = frozenset()
-    """Who has its turn though `Ground.crowded` said no: nobody else could have it."""
+    """Who has its turn though `NodeView.crowded` said no: nobody else could have it."""
     control: ShareControl = field(default_factory=ShareControl)
     event: int = -1
     """Number of the event at which the slice ends, where the shell has a queue of events."""
 
 
-class Ground(Protocol):
+class NodeView(Protocol):
     """What `Groups` asks of the node, real or simulated."""
 
     def seen(self, pack: Pack) -> PackSeen | None:
@@ -98,7 +98,7 @@ class Groups:
     """All that share GPUs, and what they have had.
 
     Args:
-        ground: the node.
+        view: the node.
         control: how a guaranteed job's speed is kept.
         groups: that were being carried out, for a shell that begins again.
         account: likewise.
@@ -106,12 +106,12 @@ class Groups:
 
     def __init__(
         self,
-        ground: Ground,
+        view: NodeView,
         control: ControlSettings,
         groups: Sequence[Group] = (),
         account: Account | None = None,
     ) -> None:
-        self._ground, self._control = ground, control
+        self._view, self._control = view, control
         self.groups = list(groups)
         self.group_of: dict[JobId, Group] = {job: group for group in self.groups for job in group.order.jobs}
         self.account = account or Account()
@@ -188,10 +188,8 @@ class Groups:
     def _turn(self, group: Group, now_s: float, before: set[JobId]) -> None:
         wanted = group.order
         served = {pack: sum(self.account.served_s[job] for job in pack.jobs) / len(pack.jobs) for pack in wanted.packs}
-        pinned = {
-            pack: frozenset[int]().union(*(self._ground.pinned(job) for job in pack.jobs)) for pack in wanted.packs
-        }
-        crowded = [pack for pack in wanted.packs if self._ground.crowded(pack)]
+        pinned = {pack: frozenset[int]().union(*(self._view.pinned(job) for job in pack.jobs)) for pack in wanted.packs}
+        crowded = [pack for pack in wanted.packs if self._view.crowded(pack)]
         handed = handed_on(wanted.packs, served, pinned, crowded)
         for pack in wanted.packs:
             for job in pack.jobs:
@@ -203,7 +201,7 @@ class Groups:
             chosen = turn(wanted.packs, served, wanted.gpus, group.running, pinned=pinned, keep=keep, last=crowded)
             after = {job for pack in chosen for job in pack.jobs}
             leaving = before & set(wanted.jobs) - after
-            refused = set(self._ground.refused(leaving)) - stays if leaving else set()
+            refused = set(self._view.refused(leaving)) - stays if leaving else set()
             if not refused:
                 break
             stays |= refused
@@ -220,11 +218,11 @@ class Groups:
         ran_s: dict[JobId, float] = {}
         for job in group.order.jobs:
             its_turn = any(job in pack.jobs for pack in group.running)
-            from_s = max(since_s, self._ground.on_s(job)) if its_turn else since_s
-            until_s = now_s if its_turn else min(now_s, self._ground.off_s(job))
+            from_s = max(since_s, self._view.on_s(job)) if its_turn else since_s
+            until_s = now_s if its_turn else min(now_s, self._view.off_s(job))
             if until_s > from_s:
                 self.account.served_s[job] += until_s - from_s
-                ran_s[job] = max(until_s - max(from_s, self._ground.begun_s(job)), 0.0)
+                ran_s[job] = max(until_s - max(from_s, self._view.begun_s(job)), 0.0)
                 self._ran(job, ran_s[job], until_s, group.order.slice_s)
         for pack in group.running:
             if min(ran_s.get(job, 0.0) for job in pack.jobs) < group.order.slice_s - 1e-6:
@@ -232,13 +230,13 @@ class Groups:
             if len(pack.jobs) == 1:
                 self.account.profiled.add(pack.jobs[0])
             elif pack.guaranteed is None:
-                seen = self._ground.seen(pack)
+                seen = self._view.seen(pack)
                 if seen is not None:
                     self._seen[frozenset(pack.jobs)] = seen
             else:
                 if group.control.share == 0:
                     self.account.profiled.add(pack.guaranteed)
-                group.control = advance(group.control, self._ground.steps(pack, group), self._control)
+                group.control = advance(group.control, self._view.steps(pack, group), self._control)
 
     # What happens to jobs.
 

@@ -157,7 +157,7 @@ class SimulatedAgents:
         """A slice is over: count it, measure, and choose who is next."""
         self._groups.end_slice(group, now_s)
 
-    # The `Ground` of the groups.
+    # The `NodeView` of the groups.
 
     def seen(self, pack: Pack) -> PackSeen:
         """The true shares, with noise."""

@@ -1,10 +1,11 @@
-"""What an agent remembers: in memory while it runs, and in a file on the node for the one that starts after it."""
+"""The state that an agent saves in a file on its node, so that it survives a restart."""
 
 from __future__ import annotations
 
 import logging
 import math
 import secrets
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from penstock_profiles.files import write_whole
 from penstock_profiles.node_channel import JobControl
 from penstock_scheduler.model import JobId
 from penstock_scheduler.sharing.control import ShareControl
-from penstock_scheduler.sharing.messages import Contained, NodeOrder, NumberedPack, State, XidSeen
+from penstock_scheduler.sharing.messages import REMEMBERED, Contained, NodeOrder, NumberedPack, State, XidSeen
 from penstock_scheduler.sharing.node import Account, Group
 
 log = logging.getLogger(__name__)
@@ -24,83 +25,85 @@ CONTROL = TypeAdapter(ShareControl)
 
 
 @dataclass(slots=True)
-class Hosted:
-    """A job on the node, as the agent handles it."""
+class LocalJob:
+    """What the agent has done with a job of its order, and what it has learned of it."""
 
-    number: int
+    slurm_job: int
     """SLURM_JOB_ID."""
     state: State = "waiting"
     devices: tuple[int, ...] = ()
+    """GPUs to which it is bound."""
     control: JobControl = field(default_factory=lambda: JobControl(number=0))
-    """What it was told last."""
+    """Last control message to the job."""
     asked_s: float = 0.0
-    """When it was asked to suspend."""
-    tried: bool = False
-    """Whether Slurm was asked to suspend or resume it, and has not said what came of it."""
+    """When it was asked to move off its GPUs."""
+    unconfirmed: bool = False
+    """Whether Slurm was asked to suspend or resume the job and has not confirmed it."""
     retry_s: float = 0.0
-    """When Slurm is asked again, which has refused."""
+    """When Slurm may be asked again after it refused."""
     off: bool = False
-    """Whether, suspended, it counts as off its GPUs: it has moved off them, or was seen frozen."""
+    """Whether the job, suspended, is off its GPUs: it has moved off them, or its processes were seen frozen."""
     free_s: float = 0.0
-    """Since when that is so; before, when it is looked at at the earliest."""
+    """If `off`: since when. Else, of a suspended job: when this is first checked."""
     moved_mb: float = 0.0
-    """What it holds of the host's memory while it is suspended."""
+    """Host memory that its state takes while it is suspended, MB."""
     left_mb: float = 0.0
-    """What it held of each GPU when it was frozen last, or holds now, MB."""
+    """Memory on each of its GPUs that it held when it was last frozen, or holds now, MB."""
     held_out: tuple[JobId, ...] = ()
-    """The pack beside whose guaranteed job it stands still, since it did not keep to its share; (): none."""
+    """Jobs of the pack in which it must not run while the guaranteed job is there, since it did not keep to its share."""
     resumed_s: float = 0.0
     """When it last began to use GPUs."""
     begun_s: float = math.inf
-    """When it told its first step; inf: it starts still. 0: it told none for so long that it is taken for one that tells none."""
+    """When it reported its first step; inf: it is still starting; 0: it reported none for so long that it counts as started."""
     mps: bool = False
-    """Whether it goes through NVIDIA's MPS."""
+    """Whether it is a client of NVIDIA's MPS."""
     anywhere: bool = False
-    """Whether, suspended, it may go on on other GPUs."""
+    """Whether, suspended, it can continue on other GPUs."""
     refusals: int = 0
-    """Slices that it kept since its state, as it says itself, would not fit into the host's memory."""
+    """Time slices that it kept because its state, by its own account, would not fit into the host's memory."""
     alive: bool = False
     """Whether processes of it have been seen."""
     gone: bool = False
-    """Whether it has ended, though the order does not know yet."""
+    """Whether it has ended, even if the order still names it."""
     memory_mb: int = 0
-    """Most that it was seen to use of one GPU."""
+    """Most memory that it was seen to use on one GPU, MB."""
     rate: float = 0.0
-    """Samples (or, if it does not count those, steps) a second alone; 0: not known."""
+    """Samples (or steps, if it does not count samples) per second when it runs alone; 0: unknown."""
     utilisation: float | None = None
-    """Part of its GPUs that it uses alone."""
+    """Utilisation of its GPUs when it runs alone, in [0, 1]; None: unknown."""
     cgroup: int | None = None
-    """Tells its run from a later one to whose processes Slurm has given GPUs: see `DeviceCgroups.cgroup`. None: not known."""
+    """Tells this run from a later one that holds GPUs in Slurm: see `DeviceCgroups.cgroup`. None: unknown."""
     why: str = ""
+    """Why it is not what the order says, as a sentence; "": no reason."""
     told: set[str] = field(default_factory=set)
-    """Causes for which it has been contained; `killed` if it was cancelled."""
+    """Causes for which it was contained, and `killed` if it was cancelled."""
 
 
 @dataclass(slots=True)
 class DepartingJob:
-    """A job that the daemon does not name any more, but whose processes may live on."""
+    """A job that the order no longer names and whose processes may still run."""
 
     uid: int
     devices: tuple[int, ...]
     frozen: bool
-    """Whether Slurm has yet to let it go on."""
+    """Whether Slurm has yet to resume it."""
     cgroup: int | None = None
-    """As that of `Hosted`. None: no GPUs are opened to it."""
+    """As in `LocalJob`. None: no GPUs are opened to it."""
 
 
-class Remembered(BaseModel):
-    """All of it. Times are of the node's clock, s since 1970."""
+class SavedState(BaseModel):
+    """All that an agent saves. Times are of the node's clock, s since 1970."""
 
     model_config = ConfigDict(extra="forbid", ser_json_inf_nan="strings")
 
     history: str = Field(default_factory=lambda: secrets.token_hex(8))
     boot: str = ""
-    """Of the node: no job outlives one."""
+    """ID of the node's boot. No job outlives a boot."""
     order: NodeOrder | None = None
     groups: list[Group] = []
     account: Account = Account()
-    hosted: dict[JobId, Hosted] = {}
-    leaving: dict[int, DepartingJob] = {}
+    jobs: dict[JobId, LocalJob] = {}
+    departing: dict[int, DepartingJob] = {}
     """By SLURM_JOB_ID."""
     packs: list[NumberedPack] = []
     contained: list[Contained] = []
@@ -109,7 +112,7 @@ class Remembered(BaseModel):
     @field_validator("groups", mode="before")
     @classmethod
     def _controls_of_this_release(cls, groups: list[Any]) -> list[Any]:
-        """A search for a share that another release has begun is begun anew; all else stays."""
+        """Restart a search for a share that another release began; keep all else."""
         return [
             {key: value for key, value in group.items() if key != "control" or _of_this_release(value)}
             if isinstance(group, dict)
@@ -119,26 +122,48 @@ class Remembered(BaseModel):
 
 
 def _of_this_release(control: Any) -> bool:
-    """Whether a saved control, read and written again, is what it was: no field of it is new, gone, or another thing now."""
+    """Whether a saved control survives reading and writing unchanged, so that its fields are those of this release."""
     try:
         return bool(CONTROL.dump_python(CONTROL.validate_python(control), mode="json") == control)
     except ValidationError:
         return False
 
 
-def load(path: Path, boot: str) -> Remembered:
-    """What the file has; all new if it is of another boot, there is none, or none that can be read, which is logged."""
+def load(path: Path, boot: str) -> SavedState:
+    """The state in the file. It is empty if the file is missing, cannot be read (which is logged) or is of another boot."""
     try:
-        found = Remembered.model_validate_json(path.read_bytes())
+        found = SavedState.model_validate_json(path.read_bytes())
         if found.boot == boot:
             return found
     except FileNotFoundError:
         pass
     except (OSError, ValidationError) as error:
-        log.warning("the agent begins anew", extra={"text": f"{path}: {str(error)[:300]}"})
-    return Remembered(boot=boot)
+        log.warning("the agent starts without its saved state", extra={"text": f"{path}: {str(error)[:300]}"})
+    return SavedState(boot=boot)
 
 
-def save(path: Path, remembered: Remembered) -> None:
-    """Raises OSError."""
-    write_whole(path, remembered.model_dump_json(), 0o600)
+def next_number(numbered: Iterable[NumberedPack | Contained | XidSeen]) -> int:
+    """Number of the next entry."""
+    return max((each.number for each in numbered), default=0) + 1
+
+
+class StateFile:
+    """The file of the saved state."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._written = ""
+
+    def save(self, state: SavedState) -> None:
+        """Write the state if it has changed. If the file cannot be written, this is logged and the agent goes on."""
+        for numbered in (state.packs, state.contained, state.xids):
+            del numbered[:-REMEMBERED]
+        text = state.model_dump_json()
+        if text == self._written:
+            return
+        try:
+            write_whole(self._path, text, 0o600)
+        except OSError as error:
+            log.warning("the state is not saved", extra={"text": f"{self._path}: {error}"})
+            return
+        self._written = text

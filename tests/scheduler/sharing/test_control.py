@@ -190,7 +190,7 @@ class Collisions:
         return Steps.of(durations_s)
 
 
-def test_a_turn_that_happened_to_see_little_of_the_guest_weighs_no_more_for_that():
+def test_a_cycle_that_happened_to_see_little_of_the_other_job_weighs_no_more_for_that():
     """It has both a small slow-down and a small spread."""
     settled = [settle(Collisions(seed))[0].good.share for seed in range(20)]
     assert max(0.3 * share for share in settled) <= SETTINGS.tolerance
@@ -374,7 +374,7 @@ def test_turns_that_differ_count_more_than_what_their_steps_would_explain():
     assert seen.error == pytest.approx(0.02), "of one turn only its steps tell"
     assert seen.error_after(20) == pytest.approx(0.01)
     seen = seen.plus(0.06, 0.01, weight=4, periods=20, keep=0.5)
-    assert (seen.turns, seen.periods, seen.weight) == (1.5, 22.5, 4.5)
+    assert (seen.cycles, seen.periods, seen.weight) == (1.5, 22.5, 4.5)
     assert seen.mean == pytest.approx(0.05778, rel=1e-3)
     assert seen.error == pytest.approx(0.00940, rel=1e-3)
     assert seen.spread == pytest.approx(seen.error * 1.5**0.5)
@@ -386,14 +386,14 @@ def test_many_turns_that_agree_are_taken_at_their_word():
     Nine turns, five of 4 %: squares 5 x 4 / 9 x 0.2^2 = 0.0889; of 8 degrees of freedom sqrt(0.0889 / 8 / 9) = 0.0351 %.
     """
     seen = Evidence()
-    for turn in range(8):
-        seen = seen.plus(0.042 if turn % 2 else 0.04, 0.01)
+    for cycle in range(8):
+        seen = seen.plus(0.042 if cycle % 2 else 0.04, 0.01)
     assert seen.error > 0.7 * 0.01 / 8**0.5, "few: what their steps would explain counts"
     seen = seen.plus(0.04, 0.01)
     assert seen.error == pytest.approx(wider(8) * 0.000351, rel=1e-2)
     scattered = Evidence()
-    for turn in range(9):
-        scattered = scattered.plus(0.06 if turn % 2 else 0.02, 0.01)
+    for cycle in range(9):
+        scattered = scattered.plus(0.06 if cycle % 2 else 0.02, 0.01)
     assert scattered.error < wider(8) * (scattered.squares / 8 / 9) ** 0.5, "the steps say less is to be feared"
 
 

@@ -25,11 +25,11 @@ from penstock_scheduler.model import JobId, Limit, Pack, SharedGpus
 from penstock_scheduler.sharing.control import ControlSettings, ShareControl, Steps, advance
 from penstock_scheduler.sharing.messages import NodeStatus, OrderedJob, order_file, status_file
 from penstock_scheduler.sharing.node import Account, Group
-from penstock_slurm.agent import agent as agent_module
-from penstock_slurm.agent.agent import steps_between
+from penstock_slurm.agent import measuring, node_state, node_view, state
 from penstock_slurm.agent.channel import Channels
+from penstock_slurm.agent.observed import steps_between
 from penstock_slurm.agent.processes import IN_CGROUP, Processes
-from penstock_slurm.agent.state import Hosted, Remembered, load, save
+from penstock_slurm.agent.state import LocalJob, SavedState, StateFile, load
 from penstock_slurm.gateway import ControllerAway, SlurmError
 from penstock_slurm.loopback.waiting import wait_for
 from tests.profiles import fake_nvml
@@ -160,7 +160,7 @@ def test_the_first_slice_of_a_job_counts_from_its_first_step(make_node: Callable
     node.until(lambda: node.states()["j2"] != "running", "end of its first turn")
     held_s = time.time() - began_s
     assert steps(node, 2) > 0
-    account = node.agent._state.account
+    account = node.agent.state.saved.account
     assert "j2" in account.profiled
     assert 0.5 <= account.ran_s[JobId("j2")] <= held_s - 1.5
     assert account.first_slice_s[JobId("j2")] >= began_s + 2.0
@@ -177,7 +177,7 @@ def test_a_job_that_tells_no_step_gives_its_turn_up_all_the_same(make_node: Call
     node.order(alone(2, 1), (0,), slice_s=0.3)
     node.until(lambda: node.states()["j2"] == "running", "turn of the mute one")
     node.until(lambda: node.states()["j2"] != "running", "end of its first turn")
-    mute = node.agent._state.hosted["j2"]
+    mute = node.agent.state.jobs["j2"]
     assert mute.asked_s - mute.resumed_s >= 1.5
     node.until(lambda: node.slurm.calls.count(("suspend", 2)) >= 3 and steps(node, 1) > 0, "turns of both")
     assert next(each.use for each in node.agent.status().jobs if each.job == "j2").ran_s >= 1.5
@@ -186,7 +186,7 @@ def test_a_job_that_tells_no_step_gives_its_turn_up_all_the_same(make_node: Call
 def test_a_job_that_is_alone_has_not_run_before_it_has_started(
     make_node: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(agent_module, "ALONE_S", 0.5)
+    monkeypatch.setattr(measuring, "ALONE_S", 0.5)
     node = make_node()
     node.job(5, "--late", "1")
     own = OrderedJob(job=JobId("j5"), slurm_job=5, uid=os.getuid(), gpus=1, running=True, own_devices=(4,))
@@ -209,7 +209,7 @@ def test_a_guest_that_has_said_nothing_is_not_taken_for_one_that_keeps_to_its_li
     pack = Pack((JobId("j1"), JobId("j2")), guaranteed=JobId("j2"), limits=(Limit(memory_mb=400), Limit()))
     node.order([pack], (0,), slice_s=60.0)
     node.until(lambda: node.states()["j2"] == "running", "start of the guaranteed one")
-    said, hosted = node.said(1), node.agent._state.hosted
+    said, hosted = node.said(1), node.agent.state.jobs
     if "--mute" in guest:
         assert hosted["j2"].resumed_s - hosted["j1"].resumed_s >= start_wait_s
     else:
@@ -385,7 +385,7 @@ def test_nobody_comes_to_a_gpu_on_which_frozen_ones_hold_too_much(make_node: Cal
     node.until(lambda: steps(node, 1) > 0, "steps")
     held_mb[node.job(2, "--here").pid] = 8_000.0
     node.order(alone(1, 2), (0,), slice_s=0.5)
-    node.until(lambda: node.agent._state.hosted["j2"].memory_mb == 8_000, "a look at the second")
+    node.until(lambda: node.agent.state.jobs["j2"].memory_mb == 8_000, "a look at the second")
     held_mb.popitem()
     node.until(lambda: "10000 MB" in why(), "no room")
     node.until(lambda: node.states() == {"j1": "running", "j2": "suspended"}, "turn of the first again")
@@ -394,7 +394,7 @@ def test_nobody_comes_to_a_gpu_on_which_frozen_ones_hold_too_much(make_node: Cal
     idle: list[bool] = []
 
     def more() -> bool:
-        (group,) = node.agent._groups.groups
+        (group,) = node.agent.groups.groups
         idle.append(node.states()["j1"] == "suspended" and group.running == (Pack((JobId("j2"),)),))
         return node.slurm.calls.count(("resume", 1)) > had + 1
 
@@ -418,13 +418,13 @@ def test_what_a_job_has_had_is_what_it_held_its_gpu_for(make_node: Callable[...,
     node.until(lambda: steps(node, 1) > 0, "steps")
     node.job(2)
     node.order(alone(1, 2), (0,), slice_s=60.0)
-    hosted, account = node.agent._state.hosted, node.agent._groups.account
+    hosted, account = node.agent.state.jobs, node.agent.groups.account
     node.until(lambda: hosted["j1"].state == "suspending", "spec")
     before_s, asked_s = dict(account.served_s), hosted["j1"].asked_s
     node.until(lambda: hosted["j2"].state == "running", "turn of the second")
-    node.agent._groups.left(JobId("j1"), node.agent._now_s)
+    node.agent.groups.left(JobId("j1"), node.agent.state.now_s)
     assert account.served_s["j1"] - before_s["j1"] == pytest.approx(hosted["j1"].free_s - asked_s)
-    assert account.served_s["j2"] - before_s["j2"] == pytest.approx(node.agent._now_s - hosted["j2"].resumed_s)
+    assert account.served_s["j2"] - before_s["j2"] == pytest.approx(node.agent.state.now_s - hosted["j2"].resumed_s)
     assert hosted["j2"].resumed_s >= hosted["j1"].free_s >= asked_s + 0.5
 
 
@@ -456,12 +456,12 @@ def test_a_gpu_is_free_when_the_job_on_it_is_seen_to_stand_still(make_node: Call
         ignored = re.search(r"SigIgn:\s+(\w+)", Path(f"/proc/{process.pid}/status").read_text())
         return ignored is not None and bool(int(ignored[1], 16) >> (signal.SIGTSTP - 1) & 1)
 
-    node.until(lambda: 1 in node.agent._living and deaf(), "its process")
+    node.until(lambda: 1 in node.agent.state.living and deaf(), "its process")
     node.job(2)
     node.order(alone(1, 2), (0,), slice_s=0.5)
     node.until(lambda: node.states()["j2"] == "running", "turn of the other")
     assert node.slurm.letter(1) == "T"
-    assert node.agent._state.hosted["j2"].resumed_s >= node.agent._state.hosted["j1"].free_s
+    assert node.agent.state.jobs["j2"].resumed_s >= node.agent.state.jobs["j1"].free_s
 
 
 def test_slurm_is_asked_for_nothing_before_the_node_has_done_what_it_was_asked_before(
@@ -526,7 +526,7 @@ def test_a_job_that_dies_while_suspended_leaves_its_place(make_node: Callable[..
     node.job(2)
     node.order(alone(1, 2), (0,), slice_s=600.0)
     node.until(lambda: node.states() == {"j1": "suspended", "j2": "running"}, "turn of the other")
-    node.until(lambda: node.agent._is_frozen(1), "SIGSTOP")
+    node.until(lambda: node.agent.state.is_frozen(1), "SIGSTOP")
     dead.kill()
     dead.wait()
     node.until(lambda: node.agent.status().contained, "containment")
@@ -816,7 +816,7 @@ def test_a_full_folder_stops_neither_turns_nor_other_jobs(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(Channels, "bind", bind)
-    monkeypatch.setattr(agent_module, "save", fail)
+    monkeypatch.setattr(state, "write_whole", fail)
     node.order(alone(1, 2), (0, 1), slice_s=30.0)
     node.agent.tick(time.time())
     assert node.states() == {"j1": "waiting", "j2": "running"}
@@ -825,12 +825,12 @@ def test_a_full_folder_stops_neither_turns_nor_other_jobs(
 
 def test_a_state_of_another_boot_is_not_taken_up(tmp_path: Path):
     before = load(tmp_path / "state.json", "a")
-    save(tmp_path / "state.json", before)
+    StateFile(tmp_path / "state.json").save(before)
     assert load(tmp_path / "state.json", "a") == before
     assert load(tmp_path / "state.json", "b").history != before.history
 
 
-OTHER_EVIDENCE = {"turns": 3.0, "mean": 0.02, "squares": 0.1, "variance": 1e-4}
+OTHER_EVIDENCE = {"cycles": 3.0, "mean": 0.02, "squares": 0.1, "variance": 1e-4}
 OTHER_TRIED = {"share": 0.3, "evidence": OTHER_EVIDENCE}
 
 
@@ -855,10 +855,10 @@ def test_of_what_another_release_remembered_only_the_search_for_a_share_is_begun
     for steps in (Steps.of([0.1, 0.11] * 10), Steps.of([0.1, 0.3] * 10)):  # a base, and a share beside it
         control = advance(control, steps, ControlSettings())
     group = Group(shared, since_s=5.0, running=shared.packs, control=control)
-    before = Remembered(
-        boot="a", history="h", groups=[group], account=Account(served_s={"1": 60.0}), hosted={"1": Hosted(7)}
+    before = SavedState(
+        boot="a", history="h", groups=[group], account=Account(served_s={"1": 60.0}), jobs={"1": LocalJob(7)}
     )
-    save(tmp_path / "state.json", before)
+    StateFile(tmp_path / "state.json").save(before)
     told = json.loads((tmp_path / "state.json").read_text())
     told["groups"][0]["control"] |= changed
     (tmp_path / "state.json").write_text(json.dumps(told))
@@ -895,7 +895,7 @@ def test_what_slurm_has_done_without_saying_so_is_found_out(
         raise SlurmError("timed out", command="scontrol suspend", job_id=job_id)
 
     monkeypatch.setattr(node.slurm, "suspend", times_out)
-    monkeypatch.setattr(agent_module, "RETRY_S", 0.3)
+    monkeypatch.setattr(node_state, "RETRY_S", 0.3)
     node.job(1)
     node.order(alone(1), (0,), slice_s=60.0)
     node.until(lambda: steps(node, 1) > 0, "steps")
@@ -945,7 +945,7 @@ def test_a_frozen_job_that_is_dismissed_goes_on_when_slurm_is_back(
         raise ControllerAway("no answer", command="scontrol resume", job_id=job_id)
 
     node.slurm.calls.clear()
-    monkeypatch.setattr(agent_module, "RETRY_S", 0.1)
+    monkeypatch.setattr(node_state, "RETRY_S", 0.1)
     with monkeypatch.context() as patch:
         patch.setattr(node.slurm, "resume", away)
         node.order([], ())
@@ -1013,7 +1013,7 @@ def test_a_job_that_slurm_does_not_cancel_at_first_is_cancelled_later(
     node = make_node(misuse_s=0.3)
     node.job(1, "--leak", "10")
     node.job(2)
-    monkeypatch.setattr(agent_module, "RETRY_S", 0.1)
+    monkeypatch.setattr(node_state, "RETRY_S", 0.1)
 
     def away(job_id: str) -> None:
         node.slurm.calls.append(("away", int(job_id)))
@@ -1032,7 +1032,7 @@ def test_a_job_keeps_its_turn_only_so_long_on_its_own_word(
     make_node: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
 ):
     """It says that it holds more than the host may take: after two more slices it is frozen, and takes nothing of the host's."""
-    monkeypatch.setattr(agent_module, "MOST_REFUSALS", 2)
+    monkeypatch.setattr(node_view, "MOST_REFUSALS", 2)
     node = make_node(host_memory_mb=100)
     node.job(1, "--leak", "500")
     node.order(alone(1), (0,), slice_s=0.5)

@@ -428,7 +428,7 @@ def test_a_job_that_the_daemon_names_no_more_keeps_them_as_it_begins_steps(node:
     order(node, JOB)
     node.order([], ())
     node.agent.tick(time.time())
-    assert JOB in node.agent._state.leaving
+    assert JOB in node.agent.state.saved.departing
     step = slurm.inside(*slurm.step("0", tasks=1))
     node.agent.tick(time.time())
     assert slurm.sees(step) == {1}
@@ -479,7 +479,7 @@ def test_an_order_written_before_it_was_known_that_a_run_has_ended_names_no_late
     order(node, JOB)
     slurm.end_job()
     node.agent.tick(time.time() + 1)
-    mine = node.agent._state.hosted[JobId(f"j{JOB}")]
+    mine = node.agent.state.jobs[JobId(f"j{JOB}")]
     assert mine.gone
     order(node, JOB)
     process = slurm.inside(*slurm.step("batch"))
@@ -499,7 +499,7 @@ def test_a_later_run_of_a_job_that_the_daemon_names_no_more_is_left_alone(node: 
     slurm.end_job()
     process = slurm.inside(*slurm.step("batch"))
     node.agent.tick(time.time())
-    assert JOB in node.agent._state.leaving
+    assert JOB in node.agent.state.saved.departing
     assert slurm.sees(process) == set()
 
 
@@ -511,10 +511,10 @@ def test_a_later_run_with_gpus_of_slurms_is_not_what_the_one_before_was(node: No
     node.start()
     order(node, JOB, own_devices=(2,))
     assert not devices_file(node.run_dir, JOB).exists()
-    assert node.agent._state.hosted[JobId(f"j{JOB}")].devices in ((), (2,))
+    assert node.agent.state.jobs[JobId(f"j{JOB}")].devices in ((), (2,))
     node.order([], ())
     node.agent.tick(time.time())
-    assert JOB in node.agent._state.leaving
+    assert JOB in node.agent.state.saved.departing
     assert slurm.sees(process) == set()
 
 

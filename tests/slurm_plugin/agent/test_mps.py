@@ -92,7 +92,7 @@ def test_all_clients_of_a_node_are_of_one_user_until_the_last_has_ended(node: No
     job = node.job(1)
     theirs: dict[int, dict[str, object]] = {number: {"uid": NOBODY} for number in (3, 4, 5, 6, 7, 8)}
     assert begin(node, pack(1, 2), pack(3, 4), gpus=2, fields=theirs) == {"j1", "j2"}
-    node.until(lambda: 1 in node.agent._living, "the job to be seen")
+    node.until(lambda: 1 in node.agent.state.living, "the job to be seen")
     node.order([pack(5, 6)], (1,), 60.0, fields=theirs)
     node.agent.tick(time.time())
     assert clients(node) == set(), "the processes of one live on"
@@ -132,9 +132,9 @@ def test_a_client_is_never_suspended(node: Node) -> None:
     node.job(3)
     node.order([pack(1, 2), pack(3)], (0,), 0.5)
     node.until(lambda: "MPS is not suspended" in node.agent.status().jobs[0].why, "reason")
-    had_s = dict(node.agent._state.account.served_s)
+    had_s = dict(node.agent.state.saved.account.served_s)
     turns: set[tuple[Pack, ...]] = set()
-    served_s = node.agent._state.account.served_s
+    served_s = node.agent.state.saved.account.served_s
 
     def two_slices_pass() -> bool:
         turns.update(group.running for group in node.agent.status().groups)
@@ -159,7 +159,7 @@ def test_a_client_is_not_moved_though_it_says_that_it_can_be(node: Node) -> None
         status = JobStatus(pid=9, time_s=time.time(), anywhere=True)
         write_whole(statuses_dir(node.run_dir, number) / "0.json", status.model_dump_json())
     node.agent.tick(time.time())
-    assert [node.agent.pinned(JobId(f"j{number}")) for number in (1, 2, 3)] == [{0}, {0}, set()]
+    assert [node.agent.view.pinned(JobId(f"j{number}")) for number in (1, 2, 3)] == [{0}, {0}, set()]
 
 
 def test_one_that_goes_while_its_mate_saves_is_not_suspended_either(node: Node) -> None:
@@ -171,7 +171,7 @@ def test_one_that_goes_while_its_mate_saves_is_not_suspended_either(node: Node) 
     departing = Pack((JobId("j2"),), 1, 1)
     node.order([*alone(1), departing], (0,), 0.5)
     node.agent.tick(time.time())
-    served_s = node.agent._state.account.served_s
+    served_s = node.agent.state.saved.account.served_s
     had_s = served_s[JobId("j1")]
     node.until(lambda: served_s[JobId("j1")] - had_s > 1.0, "two slices")
     assert node.slurm.calls == []

@@ -1,0 +1,76 @@
+"""Which GPUs a job's processes can reach: its binding, the device cgroups, and NVIDIA's MPS."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from penstock_scheduler.sharing.messages import OrderedJob
+from penstock_slurm.agent import mps
+from penstock_slurm.agent.channel import Channels
+from penstock_slurm.agent.device_cgroup import DeviceCgroups
+from penstock_slurm.agent.node_state import NodeState
+from penstock_slurm.agent.state import LocalJob
+
+
+class GpuAccess:
+    """Binds jobs to GPUs and opens the GPUs to them.
+
+    Args:
+        state: the node's state.
+        channels: the channels to the jobs.
+        device_cgroups: the jobs' device cgroups.
+        mps_dir: folder of the site's MPS control daemon; None: no MPS.
+    """
+
+    def __init__(
+        self, state: NodeState, channels: Channels, device_cgroups: DeviceCgroups, mps_dir: Path | None
+    ) -> None:
+        self._state, self._channels, self._device_cgroups, self._mps_dir = state, channels, device_cgroups, mps_dir
+
+    def bind(self, job: OrderedJob, local: LocalJob, devices: tuple[int, ...]) -> str:
+        """Bind a job to GPUs. Returns why that failed; "": it did not."""
+        if not local.devices:  # its tasks have not begun
+            local.mps = self._may_use_mps(job)
+            self._channels.go_through(job.slurm_job, self._mps_dir if local.mps else None)
+        if trouble := self._open(job, local, devices):
+            return trouble
+        self._channels.bind(job.slurm_job, devices, self._device_cgroups.gpus())
+        return ""
+
+    def open_gpus(self) -> None:
+        """Open the GPUs of all bound jobs to the steps that have begun meanwhile."""
+        for job in self._state.sharing_jobs():
+            local = self._state.jobs[job.job]
+            self._open(job, local, local.devices)
+        for number, each in self._state.saved.departing.items():
+            self._device_cgroups.give(number, each.uid, each.devices, self._state.now_s, each.cgroup)
+        self._device_cgroups.forget_all_but(self._state.users())
+
+    def _open(self, job: OrderedJob, local: LocalJob, devices: tuple[int, ...]) -> str:
+        """See `DeviceCgroups.give`."""
+        if local.cgroup is None:
+            local.cgroup = self._device_cgroups.cgroup(job.slurm_job, job.uid)
+        return self._device_cgroups.give(job.slurm_job, job.uid, devices, self._state.now_s, local.cgroup)
+
+    def _may_use_mps(self, job: OrderedJob) -> bool:
+        """Whether a job that begins may be a client of the site's MPS: see `penstock_slurm.agent.mps`.
+
+        All jobs of a pack are clients or none is, because only clients run on a GPU at the same time. A job that has begun
+        stays what it is.
+        """
+        ordered = self._state.ordered_group(job.job)
+        if self._mps_dir is None or ordered is None:
+            return False
+        pack = next(each for each in ordered.shared.packs if job.job in each.jobs)
+        others = [each for each in self._state.ordered_jobs if each.job in pack.jobs and each.job != job.job]
+        time_sliced = ordered.shared.wanted > min(ordered.shared.gpus, len(ordered.devices))
+        if not others or time_sliced or mps.trouble(self._mps_dir):
+            return False
+        jobs = self._state.jobs
+        begun = [each for each in others if each.own_devices or jobs[each.job].devices]
+        users = {each.uid for each in others} | {self._channels.owner(number) for number in self._mps_clients()}
+        return users <= {job.uid} and all(jobs[each.job].mps for each in begun)
+
+    def _mps_clients(self) -> list[int]:
+        """Slurm jobs that may be clients on this node, including jobs whose processes are about to end."""
+        return [number for number in self._channels.numbers() if self._channels.by_mps(number)]

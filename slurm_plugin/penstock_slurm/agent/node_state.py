@@ -1,0 +1,148 @@
+"""All that the parts of an agent know of their node: the saved state, recent observations, and look-ups in both."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Protocol
+
+from penstock_scheduler.model import JobId, Pack
+from penstock_scheduler.sharing.messages import Lack, OrderedGroup, OrderedJob
+from penstock_slurm.agent.observed import Observed
+from penstock_slurm.agent.processes import Processes
+from penstock_slurm.agent.settings import AgentSettings
+from penstock_slurm.agent.state import LocalJob, SavedState, StateFile, load
+
+RETRY_S = 2.0
+"""Pause before Slurm is asked again after it refused."""
+
+
+class Slurm(Protocol):
+    """What the agent asks of Slurm; `penstock_slurm.gateway.Gateway` implements it. The methods raise SlurmError."""
+
+    def suspend(self, job_id: str) -> None:
+        """Freeze a running job."""
+        ...
+
+    def resume(self, job_id: str) -> None:
+        """Resume a frozen job."""
+        ...
+
+    def cancel(self, job_id: str) -> None:
+        """End a job for good."""
+        ...
+
+
+class NodeState:
+    """The state of one node's agent.
+
+    Args:
+        node: Slurm's name of the node.
+        settings: the agent's settings.
+        folder: where the state is saved.
+        boot: ID of the node's boot.
+        processes: the processes of the node's jobs.
+        memory_mb: the node's memory, MB.
+    """
+
+    def __init__(
+        self, node: str, settings: AgentSettings, folder: Path, boot: str, processes: Processes, memory_mb: int
+    ) -> None:
+        self.node, self.settings, self.processes = node, settings, processes
+        self.host_mb = settings.host_memory_mb if settings.host_memory_mb is not None else memory_mb // 2
+        """Host memory that the state of suspended jobs may take, MB."""
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._file = StateFile(folder / "state.json")
+        self.saved: SavedState = load(folder / "state.json", boot)
+        self.now_s = 0.0
+        self.living: dict[int, list[int]] = {}
+        """SLURM_JOB_ID -> processes that live."""
+        self.gpu_memory_mb: dict[str, int] = {}
+        """Memory of one GPU by GPU type, MB."""
+        self.lacks: dict[Lack, str] = {}
+        """What the node lacks, each with a sentence."""
+        self._observed: dict[JobId, Observed] = {}
+
+    def save(self) -> None:
+        """Write the saved state if it has changed."""
+        self._file.save(self.saved)
+
+    # Jobs and groups.
+
+    @property
+    def jobs(self) -> dict[JobId, LocalJob]:
+        """What the agent has done with each job of the order."""
+        return self.saved.jobs
+
+    @property
+    def ordered_jobs(self) -> tuple[OrderedJob, ...]:
+        """The jobs of the order."""
+        return self.saved.order.jobs if self.saved.order is not None else ()
+
+    @property
+    def ordered_groups(self) -> tuple[OrderedGroup, ...]:
+        """The groups of the order."""
+        return self.saved.order.groups if self.saved.order is not None else ()
+
+    def ordered_job(self, job: JobId) -> OrderedJob | None:
+        """The order for a job."""
+        return next((each for each in self.ordered_jobs if each.job == job), None)
+
+    def ordered_group(self, job: JobId) -> OrderedGroup | None:
+        """The group that the order has a job in."""
+        return next((each for each in self.ordered_groups if job in each.shared.jobs), None)
+
+    def ordered_pack(self, job: JobId) -> Pack | None:
+        """The pack that the order has a job in, with those of its jobs that are not here yet or stand still."""
+        return next((pack for each in self.ordered_groups for pack in each.shared.packs if job in pack.jobs), None)
+
+    def observed(self, job: JobId) -> Observed:
+        """What was observed of a job lately."""
+        return self._observed.setdefault(job, Observed())
+
+    def forget_observed(self, job: JobId) -> None:
+        """Drop what was observed of a job."""
+        self._observed.pop(job, None)
+
+    def forget_memory(self) -> None:
+        """Drop the GPU memory that jobs were last seen to use."""
+        for observed in self._observed.values():
+            observed.used_mb = None
+
+    def sharing_jobs(self) -> list[OrderedJob]:
+        """Jobs that are bound to GPUs which they do not hold in Slurm."""
+        return [job for job in self.ordered_jobs if self.jobs[job.job].devices and not job.own_devices]
+
+    # Processes.
+
+    def users(self) -> dict[int, int]:
+        """SLURM_JOB_ID -> user, for all jobs that may have processes here."""
+        return {number: departing.uid for number, departing in self.saved.departing.items()} | {
+            job.slurm_job: job.uid for job in self.ordered_jobs
+        }
+
+    def scan_processes(self) -> None:
+        """Find the processes that live."""
+        self.living = self.processes.scan(self.users())
+
+    def is_frozen(self, slurm_job: int) -> bool:
+        """Whether processes of a Slurm job are stopped by SIGSTOP."""
+        states = [self.processes.state(pid) for pid in self.living.get(slurm_job, [])]
+        return any(state is not None and state.letter == "T" for state in states)
+
+    # The clock.
+
+    def retry_at_s(self) -> float:
+        """When Slurm may be asked again after it refused."""
+        return self.now_s + RETRY_S
+
+    def set_back(self) -> None:
+        """After the node's clock was set back: move times that lie in the future, so that they hold nothing up."""
+        now_s = self.now_s
+        for local in self.jobs.values():
+            local.asked_s, local.resumed_s = min(local.asked_s, now_s), min(local.resumed_s, now_s)
+            local.retry_s = min(local.retry_s, self.retry_at_s())
+            local.free_s = min(local.free_s, now_s + self.settings.freeze_s)
+            local.begun_s = min(local.begun_s, now_s) if local.begun_s < math.inf else math.inf
+        for observed in self._observed.values():
+            observed.set_back(now_s)
