@@ -23,7 +23,7 @@ import numpy as np
 
 from penstock_profiles.estimators import TrainingEstimator
 from penstock_profiles.families import load_families
-from penstock_scheduler.model import Job, JobSpec, Node, Phase, Placement, Plan, Share, Snapshot
+from penstock_scheduler.model import Job, JobFacts, JobSpec, Node, Phase, Placement, Plan, Share, Snapshot
 from penstock_scheduler.policies import make_policy
 
 SIZES = [30, 120, 480, 960, 4_800, 15_000, 48_000]
@@ -66,10 +66,14 @@ def measure(jobs: int) -> dict[str, float]:
     plan = policy.decide(state)
     cold = time.process_time() - begun
     check(state, plan)
-    changed = dict(state.models)
+    changed = dict(state.facts)
     for job in list(changed)[:: max(len(changed) // (jobs // 100 + 1), 1)]:
-        changed[job] = dataclasses.replace(changed[job], grad_var=1.5 * changed[job].grad_var)
-    state = dataclasses.replace(state, models=changed, round=2)
+        model = changed[job].model
+        assert isinstance(model, TrainingEstimator)
+        changed[job] = dataclasses.replace(
+            changed[job], model=dataclasses.replace(model, grad_var=1.5 * model.grad_var)
+        )
+    state = dataclasses.replace(state, facts=changed, round=2)
     begun = time.process_time()
     plan = policy.decide(state)
     warm = time.process_time() - begun
@@ -101,13 +105,12 @@ def generate(jobs: int) -> Snapshot:
     )
     free = {name: [node for node in nodes if node.gpu_type == name] for name in UNIT}
     left = {node.name: node.gpus for node in nodes}
-    made, models, costs = [], {}, {}
+    made, facts = [], {}
     names = sorted(families)
     for number in range(jobs):
         family = families[names[generator.integers(len(names))]]
         job = f"{number:06d}"
-        models[job] = vary(family.estimator(), generator)
-        costs[job] = float(family.restart_cost_s)
+        facts[job] = JobFacts(vary(family.estimator(), generator), float(family.restart_cost_s))
         age, allocation = float(generator.exponential(20_000)), None
         if generator.random() < 0.75:
             name = list(UNIT)[generator.integers(3)]
@@ -131,7 +134,7 @@ def generate(jobs: int) -> Snapshot:
                 allocation,
             )
         )
-    return Snapshot(1, 1e6, nodes, tuple(made), models, costs)
+    return Snapshot(1, 1e6, nodes, tuple(made), facts)
 
 
 def vary(estimator: TrainingEstimator, generator: np.random.Generator) -> TrainingEstimator:

@@ -128,7 +128,7 @@ def explain(record: RoundRecord, job_id: JobId, *, remedies: int = MOST_REMEDIES
         waits, reason = False, burst.reason
     if reason is None:
         reason = Reason(ReasonCode.WAITING_CAPACITY, "the round's plan does not speak of it", common.smallest_need(job))
-    cost_s = snapshot.restart_costs_s[job_id]
+    cost_s = snapshot.facts[job_id].restart_cost_s
     return Explanation(
         job,
         snapshot.round,
@@ -224,7 +224,7 @@ def _options(record: RoundRecord, job: Job, assignment: Assignment | None) -> tu
     spec = job.spec
     exact = {spec.min_gpus} if spec.min_gpus == spec.max_gpus else set()
     shapes = common.configurations(common.open_nodes(snapshot.nodes, job), exact, spec.max_gpus)
-    model = snapshot.models[job.id]
+    model = snapshot.facts[job.id].model
     found = []
     for shape in dict.fromkeys((*shapes, *([given] if given else []))):
         goodput = common.rate(model, shape)

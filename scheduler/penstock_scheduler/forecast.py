@@ -11,8 +11,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from penstock_scheduler.model import Assignment, GpuLimit, Job, JobId, Plan, Reason, ReasonCode, Snapshot
-from penstock_scheduler.models import Models
+from penstock_scheduler.model import Assignment, GpuLimit, Job, JobFacts, JobId, Plan, Reason, ReasonCode, Snapshot
 from penstock_scheduler.policies.common import allowed, configurations, open_nodes, rate, remaining_s
 from penstock_scheduler.policies.room import Room, Timeline
 from penstock_scheduler.ports import Policy
@@ -32,23 +31,19 @@ class Answer:
     """When the job would start at the earliest estimate, s since 1970; None: not known."""
 
 
-def with_job(snapshot: Snapshot, job: Job, models: Models, limits: tuple[GpuLimit, ...]) -> Snapshot:
+def with_job(snapshot: Snapshot, job: Job, facts: Mapping[JobId, JobFacts], limits: tuple[GpuLimit, ...]) -> Snapshot:
     """The snapshot with one more job.
 
     Args:
         snapshot: of a round.
         job: the new job. Its id differs from those of all other jobs.
-        models: of the new job.
+        facts: of the new job.
         limits: those that apply to the new job. Limits that the snapshot has already are not repeated.
     """
     return dataclasses.replace(
         snapshot,
         jobs=(*snapshot.jobs, job),
-        models=snapshot.models | models.estimators,
-        restart_costs_s=snapshot.restart_costs_s | models.restart_costs_s,
-        unscaled=snapshot.unscaled | models.unscaled,
-        unmeasured=snapshot.unmeasured | models.unmeasured,
-        sensitivities=snapshot.sensitivities | models.sensitivities,
+        facts={**snapshot.facts, **facts},
         limits=tuple(dict.fromkeys((*snapshot.limits, *limits))),
     )
 
@@ -66,7 +61,7 @@ def ask(policy: Policy, snapshot: Snapshot, job_id: JobId, without: Plan | None 
     others = tuple(job for job in snapshot.jobs if job.id != job_id)
     plan = policy.decide(snapshot)
     if without is None:
-        without = policy.decide(dataclasses.replace(snapshot, jobs=others))
+        without = policy.decide(snapshot.only(others))
     changed = {
         other.id: (before, after)
         for other in others
@@ -145,7 +140,9 @@ def rough_start_s(snapshot: Snapshot, plan: Plan, job: Job) -> float | None:
         if given is None:
             continue
         room.take(other, given.placement)
-        left_s = remaining_s(snapshot, other, given.configuration, rate(snapshot.models[other.id], given.configuration))
+        left_s = remaining_s(
+            snapshot, other, given.configuration, rate(snapshot.facts[other.id].model, given.configuration)
+        )
         ends.append((snapshot.time_s + max(left_s, 1.0) if left_s is not None else math.inf, given.placement))
     found = Timeline(room, snapshot.time_s, ends).earliest(job, options, lambda option: math.inf)
     return found[0] if found is not None and found[0] > snapshot.time_s else None

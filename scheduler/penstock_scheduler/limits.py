@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt
 
-from penstock_scheduler.model import GpuLimit, Job, JobId
+from penstock_scheduler.model import GpuLimit, Job, JobFacts, JobId
 
 
 class PartitionRules(BaseModel):
@@ -65,10 +65,10 @@ def site_limits(settings: LimitSettings, jobs: Sequence[Job]) -> tuple[GpuLimit,
 
 
 def by_partition(
-    rules: Mapping[str, PartitionRules], jobs: Sequence[Job], restart_costs_s: Mapping[JobId, float]
-) -> tuple[tuple[Job, ...], dict[JobId, float]]:
-    """The jobs and their restart costs under the rules of the partitions that they were submitted to, each job's first."""
-    found, costs_s = [], dict(restart_costs_s)
+    rules: Mapping[str, PartitionRules], jobs: Sequence[Job], facts: Mapping[JobId, JobFacts]
+) -> tuple[tuple[Job, ...], dict[JobId, JobFacts]]:
+    """The jobs and their facts under the rules of the partition that each job was submitted to first."""
+    found, known = [], dict(facts)
     for job in jobs:
         rule = rules.get(next(iter(job.partitions), ""))
         if rule is None:
@@ -81,6 +81,6 @@ def by_partition(
         if rule.preemptible is not None:
             changes["preemptible"] = rule.preemptible
         if rule.restart_cost_s is not None and spec.restart_cost_s is None and not job.pauses_s:
-            costs_s[job.id] = rule.restart_cost_s
+            known[job.id] = dataclasses.replace(known[job.id], restart_cost_s=rule.restart_cost_s)
         found.append(dataclasses.replace(job, spec=spec.model_copy(update=changes), weight=job.weight * rule.weight))
-    return tuple(found), costs_s
+    return tuple(found), known

@@ -265,7 +265,7 @@ class RoundLoop:
         types = {node.gpu_type for node in state.nodes}
         if cloud is not None:
             types |= {offer.gpu_type for offer in cloud.offers}
-        known = self._models.models(state.jobs, types)
+        known = self._models.facts(state.jobs, types)
         jobs = tuple(
             job if job.phase is Phase.RUNNING else dataclasses.replace(job, target=self._target(job.id))
             for job in state.jobs
@@ -278,16 +278,14 @@ class RoundLoop:
             time_s=now_s,
             nodes=state.nodes,
             jobs=jobs,
-            models=known.estimators,
-            restart_costs_s=known.restart_costs_s,
+            facts={
+                job: facts.with_attained(attained) if (attained := self._gpu_seconds.attained.get(job)) else facts
+                for job, facts in known.items()
+            },
             refused=state.refused,
             limits=state.limits,
-            unscaled=known.unscaled,
-            unmeasured=known.unmeasured,
-            remaining=known.remaining,
-            attained=self._gpu_seconds.attained,
+            ended_gpu_s={job: attained for job, attained in self._gpu_seconds.attained.items() if job not in known},
             cloud=cloud,
-            sensitivities=known.sensitivities,
             sharing=sharing,
             idle_since_s=self._idle_since_s,
         )
@@ -299,9 +297,12 @@ class RoundLoop:
             return False
         if snapshot.sharing is not None:
             return False  # the agents measure something new in every time slice
-        # What jobs have attained and have left changes with the time alone.
-        same = ("round", "time_s", "attained", "remaining")
-        return dataclasses.replace(snapshot, **{name: getattr(last, name) for name in same}) == last
+        same = {name: getattr(last, name) for name in ("round", "time_s", "facts", "ended_gpu_s")}
+        return (
+            dataclasses.replace(snapshot, **same) == last
+            and snapshot.facts.keys() == last.facts.keys()
+            and all(facts.differs_by_time_only(last.facts[job]) for job, facts in snapshot.facts.items())
+        )
 
     def _target(self, job: JobId) -> Placement | None:
         assignment = self._plan.assignments.get(job) if self._plan else None

@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
 from statistics import median
 from typing import Protocol
 
@@ -23,7 +23,7 @@ from penstock_profiles.profiles import Profile
 from penstock_profiles.sensitivity import SensitivityProfile
 from penstock_profiles.wire import Observation, Report, Started
 from penstock_scheduler.errors import BadJobSpec
-from penstock_scheduler.model import Job, JobId, JobSpec
+from penstock_scheduler.model import Job, JobFacts, JobId, JobSpec
 from penstock_scheduler.sensitivities import Sensitivities, profile_name
 
 log = logging.getLogger(__name__)
@@ -33,22 +33,6 @@ SPECS = 1000
 
 NEWEST = 2000
 """Observations of a job that a daemon which starts learns from."""
-
-
-@dataclass(frozen=True, slots=True)
-class Models:
-    """What is known about some jobs."""
-
-    estimators: dict[JobId, AnyEstimator] = field(default_factory=dict)
-    restart_costs_s: dict[JobId, float] = field(default_factory=dict)
-    unscaled: dict[JobId, int] = field(default_factory=dict)
-    """See `Snapshot.unscaled`."""
-    unmeasured: dict[JobId, tuple[str, ...]] = field(default_factory=dict)
-    """See `Snapshot.unmeasured`."""
-    remaining: dict[JobId, float] = field(default_factory=dict)
-    """See `Snapshot.remaining`."""
-    sensitivities: dict[JobId, SensitivityProfile] = field(default_factory=dict)
-    """See `Snapshot.sensitivities`."""
 
 
 class SpecModels:
@@ -88,8 +72,8 @@ class SpecModels:
             # It is this job's trouble, and must not be the round's.
             raise BadJobSpec(f"no model of the job's speed can be made of its job spec: {error}") from error
 
-    def models(self, jobs: Sequence[Job], gpu_types: Iterable[str]) -> Models:
-        """Models and restart costs of `jobs`, whose job specs have passed `check`, on the GPU types of the site.
+    def facts(self, jobs: Sequence[Job], gpu_types: Iterable[str]) -> dict[JobId, JobFacts]:
+        """What is known of `jobs`, whose job specs have passed `check`, on the GPU types of the site.
 
         A job's estimator is the same object from round to round, as long as its job spec and the types are the same.
         """
@@ -103,21 +87,18 @@ class SpecModels:
             else self._of(job.spec)
             for job in jobs
         }
-        return Models(
-            {job: estimator for job, (_, estimator) in self._known.items()},
-            self._costs_s(jobs),
-            {
-                job.id: 0 if job.allocation is None else job.allocation.gpus
-                for job in jobs
-                if isinstance(self._known[job.id][1], LinearEstimator)
-            },
-            {job.id: unknown for job in jobs if (unknown := _unknown_types(self._known[job.id][1], types))},
-            sensitivities={
-                job.id: profile
-                for job in jobs
-                if (profile := self._sensitivities.get(profile_name(job.spec))) is not None
-            },
-        )
+        costs_s, found = self._costs_s(jobs), {}
+        for job in jobs:
+            _, estimator = self._known[job.id]
+            held = 0 if job.allocation is None else job.allocation.gpus
+            found[job.id] = JobFacts(
+                estimator,
+                costs_s[job.id],
+                largest_run_gpus=held if isinstance(estimator, LinearEstimator) else None,
+                unmeasured_types=_unknown_types(estimator, types),
+                sensitivity=self._sensitivities.get(profile_name(job.spec)),
+            )
+        return found
 
     def _of(self, spec: JobSpec) -> tuple[JobSpec, AnyEstimator]:
         """Jobs with the very same job spec, of which a trace has thousands, share an estimator."""
@@ -209,13 +190,13 @@ class LearnedModels:
                 elif isinstance(body, Started):
                     self._progress[report.job_id] = body.progress, body.total
 
-    def models(self, jobs: Sequence[Job], gpu_types: Iterable[str]) -> Models:
+    def facts(self, jobs: Sequence[Job], gpu_types: Iterable[str]) -> dict[JobId, JobFacts]:
         """See `ports.ModelSource`."""
         with self._lock:
             news, self._fresh = self._fresh, {}
         self._sensitivities.refresh()
         self._sensitivities.learn(jobs, news)
-        known = self._specs.models(jobs, gpu_types)
+        known = self._specs.facts(jobs, gpu_types)
         fresh = {
             job: [report.body for report in reports if isinstance(report.body, Observation)]
             for job, reports in news.items()
@@ -228,21 +209,21 @@ class LearnedModels:
         for job in jobs:
             if job.spec.goodput_table is not None:
                 continue
-            model = self._learnt(job, known.estimators[job.id], fresh.get(job.id, []))
-            if model is not None and job.id in known.unmeasured:
+            facts = known[job.id]
+            model = self._learnt(job, facts.model, fresh.get(job.id, []))
+            if model is not None and facts.unmeasured_types:
                 measured = self._models[job.id][1].measured
-                left = tuple(name for name in known.unmeasured.pop(job.id) if name not in measured)
-                if left:
-                    known.unmeasured[job.id] = left
+                left = tuple(name for name in facts.unmeasured_types if name not in measured)
+                facts = replace(facts, unmeasured_types=left)
             self._ran_on(job.id, 0 if job.allocation is None else job.allocation.gpus)
-            if job.id in known.unscaled:  # how it scales is what its own runs have shown so far
-                known.unscaled[job.id] = self._most_gpus[job.id]
+            if facts.largest_run_gpus is not None:  # how it scales is what its own runs have shown so far
+                facts = replace(facts, largest_run_gpus=self._most_gpus[job.id])
+            known[job.id] = facts
             if model is None or isinstance(model, LinearEstimator):
                 continue
-            known.estimators[job.id] = model
             progress, total = self._progress.get(job.id, (0.0, None))
-            if total is not None:
-                known.remaining[job.id] = max(total - progress, 0.0)
+            left_work = None if total is None else max(total - progress, 0.0)
+            known[job.id] = replace(facts, model=model, remaining_work=left_work)
             if self._kept.get(job.id) is not model:
                 self._history.add_model(job.id, time.time(), model)
                 self._kept[job.id] = model

@@ -16,6 +16,7 @@ from penstock_scheduler.model import (
     ClusterState,
     EndedRun,
     Job,
+    JobFacts,
     JobId,
     JobSpec,
     Outcome,
@@ -24,7 +25,6 @@ from penstock_scheduler.model import (
     SharingState,
     Snapshot,
 )
-from penstock_scheduler.models import Models
 from penstock_scheduler.records import RoundRecord
 from penstock_scheduler.sharing.messages import Contained, XidSeen
 
@@ -229,12 +229,12 @@ class Store(Protocol):
 
 
 class ModelSource(Protocol):
-    """Where a round's models come from."""
+    """Where the facts of a round's jobs come from."""
 
-    def models(self, jobs: Sequence[Job], gpu_types: Iterable[str]) -> Models:
-        """Models and restart costs of these jobs on these GPU types, as known now.
+    def facts(self, jobs: Sequence[Job], gpu_types: Iterable[str]) -> dict[JobId, JobFacts]:
+        """What is known now of each of these jobs on these GPU types; GPU-seconds are the loop's to add.
 
-        A job of which nothing new is known keeps its estimator, the very object: by that, policies tell what has changed.
+        A job about which nothing new is known keeps the same estimator object: by that, policies tell what has changed.
         """
         ...
 

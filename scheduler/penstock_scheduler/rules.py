@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, model_valid
 
 from penstock_scheduler.limits import LimitSettings, by_partition, site_limits
 from penstock_scheduler.messages import BudgetView, Drain
-from penstock_scheduler.model import BudgetLine, GpuBudget, Job, JobId, Node, Period, Snapshot
+from penstock_scheduler.model import BudgetLine, GpuBudget, Node, Period, Snapshot
 
 if TYPE_CHECKING:
     from penstock_scheduler.store import SqlStore
@@ -126,7 +126,7 @@ class SchedulingRules:
         """The snapshot under these rules. Raises StoreError."""
         limits, drains = self._limits, self._drains
         nodes = tuple(drained(node, drains) for node in snapshot.nodes)
-        jobs, costs_s = by_partition(limits.partitions, snapshot.jobs, snapshot.restart_costs_s)
+        jobs, facts = by_partition(limits.partitions, snapshot.jobs, snapshot.facts)
         lines, dollars = self._budgets(snapshot)
         cloud = snapshot.cloud
         if cloud is not None and dollars:
@@ -135,7 +135,7 @@ class SchedulingRules:
             snapshot,
             nodes=nodes,
             jobs=jobs,
-            restart_costs_s=costs_s,
+            facts=facts,
             limits=(*snapshot.limits, *site_limits(limits, jobs)),
             budgets=lines,
             cloud=cloud,
@@ -163,7 +163,7 @@ class SchedulingRules:
         if not whose and not self._views:
             return (), ()
         spent = {period: self._spent(period, now_s) for period in {budget.period for budget in whose.values()}}
-        running = _attained(snapshot.jobs, snapshot.attained)
+        running = _attained(snapshot)
         committed = self._store.committed_usd() if any(budget.hard_usd is not None for budget in whose.values()) else {}
         views, lines, dollars = [], [], []
         since = {key: kept for key, kept in self._since.items() if key.rpartition("/")[0] not in whose}
@@ -261,11 +261,11 @@ def _dollars(account: str, budget: Budget, usd: float, committed: Mapping[str, f
     return BudgetLine(account, budget.period, budget.hard_usd, used_usd)
 
 
-def _attained(jobs: Iterable[Job], attained: Mapping[JobId, Mapping[str, float]]) -> dict[str, float]:
+def _attained(snapshot: Snapshot) -> dict[str, float]:
     """Account -> GPU-seconds of jobs that have not ended; those that have are in the ledger."""
     sums: dict[str, float] = {}
-    for job in jobs:
-        sums[job.account] = sums.get(job.account, 0.0) + sum(attained.get(job.id, {}).values())
+    for job in snapshot.jobs:
+        sums[job.account] = sums.get(job.account, 0.0) + sum(snapshot.facts[job.id].attained_gpu_s.values())
     return sums
 
 

@@ -34,7 +34,7 @@ def share_use(snapshot: Snapshot, job: JobId, placement: Placement) -> ShareUse 
         return None
     room = NodeCapacity.of(node)
     amount, part = Amount(first.cpus, first.memory_mb), room.proportional(first.gpus)
-    profile = snapshot.sensitivities.get(job)
+    profile = snapshot.facts[job].sensitivity
     table = profile.at(first.gpus) if profile is not None and len(placement.shares) == 1 else None
     if profile is None or table is None or table.speed(part.cpus, part.memory_mb or float("inf")) <= 0:
         return ShareUse(len(placement.shares), amount, part)

@@ -217,7 +217,7 @@ class Storm:
         store = open_store(self.site.state)
         records = [store.round(each) for each in store.round_numbers() if number - 6 < each <= number]
         return "; ".join(
-            f"{record.snapshot.round} at {record.snapshot.time_s}: {record.snapshot.attained.get(job)}, "
+            f"{record.snapshot.round} at {record.snapshot.time_s}: {record.snapshot.attained_gpu_s(job)}, "
             f"{next((each for each in record.snapshot.jobs if each.id == job), 'gone')}, "
             f"plan {record.plan.assignments.get(job)}"
             for record in records

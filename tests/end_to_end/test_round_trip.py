@@ -67,7 +67,7 @@ def test_a_job_grows_from_1_to_4_to_16_gpus_and_keeps_its_progress(site: Site):
     last = open_store(site.state).last_round()
     assert last is not None
     costs = [
-        (each.pauses_s, record.snapshot.restart_costs_s[job])
+        (each.pauses_s, record.snapshot.facts[job].restart_cost_s)
         for number in range(1, last.snapshot.round + 1)
         for record in [open_store(site.state).round(number)]
         for each in record.snapshot.jobs
@@ -96,7 +96,11 @@ def test_a_job_of_which_nothing_is_known_is_measured_on_each_type_and_then_has_t
     store = open_store(site.state)
     job = site.submit(2000, goodput_table=None, max_gpus=4)
     wait_for(lambda: len(site.starts(job)) >= 3, 240, "the third type", details=site.tail)
-    wait_for(lambda: not store.last_round().snapshot.unmeasured, 180, "all reports", details=site.tail)
+
+    def all_measured():
+        return not any(known.unmeasured_types for known in store.last_round().snapshot.facts.values())
+
+    wait_for(all_measured, 180, "all reports", details=site.tail)
     wait_for(lambda: site.starts(job)[-1][0] == "a100", 180, "the fastest type", details=site.tail)
     runs = [(gpu_type, gpus) for gpu_type, gpus, _ in site.starts(job)]
     assert sorted(runs[:3]) == [("a100", 1), ("rtx", 1), ("t4", 1)]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 
 import numpy as np
 
 from penstock_profiles.estimators import AnyEstimator, LinearEstimator, TableEstimator
-from penstock_scheduler.model import Job, JobSpec, Node, Phase, Placement, Share, Snapshot
+from penstock_scheduler.model import Job, JobFacts, JobSpec, Node, Phase, Placement, Share, Snapshot
 from penstock_scheduler.simulator import nodes_from_spec
 
 
@@ -47,11 +48,34 @@ def snapshot(
         time_s=time_s,
         nodes=nodes_from_spec(nodes) if isinstance(nodes, str) else nodes,
         jobs=tuple(jobs),
-        models={each.id: known.get(each.id, LinearEstimator()) for each in jobs},
-        restart_costs_s=dict.fromkeys((each.id for each in jobs), restart_cost_s),
-        remaining=dict(remaining or {}),
-        attained=dict(attained or {}),
+        facts={
+            each.id: JobFacts(
+                known.get(each.id, LinearEstimator()),
+                restart_cost_s,
+                remaining_work=(remaining or {}).get(each.id),
+                attained_gpu_s=(attained or {}).get(each.id, {}),
+            )
+            for each in jobs
+        },
     )
+
+
+def with_facts(state: Snapshot, **values: Mapping[str, object]) -> Snapshot:
+    """The snapshot with other facts: field of `JobFacts` -> job -> value. Jobs that a field does not name have its default."""
+    defaults = {each.name: each for each in dataclasses.fields(JobFacts)}
+    facts = {}
+    for job_id, known in state.facts.items():
+        changes = {}
+        for name, of_jobs in values.items():
+            each = defaults[name]
+            if job_id in of_jobs:
+                changes[name] = of_jobs[job_id]
+            elif each.default_factory is not dataclasses.MISSING:
+                changes[name] = each.default_factory()
+            elif each.default is not dataclasses.MISSING:
+                changes[name] = each.default
+        facts[job_id] = dataclasses.replace(known, **changes)  # type: ignore[arg-type]
+    return dataclasses.replace(state, facts=facts)
 
 
 def table(**rates: dict[int, float]) -> TableEstimator:

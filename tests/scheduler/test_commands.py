@@ -27,7 +27,7 @@ from penstock_scheduler.policies import make_policy
 from penstock_scheduler.ports import Fate
 from penstock_scheduler.records import RoundRecord
 from penstock_scheduler.sharing.messages import NodeStatus, status_file
-from tests.scheduler.builders import job, on, snapshot
+from tests.scheduler.builders import job, on, snapshot, with_facts
 from tests.scheduler.service.api import BOBS, serving
 
 
@@ -163,7 +163,7 @@ def test_cost_is_used_gpu_hours_times_their_price(api):
     used = job("1", user="ada", max_gpus=4, phase=Phase.RUNNING, allocation=on("t4", t4_00=2))
     record = api.board.record
     attained = {"1": {"t4": 7200.0}}
-    api.board.record = dataclasses.replace(record, snapshot=dataclasses.replace(record.snapshot, attained=attained))
+    api.board.record = dataclasses.replace(record, snapshot=with_facts(record.snapshot, attained_gpu_s=attained))
     api.look(dataclasses.replace(used, restarts=1), BOBS)
     assert "2.00" in penstock(api, "cost").output
     assert "1.00" in penstock(api, "cost", "--prices", "t4=0.5").output
@@ -281,8 +281,8 @@ def test_a_job_that_outgrew_its_memory_is_told_the_remedy_wherever_its_user_look
 def test_efficiency_shows_the_share_of_a_job_and_what_others_are_worth_to_it(api):
     """4 GPUs of a node of 8 CPUs: a part of 1 CPU a GPU."""
     table = Sensitivity(4, (1, 2), (1000,), ((1.0,), (1.5,)))
-    shot = dataclasses.replace(
-        snapshot("t4:2x4:8c", [job("1", max_gpus=4)]), sensitivities={"1": SensitivityProfile("image", (table,))}
+    shot = with_facts(
+        snapshot("t4:2x4:8c", [job("1", max_gpus=4)]), sensitivity={"1": SensitivityProfile("image", (table,))}
     )
     policy, settings = make_policy("fifo+synergy-tune")
     api.board.record = RoundRecord(shot, policy.name, settings, policy.decide(shot))

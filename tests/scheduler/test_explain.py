@@ -13,7 +13,7 @@ from penstock_scheduler.policies import make_policy
 from penstock_scheduler.policies.tuning import Amount
 from penstock_scheduler.records import RoundRecord
 from penstock_scheduler.shares import ShareUse
-from tests.scheduler.builders import job, on, snapshot, table
+from tests.scheduler.builders import job, on, snapshot, table, with_facts
 
 FAST = table(a100={1: 100.0, 2: 190.0, 4: 360.0, 8: 650.0}, t4={1: 20.0, 2: 38.0, 4: 70.0})
 
@@ -127,7 +127,7 @@ def test_a_job_hears_its_share_and_what_cpu_and_memory_are_worth_to_it():
     """12 CPUs and 240 GB for 4 GPUs: a part of 3 and 60 GB, with which the model is at 1; its demand is 12 and 120 GB."""
     image = Sensitivity(1, (1, 3, 12), (60_000, 120_000), ((0.3, 0.3), (1, 1), (2, 3)))
     shot = snapshot("v100:1x4:12c:240g", [job("1", max_gpus=1), job("2", max_gpus=1)])
-    known = dataclasses.replace(shot, sensitivities={"1": SensitivityProfile("image", (image,))})
+    known = with_facts(shot, sensitivity={"1": SensitivityProfile("image", (image,))})
     record = decided(known, "fifo+proportional")
     one, two = explain(record, "1"), explain(record, "2")
     assert one is not None

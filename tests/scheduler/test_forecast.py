@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from penstock_scheduler.forecast import ask, with_job
-from penstock_scheduler.model import Adaptivity, Job, Phase, ReasonCode
-from penstock_scheduler.models import Models
+from penstock_scheduler.model import Adaptivity, Job, JobFacts, Phase, ReasonCode
 from penstock_scheduler.policies import make_policy
 from tests.scheduler.builders import job, on, snapshot, table
 
@@ -22,9 +21,7 @@ def test_it_waits_until_the_time_limit_of_whoever_holds_the_gpus() -> None:
         holder = rigid(
             "a", 4, phase=Phase.RUNNING, allocation=on("t4", t4_00=4), preemptible=False, time_limit_s=limit_s
         )
-        seen = with_job(
-            snapshot("t4:1x4", [holder], {"a": FAST}), rigid("new", 2), Models({"new": FAST}, {"new": 30}), ()
-        )
+        seen = with_job(snapshot("t4:1x4", [holder], {"a": FAST}), rigid("new", 2), {"new": JobFacts(FAST, 30)}, ())
         answer = ask(policy, seen, "new")
         assert answer.assignment is None
         assert answer.reason.code is ReasonCode.WAITING_CAPACITY
@@ -35,9 +32,7 @@ def test_it_says_who_would_have_less() -> None:
     """Two alike share the four GPUs that one of them holds."""
     policy, _ = make_policy("sia")
     holder = job("a", max_gpus=4, phase=Phase.RUNNING, allocation=on("t4", t4_00=4))
-    seen = with_job(
-        snapshot("t4:1x4", [holder], {"a": FAST}), job("new", max_gpus=4), Models({"new": FAST}, {"new": 30}), ()
-    )
+    seen = with_job(snapshot("t4:1x4", [holder], {"a": FAST}), job("new", max_gpus=4), {"new": JobFacts(FAST, 30)}, ())
     answer = ask(policy, seen, "new")
     assert answer.assignment is not None
     assert answer.assignment.placement.gpus == 2

@@ -17,7 +17,7 @@ def source() -> SpecModels:
 
 
 def estimator(types=("t4", "a100"), **spec):
-    return source().models([job("1", **spec)], types).estimators["1"]
+    return source().facts([job("1", **spec)], types)["1"].model
 
 
 def test_a_measured_table_comes_before_a_family_and_a_family_before_nothing():
@@ -37,13 +37,13 @@ def test_a_family_that_knows_no_type_of_the_site_knows_nothing():
 def test_a_job_keeps_its_estimator_until_its_spec_or_the_site_changes():
     models = source()
     one, two = job("1", model_family="yolov3"), job("2")
-    first = models.models([one, two], ["t4"]).estimators
-    again = models.models([two, one], ["t4"]).estimators
-    assert all(again[name] is first[name] for name in "12")
-    changed = models.models([job("1", model_family="ncf"), two], ["t4"]).estimators
-    assert changed["1"] is not first["1"]
-    assert changed["2"] is first["2"]
-    assert models.models([two], ["t4", "a100"]).estimators["2"] is not first["2"]
+    first = models.facts([one, two], ["t4"])
+    again = models.facts([two, one], ["t4"])
+    assert all(again[name].model is first[name].model for name in "12")
+    changed = models.facts([job("1", model_family="ncf"), two], ["t4"])
+    assert changed["1"].model is not first["1"].model
+    assert changed["2"].model is first["2"].model
+    assert models.facts([two], ["t4", "a100"])["2"].model is not first["2"].model
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_a_restart_costs_what_was_measured_on_the_job_then_what_it_says_then_its
         job("other", model_family="ncf"),
         job("none"),
     ]
-    costs_s = source().models(jobs, ["t4"]).restart_costs_s
+    costs_s = {name: known.restart_cost_s for name, known in source().facts(jobs, ["t4"]).items()}
     assert costs_s == {"measured": 5.0, "once": 20.0, "says": 60.0, "family": 7.0, "other": 30.0, "none": 30.0}
 
 
@@ -127,15 +127,15 @@ def test_what_a_job_measured_is_its_model():
     history = NoHistory()
     models = learned(history)
     training = job("1", batch_size=32, max_gpus=4)
-    before = models.models([training], {"t4"})
-    assert isinstance(before.estimators["1"], LinearEstimator)
+    before = models.facts([training], {"t4"})
+    assert isinstance(before["1"].model, LinearEstimator)
     models.learn([*REPORTS, Report(job_id="1", epoch=1, sequence=99, time_s=1.0, body=STARTED)])
-    after = models.models([training], {"t4"})
-    model = after.estimators["1"]
+    after = models.facts([training], {"t4"})
+    model = after["1"].model
     assert rate(model, "t4", 1, 1) == pytest.approx(32 / 0.42, rel=0.02)
     assert rate(model, "t4", 1, 2) == pytest.approx(32 / 0.31, rel=0.05)
-    assert after.remaining == {"1": 95.0}
-    assert models.models([training], {"t4"}).estimators["1"] is model, "nothing new: the very object"
+    assert after["1"].remaining_work == 95.0
+    assert models.facts([training], {"t4"})["1"].model is model, "nothing new: the very object"
     assert history.kept == [("1", model)]
 
 
@@ -143,7 +143,7 @@ def test_a_daemon_that_starts_learns_from_the_store():
     history = NoHistory()
     history.seen = list(REPORTS)
     training = job("1", batch_size=32, max_gpus=4)
-    model = learned(history).models([training], {"t4"}).estimators["1"]
+    model = learned(history).facts([training], {"t4"})["1"].model
     assert rate(model, "t4", 1, 1) == pytest.approx(32 / 0.42, rel=0.02)
 
 
@@ -153,13 +153,13 @@ def test_what_a_job_has_run_on_is_remembered_while_it_holds_nothing():
     models = learned(history)
     held = job("1", batch_size=32, phase=Phase.RUNNING, allocation=on("t4", t4_00=4))
     never, between = job("1", batch_size=32), job("1", batch_size=32, restarts=1)
-    assert models.models([never], types).unscaled == {"1": 0}
-    assert models.models([held], types).unscaled == {"1": 4}
-    assert models.models([between], types).unscaled == {"1": 4}, "it has reported nothing, but it ran"
+    assert models.facts([never], types)["1"].largest_run_gpus == 0
+    assert models.facts([held], types)["1"].largest_run_gpus == 4
+    assert models.facts([between], types)["1"].largest_run_gpus == 4, "it has reported nothing, but it ran"
     history.seen = list(REPORTS)
-    assert learned(history).models([between], types).unscaled == {"1": 4}
-    assert models.models([], types).unscaled == {}
-    assert models.models([never], types).unscaled == {"1": 4}, "by the history"
+    assert learned(history).facts([between], types)["1"].largest_run_gpus == 4
+    assert models.facts([], types) == {}
+    assert models.facts([never], types)["1"].largest_run_gpus == 4, "by the history"
 
 
 def test_a_stored_profile_is_for_its_users_jobs_of_that_name():
@@ -167,9 +167,13 @@ def test_a_stored_profile_is_for_its_users_jobs_of_that_name():
     seen = tuple(report.body for report in REPORTS[:2])
     history.stored = [Profile(job="name-1", gpu_type="t4", measured_s=1.0, versions={}, ended="", observations=seen)]
     mine, other, hers = (job("1", batch_size=32), job("2", batch_size=32), job("1", batch_size=32, user="bob"))
-    assert isinstance(learned(history).models([mine], {"t4"}).estimators["1"], TrainingEstimator)
-    assert isinstance(learned(history).models([other], {"t4"}).estimators["2"], LinearEstimator)
-    assert isinstance(learned(history).models([hers], {"t4"}).estimators["1"], LinearEstimator)
+    assert isinstance(learned(history).facts([mine], {"t4"})["1"].model, TrainingEstimator)
+    assert isinstance(learned(history).facts([other], {"t4"})["2"].model, LinearEstimator)
+    assert isinstance(learned(history).facts([hers], {"t4"})["1"].model, LinearEstimator)
+
+
+def unmeasured(models, jobs, types):
+    return {name: known.unmeasured_types for name, known in models.facts(jobs, types).items() if known.unmeasured_types}
 
 
 def test_what_is_unmeasured_of_a_job():
@@ -177,17 +181,17 @@ def test_what_is_unmeasured_of_a_job():
     history, types = NoHistory(), {"t4", "a100", "mi50"}
     models = LearnedModels(SpecModels(load_families(), 30.0), history)
     jobs = [job("1"), job("2", model_family="bert-squad"), job("3", goodput_table={"t4": {1: 5.0}})]
-    assert models.models(jobs, types).unmeasured == {"1": ("a100", "mi50", "t4"), "2": ("mi50",)}
+    assert unmeasured(models, jobs, types) == {"1": ("a100", "mi50", "t4"), "2": ("mi50",)}
     models.learn(REPORTS[:1])
-    assert models.models(jobs, types).unmeasured == {"1": ("a100", "mi50"), "2": ("mi50",)}
-    assert models.models(jobs, types).unmeasured["1"] == ("a100", "mi50"), "also in the next round"
+    assert unmeasured(models, jobs, types) == {"1": ("a100", "mi50"), "2": ("mi50",)}
+    assert unmeasured(models, jobs, types)["1"] == ("a100", "mi50"), "also in the next round"
     seen = tuple(measured(1, 16, name).body for name in types)
     history.stored = [Profile(job="name-4", gpu_type="t4", measured_s=1.0, versions={}, ended="", observations=seen)]
-    assert models.models([job("4")], types).unmeasured == {}
+    assert unmeasured(models, [job("4")], types) == {}
 
 
 def test_a_measured_table_stays_what_it_is():
     models = learned(NoHistory())
     table_job = job("1", goodput_table={"t4": {1: 5.0}})
     models.learn(REPORTS)
-    assert rate(models.models([table_job], {"t4"}).estimators["1"], "t4", 1, 1) == 5.0
+    assert rate(models.facts([table_job], {"t4"})["1"].model, "t4", 1, 1) == 5.0

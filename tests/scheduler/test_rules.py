@@ -7,10 +7,21 @@ from datetime import UTC, datetime
 
 import pytest
 
+from penstock_profiles.estimators import LinearEstimator
 from penstock_scheduler.explain import explain, words
 from penstock_scheduler.limits import LimitSettings, by_partition
 from penstock_scheduler.messages import Drain, LedgerLine
-from penstock_scheduler.model import BudgetLine, CloudRun, CloudState, GpuBudget, Offer, Phase, ReasonCode, Snapshot
+from penstock_scheduler.model import (
+    BudgetLine,
+    CloudRun,
+    CloudState,
+    GpuBudget,
+    JobFacts,
+    Offer,
+    Phase,
+    ReasonCode,
+    Snapshot,
+)
 from penstock_scheduler.policies import REGISTRY, make_policy
 from penstock_scheduler.records import RoundRecord, dump_round, load_round
 from penstock_scheduler.rules import Budget, BudgetSettings, SchedulingRules, period_bounds
@@ -236,8 +247,9 @@ def test_a_partition_has_rules_of_its_own():
     mine = job("1", partitions=("debug", "all"), max_gpus=16, min_gpus=2, weight=1.5)
     large = job("2", partitions=("debug",), max_gpus=16, min_gpus=8, restart_cost_s=9.0)
     other = job("3", partitions=("all", "debug"))  # every job may run in all managed partitions
-    jobs, costs_s = by_partition(limits.partitions, [mine, large, other], dict.fromkeys("123", 30.0))
+    facts = {name: JobFacts(LinearEstimator(), 30.0) for name in "123"}
+    jobs, facts = by_partition(limits.partitions, [mine, large, other], facts)
     assert (jobs[0].weight, jobs[0].spec.max_gpus, jobs[0].spec.preemptible) == (3.0, 4, False)
     assert jobs[1].spec.max_gpus == 8, "never below its own least"
     assert jobs[2] is other
-    assert costs_s == {"1": 5.0, "2": 30.0, "3": 30.0}
+    assert {name: known.restart_cost_s for name, known in facts.items()} == {"1": 5.0, "2": 30.0, "3": 30.0}

@@ -99,9 +99,9 @@ def test_the_site_may_change_its_profiles_while_the_daemon_runs(tmp_path: Path, 
         specs.check(spec)
     stored(tmp_path, model="voice")
     models = LearnedModels(specs, NoHistory(), found)
-    known = models.models([job("1", sensitivity="voice")], {"t4"})
+    known = models.facts([job("1", sensitivity="voice")], {"t4"})
     specs.check(spec)
-    assert known.sensitivities["1"].model == "voice"
+    assert known["1"].sensitivity.model == "voice"
     (tmp_path / "voice.json").write_text("{")
     found.refresh()
     assert "stay as they were" in caplog.text
@@ -121,5 +121,5 @@ def test_reports_reach_the_profiles_through_the_daemons_models(tmp_path: Path):
         models.learn(reports(time_s + 5, samples_per_s))
         held = Placement("t4", "all", (Share("n0", 1, cpus, 60_000),))
         runs = job("1", sensitivity="image", phase=Phase.RUNNING, allocation=held, started_s=time_s)
-        known = models.models([runs], {"t4"})
-    assert known.sensitivities["1"].tables[0].speed(3, 60_000) == 1.5
+        known = models.facts([runs], {"t4"})
+    assert known["1"].sensitivity.tables[0].speed(3, 60_000) == 1.5

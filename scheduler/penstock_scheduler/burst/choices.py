@@ -121,7 +121,7 @@ def leaves_s(job: Job, snapshot: Snapshot) -> float:
 def runtime(job: Job, snapshot: Snapshot) -> Estimate:
     """How long the job will run on what it asks for: the best of what is known."""
     cloud, goodput = snapshot.cloud, 0.0
-    work = snapshot.remaining.get(job.id)
+    work = snapshot.facts[job.id].remaining_work
     if work is not None and job.spec.runtime_s is None:
         goodput = max((_goodput(snapshot, job, c) for c in _asked(job, snapshot)), default=0.0)
     history_s = cloud.history_s.get(job.id, ()) if cloud is not None else ()
@@ -147,14 +147,14 @@ def _asked(job: Job, snapshot: Snapshot) -> set[Configuration]:
 
 def _goodput(snapshot: Snapshot, job: Job, configuration: Configuration) -> float:
     nodes, gpus = np.array([configuration.nodes]), np.array([configuration.gpus])
-    value = float(snapshot.models[job.id].goodput(configuration.gpu_type, nodes, gpus)[0])
+    value = float(snapshot.facts[job.id].model.goodput(configuration.gpu_type, nodes, gpus)[0])
     return value if math.isfinite(value) and value > 0 else 0.0
 
 
 def _options(job: Job, snapshot: Snapshot, cloud: CloudState) -> list[Choice]:
     """The offers that the job can use, the cheapest for its whole work first: by $/goodput, not by $/hour."""
     known = runtime(job, snapshot)
-    work = snapshot.remaining.get(job.id)
+    work = snapshot.facts[job.id].remaining_work
     gravity = Gravity(cloud.bytes_per_s, cloud.usd_per_gb)
     data = float(job.spec.data_size_bytes or 0)
     here = max((_goodput(snapshot, job, c) for c in _asked(job, snapshot)), default=0.0)
@@ -225,9 +225,9 @@ def _pays(job: Job, run: CloudRun, snapshot: Snapshot, idle: Mapping[str, int]) 
     there_s = max(snapshot.time_s - run.since_s - run.offer.boot_s, 0.0)
     # Adaptive jobs checkpoint when they are told to.
     every_s = spec.checkpoint_every_s if spec.adaptivity is Adaptivity.RIGID else spec.checkpoint_every_s or 0.0
-    lost = lost_s(there_s, every_s) + snapshot.restart_costs_s[job.id]
+    lost = lost_s(there_s, every_s) + snapshot.facts[job.id].restart_cost_s
     left_s = run.usd / per_s - there_s
-    work = snapshot.remaining.get(job.id)
+    work = snapshot.facts[job.id].remaining_work
     if work is not None:
         goodput = _goodput(snapshot, job, Configuration(run.offer.nodes, run.offer.gpus, run.offer.gpu_type))
         left_s = work / goodput if goodput > 0 else left_s

@@ -18,6 +18,7 @@ from penstock_scheduler.model.actions import (
 from penstock_scheduler.model.budget import GpuBudget, Period
 from penstock_scheduler.model.cloud import BudgetLine, CloudRun, CloudState, Offer
 from penstock_scheduler.model.cluster import Configuration, Node, Placement, Share
+from penstock_scheduler.model.facts import JobFacts
 from penstock_scheduler.model.job import EndedRun, GpuLimit, Job, JobId, Phase, Refusal
 from penstock_scheduler.model.plan import (
     Assignment,
@@ -53,6 +54,7 @@ __all__ = [
     "GpuLimit",
     "Hold",
     "Job",
+    "JobFacts",
     "JobId",
     "JobSpec",
     "JobUse",

@@ -65,6 +65,16 @@ class Job:
     time_limit_s: float | None = None
     """Seconds of running after which the cluster ends it: the user's estimate from above. None: no limit, or not known."""
 
+    @property
+    def running_on(self) -> Placement | None:
+        """The GPUs on which it runs; None: it does not run, or is starting or stopping."""
+        return self.allocation if self.phase is Phase.RUNNING else None
+
+    @property
+    def bound_for(self) -> Placement | None:
+        """Where a starting or stopping job is sent; None: it is not on its way anywhere."""
+        return self.target if self.phase in (Phase.STARTING, Phase.STOPPING) else None
+
 
 @dataclass(frozen=True, slots=True)
 class EndedRun:

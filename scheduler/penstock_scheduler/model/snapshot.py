@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 
-from penstock_profiles.estimators import AnyEstimator
-from penstock_profiles.sensitivity import SensitivityProfile
 from penstock_scheduler.model.budget import GpuBudget
 from penstock_scheduler.model.cloud import CloudState
 from penstock_scheduler.model.cluster import Configuration, Node
+from penstock_scheduler.model.facts import JobFacts
 from penstock_scheduler.model.job import EndedRun, GpuLimit, Job, JobId, Refusal
 from penstock_scheduler.model.sharing import SharingState
 
@@ -34,26 +34,14 @@ class Snapshot:
     """When the cluster was observed, s since 1970."""
     nodes: tuple[Node, ...]
     jobs: tuple[Job, ...]
-    models: dict[JobId, AnyEstimator]
-    """How fast each job is on what."""
-    restart_costs_s: dict[JobId, float]
-    """Wall-clock seconds of progress that a restart of each job costs."""
+    facts: dict[JobId, JobFacts]
+    """What Penstock itself knows of each job; it may also tell of jobs that are not in `jobs`."""
     refused: tuple[Refusal, ...] = ()
     limits: tuple[GpuLimit, ...] = ()
-    unscaled: dict[JobId, int] = field(default_factory=dict)
-    """Jobs of which nobody knows how they scale -> most GPUs that they have run on, 0 if they never ran."""
-    unmeasured: dict[JobId, tuple[str, ...]] = field(default_factory=dict)
-    """GPU types, sorted, on which nothing was measured of a job that learns from its runs, and on which the catalogue does not
-    know its speed either; absent: there are none."""
-    remaining: dict[JobId, float] = field(default_factory=dict)
-    """Work that is left of each job, in the unit of its model's goodput times seconds, >= 0; absent: not known."""
-    attained: dict[JobId, dict[str, float]] = field(default_factory=dict)
-    """GPU-seconds that each job has held so far, by GPU type, as the round loop saw it; absent: none.
-    Those of jobs that have just ended are in it, too."""
+    ended_gpu_s: dict[JobId, dict[str, float]] = field(default_factory=dict)
+    """`JobFacts.attained_gpu_s` of jobs that the cluster stopped reporting a short time ago."""
     cloud: CloudState | None = None
     """The cloud, if the site has one."""
-    sensitivities: dict[JobId, SensitivityProfile] = field(default_factory=dict)
-    """How the speed of a job depends on CPU and memory, of jobs of which that is known."""
     budgets: tuple[GpuBudget, ...] = ()
     """GPU-hours that accounts may use."""
     sharing: SharingState | None = None
@@ -63,3 +51,18 @@ class Snapshot:
     grow into such."""
     incumbent: dict[JobId, Configuration] = field(default_factory=dict)
     """A plan's configurations to take as they are, when a round that a time limit cut short is decided again."""
+
+    def only(self, jobs: Iterable[Job]) -> Snapshot:
+        """The same snapshot with these jobs instead of its own; they keep their facts."""
+        return replace(self, jobs=tuple(jobs))
+
+    @property
+    def attained(self) -> dict[JobId, dict[str, float]]:
+        """GPU-seconds by GPU type of each job that has held any, also of jobs that ended a short time ago."""
+        present = {job: known.attained_gpu_s for job, known in self.facts.items() if known.attained_gpu_s}
+        return self.ended_gpu_s | present
+
+    def attained_gpu_s(self, job: JobId) -> dict[str, float]:
+        """GPU-seconds that a job has held by GPU type, also of a job that ended a short time ago."""
+        known = self.facts.get(job)
+        return self.ended_gpu_s.get(job, {}) if known is None else known.attained_gpu_s

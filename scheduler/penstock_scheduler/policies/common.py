@@ -151,7 +151,7 @@ def assign(
     job: Job, placement: Placement, reason: Reason, snapshot: Snapshot, goodput: float | None = None
 ) -> Assignment:
     """An assignment with the goodput (None: not known yet) and the batch that the job's model expects."""
-    model, shape = snapshot.models[job.id], placement.configuration
+    model, shape = snapshot.facts[job.id].model, placement.configuration
     if goodput is None:
         goodput = rate(model, shape)
     batch = model.best_batch(shape.gpu_type, shape.nodes, shape.gpus)
@@ -212,7 +212,7 @@ class Requests:
         self._nodes = snapshot.nodes
         known, self._known = self._known, {}
         for job in snapshot.jobs:
-            model, last = snapshot.models[job.id], known.get(job.id)
+            model, last = snapshot.facts[job.id].model, known.get(job.id)
             same = last is not None and last[1] is model and _asks(last[0]) == _asks(job)
             self._known[job.id] = last if last is not None and same else self._of_alike(job, model)
         if len(self._alike) > max(ALIKE, len(snapshot.jobs)):
@@ -264,7 +264,7 @@ def _asks(job: Job) -> tuple[object, ...]:
 
 def ran_s(snapshot: Snapshot, job: Job, gpus: int) -> float:
     """Seconds that the job has run so far, if always on `gpus` GPUs: its GPU-seconds divided by them."""
-    return sum(snapshot.attained.get(job.id, {}).values()) / gpus
+    return sum(snapshot.facts[job.id].attained_gpu_s.values()) / gpus
 
 
 def remaining_s(snapshot: Snapshot, job: Job, option: Configuration, goodput: float) -> float | None:
@@ -272,10 +272,10 @@ def remaining_s(snapshot: Snapshot, job: Job, option: Configuration, goodput: fl
 
     The work that is left at this goodput, and a restart if it does not run there yet; or else what is left of its time limit.
     """
-    work = snapshot.remaining.get(job.id)
+    work = snapshot.facts[job.id].remaining_work
     if work is not None and goodput > 0:
         there = job.phase is Phase.RUNNING and job.allocation is not None and job.allocation.configuration == option
-        return work / goodput + (0.0 if there else snapshot.restart_costs_s[job.id])
+        return work / goodput + (0.0 if there else snapshot.facts[job.id].restart_cost_s)
     if job.time_limit_s is not None:
         return max(job.time_limit_s - ran_s(snapshot, job, option.gpus), 0.0)
     return None

@@ -97,7 +97,7 @@ class Gavel:
         received: dict[tuple[JobId, str], float] = {}
         total: dict[str, float] = {}
         for job in jobs:
-            attained = snapshot.attained.get(job.id, {})
+            attained = snapshot.facts[job.id].attained_gpu_s
             for option in shares[job.id]:
                 time_s = attained.get(option.gpu_type, 0.0) / option.gpus + self._settings.head_start_s
                 if (job.id, option.gpu_type) not in received:

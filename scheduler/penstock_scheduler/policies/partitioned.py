@@ -70,12 +70,10 @@ class Partitioned:
             for node in snapshot.nodes
             if part_of[node.name] == name or node.name in foreign
         )
-        ids = {job.id for job in jobs}
         return dataclasses.replace(
             snapshot,
             nodes=nodes,
             jobs=tuple(jobs),
-            models={job: model for job, model in snapshot.models.items() if job in ids},
             limits=allowance.left(),
             cloud=_closed(snapshot.cloud) if name else snapshot.cloud,
         )

@@ -119,7 +119,7 @@ class Pollux:
     def _speedups(self, snapshot: Snapshot, jobs: list[Job], options: list[Configuration]) -> FloatArray:
         """Speed-up of each job on each configuration, J x C; 0 where it cannot run."""
         goodput_JC = self._goodput.evaluate(
-            [snapshot.models[job.id] for job in jobs],
+            [snapshot.facts[job.id].model for job in jobs],
             Configurations(
                 tuple(option.gpu_type for option in options),
                 tuple(option.nodes for option in options),
@@ -142,7 +142,7 @@ class Pollux:
             if job.spec.min_gpus < job.spec.max_gpus:
                 allowed_C &= ~odd_C | np.array([option == held for option in options], dtype=np.bool_)
             possible_JC[row] &= allowed_C
-            ran_on = snapshot.unscaled.get(job.id)
+            ran_on = snapshot.facts[job.id].largest_run_gpus
             if ran_on is not None and possible_JC[row].any():
                 gpus_C = np.array([option.gpus for option in options])
                 most = max(GROWTH * max(ran_on, held.gpus if held else 0), int(gpus_C[possible_JC[row]].min()))
@@ -159,7 +159,7 @@ class Pollux:
                 1.0
                 if _held(job) is None
                 else restart_factor(
-                    max(snapshot.time_s - job.submit_s, 0.0), job.restarts, snapshot.restart_costs_s[job.id]
+                    max(snapshot.time_s - job.submit_s, 0.0), job.restarts, snapshot.facts[job.id].restart_cost_s
                 )
                 for job in jobs
             ]

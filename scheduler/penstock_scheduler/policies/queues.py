@@ -164,7 +164,7 @@ class Las(_Queue):
 
     def rank(self, snapshot: Snapshot, job: Job, request: common.Request) -> float:
         """GPU-seconds so far."""
-        return _in_steps(sum(snapshot.attained.get(job.id, {}).values()), self._step_gpu_s)
+        return _in_steps(sum(snapshot.facts[job.id].attained_gpu_s.values()), self._step_gpu_s)
 
 
 class Ftf(_Queue):
@@ -355,7 +355,7 @@ class _Round:
     def _lasts(self, job: Job, option: Configuration) -> float:
         goodput = self._requests[job.id].get(option)
         if goodput is None:
-            goodput = common.rate(self._snapshot.models[job.id], option)
+            goodput = common.rate(self._snapshot.facts[job.id].model, option)
         return self._queue.seconds(self._snapshot, job, option, goodput)
 
     def _assignments(self, kept: dict[JobId, tuple[AnyEstimator, Assignment]]) -> dict[JobId, Assignment]:
@@ -363,7 +363,7 @@ class _Round:
         for job in self._snapshot.jobs:
             if (where := self._given.get(job.id)) is None:
                 continue
-            model, last = self._snapshot.models[job.id], kept.get(job.id)
+            model, last = self._snapshot.facts[job.id].model, kept.get(job.id)
             if job.id in self._pins:
                 assignments[job.id] = common.pinned_assignment(job, where, self._snapshot)
             elif job.id in self._why:
@@ -376,7 +376,7 @@ class _Round:
                 assignments[job.id] = common.assign(job, where, reason, self._snapshot)
         kept.clear()
         kept |= {
-            job_id: (self._snapshot.models[job_id], assignment)
+            job_id: (self._snapshot.facts[job_id].model, assignment)
             for job_id, assignment in assignments.items()
             if assignment.reason.code is ReasonCode.KEPT
         }

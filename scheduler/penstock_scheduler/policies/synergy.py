@@ -177,7 +177,7 @@ class _Stage:
     def _claim(self, job: Job, where: Placement, settings: TuneSettings) -> Claim:
         share = where.shares[0]
         node, held = self._index[share.node], _held(job, where)
-        profile = self._snapshot.sensitivities.get(job.id)
+        profile = self._snapshot.facts[job.id].sensitivity
         table = profile.at(share.gpus) if profile is not None else None
         has: Amount | None = None
         if held is not None:
@@ -210,7 +210,7 @@ class _Stage:
             return 1.0
         held = job.allocation
         ran_s = common.ran_s(self._snapshot, job, held.gpus if held is not None else 1)
-        cost_s = self._snapshot.restart_costs_s.get(job.id, 0.0)
+        cost_s = self._snapshot.facts[job.id].restart_cost_s
         worth_s = ran_s - job.restarts * cost_s
         return (ran_s + cost_s) / worth_s if worth_s > 0 and job.phase is Phase.RUNNING else float("inf")
 

@@ -236,7 +236,7 @@ class Board:
         if before is not None and fields == before:
             return before
         # Progress and GPU-seconds change all the time. By themselves they make no new version; they follow with the next one.
-        attained = record.snapshot.attained.get(job.id) if record else None
+        attained = record.snapshot.attained_gpu_s(job.id) if record else None
         return fields.model_copy(
             update={
                 "version": fields.version + 1,
@@ -249,7 +249,7 @@ class Board:
     def _attained(self, job: str, last: EndedRun | None, now_s: float) -> dict[str, float]:
         """GPU type -> GPU-seconds of a job that has ended: those up to the newest round, and those of its last run since."""
         record = self.record
-        attained = dict(record.snapshot.attained.get(job, {})) if record else {}
+        attained = dict(record.snapshot.attained_gpu_s(job)) if record else {}
         if last is not None:
             since_s = max(record.snapshot.time_s if record else 0.0, last.started_s)
             more = last.held.gpus * max(min(last.ended_s, now_s) - since_s, 0.0)

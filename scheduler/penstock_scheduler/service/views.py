@@ -240,9 +240,7 @@ def forecast(
         qos=order.qos or "",
         time_limit_s=order.time_limit_s,
     )
-    known = models.models([job], {node.gpu_type for node in before.nodes})
-    (job,), costs_s = by_partition(rules, [job], known.restart_costs_s)
-    known = dataclasses.replace(known, restart_costs_s=costs_s)
+    (job,), known = by_partition(rules, [job], models.facts([job], {node.gpu_type for node in before.nodes}))
     policy, _ = make_policy(record.policy, record.settings)
     try:
         answer = ask(policy, with_job(before, job, known, ()), FORECAST, without=record.plan)

@@ -14,8 +14,8 @@ from penstock_profiles.learning import JobModel
 from penstock_profiles.noise import GradientNoise
 from penstock_profiles.observations import Observations
 from penstock_profiles.throughput import FloatArray, ThroughputParams
-from penstock_scheduler.model import Job, JobId, JobSpec
-from penstock_scheduler.models import Models, SpecModels
+from penstock_scheduler.model import Job, JobFacts, JobId, JobSpec
+from penstock_scheduler.models import SpecModels
 from penstock_scheduler.simulator.cluster import SimulatedJob
 from penstock_scheduler.simulator.disturbances import Disturbances
 from penstock_scheduler.simulator.truth import Measurement, ModelledJob
@@ -30,26 +30,32 @@ class LearnedModels:
     def __init__(self, jobs: Mapping[JobId, SimulatedJob], restart_costs_s: Mapping[JobId, float], specs: SpecModels):
         self._jobs, self._restart_costs_s, self._specs = jobs, restart_costs_s, specs
 
-    def models(self, jobs: Sequence[Job], gpu_types: Iterable[str]) -> Models:
+    def facts(self, jobs: Sequence[Job], gpu_types: Iterable[str]) -> dict[JobId, JobFacts]:
         """See `ports.ModelSource`. How a job scales counts as unknown throughout, so that it grows step by step.
 
         What is left of a training is known once it has begun: then it says how far it is, and when it is done.
         """
-        known = self._specs.models([job for job in jobs if self._jobs[job.id].learner is None], gpu_types)
-        known.unmeasured.clear()  # a job without a learner reports nothing
+        said = self._specs.facts([job for job in jobs if self._jobs[job.id].learner is None], gpu_types)
+        known = {}
         for job in jobs:
-            simulated = self._jobs[job.id]
-            if simulated.learner is not None:
-                known.estimators[job.id] = simulated.learner.estimator
-                known.restart_costs_s[job.id] = self._restart_costs_s[job.id]
-                known.unscaled[job.id] = simulated.most_gpus
-                if unmeasured := simulated.learner.unmeasured:
-                    known.unmeasured[job.id] = unmeasured
-                if isinstance(simulated.truth, ModelledJob) and simulated.runs:
-                    initial, own = simulated.truth.model.initial_batch, job.spec.batch_size
-                    known.remaining[job.id] = simulated.truth.left(simulated.progress, initial if own is None else own)
-            if simulated.sensitivity is not None:
-                known.sensitivities[job.id] = simulated.sensitivity
+            simulated, left = self._jobs[job.id], None
+            if simulated.learner is None:
+                facts = said[job.id]
+                known[job.id] = JobFacts(
+                    facts.model, facts.restart_cost_s, facts.largest_run_gpus, sensitivity=simulated.sensitivity
+                )
+                continue
+            if isinstance(simulated.truth, ModelledJob) and simulated.runs:
+                initial, own = simulated.truth.model.initial_batch, job.spec.batch_size
+                left = simulated.truth.left(simulated.progress, initial if own is None else own)
+            known[job.id] = JobFacts(
+                simulated.learner.estimator,
+                self._restart_costs_s[job.id],
+                simulated.most_gpus,
+                simulated.learner.unmeasured,
+                left,
+                sensitivity=simulated.sensitivity,
+            )
         return known
 
 

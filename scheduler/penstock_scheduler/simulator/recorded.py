@@ -25,6 +25,7 @@ from penstock_scheduler.errors import ConfigError
 from penstock_scheduler.model import (
     Configuration,
     Job,
+    JobFacts,
     JobId,
     JobUse,
     Node,
@@ -35,7 +36,6 @@ from penstock_scheduler.model import (
     SharingState,
     Snapshot,
 )
-from penstock_scheduler.models import Models
 from penstock_scheduler.policies.common import rate
 from penstock_scheduler.records import RoundRecord
 from penstock_scheduler.simulator.cluster import SimulatedJob, SimulatedRun
@@ -133,10 +133,9 @@ def recorded_history(rounds: Iterable[RoundRecord], reports: Iterable[Report]) -
         for job in snapshot.jobs:
             if not times and (job.allocation is not None or job.restarts):
                 before.add(job.id)
-            known = seen.setdefault(
-                job.id, _RecordedJob(job, snapshot.models[job.id], snapshot.restart_costs_s[job.id])
-            )
-            known.job, known.model, known.gone_s = job, snapshot.models[job.id], None
+            facts = snapshot.facts[job.id]
+            known = seen.setdefault(job.id, _RecordedJob(job, facts.model, facts.restart_cost_s))
+            known.job, known.model, known.gone_s = job, facts.model, None
             _hold(known.held, job, now_s)
         if (state := snapshot.sharing) is not None:
             shared |= any(_crowded(state))
@@ -409,17 +408,14 @@ class RecordedModels:
     def __init__(self, truths: Mapping[JobId, EstimatedJob]) -> None:
         self._truths = truths
 
-    def models(self, jobs: Sequence[Job], gpu_types: Iterable[str]) -> Models:
+    def facts(self, jobs: Sequence[Job], gpu_types: Iterable[str]) -> dict[JobId, JobFacts]:
         """See `ports.ModelSource`."""
-        return Models(
-            {job.id: self._truths[job.id].estimator for job in jobs},
-            {job.id: self._truths[job.id].restart_s for job in jobs},
-            {
-                job.id: 0 if job.allocation is None else job.allocation.gpus
-                for job in jobs
-                if isinstance(self._truths[job.id].estimator, LinearEstimator)
-            },
-        )
+        known = {}
+        for job in jobs:
+            truth, held = self._truths[job.id], 0 if job.allocation is None else job.allocation.gpus
+            unscaled = isinstance(truth.estimator, LinearEstimator)
+            known[job.id] = JobFacts(truth.estimator, truth.restart_s, held if unscaled else None)
+        return known
 
 
 def on_types(

@@ -6,7 +6,6 @@ decision on what Slurm shows. It lacks what only the daemon knows, such as jobs'
 
 from __future__ import annotations
 
-import dataclasses
 import tempfile
 import time
 from collections.abc import Iterator
@@ -86,10 +85,10 @@ def explain(settings: Settings, spec: JobSpec, asked: Asked) -> Iterator[str]:
         reservation=asked.reservation,
         time_limit_s=asked.time_limit_s,
     )
-    known = models.models([job], {node.gpu_type for node in snapshot.nodes})
     site = settings.section(LimitSettings)
-    (job,), costs_s = by_partition(site.partitions, [job], known.restart_costs_s)
-    known = dataclasses.replace(known, restart_costs_s=costs_s)
+    (job,), known = by_partition(
+        site.partitions, [job], models.facts([job], {node.gpu_type for node in snapshot.nodes})
+    )
     limits = site_limits(site, [job])
     policy, _ = make_policy(daemon.policy, settings.policy(daemon.policy))
     answer = ask(policy, with_job(snapshot, job, known, limits), THIS)
@@ -116,17 +115,12 @@ def _observe(settings: Settings, models: SpecModels) -> Snapshot:
     gateway = _ReadOnlyGateway(conf=slurm.conf, timeout_s=slurm.command_timeout_s)
     with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
         state = SlurmCluster(gateway, Spool(Path(folder)), WallClock(), slurm, models.check).observe()
-    known = models.models(state.jobs, {node.gpu_type for node in state.nodes})
     limits = (*state.limits, *site_limits(settings.section(LimitSettings), state.jobs))
     return Snapshot(
         round=1,
         time_s=time.time(),
         nodes=state.nodes,
         jobs=state.jobs,
-        models=known.estimators,
-        restart_costs_s=known.restart_costs_s,
+        facts=models.facts(state.jobs, {node.gpu_type for node in state.nodes}),
         limits=limits,
-        unscaled=known.unscaled,
-        unmeasured=known.unmeasured,
-        remaining=known.remaining,
     )

@@ -7,7 +7,7 @@ from penstock_scheduler.model import Configuration, GpuLimit, Phase, Plan, Reaso
 from penstock_scheduler.policies import make_policy
 from penstock_scheduler.policies.common import Requests
 from penstock_scheduler.policies.gavel import shares_of_time
-from tests.scheduler.builders import job, on, snapshot, table
+from tests.scheduler.builders import job, on, snapshot, table, with_facts
 
 
 def decide(state: Snapshot, **settings: Any) -> Plan:
@@ -49,7 +49,7 @@ def test_shares_are_those_of_the_linear_program():
     assert found == {"small": {"t4": 1.0}, "big": {"t4": 0.75}}
     assert worth == pytest.approx({"t4": 0.25})
     eight = dict.fromkeys(("small", "big"), table(t4={1: 8.0, 4: 8.0}))
-    assert shares(dataclasses.replace(state, models=eight), {"t4": 4}, "steps")[1] == pytest.approx({"t4": 2.0})
+    assert shares(with_facts(state, model=eight), {"t4": 4}, "steps")[1] == pytest.approx({"t4": 2.0})
 
 
 def test_jobs_that_are_alike_share_evenly():
@@ -76,7 +76,7 @@ def test_what_is_due_on_one_type_is_not_had_on_another():
     state = snapshot("a100:1x1,t4:1x1", jobs, {"a": model, "b": model}, attained={"a": {"a100": 360.0}})
     assert {each: c.gpu_type for each, c in decide(state).chosen.items()} == {"a": "t4", "b": "a100"}
     # b has had 540 of the t4's 720 s, counting 180 s of each to begin with: a is due 0.5 / 0.25 = 2 there, b and a 1 on the a100
-    other = dataclasses.replace(state, jobs=(wants("a"), wants("b", submit_s=1)), attained={"b": {"t4": 360.0}})
+    other = with_facts(state.only([wants("a"), wants("b", submit_s=1)]), attained_gpu_s={"b": {"t4": 360.0}})
     assert {each: c.gpu_type for each, c in decide(other).chosen.items()} == {"a": "t4", "b": "a100"}
 
 

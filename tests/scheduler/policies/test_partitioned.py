@@ -11,7 +11,7 @@ from penstock_scheduler.limits import LimitSettings, site_limits
 from penstock_scheduler.model import CloudRun, CloudState, GpuLimit, Offer, Phase
 from penstock_scheduler.policies import make_policy, overlaid
 from penstock_scheduler.settings import parse_settings
-from tests.scheduler.builders import job, nodes_from_spec, on, snapshot, table
+from tests.scheduler.builders import job, nodes_from_spec, on, snapshot, table, with_facts
 
 
 def two_parts(*jobs, limits=()):
@@ -122,7 +122,7 @@ def test_jobs_of_a_partition_of_its_own_stay_out_of_the_cloud():
     nothing = tuple(dataclasses.replace(node, gpus_others=4) for node in two_parts().nodes)
     seen = dataclasses.replace(two_parts(*jobs), nodes=nothing, cloud=cloud)
     models = {name: table(t4={1: 1.0}, a10g={1: 1.0}) for name in ("d", "there", "only", "r")}
-    plan = make_policy("fifo debug=fifo")[0].decide(dataclasses.replace(seen, models=models))
+    plan = make_policy("fifo debug=fifo")[0].decide(with_facts(seen, model=models))
     assert set(plan.bursts) == {"there", "r"}
     assert set(plan.waiting) == {"d", "only"}
 

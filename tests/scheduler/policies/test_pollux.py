@@ -8,7 +8,7 @@ import pytest
 from penstock_scheduler.model import Configuration, GpuLimit, Job, Phase, Plan, ReasonCode, Snapshot
 from penstock_scheduler.policies import common, make_policy
 from penstock_scheduler.policies.pollux import FLOOR, search
-from tests.scheduler.builders import job, on, rate, snapshot, table
+from tests.scheduler.builders import job, on, rate, snapshot, table, with_facts
 
 MODELS = {
     "a": table(t4={1: 1.0, 2: 1.9, 4: 3.6}, a100={1: 3.0, 2: 5.5}),
@@ -83,7 +83,7 @@ def test_a_new_job_is_not_charged_for_its_first_start():
 
 
 def test_a_job_that_nobody_knows_at_most_doubles():
-    state = dataclasses.replace(snapshot("t4:1x8", [job("new"), job("ran", submit_s=1)]), unscaled={"new": 0, "ran": 2})
+    state = with_facts(snapshot("t4:1x8", [job("new"), job("ran", submit_s=1)]), largest_run_gpus={"new": 0, "ran": 2})
     assert {each: c.gpus for each, c in decide(state).chosen.items()} == {"new": 1, "ran": 4}
 
 
@@ -149,7 +149,7 @@ def test_partitions_say_which_types_a_job_can_have():
 def test_the_unit_of_a_model_does_not_matter():
     state = snapshot("t4:1x4,a100:1x2", [job("a"), job("b"), job("c")], MODELS)
     large = {t: {gpus: 1000 * value for gpus, value in rates.items()} for t, rates in MODELS["b"].rates.items()}
-    plan = decide(dataclasses.replace(state, models=MODELS | {"b": table(**large)}))
+    plan = decide(with_facts(state, model={"b": table(**large)}))
     assert fitness(state, plan.chosen, -1.0) == pytest.approx(best_of_all(state, -1.0))
 
 

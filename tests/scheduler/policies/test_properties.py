@@ -15,7 +15,7 @@ from penstock_scheduler.errors import ConfigError
 from penstock_scheduler.model import GpuLimit, Node, Phase, Placement, Share, Snapshot
 from penstock_scheduler.policies import REGISTRY, common, make_policy
 from penstock_scheduler.policies.sia import SiaSettings
-from tests.scheduler.builders import job, snapshot, table
+from tests.scheduler.builders import job, snapshot, table, with_facts
 
 TYPES = ("t4", "rtx", "a100")
 
@@ -101,8 +101,11 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
     )
     unscaled = {each.id: draw(st.sampled_from([0, 1, 4])) for each in jobs if draw(st.booleans())}
     unmeasured = {each.id: tuple(TYPES[: draw(st.integers(1, len(TYPES)))]) for each in jobs if draw(st.booleans())}
-    made = snapshot(tuple(nodes), jobs, models, remaining=remaining, attained=attained)
-    return dataclasses.replace(made, limits=tuple(limits), unscaled=unscaled, unmeasured=unmeasured)
+    made = snapshot(tuple(nodes), jobs, models)
+    made = dataclasses.replace(made, limits=tuple(limits))
+    return with_facts(
+        made, largest_run_gpus=unscaled, unmeasured_types=unmeasured, remaining_work=remaining, attained_gpu_s=attained
+    )
 
 
 @st.composite
@@ -176,11 +179,12 @@ def test_every_plan_keeps_the_rules(name: str, chosen: dict[str, object], state:
             assert placement.gpu_type not in (each.spec.excluded_gpu_types or ())
             assert placement.gpus % each.spec.unit(placement.gpu_type) == 0
         assert assignment.goodput >= 0
-        model = state.models[job_id]
+        facts = state.facts[job_id]
+        model = facts.model
         if (name == "sia" or placement != each.allocation) and isinstance(model, PipelineEstimator):
             assert placement.gpus % model.models[placement.gpu_type].gpus_per_replica == 0
-        if name == "sia" and job_id in state.unscaled and placement != each.allocation:
-            ran_on = max(state.unscaled[job_id], each.allocation.gpus if each.allocation else 0)
+        if name == "sia" and facts.largest_run_gpus is not None and placement != each.allocation:
+            ran_on = max(facts.largest_run_gpus, each.allocation.gpus if each.allocation else 0)
             fewest = each.spec.min_gpus
             if isinstance(model, PipelineEstimator):
                 fewest = max(fewest, *(unit.gpus_per_replica for unit in model.models.values()))

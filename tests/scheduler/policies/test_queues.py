@@ -6,7 +6,7 @@ import pytest
 from penstock_scheduler.model import Configuration, GpuLimit, Phase, Plan, ReasonCode, Snapshot
 from penstock_scheduler.policies import make_policy
 from penstock_scheduler.policies.queues import rho
-from tests.scheduler.builders import job, on, snapshot, table
+from tests.scheduler.builders import job, on, snapshot, table, with_facts
 
 
 def decide(policy: str, state: Snapshot, **settings: Any) -> Plan:
@@ -71,13 +71,11 @@ def test_without_estimates_nobody_passes():
 def test_work_that_is_left_is_an_estimate_too_and_a_restart_counts():
     """A's 120 units at 6 a second are 20 s, taken as the shortest, 60 s. C's at 3 a second: 30 s + 30 s to start just fits."""
     state = textbook()
-    told = dataclasses.replace(state, remaining={"A": 120.0, "C": 90.0})
+    told = with_facts(state, remaining_work={"A": 120.0, "C": 90.0})
     plan = decide("fifo", told, backfill="easy")
     assert plan.waiting["B"].estimated_start_s == 1060.0
     assert "C" in plan.chosen
-    assert (
-        "C" not in decide("fifo", dataclasses.replace(told, remaining={"A": 120.0, "C": 91.0}), backfill="easy").chosen
-    )
+    assert "C" not in decide("fifo", with_facts(told, remaining_work={"A": 120.0, "C": 91.0}), backfill="easy").chosen
 
 
 def test_slurm_reserves_for_every_job_in_its_order():
@@ -176,7 +174,7 @@ def test_srtf_takes_the_shortest_by_work_or_by_limit_and_the_unknown_last():
     ]
     state = snapshot("t4:2x1", jobs, remaining={"runs": 400.0, "work": 300.0})
     assert set(decide("srtf", state).chosen) == {"limit", "work"}
-    sooner = dataclasses.replace(state, remaining={"runs": 320.0, "work": 300.0})
+    sooner = with_facts(state, remaining_work={"runs": 320.0, "work": 300.0})
     assert set(decide("srtf", sooner).chosen) == {"limit", "runs"}
 
 
@@ -186,9 +184,9 @@ def test_ftf_is_that_of_themis():
     four, two = runs("four", 4, submit_s=0), wants("two", 2, submit_s=0)
     state = snapshot("t4:4x1", [four, two], remaining={"four": 1200.0, "two": 0.0}, attained={"four": {"t4": 400.0}})
     assert rho(state, four, Configuration(4, 4, "t4"), 4.0) == pytest.approx(1.625)
-    unknown = dataclasses.replace(state, remaining={}, attained={"two": {"t4": 400.0}})
+    unknown = with_facts(state, remaining_work={}, attained_gpu_s={"two": {"t4": 400.0}})
     assert rho(unknown, two, Configuration(2, 2, "t4"), 2.0) == pytest.approx((1000 + 200) / 400)
-    assert rho(dataclasses.replace(unknown, attained={}), two, Configuration(2, 2, "t4"), 2.0) == float("inf")
+    assert rho(with_facts(unknown, attained_gpu_s={}), two, Configuration(2, 2, "t4"), 2.0) == float("inf")
 
 
 def test_ftf_serves_the_least_fairly_treated():
@@ -248,7 +246,7 @@ def test_what_is_kept_from_round_to_round_is_no_longer_used_when_it_has_changed(
     assert fifo.decide(here).chosen == {"j": Configuration(1, 1, "t4")}
     larger = dataclasses.replace(here, jobs=(wants("j", 2),))
     assert fifo.decide(larger).chosen == {"j": Configuration(1, 2, "t4")}
-    faster = dataclasses.replace(here, models={"j": table(a100={1: 9.0, 2: 1.5})})
+    faster = with_facts(here, model={"j": table(a100={1: 9.0, 2: 1.5})})
     assert fifo.decide(faster).chosen == {"j": Configuration(1, 1, "a100")}
     gone = dataclasses.replace(here, nodes=here.nodes[:1])
     assert fifo.decide(gone).waiting["j"].code is ReasonCode.NEVER_FITS

@@ -9,7 +9,7 @@ from penstock_scheduler.errors import ConfigError
 from penstock_scheduler.model import Configuration, GpuLimit, Job, Node, Phase, Placement, ReasonCode, Share, Snapshot
 from penstock_scheduler.policies import make_policy
 from penstock_scheduler.policies.sia import Sia, SiaSettings, restart_factor
-from tests.scheduler.builders import job, on, snapshot, table
+from tests.scheduler.builders import job, on, snapshot, table, with_facts
 
 sia = Sia(SiaSettings())
 greedy = Sia(SiaSettings(fairness_p=1.0, allocation_lambda=-1e-6))
@@ -225,10 +225,10 @@ def test_a_job_that_nobody_knows_grows_by_doubling():
     for ran_on, gets in ((0, 1), (2, 4), (None, 8)):
         state = snapshot("t4:1x8", [job("j")])
         if ran_on is not None:
-            state = dataclasses.replace(state, unscaled={"j": ran_on})
+            state = with_facts(state, largest_run_gpus={"j": ran_on})
         assert sia.decide(state).chosen["j"].gpus == gets
     free = Sia(SiaSettings(growth=None))
-    assert free.decide(dataclasses.replace(snapshot("t4:1x8", [job("j")]), unscaled={"j": 0})).chosen["j"].gpus == 8
+    assert free.decide(with_facts(snapshot("t4:1x8", [job("j")]), largest_run_gpus={"j": 0})).chosen["j"].gpus == 8
 
 
 THREE = "a100:1x4,rtx:1x4,t4:1x4"
@@ -241,7 +241,7 @@ def new(where: str | None, *unknown: str, nodes: str = THREE, others: tuple[Job,
     models = {"j": more.pop("model")} if "model" in more else {}
     held = {"phase": Phase.RUNNING, "allocation": on(where, **{f"{where}_00": 1})} if where else {}
     state = snapshot(nodes, [job("j", submit_s=900.0, **held, **more), *others], models, attained={"j": attained})
-    return dataclasses.replace(state, unmeasured={"j": unknown} if unknown else {}, unscaled={"j": 1 if where else 0})
+    return with_facts(state, unmeasured_types={"j": unknown}, largest_run_gpus={"j": 1 if where else 0})
 
 
 def test_a_new_job_is_measured_on_one_gpu_of_each_type_before_it_grows():
@@ -303,7 +303,7 @@ def test_measuring_takes_no_gpus_from_other_jobs():
     other = job("o", phase=Phase.RUNNING, allocation=on("a100", a100_00=4), max_gpus=4, gpu_types=("a100",))
     state = new("t4", "a100", nodes="a100:1x4,t4:1x4", others=(other,))
     assert sia.decide(state).chosen == {"o": Configuration(1, 4, "a100"), "j": Configuration(1, 1, "t4")}
-    later = dataclasses.replace(state, attained={"j": {"t4": 360.0}}, time_s=5000.0)
+    later = dataclasses.replace(with_facts(state, attained_gpu_s={"j": {"t4": 360.0}}), time_s=5000.0)
     assert sia.decide(later).chosen == {"o": Configuration(1, 4, "a100"), "j": Configuration(1, 2, "t4")}
 
 
@@ -312,12 +312,12 @@ def test_measuring_moves_and_shrinks_nobody_else():
     flat = table(a100={1: 1.0, 2: 1.9, 4: 3.4, 8: 3.5})
     old = job("o", phase=Phase.RUNNING, allocation=on("a100", a100_00=8), gpu_types=("a100",))
     state = new("t4", "a100", nodes="a100:1x8,t4:1x4", others=(old,))
-    state = dataclasses.replace(state, time_s=36000.0, models=state.models | {"o": flat})
+    state = dataclasses.replace(with_facts(state, model={"o": flat}), time_s=36000.0)
     assert sia.decide(state).chosen == {"o": Configuration(1, 8, "a100"), "j": Configuration(1, 1, "t4")}
     old = job("o", phase=Phase.RUNNING, allocation=on("rtx", rtx_00=1), max_gpus=1)
     state = new("a100", "rtx", nodes="a100:1x1,rtx:1x1", others=(old,))
     same = table(a100={1: 1.0}, rtx={1: 1.0})
-    state = dataclasses.replace(state, time_s=86400.0, models=state.models | {"o": same})
+    state = dataclasses.replace(with_facts(state, model={"o": same}), time_s=86400.0)
     assert sia.decide(state).chosen == {"o": Configuration(1, 1, "rtx"), "j": Configuration(1, 1, "a100")}
 
 
@@ -325,7 +325,7 @@ def test_who_is_being_measured_stays_until_it_has_reported():
     """Job 1 is known on its A100 and would be measured on the one RTX, on which the other has just begun."""
     other = job("o", phase=Phase.RUNNING, allocation=on("rtx", rtx_00=1), submit_s=5.0)
     state = new("a100", "rtx", nodes="a100:1x1,rtx:1x1", others=(other,))
-    state = dataclasses.replace(state, unmeasured=state.unmeasured | {"o": ("a100", "rtx")})
+    state = with_facts(state, unmeasured_types={"j": state.facts["j"].unmeasured_types, "o": ("a100", "rtx")})
     assert sia.decide(state).chosen == {"o": Configuration(1, 1, "rtx"), "j": Configuration(1, 1, "a100")}
 
 
@@ -389,7 +389,7 @@ def test_a_newcomer_does_not_wait_while_an_old_job_has_more_than_it_needs(gpus):
     models = {name: table(t4={1: 1.0, 2: 2.0, 4: 4.0}) for name in ("old", "new")}
     old = job("old", phase=Phase.RUNNING, allocation=on("t4", t4_00=gpus))
     state = snapshot(f"t4:1x{gpus}", [old, job("new", submit_s=90_000.0)], models, time_s=90_000.0)
-    state = dataclasses.replace(state, unscaled={"new": 0})
+    state = with_facts(state, largest_run_gpus={"new": 0})
     shared = {"old": Configuration(1, gpus // 2, "t4"), "new": Configuration(1, 1, "t4")}
     assert sia.decide(state).chosen == shared
     assert set(Sia(SiaSettings(allocation_lambda=1.1)).decide(state).chosen) == {"old"}

@@ -26,7 +26,7 @@ from penstock_scheduler.policies.tuning import (
 )
 from penstock_scheduler.records import RoundRecord, dump_round, load_round
 from penstock_scheduler.simulator import nodes_from_spec
-from tests.scheduler.builders import job, snapshot
+from tests.scheduler.builders import job, snapshot, with_facts
 
 IMAGE = Sensitivity(1, (1, 3, 6, 9, 12), (60_000, 120_000), ((0.3, 0.3), (1, 1), (1.75, 1.75), (2, 2), (2, 3)))
 LANGUAGE = Sensitivity(1, (1, 3), (20_000, 60_000), ((1, 1), (1, 1)))
@@ -140,7 +140,7 @@ def on(node: str, cpus: int = 0, memory_mb: int = 0) -> Placement:
 
 
 def known(shot: Snapshot, **tables: Sensitivity) -> Snapshot:
-    return dataclasses.replace(shot, sensitivities={name: profile(table) for name, table in tables.items()})
+    return with_facts(shot, sensitivity={name: profile(table) for name, table in tables.items()})
 
 
 def decide(shot: Snapshot, name: str = "fifo+synergy-tune") -> Plan:

@@ -18,7 +18,7 @@ from penstock_scheduler.model import ClusterState, Phase, Refusal
 from penstock_scheduler.ports import Fate
 from penstock_scheduler.service.guard import Bucket, check_report
 from penstock_scheduler.store import schema
-from tests.scheduler.builders import job, on
+from tests.scheduler.builders import job, on, with_facts
 from tests.scheduler.service.api import BOBS, ME, serving
 
 
@@ -170,7 +170,7 @@ def test_a_job_that_ends_is_charged_once(api):
 
     record = api.board.record
     attained = {"1": {"t4": 120.0}}
-    api.board.record = dataclasses.replace(record, snapshot=dataclasses.replace(record.snapshot, attained=attained))
+    api.board.record = dataclasses.replace(record, snapshot=with_facts(record.snapshot, attained_gpu_s=attained))
     api.look(BOBS, finished={"1": Fate("COMPLETED", 0, 77.0)})
     api.look(BOBS)
     with api.client("ada") as ada, api.client("bob") as bob:

@@ -148,5 +148,5 @@ def test_a_switch_suspends_first_and_leaves_who_stays():
 
 def test_sharing_is_saved_with_the_round():
     plan = Plan(1, shared=(_node("n", 1, 2),))
-    record = RoundRecord(Snapshot(1, 0.0, (), (), {}, {}), "gandiva", {}, plan)
+    record = RoundRecord(Snapshot(1, 0.0, (), (), {}), "gandiva", {}, plan)
     assert load_round(dump_round(record), "here").plan == plan

@@ -166,9 +166,9 @@ def test_the_scheduler_hears_what_is_left_of_a_training_once_it_runs(tmp_path):
     )
     models = LearnedModels({"0": simulated}, {"0": 30.0}, SpecModels(load_families(), 30.0))
     seen = Job(id="0", name="0", user="u", account="", spec=spec, partitions=("all",), phase=Phase.QUEUED, submit_s=0.0)
-    assert models.models([seen], ("t4",)).remaining == {}
+    assert models.facts([seen], ("t4",))["0"].remaining_work is None
     simulated.runs.append(SimulatedRun(0.0, 0.0, Placement("t4", "all", (Share("t4-00", 1),)), 40.0, 0.0))
-    assert models.models([seen], ("t4",)).remaining == {"0": pytest.approx(200 * 1.25)}
+    assert models.facts([seen], ("t4",))["0"].remaining_work == pytest.approx(200 * 1.25)
 
 
 def test_summary_by_hand(tmp_path):

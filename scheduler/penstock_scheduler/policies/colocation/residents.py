@@ -112,7 +112,7 @@ class Residents:
             and common.movable(job)
             and self._allowance.refuses(job, gpus, resident.where.gpu_type) is None
         )
-        rate = common.rate(self.snapshot.models[job.id], option) if fits else 0.0
+        rate = common.rate(self.snapshot.facts[job.id].model, option) if fits else 0.0
         return gpus if rate > 0 and math.isfinite(rate) else None
 
     def is_with(self, job: Job, resident: Resident) -> bool:
@@ -190,7 +190,7 @@ class Residents:
         kinds = self.state.use(job.id).kind, self.state.use(resident.job.id).kind
         share = self._known.share(where.gpu_type, *kinds)
         part = 0.5 if resident.time_sliced or share is None else share
-        goodput = common.rate(self.snapshot.models[job.id], where.configuration) * part
+        goodput = common.rate(self.snapshot.facts[job.id].model, where.configuration) * part
         self.placed[job.id] = common.assign(job, where, reason, self.snapshot, goodput)
 
     def turn_away(self, job: Job, resident: JobId) -> None:

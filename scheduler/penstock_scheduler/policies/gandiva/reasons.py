@@ -57,7 +57,7 @@ def _assignment(state: RoundState, job: Job, shared: SharedNode, pack: Pack) -> 
         reason = replace(reason, code=ReasonCode.SHARES)
     if common.in_flight(job):
         reason = Reason(ReasonCode.IN_FLIGHT, f"on its way to {where.configuration}")
-    goodput = common.rate(state.snapshot.models[job.id], where.configuration) * part
+    goodput = common.rate(state.snapshot.facts[job.id].model, where.configuration) * part
     for other in others:
         assert state.sharing is not None, "packs are of a cluster with agents"
         kinds = [state.sharing.use(each).kind for each in (job.id, other)]

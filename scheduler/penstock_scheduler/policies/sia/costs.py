@@ -61,7 +61,7 @@ def costs(matrix: SiaMatrix, settings: SiaSettings) -> tuple[NDArray[np.float64]
 
 def _restart_factors(matrix: SiaMatrix, settings: SiaSettings) -> NDArray[np.float64]:
     """`restart_factor` of each job."""
-    costs_s = [matrix.snapshot.restart_costs_s[job.id] for job in matrix.jobs]
+    costs_s = [matrix.snapshot.facts[job.id].restart_cost_s for job in matrix.jobs]
     ages_s = [max(matrix.snapshot.time_s - job.submit_s, 0.0) for job in matrix.jobs]
     factors = [
         1.0 if settings.restart_free_when_young and age_s < cost_s else restart_factor(age_s, job.restarts, cost_s)

@@ -38,7 +38,7 @@ class SiaMatrix:
         self.pins = common.pinned(snapshot)
         free = [job for job in snapshot.jobs if job.id not in self.pins]
         self.jobs: list[Job] = sorted(free, key=lambda job: (job.submit_s, job.id))
-        self.models: list[AnyEstimator] = [snapshot.models[job.id] for job in self.jobs]
+        self.models: list[AnyEstimator] = [snapshot.facts[job.id].model for job in self.jobs]
         capacity = common.capacities(snapshot.nodes, self.pins)
         self.types = tuple(sorted(capacity))
         self.capacity_T = np.array([capacity[name] for name in self.types], dtype=np.int64)
@@ -56,7 +56,7 @@ class SiaMatrix:
         self._set_gain()
         self.measuring: dict[int, Measuring] = {}
         """By row: the jobs that are being measured."""
-        if settings.measure_gpu_s > 0 and snapshot.unmeasured:
+        if settings.measure_gpu_s > 0 and any(snapshot.facts[job.id].unmeasured_types for job in self.jobs):
             self._measure(settings)
 
     def _set_options(self, held: Mapping[JobId, Configuration], settings: SiaSettings) -> None:
@@ -204,7 +204,7 @@ class SiaMatrix:
                 axis=1, initial=most_J.max(initial=1)
             )
             for row, job in enumerate(self.jobs):
-                ran_on = self.snapshot.unscaled.get(job.id)
+                ran_on = self.snapshot.facts[job.id].largest_run_gpus
                 if ran_on is not None:
                     now = job.allocation.gpus if job.allocation is not None else 0
                     most_J[row] = max(int(fewest_J[row]), int(settings.growth * max(ran_on, now)))
@@ -238,7 +238,7 @@ class SiaMatrix:
             {**self.pins, **(beside or {})},
             reservations={job.id: job.reservation for job in jobs if job.reservation},
             move_cost={
-                job.id: job.allocation.gpus * self.snapshot.restart_costs_s[job.id]
+                job.id: job.allocation.gpus * self.snapshot.facts[job.id].restart_cost_s
                 for job in jobs
                 if job.allocation is not None
             },

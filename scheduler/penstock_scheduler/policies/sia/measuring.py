@@ -46,11 +46,11 @@ class Measuring:
             columns: for each type that is open to the job, the column of one GPU of it.
             measure_gpu_s: see `SiaSettings`.
         """
-        unknown = [name for name in snapshot.unmeasured.get(job.id, ()) if name in columns]
+        unknown = [name for name in snapshot.facts[job.id].unmeasured_types if name in columns]
         if not unknown or len(columns) < 2 or job.spec.adaptivity is Adaptivity.RIGID or not common.movable(job):
             return None
-        most_gpu_s = snapshot.restart_costs_s[job.id] + measure_gpu_s
-        attained = snapshot.attained.get(job.id, {})
+        most_gpu_s = snapshot.facts[job.id].restart_cost_s + measure_gpu_s
+        attained = snapshot.facts[job.id].attained_gpu_s
         if sum(attained.values()) >= len(columns) * max(most_gpu_s, NEW_GPU_S):
             return None
         if any(attained.get(gpu_type, 0.0) >= most_gpu_s for gpu_type in unknown):

@@ -1,0 +1,44 @@
+"""What Penstock knows of a job beyond what the cluster reports."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from penstock_profiles.estimators import AnyEstimator
+from penstock_profiles.sensitivity import SensitivityProfile
+
+
+@dataclass(frozen=True, slots=True)
+class JobFacts:
+    """One job's part of a snapshot that does not come from the cluster."""
+
+    model: AnyEstimator
+    """How fast it is on which configuration."""
+    restart_cost_s: float
+    """Wall-clock seconds of progress that a restart costs it."""
+    largest_run_gpus: int | None = None
+    """Most GPUs that it has run on, 0 if it never ran; None: it is known how the job scales, so this does not matter."""
+    unmeasured_types: tuple[str, ...] = ()
+    """GPU types, sorted, on which the speed of a job that learns from its runs is neither measured nor in the catalogue."""
+    remaining_work: float | None = None
+    """Work left, in the unit of its goodput times seconds, >= 0; None: not known."""
+    attained_gpu_s: dict[str, float] = field(default_factory=dict)
+    """GPU-seconds that it has held so far, by GPU type."""
+    sensitivity: SensitivityProfile | None = None
+    """How its speed depends on CPU and memory; None: not known."""
+
+    def with_attained(self, gpu_s: dict[str, float]) -> JobFacts:
+        """The same with these GPU-seconds. Written out because `replace` takes three times as long."""
+        return JobFacts(
+            self.model,
+            self.restart_cost_s,
+            self.largest_run_gpus,
+            self.unmeasured_types,
+            self.remaining_work,
+            gpu_s,
+            self.sensitivity,
+        )
+
+    def differs_by_time_only(self, other: JobFacts) -> bool:
+        """Whether nothing but the work done so far differs: that grows with the time while a job runs."""
+        return replace(self, remaining_work=other.remaining_work, attained_gpu_s=other.attained_gpu_s) == other
