@@ -1,15 +1,15 @@
 # shellcheck shell=bash
-# What script/test and script/demo share: Debian's packages, the virtual environment .venv, the project in it.
-# Each step looks first whether there is anything to do, so that a second run starts in about a second.
+# Shared by the scripts: Debian's packages, the virtual environment .venv, and the project in it.
+# Each step first checks whether there is anything to do, so that a second run starts in about a second.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-unset PYTHONDONTWRITEBYTECODE # daemons and commands that compile all that they load take three times as long to start
+unset PYTHONDONTWRITEBYTECODE # without it, commands compile everything that they load and take three times as long to start
 export PATH="$PATH:/usr/local/sbin:/usr/sbin:/sbin" # Debian keeps slurmctld and munged there, off an ordinary user's PATH
 
 say() { printf 'penstock: %s\n' "$*" >&2; }
 die() { say "$@"; exit 1; }
 
-# quietly COMMAND...: runs it in silence; when it fails, shows the end of what it had to say.
+# quietly COMMAND...: runs it without output; if it fails, shows the end of its output.
 quietly() {
   local log status=0
   log=$(mktemp)
@@ -19,9 +19,9 @@ quietly() {
   return "$status"
 }
 
-# set_up EXTRAS [slurm|accounting]: leaves the project with these extras of pyproject.toml in .venv, and on the machine
-# Slurm and MUNGE, for accounting also slurmdbd, MariaDB, and what builds and runs the plugins for Slurm. Where those cannot be had it says so and sets no_slurm=1;
-# without a virtual environment there is no going on.
+# set_up EXTRAS [slurm|accounting]: installs the project with these extras of pyproject.toml into .venv, and Slurm and MUNGE on
+# the machine; for accounting also slurmdbd, MariaDB, and what builds and runs the plugins for Slurm. If Slurm cannot be
+# installed, it says so and sets no_slurm=1. If the virtual environment cannot be made, it ends.
 set_up() {
   find_python
   no_slurm=
@@ -33,7 +33,7 @@ set_up() {
     [ "${#missing_venv[@]}" = 0 ] || install_packages "${missing_venv[@]}" || exit 1
   else
     install_packages "${missing_slurm[@]}" ${missing_venv[@]+"${missing_venv[@]}"} || no_slurm=1
-    [ -z "$no_slurm" ] || [ "${#missing_venv[@]}" = 0 ] || die "Slurm can be done without, ${missing_venv[*]} cannot"
+    [ -z "$no_slurm" ] || [ "${#missing_venv[@]}" = 0 ] || die "Slurm is optional, but ${missing_venv[*]} is required"
   fi
   make_venv
   install_project "$1"
@@ -60,11 +60,12 @@ find_missing_slurm() { # fills set_up's missing_slurm
   if command -v scontrol >/dev/null && ! dpkg -S "$(readlink -f "$(command -v scontrol)")" >/dev/null 2>&1; then
     [ "${#missing_slurm[@]}" != 0 ] || return 0
     say "this machine has a Slurm of its own ($(command -v scontrol)) without: ${missing_slurm[*]}"
-    say "Debian's Slurm is not put beside it"
+    say "Debian's Slurm is not installed beside it"
     no_slurm=1
     return 0
   fi
-  # The tests build the SPANK plugin, run job_submit.lua in the oldest and the newest Lua that Slurm takes, and what cloud nodes run at boot.
+  # The tests build the SPANK plugin, run job_submit.lua in the oldest and the newest Lua that Slurm supports, and run the boot
+  # scripts of cloud nodes.
   case $1 in
     accounting)
       for pair in gcc=gcc make=make lua5.1=lua5.1 lua5.4=lua5.4 curl=curl; do
@@ -75,9 +76,9 @@ find_missing_slurm() { # fills set_up's missing_slurm
   esac
 }
 
-# Runs as root, with the packages as arguments. What the packages bring is for us to start, on ports of our own: their
-# services stay off, both now (through Debian's policy-rc.d) and at the next boot. Services that ran before are let be.
-# Without an init system Debian starts nothing of itself.
+# Runs as root, with the packages as arguments. The tests start these services themselves, on ports of their own, so the packages'
+# services stay off, now (through Debian's policy-rc.d) and at the next boot. Services that ran before are not touched.
+# Without an init system Debian starts nothing by itself.
 # shellcheck disable=SC2016 # the other shell expands it
 install_as_root='
 policy=/usr/sbin/policy-rc.d
@@ -99,7 +100,7 @@ if [ -d /run/systemd/system ]; then
 fi
 exit 0'
 
-# install_packages PACKAGE...: installs Debian's packages, or says why it cannot and what would, and returns 1.
+# install_packages PACKAGE...: installs Debian's packages, or says why it cannot, with the remedy, and returns 1.
 install_packages() {
   local root=()
   if ! command -v apt-get >/dev/null; then
@@ -119,7 +120,7 @@ install_packages() {
   quietly ${root[@]+"${root[@]}"} sh -c "$install_as_root" sh "$@" || { say "apt-get could not install: $*"; return 1; }
 }
 
-# A virtual environment holds the path it was made at and its interpreter's version: when either changes, so must it.
+# A virtual environment contains its path and its interpreter's version, so it must be made again when either changes.
 venv_is_good() { [ "$(cat .venv/made-for 2>/dev/null)" = "$PWD $version" ]; }
 
 make_venv() {
@@ -131,7 +132,7 @@ make_venv() {
 install_project() {
   local stamp
   stamp=$(sha256sum <pyproject.toml)
-  # [dev] has all that the others have.
+  # [dev] contains all other extras.
   if [ "$(cat ".venv/has-$1" 2>/dev/null)" = "$stamp" ] || [ "$(cat .venv/has-dev 2>/dev/null)" = "$stamp" ]; then
     return 0
   fi
@@ -141,7 +142,8 @@ install_project() {
 }
 
 # install_torch: PyTorch for the tests of the executor, if PENSTOCK_TORCH says what to install: `torch==2.13.0`, or `yes` for any.
-# From the public registry it comes with gigabytes of CUDA's libraries; pip may know of a build for CPUs alone, of 200 MB, which uv would not look for.
+# From the public registry it comes with gigabytes of CUDA libraries. pip may find a build for CPUs alone (200 MB), which uv
+# would not search for.
 install_torch() {
   [ -n "${PENSTOCK_TORCH:-}" ] || return 0
   [ "$(cat .venv/has-torch 2>/dev/null)" != "$PENSTOCK_TORCH" ] || return 0
@@ -151,12 +153,12 @@ install_torch() {
   if quietly .venv/bin/pip install -q --disable-pip-version-check "$what"; then
     echo "$PENSTOCK_TORCH" >.venv/has-torch
   else
-    say "could not install PyTorch: the tests that need it skip themselves"
+    say "could not install PyTorch, so the tests that need it are skipped"
   fi
 }
 
-# install_airflow: Airflow, the provider and what its tests need into an environment of their own, as Airflow pins what we do not.
-# PENSTOCK_AIRFLOW names another version than the one that the provider is built for; its environment has a name of its own.
+# install_airflow: Airflow, the provider and its test dependencies into an environment of their own, because Airflow pins versions.
+# PENSTOCK_AIRFLOW names another version of Airflow; that version gets an environment of its own.
 install_airflow() {
   local stamp folder=.venv-airflow what=(-e "./airflow_provider[test]")
   stamp="$PWD $version $(sha256sum <airflow_provider/pyproject.toml)"
@@ -174,14 +176,14 @@ install_airflow() {
   echo "$stamp" >"$folder/made-for"
 }
 
-# uv is several times as fast as pip, but does not read pip's settings: where pip was given an index, pip it is.
+# uv is several times as fast as pip, but does not read pip's settings. So pip is used if it has an index configured.
 pip_install() {
   if ! .venv/bin/pip config list 2>/dev/null | grep -qE 'index|find.links|proxy'; then
     if quietly .venv/bin/pip install -q --disable-pip-version-check uv &&
       quietly .venv/bin/uv pip install -q --python .venv/bin/python "$@"; then
       return 0
     fi
-    say "uv did not work here; once more with pip alone, which takes a few minutes ..."
+    say "uv failed here; trying pip, which takes a few minutes ..."
   fi
   quietly .venv/bin/pip install -q --disable-pip-version-check "$@"
 }
