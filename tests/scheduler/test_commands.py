@@ -66,7 +66,7 @@ def test_who_asks_does_not_wait_for_what_decides_to_load():
         ("list --user bob", ["bob", "queued"]),
         ("show 1", ["ada", "running", "2 t4", "t4-00 (2)"]),
         ("explain 1", ["Job 1 runs", "goodput"]),
-        ("efficiency 1", ["GPU-hours", "of best", "restarts"]),
+        ("efficiency 1", ["GPU-hours", "relative", "restarts"]),
         ("cost", ["GPU"]),
         ("queue", ["t4: 6 of 8 GPUs are free", "bob"]),
         ("nodes", ["t4-00", "t4-01", "FREE"]),
@@ -318,5 +318,5 @@ print("numpy" in sys.modules, file=sys.stderr)
         assert "explain" in done.stdout
         assert done.stderr.splitlines()[-2:] == ["imported: []", "False"]
     group = get_command(make_app())
-    for name, where in group._where.items():
+    for name, where in group.sources.items():
         assert summary(where) == inspect.cleandoc(group.commands[name].help), name

@@ -87,5 +87,5 @@ def test_where_the_output_is_no_terminal_it_is_printed_once(tmp_path, option):
     open_store(state, writer=True).save_round(record())
     done = CliRunner().invoke(make_app(), ["top", option, str(state)])
     assert done.exit_code == 0
-    assert done.output.startswith("round 1 at ")
+    assert done.output.startswith("Round 1 at ")
     assert "\x1b" not in done.output

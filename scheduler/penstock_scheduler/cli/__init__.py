@@ -18,7 +18,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 from penstock_scheduler import __version__
-from penstock_scheduler.cli.summary import summary
+from penstock_scheduler.cli.summary import reflow, summary
 from penstock_scheduler.errors import PenstockError
 
 if TYPE_CHECKING:
@@ -29,24 +29,33 @@ COMMANDS = "penstock.commands"
 OWN = {
     "list": "jobs:list_",
     **{name: f"jobs:{name}" for name in ("show", "explain", "logs", "wait", "cancel", "efficiency", "cost")},
-    **{name: f"cluster:{name}" for name in ("queue", "nodes", "rounds", "plan")},
+    **{name: f"cluster:{name}" for name in ("queue", "nodes", "rounds", "plan", "budget")},
     "top": "top:top",
-    "budget": "cluster:budget",
     **{name: f"admin:{name}" for name in ("pause", "resume", "drain", "policy", "token")},
     "doctor": "doctor:doctor",
+    "config": "config:config",
+    "db": "db:db",
     "profile": "profile:profile",
+    "sensitivity": "sensitivity:sensitivity",
     "simulate": "simulate:simulate_command",
     "whatif": "whatif:whatif",
+    "workload": "workload:workload",
     "replay": "replay:replay",
     "solve": "solve:solve",
     "schema": "schema:schema",
     "man": "man:man",
-    "workload": "workload:workload",
-    "sensitivity": "sensitivity:sensitivity",
-    "config": "config:config",
-    "db": "db:db",
 }
 """Command -> its module in this package, and the function or the group of commands in it."""
+
+PANELS = {
+    "Jobs": ("submit", "list", "show", "explain", "logs", "wait", "cancel", "efficiency", "cost"),
+    "Cluster": ("queue", "nodes", "rounds", "plan", "top", "budget"),
+    "Administration": ("doctor", "pause", "resume", "drain", "policy", "token", "config", "db", "slurm", "cloud"),
+    "Measurements": ("profile", "sensitivity"),
+    "Simulation and analysis": ("simulate", "whatif", "workload", "replay", "solve", "schema"),
+    "Trying Penstock": ("demo", "loopback"),
+}
+"""Heading in the help -> the commands under it, in this order. All others follow under "Other commands"."""
 
 HIDDEN = ("man",)
 OPEN_ENDED = ("profile",)
@@ -86,9 +95,12 @@ class _Group(TyperGroup):
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
         joined = sorted(entry_points(group=COMMANDS), key=lambda entry: entry.name)
-        self._where = {name: f"{__name__}.{where}" for name, where in OWN.items()}
-        self._where |= {entry.name: entry.value for entry in joined}
-        self.commands = _Commands({name: partial(_load, where) for name, where in self._where.items()})
+        where = {name: f"{__name__}.{place}" for name, place in OWN.items()}
+        where |= {entry.name: entry.value for entry in joined}
+        order = [name for names in PANELS.values() for name in names]
+        self.sources = {name: where[name] for name in sorted(where, key=lambda name: _rank(order, name))}
+        """Command -> `package.module:name` of its function or group."""
+        self.commands = _Commands({name: partial(_load, place) for name, place in self.sources.items()})
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(self.commands)
@@ -108,13 +120,21 @@ class _Group(TyperGroup):
         self.commands = {
             name: whole[name]
             if (text := summary(where)) is None
-            else TyperCommand(name, help=text, hidden=name in HIDDEN)
-            for name, where in self._where.items()
+            else TyperCommand(name, help=text, hidden=name in HIDDEN, rich_help_panel=_panel(name))
+            for name, where in self.sources.items()
         }
         try:
             yield
         finally:
             self.commands = whole
+
+
+def _rank(order: list[str], name: str) -> int:
+    return order.index(name) if name in order else len(order)
+
+
+def _panel(name: str) -> str:
+    return next((panel for panel, names in PANELS.items() if name in names), "Other commands")
 
 
 def _load(where: str) -> Any:
@@ -127,10 +147,14 @@ def _command(name: str, found: Any) -> Any:
     alone = typer.Typer(add_completion=False)
     if isinstance(found, typer.Typer):
         alone.add_typer(found, name=name)
-        return get_command(alone).commands[name]  # type: ignore[attr-defined]  # two or more make a group
-    settings = {"allow_interspersed_args": False} if name in OPEN_ENDED else None
-    alone.command(name, hidden=name in HIDDEN, context_settings=settings)(found)
-    return get_command(alone)
+        made = get_command(alone).commands[name]  # type: ignore[attr-defined]  # two or more make a group
+    else:
+        settings = {"allow_interspersed_args": False} if name in OPEN_ENDED else None
+        alone.command(name, hidden=name in HIDDEN, context_settings=settings)(found)
+        made = get_command(alone)
+    for command in (made, *getattr(made, "commands", {}).values()):
+        command.help = reflow(command.help or "") or None
+    return made
 
 
 def _version(show: bool) -> None:

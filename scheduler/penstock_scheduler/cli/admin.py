@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import time
 import tomllib
-from typing import Annotated
+from collections.abc import Iterator
+from typing import Annotated, Any
 
 import typer
 from pydantic import TypeAdapter, ValidationError
@@ -25,11 +27,17 @@ def policies(as_json: bool = JSON) -> None:
     if as_json:
         print_json(found)
         return
-    rows = [
-        ("*" if each.active else "", each.name, " ".join(f"{key}={value}" for key, value in each.settings.items()))
-        for each in found
-    ]
+    rows = [("*" if each.active else "", each.name, " ".join(_settings(each.settings))) for each in found]
     print_table(("", "POLICY", "SETTINGS"), rows, "No policy is installed.")
+
+
+def _settings(settings: dict[str, Any]) -> Iterator[str]:
+    """The settings that are set, as `penstock policy set` takes them."""
+    for key, value in settings.items():
+        if isinstance(value, dict):
+            yield from (f"{key}.{each}" for each in _settings(value))
+        elif value is not None:
+            yield f"{key}={json.dumps(value)}"
 
 
 @policy.command("set")
@@ -61,12 +69,16 @@ def set_policy(
 
 
 def pause(as_json: bool = JSON) -> None:
-    """Stop deciding rounds until `penstock resume`. Running jobs keep running. For admins."""
+    """Pause the rounds. For admins.
+
+    During the pause Penstock completes the actions under way, and starts, moves or stops no other jobs. Running jobs keep
+    running. `penstock resume` ends the pause.
+    """
     _pause(paused=True, as_json=as_json)
 
 
 def resume(as_json: bool = JSON) -> None:
-    """Decide rounds again after `penstock pause`. For admins."""
+    """Resume the rounds after `penstock pause`. For admins."""
     _pause(paused=False, as_json=as_json)
 
 
@@ -87,11 +99,11 @@ def drain(
     end: bool = typer.Option(False, "--end", help="End the drain."),
     as_json: bool = JSON,
 ) -> None:
-    """Drain a node, a GPU type or a partition for adaptive jobs, end a drain, or show what is drained. For operators.
+    """Drain GPUs for adaptive jobs, or show what is drained. For operators.
 
-    From the next round on, adaptive jobs are allocated no GPUs there. Under sia, pollux and gavel, the jobs that run there
-    leave if they may be moved; under the queue policies they stay until they end. Slurm still starts other jobs there: to
-    drain a node for all jobs, use scontrol.
+    KIND is node, gpu-type or partition. From the next round on, adaptive jobs are allocated no GPUs there. Under sia, pollux
+    and gavel, the jobs that run there leave if they may be moved; under the queue policies they stay until they end. Slurm
+    still starts other jobs there: to drain a node for all jobs, use scontrol.
 
     Example: penstock drain node n01 --why "a fan is broken"
     """

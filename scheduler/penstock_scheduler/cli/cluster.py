@@ -29,7 +29,10 @@ if TYPE_CHECKING:
 
 
 def queue(as_json: bool = JSON) -> None:
-    """Show the waiting jobs, oldest first, why each waits, and how many GPUs are free."""
+    """Show the waiting jobs and the free GPUs.
+
+    The job that has waited longest comes first. The reason is that of the newest round.
+    """
 
     def read(penstock: Client) -> tuple[ClusterView, list[JobView], dict[str, str]]:
         cluster = penstock.cluster()
@@ -65,7 +68,10 @@ def queue(as_json: bool = JSON) -> None:
 
 
 def nodes(as_json: bool = JSON) -> None:
-    """Show the nodes and their GPUs: allocated by Penstock, held by other jobs, and free."""
+    """Show the nodes and their GPUs.
+
+    ALLOCATED: GPUs that Penstock's jobs hold. OTHERS: GPUs that other jobs hold.
+    """
     found = ask(lambda penstock: penstock.nodes())
     if as_json:
         print_json(found)
@@ -91,7 +97,10 @@ def rounds(
     store: str = STORE,
     as_json: bool = JSON,
 ) -> None:
-    """Show the newest rounds: policy, number of jobs with GPUs and of waiting jobs, and how long each round took."""
+    """Show the newest rounds.
+
+    PLACED and WAITING: number of jobs with and without GPUs. Gap: how far the plan is from the best plan, at most.
+    """
     found: list[RoundSummary] = ask(
         lambda penstock: penstock.rounds(limit=last).rounds, lambda kept: kept.summaries(None, last), store
     )
@@ -123,7 +132,12 @@ def plan(
     account: str | None = typer.Option(None, help="With --dry-run: the job's account in Slurm."),
     as_json: bool = JSON,
 ) -> None:
-    """Show what the newest round gives each job or, with --dry-run, what one more job would get."""
+    """Show what the newest round gives each job.
+
+    With --dry-run, show what one more job would get.
+
+    Example: penstock plan --dry-run --spec '{"max_gpus": 8}'
+    """
     if dry_run:
         _forecast(spec, name, partition, account, as_json=as_json)
         return
@@ -165,9 +179,9 @@ def budget(
     last: int = typer.Option(50, "--last", "-n", min=1, help="How many entries of the ledger to show."),
     as_json: bool = JSON,
 ) -> None:
-    """Show what accounts may use and have used, and the newest entries of the ledger.
+    """Show the budgets and the ledger.
 
-    The ledger has an entry for each job that has ended, with the GPU-hours that it used.
+    Budgets: what accounts may use and have used in this period. Ledger: what each job that has ended has used.
     """
 
     def read(penstock: Client) -> tuple[list[BudgetView], list[LedgerLine]]:

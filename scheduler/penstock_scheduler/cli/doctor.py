@@ -20,7 +20,10 @@ Check = tuple[str, bool, str]
 
 
 def doctor(as_json: bool = JSON) -> None:
-    """Check what Penstock needs, from this machine and as this user. The exit status is 1 if a check fails."""
+    """Check what Penstock needs, on this machine and as this user.
+
+    The exit status is 1 if a check fails.
+    """
     checks = [*_commands(), *_spool(), *_daemon()]
     if as_json:
         typer.echo(json.dumps([{"check": what, "ok": good, "text": text} for what, good, text in checks]))

@@ -54,7 +54,10 @@ def list_(
     store: str = STORE,
     as_json: bool = JSON,
 ) -> None:
-    """List jobs, newest first."""
+    """List jobs, newest first.
+
+    Example: penstock list --state queued --state running
+    """
     if unknown := set(state) - set(STATES):
         raise ConfigError(
             f"--state: there is no state {', '.join(sorted(unknown))}; the states are {', '.join(STATES)}"
@@ -77,7 +80,7 @@ def list_(
 
 
 def show(job: str = JOB, store: str = STORE, as_json: bool = JSON) -> None:
-    """Show one job: state, GPUs, times, progress, restarts."""
+    """Show one job in detail."""
     view = ask(lambda penstock: penstock.job(job), lambda kept: _kept(kept, job), store)
     if as_json:
         print_json(view)
@@ -106,7 +109,11 @@ def show(job: str = JOB, store: str = STORE, as_json: bool = JSON) -> None:
 
 
 def explain(job: str = JOB, store: str = STORE, as_json: bool = JSON) -> None:
-    """Explain why a job waits and when it may start, or why it has its GPUs, and what would change that."""
+    """Explain why a job waits, or why it has its GPUs.
+
+    For a job that waits: when it may start, and with which job spec it would start sooner. For a job with GPUs: what a move
+    would cost, and how fast the job would be in other configurations.
+    """
 
     def answer(penstock: Client) -> tuple[list[str], str]:
         explanation = penstock.explain(job)
@@ -157,7 +164,10 @@ def wait(
     timeout: float | None = typer.Option(None, min=0.0, help="Most seconds to wait."),
     as_json: bool = JSON,
 ) -> None:
-    """Wait until a job has ended. Exit status: 0 if it completed, 4 if it did not, 5 if it has not ended in time."""
+    """Wait until a job has ended.
+
+    The exit status is 0 if the job completed, 4 if it ended in another way, and 5 if it has not ended in time.
+    """
     view = ask(lambda penstock: penstock.wait(job, timeout_s=timeout))
     if as_json:
         print_json(view)
@@ -170,7 +180,10 @@ def wait(
 
 
 def cancel(jobs: list[str] = typer.Argument(help="Ids of the jobs in Slurm."), as_json: bool = JSON) -> None:
-    """Ask Slurm to end jobs. Tries all of them; the exit status is 1 if one could not be cancelled."""
+    """Cancel jobs.
+
+    All jobs are tried. The exit status is 1 if one could not be cancelled.
+    """
 
     def end(penstock: Client) -> tuple[list[JobView], list[str]]:
         asked, refused = [], []
@@ -196,7 +209,11 @@ def cancel(jobs: list[str] = typer.Argument(help="Ids of the jobs in Slurm."), a
 
 
 def efficiency(job: str = JOB, as_json: bool = JSON) -> None:
-    """Show how well a job uses its GPUs: measured throughput, expected goodput, scaling, and the cost of its restarts."""
+    """Show how well a job uses its GPUs.
+
+    Shows the measured throughput, the expected goodput, how it scales, and what its restarts cost. Where the policy allocates
+    CPUs and memory, also what other amounts of them would change.
+    """
     view, explanation, history = ask(lambda penstock: (penstock.job(job), penstock.explain(job), penstock.history(job)))
     reports = [Report.model_validate(each) for each in history.observations]
     figures = _efficiency(view, explanation, _measured(reports))
@@ -210,8 +227,8 @@ def efficiency(job: str = JOB, as_json: bool = JSON) -> None:
             "progress": _progress(view),
             "measured": _rate(figures["measured_throughput"], "samples/s, by the newest report"),
             "expected": _rate(figures["goodput"], "samples/s of goodput on its GPUs"),
-            "of best": _share(figures["share_of_best"], "of the goodput of its best configuration"),
-            "scaling": _share(figures["scaling"], "of the goodput of a single GPU, for each of its GPUs"),
+            "relative": _share(figures["share_of_best"], "of the goodput of its best configuration"),
+            "scaling": _share(figures["scaling"], "of linear: its goodput per GPU, relative to a single GPU"),
             "restarts": f"{view.restarts}" + (f", which cost about {duration(lost_s)} of training" if lost_s else ""),
             **_shares(explanation.share),
         }
@@ -261,7 +278,12 @@ def cost(
     prices: str = typer.Option("", help="Prices of a GPU-hour, such as t4=0.4,a100=2.5."),
     as_json: bool = JSON,
 ) -> None:
-    """Add up GPU-hours, and what they cost: of ended jobs from the ledger, of the other jobs so far."""
+    """Add up the GPU-hours of jobs, and their cost.
+
+    Jobs that have ended count by the ledger, the other jobs by what they have used so far.
+
+    Example: penstock cost --by account --prices t4=0.4,a100=2.5
+    """
     if by not in ("user", "account", "job"):
         raise ConfigError(f"--by={by!r}: choose one of user, account and job")
     price = numbers("--prices", prices) if prices else {}

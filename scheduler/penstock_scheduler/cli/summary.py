@@ -9,6 +9,11 @@ from importlib.util import find_spec
 from pathlib import Path
 
 
+def reflow(text: str) -> str:
+    """A help text with each paragraph on one line, so that it is wrapped at the width of the terminal."""
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in inspect.cleandoc(text).split("\n\n"))
+
+
 def summary(where: str) -> str | None:
     """The help of the command at `package.module:name`: the docstring of a function, or the `help` of a `typer.Typer(…)`.
 
@@ -18,7 +23,8 @@ def summary(where: str) -> str | None:
     module, _, name = where.partition(":")
     try:
         tree = _tree(module)
-        return None if tree is None else _help(tree, name)
+        text = None if tree is None else _help(tree, name)
+        return None if text is None else reflow(text)
     except (OSError, SyntaxError, ValueError, ImportError):
         return None
 

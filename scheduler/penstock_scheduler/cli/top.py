@@ -30,7 +30,10 @@ def top(
     once: bool = typer.Option(False, help="Print once and exit. This is the default if the output is not a terminal."),
     interval: float = typer.Option(2.0, min=0.1, help="Seconds between two updates."),
 ) -> None:
-    """Show the GPUs by type, and each job with its GPUs and the reason, and keep updating. Press Ctrl-C to exit."""
+    """Show GPUs and jobs on one screen, and keep updating.
+
+    Press Ctrl-C to exit. Reads the store of the daemon.
+    """
     from penstock_scheduler.store import open_store  # takes seconds to load
 
     store = open_store(state)
@@ -120,7 +123,7 @@ def asks_for(spec: JobSpec) -> str:
 def _title(record: RoundRecord, now_s: float | None) -> Text:
     plan = record.plan
     decided_s = record.snapshot.time_s
-    text = f"round {plan.round} at {time.strftime('%H:%M:%S', time.localtime(decided_s))}"
+    text = f"Round {plan.round} at {time.strftime('%H:%M:%S', time.localtime(decided_s))}"
     text += f" ({_age(now_s - decided_s)} ago)" if now_s is not None else ""
     text += f"  policy {record.policy}  jobs: {len(plan.assignments)} with GPUs, {len(plan.waiting)} waiting"
     if plan.cut_short and plan.solve is not None:
