@@ -1,17 +1,16 @@
 """The library inside a training job: reports, checkpoints, and the daemon's requests.
 
-::
+Any program can use it::
 
-    run = connect(folder)                       # who am I, and which run of the job is this
+    run = connect(folder)                       # claim an epoch for this run of the job
     checkpoints = Checkpoints(folder, run.epoch)
-    state = checkpoints.latest()                # where the last run got to, or None
+    state = checkpoints.latest()                # the last run's checkpoint, or None
     ...
-    request = run.poll()                        # between steps: does the daemon want a checkpoint?
+    request = run.poll()                        # between steps: does the daemon ask for a checkpoint?
 
-That is for any program. A PyTorch script becomes elastic by `start`, `TrainingRun.prepare` and `TrainingRun.step`:
-docs/user/executor.md.
+A PyTorch script becomes elastic with `start`, `TrainingRun.prepare` and `TrainingRun.step`: docs/user/executor.md.
 
-The same script runs unchanged without Penstock and without Slurm: then nobody is told anything.
+The same script runs unchanged without Penstock and without Slurm. Then nothing is reported.
 """
 
 from typing import TYPE_CHECKING
@@ -46,7 +45,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """Elastic training needs PyTorch, which takes seconds to import: only whoever asks for it pays."""
+    """Import elastic training only when it is used: it needs PyTorch, which takes seconds to import."""
     if name not in ("TrainingRun", "start"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:

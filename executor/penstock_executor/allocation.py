@@ -1,6 +1,6 @@
-"""What Slurm gave the job: which GPUs of which type on which nodes.
+"""What Slurm allocated to the job: which GPUs of which type on which nodes.
 
-The environment of a job knows neither the type nor what there is on its other nodes, so Slurm is asked, once a run.
+A job's environment variables contain neither the GPU type nor the GPUs of other nodes, so each run asks Slurm once.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from penstock_executor.node_channel import devices_of_job
 log = logging.getLogger(__name__)
 
 TRIES = 3
-"""Times that Slurm is asked. While the controller is away, scontrol itself tries for 9 s each time (Slurm 22.05)."""
+"""The most attempts to ask Slurm. While the controller does not answer, each takes scontrol 9 s (Slurm 22.05)."""
 
 TIMEOUT_S = 30.0
 
 
 class UnknownAllocation(RuntimeError):
-    """Neither Slurm nor the caller says what GPUs the job has."""
+    """Neither Slurm nor the caller says which GPUs the job has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,37 +37,38 @@ class Allocation:
 
     @property
     def nodes(self) -> int:
-        """How many nodes."""
+        """Number of nodes."""
         return len(self.gpu_ids)
 
     @property
     def gpus(self) -> int:
-        """How many GPUs, on all nodes together."""
+        """Number of GPUs on all nodes together."""
         return sum(len(ids) for ids in self.gpu_ids.values())
 
 
 def find_allocation(environment: Environment, gpu_type: str | None = None, retry_s: float = 1.0) -> Allocation:
-    """The job's GPUs: Slurm's word if it can be had, else the environment's, with every node like this one.
+    """The job's GPUs, from Slurm. If Slurm does not answer: from the environment, as if all nodes were like this one.
 
     Args:
-        gpu_type: type to believe where Slurm does not say one.
-        retry_s: seconds between two questions.
+        environment: of the job.
+        gpu_type: the GPU type if Slurm does not report one.
+        retry_s: seconds between two attempts.
 
     Raises:
-        UnknownAllocation: nobody says the type of GPU.
+        UnknownAllocation: the GPU type is unknown.
     """
     found = None
     if environment.job_id is not None and environment.measuring is None and shutil.which("scontrol"):
         found = _ask_slurm(environment.job_id, retry_s)
-        # Slurm 22.05 shows an empty GRES for a job that was requeued from a node that died, and yet gives it GPUs. A job that
-        # shares GPUs has none by Slurm, but by the node's agent.
+        # Slurm 22.05 shows an empty GRES for a job that was requeued from a node that died, although it has GPUs. A job
+        # that shares GPUs has them from the node's agent, not from Slurm.
         ids = environment.gpu_ids or devices_of_job(environment)
         if found is not None and not found.gpus and ids and environment.node:
             found = Allocation(_type_of_node(environment.node), dict.fromkeys(found.gpu_ids, ids))
     if found is not None and (found.gpu_type or (gpu_type is None and not found.gpus)):
         return found
     if gpu_type is None:
-        raise UnknownAllocation("neither Slurm nor the caller says what type of GPU this is; give --gpu-type")
+        raise UnknownAllocation("the GPU type is unknown: Slurm does not report one; set it with --gpu-type")
     if found is not None:
         return Allocation(gpu_type, found.gpu_ids)
     here = environment.gpu_ids or tuple(range(environment.gpus_on_node))
@@ -75,9 +76,10 @@ def find_allocation(environment: Environment, gpu_type: str | None = None, retry
 
 
 def parse_job(text: str, job_id: str) -> Allocation | None:
-    """The allocation in what `scontrol -o -d show job` prints; None if there is none in it.
+    """The allocation in the output of `scontrol -o -d show job`; None if it contains none.
 
-    Its type is "" if Slurm's GRES has none, or the job has no GPUs. Of a heterogeneous job, `job_id`'s component counts.
+    The type is empty if Slurm's GRES has no type, or the job has no GPUs. Of a heterogeneous job, only the component
+    `job_id` counts.
     """
     gpu_types, gpu_ids = set(), {}
     for line in text.splitlines():
@@ -102,17 +104,19 @@ def _ask_slurm(job_id: str, retry_s: float) -> Allocation | None:
             return parse_job(answer, job_id)
         except (OSError, ValueError, subprocess.SubprocessError) as error:
             text = (getattr(error, "stderr", None) or str(error)).strip()
-            log.warning("job=%s attempt=%d/%d Slurm does not say what it gave: %s", job_id, attempt + 1, TRIES, text)
+            log.warning(
+                "job=%s attempt=%d/%d cannot ask Slurm for the allocation: %s", job_id, attempt + 1, TRIES, text
+            )
     return None
 
 
 def _type_of_node(node: str) -> str:
-    """The GPU type in a node's GRES, "" if Slurm does not say one."""
+    """The GPU type in a node's GRES; empty if Slurm does not report one."""
     try:
         command = ["scontrol", "-o", "show", "node", node]
         answer = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=True).stdout
     except (OSError, subprocess.SubprocessError) as error:
-        log.warning("node=%s Slurm does not say what it has: %s", node, error)
+        log.warning("node=%s cannot ask Slurm for its GPU type: %s", node, error)
         return ""
     gres = re.search(r" Gres=(?:\S*,)?gpu:([^:,(\s]+):\d", answer)
     return gres[1] if gres else ""

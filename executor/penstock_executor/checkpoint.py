@@ -1,17 +1,17 @@
-"""Checkpoints of a job: whole or not there, and of the right run.
+"""Checkpoints of a job. Each is either whole or absent, and none comes from a superseded run.
 
-One folder for the job, in it one for each run that has claimed one, in that the run's checkpoints::
+The job has one folder, in it each run has a folder, and in that are the run's checkpoints::
 
     FOLDER/epoch-0007/step-000000001200.ckpt
 
-A checkpoint is one file: a line of JSON (what it is, its size and checksum), then the state. It is written beside,
-forced to disk and renamed, so that a crash at any instant, or a full disk, leaves the ones before it whole. What several
-processes write together, such as the shards of a model, they write first, into a folder of its own beside it; the file names each
-of these with size and checksum, and makes them count.
+A checkpoint is one file: a line of JSON (its format, size and checksum), then the state. It is written to a temporary
+file, forced to disk and renamed, so that a crash at any instant, or a full disk, leaves earlier checkpoints whole. What
+several processes write together, such as the shards of a model, they write first, into a separate folder. The
+checkpoint's file names each of these files with size and checksum, and they are valid only once it exists.
 
-A run left behind on a silent node can write on, but only into its own epoch's folder, and what counts is the newest
-checkpoint of the highest epoch that has one: however far the stale run gets, it never wins. Mostly it does not even
-write: it sees the later epoch's folder first and is refused.
+A superseded run on a node that does not answer can go on writing, but only into the folder of its own epoch. The newest
+checkpoint of the highest epoch counts, so the superseded run never wins. Usually it does not even write: it sees the
+folder of the later epoch first and is refused.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # numpy takes half of the start of a small job: only those with arrays pay for it
+if TYPE_CHECKING:  # importing numpy takes half of the start of a small job: only jobs with arrays need it
     import numpy as np
     from numpy.typing import NDArray
 
@@ -37,14 +37,14 @@ if TYPE_CHECKING:  # numpy takes half of the start of a small job: only those wi
 log = logging.getLogger(__name__)
 
 FORMAT = 1
-"""Version of the file. A reader skips a newer one and says so."""
+"""Version of the file format. A reader skips other versions, with a warning."""
 
 READ_BYTES = 8 * 1024 * 1024
 
 MAX_HEADER_BYTES = 16 * 1024 * 1024
 
 _ARRAY = "state/"
-"""Before each array's name in the file, which savez would take for its own argument if it were `file`."""
+"""Prefix of each array's name in the file: `savez` would take an array named `file` for its own argument."""
 
 _EPOCH = re.compile(r"epoch-(\d{4,})")
 _STEP = re.compile(r"step-(\d{12,})\.ckpt")
@@ -52,11 +52,11 @@ _SHARDS = re.compile(r"step-\d{12,}\.(\d+)\.shards")
 
 
 class Superseded(RuntimeError):
-    """A later run of the job has begun, so this one may not write any more: stop it."""
+    """A later run of the job has begun. This run must stop and write nothing more."""
 
 
 class NotSaved(OSError):
-    """The checkpoint could not be written; those before it are whole."""
+    """The checkpoint could not be written. Earlier checkpoints are whole."""
 
 
 class _NotValidError(ValueError):
@@ -65,16 +65,16 @@ class _NotValidError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Shards:
-    """What was written beside a checkpoint."""
+    """Files that belong to a checkpoint, in a folder beside it."""
 
     folder: Path
     files: dict[str, tuple[int, str]]
     """Name in `folder` -> size in bytes, SHA-256; see `fingerprint`."""
 
     def damage(self, reader: int = 0, readers: int = 1) -> str | None:
-        """What is wrong with the files that are this reader's share; None if they are whole.
+        """What is wrong with this reader's share of the files; None if they are whole.
 
-        Together they may be as large as a model of many GPUs, so that processes share out the reading: each calls this.
+        All files together may be as large as a model of many GPUs. So each process calls this and reads only a share.
         """
         for name in sorted(self.files)[reader::readers]:
             try:
@@ -87,33 +87,33 @@ class Shards:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A state that was saved."""
+    """A saved state."""
 
     epoch: int
     """Epoch of the run that saved it."""
     step: int
     state: bytes | dict[str, NDArray[Any]]
-    """As given to `Checkpoints.save`."""
+    """The argument of `Checkpoints.save`."""
     meta: dict[str, Any] = field(default_factory=dict)
     shards: Shards | None = None
 
 
 class Checkpoints:
-    """The checkpoints of a job, seen by the run of one epoch.
+    """The checkpoints of a job, as the run of one epoch reads and writes them.
 
     Args:
-        folder: the job's checkpoints, on a file system that all its nodes share. Made if it is not there.
-        epoch: this run's, from `connect(folder)`. Its folder is made, which claims it.
-        keep: checkpoints to keep, the newest; at least 1.
+        folder: for the job's checkpoints, on a file system that all its nodes share. It is made if it does not exist.
+        epoch: of this run, from `connect(folder)`. Making its folder claims the epoch.
+        keep: number of the newest checkpoints to keep, at least 1.
 
     Raises:
-        Superseded: a later epoch is claimed in `folder` already.
+        Superseded: a later epoch is already claimed in `folder`.
         NotSaved: the folder cannot be made.
     """
 
     def __init__(self, folder: Path, epoch: int, keep: int = 2) -> None:
         if keep < 1:
-            raise ValueError(f"keep={keep} would leave no checkpoint; keep at least 1, better 2")
+            raise ValueError(f"keep={keep} would leave no checkpoint; keep at least 1, preferably 2")
         self.folder = folder
         self.epoch = epoch
         self._keep = keep
@@ -130,21 +130,23 @@ class Checkpoints:
         return newest_epoch(self.folder) > self.epoch
 
     def shards_folder(self, step: int, number: int) -> Path:
-        """Where to write what `save` of that step shall name; a higher `number` for each, so that none is written over."""
+        """Folder for the shards of a checkpoint. Use a higher `number` for each `save`, so that none is overwritten."""
         return self._own / f"step-{step:012d}.{number}.shards"
 
     def save(
         self, state: bytes | Arrays, step: int, meta: Mapping[str, Any] | None = None, shards: Shards | None = None
     ) -> Path:
-        """Save `state` (bytes, or arrays by name), with `meta` (JSON) beside it. It is on disk when this returns.
+        """Save a checkpoint. It is on disk when this returns.
 
         Args:
-            step: optimiser steps so far, >= 0: which of this run's checkpoints is the newest. Saving one again replaces it.
-            shards: belongs to it, and is on disk already.
+            state: bytes, or arrays by name.
+            step: optimiser steps so far, >= 0. It orders this run's checkpoints. Saving a step again replaces it.
+            meta: further values, as JSON can hold them.
+            shards: files that belong to the checkpoint and are already on disk.
 
         Raises:
             Superseded: a later run has begun; nothing was written.
-            NotSaved: disk full, no permission, …; what was there is as it was.
+            NotSaved: the disk is full, permission is denied, or the like; earlier checkpoints are unchanged.
         """
         self._refuse_if_superseded()
         path = self._own / _file_name(step)
@@ -158,7 +160,7 @@ class Checkpoints:
             beside.rename(path)
             _sync_folder(self._own)
         except OSError as error:
-            if self.superseded:  # the later run has cleared this run's folder away
+            if self.superseded:  # the later run has removed this run's folder
                 raise self._superseded_error() from error
             raise _not_saved(path, error) from error
         finally:
@@ -170,7 +172,7 @@ class Checkpoints:
     def latest(self) -> Checkpoint | None:
         """The newest whole checkpoint of the highest epoch that has one; None if there is none.
 
-        One that is truncated or altered is passed over, with a warning in the log.
+        A checkpoint that is truncated or altered is skipped, with a warning in the log.
         """
         for found in self.candidates():
             damage = found.shards.damage() if found.shards is not None else None
@@ -180,7 +182,7 @@ class Checkpoints:
         return None
 
     def candidates(self) -> Iterator[Checkpoint]:
-        """All whose file is whole, in the order of `latest`. Their shards have not been read: see `Shards.damage`."""
+        """All checkpoints whose file is whole, newest first. Their shards have not been read: see `Shards.damage`."""
         for epoch, step, path in _list(self.folder):
             try:
                 meta, state, shards = _decode(path)
@@ -189,11 +191,11 @@ class Checkpoints:
                 _skip(path, str(error))
 
     def skip(self, found: Checkpoint, damage: str) -> None:
-        """Say that it is not used."""
+        """Log that a checkpoint is not used."""
         _skip(epoch_folder(self.folder, found.epoch) / _file_name(found.step), damage)
 
     def find(self, epoch: int, step: int) -> Checkpoint | None:
-        """That checkpoint, which another process found to be whole; None if it is not there. Shards are not read again."""
+        """The checkpoint of one epoch and step, if its file is whole; None if it is not there. Shards are not read."""
         for found_epoch, found_step, path in _list(self.folder):
             if (found_epoch, found_step) == (epoch, step):
                 with contextlib.suppress(OSError, _NotValidError):
@@ -207,13 +209,14 @@ class Checkpoints:
 
     def _superseded_error(self) -> Superseded:
         return Superseded(
-            f"{self.folder}: epoch {newest_epoch(self.folder)} has begun, so the run of epoch {self.epoch} must stop"
+            f"{self.folder}: the run of epoch {newest_epoch(self.folder)} has begun, so the run of epoch {self.epoch}"
+            " must stop"
         )
 
     def _prune(self, saved: Shards | None) -> None:
-        """Remove all but the newest whole-looking checkpoints, and what dead runs left half written.
+        """Remove all but the newest checkpoints, and what runs left half written when they died.
 
-        Shards of this run's saves after `saved` stay: other processes may have begun to write the next ones already.
+        Shards of this run with a higher number than `saved` stay: other processes may already be writing the next ones.
         """
         newest = _number(saved.folder) if saved is not None else 0
         listed = _list(self.folder)
@@ -223,7 +226,7 @@ class Checkpoints:
         try:
             belongs = {shards for _, _, path in listed[: self._keep] if (shards := _shards_of(path)) is not None}
         except OSError:
-            return  # what cannot be read for a moment may be whole
+            return  # a file that cannot be read for a moment may be whole
         for folder in self.folder.glob("epoch-*"):
             match = _EPOCH.fullmatch(folder.name)
             if match is None or int(match[1]) > self.epoch:
@@ -239,7 +242,7 @@ class Checkpoints:
 
 
 def epoch_folder(folder: Path, epoch: int) -> Path:
-    """Where the run of one epoch leaves its checkpoints. Making it, with `exist_ok=False`, claims the epoch."""
+    """Folder for the checkpoints of the run of one epoch. Making it, with `exist_ok=False`, claims the epoch."""
     return folder / f"epoch-{epoch:04d}"
 
 
@@ -253,7 +256,7 @@ def newest_epoch(folder: Path) -> int:
 
 
 def _list(folder: Path) -> list[tuple[int, int, Path]]:
-    """(epoch, step, path) of all checkpoints, newest first."""
+    """Epoch, step and path of all checkpoints, newest first."""
     found = []
     for path in folder.glob("epoch-*/step-*.ckpt"):
         epoch, step = _EPOCH.fullmatch(path.parent.name), _STEP.fullmatch(path.name)
@@ -273,7 +276,7 @@ def fingerprint(path: Path) -> tuple[int, str]:
 
 
 def _shards_of(path: Path) -> Path | None:
-    """The folder of a checkpoint's shards, if it has any and its header can be understood. Raises OSError."""
+    """The folder of a checkpoint's shards; None if it has none or its header cannot be parsed. Raises OSError."""
     with path.open("rb") as file:
         header = file.readline(MAX_HEADER_BYTES)
     with contextlib.suppress(ValueError, TypeError, AttributeError, KeyError):
@@ -283,7 +286,7 @@ def _shards_of(path: Path) -> Path | None:
 
 
 def _number(shards: Path) -> int:
-    """Which of its run's saves a folder of shards is of; 0 if its name is not one of ours."""
+    """The number in the name of a folder of shards; 0 if the name has another form."""
     match = _SHARDS.fullmatch(shards.name)
     return int(match[1]) if match else 0
 
@@ -293,7 +296,7 @@ def _file_name(step: int) -> str:
 
 
 def _skip(path: Path, reason: str) -> None:
-    log.warning("path=%s checkpoint passed over: %s; the one before it is used", path, reason)
+    log.warning("path=%s checkpoint skipped: %s; the one before it is used", path, reason)
 
 
 def _encode(state: bytes | Arrays, meta: dict[str, Any], shards: Shards | None) -> tuple[bytes, bytes]:
@@ -316,7 +319,7 @@ def _encode(state: bytes | Arrays, meta: dict[str, Any], shards: Shards | None) 
 
 
 def _decode(path: Path) -> tuple[dict[str, Any], bytes | dict[str, NDArray[Any]], Shards | None]:
-    """Meta, state, and what lies beside. Raises _NotValidError."""
+    """Meta, state and shards of a checkpoint. Raises _NotValidError."""
     with path.open("rb") as file:
         line = file.readline(MAX_HEADER_BYTES)
         payload = file.read()
@@ -325,11 +328,11 @@ def _decode(path: Path) -> tuple[dict[str, Any], bytes | dict[str, NDArray[Any]]
         found_format, checksum = header["format"], header.pop("sha256")
         size, kind, meta, beside = header["size"], header["kind"], header["meta"], header.get("shards")
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise _NotValidError("its header is not one of ours, or truncated") from None
+        raise _NotValidError("its header is truncated, or not one of Penstock's") from None
     if found_format != FORMAT:
-        raise _NotValidError(f"format {found_format} where this version of Penstock reads {FORMAT}")
+        raise _NotValidError(f"it has format {found_format}, and this version of Penstock reads {FORMAT}")
     if size != len(payload):
-        raise _NotValidError(f"truncated: {len(payload)} bytes of {size}")
+        raise _NotValidError(f"it is truncated: {len(payload)} bytes of {size}")
     if checksum != _checksum(json.dumps(header, sort_keys=True), payload):
         raise _NotValidError("its checksum does not match its content")
     shards = None
@@ -353,7 +356,7 @@ def _checksum(header: str, payload: bytes) -> str:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Force the renaming itself to disk."""
+    """Force a rename in the folder to disk."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -364,7 +367,7 @@ def _sync_folder(folder: Path) -> None:
 def _not_saved(path: Path, error: OSError) -> NotSaved:
     return NotSaved(
         error.errno,
-        f"no checkpoint written: {error.strerror or error}; those before it are whole, free some space or fix the "
-        "folder's permissions",
+        f"no checkpoint written: {error.strerror or error}; earlier checkpoints are whole; free some space or fix the"
+        " folder's permissions",
         str(path),
     )

@@ -1,6 +1,7 @@
-"""The job's side of the spool, or of HTTP where there is none: says what a run does, and hears what the daemon asks of it.
+"""The job's side of the spool: reports what a run does, and reads what the daemon asks of it. Without a spool, over
+HTTP.
 
-Training goes before reporting: nothing here raises into the training loop or waits for the daemon. See
+Training has priority over reporting: nothing here raises into the training loop or waits for the daemon. See
 `penstock_profiles.wire` for the messages and the spool.
 """
 
@@ -43,32 +44,36 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 WAITING_REPORTS = 256
-"""Reports kept for later while the spool cannot be written; of more, the oldest are dropped."""
+"""The most reports kept while the spool cannot be written. If there are more, the oldest are dropped."""
 
 PER_S = 10.0
-"""Observations and results a run may report on average; of more, the newest are dropped. The daemon looks twice a minute."""
+"""The most observations and results per second that a run may report on average. If there are more, the newest are
+dropped: the daemon reads reports twice a minute."""
 
 BURST = 300
+"""The most observations and results that a run may report at once."""
 
 FIRST_REPORT_S = 5.0
-"""After so long a run says how fast it is for the first time, for a job may be there to find that out (policy `sia`)."""
+"""Time from the start of a run to its first observation. It is short because policy `sia` may run a job just to measure
+it."""
 
 MAX_TEXT = 2_000
-"""Characters of a text for people; a traceback can be long."""
+"""Most characters of a text for people; a traceback can be long."""
 
 CLOSE_S = 4.0
-"""How long the end of a run waits for a daemon that is away."""
+"""How long the end of a run waits for a daemon that does not answer."""
 
 
 def connect(checkpoints: Path | None = None, environment: Environment | None = None) -> Client:
-    """This run's line to the daemon, with an epoch of its own. One process of the job calls this: its first rank.
+    """Connect this run to the daemon and claim an epoch for it. Only one process of the job calls this: its first rank.
 
-    The epoch is the one that the daemon gave or, if a run has had that or a later one, the first after all that the
-    spool and the folder `checkpoints` know. It is claimed in both, so that no two runs have the same. Without a spool it
-    comes from `checkpoints` alone, without either it is 1, and reports go over HTTP, or nowhere.
+    The epoch is the one that the daemon assigned. If a run has had that epoch or a later one, it is the first epoch
+    after all that the spool and the folder `checkpoints` contain. It is claimed in both, so that no two runs have the
+    same epoch. Without a spool it comes from `checkpoints` alone, and reports go over HTTP, or nowhere. Without either
+    it is 1.
 
     Args:
-        checkpoints: the folder that the run's `Checkpoints` will have. Made if it is not there.
+        checkpoints: the folder of the run's `Checkpoints`. It is made if it does not exist.
         environment: None: this process's own.
 
     Raises:
@@ -80,14 +85,14 @@ def connect(checkpoints: Path | None = None, environment: Environment | None = N
     epoch = 0
     while True:
         known = [epoch, newest_epoch(checkpoints) if checkpoints else 0, job.newest_claimed() if job else 0]
-        epoch = max(max(known) + 1, job.given_epoch() if job else 0)
+        epoch = max(max(known) + 1, job.assigned_epoch() if job else 0)
         try:
             if job is not None:
                 job.claim(epoch)
             if checkpoints is not None:
                 epoch_folder(checkpoints, epoch).mkdir(parents=True)
         except FileExistsError:
-            continue  # another run was quicker: the next
+            continue  # another run has claimed it meanwhile: try the next epoch
         except _SpoolUnusableError as error:
             way = "over HTTP" if environment.service is not None else "nowhere"
             log.warning("job=%s reports go %s: %s", environment.job_id, way, error)
@@ -97,34 +102,35 @@ def connect(checkpoints: Path | None = None, environment: Environment | None = N
 
 
 def present_request(environment: Environment) -> str | None:
-    """Id of what the daemon asks of the job as it stands, for any process of it; None: nothing."""
+    """Id of the daemon's present request, for any process of the job; None: there is none."""
     job = _Job.of(environment)
     control = job.control() if job is not None else None
     return control.request.id if control is not None and control.request is not None else None
 
 
 def reconnect(epoch: int, checkpoints: Path | None = None, environment: Environment | None = None) -> Client:
-    """The line of a run that `connect` began in another process: for programs of which each says one thing and ends.
+    """Continue a run that `connect` began in another process: for commands that each report one thing and exit.
 
     Args:
-        epoch: what `connect` gave.
+        epoch: the epoch that `connect` claimed.
         checkpoints: as for `connect`.
         environment: as for `connect`.
     """
     environment = read_environment() if environment is None else environment
     client = Client(epoch, environment, _Job.of(environment), checkpoints)
-    client.begin_after(client.said())
+    client.number_after(client.reported())
     return client
 
 
 class ReportSchedule:
-    """When a run reports: 5 s after it began, after another 10 s, 20 s, and so on up to every `every_s`."""
+    """When a run reports: 5 s after its start, then after another 10 s, 20 s, and so on, up to every `every_s`
+    seconds."""
 
     def __init__(self, every_s: float, now_s: float) -> None:
         self._every_s, self._pause_s, self._last_s = every_s, min(FIRST_REPORT_S, every_s), now_s
 
     def due(self, now_s: float) -> bool:
-        """Whether to report now; once that is so, the next pause begins."""
+        """Whether to report now. If so, the next pause begins."""
         if now_s - self._last_s < self._pause_s:
             return False
         self._last_s, self._pause_s = now_s, min(2 * self._pause_s, self._every_s)
@@ -132,7 +138,7 @@ class ReportSchedule:
 
 
 class Client:
-    """One run's line to the daemon; `connect` makes it."""
+    """One run's connection to the daemon; `connect` makes it."""
 
     def __init__(self, epoch: int, environment: Environment, job: _Job | None, checkpoints: Path | None) -> None:
         self.epoch = epoch
@@ -143,7 +149,7 @@ class Client:
         self._waiting: deque[bytes] = deque(maxlen=WAITING_REPORTS)
         self._torn = False
         self._failing = False
-        self._handed_out: str | None = None
+        self._last_request: str | None = None
         self._superseded = False
         self._closed = False
         self._left, self._asked_s = float(BURST), time.monotonic()
@@ -152,11 +158,11 @@ class Client:
             from penstock_executor.post import Post  # HTTP and TLS take a while to import
 
             self._post = Post(environment.service, environment.job_id, epoch)
-            # A run that does not see the spool may have the epoch of one before it: its reports are not that one's.
+            # A run that does not see the spool may have the epoch of an earlier run; its sequence numbers must differ.
             self._sequence = time.time_ns() // 1_000_000 % 2**31
 
-    def said(self) -> list[Body]:
-        """What this run has reported, from the spool; [] without one."""
+    def reported(self) -> list[Body]:
+        """What this run has reported so far, read from the spool; empty without a spool."""
         if self._job is None:
             return []
         found = []
@@ -166,43 +172,44 @@ class Client:
                     found.append(Report.model_validate_json(line).body)
         return found
 
-    def begin_after(self, said: list[Body]) -> None:
-        """Number reports as those that come after `said`."""
-        self._sequence += len(said)
+    def number_after(self, reported: list[Body]) -> None:
+        """Number the next reports as those that follow `reported`."""
+        self._sequence += len(reported)
 
     def report(self, body: Body) -> None:
-        """Tell the daemon. Never raises: what cannot be written now is tried again with the next report."""
+        """Send a report to the daemon. Never raises: a report that cannot be written now is retried with the next
+        one."""
         job_id = self._job.job_id if self._job is not None else self.environment.job_id
         if (self._job is None and self._post is None) or job_id is None or self._closed or not self._may(body):
             return
         report = Report(job_id=job_id, epoch=self.epoch, sequence=self._sequence, time_s=time.time(), body=body)
         line = report.model_dump_json().encode() + b"\n"
         if len(line) > MAX_REPORT_BYTES:
-            log.warning("job=%s a %s of %d bytes is too long for a report", job_id, body.kind, len(line))
+            log.warning("job=%s kind=%s bytes=%d too long for a report: dropped", job_id, body.kind, len(line))
             return
         self._sequence += 1
         if self._post is not None:
             self._post.put(report)
             return
         self._waiting.append(line)
-        self._flush()
+        self._write_waiting()
 
     def poll(self, *, suspends: bool = False) -> Request | None:
-        """What the daemon asks for, once a request; None if nothing new. Cheap: call it at every step.
+        """The daemon's request, each only once; None if there is no new one. Cheap enough to be called at every step.
 
         Args:
-            suspends: whether the caller can move off its GPUs; others never see that they should.
+            suspends: whether the caller can move off its GPUs. If not, requests to do so are not returned.
         """
         control = self._job.control() if self._job is not None else None
         request = control.request if control is not None and control.epoch <= self.epoch else None
-        if request is None or request.id == self._handed_out or (request.kind == "suspend" and not suspends):
+        if request is None or request.id == self._last_request or (request.kind == "suspend" and not suspends):
             return None
-        self._handed_out = request.id
+        self._last_request = request.id
         return request
 
     @property
     def superseded(self) -> bool:
-        """Whether a later run of the job exists, so that this one must stop and write nothing more."""
+        """Whether a later run of the job exists. If so, this run must stop and write nothing more."""
         self._superseded = self._superseded or (self._post is not None and self._post.superseded)
         self._superseded = self._superseded or self.epoch < max(self._later_epochs(), default=0)
         return self._superseded
@@ -210,18 +217,19 @@ class Client:
     def close(
         self, outcome: Literal["completed", "stopped", "superseded", "failed"], progress: float, text: str = ""
     ) -> None:
-        """Say that the run ends; `progress` in samples. Later reports go nowhere, a second call does nothing."""
+        """Report the end of the run, with its progress in samples. Later reports are dropped; a second call does
+        nothing."""
         self.report(Ended(outcome=outcome, progress=progress, text=text[:MAX_TEXT]))
         self._closed = True
-        self.hand_over()
+        self.flush()
 
-    def hand_over(self) -> None:
-        """Before the process ends: wait, for `CLOSE_S` at most, until what was reported over HTTP is there."""
+    def flush(self) -> None:
+        """Before the process ends, wait at most `CLOSE_S` until the reports over HTTP have arrived."""
         if self._post is not None:
             self._post.close(CLOSE_S)
 
     def _may(self, body: Body) -> bool:
-        """Whether the rate allows it; only observations and results are many."""
+        """Whether the rate limit allows the report. It covers observations and results, since the others are few."""
         now_s = time.monotonic()
         self._left = min(self._left + (now_s - self._asked_s) * PER_S, BURST)
         self._asked_s = now_s
@@ -236,27 +244,32 @@ class Client:
         if self._checkpoints is not None:
             yield newest_epoch(self._checkpoints)
         if self._job is not None:
-            yield self._job.given_epoch()
+            yield self._job.assigned_epoch()
             yield self._job.newest_claimed()
 
-    def _flush(self) -> None:
-        """Append waiting reports, each with a single write."""
+    def _write_waiting(self) -> None:
+        """Append waiting reports to the spool, each with a single write."""
         assert self._job is not None
         try:
             with self._job.open_reports(self.epoch) as descriptor:
                 while self._waiting:
-                    # After a line that a full disk cut short, a new line begins: readers skip only the cut one.
+                    # After a line that a full disk cut short, begin a new line, so that readers skip only that one.
                     line = b"\n" * self._torn + self._waiting[0]
                     written = os.write(descriptor, line)
                     if written:
                         self._torn = written < len(line)
                     if self._torn:
-                        raise OSError(errno.ENOSPC, "a report was cut short", str(self._job.spool))
+                        raise OSError(errno.ENOSPC, "the disk is full, a report was cut short", str(self._job.spool))
                     self._waiting.popleft()
             self._failing = False
         except OSError as error:
             if not self._failing:
-                log.warning("job=%s epoch=%d reports wait: %s", self._job.job_id, self.epoch, error)
+                log.warning(
+                    "job=%s epoch=%d reports wait until the spool can be written: %s",
+                    self._job.job_id,
+                    self.epoch,
+                    error,
+                )
             self._failing = True
 
 
@@ -277,7 +290,7 @@ class _Job:
 
     @classmethod
     def of(cls, environment: Environment) -> _Job | None:
-        """None outside Slurm or without a spool."""
+        """The job's folder; None outside Slurm or without a spool."""
         if environment.spool is None or environment.job_id is None:
             return None
         element = environment.array_element
@@ -288,7 +301,8 @@ class _Job:
         return cls(environment.spool, environment.job_id)
 
     def control(self) -> ControlMessage | None:
-        """The daemon's word as it stands; read again only when the file has changed. A broken one is as if not there."""
+        """The daemon's present control message; None if there is none or it is broken. Read only if the file has
+        changed."""
         try:
             status = self._control_file.stat()
             stamp = (status.st_mtime_ns, status.st_size, status.st_ino)
@@ -301,23 +315,24 @@ class _Job:
             self._complain(error)
         return self._control
 
-    def given_epoch(self) -> int:
-        """Epoch of the newest run that the daemon has started; 0 if it has said none."""
+    def assigned_epoch(self) -> int:
+        """Epoch of the newest run that the daemon has started; 0 if there is no control message."""
         control = self.control()
         return control.epoch if control is not None else 0
 
     def newest_claimed(self) -> int:
-        """The highest epoch that a run has claimed; 0 if none, or if nobody can say."""
+        """The highest epoch that a run has claimed in the spool; 0 if there is none, or the spool cannot be read."""
         try:
             return max(claimed_epochs(self.spool, self.job_id), default=0)
         except OSError:
             return 0
 
     def claim(self, epoch: int) -> None:
-        """Make the epoch this run's. Raises FileExistsError if it is another's, _SpoolUnusableError."""
+        """Claim the epoch for this run. Raises FileExistsError if another run has claimed it, or
+        _SpoolUnusableError."""
         reports = reports_folder(self.spool, self.job_id)
         try:
-            # Only below a spool that is there: a mount point without its mount must not be filled.
+            # Do not make the spool itself: a mount point without its file system must stay empty.
             reports.parent.mkdir(exist_ok=True)
             reports.mkdir(exist_ok=True)
         except OSError as error:
@@ -331,7 +346,7 @@ class _Job:
 
     @contextlib.contextmanager
     def open_reports(self, epoch: int) -> Iterator[int]:
-        """The run's reports file, to append to. Opened for each report, so that a spool that comes back is found."""
+        """The run's reports file, to append to. It is opened for each report, since the spool may be mounted again."""
         descriptor = os.open(self._reports(epoch), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         try:
             yield descriptor
@@ -346,12 +361,17 @@ class _Job:
         return reports_file(self.spool, self.job_id, epoch)
 
     def _complain(self, error: Exception) -> None:
-        """Once: a control file of a newer Penstock, or one that cannot be read."""
+        """Log that the control message cannot be read. A newer version of Penstock is logged once, as a warning."""
         with contextlib.suppress(OSError, ValueError):
             content = json.loads(self._control_file.read_bytes())
             version = content.get("version") if isinstance(content, dict) else None
             if isinstance(version, int) and version > VERSION and not self._complained:
-                log.warning("job=%s control.json has version %d, read is %d", self.job_id, version, VERSION)
+                log.warning(
+                    "job=%s control.json has version %d, and this Penstock reads version %d: update the job's Penstock",
+                    self.job_id,
+                    version,
+                    VERSION,
+                )
                 self._complained = True
                 return
         log.debug("job=%s control.json ignored until it is whole: %s", self.job_id, error)

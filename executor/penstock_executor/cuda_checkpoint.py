@@ -1,13 +1,13 @@
-"""Suspend and resume of a single-GPU process that does not use this library, by NVIDIA's `cuda-checkpoint`.
+"""Suspends and resumes a single-GPU process that does not use this library, with NVIDIA's `cuda-checkpoint`.
 
 ::
 
-    python -m penstock_executor.cuda_checkpoint suspend PID     # its GPU memory goes to the host's, its GPU is given up
+    python -m penstock_executor.cuda_checkpoint suspend PID     # moves its GPU memory to the host, and releases its GPU
     python -m penstock_executor.cuda_checkpoint resume PID
 
-The program needs to know nothing of it: the driver moves its state, and CUDA calls wait meanwhile. The tool comes from
-github.com/NVIDIA/cuda-checkpoint and needs NVIDIA's driver 550 or later; its README says what it leaves out, such as processes
-that share GPU memory (NCCL over several GPUs). This was written without a GPU: the tests drive a stand-in for the tool.
+The program itself needs no change: the driver moves its state, and CUDA calls wait meanwhile. The tool comes from
+github.com/NVIDIA/cuda-checkpoint and needs NVIDIA's driver 550 or later. Its README lists what it does not support,
+such as processes that share GPU memory (NCCL over several GPUs). The tests of this module use a stand-in for the tool.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ TIMEOUT_S = 300.0
 
 
 class CannotSuspend(RuntimeError):
-    """The tool or the driver is not there, or it failed. The message says which, and the remedy."""
+    """The tool or the driver is missing, or it failed. The message says which, and the remedy."""
 
 
 def find_tool(driver_file: Path = DRIVER_FILE) -> str:
-    """Path of the tool, where the driver suits it.
+    """Path of the tool.
 
     Raises:
-        CannotSuspend: either is missing, or the driver too old.
+        CannotSuspend: the tool or the driver is missing, or the driver is too old.
     """
     tool = shutil.which(TOOL)
     if tool is None:
@@ -44,17 +44,21 @@ def find_tool(driver_file: Path = DRIVER_FILE) -> str:
         text = driver_file.read_text()
     except OSError:
         raise CannotSuspend(
-            f"{driver_file} is not there, so NVIDIA's driver is not loaded; run this on a GPU node"
+            f"{driver_file} does not exist, so NVIDIA's driver is not loaded; run this on a GPU node"
         ) from None
     version = re.search(r"\s(\d+)\.\d+", text)
     if version is None or int(version[1]) < FIRST_DRIVER:
         found = version[1] if version else "unknown"
-        raise CannotSuspend(f"NVIDIA's driver is {found}, {TOOL} needs {FIRST_DRIVER} or later; have it updated")
+        raise CannotSuspend(
+            f"NVIDIA's driver has version {found}, but {TOOL} needs {FIRST_DRIVER} or later; update the driver"
+        )
     return tool
 
 
 def suspend(pid: int, tool: str) -> float:
-    """Move the process's GPU memory to the host's; the seconds that it took. Twice is once, where the tool tells states (570).
+    """Move the process's GPU memory to the host; returns the seconds that it took.
+
+    A process that is suspended already stays so, if the tool can tell (with driver 570 or later).
 
     Raises:
         CannotSuspend: the tool failed.
@@ -63,12 +67,12 @@ def suspend(pid: int, tool: str) -> float:
 
 
 def resume(pid: int, tool: str) -> float:
-    """Undo `suspend`, likewise."""
+    """Undo `suspend`; returns the seconds that it took. Raises CannotSuspend."""
     return _toggle(pid, tool) if _state(pid, tool) in (None, "checkpointed") else 0.0
 
 
 def _state(pid: int, tool: str) -> str | None:
-    """None where the tool is too old to tell."""
+    """The state of the process; None if the tool is too old to tell."""
     try:
         return _ask(tool, "--get-state", "--pid", str(pid)).strip()
     except CannotSuspend:

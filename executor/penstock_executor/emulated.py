@@ -1,18 +1,18 @@
 """`penstock-emulated-trainer`: adaptive training without a GPU, for the demo and the tests.
 
-A real process in a real Slurm job that does everything a training job does but train: it finds out what Slurm gave it,
-progresses at the rate that a model of a real training reaches on such GPUs, in compressed time, reports that, saves
-checkpoints when asked and when stopped, and begins again where it was. One process, in the batch script, stands for all
-ranks of the job. Rates, step times and gradient noise in its reports are the model's and in the model's time; how long
-starting and saving take is real time.
+It is a real process in a real Slurm job, and does everything that a training job does except train. It finds out what
+Slurm allocated, progresses at the rate that a model of a real training reaches on such GPUs, in compressed time,
+reports that progress, saves checkpoints when asked and when stopped, and continues from its checkpoint. One process, in
+the batch script, stands for all ranks of the job. Rates, step times and gradient noise in its reports come from the
+model, in the model's time. The times of starting and saving are real.
 
-In a batch script, `exec` it: Slurm's SIGTERM would end a waiting shell, and with the shell the job::
+In a batch script, start it with `exec`: Slurm's SIGTERM would end a waiting shell, and with the shell the job::
 
     sbatch --gres=gpu:2 --requeue --wrap \\
         'exec penstock-emulated-trainer --family bert-squad --work 1e5 --checkpoint-dir ckpt/$SLURM_JOB_ID'
 
-Exit status: 0 when the work is done; 143 (as if ended by SIGTERM) when stopped; 75 when a later run of the job has
-taken over; 1 when it cannot run, with the reason on standard error; 2 for wrong options.
+Exit status: 0: the work is done. 1: it cannot run; the reason is on standard error. 2: wrong options. 75: a later run
+of the job has begun. 143: it was stopped, as if ended by SIGTERM.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 TICK_S = 0.1
-"""How often the daemon's word and Slurm's signal are looked for: 20 trainers together used 3.7 % of a core
-(2 cores, bert-squad, reports every second)."""
+"""Seconds between two checks for requests and signals. 20 trainers together used 3.7 % of a core (2 cores, bert-squad,
+reports every second)."""
 
 SUPERSEDED_EVERY_S = 1.0
 
@@ -51,8 +51,8 @@ DONE, FAILED, SUPERSEDED, STOPPED = 0, 1, 75, 128 + signal.SIGTERM
 
 
 @dataclass(frozen=True, slots=True)
-class _Pace:
-    """How fast the emulated training goes on its allocation, in the model's time."""
+class _Speed:
+    """How fast the emulated training progresses on its allocation, in the model's time."""
 
     samples_per_s: float
     """Progress, in samples of the initial batch size."""
@@ -67,11 +67,11 @@ class _Pace:
 class _Trainer:
     """One run."""
 
-    def __init__(self, options: argparse.Namespace, client: Client, allocation: Allocation, pace: _Pace) -> None:
+    def __init__(self, options: argparse.Namespace, client: Client, allocation: Allocation, speed: _Speed) -> None:
         self._options = options
         self._client = client
         self._allocation = allocation
-        self._pace = pace
+        self._speed = speed
         self._work: float = options.work
         self._checkpoints = Checkpoints(options.checkpoint_dir, client.epoch)
         found = self._checkpoints.latest()
@@ -82,7 +82,7 @@ class _Trainer:
         self._channel = open_channel(client.environment, utilisation=options.utilisation)
 
     def run(self, signals: _Signals) -> int:
-        """Train to the end, or until stopped; the exit status."""
+        """Train to the end, or until stopped; returns the exit status."""
         self._client.report(
             Started(
                 gpu_type=self._allocation.gpu_type,
@@ -104,7 +104,7 @@ class _Trainer:
     def _train(self, signals: _Signals) -> int:
         options = self._options
         _sleep_until(time.monotonic() + options.start_seconds, signals)
-        now = observed = looked = time.monotonic()
+        now = observed = checked = time.monotonic()
         while not signals.stop and self._progress < self._work:
             time.sleep(min(TICK_S, self._left_s()))
             if self._stands_still(signals):
@@ -115,9 +115,9 @@ class _Trainer:
             if now - observed >= options.report_every:
                 self._observe()
                 observed = now
-            if now - looked >= SUPERSEDED_EVERY_S:
+            if now - checked >= SUPERSEDED_EVERY_S:
                 self._stop_if_superseded()
-                looked = now
+                checked = now
             request = self._client.poll()
             if request is not None:
                 self._save(request.id)
@@ -125,7 +125,7 @@ class _Trainer:
         self._stop_if_superseded()
         done = self._progress >= self._work
         self._observe()
-        # An unsaved end would be trained again if Slurm restarted the job after all.
+        # Without a checkpoint of the end, the job would train it again if Slurm restarted it.
         saved = not self._unsaved or self._save(None)
         if done:
             self._client.close("completed", self._progress)
@@ -134,7 +134,7 @@ class _Trainer:
         return STOPPED
 
     def _stands_still(self, signals: _Signals) -> bool:
-        """Look what the node's agent wants; whether the training stood still at its or Slurm's word, and now goes on."""
+        """Stand still if the node's agent or Slurm asks for it; returns whether the training stood still."""
         channel, stood = self._channel, signals.paused
         if channel is not None:
             channel.look()
@@ -153,45 +153,46 @@ class _Trainer:
     def _left_s(self) -> float:
         """Real seconds of work left."""
         time_scale: float = self._options.time_scale
-        return (self._work - self._progress) / (self._pace.samples_per_s * time_scale)
+        return (self._work - self._progress) / (self._speed.samples_per_s * time_scale)
 
     def _advance(self, real_s: float) -> None:
-        """Train for so long; no more than the work that is left, however late a busy machine comes back to it."""
-        pace, left = self._pace, self._work - self._progress
-        gained = min(real_s * self._options.time_scale * pace.samples_per_s, left)
+        """Train for `real_s` seconds of real time, or until the work is done."""
+        speed, left = self._speed, self._work - self._progress
+        gained = min(real_s * self._options.time_scale * speed.samples_per_s, left)
         self._progress = self._work if gained >= left * (1 - 1e-9) else self._progress + gained
-        self._fraction += gained / pace.samples_per_s / pace.step_time_s
+        self._fraction += gained / speed.samples_per_s / speed.step_time_s
         whole = int(self._fraction)
         self._steps += whole
         self._fraction -= whole
         if self._channel is not None:
-            self._channel.count(whole, pace.step_time_s / self._options.time_scale, gained)
+            self._channel.count(whole, speed.step_time_s / self._options.time_scale, gained)
         self._unsaved = True
 
     def _observe(self) -> None:
         steps, self._steps_before = self._steps - self._steps_before, self._steps
         if steps < 1:
             return
-        pace = self._pace
+        speed = self._speed
         self._client.report(
             Observation(
                 gpu_type=self._allocation.gpu_type,
                 nodes=self._allocation.nodes,
                 gpus=self._allocation.gpus,
-                atomic_batch=pace.atomic_batch,
-                accumulation_steps=pace.accumulation_steps,
+                atomic_batch=speed.atomic_batch,
+                accumulation_steps=speed.accumulation_steps,
                 steps=steps,
-                step_time_s=pace.step_time_s,
-                sync_time_s=pace.sync_time_s,
-                grad_sqr=pace.grad_sqr,
-                grad_var=pace.grad_var,
-                goodput=pace.samples_per_s,
+                step_time_s=speed.step_time_s,
+                sync_time_s=speed.sync_time_s,
+                grad_sqr=speed.grad_sqr,
+                grad_var=speed.grad_var,
+                goodput=speed.samples_per_s,
                 progress=self._progress,
             )
         )
 
     def _save(self, request: str | None) -> bool:
-        """Save, and say so; whether it went well. Training stands still meanwhile. Raises Superseded."""
+        """Save a checkpoint and report it; returns whether it succeeded. Training pauses meanwhile. Raises
+        Superseded."""
         began = time.monotonic()
         time.sleep(self._options.save_seconds)
         self._stop_if_superseded()
@@ -212,9 +213,10 @@ class _Trainer:
 
 
 class _Signals:
-    """SIGTERM, with which Slurm stops and requeues, sets `stop`; SIGUSR2, some sites' warning, means nothing here.
+    """Handles signals. SIGTERM, by which Slurm stops and requeues a job, sets `stop`.
 
-    SIGTSTP sets `paused` until SIGCONT: Slurm suspends with the first and 2 s later SIGSTOP, and resumes with the other.
+    SIGTSTP sets `paused` until SIGCONT comes: Slurm suspends with SIGTSTP and 2 s later SIGSTOP, and resumes with
+    SIGCONT. SIGUSR2, which some sites send as a warning, is ignored.
     """
 
     def __init__(self) -> None:
@@ -255,7 +257,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         allocation = find_allocation(environment, options.gpu_type)
         if not allocation.gpus:
             allocation = _pretended(options, allocation)
-        return _Trainer(options, client, allocation, _pace(options, allocation)).run(signals)
+        return _Trainer(options, client, allocation, _speed(options, allocation)).run(signals)
     except Superseded as error:
         log.warning("%s", error)
         return SUPERSEDED
@@ -267,7 +269,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _profiled(options: argparse.Namespace) -> bool:
-    """Under `penstock profile`, steps of the model in the model's time; whether that was so."""
+    """Under `penstock profile`, report steps of the model, in the model's time. Returns whether this was the case."""
     environment = read_environment()
     request = read_request(environment)
     if request is None:
@@ -277,30 +279,34 @@ def _profiled(options: argparse.Namespace) -> bool:
 
     estimator = _estimator(options)
     if not isinstance(estimator, TrainingEstimator) or request.gpu_type not in estimator.models:
-        raise ValueError(f"no model of a step on {request.gpu_type}; give --family, and to penstock profile --gpu-type")
+        raise ValueError(
+            f"there is no model of a step on {request.gpu_type}; set --family here, and --gpu-type of penstock profile"
+        )
     model, now_s = estimator.models[request.gpu_type], 0.0
 
     def step(batch: int) -> None:
         nonlocal now_s
         if batch > model.max_atomic_batch:
-            raise MemoryError(f"a batch of {batch}, where {model.max_atomic_batch} fit")
+            raise MemoryError(
+                f"a batch of {batch} samples does not fit into memory; at most {model.max_atomic_batch} do"
+            )
         now_s += float(step_time(model.step, 1, 1, batch))
 
     return profile(step, clock=lambda: now_s, environment=environment)
 
 
 def _pretended(options: argparse.Namespace, allocation: Allocation) -> Allocation:
-    """Without GPUs from Slurm: `--gpus` of them on the first node."""
+    """An allocation of `--gpus` GPUs on the first node, if Slurm allocated none."""
     if options.gpu_type is None:
         raise UnknownAllocation(
-            "the job has no GPUs; ask Slurm for some (--gres=gpu:1), or pretend: --gpu-type, --gpus"
+            "the job has no GPUs; request some from Slurm (--gres=gpu:1), or emulate them with --gpu-type and --gpus"
         )
     node = next(iter(allocation.gpu_ids), "localhost")
     return Allocation(options.gpu_type, {node: tuple(range(options.gpus))})
 
 
-def _pace(options: argparse.Namespace, allocation: Allocation) -> _Pace:
-    """The model's answer for this allocation. Raises ValueError where it cannot run there."""
+def _speed(options: argparse.Namespace, allocation: Allocation) -> _Speed:
+    """The speed on this allocation, by the model. Raises ValueError if the job cannot run there."""
     import numpy as np
 
     from penstock_profiles.estimators import TrainingEstimator
@@ -314,9 +320,9 @@ def _pace(options: argparse.Namespace, allocation: Allocation) -> _Pace:
     batch = estimator.best_batch(gpu_type, nodes, gpus)
     if batch is None or not isinstance(estimator, TrainingEstimator):
         total = options.batch_size or gpus
-        return _Pace(rate, total / rate, None, max(1, total // gpus), 0)
+        return _Speed(rate, total / rate, None, max(1, total // gpus), 0)
     step = estimator.models[gpu_type].step
-    return _Pace(
+    return _Speed(
         samples_per_s=rate,
         step_time_s=float(step_time(step, nodes, gpus, batch.atomic_batch, batch.accumulation_steps)),
         sync_time_s=float(sync_time(step, nodes, gpus)),
@@ -345,7 +351,7 @@ def _rates(text: str) -> dict[str, dict[int, float]]:
             for gpu_type, rates in json.loads(text).items()
         }
     except (ValueError, AttributeError, TypeError) as error:
-        raise argparse.ArgumentTypeError(f'{text!r}: {error}; write it as {{"t4": {{"1": 100, "4": 350}}}}') from None
+        raise argparse.ArgumentTypeError(f'{text!r}: {error}; the form is {{"t4": {{"1": 100, "4": 350}}}}') from None
 
 
 def _positive(text: str) -> float:
@@ -379,31 +385,46 @@ def _count(text: str) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="penstock-emulated-trainer",
-        description="Adaptive training without a GPU: progresses at a model's rate on the GPUs that Slurm gave.",
+        description="Emulates adaptive training without a GPU, at a model's rate on the GPUs that Slurm allocated.",
     )
     model = parser.add_mutually_exclusive_group(required=True)
     model.add_argument("--family", help="model family from the catalogue, such as bert-squad")
     model.add_argument(
-        "--rates", type=_rates, metavar="JSON", help='samples/s by GPU type and count: {"t4": {"1": 100, "4": 350}}'
+        "--rates",
+        type=_rates,
+        metavar="JSON",
+        help='samples/s by GPU type and number of GPUs: {"t4": {"1": 100, "4": 350}}',
     )
     parser.add_argument("--families", type=Path, metavar="FILE", help="the site's own catalogue of families")
-    parser.add_argument("--work", type=_positive, required=True, metavar="SAMPLES", help="progress at which it is done")
-    parser.add_argument("--checkpoint-dir", type=Path, required=True, metavar="DIR", help="on a shared file system")
+    parser.add_argument(
+        "--work", type=_positive, required=True, metavar="SAMPLES", help="progress at which the job is done"
+    )
+    parser.add_argument(
+        "--checkpoint-dir", type=Path, required=True, metavar="DIR", help="for checkpoints, on a shared file system"
+    )
     parser.add_argument("--batch-size", type=_count, metavar="SAMPLES", help="initial total batch (the family's)")
     parser.add_argument("--max-batch-size", type=_count, metavar="SAMPLES", help="largest total batch (the family's)")
-    parser.add_argument("--fixed-batch", action="store_true", help="the total batch stays at the initial one")
-    parser.add_argument("--time-scale", type=_positive, default=20.0, help="emulated seconds in a real one (20)")
-    parser.add_argument("--start-seconds", type=_not_negative, default=0.5, help="how long starting takes, real (0.5)")
-    parser.add_argument("--save-seconds", type=_not_negative, default=0.3, help="how long saving takes, real (0.3)")
-    parser.add_argument("--report-every", type=_positive, default=1.0, metavar="S", help="seconds, real (1)")
-    parser.add_argument("--gpu-type", metavar="TYPE", help="where Slurm does not say it")
+    parser.add_argument("--fixed-batch", action="store_true", help="keep the total batch at its initial size")
+    parser.add_argument("--time-scale", type=_positive, default=20.0, help="emulated seconds per real second (20)")
+    parser.add_argument(
+        "--start-seconds", type=_not_negative, default=0.5, metavar="S", help="real seconds that starting takes (0.5)"
+    )
+    parser.add_argument(
+        "--save-seconds", type=_not_negative, default=0.3, metavar="S", help="real seconds that saving takes (0.3)"
+    )
+    parser.add_argument(
+        "--report-every", type=_positive, default=1.0, metavar="S", help="real seconds between two reports (1)"
+    )
+    parser.add_argument("--gpu-type", metavar="TYPE", help="GPU type, if Slurm does not report one")
     parser.add_argument(
         "--utilisation",
         type=_share,
         metavar="SHARE",
-        help="part of its GPU that it says it uses alone, 0 to 1 (not said)",
+        help="share of its GPU that it reports to use when it runs alone, 0 to 1 (not reported)",
     )
-    parser.add_argument("--gpus", type=_count, default=1, help="with --gpu-type, where Slurm gave none (1)")
+    parser.add_argument(
+        "--gpus", type=_count, default=1, help="with --gpu-type: number of GPUs, if Slurm allocated none (1)"
+    )
     return parser
 
 

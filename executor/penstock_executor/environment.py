@@ -1,4 +1,4 @@
-"""What Slurm and Penstock tell a job through environment variables. Nothing else in this package reads the environment."""
+"""What Slurm and Penstock tell a job by environment variables. No other module of this package reads them."""
 
 from __future__ import annotations
 
@@ -17,66 +17,67 @@ URL_VARIABLE, TOKEN_VARIABLE = "PENSTOCK_URL", "PENSTOCK_TOKEN"
 AUTHORITY_VARIABLE, MUNGE_SOCKET_VARIABLE = "PENSTOCK_CA", "PENSTOCK_MUNGE_SOCKET"
 
 MOST_NAMES = 100_000
-"""A host list of more names is a mistake: no Slurm has so many nodes."""
+"""The most names in a host list. A longer list is a mistake: no cluster has so many nodes."""
 
 
 class EnvironmentDisagrees(RuntimeError):
-    """Two of Slurm's variables contradict each other, so the job cannot know what it has."""
+    """Two of Slurm's variables contradict each other, so the job cannot tell what it has."""
 
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """Where penstockd's HTTP API is, and what proves who we are; variables as those of the command line (docs/user/api.md)."""
+    """penstockd's HTTP API, and how the job proves who it is. The command line uses the same variables
+    (docs/user/api.md)."""
 
     url: str
     """`https://host:port`, `http://host:port` or `unix:/path/of/the/socket`."""
     token: str | None = field(default=None, repr=False)
-    """None: MUNGE proves it."""
+    """Bearer token; None: MUNGE proves the user's identity."""
     authority: Path | None = None
-    """Certificates (PEM) to trust for https; None: those that the system trusts."""
+    """File with certificates (PEM) to trust for https; None: those that the system trusts."""
     munge_socket: Path | None = None
-    """None: MUNGE's own default."""
+    """Path of MUNGE's socket; None: MUNGE's default."""
 
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """One process's view of its job. Outside Slurm all is empty."""
+    """One process's view of its job. Outside Slurm, all fields are empty."""
 
     job_id: str | None = None
     nodes: tuple[str, ...] = ()
     """All nodes of the job, in Slurm's order."""
     node: str | None = None
-    """The node of this process: on a loopback cluster the host's name says nothing, so it is Slurm's word."""
+    """The node of this process, by Slurm's name. The host's name may differ, as on a loopback cluster."""
     gpus_on_node: int = 0
     gpu_ids: tuple[int, ...] = ()
     """Indices of the job's GPUs on this node, as Slurm counts them."""
     restarts: int = 0
-    """Slurm's count, for people to read: it can repeat after a crash of the controller, an epoch cannot."""
+    """Slurm's count, for people to read. Unlike an epoch, it can repeat after a crash of Slurm's controller."""
     spool: Path | None = None
-    """The folder shared with the daemon; None without Penstock."""
+    """The folder shared with the daemon; None: there is none."""
     profile: Path | None = None
-    """File with the request of `penstock profile`; None if that does not run this process."""
+    """File with the request of `penstock profile`; None if this process does not run under that command."""
     array_element: str | None = None
-    """`12_3` for element 3 of array 12. A job that an element submits inherits its variables, so this may be another's."""
+    """`12_3` for element 3 of array 12. A job that an array element submits inherits this variable from it."""
     service: Service | None = None
-    """Where reports go from a node without the spool; None: not told."""
+    """Where reports go from a node without the spool; None: nowhere."""
     measuring: Path | None = None
-    """Where a run of `penstock sensitivity measure` keeps its checkpoints; None: it is none."""
+    """Folder for the checkpoints of a run of `penstock sensitivity measure`; None if this is not such a run."""
     run_dir: Path | None = None
-    """Folder of the node's agent, which may not be there; None outside Slurm."""
+    """Folder of the node's agent, which may not exist; None outside Slurm."""
     visible_devices: str = ""
     """CUDA_VISIBLE_DEVICES."""
 
     def report_every_s(self, given_s: float) -> float:
-        """Seconds between two reports, where the program gives `given_s`."""
+        """Seconds between two reports. `given_s` is the program's choice; runs that measure report more often."""
         return given_s if self.measuring is None else min(given_s, MEASURING_REPORT_S)
 
 
 def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
-    """What `environ` (None: this process's own) says of the job.
+    """What the variables `environ` say about the job. None: this process's own variables.
 
     Raises:
-        EnvironmentDisagrees: the variables contradict each other, or one is not in Slurm's form; the message names it.
+        EnvironmentDisagrees: variables contradict each other, or one does not have Slurm's form; the message names it.
     """
     environ = os.environ if environ is None else environ
     spool = Path(environ[SPOOL_VARIABLE]) if environ.get(SPOOL_VARIABLE) else None
@@ -115,7 +116,7 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """One process's place among those that train together. A process alone is rank 0 of 1."""
+    """One process's place among those that train together. A single process is rank 0 of 1."""
 
     rank: int = 0
     world: int = 1
@@ -124,28 +125,28 @@ class Ranks:
     local_world: int = 1
     nodes: int = 1
     first_node: str | None = None
-    """Slurm's name of the node of rank 0; None where `master` says it, or the process is alone."""
+    """Slurm's name of the node of rank 0; None if `master` is known, or there is only one process."""
     master: str | None = None
-    """Address of rank 0, where torchrun or the user gave it."""
+    """Address of rank 0, if torchrun or the user set it."""
     port: int = 0
-    """Port on which rank 0 listens; 0 if the process is alone."""
+    """Port on which rank 0 listens; 0 if there is only one process."""
 
 
 def read_ranks(environ: Mapping[str, str] | None = None) -> Ranks:
-    """Who this process is among its like, by torchrun's variables or those of a step of Slurm's (srun).
+    """This process's rank, by the variables of torchrun or of a Slurm step (srun).
 
-    torchrun's go before Slurm's, since it may itself run in a step, one task a node. MASTER_ADDR and MASTER_PORT, where
-    they are set, go before what Slurm's say. In a batch script without srun a process is alone.
+    torchrun's variables have priority, since torchrun may itself run in a step, as one task per node. MASTER_ADDR and
+    MASTER_PORT, if set, have priority over Slurm's variables. In a batch script without srun there is one process.
 
     Raises:
-        EnvironmentDisagrees: the variables contradict each other, or some are missing; the message names them.
+        EnvironmentDisagrees: variables contradict each other, or some are missing; the message names them.
     """
     environ = os.environ if environ is None else environ
     found = _torchrun_ranks(environ) if environ.get("RANK") else _step_ranks(environ)
     if not (found.rank < found.world and found.local_rank < found.local_world <= found.world):
         raise EnvironmentDisagrees(
-            f"rank {found.rank} of {found.world}, on its node {found.local_rank} of {found.local_world}: no process can be"
-            " that; was the environment of another job or step exported into this one?"
+            f"rank {found.rank} of {found.world}, local rank {found.local_rank} of {found.local_world}: no process can"
+            " have these ranks; was the environment of another job or step exported into this one?"
         )
     return found
 
@@ -155,7 +156,7 @@ def _torchrun_ranks(environ: Mapping[str, str]) -> Ranks:
     missing = [name for name in names if not environ.get(name)]
     if missing:
         raise EnvironmentDisagrees(
-            f"RANK is set but {', '.join(missing)} not; start with torchrun or srun, or unset RANK"
+            f"RANK is set, but {', '.join(missing)} is not; start with torchrun or srun, or unset RANK"
         )
     rank, world, port = (_given(environ, name) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
     local_world = _number(environ, "LOCAL_WORLD_SIZE") or 1
@@ -184,7 +185,7 @@ def _step_ranks(environ: Mapping[str, str]) -> Ranks:
     if sum(counts) != world or len(counts) != len(nodes):
         raise EnvironmentDisagrees(
             f"SLURM_STEP_NUM_TASKS={world}, but SLURM_STEP_TASKS_PER_NODE={environ.get('SLURM_STEP_TASKS_PER_NODE')}"
-            f" on SLURM_STEP_NODELIST={text} are {sum(counts)} tasks on {len(counts)} nodes"
+            f" on SLURM_STEP_NODELIST={text} gives {sum(counts)} tasks on {len(counts)} nodes"
         )
     node = _given(environ, "SLURM_NODEID")
     if node >= len(nodes):
@@ -202,27 +203,27 @@ def _step_ranks(environ: Mapping[str, str]) -> Ranks:
 
 
 def _tasks_per_node(text: str) -> list[int]:
-    """Slurm's `2(x3),1` is 2, 2, 2, 1."""
+    """Numbers of tasks in Slurm's short form: `2(x3),1` is 2, 2, 2, 1."""
     counts: list[int] = []
     for item in text.split(","):
         match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", item)
         if match is None or int(match[2] or 1) > MOST_NAMES:
-            raise ValueError(f"{text!r} is not a list of Slurm's, such as 2(x3),1")
+            raise ValueError(f"{text!r} is not a list in Slurm's form, such as 2(x3),1")
         counts += [int(match[1])] * int(match[2] or 1)
     return counts
 
 
 def _port(environ: Mapping[str, str]) -> int:
-    """The same for all tasks of a step, hardly the same for two steps, and below the ports that Linux gives out itself.
+    """A port that is the same for all tasks of a step, most likely differs between steps, and is not an ephemeral port.
 
-    srun's own port tells steps of one host apart even where two clusters both have a job 1.
+    srun's own port distinguishes the steps of one host even if two clusters on it both have a job 1.
     """
     names = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT", "SLURM_SRUN_COMM_PORT")
     return 10_000 + zlib.crc32(" ".join(environ.get(name, "") for name in names).encode()) % 20_000
 
 
 def expand_hostlist(text: str) -> tuple[str, ...]:
-    """Names in Slurm's short form: `t4-[00-02,05],x` is t4-00, t4-01, t4-02, t4-05 and x. "" is none.
+    """Names in Slurm's short form: `t4-[00-02,05],x` is t4-00, t4-01, t4-02, t4-05 and x. An empty text has no names.
 
     Raises:
         ValueError: not a host list.
@@ -233,14 +234,14 @@ def expand_hostlist(text: str) -> tuple[str, ...]:
 
 def _expand_item(item: str, text: str) -> list[str]:
     if not re.fullmatch(r"(?:[^\[\],\s]|\[\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*\])+", item):
-        raise ValueError(f"{text!r} is not a host list of Slurm's, such as t4-[00-02,05]")
+        raise ValueError(f"{text!r} is not a host list in Slurm's form, such as t4-[00-02,05]")
     choices: list[list[str]] = []
     for part in re.findall(r"\[[^\]]*\]|[^\[]+", item):
         choices.append([part])
         if part.startswith("["):
             bounds = [(first, last or first) for first, _, last in (r.partition("-") for r in part[1:-1].split(","))]
             if sum(abs(int(last) - int(first)) for first, last in bounds) > MOST_NAMES:
-                raise ValueError(f"{text!r} is not a host list: more than {MOST_NAMES} names")
+                raise ValueError(f"{text!r} is not a host list: it has more than {MOST_NAMES} names")
             choices[-1] = [str(n).zfill(len(a)) for a, b in bounds for n in range(int(a), int(b) + 1)]
     return ["".join(parts) for parts in itertools.product(*choices)]
 
@@ -260,14 +261,14 @@ def _nodes(environ: Mapping[str, str]) -> tuple[str, ...]:
 def _gpus(environ: Mapping[str, str]) -> tuple[tuple[int, ...], int]:
     """Indices and number of this process's GPUs.
 
-    In a step SLURM_JOB_GPUS and SLURM_GPUS_ON_NODE may be those of the batch script's node, so the step's own win.
-    Only numbers are compared with CUDA_VISIBLE_DEVICES: where Slurm confines devices, it counts from 0 anew, and a user
-    may well hide some.
+    In a step, SLURM_JOB_GPUS and SLURM_GPUS_ON_NODE may be those of the batch script's node, so the step's own
+    variables have priority. With CUDA_VISIBLE_DEVICES only the numbers of GPUs are compared: if Slurm confines devices,
+    its indices begin at 0 again, and a user may hide some GPUs.
     """
     name = "SLURM_STEP_GPUS" if environ.get("SLURM_STEP_GPUS") else "SLURM_JOB_GPUS"
     listed = environ.get(name, "")
     try:
-        ids = tuple(int(word) for word in listed.split(",") if word)
+        ids = tuple(int(item) for item in listed.split(",") if item)
     except ValueError:
         raise EnvironmentDisagrees(f"{name}={listed} is not a list of GPU indices, such as 0,1") from None
     on_node = _number(environ, "SLURM_GPUS_ON_NODE")
@@ -275,10 +276,11 @@ def _gpus(environ: Mapping[str, str]) -> tuple[tuple[int, ...], int]:
         raise EnvironmentDisagrees(f"SLURM_GPUS_ON_NODE={on_node}, but SLURM_JOB_GPUS={listed} names {len(ids)}")
     gpus = len(ids) or on_node or 0
     visible = environ.get("CUDA_VISIBLE_DEVICES", "")
-    shown = [word for word in visible.split(",") if word and word != "NoDevFiles"]
+    shown = [item for item in visible.split(",") if item and item != "NoDevFiles"]
     if gpus and len(shown) > gpus:
         raise EnvironmentDisagrees(
-            f"CUDA_VISIBLE_DEVICES={visible} shows {len(shown)} GPUs where Slurm gave {gpus}; do not set it in the job"
+            f"CUDA_VISIBLE_DEVICES={visible} shows {len(shown)} GPUs, but Slurm allocated {gpus}; do not set it in the"
+            " job"
         )
     return ids, gpus
 
@@ -286,7 +288,7 @@ def _gpus(environ: Mapping[str, str]) -> tuple[tuple[int, ...], int]:
 def _given(environ: Mapping[str, str], name: str) -> int:
     number = _number(environ, name)
     if number is None:
-        raise EnvironmentDisagrees(f"{name} is not set, though others of its kind are; start with srun or torchrun")
+        raise EnvironmentDisagrees(f"{name} is not set, but related variables are; start with srun or torchrun")
     return number
 
 
@@ -310,5 +312,5 @@ def _number(environ: Mapping[str, str], name: str) -> int | None:
     if not text:
         return None
     if not text.isdigit():
-        raise EnvironmentDisagrees(f"{name}={text} is not a number; Slurm sets it, do not set it in the job")
+        raise EnvironmentDisagrees(f"{name}={text} is not a number; Slurm sets it, so do not set it in the job")
     return int(text)

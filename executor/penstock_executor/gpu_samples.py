@@ -1,4 +1,4 @@
-"""What NVML says of the job's GPUs on this node between two reports. Without NVIDIA's library, nothing."""
+"""Samples the job's GPUs on this node by NVML, for reports. Without NVIDIA's library there are no samples."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from penstock_profiles.nvml import NoNvml, Nvml, Reading, Sample
 log = logging.getLogger(__name__)
 
 EVERY_S = 5.0
-"""Between two samples. NVML's own period is at most 1 s: a report has the mean of some of these, not of all time."""
+"""Seconds between two samples. NVML averages over at most 1 s, so samples do not cover all the time."""
 
 
 class GpuSamples:
@@ -18,7 +18,7 @@ class GpuSamples:
 
     Args:
         gpu_ids: indices of the job's GPUs on this node, as Slurm counts them.
-        pid: of a process of the job, by which its GPUs are known first.
+        pid: of a process of the job, to recognise its GPUs by. None: this process.
     """
 
     def __init__(self, gpu_ids: tuple[int, ...], pid: int | None = None) -> None:
@@ -30,24 +30,24 @@ class GpuSamples:
             self._nvml = Nvml().__enter__()
         except NoNvml as error:
             log.debug("no samples of GPUs: %s", error)
-        except Exception:  # whatever the driver does, training goes on
+        except Exception:  # no error of the driver may stop the training
             log.debug("no samples of GPUs", exc_info=True)
 
-    def look(self) -> None:
-        """Take a sample. Costs about a millisecond a GPU, and never raises."""
+    def sample(self) -> None:
+        """Take a sample. Takes about a millisecond per GPU, and never raises."""
         if self._nvml is None:
             return
         try:
-            for reading in own(self._nvml.sample(), self._ids, self._pid):
+            for reading in readings_of_job(self._nvml.sample(), self._ids, self._pid):
                 if reading.utilisation is not None:
                     self._busy.append(reading.utilisation)
                 if reading.used_mb is not None:
                     self._used_mb.append(reading.used_mb)
-        except Exception:  # whatever the driver does, training goes on
+        except Exception:  # no error of the driver may stop the training
             log.debug("a sample of GPUs failed", exc_info=True)
 
     def take(self) -> dict[str, float]:
-        """Fields for an `Observation`, of the samples since the last call; {} without any."""
+        """Fields for an `Observation`, from the samples since the last call; empty if there are none."""
         found = {}
         if self._busy:
             found["utilisation"] = min(sum(self._busy) / len(self._busy), 1.0)
@@ -58,16 +58,16 @@ class GpuSamples:
         return found
 
     def close(self) -> None:
-        """Let NVML go."""
+        """Close NVML."""
         if self._nvml is not None:
             self._nvml.__exit__()
             self._nvml = None
 
 
-def own(sample: Sample, gpu_ids: tuple[int, ...], pid: int) -> list[Reading]:
-    """The readings of a job's GPUs: those where `pid` computes and, as a container counts processes anew, else by index.
+def readings_of_job(sample: Sample, gpu_ids: tuple[int, ...], pid: int) -> list[Reading]:
+    """The readings of a job's GPUs: those on which `pid` computes or, since containers renumber processes, by index.
 
-    Where Slurm confines devices there are no others to be seen, and NVML counts those from 0.
+    If Slurm confines devices, NVML sees only the job's GPUs and counts them from 0: then all readings are the job's.
     """
     mine = [each for each in sample.readings if any(process.pid == pid for process in each.processes or ())]
     if mine and len(gpu_ids) <= len(mine):

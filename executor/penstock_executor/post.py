@@ -1,7 +1,8 @@
-"""Reports over HTTP: how a job on a node without the spool, such as in the cloud, is heard (docs/user/api.md, Reports).
+"""Reports over HTTP, for jobs on nodes without the spool, such as in the cloud (docs/user/api.md, Reports).
 
-A thread posts what is put. `put` never waits: of more than `WAITING` reports the oldest are dropped, and while the daemon is away
-the thread tries again after growing pauses. Only the standard library is used: a training job stays light.
+A thread posts the reports. `put` never waits: if more than `WAITING` reports wait, the oldest are dropped. While the
+daemon does not answer, the thread retries after growing pauses. Only the standard library is used, to keep training
+jobs light.
 """
 
 from __future__ import annotations
@@ -24,11 +25,13 @@ from penstock_profiles.wire import Report
 log = logging.getLogger(__name__)
 
 WAITING = 256
+"""The most reports that wait to be posted."""
+
 BATCH = 100
-"""Reports in one request; the service takes 500."""
+"""The most reports in one request; the service accepts 500."""
 
 EVERY_S = 1.0
-"""At most one request in that time."""
+"""Seconds between two requests, at least."""
 
 LONGEST_PAUSE_S = 60.0
 TIMEOUT_S = 10.0
@@ -36,7 +39,7 @@ ANSWER_BYTES = 1 << 20
 
 
 class _Refused(OSError):
-    """The service answered, and not with a receipt."""
+    """The service answered with an error."""
 
     def __init__(self, status: int, text: str, pause_s: float | None) -> None:
         super().__init__(f"status {status}: {text}")
@@ -44,13 +47,14 @@ class _Refused(OSError):
 
 
 class Post:
-    """One run's way to penstockd over HTTP.
+    """Posts one run's reports to penstockd.
 
     Args:
-        service: where it is, and what proves who we are.
-        job_id: the job, as Penstock names it.
-        epoch: the run's, as its checkpoints have it. What the daemon gave this run may be higher, and is then learnt from it.
-        first_pause_s: before the second try, when the daemon does not answer; each is twice the one before.
+        service: the API's address, and the proof of identity.
+        job_id: the job's id in Penstock.
+        epoch: of the run, by its checkpoints. If the daemon has assigned a higher epoch, its first answer says so.
+        first_pause_s: seconds before the first retry if the daemon does not answer. Each further pause is twice as
+            long.
     """
 
     def __init__(self, service: Service, job_id: str, epoch: int, first_pause_s: float = 1.0) -> None:
@@ -58,10 +62,11 @@ class Post:
         self._first_pause_s = first_pause_s
         self.epoch = epoch
         self.superseded = False
-        """A later run of the job reports."""
+        """Whether a later run of the job reports."""
         self.dropped = 0
-        """Reports that nobody will see."""
-        self._heard = False
+        """Number of reports that were lost."""
+        self._accepted = False
+        """Whether the daemon has accepted a report under `epoch`."""
         self._waiting: deque[Report] = deque()
         self._lock = threading.Lock()
         self._wake, self._done = threading.Event(), threading.Event()
@@ -69,7 +74,7 @@ class Post:
         threading.Thread(target=self._run, name="penstock-post", daemon=True).start()
 
     def put(self, report: Report) -> None:
-        """Have it posted, soon. Never waits, never raises."""
+        """Queue a report. Never waits, never raises."""
         with self._lock:
             if len(self._waiting) == WAITING:
                 self._waiting.popleft()
@@ -78,7 +83,7 @@ class Post:
         self._wake.set()
 
     def close(self, timeout_s: float) -> None:
-        """Wait until all is posted or the time is over; nothing is posted after that."""
+        """Wait until all reports are posted, or the time is over. Nothing is posted after that."""
         self._closing = True
         self._wake.set()
         self._done.wait(timeout_s)
@@ -94,12 +99,14 @@ class Post:
                     if failures:
                         log.info("url=%s the daemon answers again dropped=%d", self._service.url, self.dropped)
                     failures, pause_s = 0, EVERY_S
-                except Exception as error:  # whatever it is, training goes on
+                except Exception as error:  # no error may stop the training
                     if not failures:
                         log.warning("url=%s reports wait: %s", self._service.url, error)
                     failures += 1
-                    told_s = error.pause_s if isinstance(error, _Refused) else None
-                    pause_s = min(max(self._first_pause_s * 2 ** min(failures - 1, 10), told_s or 0.0), LONGEST_PAUSE_S)
+                    asked_s = error.pause_s if isinstance(error, _Refused) else None
+                    pause_s = min(
+                        max(self._first_pause_s * 2 ** min(failures - 1, 10), asked_s or 0.0), LONGEST_PAUSE_S
+                    )
                 if self._closing and failures:
                     break
                 if self._waiting and not self._closing:
@@ -120,27 +127,28 @@ class Post:
         try:
             receipt = self._ask([report.model_copy(update={"epoch": self.epoch}) for report in batch])
         except _Refused as error:
-            if error.status in (400, 413, 422):  # these will never be taken
+            if error.status in (400, 413, 422):  # the service will never accept these
                 log.warning("url=%s %d reports are dropped: %s", self._service.url, len(batch), error)
                 self._drop(batch, lost=True)
                 return
             raise
         present = int(receipt.get("epoch") or 0)
         if present > self.epoch:
-            # The daemon numbers runs in the spool, which this node does not see. Only a run that was heard can be a stale one.
-            if self._heard:
+            # The daemon numbers runs in the spool, which this node does not see. If it has accepted no report of this
+            # run yet, this is the number of this run. Else a later run has begun.
+            if self._accepted:
                 self.superseded = True
             else:
                 self.epoch = present
                 return
-        self._heard = True
+        self._accepted = True
         for refused in receipt.get("refused", ()):
             log.warning("url=%s report refused: %s", self._service.url, str(refused.get("message"))[:200])
         self._drop(batch, lost=False)
 
     def _drop(self, batch: list[Report], *, lost: bool) -> None:
         with self._lock:
-            for report in batch:  # some may have been dropped meanwhile
+            for report in batch:  # `put` may have dropped some meanwhile
                 if self._waiting and self._waiting[0] is report:
                     self._waiting.popleft()
                     self.dropped += lost
@@ -164,10 +172,10 @@ class Post:
 
 
 def authorization(service: Service, method: str, path: str) -> dict[str, str]:
-    """The header that says who we are: by a token, else by MUNGE; over a unix socket the kernel says it.
+    """The header that proves who the job is: a token, or else MUNGE. A unix socket needs none: the kernel knows.
 
     Raises:
-        OSError: neither can be had.
+        OSError: there is no token, and MUNGE fails.
     """
     if service.token is not None:
         return {"Authorization": f"Bearer {service.token}"}
@@ -180,7 +188,7 @@ def authorization(service: Service, method: str, path: str) -> dict[str, str]:
     except subprocess.TimeoutExpired:
         raise OSError("munge does not answer; give the job a token in PENSTOCK_TOKEN") from None
     if made.returncode != 0:
-        raise OSError(f"no token in PENSTOCK_TOKEN, and munge says: {made.stderr.strip()}")
+        raise OSError(f"there is no token in PENSTOCK_TOKEN, and munge failed: {made.stderr.strip()}")
     return {"Authorization": f"MUNGE {made.stdout.strip()}"}
 
 

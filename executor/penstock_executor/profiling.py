@@ -1,11 +1,11 @@
-"""How long a step takes at growing batch sizes: the job's part of `penstock profile`.
+"""Measures how long a step takes at growing batch sizes: the job's part of `penstock profile`.
 
 ::
 
     if profile(step, max_batch=4096):  # step(batch) trains one step on `batch` samples, on one GPU
         sys.exit()                     # this was `penstock profile`: nothing to train
 
-Without that command, `profile` does nothing and is False, so the same script trains.
+Outside that command, `profile` does nothing and returns False, so the same script trains.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from penstock_profiles.wire import CPU, PROFILE_JOB, BatchTrial, Observation, Pr
 log = logging.getLogger(__name__)
 
 POINTS = 10
-"""Batch sizes between the smallest and the largest, where that makes their ratio at most 2."""
+"""Number of batch sizes from the smallest to the largest, if that makes the ratio of neighbours at most 2."""
 
 REFINEMENTS = 2
-"""Batch sizes tried between the largest that fits into memory and the smallest that does not."""
+"""Number of batch sizes tried between the largest that fits into memory and the smallest that does not."""
 
 WARM_UP, FEWEST_STEPS, MOST_STEPS = 2, 3, 50
-"""Steps at each batch size that are not timed; fewest and most that are."""
+"""For each batch size: steps that are not timed, and the fewest and the most steps that are timed."""
 
 MIB = 2**20
 
@@ -54,24 +54,24 @@ def profile(
     clock: Callable[[], float] = time.perf_counter,
     environment: Environment | None = None,
 ) -> bool:
-    """Under `penstock profile`, time `step` at growing batch sizes and report each; True. Else do nothing; False.
+    """Under `penstock profile`, time `step` at growing batch sizes, report each, and return True. Else return False.
 
-    The sizes grow by a factor of at most 2 to `max_batch`, the memory limit or the end of the time that the command
-    gives, whichever comes first. Where one does not fit, sizes below it are tried: two, and more only until one fits.
-    Call it in one process, before `connect`, and leave when it is True.
+    The sizes grow by a factor of at most 2, up to `max_batch`, the memory limit or the end of the time that the command
+    allows, whichever comes first. If a size does not fit, smaller ones are tried: two, or more until one fits. Call it
+    in one process, before `connect`, and exit if it returns True.
 
     Args:
-        step: trains one step, forward, backward and update, on the given number of samples. Called some hundred times.
-        min_batch: smallest size, samples. The command's option goes before, as for `max_batch`.
-        max_batch: largest size, samples; None: up to the memory limit.
-        synchronize: waits until the GPU has done what was asked of it. None: torch's own, if the script has imported torch
-            and that sees a GPU, else nothing; then `step` itself must wait.
-        clock: seconds, for emulated time.
+        step: trains one step (forward, backward and update) on the given number of samples. Called some hundred times.
+        min_batch: smallest size, in samples. The command's option has priority, as for `max_batch`.
+        max_batch: largest size, in samples; None: up to the memory limit.
+        synchronize: waits until the GPU has finished its work. None: PyTorch's own function, if the script has imported
+            PyTorch and it sees a GPU; else nothing, and `step` itself must wait.
+        clock: time in seconds, for emulated time.
         environment: None: this process's own.
 
     Raises:
-        ValueError: not 1 <= `min_batch` <= `max_batch`, or the command is of another version than this library.
-        Exception: whatever `step` raises, other than that memory is short.
+        ValueError: not 1 <= `min_batch` <= `max_batch`, or the command has another version than this library.
+        Exception: whatever `step` raises, except that memory has run out.
     """
     environment = read_environment() if environment is None else environment
     request = read_request(environment)
@@ -84,7 +84,9 @@ def profile(
         smallest = min_batch if request.min_batch is None else request.min_batch
         largest = max_batch if request.max_batch is None else request.max_batch
         if smallest < 1 or (largest is not None and largest < smallest):
-            raise ValueError(f"min_batch={smallest}, max_batch={largest}: at least 1, and the first at most the second")
+            raise ValueError(
+                f"min_batch={smallest}, max_batch={largest}: the first must be at least 1, and at most the second"
+            )
         device = _device(request.gpu_type)
         if synchronize is not None:
             device = dataclasses.replace(device, synchronize=synchronize)
@@ -105,7 +107,7 @@ def profile(
 
 
 def read_request(environment: Environment) -> ProfileRequest | None:
-    """What `penstock profile` asks for; None if this process does not run under it.
+    """The request of `penstock profile`; None if this process does not run under that command.
 
     Raises:
         ValueError: the request cannot be read.
@@ -115,22 +117,26 @@ def read_request(environment: Environment) -> ProfileRequest | None:
     try:
         return ProfileRequest.model_validate_json(environment.profile.read_bytes())
     except FileNotFoundError:
-        log.warning("profile=%s is gone: not profiled; unset PENSTOCK_PROFILE", environment.profile)
+        log.warning("profile=%s does not exist, so nothing is profiled; unset PENSTOCK_PROFILE", environment.profile)
         return None
     except (OSError, ValidationError) as error:
         raise ValueError(
-            f"request of penstock profile in {environment.profile}: {error}; the command and this job need the same Penstock"
+            f"request of penstock profile in {environment.profile}: {error}; the command and this job need the same"
+            " version of Penstock"
         ) from None
 
 
 def batch_sizes(smallest: int, largest: int | None) -> Iterator[int]:
-    """Growing sizes: doubling, or `POINTS` in geometric steps where those are smaller. `largest` is the last; None: no end."""
+    """Growing batch sizes: each twice the one before, or `POINTS` sizes in geometric steps if those are smaller.
+
+    The last is `largest`. If that is None, the sizes never end.
+    """
     ratio = 2.0
     if largest is not None:
         ratio = min(ratio, (largest / smallest) ** (1 / (POINTS - 1)))
     size, last = float(smallest), 0
     while largest is None or last < largest:
-        # Between neighbours such as 4 and 5 a small ratio would tread on the spot: round up.
+        # A small ratio may round to the same size again, as between 4 and 5: then take the next.
         batch = max(round(size), last + 1)
         last = batch if largest is None else min(batch, largest)
         yield last
@@ -138,16 +144,16 @@ def batch_sizes(smallest: int, largest: int | None) -> Iterator[int]:
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Whether memory is short: on the host or, in the words of torch, JAX, TensorFlow or CuPy, on the GPU."""
+    """Whether memory has run out, on the host or the GPU, by the errors of PyTorch, JAX, TensorFlow and CuPy."""
     names = {kind.__name__ for kind in type(error).__mro__}
     if names & {"MemoryError", "OutOfMemoryError", "ResourceExhaustedError"}:
         return True
-    words = r"out of memory|not enough memory|can't allocate memory|RESOURCE_EXHAUSTED|STATUS_ALLOC_FAILED"
-    return isinstance(error, RuntimeError) and re.search(words, str(error)) is not None
+    phrases = r"out of memory|not enough memory|can't allocate memory|RESOURCE_EXHAUSTED|STATUS_ALLOC_FAILED"
+    return isinstance(error, RuntimeError) and re.search(phrases, str(error)) is not None
 
 
 class _Profiler:
-    """One profile."""
+    """Measures one profile."""
 
     def __init__(
         self,
@@ -169,10 +175,10 @@ class _Profiler:
         self._step_time_s = 0.0
 
     def run(self, smallest: int, largest: int | None) -> str:
-        """Measure; what ended it, for people to read."""
+        """Measure until there is nothing more to measure; returns the reason why it ended, for people to read."""
         for batch in batch_sizes(smallest, largest):
             if not self._has_time_for(batch):
-                return f"the time was over before batch {batch}; --seconds gives it more"
+                return f"the time was over before batch {batch}; allow more with --seconds"
             if not self._try(batch):
                 break
         if self._too_large is None:
@@ -187,14 +193,17 @@ class _Profiler:
         return "the memory limit was reached"
 
     def _has_time_for(self, batch: int) -> bool:
-        """By the last point: a step's time grows at most with the batch. Sizes are tried until one has been measured."""
+        """Whether there is time to measure a size. Its step takes at most in proportion as long as the last size's.
+
+        Sizes are tried in any case until one has been measured.
+        """
         if not self._fits:
             return True
         needed_s = (WARM_UP + FEWEST_STEPS) * self._step_time_s * max(1.0, batch / self._fits)
         return self._clock() + needed_s <= self._end_s
 
     def _try(self, batch: int) -> bool:
-        """Measure one size and report it; whether it fits into memory."""
+        """Measure one size and report it; returns whether it fits into memory."""
         self._client.report(BatchTrial(atomic_batch=batch))
         try:
             self._device.forget_peak()
@@ -220,12 +229,13 @@ class _Profiler:
                 )
             )
             return True
-        gc.collect()  # what the failed step held, in cycles too, must not count against the next size
+        gc.collect()  # memory of the failed step, also in reference cycles, must not count against the next size
         self._client.report(BatchTrial(atomic_batch=batch, out_of_memory=True))
         return False
 
     def _time(self, batch: int) -> list[float]:
-        """Seconds of each timed step: as many as fit into the size's share of the time, within bounds."""
+        """Seconds of each timed step. There are as many steps as fit into the size's share of the time, within
+        bounds."""
         began_s = self._clock()
         for _ in range(WARM_UP):
             self._step(batch)
@@ -241,11 +251,11 @@ class _Profiler:
 
 @dataclass(frozen=True, slots=True)
 class _Device:
-    """What there is to ask of the device that the steps run on; of one that we do not know, nothing."""
+    """Functions of the device that the steps run on. For an unknown device they do nothing."""
 
     synchronize: Callable[[], object] = lambda: None
     forget_peak: Callable[[], object] = lambda: None
-    """Begin anew with the largest use of memory."""
+    """Reset the peak of memory use."""
     peak_mb: Callable[[], float | None] = lambda: None
 
 
@@ -260,7 +270,7 @@ def _device(gpu_type: str) -> _Device:
 
 
 def _forget_host_peak() -> None:
-    # Where the kernel refuses, the peak is that since the process began, which growing batches mostly exceed.
+    # If the kernel refuses, the peak is that since the process began. Growing batches usually exceed it.
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
 
@@ -273,7 +283,7 @@ def _host_peak_mb() -> float | None:
 
 
 def _versions() -> dict[str, str]:
-    """Python's, and those of the frameworks that the script has imported."""
+    """Versions of Python and of the frameworks that the script has imported."""
     loaded = {name: sys.modules[name] for name in _FRAMEWORKS if name in sys.modules}
     found = {name: str(module.__version__) for name, module in loaded.items() if hasattr(module, "__version__")}
     return {"python": platform.python_version(), **found}

@@ -1,19 +1,19 @@
-"""`penstock-report`: what a job that is no Python program, or no PyTorch, says to Penstock and hears from it.
+"""`penstock-report`: reports and requests for jobs that do not use Python or PyTorch.
 
 ::
 
-    epoch=$(penstock-report begin --checkpoints "$folder" --total 1e6)   # which run of the job this is; claims it
+    epoch=$(penstock-report begin --checkpoints "$folder" --total 1e6)   # claim an epoch for this run of the job
     penstock-report steps --epoch $epoch --steps 20 --step-time-s 0.5 --atomic-batch 64 --progress 1280
-    request=$(penstock-report poll --epoch $epoch) && save && penstock-report saved --epoch $epoch --request "$request" ...
-    penstock-report metric --epoch $epoch --progress 1280 0.91   # what the model reaches by now, for a search
+    request=$(penstock-report poll --epoch $epoch) && save && penstock-report saved --epoch $epoch --request "$request"
+    ... penstock-report metric --epoch $epoch --progress 1280 0.91   # what the model has reached, for a search
     penstock-report end --epoch $epoch --outcome completed --progress 1e6
 
-Each call is one message of `penstock_profiles.wire` in the job's spool, which docs/user/executor.md describes for those who
-would rather write the files themselves. Without Penstock or Slurm, nothing is said, `poll` finds nothing, and a script runs
-unchanged.
+Each call writes or reads one message of `penstock_profiles.wire` in the job's spool. docs/user/executor.md describes
+the files, for programs that write them without this command. Without Penstock or Slurm nothing is reported, `poll`
+finds nothing, and the script runs unchanged.
 
-Exit status: 0; `poll` without a request 1; 75 when a later run of the job has begun, so that this one must stop and write nothing
-more; 2 for wrong options or variables, with a sentence on standard error.
+Exit status: 0: success. 1: `poll` found no request. 2: wrong options or variables, with a message on standard error.
+75: a later run of the job has begun, so this one must stop and write nothing more.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ from penstock_executor.client import Client, connect, reconnect
 from penstock_executor.environment import Environment, EnvironmentDisagrees, read_environment
 from penstock_profiles.wire import CPU, Checkpointed, Observation, Result, Started
 
-FINE, NOTHING, WRONG, SUPERSEDED = 0, 1, 2, 75
+OK, NO_REQUEST, WRONG, SUPERSEDED = 0, 1, 2, 75
+"""Exit statuses."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -44,11 +45,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _begin(options, environment)
         client = reconnect(options.epoch, options.checkpoints, environment)
         if client.superseded:
-            print(f"penstock-report: a later run than epoch {options.epoch} has begun: stop", file=sys.stderr)  # noqa: T201
+            text = f"a run later than epoch {options.epoch} has begun, so this run must stop"
+            print(f"penstock-report: {text}", file=sys.stderr)  # noqa: T201
             return SUPERSEDED
         verbs = {"poll": _poll, "steps": _steps, "saved": _saved, "metric": _metric, "end": _end}
         status = verbs[options.verb](options, client)
-        client.hand_over()
+        client.flush()
         return status
     except (EnvironmentDisagrees, UnknownAllocation, ValidationError, OSError) as error:
         print(f"penstock-report: {error}", file=sys.stderr)  # noqa: T201
@@ -69,22 +71,22 @@ def _begin(options: argparse.Namespace, environment: Environment) -> int:
                 survives_losing_nodes=options.survives_losing_nodes,
             )
         )
-        client.hand_over()
+        client.flush()
     print(client.epoch)  # noqa: T201
-    return FINE
+    return OK
 
 
 def _poll(options: argparse.Namespace, client: Client) -> int:
     request = client.poll()
-    answered = {body.request for body in client.said() if isinstance(body, Checkpointed)}
+    answered = {body.request for body in client.reported() if isinstance(body, Checkpointed)}
     if request is None or request.id in answered:
-        return NOTHING
+        return NO_REQUEST
     print(request.id)  # noqa: T201
-    return FINE
+    return OK
 
 
 def _steps(options: argparse.Namespace, client: Client) -> int:
-    began = [body for body in client.said() if isinstance(body, Started)]
+    began = [body for body in client.reported() if isinstance(body, Started)]
     gpu_type = began[-1].gpu_type if began else CPU
     gpu_ids = began[-1].gpu_ids if began else {}
     client.report(
@@ -101,78 +103,85 @@ def _steps(options: argparse.Namespace, client: Client) -> int:
             progress=options.progress,
         )
     )
-    return FINE
+    return OK
 
 
 def _saved(options: argparse.Namespace, client: Client) -> int:
     client.report(Checkpointed(request=options.request, progress=options.progress, seconds=options.seconds))
-    return FINE
+    return OK
 
 
 def _metric(options: argparse.Namespace, client: Client) -> int:
-    if math.isfinite(options.value):  # a trial that has diverged stays at what it had reached
+    if math.isfinite(options.value):  # a trial that diverges keeps its last result
         client.report(Result(metric=-options.value if options.minimize else options.value, progress=options.progress))
-    return FINE
+    return OK
 
 
 def _end(options: argparse.Namespace, client: Client) -> int:
     client.close(options.outcome, options.progress, options.text)
-    return FINE
+    return OK
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="penstock-report", description="Tells Penstock how a job goes, and says when to save."
+        prog="penstock-report", description="Reports the progress of a job to Penstock, and reads its requests."
     )
     verbs = parser.add_subparsers(dest="verb", required=True)
 
     def verb(name: str, text: str) -> argparse.ArgumentParser:
         made = verbs.add_parser(name, help=text, description=text)
         made.add_argument(
-            "--checkpoints", type=Path, metavar="DIR", help="the job's checkpoints, on a shared file system"
+            "--checkpoints", type=Path, metavar="DIR", help="folder of the job's checkpoints, on a shared file system"
         )
         if name != "begin":
-            made.add_argument("--epoch", type=int, required=True, help="what `begin` printed")
+            made.add_argument("--epoch", type=int, required=True, help="the epoch that `begin` printed")
         if name != "poll":
             made.add_argument(
-                "--progress", type=float, default=0.0, metavar="SAMPLES", help="so far, over all runs of the job (0)"
+                "--progress", type=float, default=0.0, metavar="SAMPLES", help="progress over all runs of the job (0)"
             )
         return made
 
-    begin = verb("begin", "A run begins: prints its epoch.")
+    begin = verb("begin", "Report that a run begins; prints its epoch.")
     begin.add_argument("--total", type=float, metavar="SAMPLES", help="progress at which the job is done")
-    begin.add_argument("--gpu-type", metavar="TYPE", help="where Slurm does not say it")
+    begin.add_argument("--gpu-type", metavar="TYPE", help="GPU type, if Slurm does not report one")
     begin.add_argument(
         "--usr2",
         choices=["batch", "steps"],
-        help="a handler for SIGUSR2 is in place, in the batch script or all processes of the steps: send one with each request",
+        help="the batch script, or every process of the steps, handles SIGUSR2: send the signal with each request",
     )
     begin.add_argument(
-        "--survives-losing-nodes", action="store_true", help="the run goes on when Slurm takes nodes from it"
+        "--survives-losing-nodes", action="store_true", help="the run continues when Slurm takes nodes from it"
     )
-    verb("poll", "Prints the request for a checkpoint that waits for an answer; status 1 if there is none.")
-    steps = verb("steps", "Steps were made since the last report.")
-    steps.add_argument("--steps", type=int, required=True, help="how many")
-    steps.add_argument("--step-time-s", type=float, required=True, metavar="S", help="mean time of one, seconds")
-    steps.add_argument("--sync-time-s", type=float, metavar="S", help="of that, waiting for other processes' gradients")
+    verb("poll", "Print the id of an unanswered request for a checkpoint; exit status 1 if there is none.")
+    steps = verb("steps", "Report the steps made since the last report.")
+    steps.add_argument("--steps", type=int, required=True, help="number of optimiser steps")
+    steps.add_argument("--step-time-s", type=float, required=True, metavar="S", help="mean time of a step, in seconds")
     steps.add_argument(
-        "--atomic-batch", type=int, required=True, metavar="SAMPLES", help="of one replica in a micro-step"
+        "--sync-time-s",
+        type=float,
+        metavar="S",
+        help="part of it that waited for other processes' gradients, in seconds",
     )
-    steps.add_argument("--accumulation-steps", type=int, default=0, help="micro-steps before a step's last (0)")
+    steps.add_argument(
+        "--atomic-batch", type=int, required=True, metavar="SAMPLES", help="samples of one replica in a micro-step"
+    )
+    steps.add_argument(
+        "--accumulation-steps", type=int, default=0, metavar="N", help="micro-steps before the last one of a step (0)"
+    )
     steps.add_argument(
         "--gpus-per-replica", type=int, default=1, metavar="P", help="GPUs that hold one copy of the model together (1)"
     )
-    saved = verb("saved", "A checkpoint is on disk.")
-    saved.add_argument("--request", help="what `poll` printed, if it was asked for")
-    saved.add_argument("--seconds", type=float, required=True, metavar="S", help="how long it took")
-    metric = verb("metric", "What the model reaches by now: trials of a search are compared by it.")
-    # argparse, before 3.14, takes -1e-05 and -inf for options.
+    saved = verb("saved", "Report that a checkpoint is on disk.")
+    saved.add_argument("--request", help="id that `poll` printed, if this answers a request")
+    saved.add_argument("--seconds", type=float, required=True, metavar="S", help="time that saving took, in seconds")
+    metric = verb("metric", "Report what the model has reached; a search compares its trials by it.")
+    # argparse before Python 3.14 takes -1e-05 and -inf for options.
     metric._negative_number_matcher = re.compile(r"^-((\d+\.?\d*|\.\d+)(e[-+]?\d+)?|inf(inity)?)$", re.IGNORECASE)
     metric.add_argument("value", type=float, metavar="VALUE", help="such as the accuracy on the validation set")
-    metric.add_argument("--minimize", action="store_true", help="less is better, as of a loss")
-    end = verb("end", "The run is about to exit.")
+    metric.add_argument("--minimize", action="store_true", help="less is better, such as a loss")
+    end = verb("end", "Report that the run is about to exit.")
     end.add_argument("--outcome", choices=["completed", "stopped", "superseded", "failed"], required=True)
-    end.add_argument("--text", default="", help="for people to read")
+    end.add_argument("--text", default="", help="an explanation for people to read")
     return parser
 
 

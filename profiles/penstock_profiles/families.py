@@ -90,7 +90,8 @@ class Families(dict[str, Family]):
 
     @functools.cached_property
     def slowdowns(self) -> dict[tuple[str, str], float]:
-        """(type A, type B) -> how many times as long one GPU of B takes as one of A: the median over families that know both.
+        """(type A, type B) -> how many times as long one GPU of B takes as one of A: the median over families that know
+        both.
 
         At the largest atomic batch that fits into both, where fixed costs weigh least.
         """

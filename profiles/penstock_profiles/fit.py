@@ -1,12 +1,13 @@
-"""From measured steps to the parameters of the throughput model.
+"""Fits the parameters of the throughput model to measured steps.
 
-A robust least-squares fit in the logarithms of compute time and step time, as in Sia's section 3.3, with three departures that
-make it predict shapes larger than any it has seen (docs/developer/profiles.md has the measurements):
+It is a robust least-squares fit in the logarithms of compute time and step time, as in Sia's section 3.3. Three
+departures let it predict shapes that are larger than any measured one (docs/developer/profiles.md has the
+measurements):
 
-- each shape (nodes, replicas) weighs alike, however many batch sizes were measured on it, and large residuals count linearly
-  rather than squared (soft L1), so that one bad point does not bend the curve;
-- weak ties to what is plausible (`_TIES`) instead of the paper's bounds: they decide what the data leave open, and are
-  loosened where the data lie close to the model;
+- Each shape (nodes, replicas) has the same weight, whatever the number of batch sizes measured on it. Large residuals
+  count linearly instead of squared (soft L1), so that one bad point does not bend the curve.
+- Weak ties to plausible values (`_TIES`) replace the paper's bounds. They decide what the data leave open, and are
+  loosened if the data lie close to the model.
 - `growth` is fitted too.
 
 Levenberg-Marquardt on the logarithms of the times needs no bounds, and its Jacobian is analytic.
@@ -26,65 +27,70 @@ from penstock_profiles.observations import Measured, check
 from penstock_profiles.throughput import FloatArray, ThroughputParams, step_time
 
 SOFT = 0.1
-"""Relative error from which a residual counts linearly: the scatter of good measurements is well below it."""
+"""Relative error from which a residual counts linearly. The scatter of good measurements is well below it."""
 
 SCATTER = 0.04
-"""Relative error of a usual set of points about the model (root mean square): the ties are as stiff as it needs."""
+"""Relative error (root mean square) of a typical set of points about the model. The stiffness of the ties suits it."""
 
 GROWTH = -0.3
-"""Plausible `growth`: the median over published measurements of six models on four GPU types (docs/developer/profiles.md)."""
+"""Plausible `growth`: the median over published measurements of six models on four GPU types
+(docs/developer/profiles.md)."""
 
 GAMMA = 2.0
-"""Plausible `gamma`: half-hidden synchronisation."""
+"""Plausible `gamma`: synchronisation that is half hidden."""
 
 GAMMA_MAX = 10.0
-"""As Sia; beyond it the shorter of compute and synchronisation is hidden whole."""
+"""Largest `gamma`, as in Sia. Beyond it, the shorter of compute and synchronisation is hidden completely."""
 
 SLOWER_ACROSS = 1.1
-"""Synchronisation across nodes over that within one, until it is measured (Sia's artifact)."""
+"""Ratio of the synchronisation time across nodes to that within one, until it is measured (Sia's artifact)."""
 
 _PLAUSIBLE_SYNC = np.array([0.1, 0.02, 0.3, 0.05])
 """alpha_r, beta_r, alpha_n, beta_n as shares of the median one-GPU step."""
 
 _TIES = np.array([0.003, 0.003, 0.005, 0.005, 0.005, 0.005, 0.005, 0.03 * (1 - GROWTH**2)])
-"""Residual for each unit that theta is away from what is plausible; all measured points together weigh 1."""
+"""Residual per unit of distance between theta and its plausible value. All measured points together weigh 1."""
 
 _TINY = 1e-12
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """What came out of a fit."""
+    """Result of a fit."""
 
     params: ThroughputParams | None
-    """The parameters; if the fit failed, those it started from: the last good ones, or None if there are none."""
+    """The fitted parameters. If the fit failed: those it started from, or None if there were none."""
     failure: str | None
-    """Why there are no new parameters, None if there are."""
+    """Why the fit failed; None if it did not."""
     median_rel_err: float
-    """Of the step time that `params` give for the measured points; NaN without parameters."""
+    """Median relative error of the predicted step times; NaN without parameters."""
 
 
 def fit_throughput(measured: Measured, start: ThroughputParams | None = None) -> Fit:
     """Fit the throughput model to measured steps.
 
-    What was not measured is filled in by Sia's rules, each a case of what the ties make plausible or of a stated assumption:
-    with one batch size, alpha_c is half of the computing; without any run on several GPUs of one node, or on several nodes,
-    synchronisation there costs nothing (perfect scaling, so that the policy tries it); but once it has been measured within a
-    node it takes at least `SLOWER_ACROSS` times as long across nodes; without more than two replicas, beta is 0.
+    What was not measured is filled in by Sia's rules:
+
+    - With one batch size only, alpha_c is half of the compute time.
+    - Without a run on several GPUs of one node, or on several nodes, synchronisation there costs nothing: scaling is
+      perfect, so that the policy tries it.
+    - Once it has been measured within a node, synchronisation across nodes takes at least `SLOWER_ACROSS` times as
+      long.
+    - Without more than two replicas, beta is 0.
 
     Args:
         measured: at least one point; see `Measured`.
-        start: the last good parameters. The search begins there and is shorter; the answer is the same.
+        start: the last good parameters. They shorten the search but do not change its result.
 
     Returns:
-        The fit; a failure is stated in it, with `start` as the parameters that stay.
+        The fit. If it failed, it contains the reason and `start` as its parameters.
 
     Raises:
-        ValueError: no point, or one that no step can have; the message names the field, the value and the remedy.
+        ValueError: there is no point, or an impossible one; the message names the field, the value and the remedy.
     """
     check(measured)
     if len(measured.nodes) == 0:
-        raise ValueError("measured has no point; run at least one step, or use a prior from the catalogue")
+        raise ValueError("measured has no points; run at least one step, or use a prior from the catalogue")
     problem = _Problem(measured)
     theta = problem.plausible if start is None else _to_theta(start, problem.plausible)
     with warnings.catch_warnings(), np.errstate(all="ignore"):
@@ -100,7 +106,7 @@ def fit_throughput(measured: Measured, start: ThroughputParams | None = None) ->
 
 
 def _search(problem: _Problem, theta: FloatArray) -> tuple[FloatArray, str | None]:
-    """Levenberg-Marquardt from `theta`; what it says if it found nothing as good."""
+    """Levenberg-Marquardt from `theta`. Returns the result, and a message if it is worse than the start."""
     answer, _, _, message, _ = leastsq(
         problem.residuals, theta, Dfun=problem.jacobian, full_output=True, xtol=1e-4, ftol=1e-5, maxfev=100
     )
@@ -115,7 +121,8 @@ def median_rel_err(params: ThroughputParams, measured: Measured) -> float:
 
 
 class _Problem:
-    """Residuals and Jacobian over theta: the six times' logarithms, the logit of (gamma - 1) / 9, and atanh(growth)."""
+    """Residuals and Jacobian over theta: the logarithms of the six times, the logit of (gamma - 1) / 9, and
+    atanh(growth)."""
 
     def __init__(self, measured: Measured) -> None:
         N, K, self._m, step_s, sync_s = measured
@@ -130,21 +137,24 @@ class _Problem:
         self._at: tuple[bytes, _Parts] | None = None
 
     def loosen(self, theta: FloatArray) -> bool:
-        """Whether the points lie so close to the model that the ties were loosened: clean measurements need fewer."""
+        """Loosen the ties if the points lie close to the model at theta; returns whether they do.
+
+        Clean measurements need weaker ties.
+        """
         scatter = float(np.sqrt(np.sum(self.residuals(theta)[:-8] ** 2)))
         if scatter < SCATTER / 2:
             self._ties = _TIES * max(scatter / SCATTER, 0.01)
         return scatter < SCATTER / 2
 
     def residuals(self, theta: FloatArray) -> FloatArray:
-        """Shape (2 points + 8,): step times, compute times, ties."""
+        """Residuals of step times, compute times and ties, shape (2 points + 8,)."""
         parts = self._parts(theta)
         error = np.concatenate([parts.log_step - self._log_step, parts.log_compute - self._log_compute]) / SOFT
         softened = np.sign(error) * np.sqrt(2 * (np.sqrt(1 + error**2) - 1)) * SOFT
         return np.concatenate([softened * self._weight, self._ties * (theta - self.plausible)])
 
     def jacobian(self, theta: FloatArray) -> FloatArray:
-        """Shape (2 points + 8, 8)."""
+        """Derivatives of `residuals` by theta, shape (2 points + 8, 8)."""
         p = self._parts(theta)
         points = len(self._m)
         error = np.concatenate([p.log_step - self._log_step, p.log_compute - self._log_compute]) / SOFT
@@ -167,7 +177,7 @@ class _Problem:
         return J
 
     def _parts(self, theta: FloatArray) -> _Parts:
-        """The model at theta; the search asks for its residuals there, and then for their slopes."""
+        """The model at theta, kept because the search evaluates the Jacobian where it evaluated the residuals."""
         if self._at is None or self._at[0] != theta.tobytes():
             self._at = theta.tobytes(), self._parts_at(theta)
         return self._at[1]
@@ -224,7 +234,7 @@ class _Parts:
 
 
 def _growth_factor(growth: float, log_half_K: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """`throughput.growth_factor` and its derivative by growth, from ln(K/2)."""
+    """`throughput.growth_factor` and its derivative by `growth`, from ln(K/2)."""
     if abs(growth) < 1e-4:
         z = growth * log_half_K
         return 2 * log_half_K * (1 + z / 2), log_half_K**2 * (1 + 2 * z / 3)
@@ -233,7 +243,8 @@ def _growth_factor(growth: float, log_half_K: FloatArray) -> tuple[FloatArray, F
 
 
 def _plausible(measured: Measured) -> FloatArray:
-    """Theta that a fit is weakly tied to: a line through the one-GPU steps, and sync in proportion to them."""
+    """The theta that a fit is weakly tied to: a line through the one-GPU steps, and synchronisation in proportion to
+    them."""
     alone = measured.replicas == 1
     rows: NDArray[np.bool_] = alone if alone.any() else np.ones_like(alone)
     compute, m = (measured.step_s - measured.sync_s)[rows], measured.atomic_batch[rows]
@@ -241,14 +252,14 @@ def _plausible(measured: Measured) -> FloatArray:
         beta, alpha = np.polyfit(m, compute, 1)
     else:
         alpha, beta = compute.mean() / 2, compute.mean() / 2 / m[0]
-    # A line through noise can point down or start below 0; its ties must still be times.
+    # A line through noise can fall or begin below 0, but times must be positive.
     times = [max(alpha, 0.1 * compute.min()), max(beta, 0.01 * compute.min() / m.max())]
     sync = _PLAUSIBLE_SYNC * np.median(measured.step_s[rows])
     return np.concatenate([np.log(times), np.log(sync), [logit((GAMMA - 1) / (GAMMA_MAX - 1)), np.arctanh(GROWTH)]])
 
 
 def _to_theta(params: ThroughputParams, plausible: FloatArray) -> FloatArray:
-    """The theta of `params`; where a time is 0, as of what was never measured, the plausible one."""
+    """The theta of `params`. A time of 0, which was never measured, becomes the plausible one."""
     times = np.array([params.alpha_c, params.beta_c, params.alpha_r, params.beta_r, params.alpha_n, params.beta_n])
     with np.errstate(divide="ignore"):
         logs = np.where(times > 0, np.log(times), plausible[:6])
@@ -257,7 +268,7 @@ def _to_theta(params: ThroughputParams, plausible: FloatArray) -> FloatArray:
 
 
 def _to_params(theta: FloatArray, measured: Measured) -> ThroughputParams | None:
-    """The parameters, with what was not measured filled in; None if a number is no parameter."""
+    """The parameters at theta, with what was not measured filled in; None if one is out of its range."""
     alpha_c, beta_c, alpha_r, beta_r, alpha_n, beta_n = (float(time) for time in np.exp(theta[:6]))
     N, K = measured.nodes, measured.replicas
     within, across = (N == 1) & (K > 1), N > 1

@@ -1,7 +1,8 @@
 """GPU types, read from `data/gpus.toml` and a site's own file of the same format: what each is, and all its names.
 
-One GPU has many names. NVML says `NVIDIA A100-SXM4-80GB`, Slurm's AutoDetect writes it as `nvidia_a100-sxm4-80gb`, a site
-calls it `a100_80gb` in GRES and a paper `A100-80GB`. `Gpus.type_of` takes any of them to the one that Penstock uses.
+One GPU has many names. NVML says `NVIDIA A100-SXM4-80GB`, Slurm's AutoDetect writes it as `nvidia_a100-sxm4-80gb`, a
+site calls it `a100_80gb` in GRES and a paper `A100-80GB`. `Gpus.type_of` takes any of them to the one that Penstock
+uses.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ class Gpus(dict[str, Gpu]):
         raise UnknownGpuError(unknown("GPU type", gpu_type, self, self._types))
 
     def type_of(self, name: str) -> str:
-        """The type that has this name: a type, an alias, or the product as NVML, rocm-smi or Slurm's AutoDetect write it.
+        """The type that has this name: a type, an alias, or the product as NVML, rocm-smi or Slurm's AutoDetect write
+        it.
 
         Upper and lower case, spaces and underscores are the same, and the leading `NVIDIA`, which older drivers leave
         out, is optional.

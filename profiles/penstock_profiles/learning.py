@@ -1,17 +1,19 @@
-"""What a job's model is at each moment: from a prior, or nothing, to fits of its own measurements (Sia section 3.2).
+"""Learns a job's model from its own measurements, beginning with a prior or with nothing (Sia section 3.2).
 
-For each GPU type, the first of these that there is:
+For each GPU type, the model is the first of these that is available:
 
-1. steps on several GPUs: a fit of them;
-2. steps on one GPU, and synchronisation from elsewhere: the catalogue's prior for this type, or else the type that has run on
-   several GPUs and whose one-GPU steps are most alike, the *donor*, with its synchronisation in proportion to its computing;
-3. steps on one GPU alone: synchronisation is free until it is measured, so that the policy tries it;
-4. the catalogue's prior;
-5. a donor, made faster or slower by what both types are to the model families of the catalogue.
+1. Steps on several GPUs were measured: a fit of them.
+2. Steps on one GPU were measured, and synchronisation is known otherwise: from the catalogue's prior for this type, or
+   else from a *donor*. That is the type with runs on several GPUs whose one-GPU steps are most similar. Its
+   synchronisation is scaled in proportion to its compute time.
+3. Only steps on one GPU were measured: synchronisation is free until it is measured, so that the policy tries it.
+4. The catalogue's prior.
+5. A donor, made faster or slower by the ratio of the two types for the model families of the catalogue.
 
-Case 2 is Sia's est_B(N) = xput_B(1) / xput_A(1) x xput_A(N), exactly so where the one-GPU steps of A and B are in proportion;
-otherwise B keeps its own. Departures from Sia's artifact: the donor is not the first type of a dictionary, and a type with
-one-GPU steps alone does not scale perfectly once another type has shown how the job synchronises.
+Case 2 is Sia's est_B(N) = xput_B(1) / xput_A(1) x xput_A(N), exactly so if the one-GPU steps of A and B are in
+proportion; otherwise B keeps its own. Two departures from Sia's artifact: the donor is not the first type of a
+dictionary, and a type with one-GPU steps only does not scale perfectly once another type has shown how the job
+synchronises.
 """
 
 from __future__ import annotations
@@ -33,19 +35,19 @@ from penstock_profiles.wire import Observation
 
 
 class JobModel:
-    """One training job's model, which grows with what is measured.
+    """One training job's model, which improves with each measurement.
 
-    `estimator` is the same object until there is news, as `matrix.GoodputMatrix` wants it.
+    `estimator` is the same object until the model changes, as `matrix.GoodputMatrix` requires.
 
     Args:
-        initial_batch: total batch size that progress is counted in, samples, >= 1.
-        max_batch: largest total batch size, >= `initial_batch`.
-        fixed_batch: the total batch stays `initial_batch`.
-        prior: the job as the catalogue knows it (`Family.estimator`), None if its family is not known.
-        families: for case 5; without them, types that nothing is known of stay closed.
-        gpus: for the batch that fits into a type's memory when only another type's is known.
-        gpus_per_replica: GPU type -> how many hold one copy of the model, for types on which a job that takes more than one has
-            not run yet. Where it has, its reports say so.
+        initial_batch: total batch size that progress is counted in, in samples, >= 1.
+        max_batch: largest total batch size, in samples, >= `initial_batch`.
+        fixed_batch: whether the total batch stays `initial_batch`.
+        prior: the catalogue's model of the job (`Family.estimator`); None if its family is unknown.
+        families: for case 5. Without them, the job does not run on types of which nothing is known.
+        gpus: to estimate the batch that fits into a type's memory if only another type's is known.
+        gpus_per_replica: returns the number of GPUs of a type that hold one replica of the model. It is used for types
+            on which the job has not run yet; reports contain it for the others.
 
     Raises:
         ValueError: the batch sizes are not 1 <= initial <= max.
@@ -64,7 +66,7 @@ class JobModel:
     ) -> None:
         if not 1 <= initial_batch <= max_batch:
             raise ValueError(
-                f"initial_batch={initial_batch}, max_batch={max_batch}: the job needs 1 <= initial_batch <= max_batch"
+                f"initial_batch={initial_batch}, max_batch={max_batch}: choose 1 <= initial_batch <= max_batch"
             )
         self._batches = (initial_batch, max_batch, fixed_batch)
         self._prior, self._families, self._gpus = prior, families, gpus
@@ -72,13 +74,13 @@ class JobModel:
         self._limits: dict[str, int] = {}
         self._requested_per_replica = gpus_per_replica
         self._per_replica: dict[str, int] = {}
-        """GPU type -> GPUs of one copy of the model, as reported."""
+        """GPU type -> GPUs of one replica of the model, as reported."""
         self._fits: dict[str, ThroughputParams] = {}
         self._stale_fits: set[str] = set()
         self._fitted_shapes: set[tuple[str, int, int]] = set()
         self._noise = GradientNoise(prior.grad_sqr, prior.grad_var) if prior is not None else None
         self._models: dict[str, GpuModel] | None = None
-        """What `_estimator` knows of each type's speed; None: to be learnt anew."""
+        """The models that `_estimator` consists of, by GPU type; None: they must be learnt again."""
         self._estimator: TrainingEstimator | LinearEstimator | None = None
 
     def observe(
@@ -91,22 +93,22 @@ class JobModel:
         sync_s: float = 0.0,
         steps: float = 1.0,
     ) -> None:
-        """Take in measured steps; see `Observations.add`, also for the errors."""
+        """Learn from measured steps; see `Observations.add` for the arguments and errors."""
         observations = self._observations.get(gpu_type, Observations())
         news = observations.add(nodes, replicas, atomic_batch, step_s, sync_s, steps)
         self._observations[gpu_type] = observations
         if atomic_batch > self._limits.get(gpu_type, 0):
             self.observe_limit(gpu_type, atomic_batch)
-        if news and not self._foreseen(gpu_type, nodes, replicas, atomic_batch, step_s, sync_s):
+        if news and not self._predicted(gpu_type, nodes, replicas, atomic_batch, step_s, sync_s):
             self._fitted_shapes.add((gpu_type, nodes, replicas))
             self._stale_fits.add(gpu_type)
             self._models = self._estimator = None
 
     def observe_report(self, seen: Observation) -> None:
-        """Take in what a run reported, or one line of a profile: its steps, and its gradient noise if it has an estimate.
+        """Learn from an observation of a run or a profile: its steps, and its gradient noise if it has an estimate.
 
-        With accumulation, all micro-steps compute alike and the last one synchronises too. On several GPUs, steps without a
-        measured synchronisation say nothing that a fit can use, and are passed over.
+        With accumulation, all micro-steps compute equally long, and the last one synchronises too. On several GPUs,
+        steps without a measured synchronisation time are ignored, since a fit cannot use them.
         """
         if seen.grad_sqr is not None and seen.grad_var is not None and seen.grad_sqr + seen.grad_var > 0:
             self.observe_noise(GradientNoise(seen.grad_sqr, seen.grad_var))
@@ -116,19 +118,19 @@ class JobModel:
         sync_s = seen.sync_time_s if seen.replicas > 1 else 0.0
         if sync_s is not None and sync_s < seen.step_time_s:
             compute_s = (seen.step_time_s - sync_s) / (seen.accumulation_steps + 1)
-            # A replica that spans nodes still is one rank of the all-reduce.
+            # A replica that spans nodes is still one rank of the all-reduce.
             shape = min(seen.nodes, seen.replicas), seen.replicas
             self.observe(seen.gpu_type, *shape, seen.atomic_batch, compute_s + sync_s, sync_s, seen.steps)
 
     def observe_profile(self, profile: Profile) -> None:
-        """Take in what `penstock profile` measured of the job, under the profile's GPU type."""
+        """Learn from a profile that `penstock profile` measured, under the profile's GPU type."""
         for seen in profile.observations:
             self.observe_report(seen)
 
-    def _foreseen(
+    def _predicted(
         self, gpu_type: str, nodes: int, replicas: int, atomic_batch: int, step_s: float, sync_s: float
     ) -> bool:
-        """Whether the fit already says so: of a shape that it knows, within what is noticeable. A fit is dear."""
+        """Whether the present fit includes this shape and predicts the step closely enough: a new fit is expensive."""
         params = self._fits.get(gpu_type)
         if params is None or gpu_type in self._stale_fits or (gpu_type, nodes, replicas) not in self._fitted_shapes:
             return False
@@ -137,27 +139,30 @@ class JobModel:
         return max(abs(compute), abs(step)) <= NOTICEABLE * step_s
 
     def observe_limit(self, gpu_type: str, max_atomic_batch: int) -> None:
-        """The largest atomic batch that is known to fit into this type's memory; a larger one that ran replaces it."""
+        """Set the largest atomic batch that is known to fit into this type's memory. A larger one that runs replaces
+        it."""
         if not max_atomic_batch >= 1:
-            raise ValueError(f"max_atomic_batch={max_atomic_batch} fits no sample; leave such a GPU type out")
+            raise ValueError(
+                f"max_atomic_batch={max_atomic_batch} must be at least 1; leave out a GPU type on which no sample fits"
+            )
         if self._limits.get(gpu_type) != max_atomic_batch:
             self._limits[gpu_type] = max_atomic_batch
             self._models = self._estimator = None
 
     def observe_noise(self, noise: GradientNoise) -> None:
-        """The job's own estimate of its gradient noise, at `initial_batch`; replaces the prior's."""
+        """Set the job's own estimate of its gradient noise, at `initial_batch`. It replaces the prior's."""
         if self._noise is None or abs(_efficiency_loss(noise) / _efficiency_loss(self._noise) - 1) > NOTICEABLE:
             self._noise = noise
             self._estimator = None
 
     @property
     def measured(self) -> frozenset[str]:
-        """GPU types on which its own steps were measured, in runs or in stored profiles."""
+        """GPU types on which the job's own steps were measured, in runs or stored profiles."""
         return frozenset(self._observations)
 
     @property
     def estimator(self) -> TrainingEstimator | LinearEstimator:
-        """The model as of now; a `LinearEstimator` if nothing at all is known."""
+        """The present model; a `LinearEstimator` if nothing is known."""
         if self._estimator is None:
             self._estimator = self._learn()
         return self._estimator
@@ -212,7 +217,7 @@ class JobModel:
         return self._requested_per_replica(gpu_type) if max(self._per_replica.values(), default=1) > 1 else 1
 
     def _from_other_types(self, steps: Mapping[str, ThroughputParams]) -> dict[str, ThroughputParams]:
-        """Case 5: types that only the catalogue's families know, by the median of what they say of the nearest type."""
+        """Case 5: types that only the catalogue's families know, by the median ratio to the most similar known type."""
         found: dict[str, ThroughputParams] = {}
         if self._families is None:
             return found
@@ -225,7 +230,8 @@ class JobModel:
         return found
 
     def _limit(self, gpu_type: str, steps: Mapping[str, ThroughputParams]) -> int:
-        """Largest atomic batch: seen to fit, the prior's, or another type's in proportion to the memories."""
+        """Largest atomic batch: one that has run, the prior's, or another type's in proportion to the types'
+        memories."""
         prior = (
             {} if self._prior is None else {name: model.max_atomic_batch for name, model in self._prior.models.items()}
         )
@@ -252,40 +258,41 @@ class JobModel:
 
 @lru_cache(maxsize=4096)
 def _fitted(columns: tuple[tuple[float, ...], ...], start: ThroughputParams | None) -> ThroughputParams | None:
-    """A fit of these columns of `Measured`. Jobs with the same profile, as in a simulation, have the same."""
-    # SciPy takes a second to load, and most who import this fit nothing.
+    """A fit of the columns of `Measured`. It is cached, since jobs with the same profile, as in a simulation, share
+    it."""
+    # SciPy takes a second to import, and most programs that import this module fit nothing.
     from penstock_profiles.fit import fit_throughput
 
     return fit_throughput(Measured(*map(np.array, columns)), start).params
 
 
 def _efficiency_loss(noise: GradientNoise) -> float:
-    """sqr / (sqr + var): how fast efficiency falls with the batch; a floor keeps ratios finite."""
+    """sqr / (sqr + var), which says how fast efficiency falls with the batch. A small addend keeps ratios finite."""
     return noise.grad_sqr / (noise.grad_sqr + noise.grad_var) + 1e-6
 
 
 def _one_gpu_ratio(donor: ThroughputParams, measured: Measured) -> FloatArray:
-    """Measured one-GPU steps over the donor's at the same atomic batches."""
+    """Ratio of the measured one-GPU steps to the donor's at the same atomic batches."""
     alone = measured.replicas == 1
     return np.asarray(measured.step_s[alone] / compute_time(donor, measured.atomic_batch[alone]))
 
 
 def _difference(donor: ThroughputParams, measured: Measured) -> float:
-    """How unlike the donor's one-GPU steps these are: root mean square of the logarithm of their ratio."""
+    """How much the measured one-GPU steps differ from the donor's: root mean square of the logarithm of their ratio."""
     return float(np.sqrt(np.mean(np.log(_one_gpu_ratio(donor, measured)) ** 2)))
 
 
 def _slowdown(donor: ThroughputParams, measured: Measured) -> float:
-    """xput_A(1) / xput_B(1), at the largest measured batch, where fixed costs weigh least."""
+    """xput_A(1) / xput_B(1) at the largest measured batch, where fixed costs matter least."""
     return float(_one_gpu_ratio(donor, measured)[np.argmax(measured.atomic_batch[measured.replicas == 1])])
 
 
 def _with_sync(own: ThroughputParams, donor: ThroughputParams, slower: float) -> ThroughputParams:
-    """`own` computing with the donor's synchronisation, which takes `slower` times as long."""
+    """The compute time of `own` with `slower` times the donor's synchronisation time."""
     return dataclasses.replace(_slower(donor, slower), alpha_c=own.alpha_c, beta_c=own.beta_c)
 
 
 def _slower(params: ThroughputParams, times: float) -> ThroughputParams:
-    """Every time is `times` as long."""
+    """`params` with every time `times` as long."""
     names = ("alpha_c", "beta_c", "alpha_r", "beta_r", "alpha_n", "beta_n")
     return dataclasses.replace(params, **{name: times * getattr(params, name) for name in names})

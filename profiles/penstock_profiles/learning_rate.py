@@ -1,4 +1,5 @@
-"""Rules that fit the learning rate to the batch size: what to multiply it with when the batch is S times the initial one.
+"""Rules that fit the learning rate to the batch size: what to multiply it with when the batch is S times the initial
+one.
 
 Every rule is a `Rule`, in `RULES` by name, and is 1 at the initial batch size. None of them changes what counts as
 progress: that is the sum of AdaScale's gains over the steps, whichever rule is in use, and a learning rate schedule is
@@ -43,7 +44,8 @@ def linear(scale: float, noise: GradientNoise | None = None) -> float:
 def square_root(scale: float, noise: GradientNoise | None = None) -> float:
     """sqrt(S): for Adam-like optimisers, whose steps are about as long whatever the gradient's norm.
 
-    Per sample, steps then add the same variance at any batch size (Krizhevsky 2014). Pollux's AdamW and Adam jobs use it.
+    Per sample, steps then add the same variance at any batch size (Krizhevsky 2014). Pollux's AdamW and Adam jobs use
+    it.
 
     Raises:
         ValueError: as `adascale`.

@@ -1,4 +1,4 @@
-"""Goodput of a whole snapshot at once: jobs x configurations, evaluated anew only where a job's model is another.
+"""Goodput of a whole snapshot at once: jobs x configurations. Only jobs whose model has changed are evaluated again.
 
 Axes: J jobs, C configurations.
 """
@@ -16,7 +16,7 @@ from penstock_profiles.throughput import FloatArray
 
 
 class Configurations(NamedTuple):
-    """Columns of a matrix: each one's GPU type, nodes and GPUs in total."""
+    """Columns of a matrix: GPU type, nodes and total GPUs of each."""
 
     gpu_types: tuple[str, ...]
     nodes: tuple[int, ...]
@@ -24,9 +24,9 @@ class Configurations(NamedTuple):
 
 
 class GoodputMatrix:
-    """The matrix of the last call, of which the next one keeps the rows of jobs whose estimator is the same object.
+    """Evaluates matrices, and keeps from one call to the next the rows of jobs whose estimator is the same object.
 
-    Estimators never change, so a job with a new model has a new one. The last call's estimators are held until the next.
+    Estimators never change: a job with a new model has a new estimator. Those of the last call are kept until the next.
     """
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class GoodputMatrix:
     def evaluate(self, estimators: Sequence[AnyEstimator], configurations: Configurations) -> FloatArray:
         """Goodput of each job on each configuration at its best batch, shape (J, C); read-only.
 
-        In each estimator's own unit, >= 0, and 0 where the job cannot run; see `Estimator.goodput`.
+        It is in each estimator's own unit, >= 0, and 0 where the job cannot run; see `Estimator.goodput`.
         """
         if configurations != self._configurations:
             self._configurations, self._estimators = configurations, []
@@ -53,7 +53,7 @@ class GoodputMatrix:
         return self._best_JC.goodput
 
     def batch(self, row: int, column: int) -> Batch | None:
-        """The best batch of a job of the last call on one of its configurations. See `Estimator.best_batch`."""
+        """The best batch of a job of the last call on one of the configurations; see `Estimator.best_batch`."""
         estimator = self._estimators[row]
         if not isinstance(estimator, TrainingEstimator):
             gpu_types, nodes, gpus = self._configurations
@@ -63,14 +63,14 @@ class GoodputMatrix:
 
 
 def best_matrix(estimators: Sequence[AnyEstimator], configurations: Configurations) -> Best:
-    """As `GoodputMatrix.evaluate`, of nothing known before, with the batches of training jobs; all of them in one pass."""
+    """Goodput as in `GoodputMatrix.evaluate`, and the batches of training jobs, all evaluated in one pass."""
     best_JC = _nothing(len(estimators), len(configurations.gpus))
     N, K = (np.array(numbers, dtype=np.int64) for numbers in (configurations.nodes, configurations.gpus))
     columns = {
         gpu_type: np.flatnonzero([name == gpu_type for name in configurations.gpu_types])
         for gpu_type in dict.fromkeys(configurations.gpu_types)
     }
-    # A row of the pass is a job on a GPU type. Types with fewer configurations than others have some of them twice.
+    # A row of the pass is a job on a GPU type. Types with fewer configurations than others repeat some of them.
     widest = max(map(len, columns.values()), default=0)
     as_wide = {gpu_type: np.resize(where, widest) for gpu_type, where in columns.items()}
     passed = [
@@ -97,7 +97,7 @@ def _nothing(jobs: int, configurations: int) -> Best:
 
 
 def best_batches(estimators: Sequence[AnyEstimator], chosen: Configurations) -> list[Batch | None]:
-    """Batch of each job on the one configuration chosen for it; `chosen` has J entries. See `Estimator.best_batch`."""
+    """Batch of each job on the configuration chosen for it; `chosen` has J entries. See `Estimator.best_batch`."""
     batches: list[Batch | None] = [None] * len(estimators)
     N, K = (np.array(numbers, dtype=np.int64)[:, None] for numbers in (chosen.nodes, chosen.gpus))
     rows, training = _training(estimators, chosen.gpu_types)
@@ -112,7 +112,7 @@ def best_batches(estimators: Sequence[AnyEstimator], chosen: Configurations) -> 
 
 
 def _training(estimators: Sequence[AnyEstimator], gpu_types: Sequence[str]) -> tuple[IntArray, list[TrainingEstimator]]:
-    """The training jobs that have a model for their GPU type, and their rows."""
+    """The rows of training jobs that have a model for their GPU type, and their estimators."""
     found = [
         (row, estimator)
         for row, (estimator, gpu_type) in enumerate(zip(estimators, gpu_types, strict=True))

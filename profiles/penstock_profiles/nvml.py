@@ -1,4 +1,4 @@
-"""What the GPUs of this machine are and do, as NVIDIA's management library (NVML) tells it.
+"""The GPUs of this machine and their use, by NVIDIA's management library (NVML).
 
 ::
 
@@ -6,9 +6,9 @@
         print(nvml.devices)
         uses = by_job(nvml.sample(), job_of_pid)
 
-NVML is reached through the module `pynvml` of the distribution `nvidia-ml-py`, which the extra `nvml` installs and which
-is imported only when an `Nvml` is opened. A *device* is what a job can run on: a GPU or, of a GPU in MIG mode, each of its
-MIG devices instead. What a driver does not tell is None, never an invented 0.
+NVML is called through the module `pynvml` of the distribution `nvidia-ml-py`. The extra `nvml` installs it, and it is
+imported only when an `Nvml` is opened. A *device* is what a job can run on: a GPU, or each MIG device of a GPU in MIG
+mode. Values that a driver does not report are None, never 0.
 
 Memory is in MiB, as Slurm and nvidia-smi count it, and shares are in [0, 1].
 """
@@ -29,23 +29,25 @@ from penstock_profiles.gpus import Gpus, UnknownGpuError, load_gpus
 MIB = 2**20
 
 OFF_THE_BUS = 79
-"""The XID by which the driver says that a GPU has gone."""
+"""The XID by which the driver reports that a GPU has fallen off the bus."""
 
 OF_PROGRAMS = frozenset({13, 31, 43, 45, 68, 109})
-"""XIDs that are the fault of one program, after which the GPU is well: those by which NVIDIA's device plugin for Kubernetes
-gives up no GPU."""
+"""XIDs that a program causes and that leave the GPU healthy. NVIDIA's device plugin for Kubernetes ignores the same
+ones."""
 
 ANCESTORS = (50, 40, 30, 20, 10, 0)
-"""NVML's levels of what two GPUs have in common on PCIe (`nvmlGpuTopologyLevel_t`), the farthest first; see `Nvml.links`."""
+"""NVML's levels of the common ancestor of two GPUs on PCIe (`nvmlGpuTopologyLevel_t`), the farthest first; see
+`Nvml.links`."""
 
 SWITCH = "switch"
-"""An NVSwitch at the other end of an NVLink: which one is no matter."""
+"""Any NVSwitch at the other end of an NVLink."""
 
 Reason = Literal["package", "library", "driver", "mismatch", "permission", "other"]
 
 
 class NoNvml(RuntimeError):
-    """Nothing can be learnt about GPUs on this machine. The message says why and what would help; `reason` is the why."""
+    """Nothing can be learnt about the GPUs of this machine. The message has the cause and the remedy; `reason` is the
+    cause."""
 
     def __init__(self, reason: Reason, text: str) -> None:
         super().__init__(text)
@@ -57,14 +59,14 @@ class Device:
     """A GPU or MIG device."""
 
     index: int
-    """NVML's index of the GPU, of a MIG device that of the GPU that it is part of."""
+    """NVML's index of the GPU. For a MIG device, that of the GPU that it is part of."""
     uuid: str
     name: str
     """The product, such as `NVIDIA A100-SXM4-40GB`."""
     gpu_type: str
     """As in the catalogue of GPUs, such as `a100`; see `device_type`."""
     memory_mb: float | None
-    """All of its memory; None where it shares the host's."""
+    """Total memory; None if the device shares the host's."""
     parent: str | None = None
     """UUID of the GPU that a MIG device is part of; None for a whole GPU."""
 
@@ -74,43 +76,44 @@ class Process:
     """A process that computes on a device."""
 
     pid: int
-    """As the host counts it: inside a container the same process may have another."""
+    """The host's process id. Inside a container, the process may have another one."""
     used_mb: float | None
     utilisation: float | None
-    """Share of the newest sampling period in which it kept the device busy."""
+    """Share of the newest sampling period in which the process kept the device busy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A device at one moment."""
+    """The state of a device at one moment."""
 
     device: Device
     used_mb: float | None
-    """All memory in use, the driver's own included."""
+    """Memory in use, including the driver's own."""
     utilisation: float | None
-    """Share of NVML's last sampling period (1/6 s to 1 s) in which something ran. NVML has none of a MIG device."""
+    """Share of NVML's last sampling period (1/6 s to 1 s) in which something ran. NVML reports none for a MIG
+    device."""
     memory_utilisation: float | None
-    """Share of that period in which its memory was read or written."""
+    """Share of that period in which the device's memory was read or written."""
     processes: tuple[Process, ...] | None
     xids: tuple[int, ...] = ()
-    """Errors that the driver logged since the sample before, on a MIG device those of the whole GPU."""
+    """Errors that the driver has logged since the last sample. For a MIG device, those of the whole GPU."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """A device that answers no more."""
+    """A device that no longer answers."""
 
     index: int
     uuid: str | None
-    """None if it was lost before it could say."""
+    """None if the device was lost before it could be read."""
     reason: str
     xids: tuple[int, ...] = ()
-    """As of a device that answers."""
+    """As in `Reading`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """All devices at one moment, each in one of the two."""
+    """All devices at one moment. Each is in exactly one of the two fields."""
 
     readings: tuple[Reading, ...]
     lost: tuple[Lost, ...]
@@ -118,7 +121,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """What one job does to one device."""
+    """The use of one device by one job."""
 
     used_mb: float | None
     utilisation: float | None
@@ -127,7 +130,7 @@ class Use:
 def device_type(product: str, catalogue: Gpus) -> str:
     """The GPU type of a product: `a100` for `NVIDIA A100-SXM4-40GB`, `a100_1g.5gb` for a MIG device of it.
 
-    A product that the catalogue does not have goes by the name that Slurm's AutoDetect gives it.
+    A product that is not in the catalogue keeps the name that Slurm's AutoDetect gives it.
     """
     whole, _, slice_ = product.partition(" MIG ")
     try:
@@ -141,11 +144,11 @@ def by_job(sample: Sample, job_of: Callable[[int], str | None]) -> dict[tuple[st
     """Memory and utilisation by job and device (its UUID), for the jobs that `job_of` knows.
 
     Args:
-        sample: what `Nvml.sample` gave.
-        job_of: the job of a process, None if it is of no job.
+        sample: from `Nvml.sample`.
+        job_of: returns the job of a process, None if it belongs to no job.
 
-    A job's memory is None if that of one of its processes is unknown. Its utilisation is the device's where it is alone on
-    the device, else the sum of its processes', and None if one of those is unknown.
+    A job's memory is None if that of one of its processes is unknown. Its utilisation is the device's if the job is
+    alone on the device. Else it is the sum over the job's processes, and None if that of one of them is unknown.
     """
     uses = {}
     for reading in sample.readings:
@@ -169,13 +172,14 @@ def _sum(parts: Iterator[float | None]) -> float | None:
 
 
 class Nvml:
-    """NVML, open from `with` to the end of the block. The devices are those at its begin.
+    """NVML, open during a `with` block. The devices are those at its beginning.
 
     Args:
-        catalogue: names the types of products; None: the one that comes with Penstock.
+        catalogue: GPU types by product; None: the catalogue that comes with Penstock.
 
     Raises:
-        NoNvml: at `with`: no package, library, driver or permission. A driver without GPUs is no error: `devices` is empty.
+        NoNvml: at `with`, if the package, library, driver or permission is missing. A driver without GPUs is no error:
+            `devices` is empty.
     """
 
     def __init__(self, catalogue: Gpus | None = None) -> None:
@@ -208,7 +212,7 @@ class Nvml:
         self._api.nvmlShutdown()
 
     def sample(self) -> Sample:
-        """Read every device once. A device that fails is among the lost, and the others are read all the same."""
+        """Read every device once. A device that fails is listed as lost, and the others are still read."""
         xids = self._new_xids()
         self._off_the_bus |= {index for index, codes in xids.items() if OFF_THE_BUS in codes}
         readings, lost = [], [*self._unreachable]
@@ -225,13 +229,13 @@ class Nvml:
         return Sample(tuple(readings), tuple(lost))
 
     def links(self) -> tuple[tuple[int, ...], ...]:
-        """How well each two GPUs are connected: a row and a column for each of NVML's indexes, a greater number is better.
+        """How well each pair of GPUs is connected: a row and a column for each of NVML's indexes. Higher is better.
 
-        0: not known, and a GPU with itself. 1 to 6: over PCIe, where the nearest that the two have in common is the system (1), a
-        NUMA node, a host bridge, several switches, one switch, their board (6). 6 + n: by n NVLinks that are up. Two GPUs on
-        NVSwitches count as connected by as many as the one has that has fewer of them there.
+        0: unknown, or a GPU with itself. 1 to 6: over PCIe, by the nearest common ancestor: the system (1), a NUMA
+        node, a host bridge, several switches, one switch, their board (6). 6 + n: by n NVLinks that are up. For two
+        GPUs on NVSwitches, n is the smaller of their numbers of links to switches.
 
-        Empty where there are MIG devices, of which several have one index.
+        Empty if there are MIG devices, since several of them have the same index.
         """
         if any(device.parent is not None for device in self.devices):
             return ()
@@ -248,10 +252,10 @@ class Nvml:
         return tuple(tuple(link(min(a, b), max(a, b)) for b in size) for a in size)
 
     def _nvlink_ends(self, handle: Any) -> Counter[str]:
-        """What is at the other ends of a GPU's NVLinks that are up, and how often: `SWITCH`, or an address on PCIe."""
+        """The other ends of a GPU's NVLinks that are up, with their counts: `SWITCH`, or an address on PCIe."""
         api, ends = self._api, Counter[str]()
         for number in range(api.NVML_NVLINK_MAX_LINKS):
-            with contextlib.suppress(api.NVMLError):  # this GPU has no such link, or nobody says
+            with contextlib.suppress(api.NVMLError):  # the GPU has no such link, or the driver does not report it
                 if api.nvmlDeviceGetNvLinkState(handle, number) != api.NVML_FEATURE_ENABLED:
                     continue
                 kind = self._ask(api.nvmlDeviceGetNvLinkRemoteDeviceType, handle, number)
@@ -262,13 +266,13 @@ class Nvml:
         return ends
 
     def _bus_id(self, handle: Any) -> str:
-        """A GPU's address on PCIe; empty if nobody says."""
+        """A GPU's address on PCIe; empty if unknown."""
         with contextlib.suppress(self._api.NVMLError):
             return str(self._api.nvmlDeviceGetPciInfo(handle).busId).lower()
         return ""
 
     def _over_pcie(self, one: Any, other: Any) -> int:
-        """1 to 6, as `links` has it; 0 if nobody says."""
+        """1 to 6, as in `links`; 0 if unknown."""
         with contextlib.suppress(self._api.NVMLError):
             level = self._api.nvmlDeviceGetTopologyCommonAncestor(one, other)
             return ANCESTORS.index(level) + 1 if level in ANCESTORS else 0
@@ -286,7 +290,7 @@ class Nvml:
                 found = [(self._describe(index, handle, uuid), handle) for handle in slices]
                 if not (mig_mode and mig_mode[0]):
                     found = [(self._describe(index, whole), whole)]
-            except api.NVMLError_NoPermission:  # Slurm's cgroups hide the GPUs of other jobs in this way
+            except api.NVMLError_NoPermission:  # this is how Slurm's cgroups hide the GPUs of other jobs
                 refused += 1
                 continue
             except api.NVMLError as error:
@@ -298,7 +302,7 @@ class Nvml:
         if count and refused == count:
             raise NoNvml(
                 "permission",
-                f"the driver lets this process see none of this machine's {count} GPUs; run it inside the job that has them",
+                f"this process may see none of the {count} GPUs of this machine; run it inside the job that has them",
             )
         self.devices = tuple(device for device, _ in self._handles)
 
@@ -333,9 +337,9 @@ class Nvml:
         )
 
     def _processes(self, device: Device, handle: Any) -> tuple[Process, ...] | None:
-        """None if nobody says."""
+        """The processes on a device; None if unknown."""
         found = self._ask(self._api.nvmlDeviceGetComputeRunningProcesses_v3, handle)
-        if found is None:  # drivers before 510 have this one alone
+        if found is None:  # drivers before 510 have only this one
             found = self._ask(self._api.nvmlDeviceGetComputeRunningProcesses_v2, handle)
         if found is None:
             return None
@@ -350,7 +354,8 @@ class Nvml:
         )
 
     def _shares(self, device: Device, handle: Any) -> dict[int, float] | None:
-        """By process, the share of the newest period; None without a new period. NVML leaves out those that idled."""
+        """Utilisation by process in the newest period; None if there is no new period. NVML leaves out idle
+        processes."""
         if device.parent is not None:
             return None
         since_us = self._asked_us.get(device.uuid, 0)
@@ -361,7 +366,7 @@ class Nvml:
         return {entry.pid: entry.smUtil / 100 for entry in sorted(found, key=lambda entry: entry.timeStamp)}
 
     def _watch(self, whole: Any) -> None:
-        """Have XIDs of the GPU told, where its driver does that."""
+        """Subscribe to the XIDs of a GPU, if its driver supports that."""
         api = self._api
         with contextlib.suppress(api.NVMLError):
             if api.nvmlDeviceGetSupportedEventTypes(whole) & api.nvmlEventTypeXidCriticalError:
@@ -370,12 +375,12 @@ class Nvml:
                 api.nvmlDeviceRegisterEvents(whole, api.nvmlEventTypeXidCriticalError, self._events)
 
     def _new_xids(self) -> dict[int, list[int]]:
-        """XIDs since the last call, by index of the GPU."""
+        """XIDs since the last call, by the GPU's index."""
         xids: dict[int, list[int]] = {}
         while self._events is not None:
             try:
                 event = self._api.nvmlEventSetWait_v2(self._events, 0)
-            except self._api.NVMLError:  # a timeout: there is none. Of a lost GPU, reading it says more
+            except self._api.NVMLError:  # a timeout: there are no more. If a GPU is lost, reading it says why
                 break
             index = self._index_of.get(_address(event.device))
             if index is not None:
@@ -383,12 +388,13 @@ class Nvml:
         return xids
 
     def _ask(self, question: Callable[..., Any], *arguments: Any) -> Any:
-        """NVML's answer; None where this device, driver or user gets none. Raises NVMLError: the device fails."""
+        """NVML's answer; None if the device, driver or user does not support the call. Raises NVMLError if the device
+        fails."""
         api = self._api
         try:
             return question(*arguments)
         except api.NVMLError as error:
-            # pynvml raises even NVML_SUCCESS, for an empty list of processes' utilisation.
+            # pynvml raises NVML_SUCCESS for an empty list of processes.
             if error.value in (
                 api.NVML_SUCCESS,
                 api.NVML_ERROR_NOT_SUPPORTED,
@@ -401,7 +407,7 @@ class Nvml:
 
 
 def _address(handle: Any) -> int | None:
-    """What tells one NVML handle from another; None of a null pointer."""
+    """The address behind an NVML handle, which identifies it; None for a null pointer."""
     return ctypes.cast(handle, ctypes.c_void_p).value
 
 
@@ -420,26 +426,27 @@ def _open() -> ModuleType:
         reasons: dict[int, tuple[Reason, str]] = {
             api.NVML_ERROR_LIBRARY_NOT_FOUND: (
                 "library",
-                "the driver's library libnvidia-ml.so.1 is not to be found; run this on a node with NVIDIA GPUs and their"
-                " driver, and in a container start that with its GPU support",
+                "the driver's library libnvidia-ml.so.1 was not found; run this on a node with NVIDIA GPUs and their"
+                " driver, and in a container enable GPU support",
             ),
             api.NVML_ERROR_DRIVER_NOT_LOADED: (
                 "driver",
-                "NVIDIA's driver is installed but not loaded; have the node's admin load it (modprobe nvidia)",
+                "NVIDIA's driver is installed but not loaded; ask the node's admin to load it (modprobe nvidia)",
             ),
             api.NVML_ERROR_LIB_RM_VERSION_MISMATCH: (
                 "mismatch",
-                "NVIDIA's library and the loaded driver have different versions; after a driver update have the node"
-                " rebooted, and in a container use the host's library",
+                "NVIDIA's library and the loaded driver have different versions; reboot the node after a driver update,"
+                " and in a container use the host's library",
             ),
             api.NVML_ERROR_FUNCTION_NOT_FOUND: (
                 "mismatch",
-                "NVIDIA's library is too old for the Python package nvidia-ml-py; have the driver updated",
+                "NVIDIA's library is too old for the Python package nvidia-ml-py; update the driver",
             ),
             api.NVML_ERROR_NO_PERMISSION: (
                 "permission",
-                "this user may not talk to NVIDIA's driver; run it inside a job that has GPUs, or have the node's admin"
-                " open /dev/nvidiactl to you",
+                "this user may not use NVIDIA's driver; run this inside a job that has GPUs, or ask the node's admin"
+                " for"
+                " access to /dev/nvidiactl",
             ),
         }
         if error.value in reasons:
@@ -449,4 +456,4 @@ def _open() -> ModuleType:
 
 
 def _does_not_work(error: Exception) -> NoNvml:
-    return NoNvml("other", f"NVML does not work: {error}; nvidia-smi on this node may say more")
+    return NoNvml("other", f"NVML does not work: {error}; run nvidia-smi on this node for details")

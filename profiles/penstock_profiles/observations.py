@@ -1,4 +1,4 @@
-"""Measured steps of one job on one GPU type: running averages that a hiccup does not move, ready for a fit."""
+"""Measured steps of one job on one GPU type, as running averages that outliers do not move, for a fit."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import numpy as np
 from penstock_profiles.throughput import FloatArray
 
 WINDOW = 15
-"""Reports kept per shape and batch size. A report covers some thirty seconds of steps, so this follows a job whose speed
-drifts within minutes, and eight of the fifteen must be wrong before the average is."""
+"""Number of reports kept for each shape and batch size. A report covers about thirty seconds of steps, so the average
+follows a job whose speed changes within minutes. It is wrong only if eight of the fifteen reports are."""
 
 NOTICEABLE = 0.02
-"""Relative change of an average from which a new fit is worth its milliseconds."""
+"""Relative change of an average from which a new fit is worth its time of some milliseconds."""
 
 
 RULES = (
@@ -26,11 +26,11 @@ RULES = (
     "more than 0 s",
     "at least 0 s and less than the step",
 )
-"""What each of the fields of `Measured` must be, in words."""
+"""What each field of `Measured` must be, for messages."""
 
 
 class Shape(NamedTuple):
-    """What was run: one running average is kept for each."""
+    """Key of a running average."""
 
     nodes: int
     replicas: int
@@ -40,8 +40,8 @@ class Shape(NamedTuple):
 class Measured(NamedTuple):
     """Columns of a fit's input, all of shape (points,): `nodes`, `replicas`, `atomic_batch`, `step_s`, `sync_s`.
 
-    Step time in seconds is of one micro-step with its synchronisation, without accumulation; `sync_s` is its part in which the
-    GPUs wait for gradients, so that `step_s - sync_s` is the time of computing.
+    `step_s` is the time of one micro-step with its synchronisation, without accumulation. `sync_s` is the part of it in
+    which the GPUs wait for gradients, so `step_s - sync_s` is the compute time.
     """
 
     nodes: FloatArray
@@ -55,8 +55,9 @@ class Measured(NamedTuple):
 class Observations:
     """Step times by shape and batch size, averaged over the middle half of the newest reports.
 
-    A step that takes ten times as long (a slow disk, a neighbour, a first step that compiles) lies in the outer half and
-    has no weight, even where it came first. Of two reports, the shorter counts: steps are hindered, never helped.
+    A step that takes ten times as long, because of a slow disk, another job or compilation in a first step, lies in the
+    outer half and has no weight, even if it comes first. Of two reports the shorter counts, since disturbances only
+    slow steps down.
     """
 
     _recent: dict[Shape, deque[tuple[float, float, float]]] = field(default_factory=dict)
@@ -68,7 +69,7 @@ class Observations:
     def add(
         self, nodes: int, replicas: int, atomic_batch: int, step_s: float, sync_s: float = 0.0, steps: float = 1.0
     ) -> bool:
-        """Take in a report; True if it is news: a shape never seen, or an average that moved by more than `NOTICEABLE`.
+        """Add a report. Returns whether it is news: a new shape, or an average that moved by more than `NOTICEABLE`.
 
         Args:
             nodes: N >= 1, nodes that held the replicas.
@@ -76,16 +77,16 @@ class Observations:
             atomic_batch: samples per replica and micro-step, >= 1.
             step_s: time of one step, > 0.
             sync_s: the part of it that waited for gradients, >= 0 and < `step_s`.
-            steps: how many steps the report averages, > 0: its weight.
+            steps: number of steps that the report averages, > 0; it is the report's weight.
 
         Raises:
-            ValueError: an argument is out of its range or not a number; nothing is taken in.
+            ValueError: an argument is out of its range or not a number; the report is then not added.
         """
         point = tuple(map(float, (nodes, replicas, atomic_batch, step_s, sync_s)))
         if not all(_possible(*point)):
             check(Measured(*(np.array([value]) for value in point)))
         if not 0 < steps < math.inf:
-            raise ValueError(f"steps={steps!r} is not a positive number; leave out reports of no steps")
+            raise ValueError(f"steps={steps!r} is not a positive number; leave out reports without steps")
         shape = Shape(int(nodes), int(replicas), int(atomic_batch))
         reports = self._recent.setdefault(shape, deque(maxlen=WINDOW))
         reports.append((float(step_s), float(sync_s), float(steps)))
@@ -98,19 +99,19 @@ class Observations:
         return True
 
     def measured(self) -> Measured:
-        """The averages as columns, in the order of their shapes."""
+        """The averages as columns, ordered by shape."""
         shapes = sorted(self._average)
         rows = [(*shape, *self._average[shape]) for shape in shapes]
         return Measured(*np.array(rows, dtype=np.float64).reshape(-1, 5).T)
 
 
 def check(measured: Measured) -> None:
-    """Raise ValueError naming the first field and value that no step can have."""
+    """Raise ValueError if a value is impossible for a step; the message names the first such field and value."""
     columns = [np.asarray(column) for column in measured]
     for name, column in zip(Measured._fields, columns, strict=True):
         if column.shape != columns[0].shape or column.ndim != 1:
             raise ValueError(f"{name} has shape {column.shape}; all columns must be of one shape (points,)")
-    with np.errstate(invalid="ignore"):  # the remainder of what is infinite
+    with np.errstate(invalid="ignore"):  # infinite values have no remainder
         possible_by_field = _possible(*columns)
     for name, column, possible, rule in zip(Measured._fields, columns, possible_by_field, RULES, strict=True):
         if not np.all(possible):
@@ -121,7 +122,8 @@ def check(measured: Measured) -> None:
 
 
 def _possible(nodes: Any, replicas: Any, atomic_batch: Any, step_s: Any, sync_s: Any) -> tuple[Any, ...]:
-    """Which of the values a step can have, in the order of `Measured`: of arrays, or of one step, where NumPy takes long."""
+    """For each field of `Measured`, whether the values are possible: of arrays or, faster without NumPy, of one
+    step."""
     return (
         (nodes >= 1) & (nodes < math.inf) & (nodes % 1 == 0),
         (replicas >= nodes) & (replicas < math.inf) & (replicas % 1 == 0),
@@ -132,7 +134,7 @@ def _possible(nodes: Any, replicas: Any, atomic_batch: Any, step_s: Any, sync_s:
 
 
 def _middle_half(ascending: list[tuple[float, float, float]]) -> tuple[float, float]:
-    """Weighted mean of (step, sync) over the middle half of the weight, by step time; of two, the shorter."""
+    """Weighted mean of (step, sync) over the middle half of the weight, by step time. Of two reports, the shorter."""
     if len(ascending) <= 2:
         return ascending[0][:2]
     step, sync, weight = np.array(ascending).T

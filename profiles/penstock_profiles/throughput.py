@@ -1,7 +1,7 @@
-"""How long one optimiser step takes, and how many samples it brings: Sia's throughput model, with one number more.
+"""How long one optimiser step takes, and its throughput: Sia's model, with one more parameter.
 
-The paper lets synchronisation grow by the same time with each further replica. Measured all-reduces do not: past a few
-replicas the next one costs less and less. `growth` says how fast that happens; at 1 the formula is the paper's.
+In the paper, synchronisation grows by the same time with each further replica. In measured all-reduces, each further
+replica costs less than the one before. `growth` says by how much; with `growth` 1 the formula is the paper's.
 
 The letters of the paper: N `nodes`, K `replicas` (one GPU each here), m `atomic_batch`, s `accumulation_steps`.
 """
@@ -36,15 +36,16 @@ class ThroughputParams:
     alpha_r: float
     """Synchronisation of two replicas on one node, s."""
     beta_r: float
-    """More of it for the third replica, about; each further one adds less if `growth` is below 1, s."""
+    """About what the third replica adds to it, s. Each further replica adds less if `growth` is below 1."""
     alpha_n: float
     """Synchronisation of two replicas on two nodes, s."""
     beta_n: float
-    """As `beta_r`, s."""
+    """As `beta_r`, but across nodes, s."""
     gamma: float
-    """Overlap of compute and synchronisation: 1 adds the two, towards infinity the longer hides the shorter."""
+    """Overlap of compute and synchronisation. 1: the times add up; towards infinity, the longer hides the shorter."""
     growth: float = 1.0
-    """How synchronisation grows with replicas, in [-1, 1]: 1 in proportion (the paper), 0 by the logarithm, -1 to a limit."""
+    """How synchronisation grows with replicas, in [-1, 1]. 1: linearly (the paper); 0: logarithmically; -1: to a
+    limit."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -53,10 +54,10 @@ class ThroughputParams:
             if not (math.isfinite(value) and low <= value <= high):
                 until = "" if high == math.inf else f" and at most {high:g}"
                 raise ValueError(
-                    f"{field.name}={value!r} is not a finite number of at least {low:g}{until}; fit it again"
+                    f"{field.name}={value!r} is not a finite number of at least {low:g}{until}; fit the model again"
                 )
         if self.alpha_c + self.beta_c <= 0:
-            raise ValueError("alpha_c=0 and beta_c=0 make computing free; at least one of them must be positive")
+            raise ValueError("alpha_c=0 and beta_c=0 mean that computing takes no time; one of them must be positive")
 
 
 def compute_time(params: ThroughputParams, atomic_batch: ArrayLike) -> FloatArray:
@@ -65,10 +66,10 @@ def compute_time(params: ThroughputParams, atomic_batch: ArrayLike) -> FloatArra
 
 
 def growth_factor(growth: ArrayLike, replicas: ArrayLike) -> FloatArray:
-    """What multiplies beta in the synchronisation of K >= 2 replicas, and is 0 for fewer; the two broadcast.
+    """The factor of beta in the synchronisation time of K >= 2 replicas; 0 for fewer. The arguments broadcast.
 
-    phi(K) = 2 ((K/2)^growth - 1) / growth, the Box-Cox transform of K/2: K - 2 at 1, 2 ln(K/2) at 0, 2 - 4/K at -1. Its slope
-    at K = 2 is 1 for every `growth`, so that beta keeps its meaning.
+    phi(K) = 2 ((K/2)^growth - 1) / growth, the Box-Cox transform of K/2: K - 2 at 1, 2 ln(K/2) at 0, 2 - 4/K at -1. Its
+    slope at K = 2 is 1 for every `growth`, so that beta keeps its meaning.
     """
     log_K = np.log(np.maximum(np.asarray(replicas, dtype=np.float64), 2.0) / 2.0)
     power = np.asarray(growth, dtype=np.float64)
@@ -77,7 +78,7 @@ def growth_factor(growth: ArrayLike, replicas: ArrayLike) -> FloatArray:
 
 
 def sync_time(params: ThroughputParams, nodes: ArrayLike, replicas: ArrayLike) -> FloatArray:
-    """Seconds that an all-reduce of the gradients takes by itself; shape broadcast(nodes, replicas).
+    """Seconds that an all-reduce of the gradients takes alone, shape broadcast(nodes, replicas).
 
     T_net = 0 if K = 1; alpha_r + beta_r phi(K) on one node; alpha_n + beta_n phi(K) on more; phi is `growth_factor`.
     """

@@ -1,19 +1,20 @@
-"""What a training job and the scheduler say to each other: reports, control, and the epoch of a run.
+"""Messages between a training job and the daemon: reports, control messages, and the epoch of a run.
 
 Both sides, and every transport between them, use these models, so a message means the same on each end. A *run* is one
-start of a job; its *epoch* is a number that only grows over the job's life. The daemon gives it out in `ControlMessage`
-before it lets the job start, and a job that finds an epoch already claimed (Slurm restarted it alone) takes the next.
-Everything that a run says carries its epoch, so that a run left behind on a silent node is told from the present one:
-Slurm's own restart count can repeat after a controller crash and cannot do that.
+start of a job; its *epoch* is a number that only grows over the job's life. The daemon assigns it in `ControlMessage`
+before it lets the job start. If a run finds its epoch claimed already, because Slurm restarted the job alone, it takes
+the next. Every report carries the run's epoch, so that reports of a superseded run on a node that did not answer can be
+told from those of the present run. Slurm's own restart count can repeat after a crash of its controller, so it cannot
+serve for this.
 
-The first transport is a folder that the daemon and the nodes share, the *spool*::
+The usual transport is a folder that the daemon and the nodes share, the *spool*::
 
-    SPOOL/JOB_ID/control.json             the daemon's word to the job; replaced whole, never edited
-    SPOOL/JOB_ID/reports/EPOCH.jsonl      the run's reports, one `Report` a line, only appended
+    SPOOL/JOB_ID/control.json             the daemon's control message to the job; replaced as a whole, never edited
+    SPOOL/JOB_ID/reports/EPOCH.jsonl      the run's reports, one `Report` per line, only appended
 
-A run claims its epoch by creating its reports file, which fails if the file is there.
+A run claims its epoch by creating its reports file, which fails if the file exists.
 
-`penstock profile` has a private spool of its own: beside the job's folder lies the file with its `ProfileRequest`.
+`penstock profile` has a private spool: the file with its `ProfileRequest` is next to the job's folder.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from pydantic import (
 )
 
 VERSION: Literal[1] = 1
-"""Version of the messages. A reader refuses a newer one and says so."""
+"""Version of the messages. A reader refuses a newer version, with a message."""
 
 SPOOL_VARIABLE = "PENSTOCK_SPOOL"
 """Environment variable that names the spool folder inside jobs."""
@@ -43,30 +44,31 @@ PROFILE_VARIABLE = "PENSTOCK_PROFILE"
 """Environment variable that names the file with the `ProfileRequest`, in the command that `penstock profile` runs."""
 
 MEASURING_VARIABLE = "PENSTOCK_MEASURING"
-"""Environment variable that names a folder, in the command that `penstock sensitivity measure` runs: the run begins anew, keeps
-its checkpoints there, and reports every few seconds."""
+"""Environment variable that names a folder, in the command that `penstock sensitivity measure` runs. The run begins
+from scratch, keeps its checkpoints there, and reports every few seconds."""
 
 MEASURING_REPORT_S = 2.0
-"""The longest time between two reports of such a run."""
+"""Longest time between two reports of such a run."""
 
 PROFILE_JOB = "profile"
-"""Job under which that command reports, whatever job of Slurm's it runs in."""
+"""Job id under which a profiled command reports, in whichever Slurm job it runs."""
 
 CPU = "cpu"
-"""The GPU type that is none: training on the processor."""
+"""The GPU type of jobs that train on CPUs."""
 
 MAX_REPORT_BYTES = 64 * 1024
-"""A longer line in a reports file is not a report of ours: readers skip it."""
+"""Longest line in a reports file. Readers skip longer ones: they are not reports of Penstock."""
 
 
 class Message(BaseModel):
-    """Base of all messages: frozen, finite, and strict about unknown fields, so that a typo is an error at the sender."""
+    """Base of all messages: frozen, with finite numbers, and without unknown fields, so that a typo fails at the
+    sender."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class Started(Message):
-    """A run has begun, or begun again, and this is where."""
+    """A run has started."""
 
     kind: Literal["started"] = "started"
     gpu_type: str
@@ -75,16 +77,17 @@ class Started(Message):
     progress: NonNegativeFloat = 0.0
     """Progress restored from the checkpoint, in samples of the initial batch size; 0 on a fresh start."""
     total: PositiveFloat | None = None
-    """Progress at which the job is done, if it knows."""
+    """Progress at which the job is done, if known."""
     answers_requests: bool = True
     """Whether this run reads control requests. A run that does not is stopped by Slurm's signals alone."""
     usr2: Literal["batch", "steps"] | None = None
-    """Where a handler for SIGUSR2 is in place, which looks for the request: in the process of the batch script, or in every
-    process of the job's steps. The daemon sends the signal with each request, and to no other run: unhandled, it ends one."""
+    """Which processes handle SIGUSR2 by reading the request: that of the batch script, or all processes of the job's
+    steps. The daemon sends the signal with each request. It sends it to no other run, since an unhandled signal ends
+    the run."""
     survives_losing_nodes: bool = False
-    """Whether this run goes on when Slurm takes whole nodes from it, its first node never among them."""
+    """Whether this run continues when Slurm takes whole nodes from it. The first node is never taken."""
     versions: dict[str, str] = {}
-    """Software that its speed depends on: name -> version. Empty: not told."""
+    """Software that the speed depends on: name -> version. Empty: unknown."""
 
 
 class Observation(Message):
@@ -95,15 +98,16 @@ class Observation(Message):
     nodes: PositiveInt
     gpus: PositiveInt
     gpus_per_replica: PositiveInt = 1
-    """Processes, each with a GPU, that hold one copy of the model together: `gpus` is a multiple of it."""
+    """Processes, each with a GPU, that hold one replica of the model together. `gpus` is a multiple of it."""
     atomic_batch: PositiveInt
-    """Samples per replica, which mostly is a GPU, in one micro-step."""
+    """Samples per replica, usually one GPU, in one micro-step."""
     accumulation_steps: NonNegativeInt = 0
     """Micro-steps whose gradients are added up before the last one of a step."""
     steps: PositiveInt
-    """Optimiser steps that the means below cover."""
+    """Number of optimiser steps that the means below cover."""
     step_time_s: PositiveFloat
-    """Mean wall-clock time of one optimiser step; under `penstock profile` the median, which one slow step does not move."""
+    """Mean wall-clock time of one optimiser step. Under `penstock profile` it is the median, which outliers do not
+    move."""
     sync_time_s: NonNegativeFloat | None = None
     """Mean part of `step_time_s` spent in gradient synchronisation that compute does not hide; None: not measured."""
     grad_sqr: NonNegativeFloat | None = None
@@ -111,30 +115,30 @@ class Observation(Message):
     grad_var: NonNegativeFloat | None = None
     """Estimate of the trace of the gradient's covariance, at the initial batch size."""
     goodput: NonNegativeFloat | None = None
-    """Samples/s of the initial batch size's worth of progress."""
+    """Progress per second, in samples of the initial batch size."""
     memory_mb: NonNegativeFloat | None = None
-    """Most memory that it took on one GPU (on a CPU, of the host), MiB; None: not measured."""
+    """Peak memory of the run on one GPU (on a CPU: on the host), MiB; None: not measured."""
     utilisation: NonNegativeFloat | None = Field(default=None, le=1)
-    """Share of the time in which the GPUs were busy, as NVML samples it on the node of the first process; None: not sampled."""
+    """Share of the time in which the GPUs were busy, by NVML on the node of the first process; None: not sampled."""
     device_memory_mb: NonNegativeFloat | None = None
-    """Most memory in use on one of these GPUs, all processes and the driver counted, MiB; None: not sampled."""
+    """Peak memory in use on one of these GPUs, by all processes and the driver, MiB; None: not sampled."""
     progress: NonNegativeFloat
     """Progress so far over all runs, in samples of the initial batch size."""
 
     @model_validator(mode="after")
     def _whole_replicas(self) -> Self:
         if self.gpus % self.gpus_per_replica:
-            raise ValueError(f"gpus={self.gpus} are no whole replicas of gpus_per_replica={self.gpus_per_replica}")
+            raise ValueError(f"gpus={self.gpus} is not a multiple of gpus_per_replica={self.gpus_per_replica}")
         return self
 
     @property
     def replicas(self) -> int:
-        """Copies of the model."""
+        """Number of replicas of the model."""
         return self.gpus // self.gpus_per_replica
 
     @property
     def samples(self) -> int:
-        """Of an optimiser step, where all replicas have as many."""
+        """Samples of an optimiser step in which all replicas have equally many."""
         return self.replicas * self.atomic_batch * (self.accumulation_steps + 1)
 
     @property
@@ -144,7 +148,10 @@ class Observation(Message):
 
 
 class BatchTrial(Message):
-    """Under `penstock profile`: a batch is tried now, so that a run that dies has said at which; or, it did not fit."""
+    """Under `penstock profile`: a batch size is about to be tried, or did not fit into memory.
+
+    The report comes before the trial, so that it tells at which size a run has died.
+    """
 
     kind: Literal["trial"] = "trial"
     atomic_batch: PositiveInt
@@ -162,34 +169,35 @@ class Checkpointed(Message):
 
 
 class Suspended(Message):
-    """The run has moved its state off the GPUs and stands still: now it may be frozen (`scontrol suspend`)."""
+    """The run has moved its state off the GPUs and stands still. It may now be frozen (`scontrol suspend`)."""
 
     kind: Literal["suspended"] = "suspended"
     request: str | None = None
     """The control request that it answers; None: SIGTSTP asked for it."""
     moved_bytes: NonNegativeInt
-    """To the host's memory: of all processes, or where SIGTSTP asked, of the first."""
+    """Moved to the host's memory: by all processes or, if SIGTSTP asked for it, by the first."""
     left_bytes: NonNegativeInt
-    """Still held on the GPUs by the framework's allocator, likewise; the driver's own context comes on top."""
+    """Still held on the GPUs by the framework's allocator, of the same processes. The driver's context is not
+    counted."""
     seconds: NonNegativeFloat
 
 
 class Resumed(Message):
-    """The run trains on where it stood still."""
+    """The run continues after a suspension."""
 
     kind: Literal["resumed"] = "resumed"
     seconds: NonNegativeFloat
-    """That moving its state back took."""
+    """Wall-clock time that moving the state back took."""
 
 
 class Result(Message):
-    """What a trial of a search has reached: the policy, and a study that searches, compare it with the others'."""
+    """The metric that a trial of a search has reached. The policy and the search compare trials by it."""
 
     kind: Literal["result"] = "result"
     metric: float
-    """The higher the better: of a loss, its negative."""
+    """Higher is better. For a loss, it is the negative of the loss."""
     progress: NonNegativeFloat
-    """Progress that it was reached at, over all runs, in samples of the initial batch size; 0: not told."""
+    """Progress at which it was reached, over all runs, in samples of the initial batch size; 0: unknown."""
 
 
 class Ended(Message):
@@ -197,7 +205,8 @@ class Ended(Message):
 
     kind: Literal["ended"] = "ended"
     outcome: Literal["completed", "stopped", "superseded", "failed"]
-    """`stopped`: asked to stop and saved; `superseded`: a later epoch exists, so this run wrote nothing more."""
+    """`stopped`: the run was asked to stop and saved. `superseded`: a later run exists, so this one wrote nothing
+    more."""
     progress: NonNegativeFloat
     text: str = ""
 
@@ -209,76 +218,79 @@ Body = Annotated[
 
 
 class Report(Message):
-    """One line from a run to the daemon."""
+    """One report from a run to the daemon."""
 
     version: Literal[1] = VERSION
     job_id: str
     epoch: NonNegativeInt
     sequence: NonNegativeInt
-    """0, 1, 2, … within the epoch: a reader can drop a line that it has seen."""
+    """0, 1, 2, … within the epoch, so that a reader can drop reports that it has read before."""
     time_s: NonNegativeFloat
     """The node's clock, s since 1970."""
     body: Body
 
 
 class Request(Message):
-    """Something that the daemon asks of the present run. Asking twice with the same `id` is asking once."""
+    """The daemon's request to the present run. Repeating it with the same `id` has no further effect."""
 
     id: str
     kind: Literal["checkpoint", "suspend"] = "checkpoint"
-    """`checkpoint`: save now, say `Checkpointed`, and train on; the daemon stops the run when it chooses.
+    """`checkpoint`: save now, report `Checkpointed`, and continue. The daemon stops the run later.
 
-    `suspend`: after the step move off the GPUs, say `Suspended`, and stand still until SIGCONT or until the request is withdrawn.
-    Only then does the daemon freeze the job: Slurm 22.05 does that 2.0 s after SIGTSTP, moved out or not."""
+    `suspend`: after the present step, move off the GPUs, report `Suspended`, and stand still until SIGCONT or until the
+    request is withdrawn. The daemon freezes the job only after that report, because Slurm 22.05 freezes it 2.0 s after
+    SIGTSTP even if it has not moved out."""
     asked_s: NonNegativeFloat
     """The daemon's clock, s since 1970."""
 
 
 class ControlMessage(Message):
-    """The daemon's word to a job, as it stands now."""
+    """The daemon's present message to a job."""
 
     version: Literal[1] = VERSION
     job_id: str
     epoch: NonNegativeInt
     """Epoch of the newest run that the daemon has started."""
     round: NonNegativeInt
-    """Round whose plan this follows."""
+    """Round whose plan it belongs to."""
     gpu_type: str | None = None
     nodes: PositiveInt | None = None
     gpus: PositiveInt | None = None
     cpus: PositiveInt | None = None
-    """CPUs on each node that come with the GPUs; None: as many as the job itself asked for."""
+    """CPUs on each node that come with the GPUs; None: as many as the job requested."""
     memory_mb: PositiveInt | None = None
-    """Memory on each node, MB as Slurm counts them; None: as much as the job itself asked for."""
+    """Memory on each node, MB as Slurm counts them; None: as much as the job requested."""
     request: Request | None = None
     moved_s: NonNegativeFloat | None = None
-    """When the daemon decided to move the job, until its next run has begun there, s since 1970; None: it is not on its way."""
+    """When the daemon decided to move the job, s since 1970; None once the next run has begun, or if it does not
+    move."""
     pauses_s: tuple[NonNegativeFloat, ...] = ()
-    """From that decision to the next run's `Started`, for the last few moves, the newest last."""
+    """Seconds from such a decision to the next run's `Started`, for the last few moves, the newest last."""
     submitted_s: NonNegativeFloat | None = None
-    """When the user submitted the job, s since 1970. Slurm's own record of it begins anew with each requeue."""
+    """When the user submitted the job, s since 1970. Slurm's own record changes with each requeue."""
     submitted_to: str | None = None
-    """The partition that the user submitted it to. In Slurm's record it is the one where the job was sent."""
+    """Partition to which the user submitted the job. Slurm's own record has the partition to which it was sent."""
     slurm_job: str | None = None
-    """SLURM_JOB_ID of the run, where the job's name is another: that of an array's element, `12_3`."""
+    """SLURM_JOB_ID of the run if the job has another id, as elements of arrays do (`12_3`)."""
     time_limit_s: NonNegativeFloat | None = None
-    """What is left of the job's time limit for the run after `time_limit_restarts` restarts; None: the limit as submitted."""
+    """What is left of the job's time limit, for the run after `time_limit_restarts` restarts; None: the submitted
+    limit."""
     time_limit_restarts: NonNegativeInt | None = None
     shares: bool = False
-    """Whether it may hold no GPUs by Slurm: it was sent to GPUs to which the agent of its node binds it, or was there before and
-    Slurm may not have given it its own again."""
+    """Whether the job may hold no GPUs in Slurm. Then the agent of its node binds it to shared GPUs, or did so before,
+    and Slurm may not have allocated GPUs of its own to it again."""
 
 
 class ProfileRequest(Message):
-    """What `penstock profile` asks of the command that it runs."""
+    """The request of `penstock profile` to the command that it runs."""
 
     version: Literal[1] = VERSION
     gpu_type: str
-    """`CPU` if no GPU is to be used."""
+    """`CPU` to use no GPU."""
     min_batch: PositiveInt | None = None
-    """Smallest batch to measure, samples on one GPU; None: the script's."""
+    """Smallest batch to measure, in samples on one GPU; None: the script's."""
     max_batch: PositiveInt | None = None
-    """Largest; None: the script's, and if it has none, up to the memory limit."""
+    """Largest batch to measure; None: the script's, or if it has none, up to the memory limit."""
     seconds: PositiveFloat
     """Wall-clock time that measuring may take, from the first step."""
 
@@ -286,27 +298,27 @@ class ProfileRequest(Message):
 def job_folder(spool: Path, job_id: str) -> Path:
     """Folder of one job in the spool. Raises ValueError if `job_id` could lead out of it."""
     if not job_id or not all(c.isalnum() or c in "_+-" for c in job_id):
-        raise ValueError(f"job id {job_id!r} is not one of Slurm's; expected letters, digits, '_', '+' and '-'")
+        raise ValueError(f"job id {job_id!r} is not a Slurm job id; use only letters, digits, '_', '+' and '-'")
     return spool / job_id
 
 
 def control_file(spool: Path, job_id: str) -> Path:
-    """Where the daemon leaves its word for a job."""
+    """The daemon's control message to a job."""
     return job_folder(spool, job_id) / "control.json"
 
 
 def reports_folder(spool: Path, job_id: str) -> Path:
-    """Where the runs of a job leave their reports."""
+    """Folder for the reports of all runs of a job."""
     return job_folder(spool, job_id) / "reports"
 
 
 def reports_file(spool: Path, job_id: str, epoch: int) -> Path:
-    """Where one run of a job leaves its reports."""
+    """The reports of one run of a job."""
     return reports_folder(spool, job_id) / f"{epoch}.jsonl"
 
 
 def claimed_epochs(spool: Path, job_id: str) -> list[int]:
-    """Epochs that runs of the job have claimed, ascending; empty if none."""
+    """Epochs that runs of the job have claimed, ascending; empty if there are none."""
     try:
         names = os.listdir(reports_folder(spool, job_id))
     except FileNotFoundError:

@@ -59,7 +59,7 @@ def test_what_slurm_does_not_say_the_caller_may(scontrol, caplog: pytest.LogCapt
     scontrol("echo slurm_load_jobs error >&2; exit 1")
     assert find_allocation(IN_SLURM, "k80", retry_s=0) == Allocation("k80", {"t4-00": (0, 3), "t4-01": (0, 3)})
     assert caplog.text.count("slurm_load_jobs error") == 3
-    with pytest.raises(UnknownAllocation, match="give --gpu-type"):
+    with pytest.raises(UnknownAllocation, match="set it with --gpu-type"):
         find_allocation(IN_SLURM, retry_s=0)
 
 

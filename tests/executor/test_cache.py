@@ -110,7 +110,7 @@ def test_it_ends_with_its_maker():
 def test_its_size_is_the_grant_less_what_the_job_needs():
     assert cache_bytes(62_500, 2_500) == 60_000 * 1024 * 1024
     assert cache_bytes(1_000, 2_500) == 0
-    with pytest.raises(CacheError, match="make it smaller"):
+    with pytest.raises(CacheError, match="use a smaller cache"):
         SharedCache.create(1, 1 << 60)
     with pytest.raises(CacheError, match="items=0"):
         SharedCache.create(0, 1)

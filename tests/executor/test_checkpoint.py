@@ -64,7 +64,7 @@ def test_a_run_left_behind_cannot_write(tmp_path: Path, monkeypatch: pytest.Monk
     present = Checkpoints(tmp_path, 2)
     assert (stale.superseded, present.superseded) == (True, False)
     monkeypatch.setattr(os, "fsync", lambda _: pytest.fail("it began to write"))
-    with pytest.raises(Superseded, match="epoch 2 has begun, so the run of epoch 1 must stop"):
+    with pytest.raises(Superseded, match="the run of epoch 2 has begun, so the run of epoch 1 must stop"):
         stale.save(b"stale", 2)
     with pytest.raises(Superseded):
         Checkpoints(tmp_path, 1)
@@ -110,7 +110,7 @@ def test_a_harmed_one_is_passed_over(tmp_path: Path, damage, state, caplog: pyte
     assert harmed != path.read_bytes()
     path.write_bytes(harmed)
     assert checkpoints.latest().state == b"before"
-    assert f"path={path} checkpoint passed over" in caplog.text
+    assert f"path={path} checkpoint skipped" in caplog.text
 
 
 def test_one_with_a_harmed_shard_is_passed_over_and_shards_go_with_their_checkpoint(tmp_path: Path):
@@ -176,7 +176,7 @@ def test_a_full_disk_leaves_the_one_before(tmp_path: Path):
     checkpoints = Checkpoints(tmp_path, 1)
     checkpoints.save(b"before", 1)
     (tmp_path / "epoch-0001" / f"step-000000000002.{os.getpid()}.tmp").symlink_to(FULL)
-    with pytest.raises(NotSaved, match=r"No space left.*those before it are whole"):
+    with pytest.raises(NotSaved, match=r"No space left.*earlier checkpoints are whole"):
         checkpoints.save(b"x" * 100_000, 2)
     assert names(tmp_path) == ["epoch-0001/step-000000000001.ckpt"]
     assert checkpoints.latest().state == b"before"

@@ -45,7 +45,7 @@ def test_what_is_missing_is_said_with_the_remedy(tool: Path, tmp_path: Path, mon
     with pytest.raises(CannotSuspend, match="driver is not loaded; run this on a GPU node"):
         find_tool(tmp_path / "none")
     (tmp_path / "driver").write_text(DRIVER.format("535.183.01"))
-    with pytest.raises(CannotSuspend, match="driver is 535, cuda-checkpoint needs 550 or later"):
+    with pytest.raises(CannotSuspend, match="driver has version 535, but cuda-checkpoint needs 550 or later"):
         find_tool(tmp_path / "driver")
     (tmp_path / "driver").write_text(DRIVER.format("550.54.14"))
     assert main(["suspend", "13"], tmp_path / "driver") == 1

@@ -182,7 +182,7 @@ def test_a_family_reports_the_models_step(spool: Path, tmp_path: Path):
     [
         (("--family", "gpt-9"), 1, "unknown model family 'gpt-9'; known are"),
         (("--family", "ncf", "--gpu-type", "tpu"), 1, "ncf cannot run on 1 GPUs of type tpu on 1 nodes"),
-        (("--rates", '{"t4": 5}'), 2, "write it as"),
+        (("--rates", '{"t4": 5}'), 2, "the form is"),
         (("--rates", RATES, "--time-scale", "0"), 2, "0 must be positive"),
     ],
 )

@@ -69,7 +69,7 @@ def test_in_a_step_the_steps_gpus_count():
         ({"SLURMD_NODENAME": "rtx-00"}, "SLURMD_NODENAME=rtx-00 is not in SLURM_JOB_NODELIST"),
         ({"SLURM_JOB_NUM_NODES": "3"}, "SLURM_JOB_NUM_NODES=3, but"),
         ({"SLURM_GPUS_ON_NODE": "4"}, "SLURM_GPUS_ON_NODE=4, but SLURM_JOB_GPUS=0,3 names 2"),
-        ({"CUDA_VISIBLE_DEVICES": "0,1,2"}, "shows 3 GPUs where Slurm gave 2"),
+        ({"CUDA_VISIBLE_DEVICES": "0,1,2"}, "shows 3 GPUs, but Slurm allocated 2"),
         ({"SLURM_JOB_GPUS": "all"}, "SLURM_JOB_GPUS=all is not a list"),
         ({"SLURM_RESTART_COUNT": "twice"}, "SLURM_RESTART_COUNT=twice is not a number"),
         ({"SLURM_JOB_NODELIST": "t4-[00"}, r"SLURM_JOB_NODELIST: 't4-\[00' is not a host list"),

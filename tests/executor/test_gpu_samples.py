@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock_executor.gpu_samples import own
+from penstock_executor.gpu_samples import readings_of_job
 from penstock_profiles.nvml import Device, Process, Reading, Sample
 from tests.profiles import fake_nvml
 
@@ -55,6 +55,6 @@ def test_a_jobs_gpus_are_those_of_its_process_else_those_of_its_indices():
         return Reading(device, 100, 0.5, None, tuple(Process(pid, 1, None) for pid in pids))
 
     sample = Sample((reading(0, 7), reading(1, 8), reading(2)), ())
-    assert [each.device.index for each in own(sample, (5,), pid=8)] == [1]
-    assert [each.device.index for each in own(sample, (1, 2), pid=99)] == [1, 2]
-    assert len(own(sample, (4, 5, 6), pid=99)) == 3, "confined, there are no others"
+    assert [each.device.index for each in readings_of_job(sample, (5,), pid=8)] == [1]
+    assert [each.device.index for each in readings_of_job(sample, (1, 2), pid=99)] == [1, 2]
+    assert len(readings_of_job(sample, (4, 5, 6), pid=99)) == 3, "confined, there are no others"

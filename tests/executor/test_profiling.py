@@ -95,7 +95,7 @@ def test_the_time_is_kept_by_not_beginning_what_would_not_end_in_it(tmp_path: Pa
     program = Emulated(tmp_path, float)
     assert program.profile(seconds=28)
     assert program.calls == [1] * 5 + [2] * 5
-    assert program.bodies("ended")[0].text == "the time was over before batch 4; --seconds gives it more"
+    assert program.bodies("ended")[0].text == "the time was over before batch 4; allow more with --seconds"
 
 
 def test_the_commands_options_go_before_the_scripts(tmp_path: Path):
@@ -107,7 +107,7 @@ def test_the_commands_options_go_before_the_scripts(tmp_path: Path):
 @pytest.mark.parametrize("arguments", [{"min_batch": 0}, {"min_batch": 9, "max_batch": 8}])
 def test_sizes_that_cannot_be(tmp_path: Path, arguments: dict[str, int]):
     program = Emulated(tmp_path)
-    with pytest.raises(ValueError, match=r"min_batch=\d, max_batch=.*at least 1, and the first at most the second"):
+    with pytest.raises(ValueError, match=r"min_batch=\d, max_batch=.*at least 1, and at most the second"):
         program.profile(**arguments)
     assert program.bodies("ended")[0].outcome == "failed"
 
@@ -129,7 +129,7 @@ def test_another_error_is_the_scripts_and_is_told(tmp_path: Path):
 @pytest.mark.parametrize("content", ["", "[]", '{"gpu_type": "t4", "seconds": 0}', '{"version": 2, "gpu_type": "t4"}'])
 def test_a_request_that_cannot_be_read(tmp_path: Path, content: str):
     (tmp_path / "request.json").write_text(content)
-    with pytest.raises(ValueError, match="need the same Penstock"):
+    with pytest.raises(ValueError, match="need the same version of Penstock"):
         profile(pytest.fail, environment=Environment(profile=tmp_path / "request.json"))
 
 

@@ -55,9 +55,9 @@ def test_torchrun_goes_before_the_step_it_runs_in():
 @pytest.mark.parametrize(
     ("environ", "words"),
     [
-        (TORCHRUN | {"WORLD_SIZE": ""}, "WORLD_SIZE not"),
+        (TORCHRUN | {"WORLD_SIZE": ""}, "WORLD_SIZE is not"),
         (TORCHRUN | {"RANK": "4"}, "rank 4 of 4"),
-        (TORCHRUN | {"LOCAL_RANK": "2"}, "on its node 2 of 2"),
+        (TORCHRUN | {"LOCAL_RANK": "2"}, "local rank 2 of 2"),
         (STEP | TORCHRUN, "Slurm's task is 3 of 4"),
         (STEP | {"SLURM_PROCID": "4"}, "rank 4 of 4"),
         (STEP | {"SLURM_STEP_TASKS_PER_NODE": "2"}, "2 tasks on 1 nodes"),

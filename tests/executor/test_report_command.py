@@ -69,7 +69,7 @@ def test_a_run_left_behind_is_told_to_stop(tmp_path: Path):
     assert report(tmp_path, "begin").stdout == "2\n"
     left = report(tmp_path, "steps", "--epoch=1", "--steps=1", "--step-time-s=1", "--atomic-batch=1")
     assert left.returncode == 75
-    assert "a later run than epoch 1 has begun" in left.stderr
+    assert "a run later than epoch 1 has begun" in left.stderr
     assert [each.body.kind for each in reports(tmp_path, 1)] == ["started"]
 
 

@@ -215,7 +215,7 @@ def test_a_full_disk_and_a_folder_that_may_not_be_written_are_said_and_the_old_c
     saver.save({"w": torch.ones(30_000)}, 2, {}, told.append)
     saver.wait()
     assert "No space left" in caplog.text
-    assert "those before it are whole, free some space" in caplog.text
+    assert "earlier checkpoints are whole; free some space" in caplog.text
     if os.geteuid() == 0:
         os.seteuid(65534)
         try:

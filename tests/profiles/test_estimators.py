@@ -209,7 +209,7 @@ def test_json_round_trip(estimator: Estimator):
     [
         ('{"kind":"linear","slope":2}', "slope"),
         ('{"kind":"lineal"}', "'training', 'pipeline', 'batch_inference', 'latency_inference', 'table', 'linear'"),
-        ('{"kind":"table","rates":{}}', "holds no measurement"),
+        ('{"kind":"table","rates":{}}', "has no measurement"),
         ('{"kind":"table","rates":{"t4":{"1":NaN}}}', "rates.'t4'..1.=nan"),
     ],
 )

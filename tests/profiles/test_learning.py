@@ -138,7 +138,7 @@ def test_what_fits_into_memory():
     assert model.estimator.models["a100"].max_atomic_batch == 320
     model.observe_limit("t4", 64)
     assert model.estimator.models["t4"].max_atomic_batch == 64
-    with pytest.raises(ValueError, match="max_atomic_batch=0 fits no sample"):
+    with pytest.raises(ValueError, match="max_atomic_batch=0 must be at least 1"):
         model.observe_limit("t4", 0)
     blind = JobModel(32, 1024, families=FAMILIES)
     run(blind, "t4", TRUTH, (1, 1))
@@ -285,7 +285,7 @@ def test_on_a_type_where_it_has_not_run_the_spec_says_what_a_replica_takes():
 
 
 def test_gpus_that_are_no_whole_replicas_are_refused():
-    with pytest.raises(ValueError, match="gpus=3 are no whole replicas of gpus_per_replica=2"):
+    with pytest.raises(ValueError, match="gpus=3 is not a multiple of gpus_per_replica=2"):
         Observation(
             gpu_type="a100", nodes=1, gpus=3, gpus_per_replica=2, atomic_batch=8, steps=9, step_time_s=0.1, progress=0.0
         )

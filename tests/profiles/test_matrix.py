@@ -149,5 +149,5 @@ def test_nothing_gives_nothing():
 
 def test_a_configuration_without_gpus_is_refused():
     job = TrainingEstimator({"a": GpuModel(ThroughputParams(0.1, 0.01, 0, 0, 0, 0, 2.0), 32)}, 32, 1024, 1.0, 50.0)
-    with pytest.raises(ValueError, match="each node a GPU"):
+    with pytest.raises(ValueError, match="one GPU per node"):
         best_matrix([job], Configurations(("a",), (2,), (1,)))

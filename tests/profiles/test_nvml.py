@@ -267,11 +267,11 @@ def test_a_driver_without_gpus_is_no_error(ask):
 @pytest.mark.parametrize(
     ("scenario", "reason", "words"),
     [
-        ("init 9\n", "driver", "installed but not loaded; have the node's admin load it"),
-        ("init 18\n", "mismatch", "different versions; after a driver update"),
-        ("init 4\n", "permission", "run it inside a job that has GPUs"),
+        ("init 9\n", "driver", "installed but not loaded; ask the node's admin to load it"),
+        ("init 18\n", "mismatch", "different versions; reboot the node after a driver update"),
+        ("init 4\n", "permission", "run this inside a job that has GPUs"),
         ("init 999\n", "other", "NVML does not work: Unknown Error"),
-        (TWO_GPUS + "0.handle_error 4\n1.handle_error 4\n", "permission", "none of this machine's 2 GPUs"),
+        (TWO_GPUS + "0.handle_error 4\n1.handle_error 4\n", "permission", "none of the 2 GPUs of this machine"),
     ],
 )
 def test_why_there_is_no_nvml(ask, scenario: str, reason: str, words: str):

@@ -63,7 +63,7 @@ def test_a_spec_that_no_model_fits_is_refused(spec, words):
 
 def test_a_spec_that_should_not_have_been_let_in_is_no_more_than_a_bad_one():
     """Whatever a user gets past the checks of a job spec, no round may fail of it."""
-    with pytest.raises(BadJobSpec, match=r"no model.*holds no measurement"):
+    with pytest.raises(BadJobSpec, match=r"no model.*has no measurement"):
         source().check(JobSpec.model_construct(max_gpus=4, goodput_table={"t4": {}}))
 
 

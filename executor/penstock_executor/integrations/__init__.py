@@ -1,5 +1,6 @@
-"""For training loops that are somebody else's: the Hugging Face `Trainer`, PyTorch Lightning.
+"""Callbacks for other training loops: the `Trainer` of Hugging Face, and PyTorch Lightning.
 
-Their loader, batch size, learning rate and checkpoints stay their own: what Penstock adds is reports, checkpoints on request and
-a clean stop. So such jobs are rigid or strong-scaling; only `penstock_executor.start` adapts the batch and keeps samples exact.
+The loop keeps its own data loader, batch size, learning rate and checkpoints. Penstock adds reports, checkpoints on
+request and a clean stop. Such jobs are rigid or strong-scaling; only `penstock_executor.start` adapts the batch and
+uses each sample once.
 """

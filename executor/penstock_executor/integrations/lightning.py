@@ -6,7 +6,8 @@
     trainer = Trainer(callbacks=[penstock], ...)
     trainer.fit(module, data, ckpt_path=penstock.latest())
 
-On the daemon's request and on SIGTERM it saves one of Lightning's checkpoints, beside the one before, and renames it over that.
+On the daemon's request and on SIGTERM, it saves one of Lightning's checkpoints to a temporary file and renames it over
+the one before.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ class PenstockCallback(Callback):  # type: ignore[misc]
 
     Args:
         folder: for checkpoints, on a file system that all nodes share.
-        batch_size: of one process in a micro-step.
-        report_every_s: seconds between two reports, after the first few.
-        metric: that the module logs in validation, such as `val_accuracy`: what trials of a search are compared by;
-            None: nothing.
-        minimize: whether less of it is better, as of `val_loss`.
+        batch_size: samples of one process in a micro-step.
+        report_every_s: seconds between two reports. The first few reports follow each other faster.
+        metric: name of a metric that the module logs in validation, such as `val_accuracy`. A search compares its
+            trials by it. None: no metric is reported.
+        minimize: whether less is better, as of `val_loss`.
     """
 
     def __init__(
@@ -47,12 +48,12 @@ class PenstockCallback(Callback):  # type: ignore[misc]
         self._stopping = False
 
     def latest(self) -> str | None:
-        """For `ckpt_path` of `Trainer.fit`: the newest checkpoint, None if there is none."""
+        """The newest checkpoint, for `ckpt_path` of `Trainer.fit`; None if there is none."""
         path = self._folder / "penstock.ckpt"
         return str(path) if path.exists() else None
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Say where the run is and from where it goes on."""
+        """Report that the run starts, and at which step."""
         steps = trainer.estimated_stepping_batches
         self._monitor = TrainingMonitor(
             self._folder / "penstock",
@@ -66,7 +67,7 @@ class PenstockCallback(Callback):  # type: ignore[misc]
         self._last = trainer.global_step
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
-        """Hear what is asked, once an optimiser step."""
+        """Do what the daemon asks for, once per optimiser step."""
         if trainer.global_step == self._last:
             return
         self._last = trainer.global_step
@@ -77,17 +78,18 @@ class PenstockCallback(Callback):  # type: ignore[misc]
         trainer.should_stop = trainer.should_stop or self._stopping
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-        """Tell what was reached; the check before training is none of it."""
+        """Report the metric. Before training starts there is no monitor, so Lightning's sanity check reports
+        nothing."""
         if self._monitor is not None and self._metric is not None and self._metric in trainer.callback_metrics:
             self._monitor.report(float(trainer.callback_metrics[self._metric]), minimize=self._minimize)
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """Save; but where the epoch ends since the job must stop, what counts is the checkpoint made in its middle."""
+        """Save, unless the epoch ends because the job must stop: then the checkpoint made in its middle counts."""
         if not self._stopping:
             self._save(trainer)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """Say how it ended."""
+        """Report the end of the run."""
         assert self._monitor is not None
         self._monitor.end()
 

@@ -1,4 +1,5 @@
-"""What the callbacks share: a run's reports, the daemon's requests, and Slurm's SIGTERM, in a loop that is not ours."""
+"""What the callbacks share: the reports of a run, the daemon's requests and Slurm's SIGTERM in a foreign training
+loop."""
 
 from __future__ import annotations
 
@@ -22,20 +23,22 @@ from penstock_profiles.wire import CPU, Checkpointed, Observation, Result, Start
 log = logging.getLogger(__name__)
 
 MOST_PAUSE_S = 30.0
-"""Between two steps under a duty cycle, be it 0: only in a step processes hear that they are to save or to stop."""
+"""Longest pause under a duty cycle between two steps: only in a step do processes exchange requests to save or to
+stop."""
 
 
 class TrainingMonitor:
-    """One run of a foreign loop. All processes make one and call the same methods; rank 0 talks.
+    """Watches one run of a foreign training loop. All processes make one and call the same methods; only rank 0
+    reports.
 
     Args:
-        folder: of the job's checkpoints; the run's epoch is claimed below it.
+        folder: for the job's checkpoints. The run claims its epoch in it.
         samples_per_step: total batch of an optimiser step, over all processes.
-        atomic_batch: of one process in a micro-step.
+        atomic_batch: samples of one process in a micro-step.
         steps: optimiser steps that are done already.
-        total_steps: at which the job is done, if known.
-        report_every_s: seconds between two reports, after the first few.
-        device: on which the processes' group adds up.
+        total_steps: number of steps at which the job is done, if known.
+        report_every_s: seconds between two reports. The first few reports follow each other faster.
+        device: of the tensors that the processes exchange.
     """
 
     def __init__(
@@ -83,7 +86,7 @@ class TrainingMonitor:
         signal.signal(signal.SIGTERM, self._on_term)
 
     def _is_urgent(self) -> bool:
-        """Whether there is something to do that no pause may put off."""
+        """Whether there is something to do that must not wait for the end of a pause."""
         reporter = self._reporter
         return self._stop or (reporter is not None and (reporter.request is not None or reporter.superseded))
 
@@ -93,7 +96,11 @@ class TrainingMonitor:
         return float(self._steps * self._samples)
 
     def step_done(self, steps: int) -> tuple[bool, bool]:
-        """After each optimiser step, with how many there are now: whether to save and to stop, on all processes alike."""
+        """Call it after each optimiser step. Returns whether to save, and whether to stop, the same on all processes.
+
+        Args:
+            steps: optimiser steps so far.
+        """
         self._steps = steps
         now = time.monotonic()
         asked = superseded = False
@@ -110,29 +117,29 @@ class TrainingMonitor:
         if superseded:
             self.end("superseded")
             raise SystemExit(75)
-        if stop:  # else a signal may have come meanwhile
+        if stop:  # if not, keep the flag: a signal may have come meanwhile
             self._stop = True
         if self._channel is not None:
             began_s = time.monotonic()
             self._channel.step_done(self._samples)
-            self._reported_s += time.monotonic() - began_s  # a pause is no part of a step
+            self._reported_s += time.monotonic() - began_s  # a pause does not count as time of a step
         self._save_began_s = time.monotonic()
         return asked or stop, stop
 
     def report(self, metric: float, *, minimize: bool) -> None:
-        """The loop has evaluated the model. See `training.run.Run.report`."""
+        """Report a metric after the loop has evaluated the model; see `training.run.TrainingRun.report`."""
         if self._reporter is not None and math.isfinite(metric):
             self._reporter.put(Result(metric=-metric if minimize else metric, progress=self.progress))
 
     def saved(self) -> None:
-        """The loop has written a checkpoint."""
+        """Report that the loop has written a checkpoint."""
         request, self._request = self._request, None
         if self._reporter is not None:
             seconds = time.monotonic() - self._save_began_s
             self._reporter.put(Checkpointed(request=request, progress=self.progress, seconds=seconds))
 
     def end(self, outcome: Literal["completed", "stopped", "superseded", "failed"] | None = None) -> None:
-        """The loop has ended; by itself, or since it was asked to."""
+        """Report that the loop has ended. Without an `outcome`: by itself, or because it was asked to stop."""
         if self._reporter is not None:
             self._reporter.close(outcome or ("stopped" if self._stop else "completed"), self.progress)
 

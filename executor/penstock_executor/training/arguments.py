@@ -68,8 +68,8 @@ def check_split_model(
         raise ValueError(f"max_atomic_batch {where}: the pipeline's own micro-batches decide the memory; leave it out")
     if not all(trainable):
         raise ValueError(
-            f"{where} the part of process {trainable.index(False)} has no parameter to train; cut the model so that each"
-            " part has a parameter whose requires_grad is True"
+            f"{where} the part of process {trainable.index(False)} has no parameter to train; cut the model so that"
+            " each part has a parameter whose requires_grad is True"
         )
 
 
@@ -89,8 +89,9 @@ def split_batch(initial: int, largest: int | None, replicas: int) -> BatchSize:
     share = initial // replicas if largest is None else min(initial, largest // replicas)
     if largest is None and initial % replicas:
         raise ValueError(
-            f"batch_size={initial} is no multiple of {replicas} replicas, and a pipeline's shapes are the same in each; use"
-            " a batch size that any number of replicas up to --max-gpus divides, or set max_batch_size so that it can grow"
+            f"batch_size={initial} is no multiple of {replicas} replicas, and a pipeline's shapes are the same in"
+            " each; use a batch size that any number of replicas up to --max-gpus divides, or set max_batch_size so"
+            " that it can grow"
         )
     if share < 1:
         raise ValueError(f"max_batch_size={largest} is less than a sample for each of {replicas} replicas; raise it")
@@ -113,7 +114,7 @@ def epoch_limits(batch_size: int, largest: int, samples: int | None, *, drop_las
         return largest, samples
     if batch_size > samples:
         raise ValueError(
-            f"batch_size={batch_size} with drop_last: the data set has {samples} samples, so no epoch would have a step;"
-            " use a smaller batch_size, or leave out drop_last"
+            f"batch_size={batch_size} with drop_last: the data set has {samples} samples, so no epoch would have a"
+            " step; use a smaller batch_size, or leave out drop_last"
         )
     return min(largest, samples), samples // batch_size * batch_size

@@ -1,6 +1,6 @@
-"""Averaging gradients over replicas of a model that several processes hold together, each a part: what DDP does for whole models.
+"""Averages gradients over the replicas of a split model, as DDP does for whole models.
 
-The backward pass is then somebody else's, such as a pipeline's schedule, and over when averaging begins.
+Other code, such as a pipeline's schedule, runs the backward pass; averaging begins when it is over.
 """
 
 from __future__ import annotations
@@ -11,15 +11,16 @@ import torch
 import torch.distributed as dist
 
 CHUNK_BYTES = 25 * 2**20
-"""Gradients that are added up at once: DDP's buckets are as large."""
+"""Size of the gradients that are added up at once. DDP's buckets have the same size."""
 
 
 class Averager:
-    """Averages over the processes that hold the same part of each replica, and makes them begin alike.
+    """Averages over the processes that hold the same part of each replica, and makes their parameters equal at the
+    start.
 
     Args:
         module: this process's part of the model.
-        group: those processes, by replica.
+        group: the processes that hold the same part, by replica.
         replica_group: the processes of this replica.
     """
 
@@ -31,9 +32,9 @@ class Averager:
             dist.broadcast(tensor.detach(), src=first, group=group)
 
     def average(self, weight: float) -> None:
-        """Make each gradient the mean over the replicas, this replica's times `weight`.
+        """Make each gradient the mean over the replicas, with this replica's gradient times `weight`.
 
-        A parameter that this step did not use has a gradient of 0, so that all processes add up the same ones.
+        A parameter that this step did not use gets a gradient of 0, so that all processes add up the same parameters.
         """
         replicas = self._group.size()
         for chunk in _chunks(self._parameters):
@@ -52,7 +53,7 @@ class Averager:
             )
 
     def clip(self, max_norm: float) -> None:
-        """As `torch.nn.utils.clip_grad_norm_`, by the norm of all parts' gradients together."""
+        """Clip as `torch.nn.utils.clip_grad_norm_` does, by the norm of the gradients of all parts together."""
         gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
         norms = torch.stack(torch._foreach_norm(gradients)) if gradients else torch.zeros(1)
         sqr = norms.double().square().sum()
@@ -61,7 +62,7 @@ class Averager:
 
 
 def _chunks(parameters: Iterable[torch.nn.Parameter]) -> Iterator[Sequence[torch.nn.Parameter]]:
-    """In order, each of one type and of `CHUNK_BYTES` at most, or of one parameter."""
+    """The parameters in order, in chunks of one dtype and at most `CHUNK_BYTES`, or of one parameter."""
     chunk: list[torch.nn.Parameter] = []
     size = 0
     for parameter in parameters:

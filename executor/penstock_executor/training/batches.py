@@ -1,11 +1,12 @@
-"""Which samples each process takes when: an order of the data set that does not depend on how many processes there are.
+"""Which samples each process takes when. The order of the data set does not depend on the number of processes.
 
-The samples of an epoch have one order, drawn from (seed, epoch) alone. An optimiser step takes the next M of them, M the total
-batch, and deals them out to K replicas in s + 1 micro-steps. So where an epoch has got to is one number, the *position*, and a
-run with another K goes on from there: no sample is left out or taken twice, however often the job is moved.
+The samples of an epoch have one order, drawn from (seed, epoch) alone. An optimiser step takes the next M of them, M
+being the total batch, and divides them among K replicas and s + 1 micro-steps. So one number, the *position*, says how
+far an epoch has got, and a run with another K continues from there: no sample is left out or taken twice, however often
+the job moves.
 
-Where M is no multiple of K (s + 1), parts differ by one sample, and the last step of an epoch takes what is left. The gradient
-is then still the mean over the step's samples: `Part.weight` says how.
+If M is no multiple of K (s + 1), parts differ by one sample, and the last step of an epoch takes the rest. The gradient
+is still the mean over the step's samples, by `Part.weight`.
 """
 
 from __future__ import annotations
@@ -22,19 +23,19 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True)
 class BatchSize:
-    """How many samples an optimiser step takes. Raises ValueError unless both are at least 1."""
+    """Number of samples in an optimiser step. Raises ValueError unless both fields are at least 1."""
 
     total: int
     """M, over all replicas and micro-steps."""
     atomic: int
-    """m, the most that one replica takes in one micro-step."""
+    """m, the most samples that one replica takes in one micro-step."""
 
     def __post_init__(self) -> None:
         if not (self.total >= 1 and self.atomic >= 1):
             raise ValueError(f"total={self.total}, atomic={self.atomic}: a batch has at least 1 sample")
 
     def accumulation_steps(self, replicas: int) -> int:
-        """s, micro-steps before the one that synchronises."""
+        """s, number of micro-steps before the one that synchronises."""
         return -(-self.total // (replicas * self.atomic)) - 1
 
 
@@ -43,30 +44,32 @@ class Part:
     """What one process computes in one micro-step."""
 
     samples: int
-    """Of this part. 0: the process takes a sample to compute on, as all take part in each synchronisation, with weight 0."""
+    """Samples of this part. 0: the process computes on some sample with weight 0, since all processes must
+    synchronise."""
     step_samples: int
-    """Of the optimiser step, over all replicas and micro-steps."""
+    """Samples of the optimiser step, over all replicas and micro-steps."""
     replicas: int
     micro_steps: int
-    """s + 1 of this step."""
+    """s + 1, the micro-steps of this step."""
     last: bool
     """Whether the step ends with this part."""
 
     @property
     def weight(self) -> float:
-        """What to multiply the part's mean loss with, so that gradients summed over micro-steps and averaged over replicas
-        are the mean over the step's samples."""
+        """Factor on the part's mean loss. With it, gradients that are summed over micro-steps and averaged over
+        replicas are the mean over the step's samples."""
         return self.samples * self.replicas / self.step_samples
 
     @property
     def even(self) -> bool:
-        """Whether all parts of the step are alike, within a tenth: only such say how noisy gradients are."""
+        """Whether all parts of the step have the same size within a tenth. Only such steps measure the gradients'
+        noise."""
         parts = self.replicas * self.micro_steps
         return self.step_samples >= parts and (self.step_samples % parts == 0 or self.step_samples >= 10 * parts)
 
 
 def deal(samples: int, replicas: int, atomic: int) -> list[list[range]]:
-    """The samples 0 … `samples` - 1 of one step as equal parts of at most `atomic`: micro-steps x replicas."""
+    """Divide the samples 0 … `samples` - 1 of one step into equal parts of at most `atomic`: micro-steps x replicas."""
     micro_steps = -(-samples // (replicas * atomic))
     base, extra = divmod(samples, replicas * micro_steps)
     starts = [part * base + min(part, extra) for part in range(replicas * micro_steps + 1)]
@@ -75,16 +78,16 @@ def deal(samples: int, replicas: int, atomic: int) -> list[list[range]]:
 
 
 def epoch_order(size: int, epoch: int, seed: int, *, shuffle: bool = True) -> NDArray[np.int64]:
-    """The order of the data set's samples in one epoch, shape (size,): the same on every machine."""
+    """The order of the data set's samples in one epoch, shape (size,). It is the same on every machine."""
     if not shuffle:
         return np.arange(size)
     return np.random.Generator(np.random.Philox(key=[seed, epoch])).permutation(size)
 
 
 class Batches:
-    """One process's parts, in order. `parts` holds those that were allocated and not yet computed.
+    """One process's parts, in order. `parts` holds those that were yielded and not yet computed.
 
-    Changes of `size` count from the next step that is allocated. All processes must make them at the same step. With `drop_last`
+    A change of `size` takes effect with the next step. All processes must change it at the same step. With `drop_last`,
     an epoch ends before a step that would be smaller.
     """
 
@@ -94,7 +97,7 @@ class Batches:
         self.parts: deque[Part] = deque()
 
     def indices(self, order: NDArray[np.int64], position: int) -> Iterator[list[int]]:
-        """Indices of this process's samples, one list a part, from `position` to the epoch's end."""
+        """Indices of this process's samples, one list per part, from `position` to the end of the epoch."""
         self.parts.clear()
         while position + self._fewest <= len(order):
             step = order[position : position + self.size.total]
@@ -103,7 +106,7 @@ class Batches:
                 yield step[mine.start : mine.stop].tolist() or [int(step[0])]
 
     def items(self, stream: Iterator[Any]) -> Iterator[list[Any]]:
-        """As `indices`, of a stream that begins at the position: the items themselves, a step at a time."""
+        """As `indices`, but of a stream that begins at the position: the items themselves, one step at a time."""
         self.parts.clear()
         while len(step := list(islice(stream, self.size.total))) >= self._fewest:
             for mine in self._deal(len(step)):
@@ -123,17 +126,17 @@ class Batches:
 
 
 class Stream(Protocol):
-    """An iterable data set that can be resumed: what `prepare` takes in place of one with `__len__` and `__getitem__`."""
+    """An iterable data set that can be resumed. `prepare` takes it in place of one with `__len__` and `__getitem__`."""
 
     def stream(self, epoch: int, start: int) -> Iterator[Any]:
-        """The samples of one epoch in an order that depends on `epoch` alone, from sample number `start` on.
+        """The samples of one epoch, from number `start` on, in an order that depends on `epoch` alone.
 
-        Each process reads the whole stream and keeps its own samples, so what comes out should be cheap (raw bytes, a file's
-        name), and `decode`, which only a sample's own process calls, do the work.
+        Each process reads the whole stream and keeps its own samples. So items should be cheap, such as raw bytes or a
+        file name, and an optional method `decode` should do the work: only the process that keeps a sample calls it.
         """
 
 
 def decoder(dataset: object) -> Callable[[Any], Any]:
-    """A stream's `decode`, or what leaves items as they are."""
+    """A stream's `decode`, or a function that returns items unchanged."""
     found = getattr(dataset, "decode", None)
     return found if callable(found) else lambda item: item

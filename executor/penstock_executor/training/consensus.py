@@ -1,9 +1,9 @@
 """What the processes of a run agree on: one short vector of numbers, added up over all processes.
 
-Once a step, or every few steps if steps are short, each process contributes a `Vote`: its share of the squared norms of the
-gradients, and whether it was asked to save or to stop. The sum is read one step later, so that no process waits for it, and all
-processes act on it after the same step. So a signal may reach any process at any time, and each checkpoint still holds whole
-steps.
+Once a step, or every few steps if steps are short, each process contributes a `Vote`: its share of the squared norms of
+the gradients, and whether it was asked to save or to stop. The sum is read one step later, so that no process waits for
+it, and all processes act on it after the same step. So a signal may reach any process at any time, and each checkpoint
+still holds whole steps.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from penstock_executor.training.gradients import PendingNorms
 from penstock_executor.training.processes import Group
 
 VOTE_EVERY_S = 0.5
-"""If steps are shorter, the processes vote only every few steps: a vote costs two context switches, and a signal can wait."""
+"""If steps are shorter, the processes vote only every few steps: a vote costs two context switches, and a signal can
+wait."""
 
 LONGEST_STRIDE = 16
 """The most steps from one vote to the next."""
@@ -89,7 +90,8 @@ class Consensus:
         self._pending = _Pending(vector, self._group.add_up(vector), norms)
 
     def result(self) -> tuple[Vote, PendingNorms | None] | None:
-        """The sum of the votes cast last, and this process's norms with them. None: nothing was cast since the last call."""
+        """The sum of the votes cast last, and this process's norms with them. None: nothing was cast since the last
+        call."""
         pending, self._pending = self._pending, None
         if pending is None:
             return None

@@ -1,4 +1,4 @@
-"""A limit of memory on this process's GPU, and how much is held there."""
+"""Limits the memory that this process takes on its GPU, and says how much it holds."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ MIB = 2**20
 
 
 def limit_memory(device: torch.device, limit_mb: int) -> None:
-    """Let torch hold at most so many MB from now on; 0: all there is. Cached memory is given back first.
+    """Let PyTorch hold at most `limit_mb` MiB from now on; 0: no limit. Cached memory is released first.
 
-    What is in use stays, though it be more than the limit: then the next allocation that needs new memory raises torch's
-    OutOfMemoryError. The driver's context is not counted.
+    Memory in use stays, even above the limit. Then the next allocation that needs new memory raises PyTorch's
+    OutOfMemoryError. The driver's context does not count.
     """
     total = torch.cuda.get_device_properties(device).total_memory
     torch.cuda.empty_cache()
@@ -19,5 +19,5 @@ def limit_memory(device: torch.device, limit_mb: int) -> None:
 
 
 def held_mb(device: torch.device) -> float:
-    """Memory that torch holds on the GPU, in use or cached, MB."""
+    """Memory that PyTorch holds on the GPU, in use or cached, in MiB."""
     return float(torch.cuda.memory_reserved(device)) / MIB

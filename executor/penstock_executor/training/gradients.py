@@ -1,16 +1,16 @@
 """Measures how noisy the gradients are, from the gradients that an optimiser step computes anyway.
 
-With several replicas, each replica's own gradient is recorded just before it is averaged, one parameter at a time, and the
-mean afterwards: two norms. One replica that accumulates compares its micro-steps. One replica that does not accumulate, or
-a sharded model, compares a step with the step before. `penstock_profiles.noise` has the formulas.
+With several replicas, each replica's own gradient is recorded just before it is averaged, one parameter at a time, and
+the mean afterwards: two norms. One replica that accumulates compares its micro-steps. One replica that does not
+accumulate, or a sharded model, compares a step with the step before. `penstock_profiles.noise` has the formulas.
 
 With an optimiser of Adam's kind, gradients are first divided as Adam does it, by its state from before the step.
 
-Each norm reads all gradients once. On a CPU that takes a good part of the time of the optimiser's step. If it would take
-more than `SHARE` of the time, only every n-th step is measured (`measure_every`). A step that is not measured runs nothing
-but DDP's own code. That is why this module uses no DDP communication hook: DDP keeps a hook once it has one, and then each
-bucket of each step costs a switch to Python and a division by the number of replicas that DDP otherwise does while it
-copies.
+Each norm reads all gradients once. On a CPU that takes a good part of the time of the optimiser's step. If it would
+take more than `SHARE` of the time, only every n-th step is measured (`measure_every`). A step that is not measured runs
+nothing but DDP's own code. That is why this module uses no DDP communication hook: DDP keeps a hook once it has one,
+and then each bucket of each step costs a switch to Python and a division by the number of replicas that DDP otherwise
+does while it copies.
 """
 
 from __future__ import annotations
@@ -138,7 +138,8 @@ class GradientMeter:
         self._previous: tuple[torch.Tensor, int] | None = None
         """The step before: its gradient, flat, and its samples."""
         self._flat: list[torch.Tensor] = []
-        """Memory for two flat gradients, used alternately. Allocating it for each step costs more than the computing in it."""
+        """Memory for two flat gradients, used alternately. Allocating it for each step costs more than the computing in
+        it."""
         self.sync = SyncTimer()
         self.every = 1
         """Steps from one measurement to the next."""

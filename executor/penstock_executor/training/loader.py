@@ -12,22 +12,22 @@ from penstock_executor.training.batches import Batches, BatchSize, Part, decoder
 
 
 def samples_of(dataset: Any) -> int | None:
-    """Samples of an epoch; None for a stream."""
+    """Number of samples in an epoch; None for a stream."""
     return None if hasattr(dataset, "stream") else len(dataset)
 
 
 class Loader:
-    """Iterating gives the rest of the present epoch, one micro-step a batch; `Run.prepare` makes it.
+    """Yields the rest of the present epoch, one batch per micro-step; `TrainingRun.prepare` makes it.
 
     Args:
         dataset: with `__len__` and `__getitem__`, or a `Stream`.
-        size: batch to begin with.
-        place: which replica of how many.
-        seed: of the order of samples.
+        size: batch size to begin with.
+        place: number of this replica, and of all replicas.
+        seed: for the order of samples.
         shuffle: whether each epoch has another order.
         position: samples of the epoch that are done.
         drop_last: whether an epoch ends before a step that would be smaller than the others.
-        before_part: called before each batch is allocated, with whether an optimiser step ends with it.
+        before_part: called before each batch is yielded, with whether it is the last of an optimiser step.
         options: of `torch.utils.data.DataLoader`; for a stream, only `collate_fn`.
     """
 
@@ -46,7 +46,7 @@ class Loader:
     ) -> None:
         self.epoch = 0
         self.position = position
-        """Samples of the epoch whose step is done."""
+        """Samples of the epoch that are done, by whole steps."""
         self.samples = samples_of(dataset)
         self._dataset, self._seed, self._shuffle, self._before_part, self._options = (
             dataset,
@@ -60,19 +60,22 @@ class Loader:
         taken = {"batch_size", "sampler", "batch_sampler"} & options.keys()
         if taken:
             raise ValueError(
-                f"{', '.join(sorted(taken))}: Penstock chooses the samples; give batch_size to prepare alone"
+                f"{', '.join(sorted(taken))}: Penstock chooses the samples; pass only batch_size, as an argument of"
+                " prepare"
             )
 
     @property
     def part(self) -> Part:
-        """What the batch allocated last is. Raises RuntimeError if it was trained on, or there is none."""
+        """The part that the last batch holds. Raises RuntimeError if there is none, or it was already trained on."""
         if self._part is None:
-            raise RuntimeError("run.step without a batch: call it once for each batch of the loader that prepare gave")
+            raise RuntimeError(
+                "run.step without a batch: call it once for each batch of the loader that prepare returned"
+            )
         return self._part
 
     @property
     def size(self) -> BatchSize:
-        """How many samples a step takes, from the next that is allocated."""
+        """Batch size of the next step."""
         return self._batches.size
 
     @size.setter
@@ -83,13 +86,13 @@ class Loader:
         self._part = None
         for batch in self._stream() if self.samples is None else self._map():
             if self._part is not None:
-                raise RuntimeError("the batch before was not trained on: call run.step(loss) once for each batch")
+                raise RuntimeError("the last batch was not trained on: call run.step(loss) once for each batch")
             self._part = self._batches.parts.popleft()
             self._before_part(self._part.last)
             yield batch
 
     def take(self) -> Part:
-        """`part`, once."""
+        """Return `part`, and mark it as trained on."""
         part, self._part = self.part, None
         return part
 

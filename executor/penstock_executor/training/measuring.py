@@ -22,7 +22,8 @@ TRUSTED_WEIGHT = 0.1
 """How full the memory of the noise estimate must be before batches are chosen by it: 105 steps at the initial batch."""
 
 SETTLED_WEIGHT = 0.39
-"""How full it must be before steps go unmeasured: 500 steps at the initial batch, after which estimates are within 10 %."""
+"""How full it must be before steps go unmeasured: 500 steps at the initial batch, after which estimates are within 10
+%."""
 
 MIB = 2**20
 
@@ -84,7 +85,8 @@ class Measurements:
             self._timed.sync_s += sync_s
 
     def end_step(self, samples: int, total_batch: int) -> float:
-        """After an optimiser step of `samples` samples; the seconds that it took. Only full batches count in the mean."""
+        """After an optimiser step of `samples` samples; the seconds that it took. Only full batches count in the
+        mean."""
         now_s = time.perf_counter()
         active_s = now_s - self._began_s
         if samples == total_batch:

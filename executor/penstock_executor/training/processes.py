@@ -1,4 +1,4 @@
-"""Joining the job's processes into one group, on CPUs (gloo) or GPUs (NCCL)."""
+"""Joins the job's processes into one group, on CPUs (gloo) or GPUs (NCCL)."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from penstock_executor.environment import EnvironmentDisagrees, Ranks
 log = logging.getLogger(__name__)
 
 TIMEOUT = datetime.timedelta(minutes=10)
-"""For the others to start, and for each collective: a lost process must not hold the GPUs for long."""
+"""For other processes to start, and for each collective: if a process is lost, the GPUs must not idle for long."""
 
 
 def join(ranks: Ranks) -> torch.device:
-    """Join the group of all processes, if there are others, and choose this process's device.
+    """Join the group of all processes, if there are several, and choose this process's device.
 
     Raises:
-        EnvironmentDisagrees: more processes on this node than GPUs that they see.
-        RuntimeError: rank 0 cannot be reached; the message says where it was looked for.
+        EnvironmentDisagrees: there are more processes on this node than GPUs that they see.
+        RuntimeError: rank 0 cannot be reached; the message has its address.
     """
     device = _device(ranks)
     if ranks.world > 1 and not dist.is_initialized():
@@ -39,21 +39,24 @@ def join(ranks: Ranks) -> torch.device:
             )
         except (RuntimeError, ValueError) as error:
             raise RuntimeError(
-                f"rank {ranks.rank} of {ranks.world} cannot meet the others at {where}: {error}; is the address right, the"
-                " port free and open between nodes? MASTER_ADDR and MASTER_PORT go before what Slurm says"
+                f"rank {ranks.rank} of {ranks.world} cannot reach rank 0 at {where}: {error}; check that the address"
+                " is right and the port free and open between nodes. MASTER_ADDR and MASTER_PORT have priority over"
+                " Slurm's variables"
             ) from error
     return device
 
 
 class Group:
-    """What all processes agree on, over a group of its own (gloo), so that it never waits behind gradients.
+    """All processes of the run. They exchange values over a gloo group of their own, so that none waits behind
+    gradients.
 
     Args:
-        ranks: this process's place among all.
-        gpus_per_replica: P; processes 0 … P - 1 hold one replica of the model, each a part of it, the next P the next replica.
+        ranks: this process's ranks.
+        gpus_per_replica: P; processes 0 … P - 1 hold one replica of the model, each a part of it, the next P the next
+            one.
 
     Raises:
-        EnvironmentDisagrees: the processes are not whole replicas.
+        EnvironmentDisagrees: the number of processes is no multiple of P.
     """
 
     def __init__(self, ranks: Ranks, gpus_per_replica: int = 1) -> None:
@@ -61,26 +64,27 @@ class Group:
         self.replicas, left = divmod(ranks.world, gpus_per_replica)
         if left or not self.replicas:
             raise EnvironmentDisagrees(
-                f"{ranks.world} processes are no multiple of gpus_per_replica={gpus_per_replica}; start one process for each"
-                f" GPU, and submit with --scale-unit={gpus_per_replica}"
+                f"{ranks.world} processes are no multiple of gpus_per_replica={gpus_per_replica}; start one process"
+                f" per GPU, and submit with --scale-unit={gpus_per_replica}"
             )
         self.replica, self.place = divmod(ranks.rank, gpus_per_replica)
         self._group = dist.new_group(backend="gloo", timeout=TIMEOUT) if ranks.world > 1 else None
         self.replica_group: dist.ProcessGroup | None = None
         """The processes of this replica; None if it has only one."""
         self.same_place: dist.ProcessGroup | None = None
-        """The processes with the same part of other replicas, and this one; None unless a replica has several processes."""
+        """The processes that hold the same part of each replica; None unless a replica has several processes."""
         if gpus_per_replica > 1:
             ranks_RP = [[r * gpus_per_replica + p for p in range(gpus_per_replica)] for r in range(self.replicas)]
             self.replica_group = _mine(ranks_RP)
             self.same_place = _mine([list(column) for column in zip(*ranks_RP, strict=True)])
 
     def add_up(self, vector: torch.Tensor) -> Any:
-        """Begin to add up `vector` (CPU, float64) over all processes, in place; a handle with `wait()`."""
+        """Begin to add up `vector` (CPU, float64) over all processes, in place. Returns a handle with `wait()`, or
+        None."""
         return dist.all_reduce(vector, group=self._group, async_op=True) if self._group is not None else None
 
     def from_first(self, value: Any) -> Any:
-        """Rank 0's `value`, in all processes."""
+        """Rank 0's `value`, on all processes."""
         if self._group is None:
             return value
         holder = [value]
@@ -88,24 +92,25 @@ class Group:
         return holder[0]
 
     def gather(self, value: Any) -> list[Any]:
-        """Each rank's `value`, in all processes."""
+        """Each rank's `value`, on all processes."""
         values = [value] * self.world
         if self._group is not None:
             dist.all_gather_object(values, value, group=self._group)
         return values
 
     def another(self, processes: int | None = None) -> dist.ProcessGroup | None:
-        """A further group of the first `processes` (None: all), for a thread of its own; None if this process is alone."""
+        """A further group of the first `processes` (None: all), for use in another thread; None if there is one
+        process."""
         ranks = None if processes is None else list(range(processes))
         return dist.new_group(ranks, backend="gloo", timeout=TIMEOUT) if self.world > 1 else None
 
     def barrier(self) -> None:
-        """Wait for all."""
+        """Wait until all processes have called this."""
         self.gather(None)
 
 
 def _mine(groups: list[list[int]]) -> dist.ProcessGroup:
-    """Make all these groups, as all processes must; the one that this process is in."""
+    """Make all these groups, as every process must, and return the one that this process is in."""
     mine, _ = dist.new_subgroups_by_enumeration(groups, timeout=TIMEOUT)
     assert mine is not None
     return mine
@@ -115,10 +120,10 @@ def _device(ranks: Ranks) -> torch.device:
     if not torch.cuda.is_available():
         return torch.device("cpu")
     visible = torch.cuda.device_count()
-    # One visible GPU for each of several processes is Slurm's --gpus-per-task.
+    # With Slurm's --gpus-per-task, each of several processes sees only one GPU.
     if visible > 1 and ranks.local_world > visible:
         raise EnvironmentDisagrees(
-            f"{ranks.local_world} processes on this node see {visible} GPUs; start one for each:"
+            f"{ranks.local_world} processes on this node see {visible} GPUs; start one process per GPU:"
             " srun --ntasks-per-node=$SLURM_GPUS_ON_NODE"
         )
     if ranks.local_world < visible:
@@ -129,7 +134,7 @@ def _device(ranks: Ranks) -> torch.device:
 
 
 def _address(ranks: Ranks) -> str:
-    """Where rank 0 listens, by Slurm. A node's name need not be a host's."""
+    """The address of rank 0, from DNS or Slurm. The name of a Slurm node may differ from its host name."""
     if ranks.nodes == 1 or ranks.first_node is None:
         return "127.0.0.1"
     try:

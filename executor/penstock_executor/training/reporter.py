@@ -1,4 +1,4 @@
-"""The thread that talks to the daemon, so that training never waits for it: reports out, requests in, batches chosen."""
+"""The thread that sends reports and reads requests, so that training never waits for the daemon."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from penstock_profiles.wire import Body, Observation, Request
 log = logging.getLogger(__name__)
 
 POLL_S = 0.5
-"""How often the daemon's word is looked for."""
+"""Seconds between two checks for a request."""
 
 SUPERSEDED_EVERY_S = 2.0
 
 WAITING = 64
-"""Reports that wait for the thread; of more, the oldest are dropped."""
+"""The most reports that wait for the thread. If there are more, the oldest are dropped."""
 
 CLOSE_S = 5.0
-"""How long the end of a run waits for a file system that does not answer."""
+"""How long the end of a run waits for a file system that does not respond."""
 
 
 class Reporter:
-    """Owns a `Client`: nobody else may call it.
+    """Sends reports through a `Client` in a thread of its own. No other code may use that client.
 
     Args:
         client: of this run.
-        on_report: called in the thread with each report, after it went out.
-        suspends: whether the run can move off its GPUs when asked to.
+        on_report: called in the thread with each report after it was sent.
+        suspends: whether the run can move off its GPUs on request.
     """
 
     def __init__(self, client: Client, on_report: Callable[[Body], None], *, suspends: bool = False) -> None:
@@ -44,40 +44,40 @@ class Reporter:
         self._wake = threading.Event()
         self._end: tuple[Literal["completed", "stopped", "superseded", "failed"], float, str] | None = None
         self.request: Request | None = None
-        """The newest that the daemon has asked; the run sets it to None when it takes it."""
+        """The daemon's newest request. The run sets it to None when it handles it."""
         self.superseded = False
         self._thread = threading.Thread(target=self._run, name="penstock-reporter", daemon=True)
         self._thread.start()
 
     def put(self, body: Body) -> None:
-        """Tell the daemon, soon. Never waits, never raises."""
+        """Queue a report. Never waits, never raises."""
         self._waiting.append(body)
         self._wake.set()
 
     def close(
         self, outcome: Literal["completed", "stopped", "superseded", "failed"], progress: float, text: str = ""
     ) -> None:
-        """Say that the run ends, and let the thread end. Waits for `CLOSE_S` at most."""
+        """Report the end of the run, and end the thread. Waits at most `CLOSE_S`."""
         if self._end is None:
             self._end = outcome, progress, text
             self._wake.set()
             self._thread.join(CLOSE_S)
 
     def _run(self) -> None:
-        looked = sampled = 0.0
+        checked_s = sampled_s = 0.0
         samples = GpuSamples(self._client.environment.gpu_ids)
         while self._end is None or self._waiting:
             try:
-                if time.monotonic() - sampled >= SAMPLED_EVERY_S:
-                    samples.look()
-                    sampled = time.monotonic()
+                if time.monotonic() - sampled_s >= SAMPLED_EVERY_S:
+                    samples.sample()
+                    sampled_s = time.monotonic()
                 self._send(samples)
                 self.request = self._client.poll(suspends=self._suspends) or self.request
-                if time.monotonic() - looked >= SUPERSEDED_EVERY_S:
+                if time.monotonic() - checked_s >= SUPERSEDED_EVERY_S:
                     self.superseded = self._client.superseded
-                    looked = time.monotonic()
-            except Exception:  # whatever it is, training goes on
-                log.exception("epoch=%d reports stand still for a moment", self._client.epoch)
+                    checked_s = time.monotonic()
+            except Exception:  # no error may stop the training
+                log.exception("epoch=%d cannot report or read requests; retrying", self._client.epoch)
             self._wake.wait(0.0 if self._end else POLL_S)
             self._wake.clear()
         samples.close()

@@ -1,7 +1,9 @@
-"""One run of an elastic training job. `penstock_executor.start` begins it; docs/user/executor.md explains how to use it.
+"""One run of an elastic training job. `penstock_executor.start` begins it; docs/user/executor.md explains how to use
+it.
 
-A step is: the backward pass of each micro-step, the optimiser's step (`optimizing`), the measurements of both (`measuring`), and
-then what all processes agreed on after the step before (`consensus`): a new batch size, a checkpoint, a stop.
+A step is: the backward pass of each micro-step, the optimiser's step (`optimizing`), the measurements of both
+(`measuring`), and then what all processes agreed on after the step before (`consensus`): a new batch size, a
+checkpoint, a stop.
 """
 
 from __future__ import annotations
@@ -136,23 +138,24 @@ class TrainingRun:
         """Make the model, the optimiser and the data elastic, and continue from the newest checkpoint.
 
         Args:
-            model: moved to this process's device and wrapped for data parallelism. A model that `fully_shard` (FSDP2) has
-                sharded stays as it is, and so does this process's part of a split model (`gpus_per_replica`).
+            model: moved to this process's device and wrapped for data parallelism. A model that `fully_shard` (FSDP2)
+                has sharded stays as it is, and so does this process's part of a split model (`gpus_per_replica`).
             optimizer: of the model's parameters.
             dataset: with `__len__` and `__getitem__`, or a `Stream`.
             batch_size: total batch that the script was written for. The learning rate is for that batch.
-            max_batch_size: largest total batch that trains well. None: the batch stays `batch_size` (strong-scaling, rigid).
-                Each replica of a split model takes `batch_size` samples, or fewer if that would exceed this.
+            max_batch_size: largest total batch that trains well. None: the batch stays `batch_size` (strong-scaling,
+                rigid). Each replica of a split model takes `batch_size` samples, or fewer if that would exceed this.
             max_atomic_batch: most samples of one process in one micro-step. None: what memory allows.
-            lr_scaling: a name in `penstock_profiles.learning_rate.RULES`. None: `square_root` for optimisers of Adam's kind,
-                `adascale` for others.
-            scheduler: of the learning rate, per step at `batch_size`. Penstock steps it by progress; do not step it yourself.
+            lr_scaling: a name in `penstock_profiles.learning_rate.RULES`. None: `square_root` for optimisers of Adam's
+                kind, `adascale` for others.
+            scheduler: of the learning rate, per step at `batch_size`. Penstock steps it by progress; do not step it
+                yourself.
             scaler: a `torch.amp.GradScaler`, for mixed precision.
             max_grad_norm: the norm that gradients are clipped to.
             state: name -> further objects with `state_dict` and `load_state_dict` that checkpoints should hold.
             shuffle: whether each epoch has another order.
-            drop_last: leave out the last step of an epoch if it would be smaller, for pipelines with fixed shapes. The data
-                set must have at least `batch_size` samples then, and no batch is larger than the data set.
+            drop_last: leave out the last step of an epoch if it would be smaller, for pipelines with fixed shapes. The
+                data set must have at least `batch_size` samples then, and no batch is larger than the data set.
             loader: further arguments of `torch.utils.data.DataLoader`.
 
         Raises:
@@ -162,8 +165,8 @@ class TrainingRun:
         rule = learning_rate_rule(lr_scaling, optimizer)
         if not 1 <= batch_size <= largest:
             raise ValueError(
-                f"batch_size={batch_size}, max_batch_size={max_batch_size}: the first must be at least 1, and at most the"
-                " second"
+                f"batch_size={batch_size}, max_batch_size={max_batch_size}: the first must be at least 1, and at most"
+                " the second"
             )
         largest, self._epoch_samples = epoch_limits(batch_size, largest, samples_of(dataset), drop_last=drop_last)
         self._initial, self._adaptive = batch_size, max_batch_size is not None
@@ -212,8 +215,8 @@ class TrainingRun:
     def epochs(self, count: int) -> Iterator[int]:
         """The passes over the data, from the one that the last run was in.
 
-        With a fixed batch there are `count` passes. With an adaptive one, a sample of a large batch counts for less, and
-        passes are made until the training is worth `count` passes at `batch_size`: at least `count`.
+        With a fixed batch there are `count` passes. With an adaptive one, a sample of a large batch counts for less,
+        and passes are made until the training is worth `count` passes at `batch_size`: at least `count`.
         """
         while not self._done(count):
             self._loader.epoch = self.epoch
@@ -231,8 +234,8 @@ class TrainingRun:
     def step(self, loss: torch.Tensor | None = None) -> None:
         """Train on `loss`, the mean over one batch of the loader. Call it once for each batch.
 
-        The parameters move with the last micro-step of an optimiser step. With `gpus_per_replica`, call it without a loss if
-        the pipeline has made the backward pass of this batch's mean loss itself.
+        The parameters move with the last micro-step of an optimiser step. With `gpus_per_replica`, call it without a
+        loss if the pipeline has made the backward pass of this batch's mean loss itself.
         """
         if loss is None and self._averager is None:
             raise ValueError(
@@ -341,7 +344,8 @@ class TrainingRun:
         return chooser
 
     def _parallel(self, sharded: bool) -> tuple[torch.nn.Module, Averager | None]:
-        """The model as it trains on several processes, and what averages its gradients if that is not the model itself."""
+        """The model as it trains on several processes, and what averages its gradients if that is not the model
+        itself."""
         if self._split:
             assert self._group.same_place is not None
             assert self._group.replica_group is not None
@@ -378,7 +382,8 @@ class TrainingRun:
         meter.sync.end()
 
     def _move(self, part: Part) -> Any:
-        """After the last backward pass of an optimiser step: move the parameters. Returns the norms of the gradients."""
+        """After the last backward pass of an optimiser step: move the parameters. Returns the norms of the
+        gradients."""
         norms = self._measurements.meter.after_step(part, self._optimizer_step.unscale())
         if self._max_grad_norm is not None and self._averager is not None:
             self._averager.clip(self._max_grad_norm)
@@ -406,7 +411,8 @@ class TrainingRun:
     def _vote(self, norms: PendingNorms | None) -> None:
         """Cast this process's vote.
 
-        The norms are those of the step before: on a GPU, this step's may not be computed yet, and nothing waits for them.
+        The norms are those of the step before: on a GPU, this step's may not be computed yet, and nothing waits for
+        them.
         """
         vote = Vote(stop=self._stop, suspend=self._suspension.requested)
         if norms is not None:

@@ -1,4 +1,4 @@
-"""A run's whole state as one checkpoint, copied in a moment and written in the background."""
+"""Writes a run's state as a checkpoint in the background, from a copy in memory."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def copied(value: Any) -> Any:
 
 
 def random_states() -> dict[str, Any]:
-    """Of this process: torch's, CUDA's, Python's and NumPy's generators."""
-    version, words, gauss = random.getstate()
+    """The states of this process's random generators: PyTorch's, CUDA's, Python's and NumPy's."""
+    version, numbers, gauss = random.getstate()
     name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
     return {
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
-        "python": [version, list(words), gauss],
+        "python": [version, list(numbers), gauss],
         "numpy": [
             str(name),
             torch.from_numpy(np.asarray(keys).astype(np.int64)),
@@ -52,42 +52,44 @@ def random_states() -> dict[str, Any]:
 
 
 def set_random_states(state: Mapping[str, Any]) -> None:
-    """Undo what came after `random_states`."""
+    """Restore what `random_states` returned."""
     torch.set_rng_state(state["torch"])
     if state["cuda"] is not None and torch.cuda.is_available():
         torch.cuda.set_rng_state(state["cuda"])
-    version, words, gauss = state["python"]
-    random.setstate((version, tuple(words), gauss))
+    version, numbers, gauss = state["python"]
+    random.setstate((version, tuple(numbers), gauss))
     name, keys, *rest = state["numpy"]
     np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))
 
 
 def to_bytes(state: Mapping[str, Any]) -> bytes:
-    """As `torch.save` writes it."""
+    """The state as `torch.save` writes it."""
     buffer = io.BytesIO()
     torch.save(state, buffer)
     return buffer.getvalue()
 
 
 def from_bytes(state: bytes) -> Any:
-    """As `torch.load` reads it, on the CPU. Only tensors and plain values: a checkpoint cannot run code."""
+    """The state as `torch.load` reads it, on the CPU. Only tensors and plain values, so that a checkpoint cannot run
+    code."""
     return torch.load(io.BytesIO(state), map_location="cpu", weights_only=True)
 
 
 class Saver:
-    """Writes one checkpoint at a time, in a thread of its own."""
+    """Writes one checkpoint at a time, in a background thread."""
 
     def __init__(self, checkpoints: Checkpoints) -> None:
         self.checkpoints = checkpoints
         self.group: dist.ProcessGroup | None = None
-        """The processes that each write shards of their own, a group that nobody else uses; None: one process writes all."""
+        """The processes that each write a piece of the model; only this thread uses the group. None: one process writes
+        all."""
         self.parts = False
-        """Whether a shard is a process's own part of the model, and not its share of each of the model's DTensors."""
+        """Whether a piece is a part of a split model. Else it is a share of each of the model's DTensors."""
         self._count = 0
         self.superseded = False
-        """A later run has begun: this one must stop."""
+        """A later run of the job has begun, so this one must stop."""
         self.failure: NotSaved | None = None
-        """Why the last one was not written; None if it was."""
+        """Why the last checkpoint was not written; None if it was."""
         self._thread: threading.Thread | None = None
 
     def save(
@@ -98,9 +100,14 @@ class Saver:
         saved: Callable[[float], None],
         sharded: Mapping[str, Any] | None = None,
     ) -> None:
-        """Write `state`, which nobody changes any more, after the one before; `saved(seconds)` when it is on disk.
+        """Begin to write a checkpoint, after the one before is written. All processes of `group` call it.
 
-        With a group all its processes call this, `sharded` holds what each has of the model, and the first writes `state`.
+        Args:
+            state: what the first process writes. It must not change any more.
+            step: optimiser steps so far.
+            meta: as in `Checkpoints.save`.
+            saved: called with the seconds that writing took, once the checkpoint is on disk.
+            sharded: this process's piece of a divided model; None if the model is whole.
         """
         self.wait()
         self._count += 1
@@ -109,14 +116,14 @@ class Saver:
         self._thread.start()
 
     def wait(self) -> None:
-        """Until the one that is being written is written, or has failed."""
+        """Wait until the present checkpoint is written, or has failed."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
 
     @property
     def busy(self) -> bool:
-        """Whether one is being written."""
+        """Whether a checkpoint is being written."""
         return self._thread is not None and self._thread.is_alive()
 
     def _save(
@@ -145,7 +152,7 @@ class Saver:
             saved(time.monotonic() - began)
 
     def _write_shards(self, sharded: Mapping[str, Any], step: int, number: int) -> Shards:
-        """All processes together. Raises NotSaved in all of them if one cannot write."""
+        """Write this process's piece. All processes call it; if one cannot write, NotSaved is raised in all of them."""
         from torch.distributed.checkpoint.api import CheckpointException
 
         folder = self.checkpoints.shards_folder(step, number)
@@ -156,29 +163,29 @@ class Saver:
             written = (
                 write_part(folder, rank, sharded) if self.parts else write_share(folder, rank, sharded, self.group)
             )
-            # Each process reads back what it wrote itself.
+            # Each process reads back its own files.
             mine = {path.name: fingerprint(path) for path in written}
-        except (Exception, CheckpointException) as error:  # whatever it is, training goes on
+        except (Exception, CheckpointException) as error:  # no error may stop the training
             failure = error
         everyones: list[Any] = [(str(failure) if failure else None, mine)] * processes
         if self.group is not None:
             try:
                 dist.all_gather_object(everyones, everyones[rank], group=self.group)
-            except Exception as error:  # another process is gone, or took too long
+            except Exception as error:  # another process has died, or took too long
                 raise NotSaved(
-                    f"no checkpoint written to {folder}: the job's processes lost each other: {error}"
+                    f"no checkpoint written to {folder}: the connection between the job's processes failed: {error}"
                 ) from error
         reasons = [reason for reason, _ in everyones if reason]
         if reasons:
             raise NotSaved(
-                f"no checkpoint written to {folder}: {reasons[0]}; those before it are whole, free some space or fix the"
-                " folder's permissions"
+                f"no checkpoint written to {folder}: {reasons[0]}; earlier checkpoints are whole; free some space or"
+                " fix the folder's permissions"
             )
         return Shards(folder, {name: found for _, files in everyones for name, found in files.items()})
 
 
 def write_share(folder: Path, rank: int, sharded: Mapping[str, Any], group: dist.ProcessGroup | None) -> Iterable[Path]:
-    """This process's shards of the DTensors in `sharded`; what it wrote, and the first also what is about all of them."""
+    """Write this process's shards of the DTensors in `sharded`. Returns its files; rank 0's include the metadata."""
     from torch.distributed.checkpoint import FileSystemWriter, save
 
     save(dict(sharded), storage_writer=FileSystemWriter(folder), process_group=group)
@@ -186,7 +193,7 @@ def write_share(folder: Path, rank: int, sharded: Mapping[str, Any], group: dist
 
 
 def write_part(folder: Path, place: int, part: Mapping[str, Any]) -> Iterable[Path]:
-    """One process's part of a model that several hold together; what it wrote."""
+    """Write one process's part of a split model. Returns its files."""
     folder.mkdir(exist_ok=True)
     with _part_file(folder, place).open("wb") as file:
         torch.save(dict(part), file)
@@ -196,7 +203,7 @@ def write_part(folder: Path, place: int, part: Mapping[str, Any]) -> Iterable[Pa
 
 
 def read_part(folder: Path, place: int) -> Any:
-    """What `write_part` wrote."""
+    """Read what `write_part` wrote."""
     return torch.load(_part_file(folder, place), map_location="cpu", weights_only=True)
 
 
@@ -205,7 +212,7 @@ def _part_file(folder: Path, place: int) -> Path:
 
 
 def read_shards(folder: Path, into: dict[str, Any], group: dist.ProcessGroup | None) -> None:
-    """Fill the DTensors of `into`, whatever number of processes wrote them. All of `group` call it."""
+    """Fill the DTensors of `into`, which any number of processes may have written. All processes of `group` call it."""
     from torch.distributed.checkpoint import FileSystemReader, load
 
     load(into, storage_reader=FileSystemReader(folder), process_group=group)

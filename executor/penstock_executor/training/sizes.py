@@ -1,7 +1,8 @@
-"""Which batch a job trains with on the GPUs that it has: the one of most goodput, by what the job has measured of itself.
+"""Chooses the batch that a job trains with on its GPUs: the one with the highest goodput, by the job's own
+measurements.
 
-The plan's batch is advice. The job knows its memory: it grows a GPU's share by at most a factor of 2 at a time, goes back when
-memory runs out, and remembers for each GPU type how far it got.
+The plan's batch is only advice, since the job knows its memory. It grows a GPU's share by at most a factor of 2 at a
+time, shrinks it when memory runs out, and remembers the limit for each GPU type.
 """
 
 from __future__ import annotations
@@ -15,21 +16,24 @@ from penstock_profiles.learning import JobModel
 from penstock_profiles.wire import Observation
 
 GROWTH = 2
-"""How many times the largest atomic batch that ran is tried next."""
+"""The next atomic batch to try is at most this many times the largest that ran."""
 
 MEMORY_SHARE = 0.9
-"""Of a GPU's memory: as much may be in use. The rest is for what the allocator cannot use, and for other libraries."""
+"""Share of a GPU's memory that may be in use. The allocator cannot use all of the rest, and other libraries need
+some."""
 
 
 class BatchChooser:
-    """Chooses the batch; feed it every `Observation` that the job makes.
+    """Chooses the batch. Pass it every `Observation` of the job.
 
     Args:
-        initial: total batch that the script was written for; none is smaller.
-        largest: largest total batch that trains well.
-        fixed: the total batch stays `initial` (strong-scaling and rigid jobs).
-        gpu_type: where the job runs now, with `nodes` and `replicas`.
-        memory_mb: of one GPU; None: not known, memory then shows itself by running out.
+        initial: total batch that the script was written for, in samples. No total batch is smaller.
+        largest: largest total batch that trains well, in samples.
+        fixed: whether the total batch stays `initial` (strong-scaling and rigid jobs).
+        gpu_type: GPU type on which the job runs now.
+        nodes: number of nodes on which it runs now.
+        replicas: number of replicas that it has now.
+        memory_mb: memory of one GPU, in MiB. None: unknown; the limit then shows when memory runs out.
     """
 
     def __init__(
@@ -51,22 +55,22 @@ class BatchChooser:
         self._growth: float = GROWTH
 
     def observe(self, seen: Observation) -> None:
-        """Take in what was measured, here or, from a checkpoint, elsewhere."""
+        """Learn from an observation, made on these GPUs or, in a checkpoint, on others."""
         self._seen[seen.gpu_type, seen.nodes, seen.gpus, seen.atomic_batch, seen.accumulation_steps] = seen
         self._model.observe_report(seen)
         if seen.memory_mb and self._memory_mb and seen.gpu_type == self._gpu_type:
             self._growth = min(GROWTH, max(MEMORY_SHARE * self._memory_mb / seen.memory_mb, 1.0))
 
     def out_of_memory(self, gpu_type: str, atomic: int) -> None:
-        """`atomic` samples did not fit: from now on at most three quarters of that."""
+        """Note that `atomic` samples did not fit: from now on, choose at most three quarters of that."""
         self.limit(gpu_type, max(1, atomic * 3 // 4))
 
     def limit(self, gpu_type: str, atomic: int) -> None:
-        """No atomic batch above this on `gpu_type`."""
+        """Choose no atomic batch above `atomic` on `gpu_type`."""
         self._limits[gpu_type] = min(self._limits.get(gpu_type, atomic), atomic)
 
     def limit_of(self, gpu_type: str) -> float:
-        """The largest atomic batch that is allowed on `gpu_type`; infinite if nothing is known."""
+        """The largest atomic batch that is allowed on `gpu_type`; infinite if no limit is known."""
         return self._limits.get(gpu_type, math.inf)
 
     def choose(self) -> BatchSize:
@@ -85,11 +89,11 @@ class BatchChooser:
         return BatchSize(min(max(total, self._initial), self._largest), min(best.atomic_batch, limit))
 
     def state_dict(self) -> dict[str, Any]:
-        """What was learned, as JSON can hold it."""
+        """What was learned, for a checkpoint, as JSON can hold it."""
         return {"limits": dict(self._limits), "seen": [each.model_dump(mode="json") for each in self._seen.values()]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from where `state_dict` was called, wherever that was."""
+        """Add what `state_dict` returned, possibly on other GPUs."""
         self._limits |= state["limits"]
         for each in state["seen"]:
             self.observe(Observation.model_validate(each))

@@ -40,12 +40,12 @@ def start(
     """Begin a run: find this process's rank, join the other processes, and find the checkpoints.
 
     Args:
-        checkpoints: folder on a file system that all nodes share. None: in a Slurm job, `checkpoints/JOB_ID` in the working
-            directory; elsewhere nothing is saved, and each run begins from scratch.
+        checkpoints: folder on a file system that all nodes share. None: in a Slurm job, `checkpoints/JOB_ID` in the
+            working directory; elsewhere nothing is saved, and each run begins from scratch.
         gpu_type: the GPU type if Slurm does not report one.
-        gpus_per_replica: P, number of processes that hold the model together, each a part of it on a GPU of its own: the
-            stages of a pipeline. Processes 0 … P - 1 are the first replica, the next P the second. Submit the job with
-            `--scale-unit=P`.
+        gpus_per_replica: P, number of processes that hold the model together, each a part of it on a GPU of its own:
+            the stages of a pipeline. Processes 0 … P - 1 are the first replica, the next P the second. Submit the job
+            with `--scale-unit=P`.
         report_every_s: seconds between two reports to the daemon. The first few reports follow each other faster.
         checkpoint_every_s: seconds between two checkpoints, besides those at the end of each epoch and on request.
         keep: number of checkpoints to keep.

@@ -1,8 +1,9 @@
-"""What a checkpoint holds of a training: the model, the optimiser and the script's own objects, of whole and of divided models.
+"""What a checkpoint holds of a training: the model, the optimiser and the script's own objects, of whole and of divided
+models.
 
-A model is divided over processes in one of two ways. `fully_shard` (FSDP2) *shards* it: each process has a share of each
-parameter. With `gpus_per_replica` it is *split*: each process has a part of the layers, such as the stage of a pipeline. Of a
-divided model, each process writes its own piece.
+A model is divided over processes in one of two ways. `fully_shard` (FSDP2) *shards* it: each process has a share of
+each parameter. With `gpus_per_replica` it is *split*: each process has a part of the layers, such as the stage of a
+pipeline. Of a divided model, each process writes its own piece.
 """
 
 from __future__ import annotations
@@ -104,8 +105,8 @@ class TrainingState:
         before, now = found.meta.get("gpus_per_replica", 1), self._group.gpus_per_replica
         if before != now:
             raise RuntimeError(
-                f"the checkpoint holds a model split over {before} processes, and now there are {now}: if GPU types need"
-                " different numbers (--scale-unit by type), keep the job to one of them with --gpu-types"
+                f"the checkpoint holds a model split over {before} processes, and now there are {now}: if GPU types"
+                " need different numbers (--scale-unit by type), keep the job to one of them with --gpu-types"
             )
         if (self._sharded or self._split) != (found.shards is not None):
             raise RuntimeError("fully_shard sharded either the checkpoint's model or this one, but not both")

@@ -1,7 +1,7 @@
 """Suspend and resume in place: a job's state waits in the host's memory while other jobs have its GPUs.
 
-SIGTSTP asks for it, and SIGCONT ends it. Slurm's `scontrol suspend` sends SIGTSTP, and Slurm 22.05 freezes the job 2.0 s later in
-any case. On CPUs there is nothing to move: the job only stands still.
+SIGTSTP asks for it, and SIGCONT ends it. Slurm's `scontrol suspend` sends SIGTSTP, and Slurm 22.05 freezes the job 2.0
+s later in any case. On CPUs there is nothing to move: the job only stands still.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ MIB = 2**20
 POLL_S = 0.05
 
 GRACE_S = 2.5
-"""How long a process waits for its own signal after another process of the job got one: Slurm freezes the job 2.0 s later."""
+"""How long a process waits for its own signal after another process of the job got one: Slurm freezes the job 2.0 s
+later."""
 
 PATIENCE_S = 60.0
 """How long a job that moved out on request waits to be frozen before it assumes that the daemon is gone."""
@@ -50,7 +51,8 @@ class Suspension:
     """Suspends this process. Must be made in the main thread, since it handles signals.
 
     Args:
-        host_cap_bytes: the most host memory that the process's state may take; larger states stay on the GPU. None: no limit.
+        host_cap_bytes: the most host memory that the process's state may take; larger states stay on the GPU. None: no
+            limit.
     """
 
     def __init__(self, host_cap_bytes: int | None = None) -> None:
@@ -92,8 +94,8 @@ class Suspension:
         """
         if wanted is not None and not self.requested:
             self._continued = False  # left from an earlier suspension
-        # Time in which the process is frozen does not count. If SIGTSTP and SIGCONT both come during one call into C, Python
-        # calls the handler of SIGCONT first; `requested` is then left set although the suspension is over.
+        # Time in which the process is frozen does not count. If SIGTSTP and SIGCONT both come during one call into C,
+        # Python calls the handler of SIGCONT first; `requested` is then left set although the suspension is over.
         waited_s = 0.0
         while (self.requested and waited_s < PATIENCE_S) or not self._over(wanted, waited_s):
             time.sleep(POLL_S)
@@ -178,7 +180,8 @@ def stand_still(
 
 
 def _request(group: Group, channel: Channel | None, reporter: Reporter | None) -> tuple[str | None, bool]:
-    """Id of the request to move out, the same on all processes, and whether the node's agent made it. None: withdrawn."""
+    """Id of the request to move out, the same on all processes, and whether the node's agent made it. None:
+    withdrawn."""
     request, by_agent = None, False
     asked = reporter.request if reporter is not None else None
     if reporter is not None and asked is not None and asked.kind == "suspend":

@@ -1,7 +1,8 @@
-"""What the scheduler knows about a job's speed: one `Estimator` per job, asked for whole columns of configurations.
+"""What the scheduler knows about a job's speed: one `Estimator` per job, which evaluates whole columns of
+configurations.
 
 Estimators are plain data, so that a snapshot can be saved as JSON and decided again: validate and dump `AnyEstimator`
-with pydantic, which tells the kinds apart by their field `kind`. A new kind is one dataclass in a module here and one
+with pydantic, which distinguishes the kinds by the field `kind`. A new kind is one dataclass in a module here and one
 name in the union below.
 """
 

@@ -1,4 +1,4 @@
-"""What every estimator is: asked for the goodput of whole columns of configurations, and plain data."""
+"""What all estimators have in common: they are plain data, and evaluate whole columns of configurations."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ STRICT = ConfigDict(extra="forbid")
 
 
 class Batch(NamedTuple):
-    """How a total batch is spread over GPUs and time."""
+    """How a total batch is divided over GPUs and time."""
 
     atomic_batch: int
-    """Samples per GPU in one micro-step, on the GPU that has most; per replica where GPUs share a model."""
+    """Samples per GPU in one micro-step, on the GPU with the most; per replica if several GPUs hold one."""
     accumulation_steps: int
     """Micro-steps whose gradients are added up before the last one of a step."""
 
@@ -30,7 +30,7 @@ class Estimator(Protocol):
 
     @property
     def kind(self) -> str:
-        """Name of the implementation, the discriminator in JSON."""
+        """Name of the implementation, which is the discriminator in JSON."""
         ...
 
     def goodput(self, gpu_type: str, nodes: IntArray, gpus: IntArray) -> FloatArray:
@@ -42,5 +42,5 @@ class Estimator(Protocol):
         ...
 
     def best_batch(self, gpu_type: str, nodes: int, gpus: int) -> Batch | None:
-        """Batch that reaches that goodput; None where it is 0, or where batches are not for this estimator to say."""
+        """Batch that reaches that goodput; None if the goodput is 0, or if the estimator knows no batches."""
         ...

@@ -1,4 +1,4 @@
-"""Tables of what somebody measured, by GPU type and count: checked and read the same way by each kind that has one."""
+"""Tables of measurements by GPU type and count, which several estimators check and read in the same way."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from penstock_profiles.estimators.base import IntArray
 from penstock_profiles.throughput import FloatArray
 
 Table = dict[str, dict[int, float]]
-"""GPU type -> count -> what was measured."""
+"""GPU type -> count -> measured value."""
 
 
 def check_measured(name: str, measured: Table, counted: str, *, zero_is_possible: bool) -> None:
@@ -19,14 +19,14 @@ def check_measured(name: str, measured: Table, counted: str, *, zero_is_possible
     Args:
         name: of the field, for messages.
         measured: the field.
-        counted: what its counts count, for messages: GPUs or samples.
-        zero_is_possible: a value may be 0, as a rate may and a time may not.
+        counted: what the counts are of, for messages: GPUs or samples.
+        zero_is_possible: whether a value may be 0. A rate may, a time may not.
     """
     if not measured:
-        raise ValueError(f"{name}={{}} holds no measurement; use a LinearEstimator if nothing is known")
+        raise ValueError(f"{name}={{}} has no measurement; use a LinearEstimator if nothing is known")
     for gpu_type, values in measured.items():
         if not values:
-            raise ValueError(f"{name}[{gpu_type!r}]={{}} holds no measurement; leave the GPU type out")
+            raise ValueError(f"{name}[{gpu_type!r}]={{}} has no measurement; leave the GPU type out")
         for count, value in values.items():
             if not count >= 1:
                 raise ValueError(f"{name}[{gpu_type!r}] has an entry for {count} {counted}; counts start at 1")
@@ -38,10 +38,10 @@ def check_measured(name: str, measured: Table, counted: str, *, zero_is_possible
 
 
 def interpolate(measured: Table, gpu_type: str, nodes: IntArray, gpus: IntArray, outside: float) -> FloatArray:
-    """What was measured on each number of GPUs of one type, linear between measured counts; shape broadcast(nodes, gpus).
+    """The measured values for numbers of GPUs of one type, interpolated linearly; shape broadcast(nodes, gpus).
 
-    `outside` stands where nobody measured: below the smallest count, above the largest, and on other types. How the
-    GPUs are spread over nodes does not matter.
+    Below the smallest measured count, above the largest, and on other GPU types, the value is `outside`. How the GPUs
+    are distributed over nodes does not matter.
     """
     shape = np.broadcast_shapes(np.shape(nodes), np.shape(gpus))
     if gpu_type not in measured:

@@ -1,4 +1,4 @@
-"""Hybrid parallelism: a model cut into pipeline stages, each perhaps over several GPUs, and copies of all of it."""
+"""Hybrid parallelism: replicas of a model that is cut into pipeline stages, each on one or several GPUs."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from penstock_profiles.throughput import FloatArray, ThroughputParams, step_time
 
 @dataclass(frozen=True, slots=True)
 class PipelineGpu:
-    """How the model is laid out on one GPU type. Raises ValueError unless both degrees are positive."""
+    """How the model is divided on one GPU type. Raises ValueError unless both degrees are positive."""
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
     step: ThroughputParams
-    """`alpha_c`, `beta_c`: the forward pass of the slowest stage on a micro-batch, with what its GPUs tell each other
-    and the next stage. The rest: replicas of the model synchronise as single GPUs do in data-parallel training."""
+    """`alpha_c`, `beta_c`: the forward pass of the slowest stage on a micro-batch, with the communication among its
+    GPUs and with the next stage. The others: replicas synchronise as single GPUs do in data-parallel training."""
     stages: int
-    """Parts of the model that work one after the other; the pipeline fills and drains over them."""
+    """Number of parts of the model that work one after the other. The pipeline fills and drains over them."""
     tensor_parallel: int = 1
-    """GPUs that share one stage. They speed it up, which `step` says already, and add nothing to the bubble."""
+    """Number of GPUs that share one stage. `step` includes their speed-up; they do not add to the bubble."""
 
     def __post_init__(self) -> None:
         for name in ("stages", "tensor_parallel"):
             if not getattr(self, name) >= 1:
-                raise ValueError(f"{name}={getattr(self, name)} lays out no model; it must be at least 1")
+                raise ValueError(f"{name}={getattr(self, name)} is out of range; it must be at least 1")
 
     @property
     def gpus_per_replica(self) -> int:
-        """P: one copy of the model takes so many GPUs, and a job a multiple of it."""
+        """P, number of GPUs of one replica of the model. A job runs only on multiples of it."""
         return self.stages * self.tensor_parallel
 
 
@@ -48,8 +48,8 @@ class PipelineEstimator:
     GoodputFunctionPMP of Sia's artifact, where P = S. Departure: with gamma > 1, T_net overlaps with the last
     micro-batch as in `throughput.step_time`; at gamma = 1 the two add, as in the artifact.
 
-    M and m are the job's, so the total batch K M m grows with the replicas, and where it exceeds `max_batch` the goodput
-    is 0. So it is where `gpus` is no multiple of P.
+    The job fixes M and m, so the total batch K M m grows with the replicas. The goodput is 0 if the total batch exceeds
+    `max_batch`, or if `gpus` is no multiple of P.
 
     Raises:
         ValueError: no GPU type, counts below 1, a replica's batch outside `initial_batch` to `max_batch`, or noise that
@@ -59,7 +59,7 @@ class PipelineEstimator:
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
     models: dict[str, PipelineGpu]
-    """GPU type -> the job on it; P may differ. On any other type the goodput is 0."""
+    """GPU type -> layout of the job on it; P may differ. On other types the goodput is 0."""
     micro_batches: int
     """M, per replica and optimiser step."""
     micro_batch: int
@@ -79,10 +79,11 @@ class PipelineEstimator:
             raise ValueError("models={} names no GPU type to run on; use a LinearEstimator if nothing is known")
         for name in ("micro_batches", "micro_batch", "initial_batch"):
             if not getattr(self, name) >= 1:
-                raise ValueError(f"{name}={getattr(self, name)} is no count; it must be at least 1")
+                raise ValueError(f"{name}={getattr(self, name)} is not a count; it must be at least 1")
         if not self.initial_batch <= self._replica_batch <= self.max_batch:
             raise ValueError(
-                f"micro_batches={self.micro_batches} x micro_batch={self.micro_batch} = {self._replica_batch} samples of "
+                f"micro_batches={self.micro_batches} x micro_batch={self.micro_batch} = {self._replica_batch} samples"
+                " of "
                 f"one replica are not within initial_batch={self.initial_batch} and max_batch={self.max_batch}; "
                 "change the micro-batches, or the limits"
             )
@@ -104,7 +105,7 @@ class PipelineEstimator:
         return np.where(runs, goodput, 0.0)
 
     def best_batch(self, gpu_type: str, nodes: int, gpus: int) -> Batch | None:
-        """See `Estimator`: the only batch that there is, as each replica's micro-batches."""
+        """See `Estimator`. The job's only batch: each replica's micro-batches."""
         if self.goodput(gpu_type, np.asarray(nodes), np.asarray(gpus)) <= 0:
             return None
         return Batch(self.micro_batch, self.micro_batches - 1)
@@ -115,7 +116,7 @@ class PipelineEstimator:
 
     def _step_time_s(self, model: PipelineGpu, nodes: IntArray, replicas: IntArray) -> FloatArray:
         both_passes = replace(model.step, alpha_c=3 * model.step.alpha_c, beta_c=3 * model.step.beta_c)
-        # A replica that spans nodes still is one rank of the all-reduce.
+        # A replica that spans nodes is still one rank of the all-reduce.
         ranks_nodes = np.minimum(nodes, replicas)
         return step_time(
             both_passes, ranks_nodes, replicas, self.micro_batch, model.stages - 1 + self.micro_batches - 1

@@ -1,4 +1,4 @@
-"""Rates that were measured, or nothing at all: for jobs that need no model."""
+"""Estimators for jobs without a model: a table of measured rates, or nothing known."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from penstock_profiles.throughput import FloatArray
 
 @dataclass(frozen=True, slots=True)
 class TableEstimator:
-    """Rates that somebody measured, by GPU type and number of GPUs, for jobs that need no model.
+    """Measured rates by GPU type and number of GPUs, for jobs that need no model.
 
-    Between measured counts the rate is interpolated linearly; below the smallest and above the largest, and on
-    types that were not measured, it is 0. How the GPUs are spread over nodes does not matter.
+    Between measured numbers of GPUs, the rate is interpolated linearly. Below the smallest, above the largest, and on
+    types that were not measured, it is 0. How the GPUs are distributed over nodes does not matter.
 
     Raises:
         ValueError: an empty table, a count below 1, or a rate that is negative or not finite.
@@ -38,20 +38,20 @@ class TableEstimator:
         return interpolate(self.rates, gpu_type, nodes, gpus, outside=0.0)
 
     def best_batch(self, gpu_type: str, nodes: int, gpus: int) -> Batch | None:
-        """None: a table of rates knows no batches."""
+        """None: a table of rates contains no batches."""
         return None
 
 
 @dataclass(frozen=True, slots=True)
 class LinearEstimator:
-    """Nothing is known: rate 1 per GPU on any type, as Sia sees a job in its first round."""
+    """An estimator for an unknown job: rate 1 per GPU on any type, as in Sia in a job's first round."""
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
     kind: Literal["linear"] = "linear"
 
     def goodput(self, gpu_type: str, nodes: IntArray, gpus: IntArray) -> FloatArray:
-        """See `Estimator`; the unit is not samples/s but one GPU's rate."""
+        """See `Estimator`; not in samples/s, but in multiples of one GPU's rate."""
         return np.asarray(gpus, dtype=np.float64) + np.zeros(np.shape(nodes))
 
     def best_batch(self, gpu_type: str, nodes: int, gpus: int) -> Batch | None:

@@ -16,10 +16,10 @@ from penstock_profiles.estimators.base import STRICT, Batch, IntArray
 from penstock_profiles.throughput import FloatArray, ThroughputParams, growth_factor, overlapped
 
 BATCHES_TRIED = 50
-"""Total batch sizes between the smallest and the largest that a job may use, spaced geometrically (as Sia)."""
+"""Number of total batch sizes to try, from the smallest to the largest of a job, spaced geometrically as in Sia."""
 
 BLOCK = 25_000
-"""Numbers in one array of a block: a dozen such arrays of single precision stay in a cache of some MB."""
+"""Number of elements in one array of a block. A dozen such arrays of single precision fit into a cache of some MB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,29 +30,29 @@ class GpuModel:
 
     step: ThroughputParams
     max_atomic_batch: int
-    """Samples per replica, which mostly is a GPU, and micro-step that fit into memory."""
+    """Samples per replica, usually one GPU, and micro-step that fit into memory."""
     gpus_per_replica: int = 1
-    """P: one copy of the model takes so many GPUs, and `step` is of such copies. With more than one, the job runs only on
-    multiples of it."""
+    """P, number of GPUs that hold one replica of the model. `step` counts replicas. The job runs only on multiples of
+    P."""
 
     def __post_init__(self) -> None:
         if not self.max_atomic_batch >= 1:
-            raise ValueError(f"max_atomic_batch={self.max_atomic_batch} fits no sample; leave such a GPU type out")
-        if not self.gpus_per_replica >= 1:
             raise ValueError(
-                f"gpus_per_replica={self.gpus_per_replica} hold no copy of the model; it must be at least 1"
+                f"max_atomic_batch={self.max_atomic_batch} must be at least 1; leave out a GPU type on which no sample fits"
             )
+        if not self.gpus_per_replica >= 1:
+            raise ValueError(f"gpus_per_replica={self.gpus_per_replica} is not a number of GPUs; it must be at least 1")
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingEstimator:
     """Data-parallel training: goodput = throughput x statistical efficiency at the best total batch size.
 
-    Sia section 3.3. A total batch M is shared by K GPUs as evenly as whole samples allow: s + 1 micro-steps of at most
-    m = ceil(M / (K (s + 1))) samples, with s the fewest that fit into memory. M is rounded up to K m (s + 1) unless
-    that exceeds the largest batch; then some GPUs have less to do and the step waits for the fullest. Departures from
-    the reference: no accumulation that memory does not ask for, and no lower limit on m but one sample; and where P GPUs
-    hold a copy of the model together, K counts copies, on at most K nodes.
+    Sia section 3.3. A total batch M is divided over K GPUs as evenly as whole samples allow: s + 1 micro-steps of at
+    most m = ceil(M / (K (s + 1))) samples, with the smallest s for which they fit into memory. M is rounded up to K m
+    (s + 1) unless that exceeds the largest batch; then some GPUs have fewer samples, and the step waits for those with
+    the most. Departures from the reference: accumulation only if memory requires it; no lower limit on m but one
+    sample; and if P GPUs hold one replica of the model, K counts replicas, on at most K nodes.
 
     Raises:
         ValueError: no GPU type, batch sizes that are not 1 <= initial <= max, or noise that describes no gradient.
@@ -61,9 +61,9 @@ class TrainingEstimator:
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
     models: dict[str, GpuModel]
-    """GPU type -> the job on it. On any other type the goodput is 0."""
+    """GPU type -> model of the job on it. On other types the goodput is 0."""
     initial_batch: int
-    """Total batch size, samples, that progress is counted in and below which the job never goes."""
+    """Total batch size, samples, that progress is counted in. The job never uses a smaller one."""
     max_batch: int
     """Largest total batch size, samples."""
     grad_sqr: float
@@ -71,7 +71,7 @@ class TrainingEstimator:
     grad_var: float
     """Trace of the gradient's covariance at `initial_batch`, in the unit of `grad_sqr`."""
     fixed_batch: bool = False
-    """The total batch stays `initial_batch` (strong-scaling and rigid jobs); `max_batch` is then not looked at."""
+    """Whether the total batch stays `initial_batch` (strong-scaling and rigid jobs). `max_batch` is then ignored."""
     kind: Literal["training"] = "training"
 
     def __post_init__(self) -> None:
@@ -81,7 +81,8 @@ class TrainingEstimator:
             raise ValueError(f"initial_batch={self.initial_batch} is not a batch size; it must be at least 1")
         if not self.max_batch >= self.initial_batch:
             raise ValueError(
-                f"max_batch={self.max_batch} is below initial_batch={self.initial_batch}; raise it, or lower that"
+                f"max_batch={self.max_batch} is below initial_batch={self.initial_batch}; raise max_batch, or lower"
+                " initial_batch"
             )
         check_noise(self.grad_sqr, self.grad_var)
 
@@ -99,7 +100,7 @@ class TrainingEstimator:
         return best.goodput.reshape(K.shape)
 
     def best_batch(self, gpu_type: str, nodes: int, gpus: int) -> Batch | None:
-        """See `Estimator`. Of batches that do equally well, the smallest."""
+        """See `Estimator`. Of equally good batches, the smallest."""
         if gpu_type not in self.models:
             return None
         best = best_of_batches([self], [gpu_type], np.array([[nodes]]), np.array([[gpus]]))
@@ -109,7 +110,7 @@ class TrainingEstimator:
 
 
 class Best(NamedTuple):
-    """What jobs reach at their best batch, each of shape (jobs, configurations)."""
+    """Goodput and batch of jobs at their best batch; each array has shape (jobs, configurations)."""
 
     goodput: FloatArray
     """Samples/s of the initial batch size; 0 where a job cannot run."""
@@ -120,20 +121,22 @@ class Best(NamedTuple):
 def best_of_batches(
     estimators: Sequence[TrainingEstimator], gpu_types: Sequence[str], nodes: IntArray, gpus: IntArray
 ) -> Best:
-    """Goodput and batch of many jobs, each on configurations of one GPU type that it has a model for.
+    """Goodput and batch of many jobs, each on configurations of one GPU type for which it has a model.
 
-    All batches are tried in single precision, in blocks that stay in the processor's cache, and the best one is evaluated
-    anew in double. So a batch whose goodput is within 1e-6 of the best may be taken for it.
+    All batches are tried in single precision, in blocks that fit into the processor's cache. The best one is then
+    evaluated in double precision. So a batch whose goodput is within 1e-6 of the best may be chosen instead of it.
 
     Args:
         estimators: J jobs.
-        gpu_types: for each job a key of its `models`.
+        gpu_types: a key of `models` for each job.
         nodes: shape (1 or J, C): N of each configuration.
         gpus: K, of the same shape.
     """
     N, K = np.asarray(nodes, dtype=np.float64), np.asarray(gpus, dtype=np.float64)
     if not np.all((N >= 1) & (K >= N)):
-        raise ValueError(f"nodes={nodes!r}, gpus={gpus!r}: each configuration needs a node, and each node a GPU")
+        raise ValueError(
+            f"nodes={nodes!r}, gpus={gpus!r}: a configuration needs at least one node, and one GPU per node"
+        )
     models = [estimator.models[gpu_type] for estimator, gpu_type in zip(estimators, gpu_types, strict=True)]
     steps = [model.step for model in models]
     whole_JC: NDArray[np.bool_] | None = None
@@ -178,7 +181,7 @@ def best_of_batches(
 
 
 def _progress(numbers: FloatArray, K: FloatArray, sync: FloatArray, wanted: FloatArray) -> Best:
-    """The formulas, for total batches of `wanted` samples; all arrays broadcast and keep their precision."""
+    """Goodput and batch for total batches of `wanted` samples. All arrays broadcast and keep their precision."""
     alpha_c, beta_c, gamma, max_atomic, initial, largest, wasted = numbers
     accumulation = np.ceil(wanted / (K * max_atomic)) - 1
     parts = K * (accumulation + 1)
@@ -202,7 +205,7 @@ def _sync_time(steps: Sequence[ThroughputParams], N: FloatArray, K: FloatArray) 
 
 
 def _tried_batches(estimators: Sequence[TrainingEstimator]) -> FloatArray:
-    """Total batch sizes to try, ascending, shape (J, BATCHES_TRIED); many jobs share a range."""
+    """Total batch sizes to try, ascending, shape (J, BATCHES_TRIED). Many jobs have the same range."""
     ranges = [(estimator.initial_batch, estimator.largest_batch) for estimator in estimators]
     place = {pair: index for index, pair in enumerate(dict.fromkeys(ranges))}
     table = np.array([_between(*pair) for pair in place])
@@ -211,7 +214,7 @@ def _tried_batches(estimators: Sequence[TrainingEstimator]) -> FloatArray:
 
 @lru_cache(maxsize=1024)
 def _between(smallest: int, largest: int) -> FloatArray:
-    """See `_tried_batches`. NumPy takes as long for it as for a job's whole goodput; read-only."""
+    """One row of `_tried_batches`, read-only. It is cached: computing it takes as long as a job's whole goodput."""
     batches = np.asarray(np.geomspace(smallest, largest, BATCHES_TRIED).round())
     batches.setflags(write=False)
     return batches

@@ -87,7 +87,7 @@ def test_shape_and_json_round_trip(estimator):
 @pytest.mark.parametrize(
     ("table", "words"),
     [
-        ({}, "={} holds no measurement"),
+        ({}, "={} has no measurement"),
         ({"t4": {}}, ".'t4'.={}"),
         ({"t4": {0: 1.0}}, ".'t4'. has an entry for 0 (GPUs|samples)"),
         ({"t4": {1: 0.0}}, ".'t4'..1.=0.0 is not a finite number above 0"),
