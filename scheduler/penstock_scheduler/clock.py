@@ -17,9 +17,9 @@ class WallClock:
         return time.time()
 
     def sleep(self, seconds: float) -> None:
-        """Wait, or less if woken."""
+        """Wait, until woken at the latest."""
         self._woken.wait(seconds)
 
     def wake(self) -> None:
-        """End this sleep and all later ones at once: for the last moments of a process."""
+        """End this sleep and all later ones at once, because the process is about to stop."""
         self._woken.set()

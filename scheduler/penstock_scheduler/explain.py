@@ -28,7 +28,7 @@ from penstock_scheduler.model import (
 from penstock_scheduler.policies import common, make_policy
 from penstock_scheduler.policies.sia import restart_factor
 from penstock_scheduler.records import RoundRecord
-from penstock_scheduler.shares import ShareUse, share_use, share_words
+from penstock_scheduler.shares import ShareUse, describe_share, share_use
 from penstock_scheduler.units import duration
 
 MOST_REMEDIES = 3
@@ -159,7 +159,7 @@ def words(explanation: Explanation, *, now_s: float) -> list[str]:
         lines += _waiting_words(said, now_s)
     else:
         lines += _running_words(said)
-        lines += share_words(said.share) if said.share is not None else []
+        lines += describe_share(said.share) if said.share is not None else []
     lines += [f"It is under {limit}." for limit in said.limits]
     if len(said.options) > 1:
         best = said.options[0]

@@ -1,4 +1,4 @@
-"""The site's own limits, for every cluster: what users and accounts may hold of the GPUs that Penstock gives out."""
+"""The site's own limits, for every cluster: how many of the GPUs that Penstock allocates users and accounts may hold."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from penstock_scheduler.model import GpuLimit, Job, JobFacts, JobId
 
 
 class PartitionRules(BaseModel):
-    """What is otherwise for jobs of one partition."""
+    """What differs for the jobs of one partition."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -28,28 +28,28 @@ class LimitSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     gpus_per_user: NonNegativeInt | None = Field(
-        default=None, description="GPUs that the jobs of one user may hold together; absent: no limit."
+        default=None, description="GPUs that the jobs of one user may hold together; not set: no limit."
     )
     gpus_per_account: NonNegativeInt | None = Field(
-        default=None, description="GPUs that the jobs of one account may hold together; absent: no limit."
+        default=None, description="GPUs that the jobs of one account may hold together; not set: no limit."
     )
     users: dict[str, NonNegativeInt] = Field(
-        default={}, description="Users with a limit of their own in place of gpus_per_user."
+        default={}, description="Limits of single users in place of gpus_per_user, by user."
     )
     accounts: dict[str, NonNegativeInt] = Field(
-        default={}, description="Accounts with a limit of their own in place of gpus_per_account."
+        default={}, description="Limits of single accounts in place of gpus_per_account, by account."
     )
     partitions: dict[str, PartitionRules] = Field(
         default={},
-        description="What is otherwise for the jobs of a partition: `gpus` (that those submitted to it may hold together), "
-        "`weight` (factor), `max_gpus` (of one job, never below its own least), `preemptible` (true or false, whatever the "
-        "job says), `restart_cost_s` (of jobs that do not say). A job goes by the partition that it was submitted to, wherever "
-        "it runs; one that was submitted to several by the first of them.",
+        description="Rules for the jobs of a partition: `gpus` (limit for all of them together), `weight` (factor on their "
+        "weight), `max_gpus` (limit for one job, but never below its min_gpus), `preemptible` (true or false, overrides the "
+        "job spec), `restart_cost_s` (for jobs whose job spec has none). The partition that a job was submitted to counts, "
+        "wherever the job runs; of several, the first one.",
     )
 
 
 def site_limits(settings: LimitSettings, jobs: Sequence[Job]) -> tuple[GpuLimit, ...]:
-    """The limits that bear on these jobs. A job without an account has no limit by account."""
+    """The limits that apply to these jobs. A job without an account has no limit by account."""
     users = {name: settings.users.get(name, settings.gpus_per_user) for name in sorted({job.user for job in jobs})}
     names = sorted({job.account for job in jobs} - {""})
     accounts = {name: settings.accounts.get(name, settings.gpus_per_account) for name in names}

@@ -19,12 +19,12 @@ _RESERVED = frozenset({"all", "default"})
 
 
 class SpecError(ConfigError, ValueError):
-    """The text that describes the nodes has a mistake."""
+    """The text that describes the nodes is wrong."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeSpec:
-    """One node: its Slurm name (`t4-00`), the type of its GPUs and how many it has, CPUs and memory if they are told."""
+    """One node: its Slurm name (`t4-00`), the type and number of its GPUs, and CPUs and memory if they are given."""
 
     name: str
     gpu_type: str
@@ -34,13 +34,13 @@ class NodeSpec:
 
 
 def parse_nodes(text: str, most: int | None = None) -> tuple[NodeSpec, ...]:
-    """The nodes that `text` describes, in its order: comma-separated parts TYPE:NODESxGPUS, or
-    TYPE:NODESxGPUS:CPUSc:MEMORYg with CPUs and GB of each node.
+    """The nodes that `text` describes, in its order.
 
-    A type may come twice (nodes of different sizes); its numbering continues.
+    `text` has comma-separated parts TYPE:NODESxGPUS, or TYPE:NODESxGPUS:CPUSc:MEMORYg with the CPUs and GB of each node. A type
+    may occur twice, for nodes of different sizes; its numbering continues.
 
     Raises:
-        SpecError: a part is no TYPE:NODESxGPUS, a count is zero, or there are more than `most` nodes.
+        SpecError: a part has another form, a count is zero, or there are more than `most` nodes.
     """
     nodes: list[NodeSpec] = []
     of_type: dict[str, int] = {}

@@ -1,7 +1,7 @@
-"""What is known of pairs of jobs on one GPU: from a table, learned online from what the agents see, and stored.
+"""How fast pairs of jobs run on one GPU: from a table, and learned from what the agents measure.
 
-It stands in the round loop's `rules`, in front of the policy: what was seen of packs since the last look is learned, and the
-snapshot gets what is known of the kinds that are there now.
+`Pairs.on` is one of the round loop's `rules`, before the policy. It learns from the packs measured since the last observation,
+and adds to the snapshot what is known of the kinds of jobs that are present.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from penstock_scheduler.errors import ConfigError
 from penstock_scheduler.model import Job, KnownPair, Snapshot
 
 PAIRS = "colocation.json"
-"""In the daemon's state folder: what is known of pairs of jobs on one GPU."""
+"""Name of the file in the daemon's state folder."""
 
 
 class Pairs:
-    """See the module.
+    """The speeds of pairs; see the module.
 
     Args:
-        known: what is known to begin with, such as from a table; it learns on.
-        save: called with all that is known (`Colocation.dump`) whenever there is news; None: it is not kept.
+        known: what is known at the beginning, for example from a table. It is updated.
+        save: called with everything known (`Colocation.dump`) whenever something new is learned; None: it is not saved.
     """
 
     def __init__(self, known: Colocation, save: Callable[[str], None] | None = None) -> None:
@@ -33,7 +33,7 @@ class Pairs:
         self._save = save
 
     def on(self, snapshot: Snapshot) -> Snapshot:
-        """The snapshot with what is known of its pairs."""
+        """The snapshot with what is known of its pairs of jobs."""
         state = snapshot.sharing
         if state is None:
             return snapshot
@@ -58,37 +58,39 @@ class Pairs:
 
 
 def kind_of(job: Job) -> str:
-    """What is learned of the job holds for others of this kind: its declared family, or else its user and its name, for another
-    user's `train.sh` is another program."""
+    """The kind of a job: what is learned of one job holds for others of its kind.
+
+    It is the declared model family, or else user and name, because another user's `train.sh` is another program.
+    """
     return job.spec.model_family or f"{job.user}/{job.name}"
 
 
 def read_prior(path: Path | None) -> Colocation | None:
-    """The site's table, `[daemon] pairs`, if it has one: see `read_pairs`.
+    """The site's table, `[daemon] pairs`, if it has one; see `read_pairs`.
 
     Raises:
-        ConfigError: it cannot be read, or has no pairs.
+        ConfigError: the table cannot be read, or has no pairs.
     """
     if path is None:
         return None
     try:
         table = read_pairs(path)
     except (ColocationError, OSError) as error:
-        raise ConfigError(f"[daemon] pairs: {error}; fix the file, or leave the key out") from None
+        raise ConfigError(f"[daemon] pairs: {error}; fix the file or remove the setting") from None
     if not table.gpu_types:
-        raise ConfigError(f"[daemon] pairs: {path} has no pairs; name another file, or leave the key out")
+        raise ConfigError(f"[daemon] pairs: {path} has no pairs; name another file or remove the setting")
     return table
 
 
 def open_pairs(path: Path, table: Colocation | None = None) -> Pairs:
-    """What is known in this file, which is kept up to date; there may be none yet. Raises ConfigError if it cannot be read.
+    """What this file knows. The file is kept up to date, and need not exist yet. Raises ConfigError if it cannot be read.
 
     Args:
         path: the file.
-        table: what holds of pairs that nobody has measured here; it is not kept in the file.
+        table: holds for pairs that were not measured here; it is not saved in the file.
     """
     try:
         known = Colocation.load(path.read_bytes(), str(path)) if path.exists() else Colocation()
     except (ColocationError, OSError) as error:
-        raise ConfigError(f"what is known of pairs of jobs: {error}") from None
+        raise ConfigError(f"the speeds of pairs of jobs cannot be read: {error}") from None
     return Pairs(known if table is None else known.over(table), partial(save_whole, path))

@@ -1,4 +1,4 @@
-"""The seams of the round loop: what a cluster, a clock, a store, a source of models and a trigger must offer."""
+"""The seams of the round loop: the protocols of a cluster, a clock, a store, a source of models and a trigger."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from penstock_scheduler.records import RoundRecord
 from penstock_scheduler.sharing.messages import Contained, XidSeen
 
 SpecCheck = Callable[[JobSpec], None]
-"""Raises BadJobSpec if a job spec cannot be served whatever the cluster does, such as an unknown model family."""
+"""Raises BadJobSpec if a job spec can never be served, for example if its model family is unknown."""
 
 
 class Policy(Protocol):
@@ -66,14 +66,14 @@ class Cluster(Protocol):
     """Something that runs jobs: Slurm, or the simulated cluster."""
 
     def observe(self) -> ClusterState:
-        """What is there now. Raises ClusterAway if nobody answers."""
+        """The present nodes and jobs. Raises ClusterAway if the cluster does not answer."""
         ...
 
     def apply(self, actions: Sequence[Action]) -> tuple[Outcome, ...]:
-        """Bring each action one step nearer to its end state and say how far it is, in the order of `actions`.
+        """Take each action one step further. Returns how far each one is, in the order of `actions`.
 
-        Returns soon: what takes time is asked for and reported as under way; the same action again goes on from there.
-        A failure of one action is its outcome and does not stop the others. Raises ClusterAway if nobody answers.
+        The call returns soon. What takes time is requested and reported as under way; the same action again goes on from there.
+        The failure of one action is its outcome and does not stop the others. Raises ClusterAway if the cluster does not answer.
         """
         ...
 
@@ -83,10 +83,10 @@ class Cluster(Protocol):
 
 
 class Accounts(Protocol):
-    """A cluster's own records of runs that are over."""
+    """A cluster's own records of runs that have ended."""
 
     def __call__(self, jobs: Collection[JobId], since_s: float) -> Sequence[EndedRun]:
-        """Runs of these jobs that ended after `since_s`, as far as the records are there; none where it keeps none."""
+        """Runs of these jobs that ended after `since_s`, as far as the cluster has recorded them."""
         ...
 
 
@@ -100,7 +100,7 @@ class CloudNode:
     cpus: int
     memory_mb: int
     free: bool
-    """Whether an instance may be launched for it: it is powered down, and nobody has asked for it."""
+    """Whether an instance may be launched for it: it is powered down and not requested."""
     up: bool
     """Whether its instance has joined the cluster and answers."""
 
@@ -110,33 +110,33 @@ class CloudNodes(Protocol):
 
     @property
     def partition(self) -> str:
-        """Where they are."""
+        """Name of the partition of these nodes."""
         ...
 
     def nodes(self) -> tuple[CloudNode, ...]:
-        """All of them, as the cluster's last look saw them."""
+        """All of these nodes, as of the last observation."""
         ...
 
     def reason(self, job: JobId) -> str:
-        """Why the cluster has not started a job, in its own words; empty: it does not say."""
+        """The cluster's own reason why a job has not started; empty: there is none."""
         ...
 
     def jobs_on_instances(self) -> dict[JobId, tuple[str, ...]]:
-        """Jobs that have started, or are about to, on nodes which are instances -> these nodes."""
+        """Jobs that have started or are about to start on nodes that are instances -> these nodes."""
         ...
 
     def job_of(self, number: str) -> JobId:
-        """The job that the cluster calls so when it asks for nodes."""
+        """The job that the cluster calls by this number when it requests nodes."""
         ...
 
     def power_down(self, nodes: Sequence[str]) -> None:
-        """Tell the cluster that these have no instance any more; what ran there is queued again. Raises ClusterAway."""
+        """Tell the cluster that these nodes have no instance any more. Their jobs are requeued. Raises ClusterAway."""
         ...
 
     def refuse(self, job: JobId, text: str) -> None:
-        """Put a job that came to these nodes unasked back into the queue, held, or else end it; and tell its user.
+        """Requeue and hold a job that came to these nodes without being sent, or else end it, and tell its user.
 
-        Raises ClusterAway, but not if the cluster does not want it.
+        A refusal by the cluster is logged. Raises ClusterAway.
         """
         ...
 
@@ -144,29 +144,29 @@ class CloudNodes(Protocol):
 class Agents(Protocol):
     """What lets jobs share GPUs: an agent on each node.
 
-    An agent carries out its last order until it is told another, also while the daemon is away: it gives the packs their turns
-    (`sharing.slices.turn`), holds jobs to their limits, and moves the compute of those beside a guaranteed job
-    (`sharing.control.advance`). The GPUs of an order are reserved from the cluster as long as one of its jobs is there.
+    An agent carries out its last order until it gets another one, also while the daemon is away: it gives packs their time
+    slices, holds jobs to their limits, and adjusts the speed of opportunistic jobs beside a guaranteed job. The GPUs of an
+    order stay reserved while one of its jobs is there.
     """
 
     def sharing(self) -> SharingState:
-        """What is carried out and what was seen, at the cluster's last look. Raises ClusterAway if nobody answers.
+        """What the agents carry out and have measured, as of the last observation. Raises ClusterAway.
 
-        An agent that does not answer is left out, and its node as if nobody shared there.
+        An agent that does not answer is left out, as if no jobs shared GPUs on its node.
         """
         ...
 
     def share(self, groups: Sequence[SharedGpus]) -> None:
-        """Let these share from now on, and nobody else: who is in none has its GPUs to itself.
+        """Let the jobs of these groups share GPUs from now on. Jobs in no group have their GPUs to themselves.
 
-        Called before the plan's actions are applied, on each tick with the whole plan, so that a job which starts finds its GPUs
-        reserved. Returns soon. Raises ClusterAway if nobody answers.
+        Each tick calls this with the whole plan before it applies the plan's actions, so a job that starts finds its GPUs
+        reserved. Returns soon. Raises ClusterAway.
         """
         ...
 
 
 class NodeEvents(Protocol):
-    """What the agents on the nodes have noticed that concerns people rather than rounds. Each event is told once."""
+    """Events on the nodes that concern people rather than rounds. Each event is returned once."""
 
     def take_contained(self) -> Sequence[Contained]:
         """Jobs that agents have slowed or ended since the last call."""
@@ -178,21 +178,21 @@ class NodeEvents(Protocol):
 
 
 class Burst(Protocol):
-    """A cloud that jobs can leave for."""
+    """A cloud that jobs can burst to."""
 
     def observe(self, jobs: Sequence[Job]) -> CloudState:
-        """What can be had, what runs there, and what may still be spent by these jobs. Raises ClusterAway if nobody answers."""
+        """The offers, the present runs, and what these jobs may still spend. Raises ClusterAway if the cloud does not answer."""
         ...
 
     def apply(self, actions: Sequence[CloudAction]) -> tuple[Outcome, ...]:
-        """Bring each action one step nearer to its end state, as `Cluster.apply` does.
+        """Take each action one step further, as `Cluster.apply` does.
 
-        A commitment is in the ledger before anything is ordered, so that an action which is repeated is not paid for twice.
+        The ledger has the commitment before anything is ordered, so a repeated action is not paid for twice.
         """
         ...
 
     def asks(self) -> Sequence[Action]:
-        """What the cluster shall do for jobs that leave or come back, where they run on nodes of its own; after `observe`."""
+        """Actions for the cluster, for jobs that burst or come back on nodes of the cluster. To be called after `observe`."""
         ...
 
 
@@ -204,19 +204,19 @@ class Clock(Protocol):
         ...
 
     def sleep(self, seconds: float) -> None:
-        """Return when `seconds` have passed on this clock, or sooner when there is something to see."""
+        """Return when `seconds` have passed on this clock, or earlier if something happens."""
         ...
 
 
 class Store(Protocol):
-    """What must survive a crash, and the history. Every method raises StoreError when it cannot."""
+    """What must survive a crash, and the recorded history. Every method raises StoreError if it fails."""
 
     def last_round(self) -> RoundRecord | None:
-        """The newest round that was saved whole."""
+        """The newest saved round."""
         ...
 
     def save_round(self, record: RoundRecord) -> None:
-        """Keep a round. It is safe on disk when this returns."""
+        """Save a round. It is on disk when this returns."""
         ...
 
     def add_outcomes(self, time_s: float, outcomes: Sequence[Outcome]) -> None:
@@ -224,17 +224,17 @@ class Store(Protocol):
         ...
 
     def add_reports(self, reports: Sequence[Report]) -> object:
-        """Append to the history of reports; those that are there already may be left out."""
+        """Append to the history of reports. Reports that it already has may be left out."""
         ...
 
 
 class ModelSource(Protocol):
-    """Where the facts of a round's jobs come from."""
+    """The source of what is known about a round's jobs."""
 
     def facts(self, jobs: Sequence[Job], gpu_types: Iterable[str]) -> dict[JobId, JobFacts]:
-        """What is known now of each of these jobs on these GPU types; GPU-seconds are the loop's to add.
+        """What is known of each of these jobs on these GPU types. The round loop adds the GPU-seconds.
 
-        A job about which nothing new is known keeps the same estimator object: by that, policies tell what has changed.
+        A job without news keeps the same estimator object. Policies use that to find out what has changed.
         """
         ...
 
@@ -243,11 +243,11 @@ class Trigger(Protocol):
     """When a round is due."""
 
     def due(self, now_s: float, state: ClusterState) -> bool:
-        """Whether to decide now, given what was just observed. Called on every tick, in the order of time."""
+        """Whether to decide now, given what was just observed. Called on every tick, in order of time."""
         ...
 
     def decided(self, now_s: float, state: ClusterState) -> None:
-        """A round was decided on this state: the next one is due by the trigger's own rule."""
+        """A round was decided on this state."""
         ...
 
 
@@ -256,42 +256,42 @@ class Fate:
     """How a job ended."""
 
     state: str
-    """The cluster's word, such as COMPLETED."""
+    """The cluster's name of the final state, such as COMPLETED."""
     exit_code: int | None
     end_s: float | None
     text: str = ""
-    """What its user should know of that end, with the remedy; empty: nothing beyond the state."""
+    """What its user should know about the end, with the remedy; empty: the state says it all."""
 
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """A job's output file, and the uid that it must belong to before anybody reads it for that user."""
+    """A job's output file, and the uid that must own the file before it is read for that user."""
 
     file: Path
     uid: int
 
 
 class Submitter(Protocol):
-    """Submits jobs for users, and knows what a round does not ask. Every method raises ClusterAway if nobody answers."""
+    """Submits jobs for users and answers questions about single jobs. Every method raises ClusterAway."""
 
     def submit(self, order: Submission, user: str, uid: int) -> JobId:
-        """Submit as that user, with the key where `find` finds it. Raises BadJobSpec with the cluster's word if it refuses."""
+        """Submit as this user, with the key where `find` finds it. Raises BadJobSpec with the cluster's reason if it refuses."""
         ...
 
     def find(self, user: str, key: str) -> JobId | None:
-        """The job that this user submitted with this key, whether or not it has ended; None if there is none."""
+        """The job that this user submitted with this key, running or ended; None: there is none."""
         ...
 
     def cancel(self, job: JobId) -> None:
-        """End a job; one that has ended stays as it is."""
+        """End a job. A job that has ended already stays as it is."""
         ...
 
     def fates(self, jobs: Sequence[JobId]) -> dict[JobId, Fate | None]:
-        """How these jobs ended; None: not yet. Jobs that the cluster has forgotten are not among them."""
+        """How these jobs ended; None: not yet. Jobs that the cluster has forgotten are left out."""
         ...
 
     def output(self, job: JobId) -> Output | None:
-        """Where a job writes; None: nobody knows."""
+        """Where a job writes its output; None: not known."""
         ...
 
     def epoch(self, job: JobId) -> int | None:

@@ -1,10 +1,11 @@
-"""Results of trials: what each has reached, and after how much running, so that a policy can compare them.
+"""Results of trials: the metric that each trial has reached and after how much running time, so that a policy can compare them.
 
-How long a job had run by a result follows from what its runs say, by their nodes' clocks: from `Started` to `Ended`, without the
-time from `Suspended` to `Resumed`; a run that said nothing at its end ended with its last checkpoint or result, for what came
-after is lost. So it is the same after a restart of the daemon, from the store's reports. A job that is frozen and does not say
-so would count time in which it stood still: where an agent knows how long it ran, a result that comes is never later than that;
-but those from before a restart of the daemon are.
+The running time of a job follows from its reports, by the clock of its node: from `Started` to `Ended`, without the time from
+`Suspended` to `Resumed`. A run without `Ended` ended with its last checkpoint or result, because later work is lost. The
+running time is therefore the same after a restart of the daemon, from the reports in the store.
+
+A job that an agent freezes does not report that. Where an agent tells how long a job has run, a new result counts at most that
+time. Results from before a restart of the daemon are not corrected.
 """
 
 from __future__ import annotations
@@ -18,26 +19,27 @@ from penstock_scheduler.messages import ResultView
 from penstock_scheduler.model import JobId, JobUse, Snapshot
 
 CLOCKED = ("started", "checkpointed", "suspended", "resumed", "result", "ended")
-"""Kinds of reports that say how long a job has run, and what it has reached."""
+"""Kinds of reports that tell how long a job has run and what it has reached."""
 
 MOST = 256
-"""Results of a job that a snapshot holds; of more, every other one is left out."""
+"""Most results of a job in a snapshot. If there are more, every other one is dropped."""
 
 
 @dataclass(slots=True)
 class _TrialReports:
     newest: tuple[int, int] = (-1, -1)
-    """(epoch, number) of the newest report that was taken."""
+    """(epoch, number) of the newest report that was counted."""
     ran_s: float = 0.0
-    """In stretches that are over."""
+    """Running time before `since_s`, seconds."""
     since_s: float | None = None
-    """When the present stretch began, by its node's clock; None: it stands still."""
-    spoke_s: float = 0.0
+    """Since when the job runs without a pause, by its node's clock; None: it does not run."""
+    reported_s: float = 0.0
+    """Time of the newest report."""
     last: ResultView | None = None
     fresh: list[tuple[float, float]] = field(default_factory=list)
-    """(seconds run, metric) of results that no snapshot has held yet."""
+    """(seconds run, metric) of results that are in no snapshot yet."""
     best: list[tuple[float, float]] = field(default_factory=list)
-    """Those that were better than all before."""
+    """(seconds run, metric) of results that were better than all earlier ones."""
 
     def stop(self, at_s: float) -> None:
         if self.since_s is not None:
@@ -45,10 +47,10 @@ class _TrialReports:
             self.since_s = None
 
     def so_far_s(self) -> float:
-        return self.ran_s + (max(self.spoke_s - self.since_s, 0.0) if self.since_s is not None else 0.0)
+        return self.ran_s + (max(self.reported_s - self.since_s, 0.0) if self.since_s is not None else 0.0)
 
     def keep(self, at_s: float, metric: float) -> None:
-        """Only what is better than all before decides anything; of one second only the best."""
+        """Keep a result that is better than all earlier ones: no other decides anything. One result a second is enough."""
         if self.best and metric <= self.best[-1][1]:
             return
         if self.best and int(self.best[-1][0]) == int(at_s):
@@ -59,17 +61,17 @@ class _TrialReports:
 
 
 class Results:
-    """Of all jobs that are there. Its methods may be called from any thread."""
+    """The results of all present jobs. Methods may be called from any thread."""
 
     def __init__(self) -> None:
         self._trials: dict[JobId, _TrialReports] = {}
         self._lock = threading.Lock()
 
     def take(self, report: Report, *, live: bool = False) -> None:
-        """Take in a report, in the order in which a job made them; one that was seen before changes nothing.
+        """Count a report. Reports come in the order in which the job made them; a known report changes nothing.
 
         Args:
-            live: it comes just now, and is not from the store.
+            live: whether the report has just come, rather than from the store.
         """
         body, at_s = report.body, report.time_s
         if body.kind not in CLOCKED:
@@ -80,8 +82,8 @@ class Results:
             if number <= trial.newest:
                 return
             if report.epoch > trial.newest[0]:
-                trial.stop(trial.spoke_s)
-            trial.newest, trial.spoke_s = number, at_s
+                trial.stop(trial.reported_s)
+            trial.newest, trial.reported_s = number, at_s
             if isinstance(body, Suspended | Ended):
                 trial.stop(at_s)
             elif trial.since_s is None and isinstance(body, Started | Resumed | Result):
@@ -96,17 +98,17 @@ class Results:
                     trial.keep(ran_s, body.metric)
 
     def newest(self, job: JobId) -> ResultView | None:
-        """The newest of a job; None: it has none."""
+        """The newest result of a job; None: it has none."""
         trial = self._trials.get(job)
         return trial.last if trial is not None else None
 
     def forget(self, job: JobId) -> None:
-        """The job has ended."""
+        """Forget a job that has ended."""
         with self._lock:
             self._trials.pop(job, None)
 
     def on(self, snapshot: Snapshot) -> Snapshot:
-        """The snapshot with the results of its jobs, where jobs can share GPUs: no other policy looks at them."""
+        """The snapshot with the results of its jobs, where jobs can share GPUs: no other policy needs them."""
         state = snapshot.sharing
         if state is None:
             return snapshot
@@ -116,7 +118,7 @@ class Results:
                 trial = self._trials.get(job.id)
                 if trial is None or trial.last is None:
                     continue
-                # One that runs where no agent tells of it is judged, too: by what it says itself.
+                # A job on a node without an agent is judged by its own reports.
                 use = uses.get(job.id) or JobUse(job.id, ran_s=trial.so_far_s())
                 for at_s, metric in trial.fresh:
                     trial.keep(min(at_s, use.ran_s) if use.ran_s > 0 else at_s, metric)

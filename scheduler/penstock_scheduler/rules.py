@@ -1,6 +1,6 @@
-"""The site's own rules on a round: what admins have drained, what accounts may use, what is otherwise in a partition.
+"""The site's own rules for a round: drained nodes, budgets of accounts, and rules of partitions.
 
-They change the snapshot before it is decided and saved with it, so that a replay needs neither the settings nor the ledger.
+The rules change the snapshot before it is decided. They are saved with it, so a replay needs neither the settings nor the ledger.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Budget(BaseModel):
-    """What may be used in a period. GPU-hours are on site, dollars in the cloud; a limit that is absent is none."""
+    """What may be used in a period: GPU-hours on site, dollars in the cloud. A limit that is not set does not apply."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -42,32 +42,40 @@ class Budget(BaseModel):
 
 
 class BudgetSettings(BaseModel):
-    """Section `[budgets]` of the settings file: what accounts may use. Each budget: `period` ("day", "week", "month", "year" or
-    "total"), `soft_gpu_hours`, `hard_gpu_hours`, `soft_usd`, `hard_usd`."""
+    """Section `[budgets]` of the settings file: what accounts may use.
+
+    A budget has `period` ("day", "week", "month", "year" or "total"), `soft_gpu_hours`, `hard_gpu_hours`, `soft_usd` and
+    `hard_usd`.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    site: Budget | None = Field(default=None, description="Of all accounts together; absent: none.")
-    per_account: Budget | None = Field(default=None, description="Of each account that is not in `accounts`.")
-    accounts: dict[str, Budget] = Field(default={}, description="Accounts with a budget of their own.")
+    site: Budget | None = Field(default=None, description="Budget of all accounts together; not set: none.")
+    per_account: Budget | None = Field(
+        default=None, description="Budget of each account that `accounts` does not name."
+    )
+    accounts: dict[str, Budget] = Field(default={}, description="Budgets of single accounts, by account.")
     soft_weight: float = Field(
-        default=0.1, gt=0, le=1, description="What is left of the weight of an account's jobs over its soft limit."
+        default=0.1,
+        gt=0,
+        le=1,
+        description="Factor on the weight of an account's jobs once the account is over its soft limit.",
     )
     at_hard: Literal["finish", "stop"] = Field(
         default="finish",
-        description="What becomes of running jobs over a hard limit: they finish, or save and leave after grace_s.",
+        description="What happens to running jobs over a hard limit: they finish, or they save and stop after grace_s.",
     )
     grace_s: NonNegativeFloat = Field(
-        default=86_400.0, description="Seconds for which jobs run on over a hard limit, with at_hard = 'stop'."
+        default=86_400.0, description="With at_hard = 'stop': how long jobs run on over a hard limit, seconds."
     )
 
 
 Reached = Callable[[BudgetView, Literal["soft", "hard"]], None]
-"""Is told of a budget whose limit was reached."""
+"""Called when a budget reaches a limit."""
 
 
 class SchedulingRules:
-    """The rules as they are now. Methods may be called from any thread."""
+    """The rules in force. Methods may be called from any thread."""
 
     def __init__(
         self,
@@ -87,12 +95,12 @@ class SchedulingRules:
 
     @property
     def drains(self) -> tuple[Drain, ...]:
-        """What is drained, the newest last."""
+        """All drains, newest last."""
         return self._drains
 
     @property
     def budgets(self) -> tuple[BudgetView, ...]:
-        """Budgets as the newest round found them."""
+        """Budgets, as of the newest round."""
         return self._views
 
     @property
@@ -101,15 +109,15 @@ class SchedulingRules:
         return self._limits
 
     def use(self, settings: BudgetSettings, limits: LimitSettings) -> None:
-        """Go by other settings from the next round on."""
+        """Apply these settings from the next round on."""
         self._settings, self._limits = settings, limits
 
     def drain(self, drain: Drain) -> None:
-        """Drain something, also after a restart; once more changes who and why. Raises StoreError."""
+        """Start a drain, which outlives a restart. A second drain of the same thing replaces the first. Raises StoreError."""
         self._set_drains([*(each for each in self._drains if each.what != drain.what), drain])
 
     def end_drain(self, what: tuple[str, str]) -> bool:
-        """Give it out again; whether it was drained. Raises StoreError."""
+        """End a drain. Returns whether there was one. Raises StoreError."""
         left = [each for each in self._drains if each.what != what]
         found = len(left) < len(self._drains)
         if found:
@@ -123,7 +131,7 @@ class SchedulingRules:
             self._drains = kept
 
     def on(self, snapshot: Snapshot) -> Snapshot:
-        """The snapshot under these rules. Raises StoreError."""
+        """Apply the rules to a snapshot. Raises StoreError."""
         limits, drains = self._limits, self._drains
         nodes = tuple(drained(node, drains) for node in snapshot.nodes)
         jobs, facts = by_partition(limits.partitions, snapshot.jobs, snapshot.facts)
@@ -142,32 +150,37 @@ class SchedulingRules:
         )
 
     def overspent(self, account: str, usd: float, now_s: float) -> BudgetLine | None:
-        """A budget that would be broken if so much more were committed for this account, by the ledger and the settings as they
-        are now; None: there is none. Raises StoreError."""
+        """The budget that would be exceeded if `usd` more were committed for this account now; None: no budget would.
+
+        Raises:
+            StoreError: the ledger cannot be read.
+        """
         capped = {
-            whose: budget
-            for whose, budget in _whose(self._settings, {account}).items()
-            if budget.hard_usd is not None and whose in ("", account)
+            name: budget
+            for name, budget in _budgets_of(self._settings, {account}).items()
+            if budget.hard_usd is not None and name in ("", account)
         }
         committed = self._store.committed_usd() if capped else {}
-        for whose, budget in capped.items():
+        for name, budget in capped.items():
             _, spent = self._spent(budget.period, now_s)
-            line = _dollars(whose, budget, _of(whose, spent), committed)
+            line = _dollars(name, budget, _of(name, spent), committed)
             if line is not None and usd > line.left_usd:
                 return line
         return None
 
     def _budgets(self, snapshot: Snapshot) -> tuple[tuple[GpuBudget, ...], tuple[BudgetLine, ...]]:
         settings, now_s = self._settings, snapshot.time_s
-        whose = _whose(settings, {job.account for job in snapshot.jobs})
-        if not whose and not self._views:
+        budgets = _budgets_of(settings, {job.account for job in snapshot.jobs})
+        if not budgets and not self._views:
             return (), ()
-        spent = {period: self._spent(period, now_s) for period in {budget.period for budget in whose.values()}}
+        spent = {period: self._spent(period, now_s) for period in {budget.period for budget in budgets.values()}}
         running = _attained(snapshot)
-        committed = self._store.committed_usd() if any(budget.hard_usd is not None for budget in whose.values()) else {}
+        committed = (
+            self._store.committed_usd() if any(budget.hard_usd is not None for budget in budgets.values()) else {}
+        )
         views, lines, dollars = [], [], []
-        since = {key: kept for key, kept in self._since.items() if key.rpartition("/")[0] not in whose}
-        for account, budget in whose.items():
+        since = {key: kept for key, kept in self._since.items() if key.rpartition("/")[0] not in budgets}
+        for account, budget in budgets.items():
             hours, usd = (_of(account, totals) for totals in spent[budget.period])
             used_h = (hours + _of(account, running)) / 3600
             begin_s, ends_s = period_bounds(budget.period, now_s)
@@ -196,7 +209,7 @@ class SchedulingRules:
         return tuple(lines), tuple(dollars)
 
     def _note(self, view: BudgetView, now_s: float) -> dict[str, float]:
-        """Since when each limit of the budget is reached; what is new is told."""
+        """Limit -> when the budget reached it, s since 1970. Limits that are reached for the first time are reported."""
         known = self._since.get(f"{view.account}/{view.since_s:.0f}", {})
         found: dict[str, float] = {}
         for limit in ("soft", "hard"):
@@ -217,7 +230,7 @@ class SchedulingRules:
 
 
 def drained(node: Node, drains: Iterable[Drain]) -> Node:
-    """The node as adaptive jobs may use it."""
+    """The node, not usable if a drain covers it."""
     found = next((each for each in drains if each.covers(node.name, node.gpu_type, node.partitions)), None)
     if found is None:
         return node
@@ -225,7 +238,7 @@ def drained(node: Node, drains: Iterable[Drain]) -> Node:
 
 
 def period_bounds(period: Period, now_s: float) -> tuple[float, float | None]:
-    """(begin, end) of the present period in UTC, s since 1970; a `total` began at 0 and never ends."""
+    """(begin, end) of the present period in UTC, s since 1970. The period `total` began at 0 and never ends."""
     day = datetime.fromtimestamp(now_s, UTC).replace(hour=0, minute=0, second=0, microsecond=0)
     if period == "total":
         return 0.0, None
@@ -243,8 +256,8 @@ def period_bounds(period: Period, now_s: float) -> tuple[float, float | None]:
     return begin.timestamp(), end.timestamp()
 
 
-def _whose(settings: BudgetSettings, accounts: set[str]) -> dict[str, Budget]:
-    """Account -> its budget; empty: the site's."""
+def _budgets_of(settings: BudgetSettings, accounts: set[str]) -> dict[str, Budget]:
+    """Account -> its budget. The account "" is the whole site."""
     found = {} if settings.site is None else {"": settings.site}
     for account in sorted((accounts | set(settings.accounts)) - {""}):
         budget = settings.accounts.get(account, settings.per_account)
@@ -254,15 +267,15 @@ def _whose(settings: BudgetSettings, accounts: set[str]) -> dict[str, Budget]:
 
 
 def _dollars(account: str, budget: Budget, usd: float, committed: Mapping[str, float]) -> BudgetLine | None:
-    """What is left of a budget's dollars, of which `usd` are spent; None: it has no hard limit of them."""
+    """The dollars left of a budget of which `usd` are spent; None: the budget has no hard limit in dollars."""
     if budget.hard_usd is None:
         return None
-    used_usd = usd + _of(account, committed)  # what runs will be paid for in this period, at the most
+    used_usd = usd + _of(account, committed)  # at most what the present runs will cost in this period
     return BudgetLine(account, budget.period, budget.hard_usd, used_usd)
 
 
 def _attained(snapshot: Snapshot) -> dict[str, float]:
-    """Account -> GPU-seconds of jobs that have not ended; those that have are in the ledger."""
+    """Account -> GPU-seconds of jobs that have not ended. Jobs that have ended are in the ledger."""
     sums: dict[str, float] = {}
     for job in snapshot.jobs:
         sums[job.account] = sums.get(job.account, 0.0) + sum(snapshot.facts[job.id].attained_gpu_s.values())
@@ -270,5 +283,5 @@ def _attained(snapshot: Snapshot) -> dict[str, float]:
 
 
 def _of(account: str, totals: Mapping[str, float]) -> float:
-    """An account's part; empty: of all."""
+    """The account's total; for the account "", the total of all."""
     return totals.get(account, 0.0) if account else sum(totals.values())

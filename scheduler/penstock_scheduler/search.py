@@ -6,9 +6,9 @@
         rate = trial.suggest_float("rate", 1e-4, 1e-1, log=True)
         return Submission(command=("python", "/home/ada/train.py", f"--rate={rate}"), spec=JobSpec(max_gpus=4))
 
-Each trial is one job, and those of a study are one trial group, so that the site's policy compares them too. What a job reports
-(`run.report`, `penstock-report metric`) is handed to Optuna's pruner; the last is the trial's value. Optuna is imported when
-the first trial begins: penstock[optuna].
+Each trial is one job. The jobs of a study are one trial group, so the site's policy compares them too. Optuna's pruner sees what
+a job reports (`run.report`, `penstock-report metric`); the last report is the trial's value. Optuna is imported when the first
+trial begins; install penstock[optuna].
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 WAIT_S = 30.0
-"""Longest time between two looks at a job of which there is no news."""
+"""Longest time between two requests for the state of a job."""
 
 AGAIN_S = 5.0
-"""Between two tries to reach a daemon that is away."""
+"""Time between two attempts to reach a daemon that is away."""
 
 NAME_LENGTH = 100
 
@@ -48,19 +48,19 @@ class TrialFailed(PenstockError):
 class JobObjective:
     """An objective for `study.optimize`, one call a trial. Calls may run at the same time (`n_jobs`).
 
-    Metrics of jobs are the higher the better; a study that minimises gets them with the other sign, as
-    `run.report(loss, minimize=True)` has turned it.
+    A higher metric of a job is better. A study that minimises gets metrics with the opposite sign, which matches
+    `run.report(loss, minimize=True)`.
 
     Args:
         submission: the job of a trial, from what Optuna suggests; `key` and the job spec's `trial_group` are set here.
-        client: the line to penstockd; None: as the environment says.
-        samples_per_step: progress that is one step for Optuna's pruners, which compare trials at the same step, such as
-            the samples of an epoch. A result that comes without progress counts by its place: 1, 2, and so on.
-        rest_s: for how long a trial may rest because the group's policy finds others better, before it is given up.
-        patience_s: for how long the daemon may be away.
+        client: the connection to penstockd; None: as the environment variables say.
+        samples_per_step: progress that makes one step, for example the samples of an epoch. Optuna's pruners compare trials at
+            the same step. Results without progress count as steps 1, 2, and so on.
+        rest_s: how long the group's policy may keep a trial waiting for better ones before the trial is given up.
+        patience_s: how long the daemon may be away.
 
     Raises:
-        TrialFailed: in a call: the job failed, or ended without having reported a metric.
+        TrialFailed: in a call: the job failed, or ended without a report of its metric.
         ConfigError: in a call: Optuna is not installed, or the study has several objectives.
         ApiError, DaemonAway: in a call: penstockd refuses, or is away for longer than `patience_s`.
     """
@@ -75,33 +75,35 @@ class JobObjective:
         patience_s: float = 600.0,
     ) -> None:
         if not (samples_per_step > 0 and rest_s > 0 and patience_s >= 0):
-            raise ConfigError("samples_per_step and rest_s must be above 0, patience_s not below")
+            raise ConfigError("samples_per_step and rest_s must be above 0, patience_s at least 0")
         self._submission = submission
         self._client = client if client is not None else Client.open()
         self._samples_per_step, self._rest_s, self._patience_s = samples_per_step, rest_s, patience_s
 
     def __call__(self, trial: optuna.Trial) -> float:
-        """Run a trial; its value. Raises optuna.TrialPruned too: the pruner, the group's policy or a user has ended it."""
+        """Run a trial and return its value. Raises optuna.TrialPruned if the pruner, the group's policy or a user ended it."""
         try:
             import optuna
         except ImportError as error:
             raise ConfigError(f"{error}; install penstock[optuna]") from None
         if len(trial.study.directions) != 1:
-            raise ConfigError("the study has several objectives, and a job reports one metric; take a study with one")
+            raise ConfigError(
+                "the study has several objectives, but a job reports one metric; use a study with one objective"
+            )
         sign = -1.0 if trial.study.direction == optuna.study.StudyDirection.MINIMIZE else 1.0
         order = named(self._submission(trial), trial)
         view = self._patiently(partial(self._client.submit, order))
         log.info("trial=%d job=%s submitted", trial.number, view.id)
         trial.set_user_attr("penstock_job", view.id)
-        heard = _Heard(trial, sign, self._samples_per_step)
+        heard = _ReportedResults(trial, sign, self._samples_per_step)
         try:
-            view, why = self._follow(view, heard)
+            view, reason = self._follow(view, heard)
         except (KeyboardInterrupt, SystemExit):
             self._client.cancel(view.id)
             raise
-        if why:
+        if reason:
             self._patiently(partial(self._client.cancel, view.id))
-            raise optuna.TrialPruned(f"job {view.id} {why}")
+            raise optuna.TrialPruned(f"job {view.id} {reason}")
         if view.ended == "CANCELLED":
             raise optuna.TrialPruned(f"job {view.id} was cancelled")
         if view.ended != "COMPLETED":
@@ -113,8 +115,8 @@ class JobObjective:
             )
         return sign * view.result.metric
 
-    def _follow(self, view: JobView, heard: _Heard) -> tuple[JobView, str]:
-        """Until the job has ended, or is to be ended: why, in words."""
+    def _follow(self, view: JobView, heard: _ReportedResults) -> tuple[JobView, str]:
+        """Wait until the job has ended (with reason ""), or until it must be ended, for the reason that is returned."""
         rests_since_s: float | None = None
         told = None
         while True:
@@ -122,7 +124,7 @@ class JobObjective:
                 told = view.result
                 results = self._patiently(partial(self._client.history, view.id)).results
                 if heard.take(results) and view.state != "ended":
-                    return view, "is ended by the study's pruner"
+                    return view, "was ended by the study's pruner"
             if view.state == "ended":
                 return view, ""
             now_s = time.monotonic()
@@ -131,14 +133,14 @@ class JobObjective:
                 rests_since_s = now_s if rests_since_s is None else rests_since_s
                 left_s = rests_since_s + self._rest_s - now_s
                 if left_s <= 0:
-                    return view, f"has rested for {self._rest_s:g} s: other trials look better"
+                    return view, f"has waited for {self._rest_s:g} s: other trials are better"
                 wait_s = min(wait_s, left_s)
             else:
                 rests_since_s = None
             view = self._patiently(partial(self._client.job, view.id, wait_s=wait_s, since=view.version))
 
     def _patiently(self, call: Callable[[], Answer]) -> Answer:
-        """An answer, also of a daemon that is away for a while or has too much to do; all that is asked may be asked twice."""
+        """The answer to a request that may be repeated, also if the daemon is away or overloaded for a while."""
         until_s = time.monotonic() + self._patience_s
         while True:
             try:
@@ -152,9 +154,9 @@ class JobObjective:
 
 
 def named(order: Submission, trial: optuna.Trial) -> Submission:
-    """The job of this trial and no other: with its own key, in the study's group."""
+    """The job of this trial: with a key of its own, in the study's trial group."""
     study = re.sub(r"[^A-Za-z0-9_.@+-]", "-", trial.study.study_name)[:NAME_LENGTH]
-    # Numbers begin anew in another storage, where a study may have the same name.
+    # Another storage numbers its trials anew, and may have a study of the same name.
     began = trial.datetime_start
     moment = f"{began:%Y%m%dT%H%M%S%f}" if began is not None else "0"
     spec = order.spec.model_copy(update={"trial_group": study})
@@ -162,8 +164,8 @@ def named(order: Submission, trial: optuna.Trial) -> Submission:
     return order.model_copy(update={"key": f"optuna:{study}:{trial.number}:{moment}", "spec": spec, "name": name})
 
 
-class _Heard:
-    """What of a job's results Optuna has been told."""
+class _ReportedResults:
+    """The results of a job that Optuna knows."""
 
     def __init__(self, trial: optuna.Trial, sign: float, samples_per_step: float) -> None:
         self._trial, self._sign, self._samples_per_step = trial, sign, samples_per_step
@@ -171,7 +173,7 @@ class _Heard:
         self._steps: set[int] = set()
 
     def take(self, reports: list[dict[str, Any]]) -> bool:
-        """Tell what is new; whether the pruner has had enough."""
+        """Report new results to Optuna. Returns whether its pruner wants to end the trial."""
         news = False
         for report in reports:
             number = report["epoch"], report["sequence"]
@@ -181,7 +183,7 @@ class _Heard:
             body = report["body"]
             progress = body["progress"] / self._samples_per_step
             step = round(progress) if progress > 0 else max(self._steps, default=0) + 1
-            if step not in self._steps:  # a run that was stopped may have come to it again
+            if step not in self._steps:  # a restarted run may reach the same step again
                 self._steps.add(step)
                 self._trial.report(self._sign * body["metric"], step)
                 news = True

@@ -1,10 +1,9 @@
-"""The site's profiles of what CPU and memory are worth, as they are now: read from its folder, corrected by what jobs report.
+"""The site's sensitivity profiles: how the speed of jobs depends on CPU and memory. Reports of jobs correct them.
 
-A job that Penstock restarts for another share of CPU and memory shows what that one is worth beside the one before: the
-GPUs, the batch and the program are the same. The ratio of the two speeds, applied to what the profile says of the share before,
-is the speed on the new one (`Sensitivity.corrected`). Corrected profiles are kept in a folder of the daemon's own, so that a
-measured file stays as the site wrote it; of two files of a model the newer counts, so that measuring again ends what was
-learned.
+When Penstock restarts a job with another share of CPU and memory, GPUs, batch size and program stay the same. The ratio of the
+two measured speeds, times the profile's speed for the old share, is the speed for the new share (`Sensitivity.corrected`).
+Corrected profiles go to a folder of the daemon's own, so the site's files stay as they are. Of two files for one model the newer
+one counts, so a new measurement replaces what was learned.
 """
 
 from __future__ import annotations
@@ -24,35 +23,35 @@ from penstock_scheduler.model import Job, JobId, JobSpec, Phase, Share
 log = logging.getLogger(__name__)
 
 FEWEST, KEPT = 3, 20
-"""Reports on each of two shares before they are compared; newest that are kept of each."""
+"""Reports needed on each of two shares before they are compared; reports that are kept of each."""
 
 OFF = 0.05
-"""A profile that is right within this share is left as it is: steps of one run differ by as much."""
+"""Relative error below which a profile is not corrected: the steps of one run differ by as much."""
 
 LEARNED = "sensitivities"
 """Folder of corrected profiles, in the daemon's state folder."""
 
 _Run = tuple[str, int, int, int]
-"""What must be alike for speeds to be compared: GPU type, GPUs, and both parts of the batch size."""
+"""What must be equal to compare speeds: GPU type, GPUs, and both parts of the batch size."""
 
 _Amount = tuple[int, int]
 """CPUs and MB on the job's node."""
 
 
 def profile_name(spec: JobSpec) -> str:
-    """The name of the profile that a job goes by; empty: none."""
+    """The name of the profile for a job; empty: none."""
     return spec.sensitivity or spec.model_family or ""
 
 
 class Sensitivities(Mapping[str, SensitivityProfile]):
-    """Name -> profile. Looking up may happen in any thread; `refresh` and `learn` are for one.
+    """Name -> profile. Any thread may look up a profile; only one thread may call `refresh` and `learn`.
 
     Args:
         site: the folder of the site's profiles; None: there are none.
-        learned: the folder of corrected ones, which is made when the first is written; None: nothing is kept.
+        learned: the folder of corrected profiles, created with the first one; None: they are not saved.
 
     Raises:
-        ConfigError: a file that cannot be read, with its name and what is wrong with it.
+        ConfigError: a file cannot be read. The message names the file and the error.
     """
 
     def __init__(self, site: Path | None = None, learned: Path | None = None) -> None:
@@ -78,14 +77,14 @@ class Sensitivities(Mapping[str, SensitivityProfile]):
         return len(self._profiles)
 
     def refresh(self) -> None:
-        """Read the site's folder again if a file is new, gone or changed. If one cannot be read, all stay as they were."""
+        """Read the site's folder again if a file is new, gone or changed. If a file cannot be read, all profiles stay."""
         if self._site is None or (files := self._site.files()) == self._files:
             return
         self._files = files
         try:
             self._profiles = self._read(self._site)
         except ProfileError as error:
-            log.warning("sensitivity profiles stay as they were", extra={"text": str(error)})
+            log.warning("sensitivity profiles not read, the old ones stay", extra={"text": str(error)})
             return
         log.info("sensitivity profiles read", extra={"profiles": ",".join(sorted(self._profiles))})
 
@@ -97,9 +96,9 @@ class Sensitivities(Mapping[str, SensitivityProfile]):
         }
 
     def learn(self, jobs: Sequence[Job], reports: Mapping[JobId, Sequence[Report]]) -> None:
-        """Take in what jobs reported, and correct the profiles of those that have run with several shares.
+        """Correct the profiles of jobs that have run with several shares, by what they reported.
 
-        Only reports of the present run count, by their times and that of the run's start: an earlier one had another share.
+        Only reports since the start of the present run count, because an earlier run had another share.
         """
         for gone in self._speeds.keys() - {job.id for job in jobs}:
             del self._speeds[gone]
@@ -129,13 +128,19 @@ class Sensitivities(Mapping[str, SensitivityProfile]):
             try:
                 self._learned.save(profile)
             except ProfileError as error:
-                log.warning("corrected sensitivity profile is not kept", extra={"text": str(error)})
+                log.warning("corrected sensitivity profile not saved", extra={"text": str(error)})
 
 
 def corrected(table: Sensitivity, amount: _Amount, speeds: Mapping[_Amount, Sequence[float]]) -> Sensitivity | None:
-    """The table with what a job's speeds (samples/s, by CPUs and MB) say of one share, beside the one it reported on most.
+    """The table, corrected for one share by comparison with the share that the job reported on most.
 
-    None if there is nothing to compare with yet, or the table is right within `OFF`. That other share keeps its speed.
+    Args:
+        table: the profile's table.
+        amount: the share to correct, CPUs and MB.
+        speeds: share -> measured speeds, samples/s.
+
+    Returns:
+        None if there is nothing to compare with yet, or the table is right within `OFF`. The other share keeps its speed.
     """
     others = {other: seen for other, seen in speeds.items() if other != amount and len(seen) >= FEWEST}
     if len(speeds.get(amount, ())) < FEWEST or not others:
@@ -145,7 +150,7 @@ def corrected(table: Sensitivity, amount: _Amount, speeds: Mapping[_Amount, Sequ
     if base <= 0:
         return None
     speed = base * median(speeds[amount]) / median(others[before])
-    # More is at least as fast, so what disturbed a run does not raise or lower what it is compared with.
+    # More CPU and memory is at least as fast; anything else is a disturbance of the measurement.
     if amount[0] >= before[0] and amount[1] >= before[1]:
         speed = max(speed, base)
     elif amount[0] <= before[0] and amount[1] <= before[1]:
@@ -156,14 +161,14 @@ def corrected(table: Sensitivity, amount: _Amount, speeds: Mapping[_Amount, Sequ
 
 
 def _given(job: Job) -> Share | None:
-    """What a job runs with on its only node, if Penstock gave it."""
+    """The share of a job that runs on one node, if Penstock chose its CPUs and memory."""
     runs = job.phase is Phase.RUNNING and job.allocation is not None and len(job.allocation.shares) == 1
     share = job.allocation.shares[0] if runs and job.allocation is not None else None
     return share if share is not None and share.cpus else None
 
 
 def _of_this_run(job: Job, reports: Sequence[Report]) -> Iterator[Observation]:
-    """What was measured on what the job holds, not on what it held before."""
+    """Measurements on the GPUs that the job holds now."""
     for report in reports:
         body, held = report.body, job.allocation
         if isinstance(body, Observation) and held is not None and job.started_s is not None:

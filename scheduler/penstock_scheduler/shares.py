@@ -1,4 +1,4 @@
-"""What CPU and memory come with a job's GPUs, and what they are worth to it: for `explain` and `efficiency`."""
+"""The CPU and memory that come with a job's GPUs, and how much faster they make it: for `explain` and `efficiency`."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from penstock_scheduler.policies.tuning import Amount, NodeCapacity, relative_sp
 
 @dataclass(frozen=True, slots=True)
 class ShareUse:
-    """CPU and memory of a job on each of its nodes. Memory is 0 where the cluster does not give it out."""
+    """CPU and memory of a job on each of its nodes. Memory is 0 where the cluster does not allocate memory."""
 
     nodes: int
     amount: Amount
     part: Amount
-    """What its GPUs' part of the node would be."""
+    """The part of the node that is proportional to its GPUs."""
     profile: str = ""
-    """The profile that tells what they are worth to it on so many GPUs of one node; empty: none does."""
+    """The sensitivity profile for this number of GPUs on one node; empty: there is none."""
     speed: float = 1.0
-    """Times as fast as with that part, by the profile."""
+    """Speed relative to that with the proportional part, by the profile."""
     options: tuple[Option, ...] = ()
-    """Its sensitivity: amounts that are worth having, and their speeds, in the same unit."""
+    """Its sensitivity: useful amounts and their relative speeds."""
 
 
 def share_use(snapshot: Snapshot, job: JobId, placement: Placement) -> ShareUse | None:
-    """What a job has with this placement; None: what its user asked for, which Penstock does not know."""
+    """What a job has with this placement; None: what its user requested, which Penstock does not know."""
     first = placement.shares[0]
     node = next((node for node in snapshot.nodes if node.name == first.node), None)
     if not first.cpus or node is None:
@@ -47,22 +47,22 @@ def share_use(snapshot: Snapshot, job: JobId, placement: Placement) -> ShareUse 
     return ShareUse(1, amount, part, profile.model, speed, tuple(dict.fromkeys(options)))
 
 
-def share_words(use: ShareUse) -> list[str]:
-    """The same in sentences."""
+def describe_share(use: ShareUse) -> list[str]:
+    """`use` in sentences."""
     where = "On its node" if use.nodes == 1 else f"On each of its {use.nodes} nodes"
-    lines = [f"{where} it has {use.amount}; its GPUs' part is {use.part}."]
+    lines = [f"{where} the job has {use.amount}; the part proportional to its GPUs is {use.part}."]
     if not use.profile:
         lines.append(
-            "No profile says what CPU and memory are worth to it there: penstock sensitivity measure finds out."
+            "No profile tells how its speed depends on CPU and memory there. Measure it with penstock sensitivity measure."
         )
         return lines
     lines.append(
-        f"By the profile {use.profile} it is {use.speed:.2f} times as fast as with that part, "
-        f"of {max(option.speed for option in use.options):.2f} at most: {sensitivity_words(use.options)}."
+        f"By the profile {use.profile} it is {use.speed:.2f} times as fast as with the proportional part; "
+        f"at most {max(option.speed for option in use.options):.2f} times is possible: {describe_sensitivity(use.options)}."
     )
     return lines
 
 
-def sensitivity_words(options: Sequence[Option]) -> str:
-    """Amounts and their speeds, in a line."""
+def describe_sensitivity(options: Sequence[Option]) -> str:
+    """Amounts and their speeds, in one line."""
     return ", ".join(f"{option.speed:.2f} with {Amount(option.cpus, option.memory_mb)}" for option in options)

@@ -1,9 +1,9 @@
-"""The daemon's side of the spool: the folder through which it and running jobs talk (`penstock_profiles.wire`).
+"""The daemon's side of the spool: the shared folder through which reports and control messages travel (`penstock_profiles.wire`).
 
-Jobs' users can write their own reports, so nothing in there is trusted: only regular files are read, without following
-links, a bounded amount at a time; a line that is not a report, or is of another job, is passed over and logged once.
-What was read and how far is not kept over a restart: reports carry a sequence number, and the store of reports is a
-history in which the odd line may stand twice.
+Users can write to the reports of their own jobs, so nothing in there is trusted. Only regular files are read, without following
+links, and a bounded amount at a time. A line that is not a report, or that belongs to another job, is logged and skipped.
+
+Read positions do not outlive a restart. Reports carry a sequence number, so the store recognises those that it has.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from penstock_scheduler.errors import StoreError
 log = logging.getLogger(__name__)
 
 READ_AT_ONCE = 1024 * 1024
-"""Bytes of one job's reports that are read in one tick."""
+"""Bytes of one job's reports to read in one tick."""
 
 
 class Spool:
-    """The spool folder, made if it is not there. Raises StoreError if it cannot be."""
+    """The spool folder, created if it does not exist. Raises StoreError if that fails."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -62,14 +62,14 @@ class Spool:
         return max([control.epoch if control else 0, *claimed_epochs(self.folder, job_id)]) + 1
 
     def control(self, job_id: str) -> ControlMessage | None:
-        """What the job was last told; None if nothing, or nothing readable."""
+        """The job's newest control message; None: there is none, or it cannot be read."""
         try:
             return ControlMessage.model_validate_json(control_file(self.folder, job_id).read_bytes())
         except (OSError, ValidationError):
             return None
 
     def tell(self, control: ControlMessage, uid: int | None = None) -> None:
-        """Leave a word for the job, whole. `uid` owns the job's reports folder. Raises StoreError."""
+        """Write a control message for its job, all or nothing. `uid` will own the job's reports folder. Raises StoreError."""
         path = control_file(self.folder, control.job_id)
         beside = path.with_suffix(".tmp")
         try:
@@ -83,10 +83,10 @@ class Spool:
                 os.fsync(file.fileno())
             beside.rename(path)
         except OSError as error:
-            raise StoreError(f"{path}: {error.strerror}; jobs cannot be told anything until this is fixed") from None
+            raise StoreError(f"{path}: {error.strerror}; jobs get no control messages until this is fixed") from None
 
     def recent(self, since_s: float) -> set[str]:
-        """Jobs whose runs have begun since then: what a daemon that starts again may have missed the end of."""
+        """Jobs with runs that have begun since then. A daemon that restarts may have missed their end."""
         found = set()
         for name in os.listdir(self.folder):
             try:
@@ -99,10 +99,10 @@ class Spool:
     def read(self, job_ids: Iterable[str], owners: Mapping[str, int] | None = None) -> list[Report]:
         """New reports of these jobs' newest runs.
 
-        Files of older epochs are not looked at, and of a run that is older than the epoch last allocated nothing is taken:
-        it may live on, on a node that is silent, but what it says is no longer so.
+        Files of older epochs are not read. Reports of a superseded run are ignored: it may live on, on a node that is silent,
+        but what it reports no longer holds.
 
-        Of a job in `owners` (job -> uid) only files of that user count: what another has put there is none of the job's.
+        For a job in `owners` (job -> uid), only files of that user count.
         """
         found: list[Report] = []
         for job_id in job_ids:
@@ -112,24 +112,24 @@ class Spool:
         return found
 
     def started(self, job_id: str, epoch: int) -> Started | None:
-        """What the run of this epoch said when it began; None if it has said nothing yet."""
+        """What the run of this epoch reported when it began; None: it has not reported yet."""
         return self._newest.get(job_id) if self._started_epoch.get(job_id) == epoch else None
 
     def newest_epoch(self, job_id: str) -> int | None:
-        """Epoch of the newest run that has said that it began."""
+        """Epoch of the newest run that has reported its beginning."""
         return self._started_epoch.get(job_id)
 
     def answered(self, job_id: str, request_id: str) -> float | None:
-        """When the job said that it had served this request, by its node's clock; None if it has not."""
+        """When the job reported that it had served this request, by its node's clock; None: it has not."""
         answer = self._checkpoints.get(job_id)
         return answer[1] if answer is not None and answer[0] == request_id else None
 
     def ended(self, job_id: str) -> bool:
-        """Whether the newest run that began has said that the job is over, done or failed."""
+        """Whether the newest run has reported that the job is over, completed or failed."""
         return job_id in self._ended and self._ended[job_id] == self._started_epoch.get(job_id)
 
     def forget(self, keep: set[str]) -> None:
-        """Drop what is remembered of jobs that are gone, and their folders' read positions."""
+        """Forget all jobs but these."""
         for key in [key for key in self._offsets if key[0] not in keep]:
             del self._offsets[key]
             self._partial.pop(key, None)
@@ -151,7 +151,7 @@ class Spool:
             fresh = file.read(READ_AT_ONCE)
         self._offsets[key] = offset + len(fresh)
         if fresh and (control := self.control(job_id)) is not None and epoch < control.epoch:
-            log.warning("report of a run that is over passed over", extra={"job": job_id, "epoch": epoch})
+            log.warning("report of a superseded run ignored", extra={"job": job_id, "epoch": epoch})
             return []
         *lines, rest = (self._partial.get(key, b"") + fresh).split(b"\n")
         self._partial[key] = rest if len(rest) <= MAX_REPORT_BYTES else b""
@@ -163,9 +163,9 @@ class Spool:
                 raise ValueError(f"a line of {len(line)} bytes")
             report = Report.model_validate_json(line)
             if (report.job_id, report.epoch) != (job_id, epoch):
-                raise ValueError(f"says it is job {report.job_id}, epoch {report.epoch}")
+                raise ValueError(f"it names job {report.job_id}, epoch {report.epoch}")
         except ValueError as error:
-            log.warning("report passed over", extra={"job": job_id, "epoch": epoch, "text": str(error)[:200]})
+            log.warning("report ignored", extra={"job": job_id, "epoch": epoch, "text": str(error)[:200]})
             return None
         if isinstance(report.body, Started):
             self._newest[job_id], self._started_epoch[job_id] = report.body, epoch

@@ -6,15 +6,17 @@ from penstock_scheduler.model import ClusterState
 
 
 class Period:
-    """A round every `seconds`, the first at once. Rounds that were missed are not made up for; one that failed is
-    tried again on the next tick."""
+    """A round every `seconds`, the first one at once.
+
+    Missed rounds are not made up for. A round that failed is tried again on the next tick.
+    """
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         self._next_s = float("-inf")
 
     def due(self, now_s: float, state: ClusterState) -> bool:
-        """Whether the period is over, or the clock was set back by more than one."""
+        """Whether the period is over, or the clock was set back by more than a period."""
         return not self._next_s - self._seconds <= now_s < self._next_s
 
     def decided(self, now_s: float, state: ClusterState) -> None:
@@ -23,9 +25,9 @@ class Period:
 
 
 class OnEvent:
-    """A round whenever a job came, ended or changed its hold on GPUs, or a node's capacity changed.
+    """A round whenever a job arrives, ends or changes its GPUs, or the capacity of a node changes.
 
-    And `at_latest_s` after the last round: what jobs report, and the time that passes, change no job and no node.
+    A round is also due `at_latest_s` after the last one, because reports and the passing of time change no job and no node.
     """
 
     def __init__(self, at_latest_s: float = float("inf")) -> None:
@@ -34,13 +36,13 @@ class OnEvent:
         self._decided_s = float("-inf")
 
     def due(self, now_s: float, state: ClusterState) -> bool:
-        """Whether something changed since the last round that was decided."""
+        """Whether something has changed since the last decided round."""
         last = self._decided
         if last is None or not 0 <= now_s - self._decided_s < self._at_latest_s:
             return True
         if (len(last.jobs), len(last.nodes)) != (len(state.jobs), len(state.nodes)):
             return True
-        # A cluster gives what has not changed as the very object, and mostly in the same order.
+        # A cluster returns the same object for what has not changed, mostly in the same order.
         return any(
             old is not new and (old.id, old.phase, old.allocation) != (new.id, new.phase, new.allocation)
             for old, new in zip(last.jobs, state.jobs, strict=True)

@@ -128,15 +128,13 @@ def test_requeue_cycles_without_a_revoked_credential(make_site, loopback, cycles
 
 
 def test_reports_that_are_not_reports_do_no_harm(site: Site):
-    """A user writes rubbish into the job's own reports: it is passed over, what comes after it is read."""
+    """A user writes rubbish into the job's own reports: it is ignored, and later reports are read."""
     job = site.submit(100_000, max_gpus=1)
     wait_for(lambda: site.starts(job), 120, "the first run", details=site.tail)
     (reports,) = (site.spool / job / "reports").iterdir()
     with reports.open("ab") as file:
         file.write(b"rubbish\n\xff\xfe\n" + b"x" * 100_000 + b"\n" + json.dumps({"version": 9}).encode() + b"\n")
-    wait_for(
-        lambda: site.log.read_text().count("report passed over") >= 4, 120, "the daemon to say so", details=site.tail
-    )
+    wait_for(lambda: site.log.read_text().count("report ignored") >= 4, 120, "the daemon to say so", details=site.tail)
     read = len(site.reports(job))
     wait_for(lambda: len(site.reports(job)) > read, 120, "a report from after the rubbish", details=site.tail)
     site.slurm.command("scontrol", "requeue", job)

@@ -141,11 +141,12 @@ def test_a_job_hears_its_share_and_what_cpu_and_memory_are_worth_to_it():
         (Option(1, 60_000, 0.3), Option(3, 60_000, 1.0), Option(12, 60_000, 2.0), Option(12, 120_000, 3.0)),
     )
     assert words(one, now_s=0.0)[-2:] == [
-        "On its node it has 3 CPUs and 60000 MB; its GPUs' part is 3 CPUs and 60000 MB.",
-        "By the profile image it is 1.00 times as fast as with that part, of 3.00 at most: 0.30 with 1 CPU and 60000 MB, "
-        "1.00 with 3 CPUs and 60000 MB, 2.00 with 12 CPUs and 60000 MB, 3.00 with 12 CPUs and 120000 MB.",
+        "On its node the job has 3 CPUs and 60000 MB; the part proportional to its GPUs is 3 CPUs and 60000 MB.",
+        "By the profile image it is 1.00 times as fast as with the proportional part; at most 3.00 times is possible: "
+        "0.30 with 1 CPU and 60000 MB, 1.00 with 3 CPUs and 60000 MB, "
+        "2.00 with 12 CPUs and 60000 MB, 3.00 with 12 CPUs and 120000 MB.",
     ]
-    assert words(two, now_s=0.0)[-1].startswith("No profile says what CPU and memory are worth")
+    assert words(two, now_s=0.0)[-1].startswith("No profile tells how its speed depends on CPU and memory")
     plain = explain(decided(known, "fifo"), "1")
     assert plain is not None
     assert plain.share is None, "the policy does not give them out"

@@ -40,7 +40,7 @@ def test_what_was_seen_is_learned_told_and_still_known_after_a_restart(tmp_path:
 
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "pairs.json").write_text("{")
-    with pytest.raises(ConfigError, match="what is known of pairs"):
+    with pytest.raises(ConfigError, match="the speeds of pairs"):
         open_pairs(tmp_path / "pairs.json")
 
 

@@ -104,7 +104,7 @@ def test_the_site_may_change_its_profiles_while_the_daemon_runs(tmp_path: Path, 
     assert known["1"].sensitivity.model == "voice"
     (tmp_path / "voice.json").write_text("{")
     found.refresh()
-    assert "stay as they were" in caplog.text
+    assert "the old ones stay" in caplog.text
     assert set(found) == {"image", "voice"}
     with pytest.raises(ConfigError, match=r"sensitivities: .*voice.json is not JSON"):
         Sensitivities(tmp_path)

@@ -134,7 +134,7 @@ def test_a_table_of_pairs_is_checked_with_the_settings(tmp_path, capsys):
         told = capsys.readouterr().err
         assert words in told
         assert "[daemon] pairs: " in told
-        assert "or leave the key out" in told
+        assert "or remove the setting" in told
         with pytest.raises(ConfigError, match="pairs"):
             CliRunner().invoke(
                 make_app(), ["config", "check", str(path)], standalone_mode=False, catch_exceptions=False

@@ -29,7 +29,7 @@ from penstock_scheduler.explain import words
 from penstock_scheduler.messages import MAX_PAGE, ExplanationView, JobView, LedgerLine, ShareView
 from penstock_scheduler.model import Configuration
 from penstock_scheduler.policies.tuning import Amount
-from penstock_scheduler.shares import sensitivity_words
+from penstock_scheduler.shares import describe_sensitivity
 from penstock_scheduler.units import duration
 
 if TYPE_CHECKING:
@@ -265,7 +265,7 @@ def _shares(share: ShareView | None) -> dict[str, str]:
     has, part = Amount(share.cpus, share.memory_mb), Amount(share.part_cpus, share.part_memory_mb)
     options = [Option(option.cpus, option.memory_mb, option.speed) for option in share.sensitivity]
     speed = f"; {share.speed:.2f} times as fast as with that" if share.profile else ""
-    sensitivity = f"{sensitivity_words(options)}, by the profile {share.profile}" if share.profile else "not known"
+    sensitivity = f"{describe_sensitivity(options)}, by the profile {share.profile}" if share.profile else "not known"
     return {
         "share": f"{has} on each node; proportional to its GPUs would be {part}{speed}",
         "sensitivity": sensitivity,
