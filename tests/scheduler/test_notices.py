@@ -18,7 +18,7 @@ from penstock_profiles.wire import Checkpointed, Observation, Report
 from penstock_scheduler import daemon
 from penstock_scheduler.clock import WallClock
 from penstock_scheduler.errors import ConfigError
-from penstock_scheduler.model import ClusterState, EndedRun, Phase
+from penstock_scheduler.model import ClusterState, EndedRun, Job, Phase
 from penstock_scheduler.notices import Notice, NoticeSettings, Notifier
 from penstock_scheduler.settings import parse_settings
 from penstock_scheduler.sharing.messages import Contained, XidSeen
@@ -135,10 +135,10 @@ def test_what_is_wrong_is_said(text, words):
         parse_settings(f"[notices]\n{text}\n", "here")
 
 
-def test_a_site_tells_of_ended_jobs_budgets_idle_gpus_and_rounds_that_fail(servers, tmp_path, monkeypatch):
-    """One simulated site, with a budget that is used up. The job trains, then its GPUs do nothing for 61 s, then it is silent."""
+@pytest.fixture
+def site(servers, tmp_path) -> Iterator[daemon.LiveScheduler]:
+    """A simulated site of 4 T4 GPUs with a budget that is used up. It sends notices to the webhook."""
     _, hook = servers
-    url = f"http://127.0.0.1:{hook.server_address[1]}/hook"
     text = f"""
         [daemon]
         cluster = "simulated"
@@ -148,7 +148,7 @@ def test_a_site_tells_of_ended_jobs_budgets_idle_gpus_and_rounds_that_fail(serve
         [budgets.site]
         hard_gpu_hours = 0.0
         [notices]
-        webhooks = ["{url}"]
+        webhooks = ["http://127.0.0.1:{hook.server_address[1]}/hook"]
         gpu_idle_s = 60.0
         silent_s = 90.0
         failing_s = 0.001
@@ -156,14 +156,28 @@ def test_a_site_tells_of_ended_jobs_budgets_idle_gpus_and_rounds_that_fail(serve
     path = tmp_path / "penstock.toml"
     path.write_text(text)
     store = open_store(tmp_path / "state", writer=True)
-    began_s = time.time()
     site = daemon.make_site(path, parse_settings(text, str(path)), WallClock(), store)
     site.loop.tick()
-    wait_for(lambda: "budget" in kinds(hook), 120, "the budget's notice")
+    wait_for(lambda: "budget" in kinds(hook), 120, "the notice of the budget")
+    yield site
+    site.notifier.stop()
+    store.close()
+
+
+def run_job(site: daemon.LiveScheduler) -> Job:
+    """Job 7 of ada runs on 2 GPUs."""
     running = job("7", user="ada", phase=Phase.RUNNING, allocation=on("t4", t4_00=2), started_s=time.time() - 99)
     site.board.take_state(ClusterState(nodes_from_spec("t4:1x4"), (running,)), time.time())
+    return running
+
+
+def test_a_site_tells_of_idle_gpus_and_of_a_silent_job(servers, site, monkeypatch):
+    """The job trains, then its GPUs are idle for 61 s, then it is silent."""
+    _, hook = servers
+    began_s = time.time()
+    run_job(site)
     site.watch()
-    assert site.board.silent(60.0, time.time() + 61) == [], "of a job that never reported nobody can say"
+    assert site.board.silent(60.0, time.time() + 61) == [], "a job that never reported does not count as silent"
     now_s = began_s
     monkeypatch.setattr(daemon.time, "time", lambda: now_s)
     told = [[], [], [], [], [], ["gpu-idle"], [], ["job-silent"], []]
@@ -176,26 +190,36 @@ def test_a_site_tells_of_ended_jobs_budgets_idle_gpus_and_rounds_that_fail(serve
         before = len(hook.bodies)
         if utilisation is not None:
             saved = observed(utilisation).model_copy(update={"body": Checkpointed(progress=1.0, seconds=1.0)})
-            site.board.take_reports([observed(utilisation), saved])  # who saves is not busy for that
+            site.board.take_reports([observed(utilisation), saved])  # a checkpoint does not count as activity
         site.watch()
         if expected:
             wait_for(lambda: len(hook.bodies) > before, 20, str(expected))  # noqa: B023 - called at once
         assert kinds(hook)[before:] == expected, now_s - began_s
-    monkeypatch.undo()
     (idle,) = (body for body in hook.bodies if body["kind"] == "gpu-idle")
     assert (idle["user"], idle["facts"]) == ("ada", {"job": "7", "gpus": 2, "idle_s": 61.0})
     assert "2 t4 GPUs, which have done nothing for 61 s" in idle["text"]
     assert "2 t4 GPUs, and has reported nothing for 2 min" in hook.bodies[-1]["text"]
+
+
+def test_a_site_tells_of_ended_jobs_and_what_they_used(servers, site):
+    """2 GPUs for 10 s."""
+    _, hook = servers
+    running = run_job(site)
     now_s = time.time()
     over = EndedRun("7", running.allocation, now_s, now_s + 10)
     site.board.take_state(ClusterState(nodes_from_spec("t4:1x4"), (), ended=(over,)), now_s + 10)
     wait_for(lambda: "job-ended" in kinds(hook), 120, "the notice of a job's end")
-    assert hook.bodies[-1]["facts"]["gpu_seconds"]["t4"] == pytest.approx(20.0, abs=0.1), "2 GPUs for 10 s"
-    assert [line.amount for line in store.ledger()] == [pytest.approx(20.0, abs=0.1)]
+    assert hook.bodies[-1]["facts"]["gpu_seconds"]["t4"] == pytest.approx(20.0, abs=0.1)
+    assert [line.amount for line in site.board.store.ledger()] == [pytest.approx(20.0, abs=0.1)]
+
+
+def test_a_site_tells_of_contained_jobs_and_of_gpus_that_fail(servers, site):
+    """An error that comes again within a day is not told again, and neither is 31, which is a program's fault."""
+    _, hook = servers
+    run_job(site)
     left = [
         Contained(number=1, job="7", time_s=1.0, cause="memory", text="job 7 held 9 MB: it was left.", killed=False)
     ]
-    # One that comes again within a day, and 31, which is a program's fault, are no news to an admin.
     told_s = ((79, 1e9), (79, 1e9 + 60), (31, 1e9), (79, 1e9 + 90_000))
     xids = [("n0", XidSeen(number=number, time_s=at_s, device=3, xid=xid)) for number, (xid, at_s) in enumerate(told_s)]
     events = SimpleNamespace(
@@ -213,6 +237,10 @@ def test_a_site_tells_of_ended_jobs_budgets_idle_gpus_and_rounds_that_fail(serve
     for _ in range(3):
         site.watch()
     wait_for(lambda: kinds(hook).count("gpu-error") == 2, 120, "the notice of the next day")
+
+
+def test_a_site_tells_once_that_rounds_fail(servers, site, monkeypatch):
+    _, hook = servers
     monkeypatch.setattr(site.board, "take_state", failing)
     looks = iter([False, False, True])
     site.loop.run(lambda: next(looks), lambda: time.sleep(0.05))
@@ -221,7 +249,6 @@ def test_a_site_tells_of_ended_jobs_budgets_idle_gpus_and_rounds_that_fail(serve
     wait_for(lambda: "protected" in kinds(hook), 120, "the notice of failing rounds")
     site.notifier.stop()
     assert kinds(hook).count("protected") == 1
-    store.close()
 
 
 def observed(utilisation: float) -> Report:

@@ -71,4 +71,4 @@ def test_the_page_is_self_contained_and_escapes_names():
 def test_empty_histories_and_jobs_that_never_ran_still_make_a_page():
     empty = History("Empty", (), (), 0.0, 0.0)
     for histories in ([], [empty], [empty, empty], [history(jobs=(job("never", 100.0),))] * 2):
-        assert "nothing to compare" in render_page(histories, heading="h", facts={}, time_scale=1, next_steps=[])
+        assert "Nothing can be compared" in render_page(histories, heading="h", facts={}, time_scale=1, next_steps=[])

@@ -1,4 +1,4 @@
-"""A page to look at: what happened on one cluster, or on several that were given the same jobs."""
+"""An HTML report of what happened on one cluster, or on several clusters that ran the same jobs."""
 
 from penstock_scheduler.report.data import History, JobHistory, NodeShape, Span
 from penstock_scheduler.report.html import render_page

@@ -1,4 +1,4 @@
-"""What happened on a cluster, for a report: jobs, the GPUs that they ran on, and how fast they went."""
+"""What happened on a cluster, for a report: the jobs, the GPUs that they ran on, and their speed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Span:
     end_s: float
     gpu_type: str
     gpu_ids: dict[str, tuple[int, ...]]
-    """Node name -> indices of the GPUs there."""
+    """Node -> indices of the GPUs on it."""
 
     @property
     def gpus(self) -> int:
@@ -23,7 +23,10 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class JobHistory:
-    """A job from submission to end. None: it never started, or has not ended."""
+    """A job from submission to end.
+
+    `start_s` is None if the job never started, `end_s` if it has not ended.
+    """
 
     id: str
     name: str
@@ -34,12 +37,12 @@ class JobHistory:
     state: str
     spans: tuple[Span, ...]
     goodput: tuple[tuple[float, float], ...]
-    """(time, share of the job's whole work done per second from then on), ascending."""
+    """(time, share of the job's whole work that it does per second from then on), in ascending order."""
     restarts: int
 
     @property
     def jct_s(self) -> float | None:
-        """Job completion time: from submission to end."""
+        """Job completion time: seconds from submission to end."""
         return None if self.end_s is None else self.end_s - self.submit_s
 
 
@@ -54,7 +57,7 @@ class NodeShape:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """All of it."""
+    """What happened on one cluster. Times in s since 1970."""
 
     title: str
     nodes: tuple[NodeShape, ...]
@@ -63,34 +66,34 @@ class History:
     end_s: float
     note: str = ""
     held: tuple[tuple[float, float], ...] | None = None
-    """(time, GPUs in use from then on) where jobs share them, so that their spans do not say it; None: spans do."""
+    """(time, GPUs in use from then on), where jobs share GPUs; None: the jobs' spans give it."""
 
     @property
     def average_jct_s(self) -> float | None:
-        """Mean over the jobs that have ended; None if none has."""
+        """Mean completion time of the jobs that have ended; None if no job has."""
         times = [job.jct_s for job in self.jobs if job.jct_s is not None]
         return sum(times) / len(times) if times else None
 
     @property
     def longest_jct_s(self) -> float | None:
-        """Of the jobs that have ended; None if none has."""
+        """Longest completion time of the jobs that have ended; None if no job has."""
         return max((job.jct_s for job in self.jobs if job.jct_s is not None), default=None)
 
     @property
     def makespan_s(self) -> float | None:
-        """From the first submission to the last end, if all have ended."""
+        """Seconds from the first submission to the last end; None if a job has not ended."""
         ends = [job.end_s for job in self.jobs if job.end_s is not None]
         return max(ends) - min(job.submit_s for job in self.jobs) if ends and len(ends) == len(self.jobs) else None
 
     @property
     def average_wait_s(self) -> float | None:
-        """Mean time from submission to the first start, over the jobs that started."""
+        """Mean seconds from submission to the first start, of the jobs that have started."""
         waits = [job.start_s - job.submit_s for job in self.jobs if job.start_s is not None]
         return sum(waits) / len(waits) if waits else None
 
     @property
     def gpu_seconds(self) -> dict[str, float]:
-        """GPU-seconds held, by type."""
+        """GPU type -> GPU-seconds that jobs held."""
         total = dict.fromkeys(sorted({node.gpu_type for node in self.nodes}), 0.0)
         for job in self.jobs:
             for span in job.spans:
@@ -98,7 +101,7 @@ class History:
         return total
 
     def queue(self) -> list[tuple[float, float]]:
-        """Jobs that are submitted, not ended and hold no GPU: (time, number from then on)."""
+        """(time, number of jobs from then on) that are submitted, have not ended and hold no GPU."""
         changes: dict[float, int] = {}
         for job in self.jobs:
             changes[job.submit_s] = changes.get(job.submit_s, 0) + 1
@@ -111,7 +114,7 @@ class History:
         return _running_sum(changes)
 
     def utilisation(self) -> list[tuple[float, float]]:
-        """GPUs held, in percent of all: (time, share from then on)."""
+        """(time, held GPUs from then on), in percent of all GPUs."""
         each = 100 / max(sum(node.gpus for node in self.nodes), 1)
         if self.held is not None:
             return [(at_s, gpus * each) for at_s, gpus in self.held]
@@ -123,7 +126,7 @@ class History:
         return _running_sum(changes)
 
     def goodput(self) -> list[tuple[float, float]]:
-        """Jobs' worth of work done per minute, summed over all jobs: (time, rate from then on)."""
+        """(time, work done per minute from then on). The unit of work is one whole job."""
         changes: dict[float, float] = {}
         for job in self.jobs:
             before = 0.0

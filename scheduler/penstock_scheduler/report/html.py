@@ -1,4 +1,4 @@
-"""The report as one HTML page that needs nothing but a browser: inline style, inline SVG, no script, no network."""
+"""Renders the report as one HTML page with inline style and SVG, without scripts and without network access."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from html import escape
 from penstock_scheduler.report.data import History, JobHistory
 
 WIDTH, LEFT, ROW = 1080, 92, 9
-"""Pixels: of a chart, of its left margin, of one GPU's row."""
+"""Pixels: width of a chart, its left margin, height of the row of one GPU."""
 
 HOURS_FROM_S = 3 * 3600.0
-"""Length from which a time axis is in hours."""
+"""Time axes that are longer than this are in hours."""
 
 COLOURS = (
     "#4e79a7", "#f28e2b", "#59a14f", "#e15759", "#76b7b2", "#b07aa1",
@@ -43,13 +43,13 @@ def render_page(
     time_scale: float,
     next_steps: Sequence[tuple[str, str]],
 ) -> str:
-    """The page.
+    """The page as HTML.
 
     Args:
-        histories: the first is compared with the others; all were given the same jobs, in the same order.
-        heading: what this is.
-        facts: label -> text, what a reader must know to believe it.
-        time_scale: seconds that one second stands for; 1 if time was not compressed.
+        histories: of the same jobs, in the same order. The first one is compared with the second.
+        heading: title of the page.
+        facts: label -> text, what a reader needs to know to judge the figures.
+        time_scale: seconds of emulated time in one second; 1: time was not compressed.
         next_steps: (label, text).
     """
     span_s = max([history.end_s - history.start_s for history in histories] or [0.0], default=0.0) or 1.0
@@ -58,20 +58,21 @@ def render_page(
     parts = [f"<h1>{escape(heading)}</h1>", _verdict(histories, time_scale), _metrics(histories, time_scale)]
     for history in histories:
         parts.append(
-            f"<h2>{escape(history.title)}: who had which GPU</h2><p class=soft>{escape(history.note)}. One row a GPU.</p>"
+            f"<h2>{escape(history.title)}: GPUs by job</h2><p class=soft>{escape(history.note)}. Each row is one GPU.</p>"
         )
         parts.append(f"<div class=wide>{gantt(history, span_s, time_scale, colours)}</div>")
-    parts.append("<h2>Jobs that wait for GPUs</h2>" + legend(histories))
+    parts.append("<h2>Waiting jobs</h2>" + legend(histories))
     parts.append(f"<div class=wide>{chart(histories, History.queue, span_s, time_scale, 'jobs without GPUs')}</div>")
     parts.append(
-        "<h2>Goodput</h2><p class=soft>Work done a minute, in whole jobs, summed over all jobs.</p>" + legend(histories)
+        "<h2>Goodput</h2><p class=soft>Work done per minute by all jobs. The unit of work is one whole job.</p>"
+        + legend(histories)
     )
     parts.append(f"<div class=wide>{chart(histories, History.goodput, span_s, time_scale, 'jobs per minute')}</div>")
     parts.append("<h2>The jobs</h2>" + _jobs(histories, colours))
     rows = "".join(f"<tr><th>{escape(label)}<td>{escape(text)}" for label, text in facts.items())
-    parts.append(f"<h2>What this is, and is not</h2><table>{rows}</table>")
+    parts.append(f"<h2>How to read this</h2><table>{rows}</table>")
     steps = "".join(f"<li><b>{escape(label)}</b>: {escape(text)}" for label, text in next_steps)
-    parts.append(f"<h2>Where to go next</h2><ul>{steps}</ul>")
+    parts.append(f"<h2>Next steps</h2><ul>{steps}</ul>")
     return (
         '<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
         f"<title>{escape(heading)}</title><style>{STYLE}</style><body>{''.join(parts)}</body></html>\n"
@@ -89,15 +90,15 @@ def clock(seconds: float | None) -> str:
 def _verdict(histories: Sequence[History], time_scale: float) -> str:
     averages = [history.average_jct_s for history in histories]
     if len(histories) < 2 or averages[0] is None or averages[1] is None:
-        return "<p class=verdict>There is nothing to compare: no job has ended on one of the sides.</p>"
+        return "<p class=verdict>Nothing can be compared: on one side no job has ended.</p>"
     mine, other = averages[0], averages[1]
     change = (other - mine) / other
-    word = f"{abs(change):.0%} {'shorter' if change > 0 else 'longer'} than"
+    compared = f"{abs(change):.0%} {'shorter' if change > 0 else 'longer'} than"
     unfinished = [
         f"{h.title}: {sum(j.end_s is None for j in h.jobs)} did not end" for h in histories if h.makespan_s is None
     ]
     text = (
-        f"{histories[0].title}, a job took {clock(mine)} from submission to end on average, {word} "
+        f"{histories[0].title}, a job took {clock(mine)} from submission to end on average, {compared} "
         f"{histories[1].title[:1].lower()}{histories[1].title[1:]} ({clock(other)})."
     )
     if time_scale != 1:
@@ -109,10 +110,10 @@ def _verdict(histories: Sequence[History], time_scale: float) -> str:
 def _metrics(histories: Sequence[History], time_scale: float) -> str:
     rows: list[tuple[str, Callable[[History], str]]] = [
         ("Average time from submission to end", lambda h: clock(h.average_jct_s)),
-        ("Longest", lambda h: clock(h.longest_jct_s)),
+        ("Longest time from submission to end", lambda h: clock(h.longest_jct_s)),
         ("From the first submission to the last end", lambda h: clock(h.makespan_s)),
         ("Average wait for the first GPU", lambda h: clock(h.average_wait_s)),
-        ("Restarts, all jobs", lambda h: str(sum(job.restarts for job in h.jobs))),
+        ("Restarts of all jobs", lambda h: str(sum(job.restarts for job in h.jobs))),
     ]
     types = sorted({node.gpu_type for history in histories for node in history.nodes})
 
@@ -125,14 +126,18 @@ def _metrics(histories: Sequence[History], time_scale: float) -> str:
 
         return text
 
-    rows += [(f"GPU-hours held on {name}, and share of all", held(name)) for name in types]
+    rows += [(f"GPU-hours held on {name}, and share of those available", held(name)) for name in types]
     head = "".join(f"<th class=n>{escape(history.title)}" for history in histories)
     body = "".join(f"<tr><td>{label}" + "".join(f"<td class=n>{f(h)}" for h in histories) for label, f in rows)
     return f"<div class=wide><table><tr><th>{head}{body}</table></div>"
 
 
 def gantt(history: History, span_s: float, time_scale: float, colours: Mapping[str, str]) -> str:
-    """Who had which GPU: a row for each, a bar for each run; `colours` by the name of a job. See `render_page`."""
+    """A Gantt chart as SVG: a row for each GPU, a bar for each run. See `render_page`.
+
+    Args:
+        colours: job name -> colour.
+    """
     rows: dict[tuple[str, int], float] = {}
     y, back, labels = 8.0, [], []
     plot = WIDTH - LEFT - 8
@@ -174,7 +179,7 @@ def gantt(history: History, span_s: float, time_scale: float, colours: Mapping[s
 
 
 def _blocks(tops: list[float]) -> list[tuple[float, int]]:
-    """Rows that lie next to each other, as (top of the first, how many)."""
+    """Adjacent rows joined: (top of the first row, number of rows)."""
     blocks: list[tuple[float, int]] = []
     for top in sorted(tops):
         if blocks and abs(blocks[-1][0] + blocks[-1][1] * ROW - top) < 0.01:
@@ -196,7 +201,7 @@ def _time_axis(span_s: float, time_scale: float, top: float, bottom: float) -> s
         x, label = LEFT + index * step / span_s * plot, f"{index * step / 3600:g}" if in_hours else clock(index * step)
         parts.append(f'<line class=grid x1="{x:.1f}" x2="{x:.1f}" y1="{top}" y2="{bottom}"/>')
         parts.append(f'<text x="{x:.1f}" y="{bottom + 14}" text-anchor="middle">{label}</text>')
-    scale = f"; one second stands for {time_scale:g}" if time_scale != 1 else ""
+    scale = f"; one second stands for {time_scale:g} s" if time_scale != 1 else ""
     unit = "hours" if in_hours else "minutes"
     parts.append(f'<text class=soft x="{LEFT}" y="{bottom + 29}">{unit} since the start{scale}</text>')
     return "".join(parts)
@@ -209,7 +214,12 @@ def chart(
     time_scale: float,
     unit: str,
 ) -> str:
-    """One line for each history, in steps: what `series` gives of it, in `unit`. See `render_page`."""
+    """A line chart as SVG, with a stepped line for each history. See `render_page`.
+
+    Args:
+        series: the (time, value) pairs of a history.
+        unit: of the values.
+    """
     plot, top, bottom = WIDTH - LEFT - 8, 8.0, 168.0
     found = [(history, series(history)) for history in histories]
     highest = max((value for _, points in found for _, value in points), default=0.0) or 1.0
@@ -232,7 +242,7 @@ def chart(
 
 
 def legend(histories: Sequence[History]) -> str:
-    """Which line is whose."""
+    """The key of a line chart: which line stands for which history."""
     keys = (
         f'<span class=key style="background:{LINES[index % len(LINES)]}"></span>{escape(history.title)}'
         for index, history in enumerate(histories)
@@ -242,9 +252,9 @@ def legend(histories: Sequence[History]) -> str:
 
 def _jobs(histories: Sequence[History], colours: Mapping[str, str]) -> str:
     if not histories:
-        return "<p>There are none.</p>"
+        return "<p>There were no jobs.</p>"
     head = "".join(
-        f"<th>asked<th>ran on<th class=n>wait<th class=n>total<th>{escape(history.title)}" for history in histories
+        f"<th>asked for<th>ran on<th class=n>wait<th class=n>total<th>{escape(history.title)}" for history in histories
     )
     rows = []
     for index, job in enumerate(histories[0].jobs):
@@ -257,9 +267,9 @@ def _jobs(histories: Sequence[History], colours: Mapping[str, str]) -> str:
 def _job(job: JobHistory) -> str:
     ran: list[str] = []
     for span in job.spans:
-        words = f"{span.gpus} {span.gpu_type}"
-        if not ran or ran[-1] != words:
-            ran.append(words)
+        gpus = f"{span.gpus} {span.gpu_type}"
+        if not ran or ran[-1] != gpus:
+            ran.append(gpus)
     wait = None if job.start_s is None else job.start_s - job.submit_s
     cells = f"<td>{escape(job.asks)}<td>{escape(' → '.join(ran)) or '–'}<td class=n>{clock(wait)}<td class=n>{clock(job.jct_s)}"
     return cells + f"<td>{escape(job.state.lower())}"

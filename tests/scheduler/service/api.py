@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from penstock_profiles.families import load_families
+from penstock_profiles.wire import Checkpointed, Report
 from penstock_scheduler.client import Client
 from penstock_scheduler.limits import LimitSettings
 from penstock_scheduler.messages import Role, Submission, TokenOrder
@@ -127,3 +128,20 @@ def serving(folder: Path, **settings: object) -> Iterator[Api]:
     finally:
         service.stop()
         store.close()
+
+
+OBSERVED = {
+    "kind": "observation",
+    "gpu_type": "t4",
+    "nodes": 1,
+    "gpus": 2,
+    "atomic_batch": 8,
+    "steps": 5,
+    "step_time_s": 0.5,
+    "progress": 10.0,
+}
+
+
+def report(sequence: int = 0, epoch: int = 1, body: object = None) -> Report:
+    body = body or Checkpointed(progress=1.0, seconds=0.1)
+    return Report(job_id="1", epoch=epoch, sequence=sequence, time_s=1.0, body=body)

@@ -1,0 +1,87 @@
+"""The board: clients learn of changes, and a job's end is charged once."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from penstock_profiles.wire import Ended, Observation, Started
+from penstock_scheduler.model import Phase
+from penstock_scheduler.ports import Fate
+from tests.scheduler.builders import job, on, with_facts
+from tests.scheduler.service.api import BOBS, OBSERVED, report, serving
+
+
+@pytest.fixture
+def api(tmp_path):
+    with serving(tmp_path) as api:
+        yield api
+
+
+def test_a_client_that_waits_learns_of_a_change(api):
+    answers: list[object] = []
+    with api.client("ada") as ada, api.client("ada") as other:
+        before = ada.job("1")
+        thread = threading.Thread(target=lambda: answers.append(other.job("1", wait_s=30, since=before.version)))
+        thread.start()
+        while not api.board.awaited:
+            time.sleep(0.01)
+        assert not answers
+        api.look(job("1", user="ada"), BOBS)
+        thread.join(20)
+        (after,) = answers
+        assert (after.state, after.version) == ("queued", before.version + 1)
+        assert ada.job("1", wait_s=0.05, since=after.version) == after, "no change: the job as it is, after the wait"
+        api.look(BOBS, finished={"1": Fate("FAILED", 3, 77.0)})
+        ended = ada.wait("1")
+        assert (ended.state, ended.ended, ended.exit_code, ended.end_s) == ("ended", "FAILED", 3, 77.0)
+        assert ada.explain("1").text == "it has ended: FAILED"
+
+
+def test_a_job_that_ends_is_charged_once(api):
+    import dataclasses
+
+    record = api.board.record
+    attained = {"1": {"t4": 120.0}}
+    api.board.record = dataclasses.replace(record, snapshot=with_facts(record.snapshot, attained_gpu_s=attained))
+    api.look(BOBS, finished={"1": Fate("COMPLETED", 0, 77.0)})
+    api.look(BOBS)
+    with api.client("ada") as ada, api.client("bob") as bob:
+        (line,) = ada.ledger().lines
+        assert (line.job, line.text, line.amount, line.kind) == ("1", "t4", 120.0, "gpu-seconds")
+        assert bob.ledger().lines == []
+
+
+def test_a_job_that_ends_while_it_is_adopted_has_ended(api):
+    """A submission is answered with a view that is a moment old; meanwhile a round sees the job's end."""
+    with api.client("ada") as ada:
+        before = api.board.job("1")
+        api.look(BOBS, finished={"1": Fate("COMPLETED", 0, 2.0)})
+        api.board.adopt(before.model_copy(update={"key": "night"}))
+        assert (ada.job("1").state, ada.job("1").key) == ("ended", "night")
+        assert "1" not in {view.id for view in api.board.live()}
+
+
+def test_progress_comes_from_reports(api):
+    started = Started(gpu_type="t4", gpu_ids={}, progress=5.0, total=100.0)
+    with api.client("ada") as ada:
+        ada.report("1", [report(0, body=started), report(1, body=Observation.model_validate(OBSERVED))])
+        api.look(job("1", user="ada", phase=Phase.RUNNING, allocation=on("t4", t4_00=4)), BOBS)
+        assert (ada.job("1").progress, ada.job("1").total) == (10.0, 100.0)
+        assert len(ada.history("1").observations) == 1
+
+
+@pytest.mark.parametrize(
+    ("last", "shown"),
+    [(Ended(outcome="completed", progress=100.0), 100.0), (Ended(outcome="failed", progress=0.0), 10.0)],
+)
+def test_the_progress_of_a_job_that_has_ended_is_that_of_its_last_report(api, last: Ended, shown: float):
+    """It is reported every 30 s, so that the newest observation lacks the end; a run that fails at its start knows of none."""
+    started = Started(gpu_type="t4", gpu_ids={}, progress=5.0, total=100.0)
+    with api.client("ada") as ada:
+        ada.report("1", [report(0, body=started), report(1, body=Observation.model_validate(OBSERVED))])
+        ada.report("1", [report(2, body=last)])
+        api.look(BOBS, finished={"1": Fate("COMPLETED", 0, 2.0)})
+        assert (ada.job("1").state, ada.job("1").progress, ada.job("1").total) == ("ended", shown, 100.0)

@@ -1,0 +1,50 @@
+"""Requests that schemathesis makes from the OpenAPI document."""
+
+from __future__ import annotations
+
+import hypothesis
+import pytest
+from hypothesis import HealthCheck, settings
+
+from tests.scheduler.service.api import serving
+
+
+def fuzz(api, examples: int) -> None:
+    """No answer to any request of the document is a 500, and each is of the form that the document says."""
+    schemathesis = pytest.importorskip("schemathesis")
+    schema = schemathesis.openapi.from_url(f"{api.url}/v1/openapi.json")
+    asked = 0
+    for result in schema.get_all_operations():
+        operation = result.ok()
+        if operation.path == "/v1/events":
+            continue  # it never ends
+
+        @settings(max_examples=examples, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+        @hypothesis.given(case=operation.as_strategy())
+        def check(case):
+            nonlocal asked
+            asked += 1
+            who = "ada" if case.path.endswith("/reports") else "boss"  # reports are their owner's alone to make
+            case.headers = dict(case.headers or {}) | {"Authorization": f"Bearer {api.tokens[who]}"}
+            case.query = {name: value for name, value in (case.query or {}).items() if name != "wait"}
+            if asked % 2:  # no generator finds the job and the round that are there
+                there = {"job": "1", "number": 1, "kind": "node", "name": "t4-01"}
+                case.path_parameters = {
+                    name: there.get(name, value) for name, value in (case.path_parameters or {}).items()
+                }
+            answer = case.call(base_url=api.url, timeout=30)
+            assert answer.status_code < 500, (case.method, case.path, answer.text)
+
+        check()
+    return asked
+
+
+def test_200_requests_that_nobody_thought_of(tmp_path):
+    with serving(tmp_path, requests_per_s=1e6, burst=10**6) as api:
+        assert fuzz(api, 12) >= 200
+
+
+@pytest.mark.long
+def test_10000_requests_that_nobody_thought_of(tmp_path):
+    with serving(tmp_path, requests_per_s=1e6, burst=10**6) as api:
+        assert fuzz(api, 800) >= 10_000
