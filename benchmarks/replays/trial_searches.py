@@ -19,7 +19,8 @@ from penstock_profiles.colocation import Colocation
 from penstock_scheduler.model import JobId
 from penstock_scheduler.sharing.groups import GroupSettings, TrialSeen, judge
 from penstock_scheduler.simulator.agents import Kind, SimulatedAgents
-from penstock_scheduler.simulator.cluster import SimulatedJob, nodes_from_spec
+from penstock_scheduler.simulator.cluster import nodes_from_spec
+from penstock_scheduler.simulator.jobs import SimulatedJob
 from penstock_scheduler.simulator.run import RESTART_COST_S, Simulation, prepare, simulate_policy
 from penstock_scheduler.simulator.workloads import Workload, WorkloadJob, rigid_spec
 

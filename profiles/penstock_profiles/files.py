@@ -33,12 +33,14 @@ def open_regular(path: Path | str, owner: int | None = None) -> BinaryIO:
 
 
 def write_whole(path: Path, text: str, mode: int = 0o644) -> None:
-    """Write a file so that no reader ever sees a part of it. What a crash of the machine leaves is not sure. Raises OSError."""
+    """Write a file so that no reader ever sees a part of it. What a crash of the machine leaves is not sure. Raises
+    OSError."""
     _write(path, text, mode, durable=False)
 
 
 def save_whole(path: Path, text: str) -> None:
-    """Put `text` where an older file may be, in a folder that is made if need be: on disk, and whole, when this returns.
+    """Put `text` where an older file may be, in a folder that is made if need be: on disk, and whole, when this
+    returns.
 
     Raises:
         OSError: it cannot be written; an older file is as it was.

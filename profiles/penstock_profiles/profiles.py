@@ -84,8 +84,8 @@ def load_profile(path: Path) -> Profile:
     """The profile in a file.
 
     Raises:
-        ProfileError: the file is missing, is not JSON, is of a newer version, or has a field that is unknown, missing or
-            out of range.
+        ProfileError: the file is missing, is not JSON, is of a newer version, or has a field that is unknown, missing
+            or out of range.
     """
     try:
         return Profile.model_validate_json(path.read_bytes())

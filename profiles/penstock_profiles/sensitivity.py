@@ -2,10 +2,11 @@
 
 Optimistic profiling, section 3.1: with all the memory that there is, the job is measured on a few numbers of CPUs
 (`find_knee`); what less memory does follows from the size of its data set, how much of that a MinIO cache holds, and
-the bandwidth of the storage (`with_less_memory`). What a job reports while it runs corrects the table (`Sensitivity.corrected`).
+the bandwidth of the storage (`with_less_memory`). What a job reports while it runs corrects the table
+(`Sensitivity.corrected`).
 
-A MinIO cache (Mohan et al., VLDB '21) holds a fixed part of the data set: every epoch hits it equally often, so that less memory
-costs the same share in every epoch, where a page cache would thrash.
+A MinIO cache (Mohan et al., VLDB '21) holds a fixed part of the data set: every epoch hits it equally often, so that
+less memory costs the same share in every epoch, where a page cache would thrash.
 
 Axes: C numbers of CPUs for each GPU, M amounts of memory for each GPU, both ascending.
 """
@@ -110,8 +111,8 @@ class Sensitivity:
     def corrected(self, cpus: float, memory_mb: float, speed: float) -> Sensitivity:
         """With what a job reported: this speed, in the table's unit, with this many CPUs and MB in total.
 
-        The point is added, or averaged with what was there (`NEWS`); more CPUs or memory are then taken to be at least as fast,
-        and less at most.
+        The point is added, or averaged with what was there (`NEWS`); more CPUs or memory are then taken to be at least
+        as fast, and less at most.
 
         Raises:
             ProfileError: a number that is not above 0.
@@ -167,7 +168,8 @@ class SensitivityProfile:
             raise ProfileError(f"the profile of {self.model!r} has tables for {counts} GPUs; give each once, ascending")
 
     def at(self, gpus: int) -> Sensitivity | None:
-        """The table for this many GPUs; None if it was not measured on so many: speeds do not simply scale with them."""
+        """The table for this many GPUs; None if it was not measured on so many: speeds do not simply scale with
+        them."""
         return next((table for table in self.tables if table.gpus == gpus), None)
 
     def with_table(self, table: Sensitivity) -> SensitivityProfile:
@@ -179,12 +181,13 @@ class SensitivityProfile:
 def find_knee(
     measure: Callable[[int], float], most: int, *, same: float = SAME, runs: int = MOST_RUNS
 ) -> dict[int, float]:
-    """Measure a job's speed on few numbers of CPUs, so chosen that the least number with which it is fast is among them.
+    """Measure a job's speed on few numbers of CPUs, so chosen that the least number with which it is fast is among
+    them.
 
-    From `most` on the number is halved as long as the speed stays the same; between the last number that is fast and the first
-    that is not, the interval is halved until they are neighbours. What runs are left go to the smallest numbers and
-    the middle of the slope. Of 24 numbers that takes at most 8 runs. The authors' profiler takes one CPU away at a time once
-    halving has cost speed: up to 13 runs.
+    From `most` on the number is halved as long as the speed stays the same; between the last number that is fast and
+    the first that is not, the interval is halved until they are neighbours. What runs are left go to the smallest
+    numbers and the middle of the slope. Of 24 numbers that takes at most 8 runs. The authors' profiler takes one CPU
+    away at a time once halving has cost speed: up to 13 runs.
 
     Args:
         measure: the speed with this many CPUs, > 0: samples/s, say. It may be noisy within `same`.
@@ -277,7 +280,8 @@ def with_less_memory(
 
 
 def storage_needed_mb_s(dataset_mb: float, cached_mb: float, epoch_s: float, cache_mb_s: float = math.inf) -> float:
-    """Bandwidth with which fetching what is not cached hides behind an epoch of computing, MB/s; infinite: it cannot."""
+    """Bandwidth with which fetching what is not cached hides behind an epoch of computing, MB/s; infinite: it
+    cannot."""
     missing_mb, left_s = max(dataset_mb - cached_mb, 0.0), epoch_s - min(cached_mb, dataset_mb) / cache_mb_s
     if missing_mb == 0:
         return 0.0
@@ -317,7 +321,8 @@ class SensitivityStore:
             raise ProfileError(f"model {model!r} cannot name a file; use letters, digits, '_', '+', '.' and '-'")
 
     def save(self, profile: SensitivityProfile) -> Path:
-        """Keep a profile instead of an older one; whole when this returns. Raises ProfileError if it cannot be written."""
+        """Keep a profile instead of an older one; whole when this returns. Raises ProfileError if it cannot be
+        written."""
         self.check(profile.model)
         path = self._folder / f"{profile.model}.json"
         try:

@@ -1,7 +1,7 @@
 """`penstock profile`: how long a job's step takes on one GPU of this machine, at growing batch sizes.
 
-The program that is run calls `penstock_executor.profile`, which reports to a private spool. NVML says what the GPU is, and
-is asked meanwhile for the memory that the program does not tell, and whether the GPU is still there.
+The program that is run calls `penstock_executor.profile`, which reports to a private spool. NVML says what the GPU is,
+and is asked meanwhile for the memory that the program does not tell, and whether the GPU is still there.
 """
 
 from __future__ import annotations
@@ -123,7 +123,8 @@ class _Target:
         self._nvml = nvml
 
     def used_mb(self, session: int) -> float | None:
-        """Memory that a session's processes have on the GPU, MiB; None: nobody says. Raises PenstockError: it is lost."""
+        """Memory that a session's processes have on the GPU, MiB; None: nobody says. Raises PenstockError: it is
+        lost."""
         if self._nvml is None or self.gpu is None:
             return None
         sample = self._nvml.sample()
@@ -280,7 +281,8 @@ class _ProfiledRun:
 
 @contextlib.contextmanager
 def running(command: list[str], environment: Mapping[str, str], output: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """The program in a session of its own. At the end of the block, also at Ctrl-C and SIGTERM, its process group is ended."""
+    """The program in a session of its own. At the end of the block, also at Ctrl-C and SIGTERM, its process group is
+    ended."""
 
     def stop(number: int, _: object) -> None:
         raise SystemExit(128 + number)

@@ -56,8 +56,8 @@ def measure(
 ) -> None:
     """Run a job's program on fewer and fewer CPUs, at most 8 times, and store how fast it is with which share.
 
-    It is the program that trains: with its data loader, reporting as under Penstock, see docs/user/executor.md. What less
-    memory does is computed from the size of the data set and the bandwidth of its storage.
+    It is the program that trains: with its data loader, reporting as under Penstock, see docs/user/executor.md. What
+    less memory does is computed from the size of the data set and the bandwidth of its storage.
     """
     console = Console(highlight=False)
     there = sorted(os.sched_getaffinity(0))

@@ -1,7 +1,7 @@
 """`penstock simulate`: what would have become of these jobs on this cluster, under these policies?
 
-Only the options are here, so that asking for them takes no second: what they do is in `simulation`. Those about jobs that
-share GPUs are `penstock whatif`'s, too.
+Only the options are here, so that asking for them takes no second: what they do is in `simulation`. Those about jobs
+that share GPUs are `penstock whatif`'s, too.
 """
 
 from __future__ import annotations

@@ -160,7 +160,8 @@ def tell(
 
 
 def settings_of(policies: list[str], config: Path | None) -> dict[str, dict[str, object]]:
-    """The settings of each policy, from a settings file if there is one. Raises ConfigError for what is wrong with any."""
+    """The settings of each policy, from a settings file if there is one. Raises ConfigError for what is wrong with
+    any."""
     if not policies:
         raise ConfigError("--policy names no policy")
     settings = load_settings(config) if config is not None else None

@@ -127,7 +127,8 @@ def _read(store: str, *, quiet: bool) -> RecordedHistory:
 
 
 def _learned(store: str, record: RecordedHistory, like: Mapping[str, str]) -> Learned:
-    """What the site knows of pairs: the daemon's file, or where the store is in no folder of its, what was in its rounds.
+    """What the site knows of pairs: the daemon's file, or where the store is in no folder of its, what was in its
+    rounds.
 
     Raises ConfigError: the file cannot be read.
     """
@@ -174,7 +175,8 @@ def _likes(text: str) -> Mapping[str, tuple[str, float]]:
 
 
 def _driving(name: str, record: RecordedHistory) -> Driving:
-    """As in any simulation, but in the daemon's own rounds, and by the jobs' own job specs: nobody knows another request."""
+    """As in any simulation, but in the daemon's own rounds, and by the jobs' own job specs: nobody knows another
+    request."""
     driving = driving_of(name)
     return replace(driving, round_s=None if driving.round_s is None else record.round_s, as_requested=False)
 

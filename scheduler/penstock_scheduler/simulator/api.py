@@ -19,12 +19,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Simulations of one workload, as DataFrames. Each frame has the columns `policy` and `seed`; missing numbers are NaN or NA.
+    """Simulations of one workload, as DataFrames. Each frame has the columns `policy` and `seed`; missing numbers are
+    NaN or NA.
 
     Attributes:
-        jobs: a row for each job of each simulation; `metrics.JobRow` describes the columns. Times are in seconds since the
-            start of the workload.
-        rounds: a row for each tick of the loop; `run.Tick` describes the columns. In rows with `decided` a round was decided.
+        jobs: a row for each job of each simulation; `metrics.JobRow` describes the columns. Times are in seconds since
+            the start of the workload.
+        rounds: a row for each tick of the loop; `run.Tick` describes the columns. In rows with `decided` a round was
+            decided.
         summary: a row for each simulation; `metrics.Summary` describes the columns. `interrupted`: stopped by Ctrl-C.
     """
 
@@ -65,9 +67,11 @@ def simulate(
 
     Args:
         cluster: nodes, or a spec of them such as `t4:6x4,a100:2x8` (6 nodes of 4 T4, 2 nodes of 8 A100).
-        workload: a file that `penstock workload` reads, a DataFrame with columns of `workloads.frames.WORKLOAD`, or a Workload.
+        workload: a file that `penstock workload` reads, a DataFrame with columns of `workloads.frames.WORKLOAD`, or a
+            Workload.
         policies: one name, several names, or names with their settings.
-        seeds: number of simulations of each policy. Seed 0 is the workload as it is; in others jobs come up to 60 s later.
+        seeds: number of simulations of each policy. Seed 0 is the workload as it is; in others jobs come up to 60 s
+            later.
         profiles: folder of measured tables of the workload's models; None: the catalogue of model families.
         gpu_speeds: GPU type -> relative speed, for jobs with recorded durations; None: all types are equally fast.
         prices: GPU type -> price of a GPU-hour; None: no costs.

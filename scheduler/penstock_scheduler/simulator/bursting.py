@@ -1,7 +1,9 @@
-"""A site with a cloud behind it, replayed job by job: rigid jobs on equal nodes, and the waiting policies of `burst.waiting`.
+"""A site with a cloud behind it, replayed job by job: rigid jobs on equal nodes, and the waiting policies of
+`burst.waiting`.
 
-Small, so that a trace of 80,000 jobs takes seconds and the whole cost-JCT frontier of a site a minute. It follows the event order
-of Starburst's public simulator to the last bit (docs/decisions/0006 tells why this is not the round loop). At each instant:
+Small, so that a trace of 80,000 jobs takes seconds and the whole cost-JCT frontier of a site a minute. It follows the
+event order of Starburst's public simulator to the last bit (docs/decisions/0006 tells why this is not the round loop).
+At each instant:
 
 1. jobs that end give their GPUs back, and reserved jobs that waited for just these begin;
 2. waits that end now end: into the cloud, even if GPUs came free at this very instant;
@@ -12,14 +14,15 @@ of Starburst's public simulator to the last bit (docs/decisions/0006 tells why t
 
 What the reference does and one would not expect is done too, in `paper` accounting, which is the default:
 
-- a job that comes back from the cloud (star-wait) has its wait counted from its first arrival, so its first run is taken off
-  before `patience` multiplies; and if it then goes to the cloud for good, its first run there costs nothing;
-- a job that is to come back before anybody else arrives may be in the queue again at once, as if it had not run in the cloud:
-  where its first wait ended at the very instant of its arrival, that instant still is now;
-- EASY reserves nodes whose free GPUs are *just* as many as needed, and a reservation may not begin after the wait's end.
+- a job that comes back from the cloud (star-wait) has its wait counted from its first arrival, so its first run is
+  taken off before `patience` multiplies; and if it then goes to the cloud for good, its first run there costs nothing;
+- a job that is to come back before anybody else arrives may be in the queue again at once, as if it had not run in the
+  cloud: where its first wait ended at the very instant of its arrival, that instant still is now;
+- EASY reserves nodes whose free GPUs are *just* as many as needed, and a reservation may not begin after the wait's
+  end.
 
-`corrected=True` counts the wait from the return, charges every cloud run, lets jobs go on from their last checkpoint, and
-reserves nodes with at least as many free GPUs as needed.
+`corrected=True` counts the wait from the return, charges every cloud run, lets jobs go on from their last checkpoint,
+and reserves nodes with at least as many free GPUs as needed.
 """
 
 from __future__ import annotations
@@ -105,7 +108,8 @@ class _ReplayedJob:
     runtime_h: float
     """What is left to run: less than the job's own after a return with a checkpoint."""
     deadline_h: float = math.inf
-    """When it would end if it began at the end of its wait. The wait's end is told from it, for so rounds the reference."""
+    """When it would end if it began at the end of its wait. The wait's end is told from it, for so rounds the
+    reference."""
     came_h: float = 0.0
     """When it came, or came back."""
     returned: bool = False
@@ -301,7 +305,8 @@ class _Replay:
     # Room.
 
     def _place(self, t: float) -> None:
-        """Serve the queue. Out of order and with nothing freed, only who is new can find room that was not there before."""
+        """Serve the queue. Out of order and with nothing freed, only who is new can find room that was not there
+        before."""
         if self._spec.out_of_order:
             tried = list(self._queue) if self._freed else sorted(self._new)
             for entry in tried:

@@ -1,4 +1,5 @@
-"""What goes wrong on a real cluster, as plain data, and its draws: deterministic by seed, whatever the order of asking."""
+"""What goes wrong on a real cluster, as plain data, and its draws: deterministic by seed, whatever the order of
+asking."""
 
 from __future__ import annotations
 

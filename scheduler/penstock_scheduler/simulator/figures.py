@@ -1,7 +1,7 @@
 """What the pictures of a report show, as numbers: the page and the PNGs draw the same ones.
 
-Over seeds each line is a mean, and its band the 95 % confidence interval of that mean by Student's t, point by point; with one
-seed there is no band. Times are cut into equal bins, of which the mean over time counts.
+Over seeds each line is a mean, and its band the 95 % confidence interval of that mean by Student's t, point by point;
+with one seed there is no band. Times are cut into equal bins, of which the mean over time counts.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from scipy.special import stdtrit
 from penstock_profiles.throughput import FloatArray
 from penstock_scheduler.model import Node
 from penstock_scheduler.report import History, JobHistory, NodeShape, Span
-from penstock_scheduler.simulator.cluster import SimulatedJob
+from penstock_scheduler.simulator.jobs import SimulatedJob
 from penstock_scheduler.simulator.results import SeedResult
 
 BINS = 300
@@ -30,8 +30,8 @@ HOURS_FROM_S = 3 * 3600.0
 SHARED = "Where jobs share GPUs, one covers the other, and which of a node's GPUs it is has been made up."
 
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8A8A8A", "#B8A800")
-"""Of Okabe and Ito (2008), told apart with any kind of colour vision; their black is grey and their yellow darker here, for both
-the light and the dark page."""
+"""Of Okabe and Ito (2008), told apart with any kind of colour vision; their black is grey and their yellow darker here,
+for both the light and the dark page."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """What a waiting budget buys: cloud cost against completion time, for P = 0 to 100 %, on a site's own trace.
 
-`penstock simulate --cloud` replays the trace (`penstock_scheduler.simulator.bursting`) once for each budget and each way to wait.
+`penstock simulate --cloud` replays the trace (`penstock_scheduler.simulator.bursting`) once for each budget and each
+way to wait.
 """
 
 from __future__ import annotations

@@ -16,8 +16,8 @@ from penstock_profiles.observations import Observations
 from penstock_profiles.throughput import FloatArray, ThroughputParams
 from penstock_scheduler.model import Job, JobFacts, JobId, JobSpec
 from penstock_scheduler.models import SpecModels
-from penstock_scheduler.simulator.cluster import SimulatedJob
 from penstock_scheduler.simulator.disturbances import Disturbances
+from penstock_scheduler.simulator.jobs import SimulatedJob
 from penstock_scheduler.simulator.truth import Measurement, ModelledJob
 
 ARTIFACT_NAMES = {"t4": "aws", "v100": "azure", "a100": "dgx-ext", "rtx6000": "quad"}
@@ -60,7 +60,8 @@ class LearnedModels:
 
 
 class FittedLearner:
-    """A job that learns from its own runs (`JobModel`); `profiled`: and has been on one GPU of each type before it comes."""
+    """A job that learns from its own runs (`JobModel`); `profiled`: and has been on one GPU of each type before it
+    comes."""
 
     def __init__(
         self,
@@ -146,9 +147,10 @@ class Donated:
 class ArtifactLearner:
     """What Sia's artifact knows of a job, in its simulator; docs/admin/simulator.md names the differences.
 
-    Nothing until it runs, but how fast one GPU of each type is, at its largest batch, relative to another. A type on which it
-    has run is fitted by itself; of any other the first type in the order of `ARTIFACT_NAMES` on which it has run is the donor.
-    The scheduler takes the batch that the trace's user had tuned for the largest; the job knows better.
+    Nothing until it runs, but how fast one GPU of each type is, at its largest batch, relative to another. A type on
+    which it has run is fitted by itself; of any other the first type in the order of `ARTIFACT_NAMES` on which it has
+    run is the donor. The scheduler takes the batch that the trace's user had tuned for the largest; the job knows
+    better.
     """
 
     def __init__(self, truth: ModelledJob, tuned_batch: int, node_gpus: Mapping[str, int]) -> None:

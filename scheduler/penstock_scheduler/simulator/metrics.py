@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from penstock_profiles.throughput import FloatArray
-from penstock_scheduler.simulator.cluster import SimulatedJob
+from penstock_scheduler.simulator.jobs import SimulatedJob
 from penstock_scheduler.simulator.run import Scenario, Simulation
 from penstock_scheduler.simulator.truth import JobTruth, ModelledJob, packed
 
@@ -38,8 +38,8 @@ class JobRow:
     resumes: int
     """Times that it went on after it was suspended."""
     feedback_s: float | None
-    """From submission until it had trained for a minute (where jobs share, for a slice), or ended sooner: its user sees whether
-    it works."""
+    """From submission until it had trained for a minute (where jobs share, for a slice), or ended sooner: its user sees
+    whether it works."""
     failures: int
     contention: float | None
     """Jobs in the cluster while it was there, itself included, in the mean over time."""
@@ -151,8 +151,8 @@ def summarise(simulation: Simulation, rows: list[JobRow]) -> Summary:
 def isolated_s(job: SimulatedJob, scenario: Scenario, gpu_type: str, gpus: float) -> float:
     """How long a job takes alone on so many GPUs of a type, with one start and its best batch; infinite: it cannot.
 
-    Between whole numbers linear; below one GPU it gets the one for a share of the time. A job of a fixed number of GPUs gets
-    these, for a share of the time if they are more.
+    Between whole numbers linear; below one GPU it gets the one for a share of the time. A job of a fixed number of GPUs
+    gets these, for a share of the time if they are more.
     """
     least, most = job.spec.min_gpus, job.spec.max_gpus
     if gpus < least:
@@ -222,7 +222,8 @@ def _job_row(
 
 
 def _suspended_s(job: SimulatedJob, simulation: Simulation) -> float:
-    """Time in which it was suspended. It is told in whole looks, so that of a job that runs now a minute may be missing."""
+    """Time in which it was suspended. It is told in whole looks, so that of a job that runs now a minute may be
+    missing."""
     if simulation.agents is None:
         return 0.0
     trained_s = sum(max(run.end_s - run.ready_s, 0.0) for run in job.runs)
@@ -245,7 +246,8 @@ def _feedback_s(job: SimulatedJob, simulation: Simulation) -> float | None:
 
 
 def _fair_s(job: SimulatedJob, scenario: Scenario, contention: float) -> float:
-    """Sia's sum over g of P(g) JCT_isolated(g): alone on 1 / `contention` of the GPUs, of type g by its share of them all.
+    """Sia's sum over g of P(g) JCT_isolated(g): alone on 1 / `contention` of the GPUs, of type g by its share of them
+    all.
 
     Types on which the job cannot run do not count.
     """

@@ -1,4 +1,5 @@
-"""The report's pictures as PNGs, of the same figures as the page, for slides and mails. Needs the extra `report` (matplotlib)."""
+"""The report's pictures as PNGs, of the same figures as the page, for slides and mails. Needs the extra `report`
+(matplotlib)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""Measured tables of models, as in Sia's artifact: a folder for each, and `applications.csv` for all. docs/admin/workloads.md.
+"""Measured tables of models, as in Sia's artifact: a folder for each, and `applications.csv` for all.
+docs/admin/workloads.md.
 
-A table is read when its model is first asked for, and checked as a workload is: file, line, what was found and expected.
+A table is read when its model is first asked for, and checked as a workload is: file, line, what was found and
+expected.
 """
 
 from __future__ import annotations
@@ -73,8 +75,8 @@ class TypeTable:
 
         Sia's simulator, `Application.get_throughput`: a placement that was measured is interpolated linearly in the
         batch, any other by `LinearNDInterpolator` over (nodes, GPUs, batch) of placements (their mean) and scalability.
-        Departures: outside of what either reaches the reference fails, and we take our fit; it counts at most 16 nodes, and
-        we all.
+        Departures: outside of what either reaches the reference fails, and we take our fit; it counts at most 16 nodes,
+        and we all.
         """
         key = (canonical(shape), atomic_batch)
         if key not in self._known:
@@ -82,7 +84,8 @@ class TypeTable:
         return self._known[key]
 
     def max_atomic_batch(self, shape: Sequence[int]) -> int:
-        """Largest batch that was measured on these GPUs; of a placement that was not, on as many nodes and GPUs or more."""
+        """Largest batch that was measured on these GPUs; of a placement that was not, on as many nodes and GPUs or
+        more."""
         measured = self._of_shape.get(canonical(shape))
         if measured is not None:
             return measured[0][-1]
@@ -150,7 +153,8 @@ class ModelTables:
 
     Args:
         types: GPU type -> table.
-        trainings: total batch size -> rows (progress in iterations of the initial batch, grad_sqr, grad_var), one per epoch.
+        trainings: total batch size -> rows (progress in iterations of the initial batch, grad_sqr, grad_var), one per
+            epoch.
         application: facts of it.
     """
 
@@ -231,7 +235,8 @@ class Profiles:
 
 
 def canonical(shape: Sequence[int]) -> tuple[int, ...]:
-    """The smallest rotation of a placement, as the tables name it: (8, 2, 4) is (2, 4, 8). Nodes without GPUs are dropped."""
+    """The smallest rotation of a placement, as the tables name it: (8, 2, 4) is (2, 4, 8). Nodes without GPUs are
+    dropped."""
     used = tuple(gpus for gpus in shape if gpus)
     return min(used[first:] + used[:first] for first in range(len(used)))
 

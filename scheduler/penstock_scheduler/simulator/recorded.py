@@ -1,13 +1,16 @@
-"""A daemon's own record as something to simulate: its jobs, what they asked for, what they did, and what was known of them.
+"""A daemon's own record as something to simulate: its jobs, what they asked for, what they did, and what was known of
+them.
 
-Work is counted by the models that the daemon had last: what each says was done in the time and on the GPUs that the job really
-had. So the same job on the same GPUs takes the same time again, however wrong its model is about others. Work that was done
-twice, because a node failed, counts once; of a job that had not ended, the rest is what its own reports say was left.
+Work is counted by the models that the daemon had last: what each says was done in the time and on the GPUs that the job
+really had. So the same job on the same GPUs takes the same time again, however wrong its model is about others. Work
+that was done twice, because a node failed, counts once; of a job that had not ended, the rest is what its own reports
+say was left.
 
-Where jobs shared GPUs, a job did no work while it was suspended, which its node's agent tells, and in a pack its share of it,
-as it was measured. How fast a guest beside a guaranteed job was is not recorded: it is left out.
+Where jobs shared GPUs, a job did no work while it was suspended, which its node's agent tells, and in a pack its share
+of it, as it was measured. How fast a guest beside a guaranteed job was is not recorded: it is left out.
 
-What a job uses of a GPU, for a policy that lets jobs share, is what an agent has seen of it, or else what it told in its reports.
+What a job uses of a GPU, for a policy that lets jobs share, is what an agent has seen of it, or else what it told in
+its reports.
 """
 
 from __future__ import annotations
@@ -38,7 +41,7 @@ from penstock_scheduler.model import (
 )
 from penstock_scheduler.policies.common import rate
 from penstock_scheduler.records import RoundRecord
-from penstock_scheduler.simulator.cluster import SimulatedJob, SimulatedRun
+from penstock_scheduler.simulator.jobs import SimulatedJob, SimulatedRun
 from penstock_scheduler.simulator.learning import Donated
 from penstock_scheduler.simulator.run import Tick
 from penstock_scheduler.simulator.truth import EstimatedJob
@@ -94,8 +97,8 @@ class _RecordedJob:
     use: JobUse | None = None
     """By the agents, last; None: they have told nothing."""
     idle_s: float = 0.0
-    """Time in which it held GPUs that it shared, and was suspended. What ran is told when a slice ends, and may make up for the
-    rounds before: in between this may be below 0."""
+    """Time in which it held GPUs that it shared, and was suspended. What ran is told when a slice ends, and may make up
+    for the rounds before: in between this may be below 0."""
     beside_s: dict[tuple[str, JobId], float] = field(default_factory=dict)
     """(GPU type, another job) -> time in which it ran beside that one."""
     guest_s: float = 0.0
@@ -244,7 +247,8 @@ def _crowded(state: SharingState) -> Iterator[SharedGpus]:
 
 
 def _share(known: _RecordedJob, state: SharingState, last: Snapshot | None, now_s: float) -> None:
-    """Note what has become of a job since the last round if it shared its GPUs: as it had begun by then, and runs still."""
+    """Note what has become of a job since the last round if it shared its GPUs: as it had begun by then, and runs
+    still."""
     job, use, before = known.job, state.uses[known.job.id], known.use
     known.use = use if use.utilisation is not None or before is None else replace(use, utilisation=before.utilisation)
     group = next((group for group in _crowded(state) if job.id in group.jobs), None)
@@ -421,7 +425,8 @@ class RecordedModels:
 def on_types(
     truths: Mapping[JobId, EstimatedJob], nodes: Sequence[Node], like: Mapping[str, tuple[str, float]]
 ) -> dict[JobId, EstimatedJob]:
-    """The same jobs, which also know GPU types that are `like` another: so many times as fast, in a node of as many GPUs.
+    """The same jobs, which also know GPU types that are `like` another: so many times as fast, in a node of as many
+    GPUs.
 
     Args:
         truths: by job.

@@ -25,8 +25,9 @@ from penstock_scheduler.ports import ClusterParts, ModelSource, Trigger
 from penstock_scheduler.records import RoundRecord
 from penstock_scheduler.simulator.agents import SimulatedAgents
 from penstock_scheduler.simulator.clock import SimulatedClock
-from penstock_scheduler.simulator.cluster import Learner, SimulatedCluster, SimulatedJob
+from penstock_scheduler.simulator.cluster import SimulatedCluster
 from penstock_scheduler.simulator.disturbances import Disturbances
+from penstock_scheduler.simulator.jobs import Learner, SimulatedJob
 from penstock_scheduler.simulator.learning import ArtifactLearner, FittedLearner, LearnedModels
 from penstock_scheduler.simulator.profiles import Profiles
 from penstock_scheduler.simulator.truth import JobTruth, ModelledJob, Truth, TruthSettings
@@ -38,8 +39,8 @@ RESTART_COST_S = 30.0
 
 
 REST_S = 300.0
-"""Rounds that would see nothing new are passed over for so long. On a window of 160 jobs (docs/admin/simulator.md) that was
-every fifth round, and of 154 such rounds one would have decided otherwise, for restart factors rise with time."""
+"""Rounds that would see nothing new are passed over for so long. On a window of 160 jobs (docs/admin/simulator.md) that
+was every fifth round, and of 154 such rounds one would have decided otherwise, for restart factors rise with time."""
 
 
 FRONT = 4
@@ -55,7 +56,8 @@ class Driving:
     as_requested: bool = False
     """Whether every job gets what its user asked for, which is all that a rigid policy can give."""
     learner: Literal["fitted", "unprofiled", "artifact"] = "fitted"
-    """What jobs know of themselves: `unprofiled`, nothing before their first run; see `FittedLearner`, `ArtifactLearner`."""
+    """What jobs know of themselves: `unprofiled`, nothing before their first run; see `FittedLearner`,
+    `ArtifactLearner`."""
     moves_are_free: bool = False
     """See `SimulatedCluster`."""
 
@@ -234,7 +236,8 @@ def simulate_policy(
     agents: SimulatedAgents | None = None,
     pairs: Pairs | None = None,
 ) -> Simulation:
-    """Simulate a policy until all jobs have ended, or none that is left can ever run. Ctrl-C leaves what there is so far.
+    """Simulate a policy until all jobs have ended, or none that is left can ever run. Ctrl-C leaves what there is so
+    far.
 
     Args:
         scenario: cluster, jobs and truth.

@@ -2,18 +2,19 @@
 
 Where a job's speed comes from, the first that there is:
 
-1. measured tables of its model (`--profiles DIR`), interpolated as Sia's simulator does: an exact placement linearly in the
-   batch, any other linearly over (nodes, GPUs, batch) of all that was measured. What even that does not reach is taken from
-   our fit of the throughput model to the table: the reference stops there. Statistical efficiency is that of recorded
-   trainings, epoch by epoch.
-2. the family of its model in the catalogue, perhaps with noise on the step times, so that the catalogue is not exactly right.
+1. measured tables of its model (`--profiles DIR`), interpolated as Sia's simulator does: an exact placement linearly in
+   the batch, any other linearly over (nodes, GPUs, batch) of all that was measured. What even that does not reach is
+   taken from our fit of the throughput model to the table: the reference stops there. Statistical efficiency is that of
+   recorded trainings, epoch by epoch.
+2. the family of its model in the catalogue, perhaps with noise on the step times, so that the catalogue is not exactly
+   right.
 3. its recorded duration: GPUs add up, on any type.
 
-Progress is counted in samples of training at the model's initial batch size, as `Estimator.goodput` is; of a job without
-a model in GPU-seconds of the type that its duration was recorded on.
+Progress is counted in samples of training at the model's initial batch size, as `Estimator.goodput` is; of a job
+without a model in GPU-seconds of the type that its duration was recorded on.
 
-Answers are kept by (GPU type, shape, batch) for all epochs E at once, so that only the first of a kind costs more than a
-microsecond.
+Answers are kept by (GPU type, shape, batch) for all epochs E at once, so that only the first of a kind costs more than
+a microsecond.
 """
 
 from __future__ import annotations
@@ -107,7 +108,8 @@ class ModelTruth(Protocol):
         ...
 
     def noise(self, batch: int) -> tuple[FloatArray, FloatArray]:
-        """`grad_sqr` and `grad_var`, at the initial batch size, while it trains at this total batch; both of shape (epochs,)."""
+        """`grad_sqr` and `grad_var`, at the initial batch size, while it trains at this total batch; both of shape
+        (epochs,)."""
         ...
 
     @property
@@ -143,7 +145,8 @@ class MeasuredModel:
         return self._tables.types[gpu_type].max_atomic_batch(shape) if self.runs_on(gpu_type) else 0
 
     def step(self, gpu_type: str, shape: Shape, atomic_batch: int) -> StepTimes | None:
-        """See `ModelTruth`. Calibration makes a step as long as it was on a real cluster, where the table's was shorter."""
+        """See `ModelTruth`. Calibration makes a step as long as it was on a real cluster, where the table's was
+        shorter."""
         if not self.runs_on(gpu_type):
             return None
         times = self._tables.types[gpu_type].lookup(shape, atomic_batch)
@@ -224,7 +227,8 @@ class JobTruth(Protocol):
         ...
 
     def batch(self, gpu_type: str, shape: Shape, total: int | None = None) -> Batch | None:
-        """A total batch (None: the initial one) over these GPUs, accumulated where memory asks for it; None: cannot run."""
+        """A total batch (None: the initial one) over these GPUs, accumulated where memory asks for it; None: cannot
+        run."""
         ...
 
     @property
@@ -282,7 +286,8 @@ class ModelledJob:
         return rates
 
     def best_rates(self, gpu_type: str, shape: Shape) -> Sequence[float]:
-        """Progress per second in each epoch with the best of `BATCHES_TRIED` batch sizes in it; 0 where it cannot run."""
+        """Progress per second in each epoch with the best of `BATCHES_TRIED` batch sizes in it; 0 where it cannot
+        run."""
         key = (gpu_type, shape)
         if key not in self._best_rates:
             totals = np.geomspace(self.model.initial_batch, self.model.max_batch, BATCHES_TRIED)
@@ -309,7 +314,8 @@ class ModelledJob:
         return GradientNoise(float(sqr_E[epoch]), float(var_E[epoch]))
 
     def left(self, progress: float, initial_batch: int) -> float:
-        """The work that is left, in samples of another initial batch size: as many as it needs at that size in this epoch."""
+        """The work that is left, in samples of another initial batch size: as many as it needs at that size in this
+        epoch."""
         sqr_E, var_E = self.model.noise(initial_batch)
         epoch = bisect_right(self.epoch_ends, progress)
         wasted = max(initial_batch / self.model.initial_batch - 1, 0.0) * sqr_E[epoch] / (sqr_E[epoch] + var_E[epoch])
@@ -329,7 +335,8 @@ class ModelledJob:
         if times is None:
             return [0.0] * len(sqr_E)
         seconds = times.step_s + batch.accumulation_steps * (times.step_s - times.sync_s)
-        # r / S = 1 / (1 + (S - 1) sqr / (sqr + var)), as in `efficiency`; below the initial batch no sample teaches more.
+        # r / S = 1 / (1 + (S - 1) sqr / (sqr + var)), as in `efficiency`; below the initial batch no sample teaches
+        # more.
         wasted_E = max(total / initial - 1, 0.0) * sqr_E / (sqr_E + var_E)
         rates: list[float] = (total / seconds / (1 + wasted_E)).tolist()
         return rates

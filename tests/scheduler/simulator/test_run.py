@@ -16,8 +16,9 @@ from penstock_profiles.gpus import load_gpus
 from penstock_scheduler.model import Adaptivity, Job, JobSpec, Phase, Placement, Share
 from penstock_scheduler.models import SpecModels
 from penstock_scheduler.simulator import run as run_module
-from penstock_scheduler.simulator.cluster import SimulatedJob, SimulatedRun, nodes_from_spec
+from penstock_scheduler.simulator.cluster import nodes_from_spec
 from penstock_scheduler.simulator.disturbances import Disturbances
+from penstock_scheduler.simulator.jobs import SimulatedJob, SimulatedRun
 from penstock_scheduler.simulator.learning import FittedLearner, LearnedModels
 from penstock_scheduler.simulator.metrics import job_rows, summarise
 from penstock_scheduler.simulator.profiles import Profiles

@@ -1,4 +1,5 @@
-"""The models that published workloads train: which family of the catalogue each is, and how long a whole training is."""
+"""The models that published workloads train: which family of the catalogue each is, and how long a whole training
+is."""
 
 from __future__ import annotations
 

@@ -46,8 +46,8 @@ WORKLOAD: Mapping[str, str] = {
     "gpu_utilisation": "Float64",
     "gpu_mem_mb": "Float64",
 }
-"""Column -> dtype. The columns are the fields of `WorkloadJob`, which say what each means and in which unit. `object` is text or
-None, and a JobSpec in `spec`; a missing number is NA."""
+"""Column -> dtype. The columns are the fields of `WorkloadJob`, which say what each means and in which unit. `object`
+is text or None, and a JobSpec in `spec`; a missing number is NA."""
 
 COLUMNS = tuple(WORKLOAD)
 OPTIONAL = tuple(name for name in COLUMNS if name not in REQUIRED)

@@ -37,7 +37,8 @@ class _Cluster:
     shares: tuple[float, ...]
     """Shares of jobs, ascending from 0 to 1, at which `durations_s` stand."""
     durations_s: dict[int, tuple[float, ...]]
-    """GPUs from which on -> the durations that these shares of jobs do not exceed. Between them, log duration is linear."""
+    """GPUs from which on -> the durations that these shares of jobs do not exceed. Between them, log duration is
+    linear."""
 
 
 _Z = tuple(step / 4 for step in range(-16, 17))
@@ -82,7 +83,8 @@ class GeneratorSettings:
     """Submissions per hour, in the mean."""
     like: Literal["philly", "helios"] = "philly"
     cv: float = 1.0
-    """Standard deviation of the time between submissions over its mean: 1 is a Poisson process, more comes in bursts."""
+    """Standard deviation of the time between submissions over its mean: 1 is a Poisson process, more comes in
+    bursts."""
     max_gpus: int = 64
     """Jobs that would ask for more ask for these."""
     max_duration_s: float = math.inf
@@ -106,8 +108,9 @@ class GeneratorSettings:
 def generate(settings: GeneratorSettings) -> Workload:
     """The workload of these settings: equal settings give equal workloads.
 
-    Arrivals are a renewal process whose gaps have a gamma distribution (Poisson at `cv` 1). With `models`, the GPU-hours
-    drawn choose a model whose whole training is about as long (Pollux, section 5.2), and its request is a tuned one.
+    Arrivals are a renewal process whose gaps have a gamma distribution (Poisson at `cv` 1). With `models`, the
+    GPU-hours drawn choose a model whose whole training is about as long (Pollux, section 5.2), and its request is a
+    tuned one.
     """
     cluster = CLUSTERS[settings.like]
     arrivals, sizes, durations, choices, users = np.random.default_rng(settings.seed).spawn(5)

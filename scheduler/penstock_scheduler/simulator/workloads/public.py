@@ -1,7 +1,7 @@
 """Published traces: what each of their columns means to Penstock. docs/developer/data.md says where they come from.
 
-Each function converts a chunk of rows into columns of jobs (`WORKLOAD` in `frames`). Rows that are no jobs are left out and
-counted by reason.
+Each function converts a chunk of rows into columns of jobs (`WORKLOAD` in `frames`). Rows that are no jobs are left out
+and counted by reason.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ OPENB_TYPES = {"A10": "a10", "P100": "p100", "T4": "t4", "V100M16": "v100", "V10
 def sia(rows: Rows) -> Columns:
     """Windows of Pollux and Sia: adaptive trainings, each of a whole application.
 
-    `num_replicas` and `batch_size` are the tuned request that rigid policies get. The job spec has the range of batch sizes
-    that trains well, as a user would know it, and nothing of the job's speed.
+    `num_replicas` and `batch_size` are the tuned request that rigid policies get. The job spec has the range of batch
+    sizes that trains well, as a user would know it, and nothing of the job's speed.
     """
     names = rows.text("application")
     missing = np.array([not name for name in names], dtype=np.bool_)
@@ -58,7 +58,8 @@ def _adaptive(name: str) -> JobSpec:
 
 
 def philly(rows: Rows) -> Columns:
-    """Microsoft's Philly, as Sia's artifact reduces it. `cluster`, a virtual cluster, becomes the account. Jobs have no names."""
+    """Microsoft's Philly, as Sia's artifact reduces it. `cluster`, a virtual cluster, becomes the account. Jobs have no
+    names."""
     gpus = rows.whole("num_gpus", least=1)
     return {
         "id": [f"philly-{line - 1}" for line in rows.lines],
@@ -100,7 +101,8 @@ SYNERGY_PROFILES = "sensitivity_profiles.json"
 
 
 def synergy(rows: Rows) -> Columns:
-    """Synergy's replay traces. The work is a number of iterations; `SYNERGY_PROFILES` beside the file has their time."""
+    """Synergy's replay traces. The work is a number of iterations; `SYNERGY_PROFILES` beside the file has their
+    time."""
     gpus = rows.whole("gpus", least=1)
     models = rows.text("model")
     profiles = rows.file.parent / SYNERGY_PROFILES
@@ -172,7 +174,8 @@ def _openb_types(text: str) -> tuple[str, ...] | None:
 def rigid_specs(
     rows: Rows, gpus: Sequence[int], types: Sequence[tuple[str, ...] | None] | None = None
 ) -> list[JobSpec | None]:
-    """Job specs of jobs that take a fixed number of GPUs, perhaps of certain types; None for rows that are not valid."""
+    """Job specs of jobs that take a fixed number of GPUs, perhaps of certain types; None for rows that are not
+    valid."""
     of_type = [None] * len(rows) if types is None else types
     return [
         rigid_spec(count, names) if valid else None
@@ -185,7 +188,8 @@ DATE_FORMATS = ("%Y-%m-%d %H:%M:%S", "%Y-%m-%dT%H:%M:%S")
 
 
 def instants(rows: Rows, column: str) -> FloatArray:
-    """Dates and times, or seconds since 1970, as seconds. A time without a zone counts as UTC: only differences matter."""
+    """Dates and times, or seconds since 1970, as seconds. A time without a zone counts as UTC: only differences
+    matter."""
     import pandas as pd  # takes a second to load, and reading settings loads this module
 
     texts = rows.text(column)

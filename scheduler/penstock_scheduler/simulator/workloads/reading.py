@@ -107,7 +107,8 @@ def read_workload(
 
 @contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """Jobs have no reference cycles, and looking for some in 82,247 of them takes a sixth of the time that reading does."""
+    """Jobs have no reference cycles, and looking for some in 82,247 of them takes a sixth of the time that reading
+    does."""
     enabled = gc.isenabled()
     gc.disable()
     try:

@@ -34,8 +34,8 @@ _MIB = {"K": 1 / 1024, "": 1, "M": 1, "G": 1024, "T": 1024**2, "P": 1024**3}
 def sacct(rows: Rows) -> Columns:
     """Columns of jobs from rows of sacct.
 
-    Jobs are rigid: history says what a job had and not what it could have used. Its duration was recorded on the type that it
-    had. It may be simulated on another type, unless its user asked for the type.
+    Jobs are rigid: history says what a job had and not what it could have used. Its duration was recorded on the type
+    that it had. It may be simulated on another type, unless its user asked for the type.
     """
     ids, allocated = rows.text("JobIDRaw"), rows.text("AllocTRES")
     rows.leave_out(np.array(["." in job for job in ids], dtype=np.bool_), "job steps")

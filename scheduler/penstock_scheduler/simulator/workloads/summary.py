@@ -36,7 +36,8 @@ class Summary:
 
     @property
     def load_gpus(self) -> float:
-        """GPUs that its jobs would keep busy in the mean, from the first submission to the last; NaN of a single instant."""
+        """GPUs that its jobs would keep busy in the mean, from the first submission to the last; NaN of a single
+        instant."""
         return self.gpu_hours * 3600 / self.span_s if self.span_s else float("nan")
 
 

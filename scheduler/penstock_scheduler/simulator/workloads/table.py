@@ -1,7 +1,7 @@
 """Tables in files as DataFrames, read in chunks, with the number of the line in which each row begins.
 
-A trace can be larger than memory, or not be a trace at all. So lines and jobs are counted while they are read. What is too long
-or too many is an error with its line number before it is held in memory.
+A trace can be larger than memory, or not be a trace at all. So lines and jobs are counted while they are read. What is
+too long or too many is an error with its line number before it is held in memory.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ Other = TypeVar("Other")
 class Rows:
     """A chunk of a table while its columns are converted.
 
-    The methods return one array entry per row. A row with a bad value is noted in `wrong` and is no longer `valid`; later
-    conversions skip it, so that each row has one problem. Entries of rows that are not valid mean nothing.
+    The methods return one array entry per row. A row with a bad value is noted in `wrong` and is no longer `valid`;
+    later conversions skip it, so that each row has one problem. Entries of rows that are not valid mean nothing.
 
     Args:
         file: the table's file.
@@ -81,7 +81,8 @@ class Rows:
     def number(
         self, column: str, least: float | None = None, above: float | None = None, where: BoolArray | None = None
     ) -> FloatArray:
-        """Finite numbers, of at least `least` and above `above` where given; NaN for rows not valid or outside of `where`."""
+        """Finite numbers, of at least `least` and above `above` where given; NaN for rows not valid or outside of
+        `where`."""
         texts = self.raw(column)
         wanted = self.valid if where is None else self.valid & where
         values: FloatArray = np.full(len(self), np.nan)
@@ -105,7 +106,8 @@ class Rows:
         return [int(value) for value in known.tolist()]
 
     def each(self, texts: Sequence[str], read: Callable[[str], Item], default: Other) -> list[Item | Other]:
-        """`read(text)` of each valid row, called once for equal texts; `default` for other rows. `read` may raise Wrong."""
+        """`read(text)` of each valid row, called once for equal texts; `default` for other rows. `read` may raise
+        Wrong."""
         known: dict[str, Item | Wrong] = {}
         found: list[Item | Other] = [default] * len(self)
         for row in np.flatnonzero(self.valid).tolist():
@@ -185,7 +187,8 @@ def read_chunks(
         file: its first line names its columns, unless `header` is false: then they are `columns`.
         columns: columns that it must have.
         header: see `file`.
-        separator: between fields. Unless it is a comma, nothing is quoted, and the last field takes the rest of the line.
+        separator: between fields. Unless it is a comma, nothing is quoted, and the last field takes the rest of the
+            line.
         optional: columns that it may have beside `columns`; None: any.
 
     Raises:

@@ -42,7 +42,8 @@ class WorkloadJob:
     batch_size: int | None = None
     """Total batch size that its user asked for, samples; None: the model's initial one."""
     model: str | None = None
-    """Whose speed it has: a folder of measured tables, or a family of the catalogue. None: speed is known by `duration_s`."""
+    """Whose speed it has: a folder of measured tables, or a family of the catalogue. None: speed is known by
+    `duration_s`."""
     duration_s: float | None = None
     """Work as the time it takes on the `gpus` GPUs that were asked for, > 0; restarts and waiting do not count."""
     samples: float | None = None
@@ -92,8 +93,8 @@ class WorkloadJob:
 
     @property
     def as_requested(self) -> JobSpec:
-        """The job spec of the same job for a policy that gives every job what its user asked for; whose needs come first
-        stays."""
+        """The job spec of the same job for a policy that gives every job what its user asked for; whose needs come
+        first stays."""
         spec = rigid_spec(self.gpus, self.spec.gpu_types, self.batch_size)
         if self.spec.gpu_class is None and self.spec.trial_group is None:
             return spec
@@ -130,7 +131,8 @@ class Workload:
 
 
 def jittered(workload: Workload, seed: int, most_s: float = 60.0) -> Workload:
-    """The same jobs with other luck: each comes up to `most_s` later, at random. Seed 0 leaves the workload as it is."""
+    """The same jobs with other luck: each comes up to `most_s` later, at random. Seed 0 leaves the workload as it
+    is."""
     if seed == 0:
         return workload
     later_s = np.random.default_rng(seed).uniform(0, most_s, len(workload.jobs)).tolist()

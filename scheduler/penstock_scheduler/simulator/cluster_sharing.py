@@ -1,0 +1,176 @@
+"""Jobs that share GPUs on the simulated cluster: the port `Agents`, in time slices and packs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from penstock_scheduler.model import JobId, Share, SharedGpus, SharingState
+from penstock_scheduler.sharing.node import Group, without
+from penstock_scheduler.simulator.agents import SimulatedAgents
+from penstock_scheduler.simulator.events import Event, Events
+from penstock_scheduler.simulator.jobs import SimulatedJob
+from penstock_scheduler.simulator.node_book import NodeBook
+
+
+class ClusterSharing:
+    """The groups of jobs that share GPUs, and the GPUs that these groups hold.
+
+    Args:
+        agents: of all nodes.
+        jobs: all jobs.
+        held: those that hold GPUs.
+        book: the nodes.
+        events: where slices are foreseen.
+        change_speed: lets a job run on as fast as it is now.
+    """
+
+    def __init__(
+        self,
+        agents: SimulatedAgents,
+        jobs: Mapping[JobId, SimulatedJob],
+        held: Mapping[JobId, SimulatedJob],
+        book: NodeBook,
+        events: Events,
+        change_speed: Callable[[SimulatedJob, float], None],
+    ) -> None:
+        self.agents = agents
+        self._jobs, self._held, self._book, self._events = jobs, held, book, events
+        self._change_speed = change_speed
+        self._members: set[JobId] = set()
+        """Jobs whose GPUs are held by a group."""
+        self._slices: dict[int, Group] = {}
+        """Number of the event at which a slice ends -> its group."""
+        self._reserved: dict[int, Group] = {}
+        """Groups whose GPUs are taken, by identity."""
+        self._wanted: tuple[SharedGpus, ...] = ()
+        self._joins: dict[JobId, SharedGpus] = {}
+        """The group that each job is to be in."""
+        self._alone_since_s: dict[JobId, float] = {}
+
+    def __contains__(self, job: JobId) -> bool:
+        return job in self._members
+
+    def state(self, active: Iterable[JobId], now_s: float) -> SharingState:
+        """What the agents tell: see `ports.Agents.sharing`."""
+        for job_id, since_s in self._alone_since_s.items():
+            since_s = max(since_s, self._jobs[job_id].runs[-1].ready_s)
+            if now_s > since_s:
+                self.agents.ran_alone(job_id, now_s - since_s, now_s)
+                self._alone_since_s[job_id] = now_s
+        return SharingState(
+            tuple(group.order for group in self.agents.groups),
+            {job_id: self.agents.use(job_id) for job_id in active},
+            self.agents.take_seen(),
+            (),
+            self.agents.gpu_memory_mb,
+        )
+
+    def share(self, groups: Sequence[SharedGpus], now_s: float) -> None:
+        """Carry out these groups from now on. A job joins as soon as it has started on the node."""
+        self._wanted = tuple(groups)
+        self._joins = {job_id: group for group in groups for job_id in group.jobs}
+        self._regroup(now_s)
+
+    def acted(self, now_s: float) -> None:
+        """Actions were carried out: jobs may have come to the nodes of their groups."""
+        if self._wanted:
+            self._regroup(now_s)
+
+    def started(self, job: SimulatedJob, now_s: float) -> None:
+        """A job holds GPUs of its own from now on."""
+        self.agents.started(job.id, job.held.gpu_type, now_s)
+        self._alone_since_s[job.id] = now_s
+        if job.id in self._joins:
+            self._regroup(now_s)  # so that the next job finds these GPUs reserved
+
+    def left(self, job: SimulatedJob, now_s: float) -> None:
+        """A job of a group has left its GPUs."""
+        self._members.discard(job.id)
+        group = self.agents.left(job.id, now_s, ended=job.finish_s is not None)
+        self._reserve_gpus(now_s)
+        if group is not None:
+            self._next_slice(group, now_s)
+            self._change_speeds(group, now_s)
+
+    def count_alone(self, job_id: JobId, now_s: float) -> None:
+        """Count the time for which a job has had its GPUs to itself."""
+        since_s = self._alone_since_s.pop(job_id, now_s)
+        since_s = max(since_s, self._jobs[job_id].runs[-1].ready_s)
+        if now_s > since_s:
+            self.agents.ran_alone(job_id, now_s - since_s, now_s)
+
+    def needs(self, job_id: JobId, share: Share) -> int:
+        """GPUs that must be free for a job to start: none where it joins others on GPUs that are reserved already."""
+        group = self._joins.get(job_id)
+        if group is None or group.node != share.node:
+            return share.gpus
+        reserved = not self._members.isdisjoint(group.jobs)
+        return 0 if reserved else group.gpus
+
+    def is_stale(self, event: Event) -> bool:
+        """Whether the slice whose end was foreseen has been cut short."""
+        return self._slices[event.number].event != event.number
+
+    def drop(self, event: Event) -> None:
+        """The event of a slice is removed."""
+        self._slices.pop(event.number, None)
+
+    def end_slice(self, event: Event) -> None:
+        """The slice of a group is over."""
+        group = self._slices.pop(event.number)
+        self.agents.end_slice(group, event.at_s)
+        self._next_slice(group, event.at_s)
+        self._change_speeds(group, event.at_s)
+
+    def _regroup(self, now_s: float) -> None:
+        here = []
+        for group in self._wanted:
+            for job_id in group.jobs:
+                if not self._is_on(job_id, group.node):
+                    group = without(group, job_id)
+            if group.packs:
+                here.append(group)
+        members = {job_id for group in here for job_id in group.jobs}
+        if here == [group.order for group in self.agents.groups] and members == self._members:
+            return
+        running = {
+            job_id: job_id not in self._members and self._jobs[job_id].runs[-1].start_s < now_s for job_id in members
+        }
+        for job_id in members - self._members:
+            self._book.take_all(self._jobs[job_id].held, -1, now_s)
+            self.count_alone(job_id, now_s)
+        for job_id in self._members - members:
+            if job_id in self._held:
+                self._book.take_all(self._jobs[job_id].held, 1, now_s)
+                self._alone_since_s[job_id] = now_s
+        self._members = members
+        fresh = self.agents.order(here, now_s, running)
+        self._reserve_gpus(now_s)
+        for group_now in fresh:
+            self._next_slice(group_now, now_s)
+        for job_id in list(self._held):
+            self._change_speed(self._jobs[job_id], now_s)
+
+    def _is_on(self, job_id: JobId, node: str) -> bool:
+        job = self._jobs[job_id]
+        return job.allocation is not None and job.allocation.nodes == (node,)
+
+    def _reserve_gpus(self, now_s: float) -> None:
+        """Take the GPUs of the groups that there are, and give back those of groups that there were."""
+        now = {id(group): group for group in self.agents.groups}
+        for key, group in self._reserved.items():
+            if key not in now:
+                self._book.take(group.order.node, -group.order.gpus, now_s)
+                group.event = -1
+        for key, group in now.items():
+            if key not in self._reserved:
+                self._book.take(group.order.node, group.order.gpus, now_s)
+        self._reserved = now
+
+    def _next_slice(self, group: Group, now_s: float) -> None:
+        group.event = self._events.push(now_s + group.order.slice_s, "slice", group.order.node)
+        self._slices[group.event] = group
+
+    def _change_speeds(self, group: Group, now_s: float) -> None:
+        for job_id in group.order.jobs:
+            self._change_speed(self._jobs[job_id], now_s)

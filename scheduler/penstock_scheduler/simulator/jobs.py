@@ -1,0 +1,195 @@
+"""Simulated jobs: what each asks for, how fast it is, and what has become of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from penstock_profiles.estimators import AnyEstimator, Batch
+from penstock_profiles.matrix import Configurations, best_batches
+from penstock_profiles.noise import GradientNoise
+from penstock_profiles.sensitivity import SensitivityProfile
+from penstock_scheduler.model import Job, JobId, JobSpec, Placement
+from penstock_scheduler.simulator.truth import JobTruth, Measurement, Shape, advance, rate_at
+
+
+class Learner(Protocol):
+    """What is known of a job while it runs: to the job itself, and to the scheduler."""
+
+    @property
+    def estimator(self) -> AnyEstimator:
+        """What the scheduler knows. The same object until there is news."""
+        ...
+
+    @property
+    def unmeasured(self) -> tuple[str, ...]:
+        """GPU types on which its rounds are to measure it: see `Snapshot.unmeasured`."""
+        ...
+
+    def saw(self, gpu_type: str, seen: Measurement | None, noise: GradientNoise | None) -> None:
+        """Take in what the job has measured while it ran."""
+        ...
+
+    @property
+    def own_estimator(self) -> AnyEstimator:
+        """The estimator by which the job itself chooses its batch size."""
+        ...
+
+
+@dataclass(slots=True)
+class SimulatedRun:
+    """A job's time on one placement."""
+
+    start_s: float
+    end_s: float
+    placement: Placement
+    ready_s: float
+    """When the restart was over."""
+    progress: float
+    """Progress when it began."""
+    rates: list[tuple[float, float]] = field(default_factory=list)
+    """(from when on, progress per second), one for each batch size or epoch that was observed."""
+
+    @property
+    def gpu_seconds(self) -> float:
+        """GPUs held, times the time that they were held."""
+        return self.placement.gpus * (self.end_s - self.start_s)
+
+
+@dataclass(slots=True)
+class SimulatedJob:
+    """A job and what has become of it. The cluster sets the fields from `shape` on."""
+
+    id: JobId
+    name: str
+    spec: JobSpec
+    truth: JobTruth
+    """How fast it really is."""
+    submit_s: float
+    learner: Learner | None = None
+    """None: it measures nothing, and trains with the batch size that its user asked for."""
+    batch_size: int | None = None
+    """Total batch size that its user asked for, samples; None: the model's initial one."""
+    user: str = "user"
+    account: str = ""
+    time_limit_s: float | None = None
+    """Time limit that its user gave, which backfill plans with; None: none. The simulator ends no job at it."""
+    sensitivity: SensitivityProfile | None = None
+    """What CPU and memory are worth to it; None: nothing, or unknown."""
+    progress: float = 0.0
+    """As of the last observation; for a job without a learner as of its last event, or `SimulatedCluster.close`."""
+    allocation: Placement | None = None
+    starts: int = 0
+    most_gpus: int = 0
+    """Most GPUs that it has run on."""
+    failures: int = 0
+    """Times that a node failed under it."""
+    finish_s: float | None = None
+    runs: list[SimulatedRun] = field(default_factory=list)
+    """One for each time that it held GPUs; the end of the last one is not known while it runs."""
+    batch: Batch | None = None
+    shape: Shape = ()
+    """GPUs on each node of its allocation."""
+    speed: float = 1.0
+    """Factor on its rate, for what the truth does not know: neighbours, stragglers, CPUs and memory."""
+    settled_s: float = 0.0
+    """The time of which `progress` is."""
+    saved: float = 0.0
+    """Progress in its last checkpoint."""
+    end_event: int = -1
+    """Number of the event at which it ends if nothing changes; -1: none."""
+    known: tuple[AnyEstimator, str, Shape] | None = None
+    """What the present batch size was chosen by."""
+    view: Job | None = None
+    """The job as observed last."""
+    leave_event: int = -1
+    """Number of the event at which it leaves its GPUs; -1: it stays."""
+    trains_until_s: float = math.inf
+    startable_s: float = -math.inf
+    """It cannot start before."""
+
+    @property
+    def work(self) -> float:
+        """Progress at which it is done."""
+        return self.truth.work
+
+    @property
+    def restarts(self) -> int:
+        """Times that it was stopped and started again."""
+        return max(self.starts - 1, 0)
+
+    @property
+    def rate(self) -> float:
+        """Progress per second once it trains, by the progress of the last observation; 0 while it holds no GPU."""
+        if self.allocation is None:
+            return 0.0
+        return self.speed * rate_at(self.truth, self.allocation.gpu_type, self.shape, self.batch, self.progress)
+
+    @property
+    def held(self) -> Placement:
+        """Its allocation, when it must have one."""
+        assert self.allocation is not None, "only a job with GPUs trains"
+        return self.allocation
+
+    def settle(self, now_s: float, checkpoint_s: float) -> None:
+        """Bring its progress to `now_s`, and what is in its last checkpoint; it writes one every `checkpoint_s` of
+        training."""
+        ready_s = self.runs[-1].ready_s
+        saved_s = ready_s + (now_s - ready_s) // checkpoint_s * checkpoint_s
+        if saved_s > max(ready_s, self.settled_s):
+            self._train_until(saved_s)
+            self.saved = self.progress
+        self._train_until(now_s)
+
+    def _train_until(self, until_s: float) -> None:
+        seconds = min(until_s, self.trains_until_s) - max(self.settled_s, self.runs[-1].ready_s)
+        if seconds > 0:
+            gpu_type = self.held.gpu_type
+            self.progress, _ = advance(self.truth, gpu_type, self.shape, self.batch, self.progress, seconds, self.speed)
+        self.settled_s = until_s
+
+    def done_s(self) -> float:
+        """When its work will be done if nothing changes; infinite: never, or it leaves its GPUs before."""
+        ready_s = max(self.settled_s, self.runs[-1].ready_s)
+        gpu_type = self.held.gpu_type
+        _, needed_s = advance(self.truth, gpu_type, self.shape, self.batch, self.progress, math.inf, self.speed)
+        done = needed_s < math.inf and ready_s + needed_s <= self.trains_until_s
+        return ready_s + needed_s if done else math.inf
+
+
+def choose_batches(jobs: Iterable[SimulatedJob]) -> list[SimulatedJob]:
+    """Let jobs that hold GPUs choose the batch size that they think best there. Returns the jobs whose batch has
+    changed."""
+    totals: list[tuple[SimulatedJob, int | None]] = []
+    learning: list[tuple[SimulatedJob, AnyEstimator, str, Shape]] = []
+    for job in jobs:
+        if job.learner is None:
+            totals.append((job, job.batch_size))
+            continue
+        known = (job.learner.own_estimator, job.held.gpu_type, job.shape)
+        if job.known is None or known[0] is not job.known[0] or known[1:] != job.known[1:]:
+            job.known = known
+            learning.append((job, *known))
+    if not learning:
+        return _with_batches(totals)
+    where = Configurations(
+        tuple(gpu_type for *_, gpu_type, _ in learning),
+        tuple(len(shape) for *_, shape in learning),
+        tuple(sum(shape) for *_, shape in learning),
+    )
+    best = best_batches([estimator for _, estimator, *_ in learning], where)
+    for (job, *_), batch, gpus in zip(learning, best, where.gpus, strict=True):
+        totals.append((job, None if batch is None else gpus * batch.atomic_batch * (batch.accumulation_steps + 1)))
+    return _with_batches(totals)
+
+
+def _with_batches(totals: Iterable[tuple[SimulatedJob, int | None]]) -> list[SimulatedJob]:
+    """Let jobs train with these total batch sizes. Returns the jobs whose batch has changed."""
+    changed = []
+    for job, total in totals:
+        before, job.batch = job.batch, job.truth.batch(job.held.gpu_type, job.shape, total)
+        if job.batch != before:
+            changed.append(job)
+    return changed
