@@ -247,7 +247,9 @@ def test_a_past_in_which_jobs_shared_is_of_the_work_that_they_did(tmp_path, shar
     assert found.gpu_seconds is not None
     assert found.gpu_seconds <= 2 * found.end_s, "a shared GPU counts once"
     assert found.gpu_seconds == pytest.approx(2 * found.end_s, rel=0.15)
-    assert any("in its figures of GPU-hours, queue and feedback who is suspended has GPUs" in n for n in found.notes)
+    assert any(
+        "figures of GPU-hours, queue and feedback count a suspended job as one that has GPUs" in n for n in found.notes
+    )
 
 
 def test_under_a_policy_that_shares_the_past_is_lived_through_again(tmp_path, shared_history):
@@ -331,7 +333,7 @@ def test_who_never_had_a_turn_is_left_out(phase):
     )
     assert list(found.truths) == ["a"]
     notes = " ".join(found.notes)
-    assert "1 job never ran, never had a turn on shared GPUs, or had not ended" in notes
+    assert "1 job never ran, never had a time slice on shared GPUs, or had not ended" in notes
     assert "how fast they were beside the others" not in notes
 
 

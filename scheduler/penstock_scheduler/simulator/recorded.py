@@ -1,27 +1,27 @@
 """A daemon's own record as something to simulate: its jobs, what they asked for, what they did, and what was known of
 them.
 
-Work is counted by the models that the daemon had last: what each says was done in the time and on the GPUs that the job
+The models that the daemon had last count the work: what each says was done in the time and on the GPUs that the job
 really had. So the same job on the same GPUs takes the same time again, however wrong its model is about others. Work
-that was done twice, because a node failed, counts once; of a job that had not ended, the rest is what its own reports
-say was left.
+that was done twice, because a node failed, counts once. For a job that had not ended, its own reports say how much work
+was left.
 
-Where jobs shared GPUs, a job did no work while it was suspended, which its node's agent tells, and in a pack its share
-of it, as it was measured. How fast a guest beside a guaranteed job was is not recorded: it is left out.
+Where jobs shared GPUs, a job did no work while it was suspended, which the node's agent tells. In a pack it did its
+measured share. How fast an opportunistic job was beside a guaranteed job is not recorded: such a job is left out.
 
-What a job uses of a GPU, for a policy that lets jobs share, is what an agent has seen of it, or else what it told in
-its reports.
+What a job uses of a GPU, for a policy that lets jobs share, is what an agent has seen, or else what the job's reports
+told.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from statistics import fmean, median
+from statistics import median
 
-from penstock_profiles.colocation import Colocation, Pair
+from penstock_profiles.colocation import Colocation
 from penstock_profiles.estimators import AnyEstimator, LinearEstimator
 from penstock_profiles.wire import CPU, Ended, Observation, Report, Started
 from penstock_scheduler.errors import ConfigError
@@ -32,17 +32,15 @@ from penstock_scheduler.model import (
     JobId,
     JobUse,
     Node,
-    Phase,
     Placement,
     Share,
-    SharedGpus,
-    SharingState,
     Snapshot,
 )
 from penstock_scheduler.policies.common import rate
 from penstock_scheduler.records import RoundRecord
 from penstock_scheduler.simulator.jobs import SimulatedJob, SimulatedRun
 from penstock_scheduler.simulator.learning import Donated
+from penstock_scheduler.simulator.recorded_rounds import RecordedJob, RecordedRounds
 from penstock_scheduler.simulator.run import Tick
 from penstock_scheduler.simulator.truth import EstimatedJob
 from penstock_scheduler.simulator.workloads import Workload, WorkloadJob
@@ -85,197 +83,135 @@ class RecordedHistory:
 
 
 @dataclass(slots=True)
-class _RecordedJob:
-    """What the rounds say of a job."""
+class _Reading:
+    """The jobs of a record that can be simulated, and how many cannot."""
 
-    job: Job
-    model: AnyEstimator
-    restart_cost_s: float
-    gone_s: float | None = None
-    """First round without it; None: it is in the last one."""
-    held: list[tuple[float, float, Placement]] = field(default_factory=list)
-    use: JobUse | None = None
-    """By the agents, last; None: they have told nothing."""
-    idle_s: float = 0.0
-    """Time in which it held GPUs that it shared, and was suspended. What ran is told when a slice ends, and may make up
-    for the rounds before: in between this may be below 0."""
-    beside_s: dict[tuple[str, JobId], float] = field(default_factory=dict)
-    """(GPU type, another job) -> time in which it ran beside that one."""
-    guest_s: float = 0.0
-    """Time in which it ran beside a guaranteed job."""
+    lived: list[SimulatedJob] = field(default_factory=list)
+    requested: dict[JobId, WorkloadJob] = field(default_factory=dict)
+    left_out: int = 0
+    """Jobs that did not run, or whose rest is not known."""
+    unsure: int = 0
+    """Jobs that ended without saying that they were complete."""
+    cut: int = 0
+    """Jobs that had not ended."""
+    unknown_share: int = 0
+    """Jobs that shared GPUs at a speed that is not recorded."""
 
 
-def recorded_history(rounds: Iterable[RoundRecord], reports: Iterable[Report]) -> RecordedHistory:
+def recorded_history(records: Iterable[RoundRecord], reports: Iterable[Report]) -> RecordedHistory:
     """Read a record.
 
     Args:
-        rounds: ascending; only one is held at a time.
+        records: ascending; only one is held at a time.
         reports: of the jobs, in any order.
 
     Raises:
         ConfigError: nothing in it can be simulated.
     """
-    seen: dict[JobId, _RecordedJob] = {}
-    before: set[JobId] = set()
-    times: list[float] = []
-    others: dict[str, list[int]] = {}
-    ticks: list[Tick] = []
-    pairs: dict[tuple[str, str, str], Pair] = {}
-    gpu_memory_mb: dict[str, int] = {}
-    gpu_s, shared = 0.0, False
-    last: Snapshot | None = None
-    record: RoundRecord | None = None
-    for record in rounds:
-        snapshot, now_s = record.snapshot, record.snapshot.time_s
-        here = {job.id for job in snapshot.jobs}
-        for job_id, known in seen.items():
-            if job_id not in here and known.gone_s is None:
-                known.gone_s = now_s
-        for node in snapshot.nodes:
-            others.setdefault(node.name, []).append(node.gpus_others)
-        for job in snapshot.jobs:
-            if not times and (job.allocation is not None or job.restarts):
-                before.add(job.id)
-            facts = snapshot.facts[job.id]
-            known = seen.setdefault(job.id, _RecordedJob(job, facts.model, facts.restart_cost_s))
-            known.job, known.model, known.gone_s = job, facts.model, None
-            _hold(known.held, job, now_s)
-        if (state := snapshot.sharing) is not None:
-            shared |= any(_crowded(state))
-            pairs |= {(p.gpu_type, p.mine, p.theirs): Pair(share=p.share) for p in state.pairs}
-            gpu_memory_mb |= state.gpu_memory_mb
-            for job_id in here & state.uses.keys():
-                _share(seen[job_id], state, last, now_s)
-        ticks.append(_tick(snapshot, now_s))
-        gpu_s += ticks[-2].gpus_held * (now_s - ticks[-2].time_s) if last is not None else 0.0
-        times.append(now_s)
-        last = snapshot
-    if record is None:
+    rounds = RecordedRounds()
+    for record in records:
+        rounds.add(record)
+    last, times = rounds.last, rounds.times
+    if last is None:
         raise ConfigError("the store has no rounds: nothing has happened yet that could be replayed")
     by_job: dict[JobId, list[Report]] = {}
     for report in reports:
-        if report.job_id in seen and report.job_id not in before:
+        if report.job_id in rounds.jobs and report.job_id not in rounds.before:
             by_job.setdefault(report.job_id, []).append(report)
-    start_s = min([times[0], *(known.job.submit_s for job_id, known in seen.items() if job_id not in before)])
-    lived: list[SimulatedJob] = []
-    asked: dict[JobId, WorkloadJob] = {}
-    together = Colocation(pairs)
-    left_out = unsure = cut = guests = 0
-    for job_id, known in seen.items():
-        if job_id in before:
-            continue
-        part = _part(known, seen, together)
-        if part is None:
-            guests += 1
-            continue
-        found = _live(known, by_job.get(job_id, []), start_s, times[-1], part)
-        if found is None:
-            left_out += 1
-            continue
-        one, said_so = found
-        unsure += one.finish_s is not None and not said_so
-        cut += one.finish_s is None
-        lived.append(one)
-        asked[one.id] = _asked(one, known.use, by_job.get(job_id, []))
-    lived.sort(key=lambda job: job.submit_s)
-    if not lived:
+    submitted_s = (known.job.submit_s for job_id, known in rounds.jobs.items() if job_id not in rounds.before)
+    start_s = min([times[0], *submitted_s])
+    reading = _read_jobs(rounds, by_job, start_s)
+    if not reading.lived:
         raise ConfigError("the store's rounds have no job that came and ran while they were kept: nothing to replay")
-    nodes = tuple(
-        replace(node, usable=True, reservation="", gpus_others=min(round(fmean(others[node.name])), node.gpus))
-        for node in record.snapshot.nodes
+    return RecordedHistory(
+        start_s=start_s,
+        end_s=times[-1] - start_s,
+        nodes=(nodes := rounds.nodes(last)),
+        workload=Workload("the record", tuple(reading.requested[job.id] for job in reading.lived)),
+        truths={job.id: job.truth for job in reading.lived if isinstance(job.truth, EstimatedJob)},
+        lived=tuple(reading.lived),
+        ticks=tuple(replace(tick, time_s=tick.time_s - start_s) for tick in rounds.ticks),
+        round_s=median(later - earlier for earlier, later in pairwise(times)) if len(times) > 1 else 60.0,
+        notes=_notes(rounds, reading, nodes, last),
+        pairs=rounds.pairs,
+        gpu_memory_mb=rounds.gpu_memory_mb,
+        gpu_seconds=rounds.gpu_seconds if rounds.shared else None,
     )
+
+
+def _read_jobs(rounds: RecordedRounds, reports: Mapping[JobId, Sequence[Report]], start_s: float) -> _Reading:
+    """The jobs that came while the record was kept, in the order of their submission."""
+    reading, pairs = _Reading(), rounds.pairs
+    for job_id, known in rounds.jobs.items():
+        if job_id in rounds.before:
+            continue
+        of_job = reports.get(job_id, [])
+        part = _part(known, rounds.jobs, pairs)
+        if part is None:
+            reading.unknown_share += 1
+            continue
+        found = _live(known, of_job, start_s, part)
+        if found is None:
+            reading.left_out += 1
+            continue
+        job, complete = found
+        reading.unsure += job.finish_s is not None and not complete
+        reading.cut += job.finish_s is None
+        reading.lived.append(job)
+        reading.requested[job.id] = _requested(job, known.use, of_job)
+    reading.lived.sort(key=lambda job: job.submit_s)
+    return reading
+
+
+def _notes(rounds: RecordedRounds, reading: _Reading, nodes: Sequence[Node], last: Snapshot) -> tuple[str, ...]:
+    """What the record cannot tell, in sentences."""
     sentences = (
-        (len(before), "held GPUs already, or had, when the record begins: they are left out"),
+        (len(rounds.before), "held GPUs already, or had, when the record begins: they are left out"),
         (
-            left_out,
-            "never ran, never had a turn on shared GPUs, or had not ended and do not tell how much is left: they are left out",
+            reading.left_out,
+            "never ran, never had a time slice on shared GPUs, or had not ended and do not tell how much is left: they are "
+            "left out",
         ),
         (
-            cut,
-            "had not ended when the record ends: they run on in the simulation for the work that they told is left, but only "
-            "jobs that ended count in the figures",
+            reading.cut,
+            "had not ended when the record ends: they run on in the simulation for the work that they told is left, but "
+            "only jobs that ended count in the figures",
         ),
         (
-            guests,
-            "shared GPUs, and it is not recorded how fast they were beside the others: they are left out, and the simulated "
-            "cluster is emptier than it was",
+            reading.unknown_share,
+            "shared GPUs, and it is not recorded how fast they were beside the others: they are left out, and the "
+            "simulated cluster is emptier than the real one was",
         ),
-        (unsure, "ended without saying that they were complete, as if cancelled: they end at the same work again"),
+        (
+            reading.unsure,
+            "ended without saying that they were complete, as if cancelled: they end at the same work again",
+        ),
     )
     notes = [f"{_jobs(count)} {text}." for count, text in sentences if count]
     if any(node.gpus_others for node in nodes):
         notes.append("GPUs that jobs of others held are taken to be held all the time, as many as in the mean.")
-    if record.snapshot.limits:
+    if last.limits:
         notes.append("The site's limits on users, accounts and QOS are not applied.")
-    if shared:
+    if rounds.shared:
         notes.append(
-            "Jobs shared GPUs while it was recorded: in its figures of GPU-hours, queue and feedback who is suspended has GPUs."
+            "Jobs shared GPUs while it was recorded: its figures of GPU-hours, queue and feedback count a suspended job as "
+            "one that has GPUs."
         )
-    return RecordedHistory(
-        start_s=start_s,
-        end_s=times[-1] - start_s,
-        nodes=nodes,
-        workload=Workload("the record", tuple(asked[job.id] for job in lived)),
-        truths={job.id: job.truth for job in lived if isinstance(job.truth, EstimatedJob)},
-        lived=tuple(lived),
-        ticks=tuple(replace(tick, time_s=tick.time_s - start_s) for tick in ticks),
-        round_s=median(later - earlier for earlier, later in pairwise(times)) if len(times) > 1 else 60.0,
-        notes=tuple(notes),
-        pairs=together,
-        gpu_memory_mb=gpu_memory_mb,
-        gpu_seconds=gpu_s if shared else None,
-    )
+    return tuple(notes)
 
 
 def _jobs(count: int) -> str:
     return "1 job" if count == 1 else f"{count} jobs"
 
 
-def _hold(held: list[tuple[float, float, Placement]], job: Job, now_s: float) -> None:
-    """Note what a job holds in a round: until the next one, if it then still does."""
-    if job.allocation is None or job.phase not in (Phase.RUNNING, Phase.STOPPING):
-        return
-    if held and held[-1][2] == job.allocation:
-        held[-1] = (held[-1][0], now_s, job.allocation)
-    else:
-        held.append((now_s, now_s, job.allocation))
-
-
-def _crowded(state: SharingState) -> Iterator[SharedGpus]:
-    """Groups in which jobs are not alone."""
-    return (group for group in state.groups if len(group.jobs) > 1)
-
-
-def _share(known: _RecordedJob, state: SharingState, last: Snapshot | None, now_s: float) -> None:
-    """Note what has become of a job since the last round if it shared its GPUs: as it had begun by then, and runs
-    still."""
-    job, use, before = known.job, state.uses[known.job.id], known.use
-    known.use = use if use.utilisation is not None or before is None else replace(use, utilisation=before.utilisation)
-    group = next((group for group in _crowded(state) if job.id in group.jobs), None)
-    if group is None or last is None or before is None or not before.ran_s or job.allocation is None:
-        return
-    if len(known.held) == 0 or known.held[-1][0] > last.time_s:  # it came to these GPUs since then
-        return
-    ran_s = max(use.ran_s - before.ran_s, 0.0)
-    known.idle_s += now_s - last.time_s - ran_s
-    pack = next(pack for pack in group.packs if job.id in pack.jobs)
-    if pack.guaranteed not in (None, job.id):
-        known.guest_s += ran_s
-    elif pack.guaranteed is None:
-        for other in pack.jobs:
-            if other != job.id:
-                beside = (job.allocation.gpu_type, other)
-                known.beside_s[beside] = known.beside_s.get(beside, 0.0) + ran_s
-
-
-def _part(known: _RecordedJob, seen: Mapping[JobId, _RecordedJob], pairs: Colocation) -> float | None:
-    """What a job did of what it would have done alone on its GPUs, in [0, 1]; None: nobody knows."""
-    if known.guest_s:
+def _part(known: RecordedJob, jobs: Mapping[JobId, RecordedJob], pairs: Colocation) -> float | None:
+    """What a job did of what it would have done alone on its GPUs, in [0, 1]; None: unknown."""
+    if known.opportunistic_s:
         return None
     held_s = sum(end - begin for begin, end, _ in known.held)
     lost_s = max(known.idle_s, 0.0)
     for (gpu_type, other), ran_s in known.beside_s.items():
-        theirs = seen[other].use if other in seen else None
+        theirs = jobs[other].use if other in jobs else None
         mine = known.use
         if mine is None or theirs is None:
             return None
@@ -288,21 +224,8 @@ def _part(known: _RecordedJob, seen: Mapping[JobId, _RecordedJob], pairs: Coloca
     return 1 - lost_s / max(held_s, lost_s) if lost_s else 1.0
 
 
-def _tick(snapshot: Snapshot, now_s: float) -> Tick:
-    jobs = snapshot.jobs
-    running = [job.allocation for job in jobs if job.phase is Phase.RUNNING and job.allocation is not None]
-    between = sum(job.phase in (Phase.STARTING, Phase.STOPPING) for job in jobs)
-    gpus = sum(held.gpus for held in running)
-    if snapshot.sharing is not None:
-        own = {job.id: job.allocation.gpus for job in jobs if job.phase is Phase.RUNNING and job.allocation is not None}
-        for group in _crowded(snapshot.sharing):
-            together = sum(own.get(job, 0) for job in group.jobs)
-            gpus -= max(together - group.gpus, 0)
-    return Tick(now_s, len(jobs), len(running), between, len(jobs) - len(running) - between, gpus, 0.0, decided=True)
-
-
 def _live(
-    known: _RecordedJob, reports: Sequence[Report], start_s: float, end_s: float, part: float
+    known: RecordedJob, reports: Sequence[Report], start_s: float, part: float
 ) -> tuple[SimulatedJob, bool] | None:
     """What became of a job, and whether it said at its end that it was complete; None if nothing can be told.
 
@@ -366,8 +289,9 @@ def _rate(model: AnyEstimator, where: Placement) -> float:
     return rate(model, where.configuration)
 
 
-def _asked(job: SimulatedJob, use: JobUse | None, reports: Sequence[Report]) -> WorkloadJob:
-    """The job, with what is known of it beside others: what an agent has seen, or else what it told itself."""
+def _requested(job: SimulatedJob, use: JobUse | None, reports: Sequence[Report]) -> WorkloadJob:
+    """The job as its user submitted it, with what is known of it beside others: by an agent, or else by its own
+    reports."""
     told = [report.body for report in reports if isinstance(report.body, Observation) and report.body.gpu_type != CPU]
     busy = [(each.utilisation, each.steps * each.step_time_s) for each in told if each.utilisation is not None]
     used = sum(share * seconds for share, seconds in busy) / sum(seconds for _, seconds in busy) if busy else None
