@@ -68,7 +68,7 @@ def site(slurm: LoopbackCluster, public: Path) -> Iterator[Site]:
     folder.chmod(0o755)
     site = Site(slurm, folder)
     site.extra = f'[api]\nlisten = "127.0.0.1:{machine.free_ports(1)}"\nmunge = true\n'
-    site.extra += f'munge_socket = "{slurm._layout.munge_socket}"\n'
+    site.extra += f'munge_socket = "{slurm.munge_socket}"\n'
     site.start()
     yield site
     site.stop()

@@ -1,9 +1,9 @@
 """A real Slurm on one machine: munged, slurmctld and a slurmd for each node, with typed GPUs that do not exist.
 
-For the demo, for tests (`penstock_slurm.loopback.fixtures`) and for trying things out (`penstock loopback`).
+It serves the demo, the tests (`penstock_slurm.loopback.fixtures`) and experiments (`penstock loopback`).
 """
 
-from penstock_slurm.loopback.cluster import ClusterStatus, LoopbackCluster, NodeStatus, default_folder
+from penstock_slurm.loopback.cluster import ClusterStatus, LoopbackCluster, NodeStatus
 from penstock_slurm.loopback.errors import (
     CommandFailed,
     LoopbackError,
@@ -11,6 +11,7 @@ from penstock_slurm.loopback.errors import (
     PortInUse,
     ProgramsMissing,
 )
+from penstock_slurm.loopback.folder import default_folder
 from penstock_slurm.loopback.waiting import wait_for
 
 __all__ = [

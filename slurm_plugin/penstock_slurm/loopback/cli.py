@@ -1,4 +1,4 @@
-"""`penstock loopback`: a real Slurm on this machine, for the demo and for trying things out."""
+"""`penstock loopback`: a real Slurm on this machine, for experiments."""
 
 import contextlib
 import json
@@ -14,18 +14,19 @@ from rich.console import Console
 from rich.table import Table
 
 from penstock_scheduler.nodespec import DEFAULT_SPEC, SpecError
-from penstock_slurm.loopback.cluster import LoopbackCluster, default_folder
+from penstock_slurm.loopback.cluster import LoopbackCluster
 from penstock_slurm.loopback.errors import LoopbackError, NotRunning
+from penstock_slurm.loopback.folder import default_folder
 
 app = typer.Typer(help="A real Slurm on this machine, with GPUs that do not exist.", no_args_is_help=True)
 
 Dir = Annotated[
     Path | None,
-    typer.Option("--dir", help="The cluster's folder; each holds one cluster.  (default: one folder for each user)"),
+    typer.Option("--dir", help="The cluster's folder, which holds one cluster.  (default: a folder for each user)"),
 ]
 
 _PATIENCE_S = 2.0
-"""A start that takes longer than this says what it waits for, and again each time this has passed."""
+"""A start that takes longer prints what it waits for, at this interval."""
 
 
 @app.command()
@@ -35,8 +36,8 @@ def up(
         str,
         typer.Option(
             metavar="SPEC",
-            help="Comma-separated TYPE:NODESxGPUS: 6 nodes with 4 t4 each are t4:6x4. With CPUs and GB of each node: "
-            "t4:2x4:12c:240g; then Slurm gives out memory, too.",
+            help="Comma-separated TYPE:NODESxGPUS: t4:6x4 are 6 nodes with 4 t4 each. With CPUs and GB of each node: "
+            "t4:2x4:12c:240g; Slurm then allocates memory too.",
         ),
     ] = DEFAULT_SPEC,
     accounting: Annotated[bool, typer.Option("--accounting", help="Also run slurmdbd, with its own MariaDB.")] = False,
@@ -44,17 +45,18 @@ def up(
         bool,
         typer.Option(
             "--agents/--no-agents",
-            help="Also run a penstock-agent for each node, some 50 MB each, so that jobs can share GPUs.  (default: where the "
-            "SPANK plugin can be built)",
+            help="Also run a penstock-agent for each node, about 50 MB each, so that jobs can share GPUs.  (default: if "
+            "the SPANK plugin can be built)",
             show_default=False,
         ),
     ] = Path("/usr/include/slurm/spank.h").exists(),
     port: Annotated[
-        int | None, typer.Option(help="The first TCP port: one for each node and two more.  (default: free ones)")
+        int | None,
+        typer.Option(help="The first of the TCP ports, one for each node and two more.  (default: free ports)"),
     ] = None,
 ) -> None:
     """Start the cluster and wait until every node is idle."""
-    with _errors_told():
+    with _errors_shown():
         started_s = time.monotonic()
         cluster = LoopbackCluster(folder or default_folder(), nodes, accounting=accounting, port=port, agents=agents)
         cluster.up(progress=_progress_line(started_s))
@@ -70,8 +72,8 @@ def up(
 
 @app.command()
 def down(folder: Dir = None) -> None:
-    """End every process of the cluster, jobs included; the logs stay."""
-    with _errors_told():
+    """End every process of the cluster, jobs included. The logs stay."""
+    with _errors_shown():
         try:
             cluster = LoopbackCluster.open(folder or default_folder())
         except NotRunning as nothing:
@@ -85,10 +87,10 @@ def down(folder: Dir = None) -> None:
 @app.command()
 def status(
     folder: Dir = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of a table.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
 ) -> None:
     """Show the nodes, their states and how many of their GPUs are in use."""
-    with _errors_told():
+    with _errors_shown():
         now = LoopbackCluster.open(folder or default_folder()).status()
         if as_json:
             typer.echo(json.dumps(asdict(now), default=str))
@@ -103,14 +105,14 @@ def status(
 
 @app.command()
 def env(folder: Dir = None) -> None:
-    """Print lines for a shell: eval "$(penstock loopback env)"."""
-    with _errors_told():
+    """Print shell variables for Slurm's commands: eval "$(penstock loopback env)"."""
+    with _errors_shown():
         for name, value in LoopbackCluster.open(folder or default_folder()).environment().items():
             typer.echo(f"export {name}={shlex.quote(value)}")
 
 
 @contextlib.contextmanager
-def _errors_told() -> Iterator[None]:
+def _errors_shown() -> Iterator[None]:
     try:
         yield
     except (LoopbackError, SpecError) as error:
@@ -119,12 +121,12 @@ def _errors_told() -> Iterator[None]:
 
 
 def _progress_line(started_s: float) -> Callable[[str], None]:
-    told_s = started_s
+    shown_s = started_s
 
-    def tell(line: str) -> None:
-        nonlocal told_s
-        if time.monotonic() - told_s > _PATIENCE_S:
-            told_s = time.monotonic()
-            typer.echo(f"penstock: {line}, after {told_s - started_s:.0f} s", err=True)
+    def show(line: str) -> None:
+        nonlocal shown_s
+        if time.monotonic() - shown_s > _PATIENCE_S:
+            shown_s = time.monotonic()
+            typer.echo(f"penstock: {line}, after {shown_s - started_s:.0f} s", err=True)
 
-    return tell
+    return show

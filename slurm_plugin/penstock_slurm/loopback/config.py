@@ -1,7 +1,7 @@
 """The text of a loopback cluster's configuration files.
 
-No cgroups and no systemd, so that it works in a container: processes are tracked by their parents, GPUs are bound
-by environment variables alone. What each choice was tried on is in the comments; Slurm 22.05 and 24.11 take them.
+The cluster works in a container, without cgroups and systemd: Slurm tracks processes by their parents and binds GPUs by
+environment variables. Slurm 22.05 and 24.11 accept these files.
 """
 
 import os
@@ -14,7 +14,7 @@ from pathlib import Path
 from penstock_scheduler.nodespec import NodeSpec
 from penstock_slurm.gateway import STAND_IN
 
-# cgroup.conf must exist for plugins that look at it even when nothing uses cgroups.
+# Some plugins read cgroup.conf even when nothing uses cgroups.
 CGROUP_CONF = (
     "CgroupPlugin=cgroup/v1\nCgroupAutomount=no\nConstrainDevices=no\nConstrainCores=no\nConstrainRAMSpace=no\n"
 )
@@ -22,35 +22,35 @@ CGROUP_CONF = (
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where things lie. `short` is `folder`, or a folder with a shorter name for Unix sockets (108 bytes at most)."""
+    """The paths of a cluster. `short` is `folder`, or one with a shorter name for Unix sockets (108 bytes at most)."""
 
     folder: Path
     short: Path
 
     @property
     def slurm_conf(self) -> Path:
-        """What clients name in SLURM_CONF; slurmdbd.conf, gres.conf and cgroup.conf lie beside it."""
+        """The value of SLURM_CONF. slurmdbd.conf, gres.conf and cgroup.conf are in the same folder."""
         return self.folder / "etc" / "slurm.conf"
 
     @property
     def munge_socket(self) -> Path:
-        """Where munged listens."""
+        """The socket of munged."""
         return self.short / "run" / "munge.sock"
 
     @property
     def mariadb_socket(self) -> Path:
-        """Where MariaDB listens: in a folder of mode 0700, because its root has no password."""
+        """The socket of MariaDB, in a folder of mode 0700 because MariaDB's root has no password."""
         return self.short / "db" / "sock"
 
     @property
     def log(self) -> Path:
-        """One .log and one .err for each daemon, and Slurm's record of ended jobs, jobcomp.txt."""
+        """The folder of a .log and a .err for each daemon, and of Slurm's record of ended jobs, jobcomp.txt."""
         return self.folder / "log"
 
     def gpu(self, index: int) -> Path:
         """The link to /dev/null that stands for a GPU.
 
-        Slurm counts an ordinary file too, but sets CUDA_VISIBLE_DEVICES only for a device; a link needs no root.
+        Slurm also counts an ordinary file, but sets CUDA_VISIBLE_DEVICES only for a device. A link does not need root.
         """
         return self.folder / "dev" / f"nvidia{index}"
 
@@ -63,21 +63,21 @@ class Ports:
 
     @property
     def slurmctld(self) -> int:
-        """The controller's."""
+        """The port of slurmctld."""
         return self.first
 
     @property
     def slurmdbd(self) -> int:
-        """The accounting daemon's."""
+        """The port of slurmdbd."""
         return self.first + 1
 
     def slurmd(self, node_index: int) -> int:
-        """The node's, counted from 0."""
+        """The port of a node's slurmd. Nodes count from 0."""
         return self.first + 2 + node_index
 
 
 def user_name() -> str:
-    """Who runs the daemons; a uid without a name, as containers have, stands for itself."""
+    """The user of the daemons, by name, or by uid if it has no name, as in some containers."""
     try:
         return pwd.getpwuid(os.getuid()).pw_name
     except KeyError:
@@ -95,7 +95,7 @@ def slurm_conf(
     settings: Mapping[str, str],
     stand_in: bool = False,
 ) -> str:
-    """slurm.conf; `settings` replaces or adds lines, key by key.
+    """slurm.conf. `settings` replaces or adds lines by key.
 
     `stand_in` gives the nodes the GRES that jobs ask for in place of GPUs (docs/admin/sharing.md).
     """
@@ -127,10 +127,10 @@ def slurm_conf(
         "MpiDefault": "none",
         "SwitchType": "switch/none",
         "SelectType": "select/cons_tres",
-        # Who says how much memory nodes have wants it to be allocated.
+        # Memory is allocated only if the spec gives the nodes' memory.
         "SelectTypeParameters": "CR_Core_Memory" if any(node.memory_mb for node in nodes) else "CR_Core",
         "GresTypes": f"gpu,{STAND_IN}" if stand_in else "gpu",
-        # Believe the configured CPUs and memory, whatever this machine has.
+        # Use the configured CPUs and memory, whatever this machine has.
         "SlurmdParameters": "config_overrides",
         "SchedulerType": "sched/backfill",
         "SchedulerParameters": "batch_sched_delay=0,sched_min_interval=0,sched_interval=5,bf_interval=5",
@@ -173,7 +173,7 @@ def slurm_conf(
 
 
 def gres_conf(layout: Layout, nodes: Sequence[NodeSpec]) -> str:
-    """gres.conf: a count without files is refused by slurmd, so each GPU is a file, shared by all nodes."""
+    """gres.conf. Each GPU is a file that all nodes share, because slurmd refuses a count without files."""
     lines = (
         f"NodeName={node.name} Name=gpu Type={node.gpu_type} "
         f"File={layout.gpu(0) if node.gpus == 1 else layout.folder / f'dev/nvidia[0-{node.gpus - 1}]'}"
@@ -183,7 +183,7 @@ def gres_conf(layout: Layout, nodes: Sequence[NodeSpec]) -> str:
 
 
 def slurmdbd_conf(layout: Layout, ports: Ports) -> str:
-    """slurmdbd.conf; `localhost` makes the MariaDB client use the socket named in MYSQL_UNIX_PORT."""
+    """slurmdbd.conf. `localhost` makes the MariaDB client use the socket in MYSQL_UNIX_PORT."""
     return (
         f"AuthType=auth/munge\nAuthInfo=socket={layout.munge_socket}\n"
         f"DbdHost=localhost\nDbdPort={ports.slurmdbd}\nSlurmUser={user_name()}\n"

@@ -1,4 +1,4 @@
-"""What can go wrong with a loopback cluster; a subclass exists only where a caller acts differently."""
+"""Errors of a loopback cluster. There is a subclass only where a caller acts differently."""
 
 from collections.abc import Mapping
 
@@ -6,19 +6,19 @@ from penstock_scheduler.errors import PenstockError
 
 
 class LoopbackError(PenstockError):
-    """The loopback cluster cannot do what was asked; the message says what, where and the remedy."""
+    """The loopback cluster cannot do what was asked. The message has the remedy."""
 
 
 class NotRunning(LoopbackError):
-    """Nothing of a cluster lives in the folder: `down` has nothing to do, everything else needs `up` first."""
+    """No cluster runs in the folder: `down` has nothing to do, everything else needs `up` first."""
 
 
 class PortInUse(LoopbackError):
-    """Somebody else listens on a port that the cluster needs: other ports may be free."""
+    """Another process listens on a port that the cluster needs. Other ports may be free."""
 
 
 class ProgramsMissing(LoopbackError):
-    """Slurm (or MUNGE, or MariaDB) is not installed: tests skip.
+    """Slurm, MUNGE or MariaDB is not installed. Tests skip.
 
     Attributes:
         packages: the Debian package of each missing program, by the program's name.

@@ -1,6 +1,6 @@
 """pytest fixtures: a real Slurm for tests. Name this module in `pytest_plugins`.
 
-Tests that use them are skipped, with the names of the Debian packages, where the Slurm daemons are not installed.
+Where Slurm's daemons are not installed, tests that use the fixtures are skipped with the names of the Debian packages.
 """
 
 import contextlib
@@ -25,14 +25,14 @@ class MakeLoopback(Protocol):
 
 
 def pytest_configure() -> None:
-    """Make SIGTERM, as from `timeout`, end the session like Ctrl-C does, or its clusters would live on."""
+    """Make SIGTERM, as from `timeout`, end the session like Ctrl-C, so that its clusters are stopped."""
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
 def loopback(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoopbackCluster]:
-    """A running cluster for the whole session, `t4:2x4,rtx:2x8,a100:2x8`; each test finds it idle and whole."""
+    """A running cluster for the whole session, `t4:2x4,rtx:2x8,a100:2x8`. It is reset after each test."""
     skip_without_slurm(accounting=False)
     with LoopbackCluster(tmp_path_factory.mktemp("loopback"), SMALL) as cluster:
         yield cluster
@@ -40,7 +40,7 @@ def loopback(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoopbackClust
 
 @pytest.fixture(autouse=True)
 def _loopback_left_clean(request: pytest.FixtureRequest) -> Iterator[None]:
-    # Automatic, so that it ends after the test's own fixtures, which may still submit or cancel jobs.
+    # autouse, so that it ends after the test's other fixtures, which may still submit or cancel jobs.
     if "loopback" not in request.fixturenames:
         yield
         return
@@ -55,7 +55,7 @@ def _loopback_left_clean(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture
 def make_loopback(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MakeLoopback]:
-    """Start clusters of the test's own, to break or to set up otherwise; they end with the test."""
+    """Start clusters for one test, to break or to configure. They end with the test."""
     with contextlib.ExitStack() as clusters:
 
         def make(nodes: str = "t4:1x4", **options: Any) -> LoopbackCluster:
@@ -66,7 +66,7 @@ def make_loopback(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MakeLoop
 
 
 def skip_without_slurm(*, accounting: bool) -> None:
-    """Skip the test that asks where the daemons, with `accounting` also Slurm's database daemon and MariaDB, are missing."""
+    """Skip the calling test if Slurm's daemons are missing; with `accounting` also slurmdbd and MariaDB."""
     try:
         machine.check_programs(accounting=accounting)
     except ProgramsMissing as missing:

@@ -1,4 +1,4 @@
-"""What the machine offers a loopback cluster: programs, memory, ports."""
+"""Whether this machine can run a loopback cluster: programs, memory and ports."""
 
 import errno
 import os
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from penstock_slurm.loopback.errors import LoopbackError, PortInUse, ProgramsMissing
 
-# Each program of ours and its package in Debian 12 and 13.
+# Each program that a cluster needs, and its package in Debian 12 and 13.
 PROGRAMS = {
     "munged": "munge",
     "slurmctld": "slurmctld",
@@ -26,22 +26,22 @@ ACCOUNTING_PROGRAMS = {
 }
 
 # Measured on Debian 12, Slurm 22.05: 1.3 MB of proportional memory for each of 64 slurmds, 7.7 MB for slurmctld,
-# 120 MB for MariaDB; rounded up, because jobs need some as well.
+# 120 MB for MariaDB. Rounded up, because jobs need memory too.
 _BASE_MB = 50
 _NODE_MB = 2
 _ACCOUNTING_MB = 200
 
 
 def program(name: str) -> str | None:
-    """Where the program is; daemons lie in folders that an ordinary user's PATH lacks."""
+    """The path of a program, also in the folders of daemons that an ordinary user's PATH lacks; None if it is missing."""
     return shutil.which(name, path=f"{os.environ.get('PATH', os.defpath)}:/usr/local/sbin:/usr/sbin:/sbin")
 
 
 def check_programs(*, accounting: bool) -> None:
-    """Refuse to start without the programs that a cluster runs.
+    """Check that the programs of a cluster are installed.
 
     Raises:
-        ProgramsMissing: with the Debian package of each.
+        ProgramsMissing: some are not; the error has their Debian packages.
     """
     needed = PROGRAMS | ACCOUNTING_PROGRAMS if accounting else PROGRAMS
     if missing := {name: package for name, package in needed.items() if program(name) is None}:
@@ -49,10 +49,10 @@ def check_programs(*, accounting: bool) -> None:
 
 
 def check_memory(nodes: int, *, accounting: bool, meminfo: Path = Path("/proc/meminfo")) -> None:
-    """Refuse to start what would not fit.
+    """Check that the machine has memory for this many nodes.
 
     Raises:
-        LoopbackError: less memory is available than the estimate for this many nodes.
+        LoopbackError: less memory is available than the estimate.
     """
     needed_mb = _BASE_MB + _NODE_MB * nodes + _ACCOUNTING_MB * accounting
     fields = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
@@ -66,10 +66,10 @@ def check_memory(nodes: int, *, accounting: bool, meminfo: Path = Path("/proc/me
 
 
 def check_ports(ports: Iterable[int]) -> None:
-    """Refuse ports on which somebody listens.
+    """Check that no process listens on the ports.
 
     Raises:
-        PortInUse: names the port.
+        PortInUse: a process does; the message names the port.
     """
     for port in ports:
         with socket.socket() as probe:
@@ -79,17 +79,17 @@ def check_ports(ports: Iterable[int]) -> None:
             except OSError as error:
                 if error.errno != errno.EADDRINUSE:
                     raise LoopbackError(f"TCP port {port} cannot be used: {error.strerror}; choose another") from error
-                raise PortInUse(f"TCP port {port} is in use; choose other ports with --port, or give none") from None
+                raise PortInUse(f"TCP port {port} is in use; choose another --port, or leave it out") from None
 
 
 def free_ports(count: int) -> int:
-    """The first of `count` ports in a row that are free now, below those that the kernel hands out itself.
+    """The first of `count` consecutive ports that are free now, below the kernel's ephemeral ports.
 
-    A random place keeps clusters that start at the same time apart, be their processes' generators seeded alike; a daemon
-    that loses its port all the same says so, and the caller asks again.
+    The place is random, and not from a seeded generator, to keep apart clusters that start at the same time. If a daemon still
+    finds its port in use, the caller asks again.
 
     Raises:
-        PortInUse: no such place was found in 50 tries.
+        PortInUse: 50 tries found none.
     """
     ephemeral = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     end = ephemeral if ephemeral > 10_000 + count else 60_000
@@ -100,4 +100,4 @@ def free_ports(count: int) -> int:
         except PortInUse:
             continue
         return first
-    raise PortInUse(f"found no {count} free TCP ports in a row between 10000 and {end}; give their first with --port")
+    raise PortInUse(f"found no {count} consecutive free TCP ports between 10000 and {end}; name the first with --port")

@@ -1,13 +1,13 @@
-"""Which processes belong to a loopback cluster, and how to end them without touching any other.
+"""Finds the processes of a loopback cluster, and ends them without touching others.
 
-A process is known by its pid and its start time: a pid alone may have been given to somebody else. Processes
-that nobody recorded are found by what only this cluster can have given them:
+A process is identified by its pid and its start time, because a pid may have been reused. Processes that were not recorded are
+found by what only this cluster can have given them:
 
 - daemons that a crashed `up` had started but not yet recorded: the variable `PENSTOCK_LOOPBACK`;
-- each slurmstepd, which outlives its slurmd and whose process title overwrites its environment: an open file
-  in the cluster's log folder;
-- job processes: `SLURM_CONF` together with `SLURMD_NODENAME`, which Slurm sets only inside a job (a user's
-  shell has the first alone), and everything below a slurmstepd.
+- slurmstepds, which outlive their slurmd and whose process title overwrites their environment: an open file in the cluster's log
+  folder;
+- jobs' processes: `SLURM_CONF` together with `SLURMD_NODENAME`, which Slurm sets only inside a job (a shell may have only the
+  first), and all descendants of a slurmstepd.
 """
 
 import contextlib
@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 MARK = "PENSTOCK_LOOPBACK"
-"""Environment variable of the daemons: the folder of their cluster."""
+"""Environment variable of the daemons, with the folder of their cluster."""
 
 
 class Process(NamedTuple):
-    """A process for good: `start_ticks` is its start in clock ticks since boot (/proc/PID/stat, field 22)."""
+    """A process. `start_ticks` is its start in clock ticks since boot (/proc/PID/stat, field 22)."""
 
     pid: int
     start_ticks: int
@@ -45,13 +45,13 @@ def _stat(pid: int) -> _Stat | None:
 
 
 def identify(pid: int) -> Process:
-    """The process that has `pid` now; one that is gone already gets a start time that no process has."""
+    """The process that has `pid` now. If there is none, the result has a start time that no process has."""
     stat = _stat(pid)
     return Process(pid, -1 if stat is None else stat.start_ticks)
 
 
 def alive(process: Process) -> bool:
-    """Whether it still runs; a zombie does not (in a container PID 1 may never reap it)."""
+    """Whether the process runs. A zombie does not: in a container, PID 1 may never reap it."""
     stat = _stat(process.pid)
     return stat is not None and stat.start_ticks == process.start_ticks and stat.state not in "ZX"
 
@@ -70,7 +70,7 @@ def find(folder: Path, slurm_conf: Path) -> set[Process]:
 
 
 def find_steps(folder: Path) -> set[Process]:
-    """The live slurmstepds of the cluster in `folder`. They ignore SIGTERM, and wait long for a lost slurmctld."""
+    """The live slurmstepds of the cluster in `folder`. They ignore SIGTERM and wait a long time for a slurmctld that died."""
     pids = (int(entry) for entry in os.listdir("/proc") if entry.isdigit())
     return {process for pid in pids if _is_step(pid, folder / "log") and alive(process := identify(pid))}
 
@@ -82,7 +82,7 @@ def _is_step(pid: int, log_folder: Path) -> bool:
             return False
         return any(entry.readlink().parent == log_folder for entry in (proc / "fd").iterdir())
     except OSError:
-        return False  # gone meanwhile, or another user's: then it is not of this cluster
+        return False  # it has ended, or belongs to another user and so not to this cluster
 
 
 def _is_ours(pid: int, mark: bytes, conf: bytes) -> bool:
@@ -102,7 +102,7 @@ def _below(roots: set[int], stats: dict[int, _Stat]) -> set[int]:
 
 
 def end(processes: Iterable[Process], grace_s: float) -> set[Process]:
-    """End them: SIGTERM, after `grace_s` seconds SIGKILL. Returns those that survive even that (for 5 s)."""
+    """Send SIGTERM, and SIGKILL after `grace_s` seconds. Returns the processes that are alive 5 s after that."""
     left = set(processes)
     for number, patience_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, 5.0)):
         for process in left:
@@ -114,7 +114,7 @@ def end(processes: Iterable[Process], grace_s: float) -> set[Process]:
 
 
 def send(process: Process, number: signal.Signals) -> None:
-    """Send a signal, unless the process is gone or its pid belongs to another one now."""
+    """Send a signal, unless the process has ended or its pid has been reused."""
     if alive(process):
         with contextlib.suppress(ProcessLookupError):
             os.kill(process.pid, number)

@@ -1,4 +1,4 @@
-"""Wait until something is so, with a message that helps when it never is."""
+"""Wait for a condition, with a helpful message if it never becomes true."""
 
 import time
 from collections.abc import Callable
@@ -15,9 +15,9 @@ def wait_for(
     poll_s: float = 0.1,
     details: Callable[[], object] | None = None,
 ) -> T:
-    """The first true value of `predicate`, asked every `poll_s` seconds.
+    """The first true value of `predicate`, which is called every `poll_s` seconds.
 
-    `what` says what is waited for ("job 3 runs"); `details` is called once, when time is up, for the message.
+    `what` names the condition ("job 3 runs"). `details` is called once, after the time-out, for the message.
 
     Raises:
         TimeoutError: not true within `timeout_s` seconds; the message has `what`, the last value and the details.

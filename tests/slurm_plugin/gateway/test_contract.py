@@ -247,7 +247,7 @@ def test_limits_fair_share_and_topology(make_loopback, loopback):
     gateway.release(job_id)
     wait_state(gateway, job_id, "RUNNING")
     assert job(gateway, job_id).gpus_counted == {"": 2, "t4": 2}
-    slurm._end("slurmdbd", signal.SIGKILL)
+    slurm.kill_slurmdbd()
     with pytest.raises(AccountingAway):
         gateway.limits("loop")
     assert gateway.jobs(), "slurmctld goes on without it"

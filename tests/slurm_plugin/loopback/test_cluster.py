@@ -19,12 +19,12 @@ from penstock_slurm.loopback import (
     LoopbackError,
     NotRunning,
     PortInUse,
-    cluster,
     machine,
     processes,
     wait_for,
 )
 from penstock_slurm.loopback.fixtures import MakeLoopback
+from penstock_slurm.loopback.folder import STATE_FILE
 from tests.slurm_plugin.state import save_jobs
 
 pytestmark = pytest.mark.slurm
@@ -71,14 +71,14 @@ def test_status_counts_the_gpus_in_use(loopback: LoopbackCluster) -> None:
     assert sum(node.gpus_used for node in nodes.values()) == 3
 
 
-@pytest.mark.parametrize("turn", [1, 2])
-def test_each_test_finds_the_cluster_idle(loopback: LoopbackCluster, turn: int) -> None:
+@pytest.mark.parametrize("count", [1, 2])
+def test_each_test_finds_the_cluster_idle(loopback: LoopbackCluster, count: int) -> None:
     """Whichever of the two runs second finds nothing of the first."""
     status = loopback.status()
     assert status.dead_daemons == ()
     assert {node.state for node in status.nodes} == {"idle"}
     assert loopback.command("squeue", "-h").stdout == ""
-    for _ in range(turn):
+    for _ in range(count):
         submit(loopback, "--array=0-2", "-N2")
     loopback.command("scontrol", "update", "NodeName=a100-00", "State=DRAIN", "Reason=test")
     loopback.kill_slurmctld()
@@ -150,7 +150,7 @@ def test_without_munged_no_command_works(make_loopback: MakeLoopback) -> None:
 
 
 def test_a_node_that_is_not_there_is_named(loopback: LoopbackCluster) -> None:
-    with pytest.raises(LoopbackError, match="no node 't4-99'; there are t4-00, t4-01"):
+    with pytest.raises(LoopbackError, match="no node 't4-99'; the nodes are t4-00, t4-01"):
         loopback.kill_slurmd("t4-99")
 
 
@@ -192,7 +192,7 @@ def test_several_run_side_by_side(make_loopback: MakeLoopback) -> None:
 def test_a_cluster_lives_in_a_folder_too_long_for_sockets(tmp_path: Path) -> None:
     with LoopbackCluster(tmp_path / ("long" * 30), "t4:1x4") as long:
         assert long.command("srun", "--gres=gpu:1", "printenv", "CUDA_VISIBLE_DEVICES").stdout == "0\n"
-        short = Path(json.loads((long.folder / cluster.STATE_FILE).read_text())["short"])
+        short = Path(json.loads((long.folder / STATE_FILE).read_text())["short"])
         assert short.exists()
         assert LoopbackCluster.open(long.folder).command("squeue").returncode == 0
     assert not short.exists()
@@ -310,7 +310,7 @@ def test_down_ends_a_cluster_whose_folder_was_deleted(make_loopback: MakeLoopbac
 
 def test_down_finds_daemons_that_were_never_recorded(make_loopback: MakeLoopback) -> None:
     started = make_loopback()
-    state_file = started.folder / cluster.STATE_FILE
+    state_file = started.folder / STATE_FILE
     state_file.write_text(json.dumps(json.loads(state_file.read_text()) | {"daemons": {}}))
     LoopbackCluster.open(started.folder).down()
     assert started.processes() == set()
