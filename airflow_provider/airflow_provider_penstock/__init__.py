@@ -6,7 +6,7 @@ __version__ = "0.1.0"
 
 
 def get_provider_info() -> dict[str, Any]:
-    """What Airflow reads through the entry point `apache_airflow_provider`; valid against its provider_info.schema.json."""
+    """The provider's information for Airflow's entry point `apache_airflow_provider`, valid by provider_info.schema.json."""
 
     def modules(kind: str) -> list[dict[str, Any]]:
         return [{"integration-name": "Penstock", "python-modules": [f"airflow_provider_penstock.{kind}.penstock"]}]
@@ -43,7 +43,7 @@ def get_provider_info() -> dict[str, Any]:
                     "tls": {"label": "TLS", "schema": {"type": ["boolean", "null"], "default": True}},
                     "ca_file": {
                         "label": "Certificates to trust",
-                        "description": "A PEM file on workers and triggerers; empty: those of the system.",
+                        "description": "A PEM file on workers and triggerers. Empty: the system's certificates.",
                         "schema": {"type": ["string", "null"]},
                     },
                     "timeout_s": {"label": "Timeout, s", "schema": {"type": ["number", "null"], "default": 30}},

@@ -1,4 +1,4 @@
-"""How tasks of the provider fail."""
+"""The exceptions with which the provider's tasks fail."""
 
 from __future__ import annotations
 
@@ -6,32 +6,35 @@ from airflow.providers.common.compat.sdk import AirflowException, AirflowFailExc
 
 
 class PenstockRefused(AirflowFailException):
-    """penstockd refused the request, in its own words: the task fails at once, as the same request is refused again."""
+    """penstockd refused the request, and would refuse it again. The task fails at once, with penstockd's message."""
 
     def __init__(self, sentence: str, code: str = "") -> None:
         super().__init__(sentence)
         self.code = code
-        """The API's word for the kind of refusal, such as `key-used`."""
+        """The API's error code, such as `key-used`."""
 
 
 class PenstockAway(AirflowException):
-    """penstockd does not answer, or cannot at the moment: a retry may help."""
+    """penstockd does not answer, or is overloaded. A retry may help."""
 
 
 class PenstockJobFailed(AirflowException):
-    """The job has ended, and not well."""
+    """The job has ended, but not as COMPLETED."""
 
 
 class PenstockJobInterrupted(PenstockJobFailed):
-    """The job was well and its node, or somebody else's job, ended it: a retry may help."""
+    """The job's node or another job ended it. A retry may help."""
 
 
 class PenstockFunctionFailed(PenstockJobFailed):
-    """The function of a `@task.penstock` raised; the message has its traceback, `__cause__` the exception if it could be sent."""
+    """The function of a `@task.penstock` raised an exception.
+
+    The message has the traceback. `__cause__` is the exception, if it could be sent.
+    """
 
 
 class PenstockJobExhausted(PenstockJobFailed, AirflowFailException):
-    """The job ran out of memory or time: the same job would again, so that the task fails at once."""
+    """The job ran out of memory or time. A retry would too, so the task fails at once."""
 
 
 INTERRUPTED = frozenset({"PREEMPTED", "NODE_FAIL", "BOOT_FAIL"})
@@ -39,7 +42,7 @@ EXHAUSTED = frozenset({"OUT_OF_MEMORY", "TIMEOUT", "DEADLINE"})
 
 
 def failure(state: str) -> type[PenstockJobFailed]:
-    """The class for a job that has ended in this state of Slurm's."""
+    """The exception for a job that has ended in this state of Slurm."""
     if state in INTERRUPTED:
         return PenstockJobInterrupted
     return PenstockJobExhausted if state in EXHAUSTED else PenstockJobFailed

@@ -1,4 +1,4 @@
-"""OpenLineage, where Airflow has its provider: the job knows the task's run, and the task's run knows the job."""
+"""Links between a job and its task's run in OpenLineage, if Airflow has the OpenLineage provider."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def parent_environment(ti: Any) -> dict[str, str]:
-    """Variables that name the task's run as the parent of whatever the job reports to OpenLineage."""
+    """Environment variables that make the task's run the parent of what the job reports to OpenLineage."""
     try:
         from airflow.providers.openlineage import conf
         from airflow.providers.openlineage.plugins import macros
@@ -21,7 +21,7 @@ def parent_environment(ti: Any) -> dict[str, str]:
 
 
 def facets(base_url: str, job_id: str | None) -> Any:
-    """An `OperatorLineage` that names the job in penstockd, or None."""
+    """An `OperatorLineage` that names the job in penstockd; None without OpenLineage."""
     try:
         from airflow.providers.openlineage.extractors.base import OperatorLineage
         from openlineage.client.facet_v2 import external_query_run

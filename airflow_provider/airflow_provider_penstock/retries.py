@@ -1,4 +1,4 @@
-"""When a task whose job has failed is tried again."""
+"""Which failures of a task's job are retried."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from airflow_provider_penstock.exceptions import PenstockAway, PenstockFunctionF
 
 
 def retry_policy(delay: timedelta = timedelta(0)) -> Any:
-    """For a task's `retry_policy`, from Airflow 3.3 on; in older versions the task's `retries` alone count.
+    """A value for a task's `retry_policy`. Older versions than Airflow 3.3 only have `retries`.
 
-    A job that its node or another job ended (PREEMPTED, NODE_FAIL, BOOT_FAIL) is tried again after `delay`, as is a daemon that
-    does not answer; a function that raised is not. Refused requests, OUT_OF_MEMORY, TIMEOUT and DEADLINE fail at once without
-    any policy. All else goes by the task's own settings.
+    The policy retries, after `delay`, if the job's node or another job ended it (PREEMPTED, NODE_FAIL, BOOT_FAIL) or if penstockd
+    does not answer. It does not retry a function that raised. Refused requests, OUT_OF_MEMORY, TIMEOUT and DEADLINE fail at once
+    without any policy. Everything else follows the task's own settings.
 
     Raises:
         ImportError: this Airflow has no retry policies.
@@ -29,12 +29,12 @@ def retry_policy(delay: timedelta = timedelta(0)) -> Any:
                 exception=names(PenstockJobInterrupted, PenstockAway),
                 action=RetryAction.RETRY,
                 retry_delay=delay,
-                reason="the job was well: its node, another job or the daemon's absence ended it",
+                reason="the job's node or another job ended it, or penstockd does not answer",
             ),
             RetryRule(
                 exception=names(PenstockFunctionFailed),
                 action=RetryAction.FAIL,
-                reason="the function raised, and would again",
+                reason="the function raised an exception, and would again",
             ),
         ]
     )

@@ -1,7 +1,7 @@
-"""`@task.penstock`: a Python function that runs in a Slurm job; its result, or its exception, is the task's.
+"""`@task.penstock`: runs a Python function in a Slurm job. Its result or exception becomes the task's.
 
-The function and its arguments travel as files (cloudpickle) in a folder that workers and nodes share, and so does its result.
-Whoever may write to that folder can run code as the job's user and as the worker's: it is for those two alone.
+The function, its arguments and its result are cloudpickle files in a folder that workers and nodes share. A user who can write to
+that folder can run code as the job's user and as the worker's. Only those two should have access.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from airflow.providers.common.compat.sdk import (
     task_decorator_factory,
 )
 
-from airflow_provider_penstock.decorators.run import leave
+from airflow_provider_penstock.decorators.run import write
 from airflow_provider_penstock.exceptions import PenstockFunctionFailed, PenstockJobFailed
 from airflow_provider_penstock.operators.penstock import PenstockSubmitOperator, job_key
 
@@ -52,28 +52,35 @@ class _PenstockDecoratedOperator(DecoratedOperator, PenstockSubmitOperator):  # 
         op_kwargs: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        """`shared_folder` is seen by workers and nodes under the same path. `python` is the interpreter in the job: of this one's
-        version, with cloudpickle. `launcher`, such as `["srun"]`, starts it once for each task; the first one's result counts.
+        """All other arguments are those of `PenstockSubmitOperator`, except `script` and `command`.
+
+        Args:
+            python_callable: The function.
+            shared_folder: A folder that workers and nodes have under the same path.
+            python: The job's interpreter, of the same version as the worker's and with cloudpickle.
+            launcher: A command such as `["srun"]` that starts the interpreter once for each task. The first result counts.
+            op_args: The function's positional arguments.
+            op_kwargs: The function's keyword arguments.
         """
         if "script" in kwargs or "command" in kwargs:
-            raise ValueError("@task.penstock runs the function: it takes neither script nor command")
+            raise ValueError("@task.penstock runs the function: leave script and command out")
         self.shared_folder = shared_folder
         self.python = python
         self.launcher = launcher
         super().__init__(python_callable=python_callable, op_args=op_args, op_kwargs=op_kwargs, **kwargs)
 
     def execute(self, context: Any) -> Any:
-        """Leave the call in the shared folder, submit, wait, and return what the function returned."""
+        """Write the call into the shared folder, submit the job, wait, and return the function's result."""
         context_merge(context, self.op_kwargs)
         kwargs = determine_kwargs(self.python_callable, self.op_args, context)
         folder = self._folder(context)
-        self._leave_call(folder, kwargs)
+        self._write_call(folder, kwargs)
         words = (*self.launcher, self.python, f"{folder}/run.py", str(folder))
         self.script = f"#!/bin/sh\nexec {shlex.join(words)}\n"
         return self._outcome(context, lambda: PenstockSubmitOperator.execute(self, context))
 
     def execute_complete(self, context: Any, event: dict[str, Any]) -> Any:
-        """After the trigger: what the function returned, or its exception."""
+        """Return the function's result after the trigger, or raise its exception."""
         return self._outcome(context, lambda: PenstockSubmitOperator.execute_complete(self, context, event))
 
     def _outcome(self, context: Any, run_job: Callable[[], dict[str, Any]]) -> Any:
@@ -94,15 +101,15 @@ class _PenstockDecoratedOperator(DecoratedOperator, PenstockSubmitOperator):  # 
         name = hashlib.sha256(job_key(context["ti"]).encode()).hexdigest()[:32]
         return Path(self.shared_folder) / name
 
-    def _leave_call(self, folder: Path, kwargs: Mapping[str, Any]) -> None:
+    def _write_call(self, folder: Path, kwargs: Mapping[str, Any]) -> None:
         module = sys.modules.get(self.python_callable.__module__)
         by_value = module is not None and module.__name__ != "__main__"
-        if by_value:  # the DAG's file is not on the nodes
+        if by_value:  # the nodes do not have the DAG's file
             cloudpickle.register_pickle_by_value(module)
         try:
-            args = tuple(_here(value) for value in self.op_args)
+            args = tuple(_plain(value) for value in self.op_args)
             call = cloudpickle.dumps(
-                (self.python_callable, args, {name: _here(value) for name, value in kwargs.items()})
+                (self.python_callable, args, {name: _plain(value) for name, value in kwargs.items()})
             )
         except (pickle.PicklingError, TypeError) as error:
             raise AirflowFailException(
@@ -114,24 +121,24 @@ class _PenstockDecoratedOperator(DecoratedOperator, PenstockSubmitOperator):  # 
         made_by = {"python": platform.python_version(), "cloudpickle": cloudpickle.__version__}
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            leave(folder / "call.pkl", call)
-            leave(folder / "made_by.json", json.dumps(made_by).encode())
-            leave(folder / "run.py", resources.files(__package__).joinpath("run.py").read_bytes())
+            write(folder / "call.pkl", call)
+            write(folder / "made_by.json", json.dumps(made_by).encode())
+            write(folder / "run.py", resources.files(__package__).joinpath("run.py").read_bytes())
         except OSError as error:
             raise AirflowFailException(
-                f"shared_folder {self.shared_folder} cannot be written: {error}; name a folder that this worker may write to"
+                f"shared_folder {self.shared_folder} cannot be written: {error}; choose a folder that this worker can write to"
             ) from error
 
     def _result(self, folder: Path) -> Any:
         try:
-            return pickle.loads((folder / f"{self.job_id}.result").read_bytes())  # noqa: S301 # see the module's word on who may write there
+            return pickle.loads((folder / f"{self.job_id}.result").read_bytes())  # noqa: S301 # the module's docstring says who may write there
         except FileNotFoundError:
             raise PenstockJobFailed(
-                f"job {self.job_id} has completed without leaving a result in {folder}; is shared_folder the same on its nodes?"
+                f"job {self.job_id} has completed without a result in {folder}; is shared_folder the same folder on its nodes?"
             ) from None
 
     def _raise(self, folder: Path, failed: PenstockJobFailed) -> None:
-        """Raise the function's own exception, if it was that which ended the job."""
+        """Raise the function's own exception, if it ended the job."""
         try:
             text, pickled = pickle.loads((folder / f"{self.job_id}.exception").read_bytes())  # noqa: S301
         except FileNotFoundError:
@@ -141,12 +148,14 @@ class _PenstockDecoratedOperator(DecoratedOperator, PenstockSubmitOperator):  # 
             try:
                 cause = pickle.loads(pickled)  # noqa: S301
             except Exception as error:
-                self.log.warning("the exception's class cannot be loaded here (%s); its traceback follows", error)
+                self.log.warning(
+                    "the exception's class cannot be loaded on this worker (%s); the traceback follows", error
+                )
         raise PenstockFunctionFailed(f"{failed}\n{text}") from cause
 
 
-def _here(value: Any) -> Any:
-    """The value itself. What the tasks of a mapped one returned is a sequence that asks Airflow for each when it is looked at."""
+def _plain(value: Any) -> Any:
+    """The value. The results of a mapped task are a lazy sequence that only works inside Airflow, and become a list."""
     lazy = isinstance(value, Sequence) and type(value).__module__.startswith("airflow.")
     return list(value) if lazy else value
 
@@ -154,7 +163,7 @@ def _here(value: Any) -> Any:
 def penstock_task(
     python_callable: Callable[..., Any] | None = None, multiple_outputs: bool | None = None, **kwargs: Any
 ) -> Any:
-    """Make a function a task that runs in a Slurm job: `@task.penstock(shared_folder="/shared/airflow", max_gpus=4)`."""
+    """Makes a function a task that runs in a Slurm job: `@task.penstock(shared_folder="/shared/airflow", max_gpus=4)`."""
     return task_decorator_factory(
         python_callable=python_callable,
         multiple_outputs=multiple_outputs,

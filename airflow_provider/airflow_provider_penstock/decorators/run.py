@@ -1,4 +1,4 @@
-"""Runs in the job, from the shared folder: calls the function that lies beside, and leaves what it returned or raised."""
+"""Runs in the job, from the shared folder: calls the function and writes its result or exception beside this file."""
 
 import json
 import os
@@ -9,8 +9,8 @@ from pathlib import Path
 from types import ModuleType
 
 
-def leave(path: Path, data: bytes) -> None:
-    """A file, whole or not at all."""
+def write(path: Path, data: bytes) -> None:
+    """Write a file at once, so that no reader sees a part of it."""
     beside = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     with beside.open("wb") as file:
         file.write(data)
@@ -20,12 +20,12 @@ def leave(path: Path, data: bytes) -> None:
 
 
 def check(folder: Path) -> ModuleType:
-    """cloudpickle. Refuses what another Python, or another cloudpickle, would misread."""
+    """Return cloudpickle. Ends the job if this Python or cloudpickle could not read the function."""
     made_by = json.loads((folder / "made_by.json").read_text())
     here = platform.python_version()
     if here.split(".")[:2] != made_by["python"].split(".")[:2]:
         sys.exit(
-            f"this is Python {here} ({sys.executable}), and the function comes from Python {made_by['python']}: name an "
+            f"this is Python {here} ({sys.executable}), but the function comes from Python {made_by['python']}: name an "
             "interpreter of that version with python=..."
         )
     try:
@@ -36,14 +36,14 @@ def check(folder: Path) -> ModuleType:
         )
     if cloudpickle.__version__.split(".")[0] != made_by["cloudpickle"].split(".")[0]:
         sys.exit(
-            f"{sys.executable} has cloudpickle {cloudpickle.__version__}, and the function comes from {made_by['cloudpickle']}: "
-            "install that one"
+            f"{sys.executable} has cloudpickle {cloudpickle.__version__}, but the function comes from {made_by['cloudpickle']}: "
+            "install that version"
         )
     return cloudpickle
 
 
 def main(folder: Path) -> None:
-    """Call, and leave the result: of several processes that of the first."""
+    """Call the function and write its result. Of several processes, only the first writes."""
     cloudpickle = check(folder)
     first = os.environ.get("SLURM_PROCID", "0") == "0"
     job = os.environ["SLURM_JOB_ID"]
@@ -57,11 +57,11 @@ def main(folder: Path) -> None:
         except Exception:
             pickled = None
         if first:
-            leave(folder / f"{job}.exception", cloudpickle.dumps((text, pickled)))
+            write(folder / f"{job}.exception", cloudpickle.dumps((text, pickled)))
         sys.stderr.write(text)
         sys.exit(1)
     if first:
-        leave(folder / f"{job}.result", result)
+        write(folder / f"{job}.result", result)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Train in the cloud, for five dollars at most; the task after it fails if it was dearer than that."""
+"""Train in the cloud for at most five dollars. The next task fails if the training cost more."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ with DAG(
 
     @task
     def bill(job: dict) -> float:
-        """What the budget ledger says that the job has cost, US dollars."""
+        """The job's cost in US dollars, from the budget ledger."""
         if job["cost_usd"] > BUDGET_USD:
             raise ValueError(f"job {job['job_id']} has cost ${job['cost_usd']:.2f}")
         return job["cost_usd"]

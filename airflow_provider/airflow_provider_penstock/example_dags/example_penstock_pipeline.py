@@ -1,4 +1,4 @@
-"""Prepare on a worker's CPU, train once for each learning rate on as many GPUs of two types as there are, evaluate in a job."""
+"""Prepare data on a worker, train once for each learning rate on GPUs of two types, and evaluate in a job."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ with DAG(
         retries=2,
     )
     def evaluate(jobs: list[dict]) -> dict:
-        """Stands for an evaluation of what each job has left."""
+        """Stands for an evaluation of the jobs' models."""
         gpu_hours = [sum(job["gpu_hours"].values()) for job in jobs]
         return {"jobs": [job["job_id"] for job in jobs], "gpu_hours": sum(gpu_hours)}
 

@@ -1,4 +1,4 @@
-"""A search over learning rates: each trial is a Python function in a Slurm job of its own; then the best is chosen."""
+"""Search over learning rates. Each trial is a Python function in a Slurm job of its own; then the best is chosen."""
 
 from __future__ import annotations
 

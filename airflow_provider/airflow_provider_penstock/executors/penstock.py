@@ -1,4 +1,4 @@
-"""Airflow's tasks as Slurm jobs: for tasks that want a GPU and are not a job of their own. Needs Airflow 3."""
+"""An Airflow executor that runs tasks as Slurm jobs, for tasks that need a GPU themselves. Needs Airflow 3."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from airflow_provider_penstock.hooks.penstock import OPEN, Job, PenstockHook, re
 
 SECTION = "penstock_executor"
 TIMEOUT_S = 5.0
-"""Of one request: the scheduler does nothing else meanwhile."""
+"""Time limit of one request. The scheduler waits meanwhile."""
 UNMOVED = {"preemptible": False}
-"""A task's run cannot begin anew, as an adaptive job's can: Airflow takes the second for a ghost."""
+"""A task's job must not be restarted: Airflow does not accept a second run of the same try."""
 SCRIPT = """#!/bin/sh
 umask 077
 file=$(mktemp) || exit 1
@@ -27,46 +27,46 @@ cat >"$file" <<'END_OF_WORKLOAD'
 END_OF_WORKLOAD
 {python} -m airflow.sdk.execution_time.execute_workload --json-path "$file"
 """
-"""By a file, as its token would be in the list of processes otherwise."""
+"""The workload is in a file, because its token would be visible in the list of processes."""
 SHORT_WAIT_S = 600.0
-"""Airflow's default of `[scheduler] task_queued_timeout`, after which the scheduler revokes a task that has not begun."""
+"""Airflow's default of `[scheduler] task_queued_timeout`. After it the scheduler revokes a task that has not begun."""
 
 
 class PenstockExecutor(BaseExecutor):
-    """Opt in with a task's `executor="PenstockExecutor"`; what the job is to have, in `executor_config={"penstock": {...}}`.
+    """Runs a task with `executor="PenstockExecutor"` as a Slurm job, described by `executor_config={"penstock": {...}}`.
 
-    A job's key has the id of the task's try, and a number, as a task that defers itself is run several times in one try. So a
-    scheduler that was killed at any line finds its jobs again. Of no error here, such as of a connection that somebody has
-    deleted, may the scheduler die: all are caught, said and tried again at the next heartbeat.
+    A job's key has the id of the task's try and a number, because a task that defers itself runs several times in one try. So a
+    scheduler that was killed finds its jobs again. No error here may end the scheduler, not even a deleted connection: errors are
+    logged, and the next heartbeat tries again.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._hook = PenstockHook(conf.get(SECTION, "conn_id", fallback=PenstockHook.default_conn_name))
         self._poll_s = conf.getfloat(SECTION, "poll_interval_s", fallback=2.0)
-        self._looked_s = float("-inf")
+        self._polled_s = float("-inf")
         self.jobs: dict[Any, str] = {}
-        """Key of a running task -> its job; empty: penstockd was away when we wanted to know."""
+        """Key of a running task -> its job's id; empty while the id is unknown because penstockd did not answer."""
         self.keys: dict[Any, str] = {}
-        """Key of a running task -> what the keys of its jobs begin with."""
+        """Key of a running task -> the common part of its jobs' keys."""
         self.revoked: set[str] = set()
-        """Jobs that are to end, though their task may be queued again, with the same id."""
+        """Ids of jobs that must end, although their task may be queued again with the same id."""
 
     def start(self) -> None:
-        """Warn of a setting with which the scheduler takes away what waits in Slurm's queue."""
+        """Warn about a setting with which the scheduler revokes tasks that wait in Slurm's queue."""
         timeout_s = conf.getfloat("scheduler", "task_queued_timeout", fallback=SHORT_WAIT_S)
         if timeout_s <= SHORT_WAIT_S:
             self.log.warning(
-                "[scheduler] task_queued_timeout is %.0f s: a task whose job waits longer for its GPUs is queued anew, and "
+                "[scheduler] task_queued_timeout is %.0f s: a task whose job waits longer for its GPUs is queued again, and "
                 "then fails; set it above the longest wait in the queue",
                 timeout_s,
             )
 
     def _process_workloads(self, workloads: Sequence[Any]) -> None:
-        """Submit each. What penstockd could not take stays queued, for the next heartbeat."""
+        """Submit each workload. Those that penstockd does not accept now stay queued for the next heartbeat."""
         for workload in workloads:
             key = workload.ti.key
-            if key in self.jobs:  # it was deferred or rescheduled, and its last job is on the way out
+            if key in self.jobs:  # it was deferred or rescheduled, and its last job has not ended yet
                 continue
             try:
                 job = self._submit(workload)
@@ -87,18 +87,20 @@ class PenstockExecutor(BaseExecutor):
         if newest is not None and newest["state"] != "ended":
             if newest["id"] not in self.revoked:
                 return newest
-            self._cancel(newest["id"])  # once more, as penstockd may have been away
+            self._cancel(newest["id"])  # again, because penstockd may not have answered
         return dict(self._ask("POST", "/v1/jobs", json=self.submission(workload) | {"key": f"{stem}:{number + 1}"}))
 
     def submission(self, workload: Any) -> dict[str, Any]:
-        """The body for the API, but for its key."""
+        """The body for the API, without its key."""
         ti = workload.ti
         given = dict((ti.executor_config or {}).get("penstock", {}))
         python = conf.get(SECTION, "python", fallback="python3")
         script = SCRIPT.format(workload=workload.model_dump_json(), python=shlex.quote(python))
         server = conf.get("core", "execution_api_server_url", fallback="")
         environment = {"AIRFLOW__CORE__EXECUTION_API_SERVER_URL": server} if server else {}
-        environment["AIRFLOW__CORE__EXECUTOR"] = conf.get("core", "executor")  # a DAG that names others is not read
+        environment["AIRFLOW__CORE__EXECUTOR"] = conf.get(
+            "core", "executor"
+        )  # a DAG that names an unknown executor is not read
         environment |= conf.getjson(SECTION, "environment", fallback={})
         own = {
             "script": script,
@@ -109,10 +111,10 @@ class PenstockExecutor(BaseExecutor):
         return {"name": f"{ti.dag_id}.{ti.task_id}"} | ({"output": output} if output else {}) | given | own
 
     def sync(self) -> None:
-        """Look, every `poll_interval_s`, which jobs have ended."""
-        if not self.jobs or time.monotonic() - self._looked_s < self._poll_s:
+        """Check every `poll_interval_s` which jobs have ended."""
+        if not self.jobs or time.monotonic() - self._polled_s < self._poll_s:
             return
-        self._looked_s = time.monotonic()
+        self._polled_s = time.monotonic()
         try:
             for key in [key for key, job_id in self.jobs.items() if not job_id]:
                 job, _ = self._newest(self.keys[key])
@@ -130,13 +132,13 @@ class PenstockExecutor(BaseExecutor):
                 if job["state"] == "ended":
                     self._end(key, job)
         except Exception as error:
-            self.log.warning("penstockd does not answer (%s); looking on", error)
+            self.log.warning("penstockd does not answer (%s); asking again at the next heartbeat", error)
 
     def try_adopt_task_instances(self, tis: Sequence[Any]) -> Sequence[Any]:
-        """Take over the jobs of a scheduler that is gone; returns the tasks that have none.
+        """Adopt the jobs of a scheduler that has ended. Returns the tasks without a job.
 
-        If penstockd is away nothing is known. A task whose job is then not found by `sync` has failed, which is better than a
-        second run beside the first. Nor is it asked again: the scheduler's heart stands still meanwhile.
+        If penstockd does not answer, the jobs are unknown, and `sync` fails a task whose job it does not find later: that is
+        better than a second run beside the first. penstockd is asked only once, because the scheduler waits meanwhile.
         """
         lost, away = [], False
         for ti in tis:
@@ -146,7 +148,7 @@ class PenstockExecutor(BaseExecutor):
                     job, _ = self._newest(key)
                 except Exception as error:
                     self.log.warning(
-                        "penstockd does not answer (%s): jobs of running tasks are looked for later", error
+                        "penstockd does not answer (%s): the jobs of running tasks are looked up later", error
                     )
                     away = True
                 else:
@@ -158,7 +160,7 @@ class PenstockExecutor(BaseExecutor):
         return lost
 
     def get_task_log(self, ti: Any, try_number: int) -> tuple[list[str], list[str]]:
-        """What the job has written: the task's log, while it runs."""
+        """The job's output, which is the task's log while it runs."""
         try:
             job, _ = self._newest(job_key(ti.id))
             if job is None:
@@ -185,10 +187,10 @@ class PenstockExecutor(BaseExecutor):
             self.log.warning("the job of %s could not be cancelled: %s", ti.key, error)
 
     def end(self) -> None:
-        """Leave what runs to the next scheduler."""
+        """Do nothing: the next scheduler adopts running jobs."""
 
     def terminate(self) -> None:
-        """Leave what runs to the next scheduler."""
+        """Do nothing: the next scheduler adopts running jobs."""
 
     def _watch(self, key: Any, own: str, job_id: str) -> None:
         self.running.add(key)
@@ -207,7 +209,7 @@ class PenstockExecutor(BaseExecutor):
         self._ask("POST", f"/v1/jobs/{job_id}/cancel")
 
     def _newest(self, stem: str) -> tuple[Job | None, int]:
-        """The newest job of a task's try, and its number."""
+        """The newest job of a task's try and its number; None and 0 if there is none."""
         newest, number = None, 0
         while jobs := self._ask("GET", "/v1/jobs", params={"key": f"{stem}:{number + 1}"})["jobs"]:
             newest, number = jobs[0], number + 1
@@ -224,11 +226,11 @@ class PenstockExecutor(BaseExecutor):
             query["after"] = page["next"]
 
     def _ask(self, method: str, path: str, **request: Any) -> Any:
-        """Once: the next heartbeat tries again."""
+        """Send a request once. The next heartbeat tries again."""
         with self._hook.get_conn() as client:
             return read(client.request(method, path, timeout=TIMEOUT_S, **request))
 
 
 def job_key(task_instance_id: Any) -> str:
-    """What the keys of the jobs of a task's try begin with: Airflow gives each try another id."""
+    """The common part of the keys of a try's jobs. Airflow gives each try an id of its own."""
     return f"airflow:executor:{task_instance_id}"

@@ -1,4 +1,4 @@
-"""penstockd's HTTP API, as Airflow's connections name it."""
+"""A client of penstockd's HTTP API, configured by an Airflow connection."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RETRY_PAUSES_S = (0.5, 2.0, 5.0)
 BILL_PAUSES_S = (2.0, 3.0, 5.0, 10.0, 20.0, 20.0)
 MAX_LOG_BYTES = 1 << 20
 MAX_WAIT_S = 30.0
-"""Of one long poll; the API's own bound is 60 s."""
+"""Longest wait of one long poll. The API's limit is 60 s."""
 
 OPEN = ("queued", "starting", "running", "stopping")
 """States of jobs that have not ended."""
@@ -28,7 +28,7 @@ Job = dict[str, Any]
 
 
 class PenstockHook(BaseHook):
-    """A line to penstockd. Methods raise PenstockRefused when it refuses, PenstockAway when it does not answer."""
+    """A client of penstockd. Methods raise PenstockRefused if it refuses, and PenstockAway if it does not answer."""
 
     conn_name_attr = "penstock_conn_id"
     default_conn_name = "penstock_default"
@@ -41,7 +41,7 @@ class PenstockHook(BaseHook):
 
     @classmethod
     def get_ui_field_behaviour(cls) -> dict[str, Any]:
-        """For Airflow before 3.2; later ones read `ui-field-behaviour` of the provider's information."""
+        """For Airflow before 3.2. Later versions read `ui-field-behaviour` of the provider's information."""
         return {
             "hidden_fields": ["schema", "login", "extra"],
             "relabeling": {"password": "Token"},
@@ -54,7 +54,7 @@ class PenstockHook(BaseHook):
 
     @classmethod
     def get_connection_form_widgets(cls) -> dict[str, Any]:
-        """For Airflow before 3.2; later ones read `conn-fields` of the provider's information."""
+        """For Airflow before 3.2. Later versions read `conn-fields` of the provider's information."""
         from flask_babel import lazy_gettext
         from wtforms import BooleanField, FloatField, StringField
         from wtforms.validators import Optional
@@ -67,19 +67,19 @@ class PenstockHook(BaseHook):
 
     @property
     def base_url(self) -> str:
-        """Where penstockd is, without a slash at the end."""
+        """penstockd's address, without a slash at the end."""
         return str(client_options(self.get_connection(self.penstock_conn_id))["base_url"])
 
     def test_connection(self) -> tuple[bool, str]:
-        """Whether penstockd answers and takes the token, and for whom it takes us."""
+        """Whether penstockd answers and accepts the token, and a sentence with the token's user and role."""
         try:
-            who = self.ask("GET", "/v1/me")
+            identity = self.ask("GET", "/v1/me")
         except (PenstockAway, PenstockRefused) as error:
             return False, str(error)
-        return True, f"penstockd takes us for {who['user']} ({who['role']})"
+        return True, f"penstockd accepts the token as {identity['user']} ({identity['role']})"
 
     def ask(self, method: str, path: str, *, patience_s: float = 0.0, **request: Any) -> Any:
-        """The answer's JSON. Asks again when nobody answers: what it is used for is safe to ask twice."""
+        """The answer's JSON. Repeats a request that is not answered: all requests of this class are safe to repeat."""
         with self.get_conn() as client:
             timeout_s = client.timeout.read
             request["timeout"] = None if timeout_s is None else timeout_s + patience_s
@@ -93,13 +93,13 @@ class PenstockHook(BaseHook):
         raise AssertionError("the last try returns or raises")
 
     def submit(self, submission: dict[str, Any]) -> Job:
-        """Submit a job; the same `key` is the same job, however often it is sent."""
+        """Submit a job. Repeating a submission with the same `key` returns the same job."""
         if not submission.get("key"):
-            raise ValueError("a submission without a key could run twice; give it one")
+            raise ValueError("a submission without a key could run twice; add a key")
         return dict(self.ask("POST", "/v1/jobs", json=submission))
 
     def find(self, key: str) -> Job | None:
-        """The job of a key."""
+        """The job with a key; None if there is none."""
         jobs = self.ask("GET", "/v1/jobs", params={"key": key})["jobs"]
         return jobs[0] if jobs else None
 
@@ -108,23 +108,23 @@ class PenstockHook(BaseHook):
         return dict(self.ask("GET", f"/v1/jobs/{job_id}"))
 
     def cancel(self, job_id: str) -> Job:
-        """End a job; twice is once."""
+        """Cancel a job. May be repeated."""
         return dict(self.ask("POST", f"/v1/jobs/{job_id}/cancel"))
 
     def forecast(self, submission: dict[str, Any]) -> dict[str, Any]:
-        """What a job would get if it were submitted now; nothing is."""
+        """What a job would get if it were submitted now. Submits nothing."""
         return dict(self.ask("POST", "/v1/jobs/plan", json=submission))
 
     def is_whole(self) -> bool:
-        """Whether all GPUs of the cluster are there: none is down or drained."""
+        """Whether no GPU of the cluster is down or drained."""
         return not any(self.ask("GET", "/v1/cluster")["unusable"].values())
 
     def explain(self, job_id: str) -> str:
-        """Why a job has what it has, in a sentence."""
+        """Why a job has its present GPUs or waits, in a sentence."""
         return str(self.ask("GET", f"/v1/jobs/{job_id}/explain")["text"])
 
     def wait(self, job_id: str) -> Iterator[Job]:
-        """The job, each time that it changed or after 30 s, until it has ended."""
+        """The job, after each change or 30 s, until it has ended."""
         job = self.job(job_id)
         while job["state"] != "ended":
             yield job
@@ -133,13 +133,13 @@ class PenstockHook(BaseHook):
         yield job
 
     def log_lines(self, job_id: str) -> Sequence[str]:
-        """The last lines of a job's output; none if there is no file that penstockd can read."""
+        """The last lines of a job's output; none if penstockd can read no file."""
         return self.log_since(job_id, -MAX_LOG_BYTES)[0]
 
     def log_since(self, job_id: str, offset: int) -> tuple[Sequence[str], int]:
-        """The lines of a job's output from a byte on (negative: from the end), and the byte after them.
+        """The lines of a job's output from a byte on, and the byte after them. A negative offset counts from the end.
 
-        Of more than 1 MiB the last: what is left out, a line in its place says.
+        Returns at most the last 1 MiB. The first line then says how many bytes were left out.
         """
         text, left_out = "", 0
         with contextlib.suppress(PenstockRefused):
@@ -155,10 +155,9 @@ class PenstockHook(BaseHook):
         return [f"({left_out} bytes left out)", *lines] if left_out else lines, max(offset, 0)
 
     def used(self, job_id: str) -> dict[str, Any]:
-        """What a job used: by the budget ledger `cost_usd` and `cloud_gpu_seconds` by type, and the global `batch_sizes` that it
-        reported of late.
+        """What a job used: `cost_usd` and `cloud_gpu_seconds` by GPU type from the budget ledger, and its latest `batch_sizes`.
 
-        The bill of a run in the cloud comes when its instances are gone: after the job's end this waits for it, a minute at most.
+        The bill of a run in the cloud is complete once its instances have ended. This waits for it, at most for a minute.
         """
         for pause_s in (*BILL_PAUSES_S, None):
             lines = self.ask("GET", "/v1/ledger", params={"job": job_id, "limit": 500})["lines"]
@@ -169,7 +168,7 @@ class PenstockHook(BaseHook):
             if runs["committed"] <= runs["usd"]:
                 break
             if pause_s is None:
-                self.log.warning("penstockd has not yet the whole bill of job %s: cost_usd lacks a part", job_id)
+                self.log.warning("penstockd does not have the whole bill of job %s yet: cost_usd is too low", job_id)
                 break
             time.sleep(pause_s)
         cost_usd = sum(line["amount"] for line in lines if line["kind"] == "usd")

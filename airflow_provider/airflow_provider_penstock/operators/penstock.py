@@ -1,4 +1,4 @@
-"""Jobs as tasks: submit, wait, cancel."""
+"""Operators that submit jobs, wait for them and cancel them."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from airflow_provider_penstock.operators.job_spec import JOB_SPEC_FIELDS, JobSpe
 from airflow_provider_penstock.triggers.penstock import PenstockJobTrigger, describe
 
 LOG_LINES = 10_000
-"""Of the job's output, copied into the task's log; the last ones."""
+"""Most lines of the job's output that its end adds to the task's log."""
 LAST_LINES = 20
-"""Of the job's output, in the message of a task that failed."""
+"""Lines of the job's output in the message of a failed task."""
 OPTIONS = ("partition", "account", "qos", "time_limit_s", "working_directory", "dependency", "container_image")
-"""Arguments that are fields of a submission; `deadline` and `output_file` (`output` has a meaning in Airflow) are, too."""
+"""Parameters that are fields of a submission. `deadline` and `output_file` are others, with names or values of their own."""
 JOB_ID = "job_id"
-"""XCom."""
+"""XCom key of the job's id."""
 _KEY = re.compile(r"[A-Za-z0-9_.:@/+-]{1,180}")
 
 
 class _JobOperator(BaseOperator):
-    """What operators that wait for one job have in common."""
+    """The base of operators that wait for one job."""
 
     penstock_conn_id: str
     deferrable: bool
@@ -48,7 +48,7 @@ class _JobOperator(BaseOperator):
         return PenstockHook(self.penstock_conn_id)
 
     def _await(self, job_id: str) -> dict[str, Any]:
-        """The job's summary; defers if the task is deferrable and the job has not ended."""
+        """Wait for the job and return its summary. Defers if the task is deferrable and the job has not ended."""
         if self.deferrable and self.hook.job(job_id)["state"] != "ended":
             self.defer(
                 trigger=PenstockJobTrigger(
@@ -56,35 +56,35 @@ class _JobOperator(BaseOperator):
                 ),
                 method_name="execute_complete",
             )
-        told, shown = "", 0
+        logged, shown = "", 0
         for job in self.hook.wait(job_id):
             news = describe(job)
-            if news != told:
+            if news != logged:
                 self.log.info("%s", news)
-                told = news
+                logged = news
             if self.log_interval_s and job["state"] in ("running", "stopping"):
                 lines, shown = self.hook.log_since(job_id, shown)
-                self._show(lines)
+                self.show_output(lines)
         return self._finish(job_id, shown)
 
     def execute_complete(self, context: Any, event: dict[str, Any]) -> dict[str, Any]:
-        """After the trigger: the job's summary, or the task fails."""
+        """Return the job's summary after the trigger, or fail."""
         self.job_id = event["job_id"]
         if "error" in event:
             raise AirflowException(f"waiting for job {self.job_id} failed: {event['error']}")
-        return self._tell_assets(context, self._finish(event["job_id"], event.get("shown", 0)))
+        return self._with_assets(context, self._finish(event["job_id"], event.get("shown", 0)))
 
-    def _tell_assets(self, context: Any, job: dict[str, Any]) -> dict[str, Any]:
-        """The job's summary; the events of the task's assets have it as `job`."""
+    def _with_assets(self, context: Any, job: dict[str, Any]) -> dict[str, Any]:
+        """The job's summary, after adding it as `job` to the events of the task's assets."""
         for outlet in self.outlets:
-            with contextlib.suppress(TypeError):  # one that is for lineage alone has no events
+            with contextlib.suppress(TypeError):  # an outlet only for lineage has no events
                 context["outlet_events"][outlet].extra["job"] = job
         return job
 
     def _finish(self, job_id: str, shown: int) -> dict[str, Any]:
-        """The end of a job: the rest of its output from byte `shown` on into the task's log, then its summary."""
+        """Log the rest of an ended job's output, from byte `shown` on, and return its summary. Raises if the job failed."""
         job = self.hook.job(job_id)
-        self._show(self.hook.log_since(job_id, shown)[0][-LOG_LINES:])
+        self.show_output(self.hook.log_since(job_id, shown)[0][-LOG_LINES:])
         if job["ended"] != "COMPLETED":
             last = "\n".join(self.hook.log_lines(job_id)[-LAST_LINES:])
             raise failure(job["ended"])(
@@ -92,7 +92,8 @@ class _JobOperator(BaseOperator):
             )
         return summary(job, self.hook.used(job_id))
 
-    def _show(self, lines: Sequence[str]) -> None:
+    def show_output(self, lines: Sequence[str]) -> None:
+        """Log lines of the job's output."""
         for line in lines:
             self.log.info("%s", line)
 
@@ -103,17 +104,17 @@ class _JobOperator(BaseOperator):
             return ""
 
     def get_openlineage_facets_on_complete(self, task_instance: Any) -> Any:
-        """Which job it was, for OpenLineage; None where Airflow has no OpenLineage provider."""
+        """The job's id for OpenLineage; None without OpenLineage."""
         return facets(self.hook.base_url, self.job_id)
 
     def on_kill(self) -> None:
-        """Somebody stopped the task while it ran on a worker: cancel its job."""
+        """Cancel the job, because the task was stopped while it ran on a worker."""
         if self.job_id and self.cancel_on_kill:
             self.hook.cancel(self.job_id)
 
 
-class _Word(str):
-    """An argument of a program. Whatever it ends in, it is not the name of a file that Airflow is to read as a template."""
+class _Argument(str):
+    """An argument of a program. Airflow must not read it as a template file, even if it ends in `.sh`."""
 
     __slots__ = ()
 
@@ -122,10 +123,10 @@ class _Word(str):
 
 
 class PenstockSubmitOperator(JobSpecOperator, _JobOperator):
-    """Submit a job, and wait until it has ended.
+    """Submits a job and waits until it has ended. Returns the job's `summary`.
 
-    Returns the job's `summary`. The same task of the same DAG run has one job: a retry finds it again by its key, waits for it if
-    it is open, takes its result if it completed, and submits a new one if it failed. A cleared task is a new job.
+    A task of a DAG run has one job. A retry finds it by its key: it waits for the job if it is open, takes its result if it
+    completed, and submits a new one if it failed. A cleared task gets a new job.
     """
 
     template_fields: Sequence[str] = (
@@ -199,12 +200,12 @@ class PenstockSubmitOperator(JobSpecOperator, _JobOperator):
         if "array" in kwargs:
             raise ValueError(
                 "array: a task is one job; map it, as in partial(...).expand(environment=[{'INDEX': '1'}, {'INDEX': '2'}]), "
-                "so that each element is tried again alone"
+                "so that each element is retried alone"
             )
         super().__init__(**kwargs)
         self.script = script
         self.command = (
-            [_Word(each) if isinstance(each, str) else each for each in command] if _is_list(command) else command
+            [_Argument(each) if isinstance(each, str) else each for each in command] if _is_list(command) else command
         )
         self.name = name
         self.partition = partition
@@ -230,16 +231,16 @@ class PenstockSubmitOperator(JobSpecOperator, _JobOperator):
         self.job_id: str | None = None
 
     def execute(self, context: Any) -> dict[str, Any]:
-        """Submit or find the job, then wait."""
+        """Submit the job, or find that of an earlier try, and wait for it."""
         ti = context["ti"]
         job = self._submit(context)
         self.job_id = job["id"]
         ti.xcom_push(key=JOB_ID, value=self.job_id)
         ti.xcom_push(key=JOB_URL, value=f"{self.hook.base_url}/v1/jobs/{self.job_id}")
-        return self._tell_assets(context, self._await(job["id"]) if self.wait_for_completion else summary(job))
+        return self._with_assets(context, self._await(job["id"]) if self.wait_for_completion else summary(job))
 
     def submission(self, ti: Any) -> dict[str, Any]:
-        """The body for the API but for its key; the same on each try, as a key holds for one body."""
+        """The body for the API without its key. It is the same on each try, because a key belongs to one body."""
         environment = {
             "AIRFLOW_CTX_DAG_ID": ti.dag_id,
             "AIRFLOW_CTX_DAG_RUN_ID": ti.run_id,
@@ -273,7 +274,7 @@ class PenstockSubmitOperator(JobSpecOperator, _JobOperator):
     def _taken_up(self, job: Job) -> Job | None:
         if job["state"] == "ended" and job["ended"] != "COMPLETED":
             return None
-        self.log.info("job %s of an earlier try is %s: taken up again", job["id"], job["ended"] or job["state"])
+        self.log.info("job %s of an earlier try is %s: this try takes it up", job["id"], job["ended"] or job["state"])
         return job
 
     def _by_key(self, ti: Any, body: dict[str, Any]) -> Job:
@@ -287,7 +288,7 @@ class PenstockSubmitOperator(JobSpecOperator, _JobOperator):
         try:
             job = self.hook.submit(body | {"key": f"{stem}:{number}"})
         except PenstockRefused as refused:
-            # An earlier try, killed in mid-request, had got further than we could see: its job is ours.
+            # An earlier try was killed during its request, which penstockd then carried out: its job is ours.
             if refused.code != "key-used" or (found := self.hook.find(f"{stem}:{number}")) is None:
                 raise
             job = found
@@ -295,9 +296,7 @@ class PenstockSubmitOperator(JobSpecOperator, _JobOperator):
         return job
 
     def _check(self, body: dict[str, Any]) -> None:
-        """Raise PenstockRefused for what could never run, with the reason. Where GPUs are down or drained, or the cloud has more,
-        nobody can say: it may wait for them.
-        """
+        """Raise PenstockRefused if the job could never run. Jobs may wait for GPUs that are down or drained, or for the cloud."""
         if not self.check_first or body["spec"].get("burst") in ("allowed", "only"):
             return
         try:
@@ -305,11 +304,11 @@ class PenstockSubmitOperator(JobSpecOperator, _JobOperator):
             if forecast["would"] == "never" and self.hook.is_whole():
                 raise PenstockRefused(forecast["text"], forecast["code"])
         except PenstockAway as away:
-            self.log.info("whether the job could ever run is not known: %s", away)
+            self.log.info("it is unknown whether the job could ever run: %s", away)
 
 
 class PenstockWaitOperator(_JobOperator):
-    """Wait for a job that something else submitted. Returns its `summary`; fails if it did not complete."""
+    """Waits for a job that was submitted elsewhere. Returns its `summary`; fails if it did not complete."""
 
     template_fields: Sequence[str] = ("penstock_conn_id", "job_id")
 
@@ -333,12 +332,12 @@ class PenstockWaitOperator(_JobOperator):
         self.penstock_conn_id = penstock_conn_id
 
     def execute(self, context: Any) -> dict[str, Any]:
-        """Wait."""
-        return self._tell_assets(context, self._await(str(self.job_id)))
+        """Wait for the job."""
+        return self._with_assets(context, self._await(str(self.job_id)))
 
 
 class PenstockCancelOperator(BaseOperator):
-    """Cancel a job. One that has ended stays as it is."""
+    """Cancels a job. A job that has ended stays as it is."""
 
     template_fields: Sequence[str] = ("penstock_conn_id", "job_id")
 
@@ -348,7 +347,7 @@ class PenstockCancelOperator(BaseOperator):
         self.penstock_conn_id = penstock_conn_id
 
     def execute(self, context: Any) -> dict[str, Any]:
-        """Ask for it."""
+        """Cancel the job and return its summary."""
         return summary(PenstockHook(self.penstock_conn_id).cancel(self.job_id))
 
 
@@ -357,34 +356,34 @@ def _is_list(given: object) -> TypeGuard[Sequence[Any]]:
 
 
 def _fields(name: str, given: dict[str, Any] | str | None) -> dict[str, Any]:
-    """A dictionary that may be JSON, as a template leaves it. Raises PenstockRefused."""
+    """A dictionary, or its JSON from a template. Raises PenstockRefused for other text."""
     if not isinstance(given, str):
         return given or {}
     try:
         found = json.loads(given)
     except ValueError as error:
-        raise PenstockRefused(f"{name}={given!r} is no JSON: {error}; in a template write tojson") from None
+        raise PenstockRefused(f"{name}={given!r} is no JSON: {error}; in a template, use tojson") from None
     if not isinstance(found, dict):
         raise PenstockRefused(f"{name}={given!r} is no JSON object")
     return found
 
 
 def _seconds(moment: datetime | str | None) -> float | None:
-    """Since 1970, of a moment that may be ISO 8601, as a template leaves it. Raises PenstockRefused."""
+    """Seconds since the epoch, from a time or its ISO 8601 text. Raises PenstockRefused for other text."""
     try:
         found = datetime.fromisoformat(moment) if isinstance(moment, str) else moment
     except ValueError:
-        raise PenstockRefused(f"deadline={moment!r} is no moment; write it as 2026-11-21T18:00:00+00:00") from None
+        raise PenstockRefused(f"deadline={moment!r} is not a time; write it as 2026-11-21T18:00:00+00:00") from None
     if found is not None and found.tzinfo is None:
         raise PenstockRefused(f"deadline={moment!r} has no time zone; add one, such as +00:00")
     return None if found is None else found.timestamp()
 
 
 def job_key(ti: Any) -> str:
-    """What all jobs of a task's tries have in common: the DAG, its run, the task, the map index, and its `max_tries`.
+    """The common part of the keys of a task's jobs: the DAG, its run, the task, the map index and `max_tries`.
 
-    Airflow sets `max_tries` when it makes the task, raises it when somebody clears it, and otherwise leaves it, also when
-    `retries` changes. So it tells clears apart on every version, and needs nothing to be stored between submission and answer.
+    Airflow sets `max_tries` when it creates the task, and raises it when the task is cleared. It does not change with `retries`.
+    So it distinguishes clears on every version of Airflow, without storing anything.
     """
     key = f"airflow:{ti.dag_id}:{ti.run_id}:{ti.task_id}:{ti.map_index}:{ti.max_tries}"
     if _KEY.fullmatch(key):
@@ -393,7 +392,7 @@ def job_key(ti: Any) -> str:
 
 
 def summary(job: Job, used: dict[str, Any] | None = None) -> dict[str, Any]:
-    """What a task tells those after it; `used` as `PenstockHook.used` has it."""
+    """What a task returns about its job. `used` comes from `PenstockHook.used`."""
     used = dict(used or {})
     seconds = Counter(job["gpu_seconds"])
     seconds.update(used.pop("cloud_gpu_seconds", {}))

@@ -1,4 +1,4 @@
-"""What if: a forecast for one job by penstockd, and a simulation of many on a worker."""
+"""Operators that answer "what if": a forecast for one job by penstockd, and a simulation of many on the worker."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ except ImportError:  # before Airflow 3
     from airflow.utils.log.secrets_masker import mask_secret
 
 _PASSWORD = re.compile(r"(?<=://)(?P<user>[^:/@]*:)(?P<password>[^@]*)(?=@)")
-"""In a database's URL, as SQLAlchemy reads it."""
+"""User and password in a database URL of SQLAlchemy."""
 
 
 class PenstockForecastOperator(PenstockSubmitOperator):
-    """What a job would get if it were submitted now: a `Forecast` of the API. Nothing is submitted.
+    """Returns what a job would get if it were submitted now, a `Forecast` of the API. Submits nothing.
 
-    Takes the arguments of PenstockSubmitOperator that say what the job is. Fails at once if it could never run.
+    Takes the arguments of PenstockSubmitOperator that describe the job. Fails at once if the job could never run.
     """
 
     operator_extra_links = ()
@@ -42,9 +42,9 @@ class PenstockForecastOperator(PenstockSubmitOperator):
 
 
 class PenstockSimulateOperator(BaseOperator):
-    """Run `penstock simulate`, or with `store` `penstock whatif`, on the worker; its summary is what the task returns.
+    """Runs `penstock simulate` on the worker, or with `store` `penstock whatif`, and returns its summary.
 
-    A simulation is minutes of computing, which a worker has and the daemon has not; so Penstock is to be installed there.
+    A simulation computes for minutes, so it runs on the worker and not in penstockd. Penstock must be installed on the worker.
     """
 
     template_fields: Sequence[str] = ("cluster", "workload", "store", "policies", "out", "options", "program")
@@ -63,9 +63,17 @@ class PenstockSimulateOperator(BaseOperator):
         program: str = "penstock",
         **kwargs: Any,
     ) -> None:
-        """Either `cluster` (such as t4:6x4,a100:2x8) and `workload` (a file), or the daemon's `store` (a URL, or its folder).
-        `options` are further ones of the command line: {"add-nodes": "a100:2x8", "parquet": True}. `out` is a folder for
-        the report. docs/admin/simulator.md has all.
+        """Give either `cluster` and `workload`, or `store`.
+
+        Args:
+            cluster: The nodes, such as `t4:6x4,a100:2x8`.
+            workload: A file of jobs.
+            store: The daemon's store, a URL or its folder, whose record is replayed.
+            policies: The policies to compare.
+            seeds: Runs of each policy, with different random seeds.
+            out: A folder for the report.
+            options: Further options of the command, such as `{"add-nodes": "a100:2x8", "parquet": True}`.
+            program: The command `penstock` on the worker.
         """
         super().__init__(**kwargs)
         self.cluster = cluster
@@ -85,14 +93,14 @@ class PenstockSimulateOperator(BaseOperator):
 
     @store.setter
     def store(self, store: str | None) -> None:
-        """Also what a template has become: Airflow's logs and pages are not to show its password."""
+        """Set the store, and hide its password in Airflow's logs and pages. Airflow also sets it when it renders templates."""
         self._store = store
         if store is not None and (found := _PASSWORD.search(store)):
             for secret in {found["password"], unquote(found["password"])}:
                 mask_secret(secret)
 
     def words(self) -> list[str]:
-        """The command line. The store is not in it, as everybody on the worker can read it: its URL may have a password."""
+        """The command line. It lacks the store, whose URL may have a password, because every user of the worker can read it."""
         whatif = self.store is not None
         if whatif == (self.cluster is not None or self.workload is not None):
             raise AirflowFailException("give either cluster and workload, to simulate, or store, to replay its record")
@@ -103,7 +111,7 @@ class PenstockSimulateOperator(BaseOperator):
         return [self.program, "whatif" if whatif else "simulate", *words, "--json"]
 
     def execute(self, context: Any) -> dict[str, Any]:
-        """Run it."""
+        """Run the command."""
         words = self.words()
         self.log.info("%s", " ".join(words))
         environment = dict(os.environ)
@@ -119,13 +127,13 @@ class PenstockSimulateOperator(BaseOperator):
             raise AirflowFailException(
                 f"{self.program} cannot be started: {error}; install Penstock on the worker, or name its program"
             ) from error
-        said, complaints = self._running.communicate()
+        output, errors = self._running.communicate()
         if self._running.returncode != 0:
-            last = "\n".join(complaints.splitlines()[-LAST_LINES:])
+            last = "\n".join(errors.splitlines()[-LAST_LINES:])
             raise AirflowFailException(f"{words[1]} has ended with status {self._running.returncode}\n{last}")
-        return dict(json.loads(said))
+        return dict(json.loads(output))
 
     def on_kill(self) -> None:
-        """End it."""
+        """End the command."""
         if self._running is not None and self._running.poll() is None:
             self._running.terminate()

@@ -1,4 +1,4 @@
-"""Waiting for jobs that were submitted elsewhere."""
+"""A sensor for jobs that were submitted elsewhere."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from airflow_provider_penstock.hooks.penstock import PenstockHook
 
 
 class PenstockJobSensor(BaseSensorOperator):
-    """Is content once a job has completed; fails if it ended otherwise. `PenstockWaitOperator` does so without a worker."""
+    """Succeeds once a job has completed, and fails if it ended otherwise.
+
+    `PenstockWaitOperator` does the same without occupying a worker.
+    """
 
     template_fields: Sequence[str] = ("penstock_conn_id", "job_id")
 
@@ -22,7 +25,7 @@ class PenstockJobSensor(BaseSensorOperator):
         self.penstock_conn_id = penstock_conn_id
 
     def poke(self, context: Any) -> bool:
-        """Look once."""
+        """Whether the job has completed. Raises the failure of a job that ended otherwise."""
         job = PenstockHook(self.penstock_conn_id).job(self.job_id)
         if job["state"] == "ended" and job["ended"] != "COMPLETED":
             raise failure(job["ended"])(f"job {self.job_id} has ended as {job['ended']}, exit code {job['exit_code']}")

@@ -1,4 +1,4 @@
-"""Waiting for jobs in the triggerer: one poller for each connection, however many tasks wait."""
+"""Triggers that wait for jobs. All tasks that wait on one connection share one poller."""
 
 from __future__ import annotations
 
@@ -27,46 +27,46 @@ except ImportError:  # before Airflow 3
 
 log = logging.getLogger(__name__)
 
-TELLS = hasattr(BaseTrigger, "on_kill")
-"""Whether Airflow tells a trigger that a person stopped its task; from 3.3 on."""
+HAS_ON_KILL = hasattr(BaseTrigger, "on_kill")
+"""Whether Airflow calls a trigger's `on_kill` when a user stops its task, as from 3.3 on."""
 
 RECHECK_S = 30.0
-"""While penstockd tells what happens, all jobs are asked for only so often; if it does not, so often it is asked to tell."""
+"""Interval at which all jobs are read while penstockd's event stream is open, and at which a closed stream is reopened."""
 SILENCE_S = 60.0
-"""Without a word penstockd is taken to have gone; it says every 15 s that it is there."""
+"""An event stream that is silent for this long is taken for dead. penstockd sends something every 15 s."""
 PAGE = 500
 FEW = 5
-"""Jobs that are asked for one by one."""
+"""Up to this many jobs are requested one by one."""
 SETTLE_S = 10.0
-"""From its start a trigger fires no sooner. A task that is to go on while its worker is still on its way out, Airflow
-takes for one that was killed: with Airflow 3.3 on a busy machine a worker took 5 s, and tasks of jobs of a few seconds failed.
+"""A trigger fires no sooner than this after its start. If it fires before the task's worker has ended, Airflow takes the task
+for killed. With Airflow 3.3 on a busy machine a worker took 5 s to end, and tasks with jobs of a few seconds failed.
 """
 LOGS_PER_S = 5.0
-"""Looks at outputs, of all tasks that wait on a connection: for each of them penstockd asks Slurm where the output is."""
+"""Requests for jobs' output per second and connection. For each of them penstockd asks Slurm for the output's path."""
 
 
 class Poller:
-    """Listens to what penstockd tells of the jobs of a connection.
+    """Follows the jobs of a connection through penstockd's event stream.
 
-    When somebody begins to wait, and in case something was not heard, it asks for all open jobs at once, and for a job that is
-    not among them by its id; every `poll_interval_s` while penstockd does not tell.
+    It also reads the list of all open jobs, and jobs that are not in it by id: whenever a task begins to wait, every `RECHECK_S`
+    in case an event was lost, and every `poll_interval_s` while there is no stream.
     """
 
     def __init__(self, conn_id: str, poll_interval_s: float) -> None:
         self.conn_id = conn_id
         self.poll_interval_s = poll_interval_s
         self.seen: dict[str, Job] = {}
-        """Jobs that are waited for, as last seen."""
+        """The latest view of each job that a task waits for."""
         self.client: httpx.AsyncClient | None = None
-        """While it polls."""
+        """The client while the poller runs."""
         self._waiting: dict[str, set[asyncio.Future[Job]]] = {}
         self._task: asyncio.Task[None] | None = None
         self._ask = asyncio.Event()
-        """Set when it is time to ask, whatever was heard."""
+        """Set when the list of jobs must be read at once."""
         self._listening = False
 
     async def ended(self, job_id: str) -> Job:
-        """The job, once it has ended. Raises PenstockRefused if the API does not know it."""
+        """Wait until a job has ended, and return it. Raises PenstockRefused if the API does not know the job."""
         future: asyncio.Future[Job] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(job_id, set()).add(future)
         self._ask.set()
@@ -89,7 +89,7 @@ class Poller:
                     try:
                         while self._waiting:
                             self._ask.clear()
-                            await self._look(self.client)
+                            await self._read_all(self.client)
                             await asyncio.sleep(self.poll_interval_s)
                             if self._listening:
                                 with contextlib.suppress(TimeoutError):
@@ -97,76 +97,76 @@ class Poller:
                     finally:
                         listener.cancel()
             except (httpx.TransportError, PenstockAway) as error:
-                log.warning("penstockd does not answer (%s); waiting on", error)
+                log.warning("penstockd does not answer (%s); the task keeps waiting", error)
                 await asyncio.sleep(self.poll_interval_s)
-            except Exception as error:  # a wrong token, a connection that is gone: all who wait are told
+            except Exception as error:  # such as a wrong token or a deleted connection: all waiting tasks fail
                 for job_id in list(self._waiting):
-                    self._tell(job_id, error)
+                    self._resolve(job_id, error)
                 return
 
     async def _listen(self, client: httpx.AsyncClient) -> None:
-        """Take in what penstockd tells of jobs, and again when it has gone and is back."""
+        """Read penstockd's events, and reopen the stream when it ends."""
         while True:
             try:
                 async with client.stream("GET", "/v1/events", timeout=SILENCE_S) as answer:
                     self._listening = answer.is_success
-                    self._ask.set()  # what happened before is not told
+                    self._ask.set()  # the stream does not repeat earlier events
                     kind = ""
                     async for line in answer.aiter_lines():
-                        word, _, text = line.partition(": ")
-                        if word == "event":
+                        key, _, text = line.partition(": ")
+                        if key == "event":
                             kind = text
-                        elif word == "data" and kind == "job":
-                            self._hear(json.loads(text))
+                        elif key == "data" and kind == "job":
+                            self._receive(json.loads(text))
             except httpx.TransportError as error:
-                log.debug("penstockd does not tell what happens: %s", error)
+                log.debug("penstockd's event stream cannot be read: %s", error)
             finally:
                 self._listening = False
                 self._ask.set()
             await asyncio.sleep(RECHECK_S)
 
-    def _hear(self, job: Job) -> None:
+    def _receive(self, job: Job) -> None:
         if job["id"] not in self._waiting:
             return
         if job["state"] == "ended":
-            self._tell(job["id"], job)
+            self._resolve(job["id"], job)
         else:
             self.seen[job["id"]] = job
 
     @property
     def log_round_s(self) -> float:
-        """Seconds in which each job's output is looked at once."""
+        """Seconds in which each waiting job's output is requested once."""
         return len(self._waiting) / LOGS_PER_S
 
-    async def _look(self, client: httpx.AsyncClient) -> None:
+    async def _read_all(self, client: httpx.AsyncClient) -> None:
         watched = set(self._waiting)
         async for page in pages(client, {"state": list(OPEN)}):
             self.seen |= {job["id"]: job for job in page if job["id"] in watched}
             watched -= {job["id"] for job in page}
             if not watched:
                 break
-        if len(watched) > FEW:  # very many have ended at once: most of them are among the newest
+        if len(watched) > FEW:  # many have ended at once: most of them are among the newest
             for job in await anext(pages(client, {"state": ["ended"]})):
                 if job["id"] in watched:
-                    self._tell(job["id"], job)
+                    self._resolve(job["id"], job)
                     watched.discard(job["id"])
         for job_id in watched:
             try:
                 job = read(await client.get(f"/v1/jobs/{job_id}"))
             except PenstockRefused as error:
-                self._tell(job_id, error)
+                self._resolve(job_id, error)
                 continue
             if job["state"] == "ended":
-                self._tell(job_id, job)
+                self._resolve(job_id, job)
 
-    def _tell(self, job_id: str, news: Job | Exception) -> None:
+    def _resolve(self, job_id: str, result: Job | Exception) -> None:
         for future in self._waiting.pop(job_id, set()):
             if future.done():
                 continue
-            if isinstance(news, Exception):
-                future.set_exception(news)
+            if isinstance(result, Exception):
+                future.set_exception(result)
             else:
-                future.set_result(news)
+                future.set_result(result)
 
 
 _pollers: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[str, float], Poller]] = WeakKeyDictionary()
@@ -194,17 +194,17 @@ async def pages(client: httpx.AsyncClient, query: dict[str, Any]) -> AsyncIterat
 
 
 def describe(job: Job) -> str:
-    """Where a job stands, in a line for the task's log."""
-    held = job["allocation"]
-    has = f" on {held['gpus']} {held['gpu_type']} ({', '.join(held['nodes'])})" if held else ""
-    return f"job {job['id']} is {job['ended'] or job['state']}{has}{': ' + job['reason'] if job['reason'] else ''}"
+    """A job's state and GPUs, in a line for the task's log."""
+    gpus = job["allocation"]
+    place = f" on {gpus['gpus']} {gpus['gpu_type']} ({', '.join(gpus['nodes'])})" if gpus else ""
+    return f"job {job['id']} is {job['ended'] or job['state']}{place}{': ' + job['reason'] if job['reason'] else ''}"
 
 
 def state_of(dag_id: str, run_id: str, task_id: str, map_index: int) -> str | None:
-    """A task's state; None if it has been cleared, or is gone."""
+    """A task's state; None if it was cleared or no longer exists."""
     try:
         from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
-    except ImportError:  # Airflow 2: triggers may look into the database
+    except ImportError:  # Airflow 2, where triggers may read the database
         from airflow.models.taskinstance import TaskInstance
         from airflow.utils.session import create_session
 
@@ -218,10 +218,10 @@ def state_of(dag_id: str, run_id: str, task_id: str, map_index: int) -> str | No
 
 
 class PenstockJobTrigger(BaseTrigger):
-    """Fires once a job has ended. Meanwhile its moves and its output go to the task's log.
+    """Fires once a job has ended. Meanwhile it logs the job's changes of state or place, and its output.
 
-    The event's payload is `{"job_id": ..., "shown": ...}`, `shown` being the byte up to which its output was shown, or has an
-    `error` instead.
+    The event's payload is `{"job_id": ..., "shown": ...}`, or has `error` instead of `shown`. `shown` is the byte up to which
+    the output was logged.
     """
 
     def __init__(
@@ -238,91 +238,94 @@ class PenstockJobTrigger(BaseTrigger):
         self.poll_interval_s = poll_interval_s
         self.cancel = cancel
         self.log_interval_s = log_interval_s
-        self._shown = 0
+        self.shown = 0
+        """The byte up to which the output was logged."""
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
-        """The class and its arguments; no secret is among them."""
+        """The class and its arguments, without secrets."""
         names = ("penstock_conn_id", "job_id", "poll_interval_s", "cancel", "log_interval_s")
         return f"{__name__}.PenstockJobTrigger", {name: getattr(self, name) for name in names}
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Wait for the end."""
+        """Wait for the job's end."""
         ours = poller(self.penstock_conn_id, self.poll_interval_s)
-        telling = asyncio.create_task(self._tell(ours))
+        progress = asyncio.create_task(self._log_progress(ours))
         settled = asyncio.create_task(asyncio.sleep(SETTLE_S))
         try:
             await ours.ended(self.job_id)
             await settled
         except asyncio.CancelledError:
-            if not TELLS and await self._is_stopped():
+            if not HAS_ON_KILL and await self._is_stopped():
                 await self.on_kill()
             raise
         except Exception as error:
             yield TriggerEvent({"job_id": self.job_id, "error": f"{type(error).__name__}: {error}"})
         else:
-            yield TriggerEvent({"job_id": self.job_id, "shown": self._shown})
+            yield TriggerEvent({"job_id": self.job_id, "shown": self.shown})
         finally:
-            telling.cancel()
+            progress.cancel()
             settled.cancel()
 
     async def on_kill(self) -> None:
-        """A person stopped the task: cancel its job. A triggerer that restarts does not come here."""
+        """Cancel the job, because a user stopped the task. Airflow does not call this when a triggerer restarts."""
         if not self.cancel:
             return
         async with await connect(self.penstock_conn_id) as client:
             read(await client.post(f"/v1/jobs/{self.job_id}/cancel"))
 
     async def _is_stopped(self) -> bool:
-        """Whether it is a person who ends the trigger: then its task waits no longer. In doubt it is a restart."""
+        """Whether a user stopped the task, so that it is no longer deferred. If unknown: no."""
         ti = self.task_instance
         try:
             state = await sync_to_async(state_of)(ti.dag_id, ti.run_id, ti.task_id, ti.map_index)
         except Exception as error:
-            self.log.warning("whether the task was stopped is not known (%s): job %s runs on", error, self.job_id)
+            self.log.warning("it is unknown whether the task was stopped (%s): job %s runs on", error, self.job_id)
             return False
         return state != "deferred"
 
-    async def _tell(self, ours: Poller) -> None:
-        """Log what becomes of the job, and every `log_interval_s` of its run what it has written since.
+    async def _log_progress(self, ours: Poller) -> None:
+        """Log the job's changes, and its new output every `log_interval_s`.
 
-        Where very many wait, less often; and not all at once, as after a restart of the triggerer.
+        If many tasks wait, the output is read less often. The first readings are spread over a round, so that not all tasks read
+        at once after a restart of the triggerer.
         """
         now_s = asyncio.get_running_loop().time
-        told, since_s, looked = "", now_s(), False
-        place = zlib.crc32(self.job_id.encode()) / 2**32  # of its first look in a round
+        logged, since_s, has_read = "", now_s(), False
+        place = zlib.crc32(self.job_id.encode()) / 2**32  # of the first reading in a round
         while True:
             job = ours.seen.get(self.job_id)
             if job is not None:
                 news = describe(job)
-                if news != told:
+                if news != logged:
                     self.log.info("%s", news)
-                    told = news
-                wait_s = max(self.log_interval_s, ours.log_round_s) if looked else ours.log_round_s * place
+                    logged = news
+                wait_s = max(self.log_interval_s, ours.log_round_s) if has_read else ours.log_round_s * place
                 if self.log_interval_s and now_s() - since_s >= wait_s and job["state"] in ("running", "stopping"):
-                    since_s, looked = now_s(), True
-                    await self._show(ours.client)
+                    since_s, has_read = now_s(), True
+                    await self.show_output(ours.client)
             await asyncio.sleep(self.poll_interval_s)
 
-    async def _show(self, client: httpx.AsyncClient | None) -> None:
+    async def show_output(self, client: httpx.AsyncClient | None) -> None:
+        """Log the output from byte `shown` on."""
         if client is None or client.is_closed:
             return
         try:
-            query = {"offset": self._shown}
+            query = {"offset": self.shown}
             part = read(await client.get(f"/v1/jobs/{self.job_id}/log", params=query))
         except (httpx.TransportError, PenstockAway, PenstockRefused):
-            return  # the next look, or the end, will show it
+            return  # the next reading, or the end of the job, shows it
         whole, _, begun = part["text"].rpartition("\n")
-        self._shown = part["next"] - len(begun.encode())  # a line that is being written is shown when it is whole
-        if part["next"] < part["size"] and not whole:  # a line longer than a part, such as a progress bar's
-            whole, self._shown = begun, part["next"]
+        self.shown = part["next"] - len(begun.encode())  # an incomplete line is shown once it is complete
+        if part["next"] < part["size"] and not whole:  # a line longer than a part, such as that of a progress bar
+            whole, self.shown = begun, part["next"]
         for line in whole.splitlines():
             self.log.info("%s", line)
 
 
 class PenstockJobEventTrigger(BaseEventTrigger):
-    """For an `AssetWatcher`: fires each time that a job whose name matches a pattern (such as `train-*`) has ended.
+    """For an `AssetWatcher`: fires each time a job whose name matches a pattern (such as `train-*`) has ended.
 
-    The event's payload is the job as the API has it. Jobs that end while no triggerer runs are not made up for.
+    The event's payload is the job as the API has it. Jobs that end while no triggerer runs are missed.
     """
 
     def __init__(
@@ -344,28 +347,28 @@ class PenstockJobEventTrigger(BaseEventTrigger):
         return f"{__name__}.PenstockJobEventTrigger", {name: getattr(self, name) for name in names}
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Look every `poll_interval_s`, for ever."""
+        """Poll every `poll_interval_s`, for ever."""
         open_before: set[str] | None = None
-        told: set[str] = set()
+        known: set[str] = set()
         while True:
             try:
                 async with await connect(self.penstock_conn_id) as client:
                     now_open = {job["id"] async for page in pages(client, {"state": list(OPEN)}) for job in page}
                     recent = await anext(pages(client, {"state": ["ended"]}))
                     if open_before is None:
-                        told = {job["id"] for job in recent}
+                        known = {job["id"] for job in recent}
                     else:
-                        fresh = {job["id"]: job for job in recent if job["id"] not in told}
-                        for job_id in open_before - now_open - fresh.keys() - told:
+                        fresh = {job["id"]: job for job in recent if job["id"] not in known}
+                        for job_id in open_before - now_open - fresh.keys() - known:
                             fresh[job_id] = read(await client.get(f"/v1/jobs/{job_id}"))
                         for job_id in sorted(fresh, key=lambda job_id: fresh[job_id]["end_s"] or 0.0):
                             job = fresh[job_id]
                             if job["state"] == "ended" and self._wanted(job):
                                 yield TriggerEvent(job)
-                        told = {job["id"] for job in recent} | fresh.keys()
+                        known = {job["id"] for job in recent} | fresh.keys()
                     open_before = now_open
             except (httpx.TransportError, PenstockAway) as error:
-                self.log.warning("penstockd does not answer (%s); waiting on", error)
+                self.log.warning("penstockd does not answer (%s); the task keeps waiting", error)
             await asyncio.sleep(self.poll_interval_s)
 
     def _wanted(self, job: Job) -> bool:

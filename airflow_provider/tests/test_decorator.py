@@ -1,0 +1,73 @@
+import os
+import sys
+import threading
+
+import pytest
+from airflow.providers.common.compat.sdk import DAG, AirflowFailException, TaskDeferred
+from helpers import Store, first_event, revived
+
+from airflow_provider_penstock.decorators.penstock import penstock_task
+from airflow_provider_penstock.exceptions import PenstockFunctionFailed, PenstockJobFailed
+
+
+def of_function(function, folder, task_id, *args, **arguments):
+    """A task of `@task.penstock`, as the worker has it."""
+    with DAG("functions", schedule=None):
+        task = penstock_task(
+            task_id=task_id,
+            shared_folder=f"{folder}/shared",
+            output_file=f"{folder}/%j.out",
+            **{"python": sys.executable, "poll_interval_s": 0.2, "deferrable": False} | arguments,
+        )
+        return task(function)(*args).operator
+
+
+def test_a_function_runs_in_a_job_and_its_result_is_the_tasks(folder, instance):
+    def multiply(factor, numbers, *, offset=0):
+
+        return {"products": [factor * number + offset for number in numbers], "job": os.environ["SLURM_JOB_ID"]}
+
+    operator = of_function(multiply, folder, "multiply", 3, [1, 2])
+    ti = instance("multiply")
+    result = operator.execute({"ti": ti})
+    assert result == {"products": [3, 6], "job": ti.pushed["job_id"]}
+
+
+def test_a_function_whose_retries_somebody_changes_finds_its_job_and_its_folder(folder, instance):
+    def where():
+
+        return os.environ["SLURM_JOB_ID"]
+
+    def result(retries):
+        ti = instance("changed", max_tries=1)
+        return of_function(where, folder, "changed", retries=retries).execute({"ti": ti, "task_state_store": store})
+
+    store = Store()
+    assert result(1) == result(0)
+
+
+def test_a_function_that_raises_comes_back_with_its_traceback(folder, instance):
+    def divide(number):
+        return 1 / number
+
+    operator = of_function(divide, folder, "divide", 0, deferrable=True)
+    with pytest.raises(TaskDeferred) as deferred:
+        operator.execute({"ti": instance("divide")})
+    event = first_event(revived(deferred))
+    with pytest.raises(PenstockFunctionFailed, match=r"in divide(.|\n)*ZeroDivisionError") as failed:
+        of_function(divide, folder, "divide", 0).execute_complete({"ti": instance("divide")}, event)
+    assert isinstance(failed.value.__cause__, ZeroDivisionError)
+
+
+def test_another_python_is_told_by_name_and_what_cannot_be_sent_fails_at_once(folder, instance, tmp_path):
+    other = tmp_path / "python"
+    other.write_text(
+        f'#!/bin/sh\nsed -i \'s/"python": "[0-9.]*"/"python": "2.7.1"/\' $2/made_by.json\nexec {sys.executable} "$@"\n'
+    )
+    other.chmod(0o755)
+    with pytest.raises(PenstockJobFailed, match=r"comes from Python 2\.7\.1: name an interpreter"):
+        of_function(lambda: 1, folder, "other_python", python=str(other)).execute({"ti": instance("other_python")})
+    with pytest.raises(AirflowFailException, match="cannot be sent"):
+        of_function(lambda lock: 1, folder, "lock", threading.Lock()).execute({"ti": instance("lock")})
+    with pytest.raises(AirflowFailException, match="cannot be written"):
+        of_function(lambda: 1, "/proc", "nowhere").execute({"ti": instance("nowhere")})

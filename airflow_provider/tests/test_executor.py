@@ -1,0 +1,149 @@
+import json
+from importlib import import_module
+
+import httpx
+import pytest
+from airflow.models.taskinstancekey import TaskInstanceKey
+from helpers import away
+
+
+class Workload:
+    """What an executor reads of a task that is queued."""
+
+    def __init__(self, number):
+        self.ti = TaskInstance(number)
+
+    def model_dump_json(self):
+        return json.dumps({"number": self.ti.id})
+
+
+class TaskInstance:
+    dag_id, task_id, executor_config, external_executor_id = (
+        "executor",
+        "task",
+        {"penstock": {"name": "by-executor"}},
+        None,
+    )
+
+    def __init__(self, number):
+        self.id, self.key = number, key(number)
+
+
+def key(number):
+    return TaskInstanceKey("executor", "task", number, 1, -1)
+
+
+def executor_with(python, monkeypatch, folder):
+    pytest.importorskip("airflow.sdk", reason="executors were others before Airflow 3")
+    module = import_module("airflow_provider_penstock.executors.penstock")
+    monkeypatch.setenv("AIRFLOW__PENSTOCK_EXECUTOR__PYTHON", python)
+    monkeypatch.setenv("AIRFLOW__PENSTOCK_EXECUTOR__OUTPUT_FILE", f"{folder}/%j.out")
+    monkeypatch.setenv("AIRFLOW__PENSTOCK_EXECUTOR__POLL_INTERVAL_S", "0")
+    return module.PenstockExecutor()
+
+
+def test_an_executor_submits_once_and_tells_how_its_tasks_end(folder, monkeypatch, tmp_path, until):
+    python = tmp_path / "python"
+    gate = folder / "executor-gate"
+    python.write_text(f'#!/bin/sh\necho this is $3; until [ -e {gate} ]; do sleep 0.2; done; grep -q good "$4"\n')
+    python.chmod(0o755)
+    executor = executor_with(str(python), monkeypatch, folder)
+    tasks = [Workload("good-1"), Workload("bad-1")]
+    executor._process_workloads(tasks)
+    executor._process_workloads(tasks[:1])  # it is queued again before its job has ended
+    again = executor_with(str(python), monkeypatch, folder)
+    again._process_workloads(tasks)  # as after a scheduler that was killed before it could say so
+    assert again.jobs == executor.jobs
+    gate.touch()
+    assert executor.running == {key("good-1"), key("bad-1")}
+    assert {state for state, _ in executor.event_buffer.values()} == {"running"}
+    jobs = dict(executor.jobs)
+
+    def ended():
+        executor.sync()
+        return not executor.jobs
+
+    until(ended)
+    events = executor.get_event_buffer()
+    assert events[key("good-1")][0] == "success"
+    assert events[key("bad-1")][0] == "failed"
+    assert "FAILED, exit code 1" in events[key("bad-1")][1]
+    assert not executor.running
+    said = executor.get_task_log(tasks[0].ti, 1)
+    assert said == ([f"output of job {jobs[key('good-1')]}"], ["this is --json-path"])
+
+
+def test_an_executor_takes_over_what_runs_and_cancels_what_is_revoked(folder, monkeypatch, hook, until):
+    executor = executor_with("sleep 300 #", monkeypatch, folder)
+    monkeypatch.setattr("airflow_provider_penstock.executors.penstock.shlex.quote", str)
+    task = Workload("long-1")
+    executor._process_workloads([task])
+    job_id = executor.jobs[key("long-1")]
+    after = executor_with("python3", monkeypatch, folder)
+    never = Workload("never-submitted")
+    assert after.try_adopt_task_instances([task.ti, never.ti]) == [never.ti]
+    assert after.jobs == {key("long-1"): job_id}
+    after.sync()
+    assert after.jobs
+    after.revoke_task(ti=task.ti)
+    after.revoke_task(ti=never.ti)
+    assert not after.running
+    until(lambda: hook.job(job_id)["ended"] == "CANCELLED")
+
+
+def test_a_task_that_is_queued_again_after_it_was_revoked_has_another_job(folder, monkeypatch, hook, until):
+    executor = executor_with("sleep 300 #", monkeypatch, folder)
+    monkeypatch.setattr("airflow_provider_penstock.executors.penstock.shlex.quote", str)
+    task = Workload("revoked-1")
+    executor._process_workloads([task])
+    first = executor.jobs[key("revoked-1")]
+    with monkeypatch.context() as cut:
+        cut.setattr(httpx.Client, "request", away)
+        executor.revoke_task(ti=task.ti)  # it cannot be cancelled now
+    assert hook.job(first)["state"] != "ended"
+    executor._process_workloads([task])
+    second = executor.jobs[key("revoked-1")]
+    assert second != first
+    until(lambda: hook.job(first)["ended"] == "CANCELLED")
+    executor.revoke_task(ti=task.ti)
+    until(lambda: hook.job(second)["ended"] == "CANCELLED")
+
+
+@pytest.mark.parametrize(("timeout_s", "warnings"), [("600", 1), ("86400", 0)])
+def test_an_executor_warns_of_a_short_task_queued_timeout(folder, monkeypatch, timeout_s, warnings):
+    executor = executor_with("python3", monkeypatch, folder)
+    monkeypatch.setenv("AIRFLOW__SCHEDULER__TASK_QUEUED_TIMEOUT", timeout_s)
+    told = []
+    monkeypatch.setattr(executor.log, "warning", lambda form, *words: told.append(form % words))
+    executor.start()
+    assert ["task_queued_timeout is 600 s" in each for each in told] == [True] * warnings
+
+
+def test_an_executor_asks_a_penstockd_that_does_not_answer_once(folder, monkeypatch):
+    executor = executor_with("python3", monkeypatch, folder)
+    asked = []
+    monkeypatch.setattr(httpx.Client, "request", lambda *_, **__: away(asked.append(1)))
+    tasks = [TaskInstance(f"adopted-{number}") for number in range(20)]
+    assert executor.try_adopt_task_instances(tasks) == []
+    assert executor.jobs == {ti.key: "" for ti in tasks}
+    assert len(asked) == 1
+
+
+def test_an_executor_keeps_its_tasks_while_penstockd_is_away(folder, monkeypatch, hook):
+    executor = executor_with("python3", monkeypatch, folder)
+    task = Workload("away-1")
+    executor.queued_tasks[task.ti.key] = task
+
+    with monkeypatch.context() as cut:
+        cut.setattr(httpx.Client, "request", away)
+        executor._process_workloads([task])
+        assert list(executor.queued_tasks) == [key("away-1")]
+        assert executor.try_adopt_task_instances([task.ti]) == []
+        executor.sync()
+        assert executor.jobs == {key("away-1"): ""}
+    executor.sync()
+    assert executor.get_event_buffer()[key("away-1")] == ("failed", "penstockd knows no job of this task")
+    task.ti.executor_config = {"penstock": {"spec": {"min_gpus": 4, "max_gpus": 2}}}
+    executor._process_workloads([task])
+    assert "max_gpus=2 is less than min_gpus=4" in executor.get_event_buffer()[key("away-1")][1]
+    assert not executor.queued_tasks

@@ -1,0 +1,137 @@
+import signal
+import subprocess
+import sys
+
+import pytest
+from airflow.providers.common.compat.sdk import DAG, AirflowFailException
+from helpers import LONG, Store, submit
+
+from airflow_provider_penstock.exceptions import PenstockJobFailed, PenstockRefused
+from airflow_provider_penstock.operators.penstock import PenstockSubmitOperator, job_key
+
+
+def test_a_script_is_read_from_its_file_and_an_argument_of_a_program_is_not(tmp_path):
+    (tmp_path / "train.sbatch").write_text("#!/bin/bash\n#SBATCH -c 2\necho {{ params.rate }}\n")
+    with DAG("files", schedule=None, template_searchpath=str(tmp_path)) as dag:
+        script = PenstockSubmitOperator(task_id="script", script="train.sbatch")
+        command = PenstockSubmitOperator(task_id="command", command=["bash", "train.sbatch", "{{ params.rate }}.sh"])
+    dag.resolve_template_files()
+    for task in (script, command):
+        task.render_template_fields({"params": {"rate": 0.1}})
+    assert script.script.splitlines() == ["#!/bin/bash", "#SBATCH -c 2", "echo 0.1"]
+    assert command.command == ["bash", "train.sbatch", "0.1.sh"]
+
+
+def test_an_impossible_request_fails_at_once_in_the_apis_words(folder, instance):
+    operator = submit("impossible", folder, min_gpus="4", max_gpus=2)
+    with pytest.raises(AirflowFailException, match="min_gpus"):
+        operator.execute({"ti": instance("impossible")})
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [({"gpu_types": ["h900"]}, "no node here has h900"), ({"min_gpus": 999}, "change min_gpus or max_gpus")],
+)
+def test_what_could_never_run_fails_at_once_in_the_apis_words(folder, instance, hook, spec, words):
+    ti = instance("never")
+    with pytest.raises(AirflowFailException, match=words):
+        submit("never", folder, **{"max_gpus": 999} | spec).execute({"ti": ti})
+    assert hook.find(f"{job_key(ti)}:1") is None
+    unchecked = submit("never", folder, check_first=False, wait_for_completion=False, **{"max_gpus": 999} | spec)
+    hook.cancel(unchecked.execute({"ti": instance(f"never-{words}")})["job_id"])
+
+
+def test_dictionaries_and_moments_may_come_from_templates(folder, instance):
+    given = {"spec": '{"max_gpus": 3}', "options": '{"memory_mb": 100}', "environment": '{"RATE": 0.1}'}
+    body = submit("templates", folder, deadline="2100-01-01T01:00:00+01:00", **given).submission(instance("templates"))
+    assert (body["spec"], body["memory_mb"], body["environment"]["RATE"]) == ({"max_gpus": 3}, 100, "0.1")
+    assert body["deadline_s"] == 4102444800  # 2100-01-01T00:00:00Z
+    for wrong, what in (({"spec": "max_gpus=3"}, "no JSON"), ({"deadline": "2100-01-01"}, "no time zone")):
+        with pytest.raises(AirflowFailException, match=what):
+            submit("wrong", folder, **wrong).execute({"ti": instance("wrong")})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"deadline": "2001-01-01T00:00:00+00:00", "time_limit_s": 60}, "time limit is invalid"),
+        ({"account": "nobody!"}, "account"),
+        ({"script": "#!/bin/bash\n#SBATCH -a 1-3\ntrue\n"}, "an array is many jobs"),
+        ({"environment": {"SBATCH_ARRAY_INX": "1-3"}}, "an array is many jobs"),
+    ],
+)
+def test_slurms_own_refusal_fails_at_once(folder, instance, arguments, words):
+    with pytest.raises(PenstockRefused, match=words):
+        submit("refused", folder, **arguments).execute({"ti": instance("refused" + next(iter(arguments)))})
+
+
+def test_an_array_is_refused_where_the_dag_is_written_with_what_to_do(folder):
+    with pytest.raises(ValueError, match="map it, as in partial"):
+        submit("array", folder, array="1-3")
+
+
+def test_a_failed_job_fails_the_task_with_its_last_lines_and_a_retry_is_a_new_job(folder, instance):
+    script = "#!/bin/bash\necho the reason is here\nexit 3\n"
+    messages = []
+    for _ in range(2):
+        with pytest.raises(PenstockJobFailed, match=r"FAILED, exit code 3(.|\n)*the reason is here") as failed:
+            submit("failing", folder, script=script, deferrable=False).execute({"ti": instance("failing")})
+        messages.append(str(failed.value).split()[1])
+    assert len(set(messages)) == 2
+
+
+KILLED = """
+import os, signal, sys
+sys.path.insert(0, "tests")
+from conftest import Instance
+from airflow_provider_penstock.hooks.penstock import PenstockHook
+from airflow_provider_penstock.operators.penstock import PenstockSubmitOperator
+sent = PenstockHook.submit
+def submit_and_die(self, submission):
+    sent(self, submission)
+    os.kill(os.getpid(), signal.SIGKILL)
+PenstockHook.submit = submit_and_die
+PenstockSubmitOperator(task_id="killed", script="#!/bin/bash\\nsleep 300\\n").execute({"ti": Instance("killed")})
+"""
+
+
+def test_a_worker_that_is_killed_after_submission_submits_once(folder, instance, hook, until):
+    assert subprocess.run([sys.executable, "-c", KILLED], timeout=120).returncode == -signal.SIGKILL
+    again = submit("killed", folder, wait_for_completion=False)
+    job_id = again.execute({"ti": instance("killed")})["job_id"]
+    assert hook.find(f"{job_key(instance('killed'))}:1")["id"] == job_id
+    assert hook.find(f"{job_key(instance('killed'))}:2") is None
+    again.on_kill()
+    again.on_kill()
+    until(lambda: hook.job(job_id)["ended"] == "CANCELLED")
+
+
+def test_a_cleared_task_runs_again_where_airflow_keeps_what_its_last_run_stored(folder, instance, hook, until):
+    store = Store()
+
+    def job_of(max_tries, script="#!/bin/sh\n"):
+        operator = submit("kept", folder, script, wait_for_completion=False, retries=1)
+        context = {"ti": instance("kept", max_tries=max_tries), "task_state_store": store}
+        return operator.execute(context)["job_id"]
+
+    first = job_of(1)
+    until(lambda: hook.job(first)["ended"] == "COMPLETED")
+    assert job_of(1) == first, "a retry takes the result that is there"
+    second = job_of(2, LONG)
+    assert second != first, "it was cleared"
+    third = job_of(3)  # cleared while its job runs, or is on the way out
+    assert third not in (first, second)
+    hook.cancel(second)
+
+
+def test_a_job_knows_the_run_that_openlineage_has_for_its_task(folder, instance, monkeypatch):
+    macros = pytest.importorskip("airflow.providers.openlineage.plugins.macros")
+    monkeypatch.setattr("airflow.providers.openlineage.conf.is_disabled", lambda: False)
+    monkeypatch.setattr(macros, "lineage_parent_id", lambda ti: f"ours/{ti.task_id}/1")
+    monkeypatch.setattr(macros, "lineage_root_parent_id", lambda ti: f"ours/{ti.dag_id}/1")
+    operator = submit("lineage", folder)
+    environment = operator.submission(instance("lineage"))["environment"]
+    assert environment["OPENLINEAGE_PARENT_ID"] == "ours/lineage/1"
+    assert environment["OPENLINEAGE_ROOT_PARENT_ID"] == "ours/tests/1"
+    operator.job_id = "12"
+    assert operator.get_openlineage_facets_on_complete(None).run_facets["externalQuery"].externalQueryId == "12"

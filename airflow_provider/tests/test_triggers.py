@@ -1,0 +1,174 @@
+import asyncio
+import time
+
+import httpx
+import pytest
+from airflow.providers.common.compat.sdk import TaskDeferred
+from helpers import first_event, revived, submit
+
+from airflow_provider_penstock.exceptions import PenstockRefused
+from airflow_provider_penstock.hooks.penstock import PenstockHook
+from airflow_provider_penstock.operators.penstock import PenstockCancelOperator, PenstockWaitOperator
+from airflow_provider_penstock.sensors.penstock import PenstockJobSensor
+from airflow_provider_penstock.triggers.penstock import PenstockJobEventTrigger, PenstockJobTrigger, connect
+
+
+def test_a_trigger_lets_the_worker_leave_before_it_fires(folder, instance, hook, until, monkeypatch):
+    job_id = submit("quick", folder, script="#!/bin/sh\n", wait_for_completion=False).execute(
+        {"ti": instance("quick")}
+    )["job_id"]
+    until(lambda: hook.job(job_id)["state"] == "ended")
+    monkeypatch.setattr("airflow_provider_penstock.triggers.penstock.SETTLE_S", 3.0)
+    began_s = time.monotonic()
+    assert first_event(PenstockJobTrigger("penstock_default", job_id, 0.2))["job_id"] == job_id
+    assert time.monotonic() - began_s >= 3
+
+
+def test_a_deferred_task_is_told_of_the_end_and_has_the_log(folder, instance, hook, caplog, capsys, monkeypatch):
+    ti = instance("deferred")
+    gate = folder / "deferred-gate"
+    script = f"#!/bin/bash\necho out $AIRFLOW_CTX_TASK_ID\nuntil [ -e {gate} ]; do sleep 0.2; done\necho the end\n"
+    operator = submit("deferred", folder, script=script)
+    with pytest.raises(TaskDeferred) as deferred:
+        operator.execute({"ti": ti})
+    show = PenstockJobTrigger.show_output
+
+    async def show_and_open(self, client):
+        await show(self, client)
+        if self.shown:
+            gate.touch()
+
+    monkeypatch.setattr(PenstockJobTrigger, "show_output", show_and_open)
+    with caplog.at_level("INFO"):
+        event = first_event(revived(deferred))
+        told = capsys.readouterr().out + caplog.text  # a trigger's log is structlog's from Airflow 3 on
+        assert "out deferred" in told  # while it ran
+        assert "is running on 1 " in told
+    rest = []
+    monkeypatch.setattr(operator, "show_output", rest.extend)
+    result = operator.execute_complete({"ti": ti}, event)
+    assert "out deferred" not in rest
+    assert ("the end" in rest) != ("the end" in told)
+    assert (result["job_id"], result["state"], result["exit_code"]) == (ti.pushed["job_id"], "COMPLETED", 0)
+    assert "out deferred" in hook.log_lines(result["job_id"])
+    assert result["cost_usd"] == 0
+    assert result["batch_sizes"] == []
+    assert ti.pushed["job_url"].endswith(f"/v1/jobs/{result['job_id']}")
+    # A retry, as after a worker that died before it could say so, takes the result of the job that is there.
+    assert operator.execute({"ti": instance("deferred")})["job_id"] == result["job_id"]
+    assert PenstockJobSensor(task_id="sensor", job_id=result["job_id"]).poke({})
+    assert PenstockWaitOperator(task_id="waits", job_id=result["job_id"]).execute({}) == result
+    # Once cleared it is another job: Airflow raises max_tries then.
+    cleared = submit("deferred", folder, wait_for_completion=False).execute({"ti": instance("deferred", max_tries=1)})
+    assert cleared["job_id"] != result["job_id"]
+    hook.cancel(cleared["job_id"])
+
+
+def test_a_person_cancels_in_the_triggerer_and_a_restart_does_not(folder, instance, hook, until):
+    job_id = submit("stopped", folder, wait_for_completion=False).execute({"ti": instance("stopped")})["job_id"]
+
+    async def restart():
+        trigger = PenstockJobTrigger("penstock_default", job_id, 0.2)
+        waiting = asyncio.ensure_future(anext(trigger.run()))
+        await asyncio.sleep(1)
+        waiting.cancel()
+        await trigger.cleanup()
+
+    asyncio.run(restart())
+    assert hook.job(job_id)["state"] != "ended"
+    asyncio.run(PenstockJobTrigger("penstock_default", job_id, 0.2).on_kill())
+    until(lambda: hook.job(job_id)["ended"] == "CANCELLED")
+    assert PenstockCancelOperator(task_id="cancel", job_id=job_id).execute({})["state"] == "CANCELLED"
+
+
+@pytest.mark.parametrize(("state", "end"), [("deferred", "runs"), ("failed", "CANCELLED"), (None, "CANCELLED")])
+def test_where_airflow_does_not_tell_the_tasks_state_does(folder, instance, hook, until, monkeypatch, state, end):
+    monkeypatch.setattr("airflow_provider_penstock.triggers.penstock.HAS_ON_KILL", False)
+    monkeypatch.setattr("airflow_provider_penstock.triggers.penstock.state_of", lambda *names: state)
+    ti = instance(f"untold-{state}")
+    job_id = submit(ti.task_id, folder, wait_for_completion=False).execute({"ti": ti})["job_id"]
+
+    async def stop():
+        trigger = PenstockJobTrigger("penstock_default", job_id, 0.2)
+        trigger.task_instance = ti
+        waiting = asyncio.ensure_future(anext(trigger.run()))
+        await asyncio.sleep(1)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+
+    asyncio.run(stop())
+    if end == "runs":
+        assert hook.job(job_id)["state"] != "ended"
+        hook.cancel(job_id)
+    until(lambda: hook.job(job_id)["ended"] == "CANCELLED")
+
+
+def test_many_tasks_that_wait_share_one_poller(folder, instance, monkeypatch):
+    asked = []
+    real = httpx.AsyncClient.get
+
+    async def counted(self, path, **arguments):
+        asked.append(path)
+        return await real(self, path, **arguments)
+
+    monkeypatch.setattr(httpx.AsyncClient, "get", counted)
+    job_id = submit("shared", folder, wait_for_completion=False).execute({"ti": instance("shared")})["job_id"]
+
+    async def wait():
+        triggers = [PenstockJobTrigger("penstock_default", job_id, 0.5, log_interval_s=0) for _ in range(100)]
+        tasks = [asyncio.ensure_future(anext(trigger.run())) for trigger in triggers]
+        await asyncio.sleep(2)
+        before = len(asked)
+        await triggers[0].on_kill()
+        events = await asyncio.wait_for(asyncio.gather(*tasks), 60)
+        return before, events
+
+    before, events = asyncio.run(wait())
+    assert 1 <= before <= 3, "penstockd tells the rest"
+    assert all(event.payload == {"job_id": job_id, "shown": 0} for event in events)
+
+
+def test_a_trigger_for_a_job_that_is_not_there_says_so(instance):
+    assert "no job 999999" in first_event(PenstockJobTrigger("penstock_default", "999999"))["error"]
+    with pytest.raises(PenstockRefused):
+        PenstockHook().job("999999")
+
+
+def test_an_asset_watcher_hears_of_the_jobs_that_it_is_for(folder, instance, hook):
+    async def watch():
+        trigger = PenstockJobEventTrigger("watched-*", poll_interval_s=0.3)
+        again = PenstockJobEventTrigger(**trigger.serialize()[1])
+        event = asyncio.ensure_future(anext(again.run()))
+        await asyncio.sleep(1)
+        ids = []
+        for name, script in (("other", "exit 0"), ("watched-bad", "exit 1"), ("watched-good", "exit 0")):
+            order = {"key": f"watcher:{time.time()}", "name": name, "script": f"#!/bin/bash\n{script}\n"}
+            ids.append((await asyncio.to_thread(hook.submit, order | {"output": f"{folder}/%j.out"}))["id"])
+        return ids, (await asyncio.wait_for(event, 60)).payload
+
+    ids, payload = asyncio.run(watch())
+    assert (payload["id"], payload["ended"], payload["name"]) == (ids[2], "COMPLETED", "watched-good")
+
+
+def test_of_a_long_output_the_end_is_shown_and_a_line_without_end_does_not_stop_it(folder, instance, hook):
+    script = "#!/bin/bash\nhead -c 1500000 /dev/zero | tr '\\0' x\nprintf '\\nthe end\\n'\n"
+    operator = submit("lengthy", folder, script=script, deferrable=False)
+    job_id = operator.execute({"ti": instance("lengthy")})["job_id"]
+    lines, end = hook.log_since(job_id, 0)
+    assert end == 1_500_009
+    assert lines[0] == f"({end - (1 << 20)} bytes left out)"
+    assert lines[-1] == "the end"
+    trigger = PenstockJobTrigger("penstock_default", job_id)
+
+    async def read():
+        shown = []
+        async with await connect("penstock_default") as client:
+            for _ in range(10):
+                await trigger.show_output(client)
+                shown.append(trigger.shown)
+        return shown
+
+    shown = asyncio.run(read())
+    assert sorted(shown) == shown
+    assert shown[-1] == end
