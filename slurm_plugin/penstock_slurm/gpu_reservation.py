@@ -256,7 +256,7 @@ class GpuReservations:
                 self._commands.wait_no_longer(placeholder.id)
                 self._keep(dataclasses.replace(placeholder, after=None), note)
             for after in (*[None] * todo.submit, *(job for job, most in todo.standbys.items() for _ in range(most))):
-                job_id = self._commands.submit_holder(NAME, node, partition, note, after)
+                job_id = self._commands.submit_placeholder(NAME, node, partition, note, after)
                 self._keep(Placeholder(job_id, node, after=after), note)
             for placeholder in self.on(node):
                 if jobs and self._comments.get(placeholder.id) != note:
@@ -284,7 +284,7 @@ class GpuReservations:
         old = min(running, key=lambda each: (each.index in spared, -(each.index or 0)))
         note = json.dumps({NOTE: sorted(jobs)})
         try:
-            self._keep(Placeholder(self._commands.submit_holder(NAME, node, partition, note, None), node), note)
+            self._keep(Placeholder(self._commands.submit_placeholder(NAME, node, partition, note, None), node), note)
             self._drop(old)
         except (ControllerAway, TimedOut):
             raise

@@ -1,6 +1,6 @@
-"""The one gateway to Slurm: what Penstock reads from it and asks of it, with back ends `cli` and `pyslurm`.
+"""The gateway through which Penstock reads Slurm and changes its jobs, with the back ends `cli` and `pyslurm`.
 
-`docs/developer/slurm-gateway.md` says what each back end does, and what was tried with which versions.
+`docs/developer/slurm-gateway.md` says what each back end does, and with which versions it was tried.
 """
 
 from __future__ import annotations
@@ -67,12 +67,12 @@ __all__ = [
 
 
 def open_gateway(backend: Literal["cli", "pyslurm"], *, conf: Path | None, timeout_s: float) -> Gateway:
-    """The gateway to the Slurm of `conf`; None: of SLURM_CONF or the site's default. Speaks to no daemon yet.
+    """The gateway to the Slurm of `conf`. None: that of SLURM_CONF or the default. Contacts no daemon yet.
 
-    `timeout_s` is how long one command may take, in seconds.
+    `timeout_s` is the time limit of one command, in seconds.
 
     Raises:
-        BackendMissing: Slurm's commands or the matching pyslurm are not on this machine; also a ConfigError.
+        BackendMissing: Slurm's commands or the matching pyslurm are not on this machine. It is also a ConfigError.
     """
     if backend == "pyslurm":
         from penstock_slurm.gateway.pyslurm import PyslurmGateway

@@ -1,4 +1,4 @@
-"""How Slurm fails, told apart by what the caller will do differently: one table from Slurm's words to a class."""
+"""Slurm's errors, in classes by what the caller does differently, and the table from Slurm's messages to the classes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from penstock_scheduler.errors import ConfigError, PenstockError
 
 
 class SlurmError(PenstockError):
-    """A call to Slurm failed. `job_id` is "" where no job was meant; `text` is what Slurm said."""
+    """A call to Slurm failed. `job_id` is "" if the call is not about a job. `text` is Slurm's message."""
 
     remedy = ""
 
@@ -15,67 +15,67 @@ class SlurmError(PenstockError):
         self.command = command
         self.job_id = job_id
         about = f" of job {job_id}" if job_id else ""
-        super().__init__(f"{command}{about}: {self.text or 'failed without a word'}{self.remedy}")
+        super().__init__(f"{command}{about}: {self.text or 'failed without a message'}{self.remedy}")
 
 
 class ControllerAway(SlurmError):
-    """slurmctld, munged or slurm.conf cannot be reached: nothing else will work either, try again next round."""
+    """slurmctld, munged or slurm.conf cannot be reached. Nothing else will work either; try again next round."""
 
     remedy = "; check that slurmctld and munged run and that slurm.conf is the right one (`scontrol ping`)"
 
 
 class AccountingAway(SlurmError):
-    """slurmdbd cannot be reached. slurmctld goes on with what it knows of limits, and so can everything else."""
+    """slurmdbd cannot be reached. slurmctld continues with the limits that it knows, and so can everything else."""
 
     remedy = "; check that slurmdbd runs (`sacctmgr show cluster`)"
 
 
 class JobGone(SlurmError):
-    """The job has ended, or Slurm has never heard of it or forgotten it: drop it."""
+    """The job has ended, or Slurm does not know it any more: forget it."""
 
 
 class Refused(SlurmError):
-    """Slurm does not want this; asking again unchanged is pointless."""
+    """Slurm refuses this, and would refuse it again."""
 
 
 class Transient(SlurmError):
-    """Slurm could not now. It may have taken effect or not: read back, then ask again."""
+    """Slurm could not do this now. It may have taken effect or not: read the job, then try again."""
 
     at_once = True
-    """Whether asking again may help already a moment later."""
+    """Whether trying again may help a moment later."""
 
 
 class TimedOut(Transient):
-    """The command took longer than we wait. It may have taken effect or not, and slurmctld may be away."""
+    """The command exceeded its time limit. It may have taken effect or not, and slurmctld may be down."""
 
     at_once = False
-    said = ""
-    """What it had told on standard error by then."""
+    output = ""
+    """What it had printed on standard error by then."""
 
 
 class Unregistered(Transient):
-    """Slurm changes the job only when slurmdbd has registered it, and has waited 5 s for that itself. Nothing was done."""
+    """Slurm changes the job only once slurmdbd has registered it, and has waited 5 s for that. Nothing was done."""
 
     at_once = False
     remedy = (
-        "; slurmdbd has not registered the job; Slurm is asked again in a minute. If that goes on, slurmctld was stopped while "
-        "it waited for slurmdbd: cancel the job and submit it anew, or see docs/developer/slurm-gateway.md"
+        "; slurmdbd has not registered the job; Penstock tries again in a minute. If this goes on, slurmctld was stopped while "
+        "it waited for slurmdbd: cancel the job and submit it again, or see docs/developer/slurm-gateway.md"
     )
 
 
 class UnreadableAnswer(SlurmError):
-    """A listing does not have the form that we asked for: a Slurm we do not know."""
+    """A listing does not have the requested form: this Slurm is unknown to Penstock."""
 
     remedy = "; compare this Slurm's version with those in docs/developer/slurm-gateway.md"
 
 
 class BackendMissing(SlurmError, ConfigError):
-    """The chosen back end cannot be used on this machine; the message has the remedy."""
+    """The chosen back end cannot be used on this machine. The message has the remedy."""
 
 
-# Slurm's words (in lower case, a part of them) -> class, and where they were seen. "code": not seen, but in the list of
-# 22.05.8's slurm_strerror(). The first that fits counts; a write that fails in other words was refused.
-WORDS: tuple[tuple[str, type[SlurmError], str], ...] = (
+# Part of Slurm's message in lower case -> class, and where it was seen. "code": not seen, but in the list of 22.05.8's
+# slurm_strerror(). The first match counts. A write that fails with another message was refused.
+MESSAGES: tuple[tuple[str, type[SlurmError], str], ...] = (
     ("failed to open persistent connection", AccountingAway, "22.05.8: sacctmgr; slurmdbd killed"),
     ("sending persistinit msg", AccountingAway, "22.05.8: sacctmgr; slurmdbd killed"),
     ("problem talking to the database", AccountingAway, "code 7000"),
@@ -121,7 +121,7 @@ WORDS: tuple[tuple[str, type[SlurmError], str], ...] = (
 
 
 def error_from(text: str, *, command: str, job_id: str = "", otherwise: type[SlurmError] = Refused) -> SlurmError:
-    """The error that Slurm's words mean; `otherwise` where the table has none of them."""
+    """The error that Slurm's message means. `otherwise`: the class of a message that is not in the table."""
     lower = text.lower()
-    kind = next((kind for words, kind, _ in WORDS if words in lower), otherwise)
+    kind = next((kind for part, kind, _ in MESSAGES if part in lower), otherwise)
     return kind(text, command=command, job_id=job_id)

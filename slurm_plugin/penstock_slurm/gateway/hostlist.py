@@ -1,4 +1,4 @@
-"""Slurm's short form for many names: `t4-[00-02,05],x` is t4-00, t4-01, t4-02, t4-05 and x."""
+"""Slurm's host lists: `t4-[00-02,05],x` means t4-00, t4-01, t4-02, t4-05 and x."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ _PART = re.compile(r"([^,\[\]]+|\[[^\[\]]*\])")
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 
 MOST = 1_000_000
-"""More names than any Slurm has: what would give more is a mistake, not a list of nodes."""
+"""Most names in a range. No Slurm has as many nodes."""
 
 
 def expand(text: str) -> tuple[str, ...]:
-    """All names, in the order written. "" and Slurm's `(null)`, `None assigned` and `N/A` are no names.
+    """The names, in the order of the text. "" and Slurm's `(null)`, `None assigned` and `N/A` give none.
 
     Raises:
-        ValueError: not a host list; the message has the text.
+        ValueError: the text is not a host list.
     """
     if text in {"", "(null)", "None assigned", "N/A"}:
         return ()
@@ -24,7 +24,7 @@ def expand(text: str) -> tuple[str, ...]:
 
 
 def _split(text: str) -> list[str]:
-    """Cut at the commas outside brackets."""
+    """Split at the commas outside brackets."""
     items, depth, start = [], 0, 0
     for at, letter in enumerate(text):
         if letter in "[]":
@@ -48,7 +48,7 @@ def _expand_item(item: str, text: str) -> list[str]:
 
 
 def _numbers(inside: str, text: str) -> list[str]:
-    """`00-02,05` -> 00, 01, 02, 05: as many digits as the range's start has."""
+    """`00-02,05` -> 00, 01, 02, 05. The numbers have as many digits as the start of the range."""
     numbers: list[str] = []
     for item in inside.split(","):
         match = _RANGE.fullmatch(item)
@@ -60,3 +60,11 @@ def _numbers(inside: str, text: str) -> list[str]:
             raise ValueError(f"{text!r} is not a host list: the range {item!r} is backwards or too long")
         numbers += [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
     return numbers
+
+
+class HostLists(dict[str, tuple[str, ...]]):
+    """Host lists that have been expanded, by their text: thousands of jobs have few different ones."""
+
+    def __missing__(self, text: str) -> tuple[str, ...]:
+        names = self[text] = expand(text)
+        return names

@@ -1,22 +1,20 @@
-"""From the text that Slurm's commands print to records. No process is started here."""
+"""Parses what scontrol and squeue print. Starts no process."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Literal
 
+from penstock_slurm.gateway.accounts import parse_tres
 from penstock_slurm.gateway.base import (
     STAND_IN,
     SlurmFeatures,
     SlurmJob,
-    SlurmLimit,
     SlurmNode,
     SlurmPartition,
     SlurmReservation,
-    SlurmRun,
 )
-from penstock_slurm.gateway.hostlist import expand
+from penstock_slurm.gateway.hostlist import HostLists, expand
 
 JOB_FIELDS = (
     "JobID",
@@ -56,14 +54,14 @@ JOB_FIELDS = (
     "Deadline",
     "TimeUsed",
 )
-"""What squeue is asked for, in the order in which `_job` takes it."""
+"""The fields that squeue prints, in the order of `_job`."""
 
 NODE_KEYS = re.compile(
     r"(?:^|\s)(NodeName|Gres|GresUsed|State|Partitions|CPUAlloc|CPUTot|CPUEfctv|RealMemory|AllocMem|MemSpecLimit|SlurmdStartTime)"
     r"=(\S*)"
 )
 POWERED = frozenset({"POWERED_DOWN", "POWERING_UP", "POWERING_DOWN", "POWER_UP"})
-"""Nodes of which nobody expects that their slurmd has registered."""
+"""States of nodes whose slurmd need not have registered."""
 REASON = re.compile(r"\sReason=(.*?)(?: \[[^\s\]]+@[^\s\]]+\])?(?=\s(?:Comment|Extra)=|\s*$)")
 JOB_GRES = re.compile(r"\sJOB_GRES=(\S*)")
 GPU_INDEXES = re.compile(r"\sNodes=\S+ .*?\bGRES=\S*?gpu:(?:[^:(,]+:)?\d+\(IDX:([^)]*)\)")
@@ -72,14 +70,6 @@ PARTITION_KEYS = re.compile(r"(?:^|\s)(PartitionName|Nodes|State|Default|MaxTime
 RESERVATION_KEYS = re.compile(r"(?:^|\s)(ReservationName|StartTime|EndTime|Nodes|Flags|State)=(\S*)")
 CONFIG_KEYS = re.compile(r"^(\w+) += (.*?) *$", re.MULTILINE)
 LEAF_SWITCH = re.compile(r"^SwitchName=(\S+) Level=0 .*?Nodes=(\S+)", re.MULTILINE)
-TRES_GPUS = re.compile(r"(?:^|,)gres/gpu(?::([^=,]+))?=(\d+)")
-
-QOS_FIELDS = ("Name", "GrpTRES", "MaxTRESPerUser", "MaxTRESPerAccount")
-EACH: tuple[Literal["", "user", "account"], ...] = ("", "user", "account")
-"""For whom QOS_FIELDS' limits hold, in their order."""
-ASSOCIATION_FIELDS = ("Account", "ParentName", "User", "Partition", "GrpTRES")
-
-RUN_FIELDS = ("JobID", "Start", "End", "NodeList", "AllocTRES")
 
 STATE_SUFFIXES = {
     "*": "NOT_RESPONDING",
@@ -92,42 +82,34 @@ STATE_SUFFIXES = {
     "^": "REBOOT_REQUESTED",
     "-": "PLANNED",
 }
-"""One-letter endings of node states in sinfo's manual; scontrol writes words, but `DOWN*` was seen from it too."""
+"""One-letter suffixes of node states from sinfo's manual. scontrol prints names, but sometimes also `DOWN*`."""
 
 NOTHING = frozenset({"", "(null)", "N/A", "NONE", "None", "Unknown", "n/a"})
 
 
 def squeue_format(separator: str) -> str:
-    """Format of `squeue -O` that prints every field uncut (size 0) and followed by `separator`."""
+    """Format for `squeue -O` that prints every field at its full length (size 0) and followed by `separator`."""
     return ",".join(f"{field}:0{separator}" for field in JOB_FIELDS)
 
 
 def parse_jobs(text: str, separator: str) -> tuple[SlurmJob, ...]:
     """Jobs from squeue's answer to `squeue_format(separator)`.
 
-    Names and comments hold what users like, newlines included, so records are told apart by counting fields and never
-    by lines; that is safe because nobody can know the separator beforehand.
+    Names and comments can hold any text, also newlines. So records are found by counting fields, not by lines. That is safe
+    because users cannot know the separator beforehand.
 
     Raises:
-        ValueError: not such an answer.
+        ValueError: the text has another form.
     """
     fields = text.split(separator)
     width = len(JOB_FIELDS)
     if (len(fields) - 1) % width or fields[-1].strip():
         raise ValueError(f"{len(fields) - 1} fields are not whole records of {width}")
-    names = _Names()
+    names = HostLists()
     return tuple(_job(fields[at : at + width], names) for at in range(0, len(fields) - 1, width))
 
 
-class _Names(dict[str, tuple[str, ...]]):
-    """Host lists already expanded: thousands of jobs have few different ones."""
-
-    def __missing__(self, text: str) -> tuple[str, ...]:
-        names = self[text] = expand(text)
-        return names
-
-
-def _job(fields: list[str], names: _Names) -> SlurmJob:
+def _job(fields: list[str], names: HostLists) -> SlurmJob:
     (
         job_id,
         array_job,
@@ -166,7 +148,7 @@ def _job(fields: list[str], names: _Names) -> SlurmJob:
         deadline,
         time_used,
     ) = fields
-    number = int(job_id)  # ignores the newline that ends the record before
+    number = int(job_id)  # ignores the newline at the end of the previous record
     element = int(array_task) if array_task.isdigit() else None
     gpus_per_node, gpu_type = parse_tres_per_node(tres_per_node)
     return SlurmJob(
@@ -216,12 +198,12 @@ def _text(field: str) -> str:
 
 
 def _time(field: str) -> float | None:
-    """Seconds since the epoch: SLURM_TIME_FORMAT=%s makes squeue print that."""
+    """Seconds since the epoch, which squeue prints with SLURM_TIME_FORMAT=%s."""
     return None if field in NOTHING else float(field)
 
 
 def duration_s(field: str) -> float | None:
-    """`1-02:03:04`, `02:03:04`, `5:00` (minutes and seconds) in seconds; None for UNLIMITED and its like."""
+    """Seconds of `1-02:03:04`, `02:03:04` or `5:00` (minutes and seconds); None for other text, such as UNLIMITED."""
     match = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", field)
     if match is None:
         return None
@@ -232,7 +214,7 @@ def duration_s(field: str) -> float | None:
 def parse_gres(text: str) -> dict[str, int]:
     """GPUs by type from GRES such as `gpu:t4:4(S:0-1),shard:8`, `gpu:4` or `gpu:t4:2(IDX:0,2)`.
 
-    Other GRES are left out. Idle untyped GPUs are `gpu:(null):0(IDX:N/A)` in GresUsed.
+    Ignores other GRES. Idle untyped GPUs are `gpu:(null):0(IDX:N/A)` in GresUsed.
     """
     gpus: dict[str, int] = {}
     for kind, gpu_type, count in _gres_items(text):
@@ -242,7 +224,7 @@ def parse_gres(text: str) -> dict[str, int]:
 
 
 def parse_gpus_held(text: str) -> int | None:
-    """GPUs of a running job on all its nodes, from `scontrol -o -d show job`; None where it does not say."""
+    """GPUs of a running job on all its nodes, from `scontrol -o -d show job`; None if it does not say."""
     found = JOB_GRES.search(text)
     if found is None:
         return None
@@ -250,9 +232,9 @@ def parse_gpus_held(text: str) -> int | None:
 
 
 def parse_gpu_indexes(text: str) -> tuple[int, ...]:
-    """Indexes of a running job's GPUs on its first node, from `scontrol -o -d show job`; () where it has none.
+    """Indexes of a running job's GPUs on its first node, from `scontrol -o -d show job`; () if it has none.
 
-    Written `(IDX:0,2-3)`, of a job without GPUs on a site with GPUs `(IDX:)` or `(IDX:N/A)`.
+    The text has `(IDX:0,2-3)`, or for a job without GPUs `(IDX:)` or `(IDX:N/A)`.
     """
     found = GPU_INDEXES.search(text)
     indexes: list[int] = []
@@ -266,7 +248,7 @@ def parse_gpu_indexes(text: str) -> tuple[int, ...]:
 def parse_tres_per_node(text: str) -> tuple[int | None, str | None]:
     """GPUs per node and their type, from `gres:gpu:4`, `gres/gpu:t4:2`, `gpu:2`, several by commas.
 
-    (None, None) without GPUs. The type is None where none or several are named.
+    (None, None) without GPUs. The type is None unless exactly one is named.
     """
     if not text or text in NOTHING:
         return None, None
@@ -277,7 +259,7 @@ def parse_tres_per_node(text: str) -> tuple[int | None, str | None]:
 
 
 def _gres_items(text: str) -> Iterator[tuple[str, str, int]]:
-    """(name, type or "", count); a GRES without a count is one of it."""
+    """(name, type or "", count) of each GRES. One without a count counts 1."""
     for item in re.sub(r"\((?!null\))[^)]*\)", "", text).split(","):
         parts = [part for part in re.split(r"[:/=]", item.strip()) if part != "no_consume"]
         if parts[0] == "gres":
@@ -289,7 +271,7 @@ def _gres_items(text: str) -> Iterator[tuple[str, str, int]]:
 
 
 def parse_state(text: str) -> frozenset[str]:
-    """Words of a node's state: `IDLE+CLOUD+POWERED_DOWN`, `DOWN*`, `MIXED~+DRAIN`."""
+    """The names in a node's state, such as `IDLE+CLOUD+POWERED_DOWN`, `DOWN*` or `MIXED~+DRAIN`."""
     words: set[str] = set()
     for word in text.upper().split("+"):
         bare = word.rstrip("".join(STATE_SUFFIXES))
@@ -299,14 +281,14 @@ def parse_state(text: str) -> frozenset[str]:
 
 
 _HAS_STAND_IN = re.compile(rf"(?:^|,){STAND_IN}:no_consume(?::[1-9]\d*)?(?:,|$)", re.IGNORECASE)
-"""One that is consumed would be the first job's alone."""
+"""The GRES must be `no_consume`, or only one job could have it."""
 
 
 def parse_nodes(text: str) -> tuple[SlurmNode, ...]:
-    """Nodes from `scontrol -o -d show node`: one a line, `Key=value` in which only an admin can put spaces.
+    """Nodes from `scontrol -o -d show node`: one a line, as `Key=value`. Only admins can write values with spaces.
 
     Raises:
-        ValueError, KeyError: not such an answer.
+        ValueError, KeyError: the text has another form.
     """
     return tuple(_node(line) for line in text.splitlines() if line.startswith("NodeName="))
 
@@ -314,12 +296,12 @@ def parse_nodes(text: str) -> tuple[SlurmNode, ...]:
 def _node(line: str) -> SlurmNode:
     keys: dict[str, str] = {}
     for key, value in NODE_KEYS.findall(line):
-        keys.setdefault(key, value)  # the first counts: Reason and Comment, which hold any text, come last
+        keys.setdefault(key, value)  # The first one counts: Reason and Comment, which can hold any text, come last.
     reason = REASON.search(line)
     state = parse_state(keys["State"])
     if keys.get("SlurmdStartTime") in NOTHING and not state & POWERED:
-        # slurmctld is new and has not heard of it: where jobs ran before, it says MIXED and the like, and was seen (22.05.8)
-        # to start jobs there without their GPUs.
+        # slurmctld has restarted and the node has not registered. If jobs ran there, the state is MIXED or similar, and 22.05.8
+        # was seen to start jobs there without their GPUs.
         state |= {"UNKNOWN"}
     return SlurmNode(
         name=keys["NodeName"],
@@ -340,7 +322,7 @@ def parse_partitions(text: str) -> tuple[SlurmPartition, ...]:
     """Partitions from `scontrol -o show partition`.
 
     Raises:
-        ValueError, KeyError: not such an answer.
+        ValueError, KeyError: the text has another form.
     """
     return tuple(_partition(line) for line in text.splitlines() if line.startswith("PartitionName="))
 
@@ -360,7 +342,7 @@ def parse_reservations(text: str) -> tuple[SlurmReservation, ...]:
     """Reservations from `scontrol -o show reservation` with SLURM_TIME_FORMAT=%s.
 
     Raises:
-        ValueError, KeyError: not such an answer.
+        ValueError, KeyError: the text has another form.
     """
     found = (dict(RESERVATION_KEYS.findall(line)) for line in text.splitlines() if line.startswith("ReservationName="))
     return tuple(
@@ -377,10 +359,10 @@ def parse_reservations(text: str) -> tuple[SlurmReservation, ...]:
 
 
 def parse_features(text: str) -> SlurmFeatures:
-    """From `scontrol show config`. Limits hold with AccountingStorageEnforce=limits, or safe, which stands for it too.
+    """Features from `scontrol show config`. AccountingStorageEnforce=limits enforces limits, and `safe` implies it.
 
     Raises:
-        KeyError: not such an answer.
+        KeyError: the text has another form.
     """
     keys = dict(CONFIG_KEYS.findall(text))
     accounting = keys["AccountingStorageType"].endswith("/slurmdbd")
@@ -398,89 +380,16 @@ def parse_switches(text: str) -> dict[str, str]:
     """Node -> switch of level 0, from `scontrol show topology`.
 
     Raises:
-        ValueError: not such an answer.
+        ValueError: the text has another form.
     """
     return {node: name for name, nodes in LEAF_SWITCH.findall(text) for node in expand(nodes)}
-
-
-def parse_tres(text: str) -> dict[str, int]:
-    """GPUs of TRES such as `cpu=4,gres/gpu=2,gres/gpu:a100=2` by type, "" for all together."""
-    return {gpu_type: int(count) for gpu_type, count in TRES_GPUS.findall(text)}
-
-
-def parse_qos(text: str) -> tuple[SlurmLimit, ...]:
-    """Limits from `sacctmgr -nP show qos` with QOS_FIELDS.
-
-    Raises:
-        ValueError: not such an answer.
-    """
-    return tuple(
-        SlurmLimit(gpus, gpu_type, qos=name, each=each)
-        for name, *limits in _rows(text, len(QOS_FIELDS))
-        for tres, each in zip(limits, EACH, strict=True)
-        for gpu_type, gpus in parse_tres(tres).items()
-    )
-
-
-def parse_associations(text: str) -> tuple[SlurmLimit, ...]:
-    """Limits from `sacctmgr -nP show assoc` with ASSOCIATION_FIELDS; an account's holds for those below it, too.
-
-    Raises:
-        ValueError: not such an answer.
-    """
-    rows = _rows(text, len(ASSOCIATION_FIELDS))
-    below: dict[str, list[str]] = {}
-    for account, parent, user, *_ in rows:
-        if not user:
-            below.setdefault(parent, []).append(account)
-
-    def with_those_below(account: str) -> tuple[str, ...]:
-        return (account, *(name for child in below.get(account, ()) for name in with_those_below(child)))
-
-    return tuple(
-        SlurmLimit(gpus, gpu_type, accounts=(account,) if user else with_those_below(account), user=user)
-        for account, _, user, partition, tres in rows
-        for gpu_type, gpus in parse_tres(tres).items()
-        if not partition
-    )
-
-
-def parse_fair_shares(text: str) -> dict[tuple[str, str], float]:
-    """(account, user) -> factor, from `sshare -nPa -o Account,User,FairShare`. Accounts have none; those lines fall out.
-
-    Raises:
-        ValueError: not such an answer.
-    """
-    return {(account, user): float(factor) for account, user, factor in _rows(text, 3) if user and factor}
-
-
-def parse_runs(text: str) -> tuple[SlurmRun, ...]:
-    """Runs that are over, from `sacct -D -X -n -P` with RUN_FIELDS and SLURM_TIME_FORMAT=%s.
-
-    Raises:
-        ValueError: not such an answer.
-    """
-    runs = []
-    names = _Names()
-    for job_id, start, end, nodes, tres in _rows(text, len(RUN_FIELDS)):
-        if start.isdigit() and end.isdigit() and int(end) >= int(start):
-            runs.append(SlurmRun(job_id, float(start), float(end), names[nodes], parse_tres(tres).get("", 0)))
-    return tuple(runs)
-
-
-def _rows(text: str, width: int) -> list[list[str]]:
-    """Lines of fields between bars; accounts are indented to show what is below what."""
-    rows = [[field.strip() for field in line.split("|")] for line in text.splitlines() if line]
-    if any(len(row) != width for row in rows):
-        raise ValueError(f"lines are not of {width} fields")
-    return rows
 
 
 def parse_version(text: str) -> tuple[int, int]:
     """(22, 5) from `slurm-wlm 22.05.8` or `slurm 22.05.8`.
 
     Raises:
-        ValueError: no version in it.
+        ValueError: the text has no version.
     """
     match = re.search(r"(\d+)\.(\d+)", text)
     if match is None:

@@ -1,8 +1,8 @@
 """Back end `pyslurm`: libslurm in this process, without a command for each call. Optional: pyslurm is GPL-2.0.
 
-pyslurm must be of exactly the site's Slurm version and comes from its git tags (v22.5.3 for Slurm 22.05, v24.11.0 for
-24.11). It is imported when this back end is opened, never before. libslurm reads one slurm.conf for the whole process,
-and ends the process where it finds none; both are looked at first. It keeps to Slurm's MessageTimeout, not to ours.
+pyslurm must have exactly the site's Slurm version, and comes from its git tags (v22.5.3 for Slurm 22.05, v24.11.0 for 24.11). It
+is imported only when this back end is opened. libslurm reads one slurm.conf for the whole process, and ends the process if there
+is none; this back end checks both first. The time limit is Slurm's MessageTimeout, not `timeout_s`.
 """
 
 from __future__ import annotations
@@ -50,17 +50,17 @@ PAUSE_S = 0.2
 
 
 class PyslurmGateway:
-    """Slurm through pyslurm; see `Gateway` for what each method does."""
+    """Slurm through pyslurm; see `Gateway` for each method."""
 
     def __init__(self, *, conf: Path | None, timeout_s: float) -> None:
-        del timeout_s  # libslurm has its own
+        del timeout_s  # libslurm has its own limit
         wanted = str(conf) if conf is not None else os.environ.get("SLURM_CONF", str(DEFAULT_CONF))
         if not Path(wanted).is_file():
             raise BackendMissing(f"there is no {wanted}; set [slurm] conf", command="pyslurm")
         before = os.environ.get("SLURM_CONF")
-        if _loaded and _loaded[0] != wanted:
+        if loaded and loaded[0] != wanted:
             raise BackendMissing(
-                f"this process already speaks to the Slurm of {_loaded[0]}; libslurm reads one slurm.conf only",
+                f"this process already uses the Slurm of {loaded[0]}; libslurm reads only one slurm.conf",
                 command="pyslurm",
             )
         os.environ["SLURM_CONF"] = wanted
@@ -76,15 +76,15 @@ class PyslurmGateway:
                 "[slurm] backend = 'cli'",
                 command="pyslurm",
             ) from None
-        _loaded[:] = [wanted]
+        loaded[:] = [wanted]
 
     def version(self) -> tuple[int, int]:
-        """Slurm's release, that of the libslurm which pyslurm was built for."""
+        """The release of the libslurm for which pyslurm was built."""
         major, minor, *_ = self._pyslurm.__version__.split(".")
         return int(major), int(minor)
 
     def nodes(self) -> tuple[SlurmNode, ...]:
-        """All nodes that slurmctld shows. Two calls: 22.5.3 leaves a node's allocated GRES empty, so jobs are added up."""
+        """All nodes that slurmctld shows, by two calls: 22.5.3 has no allocated GRES of nodes, so the jobs' are added up."""
         found = self._ask("load nodes", "", self._pyslurm.Nodes.load)
         jobs = self._ask("load jobs", "", self._pyslurm.Jobs.load)
         used: dict[str, dict[str, int]] = {}
@@ -111,22 +111,22 @@ class PyslurmGateway:
         )
 
     def jobs(self, *, finished: bool = False) -> tuple[SlurmJob, ...]:
-        """All jobs. Elements of an array that have not started are one record: Slurm's own."""
+        """All jobs. Elements of an array that have not started are one record."""
         found = self._ask("load jobs", "", self._pyslurm.Jobs.load)
         jobs = (_job(job) for job in found.values())
         return tuple(job for job in jobs if finished or job.state not in ENDED)
 
     def reservations(self) -> tuple[SlurmReservation, ...]:
-        """None: not read by this back end yet, nor are those of jobs."""
+        """None: this back end does not read reservations yet, also not those of jobs."""
         return ()
 
     def gpus_held(self, job_id: str) -> int | None:
-        """Not read by this back end yet."""
+        """None: this back end does not read it yet."""
         del job_id
         return None
 
     def features(self) -> SlurmFeatures:
-        """Nothing: topology, limits and fair share are not read by this back end yet."""
+        """None: this back end does not read topology, limits and fair shares yet."""
         return SlurmFeatures()
 
     def switches(self) -> dict[str, str]:
@@ -156,7 +156,7 @@ class PyslurmGateway:
         self._write("release", job_id, lambda job: job.release())
 
     def requeue_hold(self, job_id: str) -> None:
-        """Stop a running job; it ends up pending and held."""
+        """Stop a running job. After a while it is pending and held."""
         try:
             self._write("requeue", job_id, lambda job: job.requeue(hold=True))
         except Refused as error:
@@ -164,23 +164,23 @@ class PyslurmGateway:
                 raise
 
     def bring_back(self, job_id: str) -> None:
-        """Put a job that has failed back into the queue, held."""
+        """Requeue a job that has failed, and hold it."""
         self._write("requeue", job_id, lambda job: job.requeue(hold=True))
 
     def cancel(self, job_id: str) -> None:
-        """End a job for good."""
+        """Cancel a job."""
         self._write("cancel", job_id, lambda job: job.cancel())
 
     def suspend(self, job_id: str) -> None:
-        """Freeze a running job."""
+        """Suspend a running job."""
         self._write("suspend", job_id, lambda job: job.suspend())
 
     def resume(self, job_id: str) -> None:
-        """Let a suspended job go on."""
+        """Resume a suspended job."""
         self._write("resume", job_id, lambda job: job.unsuspend())
 
     def place(self, job_id: str, placement: JobPlacement) -> None:
-        """One modify, so that Slurm takes all of it or nothing."""
+        """One modification, so that Slurm applies all of it or nothing."""
         count, tasks = len(placement.nodes), placement.tasks or len(placement.nodes)
         change = self._pyslurm.JobSubmitDescription(
             partitions=placement.partition,
@@ -204,7 +204,7 @@ class PyslurmGateway:
         raise Refused(f"shrinking to {','.join(nodes)} needs the back end cli", command="shrink", job_id=job_id)
 
     def leave_to_slurm(self, job_id: str, shape: PlainShape, cpus: int, after_s: float) -> None:
-        """The begin time comes with the shape and before the release, so that nothing starts in between."""
+        """The begin time is set with the shape and before the release, so that the job does not start in between."""
         change = self._pyslurm.JobSubmitDescription(
             partitions=shape.partition,
             nodes=f"{shape.nodes}-{shape.nodes}",
@@ -218,7 +218,7 @@ class PyslurmGateway:
         self.release(job_id)
 
     def begin_later(self, job_ids: Sequence[str], after_s: float) -> None:
-        """One modify a job."""
+        """One modification for each job."""
         change = self._pyslurm.JobSubmitDescription(begin_time=f"now+{math.ceil(after_s)}")
         for job_id in job_ids:
             with contextlib.suppress(JobGone, Refused):
@@ -230,7 +230,7 @@ class PyslurmGateway:
         self._write("modify", job_id, lambda job: job.modify(change))
 
     def write(self, writes: Sequence[Write]) -> tuple[SlurmError | None, ...]:
-        """One after another: libslurm takes about a millisecond each."""
+        """One after another: libslurm takes about 1 ms for each."""
         errors: list[SlurmError | None] = []
         for write in writes:
             away = errors[-1] if errors and isinstance(errors[-1], ControllerAway) else None
@@ -239,7 +239,7 @@ class PyslurmGateway:
 
     def _write_one(self, write: Write) -> SlurmError | None:
         try:
-            if write.kind == "split":  # there is no name here for an element that has not started
+            if write.kind == "split":  # elements that have not started have no id in pyslurm
                 return Refused("elements of job arrays need the back end cli", command="modify", job_id=write.job_id)
             if write.kind == "put_first":
                 return Refused("jobs that share GPUs need the back end cli", command="modify", job_id=write.job_id)
@@ -273,7 +273,7 @@ class PyslurmGateway:
             raise error_from(str(error), command=f"pyslurm {command}", job_id=job_id, otherwise=otherwise) from None
 
 
-_loaded: list[str] = []
+loaded: list[str] = []
 """The slurm.conf that libslurm has read in this process, if any."""
 
 

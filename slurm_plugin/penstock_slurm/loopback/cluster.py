@@ -219,6 +219,10 @@ class LoopbackCluster:
         """Every live process of the cluster: daemons, slurmstepds and jobs' processes."""
         return self._daemons.alive() | processes.find(self.folder, self.slurm_conf)
 
+    def pid(self, daemon: str) -> int:
+        """The process id of a daemon, such as `slurmdbd` or `slurmd.t4-00`."""
+        return self._daemons.processes[daemon].pid
+
     # Start it
 
     def up(self, *, timeout_s: float = 120, progress: Callable[[str], None] = lambda line: None) -> None:

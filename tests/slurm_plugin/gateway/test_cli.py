@@ -21,8 +21,9 @@ from penstock_slurm.gateway import (
     Write,
     open_gateway,
 )
-from penstock_slurm.gateway.cli import COMMANDS, FEEDS
-from penstock_slurm.gateway.errors import WORDS, error_from
+from penstock_slurm.gateway.batch import FEEDS
+from penstock_slurm.gateway.commands import COMMANDS
+from penstock_slurm.gateway.errors import MESSAGES, error_from
 
 
 @pytest.fixture
@@ -47,7 +48,7 @@ def gateway(timeout_s: float = 30.0):
 
 
 def test_each_word_of_the_table_has_its_class():
-    for words, kind, where in WORDS:
+    for words, kind, where in MESSAGES:
         error = error_from(f"slurm_update error: {words.capitalize()} for job 7", command="scontrol update", job_id="7")
         assert type(error) is kind
         assert where
@@ -353,7 +354,7 @@ def test_a_job_that_is_not_registered_is_asked_once_and_holds_nobody_up(unregist
     assert fed() == ["update JobId=3 Priority=4294967293", "release 4"]
     assert slurm.write(writes)[0].args == first[0].args, "the round's outcome stays the same"
     assert fed() == ["release 4"]
-    assert "submit it anew, or see docs/developer/slurm-gateway.md" in str(first[0])
+    assert "submit it again, or see docs/developer/slurm-gateway.md" in str(first[0])
 
 
 def test_of_several_in_one_line_those_that_are_not_registered_are_not_asked_twice(unregistered):
@@ -369,7 +370,7 @@ def test_a_job_that_is_not_registered_is_asked_again_later_and_last(unregistered
     slurm.write([writes[0]])
     slurm.write(writes)
     fed()
-    monkeypatch.setattr("penstock_slurm.gateway.cli.UNREGISTERED_S", 0.0)
+    monkeypatch.setattr("penstock_slurm.gateway.commands.UNREGISTERED_S", 0.0)
     assert kinds(slurm.write(writes)) == [Unregistered, Unregistered, DONE, DONE]
     assert fed() == ["release 2,4", "release 3", "release 1"]
     unregistered()
@@ -380,7 +381,7 @@ def test_a_job_that_is_not_registered_is_asked_again_later_and_last(unregistered
 
 
 def test_a_batch_of_which_the_last_is_not_registered_is_not_given_up(unregistered, monkeypatch):
-    monkeypatch.setattr("penstock_slurm.gateway.cli.AT_ONCE", 2)
+    monkeypatch.setattr("penstock_slurm.gateway.batch.AT_ONCE", 2)
     unregistered("2")
     done = gateway().write([Write(str(number), "release") for number in range(1, 5)])
     assert kinds(done) == [DONE, Unregistered, DONE, DONE]

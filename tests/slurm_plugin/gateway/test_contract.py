@@ -30,7 +30,7 @@ from penstock_slurm.gateway import (
     open_gateway,
 )
 from penstock_slurm.gateway.cli import CliGateway
-from penstock_slurm.gateway.errors import WORDS, error_from
+from penstock_slurm.gateway.errors import MESSAGES, error_from
 from penstock_slurm.gateway.hostlist import expand
 from penstock_slurm.gateway.parse import parse_jobs, parse_tres_per_node, squeue_format
 from penstock_slurm.loopback import LoopbackCluster, wait_for
@@ -268,7 +268,7 @@ def test_jobs_whose_registration_slurmctld_has_forgotten_hold_nobody_up(make_loo
     first = held(own)
     listed = ("sacct", "-XnP", f"--jobs={first}", "--format=JobID")
     wait_for(lambda: first in own.command(*listed).stdout, 120, "the job to be registered")
-    slurmdbd = own._daemons["slurmdbd"].pid
+    slurmdbd = own.pid("slurmdbd")
     os.kill(slurmdbd, signal.SIGSTOP)
     stuck = [held(own) for _ in range(3)]
     wait_for(lambda: not registered(stuck[-1]), 120, "slurmctld to tell slurmdbd of the jobs")
@@ -300,7 +300,7 @@ def test_a_back_end_that_is_not_there_is_an_error_of_the_settings(monkeypatch):
     assert isinstance(error.value, ConfigError)
 
 
-@pytest.mark.parametrize(("words", "kind", "seen"), WORDS)
+@pytest.mark.parametrize(("words", "kind", "seen"), MESSAGES)
 def test_the_table_of_words(words, kind, seen):
     assert seen
     assert type(error_from(f"slurm: error: {words.upper()}!", command="scontrol")) is kind

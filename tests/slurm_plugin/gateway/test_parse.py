@@ -4,12 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock_slurm.gateway.accounts import parse_associations, parse_fair_shares, parse_qos, parse_runs
 from penstock_slurm.gateway.base import SlurmFeatures, SlurmLimit
 from penstock_slurm.gateway.parse import (
     JOB_FIELDS,
     duration_s,
-    parse_associations,
-    parse_fair_shares,
     parse_features,
     parse_gpu_indexes,
     parse_gpus_held,
@@ -17,9 +16,7 @@ from penstock_slurm.gateway.parse import (
     parse_jobs,
     parse_nodes,
     parse_partitions,
-    parse_qos,
     parse_reservations,
-    parse_runs,
     parse_state,
     parse_switches,
     parse_tres_per_node,

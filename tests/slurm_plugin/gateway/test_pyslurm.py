@@ -17,7 +17,7 @@ def conf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "slurm.conf"
     path.write_text("ClusterName=x\n")
     monkeypatch.setenv("SLURM_CONF", "before")
-    monkeypatch.setattr(backend, "_loaded", [])
+    monkeypatch.setattr(backend, "loaded", [])
     monkeypatch.setitem(sys.modules, "pyslurm", None)  # import pyslurm raises ImportError
     return path
 
@@ -37,6 +37,6 @@ def test_a_slurm_conf_that_is_not_there_is_said_before_libslurm_ends_the_process
 
 
 def test_a_process_speaks_to_one_slurm(conf, monkeypatch):
-    monkeypatch.setattr(backend, "_loaded", ["/another/slurm.conf"])
-    with pytest.raises(BackendMissing, match=r"already speaks to the Slurm of /another/slurm\.conf"):
+    monkeypatch.setattr(backend, "loaded", ["/another/slurm.conf"])
+    with pytest.raises(BackendMissing, match=r"already uses the Slurm of /another/slurm\.conf"):
         open_gateway("pyslurm", conf=conf, timeout_s=1)

@@ -63,8 +63,8 @@ class Commands:
             raise self.error
         return self.indexes.get(job_id, ())
 
-    def submit_holder(self, name: str, node: str, partition: str, note: str, after: int | None) -> str:
-        self.asked.append(("submit_holder", node, after))
+    def submit_placeholder(self, name: str, node: str, partition: str, note: str, after: int | None) -> str:
+        self.asked.append(("submit_placeholder", node, after))
         return str(900 + len(self.asked))
 
     def cancel(self, job_id: str) -> None:
@@ -340,7 +340,7 @@ def test_a_commands_time_out_ends_the_look_at_the_reservations(site: Site, monke
         raise TimedOut("no answer in 15 s", command="sbatch")
 
     site.told()
-    monkeypatch.setattr(site.commands, "submit_holder", late)
+    monkeypatch.setattr(site.commands, "submit_placeholder", late)
     site.look(runs("7", None))
     with pytest.raises(ClusterAway, match="no answer"):
         site.agents.share(())

@@ -1,0 +1,179 @@
+"""Runs Slurm's commands: their environment, their time limit, retries, and jobs that slurmdbd has not registered."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from penstock_slurm.gateway.errors import (
+    BackendMissing,
+    ControllerAway,
+    JobGone,
+    TimedOut,
+    Transient,
+    UnreadableAnswer,
+    Unregistered,
+    error_from,
+)
+
+log = logging.getLogger(__name__)
+
+COMMANDS = ("scontrol", "squeue", "scancel")
+"""The commands that must be on PATH."""
+
+KEPT = frozenset({"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT"})
+"""Slurm's variables that name the cluster and the user. All others change what commands print or do."""
+
+RETRIES = 2
+RETRY_PAUSE_S = 0.2
+"""Slurm 24.11 refused 1 of 540 updates with `Resource temporarily unavailable`. The next try succeeded."""
+
+JOB_ID = re.compile(r"\d+(_\d+)?")
+
+UPDATES = frozenset({"update", "hold", "release"})
+"""scontrol's commands that Slurm does not carry out for a job that slurmdbd has not registered."""
+
+UNREGISTERED = re.compile(r"the DB index is being set.* for job (\S+)$", re.MULTILINE)
+"""scontrol's message about such a job, with its id."""
+
+UNREGISTERED_S = 60.0
+"""Pause before another update of such a job: each one takes 5 s of the command's time limit."""
+
+
+class SlurmCommandRunner:
+    """Runs Slurm's commands for the Slurm of `conf`. None: that of SLURM_CONF or the default.
+
+    Raises:
+        BackendMissing: commands are not on PATH.
+    """
+
+    def __init__(self, conf: Path | None, timeout_s: float) -> None:
+        missing = [command for command in COMMANDS if shutil.which(command) is None]
+        if missing:
+            raise BackendMissing(
+                f"not on PATH ({os.environ.get('PATH', '')}); install Slurm's commands (Debian: slurm-client) or add "
+                "their folder to PATH",
+                command=", ".join(missing),
+            )
+        self._timeout_s = timeout_s
+        self._environment = command_environment(os.environ, conf)
+        self._unregistered: dict[str, float] = {}
+        """Jobs that slurmdbd has not registered -> when Slurm last said so."""
+
+    def read(self, *argv: str, variables: Mapping[str, str] | None = None) -> str:
+        """The output of a command that changes nothing."""
+        done = self.run(argv, variables or {})
+        if done.returncode != 0 or "error:" in done.stderr:
+            otherwise = ControllerAway if done.returncode else UnreadableAnswer  # 0: for example an unknown field
+            raise error_from(done.stderr or done.stdout, command=argv[0], otherwise=otherwise)
+        return done.stdout
+
+    def change(self, job_id: str, *argv: str) -> None:
+        """Run a command that changes a job. Repeats it twice if Slurm could not do it at the moment."""
+        expect_id(job_id)
+        self._retry(lambda: self.change_once(job_id, *argv))
+
+    def change_once(self, job_id: str, *argv: str) -> None:
+        """Run a command that changes a job, without repetitions."""
+        expect_id(job_id)
+        if (waits := self.unregistered(job_id, argv[1:])) is not None:
+            raise waits
+        done = self.run(argv, {}, job_id)
+        # scancel of an unknown job, and scontrol update with a bad number, print an error and return 0
+        if done.returncode != 0 or "error:" in done.stderr:
+            raise error_from(done.stderr or done.stdout, command=" ".join(argv[:2]), job_id=job_id)
+        self.forget(job_id)
+
+    def unregistered(self, job_id: str, arguments: Sequence[str]) -> Unregistered | None:
+        """The error of a scontrol command about a job that slurmdbd had not registered a moment ago; None to run the command."""
+        seen_s = self._unregistered.get(job_id)
+        if arguments[0] not in UPDATES or seen_s is None or time.monotonic() - seen_s >= UNREGISTERED_S:
+            return None
+        return Unregistered("the DB index is being set", command=f"scontrol {arguments[0]}", job_id=job_id)
+
+    def was_unregistered(self, job_id: str) -> bool:
+        """Whether the last update of the job failed because slurmdbd had not registered it."""
+        return job_id in self._unregistered
+
+    def forget(self, job_id: str) -> None:
+        """Note that Slurm has changed the job."""
+        self._unregistered.pop(job_id, None)
+
+    def order(self, job_id: str) -> float:
+        """A sort key. Jobs that may use up the time of others come last, those that have waited longest first among them."""
+        return self._unregistered.get(job_id, 0.0)
+
+    def _retry(self, change: Callable[[], None]) -> None:
+        for left in range(RETRIES, -1, -1):
+            try:
+                change()
+                return
+            except Transient as error:
+                if left == 0 or not error.at_once:
+                    raise
+                log.info("asking Slurm again", extra={"job": error.job_id, "text": error.text})
+                time.sleep(RETRY_PAUSE_S)
+
+    def run(
+        self, argv: Sequence[str], variables: Mapping[str, str], job_id: str = "", text: str = ""
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command with `text` as its input.
+
+        Raises:
+            TimedOut: it did not end in time.
+            Transient: it could not be started.
+        """
+        try:
+            done = subprocess.run(
+                argv,
+                check=False,
+                input=text,
+                capture_output=True,
+                encoding="utf-8",
+                errors="replace",  # comments hold any bytes
+                timeout=self._timeout_s,
+                env={**self._environment, **variables},
+            )
+        except subprocess.TimeoutExpired as error:
+            late = TimedOut(f"no answer in {self._timeout_s:g} s", command=" ".join(argv[:2]), job_id=job_id)
+            late.output = (error.stderr or b"").decode(errors="replace")  # bytes, whatever the encoding
+            self._note(late.output)
+            raise late from None
+        except OSError as error:
+            raise Transient(f"could not be started: {error}", command=argv[0], job_id=job_id) from error
+        self._note(done.stderr)
+        return done
+
+    def _note(self, output: str) -> None:
+        """Remember which jobs slurmdbd has not registered."""
+        self._unregistered |= dict.fromkeys(UNREGISTERED.findall(output), time.monotonic())
+
+
+def no_job(job_id: str) -> JobGone:
+    """The error for text that cannot be a job's id."""
+    return JobGone("no job has such an id: expected 12 or, for an array's element, 12_3", command="", job_id=job_id)
+
+
+def expect_id(job_id: str) -> None:
+    """Raise JobGone if the text cannot be a job's id."""
+    if JOB_ID.fullmatch(job_id) is None:
+        raise no_job(job_id)
+
+
+def command_environment(ours: Mapping[str, str], conf: Path | None) -> dict[str, str]:
+    """This process's environment in the C locale, without variables that change the commands' output."""
+    environment = {
+        key: value
+        for key, value in ours.items()
+        if key in KEPT or not key.startswith(("SLURM_", "SBATCH_", "SQUEUE_", "SINFO_", "SCONTROL_", "SCANCEL_"))
+    }
+    environment["LC_ALL"] = "C"
+    if conf is not None:
+        environment["SLURM_CONF"] = str(conf)
+    return environment
