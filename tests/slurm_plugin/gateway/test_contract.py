@@ -285,7 +285,7 @@ def test_jobs_whose_registration_slurmctld_has_forgotten_hold_nobody_up(make_loo
     gateway.cancel(stuck[0])
     wait_state(gateway, stuck[0], "CANCELLED")
 
-    monkeypatch.setattr("penstock_slurm.gateway.cli.UNREGISTERED_S", 0.0)
+    monkeypatch.setattr("penstock_slurm.gateway.commands.UNREGISTERED_S", 0.0)
     assert not registered(stuck[1])
     own._end("slurmdbd", signal.SIGKILL)
     held(own)
