@@ -121,7 +121,7 @@ def test_the_emulated_trainer(tmp_path: Path):
 @pytest.mark.parametrize("model", [("--family", "bert-squad"), ("--rates", '{"k80": {"1": 9}}')])
 def test_the_emulated_trainer_without_a_model_of_its_step(tmp_path: Path, model: tuple[str, str]):
     command = (sys.executable, "-m", "penstock_executor.emulated", *model, "--work", "1", "--checkpoint-dir", "none")
-    with pytest.raises(PenstockError, match=r"(?s)ended with status 1 and.*no model of a step on k80; give --family"):
+    with pytest.raises(PenstockError, match=r"(?s)ended with status 1 and.*no model of a step on k80; set --family"):
         penstock("--gpu-type", "k80", *command)
 
 
