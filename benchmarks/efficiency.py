@@ -1,21 +1,23 @@
-"""How well the efficiency model foretells recorded trainings: `python benchmarks/efficiency.py PROFILES_DIR [--json]`.
+"""How well the efficiency model predicts recorded trainings: `python benchmarks/efficiency.py PROFILES_DIR [--json]`.
 
-PROFILES_DIR holds MODEL/validation-B.csv: one training of the model at total batch size B, one row per epoch with, so far,
-its `progress` (steps at the initial, smallest B) and `iteration` (steps at B), then its validation `metric` and its estimates
-`grad_sqr` and `grad_var`. docs/developer/data.md says where such files are published.
+PROFILES_DIR contains MODEL/validation-B.csv: one training of the model at total batch size B. Each epoch has a row with
+its `progress` so far (steps at the initial, smallest B), `iteration` (steps at B), validation `metric`, and the
+estimates `grad_sqr` and `grad_var`. docs/developer/data.md says where such files are published.
 
-Gain: AdaScale's, foretold by `penstock_profiles.efficiency`, against progress / iterations of each epoch of the runs above the
-initial B; relative error in size, median and 90th percentile. The noise is that of
+Gain: AdaScale's gain by `penstock_profiles.efficiency`, against progress / iterations of each epoch of the runs above
+the initial B. The figures are the median and the 90th percentile of the absolute relative error. The noise is that of
 
-    same       the run itself, same epoch. The recorded progress is a sum of gains by this very noise, so the column can only
-               find the formula or its unit wrong; the other three are what a scheduler has
-    before     the run itself, an epoch before
-    half       the run at the next smaller B, same epoch: a job about to double its batch
-    initial    the run at the initial B, same epoch: a job that never left it
+    same       the run itself, same epoch. The recorded progress is a sum of gains by this same noise, so this column
+    only
+               tests the formula and its unit; a scheduler has only the other three
+    before     the run itself, one epoch before
+    half       the run at the next smaller B, same epoch: a job that is about to double its batch
+    initial    the run at the initial B, same epoch: a job that has only used it
 
-Epochs late: does equal progress mean an equally good model? For each value of the metric that was a best so far of the run at B
-or of the initial one, and that both reach: how much later in progress (+) the run at B first reached it, in epochs; median, and
-90th percentile of the size. What one of the two never reached shows in the best metric alone.
+Epochs late: does equal progress mean an equally good model? Take each value of the metric that was the best so far in
+the run at B or in the initial run, and that both reach. The figure is how much later in progress (+) the run at B first
+reached it, in epochs: the median, and the 90th percentile of the absolute value. Values that one run never reached show
+only in the best metric.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from penstock_profiles.efficiency import gain
 
 SOURCES = ["same", "before", "half", "initial"]
 COPIES = {"gpt_pmp"}
-"""Models whose validation files are another model's, byte for byte."""
+"""Models whose validation files are byte for byte those of another model."""
 
 
 def read_runs(folder: Path) -> dict[int, pd.DataFrame]:
@@ -54,7 +56,7 @@ def read_runs(folder: Path) -> dict[int, pd.DataFrame]:
 
 
 def gain_errors(runs: dict[int, pd.DataFrame]) -> pd.DataFrame:
-    """Relative error of the foretold gain, + if too high; a row per batch size and epoch, a column per source."""
+    """Relative error of the predicted gain, + if too high: a row per batch size and epoch, a column per source."""
     initial, *batches = runs
 
     def foretold(noise: pd.DataFrame, batch: int) -> np.ndarray:
@@ -77,7 +79,8 @@ def gain_errors(runs: dict[int, pd.DataFrame]) -> pd.DataFrame:
 
 
 def epochs_late(run: pd.DataFrame, initial: pd.DataFrame) -> np.ndarray:
-    """By how many epochs of progress `run` comes after `initial` at each best that both reach, shape (bests,)."""
+    """By how many epochs of progress `run` is later than `initial` at each best metric that both reach, shape
+    (bests,)."""
     bests = np.union1d(run["best"], initial["best"])
     bests = bests[bests <= min(run["best"].max(), initial["best"].max())]
     first, expected = (frame["progress"].to_numpy()[np.searchsorted(frame["best"], bests)] for frame in (run, initial))
@@ -85,7 +88,7 @@ def epochs_late(run: pd.DataFrame, initial: pd.DataFrame) -> np.ndarray:
 
 
 def figures(errors: pd.DataFrame, late: np.ndarray, run: pd.DataFrame) -> dict[str, Any]:
-    """What is said of one batch size, or of all those of a model together."""
+    """Figures of one batch size, or of all batch sizes of a model together."""
     sizes = errors[SOURCES].abs()
     return {
         "gain_error_median": sizes.median().to_dict(),
@@ -98,7 +101,7 @@ def figures(errors: pd.DataFrame, late: np.ndarray, run: pd.DataFrame) -> dict[s
 
 
 def evaluate(runs: dict[int, pd.DataFrame]) -> dict[str, dict[str, Any]]:
-    """Figures by batch size; under "all", those of the batch sizes together, with the initial run's best metric."""
+    """Figures by batch size and, under "all", of all batch sizes together, with the initial run's best metric."""
     initial, *batches = runs
     errors = gain_errors(runs)
     late = {batch: epochs_late(runs[batch], runs[initial]) for batch in batches}
@@ -124,7 +127,7 @@ def table(results: dict[str, dict[str, dict[str, Any]]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("profiles_dir", type=Path)
-    parser.add_argument("--json", action="store_true", help="only the last line")
+    parser.add_argument("--json", action="store_true", help="print only the last line")
     options = parser.parse_args()
     folders = sorted({file.parent for file in options.profiles_dir.glob("*/validation-*.csv")})
     if not folders:

@@ -1,15 +1,16 @@
-"""What `run.step` costs over a plain DDP step of 50 ms: both in one run, side by side, in turns.
+"""What `run.step` costs over a plain DDP step of 50 ms. One run measures both alternately.
 
     python benchmarks/executor.py [--processes 2] [--steps 20] [--rounds 60] [--optimizer adam]
 
-Each round makes `steps` steps with DDP alone (next batch, forward, backward, optimiser), then as many with the loader of
-`prepare` and `run.step`, on the same model and data; every other round begins with ours. A round's ratio is that of its two
-means, so what a measured step costs more is in it; the result is the median over the rounds. Two kinds of rounds are told apart:
-in the first `FIRST` steps of a job every gradient is measured, and after `SETTLED` that of one step in some. Real processes on
-CPUs (gloo), one thread each. The last line is JSON. Fails above a ratio of 1.02 after `SETTLED`. Beside the wall clock, processor
-time of the process is told, which other work on the machine moves less, and what `run.step` adds to it as a share of 50 ms.
+Each round makes `steps` steps with DDP alone (next batch, forward, backward, optimiser), then as many with the loader
+of `prepare` and `run.step`, on the same model and data. Every other round begins with Penstock's steps. A round's ratio
+is that of its two means, so it includes the cost of measured steps. The result is the median over the rounds, for two
+phases: in the first `FIRST` steps of a job every gradient is measured, and after `SETTLED` steps only that of one step
+in several. The processes are real, on CPUs (gloo), with one thread each. The last line is JSON. The benchmark fails if
+the ratio after `SETTLED` is above 1.02. Besides wall-clock time it prints processor time, which other work on the
+machine affects less, and what `run.step` adds to it as a share of 50 ms.
 
-On a machine with other work, compare only ratios, and those over several runs.
+On a machine with other work, compare only ratios, over several runs.
 """
 
 import argparse
@@ -33,7 +34,7 @@ WARM_UP, FIRST, SETTLED = 40, 500, 580
 
 
 class Ones:
-    """Random vectors; loading them takes no time worth speaking of."""
+    """Random vectors; loading them takes almost no time."""
 
     def __init__(self, size, width):
         import torch
@@ -67,10 +68,9 @@ def worker(options):
     for _ in range(5):
         plain(torch.randn(BATCH, width)).square().mean().backward()
     ours_ms = (time.perf_counter() - began) / 5 * 1000
-    # The rest of the 50 ms is slept, as a GPU would compute: no processor is kept from the others meanwhile.
+    # Sleep for the rest of the 50 ms, as if a GPU computed: the other processes can use the processor meanwhile.
     nap_s = max(STEP_MS - run._group.from_first(ours_ms), 0) / 1000
     model = make()
-    rounds = [0] * ((FIRST - WARM_UP) // options.steps) + [1] * options.rounds
     data = Ones(BATCH * run.world * (SETTLED + options.steps * options.rounds), width)
 
     def optimizer_of(model):
@@ -82,7 +82,6 @@ def worker(options):
     if run.world > 1:
         plain = torch.nn.parallel.DistributedDataParallel(plain, gradient_as_bucket_view=True)
     plain_optimizer = optimizer_of(plain)
-    found = [{f"{kind}_{clock}": [] for kind in KINDS for clock in ("s", "work_s")} for _ in range(2)]
     sampler = torch.utils.data.DistributedSampler(data, run.world, run.rank)
     batches = {
         "plain": iter(torch.utils.data.DataLoader(data, batch_size=BATCH, sampler=sampler)),
@@ -99,18 +98,34 @@ def worker(options):
     def our_step(x):
         run.step(wrapped(x).square().mean())
 
+    def step(kind):
+        x = next(batches[kind])
+        time.sleep(nap_s)
+        (our_step if kind == "penstock" else plain_step)(x)
+
+    found = measure(run, step, options)
+    if run.rank == 0:
+        Path(options.folder, "times.json").write_text(json.dumps({"found": found, "every": run.measured_every}))
+        reports = list(Path(options.folder, "spool", "1", "reports").glob("*.jsonl"))
+        lines = reports[0].read_bytes().splitlines() if reports else []
+        Path(options.folder, "reports.json").write_text(json.dumps([len(line) for line in lines]))
+    run._group.barrier()
+
+
+def measure(run, step, options):
+    """Times of `step(kind)` in rounds of both kinds: in the first steps of the run, and when the estimates have
+    settled."""
+    found = [{f"{kind}_{clock}": [] for kind in KINDS for clock in ("s", "work_s")} for _ in range(2)]
+
     def timed(kind, count):
-        step = our_step if kind == "penstock" else plain_step
         began_s, began_work_s = time.perf_counter(), time.process_time()
         for _ in range(count):
-            x = next(batches[kind])
-            time.sleep(nap_s)
-            step(x)
+            step(kind)
         return (time.perf_counter() - began_s) / count, (time.process_time() - began_work_s) / count
 
     for kind in KINDS:
         timed(kind, WARM_UP)
-    for number, phase in enumerate(rounds):
+    for number, phase in enumerate([0] * ((FIRST - WARM_UP) // options.steps) + [1] * options.rounds):
         if phase == 1 and run.steps < SETTLED:
             for kind in KINDS:
                 timed(kind, SETTLED - run.steps if kind == "penstock" else 1)
@@ -118,12 +133,7 @@ def worker(options):
             seconds, work_s = timed(kind, options.steps)
             found[phase][f"{kind}_s"].append(seconds)
             found[phase][f"{kind}_work_s"].append(work_s)
-    if run.rank == 0:
-        Path(options.folder, "times.json").write_text(json.dumps({"found": found, "every": run.measured_every}))
-        reports = list(Path(options.folder, "spool", "1", "reports").glob("*.jsonl"))
-        lines = reports[0].read_bytes().splitlines() if reports else []
-        Path(options.folder, "reports.json").write_text(json.dumps([len(line) for line in lines]))
-    run._group.barrier()
+    return found
 
 
 def main():
@@ -156,7 +166,8 @@ def main():
         told = json.loads(Path(folder, "times.json").read_text())
         sizes = json.loads(Path(folder, "reports.json").read_text())
     print(
-        f"{platform.platform()}, Python {platform.python_version()}, {os.cpu_count()} processors, load {os.getloadavg()[0]:.1f}"
+        f"{platform.platform()}, Python {platform.python_version()}, {os.cpu_count()} processors, load"
+        f" {os.getloadavg()[0]:.1f}"
     )
     result = {"limit": LIMIT, "processes": options.processes, "optimizer": options.optimizer}
     for name, found in zip(("first", "settled"), told["found"], strict=True):

@@ -1,7 +1,7 @@
-"""Fit the catalogue's model families anew: `python benchmarks/families.py PROFILES_DIR [--write]`.
+"""Fit the catalogue's model families again: `python benchmarks/families.py PROFILES_DIR [--write]`.
 
-Fits each family to all steps measured of it, on every GPU type in PROFILES_DIR (see `fit.py` for its format), and prints the
-tables that belong into `profiles/penstock_profiles/data/families.toml`; with --write it replaces them there.
+Fits each family to all its measured steps, on every GPU type in PROFILES_DIR (see `fit.py` for its format), and prints
+the tables for `profiles/penstock_profiles/data/families.toml`. With --write, it replaces them there.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from penstock_profiles.families import load_families
 from penstock_profiles.fit import fit_throughput
 
 FOLDERS = {"resnet18-cifar10": "cifar10", "resnet50-imagenet": "imagenet", "bert-squad": "bert"}
-"""Families that have another name than their folder."""
+"""Folder of each family whose folder has another name."""
 
 CATALOGUE = Path(__file__).parents[1] / "profiles" / "penstock_profiles" / "data" / "families.toml"
 TYPES = ("t4", "rtx", "rtx6000", "v100", "a100")
@@ -42,7 +42,7 @@ def main() -> None:
 
 
 def table(family: str, gpu_type: str, profiles: Path) -> str | None:
-    """The family's TOML table on one type, None if no step was measured there."""
+    """The family's TOML table on one type; None if no step was measured there."""
     steps = read_steps(profiles / FOLDERS.get(family, family) / f"placements-{gpu_type}.csv")
     if steps is None:
         return None

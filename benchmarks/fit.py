@@ -1,12 +1,12 @@
 """How well a fitted model predicts larger placements: `python benchmarks/fit.py PROFILES_DIR [--plot FILE] [--json]`.
 
-PROFILES_DIR holds a folder for each model with `placements-TYPE.csv` (placement, local_bsz, step_time, sync_time) and
-`scalability-TYPE.csv` (num_nodes, num_replicas, local_bsz, step_time, sync_time), as in Sia's artifact. For each model and
-type, both fits see the placements of up to 8 GPUs and predict every measured step on more. The error is
-|predicted / measured - 1| of the step time, and beside it that of throughput, its inverse.
+PROFILES_DIR contains a folder for each model with `placements-TYPE.csv` (placement, local_bsz, step_time, sync_time)
+and `scalability-TYPE.csv` (num_nodes, num_replicas, local_bsz, step_time, sync_time), as in Sia's artifact. For each
+model and type, both fits see the placements of up to 8 GPUs and predict every measured step on more GPUs. The error is
+|predicted / measured - 1| of the step time, and likewise of throughput, its inverse.
 
-The paper's fit is Sia's (section 3.3 and the artifact): root mean squared logarithmic errors, its regularisation, bounds and
-missing-data rules, minimised by L-BFGS-B; only the gradient is analytic instead of automatic.
+The paper's fit is Sia's (section 3.3 and the artifact): root mean squared logarithmic errors, its regularisation,
+bounds and missing-data rules, minimised by L-BFGS-B; only the gradient is analytic instead of automatic.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LARGEST_SEEN = 8
 """GPUs of the largest placement that a fit sees."""
 
 FEWEST = 20
-"""Points seen, and held out, below which a pair says too little to be counted."""
+"""A pair counts only if at least this many points are seen, and as many held out."""
 
 COLUMNS = ["num_nodes", "num_replicas", "local_bsz", "step_time", "sync_time"]
 OBSERVATIONS = 50
@@ -48,7 +48,7 @@ class Pair(NamedTuple):
 
 
 class Errors(NamedTuple):
-    """Relative errors on the points held out: median and 90th percentile."""
+    """Relative errors on the held-out points: median and 90th percentile."""
 
     step_median: float
     step_p90: float
@@ -60,7 +60,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("profiles", type=Path, metavar="PROFILES_DIR")
     parser.add_argument("--plot", type=Path, help="draw the residuals to this file (SVG or PNG)")
-    parser.add_argument("--json", action="store_true", help="only the last line")
+    parser.add_argument("--json", action="store_true", help="print only the last line")
     options = parser.parse_args()
     pairs = read_pairs(options.profiles)
     if not pairs:
@@ -122,7 +122,7 @@ def main() -> None:
 
 
 def read_pairs(folder: Path) -> list[Pair]:
-    """Every model and type of which steps up to and beyond `LARGEST_SEEN` GPUs were measured."""
+    """All models and types with measured steps on up to and on more than `LARGEST_SEEN` GPUs."""
     pairs = []
     for path in sorted(folder.glob("*/placements-*.csv")):
         steps = read_steps(path)
@@ -139,7 +139,8 @@ def read_pairs(folder: Path) -> list[Pair]:
 
 
 def read_steps(path: Path) -> pd.DataFrame | None:
-    """All steps of a model on one type, from its placements and its larger shapes; None if it has none, or is of another kind."""
+    """All steps of a model on one type, from its placements and larger shapes; None if there are none of this
+    format."""
     if not path.exists():
         return None
     placements = pd.read_csv(path, dtype={"placement": str})
@@ -180,7 +181,7 @@ def time_a_fit(seen: Measured) -> float:
 
 
 def fit_as_the_paper(seen: Measured) -> Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]:
-    """Sia's own fit of its own formula; gives predicted step times."""
+    """Sia's fit of Sia's formula; returns a function that predicts step times."""
     N, K, m, step_s, sync_s = seen
     log_compute, log_step = np.log(step_s - sync_s), np.log(step_s)
     across, within = N > 1, (N == 1) & (K > 1)

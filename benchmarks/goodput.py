@@ -1,8 +1,8 @@
 """How long the goodput of all jobs on all configurations takes: `python benchmarks/goodput.py [--jobs N] [--json]`.
 
-N training jobs (48,000 unless said), each with its own parameters on three GPU types, on 40 configurations with 50 batch
-sizes each: cold, and again when one job in a hundred has a new model. A sample of rows is compared with the plain formulas
-first. CPU seconds (all of it is one thread's), and the process's largest memory.
+N training jobs (default: 48,000), each with its own parameters on three GPU types, are evaluated on 40 configurations
+with 50 batch sizes each: cold, and again when one job in a hundred has a new model. First, a sample of rows is compared
+with the plain formulas. The figures are CPU seconds of one thread, and the process's peak memory.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ CONFIGURATIONS = Configurations(*zip(*((t, n, k) for t, shapes in SHAPES.items()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", type=int, default=48_000)
-    parser.add_argument("--json", action="store_true", help="only the last line")
+    parser.add_argument("--json", action="store_true", help="print only the last line")
     options = parser.parse_args()
     if options.jobs < 1:
-        raise SystemExit(f"--jobs {options.jobs}: there must be a job")
+        raise SystemExit(f"--jobs {options.jobs}: use at least 1 job")
     generator = np.random.default_rng(0)
     jobs = [draw(generator) for _ in range(options.jobs)]
     for job, row in zip(jobs[:50], GoodputMatrix().evaluate(jobs[:50], CONFIGURATIONS), strict=True):
@@ -63,13 +63,15 @@ def main() -> None:
     }
     if not options.json:
         print(
-            f"{options.jobs} jobs x {len(CONFIGURATIONS.gpus)} configurations x {BATCHES_TRIED} batch sizes, {TRIALS} trials"
+            f"{options.jobs} jobs x {len(CONFIGURATIONS.gpus)} configurations x {BATCHES_TRIED} batch sizes, {TRIALS}"
+            " trials"
         )
         print(f"  cold                 median {statistics.median(cold):.3f} s, longest {max(cold):.3f} s (target 3)")
         print(f"  1 % of models new    median {statistics.median(warm):.3f} s, longest {max(warm):.3f} s (target 0.1)")
         print(f"  peak memory {peak_mb:.0f} MB, of which the jobs themselves and Python {before_mb:.0f} MB")
         print(
-            f"  CPU time of one thread; Python {platform.python_version()}, numpy {np.__version__}, {platform.machine()}"
+            f"  CPU time of one thread; Python {platform.python_version()}, numpy {np.__version__},"
+            f" {platform.machine()}"
         )
     print(json.dumps(result))
 

@@ -1,15 +1,16 @@
-"""The search for the knee on a real input pipeline: `python benchmarks/knee.py [--most N] [--steps-ms 16,40,120] [--json]`.
+"""Tests the search for the knee on a real input pipeline: `python benchmarks/knee.py [--most N] [--steps-ms 16,40,120]
+[--json]`.
 
-A PyTorch DataLoader augments synthetic images in worker processes (a crop of noise, resized, flipped, normalised) for a trainer
-that takes a fixed time for each batch, as a GPU would. For n CPUs the loader has n workers.
+A PyTorch DataLoader augments synthetic images in worker processes (a crop of noise, resized, flipped, normalised) for a
+trainer that takes a fixed time for each batch, as a GPU would. For n CPUs the loader has n workers.
 
-This is to be tried on machines with fewer CPUs than a GPU server has. So a worker stands for a *slow* CPU: each image is
-really augmented, and then the worker sleeps until `--slow` times the CPU time of one image, measured at the start, has passed.
-24 workers with `--slow 100` take a quarter of a CPU together, so they do not compete, and what others do on the machine is
-hidden in the sleep as long as it takes no more than that. Everything else is as it is on a server: processes, prefetching,
-queues, collation. What it does not show is the caches and the memory bandwidth that real CPUs share.
+The benchmark runs on machines with fewer CPUs than a GPU server. So a worker stands for a *slow* CPU: it really
+augments each image, and then sleeps until `--slow` times the CPU time of one image, measured at the start, has passed.
+24 workers with `--slow 100` take a quarter of a CPU together, so they do not compete, and the sleep hides moderate
+other work on the machine. Processes, prefetching, queues and collation are as on a server. The caches and the memory
+bandwidth that real CPUs share are not modelled.
 
-For each time of a step the search (at most 8 runs) is compared with measuring every number from 1 to `--most` anew.
+For each time of a step, the search (at most 8 runs) is compared with measuring every number from 1 to `--most`.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from penstock_profiles.sensitivity import find_knee, knee
 
 
 class Images(Dataset[torch.Tensor]):
-    """Noise, augmented on a CPU that takes at least `slot_s` for an image."""
+    """Images of noise, augmented on a CPU that takes at least `slot_s` for each."""
 
     def __init__(self, count: int, slot_s: float) -> None:
         self._count, self._slot_s = count, slot_s
@@ -49,7 +50,7 @@ class Images(Dataset[torch.Tensor]):
 
 
 def image_cpu_s(images: int = 60) -> float:
-    """CPU time of augmenting one image, s: the median."""
+    """Median CPU time of augmenting one image, in seconds."""
     torch.set_num_threads(1)
     dataset, took_s = Images(images, 0.0), []
     for index in range(images):
@@ -60,21 +61,21 @@ def image_cpu_s(images: int = 60) -> float:
 
 
 def samples_per_s(cpus: int, *, slot_s: float, step_s: float, batch: int, seconds: float) -> float:
-    """Speed of one run of the pipeline with so many CPUs, over about so many seconds, warm-up not counted."""
+    """Speed of one run of the pipeline, in samples/s, over about `seconds` after a warm-up."""
     torch.set_num_threads(1)
     expected = min(cpus / slot_s, batch / step_s)
-    # Whole rounds of the workers: each has made as many batches as the others.
+    # Count whole rounds, in which all workers make equally many batches.
     batches = max(round(expected * seconds / batch / cpus), 2) * cpus
-    warm_up = cpus + 2  # each worker has started and has been through one
+    warm_up = cpus + 2  # so each worker has started and made one batch
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # more workers than this machine has CPUs: that is the point
+        warnings.simplefilter("ignore", UserWarning)  # it warns that there are more workers than CPUs, as intended
         loader = DataLoader(
             Images((batches + warm_up) * batch, slot_s), batch, num_workers=cpus, multiprocessing_context="fork"
         )
         arrivals = iter(loader)
     begun_s = free_s = 0.0
     for number, _ in enumerate(arrivals):
-        # As on a GPU: a step takes its time, the next one can be asked for while it runs, and nothing else is waited for.
+        # As on a GPU: a step takes a fixed time, and the next batch can be fetched meanwhile.
         begins_s = max(free_s, time.perf_counter())
         free_s = begins_s + step_s
         if number == warm_up - 1:
@@ -84,7 +85,7 @@ def samples_per_s(cpus: int, *, slot_s: float, step_s: float, batch: int, second
 
 
 def compare(most: int, step_s: float, slot_s: float, batch: int, seconds: float, trials: int) -> dict[str, Any]:
-    """The search and the sweep, each with measurements of its own."""
+    """The search and the sweep, each with its own measurements."""
 
     def measure(cpus: int) -> float:
         return max(
@@ -111,16 +112,18 @@ def compare(most: int, step_s: float, slot_s: float, batch: int, seconds: float,
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--most", type=int, default=24, help="the largest number of CPUs")
+    parser.add_argument("--slow", type=float, default=100.0, help="time of an image, as a multiple of its CPU time")
     parser.add_argument(
-        "--slow", type=float, default=100.0, help="how many times as long an image takes as its CPU time"
-    )
-    parser.add_argument(
-        "--steps-ms", default="", help="times of a step; default: knees at a 2nd, a 4th and an 8th of --most"
+        "--steps-ms",
+        default="",
+        help="times of a step (default: such that the knees are at 1/2, 1/4 and 1/8 of --most)",
     )
     parser.add_argument("--batch", type=int, default=4)
-    parser.add_argument("--seconds", type=float, default=1.5, help="of each run")
-    parser.add_argument("--trials", type=int, default=2, help="runs of each number, of which the fastest counts")
-    parser.add_argument("--json", action="store_true", help="only the last line")
+    parser.add_argument("--seconds", type=float, default=1.5, help="seconds of each run")
+    parser.add_argument(
+        "--trials", type=int, default=2, help="runs with each number of CPUs, of which the fastest counts"
+    )
+    parser.add_argument("--json", action="store_true", help="print only the last line")
     options = parser.parse_args()
     slot_s = options.slow * image_cpu_s()
     if options.steps_ms:

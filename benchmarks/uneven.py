@@ -1,9 +1,10 @@
-"""What equal parts on every node cost a policy of fixed requests: `python benchmarks/uneven.py WORKLOADS_DIR --profiles DIR`.
+"""What equal parts on all nodes cost a policy with fixed requests: `python benchmarks/uneven.py WORKLOADS_DIR
+--profiles DIR`.
 
-Slurm's GRES are as many on each node of a job, so that our placement gives 10 GPUs on nodes of 8 as 5 and 5. Sia's artifact gives
-what is free, whole nodes first: 8 and 2. This simulates `gavel` on every WORKLOADS_DIR/**/*.csv with our placement, and with one
-that does as the artifact; all else, and what a job's shape costs it, is the same. The last line is a JSON object: window ->
-average completion time in hours (`equal`, `uneven`), and the share of uneven placements.
+With Slurm's GRES, a job has the same number of GPUs on each node, so Penstock places 10 GPUs on nodes of 8 as 5 and 5.
+Sia's artifact takes whole nodes first: 8 and 2. This benchmark simulates `gavel` on every WORKLOADS_DIR/**/*.csv with
+both placements. Everything else, including the cost of a job's shape, is the same. The last line is a JSON object:
+window -> average completion time in hours (`equal`, `uneven`), and the share of uneven placements.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def place_whatever_is_free(
     pinned: Mapping[JobId, Placement],
     **_: Any,
 ) -> Placed:
-    """In the stead of `placement.place`: who can stay stays; the others, the largest first, get whole nodes and then a rest."""
+    """Replaces `placement.place`: jobs stay if they can; the others, largest first, get whole nodes and then a rest."""
     free = {node.name: node.gpus_for_us for node in nodes}
     placements: dict[JobId, Placement] = {}
     for placement in pinned.values():

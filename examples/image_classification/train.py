@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Elastic image classification: a small convolutional network tells squares from crosses in noisy pictures that it makes itself.
+"""Elastic image classification: a small convolutional network tells squares from crosses in noisy pictures.
 
     python train.py                                   on a laptop
     torchrun --nproc-per-node 2 train.py              two processes
-    sbatch --adaptive --max-gpus=8 submit.sbatch      on Slurm with Penstock: 1 to 8 GPUs, as there are
+    sbatch --adaptive --max-gpus=8 submit.sbatch      on Slurm with Penstock: 1 to 8 GPUs
 
-What makes it elastic are the lines marked [1] to [4].
+The lines marked [1] to [4] make it elastic. It generates the pictures itself.
 """
 
 import argparse
@@ -17,7 +17,8 @@ import penstock_executor as px
 
 
 class Shapes(torch.utils.data.Dataset):
-    """Pictures of 16 x 16: a square (0) or a cross (1) somewhere, under noise. The same picture for the same index."""
+    """Pictures of 16 x 16: a square (0) or a cross (1) at a random place, with noise. An index always has the same
+    picture."""
 
     def __init__(self, size):
         self.size = size

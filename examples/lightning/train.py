@@ -1,7 +1,10 @@
 #!/usr/bin/env python3
 """A small regression with PyTorch Lightning: reports, checkpoints on request, clean stops.
 
-python train.py        the marked lines are all that Penstock needs (pip install lightning)
+    pip install lightning
+    python train.py
+
+Penstock needs only the lines marked [1] to [3].
 """
 
 import argparse

@@ -1,12 +1,12 @@
-"""A small real training job under Penstock: a NumPy network that learns to tell two moons apart.
+"""A small real training job under Penstock: a NumPy network learns to tell two moons apart.
 
-What a script does to take part is marked [1] to [6]. The total batch is fixed, so whatever interrupts the run, the final
-weights are bit for bit those of a run that nothing interrupted.
+The marks [1] to [6] show what a script does to use Penstock. The total batch is fixed, so the final weights are the
+same to the bit, however often the run is interrupted.
 """
 
 import os
 
-# One process, one thread: the job computes on one core, and in the same order on every run.
+# One process with one thread: it uses one core, and computes in the same order in every run.
 for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(name, "1")
 
@@ -27,7 +27,7 @@ MOMENTUM = 0.9
 
 
 def two_moons(samples, seed):
-    """Points (samples, 2) on two interleaved half circles, with noise, and which of the two: 0 or 1."""
+    """Points (samples, 2) on two interleaved half circles, with noise, and the moon of each: 0 or 1."""
     rng = np.random.default_rng(seed)
     moon = rng.integers(0, 2, samples)
     angle = rng.uniform(0, np.pi, samples)
@@ -48,7 +48,7 @@ class Network:
         self.momentum = {name: np.zeros_like(value) for name, value in self.weights.items()}
 
     def forward(self, points):
-        """Activations of each layer; the last are log-odds."""
+        """Activations of each layer; those of the last are log-odds."""
         w = self.weights
         first = np.tanh(points @ w["w0"] + w["b0"])
         second = np.tanh(first @ w["w1"] + w["b1"])
@@ -81,88 +81,108 @@ class Sampler:
         return self.order[self.position - self.batch : self.position]
 
 
-def main():
-    """The command; returns its exit status."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--checkpoint-dir", type=Path, required=True)
-    parser.add_argument("--steps", type=int, default=10_000, help="optimiser steps in all (10000: about 15 s)")
-    parser.add_argument("--batch-size", type=int, default=128)
-    parser.add_argument("--learning-rate", type=float, default=0.05)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--checkpoint-every", type=int, default=2000, metavar="STEPS")
-    parser.add_argument("--weights", type=Path, help="where to leave the final weights (.npz)")
-    options = parser.parse_args()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-    stopped = []
-    signal.signal(signal.SIGTERM, lambda *_: stopped.append(True))  # [1] Slurm's word to stop: finish the step, save
+class Training:
+    """Everything that a checkpoint must hold, and the data."""
 
-    rng = np.random.default_rng(options.seed)
-    points, labels = two_moons(4096, options.seed)
-    network = Network(rng)
+    def __init__(self, options):
+        self.options, self.step = options, 0
+        self.rng = np.random.default_rng(options.seed)
+        self.points, self.labels = two_moons(4096, options.seed)
+        self.network = Network(self.rng)
+        self.sampler = None
 
-    def try_step(batch):
-        network.step(points[:batch], labels[:batch], options.learning_rate)
+    def try_step(self, batch):
+        """One step on `batch` samples, for `penstock profile`."""
+        self.network.step(self.points[:batch], self.labels[:batch], self.options.learning_rate)
 
-    if profile(try_step, max_batch=len(points)):  # [2] under `penstock profile`: how long does a step take
-        return 0
+    def begin(self, saved):
+        """Begin to train, from the checkpoint `saved` if there is one."""
+        self.sampler = Sampler(len(self.points), self.options.batch_size, self.rng)
+        if saved is not None:
+            self.step = saved.step
+            for name in self.network.weights:
+                self.network.weights[name][...] = saved.state[f"weights.{name}"]
+                self.network.momentum[name][...] = saved.state[f"momentum.{name}"]
+            self.sampler.order[...] = saved.state["order"]
+            self.sampler.position = saved.meta["position"]
+            self.rng.bit_generator.state = saved.meta["rng"]
 
-    run = connect(options.checkpoint_dir)  # [3] which run of the job this is
+    def train(self):
+        """One step."""
+        batch = self.sampler.next()
+        self.network.step(self.points[batch], self.labels[batch], self.options.learning_rate)
+        self.step += 1
+
+    def save(self, checkpoints):
+        """Write a checkpoint. Raises NotSaved, Superseded."""
+        state = {f"weights.{name}": value for name, value in self.network.weights.items()}
+        state |= {f"momentum.{name}": value for name, value in self.network.momentum.items()}
+        state["order"] = self.sampler.order
+        checkpoints.save(state, self.step, {"position": self.sampler.position, "rng": self.rng.bit_generator.state})
+
+    @property
+    def progress(self):
+        """In samples."""
+        return self.step * self.options.batch_size
+
+    @property
+    def accuracy(self):
+        """Share of the points that the network classifies correctly."""
+        return float(np.mean((self.network.forward(self.points)[2] > 0) == (self.labels == 1)))
+
+
+class Reports:
+    """Reports once a second how fast the training is."""
+
+    def __init__(self, run, allocation, training):
+        self.run, self.allocation, self.training = run, allocation, training
+        self.step, self.time = training.step, time.monotonic()
+
+    def step_done(self):
+        """After each step. Raises Superseded."""
+        now, training = time.monotonic(), self.training
+        if now - self.time < 1:
+            return
+        step_time_s = (now - self.time) / (training.step - self.step)
+        self.run.report(
+            Observation(
+                gpu_type=self.allocation.gpu_type,
+                nodes=1,  # one process computes, whatever Slurm allocated
+                gpus=1,
+                atomic_batch=training.options.batch_size,
+                steps=training.step - self.step,
+                step_time_s=step_time_s,
+                goodput=training.options.batch_size / step_time_s,
+                progress=training.progress,
+            )
+        )
+        self.step, self.time = training.step, now
+        if self.run.superseded:
+            raise Superseded("a later run of the job has begun")
+
+
+def train(run, checkpoints, training, stopped):
+    """Train until the end or until stopped; returns the exit status."""
     allocation = find_allocation(run.environment, gpu_type="cpu")
-    checkpoints = Checkpoints(options.checkpoint_dir, run.epoch)
-
-    sampler, step = Sampler(len(points), options.batch_size, rng), 0
-    saved = checkpoints.latest()  # [4] begin where the last run got to
-    if saved is not None:
-        step = saved.step
-        for name in network.weights:
-            network.weights[name][...] = saved.state[f"weights.{name}"]
-            network.momentum[name][...] = saved.state[f"momentum.{name}"]
-        sampler.order[...] = saved.state["order"]
-        sampler.position = saved.meta["position"]
-        rng.bit_generator.state = saved.meta["rng"]
+    options, total = training.options, training.options.steps * training.options.batch_size
 
     def save(request=None):
         began = time.monotonic()
-        state = {f"weights.{name}": value for name, value in network.weights.items()}
-        state |= {f"momentum.{name}": value for name, value in network.momentum.items()}
-        state["order"] = sampler.order
-        checkpoints.save(state, step, {"position": sampler.position, "rng": rng.bit_generator.state})
+        training.save(checkpoints)
         seconds = time.monotonic() - began
-        run.report(Checkpointed(request=request, progress=step * options.batch_size, seconds=seconds))
+        run.report(Checkpointed(request=request, progress=training.progress, seconds=seconds))
 
-    total = options.steps * options.batch_size
     run.report(
-        Started(
-            gpu_type=allocation.gpu_type, gpu_ids=allocation.gpu_ids, progress=step * options.batch_size, total=total
-        )
+        Started(gpu_type=allocation.gpu_type, gpu_ids=allocation.gpu_ids, progress=training.progress, total=total)
     )
-    logging.info("epoch %d begins at step %d of %d", run.epoch, step, options.steps)
-    observed_step, observed = step, time.monotonic()
+    logging.info("epoch %d begins at step %d of %d", run.epoch, training.step, options.steps)
+    reports = Reports(run, allocation, training)  # [5] report how fast it is
     try:
-        while step < options.steps and not stopped:
-            batch = sampler.next()
-            network.step(points[batch], labels[batch], options.learning_rate)
-            step += 1
-            now = time.monotonic()
-            if now - observed >= 1:  # [5] say how it goes
-                step_time_s = (now - observed) / (step - observed_step)
-                run.report(
-                    Observation(
-                        gpu_type=allocation.gpu_type,
-                        nodes=1,  # whatever Slurm gave, one process computes
-                        gpus=1,
-                        atomic_batch=options.batch_size,
-                        steps=step - observed_step,
-                        step_time_s=step_time_s,
-                        goodput=options.batch_size / step_time_s,
-                        progress=step * options.batch_size,
-                    )
-                )
-                observed_step, observed = step, now
-                if run.superseded:
-                    raise Superseded("a later run of the job has begun")
-            request = run.poll()  # [6] does the daemon want a checkpoint?
-            if request is not None or step % options.checkpoint_every == 0:
+        while training.step < options.steps and not stopped:
+            training.train()
+            reports.step_done()
+            request = run.poll()  # [6] does the daemon ask for a checkpoint?
+            if request is not None or training.step % options.checkpoint_every == 0:
                 try:
                     save(request.id if request else None)
                 except NotSaved as error:
@@ -170,22 +190,44 @@ def main():
         save()
     except Superseded as error:
         logging.warning("%s", error)
-        run.close("superseded", step * options.batch_size)
+        run.close("superseded", training.progress)
         return 75
     except NotSaved as error:
         logging.error("%s", error)
-        run.close("failed", step * options.batch_size, str(error))
+        run.close("failed", training.progress, str(error))
         return 1
-    if step < options.steps:
-        logging.info("stopped at step %d", step)
-        run.close("stopped", step * options.batch_size)
+    if training.step < options.steps:
+        logging.info("stopped at step %d", training.step)
+        run.close("stopped", training.progress)
         return 128 + signal.SIGTERM
-    accuracy = float(np.mean((network.forward(points)[2] > 0) == (labels == 1)))
-    logging.info("done at step %d, accuracy %.4f", step, accuracy)
+    logging.info("done at step %d, accuracy %.4f", training.step, training.accuracy)
     if options.weights is not None:
-        np.savez(options.weights, **network.weights)
+        np.savez(options.weights, **training.network.weights)
     run.close("completed", total)
     return 0
+
+
+def main():
+    """The command; returns its exit status."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--checkpoint-dir", type=Path, required=True)
+    parser.add_argument("--steps", type=int, default=10_000, help="number of optimiser steps (10000: about 15 s)")
+    parser.add_argument("--batch-size", type=int, default=128)
+    parser.add_argument("--learning-rate", type=float, default=0.05)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--checkpoint-every", type=int, default=2000, metavar="STEPS")
+    parser.add_argument("--weights", type=Path, help="file for the final weights (.npz)")
+    options = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    stopped = []
+    signal.signal(signal.SIGTERM, lambda *_: stopped.append(True))  # [1] Slurm asks to stop: finish the step, then save
+    training = Training(options)
+    if profile(training.try_step, max_batch=len(training.points)):  # [2] under `penstock profile`: measure steps
+        return 0
+    run = connect(options.checkpoint_dir)  # [3] claim an epoch for this run of the job
+    checkpoints = Checkpoints(options.checkpoint_dir, run.epoch)
+    training.begin(checkpoints.latest())  # [4] continue from the last run's checkpoint
+    return train(run, checkpoints, training, stopped)
 
 
 if __name__ == "__main__":

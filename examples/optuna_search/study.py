@@ -1,4 +1,4 @@
-"""A search whose trials are jobs: run it where penstockd's API can be reached, such as on the login node.
+"""A hyperparameter search whose trials are jobs. Run it where penstockd's API is reachable, such as on the login node.
 
 python study.py --trials 20 --at-once 4
 """
@@ -23,10 +23,12 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--trials", type=int, default=20)
     parser.add_argument("--at-once", type=int, default=4)
-    parser.add_argument("--folder", type=Path, default=Path.cwd(), help="on a file system that all nodes share")
-    parser.add_argument("--partition", help="where the jobs go; the site's default")
-    parser.add_argument("--epoch-s", default="0", help="make an epoch last so long at least")
-    parser.add_argument("--storage", help="Optuna's database, so that the study can be continued")
+    parser.add_argument(
+        "--folder", type=Path, default=Path.cwd(), help="a folder on a file system that all nodes share"
+    )
+    parser.add_argument("--partition", help="partition of the jobs (the site's default)")
+    parser.add_argument("--epoch-s", default="0", help="shortest time of an epoch, in seconds")
+    parser.add_argument("--storage", help="Optuna's database, to continue the study later")
     options = parser.parse_args()
     folder = options.folder.resolve()
 

@@ -1,6 +1,6 @@
-"""One trial: a classifier of two moons on random features, and how well it does after each epoch.
+"""One trial: a classifier of two moons on random features, and its accuracy after each epoch.
 
-What a script does to be a trial is marked [1] to [3]; it may be stopped at any epoch, and goes on from there.
+The marks [1] to [3] show what a script does to be a trial. It may be stopped at any epoch, and continues from there.
 """
 
 import argparse
@@ -22,7 +22,7 @@ SAMPLES, BATCH = 2048, 64
 
 
 def moons(samples, rng):
-    """Points (samples, 2) on two interleaved half circles, with noise, and which of the two: -1 or 1."""
+    """Points (samples, 2) on two interleaved half circles, with noise, and the moon of each: -1 or 1."""
     label = rng.integers(0, 2, samples)
     angle = rng.uniform(0, np.pi, samples)
     x = np.where(label == 0, np.cos(angle), 1 - np.cos(angle))
@@ -35,14 +35,14 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--checkpoints", type=Path, required=True)
     parser.add_argument("--rate", type=float, required=True, help="learning rate")
-    parser.add_argument("--width", type=float, required=True, help="of the random features")
+    parser.add_argument("--width", type=float, required=True, help="width of the random features")
     parser.add_argument("--epochs", type=int, default=20)
-    parser.add_argument("--epoch-s", type=float, default=0.0, help="make an epoch last so long at least")
+    parser.add_argument("--epoch-s", type=float, default=0.0, help="shortest time of an epoch, in seconds")
     options = parser.parse_args()
     stopped = []
     signal.signal(signal.SIGTERM, lambda *_: stopped.append(True))
 
-    run = connect(options.checkpoints)  # [1] which run of the job this is, and where the last one got to
+    run = connect(options.checkpoints)  # [1] claim an epoch for this run, and continue from the last
     checkpoints = Checkpoints(options.checkpoints, run.epoch)
     saved = checkpoints.latest()
     weights, epoch = (saved.state["weights"], saved.step) if saved is not None else (np.zeros(200), 0)
@@ -74,7 +74,7 @@ def main():
         run.report(Result(metric=accuracy, progress=epoch * SAMPLES))  # [2] with PyTorch: run.report(accuracy)
         began = time.monotonic()
         checkpoints.save({"weights": weights}, epoch, {})
-        request = run.poll()  # [3] a checkpoint that the daemon has asked for is answered by its name
+        request = run.poll()  # [3] if the daemon has asked for a checkpoint, answer with its id
         run.report(
             Checkpointed(
                 request=request.id if request else None,

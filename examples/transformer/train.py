@@ -1,7 +1,10 @@
 #!/usr/bin/env python3
-"""A small transformer that learns to count, with the Trainer of Hugging Face: reports, checkpoints on request, clean stops.
+"""A small transformer learns to count, with the Trainer of Hugging Face: reports, checkpoints on request, clean stops.
 
-python train.py        the marked lines are all that Penstock needs (pip install transformers accelerate); nothing is downloaded
+    pip install transformers accelerate
+    python train.py
+
+Penstock needs only the lines marked [1] to [3]. Nothing is downloaded.
 """
 
 import argparse

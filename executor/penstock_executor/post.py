@@ -58,7 +58,7 @@ class Post:
     """
 
     def __init__(self, service: Service, job_id: str, epoch: int, first_pause_s: float = 1.0) -> None:
-        self._service, self._path = service, f"/v1/jobs/{job_id}/reports"
+        self.service, self._path = service, f"/v1/jobs/{job_id}/reports"
         self._first_pause_s = first_pause_s
         self.epoch = epoch
         self.superseded = False
@@ -72,6 +72,11 @@ class Post:
         self._wake, self._done = threading.Event(), threading.Event()
         self._closing = False
         threading.Thread(target=self._run, name="penstock-post", daemon=True).start()
+
+    @property
+    def waiting(self) -> int:
+        """Number of reports that are not posted yet."""
+        return len(self._waiting)
 
     def put(self, report: Report) -> None:
         """Queue a report. Never waits, never raises."""
@@ -97,11 +102,11 @@ class Post:
                 try:
                     self._post()
                     if failures:
-                        log.info("url=%s the daemon answers again dropped=%d", self._service.url, self.dropped)
+                        log.info("url=%s the daemon answers again dropped=%d", self.service.url, self.dropped)
                     failures, pause_s = 0, EVERY_S
                 except Exception as error:  # no error may stop the training
                     if not failures:
-                        log.warning("url=%s reports wait: %s", self._service.url, error)
+                        log.warning("url=%s reports wait: %s", self.service.url, error)
                     failures += 1
                     asked_s = error.pause_s if isinstance(error, _Refused) else None
                     pause_s = min(
@@ -128,7 +133,7 @@ class Post:
             receipt = self._ask([report.model_copy(update={"epoch": self.epoch}) for report in batch])
         except _Refused as error:
             if error.status in (400, 413, 422):  # the service will never accept these
-                log.warning("url=%s %d reports are dropped: %s", self._service.url, len(batch), error)
+                log.warning("url=%s %d reports are dropped: %s", self.service.url, len(batch), error)
                 self._drop(batch, lost=True)
                 return
             raise
@@ -143,7 +148,7 @@ class Post:
                 return
         self._accepted = True
         for refused in receipt.get("refused", ()):
-            log.warning("url=%s report refused: %s", self._service.url, str(refused.get("message"))[:200])
+            log.warning("url=%s report refused: %s", self.service.url, str(refused.get("message"))[:200])
         self._drop(batch, lost=False)
 
     def _drop(self, batch: list[Report], *, lost: bool) -> None:
@@ -155,8 +160,8 @@ class Post:
 
     def _ask(self, reports: list[Report]) -> dict[str, Any]:
         body = json.dumps({"reports": [report.model_dump(mode="json") for report in reports]}).encode()
-        headers = {"Content-Type": "application/json"} | authorization(self._service, "POST", self._path)
-        connection = _connection(self._service)
+        headers = {"Content-Type": "application/json"} | authorization(self.service, "POST", self._path)
+        connection = _connection(self.service)
         try:
             connection.request("POST", self._path, body, headers)
             answer = connection.getresponse()

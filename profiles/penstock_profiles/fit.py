@@ -91,8 +91,8 @@ def fit_throughput(measured: Measured, start: ThroughputParams | None = None) ->
     check(measured)
     if len(measured.nodes) == 0:
         raise ValueError("measured has no points; run at least one step, or use a prior from the catalogue")
-    problem = _Problem(measured)
-    theta = problem.plausible if start is None else _to_theta(start, problem.plausible)
+    problem = Problem(measured)
+    theta = problem.plausible if start is None else to_theta(start, problem.plausible)
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore", RuntimeWarning)
         theta, message = _search(problem, theta)
@@ -105,7 +105,7 @@ def fit_throughput(measured: Measured, start: ThroughputParams | None = None) ->
     return Fit(params, None, median_rel_err(params, measured))
 
 
-def _search(problem: _Problem, theta: FloatArray) -> tuple[FloatArray, str | None]:
+def _search(problem: Problem, theta: FloatArray) -> tuple[FloatArray, str | None]:
     """Levenberg-Marquardt from `theta`. Returns the result, and a message if it is worse than the start."""
     answer, _, _, message, _ = leastsq(
         problem.residuals, theta, Dfun=problem.jacobian, full_output=True, xtol=1e-4, ftol=1e-5, maxfev=100
@@ -120,7 +120,7 @@ def median_rel_err(params: ThroughputParams, measured: Measured) -> float:
     return float(np.median(np.abs(predicted / measured.step_s - 1)))
 
 
-class _Problem:
+class Problem:
     """Residuals and Jacobian over theta: the logarithms of the six times, the logit of (gamma - 1) / 9, and
     atanh(growth)."""
 
@@ -258,7 +258,7 @@ def _plausible(measured: Measured) -> FloatArray:
     return np.concatenate([np.log(times), np.log(sync), [logit((GAMMA - 1) / (GAMMA_MAX - 1)), np.arctanh(GROWTH)]])
 
 
-def _to_theta(params: ThroughputParams, plausible: FloatArray) -> FloatArray:
+def to_theta(params: ThroughputParams, plausible: FloatArray) -> FloatArray:
     """The theta of `params`. A time of 0, which was never measured, becomes the plausible one."""
     times = np.array([params.alpha_c, params.beta_c, params.alpha_r, params.beta_r, params.alpha_n, params.beta_n])
     with np.errstate(divide="ignore"):

@@ -128,7 +128,8 @@ def test_a_request_is_handed_out_once(spool: Path):
     run = client(spool)
     assert run.poll() is None
     tell(spool, 1, "a")
-    assert run.poll() == wire.Request(id="a", asked_s=run._job.control().request.asked_s)
+    control = wire.ControlMessage.model_validate_json(wire.control_file(spool, JOB).read_bytes())
+    assert run.poll() == control.request == wire.Request(id="a", asked_s=control.request.asked_s)
     assert run.poll() is None
     tell(spool, 1, "a")
     assert run.poll() is None

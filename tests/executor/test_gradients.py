@@ -6,7 +6,6 @@ pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'pens
 
 import torch
 
-from penstock_executor.training import gradients
 from penstock_executor.training.batches import Part
 from penstock_executor.training.consensus import COST_CHECKED_EVERY, LONGEST_STRIDE, stride_of
 from penstock_executor.training.gradients import GradientMeter, SyncTimer, measure_every
@@ -53,18 +52,26 @@ def test_parts_of_two_replicas_add_up_to_the_whole_models_norms():
     assert (sum(local), sum(mean)) == (13, 8)
 
 
-def test_a_step_that_is_not_measured_has_nothing_of_ours_in_its_backward_pass():
+def test_a_step_that_is_not_measured_has_nothing_of_ours_in_its_backward_pass(monkeypatch: pytest.MonkeyPatch):
     parameter = torch.nn.Parameter(torch.ones(2))
     meter = GradientMeter([parameter], torch.optim.SGD([parameter], lr=0.1), replicas=2, averaged=True)
     meter.every = 2
-    hooks = []
+    register, registered, hooks = torch.Tensor.register_post_accumulate_grad_hook, [], []
+    monkeypatch.setattr(
+        torch.Tensor,
+        "register_post_accumulate_grad_hook",
+        lambda tensor, hook: (registered.append(hook), register(tensor, hook))[1],
+    )
     for step in range(3):
+        registered.clear()
         meter.begin(step)
         with meter.before_average():
-            hooks.append(len(parameter._post_accumulate_grad_hooks or ()))
+            hooks.append(len(registered))
             parameter.sum().backward()
-        assert not parameter._post_accumulate_grad_hooks
         meter.after_step(Part(8, 16, 2, 1, last=True), 1.0)
+        spent_s = meter.seconds
+        parameter.sum().backward()
+        assert meter.seconds == spent_s, "the hooks are gone"
     assert hooks == [1, 0, 1]
     assert meter.measured == 2
 
@@ -74,6 +81,9 @@ class Event:
 
     def __init__(self, at_s: float) -> None:
         self.at_s, self.done = at_s, False
+
+    def record(self) -> None:
+        pass
 
     def query(self) -> bool:
         return self.done
@@ -86,7 +96,7 @@ def test_steps_that_are_not_measured_do_not_move_the_end_of_one_that_was(monkeyp
     """Measured: waited from second 1.0 to 1.25, which the GPU reaches only when the next step has ended, at 2.25."""
     events = [Event(1.0), Event(1.25), Event(2.25)]
     marks = iter(events)
-    monkeypatch.setattr(gradients, "_mark", lambda *, cuda: next(marks))
+    monkeypatch.setattr(torch.cuda, "Event", lambda **_: next(marks))
     timer = SyncTimer()
     timer.begin(cuda=True)
     timer.end()

@@ -66,8 +66,8 @@ def test_while_the_daemon_is_away_nobody_waits_and_the_newest_are_kept(
     says = f"{port} reports wait"  # other tests' threads may end later than their daemon
     wait_for(lambda: says in caplog.text, "warning")
     with serving(tmp_path / "api", listen=f"127.0.0.1:{port}") as api:
-        post._service = Service(api.url, api.tokens["job 1"])
-        wait_for(lambda: not post._waiting, "reports posted")
+        post.service = Service(api.url, api.tokens["job 1"])
+        wait_for(lambda: not post.waiting, "reports posted")
         assert {number for _, number in stored(api)} <= set(range(100, WAITING + 100))
         assert (1, WAITING + 99) in stored(api)
     assert caplog.text.count(says) == 1

@@ -61,7 +61,7 @@ class Hold:
         self._heard = True
 
 
-def main() -> None:
+def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("--epochs", type=int, default=3)
@@ -79,7 +79,11 @@ def main() -> None:
     parser.add_argument("--memory", type=int, help="samples of one process that fit")
     parser.add_argument("--sharded", action="store_true")
     parser.add_argument("--workers", type=int, default=0)
-    options = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    options = parse()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     torch.manual_seed(0)
     torch.set_num_threads(1)

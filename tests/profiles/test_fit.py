@@ -93,8 +93,8 @@ def test_a_shape_measured_often_weighs_no_more():
 
 
 def test_the_jacobian_is_that_of_the_residuals():
-    problem = fit_module._Problem(measure(TRUE, noise=0.05))
-    for theta in (problem.plausible, problem.plausible + 0.3, fit_module._to_theta(TRUE, problem.plausible)):
+    problem = fit_module.Problem(measure(TRUE, noise=0.05))
+    for theta in (problem.plausible, problem.plausible + 0.3, fit_module.to_theta(TRUE, problem.plausible)):
         numeric = np.stack(
             [(problem.residuals(theta + 1e-6 * e) - problem.residuals(theta - 1e-6 * e)) / 2e-6 for e in np.eye(8)],
             axis=1,
@@ -105,7 +105,7 @@ def test_the_jacobian_is_that_of_the_residuals():
 def test_the_last_fit_is_a_shorter_way_to_the_same_answer(monkeypatch):
     steps = measure(TRUE, noise=0.03)
     calls = []
-    monkeypatch.setattr(fit_module._Problem, "jacobian", counted(fit_module._Problem.jacobian, calls))
+    monkeypatch.setattr(fit_module.Problem, "jacobian", counted(fit_module.Problem.jacobian, calls))
     cold = fit_throughput(steps).params
     cold_calls = len(calls)
     calls.clear()
