@@ -124,14 +124,14 @@ async def get_page(job: str, call: User) -> HTMLResponse:
     """Show a job as an HTML page."""
     view = await call.job(job)
     explanation = await _explain(call, view)
-    past = await history(job, call)
+    events = await history(job, call)
     tail = None
     if (submitter := call.api.board.submitter) is not None:
         with contextlib.suppress(Refusal):  # the page leaves out an output that may not be read
             tail = await asyncio.to_thread(
                 read_log, submitter, job, -page.TAIL_BYTES, page.TAIL_BYTES, ended=view.state == "ended"
             )
-    text = page.render(view, explanation, past.outcomes, tail, now_s=time.time())
+    text = page.render(view, explanation, events.outcomes, tail, now_s=time.time())
     return HTMLResponse(text, headers={"Content-Security-Policy": page.POLICY, "Cache-Control": "no-store"})
 
 
