@@ -12,9 +12,8 @@ PLACE = {
     State.PLACING: (420, 60, "PENDING, released"),
     State.RUNNING: (740, 120, "RUNNING, CONFIGURING, …"),
     State.SUSPENDED: (1010, 70, "SUSPENDED, STOPPED"),
-    State.CHECKPOINTING: (740, 300, "asked, and not answered yet"),
+    State.CHECKPOINTING: (740, 300, "asked, no answer yet"),
     State.STOPPING: (400, 300, "has answered; COMPLETING"),
-    State.BURST: (110, 330, "held, with the cloud's mark"),
     State.LOST: (1010, 330, "a node is silent; forgotten"),
     State.DONE: (570, 500, "COMPLETED, CANCELLED, …"),
 }
@@ -28,7 +27,6 @@ LABELS = {
     (State.CHECKPOINTING, State.STOPPING): "saved, or out of time",
     (State.STOPPING, State.HELD): "GPUs are free",
     (State.RUNNING, State.STOPPING): "answers no requests",
-    (State.HELD, State.BURST): "to the cloud",
 }
 
 WIDTH, HEIGHT = 212, 54

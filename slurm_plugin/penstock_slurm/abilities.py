@@ -1,4 +1,4 @@
-"""What this Slurm can do to running jobs: tried once, where it is first wanted, and kept in a file by Slurm's version."""
+"""What this Slurm can do to running jobs. It is tried when first needed; the result is kept in a file by Slurm's version."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penstock_slurm.gateway import Refused, SlurmError, Unregistered
 log = logging.getLogger(__name__)
 
 Ability = Literal["shrink", "shrink-again"]
-"""`shrink`: a running job with GPUs gives whole nodes back. `shrink-again`: one that has done so does it a second time."""
+"""`shrink`: a running job with GPUs gives up whole nodes. `shrink-again`: it does so a second time."""
 
 FILE = "abilities.json"
 
@@ -24,7 +24,7 @@ class Abilities:
 
     Args:
         folder: the spool.
-        version: asks Slurm for its release, such as (22, 5).
+        version: returns Slurm's release, such as (22, 5).
     """
 
     def __init__(self, folder: Path, version: Callable[[], tuple[int, int]]) -> None:
@@ -32,29 +32,29 @@ class Abilities:
         self._version = version
 
     def may(self, ability: Ability) -> bool:
-        """Whether to try: yes, unless this version was seen to refuse. Raises SlurmError."""
+        """Whether to try: yes, unless this version has refused before. Raises SlurmError."""
         return bool(self._read().get(self._key(), {}).get(ability, {}).get("works", True))
 
     def refused(self, ability: Ability, error: SlurmError) -> None:
-        """Keep that it cannot, if the error says so. Raises SlurmError.
+        """Record that Slurm cannot do it, if the error means that. Raises SlurmError.
 
-        That Slurm could not just now says nothing of the next job; but of a run that has given nodes back, 22.05 without slurmdbd
-        says so for ever.
+        A passing failure means nothing for the next job. The exception is a run that has given up nodes before: Slurm 22.05
+        without slurmdbd answers it for ever with what looks like a passing failure.
         """
         if isinstance(error, Refused) or (ability == "shrink-again" and isinstance(error, Unregistered)):
             self.record(ability, False, str(error))
 
     def record(self, ability: Ability, works: bool, text: str = "") -> None:
-        """Keep what came of it, once for each version. Raises SlurmError."""
+        """Record the result, once for each version of Slurm. Raises SlurmError."""
         known, key = self._read(), self._key()
         if known.get(key, {}).get(ability, {}).get("works") == works:
             return
         known[key] = known.get(key, {}) | {ability: {"works": works, "text": text}}
-        log.info("ability of Slurm", extra={"version": key, "ability": ability, "works": works, "text": text})
+        log.info("what Slurm can do", extra={"version": key, "ability": ability, "works": works, "text": text})
         try:
             save_whole(self._path, json.dumps(known, indent=1) + "\n")
         except OSError as error:
-            log.warning("cannot keep what Slurm can do", extra={"path": str(self._path), "text": str(error)})
+            log.warning("cannot record what Slurm can do", extra={"path": str(self._path), "text": str(error)})
 
     def _key(self) -> str:
         return ".".join(map(str, self._version()))

@@ -50,7 +50,7 @@ from penstock_scheduler.sharing.messages import (
     taken_file,
 )
 from penstock_scheduler.sharing.node import without
-from penstock_slurm.departing import among_its_own, next_in_line, promising
+from penstock_slurm.departing import among_its_own, next_in_line, with_guarantees
 from penstock_slurm.gateway import STAND_IN, ControllerAway, SlurmJob, SlurmNode, TimedOut
 from penstock_slurm.gpu_reservation import GpuReservations, Ground, Sharer, held, lacking, stands, used
 from penstock_slurm.states import HOLDING, WAITING
@@ -611,7 +611,7 @@ class SlurmAgents:
                     break
             else:
                 table, key = hosts[0]
-                group, devices = promising(table[key][0], promised), table[key][1]
+                group, devices = with_guarantees(table[key][0], promised), table[key][1]
                 before = [
                     pack
                     for pack in group.packs

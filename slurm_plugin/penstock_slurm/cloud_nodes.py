@@ -1,7 +1,7 @@
-"""Cloud nodes: which of them a cloud may fill with an instance, and telling Slurm that one is gone.
+"""Cloud nodes: which of them a cloud may fill with an instance, and how Slurm learns that an instance is gone.
 
-Those with State=CLOUD are the instances themselves. Others are *gateways*: nodes on site that stand for an instance which no
-network joins; a job's cloud runner runs there, and they stay.
+Nodes with State=CLOUD are the instances themselves. Other nodes are *gateways*: nodes on site that stand for an instance without
+a network connection to the site. A job's cloud runner runs on the gateway, and the gateway stays.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from penstock_scheduler.errors import ClusterAway
 from penstock_scheduler.model import JobId
 from penstock_scheduler.ports import CloudNode
 from penstock_slurm.gateway import CliGateway, JobGone, Refused, SlurmError, SlurmJob, SlurmNode
-from penstock_slurm.notes import with_word
+from penstock_slurm.notes import with_message
 from penstock_slurm.states import HOLDING
 
 log = logging.getLogger(__name__)
@@ -26,11 +26,11 @@ NOT_UP = DOWN | {"POWERING_UP", "POWER_UP", "NOT_RESPONDING", "DOWN", "UNKNOWN",
 BUSY = frozenset(
     {"ALLOCATED", "MIXED", "COMPLETING", "POWERING_UP", "POWERING_DOWN", "POWER_UP", "POWER_DOWN", "DRAIN", "MAINT"}
 )
-"""States in which Slurm, or an admin, has something else in mind with a node that is powered down."""
+"""States in which Slurm or an admin needs a node that is powered down for something else."""
 
 
 class SlurmCloudNodes:
-    """The nodes of one partition, as `SlurmCluster` last saw them; see `ports.CloudNodes`."""
+    """The nodes of one partition, as of the last observation; see `ports.CloudNodes`."""
 
     def __init__(self, partition: str, gateway: CliGateway) -> None:
         self._partition = partition
@@ -40,11 +40,11 @@ class SlurmCloudNodes:
 
     @property
     def partition(self) -> str:
-        """Where they are."""
+        """Name of the partition of these nodes."""
         return self._partition
 
     def saw(self, nodes: Iterable[SlurmNode], jobs: Iterable[SlurmJob]) -> None:
-        """Take in a look at the cluster: its cloud nodes, and all jobs."""
+        """Take over an observation: the cluster's cloud nodes, and all jobs."""
         self._nodes = {node.name: node for node in nodes}
         self._jobs = {job.id: job for job in jobs}
 
@@ -77,26 +77,26 @@ class SlurmCloudNodes:
         return {job: names for job, names in found.items() if names}
 
     def job_of(self, number: str) -> JobId:
-        """See `ports.CloudNodes`: elements of an array have numbers of their own."""
+        """See `ports.CloudNodes`. Elements of an array have numbers of their own."""
         return next((job.id for job in self._jobs.values() if str(job.number) == number), number)
 
     def power_down(self, nodes: Sequence[str]) -> None:
-        """See `ports.CloudNodes`. Nodes that are down, or on their way there, are left alone, and so are gateways."""
+        """See `ports.CloudNodes`. Gateways, and nodes that are powered down or powering down, are left alone."""
         known = [self._nodes[name] for name in nodes if name in self._nodes]
         up = [node.name for node in known if "CLOUD" in node.state and not node.state & DOWN]
         if not up:
             return
-        log.info("nodes are powered down", extra={"nodes": ",".join(up)})
+        log.info("power down nodes", extra={"nodes": ",".join(up)})
         try:
             self._gateway.power_down(up)
-        except Refused as refused:  # asking again changes nothing; Slurm suspends them itself after SuspendTime
+        except Refused as refused:  # a repeated request changes nothing; Slurm suspends them itself after SuspendTime
             log.warning("Slurm does not power nodes down", extra={"nodes": ",".join(up), "text": str(refused)})
         except SlurmError as error:
             raise ClusterAway(str(error)) from error
 
     def refuse(self, job: JobId, text: str) -> None:
-        """See `ports.CloudNodes`. What cannot be queued again (srun, --no-requeue) is cancelled: no instance will ever come."""
-        log.warning("job is sent back", extra={"job": job, "text": text})
+        """See `ports.CloudNodes`. A job that cannot be requeued (srun, --no-requeue) is cancelled."""
+        log.warning("job sent back to the queue", extra={"job": job, "text": text})
         try:
             self._gateway.requeue_hold(job)
             self._gateway.hold(job)
@@ -109,26 +109,26 @@ class SlurmCloudNodes:
             raise ClusterAway(str(error)) from error
 
     def _cancel(self, job: JobId, text: str, refused: Refused) -> None:
-        log.warning("job cannot be queued again, and is cancelled", extra={"job": job, "text": str(refused)})
+        log.warning("job cannot be requeued and is cancelled", extra={"job": job, "text": str(refused)})
         try:
             self._say(job, f"cancelled: {text}")  # before it ends: Slurm takes no comment on a job that has
             self._gateway.cancel(job)
         except JobGone:
             return
         except Refused as error:
-            log.warning("job stays", extra={"job": job, "text": str(error)})
+            log.warning("job cannot be cancelled", extra={"job": job, "text": str(error)})
         except SlurmError as error:
             raise ClusterAway(str(error)) from error
 
     def _say(self, job: JobId, text: str) -> None:
         known = self._jobs.get(job)
-        word = None if known is None else with_word(known, text)
-        if word is None:
+        comment = None if known is None else with_message(known, text)
+        if comment is None:
             return
         try:
-            self._gateway.set_admin_comment(job, word)
+            self._gateway.set_admin_comment(job, comment)
         except Refused as error:
-            log.warning("cannot tell the job's user", extra={"job": job, "text": str(error)})
+            log.warning("no message to the job's user", extra={"job": job, "text": str(error)})
 
 
 def _free(node: SlurmNode) -> bool:

@@ -63,10 +63,10 @@ from penstock_slurm.gateway import (
     Write,
 )
 from penstock_slurm.gateway.base import ENDED
-from penstock_slurm.notes import SHARES, kept_by_begin, notes, overdue, plain_shape, waits_for, with_note, with_word
+from penstock_slurm.notes import SHARES, kept_by_begin, notes, overdue, plain_shape, waits_for, with_message, with_note
 from penstock_slurm.settings import SlurmSettings
 from penstock_slurm.site import SlurmRules, SlurmSite, gpu_limits, reserved
-from penstock_slurm.states import BURST_MARK, HOLDING, LEAVING, WAITING, Facts, State, state
+from penstock_slurm.states import HOLDING, LEAVING, WAITING, Facts, State, state
 
 log = logging.getLogger(__name__)
 
@@ -330,13 +330,13 @@ class SlurmCluster:
         return spec
 
     def _say(self, job: SlurmJob, text: str) -> None:
-        """Leave word for the job's user, once, beside the job spec of sbatch's flags, unless the site itself uses the field."""
-        word = with_word(job, text)
-        if word is None:
+        """Write a message to the job's user into its AdminComment, once, unless the site itself uses the field."""
+        comment = with_message(job, text)
+        if comment is None:
             return
-        log.warning("job is told", extra={"job": job.id, "user": job.user, "text": text})
+        log.warning("message to a job's user", extra={"job": job.id, "user": job.user, "text": text})
         try:
-            self._gateway.set_admin_comment(job.id, word)
+            self._gateway.set_admin_comment(job.id, comment)
         except SlurmError as error:
             log.warning("cannot tell the job's user", extra={"job": job.id, "text": str(error)})
 
@@ -349,10 +349,10 @@ class SlurmCluster:
         """Leave for the accounts who shares GPUs with whom: Slurm itself counts them for the placeholder jobs of the GPU
         reservation."""
         for job_id, slurm_job in self._slurm_jobs.items():
-            word = with_note(slurm_job, SHARES, sharing.note(job_id)) if slurm_job.state in HOLDING else None
-            if word is not None:
+            comment = with_note(slurm_job, SHARES, sharing.note(job_id)) if slurm_job.state in HOLDING else None
+            if comment is not None:
                 try:
-                    self._gateway.set_admin_comment(job_id, word)
+                    self._gateway.set_admin_comment(job_id, comment)
                 except (ControllerAway, TimedOut) as error:
                     raise ClusterAway(str(error)) from error
                 except SlurmError as error:
@@ -391,7 +391,7 @@ class SlurmCluster:
         now = self._log_state(slurm_job.id, state(slurm_job, facts))
         allocation = None
         match now:
-            case State.BURST | State.DONE:
+            case State.DONE:
                 return None
             case State.HELD:
                 phase = Phase.QUEUED
@@ -457,7 +457,6 @@ class SlurmCluster:
             asked=request is not None,
             answers=_answers(self._present_run(slurm_job.id, control)),
             saved=request is not None and self._spool.answered(slurm_job.id, request.id) is not None,
-            burst=BURST_MARK in (notes(slurm_job) or {}),
             kept_back=kept_by_begin(slurm_job, self._clock.now_s()),
             silent=bool(self._silent & set(slurm_job.nodes)),
         )

@@ -1,8 +1,8 @@
-"""Jobs that leave GPUs on which others stay: how they go on until they have left.
+"""Departing jobs: how they go on until they have left GPUs on which other jobs stay.
 
-One that runs stays with those whom it runs with, as it was, so nobody is suspended for it and a promise to one of them is kept.
-Who comes in its place waits. One that is suspended is next in line, so that it can save; but a pack with a promise, or of jobs
-that may not be stopped or are of a higher priority, is not suspended for that.
+A departing job that runs stays in its pack as it was. No job is suspended for it, and a guaranteed job of that pack keeps its
+guarantee. A job that comes in its place waits. A departing job that is suspended gets the next time slice so that it can save.
+For that, no pack is suspended that has a guaranteed job, that may not be stopped, or that has a higher priority.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from penstock_scheduler.sharing.node import without
 
 
 def only(group: SharedGpus, jobs: Collection[JobId]) -> SharedGpus:
-    """What is left of a group when all others have left it."""
+    """The group with these jobs only."""
     return reduce(without, [job for job in group.jobs if job not in jobs], group)
 
 
 def among_its_own(group: SharedGpus, job: JobId, runs: SharedGpus, bound: Collection[JobId]) -> SharedGpus | None:
-    """The group with a job that leaves, in the pack in which it runs; None: of that pack nobody else is in the group.
+    """The group with a departing job in the pack in which it runs; None: no other job of that pack is in the group.
 
     Args:
-        group: as it is to be when the job has left.
-        job: not in the group.
-        runs: the group in which it runs, with its pack alone.
-        bound: jobs that have GPUs. Of those who are to come to that pack these are a pack of their own, and others wait.
+        group: the group as planned after the job has left.
+        job: the departing job, which is not in the group.
+        runs: the group in which the job runs, with its pack only.
+        bound: jobs that are bound to GPUs. Those that are to join the pack get a pack of their own; others wait.
     """
     mates = next((pack for pack in group.packs if not {*pack.jobs}.isdisjoint(runs.jobs)), None)
     if mates is None:
@@ -39,7 +39,7 @@ def among_its_own(group: SharedGpus, job: JobId, runs: SharedGpus, bound: Collec
 
 
 def next_in_line(group: SharedGpus, job: JobId, gpus: int, before: Collection[Pack]) -> SharedGpus:
-    """The group with a job that leaves, in a pack of its own that goes before all but these."""
+    """The group with a departing job in a pack of its own, which comes before all packs but these."""
     top = max((pack.priority for pack in group.packs), default=0)
     packs = [
         dataclasses.replace(each, priority=each.priority + top + 2) if each in before else each for each in group.packs
@@ -47,11 +47,11 @@ def next_in_line(group: SharedGpus, job: JobId, gpus: int, before: Collection[Pa
     return dataclasses.replace(group, packs=(*packs, Pack((job,), gpus, top + 1)))
 
 
-def promising(group: SharedGpus, promised: Collection[JobId]) -> SharedGpus:
-    """The group with the promises that these jobs had, where its packs make none: who leaves is not to break them."""
+def with_guarantees(group: SharedGpus, guaranteed: Collection[JobId]) -> SharedGpus:
+    """The group with these jobs guaranteed in packs without a guaranteed job: a departing job must not end a guarantee."""
     packs = (
         dataclasses.replace(
-            pack, guaranteed=pack.guaranteed or next((job for job in pack.jobs if job in promised), None)
+            pack, guaranteed=pack.guaranteed or next((job for job in pack.jobs if job in guaranteed), None)
         )
         for pack in group.packs
     )

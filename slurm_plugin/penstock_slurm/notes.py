@@ -1,7 +1,7 @@
-"""What is written about a job in its AdminComment, which only the site can write: JSON with some of these keys.
+"""Notes about a job in its AdminComment, which only the site can write: JSON with some of these keys.
 
-``penstock`` is the job spec and ``penstock_plain`` and ``penstock_begin_s`` are what else job_submit.lua has to hand on;
-``penstock_says`` is the daemon's word to the job's user.
+job_submit.lua writes ``penstock`` (the job spec), ``penstock_plain`` and ``penstock_begin_s``. The daemon writes
+``penstock_says``, a message to the job's user, and ``penstock_shares``.
 """
 
 from __future__ import annotations
@@ -11,41 +11,40 @@ from typing import Any
 
 from penstock_scheduler.model.spec import SPEC_KEY
 from penstock_slurm.gateway import PlainShape, SlurmJob
-from penstock_slurm.states import BURST_MARK
 
 SAYS = "penstock_says"
-"""Why Penstock leaves the job alone."""
+"""Message to the job's user, for example why Penstock does not manage the job."""
 
 SHARES = "penstock_shares"
-"""On which node the job shares GPUs, how many, and with whom."""
+"""On which node the job shares GPUs, how many, and with which jobs."""
 
 PLAIN = "penstock_plain"
-"""How the job would run if Slurm started it alone; only where the site set `plain_after_s`."""
+"""How the job would run if Slurm started it by itself; only where the site sets `plain_after_s`."""
 
 BEGIN = "penstock_begin_s"
-"""The --begin that its user gave, s since 1970: the job's own begin time is what keeps it back for the daemon."""
+"""The user's --begin, s since 1970. The job's own begin time keeps it back for the daemon."""
 
 
 def notes(job: SlurmJob) -> dict[str, Any] | None:
-    """What we, or job_submit.lua, wrote, `{}` where a note was taken away; None if nothing, or if the site uses the field."""
+    """The notes of Penstock, `{}` if they were removed; None: there are none, or the site itself uses the field."""
     try:
         document = json.loads(job.admin_comment)
     except ValueError:
         return None
-    ours = isinstance(document, dict) and (not document or document.keys() & {SPEC_KEY, SAYS, SHARES, BURST_MARK})
+    ours = isinstance(document, dict) and (not document or document.keys() & {SPEC_KEY, SAYS, SHARES})
     return document if ours else None
 
 
-def with_word(job: SlurmJob, text: str) -> str | None:
-    """The job's AdminComment with word for its user beside our other notes; None if there is nothing to write.
+def with_message(job: SlurmJob, text: str) -> str | None:
+    """The job's AdminComment with a message to its user beside the other notes; None: there is nothing to write.
 
-    That is so where the word is there already, and where the site itself uses the field.
+    There is nothing to write if the message is there already, or if the site itself uses the field.
     """
     return with_note(job, SAYS, text)
 
 
 def with_note(job: SlurmJob, key: str, value: Any) -> str | None:
-    """The same with any of our notes; a `value` of None takes it away."""
+    """The job's AdminComment with one note changed; see `with_message`. A `value` of None removes the note."""
     ours = notes(job)
     if job.admin_comment and ours is None:
         return None
@@ -56,7 +55,7 @@ def with_note(job: SlurmJob, key: str, value: Any) -> str | None:
 
 
 def plain_shape(job: SlurmJob) -> PlainShape | None:
-    """The shape in which Slurm may start the job alone; None if it may not, or its note is not readable."""
+    """The shape in which Slurm may start the job by itself; None: it may not, or the note cannot be read."""
     shape: Any = (notes(job) or {}).get(PLAIN)
     try:
         return PlainShape(str(shape["partition"]), int(shape["nodes"]), int(shape["gpus_per_node"]))
@@ -65,9 +64,9 @@ def plain_shape(job: SlurmJob) -> PlainShape | None:
 
 
 def waits_for(job: SlurmJob, now_s: float) -> str:
-    """What a pending job waits for that only Slurm or the time brings, in words; empty: nothing, it can be placed.
+    """What a pending job waits for besides GPUs, as text; empty: nothing, it can be placed.
 
-    A begin time counts before the first start only: Slurm gives one to each job that it requeues, and place() ends it.
+    A begin time counts only before the first start: Slurm gives one to each job that it requeues, and placing the job ends it.
     """
     if overdue(job, now_s):
         return "Slurm to end it at its deadline"
@@ -81,10 +80,10 @@ def waits_for(job: SlurmJob, now_s: float) -> str:
 
 
 def overdue(job: SlurmJob, now_s: float) -> bool:
-    """Whether a job's deadline is over. Slurm does not look at those of held jobs: it must be released to be ended."""
+    """Whether a job's deadline is over. Slurm ignores deadlines of held jobs: the job must be released to be ended."""
     return job.deadline_s is not None and now_s > job.deadline_s
 
 
 def kept_by_begin(job: SlurmJob, now_s: float) -> bool:
-    """Whether a pending job is kept back by a begin time, after which Slurm starts it alone."""
+    """Whether a begin time keeps a pending job back, after which Slurm starts it by itself."""
     return not job.held and plain_shape(job) is not None and (job.eligible_s or 0.0) > now_s

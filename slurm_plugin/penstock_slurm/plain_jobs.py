@@ -1,9 +1,9 @@
-"""Room for jobs that Penstock does not manage, beside those that it does.
+"""Room for plain jobs, which Penstock does not manage.
 
-Slurm starts plain jobs by itself wherever GPUs are free, and adaptive jobs grow until none are: a plain job that wants more
-than an odd GPU would wait for ever. So the plain job that has waited longest, and longer than any adaptive job that has
-nothing, gets GPUs set aside: the next round gives them to nobody, who holds them leaves, and Slurm finds them free.
-One job at a time, so that plain jobs in any number cannot push the adaptive ones out.
+Slurm starts plain jobs by itself wherever GPUs are free, but adaptive jobs grow until none are. A plain job that needs several
+GPUs would wait for ever. Therefore GPUs are set aside for the plain job that has waited longest, if it has waited longer than
+every queued adaptive job: the next round allocates these GPUs to no job, the jobs on them leave, and Slurm finds them free. This
+happens for one plain job at a time, so plain jobs cannot push out all adaptive jobs.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from penstock_scheduler.model import Node
 from penstock_slurm.gateway import SlurmJob
 
 WAITS = frozenset({"Resources", "Priority", "None", ""})
-"""Reasons of jobs that more free GPUs would start; others wait for something else."""
+"""Reasons of pending jobs that more free GPUs would start."""
 
 
 def longest_waiting(
     jobs: Iterable[SlurmJob], partitions: Iterable[str], now_s: float, patience_s: float
 ) -> SlurmJob | None:
-    """The plain job to make room for; None if none has waited for `patience_s`."""
+    """The plain job to make room for; None: none has waited for `patience_s`."""
     ours = set(partitions)
     waiting = [
         (job.eligible_s, job.number, job)
@@ -40,16 +40,16 @@ def longest_waiting(
 def set_aside(
     job: SlurmJob, nodes: Iterable[Node], pinned: Mapping[str, int], held: Mapping[str, int]
 ) -> dict[str, int]:
-    """Node -> GPUs to give to nobody so that `job` can start, on the nodes where the fewest have to be given back.
+    """Node -> GPUs to set aside so that `job` can start, on the nodes where managed jobs lose the fewest GPUs.
 
     Args:
         job: a pending job.
         nodes: the managed nodes.
-        pinned: GPUs of each node that managed jobs hold which cannot be moved.
+        pinned: GPUs of each node that managed jobs hold and that cannot be freed.
         held: GPUs of each node that managed jobs hold.
 
     Returns:
-        Nothing if its nodes can never be had so.
+        Empty if the job cannot start that way.
     """
     gpus = job.gpus_per_node or 0
     fitting = [

@@ -9,74 +9,77 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFlo
 
 
 class SlurmSettings(BaseModel):
-    """How to reach Slurm, and what of it to manage."""
+    """How to reach Slurm, and which partitions to manage."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     partitions: tuple[str, ...] = Field(
         min_length=1,
-        description="Partitions that Penstock manages. Jobs that did not ask for it are never touched there.",
+        description="Partitions that Penstock manages. It never touches jobs without a job spec there.",
     )
     cloud_partition: str | None = Field(
         default=None,
-        description="Partition of nodes with State=CLOUD, or of gateways, for jobs that leave for the cloud; absent: the site "
-        "has none. Its nodes are given to nobody else.",
+        description="Partition of nodes with State=CLOUD, or of gateways, for jobs that burst to the cloud; not set: the site "
+        "has none. No other jobs may run on its nodes.",
     )
-    conf: Path | None = Field(default=None, description="slurm.conf; absent: as SLURM_CONF or the site's default says.")
+    conf: Path | None = Field(
+        default=None, description="Path of slurm.conf; not set: SLURM_CONF or the site's default."
+    )
     backend: Literal["cli", "pyslurm"] = Field(
         default="cli",
         description="'cli': Slurm's commands, any version. 'pyslurm': needs the pyslurm of Slurm's version.",
     )
     spool_dir: Path = Field(
-        default=Path("/var/spool/penstock"), description="Folder, on all nodes, through which jobs and the daemon talk."
+        default=Path("/var/spool/penstock"),
+        description="Folder, shared by all nodes, for reports and control messages.",
     )
     command_timeout_s: PositiveFloat = Field(default=15.0, description="How long one Slurm command may take.")
     checkpoint_wait_s: NonNegativeFloat = Field(
-        default=60.0, description="How long a job that answers requests may take to save before Slurm stops it."
+        default=60.0, description="How long a job that answers requests may take to save before it is stopped."
     )
     start_patience_s: PositiveFloat = Field(
-        default=60.0, description="How long Slurm may take to start a job where it was sent before that is given up."
+        default=60.0, description="How long Slurm may take to start a job where it was sent before Penstock gives up."
     )
     plain_after_s: PositiveFloat | None = Field(
         default=None,
-        description="Seconds of penstockd's silence after which Slurm starts a waiting job with adaptive flags by itself, as "
-        "a plain job with its fewest GPUs; absent: such jobs wait for penstockd.",
+        description="When penstockd has been away for this long, seconds, Slurm starts waiting jobs with adaptive flags by "
+        "itself, as plain jobs with their fewest GPUs; not set: such jobs wait for penstockd.",
     )
     time_limit: Literal["total", "run"] = Field(
         default="total",
-        description="'total': a job's time limit counts over all its runs; 'run': each run has it anew, as Slurm has it.",
+        description="'total': a job's time limit counts over all its runs; 'run': each run has the whole limit, as in Slurm.",
     )
     time_limit_grace_s: NonNegativeFloat = Field(
         default=60.0,
-        description="Time that each restart adds to a time limit over all runs: about what a move takes of it.",
+        description="Time that each restart adds to a time limit over all runs: about what a move costs.",
     )
     plain_patience_s: NonNegativeFloat = Field(
         default=300.0,
-        description="How long a plain job waits in a managed partition before GPUs are set aside for it. A large number: "
-        "adaptive jobs make no room.",
+        description="How long a plain job waits in a managed partition before GPUs are set aside for it. With a very large "
+        "number, adaptive jobs make no room.",
     )
     agents: bool = Field(
         default=False,
-        description="Whether penstock-agent runs on the nodes, so that jobs can share GPUs: policies and stages that let them "
+        description="Whether penstock-agent runs on the nodes, so that jobs can share GPUs. Policies and stages that share GPUs "
         "need it.",
     )
     presets: dict[str, dict[str, bool | int | float | str]] = Field(
-        default={}, description="Options of sbatch's under a name, for `penstock submit --preset NAME`."
+        default={}, description="Named sets of sbatch options, for `penstock submit --preset NAME`."
     )
     reservation_lead_s: NonNegativeFloat = Field(
         default=900.0,
-        description="How long before a reservation begins its nodes get no more jobs, and jobs leave them.",
+        description="How long before a reservation begins Penstock vacates its nodes.",
     )
     weight: Literal["none", "fair-share"] = Field(
         default="none",
-        description="'fair-share': jobs weigh 2 ** (2 F - 1), from 1/2 to 2, for Slurm's fair-share factor F of their user and "
-        "account; 1 without one. Needs accounting and priority/multifactor.",
+        description="'fair-share': the weight of a job is 2 ** (2 F - 1), from 1/2 to 2, with Slurm's fair-share factor F of its "
+        "user and account; 1 without one. Needs accounting and priority/multifactor.",
     )
     rules_refresh_s: PositiveFloat = Field(
-        default=300.0, description="How often limits, fair share and topology are read anew; they change seldom."
+        default=300.0, description="How often limits, fair share and topology are read."
     )
     credential_pause_s: NonNegativeFloat = Field(
         default=1.2,
-        description="Pause between a job's stop and its next start. With less than 1.1 s Slurm 22.05 was seen to kill "
-        "jobs ('Job credential revoked'): 2 of 35 without it, 0 of 40 with it.",
+        description="Pause between a job's stop and its next start. With less than 1.1 s, Slurm 22.05 may kill jobs ('Job "
+        "credential revoked'): 2 of 35 in a test without the pause, 0 of 40 with it.",
     )

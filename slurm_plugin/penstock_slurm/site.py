@@ -1,4 +1,4 @@
-"""What the site has set up in Slurm beside nodes and jobs: reservations, limits, fair share, topology."""
+"""The site's rules in Slurm: reservations, limits, fair share, topology."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ log = logging.getLogger(__name__)
 Answer = TypeVar("Answer")
 
 RETRY_S = 60.0
-"""Pause after a reading that failed. Where slurmdbd hangs, each costs a time limit of a command, during which no round runs."""
+"""Pause after a failed reading. If slurmdbd hangs, each reading takes the time limit of a command, and no round runs."""
 
 MOST_WEIGHT = 2.0
-"""Weight of a job whose user has had nothing yet (factor 1). One who has had too much (0) weighs 1 / 2, others between."""
+"""Weight of a job whose fair-share factor is 1, because its user has used nothing yet. With factor 0 it is 1 / 2."""
 
 
 @dataclass(frozen=True, slots=True)
 class SlurmRules:
-    """What changes seldom, as last read."""
+    """Rules that change seldom, as last read."""
 
     features: SlurmFeatures = field(default_factory=SlurmFeatures)
     switches: Mapping[str, str] = field(default_factory=dict)
@@ -37,16 +37,16 @@ class SlurmRules:
     """(account, user) -> factor."""
 
     def weight(self, job: SlurmJob) -> float:
-        """How much a job counts: MOST_WEIGHT ** (2 F - 1) for the fair-share factor F in [0, 1]; 1 where there is none."""
+        """The weight of a job: MOST_WEIGHT ** (2 F - 1) with the fair-share factor F in [0, 1]; 1 without one."""
         factor = self.fair_shares.get((job.account, job.user), 0.5)
         return float(MOST_WEIGHT ** (2 * min(max(factor, 0.0), 1.0) - 1))
 
 
 class SlurmSite:
-    """Reads the rules, and anew when they are `rules_refresh_s` old. Asks for nothing that this Slurm has not switched on.
+    """Reads the rules whenever they are `rules_refresh_s` old, as far as this Slurm has them enabled.
 
-    A reading that fails leaves what was known, and is tried again after `RETRY_S`: slurmctld goes on without slurmdbd,
-    and keeps to its limits itself.
+    After a failed reading the old rules stay, and the next reading is after `RETRY_S`: slurmctld goes on without slurmdbd and
+    enforces its limits itself.
     """
 
     def __init__(self, gateway: Gateway, clock: Clock, settings: SlurmSettings) -> None:
@@ -58,7 +58,7 @@ class SlurmSite:
         self._failed = False
 
     def rules(self) -> SlurmRules:
-        """The rules as known now."""
+        """The present rules."""
         now_s, period_s = self._clock.now_s(), self._settings.rules_refresh_s
         if now_s >= self._due_s:
             self._failed = False
@@ -80,16 +80,17 @@ class SlurmSite:
         try:
             return ask()
         except SlurmError as error:
-            log.warning("cannot read the site's rules, what was known stays", extra={"text": str(error)})
+            log.warning("cannot read the site's rules, the old ones stay", extra={"text": str(error)})
             self._failed = True
             return known
 
 
 def reserved(reservations: Iterable[SlurmReservation], now_s: float, lead_s: float) -> dict[str, str]:
-    """Node -> the reservation that it is kept for: one that is active, else the next to begin within `lead_s`.
+    """Node -> the reservation that it is kept for: an active one, or else the next one that begins within `lead_s`.
 
-    The latter bears a name that no job can ask for, as its own jobs have to wait for it too. Of several active ones the
-    first to have begun counts. One that keeps some cores of a node keeps the node: there is no telling which GPUs.
+    A reservation that has not begun gets a name that no job can request, because its own jobs have to wait too. Of several
+    active reservations the one that began first counts. A reservation of some cores keeps the whole node, because it does not
+    tell which GPUs it needs.
     """
     kept: dict[str, str] = {}
     for each in sorted(reservations, key=lambda each: (not each.active, each.start_s, each.name)):
@@ -100,7 +101,7 @@ def reserved(reservations: Iterable[SlurmReservation], now_s: float, lead_s: flo
 
 
 class Owner(NamedTuple):
-    """Whose a job is, as far as limits care."""
+    """The owner of a job, as limits see it."""
 
     user: str
     account: str
@@ -108,26 +109,26 @@ class Owner(NamedTuple):
 
     @property
     def partitions(self) -> tuple[str, ...]:
-        """None: Slurm's limits that we read know no partitions."""
+        """Empty: the limits that are read from Slurm know no partitions."""
         return ()
 
     @classmethod
     def of(cls, job: SlurmJob) -> Self:
-        """Of that job."""
+        """The owner of this job."""
         return cls(job.user, job.account, job.qos)
 
 
 def gpu_limits(
     limits: Sequence[SlurmLimit], managed: Mapping[str, SlurmJob], holding: Iterable[SlurmJob]
 ) -> tuple[GpuLimit, ...]:
-    """The limits that bear on managed jobs, less what others hold that counts against them, and never below 0.
+    """The limits that apply to managed jobs, less what other jobs hold that counts against them, at least 0.
 
-    As in Slurm, a limit of a QOS takes the place of the associations' for the jobs of that QOS, but what those hold
-    counts against the associations still.
+    As in Slurm, the limit of a QOS replaces the limits of associations for the jobs of that QOS. What those jobs hold still
+    counts against the associations.
 
     Args:
         limits: of QOS and associations.
-        managed: jobs that Penstock manages, on site or waiting, by id.
+        managed: jobs that Penstock manages, by id.
         holding: all jobs that hold GPUs, managed or not.
     """
     if not limits:
@@ -137,16 +138,16 @@ def gpu_limits(
         if limit.qos and not limit.each:
             spared[limit.gpu_type] = (*spared.get(limit.gpu_type, ()), limit.qos)
     owners = dict.fromkeys(Owner.of(job) for job in managed.values())
-    bearing = (_bearing(limit, owner, spared.get(limit.gpu_type, ())) for limit in limits for owner in owners)
-    found = [limit for limit in dict.fromkeys(bearing) if limit is not None]
+    applying = (_applying(limit, owner, spared.get(limit.gpu_type, ())) for limit in limits for owner in owners)
+    found = [limit for limit in dict.fromkeys(applying) if limit is not None]
     held: dict[tuple[Owner, bool], Counter[str]] = {}
     for job in holding:
         held.setdefault((Owner.of(job), job.id in managed), Counter()).update(job.gpus_counted)
     return tuple(dataclasses.replace(limit, gpus=max(limit.gpus - _others(limit, held), 0)) for limit in found)
 
 
-def _bearing(limit: SlurmLimit, owner: Owner, spared: tuple[str, ...]) -> GpuLimit | None:
-    """The limit as it bears on this owner's jobs, if it does."""
+def _applying(limit: SlurmLimit, owner: Owner, spared: tuple[str, ...]) -> GpuLimit | None:
+    """The limit as it applies to this owner's jobs; None: it does not."""
     if limit.qos:
         user, account = (owner.user if limit.each == "user" else ""), (owner.account if limit.each == "account" else "")
         bears = GpuLimit("qos", limit.qos, limit.gpus, limit.gpu_type, user=user, account=account)
@@ -158,7 +159,7 @@ def _bearing(limit: SlurmLimit, owner: Owner, spared: tuple[str, ...]) -> GpuLim
 
 
 def _others(limit: GpuLimit, held: Mapping[tuple[Owner, bool], Counter[str]]) -> int:
-    """GPUs in use that count against the limit, but for those of managed jobs that it covers."""
+    """GPUs in use that count against the limit, except those of managed jobs that it covers."""
     everyone = dataclasses.replace(limit, spared_qos=())
     return sum(
         gpus[limit.gpu_type]

@@ -1,8 +1,8 @@
 """A job's time limit over all its runs.
 
-Slurm counts each run of a job by itself: one that is moved ten times could run ten times as long as its limit. So each
-restart gets what is left. What a move itself takes of a run is given back (`grace_s`), so that no job dies of its limit
-because it was moved. Slurm knows whole minutes, rounded up; what is exact is in the spool's `ControlMessage`.
+Slurm counts each run of a job separately, so a job that is moved ten times could run ten times as long as its limit. Therefore
+each restart gets the time that is left. The time that a move itself costs is added (`grace_s`), so that no job exceeds its limit
+because it was moved. Slurm rounds limits up to minutes; the spool's `ControlMessage` has the exact time.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LEAST_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class LimitedRun:
-    """One run of a job, as far as it was seen."""
+    """One run of a job, as last observed."""
 
     restarts: int
     start_s: float
@@ -29,9 +29,9 @@ class LimitedRun:
 
 
 def seen(known: dict[str, LimitedRun], jobs: Iterable[SlurmJob], now_s: float) -> dict[str, LimitedRun]:
-    """The newest runs of these jobs, of which some run at this moment; those that do not keep what was last seen.
+    """The newest run of each of these jobs. A job that does not run now keeps its last observed run.
 
-    A job that is COMPLETING may count as restarted already, with the nodes of the run before.
+    A COMPLETING job may count as restarted already, with the nodes of its previous run.
     """
     runs: dict[str, LimitedRun] = {}
     for job in jobs:
@@ -43,9 +43,9 @@ def seen(known: dict[str, LimitedRun], jobs: Iterable[SlurmJob], now_s: float) -
 
 
 def left_s(run: LimitedRun, control: ControlMessage | None, grace_s: float) -> float:
-    """What is left for the run after this one, in seconds, at least LEAST_S.
+    """Time left for the run after this one, seconds, at least LEAST_S.
 
-    The limit of `run` is what `control` gave it, exactly, unless somebody has changed it in Slurm since.
+    The exact limit of `run` is that of `control`, unless it was changed in Slurm since.
     """
     limit_s = run.limit_s
     if control is not None and control.time_limit_restarts == run.restarts and control.time_limit_s is not None:
@@ -56,13 +56,13 @@ def left_s(run: LimitedRun, control: ControlMessage | None, grace_s: float) -> f
 
 
 def next_limit_s(job: SlurmJob, run: LimitedRun | None, control: ControlMessage | None, grace_s: float) -> float | None:
-    """The limit for the next start of a pending job; None: it keeps the one that it has.
+    """The limit for the next start of a pending job; None: it keeps its limit.
 
     Args:
-        job: as it waits.
-        run: the last run that was seen.
-        control: what the job was last told.
-        grace_s: what a move takes of a job's running time.
+        job: the pending job.
+        run: its last observed run.
+        control: its newest control message.
+        grace_s: the running time that a move costs.
     """
     if control is not None and control.time_limit_restarts == job.restarts:
         return control.time_limit_s

@@ -1,4 +1,4 @@
-"""Which GPUs of a node are best taken together, by how they are connected. No side effects."""
+"""Chooses GPUs of a node that are well connected. No side effects."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from collections.abc import Collection, Iterable, Sequence
 from itertools import combinations
 
 Links = Sequence[Sequence[int]]
-"""How well each two GPUs are connected, as `Nvml.links` of `penstock_profiles` tells it; empty: not known."""
+"""How well each two GPUs are connected, from `Nvml.links` of `penstock_profiles`; empty: not known."""
 
 MOST_SETS = 2000
-"""As many sets are compared: all of any size among 12 GPUs, all up to four among 16."""
+"""Most sets that are compared: enough for all sets among 12 GPUs, and for sets of up to four among 16."""
 
 
 def choose(free: Collection[int], count: int, links: Links, beside: Collection[int] = ()) -> tuple[int, ...]:
-    """So many of the free GPUs, or all if they are fewer, in the order of their indexes.
+    """`count` of the free GPUs, or all if they are fewer, in the order of their indexes.
 
-    They are the set of which, together with those `beside` it, the worst connected pair is best; then that with the greatest sum
-    over all pairs; then the one that leaves the greatest sum among the rest, so that one GPU is not taken out of a pair; then
-    the lowest indexes. Where there are more than `MOST_SETS` sets, one is grown from each GPU, the best next one at a time.
+    Among all sets, together with the GPUs `beside` them, the choice is by: the best worst-connected pair; then the greatest sum
+    over all pairs; then the greatest sum over the pairs that remain, so that a pair is not torn apart; then the lowest indexes.
+    With more than `MOST_SETS` sets, one set is grown greedily from each GPU.
     """
     pool = sorted(free)
     count = max(min(count, len(pool)), 0)
@@ -42,5 +42,5 @@ def choose(free: Collection[int], count: int, links: Links, beside: Collection[i
 
 
 def _between(devices: Iterable[int], links: Links) -> list[int]:
-    """How well each two of them are connected; 0 of those that nothing is known of."""
+    """How well each two of these GPUs are connected; 0 where it is not known."""
     return [links[a][b] if a < len(links) and b < len(links[a]) else 0 for a, b in combinations(devices, 2)]

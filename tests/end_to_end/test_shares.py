@@ -104,11 +104,11 @@ def test_a_job_that_outgrows_its_memory_is_reported_with_the_remedy(shared: Site
     job_id = shared.sbatch(
         "--hold", "--requeue", "--gres=gpu:1", f"--comment={spec}", f"--output={shared.folder}/%j.out", "--wrap", script
     )
-    wait_for(lambda: "outgrew the 100 MB" in shared.log.read_text(), 120, "word of it", details=shared.tail)
+    wait_for(lambda: "exceeded the 100 MB" in shared.log.read_text(), 120, "word of it", details=shared.tail)
     assert "measure it again" in shared.log.read_text()
     with Client(f"unix:{shared.state / 'api.sock'}") as penstock:
         told = penstock.wait(job_id, timeout_s=120).ended_text
-        assert "outgrew the 100 MB" in told, "its user hears it, too"
+        assert "exceeded the 100 MB" in told, "its user hears it, too"
         assert "penstock sensitivity measure" in told
         assert told in penstock.explain(job_id).text
     assert "exceeded memory limit" in (shared.folder / f"{job_id}.out").read_text(), "it was Slurm that ended it"

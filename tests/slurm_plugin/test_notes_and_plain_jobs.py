@@ -10,7 +10,7 @@ import pytest
 from penstock_scheduler.model import Node
 from penstock_slurm.gateway import PlainShape, SlurmJob
 from penstock_slurm.gateway.parse import parse_jobs
-from penstock_slurm.notes import SAYS, SHARES, kept_by_begin, overdue, plain_shape, waits_for, with_note, with_word
+from penstock_slurm.notes import SAYS, SHARES, kept_by_begin, overdue, plain_shape, waits_for, with_message, with_note
 from penstock_slurm.plain_jobs import longest_waiting, set_aside
 from tests.slurm_plugin.gateway.test_parse import RUNNING, SEPARATOR, answer
 
@@ -103,5 +103,5 @@ def test_a_note_that_is_taken_away_leaves_room_for_the_next_one() -> None:
     assert empty == "{}"
     left = dataclasses.replace(shared, admin_comment=empty)
     assert with_note(left, SHARES, None) is None
-    assert json.loads(with_word(left, "wait") or "") == {SAYS: "wait"}
-    assert with_word(dataclasses.replace(shared, admin_comment='{"site": 1}'), "wait") is None
+    assert json.loads(with_message(left, "wait") or "") == {SAYS: "wait"}
+    assert with_message(dataclasses.replace(shared, admin_comment='{"site": 1}'), "wait") is None

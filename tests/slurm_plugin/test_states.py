@@ -1,4 +1,4 @@
-"""The state machine: every word of Slurm's with every combination of facts, and the table of transitions."""
+"""The state machine: every state of Slurm's with every combination of facts, and the table of transitions."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import pytest
 
 from penstock_slurm.gateway import SlurmJob
 from penstock_slurm.gateway.base import ENDED
-from penstock_slurm.states import HOLDING, LEAVING, TRANSITIONS, WAITING, WORDS, Facts, State, state
+from penstock_slurm.states import HOLDING, LEAVING, SLURM_STATES, TRANSITIONS, WAITING, Facts, State, state
 
 # What job_state_string of Slurm 22.05 and 24.11 can return (src/common/slurm_protocol_defs.c): flags first, then base states.
-SLURM_WORDS = {
+KNOWN_STATES = {
     *("COMPLETING", "STAGE_OUT", "CONFIGURING", "RESIZING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD"),
     *("SPECIAL_EXIT", "STOPPED", "REVOKED", "RESV_DEL_HOLD", "SIGNALING"),
     *("PENDING", "RUNNING", "SUSPENDED", "COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL"),
@@ -57,12 +57,12 @@ def job(word: str, *, priority: int = 0) -> SlurmJob:
 
 
 def test_every_word_of_slurm_is_known_and_in_one_class():
-    assert WORDS == SLURM_WORDS
+    assert SLURM_STATES == KNOWN_STATES
     for one, other in itertools.combinations((WAITING, HOLDING, LEAVING, ENDED), 2):
         assert not one & other
 
 
-@pytest.mark.parametrize("word", sorted(SLURM_WORDS))
+@pytest.mark.parametrize("word", sorted(KNOWN_STATES))
 def test_every_word_with_all_facts_has_the_state_that_the_words_mean(word):
     for facts, priority in itertools.product(FACTS, (0, 5)):
         found = state(job(word, priority=priority), facts)
@@ -73,7 +73,7 @@ def test_every_word_with_all_facts_has_the_state_that_the_words_mean(word):
         elif word in ("REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT") or (
             word in WAITING and (priority == 0 or facts.kept_back)
         ):
-            wanted = State.BURST if facts.burst else State.HELD
+            wanted = State.HELD
         elif word in WAITING:
             wanted = State.PLACING
         elif facts.silent:
@@ -119,9 +119,8 @@ def test_the_table_of_transitions_is_whole():
 def test_gpus_are_never_left_without_stopping_or_ending():
     """From a state that holds GPUs to one that holds none the way leads through STOPPING, DONE or LOST."""
     holds = {State.RUNNING, State.CHECKPOINTING, State.SUSPENDED}
-    free = {State.HELD, State.PLACING, State.BURST}
+    free = {State.HELD, State.PLACING}
     assert not [pair for pair in TRANSITIONS if pair[0] in holds and pair[1] in free]
-    assert not [pair for pair in TRANSITIONS if pair[0] is State.BURST and pair[1] in holds]
 
 
 def test_the_picture_shows_every_state_and_every_transition():
