@@ -1,0 +1,83 @@
+"""What all commands that ask penstockd do: output for people and as JSON, and what they say while it does not answer."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from penstock_scheduler import client as client_module
+from penstock_scheduler.cli import main
+from tests.scheduler.cli.commands import penstock
+from tests.scheduler.service.api import serving
+
+
+@pytest.fixture(scope="module")
+def unchanged(tmp_path_factory):
+    """A service that nobody changes."""
+    with serving(tmp_path_factory.mktemp("api")) as api:
+        yield api
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("list", ["1 ", "ada", "running", "2 t4", "bob"]),
+        ("list --user bob", ["bob", "queued"]),
+        ("show 1", ["ada", "running", "2 t4", "t4-00 (2)"]),
+        ("explain 1", ["Job 1 runs", "goodput"]),
+        ("efficiency 1", ["GPU-hours", "relative", "restarts"]),
+        ("cost", ["GPU"]),
+        ("queue", ["t4: 6 of 8 GPUs are free", "bob"]),
+        ("nodes", ["t4-00", "t4-01", "FREE"]),
+        ("rounds", ["sia", "decide 0.100 s"]),
+        ("plan", ["Round 1,", "policy sia", "REASON"]),
+        ("plan --dry-run", ["The job would get", " on t4-0"]),
+        ("policy list", ["* ", "fifo", "fairness_p"]),
+        ("token list", ["boss", "admin"]),
+        ("budget", ["ledger is empty"]),
+    ],
+)
+def test_answers_for_people_and_as_json(unchanged, words, says):
+    told = penstock(unchanged, *words.split())
+    assert told.exit_code == 0, told.output
+    for text in says:
+        assert text in told.output
+    assert json.loads(penstock(unchanged, *words.split(), "--json").stdout) is not None
+
+
+@pytest.fixture
+def away(tmp_path, monkeypatch):
+    """What a daemon that has gone leaves: its store."""
+    monkeypatch.setattr(client_module, "RETRY_PAUSES_S", ())
+    with serving(tmp_path) as api:
+        pass
+    monkeypatch.setenv("PENSTOCK_URL", api.socket)
+    return str(tmp_path / "state")
+
+
+def status(monkeypatch, capsys, *words: str) -> tuple[int, str, str]:
+    monkeypatch.setattr("sys.argv", ["penstock", *words])
+    try:
+        code = main()
+    except SystemExit as ended:
+        code = int(ended.code or 0)
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_without_the_daemon_the_answer_comes_from_the_store(away, monkeypatch, capsys):
+    for words, says in {"list": "ada", "show 1": "ada", "explain 2": "Job 2", "rounds": "sia"}.items():
+        code, out, err = status(monkeypatch, capsys, *words.split(), "--store", away)
+        assert code == 0
+        assert says in out
+        assert "does not answer" in err
+        assert "read from its store" in err
+
+
+def test_without_daemon_and_store_it_says_what_still_works(away, monkeypatch, capsys):
+    for words in (["list", "--store", away + "-not"], ["queue"]):
+        code, out, err = status(monkeypatch, capsys, *words)
+        assert (code, out) == (3, "")
+        assert "does not answer" in err
+    assert "squeue" in status(monkeypatch, capsys, "list", "--store", away + "-not")[2]

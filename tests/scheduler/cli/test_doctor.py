@@ -1,0 +1,36 @@
+"""`penstock doctor`."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+from penstock_scheduler.sharing.messages import NodeStatus, status_file
+from tests.scheduler.cli.commands import penstock
+from tests.scheduler.service.api import serving
+
+
+@pytest.fixture
+def api(tmp_path):
+    with serving(tmp_path) as api:
+        yield api
+
+
+def test_doctor_says_what_is_missing(api, monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    told = penstock(api, "doctor", "--json")
+    found = {line["check"]: line["ok"] for line in json.loads(told.stdout)}
+    assert (told.exit_code, found["sbatch"], found["penstockd"]) == (1, False, True)
+
+
+def test_doctor_names_the_nodes_whose_agents_do_not_answer(api, monkeypatch, tmp_path):
+    monkeypatch.setenv("PENSTOCK_SPOOL", str(tmp_path))
+    for node, late_s in (("n0", 0), ("n1", 60)):
+        status_file(tmp_path, node).parent.mkdir(parents=True)
+        status = NodeStatus(node=node, order=0, time_s=time.time() - late_s, history="h")
+        status_file(tmp_path, node).write_text(status.model_dump_json())
+    found = {line["check"]: line for line in json.loads(penstock(api, "doctor", "--json").stdout)}
+    assert not found["agents"]["ok"]
+    assert "from n1;" in found["agents"]["text"]

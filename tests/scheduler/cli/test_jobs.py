@@ -1,0 +1,112 @@
+"""Commands about jobs, against a real service over its socket."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import httpx
+import pytest
+
+from penstock_profiles.sensitivity import Sensitivity, SensitivityProfile
+from penstock_profiles.wire import Observation, Report
+from penstock_scheduler.model import Phase
+from penstock_scheduler.policies import make_policy
+from penstock_scheduler.ports import Fate
+from penstock_scheduler.records import RoundRecord
+from tests.scheduler.builders import job, on, snapshot, with_facts
+from tests.scheduler.cli.commands import penstock
+from tests.scheduler.service.api import BOBS, serving
+
+
+@pytest.fixture
+def api(tmp_path):
+    with serving(tmp_path) as api:
+        yield api
+
+
+def test_users_see_only_their_own_jobs(api):
+    assert "bob" not in penstock(api, "list", who="ada").output
+    assert penstock(api, "show", "2", who="ada").exit_code != 0
+    refused = penstock(api, "pause", who="ada")
+    assert refused.exit_code != 0
+    assert not api.changes["paused"]
+
+
+@pytest.mark.parametrize(("state", "status"), [("COMPLETED", 0), ("FAILED", 4)])
+def test_the_exit_status_of_wait_tells_how_the_job_ended(api, state, status):
+    api.look(BOBS, finished={"1": Fate(state, 0, None)})
+    told = penstock(api, "wait", "1")
+    assert (told.exit_code, told.output.split()[-1]) == (status, state)
+    assert penstock(api, "wait", "2", "--timeout", "0").exit_code == 5
+
+
+def test_logs_follow_to_the_end(api, tmp_path):
+    (tmp_path / "1.out").write_text("a line\nanother\n")
+    assert penstock(api, "logs", "1").output == "a line\nanother\n"
+    assert penstock(api, "logs", "1", "--tail", "8").output == "another\n"
+    assert penstock(api, "logs", "1", "--tail", "0").output == ""
+    api.look(BOBS, finished={"1": Fate("COMPLETED", 0, None)})
+    assert penstock(api, "logs", "-f", "1").output == "a line\nanother\n"
+
+
+def test_cancel_tries_all_and_says_what_was_refused(api):
+    told = penstock(api, "cancel", "9", "1")
+    assert told.exit_code == 1
+    assert api.submitter.cancelled == ["1"]
+    assert "no job 9" in told.stderr
+
+
+def test_cost_is_used_gpu_hours_times_their_price(api):
+    used = job("1", user="ada", max_gpus=4, phase=Phase.RUNNING, allocation=on("t4", t4_00=2))
+    record = api.board.record
+    attained = {"1": {"t4": 7200.0}}
+    api.board.record = dataclasses.replace(record, snapshot=with_facts(record.snapshot, attained_gpu_s=attained))
+    api.look(dataclasses.replace(used, restarts=1), BOBS)
+    assert "2.00" in penstock(api, "cost").output
+    assert "1.00" in penstock(api, "cost", "--prices", "t4=0.5").output
+    assert penstock(api, "cost", "--prices", "a100=1").exception is not None
+    api.look(BOBS, finished={used.id: Fate("COMPLETED", 0, None)})
+    line = json.loads(penstock(api, "cost", "--prices", "t4=0.5", "--json").stdout)
+    assert line == [{"user": "ada", "gpu_type": "t4", "gpu_hours": 2.0, "cost": 1.0}]
+    assert "2.00 GPU-hours of t4" in penstock(api, "budget").output
+
+
+def test_efficiency_shows_what_was_measured(api):
+    """8 samples on each of 2 GPUs, twice accumulated, in half a second: 3 x 16 / 0.5 samples/s."""
+    body = Observation(
+        gpu_type="t4", nodes=1, gpus=2, atomic_batch=8, accumulation_steps=2, steps=5, step_time_s=0.5, progress=10.0
+    )
+    api.board.store.add_reports([Report(job_id="1", epoch=1, sequence=0, time_s=1.0, body=body)])
+    figures = json.loads(penstock(api, "efficiency", "1", "--json").stdout)
+    assert figures["measured_throughput"] == pytest.approx(96.0)
+    # It holds 2 GPUs and the round gives it 4: the figures are of the 2, and this model is linear.
+    assert figures["share_of_best"] == pytest.approx(0.5)
+    assert figures["scaling"] == pytest.approx(1.0)
+
+
+def test_efficiency_shows_cpus_and_memory_and_what_other_amounts_would_change(api):
+    """4 GPUs of a node of 8 CPUs: a part of 1 CPU a GPU."""
+    table = Sensitivity(4, (1, 2), (1000,), ((1.0,), (1.5,)))
+    shot = with_facts(
+        snapshot("t4:2x4:8c", [job("1", max_gpus=4)]), sensitivity={"1": SensitivityProfile("image", (table,))}
+    )
+    policy, settings = make_policy("fifo+synergy-tune")
+    api.board.record = RoundRecord(shot, policy.name, settings, policy.decide(shot))
+    told = penstock(api, "efficiency", "1").output
+    assert (
+        "share       8 CPUs on each node; proportional to its GPUs would be 8 CPUs; 1.00 times as fast as with that"
+        in told
+    )
+    assert "sensitivity 0.67 with 4 CPUs, 1.00 with 8 CPUs, by the profile image" in told
+    assert json.loads(penstock(api, "efficiency", "1", "--json").stdout)["share"]["profile"] == "image"
+
+
+def test_the_remedy_for_a_job_that_ran_out_of_memory_is_shown_everywhere(api):
+    told = "ended because it outgrew the 100 MB on a node; measure it again"
+    api.look(BOBS, finished={"1": Fate("OUT_OF_MEMORY", 137, None, told)})
+    for command in ("show", "explain", "wait"):
+        assert told in penstock(api, command, "1").output
+    assert json.loads(penstock(api, "show", "1", "--json").stdout)["ended_text"] == told
+    with httpx.Client(base_url=api.url, headers={"Authorization": f"Bearer {api.tokens['ada']}"}) as http:
+        assert told in http.get("/v1/jobs/1/page").text
