@@ -12,13 +12,18 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from penstock_scheduler.model import Configuration, JobId, Node, Placement, Share
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock_scheduler.free_gpus import FreeGpus
+from penstock_scheduler.model import Configuration, Job, JobId, Node, Placement, Share
 from penstock_scheduler.placement import Placed
-from penstock_scheduler.policies import room
+from penstock_scheduler.policies import settling
 from penstock_scheduler.simulator.cluster import nodes_from_spec
 from penstock_scheduler.simulator.metrics import job_rows, summarise
 from penstock_scheduler.simulator.profiles import Profiles
@@ -39,7 +44,10 @@ def main() -> None:
         scenario = prepare(nodes, read_workload(file), tables)
         mine: dict[str, float | None] = {}
         equal = simulate_policy(scenario, "gavel")
-        with patch.object(room, "place", place_whatever_is_free):
+        with (
+            patch.object(settling, "place", place_whatever_is_free),
+            patch.object(FreeGpus, "on_several_nodes", on_whatever_is_free),
+        ):
             uneven = simulate_policy(scenario, "gavel")
         for name, simulation in (("equal", equal), ("uneven", uneven)):
             mine[name] = summarise(simulation, job_rows(simulation)).avg_jct_h
@@ -88,6 +96,14 @@ def place_whatever_is_free(
         placements[job] = Placement(option.gpu_type, partitions[job][0], shares)
         _take(free, placements[job])
     return Placed(placements)
+
+
+def on_whatever_is_free(
+    free: FreeGpus, job: Job, option: Configuration, candidates: NDArray[np.int64], free_N: NDArray[np.int64]
+) -> Placement | None:
+    """Instead of `FreeGpus.on_several_nodes`."""
+    nodes = [replace(free.nodes[n], gpus_others=free.nodes[n].gpus - int(free_N[n])) for n in candidates.tolist()]
+    return place_whatever_is_free(nodes, {job.id: option}, {job.id: job.partitions}, {}, {}).placements.get(job.id)
 
 
 def _take(free: dict[str, int], placement: Placement) -> None:

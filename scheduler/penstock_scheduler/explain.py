@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from penstock_scheduler.errors import RoundFailed
+from penstock_scheduler.free_gpus import open_nodes
 from penstock_scheduler.model import (
     Adaptivity,
     Assignment,
@@ -223,7 +224,7 @@ def _options(record: RoundRecord, job: Job, assignment: Assignment | None) -> tu
     given = assignment.configuration if assignment else None
     spec = job.spec
     exact = {spec.min_gpus} if spec.min_gpus == spec.max_gpus else set()
-    shapes = common.configurations(common.open_nodes(snapshot.nodes, job), exact, spec.max_gpus)
+    shapes = common.configurations(open_nodes(snapshot.nodes, job), exact, spec.max_gpus)
     model = snapshot.facts[job.id].model
     found = []
     for shape in dict.fromkeys((*shapes, *([given] if given else []))):
@@ -237,7 +238,7 @@ def _options(record: RoundRecord, job: Job, assignment: Assignment | None) -> tu
 def _uses(record: RoundRecord, job: Job) -> tuple[TypeUse, ...]:
     nodes = {
         node.name: node
-        for node in common.open_nodes(record.snapshot.nodes, job)
+        for node in open_nodes(record.snapshot.nodes, job)
         if node.usable and job.spec.allows_type(node.gpu_type)
     }
     given: dict[str, int] = {}
@@ -262,7 +263,7 @@ def _uses(record: RoundRecord, job: Job) -> tuple[TypeUse, ...]:
 
 def _endings(record: RoundRecord, job: Job) -> tuple[Ending, ...]:
     snapshot = record.snapshot
-    open_to_it = {node.name for node in common.open_nodes(snapshot.nodes, job) if job.spec.allows_type(node.gpu_type)}
+    open_to_it = {node.name for node in open_nodes(snapshot.nodes, job) if job.spec.allows_type(node.gpu_type)}
     found = []
     for other in snapshot.jobs:
         assignment = record.plan.assignments.get(other.id)

@@ -11,9 +11,9 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from penstock_scheduler.free_gpus import FreeGpus, Timeline, open_nodes
 from penstock_scheduler.model import Assignment, GpuLimit, Job, JobFacts, JobId, Plan, Reason, ReasonCode, Snapshot
-from penstock_scheduler.policies.common import allowed, configurations, open_nodes, rate, remaining_s
-from penstock_scheduler.policies.room import Room, Timeline
+from penstock_scheduler.policies.common import allowed, configurations, rate, remaining_s
 from penstock_scheduler.ports import Policy
 from penstock_scheduler.units import duration
 
@@ -133,16 +133,16 @@ def rough_start_s(snapshot: Snapshot, plan: Plan, job: Job) -> float | None:
         (option for option in configurations(open_nodes(snapshot.nodes, job)) if allowed(job, option)),
         key=lambda option: (option.gpus, option.nodes),
     )
-    room = Room(snapshot.nodes, snapshot.limits, "best")
+    free = FreeGpus.of(snapshot)
     ends = []
     for other in snapshot.jobs:
         given = plan.assignments.get(other.id)
         if given is None:
             continue
-        room.take(other, given.placement)
+        free.take(other, given.placement)
         left_s = remaining_s(
             snapshot, other, given.configuration, rate(snapshot.facts[other.id].model, given.configuration)
         )
         ends.append((snapshot.time_s + max(left_s, 1.0) if left_s is not None else math.inf, given.placement))
-    found = Timeline(room, snapshot.time_s, ends).earliest(job, options, lambda option: math.inf)
+    found = Timeline(free, snapshot.time_s, ends).earliest(job, options, lambda option: math.inf)
     return found[0] if found is not None and found[0] > snapshot.time_s else None

@@ -21,13 +21,13 @@ from collections.abc import Mapping
 
 from pydantic import Field, NonNegativeInt
 
+from penstock_scheduler.free_gpus import Allowance, FreeGpus
 from penstock_scheduler.model import (
     Assignment,
     GpuClass,
     GpuLimit,
     Job,
     JobId,
-    Phase,
     Placement,
     Plan,
     Reason,
@@ -41,7 +41,6 @@ from penstock_scheduler.policies.colocation import (
     joining_jobs,
     with_opportunistic_jobs,
 )
-from penstock_scheduler.policies.room import Allowance, Room
 
 
 class AntmanSettings(AntmanShareSettings):
@@ -82,7 +81,7 @@ class _Round:
         self._classes = {job.id: gpu_class(job, settings.default_class) for job in snapshot.jobs}
         self._jobs = {job.id: job for job in snapshot.jobs}
         self._quota = Allowance([GpuLimit("account", name, gpus) for name, gpus in settings.quotas.items()])
-        self._room = Room(snapshot.nodes, snapshot.limits, "best")
+        self._free = FreeGpus.of(snapshot)
         self._allocated: dict[JobId, Placement] = {}
         self._why: dict[JobId, Reason] = {}
         self._waiting: dict[JobId, Reason] = {}
@@ -101,15 +100,15 @@ class _Round:
         guaranteed = [job for job in order if self._classes[job.id] is GpuClass.GUARANTEED]
         others = [job for job in order if self._classes[job.id] is GpuClass.OPPORTUNISTIC]
         for job in guaranteed:
-            if job.id not in pins and (held := self._held(job)) is not None and self._room.has(held):
+            if job.id not in pins and (held := self._held(job)) is not None and self._free.may_stay(held):
                 self._take(job, held)
-        untouched = self._room.copy()
+        untouched = self._free.copy()
         for job in others:
-            if job.id not in pins and (held := self._held(job)) is not None and untouched.has(held):
+            if job.id not in pins and (held := self._held(job)) is not None and untouched.may_stay(held):
                 untouched.take(job, held)
         self._serve(guaranteed, untouched)
         for job in others:
-            if job.id not in self._allocated and (held := self._held(job)) is not None and self._room.has(held):
+            if job.id not in self._allocated and (held := self._held(job)) is not None and self._free.may_stay(held):
                 self._take(job, held)
         self._serve_others(others)
         assignments = {job.id: self._assignment(job, pins) for job in self._snapshot.jobs if job.id in self._allocated}
@@ -117,11 +116,9 @@ class _Round:
 
     def _held(self, job: Job) -> Placement | None:
         """GPUs that a job holds alone or as the resident job."""
-        if job.phase is not Phase.RUNNING or job.id in self._joining:
-            return None
-        return job.allocation
+        return None if job.id in self._joining else job.running_on
 
-    def _serve(self, guaranteed: list[Job], untouched: Room) -> None:
+    def _serve(self, guaranteed: list[Job], untouched: FreeGpus) -> None:
         """Give GPUs to waiting guaranteed jobs, in order. The first job that finds none makes the jobs behind it wait."""
         first_without: Job | None = None
         for job in guaranteed:
@@ -136,13 +133,13 @@ class _Round:
             elif first_without is not None:
                 self._wait(job, f"job {first_without.id} is before it in the queue")
             else:
-                where = untouched.find(job, request) or self._room.find(job, request)
+                where = untouched.find_nodes(job, request) or self._free.find(job, request)
                 if where is None:
                     first_without = job
                     self._wait(job, f"waits for {next(iter(request)).gpus} GPUs without a guaranteed job")
                 else:
                     self._start(job, where, "guaranteed")
-                    untouched.add_to(untouched.free_N, where, -1)
+                    untouched.take_nodes(where)
 
     def _serve_others(self, others: list[Job]) -> None:
         for job in others:
@@ -152,8 +149,8 @@ class _Round:
             if job.id in self._waiting:
                 continue
             where = self._in_transit.get(job.id)
-            if where is None or where.configuration not in request or not self._room.has(where):
-                where = self._room.find(job, request)
+            if where is None or where.configuration not in request or not self._free.may_stay(where):
+                where = self._free.find(job, request)
             if where is None or not self._may_move(job, where):
                 self._wait(job, "no GPUs are left for it now")
             else:
@@ -166,7 +163,7 @@ class _Round:
         return bool(self._requests[job.id])
 
     def _within_limits(self, job: Job) -> common.Request:
-        allowed, refused = self._room.allowance.within(job, self._requests[job.id])
+        allowed, refused = self._free.allowance.within(job, self._requests[job.id])
         if refused:
             self._wait(job, refused)
         return allowed
@@ -186,7 +183,7 @@ class _Round:
 
     def _take(self, job: Job, where: Placement) -> None:
         self._allocated[job.id] = where
-        self._room.take(job, where)
+        self._free.take(job, where)
         if self._classes[job.id] is GpuClass.GUARANTEED:
             self._quota.take(job, where.gpus, where.gpu_type)
 

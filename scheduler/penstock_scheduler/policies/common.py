@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 import math
-import operator
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
 from penstock_profiles.estimators import AnyEstimator
+from penstock_scheduler.free_gpus import FreeGpus, changed_nodes, open_nodes
 from penstock_scheduler.model import (
     Adaptivity,
     Assignment,
@@ -82,16 +82,6 @@ def allowed(job: Job, configuration: Configuration) -> bool:
     return job.spec.allows(configuration.gpu_type, configuration.gpus)
 
 
-def open_nodes(nodes: Iterable[Node], job: Job) -> list[Node]:
-    """Nodes that the job may use, by partition and reservation."""
-    return [node for node in nodes if is_open(node, job)]
-
-
-def is_open(node: Node, job: Job) -> bool:
-    """Whether the job may use the node, by partition and reservation."""
-    return node.reservation == job.reservation and not set(job.partitions).isdisjoint(node.partitions)
-
-
 def on_one_node(job: Job, node: Node, gpus: int) -> Placement:
     """GPUs of a node that is open to the job, or on which it stands: what it has there or is on its way to, if as many."""
     partition = next((name for name in job.partitions if name in node.partitions), node.partitions[0])
@@ -114,21 +104,15 @@ def pinned(snapshot: Snapshot) -> dict[JobId, Placement]:
     pins: dict[JobId, Placement] = {}
     if all(job.phase is Phase.QUEUED for job in snapshot.jobs):
         return pins
-    free = {node.name: node.gpus_for_us for node in snapshot.nodes}
+    free = FreeGpus(snapshot.nodes)
     for job in snapshot.jobs:
-        held = job.allocation
-        if job.phase is Phase.RUNNING and held is not None and not movable(job):
+        if (held := job.running_on) is not None and not movable(job):
             pins[job.id] = held
-            _take(free, held)
+            free.take_nodes(held)
     for job in snapshot.jobs:
-        going = job.target
-        if (
-            in_flight(job)
-            and going is not None
-            and all(share.node in free and free[share.node] >= share.gpus for share in going.shares)
-        ):
+        if (going := job.bound_for) is not None and free.has(going):
             pins[job.id] = going
-            _take(free, going)
+            free.take_nodes(going)
     return pins
 
 
@@ -246,13 +230,6 @@ class Requests:
         return dict(sorted(request.items(), key=lambda item: (types.index(item[0].gpu_type), item[0].nodes)))
 
 
-def changed_nodes(old: Sequence[Node], new: Sequence[Node]) -> list[int] | None:
-    """Where in `new` another object stands than in `old`: what has not changed is mostly the same. None: not as many."""
-    if len(old) != len(new):
-        return None
-    return [n for n, same in enumerate(map(operator.is_, old, new)) if not same]
-
-
 def _frame(node: Node) -> tuple[object, ...]:
     """What requests depend on: not who uses the node."""
     return node.gpu_type, node.gpus, node.usable, node.partitions, node.reservation
@@ -320,19 +297,9 @@ def smallest_need(job: Job) -> str:
     return f"{spec.min_gpus} GPU{'s' if spec.min_gpus > 1 else ''} of type {types}"
 
 
-def capacities(nodes: Iterable[Node], pins: Mapping[JobId, Placement]) -> dict[str, int]:
+def capacities(nodes: Sequence[Node], pins: Mapping[JobId, Placement]) -> dict[str, int]:
     """GPUs of each type that a round can give to jobs that are not pinned."""
-    free = {node.name: node.gpus_for_us for node in nodes}
-    types = {node.name: node.gpu_type for node in nodes}
+    free = FreeGpus(nodes)
     for placement in pins.values():
-        _take(free, placement)
-    total: dict[str, int] = dict.fromkeys(sorted(set(types.values())), 0)
-    for name, gpus in free.items():
-        total[types[name]] += max(gpus, 0)
-    return total
-
-
-def _take(free: dict[str, int], placement: Placement) -> None:
-    for share in placement.shares:
-        if share.node in free:
-            free[share.node] -= share.gpus
+        free.take_nodes(placement)
+    return free.by_type()

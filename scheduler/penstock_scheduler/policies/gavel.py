@@ -34,7 +34,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveFloat
 from penstock_scheduler.errors import RoundFailed
 from penstock_scheduler.model import Assignment, Configuration, Job, JobId, Plan, Reason, ReasonCode, Snapshot
 from penstock_scheduler.policies import common
-from penstock_scheduler.policies.room import settle
+from penstock_scheduler.policies.settling import settle
 
 
 class GavelSettings(BaseModel):

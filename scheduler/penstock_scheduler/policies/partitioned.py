@@ -15,8 +15,8 @@ import dataclasses
 from collections import Counter
 from collections.abc import Collection, Mapping
 
+from penstock_scheduler.free_gpus import Allowance
 from penstock_scheduler.model import CloudState, Job, Node, Phase, Plan, Share, Snapshot
-from penstock_scheduler.policies.room import Allowance
 from penstock_scheduler.ports import Policy
 
 

@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt
 
 from penstock_profiles.matrix import Configurations, GoodputMatrix
+from penstock_scheduler.free_gpus import open_nodes
 from penstock_scheduler.model import (
     Assignment,
     Configuration,
@@ -44,7 +45,7 @@ from penstock_scheduler.model import (
     Snapshot,
 )
 from penstock_scheduler.policies import common
-from penstock_scheduler.policies.room import settle
+from penstock_scheduler.policies.settling import settle
 from penstock_scheduler.policies.sia import restart_factor
 
 FLOOR = 1e-3
@@ -133,9 +134,7 @@ class Pollux:
         for row, job in enumerate(jobs):
             access = (job.partitions, job.reservation)
             if access not in open_to:
-                there = common.configurations(
-                    common.open_nodes(snapshot.nodes, job), {option.gpus for option in options}
-                )
+                there = common.configurations(open_nodes(snapshot.nodes, job), {option.gpus for option in options})
                 open_to[access] = np.array([option in set(there) for option in options], dtype=np.bool_)
             allowed_C = np.array([common.allowed(job, option) for option in options], dtype=np.bool_) & open_to[access]
             held = _held(job)

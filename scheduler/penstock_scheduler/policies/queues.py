@@ -33,12 +33,12 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from penstock_profiles.estimators import AnyEstimator
+from penstock_scheduler.free_gpus import Fit, FreeGpus, Timeline
 from penstock_scheduler.model import (
     Assignment,
     Configuration,
     Job,
     JobId,
-    Phase,
     Placement,
     Plan,
     Reason,
@@ -46,7 +46,6 @@ from penstock_scheduler.model import (
     Snapshot,
 )
 from penstock_scheduler.policies import common
-from penstock_scheduler.policies.room import Fit, Room, Timeline
 
 SOONEST_END_S = 60.0
 """A job that has outlived its estimate is taken to end so much later, as with Slurm's default `bf_resolution`."""
@@ -103,13 +102,13 @@ class _Queue(ABC):
         self._backfill = backfill
         self._requests = common.Requests()
         self._kept: dict[JobId, tuple[AnyEstimator, Assignment]] = {}
-        self._room: Room | None = None
+        self._free: FreeGpus | None = None
 
     def decide(self, snapshot: Snapshot) -> Plan:
         """Keep who runs, start who is next."""
-        self._room = Room(snapshot.nodes, snapshot.limits, self._fit, self._room)
+        self._free = FreeGpus(snapshot.nodes, snapshot.limits, self._fit, self._free)
         requests = self._requests.of(snapshot)
-        return _Round(self, snapshot, self._room, requests, backfill=self._backfill).plan(self._kept)
+        return _Round(self, snapshot, self._free, requests, backfill=self._backfill).plan(self._kept)
 
     @abstractmethod
     def rank(self, snapshot: Snapshot, job: Job, request: common.Request) -> float:
@@ -227,7 +226,13 @@ class _Round:
     """One decision of a queue."""
 
     def __init__(
-        self, queue: _Queue, snapshot: Snapshot, room: Room, requests: Mapping[JobId, common.Request], *, backfill: bool
+        self,
+        queue: _Queue,
+        snapshot: Snapshot,
+        free: FreeGpus,
+        requests: Mapping[JobId, common.Request],
+        *,
+        backfill: bool,
     ) -> None:
         self._queue = queue
         self._snapshot = snapshot
@@ -235,7 +240,7 @@ class _Round:
         self._backfill = backfill
         self._jobs = {job.id: job for job in snapshot.jobs}
         self._pins = common.pinned(snapshot)
-        self._room = room
+        self._free = free
         self._given: dict[JobId, Placement] = {}
         self._why: dict[JobId, Reason] = {}
         self._waiting: dict[JobId, Reason] = {}
@@ -244,7 +249,7 @@ class _Round:
         for job_id, placement in self._pins.items():
             self._take(self._jobs[job_id], placement)
         for job in snapshot.jobs:
-            if job.id not in self._pins and (held := _held(job)) is not None and self._room.has(held):
+            if job.id not in self._pins and (held := job.running_on) is not None and self._free.may_stay(held):
                 self._take(job, held)
 
     def plan(self, kept: dict[JobId, tuple[AnyEstimator, Assignment]]) -> Plan:
@@ -264,7 +269,7 @@ class _Round:
         for position, job in enumerate(order):
             if job.id in self._given:
                 continue
-            request, refused = self._room.allowance.within(job, self._requests[job.id])
+            request, refused = self._free.allowance.within(job, self._requests[job.id])
             if not self._requests[job.id]:
                 self._waiting[job.id] = common.never_fits(job, self._snapshot.nodes)
             elif refused:
@@ -273,7 +278,7 @@ class _Round:
                 self._wait(job, f"job {first_without.id} is before it in the queue")
             elif first_without is not None:
                 self._pass(job, request, first_without)
-            elif (found := self._room.find(job, request)) is not None:
+            elif (found := self._free.find(job, request)) is not None:
                 self._start(job, found, f"starts on {found.configuration}: first in the queue")
             elif not (self._queue.preempts and self._make_room(job, request, order[position + 1 :])):
                 first_without = job
@@ -282,20 +287,20 @@ class _Round:
 
     def _make_room(self, job: Job, request: common.Request, behind: list[Job]) -> bool:
         """Start a job on GPUs of others that run, the last in the order first; False, and nothing done, if there are too few."""
-        trial, leaving = self._room.copy(), []
+        trial, leaving = self._free.copy(), []
         types = {option.gpu_type for option in request}
         for other in reversed(behind):
             held = self._given.get(other.id)
             if held is None or held.gpu_type not in types:
                 continue
-            trial.give(other, held)
+            trial.give_back(other, held)
             leaving.append(other)
             if (found := trial.find(job, request)) is not None:
-                self._room = trial
+                self._free = trial
                 self._start(job, found, f"starts on {found.configuration}: first in the queue")
                 for former in reversed(leaving):
                     held = self._given.pop(former.id)
-                    if self._room.has(held):  # on other nodes than those that were needed
+                    if self._free.may_stay(held):  # on other nodes than those that were needed
                         self._take(former, held)
                     else:
                         self._wait(former, f"makes room for job {job.id}, which is before it in the queue")
@@ -310,7 +315,7 @@ class _Round:
         now_s = self._snapshot.time_s
         if self._timeline is None:
             ends = [(now_s + self._seconds(self._jobs[other]), where) for other, where in self._given.items()]
-            self._timeline = Timeline(self._room, now_s, ends)
+            self._timeline = Timeline(self._free, now_s, ends)
         slot = self._timeline.earliest(job, list(request), lambda option: self._lasts(job, option))
         if slot is None:
             self._reserved = -1
@@ -342,7 +347,7 @@ class _Round:
     def _take(self, job: Job, where: Placement) -> None:
         self._given[job.id] = where
         self._waiting.pop(job.id, None)
-        self._room.take(job, where)
+        self._free.take(job, where)
 
     def _wait(self, job: Job, text: str, start_s: float | None = None) -> None:
         # Who was stopped in this round has been told why.
@@ -383,13 +388,9 @@ class _Round:
         return assignments
 
 
-def _held(job: Job) -> Placement | None:
-    return job.allocation if job.phase is Phase.RUNNING else None
-
-
 def _where(job: Job, request: common.Request) -> tuple[Configuration, float]:
     """Where a job runs, if that is what it asks for, or else where it would prefer to; and its goodput there."""
-    held = _held(job)
+    held = job.running_on
     if held is not None and held.configuration in request:
         return held.configuration, request[held.configuration]
     return next(iter(request.items()), (Configuration(1, job.spec.max_gpus, ""), 0.0))

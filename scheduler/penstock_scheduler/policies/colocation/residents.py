@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from penstock_scheduler.free_gpus import Allowance, is_open
 from penstock_scheduler.model import (
     Assignment,
     Configuration,
@@ -26,7 +27,6 @@ from penstock_scheduler.model import (
 from penstock_scheduler.policies import common
 from penstock_scheduler.policies.colocation.roles import joining_jobs
 from penstock_scheduler.policies.gandiva import colocation, priority
-from penstock_scheduler.policies.room import Allowance
 from penstock_scheduler.sharing.packing import Memory
 
 
@@ -108,7 +108,7 @@ class Residents:
         fits = (
             gpus <= resident.where.gpus
             and common.allowed(job, option)
-            and common.is_open(node, job)
+            and is_open(node, job)
             and common.movable(job)
             and self._allowance.refuses(job, gpus, resident.where.gpu_type) is None
         )

@@ -27,7 +27,7 @@ def grown(state: RoundState, shared: SharedNode) -> list[tuple[Pack, int]]:
 def give_back(state: RoundState, shared: SharedNode, pack: Pack, gpus: int) -> None:
     """Let a job give back GPUs that it has grown by."""
     job = state.jobs[pack.jobs[0]]
-    state.allowance.take(job, -gpus, shared.node.gpu_type)
+    state.free.allowance.take(job, -gpus, shared.node.gpu_type)
     state.gpus[job.id] = pack.gpus - gpus
     shared.packs[shared.packs.index(pack)] = replace(pack, gpus=pack.gpus - gpus)
     state.busy.add(job.id)
@@ -52,7 +52,7 @@ def grow(state: RoundState) -> None:
             if more > 0:
                 job = state.jobs[pack.jobs[0]]
                 idle -= more
-                state.allowance.take(job, more, shared.node.gpu_type)
+                state.free.allowance.take(job, more, shared.node.gpu_type)
                 state.gpus[job.id] = pack.gpus + more
                 shared.packs[index] = replace(pack, gpus=pack.gpus + more)
                 state.notes[job.id] = f"grows by {more} GPUs that no other job uses"
@@ -69,7 +69,7 @@ def _growth(state: RoundState, shared: SharedNode, pack: Pack, idle: int) -> int
     while (
         2 * gpus - pack.gpus <= idle
         and common.allowed(job, Configuration(1, 2 * gpus, gpu_type))
-        and state.allowance.refuses(job, 2 * gpus - pack.gpus, gpu_type) is None
+        and state.free.allowance.refuses(job, 2 * gpus - pack.gpus, gpu_type) is None
     ):
         gpus *= 2
     return gpus - pack.gpus

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from penstock_scheduler.free_gpus import FreeGpus, is_open, open_nodes
 from penstock_scheduler.model import Configuration, Job, Phase, Reason, ReasonCode
 from penstock_scheduler.policies import common
 from penstock_scheduler.policies.gandiva.growth import give_back, grown, shrink
 from penstock_scheduler.policies.gandiva.migration import defragment
 from penstock_scheduler.policies.gandiva.node import SharedNode, priority
 from penstock_scheduler.policies.gandiva.state import RoundState
-from penstock_scheduler.policies.room import Room
 from penstock_scheduler.sharing.gandiva import land as landing
 
 Way = Callable[[RoundState, int, Sequence[SharedNode]], SharedNode | None]
@@ -46,8 +46,8 @@ def _go_on(state: RoundState, job: Job) -> bool:
     if (
         shared is None
         or shared.free < option.gpus
-        or not (common.allowed(job, option) and common.is_open(shared.node, job))
-        or state.allowance.refuses(job, option.gpus, option.gpu_type) is not None
+        or not (common.allowed(job, option) and is_open(shared.node, job))
+        or state.free.allowance.refuses(job, option.gpus, option.gpu_type) is not None
     ):
         return False
     state.place(job, option, shared)
@@ -69,9 +69,9 @@ def _request(state: RoundState, job: Job) -> common.Request:
 def _find(state: RoundState, job: Job, request: common.Request, *, introspective: bool) -> bool:
     """Give a job a place, if there is one. The ways to find one are tried in this order."""
     options = _within_limits(state, job, request)
-    open_nodes = [state.nodes[node.name] for node in common.open_nodes(state.snapshot.nodes, job) if node.usable]
+    usable = [state.nodes[node.name] for node in open_nodes(state.snapshot.nodes, job) if node.usable]
     single = {
-        option: [shared for shared in open_nodes if shared.node.gpu_type == option.gpu_type and shared.gpus > 0]
+        option: [shared for shared in usable if shared.node.gpu_type == option.gpu_type and shared.gpus > 0]
         for option in options
         if option.nodes == 1
     }
@@ -118,13 +118,10 @@ def _sliced(state: RoundState, gpus: int, nodes: Sequence[SharedNode]) -> Shared
 def _whole_nodes(state: RoundState, job: Job, option: Configuration) -> bool:
     """Give a job of several nodes empty nodes, which no other job may join."""
     empty = [shared.node for shared in state.nodes.values() if not shared.packs and shared.gpus == shared.node.gpus]
-    where = Room(empty, (), "best").find(job, [option])
+    where = FreeGpus(empty).find(job, [option])
     if where is None:
         return False
-    state.fixed[job.id] = where
-    state.allowance.take(job, where.gpus, where.gpu_type)
-    for share in where.shares:
-        state.nodes[share.node].gpus -= share.gpus
+    state.take_whole(job, where)
     return True
 
 
@@ -139,13 +136,13 @@ def _gather(state: RoundState, single: Mapping[Configuration, Sequence[SharedNod
 
 def _within_limits(state: RoundState, job: Job, request: common.Request) -> list[Configuration]:
     """What the limits let a job have. If need be, other jobs under the same limit give back what they have grown by."""
-    allowed, refused = state.allowance.within(job, request)
+    allowed, refused = state.free.allowance.within(job, request)
     if not refused:
         return list(allowed)
     first = next(iter(request))
-    limit = state.allowance.refuses(job, first.gpus, first.gpu_type)
+    limit = state.free.allowance.refuses(job, first.gpus, first.gpu_type)
     assert limit is not None, "it refuses all"
-    tried, back = state.allowance.copy(), []
+    tried, back = state.free.allowance.copy(), []
     for shared in state.nodes.values():
         for pack, gpus in grown(state, shared):
             other = state.jobs[pack.jobs[0]]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 
 from penstock_profiles.colocation import Colocation
+from penstock_scheduler.free_gpus import FreeGpus, is_open
 from penstock_scheduler.model import (
     Configuration,
     Job,
@@ -23,7 +23,6 @@ from penstock_scheduler.policies import common
 from penstock_scheduler.policies.gandiva.node import SharedNode, colocation, priority
 from penstock_scheduler.policies.gandiva.settings import GandivaSettings
 from penstock_scheduler.policies.gandiva.trials import Trials
-from penstock_scheduler.policies.room import Allowance
 from penstock_scheduler.sharing.packing import Memory
 
 Held = tuple[Job, Placement]
@@ -46,7 +45,7 @@ class RoundState:
         """None on a cluster without agents."""
         self.max_height = settings.max_height if self.sharing is not None else 1.0
         self.jobs = {job.id: job for job in snapshot.jobs}
-        self.allowance = Allowance(snapshot.limits)
+        self.free = FreeGpus.of(snapshot)
         self.memory = Memory(self.sharing if self.sharing is not None else SharingState())
         self.fixed: dict[JobId, Placement] = {}
         """Jobs with GPUs of their own, which the round leaves alone from here on."""
@@ -71,25 +70,21 @@ class RoundState:
         """Find out which jobs stay where they are, and what each node has left for the others."""
         nodes = {node.name: node for node in self.snapshot.nodes}
         movable, firm = self._sort_jobs(nodes)
-        taken = Counter[str]()
-        for where in self.fixed.values():
-            taken.update({share.node: share.gpus for share in where.shares})
-        for job, where in firm:
-            name = where.nodes[0]
-            if taken[name] + where.gpus > nodes[name].gpus_for_us:
-                self.queue.append(job)
-            else:
-                self.fixed[job.id] = where
-                taken[name] += where.gpus
         for job_id, where in self.fixed.items():
-            self.allowance.take(self.jobs[job_id], where.gpus, where.gpu_type)
+            self.free.take(self.jobs[job_id], where)
+        for job, where in firm:
+            if self.free.has(where):
+                self.fixed[job.id] = where
+                self.free.take(job, where)
+            else:
+                self.queue.append(job)
         for node in self.snapshot.nodes:
             if node.usable:
-                self.nodes[node.name] = SharedNode(node, max(node.gpus_for_us - taken[node.name], 0))
+                self.nodes[node.name] = SharedNode(node, self.free.on(node.name))
         by_node: dict[str, list[JobId]] = {}
         for job, where in sorted(movable, key=lambda each: (each[0].submit_s, each[0].id)):
             self.gpus[job.id] = where.gpus
-            self.allowance.take(job, where.gpus, where.gpu_type)
+            self.free.charge(job, where.gpus, where.gpu_type)
             by_node.setdefault(where.nodes[0], []).append(job.id)
         for name, there in by_node.items():
             self._restore_packs(self.nodes[name], there)
@@ -155,7 +150,7 @@ class RoundState:
         job = self.jobs[job_id]
         where = job.allocation or job.target
         assert where is not None, "it has a place"
-        self.allowance.take(job, -self.gpus.pop(job_id), where.gpu_type)
+        self.free.charge(job, -self.gpus.pop(job_id), where.gpu_type)
         self.queue.append(job)
 
     def add(self, shared: SharedNode, jobs: tuple[JobId, ...]) -> None:
@@ -176,14 +171,21 @@ class RoundState:
 
     def place(self, job: Job, option: Configuration, shared: SharedNode) -> None:
         """Give a job of the queue GPUs of a node."""
-        self.allowance.take(job, option.gpus, option.gpu_type)
         if common.movable(job):
+            self.free.charge(job, option.gpus, option.gpu_type)
             self.gpus[job.id] = option.gpus
             self.add(shared, (job.id,))
             self.busy.add(job.id)
         else:  # GPUs of its own, so that no later job makes it share its time
-            self.fixed[job.id] = common.on_one_node(job, shared.node, option.gpus)
-            shared.gpus -= option.gpus
+            where = common.on_one_node(job, shared.node, option.gpus)
+            self.take_whole(job, where)
+
+    def take_whole(self, job: Job, where: Placement) -> None:
+        """Give a job GPUs of its own, on which no other job may land."""
+        self.fixed[job.id] = where
+        self.free.take(job, where)
+        for share in where.shares:
+            self.nodes[share.node].gpus -= share.gpus
 
     def move(self, pack: Pack, source: SharedNode, target: SharedNode, note: str) -> None:
         """Migrate a pack."""
@@ -208,7 +210,7 @@ class RoundState:
         job, node = self.jobs[job_id], shared.node
         if self.node_of[job_id].node.gpu_type != node.gpu_type or not job.spec.allows_type(node.gpu_type):
             return False
-        return common.is_open(node, job)
+        return is_open(node, job)
 
     def job_waits(self) -> bool:
         """Whether a job waits for GPUs."""

@@ -8,10 +8,10 @@ import numpy as np
 
 from penstock_profiles.matrix import GoodputMatrix
 from penstock_scheduler.burst.choices import Choice
+from penstock_scheduler.free_gpus import Allowance
 from penstock_scheduler.model import Configuration, JobId, Plan, Snapshot, SolveStatus
 from penstock_scheduler.placement import Placed
 from penstock_scheduler.policies.cloud import in_cloud, sent
-from penstock_scheduler.policies.room import Allowance
 from penstock_scheduler.policies.sia import program
 from penstock_scheduler.policies.sia.cloud import solve_with_cloud
 from penstock_scheduler.policies.sia.matrix import SiaMatrix
