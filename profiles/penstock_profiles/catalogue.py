@@ -1,4 +1,4 @@
-"""Reading catalogues: TOML files of named entries that come with Penstock, or that a site adds in the same format."""
+"""Reads catalogues: TOML files of named entries, which come with Penstock or which a site adds in the same format."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 Entry = TypeVar("Entry", bound=BaseModel)
 
 DATA = Path(__file__).with_name("data")
-"""Where Penstock's own catalogues are."""
+"""Folder of Penstock's own catalogues."""
 
 
 class CatalogueError(ValueError):
@@ -23,13 +23,13 @@ class CatalogueError(ValueError):
 def read_catalogue(
     path: Path, entry: type[Entry], described_in: str, nested: Mapping[int, Sequence[str]] | None = None
 ) -> dict[str, Entry]:
-    """Entries of the file by name, in its order.
+    """Entries of a file by name, in the file's order.
 
     Args:
         path: a TOML file with one table per entry.
-        entry: what each table must be.
+        entry: model of each table.
         described_in: the file whose top describes each field, for the remedy in messages.
-        nested: depth of a table inside an entry -> its fields, which an unknown one is answered with.
+        nested: depth of a table inside an entry -> its fields. The message about an unknown field lists them.
 
     Raises:
         CatalogueError: the file is missing, is not TOML, or has a field that is unknown, missing or out of range.
@@ -49,7 +49,7 @@ def read_catalogue(
 
 
 def unknown(what: str, name: str, known: Iterable[str], also: Iterable[str] = ()) -> str:
-    """What to say of a name that no catalogue has: those that it has, and what comes closest of them and of `also`."""
+    """Message about an unknown name. It lists the known names, and the closest matches among them and `also`."""
     names = sorted(known)
     close = difflib.get_close_matches(name.lower(), {*names, *also})
     hint = f"; did you mean {' or '.join(close)}?" if close else ""
@@ -57,7 +57,7 @@ def unknown(what: str, name: str, known: Iterable[str], also: Iterable[str] = ()
 
 
 def _describe(name: str, error: ValidationError, described_in: str, known: Mapping[int, Sequence[str]]) -> str:
-    """The first thing that is wrong with an entry: field, value and remedy."""
+    """The first error in an entry: field, value and remedy."""
     first = error.errors()[0]
     field = ".".join([name, *map(str, first["loc"])])
     value = "" if isinstance(first["input"], dict) else f"={first['input']!r}"

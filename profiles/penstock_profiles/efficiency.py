@@ -1,7 +1,7 @@
-"""How much a sample teaches in a large batch, next to the same sample in the initial batch: statistical efficiency.
+"""Statistical efficiency: how much progress a sample brings in a large batch, relative to the initial batch size.
 
-Large batches average the gradient's noise away. That helps while noise hides the true gradient (`grad_var` much larger
-than `grad_sqr`) and is wasted once it does not.
+Large batches average out the gradient's noise. That helps while the noise hides the true gradient (`grad_var` much
+larger than `grad_sqr`), and is wasted once it does not.
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ from penstock_profiles.throughput import FloatArray
 
 
 def gain(grad_sqr: float, grad_var: float, batch: ArrayLike, initial_batch: float) -> FloatArray:
-    """AdaScale's gain: how many steps at the initial batch size one step at `batch` is worth; shape of `batch`.
+    """AdaScale's gain: the number of steps at the initial batch size that one step at `batch` is worth. Shape of
+    `batch`.
 
     r = (var + sqr) / (var / S + sqr) with S = batch / initial_batch (Sia section 3.3; AdaScale, equation 4).
-    In [1, S].
+    It is in [1, S].
 
     Args:
-        grad_sqr: squared norm of the true gradient, >= 0; any unit, the same as `grad_var`'s.
-        grad_var: trace of the gradient's covariance at the initial batch size, >= 0. Not both 0.
+        grad_sqr: squared norm of the true gradient, >= 0, in any unit, the same as that of `grad_var`.
+        grad_var: trace of the gradient's covariance at the initial batch size, >= 0. Not both may be 0.
         batch: total batch sizes in samples, >= `initial_batch`.
         initial_batch: samples, > 0.
 
@@ -37,12 +38,12 @@ def efficiency(grad_sqr: float, grad_var: float, batch: ArrayLike, initial_batch
     efficiency = r / S = (var + sqr) / (var + S sqr); non-increasing in `batch`. Arguments, shape and errors of `gain`.
     """
     scale = _scale(grad_sqr, grad_var, batch, initial_batch)
-    # The same as 1 / (1 + (S - 1) sqr / (var + sqr)), which rounding cannot push out of (0, 1].
+    # In this form, 1 / (1 + (S - 1) sqr / (var + sqr)), rounding cannot leave (0, 1].
     return np.asarray(1.0 / (1.0 + (scale - 1.0) * (grad_sqr / (grad_var + grad_sqr))))
 
 
 def check_noise(grad_sqr: float, grad_var: float) -> None:
-    """Raise ValueError unless the two describe a gradient: finite, not negative, not both 0."""
+    """Raise ValueError unless both values are finite and not negative, and one of them is positive."""
     for name, value in (("grad_sqr", grad_sqr), ("grad_var", grad_var)):
         if not 0 <= value < np.inf:
             raise ValueError(f"{name}={value!r} is not a finite number of at least 0; leave out such estimates")

@@ -1,4 +1,4 @@
-"""Model families known from the start, read from `data/families.toml` and a site's own file of the same format."""
+"""Known model families, read from `data/families.toml` and a site's own file of the same format."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _Finite = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class UnknownFamilyError(LookupError):
-    """No catalogue names this family; the message lists those that are known."""
+    """The catalogue has no such family; the message lists the known ones."""
 
 
 class FamilyOnGpu(BaseModel):
@@ -58,13 +58,13 @@ class Family(BaseModel):
     def estimator(
         self, batch_size: int | None = None, max_batch_size: int | None = None, fixed_batch: bool = False
     ) -> TrainingEstimator:
-        """A job of this family as the scheduler sees it before anything is measured.
+        """A job of this family, before anything is measured.
 
         Args:
-            batch_size: the job's initial total batch, samples; None: the family's. Progress is counted in it, and the
-                gradient's variance is that at this size: it falls as 1 / batch size.
+            batch_size: the job's initial total batch, samples; None: the family's. Progress is counted in it. The
+                gradient's variance is converted to this size: it falls as 1 / batch size.
             max_batch_size: the job's largest total batch, samples; None: the family's, or `batch_size` if larger.
-            fixed_batch: the total batch stays at `batch_size`.
+            fixed_batch: whether the total batch stays at `batch_size`.
 
         Raises:
             ValueError: `batch_size` is below 1 or above `max_batch_size`.
@@ -90,10 +90,9 @@ class Families(dict[str, Family]):
 
     @functools.cached_property
     def slowdowns(self) -> dict[tuple[str, str], float]:
-        """(type A, type B) -> how many times as long one GPU of B takes as one of A: the median over families that know
-        both.
+        """(type A, type B) -> time of a step on one GPU of B over that on one of A: the median over families with both.
 
-        At the largest atomic batch that fits into both, where fixed costs weigh least.
+        It is taken at the largest atomic batch that fits into both, where fixed costs matter least.
         """
         ratios: dict[tuple[str, str], list[float]] = {}
         for family in self.values():
@@ -104,10 +103,9 @@ class Families(dict[str, Family]):
         return {pair: float(np.median(values)) for pair, values in ratios.items()}
 
     def on(self, gpu_types: Iterable[str], gpus: Gpus) -> Families:
-        """The same families on the GPU types of one site, under the names that the site has for them.
+        """The same families on the GPU types of one site, under the site's names.
 
-        A type that no family's table names itself is looked up by all of its names, so that a site's `rtx2080ti` finds
-        what a family says of `rtx`.
+        A type is also looked up by its other names, so that a site's `rtx2080ti` finds a family's table for `rtx`.
         """
         types = {name: gpus.canonical(name) for name in gpu_types}
         here = {name: _renamed(family, types, gpus) for name, family in self.items()}
@@ -121,7 +119,7 @@ def _renamed(family: Family, types: Mapping[str, str], gpus: Gpus) -> dict[str, 
 
 
 def load_families(extra: Path | None = None) -> Families:
-    """Families that come with Penstock, and those of the file `extra`, which replace ours of the same name.
+    """Families that come with Penstock, and those of the file `extra`, which replace Penstock's of the same name.
 
     Raises:
         CatalogueError: a file is missing, is not TOML, or has a field that is unknown, missing or out of range.

@@ -1,4 +1,4 @@
-"""Files that others write or read at the same time."""
+"""Files that other processes read or write at the same time."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import BinaryIO
 
 
 class NoRegularFile(OSError):
-    """What is there is no file, or not of the user whose it has to be."""
+    """The path is not a regular file, or belongs to another user than expected."""
 
 
 def open_regular(path: Path | str, owner: int | None = None) -> BinaryIO:
-    """Open a regular file to be read, and nothing else: no link is followed, and no pipe is waited for.
+    """Open a regular file for reading. Links are not followed, and opening a pipe does not block.
 
     Args:
-        path: where.
-        owner: user id whose file it must be; None: anybody's.
+        path: of the file.
+        owner: user id that must own the file; None: any user may.
 
     Raises:
-        NoRegularFile: it is something else, or another user's.
-        OSError: it cannot be opened; a link is told so, too.
+        NoRegularFile: the path is not a regular file, or another user owns it.
+        OSError: the file cannot be opened, for example because it is a link.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     about = os.fstat(descriptor)
@@ -33,17 +33,15 @@ def open_regular(path: Path | str, owner: int | None = None) -> BinaryIO:
 
 
 def write_whole(path: Path, text: str, mode: int = 0o644) -> None:
-    """Write a file so that no reader ever sees a part of it. What a crash of the machine leaves is not sure. Raises
-    OSError."""
+    """Write a file so that no reader sees a part of it. It may not survive a crash of the machine. Raises OSError."""
     _write(path, text, mode, durable=False)
 
 
 def save_whole(path: Path, text: str) -> None:
-    """Put `text` where an older file may be, in a folder that is made if need be: on disk, and whole, when this
-    returns.
+    """Save `text` in a file, in place of an older one. It is on disk when this returns. Makes the folder if necessary.
 
     Raises:
-        OSError: it cannot be written; an older file is as it was.
+        OSError: it cannot be written; an older file is unchanged.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     _write(path, text, 0o666, durable=True)

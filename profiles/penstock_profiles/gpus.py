@@ -1,8 +1,7 @@
-"""GPU types, read from `data/gpus.toml` and a site's own file of the same format: what each is, and all its names.
+"""GPU types and their names, read from `data/gpus.toml` and a site's own file of the same format.
 
-One GPU has many names. NVML says `NVIDIA A100-SXM4-80GB`, Slurm's AutoDetect writes it as `nvidia_a100-sxm4-80gb`, a
-site calls it `a100_80gb` in GRES and a paper `A100-80GB`. `Gpus.type_of` takes any of them to the one that Penstock
-uses.
+One GPU has many names. NVML reports `NVIDIA A100-SXM4-80GB`, Slurm's AutoDetect writes `nvidia_a100-sxm4-80gb`, a site
+uses `a100_80gb` in GRES, and a paper `A100-80GB`. `Gpus.type_of` maps any of them to the name that Penstock uses.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ _BUILT_IN = DATA / "gpus.toml"
 
 
 class UnknownGpuError(LookupError):
-    """No catalogue has a GPU of this name; the message lists the known types and close matches."""
+    """The catalogue has no GPU of this name; the message lists the known types and close matches."""
 
 
 class Gpu(BaseModel):
@@ -46,11 +45,10 @@ class Gpus(dict[str, Gpu]):
         raise UnknownGpuError(unknown("GPU type", gpu_type, self, self._types))
 
     def type_of(self, name: str) -> str:
-        """The type that has this name: a type, an alias, or the product as NVML, rocm-smi or Slurm's AutoDetect write
-        it.
+        """The type with this name: a type, an alias, or the product as NVML, rocm-smi or Slurm's AutoDetect write it.
 
-        Upper and lower case, spaces and underscores are the same, and the leading `NVIDIA`, which older drivers leave
-        out, is optional.
+        Case does not matter, spaces and underscores are equal, and the leading `NVIDIA`, which older drivers leave out,
+        is optional.
 
         Raises:
             UnknownGpuError: no entry has it.
@@ -61,14 +59,14 @@ class Gpus(dict[str, Gpu]):
             raise UnknownGpuError(unknown("GPU", name, self, self._types)) from None
 
     def canonical(self, name: str) -> str:
-        """`type_of`, or the name itself where no entry has it: a site may well have GPUs that no catalogue knows."""
+        """`type_of`, or the name itself if no entry has it: a site may have GPUs that are not in the catalogue."""
         return self._types.get(_plain(name), name)
 
 
 def load_gpus(extra: Path | None = None) -> Gpus:
-    """GPUs that come with Penstock, and those of the file `extra`, which replace ours of the same type.
+    """GPUs that come with Penstock, and those of the file `extra`, which replace Penstock's entries of the same type.
 
-    Where both files have a name for different types, the site's counts: there an `a100` may be the one of 80 GB.
+    If both files use a name for different types, the site's entry counts: its `a100` may be the one with 80 GB.
 
     Raises:
         CatalogueError: a file is missing, is not TOML, has a field that is unknown, missing or out of range, or gives
@@ -94,5 +92,5 @@ def _types(path: Path | None, gpus: dict[str, Gpu]) -> dict[str, str]:
 
 
 def _plain(name: str) -> str:
-    """The name as it is compared, which is how Slurm's AutoDetect writes products, without the vendor's name."""
+    """The form in which names are compared: as Slurm's AutoDetect writes products, without the vendor's name."""
     return "_".join(name.lower().split()).removeprefix("nvidia_")

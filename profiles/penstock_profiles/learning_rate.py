@@ -1,9 +1,8 @@
-"""Rules that fit the learning rate to the batch size: what to multiply it with when the batch is S times the initial
-one.
+"""Rules that adapt the learning rate to the batch size: a factor for a batch that is S times the initial one.
 
-Every rule is a `Rule`, in `RULES` by name, and is 1 at the initial batch size. None of them changes what counts as
-progress: that is the sum of AdaScale's gains over the steps, whichever rule is in use, and a learning rate schedule is
-looked up at that sum instead of at the count of steps (AdaScale, algorithm 1).
+Every rule is a `Rule`, in `RULES` by name, and returns 1 at the initial batch size. None of them changes what counts as
+progress. That is the sum of AdaScale's gains over the steps with any rule, and a learning rate schedule is evaluated at
+that sum instead of the number of steps (AdaScale, algorithm 1).
 """
 
 from __future__ import annotations
@@ -16,14 +15,15 @@ from penstock_profiles.efficiency import gain
 from penstock_profiles.noise import GradientNoise
 
 Rule = Callable[[float, GradientNoise | None], float]
-"""(scale S = batch / initial batch, at least 1; the noise as known, None if not) -> factor on the learning rate."""
+"""(scale S = batch / initial batch, at least 1; the noise, None if unknown) -> factor on the learning rate."""
 
 
 def adascale(scale: float, noise: GradientNoise | None) -> float:
     """AdaScale's factor, for SGD: the gain r in [1, S], so that one step moves as far as r steps at the initial batch.
 
-    S where noise drowns the gradient, 1 where there is none (Johnson et al. 2020, equation 4; `efficiency.gain`). With
-    parameter groups, each has the factor of its own noise. With noise None, 1: too small a step is the safe mistake.
+    It is S if the noise is much larger than the gradient, and 1 if there is none (Johnson et al. 2020, equation 4;
+    `efficiency.gain`). With parameter groups, each has the factor of its own noise. If the noise is unknown, it is 1,
+    since a step that is too small does no harm.
 
     Raises:
         ValueError: `scale` is below 1 or not finite.
@@ -33,7 +33,7 @@ def adascale(scale: float, noise: GradientNoise | None) -> float:
 
 
 def linear(scale: float, noise: GradientNoise | None = None) -> float:
-    """S: as AdaScale without any true gradient, so right while S is far below var / sqr (Goyal et al. 2017).
+    """S: AdaScale's factor without a true gradient, so it is right while S is far below var / sqr (Goyal et al. 2017).
 
     Raises:
         ValueError: as `adascale`.
@@ -42,9 +42,9 @@ def linear(scale: float, noise: GradientNoise | None = None) -> float:
 
 
 def square_root(scale: float, noise: GradientNoise | None = None) -> float:
-    """sqrt(S): for Adam-like optimisers, whose steps are about as long whatever the gradient's norm.
+    """sqrt(S): for Adam-like optimisers, whose steps have about the same length for any norm of the gradient.
 
-    Per sample, steps then add the same variance at any batch size (Krizhevsky 2014). Pollux's AdamW and Adam jobs use
+    Steps then add the same variance per sample at any batch size (Krizhevsky 2014). Pollux's AdamW and Adam jobs use
     it.
 
     Raises:
@@ -56,7 +56,7 @@ def square_root(scale: float, noise: GradientNoise | None = None) -> float:
 RULES: MappingProxyType[str, Rule] = MappingProxyType(
     {"adascale": adascale, "linear": linear, "square_root": square_root}
 )
-"""By the name that a job's settings use."""
+"""The rules by the names that job settings use."""
 
 
 def _scale(scale: float) -> float:

@@ -1,4 +1,5 @@
-"""Profiles: what `penstock profile` measured of one job on one GPU type, one JSON file each in a site's folder."""
+"""Profiles: the measurements of `penstock profile` for one job on one GPU type, each in a JSON file of a site's
+folder."""
 
 from __future__ import annotations
 
@@ -26,29 +27,29 @@ class Profile(BaseModel):
 
     version: Literal[1] = 1
     job: str = Field(pattern=_NAME)
-    """The job, or its model: what its user calls it."""
+    """Name of the job or its model, chosen by the user."""
     gpu_type: str = Field(pattern=_NAME)
-    """As in GRES; `cpu` for a job that used none."""
+    """As in GRES; `cpu` for a job that used no GPU."""
     device: str | None = None
-    """The product, such as `NVIDIA A100-SXM4-40GB`; None: nobody said."""
+    """The product, such as `NVIDIA A100-SXM4-40GB`; None: unknown."""
     device_memory_mb: PositiveFloat | None = None
-    """All of the device's memory, MiB."""
+    """Total memory of the device, MiB."""
     measured_s: NonNegativeFloat
-    """When, s since 1970."""
+    """Time of the measurement, s since 1970."""
     versions: dict[str, str]
     """Software that the times depend on: name -> version."""
     ended: str
-    """Why there are no more observations, for people to read."""
+    """Why the measurement ended, for people to read."""
     too_large_batch: PositiveInt | None = None
-    """Smallest atomic batch that did not fit into memory; None: all that were tried did."""
+    """Smallest atomic batch that did not fit into memory; None: all batches that were tried did fit."""
     observations: tuple[Observation, ...] = Field(min_length=1)
     """By ascending batch size."""
 
 
 def default_folder(environ: Mapping[str, str]) -> Path:
-    """Where profiles are kept unless somebody says otherwise: `penstock/profiles` in the user's XDG state folder."""
+    """The default folder for profiles: `penstock/profiles` in the user's XDG state folder."""
     state = environ.get("XDG_STATE_HOME") or ""
-    # The XDG specification has a relative path ignored.
+    # The XDG specification says that relative paths are ignored.
     return (Path(state) if state.startswith("/") else Path.home() / ".local" / "state") / "penstock" / "profiles"
 
 
@@ -56,7 +57,7 @@ def profile_file(folder: Path, job: str, gpu_type: str) -> Path:
     """The file of one profile.
 
     Raises:
-        ProfileError: a name that could lead out of `folder`.
+        ProfileError: a name could lead out of `folder`.
     """
     for what, name in (("job name", job), ("GPU type", gpu_type)):
         if not re.fullmatch(_NAME, name):
@@ -65,10 +66,10 @@ def profile_file(folder: Path, job: str, gpu_type: str) -> Path:
 
 
 def save_profile(profile: Profile, folder: Path) -> Path:
-    """Keep `profile` in `folder`, which is made if need be, instead of an older one; its file. Whole when this returns.
+    """Save `profile` in `folder`, in place of an older one. The folder is made if necessary. Returns the file.
 
     Raises:
-        ProfileError: it cannot be written; an older one is as it was.
+        ProfileError: it cannot be written; an older profile is unchanged.
     """
     path = profile_file(folder, profile.job, profile.gpu_type)
     try:
@@ -84,8 +85,8 @@ def load_profile(path: Path) -> Profile:
     """The profile in a file.
 
     Raises:
-        ProfileError: the file is missing, is not JSON, is of a newer version, or has a field that is unknown, missing
-            or out of range.
+        ProfileError: the file is missing, is not JSON, has a newer version, or has a field that is unknown, missing or
+            out of range.
     """
     try:
         return Profile.model_validate_json(path.read_bytes())

@@ -1,12 +1,11 @@
 """How a job's speed depends on the CPUs and the memory that come with its GPUs, after Synergy (Mohan et al., OSDI '22).
 
-Optimistic profiling, section 3.1: with all the memory that there is, the job is measured on a few numbers of CPUs
-(`find_knee`); what less memory does follows from the size of its data set, how much of that a MinIO cache holds, and
-the bandwidth of the storage (`with_less_memory`). What a job reports while it runs corrects the table
-(`Sensitivity.corrected`).
+This is optimistic profiling, section 3.1. The job is measured with all memory on a few numbers of CPUs (`find_knee`).
+Its speed with less memory follows from the size of its data set, the part of it that a MinIO cache holds, and the
+bandwidth of the storage (`with_less_memory`). Reports of running jobs correct the table (`Sensitivity.corrected`).
 
-A MinIO cache (Mohan et al., VLDB '21) holds a fixed part of the data set: every epoch hits it equally often, so that
-less memory costs the same share in every epoch, where a page cache would thrash.
+A MinIO cache (Mohan et al., VLDB '21) holds a fixed part of the data set. Every epoch hits it equally often, so less
+memory costs the same share of speed in every epoch, where a page cache would thrash.
 
 Axes: C numbers of CPUs for each GPU, M amounts of memory for each GPU, both ascending.
 """
@@ -29,20 +28,20 @@ from penstock_profiles.files import save_whole
 from penstock_profiles.profiles import ProfileError
 
 SATURATED = 0.02
-"""A speed within this share of the best counts as the best: repeated measurements of one point differ by as much."""
+"""A speed within this share of the best counts as the best: repeated measurements of one point differ by this much."""
 
 SAME = 0.10
-"""Speeds closer than this share are the same to the search, as in the authors' profiler."""
+"""Speeds that differ by less than this share are equal for the search, as in the authors' profiler."""
 
 MOST_RUNS = 8
-"""Runs that a search for the knee may take."""
+"""The most runs of a search for the knee."""
 
 NEWS = 0.5
-"""Weight of a new observation beside what the table said of the same share."""
+"""Weight of a new observation, against the table's value for the same share."""
 
 
 class Option(NamedTuple):
-    """An amount of CPU and memory that is worth asking for, in total for a job on one node."""
+    """An amount of CPUs and memory that is worth requesting, in total for a job on one node."""
 
     cpus: int
     memory_mb: int
@@ -51,16 +50,16 @@ class Option(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Sensitivity:
-    """The speed of a job on one number of GPUs, by its share of CPU and memory.
+    """The speed of a job on one number of GPUs, by its CPUs and memory.
 
     Attributes:
         gpus: the number of GPUs, >= 1.
         cpus_C: CPUs for each GPU, > 0.
         memory_mb_M: memory for each GPU, MB, > 0.
-        speed_CM: speed, >= 0, in any one unit; 0: it cannot be had, or does not work.
+        speed_CM: speed, >= 0, in any unit. 0: the amounts are not available, or the job does not run with them.
 
     Raises:
-        ProfileError: a shape or a value that cannot be.
+        ProfileError: a shape or a value is impossible.
     """
 
     gpus: int
@@ -74,7 +73,8 @@ class Sensitivity:
                 raise ProfileError(f"{name}={axis}: give amounts above 0 in ascending order, each once")
         if len(self.speed_CM) != len(self.cpus_C) or any(len(row) != len(self.memory_mb_M) for row in self.speed_CM):
             raise ProfileError(
-                f"speed_CM must have {len(self.cpus_C)} rows, one for each number of CPUs, of {len(self.memory_mb_M)} speeds each"
+                f"speed_CM must have {len(self.cpus_C)} rows, one for each number of CPUs, of {len(self.memory_mb_M)}"
+                " speeds each"
             )
         if self.gpus < 1 or not all(math.isfinite(speed) and speed >= 0 for row in self.speed_CM for speed in row):
             raise ProfileError(f"gpus={self.gpus} must be at least 1, and every speed a number of at least 0")
@@ -82,25 +82,26 @@ class Sensitivity:
             raise ProfileError("speed_CM is 0 everywhere: a job that never runs has no profile; measure it again")
 
     def speed(self, cpus: float, memory_mb: float) -> float:
-        """Speed with this many CPUs and MB in total: that of the largest measured share within it, 0 if there is none.
+        """Speed with these CPUs and MB in total: that of the largest measured amounts within them, 0 if there are none.
 
-        So it is a lower bound where nothing was measured.
+        So it is a lower bound for amounts that were not measured.
         """
         row = bisect.bisect_right(self.cpus_C, cpus / self.gpus + 1e-9) - 1
         column = bisect.bisect_right(self.memory_mb_M, memory_mb / self.gpus + 1e-9) - 1
         if row < 0 or column < 0:
             return 0.0
-        # Rows of 0 are shares that no server has: what a smaller one gives is there all the same.
+        # A speed of 0 marks amounts that no server has: the speed with smaller amounts applies.
         return max(max(line[: column + 1]) for line in self.speed_CM[: row + 1])
 
     def options(self) -> tuple[Option, ...]:
-        """The shares that no other beats with as little, by ascending CPUs, then memory."""
+        """The amounts for which no smaller amounts are as fast, by ascending CPUs, then memory."""
         return _options(self)
 
     def demand(self, cpus: float = math.inf, memory_mb: float = math.inf) -> Option | None:
-        """The least CPUs, and with these the least memory, with which it is as fast as it gets within these bounds.
+        """The fewest CPUs, and with these the least memory, with which the job is as fast as possible within these
+        bounds.
 
-        None if no share within them was measured.
+        None if no amounts within them were measured.
         """
         within = [option for option in self.options() if option.cpus <= cpus and option.memory_mb <= memory_mb]
         if not within:
@@ -109,13 +110,13 @@ class Sensitivity:
         return next(option for option in within if option.speed >= enough)
 
     def corrected(self, cpus: float, memory_mb: float, speed: float) -> Sensitivity:
-        """With what a job reported: this speed, in the table's unit, with this many CPUs and MB in total.
+        """The table with a reported speed, in its unit, for these CPUs and MB in total.
 
-        The point is added, or averaged with what was there (`NEWS`); more CPUs or memory are then taken to be at least
-        as fast, and less at most.
+        The point is added, or averaged with the present value (`NEWS`). More CPUs or memory then count as at least as
+        fast, and less as at most as fast.
 
         Raises:
-            ProfileError: a number that is not above 0.
+            ProfileError: a number is not above 0.
         """
         if not all(math.isfinite(value) and value > 0 for value in (cpus, memory_mb, speed)):
             raise ProfileError(f"cpus={cpus} memory_mb={memory_mb} speed={speed}: report numbers above 0")
@@ -156,11 +157,11 @@ def _options(table: Sensitivity) -> tuple[Option, ...]:
 
 @dataclass(frozen=True, slots=True)
 class SensitivityProfile:
-    """What is known of a model: one table for each number of GPUs that it was measured on."""
+    """The tables of a model, one for each number of GPUs on which it was measured."""
 
     model: str
     tables: tuple[Sensitivity, ...]
-    """By ascending GPUs, each number once."""
+    """By ascending number of GPUs, each number once."""
 
     def __post_init__(self) -> None:
         counts = [table.gpus for table in self.tables]
@@ -168,12 +169,11 @@ class SensitivityProfile:
             raise ProfileError(f"the profile of {self.model!r} has tables for {counts} GPUs; give each once, ascending")
 
     def at(self, gpus: int) -> Sensitivity | None:
-        """The table for this many GPUs; None if it was not measured on so many: speeds do not simply scale with
-        them."""
+        """The table for this number of GPUs; None if it was not measured: speeds do not simply scale with GPUs."""
         return next((table for table in self.tables if table.gpus == gpus), None)
 
     def with_table(self, table: Sensitivity) -> SensitivityProfile:
-        """With this table instead of, or beside, those that there are."""
+        """The profile with this table added, in place of one for the same number of GPUs."""
         others = [other for other in self.tables if other.gpus != table.gpus]
         return dataclasses.replace(self, tables=tuple(sorted((*others, table), key=lambda each: each.gpus)))
 
@@ -181,18 +181,17 @@ class SensitivityProfile:
 def find_knee(
     measure: Callable[[int], float], most: int, *, same: float = SAME, runs: int = MOST_RUNS
 ) -> dict[int, float]:
-    """Measure a job's speed on few numbers of CPUs, so chosen that the least number with which it is fast is among
-    them.
+    """Measure a job's speed on a few numbers of CPUs, among them the knee: the smallest number with which it is fast.
 
-    From `most` on the number is halved as long as the speed stays the same; between the last number that is fast and
-    the first that is not, the interval is halved until they are neighbours. What runs are left go to the smallest
-    numbers and the middle of the slope. Of 24 numbers that takes at most 8 runs. The authors' profiler takes one CPU
-    away at a time once halving has cost speed: up to 13 runs.
+    The number is halved, beginning with `most`, while the speed stays the same. Then the interval between the last
+    number that is fast and the first that is not is halved until they are neighbours. Runs that are left measure the
+    smallest numbers and the middle of the slope. For 24 CPUs, this takes at most 8 runs. The authors' profiler removes
+    one CPU at a time once halving has cost speed, which takes up to 13 runs.
 
     Args:
-        measure: the speed with this many CPUs, > 0: samples/s, say. It may be noisy within `same`.
-        most: the largest number of CPUs, >= 1.
-        same: share of the speed with `most` that counts as no loss.
+        measure: returns the speed with a number of CPUs, > 0, such as in samples/s. It may be noisy within `same`.
+        most: largest number of CPUs, >= 1.
+        same: share of the speed with `most` CPUs that counts as no loss.
         runs: the most measurements.
 
     Returns:
@@ -227,7 +226,7 @@ def find_knee(
 
 
 def knee(speeds: Mapping[int, float], same: float = SAME) -> int:
-    """The least number of CPUs that is as fast as the largest, as far as `same`."""
+    """The smallest number of CPUs that is as fast as the largest, within `same`."""
     enough = speeds[max(speeds)] * (1 - same)
     return min(cpus for cpus, speed in speeds.items() if speed >= enough)
 
@@ -243,9 +242,9 @@ def with_less_memory(
     process_mb: float = 0.0,
     cache_mb_s: float = math.inf,
 ) -> Sensitivity:
-    """The whole table from measurements with all memory, by the model of a MinIO cache.
+    """The whole table, from measurements with all memory and the model of a MinIO cache.
 
-    An epoch takes as long as computing, which was measured, or as fetching, whichever is longer (Synergy, section 3.1):
+    An epoch takes as long as computing, which was measured, or fetching, whichever is longer (Synergy, section 3.1):
     cache / cache_mb_s + (dataset - cache) / storage_mb_s, with cache = memory - process_mb, at most the data set.
 
     Args:
@@ -253,14 +252,15 @@ def with_less_memory(
         samples_per_s: CPUs in total -> measured speed with the data set in memory.
         memory_mb: amounts of memory in total, MB, ascending.
         dataset_mb: size of the data set, MB, >= 0.
-        dataset_samples: its samples, > 0.
-        storage_mb_s: what the job gets of the storage's bandwidth, MB/s, > 0.
-        process_mb: what the job needs beside its cache, MB; with less it does not run.
-        cache_mb_s: bandwidth out of the cache, MB/s.
+        dataset_samples: number of samples in it, > 0.
+        storage_mb_s: the job's bandwidth from the storage, MB/s, > 0.
+        process_mb: memory that the job needs besides its cache, MB. With less, it does not run.
+        cache_mb_s: bandwidth from the cache, MB/s.
     """
     if min(dataset_samples, storage_mb_s, cache_mb_s) <= 0 or min(dataset_mb, process_mb) < 0:
         raise ProfileError(
-            f"dataset_mb={dataset_mb} dataset_samples={dataset_samples} storage_mb_s={storage_mb_s}: only the size may be 0"
+            f"dataset_mb={dataset_mb} dataset_samples={dataset_samples} storage_mb_s={storage_mb_s}: only the size may"
+            " be 0"
         )
 
     def speed(compute: float, memory: float) -> float:
@@ -280,8 +280,7 @@ def with_less_memory(
 
 
 def storage_needed_mb_s(dataset_mb: float, cached_mb: float, epoch_s: float, cache_mb_s: float = math.inf) -> float:
-    """Bandwidth with which fetching what is not cached hides behind an epoch of computing, MB/s; infinite: it
-    cannot."""
+    """Bandwidth, MB/s, with which fetching uncached samples takes no longer than computing; inf if it always does."""
     missing_mb, left_s = max(dataset_mb - cached_mb, 0.0), epoch_s - min(cached_mb, dataset_mb) / cache_mb_s
     if missing_mb == 0:
         return 0.0
@@ -295,23 +294,23 @@ class SensitivityStore:
         self._folder = folder
 
     def load(self) -> dict[str, SensitivityProfile]:
-        """Model -> profile, of every file. A folder that does not exist has none.
+        """All profiles by model. A folder that does not exist has none.
 
         Raises:
-            ProfileError: a file that cannot be read, with its name and what is wrong with it.
+            ProfileError: a file cannot be read; the message has its name and the cause.
         """
         return {name: profile for name, (_, profile) in self.dated().items()}
 
     def dated(self) -> dict[str, tuple[int, SensitivityProfile]]:
-        """As `load`, each with the time when its file was last written, ns since 1970."""
+        """As `load`, with the time of each file's last change, ns since 1970."""
         read = [(written_ns, read_profile(path)) for path, written_ns in self.files().items()]
         return {profile.model: (written_ns, profile) for written_ns, profile in read}
 
     def files(self) -> dict[Path, int]:
-        """The files, by name, each with the time when it was last written, ns since 1970."""
+        """The files by name, with the time of each file's last change, ns since 1970."""
         found = {}
         for path in sorted(self._folder.glob("*.json")):
-            with contextlib.suppress(FileNotFoundError):  # gone in between
+            with contextlib.suppress(FileNotFoundError):  # removed meanwhile
                 found[path] = path.stat().st_mtime_ns
         return found
 
@@ -321,8 +320,7 @@ class SensitivityStore:
             raise ProfileError(f"model {model!r} cannot name a file; use letters, digits, '_', '+', '.' and '-'")
 
     def save(self, profile: SensitivityProfile) -> Path:
-        """Keep a profile instead of an older one; whole when this returns. Raises ProfileError if it cannot be
-        written."""
+        """Save a profile, in place of an older one. Raises ProfileError if it cannot be written."""
         self.check(profile.model)
         path = self._folder / f"{profile.model}.json"
         try:
@@ -335,7 +333,7 @@ class SensitivityStore:
 
 
 def read_profile(path: Path) -> SensitivityProfile:
-    """The profile in a file. Raises ProfileError, which names the file and what is wrong with it."""
+    """The profile in a file. Raises ProfileError, which names the file and the cause."""
     try:
         document = json.loads(path.read_bytes())
     except OSError as error:

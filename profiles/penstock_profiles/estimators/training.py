@@ -38,7 +38,8 @@ class GpuModel:
     def __post_init__(self) -> None:
         if not self.max_atomic_batch >= 1:
             raise ValueError(
-                f"max_atomic_batch={self.max_atomic_batch} must be at least 1; leave out a GPU type on which no sample fits"
+                f"max_atomic_batch={self.max_atomic_batch} must be at least 1; leave out a GPU type on which no"
+                " sample fits"
             )
         if not self.gpus_per_replica >= 1:
             raise ValueError(f"gpus_per_replica={self.gpus_per_replica} is not a number of GPUs; it must be at least 1")
