@@ -29,12 +29,14 @@ def open_cluster(settings: Settings, clock: Clock, check: SpecCheck) -> ClusterP
 
     section = settings.section(SlurmSettings)
     if section.agents and section.backend != "cli":
-        raise ConfigError("[slurm] agents = true needs backend = 'cli': what shared GPUs ask of Slurm has no other yet")
+        raise ConfigError(
+            "[slurm] agents = true needs backend = 'cli': no other backend has the commands for shared GPUs"
+        )
     gateway = open_gateway(section.backend, conf=section.conf, timeout_s=section.command_timeout_s)
     stand_in = section.agents and gateway.version() > CLEARS_ON
     if stand_in:
         _expect_stand_in(gateway, section)
-    commands = CliGateway(conf=section.conf, timeout_s=section.command_timeout_s)  # there is no other way to sbatch
+    commands = CliGateway(conf=section.conf, timeout_s=section.command_timeout_s)  # sbatch exists only as a command
     spool = Spool(section.spool_dir)
     nodes = SlurmCloudNodes(section.cloud_partition, commands) if section.cloud_partition else None
     submitter = SlurmSubmitter(commands, spool, section)
@@ -45,7 +47,7 @@ def open_cluster(settings: Settings, clock: Clock, check: SpecCheck) -> ClusterP
 
 
 def _expect_stand_in(gateway: Gateway, settings: SlurmSettings) -> None:
-    """Raises ConfigError if no managed node has what jobs ask for in place of GPUs, as far as Slurm answers now."""
+    """Raises ConfigError if no managed node has the GRES that jobs request in place of GPUs, if Slurm answers."""
     from penstock_scheduler.errors import ConfigError
     from penstock_slurm.agents import STAND_IN_REMEDY, without_stand_in
     from penstock_slurm.gateway import SlurmError
@@ -53,14 +55,14 @@ def _expect_stand_in(gateway: Gateway, settings: SlurmSettings) -> None:
     try:
         nodes = gateway.nodes()
     except SlurmError:
-        return  # the loop says so; and where it is lacking nobody shares
+        return  # the loop will report it; jobs do not share on nodes without the GRES
     lacking = without_stand_in(nodes, settings.partitions)
     if lacking and not any(node.stand_in for node in nodes):
         raise ConfigError(
-            "[slurm] agents = true: this Slurm starts jobs without GPUs only if they ask for another GRES, and no node has one "
+            "[slurm] agents = true: this Slurm starts jobs without GPUs only if they request another GRES, and no node has one "
             f"for that. Remedy: {STAND_IN_REMEDY}"
         )
     if lacking:
         names = ",".join(lacking[:8])
-        text = f"nobody shares there; {STAND_IN_REMEDY}"
+        text = f"jobs do not share GPUs there; {STAND_IN_REMEDY}"
         log.warning("nodes lack a GRES", extra={"nodes": names, "count": len(lacking), "text": text})

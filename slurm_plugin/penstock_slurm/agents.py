@@ -1,16 +1,16 @@
 """The agents of the nodes behind the scheduler's `Agents` port: orders to them and statuses from them through the spool, and
 the GPU reservation around the GPUs that jobs share (`penstock_slurm.gpu_reservation`).
 
-A job that starts on one node with an agent runs without GPUs of Slurm's (*cleared*): the GPU reservation holds them, and
-the agent binds the job to some of them, so that others can come to it. It stays cleared as long as it runs. A job with GPUs
-of Slurm's to which others come keeps them.
+A job that starts on one node with an agent holds no GPUs in Slurm (it is *cleared*). The GPU reservation holds the GPUs, and the
+agent binds the job to some of them, so that other jobs can join it. The job stays cleared as long as it runs. A job that holds
+GPUs in Slurm keeps them when other jobs join it.
 
-Slurm 22.05.8 starts no cleared job on a node of which every GPU is taken. So the job gets the highest priority, and a
-placeholder job is exchanged for a new one: when the old one ends, Slurm starts the job, then the new placeholder job, and
-only then anybody else (*gate*).
+Slurm 22.05.8 does not start a cleared job on a node whose GPUs are all allocated. So the job gets the highest priority, and a
+placeholder job is exchanged for a new one: when the old one ends, Slurm starts the job, then the new placeholder job, and only
+then other jobs.
 
-What is remembered here is what was ordered, and what was taken of what agents number. Both are in the spool, too, where a daemon
-that starts finds them: so it tells and learns what happened while there was none, and nothing twice.
+This object remembers what it ordered and which of the agents' numbered events were taken. Both are also in the spool, where the
+next daemon finds them, so it learns what happened while no daemon ran, and reports nothing twice.
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ from penstock_slurm.topology import choose
 
 log = logging.getLogger(__name__)
 
-GATE_S = 3.0
-"""Least time between two exchanges of a placeholder job on one node."""
+EXCHANGE_S = 3.0
+"""Shortest time between two exchanges of a placeholder job on one node."""
 
 CLEARS_ON = (22, 5)
-"""The newest release of Slurm that takes all GRES from a pending job; later ones put another in their place (`STAND_IN`)."""
+"""The newest release of Slurm that can remove all GRES of a pending job. For later ones, `STAND_IN` takes their place."""
 
 STAND_IN_REMEDY = (
     f"in slurm.conf, add {STAND_IN} to GresTypes, and ,{STAND_IN}:no_consume:1 to the Gres of the nodes; "
@@ -72,37 +72,37 @@ STAND_IN_REMEDY = (
 Numbered = TypeVar("Numbered", NumberedPack, Contained, XidSeen)
 
 ORDERS_KEPT = 64
-"""Orders to one node that its agent may not have carried out yet, of which the devices are remembered."""
+"""Newest orders to a node whose devices are remembered, because its agent may still carry them out."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resident:
-    """A job of ours on one node alone, or on its way there."""
+    """A managed job that runs, or is about to run, on one node only."""
 
     job: Job
     slurm: SlurmJob
     cleared: bool
-    """Whether it holds no GPUs by Slurm."""
+    """Whether it holds no GPUs in Slurm."""
     devices: frozenset[int] | None
-    """Indexes that it holds, or is bound to; None: not known. Empty: it waits for its first turn."""
+    """Indexes of the GPUs that it holds or is bound to; None: not known. Empty: it waits for its first time slice."""
     leaves: bool
-    """Whether it has been asked to leave."""
+    """Whether it is departing."""
 
     @property
     def gpus(self) -> int:
-        """That it uses."""
+        """Number of GPUs that it uses."""
         return self.job.allocation.gpus if self.job.allocation is not None else 1
 
 
 def without_stand_in(nodes: Iterable[SlurmNode], partitions: Collection[str]) -> list[str]:
-    """Nodes with GPUs in one of the partitions on which no job can ask for another GRES in place of them."""
+    """Nodes with GPUs in these partitions that lack the GRES `STAND_IN`."""
     return [
         node.name for node in nodes if node.gpus and not node.stand_in and not {*partitions}.isdisjoint(node.partitions)
     ]
 
 
 def group_of_one(node: str, job: JobId, gpus: int) -> SharedGpus:
-    """GPUs of a job that nobody shares."""
+    """A group of one job, which shares its GPUs with no other."""
     return SharedGpus(node, gpus, (Pack((job,), gpus),))
 
 
@@ -110,21 +110,21 @@ class SlurmAgents:
     """`ports.Agents` on Slurm.
 
     Args:
-        GPU reservation: see there.
+        reservations: the placeholder jobs.
         spool: the folder that all nodes share.
-        clock: to tell which agents are away.
-        stand_in: whether jobs that share ask for the GRES `STAND_IN`, as Slurm later than `CLEARS_ON` needs it. Then they start
-            on full nodes, too, and nobody shares on nodes that lack it.
+        clock: tells which agents are away.
+        stand_in: whether jobs that share request the GRES `STAND_IN`, as releases after `CLEARS_ON` need it. Such jobs also
+            start on full nodes, and no jobs share on nodes without that GRES.
     """
 
     def __init__(self, reservations: GpuReservations, spool: Path, clock: Clock, *, stand_in: bool = False) -> None:
         self.reservations = reservations
         self.stand_in = stand_in
         self._expected: dict[JobId, tuple[str, int]] = {}
-        """Job that is being started -> node, GPUs: as told since the last `share`."""
+        """Job that is being started -> node, GPUs; since the last `share`."""
         self._singles: dict[JobId, SharedGpus] = {}
-        """The same, and cleared jobs that run, where they are in no group of the plan: as groups of one."""
-        self._gate_s: dict[str, float] = {}
+        """Expected and running cleared jobs that are in no group of the plan, as groups of one."""
+        self._exchanged_s: dict[str, float] = {}
         self._spool = spool
         self._clock = clock
         self._nodes: dict[str, SlurmNode] = {}
@@ -132,30 +132,30 @@ class SlurmAgents:
         self._types: Mapping[str, str] = {}
         self._residents: dict[JobId, Resident] = {}
         self._going: dict[str, tuple[Sharer, ...]] = {}
-        """Node -> cleared jobs whose run has ended and whose processes may live still, on the GPUs that they were bound to."""
+        """Node -> cleared jobs whose run has ended and whose processes may still live on the GPUs that they were bound to."""
         self._coming: dict[JobId, tuple[Job, SlurmJob]] = {}
         self._awaited: dict[str, dict[JobId, int]] = {}
-        """Node -> job that Slurm is about to start there -> GPUs that it gets by Slurm."""
+        """Node -> job that Slurm is about to start there -> GPUs that Slurm will allocate to it."""
         self._statuses: dict[str, NodeStatus] = {}
         self._orders: dict[str, NodeOrder] = {}
         self._promised: dict[str, dict[int, frozenset[int]]] = {}
-        """Node -> order's number -> devices that it lets the agent give out."""
+        """Node -> number of an order -> devices that the order lets the agent bind jobs to."""
         self._recalled: set[str] = set()
-        """Nodes of which the order was looked for that the daemon before has left."""
+        """Nodes whose order of the previous daemon was searched for."""
         self._groups: tuple[SharedGpus, ...] = ()
         self._strays: frozenset[str] = frozenset()
-        """Placeholder jobs on nodes that are not managed, as told."""
+        """Placeholder jobs on nodes that are not managed, as logged."""
         self._stands: dict[str, bool] = {}
         self._reserved: dict[str, int] = {}
         self._taken: dict[str, Taken] = {}
-        """By node."""
+        """Node -> the events that were taken."""
         self._uses: dict[JobId, dict[str, JobUse]] = {}
-        """Job -> node -> what was seen of it there."""
+        """Job -> node -> how the job uses its GPUs there."""
         self.misplaced: frozenset[JobId] = frozenset()
-        """Cleared jobs on GPUs that are others' now, which cannot be bound anew, and clients of NVIDIA's MPS whose group takes
-        turns now, which are not suspended: they have to start anew."""
+        """Jobs that have to restart: cleared jobs on GPUs that belong to other jobs now, because they cannot be bound again; and
+        clients of NVIDIA's MPS whose group has time slices now, because they cannot be suspended."""
 
-    # --- what the cluster tells
+    # --- observations
 
     def saw(
         self,
@@ -166,13 +166,13 @@ class SlurmAgents:
         partitions: Collection[str],
         types: Mapping[str, str],
     ) -> None:
-        """Take in a look at the cluster.
+        """Take over an observation of the cluster.
 
         Args:
-            nodes: the managed ones.
-            jobs: the managed ones.
-            slurm_jobs: Slurm's records of these.
-            cleared: those that hold no GPUs by Slurm.
+            nodes: the managed nodes.
+            jobs: the managed jobs.
+            slurm_jobs: Slurm's records of these jobs.
+            cleared: the jobs among them that hold no GPUs in Slurm.
             partitions: managed partitions that are up.
             types: GPU type of each node.
         """
@@ -182,12 +182,12 @@ class SlurmAgents:
             for node in self._nodes.values()
         }
         self._types = types
-        # One that cannot be read for once stands until it is old: without it a node's GPUs would be dealt out anew.
+        # If a status cannot be read, the last one stands until it is old; otherwise the node's GPUs would be allotted anew.
         statuses = {name: self._status(name) or self._statuses.get(name) for name in self._nodes}
         self._statuses = {name: status for name, status in statuses.items() if status is not None}
-        self._recall()
-        self._take_up()
-        self._see_off()
+        self._read_old_orders()
+        self._read_taken()
+        self._keep_ending()
         self._residents, self._coming, self._awaited = {}, {}, {}
         for job_id, slurm_job in slurm_jobs.items():
             if slurm_job.state in WAITING:
@@ -207,15 +207,15 @@ class SlurmAgents:
             placeholder.id for placeholder in self.reservations.placeholders if placeholder.node not in self._nodes
         )
         if strays - self._strays:
-            text = "on nodes that are not managed (any more): nobody ends them; scancel them"
-            log.warning("placeholder jobs are left", extra={"jobs": ",".join(sorted(strays)), "text": text})
+            text = "they are on nodes that Penstock does not manage; end them with scancel"
+            log.warning("placeholder jobs left behind", extra={"jobs": ",".join(sorted(strays)), "text": text})
         self._strays = strays
-        # The kinds of those who are in a pack that is still to be learned of are asked for, though they have ended.
+        # Ended jobs are kept while a measured pack of theirs was not taken: their kinds are needed.
         packed = {job for _, each in self._news("packs", lambda status: status.packs) for job in each.seen.jobs}
         self._uses = {job: uses for job, uses in self._uses.items() if job in jobs or job in packed}
 
-    def _see_off(self) -> None:
-        """Keep the GPU reservation of those who are about to be gone: Slurm lets processes live on for KillWait."""
+    def _keep_ending(self) -> None:
+        """Keep GPUs reserved for jobs that are ending, because Slurm lets their processes live on for KillWait."""
         before = {each.slurm.number: each.devices for each in self._residents.values() if each.cleared}
         before |= {each.number: each.devices for going in self._going.values() for each in going}
         self._going = {}
@@ -229,9 +229,10 @@ class SlurmAgents:
             self._going[node] = (*self._going.get(node, ()), gone)
 
     def _sent(self, job: Job, slurm_job: SlurmJob) -> None:
-        """One that Slurm is about to give GPUs of its own has them as good as already: no placeholder job is to be faster.
+        """Note a job that Slurm is about to start.
 
-        One that it is about to start without any needs GPU reservation and order, whether or not we remember having sent it.
+        GPUs that Slurm will allocate to it count as its own already, so that no placeholder job takes them first. A cleared job
+        needs a GPU reservation and an order, also if another daemon has sent it.
         """
         if job.phase is not Phase.STARTING or len(slurm_job.required_nodes) != 1:
             return
@@ -241,8 +242,8 @@ class SlurmAgents:
         elif slurm_job.gpus_per_node is None and job.allocation is not None:
             self._expected[job.id] = node, job.allocation.gpus
 
-    def _recall(self) -> None:
-        """Read the orders that the daemon before has left, once: their devices are promised, and their jobs may be there."""
+    def _read_old_orders(self) -> None:
+        """Read the orders of the previous daemon, once: agents may still carry them out, and their jobs may run."""
         for node in self._nodes.keys() - self._recalled:
             self._recalled.add(node)
             if (found := _read(order_file(self._spool, node))) is None:
@@ -250,12 +251,12 @@ class SlurmAgents:
             try:
                 self._orders[node] = NodeOrder.model_validate_json(found)
             except ValidationError:
-                log.warning("old order to an agent cannot be read", extra={"node": node})
+                log.warning("cannot read the old order to an agent", extra={"node": node})
             else:
                 self._promise(node, self._orders[node])
 
     def _concerns(self, node: str) -> bool:
-        """Whether there is, or was, anything for an agent to do there: else Slurm and the spool are left as they are."""
+        """Whether an agent has, or had, anything to do there. If not, Slurm and the spool are left alone."""
         return node in self._statuses or node in self._orders or bool(self.reservations.on(node))
 
     def _status(self, node: str) -> NodeStatus | None:
@@ -263,7 +264,7 @@ class SlurmAgents:
         try:
             return None if found is None else NodeStatus.model_validate_json(found)
         except ValidationError as error:
-            log.warning("status of an agent passed over", extra={"node": node, "text": str(error)[:200]})
+            log.warning("agent status ignored", extra={"node": node, "text": str(error)[:200]})
             return None
 
     def _carried(self, node: str, job: JobId) -> CarriedJob | None:
@@ -271,11 +272,11 @@ class SlurmAgents:
         return next((each for each in status.jobs if each.job == job), None) if status is not None else None
 
     def _groups_on(self, node: str) -> tuple[CarriedGroup, ...]:
-        """Those that its agent carries out."""
+        """The groups that the agent carries out."""
         return self._statuses[node].groups if node in self._statuses else ()
 
     def _runs_in(self, node: str, job: JobId) -> SharedGpus | None:
-        """The group in which it is a job's turn now, with its pack alone; None: it is in none, or it is not its turn."""
+        """The group of a job that has the time slice now, with the job's pack only; None: it has no group or no time slice."""
         return next(
             (
                 dataclasses.replace(each.shared, packs=(pack,))
@@ -286,8 +287,8 @@ class SlurmAgents:
             None,
         )
 
-    def _promised_to(self, node: str) -> set[JobId]:
-        """Jobs that are promised there to keep their speed, by the order that the agent carries out."""
+    def _guaranteed(self, node: str) -> set[JobId]:
+        """Guaranteed jobs in the order that the agent carries out."""
         groups = self._groups_on(node)
         return {pack.guaranteed for each in groups for pack in each.shared.packs if pack.guaranteed is not None}
 
@@ -295,8 +296,8 @@ class SlurmAgents:
         carried = self._carried(node, job)
         return None if carried is None else frozenset(carried.devices)
 
-    def _take_up(self) -> None:
-        """Find out what was taken of each agent's news. Where no daemon has left word of that, what is there now was."""
+    def _read_taken(self) -> None:
+        """Find out which events of each agent were taken. If no daemon recorded that, all present events count as taken."""
         for node, status in self._statuses.items():
             taken = self._taken.get(node) or self._left(node)
             if taken is None:
@@ -311,12 +312,12 @@ class SlurmAgents:
                 self._uses.setdefault(carried.job, {})[node] = carried.use
 
     def _left(self, node: str) -> Taken | None:
-        """What the daemon before has left."""
+        """What the previous daemon has recorded as taken."""
         found = _read(taken_file(self._spool, node))
         try:
             return None if found is None else Taken.model_validate_json(found)
         except ValidationError:
-            log.warning("what was taken of an agent cannot be read", extra={"node": node})
+            log.warning("cannot read which events of an agent were taken", extra={"node": node})
             return None
 
     def _keep(self, node: str, taken: Taken) -> None:
@@ -325,11 +326,11 @@ class SlurmAgents:
         try:
             write_whole(path, taken.model_dump_json())
         except OSError as error:
-            text = f"{path}: {error.strerror}; a daemon that starts now would tell the same again"
-            log.warning("what was taken of an agent cannot be kept", extra={"node": node, "text": text})
+            text = f"{path}: {error.strerror}; after a restart the daemon would report the same events again"
+            log.warning("cannot record which events of an agent were taken", extra={"node": node, "text": text})
 
     def _news(self, kind: str, of: Callable[[NodeStatus], Sequence[Numbered]]) -> list[tuple[str, Numbered]]:
-        """Node and what its agent has told that was not taken yet."""
+        """Node and event, for each event that was not taken yet."""
         return [
             (node, each)
             for node, status in self._statuses.items()
@@ -338,24 +339,24 @@ class SlurmAgents:
         ]
 
     def _take(self, kind: str, of: Callable[[NodeStatus], Sequence[Numbered]]) -> list[tuple[str, Numbered]]:
-        """The same, for good: it is not news any more, for no daemon."""
+        """Take these events: no daemon will see them again."""
         news = self._news(kind, of)
         for node, number in {node: each.number for node, each in news}.items():
             self._keep(node, self._taken[node].model_copy(update={kind: number}))
         return news
 
     def take_contained(self) -> tuple[Contained, ...]:
-        """What agents have done about jobs since the last call."""
+        """See `ports.NodeEvents`."""
         return tuple(each for _, each in self._take("contained", lambda status: status.contained))
 
     def take_xids(self) -> tuple[tuple[str, XidSeen], ...]:
-        """Node and error of a GPU, since the last call."""
+        """See `ports.NodeEvents`."""
         return tuple(self._take("xids", lambda status: status.xids))
 
-    # --- what the cluster asks
+    # --- questions of the cluster
 
     def takes(self, job: JobId, node: str, gpus: int) -> bool:
-        """Whether a job that starts on this node alone gets no GPUs of its own from Slurm. Then they are reserved for it."""
+        """Whether a job that starts on this node only is started cleared. If so, GPUs are reserved for it."""
         group = self._group_of(job)
         if not self._alive(node) and (group is None or not self._crowded(group)):
             return False
@@ -363,11 +364,11 @@ class SlurmAgents:
         return True
 
     def reserved(self, node: str) -> int:
-        """GPUs of a node that jobs without GPUs of their own have, or are to have."""
+        """GPUs of a node that are reserved for cleared jobs, or will be."""
         return max(self._reserved.get(node, 0), self.reservations.gpus(node))
 
     def keeps_back(self, job: JobId, node: str) -> str:
-        """Why a job that shares cannot start there yet, in words; empty: it can."""
+        """Why a job that shares cannot start there yet; empty: it can."""
         if not self._alive(node):
             if self.stand_in and node in self._nodes and not self._nodes[node].stand_in:
                 return f"waits for {node} to have GRES {STAND_IN}"
@@ -375,12 +376,12 @@ class SlurmAgents:
         if not self._stands.get(node, False):
             return "waits for its GPUs to be reserved"
         carried = self._carried(node, job)
-        if carried is None or carried.state != "waiting" or carried.devices:  # none, or of its run before
-            return f"waits for the agent of {node} to make ready"
+        if carried is None or carried.state != "waiting" or carried.devices:  # none, or of its previous run
+            return f"waits for the agent of {node} to prepare"
         return ""
 
     def leaves_a_gap(self, job: JobId) -> bool:
-        """Whether others use the GPUs that this job holds by Slurm, and nobody has seen to it yet that they stay reserved."""
+        """Whether cleared jobs use GPUs that this job holds in Slurm, so that they would lose them at its end."""
         mine = self._residents.get(job)
         if mine is None or mine.cleared or mine.leaves:
             return False
@@ -394,7 +395,7 @@ class SlurmAgents:
         )
 
     def note(self, job: JobId) -> dict[str, object] | None:
-        """What the accounts are to say of a job that runs: where it shares, and with whom; None: it does not."""
+        """A note for Slurm's accounts: where a running job shares GPUs, and with which jobs; None: it does not share."""
         mine = self._residents.get(job)
         if mine is None:
             return None
@@ -428,7 +429,7 @@ class SlurmAgents:
         for group in groups:
             for job in group.jobs:
                 alone.pop(job, None)
-        if self.reservations.away is not None:  # what the look does not know would be fixed as if it were lost
+        if self.reservations.away is not None:  # GPUs that the observation does not know would be treated as lost
             raise ClusterAway(str(self.reservations.away)) from self.reservations.away
         self._singles = {job: group_of_one(node, job, gpus) for job, (node, gpus) in alone.items()}
         misplaced: set[JobId] = set()
@@ -438,8 +439,8 @@ class SlurmAgents:
                 wanted = [group for group in (*groups, *self._singles.values()) if group.node == name]
                 try:
                     misplaced |= self._on_node(self._nodes[name], wanted)
-                except StoreError as error:  # one folder that is not ours to write is no reason to stop the site
-                    log.warning("agent cannot be told", extra={"node": name, "text": str(error)})
+                except StoreError as error:  # one folder that cannot be written must not stop the site
+                    log.warning("cannot write an order", extra={"node": name, "text": str(error)})
         except (ControllerAway, TimedOut) as error:
             raise ClusterAway(str(error)) from error
         self._expected = {}
@@ -473,10 +474,10 @@ class SlurmAgents:
         cleared = [job for job, each in here.items() if each.cleared and job not in together]
         self._reserved[name] = lacking(ground)
         self._stands[name] = stands(ground)
-        # Of a node that a new slurmctld has not heard of, it counts GPUs wrong of jobs that end and begin meanwhile (22.05.8).
+        # Until a node has registered, a new slurmctld (22.05.8) counts GPUs wrong for jobs that start and end there.
         if "UNKNOWN" not in node.state or "DOWN" in node.state:
             self.reservations.carry_out(name, self._partitions[name], ground, [*together, *cleared])
-            self._open_gate(node, ground, [*together, *cleared])
+            self._make_way(node, ground, [*together, *cleared])
         allotted, misplaced = self._allot(name, ground, groups, here)
         misplaced |= {
             job
@@ -488,19 +489,24 @@ class SlurmAgents:
         self._order(name, groups, here, allotted, misplaced)
         return misplaced
 
-    def _open_gate(self, node: SlurmNode, ground: Ground, jobs: Sequence[str]) -> None:
-        """Let Slurm start the cleared jobs that were sent to a node without a free GPU; see the module."""
+    def _make_way(self, node: SlurmNode, ground: Ground, jobs: Sequence[str]) -> None:
+        """Exchange a placeholder job, so that Slurm starts cleared jobs on a node without a free GPU; see the module."""
         sent = any(
             job.phase is Phase.STARTING and slurm_job.gpus_per_node is None and node.name in slurm_job.required_nodes
             for job, slurm_job in self._coming.values()
         )
         now_s = self._clock.now_s()
-        if sent and not self.stand_in and ground.free <= 0 and now_s - self._gate_s.get(node.name, 0.0) >= GATE_S:
-            self._gate_s[node.name] = now_s
+        if (
+            sent
+            and not self.stand_in
+            and ground.free <= 0
+            and now_s - self._exchanged_s.get(node.name, 0.0) >= EXCHANGE_S
+        ):
+            self._exchanged_s[node.name] = now_s
             self.reservations.exchange(node.name, self._partitions[node.name], used(ground) | ground.promised, jobs)
 
     def _is_reserved(self, group: SharedGpus) -> bool:
-        """Whether it needs GPUs that Slurm gives to none of its jobs."""
+        """Whether a group needs reserved GPUs, because several jobs are there or one of them is cleared."""
         cleared = (
             job in self._expected or (job in self._residents and self._residents[job].cleared) for job in group.jobs
         )
@@ -511,29 +517,29 @@ class SlurmAgents:
         return min(group.gpus, self._wanted(group))
 
     def _wanted(self, group: SharedGpus) -> int:
-        """Those of its packs, without packs whose jobs have all ended."""
+        """GPUs of the group's packs, without packs whose jobs have all ended."""
         return sum(pack.gpus for pack in group.packs if any(map(self._known, pack.jobs)))
 
     def _crowded(self, group: SharedGpus) -> bool:
-        """Whether two jobs or more of it are there."""
+        """Whether two or more of its jobs are there."""
         return sum(map(self._known, group.jobs)) > 1
 
     def _known(self, job: JobId) -> bool:
         return job in self._residents or job in self._coming
 
     def _group_of(self, job: JobId) -> SharedGpus | None:
-        """The plan's."""
+        """The job's group in the plan."""
         return next((group for group in self._groups if job in group.jobs), None)
 
     def _alive(self, node: str) -> bool:
-        """Whether its agent answers, and jobs can start there without GPUs."""
+        """Whether the agent answers and cleared jobs can start there."""
         status = self._statuses.get(node)
         if self.stand_in and not (node in self._nodes and self._nodes[node].stand_in):
             return False
         return status is not None and self._clock.now_s() - status.time_s < AWAY_S
 
     def _still_promised(self, node: str) -> frozenset[int]:
-        """Devices that the agent may give out by the order that it carries out, or one that it has not read yet."""
+        """Devices of the order that the agent carries out, and of orders that it has not read yet."""
         kept = self._promised.get(node, {})
         status = self._statuses.get(node)
         done = status.order if status is not None else 0
@@ -542,16 +548,16 @@ class SlurmAgents:
     def _allot(
         self, node: str, ground: Ground, groups: Sequence[SharedGpus], here: Mapping[JobId, Resident]
     ) -> tuple[dict[SharedGpus, frozenset[int]], set[JobId]]:
-        """Which reserved GPUs are whose, and the cleared jobs that are on others'."""
+        """The reserved GPUs of each group, and the cleared jobs on GPUs that belong to another group."""
         group_of = {job: group for group in groups for job in group.jobs}
         given: dict[SharedGpus, set[int]] = {group: set() for group in groups}
         owner: dict[int, object] = {}
         misplaced: set[JobId] = set()
-        # Of two whom the plan says nothing of one is about to be asked to leave: not the one with a promise.
-        promised = self._promised_to(node)
+        # Of two jobs that the plan does not know, one will be asked to leave: not the guaranteed one.
+        guaranteed = self._guaranteed(node)
 
         def first(job: JobId) -> tuple[bool, bool, bool, JobId]:
-            return here[job].cleared, job in self._singles, job not in promised, job
+            return here[job].cleared, job in self._singles, job not in guaranteed, job
 
         for job in sorted(here, key=first):
             each = here[job]
@@ -579,7 +585,7 @@ class SlurmAgents:
         allotted: Mapping[SharedGpus, frozenset[int]],
         misplaced: set[JobId],
     ) -> None:
-        """Tell the agent, if what it is to do is not what it was told last."""
+        """Write an order to the agent if it differs from the last one."""
         ordered = {}
         for group in groups:
             cut = group
@@ -594,37 +600,37 @@ class SlurmAgents:
                 alone[job] = group_of_one(node, job, each.gpus), each.devices
         tables: Sequence[dict[object, tuple[SharedGpus, frozenset[int]]]] = (ordered, alone)  # type: ignore[assignment]
         bound = {job for job, each in here.items() if each.devices}
-        promised = self._promised_to(node)
-        guests: set[JobId] = set()
+        guaranteed = self._guaranteed(node)
+        joined: set[JobId] = set()
         for job, each in here.items():
             if not (each.leaves or job in misplaced) or job in grouped or not each.devices:
                 continue
-            hosts = [(table, key) for table in tables for key, (_, its) in table.items() if its & each.devices]
-            if not hosts:
+            neighbours = [(table, key) for table in tables for key, (_, its) in table.items() if its & each.devices]
+            if not neighbours:
                 alone[job] = group_of_one(node, job, each.gpus), each.devices
                 continue
             runs = self._runs_in(node, job)
-            for table, key in hosts:
+            for table, key in neighbours:
                 group, devices = table[key]
                 if runs is not None and (stays := among_its_own(group, job, runs, bound)) is not None:
                     table[key] = stays, devices | each.devices
                     break
             else:
-                table, key = hosts[0]
-                group, devices = with_guarantees(table[key][0], promised), table[key][1]
+                table, key = neighbours[0]
+                group, devices = with_guarantees(table[key][0], guaranteed), table[key][1]
                 before = [
                     pack
                     for pack in group.packs
                     if self._stays_before(pack, each.job) and not (runs is not None and bound.isdisjoint(pack.jobs))
                 ]
                 table[key] = next_in_line(group, job, each.gpus, before), devices
-            guests |= {job, *group.jobs}
+            joined |= {job, *group.jobs}
         told = [*ordered.values()]
-        told += [pair for job, pair in alone.items() if job in guests or here[job].cleared or here[job].leaves]
+        told += [pair for job, pair in alone.items() if job in joined or here[job].cleared or here[job].leaves]
         self._write(node, told, self._ordered_jobs(node, groups, here))
 
     def _stays_before(self, pack: Pack, departing: Job) -> bool:
-        """Whether a pack is not to be suspended so that one who leaves can save."""
+        """Whether a pack must not be suspended so that a departing job can save."""
         jobs = [
             self._residents[job].job if job in self._residents else self._coming[job][0]
             for job in pack.jobs
@@ -642,7 +648,7 @@ class SlurmAgents:
         known = {each.slurm_job: each for each in before.jobs if each.own_devices} if before is not None else {}
         for job, each in here.items():
             own = () if each.cleared else tuple(sorted(each.devices or ()))
-            if not each.cleared and each.devices is None:  # Slurm has not said: an agent must not take it for gone
+            if not each.cleared and each.devices is None:  # not known: the agent must not take the job for gone
                 jobs += [known[each.slurm.number]] if each.slurm.number in known else []
             elif each.cleared or own:
                 jobs.append(
@@ -699,7 +705,9 @@ class SlurmAgents:
             agent_folder(self._spool, node).mkdir(parents=True, exist_ok=True)
             write_whole(path, order.model_dump_json())
         except OSError as error:
-            raise StoreError(f"{path}: {error.strerror}; the agent of {node} cannot be told anything") from None
+            raise StoreError(
+                f"{path}: {error.strerror}; the agent of {node} gets no orders until this is fixed"
+            ) from None
         self._orders[node] = order
         self._promise(node, order)
 
@@ -711,7 +719,7 @@ class SlurmAgents:
 
 
 def _summed(uses: Mapping[str, JobUse]) -> JobUse:
-    """What all nodes have seen of a job that was on several: the newest word, and all the time."""
+    """How a job uses its GPUs, over all nodes: the newest values, and the total time."""
     newest = max(uses.values(), key=lambda use: use.moved_s or 0.0)
     told = [use for use in uses.values() if use.utilisation is not None]
     utilisation = newest.utilisation if newest.utilisation is not None else told[0].utilisation if told else None
@@ -724,7 +732,7 @@ def _summed(uses: Mapping[str, JobUse]) -> JobUse:
 
 
 def _read(path: Path) -> bytes | None:
-    """A file of an agent's, or of our own, as far as it is one; None: it is not there, or something else."""
+    """The content of a file in the spool; None: it is missing, too large, or no regular file."""
     try:
         with open_regular(path) as file:
             found = file.read(MAX_BYTES + 1)

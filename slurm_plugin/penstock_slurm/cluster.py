@@ -1,9 +1,9 @@
 """Slurm behind the scheduler's `Cluster` port.
 
-Everything is derived anew from Slurm and the spool at each look; what this object remembers (when it first saw a job
-pending, how long a start takes) only makes it wait longer after a restart of the daemon, never do something twice.
+Everything is derived anew from Slurm and the spool at each observation. What this object remembers, such as when it first saw
+a job pending, only makes it wait longer after a restart of the daemon; it never does anything twice.
 
-How a job gets from one placement to another, one step a tick::
+How a job moves from one placement to another, one step a tick::
 
     RUNNING --ask--> saves --answer or time limit--> requeuehold --> PENDING, held --pause--> place + release --> RUNNING
 
@@ -48,7 +48,7 @@ from penstock_slurm import plain_jobs, time_limits
 from penstock_slurm.abilities import Abilities, Ability
 from penstock_slurm.agents import SlurmAgents
 from penstock_slurm.cloud_nodes import SlurmCloudNodes
-from penstock_slurm.endings import outgrown
+from penstock_slurm.endings import exceeded_memory
 from penstock_slurm.gateway import (
     ControllerAway,
     Gateway,
@@ -71,22 +71,22 @@ from penstock_slurm.states import HOLDING, LEAVING, WAITING, Facts, State, state
 log = logging.getLogger(__name__)
 
 TRIES = 3
-"""Times that a start which Slurm refuses is tried in one round."""
+"""Attempts in one round to start a job that Slurm refuses."""
 
 CLOCKS_DIFFER_S = 60.0
-"""No clock of Slurm's is wrong by more."""
+"""Largest expected difference between the clocks of Slurm and of the daemon."""
 
 RECENT_S = 86_400.0
-"""How far back a daemon that starts looks for reports of jobs that ended without it."""
+"""How far back a new daemon searches for reports of jobs that ended while no daemon ran."""
 
 CHECKS = 20
-"""Jobs of which one look asks Slurm what it has really given them: some 5 ms each."""
+"""Most jobs, in one observation, whose GPUs are requested from Slurm: about 5 ms each."""
 
 MOST_RESTARTS = 1000
-"""Of a job that fails without its GPUs, after which it is not brought back any more: should Slurm always start it so."""
+"""Restarts after which a job that fails without its GPUs is not requeued again, in case Slurm always starts it so."""
 
 PAUSES = 8
-"""Moves of a job whose pauses are kept."""
+"""Newest pauses of a job that are kept."""
 
 
 class SlurmCluster:
@@ -102,7 +102,7 @@ class SlurmCluster:
         cloud_nodes: SlurmCloudNodes | None = None,
         sharing: SlurmAgents | None = None,
     ) -> None:
-        """`sharing` stands by also where the settings have no agents (any more), for jobs that share still."""
+        """`sharing` is also needed if the settings have no agents any more, for jobs that still share."""
         self._sharing = sharing
         self._agents = sharing if settings.agents else None
         self._cloud_nodes = cloud_nodes
@@ -119,12 +119,12 @@ class SlurmCluster:
         self._silent: set[str] = set()
         self._types: dict[str, str] = {}
         self._states: dict[JobId, State] = {}
-        """As logged: of ours, and of those that are ours no more and whose processes are ending yet."""
+        """Job -> state as logged, of managed jobs and of jobs whose processes are still ending."""
         self._gone: dict[JobId, SlurmJob | None] = {}
-        """Those of them that Slurm lists as ending, or as ended, or (None) not at all."""
-        self._looked = False
+        """Jobs of `_states` that Slurm lists as ending or ended, or (None) not at all."""
+        self._has_observed = False
         self._asked_s = 0.0
-        """When Slurm was asked for its jobs: no later than it answered."""
+        """When Slurm's list of jobs was requested."""
         self._reporting = spool.recent(clock.now_s() - RECENT_S)
         self._pending_since_s: dict[tuple[JobId, int], float] = {}
         self._released_s: dict[JobId, float] = {}
@@ -133,19 +133,19 @@ class SlurmCluster:
         self._not_yet: dict[JobId, SlurmJob] = {}
         self._shared: set[int] = set()
         self._stopped_s: dict[tuple[JobId, int], float] = {}
-        """(job, restarts of the run) -> when we stopped it: of a job that it requeues, Slurm does not say."""
+        """(job, restarts of the run) -> when Penstock stopped it, because Slurm does not tell that of a requeued job."""
         self._signalled: dict[JobId, str] = {}
         self._shrunk: dict[tuple[JobId, int], list[tuple[str, ...]]] = {}
-        """(job, restarts of the run) -> the nodes that it had at each try to shrink it."""
+        """(job, restarts of the run) -> its nodes at each attempt to shrink it."""
         self._abilities = Abilities(spool.folder, gateway.version)
         self._without_gpus: dict[tuple[JobId, int], bool] = {}
-        """(job, restarts of the run) -> whether Slurm has started it without its GPUs, as far as that was looked at."""
+        """(job, restarts of the run) -> whether Slurm has started it without its GPUs, as far as that was checked."""
         self._renewed_s: dict[JobId, float] = {}
         self._ending: dict[JobId, int] = {}
-        """Jobs that are gone and whose end is not known yet -> MB on a node that they were given."""
+        """Jobs that are gone and whose end is not known yet -> MB that Penstock allocated on a node."""
 
     def observe(self) -> ClusterState:
-        """Nodes, and the jobs that ask for Penstock, in the managed partitions. Four Slurm calls, whatever their number.
+        """Nodes and jobs with a job spec in the managed partitions. Four Slurm calls, whatever the number of jobs.
 
         Raises:
             ClusterAway: Slurm does not answer.
@@ -157,11 +157,11 @@ class SlurmCluster:
             self._asked_s = self._clock.now_s()
             slurm_jobs = self._gateway.jobs()
             reservations = self._gateway.reservations()
-            # What became of those that are listed no more; in the first look, of all that Slurm remembers.
+            # What became of jobs that are not listed any more; in the first observation, of all that Slurm remembers.
             gone = (self._jobs.keys() | self._states.keys()) - {
                 job.id for job in slurm_jobs if job.state not in LEAVING
             }
-            found = self._gateway.jobs(finished=True) if gone or self._ending or not self._looked else ()
+            found = self._gateway.jobs(finished=True) if gone or self._ending or not self._has_observed else ()
         except SlurmError as error:
             raise ClusterAway(str(error)) from error
         cloud = self._settings.cloud_partition
@@ -174,9 +174,9 @@ class SlurmCluster:
         if self._sharing is not None:
             slurm_jobs = self._sharing.reservations.saw(slurm_jobs)
         now_s, rules = self._clock.now_s(), self._site.rules()
-        self._looked = True
+        self._has_observed = True
         self._gone = dict.fromkeys(gone) | {job.id: job for job in found if job.id in gone}
-        # A cloud node that boots is silent too, and on its way.
+        # A cloud node that boots is silent too, but it will answer.
         self._silent = {
             node.name
             for node in slurm_nodes
@@ -195,7 +195,7 @@ class SlurmCluster:
         jobs: dict[JobId, Job] = {}
         refused: list[Refusal] = []
         not_yet: dict[JobId, SlurmJob] = {}
-        self._look_for_gpus((*slurm_jobs, *(job for job in found if job.id in gone)), rules)
+        self._check_gpus((*slurm_jobs, *(job for job in found if job.id in gone)), rules)
         for slurm_job in slurm_jobs:
             if slurm_job.state not in WAITING | HOLDING | LEAVING:
                 continue
@@ -217,7 +217,7 @@ class SlurmCluster:
             job = self._job(slurm_job, spec, usable, types, rules)
             if job is not None:
                 managed[slurm_job.id], jobs[slurm_job.id] = slurm_job, job
-        self._tell_outgrown(set(self._jobs) - set(jobs), found)
+        self._log_exceeded_memory(set(self._jobs) - set(jobs), found)
         self._remember(managed, jobs, now_s)
         self._not_yet = not_yet
         numbers = Counter(job.number for job in slurm_jobs if job.array_job_id is not None)
@@ -254,8 +254,8 @@ class SlurmCluster:
     def apply(self, actions: Sequence[Action]) -> tuple[Outcome, ...]:
         """See `ports.Cluster`. Acts on what the last `observe` saw.
 
-        What all actions ask of Slurm goes out together, first the first command of each, then the second of those whose
-        first was done, and so on: so no job ever has two commands in flight, and a thousand jobs cost a few calls.
+        The commands of all actions go out together: the first command of each action, then the second command of those whose
+        first one succeeded, and so on. So no job has two commands in flight, and a thousand jobs cost a few calls.
         """
         assert len({action.job for action in actions}) == len(actions), "one action a job"
         if self._sharing is not None:
@@ -285,10 +285,9 @@ class SlurmCluster:
         )
 
     def reports(self) -> Sequence[Report]:
-        """What jobs have left in the spool; those that have ended since the last look are read a last time.
+        """Reports in the spool. Jobs that have ended since the last observation are read for a last time.
 
-        One that Slurm stops at its user's word, or at its time limit, is no more ours to place, and has yet to save and to
-        say so.
+        A job that its user cancels, or that reaches its time limit, is not managed any more, but still saves and reports it.
         """
         found = self._spool.read(sorted(self._jobs.keys() | self._reporting), self._owners)
         self._measure_pauses(found)
@@ -299,7 +298,7 @@ class SlurmCluster:
         return found
 
     def accounts(self, jobs: Collection[JobId], since_s: float) -> tuple[EndedRun, ...]:
-        """See `ports.Accounts`: what slurmdbd has, where there is one."""
+        """See `ports.Accounts`: the records of slurmdbd, if there is one."""
         if not self._site.rules().features.counts_gpus:
             return ()
         try:
@@ -311,7 +310,7 @@ class SlurmCluster:
         for run in runs:
             gpus = run.gpus
             if not gpus and (control := self._spool.control(run.job_id)) is not None and control.shares:
-                gpus = control.gpus or 0  # to Slurm its GPUs were those of the GPU reservation's placeholder jobs
+                gpus = control.gpus or 0  # Slurm counts its GPUs for the placeholder jobs of the GPU reservation
             each = gpus // max(len(run.nodes), 1)
             shares = tuple(Share(name, each) for name in sorted(run.nodes))
             gpu_type = self._types.get(run.nodes[0], "") if run.nodes else ""
@@ -323,7 +322,7 @@ class SlurmCluster:
     def _spec(self, job: SlurmJob) -> JobSpec | None:
         """The job spec, from admin_comment (which only the site can write) or else from the comment. Raises BadJobSpec."""
         ours = notes(job)
-        told = ours is not None and SPEC_KEY not in ours  # what we told the user can quote a job spec, and is none
+        told = ours is not None and SPEC_KEY not in ours  # a message to the user may quote a job spec, but is none
         spec = (None if told else parse_spec(job.admin_comment)) or parse_spec(job.comment)
         if spec is not None and spec.trial_group == "array" and job.array_job_id is not None:
             return spec.model_copy(update={"trial_group": f"array {job.array_job_id}"})
@@ -341,13 +340,12 @@ class SlurmCluster:
             log.warning("cannot tell the job's user", extra={"job": job.id, "text": str(error)})
 
     def _cleared(self, job: SlurmJob) -> bool:
-        """Whether we have taken the job's GPUs of Slurm's from it, because it shares others."""
+        """Whether Penstock has cleared the job's GRES, because it shares GPUs that the GPU reservation holds."""
         control = self._spool.control(job.id) if job.gpus_per_node is None else None
         return control is not None and control.shares
 
     def _note_shares(self, sharing: SlurmAgents) -> None:
-        """Leave for the accounts who shares GPUs with whom: Slurm itself counts them for the placeholder jobs of the GPU
-        reservation."""
+        """Note which jobs share GPUs, for the accounts: Slurm counts these GPUs for placeholder jobs."""
         for job_id, slurm_job in self._slurm_jobs.items():
             comment = with_note(slurm_job, SHARES, sharing.note(job_id)) if slurm_job.state in HOLDING else None
             if comment is not None:
@@ -356,16 +354,16 @@ class SlurmCluster:
                 except (ControllerAway, TimedOut) as error:
                     raise ClusterAway(str(error)) from error
                 except SlurmError as error:
-                    log.info("cannot note who shares", extra={"job": job_id, "text": str(error)})
+                    log.info("cannot note which jobs share", extra={"job": job_id, "text": str(error)})
 
-    def _tell_outgrown(self, gone: set[JobId], found: Iterable[SlurmJob]) -> None:
-        """Say which jobs ended because they outgrew the memory that they were given, and what to do about it.
+    def _log_exceeded_memory(self, gone: set[JobId], found: Iterable[SlurmJob]) -> None:
+        """Log which jobs ended because they exceeded the memory that Penstock allocated, with the remedy.
 
-        In the log, for the site. Slurm takes no comment on a job that has ended: users hear it from `Submitter.fates`.
+        Slurm takes no comment on a job that has ended; users learn it from `Submitter.fates`.
         """
         self._ending |= {
             job_id: control.memory_mb
-            for job_id in gone  # be it that no look has seen it run
+            for job_id in gone  # also if no observation has shown it running
             if (control := self._spool.control(job_id)) is not None and control.memory_mb
         }
         known = {slurm_job.id: slurm_job for slurm_job in found}
@@ -373,9 +371,9 @@ class SlurmCluster:
             ended = known.get(job_id)
             if ended is not None and ended.state in LEAVING:
                 continue
-            del self._ending[job_id]  # one that lives on is not ours any more
-            if ended is not None and ended.state in ENDED and (text := outgrown(ended, memory_mb)):
-                log.warning("job outgrew its memory", extra={"job": job_id, "user": ended.user, "text": text})
+            del self._ending[job_id]  # a job that goes on is not managed any more
+            if ended is not None and ended.state in ENDED and (text := exceeded_memory(ended, memory_mb)):
+                log.warning("job exceeded its memory", extra={"job": job_id, "user": ended.user, "text": text})
 
     def _job(
         self,
@@ -385,7 +383,7 @@ class SlurmCluster:
         types: dict[str, str],
         rules: SlurmRules,
     ) -> Job | None:
-        """The job as the scheduler sees it, or None if it is on its way out for good."""
+        """The job as the scheduler sees it; None: it is ending for good."""
         control = self._spool.control(slurm_job.id)
         facts = self._facts(slurm_job, control)
         now = self._log_state(slurm_job.id, state(slurm_job, facts))
@@ -397,7 +395,7 @@ class SlurmCluster:
                 phase = Phase.QUEUED
             case State.PLACING:
                 phase = Phase.STARTING
-                # One that Slurm or its user has requeued waits for a begin time, two minutes by default: send it anew.
+                # A job that Slurm or its user has requeued waits for a begin time, two minutes by default: send it again.
                 later = slurm_job.reason == "BeginTime" and (slurm_job.eligible_s or 0.0) > self._clock.now_s()
                 if slurm_job.required_nodes and not later:
                     allocation = _placement(slurm_job, slurm_job.required_nodes, types, control)
@@ -409,7 +407,7 @@ class SlurmCluster:
                 phase = Phase.STOPPING if facts.asked or lacks or misplaced else Phase.RUNNING
                 allocation = None if lacks else _placement(slurm_job, slurm_job.nodes, types, control)
         allocation = _granted(allocation, control)
-        # The first stays while it is down: it says which policy and which rules are the job's. No node is in it then.
+        # The first partition stays while it is down, because it decides which policy and rules apply. It has no nodes then.
         managed, told = self._settings.partitions, control.submitted_to if control is not None else None
         asked = (told,) if told in managed else slurm_job.partition
         mine = [name for at, name in enumerate(asked) if name in (partitions if at else managed)]
@@ -437,11 +435,13 @@ class SlurmCluster:
         )
 
     def _ended_run(self, job: SlurmJob, types: dict[str, str]) -> EndedRun | None:
-        """The last run of a job that asked for us; None if it has not ended, or never ran."""
+        """The last run of a job with a job spec; None: it has not ended, or never ran."""
         if job.state not in LEAVING | ENDED or job.start_s is None or job.end_s is None or not job.nodes:
             return None
         if job.end_s > self._clock.now_s() + CLOCKS_DIFFER_S:
-            return None  # being requeued after its node failed, it shows its limit: for one without, in a year
+            return (
+                None  # while it is requeued after a node failure, Slurm shows its time limit, or a year if it has none
+            )
         try:
             if self._spec(job) is None or not set(job.partition) & set(self._settings.partitions):
                 return None
@@ -451,7 +451,7 @@ class SlurmCluster:
         return EndedRun(job.id, held, job.start_s, job.end_s)
 
     def _facts(self, slurm_job: SlurmJob, control: ControlMessage | None) -> Facts:
-        """What the spool, the site's mark and the nodes say of a job."""
+        """What the spool and the nodes tell about a job."""
         request = control.request if control is not None else None
         return Facts(
             asked=request is not None,
@@ -462,14 +462,14 @@ class SlurmCluster:
         )
 
     def _present_run(self, job_id: JobId, control: ControlMessage | None) -> Started | None:
-        """What the job's present run said when it began; None if it has said nothing yet."""
+        """What the job's present run reported when it began; None: it has not reported yet."""
         run = self._spool.newest_epoch(job_id)
         if run is None or (control is not None and run < control.epoch):
             return None
         return self._spool.started(job_id, run)
 
     def _forget_moves(self, job_ids: Iterable[JobId]) -> None:
-        """A job that waits without a place to go to is not on its way any more: how long it waits is no cost of moving."""
+        """Forget the moves of jobs that wait without a placement: waiting is no cost of moving."""
         for job_id in job_ids:
             if self._jobs[job_id].phase is not Phase.QUEUED:
                 continue
@@ -478,7 +478,7 @@ class SlurmCluster:
                 self._spool.tell(control.model_copy(update={"moved_s": None}), self._slurm_jobs[job_id].uid)
 
     def _measure_pauses(self, reports: Iterable[Report]) -> None:
-        """Nodes' clocks and ours agree well enough for seconds: munge refuses them where they do not."""
+        """Measure pauses of moves. The clocks of nodes and daemon agree well enough, because munge refuses large differences."""
         for report in reports:
             slurm_job, control = self._slurm_jobs.get(report.job_id), self._spool.control(report.job_id)
             if not isinstance(report.body, Started) or slurm_job is None or control is None:
@@ -497,17 +497,17 @@ class SlurmCluster:
         return now
 
     def _log_ends(self) -> None:
-        """Say what became of the jobs that Slurm lists no more."""
+        """Log what became of jobs that Slurm does not list any more."""
         for job_id, slurm_job in self._gone.items():
             if job_id in self._states and job_id not in self._jobs:
                 now = self._log_state(job_id, state(slurm_job, Facts(ended=self._spool.ended(job_id))))
-                if now is not State.STOPPING:  # else its processes are ending yet
+                if now is not State.STOPPING:  # else its processes are still ending
                     del self._states[job_id]
 
     def _remember(self, managed: dict[JobId, SlurmJob], jobs: dict[JobId, Job], now_s: float) -> None:
         self._slurm_jobs, self._jobs = managed, jobs
         self._owners |= {job_id: job.uid for job_id, job in managed.items()}
-        # By restarts, too: a run that came and went between two looks leaves a credential of its own.
+        # By restarts, too: a run between two observations leaves a credential of its own.
         pending = {(job_id, job.restarts) for job_id, job in managed.items() if job.state in WAITING}
         self._pending_since_s = {key: self._pending_since_s.get(key, now_s) for key in pending}
         starting = {job_id for job_id, _ in pending if jobs[job_id].allocation is not None}
@@ -545,7 +545,7 @@ class SlurmCluster:
                 gpus=sum(node.gpus.values()),
                 partitions=tuple(name for name in node.partitions if name in up),
                 usable=node.usable,
-                # Right after a restart slurmctld was seen to count GPUs of a job that was completing twice: 8 used of 4.
+                # Right after a restart, slurmctld may count the GPUs of a completing job twice: 8 of 4 used.
                 gpus_others=max(min(sum(node.gpus_used.values()), sum(node.gpus.values())) - ours.get(node.name, 0), 0),
                 cpus=node.cpus,
                 cpus_others=max(node.cpus_used - our_cpus.get(node.name, 0), 0),
@@ -590,7 +590,7 @@ class SlurmCluster:
         )
         if job.phase is Phase.STARTING and job.allocation is not None and wanted.suits(job.allocation):
             waited_s = now_s - self._released_s[job.id]
-            # How long a cloud node may take to boot is the cloud's to say.
+            # The cloud limits how long its nodes may take to boot.
             if waited_s < self._settings.start_patience_s or wanted.partition == self._settings.cloud_partition:
                 return _Step(Outcome(action, Progress.UNDER_WAY, "waits for Slurm to start it"))
             late = Outcome(action, Progress.FAILED, f"Slurm did not start it in {waited_s:.0f} s: {slurm_job.reason}")
@@ -602,7 +602,9 @@ class SlurmCluster:
             )
         pending_s = now_s - self._pending_since_s[job.id, slurm_job.restarts]
         if slurm_job.restarts and pending_s < self._settings.credential_pause_s:
-            return _Step(Outcome(action, Progress.UNDER_WAY, "pauses so that Slurm forgets its last run's credential"))
+            return _Step(
+                Outcome(action, Progress.UNDER_WAY, "pauses until Slurm has forgotten the credential of its last run")
+            )
         if slurm_job.number in self._shared:
             taken_out = Outcome(action, Progress.UNDER_WAY, "is taken out of its array")
             return _Step(taken_out, (Write(job.id, "split"),))
@@ -612,8 +614,8 @@ class SlurmCluster:
                 room[share.node] = room.get(share.node, 0) + share.gpus
         if shares:
             assert self._sharing is not None
-            if why := self._sharing.keeps_back(job.id, wanted.nodes[0]):
-                return _Step(Outcome(action, Progress.UNDER_WAY, why))
+            if reason := self._sharing.keeps_back(job.id, wanted.nodes[0]):
+                return _Step(Outcome(action, Progress.UNDER_WAY, reason))
         elif any(room.get(share.node, 0) - self._reserved(share.node) < share.gpus for share in wanted.shares):
             return _Step(Outcome(action, Progress.UNDER_WAY, "waits for GPUs that another job still holds"))
         waits_by_begin = kept_by_begin(slurm_job, now_s)
@@ -637,7 +639,7 @@ class SlurmCluster:
                 time_limit_restarts=None if limit_s is None else slurm_job.restarts,
                 moved_s=before.moved_s if before is not None else None,
                 pauses_s=before.pauses_s if before is not None else (),
-                # Until Slurm has given its GPUs back, it has none: the daemon may die before that.
+                # A cleared job has no GPUs until Slurm has given them back; the daemon may die before that.
                 shares=shares or slurm_job.gpus_per_node is None,
             ),
             slurm_job.uid,
@@ -658,7 +660,7 @@ class SlurmCluster:
             room[share.node] -= share.gpus
         self._free = room
         place = Write(job.id, "place", placement)
-        # What a begin time keeps back starts with the placement, which ends that time.
+        # The placement ends the begin time of a job that it keeps back, so the job needs no release.
         sent = (place,) if waits_by_begin else (*_held(slurm_job), place, Write(job.id, "release"))
         if shares:
             sent += (Write(job.id, "put_first"),)
@@ -668,7 +670,7 @@ class SlurmCluster:
         return self._sharing.reserved(node) if self._sharing is not None else 0
 
     def _stay(self, action: Action, slurm_job: SlurmJob) -> Outcome:
-        """The plan has come back to where the job is: take back what it was asked."""
+        """The plan leaves the job where it is after all: withdraw the request to save."""
         control = self._spool.control(slurm_job.id)
         if control is not None and control.request is not None:
             taken_back = {"request": None, "moved_s": None, "round": action.round}
@@ -676,12 +678,12 @@ class SlurmCluster:
         return Outcome(action, Progress.DONE, "stays where it is")
 
     def _stop(self, action: Action, slurm_job: SlurmJob) -> _Step:
-        """Take a running job one step nearer to being held without GPUs, its progress saved."""
+        """Stop a running job, one step further: it saves, leaves its GPUs and is held."""
         job_id, now_s = slurm_job.id, self._clock.now_s()
         if self._silent & set(slurm_job.nodes):
-            # Slurm 22.05.8 requeues it itself when it gives the node up; one that we requeue before that runs without
-            # GPUs from then on, whatever its TresPerNode says.
-            return _Step(Outcome(action, Progress.UNDER_WAY, "waits for Slurm to give up a node that is silent"))
+            # Slurm 22.05.8 requeues the job when it gives the node up. If Penstock requeues it before, it runs without GPUs
+            # from then on, whatever its TresPerNode says.
+            return _Step(Outcome(action, Progress.UNDER_WAY, "waits for Slurm to give up a silent node"))
         control = self._spool.control(job_id)
         present = self._present_run(job_id, control)
         answers = _answers(present)
@@ -702,10 +704,10 @@ class SlurmCluster:
         saved = self._spool.answered(job_id, request.id) is not None
         if answers and not saved:
             waited_s = now_s - request.asked_s
-            self._say(slurm_job, f"it did not save within {waited_s:.0f} s of being asked to, and was stopped without")
+            self._say(slurm_job, f"it did not save within {waited_s:.0f} s of the request, and was stopped")
         if self._sharing is not None and self._sharing.leaves_a_gap(job_id):
             return _Step(
-                Outcome(action, Progress.UNDER_WAY, "waits until its GPUs are reserved for those who share them")
+                Outcome(action, Progress.UNDER_WAY, "waits until its GPUs are reserved for the jobs that share them")
             )
         how = "has saved" if saved else "gets Slurm's signals to save"
         self._keep_time_limit(slurm_job, control)
@@ -713,18 +715,18 @@ class SlurmCluster:
         return _Step(left, (Write(job_id, "requeue_hold"),))
 
     def _ended_s(self, job: SlurmJob) -> float | None:
-        """When the job's last run ended, or the one that is leaving. Slurm says it of a job that is over, not of one requeued."""
+        """When the job's last run ended. Slurm tells that of a job that is over, but not of a requeued job."""
         if job.state in LEAVING | ENDED and job.end_s is not None:
             return job.end_s
         return self._stopped_s.get((job.id, job.restarts - 1))
 
     def _note_stop(self, job_id: JobId, asked_s: float) -> None:
-        # In whole seconds, as Slurm keeps them.
+        # Whole seconds, as in Slurm.
         stopped_s = float(math.floor((asked_s + self._clock.now_s()) / 2))
         self._stopped_s[job_id, self._slurm_jobs[job_id].restarts] = stopped_s
 
     def _send_signal(self, job_id: JobId, present: Started | None, request: Request) -> None:
-        """With a request, once, to a run whose handler has registered. One that it does not reach may still see the request."""
+        """Signal a request once to a run that has registered a handler. Without the signal the run may still read the request."""
         if present is None or present.usr2 is None or self._signalled.get(job_id) == request.id:
             return
         self._signalled[job_id] = request.id
@@ -734,7 +736,7 @@ class SlurmCluster:
             log.warning("cannot send SIGUSR2", extra={"job": job_id, "text": str(error)})
 
     def _shrink(self, action: Resize, slurm_job: SlurmJob, job: Job) -> Outcome | None:
-        """Take whole nodes from a run that goes on without them, where this Slurm can; None: it has to be stopped."""
+        """Take whole nodes from a run that survives it, where this Slurm can; None: the run has to be stopped."""
         control, held = self._spool.control(job.id), job.allocation
         present = self._present_run(job.id, control)
         if control is None or control.request is not None or held is None or slurm_job.state != "RUNNING":
@@ -747,7 +749,7 @@ class SlurmCluster:
             return None
         tries = self._shrunk.setdefault((job.id, slurm_job.restarts), [])
         ability: Ability = "shrink-again" if tries else "shrink"
-        if slurm_job.nodes in tries:  # it was done, and nothing came of it
+        if slurm_job.nodes in tries:  # it was tried without effect
             return None
         tries.append(slurm_job.nodes)
         try:
@@ -765,15 +767,15 @@ class SlurmCluster:
             return None
         shape = {"nodes": wanted.configuration.nodes, "gpus": wanted.gpus, "round": action.round}
         self._spool.tell(control.model_copy(update=shape), slurm_job.uid)
-        return Outcome(action, Progress.UNDER_WAY, "goes on, and gives whole nodes back")
+        return Outcome(action, Progress.UNDER_WAY, "goes on and gives up whole nodes")
 
     # --- jobs without their GPUs
 
-    def _look_for_gpus(self, jobs: Iterable[SlurmJob], rules: SlurmRules) -> None:
-        """Notice the runs of our jobs that Slurm has started without their GPUs.
+    def _check_gpus(self, jobs: Iterable[SlurmJob], rules: SlurmRules) -> None:
+        """Find managed jobs that Slurm has started without their GPUs.
 
-        Slurm 22.05.8 does that to a job that was requeued while a node of its was silent, once, and to one that it starts on
-        a node that has not registered since slurmctld began. Of jobs that were requeued it is asked in detail, a few at a time.
+        Slurm 22.05.8 does that once after it requeued a job while one of its nodes was silent, and on a node that has not
+        registered since slurmctld started. Requeued jobs are checked in detail, a few at a time.
         """
         asked = 0
         for job in jobs:
@@ -789,7 +791,7 @@ class SlurmCluster:
                 try:
                     self._without_gpus[run] = self._gateway.gpus_held(job.id) == 0
                 except SlurmError as error:
-                    log.info("cannot see what Slurm has given a job", extra={"job": job.id, "text": str(error)})
+                    log.info("cannot read the GPUs of a job", extra={"job": job.id, "text": str(error)})
             if job.state == "FAILED" and self._without_gpus.get(run):
                 self._bring_back(job)
 
@@ -797,21 +799,19 @@ class SlurmCluster:
         return job.state == "RUNNING" and self._without_gpus.get((job.id, job.restarts), False)
 
     def _bring_back(self, job: SlurmJob) -> None:
-        """A program that has found no GPUs may fail before anybody sees it run: that is not its fault."""
+        """Requeue a job that failed because Slurm had started it without its GPUs."""
         if not job.requeue or job.restarts >= MOST_RESTARTS:
             return
         try:
             self._gateway.bring_back(job.id)
         except SlurmError as error:
-            log.warning(
-                "cannot bring back a job that failed without its GPUs", extra={"job": job.id, "text": str(error)}
-            )
+            log.warning("cannot requeue a job that failed without its GPUs", extra={"job": job.id, "text": str(error)})
             return
-        text = "Slurm started it without its GPUs, and it failed: brought back into the queue"
-        log.warning("job is brought back", extra={"job": job.id, "nodes": ",".join(job.nodes), "text": text})
+        text = "Slurm started it without its GPUs, and it failed"
+        log.warning("job requeued", extra={"job": job.id, "nodes": ",".join(job.nodes), "text": text})
 
     def _stop_without_gpus(self) -> None:
-        """Stop such runs at once; a round starts them anew, and then they have their GPUs."""
+        """Stop runs without their GPUs at once. A round starts them again, and then they have their GPUs."""
         for job in self._slurm_jobs.values():
             if not self._lacks_gpus(job) or self._silent & set(job.nodes):
                 continue
@@ -820,9 +820,11 @@ class SlurmCluster:
             except SlurmError as error:
                 log.warning("cannot stop a job without its GPUs", extra={"job": job.id, "text": str(error)})
                 continue
-            text = "Slurm started it without its GPUs: stopped, to start anew. Slurm may go on counting GPUs of its nodes as "
+            text = (
+                "Slurm started it without its GPUs; it will start again. Slurm may go on counting GPUs of its nodes as "
+            )
             text += "used until `scontrol reconfigure`"
-            log.warning("job is stopped", extra={"job": job.id, "nodes": ",".join(job.nodes), "text": text})
+            log.warning("job stopped", extra={"job": job.id, "nodes": ",".join(job.nodes), "text": text})
 
     def _for_plain_jobs(
         self, slurm_jobs: Iterable[SlurmJob], managed: Collection[JobId], nodes: Sequence[Node], now_s: float
@@ -843,17 +845,17 @@ class SlurmCluster:
                     pinned[share.node] += share.gpus
         return plain_jobs.set_aside(job, nodes, pinned, held)
 
-    # --- what a job keeps over its restarts, and while we are away
+    # --- what a job keeps over its restarts, and while the daemon is away
 
     def _time_limit_s(self, slurm_job: SlurmJob, control: ControlMessage | None) -> float | None:
-        """The limit for this start; None: the one that the job has."""
+        """The time limit for this start; None: the job keeps its limit."""
         if self._settings.time_limit == "run" or not slurm_job.restarts:
             return None
         run, grace_s = self._runs.get(slurm_job.id), self._settings.time_limit_grace_s
         return time_limits.next_limit_s(slurm_job, run, control, grace_s)
 
     def _keep_time_limit(self, slurm_job: SlurmJob, control: ControlMessage) -> None:
-        """Before a job is stopped: what is left of its limit goes into the spool, should the daemon die meanwhile."""
+        """Save the rest of a job's time limit in the spool before the job is stopped, because the daemon may die meanwhile."""
         run = self._runs.get(slurm_job.id)
         if self._settings.time_limit == "total" and run is not None:
             left_s = time_limits.left_s(run, self._spool.control(slurm_job.id), self._settings.time_limit_grace_s)
@@ -870,14 +872,14 @@ class SlurmCluster:
                     log.info("cannot release the job to its deadline", extra={"job": job.id, "text": str(error)})
 
     def _leave_to_slurm(self, acted: set[JobId]) -> None:
-        """Renew the time after which Slurm starts waiting jobs alone: all in one command, each twice in `plain_after_s`.
+        """Renew the begin time after which Slurm starts waiting jobs by itself: one command for all, twice in `plain_after_s`.
 
-        A job that is held, as it is after a stop, is given such a time and the shape in which it would run alone.
+        A held job, for example after a stop, gets such a time and the shape in which it would run.
         """
         after_s, now_s = self._settings.plain_after_s, self._clock.now_s()
         if after_s is None:
             return
-        # Slurm tells no begin time of a job with a dependency.
+        # Slurm does not tell the begin time of a job with a dependency.
         renewed_s = self._renewed_s
 
         def begins_s(job: SlurmJob) -> float:
@@ -908,7 +910,7 @@ class SlurmCluster:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Step:
-    """What an action comes to now: its outcome, if Slurm does these writes one after another."""
+    """The present step of an action: Slurm commands, one after another, and the outcome if they succeed."""
 
     outcome: Outcome
     writes: tuple[Write, ...] = ()
@@ -919,58 +921,56 @@ class _Step:
 
 
 def _answers(present: Started | None) -> bool:
-    """Whether a run can be asked to save: it reads requests, or looks for one on a signal."""
+    """Whether a run can be asked to save: it reads requests, or does so on a signal."""
     return present is not None and (present.answers_requests or present.usr2 is not None)
 
 
 def _held(job: SlurmJob) -> tuple[Write, ...]:
-    """What keeps a pending job from starting; nothing if it is kept already."""
+    """The command that holds a pending job; none if it is held already."""
     return () if job.held else (Write(job.id, "hold"),)
 
 
 def _failed(outcome: Outcome, error: SlurmError) -> Outcome:
-    """What becomes of an outcome when a write that it rests on failed."""
+    """The outcome of an action after one of its commands failed."""
     if isinstance(error, JobGone):
         return Outcome(outcome.action, Progress.DONE, "it has ended")
     if isinstance(error, Transient):
-        return Outcome(outcome.action, Progress.UNDER_WAY, f"again next time: {error}")
+        return Outcome(outcome.action, Progress.UNDER_WAY, f"will be tried again: {error}")
     return Outcome(outcome.action, Progress.FAILED, str(error))
 
 
 def gpu_type(node: SlurmNode) -> str:
-    """A node's GPU type as in its GRES; `gpu` where GRES has none. Of a node with several types, all joined by `+`."""
+    """A node's GPU type from its GRES; `gpu` if GRES has none. Several types are joined by `+`."""
     return "+".join(sorted(name or "gpu" for name in node.gpus))
 
 
 def _manageable(job: SlurmJob, *, cleared: bool) -> None:
-    """Raises BadJobSpec if the job was submitted in a way that keeps it from being placed."""
+    """Raises BadJobSpec if a job cannot be placed because of the way it was submitted."""
     if job.het_job_id is not None:
         raise BadJobSpec(
             "it is part of a heterogeneous job, which cannot be moved in parts; submit it as a job of its own"
         )
     if job.exclusive:
         raise BadJobSpec(
-            "it asks for whole nodes (--exclusive), and Penstock gives out GPUs; submit it without --exclusive"
+            "it requests whole nodes (--exclusive), but Penstock allocates GPUs; submit it without --exclusive"
         )
     if job.licenses:
         raise BadJobSpec(
-            f"it asks for licences ({job.licenses}), and Penstock does not know which are free; submit it without a job spec"
+            f"it requests licences ({job.licenses}), but Penstock does not know which are free; submit it without a job spec"
         )
     if job.gpu_type is not None:
         raise BadJobSpec(
-            f"it asks Slurm for GPUs of type {job.gpu_type}, and Slurm cannot change that later; submit it with "
+            f"it requests GPUs of type {job.gpu_type} from Slurm, which cannot change that later; submit it with "
             f'--gres=gpu:1 and name the types in the job spec, such as "gpu_types": ["{job.gpu_type}"]'
         )
     if job.gpus_per_node is None and not cleared:
-        raise BadJobSpec(
-            "it asks Slurm for no GPUs per node, so there is no count to change; submit it with --gres=gpu:1"
-        )
+        raise BadJobSpec("it requests no GPUs per node, so there is no number to change; submit it with --gres=gpu:1")
     if not job.requeue:
         raise BadJobSpec("Slurm may not requeue it, so it cannot be moved; submit it with --requeue")
 
 
 def _granted(held: Placement | None, control: ControlMessage | None) -> Placement | None:
-    """What a job holds, with the CPUs and the memory that it was sent there with, if those were ours to give."""
+    """What a job holds, with the CPUs and memory that Penstock allocated, if it did."""
     if held is None or control is None or control.cpus is None or control.nodes != len(held.shares):
         return held
     cpus, memory_mb = control.cpus, control.memory_mb or 0
@@ -979,7 +979,7 @@ def _granted(held: Placement | None, control: ControlMessage | None) -> Placemen
 
 
 def _with_memory(nodes: tuple[Node, ...], slurm_nodes: Iterable[SlurmNode], running: Iterable[Job]) -> tuple[Node, ...]:
-    """Nodes with the memory that Slurm gives out there, and what others than these jobs hold of it."""
+    """Nodes with the memory that Slurm allocates there, and how much of it other jobs hold."""
     known = {node.name: node for node in slurm_nodes}
     ours: dict[str, int] = {}
     for job in running:
@@ -996,7 +996,7 @@ def _with_memory(nodes: tuple[Node, ...], slurm_nodes: Iterable[SlurmNode], runn
 
 
 def _submitted_s(job: SlurmJob, control: ControlMessage | None) -> float:
-    """When the job was first submitted: Slurm sets its SubmitTime anew at each requeue, so the spool keeps the first."""
+    """When the job was first submitted. Slurm changes its SubmitTime at each requeue, so the spool keeps the first one."""
     kept = control.submitted_s if control is not None else None
     return job.submit_s if kept is None else min(kept, job.submit_s)
 
@@ -1012,7 +1012,7 @@ def _placement(
 
 
 def _suspended_s(job: SlurmJob, asked_s: float) -> float:
-    """For how long a job's present run has been suspended: Slurm says for how long it was not, in whole seconds."""
+    """How long a job's present run has been suspended. Slurm tells how long it was not, in whole seconds."""
     if job.state not in HOLDING or job.start_s is None or job.ran_s is None:
         return 0.0
     return max(math.floor(asked_s) - job.start_s - job.ran_s, 0.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from penstock_slurm.gateway import SlurmJob
 
 
-def outgrown(job: SlurmJob, memory_mb: int | None) -> str:
+def exceeded_memory(job: SlurmJob, memory_mb: int | None) -> str:
     """Tells that a job ended because it exceeded the memory that Penstock allocated, with the remedy; empty for other jobs.
 
     Where cgroups limit memory, Slurm reports it. With JobAcctGatherParams=OverMemoryKill, Slurm 22.05 only kills the job: state

@@ -1,16 +1,16 @@
 """The GPU reservation: placeholder jobs that hold GPUs in Slurm for jobs that share them and hold none themselves.
 
-Slurm keeps the GPUs of a suspended job, and gives none to two jobs. So a job that comes to share runs with its GRES cleared, and
-its GPUs are held by somebody else: by a sharer that has them by Slurm itself, or by a *placeholder job*, a job of the
-daemon's that holds one GPU and sleeps. What a placeholder job costs is one core, the least that Slurm gives out.
+Slurm keeps the GPUs of a suspended job and never allocates a GPU to two jobs. So a job that shares runs with its GRES
+cleared, and another job holds its GPUs in Slurm: a co-located job that got them from Slurm, or a *placeholder job*. A
+placeholder job belongs to the daemon's user, holds one GPU and sleeps. It costs one core, the least that Slurm allocates.
 
-A sharer that has GPUs by Slurm may end at any time, so *standbys* wait for its end: placeholder jobs with `afterany` and
-the highest priority, which Slurm starts before anybody else (docs/developer/slurm-gateway.md). Slurm chooses the index of a
-GPU, and a job cannot be bound anew: where an index that is in use is not held, placeholder jobs take every GPU of the node that
-comes free until one has it.
+A job that holds shared GPUs in Slurm may end at any time, so *standbys* wait for its end: placeholder jobs with `afterany`
+and the highest priority, which Slurm starts before other jobs (docs/developer/slurm-gateway.md). Slurm chooses the index of a
+GPU, and a job cannot be bound again. While an index in use is not held, placeholder jobs take every GPU of the node that
+comes free until one of them has that index.
 
-`changes` decides, of one node; `GpuReservations` looks and asks. Slurm's list of jobs is the record: a daemon that starts
-finds its placeholder jobs there.
+`changes` decides for one node; `GpuReservations` observes and requests. Slurm's list of jobs is the record: a new daemon finds
+its placeholder jobs there.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from penstock_slurm.states import HOLDING, LEAVING, WAITING
 log = logging.getLogger(__name__)
 
 NAME = "penstock-placeholder"
-"""Name of every placeholder job. One is ours if it is also of the daemon's user."""
+"""Name of all placeholder jobs. They also belong to the daemon's user."""
 
 CHECKS = 20
-"""Jobs on nodes without placeholder jobs of which one look asks Slurm what it has given them."""
+"""In one observation: most jobs, on nodes without placeholder jobs, whose GPUs are requested from Slurm."""
 
 NOTE = "penstock_placeholder"
-"""Key in a placeholder job's comment: for whom it holds."""
+"""Key in a placeholder job's comment: the jobs that it holds a GPU for."""
 
 AFTER = re.compile(r"afterany:(\d+)")
 
@@ -48,77 +48,77 @@ class Placeholder:
     id: str
     node: str
     index: int | None = None
-    """Of its GPU; None: it does not run yet, or nobody has said."""
+    """Index of its GPU; None: it does not run yet, or the index is not known."""
     running: bool = False
     after: int | None = None
-    """The job whose end it waits for; None: it takes the next GPU."""
+    """The job whose end it waits for; None: it takes the next free GPU."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sharer:
-    """A job of ours that runs on a node, as far as the GPU reservation cares."""
+    """A managed job that runs on a node, as the GPU reservation sees it."""
 
     number: int
     """SLURM_JOB_ID."""
     gpus: int
     own: bool
-    """Whether it holds its GPUs by Slurm itself."""
+    """Whether it holds its GPUs in Slurm itself."""
     devices: frozenset[int] | None
-    """Indexes of its GPUs; None: not known. A job that waits for its first turn has none."""
+    """Indexes of its GPUs; None: not known. Empty: it waits for its first time slice."""
     stays: bool = True
-    """Not so of one that has been asked to leave."""
+    """False for a departing job."""
     shares: bool = False
-    """Whether others are in its group."""
+    """Whether other jobs are in its group."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ground:
-    """One node, as `changes` must know it."""
+    """The state of one node, for `changes`."""
 
     gpus: int
     free: int
-    """GPUs that nobody holds in Slurm."""
+    """GPUs that no job holds in Slurm."""
     wanted: int
-    """GPUs to be kept from everybody else, those that sharers with others beside them hold themselves included."""
+    """GPUs to reserve, including those that co-located jobs hold in Slurm themselves."""
     placeholders: tuple[Placeholder, ...] = ()
     sharers: tuple[Sharer, ...] = ()
     promised: frozenset[int] = frozenset()
-    """Indexes that the node's agent may give out, by orders that it may still carry out."""
+    """Indexes in orders that the node's agent may still carry out."""
 
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What brings a node's GPU reservation to where it should be."""
+    """What to change in the GPU reservation of a node."""
 
     submit: int = 0
     """Placeholder jobs that take a GPU as soon as one is free."""
     standbys: dict[int, int] = field(default_factory=dict)
     """Job's number -> placeholder jobs that take over when it ends."""
-    let: tuple[Placeholder, ...] = ()
-    """Standbys that wait no longer."""
+    released: tuple[Placeholder, ...] = ()
+    """Standbys that need not wait any longer."""
     cancel: tuple[Placeholder, ...] = ()
 
 
 def used(ground: Ground, *, staying: bool = False) -> frozenset[int]:
-    """Indexes that jobs use which hold none themselves."""
+    """Indexes that cleared jobs use."""
     jobs = (each for each in ground.sharers if not each.own and (each.stays or not staying))
     return frozenset[int]().union(*(each.devices or () for each in jobs))
 
 
 def held(ground: Ground) -> frozenset[int]:
-    """Indexes that nobody else can get: those of placeholder jobs, and of jobs of ours that stay."""
+    """Indexes that no other job can get: those of placeholder jobs, and of managed jobs that stay."""
     own = (each.devices or () for each in ground.sharers if each.own and each.stays)
     return frozenset(each.index for each in ground.placeholders if each.index is not None).union(*own)
 
 
 def lacking(ground: Ground) -> int:
-    """Placeholder jobs that are wanted: what is to be reserved and sharers do not hold themselves."""
+    """Number of placeholder jobs that are needed: GPUs to reserve that co-located jobs do not hold themselves."""
     own = sum(each.gpus for each in ground.sharers if each.own and each.stays and each.shares)
     return max(ground.wanted - own, 0)
 
 
 def stands(ground: Ground) -> bool:
-    """Whether all is reserved that should be."""
+    """Whether the GPU reservation is complete."""
     running = sum(each.running for each in ground.placeholders)
     return running >= lacking(ground) and used(ground, staying=True) <= held(ground)
 
@@ -126,12 +126,11 @@ def stands(ground: Ground) -> bool:
 def changes(ground: Ground) -> Changes:
     """What to submit and to cancel on one node.
 
-    - As many placeholder jobs as are wanted beyond what sharers hold themselves. While an index in use is not held, so many
-    that they   take all that is free as well.
-    - A placeholder job whose index is in use or promised is never cancelled; nor is any that runs while it is not known
-    which are in use.
-    - For each sharer with GPUs of its own and others beside it, standbys: as many as it holds, and one for each GPU that is
-      free, since Slurm gives them the lowest index.
+    - As many placeholder jobs as are `lacking`. While an index in use is not held, enough to take all free GPUs as well.
+    - A placeholder job whose index is in use or promised is never cancelled. While the indexes in use are not all known, no
+      running placeholder job is cancelled.
+    - For each job that holds shared GPUs in Slurm, standbys: as many as its GPUs, and one for each free GPU, because Slurm
+      allocates the lowest index first.
     """
     missing = used(ground, staying=True) - held(ground)
     unknown = any(each.devices is None for each in ground.sharers if not each.own)
@@ -148,14 +147,14 @@ def changes(ground: Ground) -> Changes:
             waiting.setdefault(each.after, []).append(each)
     idle = [each for number in sorted(waiting.keys() - heirs.keys()) for each in waiting[number]]
     more = max(count - len(ordinary), 0)
-    let, cancel = idle[:more], idle[more:]
+    released, cancel = idle[:more], idle[more:]
     kept = used(ground) | ground.promised
     spare = [] if unknown or missing else [each for each in running if each.index not in kept]
     surplus = [*pending, *sorted(spare, key=lambda each: -(each.index or 0))]
     cancel += surplus[: max(len(ordinary) - count, 0)]
     standbys = {number: wanted - len(waiting.get(number, ())) for number, wanted in heirs.items()}
     lack = {number: most for number, most in standbys.items() if most > 0}
-    return Changes(more - len(let), lack, tuple(let), tuple(cancel))
+    return Changes(more - len(released), lack, tuple(released), tuple(cancel))
 
 
 class GpuReservations:
@@ -167,15 +166,15 @@ class GpuReservations:
         self._placeholders: dict[str, Placeholder] = {}
         self._comments: dict[str, str] = {}
         self.leaving: tuple[SlurmJob, ...] = ()
-        """Jobs whose run has ended and whose processes may live still."""
+        """Jobs whose run has ended and whose processes may still live."""
         self.away: SlurmError | None = None
-        """Why Slurm was asked no more in this look: it did not answer."""
+        """The error after which Slurm was not asked again in this observation; None: it answers."""
         self._asked = 0
-        """Jobs that it was asked for in this look."""
+        """Jobs that Slurm was asked about in this observation."""
         self._limited: set[str] = set()
-        """Placeholder jobs that run and would be ended by a time limit, a partition's."""
+        """Running placeholder jobs that the time limit of a partition would end."""
         self._indexes: dict[tuple[str, int], frozenset[int]] = {}
-        """(job, restarts) -> indexes of the GPUs that Slurm has given it."""
+        """(job, restarts) -> indexes of the GPUs that Slurm has allocated to it."""
 
     @property
     def placeholders(self) -> tuple[Placeholder, ...]:
@@ -205,9 +204,9 @@ class GpuReservations:
         return Placeholder(job.id, job.nodes[0], next(iter(devices or ()), None), running=True)
 
     def devices(self, job: SlurmJob) -> frozenset[int] | None:
-        """Indexes of the GPUs that Slurm has given a running job on one node; None: it does not say now.
+        """Indexes of the GPUs that Slurm has allocated to a running job on one node; None: not known now.
 
-        Once it has not answered it is not asked again before the next look: each time would cost as much as a command may take.
+        After a command that timed out, Slurm is not asked again before the next observation.
         """
         key = job.id, job.restarts
         ours = job.name == NAME or any(placeholder.node in job.nodes for placeholder in self._placeholders.values())
@@ -218,41 +217,40 @@ class GpuReservations:
             except (ControllerAway, TimedOut) as error:
                 self.away = error
             except SlurmError as error:
-                log.info("cannot see which GPUs a job has", extra={"job": job.id, "text": str(error)})
+                log.info("cannot read which GPUs a job has", extra={"job": job.id, "text": str(error)})
         return self._indexes.get(key)
 
     def forget(self, keep: Collection[str]) -> None:
-        """Drop what is remembered of jobs that are neither these nor placeholder jobs."""
+        """Forget all jobs but these and the placeholder jobs."""
         kept = self._placeholders.keys() | set(keep)
         self._indexes = {key: found for key, found in self._indexes.items() if key[0] in kept}
 
     def gpus(self, node: str) -> int:
-        """GPUs of a node that placeholder jobs have."""
+        """GPUs of a node that placeholder jobs hold."""
         return sum(each.running for each in self._placeholders.values() if each.node == node)
 
     def on(self, node: str) -> tuple[Placeholder, ...]:
-        """Placeholder jobs on a node, or on their way there."""
+        """Placeholder jobs that run on a node or are about to."""
         return tuple(each for each in self._placeholders.values() if each.node == node)
 
     def carry_out(self, node: str, partition: str, ground: Ground, jobs: Sequence[str]) -> None:
-        """Bring one node's GPU reservation a step nearer to what it should be; what Slurm refuses is tried again at the
-        next look.
+        """Take the changes to one node's GPU reservation one step further. What Slurm refuses is tried again next time.
 
         Args:
-            node: where.
-            partition: one that the node is in and that is up.
-            ground: as `changes` takes it.
-            jobs: for whom, for the comment.
+            node: the node.
+            partition: a partition of the node that is up.
+            ground: the state of the node.
+            jobs: the jobs that share there, for the comment.
 
         Raises:
-            ControllerAway, TimedOut: nobody answers.
+            ControllerAway, TimedOut: Slurm does not answer.
         """
         todo = changes(ground)
         note = json.dumps({NOTE: sorted(jobs)})
         try:
             for placeholder in todo.cancel:
                 self._drop(placeholder)
-            for placeholder in todo.let:
+            for placeholder in todo.released:
                 self._commands.wait_no_longer(placeholder.id)
                 self._keep(dataclasses.replace(placeholder, after=None), note)
             for after in (*[None] * todo.submit, *(job for job, most in todo.standbys.items() for _ in range(most))):
@@ -267,16 +265,19 @@ class GpuReservations:
         except (ControllerAway, TimedOut):
             raise
         except SlurmError as error:
-            log.warning("reservations", extra={"node": node, "text": str(error)})
+            log.warning("GPU reservation", extra={"node": node, "text": str(error)})
         if todo != Changes():
             facts = {"node": node, "wanted": ground.wanted, "submitted": todo.submit, "cancelled": len(todo.cancel)}
-            log.info("reservations", extra=facts | {"standbys": sum(todo.standbys.values()), "let": len(todo.let)})
+            log.info(
+                "GPU reservation",
+                extra=facts | {"standbys": sum(todo.standbys.values()), "released": len(todo.released)},
+            )
 
     def exchange(self, node: str, partition: str, spared: Collection[int], jobs: Sequence[str]) -> None:
-        """Put a new placeholder job behind one that runs, and end that one, best one whose GPU is not among `spared`.
+        """Submit a new placeholder job and end a running one, if possible one whose GPU is not among `spared`.
 
         Raises:
-            ControllerAway, TimedOut: nobody answers.
+            ControllerAway, TimedOut: Slurm does not answer.
         """
         running = [each for each in self.on(node) if each.running]
         if not running:
@@ -289,8 +290,8 @@ class GpuReservations:
         except (ControllerAway, TimedOut):
             raise
         except SlurmError as error:
-            log.warning("reservations", extra={"node": node, "text": str(error)})
-        log.info("gate", extra={"node": node, "placeholder": old.id, "index": old.index})
+            log.warning("GPU reservation", extra={"node": node, "text": str(error)})
+        log.info("placeholder job exchanged", extra={"node": node, "placeholder": old.id, "index": old.index})
 
     def _keep(self, placeholder: Placeholder, note: str) -> None:
         self._placeholders[placeholder.id], self._comments[placeholder.id] = placeholder, note

@@ -1,8 +1,8 @@
 """Submitting through real sbatch, as the user, with the key in the job's comment beside the job spec.
 
-The user's own environment and script go to a process that is that user already: nothing of theirs is run, or loaded, with the
-daemon's rights. sbatch dies with the daemon (PR_SET_PDEATHSIG), so that no submission comes in after the next daemon has
-looked for it.
+The user's environment and script go to a process that already runs as that user, so nothing of theirs runs or is loaded with the
+daemon's rights. sbatch dies with the daemon (PR_SET_PDEATHSIG), so no submission arrives after the next daemon has searched for
+it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from penstock_scheduler.model import JobId
 from penstock_scheduler.model.spec import SPEC_KEY
 from penstock_scheduler.ports import Fate, Output
 from penstock_scheduler.spool import Spool
-from penstock_slurm.endings import outgrown
+from penstock_slurm.endings import exceeded_memory
 from penstock_slurm.gateway import CliGateway, JobGone, SlurmError, SlurmJob
 from penstock_slurm.gateway.base import ENDED
 from penstock_slurm.settings import SlurmSettings
@@ -35,7 +35,7 @@ from penstock_slurm.settings import SlurmSettings
 log = logging.getLogger(__name__)
 
 KEY = "penstock_key"
-"""Key of the idempotency key in a comment's JSON object."""
+"""Key in a comment's JSON object: the idempotency key."""
 
 _FIELD = re.compile(r"(?:^| )(ExitCode|StdOut|UserId|JobState|EndTime)=(\S*)")
 
@@ -50,13 +50,13 @@ class SlurmSubmitter:
         """See `ports.Submitter`: `sbatch --hold`, the script on its standard input."""
         if _is_array(order):
             raise BadJobSpec(
-                "an array is many jobs and a submission is one; submit one for each element, or the whole array with sbatch"
+                "an array is several jobs, and a submission is one; submit each element as a job, or the array with sbatch"
             )
         account = pwd.getpwuid(uid)
         mine = os.geteuid()
         if mine not in (0, uid):
             raise BadJobSpec(
-                f"penstockd runs as uid {mine} and can submit for that user alone; run it as root, or use sbatch yourself"
+                f"penstockd runs as uid {mine} and can submit only for that user; run it as root, or use sbatch yourself"
             )
         environment = {
             "PATH": os.environ.get("PATH", os.defpath),
@@ -85,18 +85,18 @@ class SlurmSubmitter:
                 **become,  # type: ignore[call-overload]
             )
         except subprocess.TimeoutExpired:
-            raise ClusterAway("sbatch did not answer in time; ask again with the same key") from None
+            raise ClusterAway("sbatch did not answer in time; try again with the same key") from None
         except OSError as error:
             raise ClusterAway(f"sbatch cannot be started: {error}") from None
         if done.returncode != 0:
-            why = done.stderr.strip().removeprefix("sbatch: error: ")
-            if "Unable to contact slurm controller" in why or "Socket timed out" in why:
-                raise ClusterAway(why)
-            raise BadJobSpec(why or f"sbatch ended with status {done.returncode}")
+            cause = done.stderr.strip().removeprefix("sbatch: error: ")
+            if "Unable to contact slurm controller" in cause or "Socket timed out" in cause:
+                raise ClusterAway(cause)
+            raise BadJobSpec(cause or f"sbatch ended with status {done.returncode}")
         return str(done.stdout.strip().split(";")[0])
 
     def find(self, user: str, key: str) -> JobId | None:
-        """See `ports.Submitter`. Slurm itself forgets jobs some minutes after their end (MinJobAge)."""
+        """See `ports.Submitter`. Slurm forgets jobs some minutes after their end (MinJobAge)."""
         for job in self._jobs():
             if job.user == user and _key(job.comment) == key:
                 return job.id
@@ -122,7 +122,7 @@ class SlurmSubmitter:
 
     def _fate(self, job: SlurmJob) -> Fate:
         control = self._spool.control(job.id)
-        text = outgrown(job, control.memory_mb) if control is not None else ""
+        text = exceeded_memory(job, control.memory_mb) if control is not None else ""
         return Fate(job.state, self._exit_code(job.id), job.end_s, text)
 
     def output(self, job: JobId) -> Output | None:
@@ -134,7 +134,7 @@ class SlurmSubmitter:
         return Output(Path(told["StdOut"]), int(uid[1]))
 
     def epoch(self, job: JobId) -> int | None:
-        """See `ports.Submitter`: what the daemon gave out, or a run that Slurm restarted by itself has claimed since."""
+        """See `ports.Submitter`: the epoch from the daemon, or that of a run that Slurm has restarted by itself since."""
         control = self._spool.control(job)
         return max([control.epoch if control else 0, *claimed_epochs(self._spool.folder, job)]) or None
 
@@ -182,7 +182,7 @@ def _options(order: Submission, home: str) -> list[str]:
 
 
 def _is_array(order: Submission) -> bool:
-    """Whether sbatch would make an array of it: by the environment, or by #SBATCH lines above the script's first command."""
+    """Whether sbatch would submit an array, by the environment or by #SBATCH lines before the script's first command."""
     if "SBATCH_ARRAY_INX" in order.environment:
         return True
     head = itertools.takewhile(lambda line: not line.strip() or line.startswith("#"), (order.script or "").splitlines())

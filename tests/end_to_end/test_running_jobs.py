@@ -94,7 +94,7 @@ def test_a_job_that_survives_it_gives_nodes_back_in_place(make_loopback: MakeLoo
     shrunk = site.job(job)
     assert (shrunk.state, shrunk.nodes, shrunk.restarts) == ("RUNNING", ("t4-00",), 0)
     assert len(site.starts(job)) == 1
-    wait_for(lambda: "goes on, and gives whole nodes back" in site.log.read_text(), 120, "its outcome")
+    wait_for(lambda: "goes on and gives up whole nodes" in site.log.read_text(), 120, "its outcome")
     ((known,),) = [list(each.values()) for each in json.loads((site.spool / FILE).read_text()).values()]
     assert known["works"] is True
     # One that has said nothing of the kind is stopped, and starts anew.

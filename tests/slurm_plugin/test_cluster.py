@@ -116,7 +116,7 @@ def test_the_elements_of_an_array_are_trials_of_one_search_if_their_user_says_so
     }
 
 
-def test_a_job_that_outgrew_its_memory_is_told_of_once_and_one_that_lives_on_is_forgotten(
+def test_a_job_that_exceeded_its_memory_is_logged_once_and_one_that_goes_on_is_forgotten(
     told: Told, cluster: SlurmCluster, caplog: pytest.LogCaptureFixture
 ) -> None:
     """What ended is asked for once a look at most, and not any more once nothing is left to be known."""
@@ -130,14 +130,14 @@ def test_a_job_that_outgrew_its_memory_is_told_of_once_and_one_that_lives_on_is_
         cluster.observe()
         assert cluster._ending == {}
         assert told.asked == 1
-        assert [record.getMessage() for record in caplog.records].count("job outgrew its memory") == said
+        assert [record.getMessage() for record in caplog.records].count("job exceeded its memory") == said
     cluster.reports()
     told.asked = 0
     cluster.observe()
     assert told.asked == 0
 
 
-def test_a_job_that_no_look_has_seen_run_may_have_outgrown_its_memory(
+def test_a_job_that_no_observation_has_shown_running_may_have_exceeded_its_memory(
     told: Told, cluster: SlurmCluster, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     Spool(tmp_path / "spool").tell(ControlMessage(job_id="7", epoch=1, round=1, nodes=1, gpus=1, memory_mb=500), 0)
@@ -145,7 +145,7 @@ def test_a_job_that_no_look_has_seen_run_may_have_outgrown_its_memory(
     cluster.observe()
     told.listed, told.ended = [], [pending("gpu", state="OUT_OF_MEMORY")]
     cluster.observe()
-    assert [record.getMessage() for record in caplog.records].count("job outgrew its memory") == 1
+    assert [record.getMessage() for record in caplog.records].count("job exceeded its memory") == 1
 
 
 def test_what_a_job_says_while_slurm_stops_it_is_read(told: Told, cluster: SlurmCluster, tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ def test_when_the_one_with_gpus_leaves_they_are_held_before_it_goes():
     heirs = tuple(placeholder(n, after=7) for n in (20, 21, 22))
     ground = Ground(gpus=4, free=2, wanted=1, placeholders=heirs, sharers=(own(7, 2, stays=False), cleared(8, 2)))
     assert not stands(ground)
-    assert changes(ground) == Changes(let=heirs)
+    assert changes(ground) == Changes(released=heirs)
     grabbed = (placeholder(20, 0), placeholder(21, 1), placeholder(22))
     waits = dataclasses.replace(ground, free=0, placeholders=grabbed)
     assert changes(waits) == Changes()
@@ -132,7 +132,7 @@ def test_what_is_used_is_held_again_however_jobs_end(data):
             placeholders.remove(each)
             if each.index is not None:
                 del taken[each.index]
-        for each in todo.let:
+        for each in todo.released:
             placeholders[placeholders.index(each)] = dataclasses.replace(each, after=None)
         for after in (*[None] * todo.submit, *(job for job, most in todo.standbys.items() for _ in range(most))):
             placeholders.append(placeholder(number, after=after))

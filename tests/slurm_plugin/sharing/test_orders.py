@@ -362,7 +362,7 @@ def test_a_folder_that_cannot_be_written_does_not_stop_the_site(site: Site, capl
     (site.spool / "agents").write_text("no folder")
     site.look(runs("7", None))
     site.agents.share(())
-    assert "agent cannot be told" in caplog.text
+    assert "cannot write an order" in caplog.text
 
 
 def test_a_status_that_cannot_be_read_for_once_stands_until_it_is_old(site: Site) -> None:
@@ -444,13 +444,13 @@ def test_where_nothing_can_be_kept_news_are_told_all_the_same(
     site.told(news=1)
     assert taken(site) == (1, [1], [("n0", 1)])
     assert taken(site) == (0, [], [])
-    assert "what was taken of an agent cannot be kept" in caplog.text
+    assert "cannot record which events of an agent were taken" in caplog.text
 
 
-def test_holders_that_nobody_ends_are_named_once(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+def test_placeholder_jobs_on_unmanaged_nodes_are_named_once(site: Site, caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(2):
         site.look(others=(placeholder("20", "gone"), placeholder("21")))
-    (record,) = [each for each in caplog.records if each.getMessage() == "placeholder jobs are left"]
+    (record,) = [each for each in caplog.records if each.getMessage() == "placeholder jobs left behind"]
     assert record.__dict__["jobs"] == "20"
 
 
