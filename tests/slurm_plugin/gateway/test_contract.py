@@ -287,7 +287,7 @@ def test_jobs_whose_registration_slurmctld_has_forgotten_hold_nobody_up(make_loo
 
     monkeypatch.setattr("penstock_slurm.gateway.commands.UNREGISTERED_S", 0.0)
     assert not registered(stuck[1])
-    own._end("slurmdbd", signal.SIGKILL)
+    own.kill_slurmdbd()
     held(own)
     wait_for(lambda: registered(stuck[1]), 120, "slurmctld to fail to tell slurmdbd of a job")
     assert gateway.write([Write(stuck[1], "release"), Write(stuck[2], "release")]) == (None, None)
