@@ -21,7 +21,15 @@ from pathlib import Path
 from penstock_profiles.families import load_families
 from penstock_scheduler.nodespec import DEFAULT_SPEC
 from penstock_scheduler.report import History, render_page
-from penstock_slurm.demo.fidelity import CALIBRATION, Lived, compare, live, order_by_plan, order_by_start, tabled
+from penstock_slurm.demo.fidelity import (
+    CALIBRATION,
+    RealRun,
+    compare,
+    order_by_plan,
+    order_by_start,
+    run_on_slurm,
+    tabled,
+)
 from penstock_slurm.demo.jobs import ARRIVALS_S, JOBS, TIME_SCALE
 from penstock_slurm.demo.simulated import Pace, simulate_site
 
@@ -46,7 +54,7 @@ def main() -> None:
             [s for _, s in CALIBRATION],
         )
         print("calibration: another run, to see what starts and stops take", flush=True)
-        pace = live(
+        pace = run_on_slurm(
             "", folder / "calibration", DEFAULT_SPEC, jobs, arrivals_s, FAMILIES, penstock=True, limit_s=LIMIT_S
         ).pace
         if pace is None:
@@ -65,10 +73,10 @@ def main() -> None:
 def trial(folder: Path, pace: Pace, out: Path | None) -> dict[str, object]:
     """Both policies once, and the load of the machine while they ran."""
 
-    def run(policy: str) -> Lived:
+    def run(policy: str) -> RealRun:
         title = "On a real Slurm"
         cluster = folder / policy
-        return live(
+        return run_on_slurm(
             title, cluster, DEFAULT_SPEC, COMPARED, ARRIVALS, FAMILIES, penstock=policy == "sia", limit_s=LIMIT_S
         )
 

@@ -36,5 +36,5 @@ def test_a_whole_demo_ends_with_every_job_completed_in_slurms_own_records(tmp_pa
 def test_without_slurm_the_demo_runs_on_the_simulated_cluster(tmp_path):
     done = demo(tmp_path, "--simulated")
     assert done.returncode == 0, done.stderr
-    assert "no Slurm in this run" in done.stdout
+    assert "instead of Slurm" in done.stdout
     assert "simulated" in (tmp_path / "index.html").read_text()

@@ -12,7 +12,15 @@ import pytest
 
 from penstock_profiles.families import load_families
 from penstock_scheduler.simulator import Latencies
-from penstock_slurm.demo.fidelity import Difference, Lived, compare, live, order_by_plan, order_by_start, tabled
+from penstock_slurm.demo.fidelity import (
+    Difference,
+    RealRun,
+    compare,
+    order_by_plan,
+    order_by_start,
+    run_on_slurm,
+    tabled,
+)
 from penstock_slurm.demo.jobs import DemoJob
 from penstock_slurm.demo.simulated import Pace, simulate_site
 
@@ -59,12 +67,12 @@ TRIES = 2
 """A machine that stops for a second or two moves rounds: then the two sides decide on other things, and it is done again."""
 
 
-def all_lived(folder: Path) -> Mapping[str, Lived]:
+def all_lived(folder: Path) -> Mapping[str, RealRun]:
     """By policy on real Slurms, side by side; what starts and stops take comes from a third one, with other jobs."""
 
-    def run(name: str) -> Lived:
+    def run(name: str) -> RealRun:
         jobs = CALIBRATION if name == "calibration" else COMPARED
-        return live(
+        return run_on_slurm(
             name,
             folder / name,
             SPEC,
@@ -80,7 +88,7 @@ def all_lived(folder: Path) -> Mapping[str, Lived]:
         return dict(zip(names, all_at_once.map(run, names), strict=True))
 
 
-def differences(lived: Mapping[str, Lived], pace: Pace) -> dict[str, Difference]:
+def differences(lived: Mapping[str, RealRun], pace: Pace) -> dict[str, Difference]:
     """Real against simulated, by policy."""
     found = {}
     for policy in ("sia", "slurm-backfill"):
@@ -108,7 +116,7 @@ def test_what_is_decided_does_not_hang_on_the_pace():
     assert len(order) == 11, "jobs are resized, not only started"
 
 
-def too_slow(lived: Lived) -> str:
+def too_slow(lived: RealRun) -> str:
     """What took too long for a comparison, in words; empty: nothing."""
     if lived.pace is None:
         return "jobs ended before they were moved"

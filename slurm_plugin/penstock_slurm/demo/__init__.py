@@ -1,1 +1,1 @@
-"""`penstock demo`: the same twelve jobs under Penstock and under plain Slurm, side by side, and a page to look at."""
+"""`penstock demo`: runs the same twelve jobs under Penstock and under plain Slurm, and writes a report that compares them."""

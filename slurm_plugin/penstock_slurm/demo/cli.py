@@ -23,16 +23,19 @@ from penstock_slurm.demo.jobs import ARRIVALS_S, JOBS, TIME_SCALE
 from penstock_slurm.demo.simulated import simulate
 from penstock_slurm.demo.site import DemoSite
 
-app = typer.Typer(help="The same twelve jobs under Penstock and under plain Slurm, side by side: about five minutes.")
+app = typer.Typer(help="Run the same twelve jobs under Penstock and under plain Slurm, in about five minutes.")
 
 LIMIT_S = 350.0
-"""Real seconds after which the demo ends whatever is left."""
+"""Real seconds after which the demo ends jobs that still run."""
 
 NEXT_STEPS = (
-    ("Look again", "penstock demo writes this page anew; --keep leaves its folder with logs, rounds and reports"),
+    (
+        "Run it again",
+        "penstock demo writes this page again; --keep leaves the clusters' folder with logs, rounds and reports",
+    ),
     ("Decide a round again, offline", "penstock replay 42 --state FOLDER/penstock/state"),
-    ("Have such a cluster to play with", "penstock loopback up; then sbatch as in docs/user/jobs.md"),
-    ("Put it beside your Slurm", "docs/admin/install.md: a settings file, penstockd --check, a systemd unit"),
+    ("Start such a cluster for experiments", "penstock loopback up; then sbatch as in docs/user/jobs.md"),
+    ("Install it beside your Slurm", "docs/admin/install.md: a settings file, penstockd --check, a systemd unit"),
     ("Understand how it decides", "docs/developer/architecture.md"),
     ("Write a policy", "CONTRIBUTING.md: one file and one line"),
 )
@@ -42,21 +45,21 @@ NEXT_STEPS = (
 def demo(
     out: Path = typer.Option(Path("demo-report"), help="Folder for the report."),
     simulated: bool = typer.Option(
-        False, help="No Slurm: the same jobs on the simulated cluster, against a plain queue."
+        False, help="Without Slurm: the same jobs on the simulated cluster, compared with a plain queue."
     ),
-    keep: bool = typer.Option(False, help="Keep the clusters' folder, to look at logs, rounds and reports."),
+    keep: bool = typer.Option(False, help="Keep the clusters' folder with logs, rounds and reports."),
 ) -> None:
     """Run the demo and write its report."""
     console = Console()
     if not console.is_terminal:
-        console = Console(width=140)  # a log: the jobs' table needs the room
+        console = Console(width=140)  # a log file, in which the table of jobs needs the width
     families = load_families()
     if simulated:
         console.print(
-            "no Slurm in this run: the simulated cluster stands in, and a first-in-first-out queue for plain Slurm"
+            "this run uses the simulated cluster instead of Slurm, and a first-in-first-out queue instead of plain Slurm"
         )
         histories = simulate(families)
-        facts = {"what ran": "the simulated cluster of Penstock, no processes; see docs/developer/architecture.md"}
+        facts = {"What is real": "nothing: the simulated cluster of Penstock ran, see docs/developer/architecture.md"}
         ok = True
     else:
         histories, facts, ok = _run(console, families, keep)
@@ -97,15 +100,15 @@ def _run(console: Console, families: Families, keep: bool) -> tuple[list[History
         begun_s = time.time()
         try:
             if not _play(console, families, sites, begun_s):
-                console.print("[red]not all jobs ended in time; the report shows what there is")
+                console.print("[red]not all jobs ended in time; the report shows what has happened")
         except KeyboardInterrupt:
-            console.print("stopped; the report shows what there is")
+            console.print("stopped; the report shows what has happened")
         for site in sites:
-            site.look()
+            site.observe()
         ended_s = time.time()
         notes = (
-            "penstockd decides every few seconds how many GPUs of which type each job has",
-            "each job has the fixed request that its user made, Slurm's own backfill decides",
+            "every few seconds, penstockd decides how many GPUs of which type each job has",
+            "each job has the GPUs that its user requested, and Slurm's backfill decides when it starts",
         )
         titles = ("Under Penstock", "Under plain Slurm")
         histories = [
@@ -123,8 +126,8 @@ def _run(console: Console, families: Families, keep: bool) -> tuple[list[History
     facts = {
         "Slurm": f"{version[0]:02d}.{version[1]:02d}, two loopback clusters on one machine",
         "What is real": "slurmctld, slurmd, munged, sbatch, penstockd, every job's process, its checkpoints and restarts",
-        "What is emulated": "the GPUs, and the speed of training: each job progresses at the rate that its model family "
-        "reaches on the GPUs that it has, which the scheduler knows from the same catalogue",
+        "What is emulated": "the GPUs, and the speed of training: each job progresses at the rate of its model family on its "
+        "GPUs, which the scheduler knows from the same catalogue",
         "Time": f"one real second stands for {TIME_SCALE:g} emulated seconds; restarts take their real time",
         "To repeat": "script/demo",
     }
@@ -132,13 +135,13 @@ def _run(console: Console, families: Families, keep: bool) -> tuple[list[History
 
 
 def _play(console: Console, families: Families, sites: list[DemoSite], begun_s: float) -> bool:
-    """Submit, watch and show until all jobs have ended; False if they have not in time."""
+    """Submit jobs and show progress until all jobs have ended. Returns False if they have not in time."""
     store = None
     todo = list(JOBS)
     gap_s = ARRIVALS_S / (len(JOBS) - 1)
     live = console.is_terminal and not console.is_dumb_terminal
-    said_s = 0.0
-    # A screen of its own: lines that a resized terminal breaks anew would stay behind.
+    printed_s = 0.0
+    # The alternate screen, because lines that a resized terminal wraps would stay on the normal one.
     with Live(console=console, auto_refresh=False, screen=True) if live else ExitStack() as screen:
         while True:
             elapsed_s = time.time() - begun_s
@@ -147,18 +150,18 @@ def _play(console: Console, families: Families, sites: list[DemoSite], begun_s: 
                     site.submit(todo[0], families)
                 todo.pop(0)
             for site in sites:
-                site.look()
+                site.observe()
             if not todo and all(site.ended == len(JOBS) for site in sites):
                 return True
             if elapsed_s > LIMIT_S:
                 return False
             if sites[0].daemon_died:
-                raise PenstockError(f"penstockd ended by itself; see {sites[0].folder}/penstockd.log")
+                raise PenstockError(f"penstockd ended unexpectedly; see {sites[0].folder}/penstockd.log")
             store = store or _store(sites[0].state)
             if isinstance(screen, Live):
                 screen.update(_screen(store, sites, elapsed_s, len(todo)), refresh=True)
-            elif elapsed_s - said_s >= 15:
-                said_s = elapsed_s
+            elif elapsed_s - printed_s >= 15:
+                printed_s = elapsed_s
                 console.print(_progress(sites, elapsed_s, len(todo)))
                 if (record := store.last_round() if store else None) is not None:
                     console.print(render(record))
@@ -168,7 +171,7 @@ def _play(console: Console, families: Families, sites: list[DemoSite], begun_s: 
 def _store(state: Path) -> SqlStore | None:
     try:
         return open_store(state)
-    except StoreError:  # the daemon has not made it yet
+    except StoreError:  # penstockd has not created it yet
         return None
 
 
@@ -179,7 +182,7 @@ def _progress(sites: list[DemoSite], elapsed_s: float, to_come: int) -> Text:
         running = sum(job.state == "RUNNING" for job in site.records.values())
         waiting = sum(job.state == "PENDING" for job in site.records.values())
         name = "Penstock" if site.penstock else "plain Slurm"
-        text += f"{name}: {running} run, {waiting} wait, {site.ended} done;  "
+        text += f"{name}: {running} running, {waiting} waiting, {site.ended} ended;  "
     return Text(text.rstrip("; "), style="bold cyan")
 
 

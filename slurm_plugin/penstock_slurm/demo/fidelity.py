@@ -1,6 +1,6 @@
-"""The same jobs on a real Slurm and in the simulator: how far apart are the two?
+"""Compares the same jobs on a real Slurm and in the simulator.
 
-What a real Slurm takes over starts and stops is measured on a run of its own (`CALIBRATION`), never on the one that is compared.
+How long starts and stops take on the real Slurm is measured on a separate run (`CALIBRATION`), never on the run that is compared.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from penstock_slurm.demo.site import HALF_A_SECOND, START_S, TICK_S, DemoSite, r
 SLURM_SETTINGS = {
     "SchedulerParameters": "batch_sched_delay=0,sched_min_interval=0,sched_interval=1,bf_interval=1,bf_resolution=1"
 }
-"""Backfill's 30 s between two passes and 60 s of resolution are for hours; in compressed time they would hide all else."""
+"""By default backfill runs every 30 s with a resolution of 60 s. In compressed time that would hide all other effects."""
 
 CALIBRATION = (
     (DemoJob("a", "resnet18-cifar10", 3, {"max_gpus": 16}, ("rtx", 1, 4)), 1.0),
@@ -42,17 +42,17 @@ CALIBRATION = (
     (DemoJob("e", "yolov3", 1, {"max_gpus": 8}, ("t4", 2, 4)), 29.0),
     (DemoJob("f", "bert-squad", 2, {"max_gpus": 8}, ("rtx", 1, 8)), 36.0),
 )
-"""Jobs and when they come, for `measure`: a minute and a half in which some are resized and moved."""
+"""Jobs and their arrivals for `measure`: a minute and a half in which some jobs are resized and moved."""
 
 AT_ONCE_S = 0.7
-"""Processes that Slurm starts together say so some tenths of a second apart."""
+"""Processes that Slurm starts together report this within some tenths of a second."""
 
 COUNTS = (1, 2, 4, 8, 16)
-"""GPUs that a job's rates are told for."""
+"""GPU counts for which a job's rates are given."""
 
 
 def tabled(job: DemoJob, spec: str, families: Families) -> DemoJob:
-    """The same job by measured rates instead of its model: then nobody learns, and what differs is Slurm alone."""
+    """The same job with measured rates instead of its model. Then nothing is learned, and only Slurm differs."""
     estimator: AnyEstimator = families[job.family].estimator(fixed_batch=job.fixed_batch())
     sizes = {node.gpu_type: node.gpus for node in parse_nodes(spec)}
     rates: dict[str, dict[int, float]] = {}
@@ -63,19 +63,19 @@ def tabled(job: DemoJob, spec: str, families: Families) -> DemoJob:
 
 
 @dataclass(frozen=True, slots=True)
-class Lived:
-    """What happened on a real Slurm."""
+class RealRun:
+    """The run of jobs on a real Slurm."""
 
     history: History
     order: list[str]
     """`order_by_plan` or, without Penstock, `order_by_start`."""
     pace: Pace | None
-    """`measure`; None without Penstock, and where nobody was moved."""
+    """The result of `measure`. None without Penstock, or if no job was moved."""
     longest_round_s: float | None
-    """Between two rounds: where that is more than the rounds' median, the machine stood still. None without Penstock."""
+    """The longest time between two rounds. If it exceeds the median, the machine was overloaded. None without Penstock."""
 
 
-def live(
+def run_on_slurm(
     title: str,
     folder: Path,
     spec: str,
@@ -85,21 +85,21 @@ def live(
     *,
     penstock: bool,
     limit_s: float,
-) -> Lived:
+) -> RealRun:
     """Run jobs on a loopback Slurm of their own, to the end.
 
     Args:
-        title: of the history.
-        folder: of cluster, daemon and jobs; need not be there.
+        title: the history's title.
+        folder: holds cluster, daemon and jobs. It is made if missing.
         spec: the nodes.
         jobs: each with its `rates`.
-        arrivals_s: when each is submitted. Under penstockd, time 0 is that of a round, so that the simulation's are in step.
+        arrivals_s: when each job is submitted. Under penstockd, time 0 is that of a round, as in the simulation.
         families: the catalogue.
-        penstock: whether penstockd decides, by `sia`; else Slurm does, by each job's plain request.
-        limit_s: real seconds after which that is given up.
+        penstock: whether penstockd decides, by `sia`. Otherwise Slurm does, by each job's plain request.
+        limit_s: real seconds after which the run is given up.
 
     Raises:
-        PenstockError: not all have ended after `limit_s`, or penstockd has.
+        PenstockError: not all jobs have ended after `limit_s`, or penstockd has.
     """
     site = DemoSite(folder, spec, penstock=penstock, settings=SLURM_SETTINGS)
     site.up()
@@ -113,38 +113,38 @@ def live(
                 states = {job.name: job.state for job in site.records.values()}
                 raise PenstockError(f"not all jobs ended within {limit_s:.0f} s; see {folder}: {states}")
             time.sleep(0.5)
-            site.look()
-        lived = site.history(title, "real slurmctld, slurmd and processes", begun_s, time.time(), families)
+            site.observe()
+        history = site.history(title, "real slurmctld, slurmd and processes", begun_s, time.time(), families)
         if not penstock:
-            return Lived(lived, order_by_start(lived), None, None)
+            return RealRun(history, order_by_start(history), None, None)
         rounds = _rounds(open_store(site.state))
         longest_round_s = max(later.snapshot.time_s - each.snapshot.time_s for each, later in pairwise(rounds))
-        return Lived(lived, order_by_plan(rounds), measure(site), longest_round_s)
+        return RealRun(history, order_by_plan(rounds), measure(site), longest_round_s)
     finally:
         site.down()
 
 
 def _next_round_s(site: DemoSite) -> float:
-    """When the next round was decided. Waits for it."""
+    """Wait for the next round, and return its time."""
     first, until_s = None, time.time() + 180.0
     while time.time() < until_s and not site.daemon_died:
         try:
             record = open_store(site.state).last_round()
-        except StoreError:  # the daemon has not made it yet
+        except StoreError:  # penstockd has not created it yet
             record = None
         if record is not None:
             first = record.snapshot.round if first is None else first
             if record.snapshot.round > first:
                 return record.snapshot.time_s
         time.sleep(0.05)
-    raise PenstockError(f"penstockd decides no rounds; see {site.folder}/penstockd.log")
+    raise PenstockError(f"penstockd decides no round; see {site.folder}/penstockd.log")
 
 
-# What it takes.
+# Measuring how long things take.
 
 
 def measure(site: DemoSite) -> Pace | None:
-    """How long things took under penstockd, once all jobs have ended: medians over their runs. None: nobody was moved."""
+    """How long things took under penstockd, as medians over the runs of ended jobs. None if no job was moved."""
     store = open_store(site.state)
     rounds = _rounds(store)
     round_s = median(later.snapshot.time_s - each.snapshot.time_s for each, later in pairwise(rounds))
@@ -174,7 +174,7 @@ def measure(site: DemoSite) -> Pace | None:
         tick_s=tick_s,
         start_s=median(starts),
         latencies=Latencies(
-            # What the daemon sees, it sees half a tick late in the mean; the simulated one does so, too.
+            # The daemon observes changes half a tick late on average, and so does the simulated one.
             launch_s=max(median(launches) - tick_s / 2, 0.0),
             leave_s=median(leaves) + exit_s,
             lost_s=median(lost) + exit_s,
@@ -185,7 +185,7 @@ def measure(site: DemoSite) -> Pace | None:
 
 
 def _orders(store: SqlStore) -> tuple[Mapping[str, list[float]], Mapping[str, list[float]], Mapping[str, list[float]]]:
-    """Of each job: when it was asked to leave, when it was sent to a placement, and when that was seen to be done."""
+    """By job: when it was asked to leave, when it was sent to a placement, and when its start was observed."""
     asked: dict[str, list[float]] = {}
     sent: dict[str, list[float]] = {}
     done: dict[str, list[float]] = {}
@@ -204,34 +204,34 @@ def _when(run: Sequence[Report], kind: type[Started] | type[Ended]) -> float:
     return next(report.time_s for report in run if isinstance(report.body, kind))
 
 
-# What is compared.
+# Comparing histories.
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A simulated history against the real one."""
+    """How a simulated history differs from the real one."""
 
     average_jct: float
-    """Simulated over real, less 1; so are the others."""
+    """Simulated over real, minus 1, like the other two."""
     makespan: float
     longest_jct: float
     same_starts: bool
-    """Whether the same jobs started in the same order; of jobs that one round starts, in the round's own."""
+    """Whether the jobs started in the same order. Jobs that one round starts are ordered as in the round."""
     same_placements: bool
-    """Whether each job had the same GPU types and counts, one after another."""
+    """Whether each job had the same sequence of GPU types and counts."""
 
     def within(self, share: float) -> bool:
-        """Whether averages and makespan are so near."""
+        """Whether average and makespan differ by at most `share`."""
         return abs(self.average_jct) <= share and abs(self.makespan) <= share
 
 
 def compare(real: History, simulated: History, real_order: Sequence[str], simulated_order: Sequence[str]) -> Difference:
-    """See `Difference`. Raises PenstockError if not all jobs have ended on both sides."""
+    """Compare two histories. Raises PenstockError if jobs of either have not ended."""
     shares = []
     for of in ("average_jct_s", "makespan_s", "longest_jct_s"):
         values = [getattr(each, of) for each in (simulated, real)]
         if values[0] is None or values[1] is None:
-            raise PenstockError("not all jobs ended, so that there is nothing to compare")
+            raise PenstockError("not all jobs ended, so the histories cannot be compared")
         shares.append(values[0] / values[1] - 1)
     average, makespan, longest = shares
     same = list(real_order) == list(simulated_order)
@@ -239,28 +239,28 @@ def compare(real: History, simulated: History, real_order: Sequence[str], simula
 
 
 def configurations(history: History) -> dict[str, list[str]]:
-    """Of each job, by name, the shapes that it ran on, in their order."""
+    """By the job's name: the configurations on which it ran, in order."""
     return {
         job.name: [f"{span.gpus} {span.gpu_type} on {len(span.gpu_ids)}" for span in job.spans] for job in history.jobs
     }
 
 
 def order_by_plan(rounds: Iterable[RoundRecord]) -> list[str]:
-    """Every new placement of a job, in the order of the rounds that decided it, as `job: placement`."""
+    """Every new placement of a job as `job: placement`, in the order of the rounds."""
     order: list[str] = []
-    held: dict[str, str] = {}
+    before: dict[str, str] = {}
     for record in rounds:
         names = {job.id: job.name for job in record.snapshot.jobs}
         now = {
             names[job_id]: str(each.placement) for job_id, each in record.plan.assignments.items() if job_id in names
         }
-        order += [f"{name}: {where}" for name, where in sorted(now.items()) if held.get(name) != where]
-        held = now
+        order += [f"{name}: {where}" for name, where in sorted(now.items()) if before.get(name) != where]
+        before = now
     return order
 
 
 def order_by_start(history: History) -> list[str]:
-    """Names of the jobs in the order of their first starts; of those that start within `AT_ONCE_S` of another, by name."""
+    """The jobs' names in the order of their first starts. Jobs that start within `AT_ONCE_S` of another are sorted by name."""
     started = sorted((job.start_s, job.name) for job in history.jobs if job.start_s is not None)
     groups: list[list[str]] = []
     last_s = -math.inf

@@ -1,8 +1,8 @@
-"""The demo's twelve jobs: what each asks of Penstock, and what its user would ask of plain Slurm.
+"""The demo's twelve jobs: the job spec of each for Penstock, and its request for plain Slurm.
 
-Both clusters get the same work at the same moments. Under plain Slurm each job has one request for its whole life, made
-as users make them: the GPU type that they know to be fast, a round count. Nobody asks for the idle T4s if there are
-A100s. The batch size follows the allocation on both sides, so that what differs is the scheduling alone.
+Both clusters get the same work at the same times. Under plain Slurm each job has one request for its whole life, as users usually
+make them: a fast GPU type and a round count, so that few request T4s. The batch size follows the allocation on both clusters,
+so that only the scheduling differs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from penstock_profiles.estimators import AnyEstimator, TableEstimator
 from penstock_profiles.families import Families
 
 TIME_SCALE = 20.0
-"""Emulated seconds in a real one."""
+"""Emulated seconds in one real second."""
 
 ARRIVALS_S = 120.0
 """Real seconds over which the jobs are submitted."""
@@ -30,32 +30,32 @@ class DemoJob:
     name: str
     family: str
     t4_hours: float
-    """Work, in hours that it would take on one T4."""
+    """Work, as hours on one T4."""
     spec: dict[str, Any]
     plain: tuple[str, int, int]
     """(GPU type, nodes, GPUs on each): the request under plain Slurm."""
     rates: Mapping[str, dict[int, float]] | None = None
-    """Measured samples/s by GPU type and count, which it then goes by and tells instead of its family."""
+    """Measured samples/s by GPU type and count, which replace the model family if given."""
     limit_min: int | None = None
-    """Time limit under plain Slurm, real minutes; None: none."""
+    """Time limit under plain Slurm in real minutes. None: no limit."""
 
     def spec_fields(self) -> dict[str, Any]:
-        """The job spec as it goes into the comment."""
+        """The job spec for the comment."""
         known = {"model_family": self.family} if self.rates is None else {"goodput_table": self.rates}
         return self.spec | known
 
     def estimator(self, families: Families) -> AnyEstimator:
-        """How fast it is."""
+        """The model of the job's speed."""
         if self.rates is not None:
             return TableEstimator({gpu_type: dict(rates) for gpu_type, rates in self.rates.items()})
         return families[self.family].estimator(fixed_batch=self.fixed_batch())
 
     def fixed_batch(self) -> bool:
-        """Whether the total batch stays."""
+        """Whether the total batch size is fixed."""
         return bool(self.spec.get("adaptivity", "adaptive") != "adaptive")
 
     def work(self, families: Families) -> float:
-        """Progress at which it is done, in samples."""
+        """The job's work, as progress in samples."""
         one_t4 = float(self.estimator(families).goodput("t4", np.array([1]), np.array([1]))[0])
         return self.t4_hours * 3600 * one_t4
 

@@ -1,6 +1,6 @@
-"""The demo's jobs on the simulated cluster: where Slurm cannot be had, and to see how near the simulation comes to a real one.
+"""The demo's jobs on the simulated cluster: for machines without Slurm, and to compare the simulation with a real Slurm.
 
-All times are real seconds, those of the demo on Slurm: work is divided by the time scale.
+All times are real seconds of the demo on Slurm. Work is divided by the time scale.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ from penstock_slurm.demo.jobs import ARRIVALS_S, JOBS, TIME_SCALE, DemoJob
 from penstock_slurm.demo.site import RESTART_COST_S, ROUND_S
 
 END_OF_TIME_S = 50_000.0
-"""A simulation that has not ended by then never will."""
+"""A simulation that has not ended by this time never will."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How long things take on the site that is simulated; real seconds."""
+    """How long things take on the simulated site, in real seconds."""
 
     time_scale: float = TIME_SCALE
-    """Emulated seconds in one."""
+    """Emulated seconds in one real second."""
     round_s: float = ROUND_S
     tick_s: float = 0.5
     start_s: float = RESTART_COST_S
-    """From the order to start until the job trains."""
+    """From the order to start a job until it trains."""
     latencies: Latencies = field(default_factory=Latencies)
 
 
 def simulate(families: Families) -> list[History]:
-    """Both histories of the demo, without Slurm."""
+    """The two histories of the demo, without Slurm."""
     gap_s = ARRIVALS_S / (len(JOBS) - 1)
     arrivals_s = [number * gap_s for number in range(len(JOBS))]
     note = "no processes ran: progress is computed from the models"
@@ -68,8 +68,10 @@ def simulate_site(
     pace: Pace,
     families: Families,
 ) -> tuple[History, MemoryStore]:
-    """What becomes of `jobs`, and the rounds. Under `sia` each has its job spec and rounds are periodic, else its plain
-    request."""
+    """The history of `jobs`, and the store with its rounds.
+
+    Under `sia` each job has its job spec, and rounds are periodic. Under other policies it has its plain request.
+    """
     plain = policy_name != "sia"
     clock = SimulatedClock()
     nodes = nodes_from_spec(spec)

@@ -1,4 +1,4 @@
-"""One of the demo's two clusters, and what happened on it."""
+"""One of the demo's two clusters, and the history of its jobs."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ ROUND_S = 3.0
 TICK_S = 0.25
 RESTART_COST_S = 3.0
 START_S = 0.5
-"""How long a job's start-up takes once its process runs."""
+"""Seconds that a job takes to start up once its process runs."""
 
 HALF_A_SECOND = 0.5
-"""Slurm's records count whole seconds, truncated: so much of a job's end was cut off in the mean."""
+"""Slurm truncates times to whole seconds, so a job ended on average this much later than recorded."""
 
 
 class DemoSite:
     """A loopback Slurm with a spool of its own, with or without penstockd.
 
     Args:
-        folder: for all of it; need not be there.
+        folder: holds everything. It is made if missing.
         spec: the nodes.
-        penstock: whether penstockd decides; else Slurm does, by each job's plain request.
-        time_scale: emulated seconds in a real one.
+        penstock: whether penstockd decides. Otherwise Slurm does, by each job's plain request.
+        time_scale: emulated seconds in one real second.
         settings: lines of slurm.conf, see `LoopbackCluster`.
     """
 
@@ -64,7 +64,7 @@ class DemoSite:
         self._daemon: subprocess.Popen[bytes] | None = None
 
     def up(self) -> None:
-        """Start the cluster, and penstockd. Raises LoopbackError."""
+        """Start the cluster, and penstockd if it decides. Raises LoopbackError."""
         self.slurm.up()
         self.gateway = open_gateway("cli", conf=self.slurm.slurm_conf, timeout_s=15)
         self.spool.mkdir(parents=True, exist_ok=True)
@@ -85,7 +85,7 @@ class DemoSite:
             )
 
     def down(self) -> None:
-        """End everything that `up` and the jobs started."""
+        """End penstockd, the cluster and its jobs."""
         if self._daemon is not None and self._daemon.poll() is None:
             self._daemon.send_signal(signal.SIGTERM)
             try:
@@ -97,11 +97,11 @@ class DemoSite:
 
     @property
     def daemon_died(self) -> bool:
-        """Whether penstockd ended by itself; its status is 0 when it was asked to."""
+        """Whether penstockd failed. Its exit status is 0 if it was asked to end."""
         return self._daemon is not None and self._daemon.poll() not in (None, 0)
 
     def submit(self, job: DemoJob, families: Families) -> None:
-        """sbatch, as a user would: the job spec in the comment, or the fixed request."""
+        """Submit a job with sbatch as a user would, with the job spec in the comment or with the fixed request."""
         trainer = [
             sys.executable,
             "-m",
@@ -148,10 +148,10 @@ class DemoSite:
         )
         job_id = answer.stdout.strip()
         self.jobs[job_id] = job
-        self.submitted_s[job_id] = time.time()  # Slurm's own SubmitTime begins anew with each requeue
+        self.submitted_s[job_id] = time.time()  # each requeue changes Slurm's own SubmitTime
 
-    def look(self) -> None:
-        """Read Slurm's own records of the jobs."""
+    def observe(self) -> None:
+        """Read Slurm's records of the jobs. Keeps the last ones if Slurm does not answer."""
         try:
             self.records |= {job.id: job for job in self.gateway.jobs(finished=True) if job.id in self.jobs}
         except SlurmError:
@@ -164,7 +164,7 @@ class DemoSite:
 
     @property
     def completed(self) -> bool:
-        """Whether Slurm's records say COMPLETED of every job."""
+        """Whether every job is COMPLETED."""
         return all(self.records[job].state == "COMPLETED" for job in self.jobs if job in self.records)
 
     def history(self, title: str, note: str, start_s: float, end_s: float, families: Families) -> History:
@@ -210,7 +210,7 @@ class DemoSite:
 
 
 def read_reports(folder: Path) -> list[list[Report]]:
-    """The reports of a job's runs, in the order of their epochs; lines that are torn are left out."""
+    """The reports of a job's runs, in the order of their epochs. Skips incomplete lines."""
     runs = []
     for path in sorted(folder.glob("*.jsonl"), key=lambda path: int(path.stem)):
         run = []
