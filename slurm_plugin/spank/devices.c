@@ -103,7 +103,7 @@ enum penstock_devices penstock_devices(const char *folder, unsigned number, uid_
 	for (unsigned waited = 0;; waited++) {
 		/* Opened anew each time, because an agent that releases the job removes the folder. */
 		const int job = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-		int told = 0;
+		int state = 0;
 
 		found = PENSTOCK_TOO_LATE;
 		if (job < 0) { /* If the folder was there before, the job has no GPUs of its own and must not see all of them. */
@@ -114,9 +114,9 @@ enum penstock_devices penstock_devices(const char *folder, unsigned number, uid_
 		if (!belongs(job, S_IFDIR, owner))
 			found = PENSTOCK_NOT_OURS;
 		else
-			told = read_text(job, "devices", owner, devices, PENSTOCK_DEVICES_SIZE);
-		if (told)
-			found = told > 0 && are_indexes(devices) ? PENSTOCK_BOUND : PENSTOCK_NOT_OURS;
+			state = read_text(job, "devices", owner, devices, PENSTOCK_DEVICES_SIZE);
+		if (state)
+			found = state > 0 && are_indexes(devices) ? PENSTOCK_BOUND : PENSTOCK_NOT_OURS;
 		if (found == PENSTOCK_BOUND && read_text(job, "mps", owner, mps, PENSTOCK_FOLDER_SIZE) <= 0)
 			*mps = '\0'; /* the job can run without MPS */
 		if (found == PENSTOCK_BOUND && read_text(job, "gpus", owner, files, sizeof(files)) > 0) {

@@ -192,7 +192,7 @@ class PenstockSubmitOperator(JobSpecOperator, _JobOperator):
             durable: Whether a retry takes up the job of an earlier try. If False, each try submits a new job.
             wait_for_completion: If False, the task ends once the job is submitted.
             deferrable: Whether the task waits in the triggerer, where it takes no worker slot.
-            cancel_on_kill: Whether to cancel the job when somebody stops the task.
+            cancel_on_kill: Whether to cancel the job when the task is stopped.
             poll_interval_s: Seconds between two requests for the job's state.
             log_interval_s: Seconds between two copies of a running job's output into the task's log; 0 copies it at the end.
             penstock_conn_id: The connection to penstockd.

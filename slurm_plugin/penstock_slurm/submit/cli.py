@@ -82,8 +82,8 @@ def submit(words: Sequence[str], environ: Mapping[str, str]) -> int:
         raise PenstockError(
             "sbatch is not on PATH; install Slurm's commands (Debian: slurm-client) or add their folder to PATH"
         )
-    told = subprocess.run([sbatch, "--help"], env=dict(environ), capture_output=True, text=True, check=False)
-    options = command_line.parse_help(told.stdout)
+    shown = subprocess.run([sbatch, "--help"], env=dict(environ), capture_output=True, text=True, check=False)
+    options = command_line.parse_help(shown.stdout)
     line = command_line.parse(words, options)
     config = Path(line.own["config"][-1]) if "config" in line.own else CONFIG
     expanded = _expand(line, options, config, environ)

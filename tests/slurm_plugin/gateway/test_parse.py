@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_slurm.gateway.accounts import parse_associations, parse_fair_shares, parse_qos, parse_runs
-from penstock_slurm.gateway.base import SlurmFeatures, SlurmLimit
+from penstock_slurm.gateway.base import SlurmFeatures
 from penstock_slurm.gateway.parse import (
     JOB_FIELDS,
     duration_s,
@@ -79,16 +78,6 @@ def test_a_node_that_has_not_registered_yet_is_not_known():
 )
 def test_reads_what_a_job_was_really_given(text, gpus):
     assert parse_gpus_held("JobId=1 JobName=x" + text) == gpus
-
-
-def test_reads_runs_that_are_over():
-    text = (
-        "7|1795256400|1795256410|t4-[00-01]|billing=2,gres/gpu:t4=8,gres/gpu=8,node=2\n"
-        "7|1795256420|Unknown|t4-00|gres/gpu=4\n12_3|1795256400|1795256401|a100-00|cpu=1\n9|Unknown|Unknown|None assigned|\n"
-    )
-    first, element = parse_runs(text)
-    assert (first.job_id, first.end_s - first.start_s, first.nodes, first.gpus) == ("7", 10, ("t4-00", "t4-01"), 8)
-    assert (element.job_id, element.gpus) == ("12_3", 0)
 
 
 def test_reads_a_node_without_gpus_and_in_good_health():
@@ -183,6 +172,8 @@ def test_reads_versions(text, version):
 
 
 SEPARATOR = "~1c9f0a2b3d4e5f60"
+
+
 # As printed by 22.05.8, but for the user's fields, with %q for the separator.
 RUNNING = (
     "6%q4%q2%qN/A%qRUNNING%qNone%qall%qwrap%qroot%q0%q(null)%q(null)%qt4-[00-01]%q%q2%qgres:gpu:1%q2%q1%q2%q(null)%q"
@@ -190,6 +181,8 @@ RUNNING = (
     "cpu=1,node=1,billing=1,gres/gpu=1,gres/gpu:t4=1%q"
     "(null)%q(null)%qOK%q1795225999%q1-02:03:04%q"
 )
+
+
 HELD = (
     "9%q9%qN/A%qN/A%qPENDING%qJobHeldUser%qt4,all%qNAME%qann%q1001%qlab%qnormal%q%qt4-01%q1%qgres:gpu:t4:2%q3%q3%q1%q"
     'COMMENT%q{"penstock": 1}%q1795225115%qN/A%q1795225243%qNONE%qUNLIMITED%q0%q0%q0%q(null)%qcpu=1,mem=250G,node=1,billing=1%q'
@@ -318,36 +311,3 @@ def test_reads_leaf_switches():
         "SwitchName=spine Level=1 LinkSpeed=1 Nodes=rtx-00,t4-[00-01] Switches=leaf[0-1]\n"
     )
     assert parse_switches(text) == {"t4-00": "leaf0", "t4-01": "leaf0", "rtx-00": "leaf1"}
-
-
-def test_reads_limits_of_qos():
-    text = "normal|||\nshort|gres/gpu:a100=2,gres/gpu=4|cpu=9,gres/gpu=2|gres/gpu=3\n"
-    assert parse_qos(text) == (
-        SlurmLimit(2, "a100", qos="short"),
-        SlurmLimit(4, qos="short"),
-        SlurmLimit(2, qos="short", each="user"),
-        SlurmLimit(3, qos="short", each="account"),
-    )
-
-
-def test_reads_limits_of_associations_with_the_accounts_below():
-    text = (
-        "root||||\nroot||root||\nmaths|root|||gres/gpu=12\nmaths||nobody||gres/gpu=3\n"
-        "algebra|maths|||cpu=100,gres/gpu:a100=4\nalgebra||nobody|fast|gres/gpu=5\n"
-    )
-    assert parse_associations(text) == (
-        SlurmLimit(12, accounts=("maths", "algebra")),
-        SlurmLimit(3, accounts=("maths",), user="nobody"),
-        SlurmLimit(4, "a100", accounts=("algebra",)),
-    )
-
-
-def test_reads_fair_shares():
-    text = "root||\n root|root|1.000000\n maths||\n  maths|nobody|0.250000\n"
-    assert parse_fair_shares(text) == {("root", "root"): 1.0, ("maths", "nobody"): 0.25}
-
-
-@pytest.mark.parametrize("parse", [parse_qos, parse_associations, parse_fair_shares])
-def test_says_when_a_listing_has_other_fields(parse):
-    with pytest.raises(ValueError, match="fields"):
-        parse("a|b\n")

@@ -1,15 +1,11 @@
-"""Which words of a command line are whose, and what presets become."""
+"""How a command line of sbatch is parsed."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_scheduler.errors import ConfigError
-from penstock_slurm.submit import presets
 from penstock_slurm.submit.command_line import adaptive_flags, parse, parse_help, sbatch_lines, values
 from penstock_slurm.submit.flags import BadFlag
 
@@ -38,11 +34,15 @@ Parallel run options:
   -W, --wait                  wait for completion of submitted job
       --wrap[=command string] wrap command string in a sh script and submit
 """
+
+
 PLUGIN = """
 Options provided by plugins:
       --adaptive=[MODE]       let Penstock choose the GPUs
       --max-gpus=N            most GPUs that the job can use
 """
+
+
 OPTIONS = parse_help(HELP)
 
 
@@ -113,37 +113,3 @@ def test_the_last_value_of_an_option_counts() -> None:
 def test_reads_the_lines_that_sbatch_reads() -> None:
     script = "#!/bin/sh\n# about\n#SBATCH --time=5 # a comment\n\n#SBATCH -J 'my job'\ntrue\n#SBATCH --hold\n"
     assert sbatch_lines(script) == ["--time=5", "-J", "my job"]
-
-
-def test_a_preset_is_its_options() -> None:
-    preset: presets.Preset = {"adaptive": True, "max-gpus": 8, "hold": False, "time": "2-0", "non-preemptible": "yes"}
-    words = presets.arguments("big", preset, OPTIONS, "here")
-    assert words == ["--adaptive", "--max-gpus=8", "--time=2-0", "--non-preemptible"]
-
-
-@pytest.mark.parametrize(
-    ("preset", "words"),
-    [
-        ({"max-gpu": 8}, "here: preset big: sbatch has no option --max-gpu; did you mean max-gpus"),
-        ({"max-gpus": 0}, "here: preset big: --max-gpus=0: give a whole number from 1 to 999999999, such as"),
-        ({"max-gpus": True}, "here: preset big: --max-gpus=: give a whole number"),
-        ({"x; rm": "y"}, "sbatch has no option --x; rm"),
-    ],
-)
-def test_a_bad_preset_is_told_with_its_place(preset: presets.Preset, words: str) -> None:
-    with pytest.raises(ConfigError, match=words.replace("?", r"\?")):
-        presets.arguments("big", preset, OPTIONS, "here")
-
-
-def test_the_users_file_is_in_the_xdg_folder(tmp_path: Path) -> None:
-    assert presets.user_file({"HOME": "/home/ann"}) == Path("/home/ann/.config/penstock/presets.toml")
-    assert presets.user_file({"HOME": "/h", "XDG_CONFIG_HOME": "/x"}) == Path("/x/penstock/presets.toml")
-    assert presets.user_file({"HOME": "/h", "XDG_CONFIG_HOME": "relative"}) == Path("/h/.config/penstock/presets.toml")
-    path = tmp_path / "presets.toml"
-    assert presets.load(path) == {}
-    path.write_text("[big]\nmax-gpus = 8\n")
-    assert presets.load(path) == {"big": {"max-gpus": 8}}
-    for bad in ("big = 8", "[big]\nmax-gpus = [8]", "[big"):
-        path.write_text(bad)
-        with pytest.raises(ConfigError, match=r"presets\.toml"):
-            presets.load(path)

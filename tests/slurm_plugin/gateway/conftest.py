@@ -1,0 +1,32 @@
+"""Stand-ins for Slurm's commands."""
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from penstock_slurm.gateway import (
+    open_gateway,
+)
+from penstock_slurm.gateway.commands import COMMANDS
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """slurm(body): every command becomes this shell script. They log their arguments to `calls`."""
+
+    def install(body: str) -> Path:
+        calls = tmp_path / "calls"
+        calls.unlink(missing_ok=True)
+        for command in COMMANDS:
+            path = tmp_path / command
+            path.write_text(f'#!/bin/sh\nprintf "%s\\n" "${{0##*/}} $*" >> {calls}\n{body}\n')
+            path.chmod(path.stat().st_mode | stat.S_IXUSR)
+        return calls
+
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    return install
+
+
+def gateway(timeout_s: float = 30.0):
+    return open_gateway("cli", conf=None, timeout_s=timeout_s)

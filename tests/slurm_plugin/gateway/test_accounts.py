@@ -1,0 +1,49 @@
+"""The parsers of sacctmgr, sacct and sshare on text as printed by Slurm 22.05.8."""
+
+import pytest
+
+from penstock_slurm.gateway.accounts import parse_associations, parse_fair_shares, parse_qos, parse_runs
+from penstock_slurm.gateway.base import SlurmLimit
+
+
+def test_reads_runs_that_are_over():
+    text = (
+        "7|1795256400|1795256410|t4-[00-01]|billing=2,gres/gpu:t4=8,gres/gpu=8,node=2\n"
+        "7|1795256420|Unknown|t4-00|gres/gpu=4\n12_3|1795256400|1795256401|a100-00|cpu=1\n9|Unknown|Unknown|None assigned|\n"
+    )
+    first, element = parse_runs(text)
+    assert (first.job_id, first.end_s - first.start_s, first.nodes, first.gpus) == ("7", 10, ("t4-00", "t4-01"), 8)
+    assert (element.job_id, element.gpus) == ("12_3", 0)
+
+
+def test_reads_limits_of_qos():
+    text = "normal|||\nshort|gres/gpu:a100=2,gres/gpu=4|cpu=9,gres/gpu=2|gres/gpu=3\n"
+    assert parse_qos(text) == (
+        SlurmLimit(2, "a100", qos="short"),
+        SlurmLimit(4, qos="short"),
+        SlurmLimit(2, qos="short", each="user"),
+        SlurmLimit(3, qos="short", each="account"),
+    )
+
+
+def test_reads_limits_of_associations_with_the_accounts_below():
+    text = (
+        "root||||\nroot||root||\nmaths|root|||gres/gpu=12\nmaths||nobody||gres/gpu=3\n"
+        "algebra|maths|||cpu=100,gres/gpu:a100=4\nalgebra||nobody|fast|gres/gpu=5\n"
+    )
+    assert parse_associations(text) == (
+        SlurmLimit(12, accounts=("maths", "algebra")),
+        SlurmLimit(3, accounts=("maths",), user="nobody"),
+        SlurmLimit(4, "a100", accounts=("algebra",)),
+    )
+
+
+def test_reads_fair_shares():
+    text = "root||\n root|root|1.000000\n maths||\n  maths|nobody|0.250000\n"
+    assert parse_fair_shares(text) == {("root", "root"): 1.0, ("maths", "nobody"): 0.25}
+
+
+@pytest.mark.parametrize("parse", [parse_qos, parse_associations, parse_fair_shares])
+def test_says_when_a_listing_has_other_fields(parse):
+    with pytest.raises(ValueError, match="fields"):
+        parse("a|b\n")
