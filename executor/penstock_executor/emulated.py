@@ -137,7 +137,7 @@ class _Trainer:
         """Stand still if the node's agent or Slurm asks for it; returns whether the training stood still."""
         channel, stood = self._channel, signals.paused
         if channel is not None:
-            channel.look()
+            channel.poll()
             request = channel.request
             if request is not None:
                 stood, signals.continued = True, False

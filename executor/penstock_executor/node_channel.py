@@ -1,9 +1,9 @@
 """The job's end of the channel to the agent of its node: a duty cycle between steps, a memory limit, and suspending.
 
-Each process of the job has one. After each optimiser step it calls `step_done`, which reads the agent's word when that has
-changed, waits as long as the duty cycle wants, and tells how the steps go (`penstock_profiles.node_channel`). After AntMan (OSDI
-'20), where this is in the framework: at a compute share p a step of d seconds is followed by a pause of d (1 - p) / p. Where no
-agent listens, a step costs a look at the clock.
+Each process of the job has a `Channel` and calls `step_done` after each optimiser step. That reads the agent's control
+message if it has changed, pauses as the duty cycle demands, and reports the steps (`penstock_profiles.node_channel`).
+After AntMan (OSDI '20), which does this in the framework: at a compute share p, a step of d seconds is followed by a
+pause of d (1 - p) / p. Without an agent, a step only costs a reading of the clock.
 """
 
 from __future__ import annotations
@@ -31,32 +31,32 @@ from penstock_profiles.node_channel import (
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 0.05
-"""Between two looks at the agent's word, and the longest sleep: a look is one `stat`."""
+POLL_S = 0.05
+"""Time between two polls of the control message, and the longest sleep. A poll is one `stat`."""
 
-TELL_S = 0.5
-"""Between two status files, where nothing special has happened."""
+STATUS_S = 0.5
+"""Time between two statuses if nothing has changed."""
 
 MOST_CREDIT_S = 0.1
-"""A sleep that came out too long is taken off the next ones, up to this."""
+"""Most time by which a pause that was too long shortens the next ones."""
 
 
 class Channel:
-    """See the module.
+    """One process's channel.
 
     Args:
-        folder: the agent's.
+        folder: the agent's folder.
         number: SLURM_JOB_ID.
-        rank: place among the job's processes on this node.
-        suspends: whether `request` is listened to.
-        anywhere: whether the process, suspended, can go on on any other GPUs.
+        rank: number of the process among the job's processes on this node.
+        suspends: whether the process acts on `request`.
+        anywhere: whether the suspended process can continue on other GPUs.
         devices: CUDA_VISIBLE_DEVICES.
-        limit_memory: carries out a limit of so many MB, 0 for none, before the next step; None: there is no GPU to limit.
-        memory_mb: what is held on the GPU now; None: nothing.
-        finish: waits until the GPU has done what it was given; without it a step is over before its work is.
-        urgent: whether a pause is to end now, since the process has something else to do.
-        most_pause_s: longest pause after a step. Processes that exchange what they have heard only in steps must make some.
-        utilisation: part of its GPU that it uses alone, where it knows.
+        limit_memory: sets a memory limit, MB, before the next step; 0: no limit. None: there is no GPU.
+        memory_mb: memory that the process holds on its GPU now, MB. None: there is no GPU.
+        finish: waits until the GPU has done its work. Without it, a step ends before its work does.
+        urgent: whether a pause must end now, because the process has something else to do.
+        most_pause_s: longest pause after a step. Processes that exchange messages only in steps must make some.
+        utilisation: utilisation of its GPU alone, in [0, 1]; None: unknown.
     """
 
     def __init__(
@@ -92,81 +92,85 @@ class Channel:
             utilisation=utilisation,
         )
         self._steps, self._seconds, self._squares, self._samples = 0, 0.0, 0.0, 0.0
-        self._looked_s = self._told_s = -math.inf
+        self._polled_s = self._written_s = -math.inf
         self._debt_s = 0.0
-        """Pause that is still owed; negative: that was too much."""
+        """Pause that is still due, s; negative: the pauses were too long."""
         self._begun_s = time.monotonic()
 
     @property
     def compute(self) -> float:
-        """Part of the time in which the job may train, by the agent's last word."""
+        """Share of the time in which the job may train, by the last control message."""
         return self._control.compute
 
     @property
     def request(self) -> str | None:
-        """The agent's job spec that the job moves off its GPUs; None: it has none, or the job has said that it has done so."""
-        spec = self._control.suspend
-        return spec if self._status.suspends and spec != self._status.suspended else None
+        """The agent's request to move off the GPUs; None: there is none, or the process has reported that it has done
+        so."""
+        request = self._control.suspend
+        return request if self._status.suspends and request != self._status.suspended else None
 
     def step_done(self, samples: float = 0.0, active_s: float | None = None) -> None:
-        """One optimiser step is over, of so many samples of the whole job. Waits as the duty cycle wants; never raises.
+        """End an optimiser step, and pause as the duty cycle demands. Never raises.
 
-        `active_s` is how long it took, after `finish`; None: all since the last one, or `begin`.
+        Args:
+            samples: samples of the step, of the whole job.
+            active_s: duration of the step after `finish`, s; None: all since the last step or `begin`.
         """
         if active_s is None:
             self.finish()
             active_s = time.monotonic() - self._begun_s
         self.count(1, active_s, samples)
-        self.look()
+        self.poll()
         self._pause(active_s)
         self.begin()
 
     def finish(self) -> None:
-        """Under a duty cycle, wait until the GPU has done what it was given: else a step seems over before its work is."""
+        """Under a duty cycle, wait until the GPU has done its work. Otherwise a step would seem to end before its work
+        does."""
         if self._control.compute < 1 and self._finish is not None:
             self._finish()
 
     def begin(self) -> None:
-        """The next step begins now: what was between is none of it."""
+        """Begin the next step now. The time since the last one does not belong to it."""
         self._begun_s = time.monotonic()
 
     def count(self, steps: int, each_s: float, samples: float = 0.0) -> None:
-        """So many steps were made, of `each_s` seconds, and of so many samples all together."""
+        """Count `steps` steps of `each_s` seconds each, with `samples` samples in total."""
         self._steps += steps
         self._seconds += steps * each_s
         self._squares += steps * each_s**2
         self._samples += samples
 
-    def look(self) -> None:
-        """Read the agent's word if it has changed, and tell how it goes if it is time."""
+    def poll(self) -> None:
+        """Read the control message if it has changed, and write the status if it is due."""
         now_s = time.monotonic()
-        if now_s - self._looked_s < LOOK_S:
+        if now_s - self._polled_s < POLL_S:
             return
-        self._looked_s = now_s
+        self._polled_s = now_s
         changed = self._read()
         if changed and self._control.memory_mb != self._limit_mb:
             self._limit_mb = self._control.memory_mb
             if self._limit_memory is not None:
                 self._limit_memory(self._limit_mb)
-        if changed or now_s - self._told_s >= TELL_S:
-            self._tell()
+        if changed or now_s - self._written_s >= STATUS_S:
+            self._write_status()
 
     def suspended(self, request: str, moved_mb: float = 0.0, left_mb: float = 0.0) -> None:
-        """Say that the process stands still, moved off its GPUs."""
+        """Report that the process stands still, moved off its GPUs."""
         self._status = self._status.model_copy(update={"suspended": request, "moved_mb": moved_mb, "left_mb": left_mb})
-        self._tell()
+        self._write_status()
 
     def wants(self, request: str) -> bool:
-        """Whether the agent still job specs it."""
-        self._looked_s = -math.inf
-        self.look()
+        """Whether the agent still makes this request."""
+        self._polled_s = -math.inf
+        self.poll()
         return self._control.suspend == request
 
     def resumed(self) -> None:
-        """Say that the process trains on."""
+        """Report that the process trains again."""
         self._status = self._status.model_copy(update={"suspended": None, "moved_mb": 0.0, "left_mb": 0.0})
         self._debt_s = 0.0
-        self._tell()
+        self._write_status()
         self.begin()
 
     def _pause(self, active_s: float) -> None:
@@ -180,12 +184,12 @@ class Channel:
             if left_s <= 0:
                 self._debt_s = max(left_s, -MOST_CREDIT_S)
                 return
-            time.sleep(min(left_s, LOOK_S))
-            self.look()
+            time.sleep(min(left_s, POLL_S))
+            self.poll()
         self._debt_s = 0.0
 
     def _read(self) -> bool:
-        """Whether the control is another one now."""
+        """Read the control message. Returns whether it has changed."""
         try:
             status = self._control_path.stat()
             stamp = (status.st_mtime_ns, status.st_size, status.st_ino)
@@ -193,20 +197,20 @@ class Channel:
                 return False
             control = JobControl.model_validate_json(self._control_path.read_bytes()[:MAX_STATUS_BYTES])
         except FileNotFoundError:
-            # An agent leaves its word in place: one that takes it away has nothing to say any more.
+            # An agent keeps its message in place. It removes it when it lets go of the job.
             if self._stamp is None:
                 return False
             control, stamp = JobControl(number=0), None
         except (OSError, ValidationError) as error:
-            log.debug("the node's agent is not understood: %s", error)
+            log.debug("the control message of the node's agent cannot be read: %s", error)
             return False
         self._control, self._stamp = control, stamp
         return True
 
-    def _tell(self) -> None:
-        self._told_s = time.monotonic()
+    def _write_status(self) -> None:
+        self._written_s = time.monotonic()
         if self._stamp is None:
-            return  # nobody listens
+            return  # there is no agent
         self._status = self._status.model_copy(
             update={
                 "number": self._control.number,
@@ -222,7 +226,7 @@ class Channel:
         try:
             write_whole(self._status_path, self._status.model_dump_json())
         except OSError as error:
-            log.debug("the node's agent cannot be told: %s", error)
+            log.debug("the status for the node's agent cannot be written: %s", error)
 
 
 def open_channel(
@@ -237,7 +241,7 @@ def open_channel(
     most_pause_s: float = math.inf,
     utilisation: float | None = None,
 ) -> Channel | None:
-    """The channel of this process; None outside Slurm. See `Channel` for the arguments."""
+    """Open the channel of this process. Returns None outside Slurm. See `Channel` for the arguments."""
     number = environment.job_id
     if environment.run_dir is None or number is None or not number.isdigit() or rank >= MAX_RANKS:
         return None
@@ -257,7 +261,7 @@ def open_channel(
 
 
 def devices_of_job(environment: Environment) -> tuple[int, ...]:
-    """The GPUs of this node to which the agent has bound the job; () if it has not."""
+    """GPUs of this node to which the agent has bound the job; (): it has not."""
     number = environment.job_id
     if environment.run_dir is None or number is None or not number.isdigit():
         return ()

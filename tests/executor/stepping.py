@@ -91,7 +91,7 @@ def main() -> None:
         leaked.append(bytes(options.leak))
         if options.greedy:
             channel.count(1, options.step, 8)
-            channel.look()
+            channel.poll()
         else:
             channel.step_done(8)
         if gpu is not None and channel.compute < 1:

@@ -138,11 +138,11 @@ def test_no_reader_sees_a_part_of_a_file(run_dir: Path):
 def test_a_word_that_is_broken_or_not_an_agents_changes_nothing(run_dir: Path):
     channel = Channel(run_dir, NUMBER)
     tell(run_dir, 1, compute=0.5)
-    channel.look()
+    channel.poll()
     assert channel.compute == 0.5
     control_path(run_dir, NUMBER).write_text('{"number": 2, "comp')
     time.sleep(0.06)
-    channel.look()
+    channel.poll()
     assert channel.compute == 0.5
     with pytest.raises(ValidationError):
         JobControl.model_validate({"number": 1, "compute": 1.5})
@@ -162,7 +162,7 @@ def test_limits_of_memory_are_carried_out_once(run_dir: Path):
     for number, memory_mb in enumerate((1000, 1000, 500, 0), start=1):
         tell(run_dir, number, memory_mb=memory_mb)
         time.sleep(0.06)
-        channel.look()
+        channel.poll()
     assert limits == [1000, 500, 0]
     found = status(run_dir)
     assert found is not None

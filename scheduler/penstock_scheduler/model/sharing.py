@@ -1,8 +1,8 @@
 """Jobs that share the GPUs of a node, in packs and in time slices.
 
-The jobs of a *pack* run at the same time on the same GPUs. Packs that do not fit on the GPUs together run in time slices. A plan
-describes each set of shared GPUs and its packs as a `SharedGpus`. Each co-located job has an assignment to that node, as any
-other job has; the GPUs of one `SharedGpus` count once.
+The jobs of a *pack* run at the same time on the same GPUs. Packs that do not fit on the GPUs together run in time
+slices. A plan describes each set of shared GPUs and its packs as a `SharedGpus`. Each co-located job has an assignment
+to that node, as any other job has; the GPUs of one `SharedGpus` count once.
 """
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ class Pack:
 
     jobs: tuple[JobId, ...]
     gpus: int = 1
-    """Number of GPUs. A job uses as many of them as its placement says: those that the fewest other jobs of the pack use."""
+    """Number of GPUs. A job uses as many of them as its placement says: those that the fewest other jobs of the pack
+    use."""
     priority: int = 0
     """A pack is never suspended for a pack of lower priority."""
     guaranteed: JobId | None = None
-    """The job that keeps the speed which it has alone; None: no job does. The node adjusts the compute share of the other jobs
-    between 0 and their limits to that end (`sharing.control`)."""
+    """The job that keeps the speed which it has alone; None: no job does. The node adjusts the compute share of the
+    other jobs between 0 and their limits to that end (`sharing.control`)."""
     limits: tuple[Limit, ...] = ()
     """In the order of `jobs`; empty: no limits."""
     search: str = ""

@@ -1,18 +1,20 @@
 """AntMan: guaranteed jobs have the GPUs that they need to themselves; opportunistic jobs use what is left.
 
-After *AntMan: Dynamic scaling on GPU clusters for deep learning* (Xiao et al., OSDI '20). Each round performs these steps:
+After *AntMan: Dynamic scaling on GPU clusters for deep learning* (Xiao et al., OSDI '20). Each round performs these
+steps:
 
 1. **Running guaranteed jobs stay.**
-2. **Waiting guaranteed jobs get whole GPUs**, first come first served, within the quota of their account. They get the nodes that
-   they fill best; a job on several nodes gets nodes of one switch where possible. GPUs that no job holds go first, then
-   GPUs that only opportunistic jobs hold.
+2. **Waiting guaranteed jobs get whole GPUs**, first come first served, within the quota of their account. They get the
+   nodes that they fill best; a job on several nodes gets nodes of one switch where possible. GPUs that no job holds go
+   first, then GPUs that only opportunistic jobs hold.
 3. **Opportunistic jobs get free GPUs.** Running ones keep theirs if no guaranteed job takes them.
-4. **The other opportunistic jobs join resident jobs** (`colocation`): a guaranteed job on the least loaded GPUs, or another
-   opportunistic job where both together train more than in time slices. A joining job moves to free GPUs once it has
-   stayed where it is for `interval_s`.
+4. **The other opportunistic jobs join resident jobs** (`colocation`): a guaranteed job on the least loaded GPUs, or
+   another opportunistic job where both together train more than in time slices. A joining job moves to free GPUs once
+   it has stayed where it is for `interval_s`.
 
-A job without a `gpu_class` has the site's `default_class`. The cluster chooses which GPUs of a node a job gets: on Slurm, the
-best connected ones of a GPU reservation (docs/admin/agent.md), and Slurm's own choice for jobs that hold GPUs in Slurm.
+A job without a `gpu_class` has the site's `default_class`. The cluster chooses which GPUs of a node a job gets: on
+Slurm, the best connected ones of a GPU reservation (docs/admin/agent.md), and Slurm's own choice for jobs that hold
+GPUs in Slurm.
 """
 
 from __future__ import annotations
@@ -119,7 +121,7 @@ class _Round:
         return None if job.id in self._joining else job.running_on
 
     def _serve(self, guaranteed: list[Job], untouched: FreeGpus) -> None:
-        """Give GPUs to waiting guaranteed jobs, in order. The first job that finds none makes the jobs behind it wait."""
+        """Give GPUs to waiting guaranteed jobs, in order. The jobs behind the first that finds none wait."""
         first_without: Job | None = None
         for job in guaranteed:
             if job.id in self._allocated or not self._asks(job):

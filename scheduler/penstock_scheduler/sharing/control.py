@@ -1,41 +1,45 @@
 """AntMan's control of one GPU: a guaranteed job keeps its speed, and opportunistic jobs get what is left.
 
-After *AntMan: Dynamic scaling on GPU clusters for deep learning* (OSDI '20), section 4.2. The compute share of the opportunistic
-jobs is the part of the time, from 0 to 1, in which they may train: a duty cycle between their steps. When a guaranteed job comes,
-the share is 0. It is then raised until the guaranteed job's steps take longer than the tolerance allows.
+After *AntMan: Dynamic scaling on GPU clusters for deep learning* (OSDI '20), section 4.2. The compute share of the
+opportunistic jobs is the part of the time, from 0 to 1, in which they may train: a duty cycle between their steps. When
+a guaranteed job comes, the share is 0. It is then raised until the guaranteed job's steps take longer than the
+tolerance allows.
 
-1. **Measure in cycles.** A *measuring cycle* is one control period at share 0, followed by some periods at the share that is
-   tried. The slowdown of a cycle is how much longer the steps of the second part took than those of the first: total time over
-   steps. So each cycle has its own reference, which is seconds old while searching and minutes old once settled. If the
-   machine slows down for other reasons, both parts slow down, and the opportunistic jobs are not charged with it.
+1. **Measure in cycles.** A *measuring cycle* is one control period at share 0, followed by some periods at the share
+   that is tried. The slowdown of a cycle is how much longer the steps of the second part took than those of the first:
+   total time over steps. So each cycle has its own reference, which is seconds old while searching and minutes old once
+   settled. If the machine slows down for other reasons, both parts slow down, and the opportunistic jobs are not
+   charged with it.
 
-2. **Judge a share by how much cycles differ.** Steps beside another job are not independent: they wait for it or they do not, and
-   other load comes in spells. So the uncertainty of the mean is taken from the differences between cycles. While there are
-   few cycles, what the spread of single steps would explain counts as eight more cycles. With many cycles, cycles that
-   agree better than their steps are believed, as far as Student's t allows: a step that ends late and one that makes up for it
-   vary, but their sum does not.
+2. **Judge a share by how much cycles differ.** Steps beside another job are not independent: they wait for it or they
+   do not, and other load comes in spells. So the uncertainty of the mean is taken from the differences between cycles.
+   While there are few cycles, what the spread of single steps would explain counts as eight more cycles. With many
+   cycles, cycles that agree better than their steps are believed, as far as Student's t allows: a step that ends late
+   and one that makes up for it vary, but their sum does not.
 
    - A share is *good* if the upper bound of its slowdown is within the tolerance.
-   - It is *bad* if the lower bound is beyond the tolerance, or if it is unlikely to prove good within `patience` periods.
+   - It is *bad* if the lower bound is beyond the tolerance, or if it is unlikely to prove good within `patience`
+     periods.
    - If two cycles in a row have a period that is too slow beyond doubt, the second ends at once, and the share is bad.
-   - Cycles are short at first, so that a bad share ends soon. At a share that stays in doubt they become longer, if it is
-     the steps beside the other jobs that vary. So these jobs have most of what they will get while the control makes sure.
+   - Cycles are short at first, so that a bad share ends soon. At a share that stays in doubt they become longer, if it
+     is the steps beside the other jobs that vary. So these jobs have most of what they will get while the control makes
+     sure.
    - A cycle in which sharing seems to have made the job faster is left out, unless the one before it was.
 
-3. **Choose the next share.** The paper raises the share step by step. Here the next share is where the slowdown, interpolated
-   between the largest good and the smallest bad share, meets the aim. The aim is a little within the tolerance, and more where
-   cycles differ much, because otherwise no patience would be enough. Until a share was bad, the next one is at most twice
-   the last one.
+3. **Choose the next share.** The paper raises the share step by step. Here the next share is where the slowdown,
+   interpolated between the largest good and the smallest bad share, meets the aim. The aim is a little within the
+   tolerance, and more where cycles differ much, because otherwise no patience would be enough. Until a share was bad,
+   the next one is at most twice the last one.
 
-4. **Settle.** The search ends when the limit is known to `resolution`. Cycles are then long, so that the periods at share 0 cost
-   the opportunistic jobs a fiftieth (more where a period has fewer than `LEAST_STEPS` steps).
+4. **Settle.** The search ends when the limit is known to `resolution`. Cycles are then long, so that the periods at
+   share 0 cost the opportunistic jobs a fiftieth (more where a period has fewer than `LEAST_STEPS` steps).
 
    - If one period is too slow beyond doubt, the share is 0 at once, and a new search begins from half the share.
-   - If the cycle so far differs from what was known, up or down, the same share is measured anew, reference first. So the
-     other jobs are neither blamed nor acquitted before both parts have been compared again.
-   - If after a cycle the slowdown is surely less than the aim, the search goes on from there, up to the smallest bad share.
-     What made that share bad may have been the machine. So it is forgotten as fast as what was known of the settled
-     share, and is then tried again.
+   - If the cycle so far differs from what was known, up or down, the same share is measured anew, reference first. So
+     the other jobs are neither blamed nor acquitted before both parts have been compared again.
+   - If after a cycle the slowdown is surely less than the aim, the search goes on from there, up to the smallest bad
+     share. What made that share bad may have been the machine. So it is forgotten as fast as what was known of the
+     settled share, and is then tried again.
    - Settled at share 0, a new search begins after `patience` periods.
 
 `advance` is one control period; a `ShareControl` is all that is kept from one to the next.
@@ -150,8 +154,8 @@ class Steps:
 class Evidence:
     """The slowdowns of several cycles at one share, each weighted by its number of steps.
 
-    They are not weighted by the spread of their own steps: a cycle that happened to see little of the other jobs has both a
-    small slowdown and a small spread.
+    They are not weighted by the spread of their own steps: a cycle that happened to see little of the other jobs has
+    both a small slowdown and a small spread.
     """
 
     cycles: float = 0.0
@@ -201,8 +205,8 @@ class Evidence:
     def error(self) -> float:
         """Standard error of the mean; infinite without a cycle.
 
-        With many cycles it is the error from the cycles alone, if that is smaller. It is widened so that `QUANTILE` times the
-        error is as sure as Student's t.
+        With many cycles it is the error from the cycles alone, if that is smaller. It is widened so that `QUANTILE`
+        times the error is as sure as Student's t.
         """
         if self.cycles == 0:
             return math.inf
@@ -253,7 +257,8 @@ class Tried:
 
 @dataclass(frozen=True, slots=True)
 class ShareControl:
-    """The control of one guaranteed job and the opportunistic jobs beside it. When a job comes or leaves, a new one begins."""
+    """The control of one guaranteed job and the opportunistic jobs beside it. When a job comes or leaves, a new one
+    begins."""
 
     share: float = 0.0
     """Present compute share of all opportunistic jobs together."""
@@ -272,7 +277,8 @@ class ShareControl:
     settled: bool = False
     """Whether the search has ended, so that the share stays unless the guaranteed job's steps change."""
     far: bool = False
-    """Whether the cycle before was cut short, since the machine may have stood still. Of two in a row the second counts."""
+    """Whether the cycle before was cut short, since the machine may have stood still. Of two in a row the second
+    counts."""
 
 
 def advance(control: ShareControl, steps: Steps, settings: ControlSettings) -> ShareControl:

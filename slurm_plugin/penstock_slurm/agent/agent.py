@@ -6,10 +6,12 @@ A job goes through these states::
                          ^                 │ its slice again              │ its slice, and its GPUs are free
                          └─────────────────┴──────────Slurm resumes───────┘
 
-A job gets GPUs only after the jobs that had them have moved off or are frozen. A job that moves off says so, and is then frozen.
+A job gets GPUs only after the jobs that had them have moved off or are frozen. A job that moves off says so, and is
+then frozen.
 
-`sharing.node.Groups` decides which jobs run; the agent carries that out on a real node. All that decides is in the saved state,
-which is written before Slurm is asked for anything, and every step may be repeated. So the agent may end at any line.
+`sharing.node.Groups` decides which jobs run; the agent carries that out on a real node. All that decides is in the
+saved state, which is written before Slurm is asked for anything, and every step may be repeated. So the agent may end
+at any line.
 """
 
 from __future__ import annotations

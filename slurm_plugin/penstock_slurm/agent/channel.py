@@ -1,7 +1,7 @@
 """The agent's end of the channel to the jobs on its node: see `penstock_profiles.node_channel`.
 
-A job's folder is its user's, so nothing in there is trusted: only regular files of that user are read, without following links,
-and not more of them than a status can be long.
+A job's folder belongs to its user, so its content is not trusted. The agent reads only regular files of that user,
+follows no links, and reads no more of a file than a status can be long.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ RANKS = {f"{rank}.json": rank for rank in range(MAX_RANKS)}
 """Names of the jobs' status files."""
 
 MOST_FILES = 16 * MAX_RANKS
-"""In a job's own folder; one with more of them may go unheard."""
+"""Most files that are listed of a job's folder. Statuses beyond them may be missed."""
 
 
 class Channels:
-    """All jobs' folders below `folder`. Raises OSError if that cannot be made."""
+    """The folders of all jobs, below `folder`. Raises OSError if that cannot be made."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -49,7 +49,7 @@ class Channels:
         self._statuses: dict[str, tuple[tuple[int, int, int], JobStatus]] = {}
 
     def open(self, number: int, uid: int) -> None:
-        """Make the job's folders, if they are not there."""
+        """Make the job's folders if they are missing."""
         statuses = statuses_dir(self.folder, number)
         if statuses.is_dir():
             return
@@ -59,9 +59,9 @@ class Channels:
             os.chown(statuses, uid, -1, follow_symlinks=False)
 
     def close(self, number: int) -> None:
-        """Take the job's folders away."""
-        self._silence(number)
-        with contextlib.suppress(RecursionError):  # folders in folders, a thousand deep
+        """Remove the job's folders."""
+        self._remove_orders(number)
+        with contextlib.suppress(RecursionError):  # a thousand nested folders
             shutil.rmtree(job_dir(self.folder, number), ignore_errors=True)
         below = f"{statuses_dir(self.folder, number)}/"
         self._statuses = {path: each for path, each in self._statuses.items() if not path.startswith(below)}
@@ -71,14 +71,14 @@ class Channels:
         return [int(name) for name in os.listdir(self.folder) if name.isdigit()]
 
     def clear(self, number: int) -> None:
-        """Forget what the last run of the job said and was told."""
-        self._silence(number)
+        """Remove the statuses and the control messages of the job's last run."""
+        self._remove_orders(number)
         for name in RANKS:
             with contextlib.suppress(OSError):
                 (statuses_dir(self.folder, number) / name).unlink(missing_ok=True)
 
     def go_through(self, number: int, mps: Path | None) -> None:
-        """Say through which MPS control daemon the job goes, before it is bound; None: through none."""
+        """Tell the job, before it is bound, which MPS control daemon it uses; None: none."""
         path = mps_file(self.folder, number)
         if mps is None:
             path.unlink(missing_ok=True)
@@ -86,17 +86,17 @@ class Channels:
             write_whole(path, f"{mps}\n")
 
     def by_mps(self, number: int) -> bool:
-        """Whether the job goes through one."""
+        """Whether the job uses an MPS control daemon."""
         return mps_file(self.folder, number).exists()
 
     def bind(self, number: int, devices: tuple[int, ...], gpus: Sequence[Path] = ()) -> None:
-        """Say which GPUs the job is bound to; `gpus` are the device files of the node's, by index, where they are known."""
+        """Bind the job to GPUs. `gpus` are the device files of all GPUs of the node by index, if they are known."""
         if gpus:
             write_whole(gpus_file(self.folder, number), "".join(f"{path}\n" for path in gpus))
         write_whole(devices_file(self.folder, number), ",".join(map(str, devices)) + "\n")
 
     def bound(self, number: int) -> tuple[int, ...]:
-        """The GPUs that the job is bound to, as its file says."""
+        """The GPUs to which the job is bound."""
         return bound_devices(self.folder, number)
 
     def owner(self, number: int) -> int | None:
@@ -107,22 +107,22 @@ class Channels:
             return None
 
     def tell(self, number: int, control: JobControl) -> None:
-        """Leave a word for the job."""
+        """Send the job a control message."""
         write_whole(control_path(self.folder, number), control.model_dump_json())
 
-    def hear(self, number: int, uid: int) -> dict[int, JobStatus]:
-        """What each of the job's processes told last, by rank."""
+    def statuses(self, number: int, uid: int) -> dict[int, JobStatus]:
+        """Newest status of each of the job's processes, by rank."""
         try:
             with os.scandir(statuses_dir(self.folder, number)) as entries:
-                # Not all that is in there: that can be as much as the job likes.
+                # Not all files: a job may make as many as it likes.
                 there = {entry.name: entry.path for entry in itertools.islice(entries, MOST_FILES)}
         except OSError:
             return {}
-        told = {rank: self._read(there[name], uid) for name, rank in RANKS.items() if name in there}
-        return {rank: status for rank, status in told.items() if status is not None}
+        found = {rank: self._read(there[name], uid) for name, rank in RANKS.items() if name in there}
+        return {rank: status for rank, status in found.items() if status is not None}
 
-    def _silence(self, number: int) -> None:
-        """Take back what the job was told."""
+    def _remove_orders(self, number: int) -> None:
+        """Remove what the job was told."""
         for name in (devices_file, gpus_file, mps_file, control_path):
             with contextlib.suppress(OSError):
                 name(self.folder, number).unlink()
@@ -143,7 +143,7 @@ class Channels:
             try:
                 status = JobStatus.model_validate_json(file.read(MAX_STATUS_BYTES))
             except ValidationError as error:
-                log.debug("status passed over", extra={"text": f"{path}: {error}"})
+                log.debug("status ignored", extra={"text": f"{path}: {error}"})
                 return None
         self._statuses[path] = stamp, status
         return status

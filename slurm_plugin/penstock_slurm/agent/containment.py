@@ -21,19 +21,23 @@ log = logging.getLogger(__name__)
 Cause = Literal["no-answer", "no-freeze", "died", "memory", "lies", "share"]
 
 OVER = 1.05
-"""A job may use this many times its memory limit, because NVML counts the driver's context and the framework does not."""
+"""A job may use this many times its memory limit, because NVML counts the driver's context and the framework does
+not."""
 
 SURE_S = 1.0
-"""A job that says it stands still is contained once it has counted steps for this long. Before, its status may be late."""
+"""A job that says it stands still is contained once it has counted steps for this long. Before, its status may be
+late."""
 
 CONTEXT_MB = 2048
 """Most memory that NVIDIA's driver keeps in a process's context. Some 500 MB are usual."""
 
 LENIENT = 1.25
-"""A job may train this many times its share, because a pause is as long as the step before it took, not as the next will."""
+"""A job may train this many times its share, because a pause is as long as the step before it took, not as the next
+will."""
 
 PAUSE_S = 20.0
-"""Jobs of several processes are asked to pause for this long. They pause for 30 s at most, since they hear only in steps."""
+"""Jobs of several processes are asked to pause for this long. They pause for 30 s at most, since they hear only in
+steps."""
 
 IDLE_CPU = 0.2
 """A job that stands still only polls, and uses less of a core than this."""
@@ -74,7 +78,8 @@ class Containment:
         self._watch(job, "lies", holds, f"{said} holds {observed.used_mb or 0:.0f} MB of one")
 
     def _check_frozen(self, job: OrderedJob, local: LocalJob) -> None:
-        """A job that Slurm has suspended must not compute. Slurm is asked once more, since somebody may have resumed it."""
+        """A job that Slurm has suspended must not compute. Slurm is asked once more, since somebody may have resumed
+        it."""
         frozen = local.state == "suspended" and not local.unconfirmed
         frozen = frozen and self._state.now_s > local.free_s + self._state.settings.freeze_s
         runs_on = frozen and self._computes(job)
@@ -130,7 +135,8 @@ class Containment:
             self._hold_out(job, local, ordered, f"has not taken up its share {beside} for {silent_s:.0f} s")
 
     def _count_over(self, observed: Observed, control: JobControl) -> None:
-        """Count what the job trained beyond its share since the last count, while it says that it keeps to the share."""
+        """Count what the job trained beyond its share since the last count, while it says that it keeps to the
+        share."""
         before, first = observed.counted, observed.first
         obeys = first is not None and first.number == control.number
         observed.counted = (self._state.now_s, first) if first is not None and obeys else None

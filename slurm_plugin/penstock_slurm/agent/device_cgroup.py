@@ -1,14 +1,17 @@
 """The device cgroups of jobs that share GPUs, where the site has Slurm constrain devices (`ConstrainDevices=yes`).
 
-Slurm knows no GPU of such a job, so it denies it all of the node: in the cgroup of the job each time that a step begins, and in
-those of the step and of its tasks. Here the GPUs that a job is bound to are opened again in all of them; the others stay denied.
+Slurm knows no GPU of such a job, so it denies it all of the node: in the cgroup of the job each time that a step
+begins, and in those of the step and of its tasks. Here the GPUs that a job is bound to are opened again in all of them;
+the others stay denied.
 
-- cgroup v1 has the hierarchy `devices`. What is denied above is denied below, and what is not allowed above cannot be below.
-- cgroup v2 has programs of type BPF_PROG_TYPE_CGROUP_DEVICE. The nearest one above a process decides. Slurm's denies the GPUs, so
-  it is replaced by ours in each cgroup in which there is one.
+- cgroup v1 has the hierarchy `devices`. What is denied above is denied below, and what is not allowed above cannot be
+  below.
+- cgroup v2 has programs of type BPF_PROG_TYPE_CGROUP_DEVICE. The nearest one above a process decides. Slurm's denies
+  the GPUs, so it is replaced by ours in each cgroup in which there is one.
 
-Nobody tells when a step begins. So the job's own cgroup is looked at in each turn, and those below it for some time after there
-is a new one, since Slurm makes a cgroup before it constrains it. Tasks wait in the SPANK plugin until their GPUs are open.
+Nobody tells when a step begins. So the job's own cgroup is looked at in each turn, and those below it for some time
+after there is a new one, since Slurm makes a cgroup before it constrains it. Tasks wait in the SPANK plugin until their
+GPUs are open.
 """
 
 from __future__ import annotations
@@ -49,7 +52,8 @@ NULL: Rule = (1, 3)
 """/dev/null, which nobody denies."""
 
 LEVELS = {1: ("step_", "task_"), 2: ("step_", "user", "task_")}
-"""So the names of Slurm's cgroups in that of a job begin, by version. Users can make others where Slurm gives them the job's."""
+"""So the names of Slurm's cgroups in that of a job begin, by version. Users can make others where Slurm gives them the
+job's."""
 
 MOST_CGROUPS = 4096
 """Of a job. No more are looked at."""
@@ -58,7 +62,8 @@ MOST_PROGRAMS = 64
 """So many are kept open. One that is attached lives without that."""
 
 MOST_WRITTEN = 128
-"""Bytes. No call writes so far into its attribute, whose size it need not heed: BPF_PROG_QUERY in Linux 6.17 does not."""
+"""Bytes. No call writes so far into its attribute, whose size it need not heed: BPF_PROG_QUERY in Linux 6.17 does
+not."""
 
 BPF_PROG_LOAD, BPF_PROG_ATTACH, BPF_OBJ_GET_INFO_BY_FD, BPF_PROG_QUERY = 5, 8, 15, 16
 BPF_PROG_TYPE_CGROUP_DEVICE, BPF_CGROUP_DEVICE, BPF_DEVCG_DEV_CHAR, BPF_F_ALLOW_MULTI = 15, 6, 2, 2
@@ -154,7 +159,8 @@ class DeviceCgroups:
                 del known[number]
 
     def trouble(self, *, living: bool = False) -> str:
-        """Why GPUs cannot be opened here, in words, found out without a job if there is none; "": they can, or need not be.
+        """Why GPUs cannot be opened here, in words, found out without a job if there is none; "": they can, or need not
+        be.
 
         `living`: there are processes of jobs to which GPUs are to be opened.
         """
@@ -327,7 +333,8 @@ class _Programs:
         self._loaded: dict[frozenset[Rule], tuple[int, int]] = {}
 
     def attached(self, folder: str) -> tuple[int, int] | None:
-        """(flags, id) of the program that Slurm, or we, have attached to a cgroup; None: there is none. Raises OSError."""
+        """(flags, id) of the program that Slurm, or we, have attached to a cgroup; None: there is none. Raises
+        OSError."""
         ids = (ctypes.c_uint32 * 64)()
         query = struct.pack("=IIIQIIQ", BPF_CGROUP_DEVICE, 0, 0, ctypes.addressof(ids), len(ids), 0, 0)
         try:
@@ -380,7 +387,8 @@ def _of_cgroup(folder: str, command: int, attribute: bytes) -> bytes:
 
 
 def deny(devices: Collection[Rule]) -> bytes:
-    """A program that says 0 for these character devices, and 1 for all else. Its argument is a `struct bpf_cgroup_dev_ctx`."""
+    """A program that says 0 for these character devices, and 1 for all else. Its argument is a `struct
+    bpf_cgroup_dev_ctx`."""
 
     def instruction(code: int, target: int = 0, source: int = 0, offset: int = 0, value: int = 0) -> bytes:
         return struct.pack("=BBhi", code, target | source << 4, offset, value)

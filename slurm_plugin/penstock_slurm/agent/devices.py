@@ -1,4 +1,4 @@
-"""Which job gets which of the GPUs that its group has on the node. No side effects."""
+"""Which jobs get which GPUs of their group. The functions are pure."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ def bind(
     gpus: Mapping[JobId, int],
     links: Links = (),
 ) -> dict[JobId, tuple[int, ...]]:
-    """The GPUs of each job of the packs that run; () for one that finds none.
+    """The GPUs of each job of the running packs; () for a job that finds none.
 
-    Packs have GPUs of their own. Who is pinned keeps its GPUs, and who runs keeps them if it can; others get those that are best
-    connected. Within a pack a job gets those that the fewest others of the pack use.
+    No two packs have a GPU in common. A pinned job keeps its GPUs, and a running job keeps them if it can. Other jobs
+    get the GPUs that are best connected. Within a pack, a job gets the GPUs that the fewest other jobs of the pack use.
 
     Args:
-        running: `slices.turn` has seen to it that they fit, pins included.
+        running: the packs. They fit, pins included (`slices.next_packs`).
         devices: GPUs of the group, by index.
-        held: those that a job has now.
-        pins: those that a job cannot leave.
-        gpus: how many each job uses.
+        held: GPUs that a job has now.
+        pins: GPUs that a job cannot leave.
+        gpus: number of GPUs that each job uses.
         links: see `choose`.
     """
     own: dict[Pack, list[int]] = {}
@@ -57,7 +57,7 @@ def _within(
 ) -> dict[JobId, tuple[int, ...]]:
     users: Counter[int] = Counter()
     found: dict[JobId, tuple[int, ...]] = {}
-    # Who cannot or need not move comes first, then who needs most.
+    # Jobs that cannot or need not move come first, then jobs that need most GPUs.
     for job in sorted(
         pack.jobs, key=lambda job: (job not in pins or not pins[job], job not in held, -gpus.get(job, 1))
     ):

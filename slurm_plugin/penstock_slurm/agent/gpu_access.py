@@ -55,8 +55,8 @@ class GpuAccess:
     def _may_use_mps(self, job: OrderedJob) -> bool:
         """Whether a job that begins may be a client of the site's MPS: see `penstock_slurm.agent.mps`.
 
-        All jobs of a pack are clients or none is, because only clients run on a GPU at the same time. A job that has begun
-        stays what it is.
+        All jobs of a pack are clients or none is, because only clients run on a GPU at the same time. A job that has
+        begun stays what it is.
         """
         ordered = self._state.ordered_group(job.job)
         if self._mps_dir is None or ordered is None:

@@ -1,4 +1,4 @@
-"""`penstock-agent`: the process."""
+"""The program `penstock-agent`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ log = logging.getLogger("penstock_slurm.agent")
 
 
 class _Logfmt(logging.Formatter):
-    """Logfmt as the daemon writes it, but without structlog, whose 7 MiB are much in an agent of 50."""
+    """Logfmt as the daemon writes it, but without structlog, which takes 7 of the agent's 50 MiB."""
 
     KNOWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
 
@@ -45,16 +45,16 @@ class _Logfmt(logging.Formatter):
         at = f"{datetime.fromtimestamp(record.created, UTC):%Y-%m-%dT%H:%M:%S.%fZ}"
         facts = {"timestamp": at, "level": record.levelname.lower(), "event": record.getMessage()}
         facts |= {key: value for key, value in vars(record).items() if key not in self.KNOWN}
-        text = " ".join(f"{key}={_word(str(value))}" for key, value in facts.items())
+        text = " ".join(f"{key}={_quoted(str(value))}" for key, value in facts.items())
         return text + ("\n" + self.formatException(record.exc_info) if record.exc_info else "")
 
 
-def _word(text: str) -> str:
+def _quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False) if set(text) & set(' "=\n') else text
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point. Exit status: 0 stopped when asked, 1 cannot run, 2 wrong settings or usage."""
+    """Entry point. Exit status: 0: stopped when asked; 1: cannot run; 2: wrong settings or usage."""
     parser = argparse.ArgumentParser(prog="penstock-agent", description="Lets jobs share the GPUs of this node.")
     parser.add_argument("--config", type=Path, default=Path("/etc/penstock/penstock.toml"), help="settings file (TOML)")
     parser.add_argument(
@@ -88,7 +88,7 @@ def _run(node: str, slurm: SlurmSettings, settings: AgentSettings, stop: threadi
         nvml = Nvml().__enter__()
     except NoNvml as error:
         log.info("no samples of GPUs", extra={"text": str(error)})
-    # Asked between turns, which do not wait long for a controller that is away.
+    # Asked between ticks, which must not wait long for a controller that is away.
     plugin = Plugin(SlurmCommands(slurm.conf, min(slurm.command_timeout_s, 5.0)), settings.run_dir)
     agent = Agent(
         node,
@@ -102,26 +102,26 @@ def _run(node: str, slurm: SlurmSettings, settings: AgentSettings, stop: threadi
         nvml.sample if nvml is not None else None,
         plugin.trouble,
         DeviceCgroups(node, plugin.constrains, settings.gpu_file),
-        # Of a site that names the files itself, Slurm's indexes may be others than NVML's.
+        # If the site names the device files, Slurm's indexes may differ from NVML's.
         nvml.links() if nvml is not None and settings.gpu_file is None else (),
     )
-    log.info("agent begins", extra={"node": node, "run_dir": str(folder), "spool": str(slurm.spool_dir)})
+    log.info("agent starts", extra={"node": node, "run_dir": str(folder), "spool": str(slurm.spool_dir)})
     try:
         while not stop.is_set():
             try:
                 agent.tick(time.time())
-            except Exception:  # one bad moment must not leave jobs frozen for good
+            except Exception:  # one failure must not leave jobs frozen for ever
                 log.exception("a tick failed")
             stop.wait(settings.poll_s)
     finally:
         if nvml is not None:
             nvml.__exit__()
-    log.info("agent ends; jobs stay as they are", extra={"node": node})
+    log.info("agent stops; jobs stay as they are", extra={"node": node})
     return 0
 
 
 def _settings(path: Path) -> tuple[SlurmSettings, AgentSettings]:
-    """The sections that an agent needs: the daemon's reader would import all packages, and an agent is to stay small."""
+    """Read the sections that an agent needs. The daemon's reader imports all packages, and an agent must stay small."""
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -137,7 +137,7 @@ def _section(path: Path, tables: dict[str, Any], name: str, model: type[Section]
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(each) for each in (name, *first["loc"]))
-        raise ConfigError(f"{path}: {where}: {first['msg']}; `penstockd --check` tells all") from None
+        raise ConfigError(f"{path}: {where}: {first['msg']}; `penstockd --check` lists all errors") from None
 
 
 if __name__ == "__main__":

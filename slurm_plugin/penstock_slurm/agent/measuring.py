@@ -29,7 +29,7 @@ class Measuring:
         state = self._state
         observed, local = state.observed(job.job), state.jobs[job.job]
         told = local.control.number
-        observed.statuses = self._channels.hear(job.slurm_job, job.uid)
+        observed.statuses = self._channels.statuses(job.slurm_job, job.uid)
         statuses = observed.statuses.values()
         if not statuses or any(each.number != told for each in statuses):
             observed.obeyed = (-1, 0.0)
@@ -46,7 +46,8 @@ class Measuring:
             local.begun_s = 0.0
 
     def obeys(self, job: JobId, at_s: float = math.inf) -> bool:
-        """Whether the job carried out its present control message at that time. A job that never reports counts as obedient."""
+        """Whether the job carried out its present control message at that time. A job that never reports counts as
+        obedient."""
         observed, local = self._state.observed(job), self._state.jobs[job]
         number, since_s = observed.obeyed
         silent = not observed.statuses and local.begun_s < math.inf

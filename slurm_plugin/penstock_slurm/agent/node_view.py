@@ -1,4 +1,5 @@
-"""What `sharing.node.Groups` asks of this node: how jobs fared, which of them cannot be suspended, and where there is room."""
+"""What `sharing.node.Groups` asks of this node: how jobs fared, which of them cannot be suspended, and where there is
+room."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from penstock_slurm.agent.observed import steps_between
 from penstock_slurm.agent.state import LocalJob, next_number
 
 MOST_REFUSALS = 10
-"""Time slices that a job keeps because it says that it is too large to move to host memory. Then it is frozen in place."""
+"""Time slices that a job keeps because it says that it is too large to move to host memory. Then it is frozen in
+place."""
 
 
 class AgentNodeView:
@@ -62,7 +64,8 @@ class AgentNodeView:
         return math.inf if on else local.free_s
 
     def refused(self, leaving: Collection[JobId]) -> Collection[JobId]:
-        """MPS clients, and jobs whose state would not fit into the host memory for it. The smallest states are moved first."""
+        """MPS clients, and jobs whose state would not fit into the host memory for it. The smallest states are moved
+        first."""
         jobs = self._state.jobs
         room_mb = self._state.host_mb - sum(each.moved_mb for each in jobs.values() if each.state == "suspended")
         refused = []
@@ -140,6 +143,6 @@ class AgentNodeView:
             return ""
         most_mb = max(left_mb.values())
         return (
-            f"waits for GPU memory: suspended jobs keep {most_mb:.0f} MB of its GPU, and it was seen to need {needs_mb} of "
-            f"the {gpu_mb} MB"
+            f"waits for GPU memory: suspended jobs keep {most_mb:.0f} MB of its GPU, and it was seen to need "
+            f"{needs_mb} of the {gpu_mb} MB"
         )

@@ -1,4 +1,4 @@
-"""The processes of jobs on this node, as /proc has them: whether a job lives, stands still, and how much it computes."""
+"""The processes of jobs on this node, from /proc: whether a job lives, is frozen, and how much it computes."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 
 IN_CGROUP = re.compile(r"/(?:slurm[^/\n]*/uid_\d+|[^/\n]*slurmstepd\.scope)/job_(\d{1,10})(?:/|$)", re.MULTILINE)
 REAL_USER = re.compile(rb"^Uid:\t(\d+)", re.MULTILINE)
-LOOKS = 3
-"""A process that has just been forked bears its parent's environment until it becomes another program."""
+ATTEMPTS = 3
+"""A new process has its parent's environment until it executes another program, so its job is read this often."""
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
@@ -21,33 +21,38 @@ class ProcessState:
     """One process at one moment."""
 
     letter: str
-    """`T`: it is frozen. `Z`: it has ended."""
+    """`T`: frozen. `Z`: ended."""
     began: int
-    """Tells it from a later process of the same number."""
+    """Start time, which tells it from a later process with the same number."""
     cpu_s: float
-    """Of all its threads, since it began."""
+    """Processor time of all its threads since it began, s."""
     program: str
-    """By name; it may have begun as another one."""
+    """Name of its program, which may change while it runs."""
 
 
 class Processes:
-    """What `scan` found last.
+    """Finds the processes of jobs.
 
     Args:
-        node: processes of Slurm's other nodes on this host do not count: a test cluster has several.
-        conf: the `SLURM_CONF` of this node's Slurm, if it has one: nor do those of another Slurm's on this host.
+        node: Slurm's name of the node. A test cluster has several nodes on one host; other nodes' processes do not
+        count.
+        proc: the folder /proc.
+        conf: `SLURM_CONF` of this node's Slurm, if it is set. Processes of another Slurm on this host do not count.
     """
 
     def __init__(self, node: str, proc: Path = Path("/proc"), conf: str | None = None) -> None:
         self._node, self._proc, self._conf = node, proc, conf
         self._known: dict[int, tuple[int, str, int | None, int]] = {}
-        """Process -> (when it began, the program that it was, the job of Slurm's that it names, times it was looked at)."""
+        """Process -> (when it began, its program, the Slurm job that it names, how often that was read)."""
         self._found: dict[int, int] = {}
 
     def scan(self, users: Mapping[int, int]) -> dict[int, list[int]]:
-        """Job of Slurm's -> its processes that have not ended, of those jobs whose users are told.
+        """Find the processes that live, by SLURM_JOB_ID.
 
-        A process can say that it is of any job. It counts only if it is of the job's user.
+        A process can claim to belong to any job. It counts only if it runs as the job's user.
+
+        Args:
+            users: SLURM_JOB_ID -> user. Other jobs are ignored.
         """
         known: dict[int, tuple[int, str, int | None, int]] = {}
         jobs: dict[int, list[int]] = {}
@@ -55,14 +60,14 @@ class Processes:
             state = self.state(pid)
             if state is None or state.letter in "ZX":
                 continue
-            began, program, job, looks = self._known.get(pid, (state.began, state.program, None, 0))
+            began, program, job, attempts = self._known.get(pid, (state.began, state.program, None, 0))
             if began != state.began:
-                job, looks = None, 0
+                job, attempts = None, 0
             elif program != state.program:
-                looks = 0  # with an environment of its own
-            if job is None and looks < LOOKS:
-                job, looks = self._job_of(pid), looks + 1
-            known[pid] = state.began, state.program, job, looks
+                attempts = 0  # with an environment of its own
+            if job is None and attempts < ATTEMPTS:
+                job, attempts = self._job_of(pid), attempts + 1
+            known[pid] = state.began, state.program, job, attempts
             if job is not None and job in users and self._user(pid) == users[job]:
                 jobs.setdefault(job, []).append(pid)
         self._known, self._found = known, {pid: job for job, pids in jobs.items() for pid in pids}
@@ -73,7 +78,7 @@ class Processes:
         return self._found.get(pid)
 
     def state(self, pid: int) -> ProcessState | None:
-        """None: there is no such process."""
+        """State of a process; None: there is no such process."""
         try:
             text = (self._proc / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
         except OSError:
@@ -99,7 +104,7 @@ class Processes:
         return int(number) if number.isdigit() and len(number) <= 10 else None
 
     def _user(self, pid: int) -> int | None:
-        """Its real one: a process can have /proc/PID belong to root."""
+        """Its real user: a process can make /proc/PID belong to root."""
         try:
             found = REAL_USER.search((self._proc / str(pid) / "status").read_bytes())
         except OSError:
@@ -108,6 +113,6 @@ class Processes:
 
 
 def memory_of_host_mb(meminfo: Path = Path("/proc/meminfo")) -> int:
-    """All of the node's memory, MB."""
+    """The node's memory, MB."""
     found = re.search(r"^MemTotal:\s+(\d+) kB", meminfo.read_text(encoding="ascii"), re.MULTILINE)
     return int(found[1]) // 1024 if found is not None else 0

@@ -13,62 +13,66 @@ from penstock_slurm.gateway.hostlist import expand
 
 
 class AgentSettings(BaseModel):
-    """How penstock-agent works on each node."""
+    """Settings of penstock-agent, the same on each node."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     run_dir: str = Field(
         default=RUN_DIR,
-        description="Folder on the node for its jobs' files, in which they can write; %n is the node's name.",
+        description="Folder on the node for files of its jobs, which the jobs can write; %n is the node's name.",
     )
     state_dir: str = Field(
         default="/var/lib/penstock/agent-%n",
-        description="Folder on the node for the agent's state, in which no job can write; %n is the node's name.",
+        description="Folder on the node for the agent's state, which no job can write; %n is the node's name.",
     )
     mps_dir: str | None = Field(
         default=None,
         max_length=mps.LONGEST,
-        description="Folder on the node in which the site's nvidia-cuda-mps-control answers; packs go through it whose jobs all "
-        "begin in them, take no turns and are of one user. %n is the node's name. Absent: no MPS.",
+        description="Folder on the node in which the site's nvidia-cuda-mps-control answers; %n is the node's name. "
+        "A pack uses MPS if all of its jobs begin in it, belong to one user and are not time-sliced. Absent: no MPS.",
     )
     gpu_file: str | None = Field(
         default=None,
-        description="Device files of the GPUs in the order of their indexes in Slurm, as gres.conf's File= has them "
-        "(/dev/nvidia[0-7]), for sites whose cgroup.conf has ConstrainDevices=yes; of several lines with `,` between them. "
-        "Those that a node has not are no matter. Absent: as NVIDIA's driver names them, which is what AutoDetect=nvml takes.",
+        description="Device files of the GPUs in the order of Slurm's indexes, as in File= of gres.conf, such as "
+        "/dev/nvidia[0-7]; separate several lines with commas. Needed only if cgroup.conf has ConstrainDevices=yes. "
+        "Files that are missing on a node are ignored. Absent: the files as NVIDIA's driver names them, which "
+        "AutoDetect=nvml uses, too.",
     )
-    poll_s: PositiveFloat = Field(default=0.5, description="How often the agent looks at its order and at its jobs.")
-    sample_s: PositiveFloat = Field(default=5.0, description="Between two samples of GPUs and processes.")
+    poll_s: PositiveFloat = Field(
+        default=0.5, description="How often the agent reads its order and checks its jobs, seconds."
+    )
+    sample_s: PositiveFloat = Field(default=5.0, description="Time between two samples of GPUs and processes, seconds.")
     suspend_wait_s: PositiveFloat = Field(
-        default=30.0, description="How long a job that answers may take to move off its GPUs when its turn is over."
+        default=30.0,
+        description="How long a job that answers may take to leave its GPUs after its time slice, seconds.",
     )
     start_wait_s: NonNegativeFloat = Field(
         default=120.0,
-        description="How long a job that tells no step yet counts as one that starts: until its first step its slice does not "
-        "begin. One that has told none by then is served as one that does not speak with the agent.",
+        description="How long a job may take to report its first step, seconds. Its time slice begins with that "
+        "step. A job that has reported no step by then is treated as one that does not report to the agent.",
     )
     freeze_s: NonNegativeFloat = Field(
         default=2.5,
-        description="How long Slurm takes to freeze a job (SIGSTOP comes 2.0 s after SIGTSTP): so long at least the GPUs of one "
-        "that did not move off them count as used.",
+        description="How long Slurm takes to freeze a job, seconds: it sends SIGSTOP 2.0 s after SIGTSTP. If a job "
+        "did not move off its GPUs, they count as used for at least this long.",
     )
     host_memory_mb: NonNegativeInt | None = Field(
         default=None,
-        description="Most of the node's memory that the state of suspended jobs may take, MB; absent: half of all there is.",
+        description="Most host memory that the state of suspended jobs may take, MB. Absent: half of the node's memory.",
     )
     no_answer: Literal["freeze", "kill"] = Field(
         default="freeze",
-        description="What becomes of a job that answers, but does not move off its GPUs in time: frozen where it is, or "
-        "cancelled.",
+        description="What happens to a job that answers but does not move off its GPUs in time: `freeze` freezes it "
+        "in place, `kill` cancels it.",
     )
     misuse: Literal["tell", "kill"] = Field(
         default="kill",
-        description="What becomes of a job that stays over its memory limit, runs on though suspended, or says what is not so: "
-        "its user is told, or it is cancelled as well.",
+        description="What happens to a job that exceeds its memory limit, runs while it is suspended, or reports "
+        "what is not true: `tell` tells its user, `kill` also cancels the job.",
     )
-    misuse_s: PositiveFloat = Field(default=15.0, description="How long it may go on before that.")
+    misuse_s: PositiveFloat = Field(default=15.0, description="How long a job may do so before that, seconds.")
     control: ControlSettings = Field(
-        default=ControlSettings(), description="How a guaranteed job's speed is kept beside opportunistic ones."
+        default=ControlSettings(), description="How a guaranteed job keeps its speed beside opportunistic jobs."
     )
 
     @field_validator("gpu_file")
@@ -77,17 +81,17 @@ class AgentSettings(BaseModel):
         if text is not None:
             files = expand(text)
             if not files or not all(path.startswith("/") and "\n" not in path and "%" not in path for path in files):
-                raise ValueError(f"{text!r} is not all paths from the root; give gres.conf's, such as /dev/nvidia[0-7]")
+                raise ValueError(f"{text!r} must be absolute paths as in gres.conf, such as /dev/nvidia[0-7]")
         return text
 
     @field_validator("mps_dir")
     @classmethod
     def _is_its_own(cls, folder: str | None) -> str | None:
         if folder is not None and (not folder.startswith("/") or "\n" in folder):
-            raise ValueError(f"{folder!r} is no path from the root; give a folder such as /run/nvidia-mps")
+            raise ValueError(f"{folder!r} must be an absolute path, such as /run/nvidia-mps")
         if folder is not None and folder.rstrip("/") == mps.DEFAULT:
             raise ValueError(
-                f"{mps.DEFAULT} is where every CUDA process looks, also one that is to be frozen in turns; start the control "
-                "daemon with CUDA_MPS_PIPE_DIRECTORY=/run/nvidia-mps, and give that"
+                f"every CUDA process uses MPS in {mps.DEFAULT}, also processes that will be suspended; start the "
+                "control daemon with CUDA_MPS_PIPE_DIRECTORY=/run/nvidia-mps, and use that folder here"
             )
         return folder

@@ -70,10 +70,12 @@ class Slices:
                     self._state.observed(name).begin_measuring()
 
     def _is_over(self, group: Group) -> bool:
-        """Whether the slice is over: all departing jobs have left, and each running job has had its GPUs for a whole slice.
+        """Whether the slice is over: all departing jobs have left, and each running job has had its GPUs for a whole
+        slice.
 
-        Otherwise a job that is slow to leave would return before the next job had its part. If Slurm does not do its part,
-        the other jobs do not wait for ever. The slice does not begin while one of its jobs is starting: it would show nothing.
+        Otherwise a job that is slow to leave would return before the next job had its part. If Slurm does not do its
+        part, the other jobs do not wait for ever. The slice does not begin while one of its jobs is starting: it would
+        show nothing.
         """
         state = self._state
         jobs, settings, slice_s = state.jobs, state.settings, group.order.slice_s

@@ -50,11 +50,13 @@ class LocalJob:
     left_mb: float = 0.0
     """Memory on each of its GPUs that it held when it was last frozen, or holds now, MB."""
     held_out: tuple[JobId, ...] = ()
-    """Jobs of the pack in which it must not run while the guaranteed job is there, since it did not keep to its share."""
+    """Jobs of the pack in which it must not run while the guaranteed job is there, since it did not keep to its
+    share."""
     resumed_s: float = 0.0
     """When it last began to use GPUs."""
     begun_s: float = math.inf
-    """When it reported its first step; inf: it is still starting; 0: it reported none for so long that it counts as started."""
+    """When it reported its first step; inf: it is still starting; 0: it reported none for so long that it counts as
+    started."""
     mps: bool = False
     """Whether it is a client of NVIDIA's MPS."""
     anywhere: bool = False
@@ -130,7 +132,8 @@ def _of_this_release(control: Any) -> bool:
 
 
 def load(path: Path, boot: str) -> SavedState:
-    """The state in the file. It is empty if the file is missing, cannot be read (which is logged) or is of another boot."""
+    """The state in the file. It is empty if the file is missing, cannot be read (which is logged) or is of another
+    boot."""
     try:
         found = SavedState.model_validate_json(path.read_bytes())
         if found.boot == boot:

@@ -100,7 +100,8 @@ class Transitions:
     # From running to suspended.
 
     def _ask_to_move(self, job: OrderedJob, local: LocalJob) -> None:
-        """Ask a job to move off its GPUs, unless by its own account it is too large for that: then it is only frozen."""
+        """Ask a job to move off its GPUs, unless by its own account it is too large for that: then it is only
+        frozen."""
         if not self._view.must_freeze_in_place(local):
             self._controls.send(local, suspend=f"{local.control.number + 1}")
         local.moved_mb = self._state.observed(job.job).state_mb
@@ -168,7 +169,8 @@ class Transitions:
         log.info("suspended", extra={"job": job.job, "slurm_job": job.slurm_job, "moved": moved})
 
     def _check_off(self, local: LocalJob) -> None:
-        """A job that was frozen in place is off its GPUs once it is seen frozen. On a busy node that is later than `freeze_s`.
+        """A job that was frozen in place is off its GPUs once it is seen frozen. On a busy node that is later than
+        `freeze_s`.
 
         A job of which nothing is seen counts as off then, and so does a job that still runs `suspend_wait_s` later.
         """
@@ -243,8 +245,8 @@ class Transitions:
     def _is_under_way(self, local: LocalJob) -> bool:
         """Whether the node has yet to freeze or resume the job as Slurm was last asked.
 
-        slurmd takes 2 s to freeze a job, and may do what it is asked meanwhile in any order. So a job that is resumed and
-        suspended again within that time may run although Slurm shows it as suspended.
+        slurmd takes 2 s to freeze a job, and may do what it is asked meanwhile in any order. So a job that is resumed
+        and suspended again within that time may run although Slurm shows it as suspended.
         """
         state = self._state
         if local.unconfirmed or local.slurm_job not in state.living:

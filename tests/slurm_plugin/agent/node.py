@@ -185,7 +185,7 @@ class Node:
         return {each.job: each.devices for each in self.agent.status().jobs}
 
     def said(self, number: int) -> JobStatus | None:
-        return Channels(self.run_dir).hear(number, os.getuid()).get(0)
+        return Channels(self.run_dir).statuses(number, os.getuid()).get(0)
 
     def told(self) -> NodeStatus:
         """As the daemon reads it."""

@@ -655,8 +655,8 @@ def test_files_that_are_not_the_jobs_own_are_not_read(tmp_path: Path):
     (folder / "x.json").write_text(whole)
     os.mkfifo(folder / "3.json")
     (folder / "4.json").write_text(whole)
-    assert set(channels.hear(7, os.getuid())) == {4}
-    assert channels.hear(7, os.getuid() + 1) == {}
+    assert set(channels.statuses(7, os.getuid())) == {4}
+    assert channels.statuses(7, os.getuid() + 1) == {}
 
 
 def test_a_job_with_gpus_of_its_own_is_measured_and_left_alone(make_node: Callable[..., Node]):
@@ -789,7 +789,7 @@ def test_nothing_that_a_job_writes_stops_the_agent(make_node: Callable[..., Node
     os.close(here)
     try:
         node.agent.tick(time.time())
-        assert set(Channels(node.run_dir).hear(1, os.getuid())) == {0}
+        assert set(Channels(node.run_dir).statuses(1, os.getuid())) == {0}
         node.slurm.processes[1].kill()
         node.slurm.processes[1].wait()
         node.order(alone(2), (0, 1), slice_s=30.0)

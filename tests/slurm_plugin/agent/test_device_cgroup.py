@@ -385,7 +385,7 @@ def test_without_a_word_of_the_driver_they_are_the_files_that_there_are(
 
 @pytest.mark.parametrize("pattern", ["nvidia[0-7]", "/dev/nvidia%d", "/dev/\nnvidia0", "/dev/nvidia[0-7", ""])
 def test_patterns_that_cannot_be(pattern: str) -> None:
-    with pytest.raises(ValidationError, match=r"not all paths|not a host list"):
+    with pytest.raises(ValidationError, match=r"must be absolute paths|not a host list"):
         AgentSettings(gpu_file=pattern)
 
 

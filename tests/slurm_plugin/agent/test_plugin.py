@@ -9,7 +9,7 @@ import pytest
 from penstock_profiles.node_channel import RUN_DIR
 from penstock_scheduler import __version__
 from penstock_scheduler.errors import PenstockError
-from penstock_slurm.agent.plugin import ASK_EVERY, MARK, Plugin, look
+from penstock_slurm.agent.plugin import ASK_EVERY, MARK, Plugin, check
 from penstock_slurm.install.slurm import SlurmCommands, constrains_devices
 from penstock_slurm.install.sources import source
 
@@ -25,7 +25,7 @@ def etc(tmp_path: Path) -> Path:
 
 
 def found(etc: Path, run_dir: str = "") -> str | None:
-    trouble = look(etc / "plugstack.conf", run_dir, str(etc))
+    trouble = check(etc / "plugstack.conf", run_dir, str(etc))
     return trouble and trouble[0]
 
 
@@ -52,7 +52,7 @@ def test_where_slurm_has_several_folders_the_first_that_has_it_counts(etc: Path)
     (etc / "penstock.so").rename(second / "penstock.so")
 
     def trouble() -> tuple[str, str] | None:
-        return look(etc / "plugstack.conf", "", f"{first}:{second}")
+        return check(etc / "plugstack.conf", "", f"{first}:{second}")
 
     assert trouble() is None
     (first / "penstock.so").write_bytes(b"old")
@@ -66,10 +66,10 @@ def test_where_it_is_not_or_looks_elsewhere_there_is_none(etc: Path) -> None:
     assert found(etc, "/run/%n") == "no-plugin"
     assert (
         "no line for penstock.so with run_dir=/run/%n"
-        in (look(etc / "plugstack.conf", "/run/%n", str(etc)) or ("", ""))[1]
+        in (check(etc / "plugstack.conf", "/run/%n", str(etc)) or ("", ""))[1]
     )
     (etc / "penstock.so").unlink()
-    assert look(etc / "plugstack.conf", "", str(etc)) == ("no-plugin", f"{etc}/penstock.so: No such file or directory")
+    assert check(etc / "plugstack.conf", "", str(etc)) == ("no-plugin", f"{etc}/penstock.so: No such file or directory")
     (etc / "plugstack.conf").write_text("# optional penstock.so\n")
     assert found(etc) == "no-plugin"
     (etc / "plugstack.conf").unlink()

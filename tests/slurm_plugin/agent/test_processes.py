@@ -3,7 +3,7 @@
 import os
 import subprocess
 
-from penstock_slurm.agent.processes import LOOKS, Processes
+from penstock_slurm.agent.processes import ATTEMPTS, Processes
 from penstock_slurm.loopback import wait_for
 
 
@@ -14,7 +14,7 @@ def test_a_task_that_waits_for_its_first_turn_is_its_jobs_once_it_has_begun():
     with subprocess.Popen(["sh", "-c", script], stdin=subprocess.PIPE) as task:
         try:
             processes, users = Processes(f"n{number}"), {number: os.getuid()}
-            for _ in range(2 * LOOKS):
+            for _ in range(2 * ATTEMPTS):
                 assert processes.scan(users) == {}
             assert task.stdin is not None
             task.stdin.write(b"\n")

@@ -124,7 +124,8 @@ class Residents:
         return sorted(residents, key=lambda resident: not self.is_with(job, resident))
 
     def expected_total(self, job: Job, resident: Resident) -> float | None:
-        """Sum of both jobs' expected throughputs, relative to running alone; None: unknown, or too little to pack them."""
+        """Sum of both jobs' expected throughputs, relative to running alone; None: unknown, or too little to pack
+        them."""
         seen = self._total.get(frozenset((resident.job.id, job.id)))
         if seen is not None and seen <= self._least_total:
             return None
@@ -137,7 +138,8 @@ class Residents:
     def gain(self, job: Job, resident: Resident) -> float:
         """Throughput that packing the job with a resident job is expected to add; 0: do not pack them.
 
-        Relative to the resident job alone. The pair that shares GPUs now counts as one job more, since a move costs a restart.
+        Relative to the resident job alone. The pair that shares GPUs now counts as one job more, since a move costs a
+        restart.
         """
         if priority(resident.job) != priority(job) or (total := self.expected_total(job, resident)) is None:
             return 0.0

@@ -23,7 +23,8 @@ def joining_jobs(group: SharedGpus) -> tuple[JobId, ...]:
 
 
 def in_transit(snapshot: Snapshot) -> dict[JobId, SharedGpus]:
-    """Jobs that an earlier round sent to a resident job and that have not arrived -> the GPUs that they are to share."""
+    """Jobs that an earlier round sent to a resident job and that have not arrived -> the GPUs that they are to
+    share."""
     moving = {job.id: job.target.nodes for job in snapshot.jobs if common.in_flight(job) and job.target is not None}
     groups = snapshot.sharing.groups if snapshot.sharing is not None else ()
     return {job: group for group in groups for job in joining_jobs(group) if moving.get(job) == (group.node,)}
@@ -38,7 +39,8 @@ def waiting(snapshot: Snapshot, plan: Plan) -> list[Job]:
 
 
 def residents_only(snapshot: Snapshot) -> Snapshot:
-    """The snapshot as the policy in front of a stage sees it: joining jobs hold no GPUs, and jobs in transit are left out."""
+    """The snapshot as the policy in front of a stage sees it: joining jobs hold no GPUs, and jobs in transit are left
+    out."""
     if snapshot.sharing is None:
         return snapshot
     joining = {job for group in snapshot.sharing.groups for job in joining_jobs(group)}

@@ -15,8 +15,8 @@ PackInterval = Annotated[
     float,
     Field(
         ge=0,
-        description="Shortest time between two moves of a joining job to different resident jobs, seconds. A job that must "
-        "leave its GPUs moves earlier.",
+        description="Shortest time between two moves of a joining job to different resident jobs, seconds. A job "
+        "that must leave its GPUs moves earlier.",
     ),
 ]
 
@@ -51,8 +51,8 @@ class AntmanShareSettings(BaseModel):
     least_memory_mb: int = Field(
         default=1024,
         ge=0,
-        description="Least GPU memory that a joining job needs, MB. A joining job also keeps this much until its resident "
-        "job's need is known.",
+        description="Least GPU memory that a joining job needs, MB. A joining job also keeps this much until its "
+        "resident job's need is known.",
     )
     least_total: float = Field(
         default=1.0,

@@ -58,7 +58,8 @@ def _rejoins(
     where: Placement | None,
     least_memory_mb: int,
 ) -> bool:
-    """Whether a job can share the resident job's GPUs at `where` in the way of its group. If so, the resident takes that way."""
+    """Whether a job can share the resident job's GPUs at `where` in the way of its group. If so, the resident takes
+    that way."""
     gpus = residents.gpus(job, resident)
     if gpus is None or where is None or (gpus, (resident.node,)) != (where.gpus, where.nodes):
         return False
