@@ -1,8 +1,10 @@
-"""Jobs of one GPU each that share a pool of GPUs, window by window: exclusive, in turns, packed at random or by introspection.
+"""Jobs of one GPU each that share a pool of GPUs, window by window: exclusive, in turns, packed at random or by
+introspection.
 
-It stands beside the simulated cluster, which gives whole GPUs only. A window is a slice (60 s): each GPU runs one pack in it, at
-the shares of a table of pairs. A job that ends within a window leaves its GPU, or its partner's speed, as it was
-until the window is over. The jobs of the pool are as on one node: a job that was suspended goes on on any of its GPUs.
+It stands beside the simulated cluster, which gives whole GPUs only. A window is a slice (60 s): each GPU runs one pack
+in it, at the shares of a table of pairs. A job that ends within a window leaves its GPU, or its partner's speed, as it
+was until the window is over. The jobs of the pool are as on one node: a job that was suspended goes on on any of its
+GPUs.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from penstock_profiles.colocation import Colocation
 from penstock_scheduler.model import JobId, Pack
 from penstock_scheduler.sharing.packing import Measured, PackingSettings, Tenant, choose, learn, undo
-from penstock_scheduler.sharing.slices import entry_s, turn
+from penstock_scheduler.sharing.slices import entry_s, next_packs
 
 
 class PoolSettings(BaseModel):
@@ -196,7 +198,7 @@ class Pool:
                 self._served_s[Pack((waiting.pop(0).id,))] = entry_s(self._started_s(), self._settings.slice_s)
             self._pack(now_s)
             served_s = self._served_s if self._sharing.slices else dict.fromkeys(self._served_s, 0.0)
-            chosen = turn(list(self._served_s), served_s, self._settings.gpus, running)
+            chosen = next_packs(list(self._served_s), served_s, self._settings.gpus, running)
             seen = self._window(running, chosen, now_s)
             now_s += self._settings.slice_s
             self._undo(seen, now_s)

@@ -56,7 +56,8 @@ class GoldenRow:
     cloud_jobs: int
 
     def worst(self, found: Figures) -> tuple[float, str]:
-        """The largest difference from the reference's figures, and of which one; `inf` for another number of cloud jobs."""
+        """The largest difference from the reference's figures, and of which one; `inf` for another number of cloud
+        jobs."""
         if found.cloud_jobs != self.cloud_jobs:
             return float("inf"), "cloud_jobs"
         differences = []

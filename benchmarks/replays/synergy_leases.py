@@ -1,13 +1,14 @@
 """Synergy's replay traces, as the authors' simulator runs them: in leases of one round.
 
-It is here to compare with what they published, figure by figure; `simulate` is what tells how a cluster would fare. Jobs hold
-their GPUs for whole rounds, at the end of which everybody gives everything back and is placed anew, at no cost. In a round
-a job does a whole number of iterations; what is left of the round is lost, also when the job has finished before its end.
-The policies are those of `penstock_scheduler.policies.tuning`. docs/decisions/0007-synergy-replay.md tells why the
-simulated cluster cannot do this.
+It is here to compare with what they published, figure by figure; `simulate` is what tells how a cluster would fare.
+Jobs hold their GPUs for whole rounds, at the end of which everybody gives everything back and is placed anew, at no
+cost. In a round a job does a whole number of iterations; what is left of the round is lost, also when the job has
+finished before its end. The policies are those of `penstock_scheduler.policies.tuning`.
+docs/decisions/0007-synergy-replay.md tells why the simulated cluster cannot do this.
 
-Orders are the authors': `srtf` goes by the speed that a job had in its last round, `ftf` serves those first who are treated best
-(Themis, and our policy `ftf`, those who are treated worst), and for `las` only as many jobs as there are GPUs are looked at.
+Orders are the authors': `srtf` goes by the speed that a job had in its last round, `ftf` serves those first who are
+treated best (Themis, and our policy `ftf`, those who are treated worst), and for `las` only as many jobs as there are
+GPUs are looked at.
 """
 
 from __future__ import annotations
@@ -90,7 +91,8 @@ class Replay:
 
 
 def read_models(path: Path, cpus_per_gpu: int = 3) -> dict[tuple[str, int], Model]:
-    """The published profiles, for servers with so many CPUs for each GPU: (model, GPUs) -> model. GB are 1000 MB there."""
+    """The published profiles, for servers with so many CPUs for each GPU: (model, GPUs) -> model. GB are 1000 MB
+    there."""
     document = json.loads(path.read_text(encoding="utf-8"))
     cpus = tuple(map(float, document["grid"]["cpus_per_gpu"]))
     memory = tuple(1000.0 * gb for gb in document["grid"]["mem_gb_per_gpu"])

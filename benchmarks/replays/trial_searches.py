@@ -1,10 +1,12 @@
-"""Gandiva's AutoML experiment: how soon a search finds the configuration that is good enough, and how many it has seen by then.
+"""Gandiva's AutoML experiment: how soon a search finds the configuration that is good enough, and how many it has seen
+by then.
 
-A list of configurations, of which one qualifies, at a given place. Run to completion, they train one after another on each GPU.
-By early results (`sharing.groups`), trials give way to one another, slice by slice: `by_early_results` is the judgement alone,
-where GPUs change hands for a second of training, and `by_policy` the policy `gandiva` in the round loop, as on a cluster.
-A trial's metric approaches its final one as 1 - exp(-t / tau); the final ones of those that do not qualify, and all tau, are
-drawn. Trials of one search train the same model, so their tau are alike: from 0.08 to 0.16 of the training.
+A list of configurations, of which one qualifies, at a given place. Run to completion, they train one after another on
+each GPU. By early results (`sharing.groups`), trials give way to one another, slice by slice: `by_early_results` is the
+judgement alone, where GPUs change hands for a second of training, and `by_policy` the policy `gandiva` in the round
+loop, as on a cluster. A trial's metric approaches its final one as 1 - exp(-t / tau); the final ones of those that do
+not qualify, and all tau, are drawn. Trials of one search train the same model, so their tau are alike: from 0.08 to
+0.16 of the training.
 """
 
 from __future__ import annotations
@@ -139,8 +141,8 @@ def by_policy(
 ) -> Found:
     """The policy `gandiva` on nodes of 4 GPUs of the simulated cluster, by the round loop and its agents.
 
-    Who rests gives back its GPU, and starts again to go on. A trial reports in each round what it has reached in the time that
-    it has run, less a start's for each start.
+    Who rests gives back its GPU, and starts again to go on. A trial reports in each round what it has reached in the
+    time that it has run, less a start's for each start.
 
     Args:
         trials: all submitted at the beginning.

@@ -1,1 +1,2 @@
-"""Jobs that share a GPU: who gets how much of it, from what they report. Pure: the node agent and the simulator run it."""
+"""Jobs that share a GPU: who gets how much of it, from what they report. Pure: the node agent and the simulator run
+it."""

@@ -1,7 +1,7 @@
-"""Gandiva's reactive mode: on which nodes a new job goes (OSDI '18, section 4.1, Algorithm 1).
+"""Gandiva's reactive mode: the nodes for a new job (OSDI '18, section 4.1, Algorithm 1).
 
-Nodes have an *affinity*: the size of the jobs that they hold. Jobs of one size fill a node without leaving pieces. The *height*
-of a node is the GPUs that its jobs want over the GPUs it has; above 1 its jobs take turns.
+Nodes have an *affinity*: the size of their jobs. Jobs of one size fill a node without leaving fragments. The *height*
+of a node is the number of GPUs that its jobs need over the number of its GPUs. Above 1, its jobs are time-sliced.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from penstock_scheduler.model import SharedGpus
 
 @dataclass(frozen=True, slots=True)
 class Landing:
-    """Where a job goes."""
+    """Where a new job goes."""
 
     shares: tuple[tuple[str, int], ...]
     """(node, GPUs there)."""
     sliced: bool = False
-    """Whether it takes turns with others there."""
+    """Whether it is time-sliced with other jobs there."""
 
 
 def affinity(node: SharedGpus) -> int:
-    """GPUs of the largest job there; 0: it is empty, and takes any."""
+    """Number of GPUs of the node's largest job; 0: it is empty, and takes jobs of any size."""
     return max((pack.gpus for pack in node.packs), default=0)
 
 
 def height(node: SharedGpus) -> float:
-    """GPUs wanted over GPUs there; a pack wants its GPUs once."""
+    """Number of GPUs that the node's packs need over the number of its GPUs."""
     return node.wanted / node.gpus
 
 
@@ -38,24 +38,29 @@ def land(
 ) -> Landing | None:
     """Algorithm 1 for one new job.
 
-    In this order: the least loaded node of its affinity with room; an empty node; free GPUs wherever they are, on as few nodes
-    as do; a turn on the least loaded node, of its affinity first. The paper over-subscribes nodes of the same affinity
-    only; then a job would queue beside nodes that it fits.
+    It goes to the first of these that exists:
+
+    1. the least loaded node of its affinity with enough free GPUs;
+    2. an empty node;
+    3. free GPUs anywhere, on as few nodes as possible;
+    4. time slices on the least loaded node, preferably one of its affinity.
+
+    The paper over-subscribes only nodes of the same affinity. Then a job would queue beside nodes that it fits.
 
     Args:
-        gpus: GPUs that the job wants.
-        nodes: of one GPU type, in the order that breaks ties.
-        max_height: most height to which a node may be over-subscribed; 1: nobody takes turns.
-        spread: whether it may have pieces of several nodes, as many as there happen to be on each.
+        gpus: number of GPUs that the job needs.
+        nodes: the nodes of one GPU type, in the order that breaks ties.
+        max_height: greatest height to which a node may be over-subscribed; 1: no time slicing.
+        spread: whether the job may run on several nodes, with different numbers of GPUs on each.
 
     Returns:
-        Where it goes; None: it waits in the queue.
+        Where the job goes; None: it waits in the queue.
 
     Raises:
         ValueError: `gpus` is not positive.
     """
     if gpus < 1:
-        raise ValueError(f"a job of {gpus} GPUs lands nowhere; give 1 or more")
+        raise ValueError(f"gpus={gpus}: a job needs 1 GPU or more")
     for wanted in (gpus, 0):
         fitting = [node for node in nodes if affinity(node) == wanted and _free(node) >= gpus]
         if fitting:
@@ -70,7 +75,8 @@ def land(
 
 
 def _spread(gpus: int, nodes: Sequence[SharedGpus]) -> tuple[tuple[str, int], ...]:
-    """Free GPUs beyond the job's class: of the one node that it fills best, or of the fewest nodes; empty: too few."""
+    """Free GPUs of nodes of any affinity: of the one node that the job fills best, else of the fewest nodes; (): too
+    few."""
     whole = [node for node in nodes if _free(node) >= gpus]
     if whole:
         return ((min(whole, key=_free).node, gpus),)

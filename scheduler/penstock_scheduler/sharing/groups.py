@@ -1,10 +1,12 @@
-"""Groups of trials: early results decide which trial of a search gets the next slice, and which gets none any more.
+"""Groups of trials: early results decide which trial of a search gets the next time slice, and which gets no more.
 
-Gandiva (OSDI '18, section 5.3) lets trials of a search give way to one another by what they show early. Here that is asynchronous
-successive halving (Li et al., *A system for massively parallel hyperparameter tuning*, MLSys '20). A trial trains to a first
-*rung*; of those who have reached a rung the best 1 of `eta` train on to the next, which is `eta` times as far. The others rest:
-they are hopeless, unless enough worse ones come after them. When nobody is on the way to a rung any more, the best of it goes
-on alone.
+In Gandiva (OSDI '18, section 5.3), trials of a search give way to one another by their early results. Here this is
+asynchronous successive halving (Li et al., *A system for massively parallel hyperparameter tuning*, MLSys '20):
+
+1. A trial trains to a first *rung*. Each further rung is `eta` times as far.
+2. Of the trials that have reached a rung, the best 1 in `eta` train on to the next one.
+3. The others rest. They go on only if enough worse trials reach the rung after them.
+4. When no trial is on its way to a rung any more, its best trial goes on alone.
 """
 
 from __future__ import annotations
@@ -18,13 +20,17 @@ from penstock_scheduler.model import JobId
 
 
 class GroupSettings(BaseModel):
-    """How early a trial is judged, and how hard."""
+    """How early and how strictly trials are judged."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    first_s: float = Field(default=300.0, gt=0, description="Seconds of training before a trial is first judged.")
+    first_s: float = Field(
+        default=300.0, gt=0, description="Time for which a trial trains before it is first judged, seconds."
+    )
     eta: int = Field(
-        default=3, ge=2, description="One of so many trains on from each rung; the next is so many times as far."
+        default=3,
+        ge=2,
+        description="One in this many trials trains on from each rung; the next rung is this many times as far.",
     )
 
 
@@ -34,33 +40,33 @@ class TrialSeen:
 
     job: JobId
     trained_s: float
-    """Seconds that it has trained."""
+    """Time that it has trained, s."""
     results: tuple[tuple[float, float], ...] = ()
-    """(seconds trained, metric), the higher the better, in the order in which they came."""
+    """(seconds trained, metric) in the order of their arrival. Higher metrics are better."""
 
     def metric(self, by_s: float) -> float:
-        """Best result in so many seconds of training; -inf: none."""
+        """Best result within this much training; -inf: none."""
         return max((metric for at_s, metric in self.results if at_s <= by_s), default=float("-inf"))
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What becomes of the trials of one group."""
+    """The judgement of the trials of one group."""
 
     order: tuple[JobId, ...]
-    """Who trains on, those who get the next slice first."""
+    """Trials that train on, first those that get the next time slice."""
     resting: tuple[JobId, ...]
-    """Who does not, as things stand."""
+    """Trials that rest for now."""
     judged: int = 0
-    """So many of the first of `order` have reached a rung; nothing tells the others apart yet."""
+    """Number of trials at the front of `order` that have reached a rung. Nothing distinguishes the others yet."""
 
 
 def judge(trials: Sequence[TrialSeen], settings: GroupSettings) -> Verdict:
-    """Who of a group trains on.
+    """Judge the trials of a group.
 
     Args:
-        trials: all of the group that have not ended, in the order in which they came.
-        settings: see there.
+        trials: the trials that have not ended, in the order of their arrival.
+        settings: the settings.
     """
     levels = [_level(trial, settings) for trial in trials]
     going = {trial.job for trial, level in zip(trials, levels, strict=True) if level == 0}
@@ -83,7 +89,7 @@ def judge(trials: Sequence[TrialSeen], settings: GroupSettings) -> Verdict:
 
 
 def _level(trial: TrialSeen, settings: GroupSettings) -> int:
-    """Rungs that it has reached. Who reports nothing is not judged."""
+    """Number of rungs that the trial has reached. A trial that reports nothing is not judged."""
     level, threshold_s = 0, settings.first_s
     while trial.results and trial.trained_s >= threshold_s:
         level, threshold_s = level + 1, threshold_s * settings.eta

@@ -6,8 +6,8 @@
     SPOOL/agents/NODE/status.json     the agent's to the daemon; replaced whole
     SPOOL/agents/NODE/taken.json      what the daemon has taken of that, for the one that starts after it; replaced whole
 
-An agent carries out the last order that it has read, also while the file or the daemon is away, and after its own restart. A
-status is news as long as its time is: a daemon takes an agent for away whose status is older than `AWAY_S`.
+An agent carries out the last order that it has read, also while the file or the daemon is away, and after its own
+restart. A status is news as long as its time is: a daemon takes an agent for away whose status is older than `AWAY_S`.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ REMEMBERED = 256
 State = Literal["waiting", "running", "suspending", "suspended"]
 
 Lack = Literal["no-plugin", "old-plugin", "no-mps", "no-devices"]
-"""What a node lacks: the SPANK plugin that Slurm is to load, one of the agent's release, the MPS control daemon that the settings
-name, or a way to open GPUs to jobs to which Slurm's device cgroups deny them."""
+"""What a node lacks: the SPANK plugin that Slurm is to load, one of the agent's release, the MPS control daemon that
+the settings name, or a way to open GPUs to jobs to which Slurm's device cgroups deny them."""
 
 
 class OrderedJob(Message):
@@ -90,8 +90,8 @@ class CarriedJob(Message):
 
     job: JobId
     state: State
-    """`waiting`: Slurm has not started it, or it has had no turn yet. `running`: it may use its GPUs. `suspending`: it was asked
-    to leave them. `suspended`: Slurm has frozen it."""
+    """`waiting`: Slurm has not started it, or it has had no turn yet. `running`: it may use its GPUs. `suspending`: it
+    was asked to leave them. `suspended`: Slurm has frozen it."""
     devices: tuple[NonNegativeInt, ...] = ()
     use: JobUse
     mps: bool = False

@@ -1,7 +1,8 @@
-"""How groups of jobs that share GPUs are carried out on a node: turns, what each job has had, and AntMan's control.
+"""How groups of co-located jobs run on a node: time slices, the time each job has had, and AntMan's control.
 
-The one copy of it: the agents of a simulated cluster and the agent of a real node are shells around `Groups`. It reads no clock
-and touches no process; what it must know of the world it asks its `NodeView`. A slice ends for all packs of a group at once.
+This is the only copy of these rules: the agents of a simulated cluster and the agent of a real node are shells around
+`Groups`. It reads no clock and touches no process; what it must know of the node it asks its `NodeView`. A time slice
+ends for all packs of a group at once.
 """
 
 from __future__ import annotations
@@ -13,81 +14,81 @@ from typing import Protocol
 
 from penstock_scheduler.model import JobId, Pack, PackSeen, SharedGpus
 from penstock_scheduler.sharing.control import ControlSettings, ShareControl, Steps, advance
-from penstock_scheduler.sharing.slices import entry_s, handed_on, turn
+from penstock_scheduler.sharing.slices import entry_s, handed_on, next_packs
 
 
 @dataclass(slots=True)
 class Group:
-    """One `SharedGpus` as it is carried out."""
+    """A `SharedGpus` that runs on the node."""
 
     order: SharedGpus
     since_s: float
-    """When the present slice began."""
+    """When the present time slice began, s."""
     running: tuple[Pack, ...] = ()
     resumed: frozenset[JobId] = frozenset()
-    """Who was not running before this slice."""
+    """Jobs that were not running before this time slice."""
     crowded: frozenset[JobId] = frozenset()
-    """Who has its turn though `NodeView.crowded` said no: nobody else could have it."""
+    """Jobs that run although `NodeView.crowded` is true of their pack, because no other pack could run."""
     control: ShareControl = field(default_factory=ShareControl)
     event: int = -1
-    """Number of the event at which the slice ends, where the shell has a queue of events."""
+    """Number of the event at which the time slice ends, if the shell has a queue of events."""
 
 
 class NodeView(Protocol):
-    """What `Groups` asks of the node, real or simulated."""
+    """What `Groups` asks of a node, real or simulated."""
 
     def seen(self, pack: Pack) -> PackSeen | None:
-        """What the slice that is over showed of a pack without a promise, which ran in all of it; None: not measured."""
+        """Speeds of a pack without a guaranteed job that ran for the whole time slice; None: not measured."""
         ...
 
     def steps(self, pack: Pack, group: Group) -> Steps:
-        """The guaranteed job's steps in the slice that is over."""
+        """Steps of the guaranteed job in the time slice that is over."""
         ...
 
     def refused(self, leaving: Collection[JobId]) -> Collection[JobId]:
-        """Of those who would be suspended together, who cannot be now; they keep their turn."""
+        """The jobs among those to be suspended together that cannot be suspended now. They keep their time slice."""
         ...
 
     def begun_s(self, job: JobId) -> float:
-        """When the job began to train, in the present run of it; inf: it starts still, and does not run yet."""
+        """When the job began to train in its present run, s; inf: it is still starting."""
         ...
 
     def on_s(self, job: JobId) -> float:
-        """Since when a job whose turn it is has its GPUs; inf: it waits for those who leave them."""
+        """When a job whose time slice it is got its GPUs, s; inf: it waits for departing jobs."""
         ...
 
     def off_s(self, job: JobId) -> float:
-        """When a job whose turn is over was off its GPUs; inf: it is on them still."""
+        """When a job whose time slice is over was off its GPUs, s; inf: it is still on them."""
         ...
 
     def pinned(self, job: JobId) -> frozenset[int]:
-        """The GPUs without which the job cannot run; empty: any of its group's will do."""
+        """GPUs without which the job cannot run; empty: it runs on any GPUs of its group."""
         ...
 
     def crowded(self, pack: Pack) -> bool:
-        """Whether others, who stand still, have left so much on its GPUs that the pack does not fit there."""
+        """Whether suspended jobs hold so much of the pack's GPUs that the pack does not fit there."""
         ...
 
 
 @dataclass(slots=True)
 class Account:
-    """What is remembered of jobs beyond their groups: all that a shell has to save besides the groups themselves."""
+    """What is known of jobs beyond their groups. A shell saves this and the groups."""
 
     served_s: dict[JobId, float] = field(default_factory=dict)
-    """Slices that each has had in the groups that it has been in, as `slices.turn` counts them: its starts are part of them."""
+    """Time that each job counts as having had in its groups, s, including its starts (`slices.next_packs`)."""
     ran_s: dict[JobId, float] = field(default_factory=dict)
-    """Time in which each held GPUs, had started, and was not suspended."""
+    """Time for which each job trained, s: it held GPUs, had started, and was not suspended."""
     profiled: set[JobId] = field(default_factory=set)
-    """Who has run alone for a slice."""
+    """Jobs that have run alone for a time slice."""
     moved_s: dict[JobId, float] = field(default_factory=dict)
-    """When each was last started, packed or taken out of a pack."""
+    """When each job last started, entered or left a pack, s."""
     first_slice_s: dict[JobId, float] = field(default_factory=dict)
-    """When each had first run for a slice."""
+    """When each job had first run for a time slice, s."""
     packs: set[frozenset[JobId]] = field(default_factory=set)
-    """Of two jobs or more, that there are."""
+    """The present packs of two or more jobs."""
 
     def forget(self, keep: Collection[JobId]) -> None:
-        """Drop what is remembered of all other jobs."""
+        """Drop what is known of all other jobs."""
         for table in (self.served_s, self.ran_s, self.moved_s, self.first_slice_s):
             for job in [job for job in table if job not in keep]:
                 del table[job]
@@ -95,13 +96,13 @@ class Account:
 
 
 class Groups:
-    """All that share GPUs, and what they have had.
+    """The groups of a node or of a cluster, and the time that their jobs have had.
 
     Args:
         view: the node.
-        control: how a guaranteed job's speed is kept.
-        groups: that were being carried out, for a shell that begins again.
-        account: likewise.
+        control: how guaranteed jobs keep their speed.
+        groups: the groups of a shell that starts again.
+        account: the account of a shell that starts again.
     """
 
     def __init__(
@@ -119,15 +120,15 @@ class Groups:
         """Times that each job was resumed."""
         self._seen: dict[frozenset[JobId], PackSeen] = {}
 
-    # What is ordered.
+    # Orders.
 
     def order(self, groups: Sequence[SharedGpus], now_s: float, running: Mapping[JobId, bool]) -> list[Group]:
-        """Carry out these groups from now on; returns those that begin a new slice.
+        """Run these groups from now on. Returns those that begin a new time slice.
 
         Args:
-            groups: only with jobs that are on their nodes.
+            groups: the groups, only with jobs that are on their nodes.
             now_s: the time.
-            running: all of these jobs -> whether they have had their GPUs to themselves until now.
+            running: each of these jobs -> whether it has had its GPUs to itself until now.
         """
         before = {_unranked(group.order): group for group in self.groups}
         was_in = dict(self.group_of)
@@ -140,7 +141,7 @@ class Groups:
             if group is None:
                 group = self._new(wanted, now_s, was_in, running)
                 fresh.append(group)
-            elif group.order != wanted:  # only by ranks, which count from the next slice on
+            elif group.order != wanted:  # only ranks differ, which count from the next time slice on
                 now = {pack.jobs for pack in group.running}
                 group.order, group.running = wanted, tuple(pack for pack in wanted.packs if pack.jobs in now)
             after.append(group)
@@ -155,7 +156,7 @@ class Groups:
     def _new(
         self, wanted: SharedGpus, now_s: float, was_in: Mapping[JobId, Group], running: Mapping[JobId, bool]
     ) -> Group:
-        """A group with what its jobs had in the ones before: newcomers get the next slice."""
+        """A group that keeps what its jobs had in earlier groups. New jobs get the next time slice."""
         served_s = self.account.served_s
         old = {id(was_in[job]): was_in[job] for job in wanted.jobs if job in was_in}
         known = [served_s[job] for job in wanted.jobs if job in was_in]
@@ -175,17 +176,17 @@ class Groups:
             and set(each.order.jobs) == set(wanted.jobs)
         ]
         group.control = same[0] if same else ShareControl()
-        self._turn(group, now_s, before)
+        self._begin_slice(group, now_s, before)
         return group
 
     # Slices.
 
     def end_slice(self, group: Group, now_s: float) -> None:
-        """A slice is over: count it, measure, and choose who is next."""
+        """End a time slice: count it, measure, and choose the next packs."""
         self._count(group, now_s)
-        self._turn(group, now_s, {job for pack in group.running for job in pack.jobs})
+        self._begin_slice(group, now_s, {job for pack in group.running for job in pack.jobs})
 
-    def _turn(self, group: Group, now_s: float, before: set[JobId]) -> None:
+    def _begin_slice(self, group: Group, now_s: float, before: set[JobId]) -> None:
         wanted = group.order
         served = {pack: sum(self.account.served_s[job] for job in pack.jobs) / len(pack.jobs) for pack in wanted.packs}
         pinned = {pack: frozenset[int]().union(*(self._view.pinned(job) for job in pack.jobs)) for pack in wanted.packs}
@@ -198,7 +199,9 @@ class Groups:
         stays: set[JobId] = set()
         while True:
             keep = [pack for pack in wanted.packs if not stays.isdisjoint(pack.jobs)]
-            chosen = turn(wanted.packs, served, wanted.gpus, group.running, pinned=pinned, keep=keep, last=crowded)
+            chosen = next_packs(
+                wanted.packs, served, wanted.gpus, group.running, pinned=pinned, keep=keep, last=crowded
+            )
             after = {job for pack in chosen for job in pack.jobs}
             leaving = before & set(wanted.jobs) - after
             refused = set(self._view.refused(leaving)) - stays if leaving else set()
@@ -208,18 +211,21 @@ class Groups:
         resumed = after - before
         group.running, group.resumed, group.since_s = chosen, frozenset(resumed), now_s
         group.crowded = frozenset(job for pack in chosen if pack in crowded for job in pack.jobs)
-        self.resumes.update(job for job in resumed if self.account.ran_s.get(job))  # not those whose first turn it is
+        self.resumes.update(
+            job for job in resumed if self.account.ran_s.get(job)
+        )  # not jobs that run for the first time
 
     def _count(self, group: Group, now_s: float) -> None:
-        """Count what has passed of the slice. Who has to leave has its GPUs until it is off them, the next one from then on."""
+        """Count the time slice so far. A departing job counts as having its GPUs until it is off them, the next job
+        from then on."""
         if now_s <= group.since_s:
             return
         since_s, group.since_s = group.since_s, now_s
         ran_s: dict[JobId, float] = {}
         for job in group.order.jobs:
-            its_turn = any(job in pack.jobs for pack in group.running)
-            from_s = max(since_s, self._view.on_s(job)) if its_turn else since_s
-            until_s = now_s if its_turn else min(now_s, self._view.off_s(job))
+            on_gpus = any(job in pack.jobs for pack in group.running)
+            from_s = max(since_s, self._view.on_s(job)) if on_gpus else since_s
+            until_s = now_s if on_gpus else min(now_s, self._view.off_s(job))
             if until_s > from_s:
                 self.account.served_s[job] += until_s - from_s
                 ran_s[job] = max(until_s - max(from_s, self._view.begun_s(job)), 0.0)
@@ -238,20 +244,21 @@ class Groups:
                     self.account.profiled.add(pack.guaranteed)
                 group.control = advance(group.control, self._view.steps(pack, group), self._control)
 
-    # What happens to jobs.
+    # Events of jobs.
 
     def started(self, job: JobId, now_s: float) -> None:
-        """A job holds GPUs from now on."""
+        """Note that a job holds GPUs from now on."""
         self.account.moved_s[job] = now_s
 
     def ran_alone(self, job: JobId, seconds: float, now_s: float, slice_s: float = 60.0) -> None:
-        """A job had its GPUs to itself for so long until now."""
+        """Note that a job has had its GPUs to itself for these seconds until now."""
         self._ran(job, seconds, now_s, slice_s)
         if seconds >= slice_s - 1e-6:
             self.account.profiled.add(job)
 
     def left(self, job: JobId, now_s: float) -> Group | None:
-        """A job has left its GPUs. Returns the group that it was in, with the next in line on its place; None: none is left."""
+        """Remove a job that has left its GPUs. Returns its group, in which the next packs run; None: no job is left in
+        it."""
         group = self.group_of.pop(job, None)
         if group is None:
             return None
@@ -266,25 +273,25 @@ class Groups:
             self.groups.remove(group)
             return None
         group.control = ShareControl()
-        self._turn(group, now_s, before - {job})
+        self._begin_slice(group, now_s, before - {job})
         return group
 
     def _ran(self, job: JobId, seconds: float, now_s: float, slice_s: float) -> None:
         account = self.account
         before = account.ran_s.get(job, 0.0)
         account.ran_s[job] = before + seconds
-        if before + seconds >= slice_s - 1e-6:  # slices differ: `before` may be more than this one
+        if before + seconds >= slice_s - 1e-6:  # time slices differ: `before` may be longer than this one
             account.first_slice_s.setdefault(job, now_s - min(seconds, max(before + seconds - slice_s, 0.0)))
 
-    # What is told.
+    # Queries.
 
     def pack_of(self, job: JobId) -> Pack | None:
-        """The pack in which the job runs now; None: it is not its turn, or it is in no group."""
+        """The pack in which the job runs now; None: it is not its time slice, or it is in no group."""
         group = self.group_of.get(job)
         return next((pack for pack in group.running if job in pack.jobs), None) if group is not None else None
 
     def compute(self, job: JobId) -> float:
-        """Part of the time in which the job may train now, in [0, 1]."""
+        """Share of the time in which the job may train now, in [0, 1]."""
         group, pack = self.group_of.get(job), self.pack_of(job)
         if group is None:
             return 1.0
@@ -294,18 +301,18 @@ class Groups:
         return most if pack.guaranteed in (None, job) else min(group.control.share, most)
 
     def take_seen(self) -> tuple[PackSeen, ...]:
-        """Packs that were measured since the last call."""
+        """Measurements of packs since the last call."""
         seen, self._seen = tuple(self._seen.values()), {}
         return seen
 
 
 def without(group: SharedGpus, job: JobId) -> SharedGpus:
-    """The group when a job has left it."""
+    """The group without a job."""
     return replace(group, packs=tuple(pack for pack in (_cut(pack, job) for pack in group.packs) if pack.jobs))
 
 
 def _unranked(group: SharedGpus) -> SharedGpus:
-    """The group without what early results say of its trials."""
+    """The group without the ranks of its trials."""
     return replace(group, packs=tuple(replace(pack, rank=0) for pack in group.packs))
 
 

@@ -1,12 +1,12 @@
 """Gandiva's introspective packing: try two jobs on one GPU, keep it if that beats taking turns, and undo it if not.
 
-After OSDI '18, sections 3.3 and 4.2. A job first runs alone for a window, which tells its speed and utilisation. While jobs
-outnumber GPUs, the pairs that promise most are packed. After each window in which a pack ran, the throughputs of its two
-jobs, each relative to alone, are added up: above 1 the pack beats time slicing and stays; otherwise it is undone. A pack that was
-good is watched on, since jobs change.
+After OSDI '18, sections 3.3 and 4.2. A job first runs alone for a window, which tells its speed and utilisation. While
+jobs outnumber GPUs, the pairs that promise most are packed. After each window in which a pack ran, the throughputs of
+its two jobs, each relative to alone, are added up: above 1 the pack beats time slicing and stays; otherwise it is
+undone. A pack that was good is watched on, since jobs change.
 
-The paper knows of a pair only what utilisation says, lowest first. Here what was measured counts first (`Colocation`, by kind
-of job), so that a pair that was undone once is not tried again with every new job of its kinds.
+The paper knows of a pair only what utilisation says, lowest first. Here what was measured counts first (`Colocation`,
+by kind of job), so that a pair that was undone once is not tried again with every new job of its kinds.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from penstock_profiles.colocation import Colocation
 from penstock_scheduler.model import JobId, JobUse, Limit, Pack, Placement, SharingState
 
 MEMORY_MARGIN = 0.1
-"""Part of what was seen of a job's memory that it must be able to have beyond that beside others: its peak may be still to come.
-Chosen, not measured; the agents bear with a twentieth above a limit."""
+"""Part of what was seen of a job's memory that it must be able to have beyond that beside others: its peak may be still
+to come. Chosen, not measured; the agents bear with a twentieth above a limit."""
 
 
 class PackingSettings(BaseModel):
@@ -62,7 +62,8 @@ class Measured:
 
     @property
     def total(self) -> float:
-        """Above 1 it beats taking turns. 0: one of them did not run, so the other is in its way or it in the other's."""
+        """Above 1 it beats taking turns. 0: one of them did not run, so the other is in its way or it in the
+        other's."""
         return sum(self.shares) if min(self.shares) > 0 else 0.0
 
 
@@ -103,9 +104,10 @@ def choose(
 ) -> tuple[tuple[Tenant, Tenant], ...]:
     """The pairs to pack now.
 
-    Only jobs of one size and one priority: of a pair with different ones the more important would be slowed for the other.
-    A pair that was never measured is tried when none promises more, even if utilisation promises nothing: the window decides, and
-    costs little. One of which not even utilisation is known is not, nor one of which memory is not known on GPUs of which it is.
+    Only jobs of one size and one priority: of a pair with different ones the more important would be slowed for the
+    other. A pair that was never measured is tried when none promises more, even if utilisation promises nothing: the
+    window decides, and costs little. One of which not even utilisation is known is not, nor one of which memory is not
+    known on GPUs of which it is.
 
     Args:
         tenants: jobs that have a place to themselves, or turns there.
@@ -139,10 +141,11 @@ def choose(
 
 
 def memory_limits(seen_mb: Sequence[int], memory_mb: int, now: Sequence[Limit] = ()) -> tuple[Limit, ...] | None:
-    """What jobs that run at the same time on the same GPUs may use of the memory of each: together no more than there is.
+    """What jobs that run at the same time on the same GPUs may use of the memory of each: together no more than there
+    is.
 
-    Each gets what was seen of it, `MEMORY_MARGIN`, and an equal part of the rest. Limits that still do stay as they are, for
-    others begin a new slice.
+    Each gets what was seen of it, `MEMORY_MARGIN`, and an equal part of the rest. Limits that still do stay as they
+    are, for others begin a new slice.
 
     Args:
         seen_mb: most that each job has used on a GPU, MB; 0: not known.
@@ -150,8 +153,8 @@ def memory_limits(seen_mb: Sequence[int], memory_mb: int, now: Sequence[Limit] =
         now: the limits that the jobs have, in the same order; empty: none.
 
     Returns:
-        The limits, in the order of the jobs; empty: nobody knows what the GPU has; None: the jobs do not fit, or of one it is not
-        known.
+        The limits, in the order of the jobs; empty: nobody knows what the GPU has; None: the jobs do not fit, or of one
+        it is not known.
     """
     if memory_mb == 0:
         return ()
@@ -166,7 +169,8 @@ def memory_limits(seen_mb: Sequence[int], memory_mb: int, now: Sequence[Limit] =
 
 
 class Memory:
-    """What jobs that are packed may use of their GPUs' memory, by what the nodes have seen of them; see `memory_limits`."""
+    """What jobs that are packed may use of their GPUs' memory, by what the nodes have seen of them; see
+    `memory_limits`."""
 
     def __init__(self, state: SharingState) -> None:
         self._state = state
@@ -183,8 +187,8 @@ class Memory:
 def most_used_mb(pack: Pack, uses: Mapping[JobId, JobUse], placements: Mapping[JobId, Placement]) -> int:
     """Memory that the jobs of a pack use together on the GPU where that is most, MB.
 
-    Each is laid on those GPUs of the pack that the fewest others use, as the agents do. A job counts with its limit, or with what
-    it has been seen to use.
+    Each is laid on those GPUs of the pack that the fewest others use, as the agents do. A job counts with its limit, or
+    with what it has been seen to use.
     """
     on_gpu = [(0, index, 0) for index in range(pack.gpus)]
     """(jobs, GPU, MB), the emptiest first."""

@@ -16,8 +16,9 @@ def broken(snapshot: Snapshot, plan: Plan) -> tuple[str, ...]:
     1. Nobody shares on a cluster without agents.
     2. A job is in one pack, has an assignment on that node alone, and uses no more GPUs than the pack has.
     3. A node gives out no more GPUs than it has for us; those that are shared count once.
-    4. What the jobs of a pack may use of a GPU's memory fits into it, as far as it is known. Each has a limit, no lower than what
-       it has used; beside a guaranteed job, which has none and counts with what it has used, the others have what is left.
+    4. What the jobs of a pack may use of a GPU's memory fits into it, as far as it is known. Each has a limit, no lower
+       than what it has used; beside a guaranteed job, which has none and counts with what it has used, the others have
+       what is left.
     5. Who may not be moved neither takes turns nor is a guest of others.
     6. A pack makes a promise to one of its own jobs only.
     """

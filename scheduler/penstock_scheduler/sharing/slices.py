@@ -1,12 +1,14 @@
-"""Time slicing: packs of jobs take turns on the GPUs of a node.
+"""Time slicing: which packs of a group have its GPUs next.
 
-After *Gandiva: Introspective cluster scheduling for deep learning* (OSDI '18), section 3.1. At the end of each slice the packs
-that have run least go on; among equals the one that runs stays, which spares it a suspend. A resumed job may get any GPU
-of the node, so six jobs on four GPUs get 4/6 each. What a pack has had goes on until it is off its GPUs, and that of the next one
-begins then: who is slow to leave loses by it, not its neighbours.
+After *Gandiva: Introspective cluster scheduling for deep learning* (OSDI '18), section 3.1:
 
-Of trials of one search that take turns, a better one takes the place in line of a worse one that is due, and they change what
-they count as having had: the search has as much as before, and so has everybody else.
+1. At the end of each time slice, the packs that have had least time go first. Among equals the running pack stays,
+   which saves a suspend.
+2. A resumed job may get any GPU of the node, so six jobs on four GPUs get 4/6 each.
+3. A pack's time counts until it is off its GPUs, and the next pack's time counts from then on. So a job that is slow to
+   leave loses by it, and its neighbours do not.
+4. Among time-sliced trials of one search, a better trial takes the place in line of a worse one that is due, and they
+   exchange the time that they count as having had. So the search, and every other job, has as much time as before.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from collections.abc import Collection, Hashable, Mapping, Sequence
 from penstock_scheduler.model import Pack
 
 
-def turn(
+def next_packs(
     packs: Sequence[Pack],
     served_s: Mapping[Pack, float],
     gpus: int,
@@ -26,20 +28,21 @@ def turn(
     keep: Collection[Pack] = (),
     last: Collection[Pack] = (),
 ) -> tuple[Pack, ...]:
-    """The packs of the next slice.
+    """The packs of the next time slice.
 
-    The pack that is first in line always runs, so a gang does not wait for ever behind small jobs; who comes after it and
-    still fits fills up. A higher priority goes before a lower one, whatever they have had.
+    The first pack in line always runs, so a gang does not wait for ever behind small jobs. Later packs fill the
+    remaining GPUs. A higher priority goes before a lower one, whatever time they have had.
 
     Args:
-        packs: in the order in which they came.
-        served_s: time each has held its GPUs. One that is new counts as what `entry_s` says.
-        gpus: GPUs of the node that are shared; a pack that needs more never runs.
-        running: the packs of the slice that is over.
-        pinned: the GPUs that a pack cannot do without, as one whose jobs left something there; of two that want the same only
-            one runs. A pack that is not in it, or has none, takes any.
-        keep: packs that cannot be suspended now: they go before all others.
-        last: packs that had better not run now: they go behind all others, whatever their priority.
+        packs: the packs in the order of their arrival.
+        served_s: time that each pack has held its GPUs, s. For a new pack: see `entry_s`.
+        gpus: number of shared GPUs of the node. A pack that needs more never runs.
+        running: the packs of the time slice that is over.
+        pinned: GPUs without which a pack cannot run, for example because its jobs left something there. Of two packs
+        that need
+            the same GPU only one runs. A pack without an entry runs on any GPUs.
+        keep: packs that cannot be suspended now. They go before all others.
+        last: packs that should not run now. They go behind all others, whatever their priority.
     """
     line = sorted(
         packs,
@@ -64,15 +67,16 @@ def by_rank(
     keep: Collection[Pack] = (),
     last: Collection[Pack] = (),
 ) -> list[Pack]:
-    """The line when the trials of each search stand in its places by their rank; among equals the order stays.
+    """The line with the trials of each search sorted by rank into the places of that search. Among equals the order
+    stays.
 
-    Places change hands only among packs of one size and priority that can do with the same GPUs: to the others they are alike.
+    Only packs of equal size, priority and pinned GPUs change places, so that it makes no difference to other packs.
 
     Args:
-        line: who is first in line, first.
-        pinned: see `turn`.
-        keep: likewise.
-        last: likewise.
+        line: the packs, the first in line first.
+        pinned: see `next_packs`.
+        keep: see `next_packs`.
+        last: see `next_packs`.
     """
     places: dict[Hashable, list[int]] = {}
     for place, pack in enumerate(line):
@@ -92,18 +96,20 @@ def handed_on(
     pinned: Mapping[Pack, frozenset[int]],
     last: Collection[Pack] = (),
 ) -> dict[Pack, float]:
-    """What each pack counts as having had, when the better ranked trials of a search have the places of those that had less."""
+    """Time that each pack counts as having had, once better trials of a search have taken the places of those with less
+    time."""
     line = sorted(packs, key=lambda pack: served_s[pack])
     return {pack: served_s[due] for due, pack in zip(line, by_rank(line, pinned, last=last), strict=True)}
 
 
 def entry_s(started_s: Collection[float], slice_s: float) -> float:
-    """What a newcomer counts as having had: one slice less than the least, so that its first slice is the next one.
+    """Time that a new job counts as having had, s: one slice less than the least, so that it gets the next time slice.
 
-    It is early feedback for its user, and at most one slice more than its part.
+    This gives its user early feedback, and the job at most one slice more than its part.
 
     Args:
-        started_s: what those have had who have run; others who wait for their first slice do not count, and stay before it.
-        slice_s: length of a slice.
+        started_s: time that the jobs have had which have run. Jobs that wait for their first slice do not count, and
+        stay ahead.
+        slice_s: length of a time slice, s.
     """
     return min(started_s) - slice_s if started_s else 0.0

@@ -79,11 +79,11 @@ class Slices:
         """
         state = self._state
         jobs, settings, slice_s = state.jobs, state.settings, group.order.slice_s
-        turn = [jobs[job] for pack in group.running for job in pack.jobs]
-        began_s = max((local.begun_s for local in turn if local.state == "running"), default=0.0)
+        running = [jobs[job] for pack in group.running for job in pack.jobs]
+        began_s = max((local.begun_s for local in running if local.state == "running"), default=0.0)
         age_s = state.now_s - max(group.since_s, began_s)
         if age_s < slice_s or age_s > 2 * slice_s + settings.suspend_wait_s + settings.freeze_s:
             return age_s >= slice_s
         if any(jobs[job].state == "suspending" for job in group.order.jobs):
             return False
-        return all(local.state == "running" and state.now_s - local.resumed_s >= slice_s for local in turn)
+        return all(local.state == "running" and state.now_s - local.resumed_s >= slice_s for local in running)

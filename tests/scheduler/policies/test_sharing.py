@@ -31,7 +31,7 @@ from penstock_scheduler.policies import REGISTRY, STAGES, common, make_policy, s
 from penstock_scheduler.policies.colocation import in_transit
 from penstock_scheduler.sharing.packing import most_used_mb
 from penstock_scheduler.sharing.rules import broken
-from penstock_scheduler.sharing.slices import turn
+from penstock_scheduler.sharing.slices import next_packs
 from tests.scheduler.builders import job, on, snapshot
 from tests.scheduler.policies.test_properties import TYPES, snapshots
 
@@ -171,7 +171,7 @@ def test_a_higher_priority_is_never_suspended_for_a_lower(packs: list[tuple[int,
     """Nobody who waits would find room if all who are less important left."""
     line = [Pack((str(n),), wanted, priority) for n, (wanted, priority, _) in enumerate(packs)]
     served = {pack: packs[n][2] for n, pack in enumerate(line)}
-    chosen = turn(line, served, gpus)
+    chosen = next_packs(line, served, gpus)
     for pack in line:
         rest = [other for other in chosen if other.priority >= pack.priority]
         if pack not in chosen and pack.gpus <= gpus:

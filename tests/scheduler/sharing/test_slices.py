@@ -14,7 +14,7 @@ from penstock_scheduler.diff import sharing_actions
 from penstock_scheduler.model import JobId, Pack, Plan, Resume, SharedGpus, Snapshot, Suspend
 from penstock_scheduler.records import RoundRecord, dump_round, load_round
 from penstock_scheduler.sharing.gandiva import Landing, height, land
-from penstock_scheduler.sharing.slices import entry_s, handed_on, turn
+from penstock_scheduler.sharing.slices import entry_s, handed_on, next_packs
 
 
 def _packs(*gpus: int) -> list[Pack]:
@@ -26,7 +26,7 @@ def _slices(packs: list[Pack], gpus: int, count: int) -> Counter[Pack]:
     had: Counter[Pack] = Counter()
     running: tuple[Pack, ...] = ()
     for _ in range(count):
-        running = turn(packs, {pack: float(had[pack]) for pack in packs}, gpus, running)
+        running = next_packs(packs, {pack: float(had[pack]) for pack in packs}, gpus, running)
         assert sum(pack.gpus for pack in running) <= gpus
         had.update(running)
     return had
@@ -44,28 +44,28 @@ def test_a_gang_is_not_kept_out_by_small_jobs():
 
 def test_among_equals_who_runs_stays():
     a, b = _packs(1, 1)
-    assert turn([a, b], {a: 1.0, b: 1.0}, 1, [b]) == (b,)
+    assert next_packs([a, b], {a: 1.0, b: 1.0}, 1, [b]) == (b,)
 
 
 def test_a_higher_priority_is_never_suspended_for_a_lower():
     low, high = Pack((JobId("low"),)), Pack((JobId("high"),), priority=1)
-    assert turn([low, high], {low: 0.0, high: 9000.0}, 1, [high]) == (high,)
+    assert next_packs([low, high], {low: 0.0, high: 9000.0}, 1, [high]) == (high,)
 
 
 def test_who_had_better_not_run_is_behind_all_others():
     """Even if it has a higher priority, and has had less; where GPUs are left it runs."""
     a, b = Pack((JobId("a"),)), Pack((JobId("b"),), priority=1)
     served = {a: 60.0, b: 0.0}
-    assert turn([a, b], served, 1, [b], last=[b]) == (a,)
-    assert turn([a, b], served, 2, [b], last=[b]) == (a, b)
+    assert next_packs([a, b], served, 1, [b], last=[b]) == (a,)
+    assert next_packs([a, b], served, 2, [b], last=[b]) == (a, b)
 
 
 def test_a_newcomer_has_the_next_slice_and_no_more():
     a, b = _packs(1, 1)
     served = {a: 600.0, b: entry_s([600.0], 60.0)}
-    assert turn([a, b], served, 1, [a]) == (b,)
+    assert next_packs([a, b], served, 1, [a]) == (b,)
     served[b] += 60.0
-    assert turn([a, b], served, 1, [b]) == (b,), "now they are equals, and it need not be suspended at once"
+    assert next_packs([a, b], served, 1, [b]) == (b,), "now they are equals, and it need not be suspended at once"
     assert entry_s([], 60.0) == 0.0
     assert entry_s([600.0, 1200.0], 60.0) == 540.0, "before all others, also where some have had more"
 
@@ -74,16 +74,16 @@ def test_a_better_trial_takes_a_place_in_line_only_of_one_that_is_alike():
     """Of another search, size, priority or GPU it does not; nor does it push aside one that cannot be suspended."""
     worse, better = Pack((JobId("worse"),), search="s", rank=1), Pack((JobId("better"),), search="s")
     served = {worse: 0.0, better: 60.0}
-    assert turn([worse, better], served, 1) == (better,)
+    assert next_packs([worse, better], served, 1) == (better,)
     assert handed_on([worse, better], served, {}) == {worse: 60.0, better: 0.0}
-    assert turn([worse, better], served, 1, pinned={worse: frozenset({0}), better: frozenset({1})}) == (worse,)
-    assert turn([worse, better], served, 1, keep=[worse]) == (worse,)
+    assert next_packs([worse, better], served, 1, pinned={worse: frozenset({0}), better: frozenset({1})}) == (worse,)
+    assert next_packs([worse, better], served, 1, keep=[worse]) == (worse,)
     for its in ({"search": "other"}, {"gpus": 2}):
         unlike = dataclasses.replace(better, **its)
-        assert turn([worse, unlike], {worse: 0.0, unlike: 60.0}, 2)[0] == worse
+        assert next_packs([worse, unlike], {worse: 0.0, unlike: 60.0}, 2)[0] == worse
         assert handed_on([worse, unlike], {worse: 0.0, unlike: 60.0}, {}) == {worse: 0.0, unlike: 60.0}
     first = dataclasses.replace(worse, priority=1)
-    assert turn([first, better], {first: 60.0, better: 0.0}, 1) == (first,)
+    assert next_packs([first, better], {first: 60.0, better: 0.0}, 1) == (first,)
 
 
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=8))

@@ -92,7 +92,8 @@ class Slurm:
         self.top.mkdir(parents=True)
 
     def step(self, name: str, tasks: int = 0, *, constrains: bool = True) -> list[Path]:
-        """Begin one; the cgroups of its processes. Those of a batch script have none below the step's that is constrained."""
+        """Begin one; the cgroups of its processes. Those of a batch script have none below the step's that is
+        constrained."""
         user = self.job / f"step_{name}" / ("user" if self.version == 2 else "")
         user.mkdir(parents=True)
         if constrains:

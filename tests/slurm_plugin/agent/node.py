@@ -1,4 +1,5 @@
-"""A node for tests of its agent: real processes as jobs, and in Slurm's place what suspends them by the same signals."""
+"""A node for tests of its agent: real processes as jobs, and in Slurm's place what suspends them by the same
+signals."""
 
 from __future__ import annotations
 
@@ -128,8 +129,8 @@ class Node:
         more: Sequence[OrderedJob] = (),
         fields: Mapping[int, dict[str, object]] | None = None,
     ) -> SharedGpus:
-        """The daemon's order: these packs on these GPUs. Jobs are called `j` and their number of Slurm's; `fields` says what is
-        different of some."""
+        """The daemon's order: these packs on these GPUs. Jobs are called `j` and their number of Slurm's; `fields` says
+        what is different of some."""
         shared = SharedGpus(self.name, len(devices), tuple(packs), slice_s)
         numbers = [int(job[1:]) for job in shared.jobs]
         self.number += 1

@@ -245,7 +245,8 @@ def test_two_whose_limits_rise_do_not_wait_for_one_another(make_node: Callable[.
 def test_a_guest_that_never_says_anything_stands_still_while_the_guaranteed_job_is_there(
     make_node: Callable[..., Node], goes: str
 ):
-    """It cannot be told its share. Also after a restart of the agent. It goes on when the other ends, or has another place."""
+    """It cannot be told its share. Also after a restart of the agent. It goes on when the other ends, or has another
+    place."""
     node = make_node(start_wait_s=0.5, suspend_wait_s=0.3)
     guaranteed = node.job(1, "--step", "0.02")
     node.job(2, "--mute")
@@ -287,7 +288,8 @@ def test_a_guest_that_trains_beyond_its_share_is_frozen_or_ended(make_node: Call
 
 
 class Guest:
-    """A guest that tells what a job with steps of so many seconds would: at share 0 it pauses for so long after each."""
+    """A guest that tells what a job with steps of so many seconds would: at share 0 it pauses for so long after
+    each."""
 
     def __init__(self, node: Node, step_s: float, pause_s: float) -> None:
         self._node, self._step_s, self._cycle_s = node, step_s, step_s + pause_s
@@ -321,7 +323,8 @@ def test_a_guest_of_several_processes_that_makes_a_step_now_and_then_is_no_liar(
 
 
 def test_a_guest_that_takes_no_new_word_is_frozen_after_a_while(make_node: Callable[..., Node]):
-    """It carries out the first word for ever. Late files are no matter: only after 150 s and two steps it stands still."""
+    """It carries out the first word for ever. Late files are no matter: only after 150 s and two steps it stands
+    still."""
     node = make_node(start_wait_s=120.0, suspend_wait_s=30.0, sample_s=60.0)
     guest, began_s = Guest(node, 4.0, 0.0), time.time()
     node.order([Pack((JobId("j1"), JobId("j2")), guaranteed=JobId("j1"))], (0,), slice_s=1e4)
@@ -351,7 +354,8 @@ def test_a_job_waits_for_its_gpus_until_those_before_it_are_off_them(make_node: 
 
 
 def test_a_state_that_would_not_fit_into_the_hosts_memory_keeps_its_turn(make_node: Callable[..., Node]):
-    """The first says that it holds 8 MB more with each step, of 100 MB that are allowed: it runs on, and the status says why."""
+    """The first says that it holds 8 MB more with each step, of 100 MB that are allowed: it runs on, and the status
+    says why."""
     node = make_node(host_memory_mb=100)
     node.job(1, "--leak", "8", "--step", "0.02")
     node.order(alone(1), (0,), slice_s=0.5)
@@ -365,7 +369,8 @@ def test_a_state_that_would_not_fit_into_the_hosts_memory_keeps_its_turn(make_no
 
 
 def test_nobody_comes_to_a_gpu_on_which_frozen_ones_hold_too_much(make_node: Callable[..., Node]):
-    """The first holds 10,000 of 16,160 MB and never moves off. The second is tried, and takes 8,000: from then on it waits."""
+    """The first holds 10,000 of 16,160 MB and never moves off. The second is tried, and takes 8,000: from then on it
+    waits."""
     node = make_node(suspend_wait_s=0.3)
     first = node.job(1, "--deaf")
     held_mb: dict[int, float] = {}
@@ -556,7 +561,8 @@ def test_a_guest_is_cut_in_the_tick_in_which_a_guaranteed_job_comes(make_node: C
 
 
 class Training:
-    """Jobs 1 and 2 without processes, after their first step: by a clock of its own, each tells how many it would have made."""
+    """Jobs 1 and 2 without processes, after their first step: by a clock of its own, each tells how many it would have
+    made."""
 
     def __init__(self, node: Node) -> None:
         self._node, self._made = node, {1: 1.0, 2: 1.0}
@@ -605,7 +611,8 @@ def test_the_guests_share_rises_while_the_guaranteed_job_keeps_its_speed(make_no
 def test_what_a_pack_does_to_its_jobs_is_measured_and_numbered(
     make_node: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
 ):
-    """Alone they make 50 and 20 steps a second, together 40 and 10: speeds 0.8 and 0.5, told under a new number each time."""
+    """Alone they make 50 and 20 steps a second, together 40 and 10: speeds 0.8 and 0.5, told under a new number each
+    time."""
     node = make_node()
     for command in ("suspend", "resume"):  # there are no processes
         monkeypatch.setattr(node.slurm, command, lambda job_id: None)
@@ -696,7 +703,8 @@ def test_nvml_tells_memory_utilisation_and_errors_of_each_job(make_node: Callabl
 
 
 def test_gpus_are_given_out_as_they_are_connected(make_node: Callable[..., Node]):
-    """Of two that begin on a node whose GPUs 0 and 2 share a switch, as 1 and 3 do, each gets a pair; and the daemon is told."""
+    """Of two that begin on a node whose GPUs 0 and 2 share a switch, as 1 and 3 do, each gets a pair; and the daemon is
+    told."""
     node = make_node()
     node.links = TWO_PAIRS
     node.start()
@@ -709,8 +717,8 @@ def test_gpus_are_given_out_as_they_are_connected(make_node: Callable[..., Node]
 
 
 def test_the_agent_asks_the_driver_how_gpus_are_connected(tmp_path: Path):
-    """The program itself, on a stand-in for NVIDIA's library: two GPUs with three NVLinks. Where the site names the device files
-    NVML's indexes may not be Slurm's."""
+    """The program itself, on a stand-in for NVIDIA's library: two GPUs with three NVLinks. Where the site names the
+    device files NVML's indexes may not be Slurm's."""
     pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed: pip install -e '.[nvml]'")
     scenario = tmp_path / "scenario"
     scenario.write_text(fake_nvml.TWO_GPUS + "0.nvlinks 1 1 1\n1.nvlinks 0 0 0\n")
@@ -1031,7 +1039,8 @@ def test_a_job_that_slurm_does_not_cancel_at_first_is_cancelled_later(
 def test_a_job_keeps_its_turn_only_so_long_on_its_own_word(
     make_node: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
 ):
-    """It says that it holds more than the host may take: after two more slices it is frozen, and takes nothing of the host's."""
+    """It says that it holds more than the host may take: after two more slices it is frozen, and takes nothing of the
+    host's."""
     monkeypatch.setattr(node_view, "MOST_REFUSALS", 2)
     node = make_node(host_memory_mb=100)
     node.job(1, "--leak", "500")

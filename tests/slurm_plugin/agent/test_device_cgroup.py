@@ -113,7 +113,8 @@ def test_what_keeps_gpus_from_being_opened_is_told(slurm: Slurm) -> None:
 
 
 def test_a_gpu_that_is_not_slurms_is_denied_as_well(slurm: Slurm) -> None:
-    """`File=/dev/nvidia[1-2]`: Slurm's first is the second that there is. Slurm denies all, and our program takes its place."""
+    """`File=/dev/nvidia[1-2]`: Slurm's first is the second that there is. Slurm denies all, and our program takes its
+    place."""
     process = slurm.inside(*slurm.step("0", tasks=1))
     some = DeviceCgroups(NODE, lambda: True, slurm.pattern.replace("[0-", "[1-"), slurm.mount)
     assert give(some, (0,), 0.0) == ""

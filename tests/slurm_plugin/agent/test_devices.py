@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock_scheduler.model import JobId, Pack
-from penstock_scheduler.sharing.slices import turn
+from penstock_scheduler.sharing.slices import next_packs
 from penstock_slurm.agent.devices import bind
 from tests.slurm_plugin.boards import TWO_PAIRS
 
@@ -46,8 +46,8 @@ def test_of_two_that_want_the_same_gpu_one_runs_and_a_third_fills_up():
     """a and b are bound to GPU 0, c to GPU 1. b has had least, so it goes before a."""
     a, b, c = pack("a"), pack("b"), pack("c")
     pins = {a: frozenset({0}), b: frozenset({0}), c: frozenset({1})}
-    assert turn([a, b, c], {a: 60.0, b: 0.0, c: 60.0}, 2, (a, c), pinned=pins) == (b, c)
-    assert turn([a, b, c], {a: 60.0, b: 0.0, c: 60.0}, 2, (a, c), pinned=pins, keep=[a]) == (a, c)
+    assert next_packs([a, b, c], {a: 60.0, b: 0.0, c: 60.0}, 2, (a, c), pinned=pins) == (b, c)
+    assert next_packs([a, b, c], {a: 60.0, b: 0.0, c: 60.0}, 2, (a, c), pinned=pins, keep=[a]) == (a, c)
 
 
 jobs = st.integers(1, 3)
@@ -67,7 +67,7 @@ def test_no_gpu_is_of_two_packs_and_all_who_fit_get_theirs(
             if pinned:
                 pins[each.jobs[0]] = frozenset(mine)
     by_pack = {each: pins.get(each.jobs[0], frozenset()) for each in packs}
-    running = turn(packs, dict.fromkeys(packs, 0.0), count, (), pinned=by_pack)
+    running = next_packs(packs, dict.fromkeys(packs, 0.0), count, (), pinned=by_pack)
     found = bind(running, range(count), held, pins, {each.jobs[0]: each.gpus for each in packs})
     allocated = [device for devices in found.values() for device in devices]
     assert len(allocated) == len(set(allocated))

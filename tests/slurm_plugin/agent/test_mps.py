@@ -163,7 +163,8 @@ def test_a_client_is_not_moved_though_it_says_that_it_can_be(node: Node) -> None
 
 
 def test_one_that_goes_while_its_mate_saves_is_not_suspended_either(node: Node) -> None:
-    """Who is to leave has the next turn on the GPU of its mate: so the daemon would order it of one that is suspended."""
+    """Who is to leave has the next turn on the GPU of its mate: so the daemon would order it of one that is
+    suspended."""
     for number in (1, 2):
         node.job(number)
     node.order([pack(1, 2)], (0,), 60.0)
@@ -232,7 +233,11 @@ def test_the_control_daemons_number_is_read_from_a_file_and_not_waited_for(pipes
 
 @pytest.mark.parametrize(
     ("folder", "words"),
-    [("run/mps", "no path from the root"), ("/tmp/nvidia-mps/", "every CUDA process looks"), ("/" + 200 * "x", "190")],
+    [
+        ("run/mps", "must be an absolute path"),
+        ("/tmp/nvidia-mps/", "every CUDA process uses MPS"),
+        ("/" + 200 * "x", "190"),
+    ],
 )
 def test_folders_that_cannot_be(folder: str, words: str) -> None:
     with pytest.raises(ValidationError, match=words):
