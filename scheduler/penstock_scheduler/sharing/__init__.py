@@ -1,2 +1,2 @@
-"""Jobs that share a GPU: who gets how much of it, from what they report. Pure: the node agent and the simulator run
-it."""
+"""Co-located jobs on one node: which of them run, and how much of a GPU each gets. Pure: the agent and the simulator
+run it."""

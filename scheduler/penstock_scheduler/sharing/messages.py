@@ -1,13 +1,13 @@
-"""What the daemon and the agents of the nodes say to each other, as files in the spool that they share.
+"""The files in the spool through which the daemon and the agents of the nodes talk to each other.
 
 ::
 
-    SPOOL/agents/NODE/order.json      the daemon's word to the agent; replaced whole
-    SPOOL/agents/NODE/status.json     the agent's to the daemon; replaced whole
-    SPOOL/agents/NODE/taken.json      what the daemon has taken of that, for the one that starts after it; replaced whole
+    SPOOL/agents/NODE/order.json      the daemon's order to the agent; replaced whole
+    SPOOL/agents/NODE/status.json     the agent's status for the daemon; replaced whole
+    SPOOL/agents/NODE/taken.json      what the daemon has taken from the status, for its next start; replaced whole
 
-An agent carries out the last order that it has read, also while the file or the daemon is away, and after its own
-restart. A status is news as long as its time is: a daemon takes an agent for away whose status is older than `AWAY_S`.
+An agent carries out the last order that it has read, also while the file or the daemon is missing, and after its own
+restart. A daemon considers an agent gone if its status is older than `AWAY_S`.
 """
 
 from __future__ import annotations
@@ -21,49 +21,49 @@ from penstock_profiles.wire import Message
 from penstock_scheduler.model import JobId, JobUse, Pack, PackSeen, SharedGpus
 
 AWAY_S = 15.0
-"""An agent writes a status every 5 s at least."""
+"""An agent writes a status at least every 5 s."""
 
 MAX_BYTES = 4 * 1024 * 1024
-"""A longer order or status is none of ours."""
+"""Longer orders and statuses are ignored."""
 
 REMEMBERED = 256
-"""Packs seen, containments and XIDs of which an agent's status has the newest."""
+"""Number of newest measurements of packs, containments and XIDs in an agent's status."""
 
 State = Literal["waiting", "running", "suspending", "suspended"]
 
 Lack = Literal["no-plugin", "old-plugin", "no-mps", "no-devices"]
-"""What a node lacks: the SPANK plugin that Slurm is to load, one of the agent's release, the MPS control daemon that
-the settings name, or a way to open GPUs to jobs to which Slurm's device cgroups deny them."""
+"""What a node lacks: the SPANK plugin, a SPANK plugin of the agent's release, the MPS control daemon that the settings
+name, or a way to open GPUs to jobs to which Slurm's device cgroups deny them."""
 
 
 class OrderedJob(Message):
-    """A job of ours on this node, or on its way to it."""
+    """A job of Penstock's that runs on this node, or will."""
 
     job: JobId
     slurm_job: PositiveInt
     """SLURM_JOB_ID."""
     uid: NonNegativeInt
     gpus: PositiveInt
-    """That it uses on this node."""
+    """Number of GPUs that it uses on this node."""
     kind: str = ""
     """See `JobUse.kind`; "": the job itself."""
     running: bool = False
-    """Whether Slurm has started it. Before that it gets no turn; its tasks then wait for the file `devices`."""
+    """Whether Slurm has started it. Until then it gets no time slice. Its tasks then wait for the file `devices`."""
     own_devices: tuple[NonNegativeInt, ...] = ()
-    """GPUs that it holds by Slurm itself: it is bound to these, and needs no file."""
+    """GPUs that it holds in Slurm. Slurm binds it to these, so it needs no file."""
 
 
 class OrderedGroup(Message):
-    """One `SharedGpus`, and the GPUs that are reserved for it."""
+    """A `SharedGpus` and the GPUs that are reserved for it."""
 
     shared: SharedGpus
     devices: tuple[NonNegativeInt, ...]
-    """Indexes as Slurm counts them. As long as they are fewer than `shared.gpus`, the agent gives out these alone."""
+    """Slurm's indexes of the GPUs. While they are fewer than `shared.gpus`, the agent uses these alone."""
     gpu_type: str = ""
 
 
 class NodeOrder(Message):
-    """All that an agent is to do."""
+    """All that an agent has to do."""
 
     version: Literal[1] = 1
     node: str
@@ -73,31 +73,31 @@ class NodeOrder(Message):
     """The daemon's clock, s since 1970."""
     groups: tuple[OrderedGroup, ...] = ()
     jobs: tuple[OrderedJob, ...] = ()
-    """Those of the groups, and those with GPUs of their own, of which the agent tells the use."""
+    """The jobs of the groups, and jobs with GPUs of their own, which the agent only measures."""
 
 
 class CarriedGroup(Message):
-    """A `SharedGpus` as it was ordered, with what runs of it now."""
+    """A `SharedGpus` as ordered, and which of its packs run now."""
 
     shared: SharedGpus
     running: tuple[Pack, ...] = ()
     share: float = Field(default=1.0, ge=0, le=1)
-    """Compute share now of those beside a guaranteed job."""
+    """Present compute share of the jobs beside a guaranteed job."""
 
 
 class CarriedJob(Message):
-    """A job of the order."""
+    """The state of a job of the order."""
 
     job: JobId
     state: State
-    """`waiting`: Slurm has not started it, or it has had no turn yet. `running`: it may use its GPUs. `suspending`: it
-    was asked to leave them. `suspended`: Slurm has frozen it."""
+    """`waiting`: Slurm has not started it, or it has had no time slice yet. `running`: it may use its GPUs.
+    `suspending`: it was asked to leave them. `suspended`: Slurm has frozen it."""
     devices: tuple[NonNegativeInt, ...] = ()
     use: JobUse
     mps: bool = False
-    """Whether it goes through NVIDIA's MPS: then it is never suspended."""
+    """Whether it is a client of NVIDIA's MPS, which is never suspended."""
     why: str = ""
-    """What stands against what was ordered, in words; "": nothing."""
+    """Why it is not as ordered, as a sentence; "": it is."""
 
 
 class NumberedPack(Message):
@@ -108,16 +108,16 @@ class NumberedPack(Message):
 
 
 class Contained(Message):
-    """A job that did what it must not, and what was done about it."""
+    """A job that did what it must not, and what the agent did about it."""
 
     number: NonNegativeInt
     job: JobId
     time_s: NonNegativeFloat
     cause: Literal["no-answer", "no-freeze", "died", "memory", "lies", "share"]
     text: str
-    """For its user, in a sentence."""
+    """A sentence for its user."""
     killed: bool
-    """Whether it was cancelled; otherwise it was frozen, limited or left, as the text says."""
+    """Whether it was cancelled. Otherwise it was frozen, limited or left, as the text says."""
 
 
 class XidSeen(Message):
@@ -130,18 +130,18 @@ class XidSeen(Message):
 
 
 class NodeStatus(Message):
-    """All that an agent knows. What is numbered a daemon takes once: numbers grow within one `history`."""
+    """All that an agent knows. The daemon takes numbered entries once; their numbers grow within one `history`."""
 
     version: Literal[1] = 1
     node: str
     order: NonNegativeInt
-    """Number of the order that is carried out; 0: none."""
+    """Number of the order that is in force; 0: none."""
     time_s: NonNegativeFloat
     """The node's clock, s since 1970."""
     history: str
-    """Of an agent that lost its state, another one."""
+    """Changes if the agent loses its state."""
     release: str = ""
-    """Penstock's, that the agent is of; "": it does not say."""
+    """Penstock release of the agent; "": unknown."""
     lacks: tuple[Lack, ...] = ()
     groups: tuple[CarriedGroup, ...] = ()
     jobs: tuple[CarriedJob, ...] = ()
@@ -149,16 +149,16 @@ class NodeStatus(Message):
     contained: tuple[Contained, ...] = ()
     xids: tuple[XidSeen, ...] = ()
     gpu_memory_mb: dict[str, int] = Field(default_factory=dict)
-    """Of one GPU by type, where NVML tells; a type is absent that nobody knows."""
+    """Memory of one GPU by GPU type, MB, by NVML. Unknown types are absent."""
     links: tuple[tuple[NonNegativeInt, ...], ...] = ()
-    """How well each two GPUs are connected, by index, as `Nvml.links` tells it; empty: nobody knows."""
+    """How well each two GPUs are connected, by index, as in `Nvml.links`; empty: unknown."""
 
 
 class Taken(Message):
-    """The newest of each kind that the daemon has taken of what an agent numbers; 0: none."""
+    """Numbers of the newest entries that the daemon has taken from an agent's status; 0: none."""
 
     history: str
-    """Of that agent."""
+    """The agent's `history`."""
     packs: NonNegativeInt = 0
     contained: NonNegativeInt = 0
     xids: NonNegativeInt = 0
@@ -167,20 +167,20 @@ class Taken(Message):
 def agent_folder(spool: Path, node: str) -> Path:
     """Folder of one node's agent in the spool. Raises ValueError if the name could lead out of it."""
     if not node or node.startswith(".") or not all(c.isalnum() or c in "_.-" for c in node):
-        raise ValueError(f"node {node!r} is no name of a host; expected letters, digits, '_', '.' and '-'")
+        raise ValueError(f"node {node!r} is not a host name; expected letters, digits, '_', '.' and '-'")
     return spool / "agents" / node
 
 
 def order_file(spool: Path, node: str) -> Path:
-    """Where the daemon leaves its order."""
+    """File of the daemon's order."""
     return agent_folder(spool, node) / "order.json"
 
 
 def status_file(spool: Path, node: str) -> Path:
-    """Where the agent tells what it does."""
+    """File of the agent's status."""
     return agent_folder(spool, node) / "status.json"
 
 
 def taken_file(spool: Path, node: str) -> Path:
-    """Where the daemon keeps what it has taken of the agent's status."""
+    """File in which the daemon keeps what it has taken from the agent's status."""
     return agent_folder(spool, node) / "taken.json"

@@ -1,12 +1,14 @@
-"""Gandiva's introspective packing: try two jobs on one GPU, keep it if that beats taking turns, and undo it if not.
+"""Gandiva's introspective packing: try two jobs on one GPU, and keep the pack if it beats time slicing.
 
-After OSDI '18, sections 3.3 and 4.2. A job first runs alone for a window, which tells its speed and utilisation. While
-jobs outnumber GPUs, the pairs that promise most are packed. After each window in which a pack ran, the throughputs of
-its two jobs, each relative to alone, are added up: above 1 the pack beats time slicing and stays; otherwise it is
-undone. A pack that was good is watched on, since jobs change.
+After OSDI '18, sections 3.3 and 4.2:
 
-The paper knows of a pair only what utilisation says, lowest first. Here what was measured counts first (`Colocation`,
-by kind of job), so that a pair that was undone once is not tried again with every new job of its kinds.
+1. A job first runs alone for a window. This shows its speed and its utilisation.
+2. While jobs need more GPUs than there are, the pairs that promise most are packed.
+3. After each window of a pack, the throughputs of its two jobs, each relative to alone, are added up. Above 1 the pack
+   beats time slicing and stays; otherwise it is undone. A pack that stays is measured further, because jobs change.
+
+The paper knows of a pair only its utilisation, lowest first. Here measurements go first (`Colocation`, by kind of job),
+so that a pair that was undone once is not tried again with every new job of its kinds.
 """
 
 from __future__ import annotations
@@ -21,54 +23,53 @@ from penstock_profiles.colocation import Colocation
 from penstock_scheduler.model import JobId, JobUse, Limit, Pack, Placement, SharingState
 
 MEMORY_MARGIN = 0.1
-"""Part of what was seen of a job's memory that it must be able to have beyond that beside others: its peak may be still
-to come. Chosen, not measured; the agents bear with a twentieth above a limit."""
+"""A co-located job must be able to use this part more memory than it was seen to use, because its peak may be yet to
+come. This value is chosen, not measured. The agents tolerate a twentieth above a limit."""
 
 
 class PackingSettings(BaseModel):
-    """When jobs are packed and when not."""
+    """When jobs are packed."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     least_total: float = Field(
-        default=1.0, ge=1, description="Packs whose relative throughputs add up to no more than this are undone."
+        default=1.0, ge=1, description="A pack is undone if its jobs' relative throughputs add up to no more than this."
     )
     interval_s: float = Field(
-        default=120.0, ge=0, description="Least time between a job's last move and its next packing, seconds."
+        default=120.0, ge=0, description="Shortest time between a job's last move and its next packing, seconds."
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """A job that may be packed: it has run alone for a window."""
+    """A job that may be packed, because it has run alone for a window."""
 
     job: JobId
     kind: str
-    """Jobs of one kind run alike; see `Colocation`."""
+    """Jobs of one kind behave alike; see `Colocation`."""
     gpus: int = 1
     memory_mb: int = 0
-    """Most memory that it has used on each GPU; 0: not known."""
+    """Most memory that it has used on each GPU, MB; 0: unknown."""
     priority: int = 0
     moved_s: float = float("-inf")
-    """When it was last packed, unpacked or moved, s."""
+    """When it last moved, entered or left a pack, s."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What a window showed of a pack: each job's throughput over its throughput alone, 0 if the two did not fit."""
+    """Throughput of each job of a pack in a window, relative to its throughput alone; 0: the two did not fit."""
 
     pack: tuple[Tenant, Tenant]
     shares: tuple[float, float]
 
     @property
     def total(self) -> float:
-        """Above 1 it beats taking turns. 0: one of them did not run, so the other is in its way or it in the
-        other's."""
+        """Sum of the shares. Above 1 the pack beats time slicing. 0: one of the jobs could not run beside the other."""
         return sum(self.shares) if min(self.shares) > 0 else 0.0
 
 
 def learn(known: Colocation, gpu_type: str, seen: Collection[Measured]) -> None:
-    """Add what a window showed to what is known of pairs."""
+    """Add the measurements of a window to what is known of pairs."""
     for measured in seen:
         (one, other), shares = measured.pack, measured.shares
         known.observe(gpu_type, one.kind, other.kind, shares[0])
@@ -76,12 +77,12 @@ def learn(known: Colocation, gpu_type: str, seen: Collection[Measured]) -> None:
 
 
 def undo(seen: Collection[Measured], spare_gpus: int, settings: PackingSettings) -> tuple[Measured, ...]:
-    """The packs to undo after a window: those that do not pay, then the worst of the others while GPUs are idle.
+    """The packs to undo after a window: those that do not pay, then the worst ones while GPUs are idle.
 
     Args:
         seen: the packs that ran in the window.
-        spare_gpus: GPUs that nobody wants; a job that leaves its pack takes one.
-        settings: see there.
+        spare_gpus: number of GPUs that no job needs. The job that leaves a pack takes its GPUs from these.
+        settings: the settings.
     """
     by_total = sorted(seen, key=lambda measured: measured.total)
     gone = [measured for measured in by_total if measured.total <= settings.least_total]
@@ -104,22 +105,22 @@ def choose(
 ) -> tuple[tuple[Tenant, Tenant], ...]:
     """The pairs to pack now.
 
-    Only jobs of one size and one priority: of a pair with different ones the more important would be slowed for the
-    other. A pair that was never measured is tried when none promises more, even if utilisation promises nothing: the
-    window decides, and costs little. One of which not even utilisation is known is not, nor one of which memory is not
-    known on GPUs of which it is.
+    Only jobs of equal size and priority are packed, because in other pairs the more important job would be slowed for
+    the other. A pair that was never measured is tried if no pair promises more, even if its utilisation promises
+    nothing: the window decides, and costs little. A pair is not tried if its utilisation is unknown, or if its memory
+    is unknown although that of the GPUs is known.
 
     Args:
-        tenants: jobs that have a place to themselves, or turns there.
-        excess_gpus: GPUs by which what jobs want exceeds what there is; a pack of n-GPU jobs takes n off it.
+        tenants: jobs that have GPUs to themselves or in time slices.
+        excess_gpus: number of GPUs by which the jobs' need exceeds the GPUs. A pack of n-GPU jobs reduces it by n.
         known: shares of pairs, and utilisations.
-        gpu_type: of all the tenants.
-        memory_mb: of one GPU; 0: not known.
+        gpu_type: GPU type of all tenants.
+        memory_mb: memory of one GPU, MB; 0: unknown.
         now_s: the time.
-        settings: see there.
+        settings: the settings.
 
     Returns:
-        Pairs, each tenant at most once, those with the most expected throughput first.
+        Pairs, with each tenant at most once, the highest expected throughput first.
     """
     ready = [tenant for tenant in tenants if now_s - tenant.moved_s >= settings.interval_s]
     options = [
@@ -141,20 +142,19 @@ def choose(
 
 
 def memory_limits(seen_mb: Sequence[int], memory_mb: int, now: Sequence[Limit] = ()) -> tuple[Limit, ...] | None:
-    """What jobs that run at the same time on the same GPUs may use of the memory of each: together no more than there
-    is.
+    """Memory limits of jobs that run at the same time on the same GPUs: together no more than there is.
 
-    Each gets what was seen of it, `MEMORY_MARGIN`, and an equal part of the rest. Limits that still do stay as they
-    are, for others begin a new slice.
+    Each job gets what it was seen to use, `MEMORY_MARGIN` on top, and an equal part of the rest. Present limits stay if
+    they still fit, because new limits begin a new time slice.
 
     Args:
-        seen_mb: most that each job has used on a GPU, MB; 0: not known.
-        memory_mb: of one GPU; 0: not known.
-        now: the limits that the jobs have, in the same order; empty: none.
+        seen_mb: most memory that each job has used on a GPU, MB; 0: unknown.
+        memory_mb: memory of one GPU, MB; 0: unknown.
+        now: the jobs' present limits, in the same order; empty: none.
 
     Returns:
-        The limits, in the order of the jobs; empty: nobody knows what the GPU has; None: the jobs do not fit, or of one
-        it is not known.
+        The limits, in the order of the jobs; empty: the GPU's memory is unknown; None: the jobs do not fit, or the need
+        of one is unknown.
     """
     if memory_mb == 0:
         return ()
@@ -169,15 +169,14 @@ def memory_limits(seen_mb: Sequence[int], memory_mb: int, now: Sequence[Limit] =
 
 
 class Memory:
-    """What jobs that are packed may use of their GPUs' memory, by what the nodes have seen of them; see
-    `memory_limits`."""
+    """Memory limits of packs, by what the nodes have observed of their jobs; see `memory_limits`."""
 
     def __init__(self, state: SharingState) -> None:
         self._state = state
         self._now = {pack.jobs: pack.limits for group in state.groups for pack in group.packs}
 
     def limits(self, jobs: tuple[JobId, ...], gpu_type: str) -> tuple[Limit, ...] | None:
-        """The limits of the jobs of a pack on GPUs of a type; None: they are not to be one."""
+        """Limits of the jobs of a pack on GPUs of a type; None: they must not be packed."""
         if len(jobs) < 2:
             return ()
         seen_mb = [self._state.use(job).memory_mb for job in jobs]
@@ -185,10 +184,10 @@ class Memory:
 
 
 def most_used_mb(pack: Pack, uses: Mapping[JobId, JobUse], placements: Mapping[JobId, Placement]) -> int:
-    """Memory that the jobs of a pack use together on the GPU where that is most, MB.
+    """Memory that the jobs of a pack use together on their fullest GPU, MB.
 
-    Each is laid on those GPUs of the pack that the fewest others use, as the agents do. A job counts with its limit, or
-    with what it has been seen to use.
+    Each job is placed on the GPUs of the pack that the fewest other jobs use, as the agents do. It counts with its
+    limit or, without one, with what it was seen to use.
     """
     on_gpu = [(0, index, 0) for index in range(pack.gpus)]
     """(jobs, GPU, MB), the emptiest first."""
@@ -204,5 +203,5 @@ def _alike(one: Tenant, other: Tenant) -> bool:
 
 
 def _used(known: Colocation, gpu_type: str, pair: tuple[Tenant, Tenant]) -> float:
-    """Utilisation of both together; of pairs that promise the same, the emptier goes first."""
+    """Utilisation of both together. Among pairs that promise the same, the lower one goes first."""
     return sum(known.utilisation(gpu_type, tenant.kind) or 0.0 for tenant in pair)

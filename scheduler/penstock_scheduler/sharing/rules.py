@@ -1,4 +1,4 @@
-"""What every plan that lets jobs share GPUs must keep to, whoever made it. The loop acts on no plan that breaks one."""
+"""Rules for every plan with co-located jobs. The loop acts on no plan that breaks one of them."""
 
 from __future__ import annotations
 
@@ -11,22 +11,23 @@ from penstock_scheduler.sharing.packing import most_used_mb
 
 
 def broken(snapshot: Snapshot, plan: Plan) -> tuple[str, ...]:
-    """The rules that a plan breaks, in words; empty: none.
+    """The rules that a plan breaks, each as a sentence; empty: none.
 
-    1. Nobody shares on a cluster without agents.
-    2. A job is in one pack, has an assignment on that node alone, and uses no more GPUs than the pack has.
-    3. A node gives out no more GPUs than it has for us; those that are shared count once.
-    4. What the jobs of a pack may use of a GPU's memory fits into it, as far as it is known. Each has a limit, no lower
-       than what it has used; beside a guaranteed job, which has none and counts with what it has used, the others have
-       what is left.
-    5. Who may not be moved neither takes turns nor is a guest of others.
-    6. A pack makes a promise to one of its own jobs only.
+    1. On a cluster without agents, no jobs share GPUs.
+    2. A co-located job is in exactly one pack. It has an assignment on the pack's node alone, and uses no more GPUs
+       than the pack has.
+    3. No more GPUs of a node are allocated than Penstock may use. Shared GPUs count once.
+    4. The jobs of a pack fit into a GPU's memory, as far as that is known. Each job has a limit, which is no lower than
+       what it has used. A guaranteed job has no limit and counts with what it has used; the other jobs have what it
+       leaves.
+    5. A job that may not be stopped is neither time-sliced nor placed beside a guaranteed job.
+    6. The guaranteed job of a pack is one of its jobs.
     """
     if not plan.shared:
         return ()
     state = snapshot.sharing
     if state is None:
-        return ("jobs are to share GPUs, but no agent is there to let them",)
+        return ("jobs share GPUs, but no agent runs",)
     jobs = {job.id: job for job in snapshot.jobs}
     found = []
     for job_id, count in Counter(job for group in plan.shared for job in group.jobs).items():
@@ -40,10 +41,10 @@ def broken(snapshot: Snapshot, plan: Plan) -> tuple[str, ...]:
         for pack in group.packs:
             gpu_type = next((placements[job].gpu_type for job in pack.jobs if job in placements), "")
             found += _of_memory(snapshot, pack, placements, state.gpu_memory_mb.get(gpu_type, 0))
-    room = {node.name: node.gpus - node.gpus_others for node in snapshot.nodes}
+    ours = {node.name: node.gpus - node.gpus_others for node in snapshot.nodes}
     for name, gpus in plan.gpus_held().items():
-        if gpus > room.get(name, 0):
-            found.append(f"{gpus} GPUs are allocated on {name}, which has {room.get(name, 0)}")
+        if gpus > ours.get(name, 0):
+            found.append(f"{gpus} GPUs are allocated on {name}, of which Penstock may use {ours.get(name, 0)}")
     return tuple(found)
 
 
@@ -51,9 +52,9 @@ def _of_group(group: SharedGpus, jobs: Mapping[JobId, Job], placements: Mapping[
     found = []
     for pack in group.packs:
         if pack.gpus > group.gpus:
-            found.append(f"a pack of {pack.gpus} GPUs on {group.gpus} of {group.node} never has its turn")
+            found.append(f"a pack of {pack.gpus} GPUs never runs on {group.gpus} GPUs of {group.node}")
         if pack.guaranteed is not None and pack.guaranteed not in pack.jobs:
-            found.append(f"job {pack.guaranteed} has the promise of a pack that it is not in")
+            found.append(f"job {pack.guaranteed} is the guaranteed job of a pack that it is not in")
         for job_id in pack.jobs:
             where = placements.get(job_id)
             if where is not None and (where.nodes != (group.node,) or where.gpus > pack.gpus):
@@ -61,21 +62,21 @@ def _of_group(group: SharedGpus, jobs: Mapping[JobId, Job], placements: Mapping[
             job = jobs.get(job_id)
             suspended = group.time_sliced or (pack.guaranteed not in (None, job_id))
             if job is not None and suspended and not movable(job):
-                found.append(f"job {job_id} may not be stopped, but would take turns on {group.node}")
+                found.append(f"job {job_id} may not be stopped, but would be suspended on {group.node}")
     return found
 
 
 def _of_memory(snapshot: Snapshot, pack: Pack, placements: Mapping[JobId, Placement], memory_mb: int) -> list[str]:
     if not memory_mb or len(pack.jobs) < 2:
         return []
-    assert snapshot.sharing is not None, "asked about sharing"
+    assert snapshot.sharing is not None, "the plan has shared GPUs"
     found = []
     for job in pack.jobs if pack.guaranteed is None else ():
         limit_mb, seen_mb = pack.limit(job).memory_mb, snapshot.sharing.use(job).memory_mb
         if limit_mb < max(seen_mb, 1):
-            limit = f"may have {limit_mb} MB" if limit_mb else "has no limit of memory"
-            found.append(f"job {job} {limit} beside others and has used {seen_mb or 'nobody knows how many'} MB")
+            limit = f"has a memory limit of {limit_mb} MB" if limit_mb else "has no memory limit"
+            found.append(f"job {job} {limit} in its pack and has used {seen_mb or 'an unknown number of'} MB")
     used = most_used_mb(pack, snapshot.sharing.uses, placements)
     if used > memory_mb:
-        found.append(f"jobs {', '.join(pack.jobs)} use {used} MB together of a GPU that has {memory_mb}")
+        found.append(f"jobs {', '.join(pack.jobs)} use {used} MB together on a GPU of {memory_mb} MB")
     return found

@@ -732,9 +732,7 @@ def test_rules_that_a_plan_may_break_are_told() -> None:
     assert any("may not be stopped" in text for text in found)
     queued = shared(snapshot("t4:1x1", [running("a", "t4-00"), job("b", max_gpus=1, preemptible=False)]))
     assert any("may not be stopped" in text for text in broken(queued, twice)), "nor while it waits for its start"
-    assert broken(dataclasses.replace(state, sharing=None), twice) == (
-        "jobs are to share GPUs, but no agent is there to let them",
-    )
+    assert broken(dataclasses.replace(state, sharing=None), twice) == ("jobs share GPUs, but no agent runs",)
 
 
 def test_packs_without_limits_of_memory_are_told() -> None:
@@ -752,10 +750,10 @@ def test_packs_without_limits_of_memory_are_told() -> None:
 
     assert found(4000, 6000) == ()
     assert found() == (
-        "job a has no limit of memory beside others and has used 4000 MB",
-        "job b has no limit of memory beside others and has used 6000 MB",
+        "job a has no memory limit in its pack and has used 4000 MB",
+        "job b has no memory limit in its pack and has used 6000 MB",
     )
-    assert found(9000, 5999) == ("job b may have 5999 MB beside others and has used 6000 MB",)
-    assert found(9000, 7001) == ("jobs a, b use 16001 MB together of a GPU that has 16000",)
+    assert found(9000, 5999) == ("job b has a memory limit of 5999 MB in its pack and has used 6000 MB",)
+    assert found(9000, 7001) == ("jobs a, b use 16001 MB together on a GPU of 16000 MB",)
     assert found(0, 12_000, guaranteed="a") == ()
-    assert found(0, 12_001, guaranteed="a") == ("jobs a, b use 16001 MB together of a GPU that has 16000",)
+    assert found(0, 12_001, guaranteed="a") == ("jobs a, b use 16001 MB together on a GPU of 16000 MB",)

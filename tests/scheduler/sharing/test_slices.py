@@ -117,8 +117,8 @@ def test_free_gpus_of_several_nodes_come_before_turns():
     assert land(5, nodes) is None
 
 
-def test_a_job_of_no_gpus_lands_nowhere():
-    with pytest.raises(ValueError, match="give 1 or more"):
+def test_a_job_of_no_gpus_is_refused():
+    with pytest.raises(ValueError, match="1 GPU or more"):
         land(0, [_node("a")])
 
 
