@@ -34,7 +34,7 @@ from penstock_scheduler.sharing.messages import (
     order_file,
     status_file,
 )
-from penstock_scheduler.sharing.slices import turn
+from penstock_scheduler.sharing.slices import next_packs
 from penstock_scheduler.simulator import SimulatedClock
 from penstock_scheduler.spool import Spool
 from penstock_slurm import agents as agents_module
@@ -568,7 +568,7 @@ def test_one_that_leaves_while_it_is_suspended_saves_next_but_for_who_is_not_sus
         shared, orders = ordered.shared, [*orders, ordered]
         served = {pack: 100.0 if pack.jobs == ("7",) else 0.0 for pack in shared.packs}
         ran = [pack for pack in shared.packs if pack.jobs == ("7",)]
-        assert [pack.jobs for pack in turn(shared.packs, served, 1, ran)] == [(first,)]
+        assert [pack.jobs for pack in next_packs(shared.packs, served, 1, ran)] == [(first,)]
     assert orders == orders[:1] * 3, "an agent begins no new slice at each look"
 
 
@@ -596,7 +596,7 @@ def test_two_that_leave_together_run_on_together(site: Site) -> None:
     site.look(*leave, bound("9"), others=(placeholder("20"),), used=1)
     site.agents.share([group("9")])
     (ordered,) = site.order().groups
-    assert [pack.jobs for pack in turn(ordered.shared.packs, dict.fromkeys(ordered.shared.packs, 0.0), 1)] == [
+    assert [pack.jobs for pack in next_packs(ordered.shared.packs, dict.fromkeys(ordered.shared.packs, 0.0), 1)] == [
         ("7", "8")
     ]
 
@@ -611,7 +611,7 @@ def test_a_guaranteed_job_that_comes_waits_for_the_turn_of_one_that_runs_and_lea
     site.agents.share([SharedGpus("n0", 1, (Pack(("7",), 1, 1), Pack(("9",))))])
     (ordered,) = site.order().groups
     served = {pack: 100.0 if pack.jobs == ("8",) else 0.0 for pack in ordered.shared.packs}
-    assert [pack.jobs for pack in turn(ordered.shared.packs, served, 1)] == [("8",)]
+    assert [pack.jobs for pack in next_packs(ordered.shared.packs, served, 1)] == [("8",)]
 
 
 def test_one_that_is_about_to_be_asked_to_leave_makes_nobody_else_start_anew(site: Site) -> None:
