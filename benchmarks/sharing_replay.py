@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock_profiles.colocation import Colocation, read_table
+from penstock_scheduler.policy_choice import PolicyChoice
 from penstock_scheduler.simulator import nodes_from_spec
 from penstock_scheduler.simulator.agents import AgentSettings, Kind, SimulatedAgents
 from penstock_scheduler.simulator.run import Driving, Simulation, prepare, simulate_policy
@@ -31,11 +32,11 @@ from penstock_scheduler.simulator.sharers import gpus_of, utilisation
 from penstock_scheduler.simulator.workloads import Workload, WorkloadJob, rigid_spec
 
 SIZES, WEIGHTS = (1, 2, 4), (0.7, 0.15, 0.15)
-POLICIES: dict[str, tuple[str, dict[str, object]]] = {
+POLICIES: dict[str, tuple[PolicyChoice | str, dict[str, object]]] = {
     "fifo, exclusive": ("fifo", {}),
     "gandiva, reactive": ("gandiva", {"mode": "reactive"}),
     "gandiva": ("gandiva", {}),
-    "fifo+gandiva-share": ("fifo+gandiva-share", {}),
+    "fifo+gandiva-share": (PolicyChoice(name="fifo", stages=("gandiva-share",)), {}),
 }
 
 

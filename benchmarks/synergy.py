@@ -35,6 +35,7 @@ from penstock_scheduler.policies.tuning import (
     relative_speed,
     tune,
 )
+from penstock_scheduler.policy_choice import PolicyChoice
 from penstock_scheduler.simulator.cluster import nodes_from_spec
 from penstock_scheduler.simulator.metrics import job_rows, summarise
 from penstock_scheduler.simulator.run import prepare, simulate_policy
@@ -177,25 +178,25 @@ def simulations(folder: Path, models: Any, show: Any) -> list[dict[str, Any]]:
         )
         scenario = prepare(nodes_from_spec("v100:4x8:24c:500g"), Workload(trace, jobs), sensitivities=profiles)
         for policy in ("fifo",) if static else ("srtf", "las", "ftf", "fifo"):
-            rows += [_simulated(scenario, trace, f"{policy}+{stage}", show) for stage in STAGES]
-        rows += [_simulated(scenario, trace, f"sia+{stage}", show) for stage in STAGES]
+            rows += [_simulated(scenario, trace, PolicyChoice(name=policy, stages=(stage,)), show) for stage in STAGES]
+        rows += [_simulated(scenario, trace, PolicyChoice(name="sia", stages=(stage,)), show) for stage in STAGES]
     return rows
 
 
-def _simulated(scenario: Any, trace: str, policy: str, show: Any) -> dict[str, Any]:
+def _simulated(scenario: Any, trace: str, policy: PolicyChoice, show: Any) -> dict[str, Any]:
     begun = time.perf_counter()
     done = simulate_policy(scenario, policy)
     figures = summarise(done, job_rows(done, None))
     row = {
         "trace": trace,
-        "policy": policy,
+        "policy": str(policy),
         "avg_jct_h": round(figures.avg_jct_h, 4),
         "makespan_h": round(figures.makespan_h, 2),
         "restarts_per_job": round(figures.restarts_per_job, 2),
         "seconds": round(time.perf_counter() - begun, 1),
     }
     show(
-        f"{trace:<9}{policy:<32}{row['avg_jct_h']:>10.4f}{row['makespan_h']:>10.2f}{row['restarts_per_job']:>10.2f}{row['seconds']:>9.1f}"
+        f"{trace:<9}{policy!s:<32}{row['avg_jct_h']:>10.4f}{row['makespan_h']:>10.2f}{row['restarts_per_job']:>10.2f}{row['seconds']:>9.1f}"
     )
     return row
 

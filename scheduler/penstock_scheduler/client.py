@@ -43,8 +43,6 @@ from penstock_scheduler.messages import (
     NewToken,
     NodeView,
     Pause,
-    PolicyChange,
-    PolicyChoice,
     PolicyView,
     ProfileList,
     ReportBatch,
@@ -55,6 +53,7 @@ from penstock_scheduler.messages import (
     TokenOrder,
     TokenView,
 )
+from penstock_scheduler.policy_choice import PolicyChoice
 
 DEFAULT_SOCKET = Path("/run/penstock/api.sock")
 URL_VARIABLE = "PENSTOCK_URL"
@@ -251,9 +250,9 @@ class Client:
         """The policies, and which one decides."""
         return [PolicyView.model_validate(policy) for policy in self._json("GET", "/v1/policies")]
 
-    def set_policy(self, name: str, settings: dict[str, Any] | None = None) -> PolicyChange:
-        """Choose the policy that decides from the next round on. For admins."""
-        return self._ask(PolicyChange, "PUT", "/v1/policy", body=PolicyChoice(name=name, settings=settings or {}))
+    def set_policy(self, choice: PolicyChoice) -> PolicyChoice:
+        """Choose the policy that decides from the next round on. For admins. Returns the choice with all settings."""
+        return self._ask(PolicyChoice, "PUT", "/v1/policy", body=choice)
 
     def pause(self, *, paused: bool) -> Pause:
         """Pause or resume the rounds. Running jobs keep running. For admins."""

@@ -14,11 +14,11 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -36,7 +36,8 @@ from penstock_scheduler.model import BudgetLine, Snapshot
 from penstock_scheduler.models import LearnedModels, SpecModels
 from penstock_scheduler.notices import Kind, Notice, NoticeSettings, Notifier
 from penstock_scheduler.pairs import PAIRS, open_pairs, read_prior
-from penstock_scheduler.policies import make_policy, overlaid, sharing_parts
+from penstock_scheduler.policies import make_policy, sharing_parts
+from penstock_scheduler.policy_choice import PolicyChoice
 from penstock_scheduler.ports import (
     Agents,
     Burst,
@@ -123,7 +124,7 @@ def _run(path: Path, settings: Settings, daemon: DaemonSettings) -> int:
     service = make_service(site, clock) if api.enabled else None
     if service is not None:
         service.start()
-    log.info("started", extra={"version": __version__, "settings": settings.source, "policy": daemon.policy})
+    log.info("started", extra={"version": __version__, "settings": settings.source, "policy": str(settings.policy)})
     sd_notify("READY=1")
     site.loop.run(lambda: stop, on_tick)
     sd_notify("STOPPING=1")
@@ -137,10 +138,10 @@ def _run(path: Path, settings: Settings, daemon: DaemonSettings) -> int:
 
 def _check(settings: Settings) -> int:
     daemon = settings.section(DaemonSettings)
-    make_policy(daemon.policy, settings.policy(daemon.policy))
+    make_policy(settings.policy)
     table = read_prior(daemon.pairs)
     parts, _, _ = _open(settings, WallClock())
-    _decider(daemon.policy, settings.policy(daemon.policy), parts.agents)
+    _decider(settings.policy, parts.agents)
     state = parts.cluster.observe()
     types = sorted({node.gpu_type for node in state.nodes})
     gpus = sum(node.gpus for node in state.nodes)
@@ -179,7 +180,7 @@ def make_loop(
         def rules(snapshot: Snapshot) -> Snapshot:
             return pairs.on(site_rules(snapshot))
 
-    policy, policy_settings = _decider(daemon.policy, settings.policy(daemon.policy), parts.agents)
+    policy, choice = _decider(settings.policy, parts.agents)
     return RoundLoop(
         parts,
         clock,
@@ -188,7 +189,7 @@ def make_loop(
         policy,
         models,
         tick_s=daemon.tick_s,
-        settings=policy_settings,
+        choice=choice,
         rules=rules,
         cloud=open_cloud(daemon.cloud, settings, clock, store, parts.cloud_nodes) if daemon.cloud is not None else None,
         overspent=overspent,
@@ -196,10 +197,10 @@ def make_loop(
     )
 
 
-def _decider(name: str, values: Mapping[str, Any], agents: Agents | None) -> tuple[Policy, dict[str, Any]]:
-    """The policy and its settings in full, if the cluster can do what it decides. Raises ConfigError."""
-    policy, full = make_policy(name, values)
-    sharing = sharing_parts(name)
+def _decider(choice: PolicyChoice, agents: Agents | None) -> tuple[Policy, PolicyChoice]:
+    """The policy, and the choice with all settings, if the cluster can do what it decides. Raises ConfigError."""
+    policy, full = make_policy(choice)
+    sharing = sharing_parts(choice)
     if sharing and agents is None:
         raise ConfigError(
             f"policy {sharing[0]} needs agents: it lets jobs share GPUs, and nobody on the nodes of this cluster could carry "
@@ -227,35 +228,44 @@ class LiveScheduler:
     specs: SpecModels
     sensitivities: Sensitivities
     learn: Callable[[Sequence[Report]], None]
-    chosen: tuple[str, dict[str, Any]]
-    """The policy that decides, and its settings."""
+    chosen: PolicyChoice
+    """The policy that decides, with all settings."""
     parts: ClusterParts
     _told_of_failing: bool = False
     _xids_s: dict[tuple[str, int, int], float] = field(default_factory=dict)
     """Node, GPU, XID -> when it was last told of, s since 1970."""
 
-    def set_policy(self, name: str, values: dict[str, Any]) -> dict[str, Any]:
-        """Decide by this policy from the next round on, also after a restart; its settings. Raises ConfigError."""
-        policy, full = _decider(name, overlaid(name, self.settings.policy(name), values), self.parts.agents)
-        self.store.set_control("policy", {"name": name, "settings": full})
+    def set_policy(self, choice: PolicyChoice) -> PolicyChoice:
+        """Decide by this policy from the next round on, also after a restart.
+
+        Settings that the choice leaves out are those of the settings file.
+
+        Returns:
+            The choice with all settings.
+
+        Raises:
+            ConfigError: the policy cannot be made.
+        """
+        policy, full = _decider(choice.over(self.settings.policies), self.parts.agents)
+        self.store.set_control("policy", full.model_dump(mode="json"))
         self.loop.decide_by(policy, full)
-        self.chosen = name, full
+        self.chosen = full
         return full
 
-    def take_up_policy(self, name: str, values: dict[str, Any]) -> None:
+    def take_up_policy(self, choice: PolicyChoice) -> None:
         """Decide by what an admin had set before the restart. If this version cannot (an upgrade, a setting that is gone), by
         the settings file, and say so: jobs that wait for a daemon which will not start are worse off."""
         try:
-            self.set_policy(name, values)
+            self.set_policy(choice)
         except ConfigError as error:
             text = (
-                f"the policy {name!r} that an admin had set cannot be made any more: {error}. Rounds are decided by "
-                f"{self.chosen[0]!r}, as the settings file says; set it anew with penstock policy set"
+                f"the policy {choice} that an admin had set cannot be made any more: {error}. Rounds are decided by "
+                f"{self.chosen}, as the settings file says; set it anew with penstock policy set"
             )
             log.error("policy not taken up", extra={"text": text})
             self._note(allowed=False, text=text, action="take up policy")
             self.notifier.tell(
-                Notice("protected", f"the policy {name} is not in force", text[0].upper() + text[1:] + ".")
+                Notice("protected", f"the policy {choice} is not in force", text[0].upper() + text[1:] + ".")
             )
 
     def set_paused(self, paused: bool) -> None:
@@ -328,9 +338,9 @@ class LiveScheduler:
             new = load_settings(self.path)
             daemon, limits = new.section(DaemonSettings), new.section(LimitSettings)
             budgets, notices = new.section(BudgetSettings), new.section(NoticeSettings)
-            policy, full = _decider(daemon.policy, new.policy(daemon.policy), self.parts.agents)
+            policy, full = _decider(new.policy, self.parts.agents)
             changed, later = changes(self.settings, new)
-            decides_anew = any(key.startswith(("daemon.policy", "policy.")) for key in changed)
+            decides_anew = any(key.startswith("policy.") for key in changed)
             if decides_anew:
                 self.store.set_control("policy", None)  # what the file says now is newer than what an admin had set
         except (ConfigError, StoreError) as error:
@@ -339,7 +349,7 @@ class LiveScheduler:
             return
         if decides_anew:
             self.loop.decide_by(policy, full)
-            self.chosen = daemon.policy, full
+            self.chosen = full
         if any(key in ("daemon.rounds", "daemon.round_s", "daemon.tick_s") for key in changed):
             self.loop.pace(_trigger(daemon), daemon.tick_s)
         self.rules.use(budgets, limits)
@@ -361,7 +371,6 @@ class LiveScheduler:
 
 
 LIVE = (
-    "daemon.policy",
     "daemon.rounds",
     "daemon.round_s",
     "daemon.tick_s",
@@ -385,7 +394,6 @@ def changes(before: Settings, after: Settings) -> tuple[list[str], list[str]]:
 
 def make_site(path: Path, settings: Settings, clock: Clock, store: SqlStore) -> LiveScheduler:
     """The round loop that these settings describe, watched by a board. Raises ConfigError."""
-    daemon = settings.section(DaemonSettings)
     parts, specs, sensitivities = _open(settings, clock)
     notifier = Notifier(settings.section(NoticeSettings))
 
@@ -419,7 +427,7 @@ def make_site(path: Path, settings: Settings, clock: Clock, store: SqlStore) -> 
         lambda snapshot: board.results.on(rules.on(snapshot)),
         rules.overspent,
     )
-    chosen = daemon.policy, make_policy(daemon.policy, settings.policy(daemon.policy))[1]
+    chosen = make_policy(settings.policy)[1]
     site = LiveScheduler(
         path,
         settings,
@@ -435,7 +443,7 @@ def make_site(path: Path, settings: Settings, clock: Clock, store: SqlStore) -> 
         parts,
     )
     if (kept := store.control("policy")) is not None:
-        site.take_up_policy(kept["name"], kept["settings"])
+        site.take_up_policy(PolicyChoice.model_validate(kept))
     loop.paused = bool(store.control("paused"))
     return site
 

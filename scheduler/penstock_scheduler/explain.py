@@ -278,7 +278,7 @@ def _endings(record: RoundRecord, job: Job) -> tuple[Ending, ...]:
 
 def _remedies(record: RoundRecord, job: Job, most: int) -> tuple[Remedy, ...]:
     """Decide the round again with other job specs of this job, each easier to meet, and tell which would have helped."""
-    policy, _ = make_policy(record.policy, record.settings)
+    policy, _ = make_policy(record.policy)
 
     def helps(change: str, fields: Mapping[str, object]) -> Remedy | None:
         spec = job.spec.model_copy(update=fields)

@@ -13,8 +13,7 @@ import dataclasses
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from penstock_profiles.wire import Report
 from penstock_scheduler.diff import actions, cloud_actions
@@ -38,6 +37,7 @@ from penstock_scheduler.model import (
     Start,
 )
 from penstock_scheduler.outcomes import OutcomeLog
+from penstock_scheduler.policy_choice import PolicyChoice
 from penstock_scheduler.ports import Burst, Clock, ClusterParts, ModelSource, Policy, Store, Trigger
 from penstock_scheduler.records import RoundRecord
 from penstock_scheduler.sharing.rules import broken
@@ -56,7 +56,7 @@ class RoundLoop:
         tick_s: seconds between two ticks.
         rest_s: skips a round that is due for up to this long after the last one if only the time has changed since: the last
             plan still stands. 0: every round is decided.
-        settings: the policy's settings, for the record.
+        choice: the policy with its settings, for the record; None: its name alone.
         rules: applies the site's rules to a snapshot before it is decided: limits, budgets, drained nodes.
         cloud: where jobs may burst to; None: the site has no cloud.
         overspent: called before each order to the cloud with account, dollars and time. Returns the budget that the order would
@@ -75,7 +75,7 @@ class RoundLoop:
         *,
         tick_s: float,
         rest_s: float = 0.0,
-        settings: Mapping[str, Any] | None = None,
+        choice: PolicyChoice | None = None,
         rules: Callable[[Snapshot], Snapshot] = lambda snapshot: snapshot,
         cloud: Burst | None = None,
         overspent: Callable[[str, float, float], BudgetLine | None] = lambda account, usd, now_s: None,
@@ -90,7 +90,7 @@ class RoundLoop:
         self._store = store
         self._trigger = trigger
         self._policy = policy
-        self._settings = dict(settings or {})
+        self._choice = choice or PolicyChoice(name=policy.name)
         self._models = models
         self._rules = rules
         self._overspent = overspent
@@ -102,7 +102,7 @@ class RoundLoop:
         self.failure = ""
         """Why the newest tick that failed did so."""
         self._failing_since_s: float | None = None
-        self._next: tuple[Policy, dict[str, Any]] | None = None
+        self._next: tuple[Policy, PolicyChoice] | None = None
         """The policy that decides from the next round on."""
         self._decided: Snapshot | None = None
         """What this policy has decided last."""
@@ -151,9 +151,9 @@ class RoundLoop:
         """For how long every tick has failed, seconds; None: the last one succeeded."""
         return None if self._failing_since_s is None else self._clock.now_s() - self._failing_since_s
 
-    def decide_by(self, policy: Policy, settings: Mapping[str, Any]) -> None:
+    def decide_by(self, policy: Policy, choice: PolicyChoice) -> None:
         """Decide by another policy from the next round on. May be called from another thread."""
-        self._next = policy, dict(settings)
+        self._next = policy, choice
 
     def pace(self, trigger: Trigger, tick_s: float) -> None:
         """Use this trigger and this time between two ticks from now on. To be called between two ticks."""
@@ -232,7 +232,7 @@ class RoundLoop:
     def _decide(self, state: ClusterState, cloud: CloudState | None, now_s: float, observe_seconds: float) -> None:
         """Decide a round and save it, unless only the time has changed since the last one. Raises RoundFailed."""
         if self._next is not None:
-            (self._policy, self._settings), self._next, self._decided = self._next, None, None
+            (self._policy, self._choice), self._next, self._decided = self._next, None, None
         snapshot = self._snapshot(state, cloud, now_s)
         if self._only_time_has_changed(snapshot):
             return
@@ -240,10 +240,10 @@ class RoundLoop:
         plan = self._policy.decide(snapshot)
         if wrong := broken(snapshot, plan):
             raise RoundFailed(
-                f"policy {self._policy.name} made an invalid plan: {'; '.join(wrong)}; please report this as a bug"
+                f"policy {self._choice} made an invalid plan: {'; '.join(wrong)}; please report this as a bug"
             )
         seconds = {"observe": observe_seconds, "decide": time.perf_counter() - started}
-        record = RoundRecord(snapshot, self._policy.name, self._settings, plan, seconds)
+        record = RoundRecord(snapshot, self._choice, plan, seconds)
         self._store.save_round(record)
         self._round, self._plan, self._decided = snapshot.round, plan, snapshot
         if log.isEnabledFor(logging.INFO):

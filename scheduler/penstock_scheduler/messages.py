@@ -20,6 +20,7 @@ from pydantic import (
 )
 
 from penstock_scheduler.model import JobSpec, Period
+from penstock_scheduler.policy_choice import PolicyChoice
 
 MAX_BODY_BYTES = 2 * 1024 * 1024
 """Most bytes in the body of one request."""
@@ -392,28 +393,10 @@ class ClusterView(Body):
     """GPU type -> its price in the newest round."""
 
 
-class PolicyView(Body):
-    """A policy that is installed."""
+class PolicyView(PolicyChoice):
+    """A policy that is installed, or that decides, with its settings: those in force if it is active, else its defaults."""
 
-    name: str
     active: bool
-    settings: dict[str, Any]
-    """The settings in force if the policy is active, else its defaults."""
-
-
-class PolicyChoice(Body):
-    """The policy that is to decide from the next round on."""
-
-    name: str
-    settings: dict[str, Any] = {}
-    """Settings that differ from the policy's defaults."""
-
-
-class PolicyChange(Body):
-    """The policy that decides from the next round on."""
-
-    name: str
-    settings: dict[str, Any]
 
 
 class Pause(Body):

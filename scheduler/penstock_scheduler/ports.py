@@ -50,7 +50,7 @@ class Policy(Protocol):
 
 
 class Stage(Protocol):
-    """Refines a policy's plan: who shares a GPU, how much CPU and memory come with it. A policy's name may end in `+STAGE`."""
+    """Refines a policy's plan: which jobs share GPUs, and how much CPU and memory come with them."""
 
     @property
     def name(self) -> str:

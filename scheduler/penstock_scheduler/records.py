@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
 from penstock_scheduler.errors import PenstockError
 from penstock_scheduler.model import Plan, Snapshot
+from penstock_scheduler.policy_choice import PolicyChoice
 
 FORMAT = 1
 """Version of the JSON form. A reader refuses a newer one."""
@@ -19,9 +19,8 @@ class RoundRecord:
     """One decided round: enough to decide it again offline, and to see what it led to."""
 
     snapshot: Snapshot
-    policy: str
-    settings: dict[str, Any]
-    """The policy's settings, all of them, as in the settings file."""
+    policy: PolicyChoice
+    """The policy that decided, with all settings."""
     plan: Plan
     seconds: dict[str, float] = field(default_factory=dict)
     """Wall-clock seconds by step: observe, decide."""

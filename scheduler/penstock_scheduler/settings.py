@@ -1,8 +1,8 @@
 """The settings file: TOML, one section a package, each checked by the package that owns it.
 
 A package registers its section through the entry point group `penstock.settings`: section name -> pydantic model with
-`extra="forbid"`. Unknown sections and keys are errors that list the valid ones. Policies have sections of their own,
-`[policy.NAME]`, checked by their registry.
+`extra="forbid"`. Unknown sections and keys are errors that list the valid ones. Section `[policy]` says which policy decides
+(see `policy_choice`). Policies and stages have sections of their own, `[policy.NAME]`, checked by their registry.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, V
 
 from penstock_scheduler.errors import ConfigError
 from penstock_scheduler.model.spec import describe_errors
+from penstock_scheduler.policy_choice import PolicyChoice
 
 GROUP = "penstock.settings"
 
@@ -35,7 +36,6 @@ class DaemonSettings(BaseModel):
     cloud: str | None = Field(
         default=None, description="Where jobs may leave for: a name of the entry points `penstock.clouds`, such as ec2."
     )
-    policy: str = Field(default="sia", description="Which policy decides; its settings are in [policy.NAME].")
     rounds: Literal["period", "events"] = Field(
         default="period",
         description="'period': a round every round_s; 'events': when a job or a node changes, and round_s after the last.",
@@ -80,9 +80,14 @@ class DaemonSettings(BaseModel):
 class Settings:
     """A checked settings file."""
 
-    def __init__(self, sections: dict[str, BaseModel], policies: dict[str, dict[str, Any]], source: str) -> None:
+    def __init__(
+        self, sections: dict[str, BaseModel], policy: PolicyChoice, policies: dict[str, dict[str, Any]], source: str
+    ) -> None:
         self._sections = sections
-        self._policies = policies
+        self.policy = policy
+        """Which policy decides, with the settings of its parts as written."""
+        self.policies = policies
+        """The sections `[policy.NAME]` as written, also of policies that do not decide."""
         self.source = source
 
     def section(self, model: type[Section]) -> Section:
@@ -103,7 +108,7 @@ class Settings:
         shown = {name: section.model_dump(mode="json") for name, section in self._sections.items()}
         if (url := shown.get("daemon", {}).get("store")) is not None:
             shown["daemon"]["store"] = re.sub(r"(://[^:/@]*):[^@]*@", r"\1:***@", url)
-        return shown | {"policy": self._policies}
+        return shown | {"policy": self._policy_table()}
 
     def in_full(self) -> dict[str, dict[str, Any]]:
         """Every section with all its values, also those that the file leaves out; the policies' as written."""
@@ -111,15 +116,11 @@ class Settings:
         for name, model in _models().items():
             if name not in shown and not any(field.is_required() for field in model.model_fields.values()):
                 shown[name] = model().model_dump(mode="json")
-        return shown | {"policy": dict(self._policies)}
+        return shown | {"policy": self._policy_table()}
 
-    def policy(self, name: str) -> dict[str, Any]:
-        """What the file says of the policy `name`, not yet checked; by its parts where it has several
-        (`sia+synergy-tune`, `sia debug=fifo`)."""
-        parts = re.sub(r"[^\s+]*=", "", name).replace("+", " ").split()
-        if len(parts) > 1:
-            return {part: self._policies.get(part, {}) for part in parts}
-        return self._policies.get(name, {})
+    def _policy_table(self) -> dict[str, Any]:
+        """Section [policy] as in the file."""
+        return self.policy.model_dump(mode="json", exclude={"settings"}) | self.policies
 
 
 def load_settings(path: Path) -> Settings:
@@ -138,26 +139,37 @@ def parse_settings(text: str, source: str) -> Settings:
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{source} is not TOML: {error}") from None
     models = _models()
-    policies = tables.pop("policy", {})
-    if not isinstance(policies, dict) or not all(isinstance(table, dict) for table in policies.values()):
-        raise ConfigError(f"{source}: [policy] has one table for each policy, such as [policy.sia]")
+    table = tables.pop("policy", {})
     sections: dict[str, BaseModel] = {}
-    for name, table in tables.items():
+    for name, section in tables.items():
         if name not in models:
             close = difflib.get_close_matches(name, [*models, "policy"], n=1)
             hint = f"; did you mean [{close[0]}]?" if close else ""
             raise ConfigError(
                 f"{source}: unknown section [{name}]; the sections are {', '.join(sorted([*models, 'policy.NAME']))}{hint}"
             )
-        try:
-            sections[name] = models[name].model_validate(table)
-        except ValidationError as error:
-            told = zip(error.errors(include_url=False), describe_errors(error, models[name]), strict=True)
-            wrong = [_located(text, name, item["loc"], item["input"], sentence) for item, sentence in told]
-            raise ConfigError(f"{source}: [{name}] " + "; ".join(wrong)) from None
-    for name, table in policies.items():
-        _check_policy(text, name, table, source)
-    return Settings(sections, policies, source)
+        sections[name] = _validated(text, name, models[name], section, source)
+    choice, policies = _policy(text, table, source)
+    return Settings(sections, choice, policies, source)
+
+
+_CHOICE_KEYS = [name for name in PolicyChoice.model_fields if name != "settings"]
+
+
+def _policy(text: str, table: object, source: str) -> tuple[PolicyChoice, dict[str, dict[str, Any]]]:
+    """Which policy decides, and the sections of all policies. Raises ConfigError."""
+    if not isinstance(table, dict):
+        raise ConfigError(f'{source}: policy is a section, such as [policy] with name = "sia"')
+    policies = {name: value for name, value in table.items() if name not in _CHOICE_KEYS}
+    for name, value in policies.items():
+        if not isinstance(value, dict):
+            keys = ", ".join(_CHOICE_KEYS)
+            raise ConfigError(
+                f"{source}: [policy] unknown key {name!r}; the keys are {keys}, and each policy has a section [policy.NAME]"
+            )
+        _check_policy(text, name, value, source)
+    chosen = {name: value for name, value in table.items() if name in _CHOICE_KEYS}
+    return _validated(text, "policy", PolicyChoice, chosen, source).over(policies), policies
 
 
 def _check_policy(text: str, name: str, table: dict[str, Any], source: str) -> None:
@@ -167,12 +179,17 @@ def _check_policy(text: str, name: str, table: dict[str, Any], source: str) -> N
         model = settings_model(name)
     except ConfigError as error:
         raise ConfigError(f"{source}: [policy.{name}] {error}") from None
+    _validated(text, f"policy.{name}", model, table, source)
+
+
+def _validated(text: str, section: str, model: type[Section], table: object, source: str) -> Section:
+    """A section of the file, checked. Raises ConfigError, with the lines of what is wrong."""
     try:
-        model.model_validate(table)
+        return model.model_validate(table)
     except ValidationError as error:
         told = zip(error.errors(include_url=False), describe_errors(error, model), strict=True)
-        wrong = [_located(text, f"policy.{name}", item["loc"], item["input"], sentence) for item, sentence in told]
-        raise ConfigError(f"{source}: [policy.{name}] " + "; ".join(wrong)) from None
+        wrong = [_located(text, section, item["loc"], item["input"], sentence) for item, sentence in told]
+        raise ConfigError(f"{source}: [{section}] " + "; ".join(wrong)) from None
 
 
 _UNITS = {"s": "seconds", "mb": "MiB", "days": "days", "hours": "hours"}

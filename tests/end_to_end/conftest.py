@@ -18,8 +18,8 @@ from tests.end_to_end.site import UNFORESEEN, Site
 def make_site(tmp_path: Path) -> Iterator[Callable[..., Site]]:
     sites: list[Site] = []
 
-    def make(slurm: LoopbackCluster, **daemon: object) -> Site:
-        sites.append(Site(slurm, tmp_path, **daemon))
+    def make(slurm: LoopbackCluster, **settings: object) -> Site:
+        sites.append(Site(slurm, tmp_path, **settings))
         return sites[-1]
 
     yield make

@@ -9,7 +9,7 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -44,7 +44,9 @@ def penstockd(config: Path, log: Path, environment: Mapping[str, str]) -> None:
 class Site:
     """One cluster and one daemon. `stop` ends what it started."""
 
-    def __init__(self, slurm: LoopbackCluster, folder: Path, **daemon: object) -> None:
+    def __init__(
+        self, slurm: LoopbackCluster, folder: Path, policy: str = "sia", stages: Sequence[str] = (), **daemon: object
+    ) -> None:
         self.slurm = slurm
         self.folder = folder
         self.spool = folder / "spool"
@@ -54,6 +56,7 @@ class Site:
         self.daemon: BaseProcess | None = None
         self.gateway: Gateway = open_gateway("cli", conf=slurm.slurm_conf, timeout_s=60)
         self.partitions = ["all"]
+        self.policy: dict[str, object] = {"name": policy, "stages": stages}
         self.settings: dict[str, object] = {"round_s": 2.0, "tick_s": 0.2, "restart_cost_s": 1.0} | daemon
         self.extra = ""
         """Further sections of the settings file."""
@@ -68,7 +71,7 @@ class Site:
             "spool_dir": str(self.spool),
         } | self.slurm_settings
         text = ""
-        for name, table in {"daemon": daemon, "slurm": slurm}.items():
+        for name, table in {"daemon": daemon, "slurm": slurm, "policy": self.policy}.items():
             text += f"[{name}]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in table.items())
         self.config.write_text(text + self.extra)
         before = self._started()

@@ -26,7 +26,7 @@ OUTGROWS = "import time; time.sleep(1); held = bytearray(200 << 20); time.sleep(
 
 @pytest.fixture
 def shared(make_loopback: MakeLoopback, make_site: Callable[..., Site], tmp_path: Path) -> Iterator[Site]:
-    """Two nodes of 4 GPUs, 12 CPUs and 240 GB, and a daemon that decides as sia+synergy-tune."""
+    """Two nodes of 4 GPUs, 12 CPUs and 240 GB, and a daemon that decides by sia and synergy-tune."""
     slurm: LoopbackCluster = make_loopback(
         "t4:2x4:12c:240g",
         settings={
@@ -40,7 +40,7 @@ def shared(make_loopback: MakeLoopback, make_site: Callable[..., Site], tmp_path
         store.save(SensitivityProfile(name, (table,)))
     tiny = Sensitivity(1, (1,), (100,), ((1,),))
     store.save(SensitivityProfile("tiny", (tiny,)))
-    site = make_site(slurm, policy="sia+synergy-tune", sensitivities=str(tmp_path / "sensitivities"))
+    site = make_site(slurm, stages=["synergy-tune"], sensitivities=str(tmp_path / "sensitivities"))
     site.start()
     return site
 

@@ -89,7 +89,7 @@ def another_policy(site: Site, policy: str, extra: str) -> None:
     site.slurm.command("scancel", "--user=root")
     until(site, lambda: not site.gateway.jobs(), "all jobs to be gone")
     site.stop()
-    site.settings["policy"], site.extra = policy, extra
+    site.policy, site.extra = {"name": policy}, extra
     site.start()
 
 
@@ -189,7 +189,7 @@ def test_a_job_grows_into_idle_gpus_and_gives_them_back_at_once(sharing_site: Ca
 @pytest.mark.long
 def test_behind_sia_a_newcomer_gets_a_slice_at_once_and_then_shares(sharing_site: Callable[..., Site]) -> None:
     """To sia the second waits. The stage gives it a turn on the first one's GPU, and when both are known packs them."""
-    site = sharing_site("t4:1x1", "sia+gandiva-share")
+    site = sharing_site("t4:1x1", "sia", stages=["gandiva-share"])
     site.extra = "\n[policy.gandiva-share]\nslice_s = 12.0\nfirst_slices = 1.0\n"
     site.start()
     host = site.submit(1e6, rates=FAST, options="--utilisation=0.3")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
 from penstock_profiles.estimators import AnyEstimator, LinearEstimator, TableEstimator
 from penstock_scheduler.model import Job, JobFacts, JobSpec, Node, Phase, Placement, Share, Snapshot
+from penstock_scheduler.policy_choice import PartitionPolicy, PolicyChoice
 from penstock_scheduler.simulator import nodes_from_spec
 
 
@@ -86,3 +88,13 @@ def table(**rates: dict[int, float]) -> TableEstimator:
 def rate(model: AnyEstimator, gpu_type: str, nodes: int, gpus: int) -> float:
     """One entry of a model."""
     return float(model.goodput(gpu_type, np.array([nodes]), np.array([gpus]))[0])
+
+
+def staged(name: str, *stages: str, partitions: Mapping[str, str] | None = None, **settings: Any) -> PolicyChoice:
+    """A policy with stages, and others for some partitions; `settings` are by part, with _ for -."""
+    return PolicyChoice(
+        name=name,
+        stages=stages,
+        partitions={partition: PartitionPolicy(name=own) for partition, own in (partitions or {}).items()},
+        settings={part.replace("_", "-"): values for part, values in settings.items()},
+    )

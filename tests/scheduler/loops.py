@@ -34,7 +34,7 @@ def simulated(
     ]
     cluster = SimulatedCluster(nodes_from_spec("t4:2x4,a100:1x8"), jobs, clock)
     store = MemoryStore()
-    policy, settings = make_policy(policy_name)
+    policy, choice = make_policy(policy_name)
     loop = RoundLoop(
         ClusterParts(parts.get("cluster", cluster)),  # type: ignore[arg-type]
         clock,
@@ -44,7 +44,7 @@ def simulated(
         SpecModels(Families(), 30.0),
         tick_s=10.0,
         rest_s=parts.get("rest_s", 0.0),  # type: ignore[arg-type]
-        settings=settings,
+        choice=choice,
         rules=partial(_within, parts.get("limits", LimitSettings())),  # type: ignore[arg-type]
     )
     return loop, cluster, store

@@ -11,16 +11,17 @@ from penstock_scheduler.explain import explain, words
 from penstock_scheduler.model import Configuration, GpuLimit, Phase, ReasonCode, Snapshot
 from penstock_scheduler.policies import make_policy
 from penstock_scheduler.policies.tuning import Amount
+from penstock_scheduler.policy_choice import PolicyChoice
 from penstock_scheduler.records import RoundRecord
 from penstock_scheduler.shares import ShareUse
-from tests.scheduler.builders import job, on, snapshot, table, with_facts
+from tests.scheduler.builders import job, on, snapshot, staged, table, with_facts
 
 FAST = table(a100={1: 100.0, 2: 190.0, 4: 360.0, 8: 650.0}, t4={1: 20.0, 2: 38.0, 4: 70.0})
 
 
-def decided(snapshot: Snapshot, policy: str = "sia") -> RoundRecord:
-    made, settings = make_policy(policy)
-    return RoundRecord(snapshot, policy, settings, made.decide(snapshot))
+def decided(snapshot: Snapshot, policy: PolicyChoice | str = "sia") -> RoundRecord:
+    made, choice = make_policy(policy)
+    return RoundRecord(snapshot, choice, made.decide(snapshot))
 
 
 def full_cluster(**spec: object) -> RoundRecord:
@@ -128,7 +129,7 @@ def test_a_job_hears_its_share_and_what_cpu_and_memory_are_worth_to_it():
     image = Sensitivity(1, (1, 3, 12), (60_000, 120_000), ((0.3, 0.3), (1, 1), (2, 3)))
     shot = snapshot("v100:1x4:12c:240g", [job("1", max_gpus=1), job("2", max_gpus=1)])
     known = with_facts(shot, sensitivity={"1": SensitivityProfile("image", (image,))})
-    record = decided(known, "fifo+proportional")
+    record = decided(known, staged("fifo", "proportional"))
     one, two = explain(record, "1"), explain(record, "2")
     assert one is not None
     assert two is not None

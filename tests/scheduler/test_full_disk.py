@@ -82,10 +82,10 @@ def without_store(store: SqlStore, why: str, begin: Callable[[], object], end: C
     clock = SimulatedClock()
     _, cluster, _ = simulated(2, clock=clock, work=1e6)
     reporting = Reporting(cluster)
-    policy, settings = make_policy("sia")
+    policy, choice = make_policy("sia")
     models = SpecModels(Families(), 30.0)
     parts = ClusterParts(reporting)
-    loop = RoundLoop(parts, clock, store, Period(60.0), policy, models, tick_s=10.0, settings=settings)
+    loop = RoundLoop(parts, clock, store, Period(60.0), policy, models, tick_s=10.0, choice=choice)
     for _ in range(30):  # both jobs have come and run
         loop.tick()
         clock.sleep(10.0)

@@ -137,11 +137,11 @@ def test_a_cluster_that_is_away_is_waited_for():
 
     clock = SimulatedClock()
     _, cluster, _ = simulated(2, clock=clock)
-    policy, settings = make_policy("sia")
+    policy, choice = make_policy("sia")
     store = MemoryStore()
     away = Away(cluster)
     models = SpecModels(Families(), 30.0)
-    loop = RoundLoop(ClusterParts(away), clock, store, Period(60.0), policy, models, tick_s=10.0, settings=settings)
+    loop = RoundLoop(ClusterParts(away), clock, store, Period(60.0), policy, models, tick_s=10.0, choice=choice)
     loop.run(lambda: cluster.finished)
     assert cluster.finished
 

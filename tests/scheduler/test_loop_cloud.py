@@ -73,7 +73,7 @@ def test_jobs_leave_once_within_the_cap_and_the_rest_runs_here():
     jobs = [SimulatedJob(str(i), f"j{i}", spec, EstimatedJob(table(**RATES), 600.0), 0.0) for i in range(6)]
     cluster = SimulatedCluster(nodes_from_spec("t4:1x1"), jobs, clock)
     cloud, store = InMemoryCloud(clock), MemoryStore()
-    policy, settings = make_policy("fifo")
+    policy, choice = make_policy("fifo")
     loop = RoundLoop(
         ClusterParts(cluster),
         clock,
@@ -82,7 +82,7 @@ def test_jobs_leave_once_within_the_cap_and_the_rest_runs_here():
         policy,
         SpecModels(Families(), 30.0),
         tick_s=10.0,
-        settings=settings,
+        choice=choice,
         cloud=cloud,
     )
     here = {job.id for job in jobs}
@@ -107,7 +107,7 @@ def test_an_order_goes_by_the_budget_as_it_is_then_not_as_the_round_saw_it():
     jobs = [SimulatedJob(str(i), f"j{i}", spec, EstimatedJob(table(**RATES), 600.0), 0.0) for i in range(3)]
     cluster = SimulatedCluster(nodes_from_spec("t4:1x1"), jobs, clock)
     cloud, store, limit_usd = InMemoryCloud(clock), MemoryStore(), 30.0
-    policy, settings = make_policy("fifo")
+    policy, choice = make_policy("fifo")
 
     def overspent(account: str, usd: float, now_s: float) -> BudgetLine | None:
         line = BudgetLine("", "total", limit_usd, sum(entry.usd for entry in cloud.ledger))
@@ -121,7 +121,7 @@ def test_an_order_goes_by_the_budget_as_it_is_then_not_as_the_round_saw_it():
         policy,
         SpecModels(Families(), 30.0),
         tick_s=5.0,
-        settings=settings,
+        choice=choice,
         cloud=cloud,
         overspent=overspent,
     )

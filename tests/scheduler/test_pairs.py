@@ -74,7 +74,7 @@ def test_the_daemon_begins_with_the_sites_table(tmp_path: Path) -> None:
     file = tmp_path / "pairs.json"
     file.write_text(json.dumps({"t4": {"net": {"null": 10.0, "net": [8.0, 8.0]}}}))
     settings = parse_settings(
-        f"[daemon]\npolicy = 'gandiva'\nstate_dir = '{tmp_path}'\npairs = '{file}'\n[policy.gandiva]\n", "here"
+        f"[policy]\nname = 'gandiva'\n[daemon]\nstate_dir = '{tmp_path}'\npairs = '{file}'\n[policy.gandiva]\n", "here"
     )
     clock, spec = SimulatedClock(), JobSpec(max_gpus=1)
     jobs = [

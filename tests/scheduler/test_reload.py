@@ -15,6 +15,7 @@ from penstock_scheduler.errors import ConfigError, StoreError
 from penstock_scheduler.settings import load_settings
 from penstock_scheduler.store import open_store
 from penstock_slurm.loopback import wait_for
+from tests.scheduler.builders import staged
 
 SETTINGS = """
 [daemon]
@@ -52,9 +53,8 @@ def test_good_settings_are_taken_up_and_wrong_ones_refused_without_losing_a_roun
 
     with Client(f"unix:{tmp_path}/state/api.sock") as penstock:
         wait_for(lambda: penstock.cluster().round is not None, 120, "a round")
-        for name in ("debug=fifo", "sia+", ""):
-            typo = SETTINGS.format(folder=tmp_path).replace("[daemon]", f'[daemon]\npolicy = "{name}"')
-            path.write_text(typo)
+        for wrong in ('name = "sai"', 'stages = ["fifo"]', 'nmae = "sia"'):
+            path.write_text(SETTINGS.format(folder=tmp_path) + f"[policy]\n{wrong}\n")
             before = log.read_text().count("settings refused")
             process.send_signal(signal.SIGHUP)
             wait_for(
@@ -74,7 +74,7 @@ def test_good_settings_are_taken_up_and_wrong_ones_refused_without_losing_a_roun
         before = penstock.cluster().round or 0
         wait_for(lambda: (penstock.cluster().round or 0) > before + 1, 120, "rounds to go on")
         assert [budget.account for budget in penstock.budgets()] == ["maths"]
-        assert next(each.settings for each in penstock.policies() if each.active)["fairness_p"] == -1.0
+        assert next(each.settings for each in penstock.policies() if each.active)["sia"]["fairness_p"] == -1.0
         rounds = [each.round for each in penstock.rounds(limit=500).rounds]
         assert rounds == list(range(rounds[0], 0, -1)), "none is missing"
         first, second = penstock.audit().lines[:2]
@@ -89,9 +89,9 @@ def test_a_store_that_is_away_refuses_settings_and_what_an_admin_sets_is_laid_ov
     store = open_store(tmp_path / "state", writer=True)
     site = make_site(path, load_settings(path), WallClock(), store)
     with pytest.raises(ConfigError, match="policy gandiva-share needs agents"):
-        site.set_policy("sia+gandiva-share", {})
-    full = site.set_policy("sia debug=fifo", {"sia": {"fairness_p": -1.0}})
-    assert (full["sia"]["gap"], full["sia"]["fairness_p"]) == (0.01, -1.0)
+        site.set_policy(staged("sia", "gandiva-share"))
+    full = site.set_policy(staged("sia", partitions={"debug": "fifo"}, sia={"fairness_p": -1.0}))
+    assert (full.settings["sia"]["gap"], full.settings["sia"]["fairness_p"]) == (0.01, -1.0)
     path.write_text(text.replace("0.01", "0.02"))
 
     def away(name: str, value: object) -> None:
@@ -100,11 +100,11 @@ def test_a_store_that_is_away_refuses_settings_and_what_an_admin_sets_is_laid_ov
     with monkeypatch.context() as patched:
         patched.setattr(store, "set_control", away)
         site.reload()
-        assert site.chosen == ("sia debug=fifo", full)
-        assert site.settings.policy("sia") == {"gap": 0.01}
+        assert site.chosen == full
+        assert site.settings.policies["sia"] == {"gap": 0.01}
     assert "the disk is full" in store.audit()[0].text
     site.reload()
-    assert site.chosen[1]["gap"] == 0.02
+    assert site.chosen.settings["sia"]["gap"] == 0.02
     site.notifier.stop()
     store.close()
 
@@ -114,16 +114,16 @@ def test_a_policy_that_an_admin_had_set_and_that_is_gone_gives_way_to_the_files_
     path = tmp_path / "penstock.toml"
     path.write_text(SETTINGS.format(folder=tmp_path) + "[policy.sia]\nfairness_p = -1.0\n")
     store = open_store(tmp_path / "state", writer=True)
-    gone = {"name": "sia", "settings": {"fairness_p": -0.25, "was_there_once": 1}}
+    gone = {"name": "sia", "settings": {"sia": {"fairness_p": -0.25, "was_there_once": 1}}}
     for kept in (gone, {"name": "nosuch", "settings": {}}):
         store.set_control("policy", kept)
         site = make_site(path, load_settings(path), WallClock(), store)
-        assert site.chosen[0] == "sia"
-        assert site.chosen[1]["fairness_p"] == -1.0
+        assert site.chosen.name == "sia"
+        assert site.chosen.settings["sia"]["fairness_p"] == -1.0
         site.loop.tick()
         last = store.last_round()
         assert last is not None
-        assert (last.policy, last.settings["fairness_p"]) == ("sia", -1.0)
+        assert (last.policy.name, last.policy.settings["sia"]["fairness_p"]) == ("sia", -1.0)
         assert store.control("policy") == kept
         (newest, *_) = store.audit(limit=1)
         assert (newest.action, newest.allowed) == ("take up policy", False)
@@ -136,7 +136,7 @@ def test_a_policy_that_an_admin_had_set_and_that_is_gone_gives_way_to_the_files_
 
 def test_a_cluster_without_agents_is_given_no_policy_that_shares(tmp_path):
     path = tmp_path / "penstock.toml"
-    path.write_text(SETTINGS.format(folder=tmp_path).replace("[daemon]", '[daemon]\npolicy = "gandiva"'))
+    path.write_text(SETTINGS.format(folder=tmp_path) + '[policy]\nname = "gandiva"\n')
     store = open_store(tmp_path / "state", writer=True)
     with pytest.raises(ConfigError, match="policy gandiva needs agents"):
         make_site(path, load_settings(path), WallClock(), store)

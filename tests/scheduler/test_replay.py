@@ -23,7 +23,7 @@ def record(**settings: object) -> RoundRecord:
     }
     policy, full = make_policy("sia", settings)
     state = snapshot("t4:2x4,a100:1x4", jobs, models)
-    return RoundRecord(state, "sia", full, policy.decide(state))
+    return RoundRecord(state, full, policy.decide(state))
 
 
 def test_a_saved_round_decides_again_to_the_same_plan():

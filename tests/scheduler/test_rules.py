@@ -159,8 +159,8 @@ def test_over_the_soft_limit_others_go_first():
 def test_explain_says_so_and_a_saved_round_too():
     over = GpuBudget("", "month", None, 3.0, 5.0)
     state = dataclasses.replace(seen(job("2", account="maths", max_gpus=1)), budgets=(over,))
-    policy, settings = make_policy("sia")
-    record = load_round(dump_round(RoundRecord(state, "sia", settings, policy.decide(state))), "here")
+    policy, choice = make_policy("sia")
+    record = load_round(dump_round(RoundRecord(state, choice, policy.decide(state))), "here")
     assert policy.decide(record.snapshot).waiting == record.plan.waiting
     said = explain(record, "2")
     assert said is not None

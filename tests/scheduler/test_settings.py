@@ -6,6 +6,7 @@ from typer.testing import CliRunner
 from penstock_scheduler import daemon
 from penstock_scheduler.cli import make_app
 from penstock_scheduler.errors import ConfigError
+from penstock_scheduler.policy_choice import PolicyChoice
 from penstock_scheduler.settings import DaemonSettings, load_settings, parse_settings, reference
 from penstock_slurm.settings import SlurmSettings
 
@@ -16,8 +17,8 @@ def test_sections_belong_to_their_packages():
     )
     assert settings.section(DaemonSettings).round_s == 5
     assert settings.section(SlurmSettings).partitions == ("gpu",)
-    assert settings.policy("sia") == {"fairness_p": -1}
-    assert settings.policy("fifo") == {}
+    assert settings.policies == {"sia": {"fairness_p": -1}}
+    assert settings.policy == PolicyChoice(name="sia", settings={"sia": {"fairness_p": -1}})
 
 
 @pytest.mark.parametrize(
@@ -101,12 +102,14 @@ def test_the_daemon_tells_settings_that_are_wrong_and_exits_with_2(tmp_path, cap
     path.write_text("[daemon]\ncluster = 'kubernetes'\n")
     assert daemon.main(["--config", str(path), "--check"]) == 2
     assert "installed are simulated, slurm" in capsys.readouterr().err
-    path.write_text("[daemon]\npolicy = 'debug=fifo'\ncluster = 'simulated'\n")
+    path.write_text("[daemon]\ncluster = 'simulated'\n[policy]\nstages = ['fifo']\n")
     assert daemon.main(["--config", str(path), "--check"]) == 2
-    assert "name it first" in capsys.readouterr().err
-    with pytest.raises(ConfigError, match="name it first"):
+    assert "'fifo' is a policy, not a stage" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match="'fifo' is a policy, not a stage"):
         CliRunner().invoke(make_app(), ["config", "check", str(path)], standalone_mode=False, catch_exceptions=False)
-    path.write_text("[daemon]\npolicy = 'sai'\ncluster = 'simulated'\nstate_dir = '%s'\n" % (tmp_path / "state"))
+    path.write_text(
+        "[daemon]\ncluster = 'simulated'\nstate_dir = '%s'\n[policy]\nname = 'sai'\n" % (tmp_path / "state")
+    )
     assert daemon.main(["--config", str(path)]) == 2
     assert "the policies are antman, fifo, " in capsys.readouterr().err
 

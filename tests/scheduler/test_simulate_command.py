@@ -66,7 +66,9 @@ def test_cpus_and_memory_are_given_out_by_sensitivity(tmp_path):
     table = Sensitivity(1, (2, 5), (1000,), ((1.0,), (2.0,)))
     SensitivityStore(tmp_path / "profiles").save(SensitivityProfile("image", (table,)))
     jobs = "id,submit_s,gpus,duration_s,sensitivity\n1,0,1,3600,image\n2,0,1,3600,\n"
-    policies = ("--policy", "fifo+synergy-tune,fifo+proportional")
+    proportional = tmp_path / "proportional.toml"
+    proportional.write_text('[policy]\nname = "fifo"\nstages = ["proportional"]\n')
+    policies = ("--policy", f"fifo,{proportional}", "--stage", "synergy-tune")
     where = ("--sensitivities", tmp_path / "profiles", "--out", tmp_path / "out")
     result = penstock_simulate(tmp_path, *policies, *where, cluster="t4:1x4:8c:8g", jobs=jobs)
     assert "fifo+synergy-tune " in result.output, "whole, also where there is no terminal"
@@ -169,7 +171,9 @@ def pair_table(folder, share: float = 0.8) -> str:
 @pytest.mark.usefixtures("no_pictures")
 def test_jobs_share_under_a_policy_that_lets_them(tmp_path):
     """One GPU, 6000 s each. Under fifo b waits; gandiva profiles each, and then both run at 0.8: 60 + 60 + 11940 / 1.6 s."""
-    policies = ("--policy", "fifo,gandiva,fifo+gandiva-share", "--out", tmp_path / "out")
+    staged = tmp_path / "staged.toml"
+    staged.write_text('[policy]\nname = "fifo"\nstages = ["gandiva-share"]\n')
+    policies = ("--policy", f"fifo,gandiva,{staged}", "--out", tmp_path / "out")
     own = ("--pairs", pair_table(tmp_path), "--pair-types", "t4=p100", "--agents", "switch_s=0")
     result = penstock_simulate(tmp_path, *policies, *own, cluster="t4:1x1", jobs=SHARING)
     told = json.loads((tmp_path / "out" / "summary.json").read_text())

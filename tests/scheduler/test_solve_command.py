@@ -10,7 +10,9 @@ from typer.testing import CliRunner
 from penstock_scheduler.cli import make_app
 from penstock_scheduler.errors import PenstockError
 from penstock_scheduler.policies import make_policy
+from penstock_scheduler.policy_choice import PolicyChoice
 from penstock_scheduler.records import dump_round
+from tests.scheduler.builders import staged
 from tests.scheduler.test_replay import record
 
 
@@ -73,17 +75,17 @@ def test_a_saved_round_is_decided_again_with_that_solver(tmp_path, solver):
     assert set(result["prices"]) == (set() if solver == "milp" else {"a100", "t4"})
 
 
-@pytest.mark.parametrize("name", ["sia+proportional", "sia other=fifo"])
-def test_a_round_of_a_policy_of_parts_is_solved_by_its_first(tmp_path, name):
+@pytest.mark.parametrize("choice", [staged("sia", "proportional"), staged("sia", partitions={"other": "fifo"})])
+def test_a_round_of_a_policy_of_parts_is_solved_by_its_first(tmp_path, choice):
     """A part of its own holds one of the two types, so that the program has prices for the other alone."""
     path, saved = tmp_path / "7.json", record()
     nodes = tuple(
         dataclasses.replace(node, partitions=("other",) if node.gpu_type == "a100" else node.partitions)
         for node in saved.snapshot.nodes
     )
-    policy, full = make_policy(name)
+    policy, full = make_policy(choice)
     state = dataclasses.replace(saved.snapshot, nodes=nodes)
-    path.write_bytes(dump_round(type(saved)(state, name, full, policy.decide(state))))
+    path.write_bytes(dump_round(type(saved)(state, full, policy.decide(state))))
     result = json.loads(run(path, "--json", "--solver", "dual").output)
     assert result["solver"] == "dual"
     assert "t4" in result["prices"]
@@ -99,7 +101,7 @@ def test_files_that_hold_no_problem_are_said_to_hold_none(tmp_path, arrays):
     np.savez(jobs, **(dict(np.load(arrays)) | {"cost": np.full((2, 3), np.nan)}))
     fifo = tmp_path / "fifo.json"
     saved = record()
-    fifo.write_bytes(dump_round(type(saved)(saved.snapshot, "fifo", {}, saved.plan)))
+    fifo.write_bytes(dump_round(type(saved)(saved.snapshot, PolicyChoice(name="fifo"), saved.plan)))
     for path, words in (
         (rubbish, "holds no arrays"),
         (part, "lacks config_gpus, config_type, capacity, lambda_noalloc"),

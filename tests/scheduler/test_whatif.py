@@ -23,6 +23,7 @@ from penstock_scheduler.model import GpuClass, Job, JobSpec, JobUse, Pack, Phase
 from penstock_scheduler.models import SpecModels
 from penstock_scheduler.pairs import PAIRS, open_pairs
 from penstock_scheduler.policies import make_policy
+from penstock_scheduler.policy_choice import PolicyChoice
 from penstock_scheduler.ports import ClusterParts
 from penstock_scheduler.records import RoundRecord
 from penstock_scheduler.simulator import EstimatedJob, SimulatedClock, SimulatedCluster, SimulatedJob, nodes_from_spec
@@ -30,7 +31,7 @@ from penstock_scheduler.simulator.agents import Kind, SimulatedAgents
 from penstock_scheduler.simulator.recorded import recorded_history
 from penstock_scheduler.store import open_store
 from penstock_scheduler.triggers import Period
-from tests.scheduler.builders import job, on, snapshot, table
+from tests.scheduler.builders import job, on, snapshot, staged, table
 
 RATES = {"t4": {1: 1.0, 2: 1.9, 4: 3.6, 8: 6.0}, "a100": {1: 4.0, 2: 7.6, 4: 14.0, 8: 24.0}}
 RESTART_S = 30.0
@@ -70,7 +71,7 @@ def record(
     ]
     told = SimulatedAgents({job.id: NET for job in jobs}, TRUE_PAIRS, gpu_memory_mb={"t4": 15_000}) if agents else None
     cluster = SimulatedCluster(nodes_from_spec(nodes), jobs, clock, agents=told)
-    decider, settings = make_policy(policy)
+    decider, choice = make_policy(policy)
     store = open_store(folder, writer=True)
     models = SpecModels(load_families(), RESTART_S)
     loop = RoundLoop(
@@ -81,7 +82,7 @@ def record(
         decider,
         models,
         tick_s=10.0,
-        settings=settings,
+        choice=choice,
         rules=open_pairs(folder / PAIRS).on if agents else lambda snapshot: snapshot,
     )
     ended_s = FIRST_S + until_s
@@ -155,7 +156,7 @@ def test_a_type_that_nobody_ran_on_has_to_be_told(recorded):
             "--pairs is for policies that let jobs share GPUs, and none of fifo",
         ),
         (
-            ("--policy", "fifo,sia+gandiva-share"),
+            ("--policy", "sia", "--stage", "gandiva-share"),
             r"sia.gandiva-share lets jobs share GPUs, and of no job of the record .*--pairs FILE, .* --assume-utilisation",
         ),
     ],
@@ -230,7 +231,7 @@ def shared_history(shared_record: tuple[Path, list[SimulatedJob]]) -> Path:
     return shared_record[0]
 
 
-@pytest.mark.parametrize("policy", ["gandiva", pytest.param("fifo+gandiva-share", marks=pytest.mark.long)])
+@pytest.mark.parametrize("policy", ["gandiva", pytest.param(staged("fifo", "gandiva-share"), marks=pytest.mark.long)])
 def test_a_past_in_which_jobs_shared_is_of_the_work_that_they_did(tmp_path, shared_record, policy):
     """Two GPUs, six jobs in turns and in packs. The time that they held GPUs would say more."""
     folder, jobs = shared_record if policy == "gandiva" else (tmp_path, on_two_gpus(tmp_path, policy))
@@ -307,7 +308,7 @@ def in_turns(
             jobs = [job(each, phase=moved.get(each, Phase.RUNNING), allocation=on("t4", t4_00=1)) for each in "ab"]
         there = snapshot("t4:2x1", jobs, {each.id: table(t4={1: 1.0}) for each in jobs}, time_s=FIRST_S + time_s)
         uses = {each.id: JobUse("net", 1.0, ran_s=told_s(time_s, each.id)) for each in jobs}
-        yield RoundRecord(replace(there, sharing=replace(turns, uses=uses)), "gandiva", {}, Plan(1))
+        yield RoundRecord(replace(there, sharing=replace(turns, uses=uses)), PolicyChoice(name="gandiva"), Plan(1))
 
 
 @pytest.mark.parametrize(("slice_s", "round_s"), [(60, 60), (75, 60), (60, 30), (100, 60), (60, 200)])

@@ -12,9 +12,11 @@ import typer
 from pydantic import TypeAdapter, ValidationError
 
 from penstock_scheduler.cli.ask import JSON, ask, local_time, print_json, print_table
+from penstock_scheduler.cli.policies import STAGE, choice_of, with_values
 from penstock_scheduler.errors import ConfigError
 from penstock_scheduler.messages import Drained, DrainOrder, Role, TokenOrder
 from penstock_scheduler.model.spec import describe_errors
+from penstock_scheduler.policy_choice import PolicyChoice
 
 policy = typer.Typer(no_args_is_help=True, help="Show the policies, or choose the one that decides.")
 token = typer.Typer(no_args_is_help=True, help="Create, list and revoke bearer tokens for the API. For admins.")
@@ -27,8 +29,13 @@ def policies(as_json: bool = JSON) -> None:
     if as_json:
         print_json(found)
         return
-    rows = [("*" if each.active else "", each.name, " ".join(_settings(each.settings))) for each in found]
+    rows = [("*" if each.active else "", str(each), " ".join(_shown(each))) for each in found]
     print_table(("", "POLICY", "SETTINGS"), rows, "No policy is installed.")
+
+
+def _shown(choice: PolicyChoice) -> Iterator[str]:
+    """The settings, by policy and stage if there are several."""
+    return _settings(choice.settings if len(choice.parts) > 1 else choice.settings[choice.name])
 
 
 def _settings(settings: dict[str, Any]) -> Iterator[str]:
@@ -42,13 +49,18 @@ def _settings(settings: dict[str, Any]) -> Iterator[str]:
 
 @policy.command("set")
 def set_policy(
-    name: str = typer.Argument(help="Name of the policy; see `penstock policy list`."),
-    values: Annotated[list[str] | None, typer.Argument(help="Settings as in TOML, such as fairness_p=-1.0.")] = None,
+    name: str = typer.Argument(help="Name of the policy (see `penstock policy list`), or a settings file (*.toml)."),
+    values: Annotated[
+        list[str] | None,
+        typer.Argument(help="Settings as in TOML: fairness_p=-1.0, or by policy and stage: sia.fairness_p=-1.0."),
+    ] = None,
+    stage: list[str] = STAGE,
     as_json: bool = JSON,
 ) -> None:
     """Choose the policy that decides from the next round on. For admins.
 
-    The choice outlives a restart of penstockd. Settings that are not given have their defaults.
+    The choice outlives a restart of penstockd. Settings that are not given are those of the
+    settings file.
     """
     for value in values or ():
         try:
@@ -61,11 +73,12 @@ def set_policy(
         settings = tomllib.loads("\n".join(values or ()))  # together, so that sia.x=1 and sia.y=2 are both of sia
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"the settings contradict each other: {error}; give each key once") from None
-    change = ask(lambda penstock: penstock.set_policy(name, settings))
+    choice = with_values(choice_of(name, stage), settings)
+    change = ask(lambda penstock: penstock.set_policy(choice))
     if as_json:
         print_json(change)
     else:
-        typer.echo(f"The policy {change.name} decides from the next round on.")
+        typer.echo(f"The policy {change} decides from the next round on.")
 
 
 def pause(as_json: bool = JSON) -> None:

@@ -22,7 +22,7 @@ def check(
     """Check a settings file as penstockd would, without asking Slurm. Exit status 1, with the line, if it is wrong."""
     settings = load_settings(path)
     daemon = settings.section(DaemonSettings)
-    make_policy(daemon.policy, settings.policy(daemon.policy))
+    make_policy(settings.policy)
     read_prior(daemon.pairs)
     typer.echo(json.dumps(settings.as_dict()) if as_json else f"{path}: ok")
 

@@ -8,9 +8,11 @@ from pathlib import Path
 import typer
 
 from penstock_scheduler.cli.ask import STATE
+from penstock_scheduler.cli.policies import STAGE, choice_of
 from penstock_scheduler.errors import PenstockError
 from penstock_scheduler.model import Plan
 from penstock_scheduler.policies import make_policy
+from penstock_scheduler.policy_choice import PolicyChoice
 from penstock_scheduler.records import RoundRecord, load_round
 from penstock_scheduler.store import open_store
 
@@ -18,14 +20,17 @@ from penstock_scheduler.store import open_store
 def replay(
     source: str = typer.Argument(metavar="ROUND", help="Number of a round in the store, or a file with one as JSON."),
     state: str = STATE,
-    policy: str = typer.Option("", help="Decide with another policy than the recorded one, with its default settings."),
+    policy: str = typer.Option(
+        "", help="Decide by another policy than the recorded one: a name, or a settings file (*.toml)."
+    ),
+    stage: list[str] = STAGE,
     search: bool = typer.Option(
         False, help="Of a round cut short: search anew instead of starting from its incumbent."
     ),
 ) -> None:
     """Decide a saved round again and compare. Exit status 0: the same plan; 1: another one, or unreadable."""
     record = read_round(source, state)
-    plan = decide_again(record, policy=policy or None, search=search)
+    plan = decide_again(record, policy=choice_of(policy, stage) if policy else None, search=search)
     if record.plan.cut_short and not search:
         typer.echo("the round was cut short by its time limit: starting from the incumbent that it recorded")
     differences = compare(record.plan, plan)
@@ -48,9 +53,9 @@ def read_round(source: str, state: str) -> RoundRecord:
     return load_round(text, source)
 
 
-def decide_again(record: RoundRecord, *, policy: str | None = None, search: bool = False) -> Plan:
+def decide_again(record: RoundRecord, *, policy: PolicyChoice | None = None, search: bool = False) -> Plan:
     """The plan that the recorded policy, or another, gives for the recorded snapshot. Raises PenstockError."""
-    again, _ = make_policy(policy, None) if policy else make_policy(record.policy, record.settings)
+    again, _ = make_policy(policy or record.policy)
     snapshot = record.snapshot
     if record.plan.cut_short and not search:
         snapshot = dataclasses.replace(snapshot, incumbent=record.plan.incumbent)

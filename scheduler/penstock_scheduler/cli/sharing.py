@@ -13,6 +13,7 @@ from penstock_profiles.colocation import Colocation, ColocationError, read_pairs
 from penstock_scheduler.cli.options import numbers, split
 from penstock_scheduler.errors import ConfigError
 from penstock_scheduler.policies import sharing_parts
+from penstock_scheduler.policy_choice import PolicyChoice
 from penstock_scheduler.simulator.agents import AgentSettings, SimulatedAgents
 from penstock_scheduler.simulator.sharers import Sharers, names_of, sharers
 from penstock_scheduler.simulator.workloads import Workload
@@ -82,9 +83,9 @@ class Shared:
             gpu_memory_mb=self.gpu_memory_mb,
         )
 
-    def agents(self, policy: str, workload: Workload, seed: int) -> SimulatedAgents | None:
+    def agents(self, policy: PolicyChoice, workload: Workload, seed: int) -> SimulatedAgents | None:
         """New agents for one simulation; None: under this policy nobody shares."""
-        return self.sharers(workload, seed).agents() if policy in self.policies else None
+        return self.sharers(workload, seed).agents() if str(policy) in self.policies else None
 
     def check(self, workload: Workload, naming: str = "") -> None:
         """Raises ConfigError if a table was given that has none of the jobs. `naming` is a remedy, beside drawing kinds."""
@@ -149,7 +150,7 @@ class Shared:
 
 
 def shared_by(
-    policies: Sequence[str], options: SharingOptions, gpu_types: Sequence[str], learned: Learned | None = None
+    policies: Sequence[PolicyChoice], options: SharingOptions, gpu_types: Sequence[str], learned: Learned | None = None
 ) -> Shared | None:
     """What is told of jobs that share; None: none of the policies lets them.
 
@@ -162,7 +163,7 @@ def shared_by(
     Raises:
         ConfigError: an option is wrong, or about nothing.
     """
-    sharing = tuple(name for name in policies if sharing_parts(name))
+    sharing = tuple(str(policy) for policy in policies if sharing_parts(policy))
     file = options.pairs
     given = {
         "--pairs": file is not None,
@@ -174,8 +175,8 @@ def shared_by(
     used = next((option for option, value in given.items() if value), None)
     if used is not None and not sharing:
         raise ConfigError(
-            f"{used} is for policies that let jobs share GPUs, and none of {', '.join(policies)} does; name one, such as "
-            "gandiva or sia+gandiva-share"
+            f"{used} is for policies that let jobs share GPUs, and none of {', '.join(map(str, policies))} does; "
+            "name one, such as gandiva, or a stage, such as --stage gandiva-share"
         )
     if file is None and (options.pair_types or options.draw_kinds):
         raise ConfigError(

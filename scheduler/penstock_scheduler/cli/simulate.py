@@ -10,6 +10,8 @@ from pathlib import Path
 
 import typer
 
+from penstock_scheduler.cli.policies import POLICIES, STAGE
+
 PAIRS = typer.Option(
     None,
     help="For policies that let jobs share GPUs: a table of what jobs lose beside each other; `whatif` without it takes what the "
@@ -33,13 +35,14 @@ ASSUME_UTILISATION = typer.Option(
 def simulate_command(
     cluster: str = typer.Option(..., help="The nodes: a spec such as t4:6x4,rtx:3x8, or a file with a part a line."),
     workload: Path = typer.Option(..., help="The jobs: a workload, or a trace; see docs/admin/workloads.md."),
-    policy: str = typer.Option("sia", help="Policies, such as sia,fifo; the first is compared with the others."),
+    policy: str = POLICIES,
+    stage: list[str] = STAGE,
     profiles: Path | None = typer.Option(None, help="Folder of measured tables, for the models of the workload."),
     seeds: int = typer.Option(
         1, min=1, help="Simulate so many times, with other luck each; see docs/admin/simulator.md."
     ),
     out: Path | None = typer.Option(None, help="Folder for report, tables and summary."),
-    config: Path | None = typer.Option(None, help="A settings file, whose sections policy.NAME apply."),
+    config: Path | None = typer.Option(None, help="A settings file, whose sections [policy.NAME] apply."),
     trace: str | None = typer.Option(
         None, "--format", help="What the workload is; told from its first line if not given."
     ),
@@ -73,6 +76,7 @@ def simulate_command(
         cluster=cluster,
         workload=workload,
         policy=policy,
+        stages=stage,
         profiles=profiles,
         seeds=seeds,
         out=out,

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import itertools
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,12 @@ from rich.table import Table
 from penstock_profiles.profiles import ProfileError
 from penstock_profiles.sensitivity import SensitivityProfile, SensitivityStore
 from penstock_scheduler.cli.options import numbers, split
+from penstock_scheduler.cli.policies import choices_of
 from penstock_scheduler.cli.sharing import SharingOptions, shared_by
 from penstock_scheduler.errors import ConfigError
 from penstock_scheduler.model import Node
 from penstock_scheduler.nodespec import SpecError
-from penstock_scheduler.policies import make_policy
-from penstock_scheduler.settings import load_settings
+from penstock_scheduler.policy_choice import PolicyChoice
 from penstock_scheduler.simulator.cluster import nodes_from_spec
 from penstock_scheduler.simulator.disturbances import Disturbances
 from penstock_scheduler.simulator.figures import figures
@@ -52,6 +52,7 @@ def run(
     cluster: str,
     workload: Path,
     policy: str,
+    stages: Sequence[str],
     profiles: Path | None,
     seeds: int,
     out: Path | None,
@@ -79,13 +80,12 @@ def run(
     if cloud:
         _frontier(found, nodes, cloud, out, as_json=as_json)
         return
-    names = split(policy)
-    given = settings_of(names, config)
+    policies = choices_of(policy, stages, config)
     tables = Profiles(profiles) if profiles is not None else None
     speeds, costs = numbers("--gpu-speeds", gpu_speeds) or None, numbers("--prices", prices) or None
     shares = _sensitivities(sensitivities) if sensitivities is not None else None
     disturbed = _disturbances(disturb)
-    shared = shared_by(names, SharingOptions(pairs, pair_types, draw_kinds, agents, assume_utilisation), types)
+    shared = shared_by(policies, SharingOptions(pairs, pair_types, draw_kinds, agents, assume_utilisation), types)
     if parquet and not parquet_is_there():
         raise ConfigError("--parquet needs pyarrow: pip install 'penstock[report]', or leave it out for CSV")
     tables_as = "parquet" if parquet else "csv"
@@ -101,21 +101,20 @@ def run(
     if out is not None:
         make_folder(out)
 
-    def driving(name: str) -> Driving:
-        found = driving_of(name)
+    def driving(policy: PolicyChoice) -> Driving:
+        found = driving_of(policy)
         if unprofiled and found.learner == "fitted":  # the artifact's jobs know what theirs do
             return dataclasses.replace(found, learner="unprofiled")
         return found
 
     done = itertools.count()
-    with progress(len(found.jobs) * len(names) * seeds, quiet=as_json) as show:
+    with progress(len(found.jobs) * len(policies) * seeds, quiet=as_json) as show:
         results = simulate_each(
-            ((scenario(seed), name, seed) for seed in range(seeds) for name in names),
-            given,
+            ((scenario(seed), choice, seed) for seed in range(seeds) for choice in policies),
             prices=costs,
             driving=driving,
-            agents=lambda name, seed: None if shared is None else shared.agents(name, found, seed),
-            on_tick=lambda name, seed: show(f"{name}, seed {seed}", next(done)),
+            agents=lambda policy, seed: None if shared is None else shared.agents(policy, found, seed),
+            on_tick=lambda policy, seed: show(f"{policy}, seed {seed}", next(done)),
         )
     document = over_seeds(results, cluster=_cluster_spec(cluster), workload=found.name) | {"notes": notes}
     tell(results, document, out, as_json=as_json, tables_as=tables_as, aloud=notes[1:])
@@ -157,18 +156,6 @@ def tell(
     if any(result.simulation.interrupted for result in results):
         typer.echo("stopped: the figures are of what was simulated until then", err=True)
         raise typer.Exit(INTERRUPTED)
-
-
-def settings_of(policies: list[str], config: Path | None) -> dict[str, dict[str, object]]:
-    """The settings of each policy, from a settings file if there is one. Raises ConfigError for what is wrong with
-    any."""
-    if not policies:
-        raise ConfigError("--policy names no policy")
-    settings = load_settings(config) if config is not None else None
-    given = {name: dict(settings.policy(name)) if settings is not None else {} for name in policies}
-    for name in policies:
-        make_policy(name, given[name])
-    return given
 
 
 def _frontier(workload: Workload, nodes: tuple[Node, ...], cloud: str, out: Path | None, *, as_json: bool) -> None:

@@ -16,7 +16,7 @@ from penstock_scheduler.cli.ask import STATE
 from penstock_scheduler.cli.replay import read_round
 from penstock_scheduler.errors import PenstockError
 from penstock_scheduler.model import SolveReport
-from penstock_scheduler.policies import make_policy, overlaid, parts_of
+from penstock_scheduler.policies import make_policy
 from penstock_scheduler.solver import Problem
 from penstock_scheduler.solver import solve as solve_problem
 
@@ -108,13 +108,11 @@ def load_problem(file: Path) -> tuple[Problem, list[str]]:
 
 def _decide(source: str, state: str, solver: str) -> tuple[SolveReport, dict[str, float], str]:
     record = read_round(source, state)
-    first = parts_of(record.policy)[0]
-    composed = first != record.policy
-    if "solver" not in (record.settings.get(first, {}) if composed else record.settings):
+    name, settings = record.policy.name, record.policy.settings
+    if "solver" not in settings.get(name, {}):
         raise PenstockError(f"{source}: policy {record.policy} decided without a solver; take a round of policy sia")
-    chosen = {"solver": solver}
-    settings = overlaid(record.policy, record.settings, {first: chosen} if composed else chosen)
-    policy, _ = make_policy(record.policy, settings)
+    with_solver = settings | {name: settings[name] | {"solver": solver}}
+    policy, _ = make_policy(record.policy.model_copy(update={"settings": with_solver}))
     plan = policy.decide(record.snapshot)
     assert plan.solve is not None, "a policy with a solver says what it did"
     return plan.solve, plan.prices, f"{len(record.snapshot.jobs)} jobs, {len(record.snapshot.nodes)} nodes"

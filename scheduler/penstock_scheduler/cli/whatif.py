@@ -16,14 +16,16 @@ from rich.progress import Progress
 from penstock_profiles.families import load_families
 from penstock_profiles.gpus import load_gpus
 from penstock_scheduler.cli.options import numbers, split
+from penstock_scheduler.cli.policies import POLICIES, STAGE, choices_of
 from penstock_scheduler.cli.sharing import Learned, SharingOptions, shared_by
 from penstock_scheduler.cli.simulate import AGENTS, ASSUME_UTILISATION, DRAW_KINDS, PAIR_TYPES, PAIRS
-from penstock_scheduler.cli.simulation import make_folder, progress, settings_of, tell
+from penstock_scheduler.cli.simulation import make_folder, progress, tell
 from penstock_scheduler.errors import ConfigError
 from penstock_scheduler.model import Node
 from penstock_scheduler.nodespec import parse_nodes
 from penstock_scheduler.pairs import PAIRS as LEARNED
 from penstock_scheduler.pairs import open_pairs
+from penstock_scheduler.policy_choice import PolicyChoice
 from penstock_scheduler.simulator.cluster import nodes_from_spec
 from penstock_scheduler.simulator.metrics import job_rows, summarise
 from penstock_scheduler.simulator.recorded import (
@@ -52,7 +54,8 @@ def whatif(
     add_nodes: str = typer.Option("", help="Nodes that were not there, such as h100:2x8."),
     remove_nodes: str = typer.Option("", help="Nodes to do without, such as t4:2x4; the last of their kind go."),
     like: str = typer.Option("", help="How fast a type is that nobody has run on: h100=a100:2 is twice an a100."),
-    policy: str = typer.Option("sia", help="Policies, such as sia,fifo."),
+    policy: str = POLICIES,
+    stage: list[str] = STAGE,
     seeds: int = typer.Option(
         1, min=1, help="Simulate so many times, with other luck each; see docs/admin/simulator.md."
     ),
@@ -63,12 +66,11 @@ def whatif(
     agents: str = AGENTS,
     assume_utilisation: float | None = ASSUME_UTILISATION,
     out: Path | None = typer.Option(None, help="Folder for report, pictures, tables and summary."),
-    config: Path | None = typer.Option(None, help="A settings file, whose sections policy.NAME apply."),
+    config: Path | None = typer.Option(None, help="A settings file, whose sections [policy.NAME] apply."),
     as_json: bool = typer.Option(False, "--json", help="The summary as one JSON object, and nothing else."),
 ) -> None:
     """Replay the daemon's recorded history on a changed cluster, beside what really happened."""
-    names = split(policy)
-    given = settings_of(names, config)
+    policies = choices_of(policy, stage, config)
     costs = numbers("--prices", prices) or None
     record = _read(store, quiet=as_json)
     nodes = changed(record.nodes, add_nodes, remove_nodes)
@@ -83,7 +85,7 @@ def whatif(
     scenario = Scenario(nodes, record.workload, RecordedTruth(truths), load_families(), load_gpus())
     scenario.check()
     shared = shared_by(
-        names,
+        policies,
         SharingOptions(pairs, pair_types, draw_kinds, agents, assume_utilisation),
         types,
         _learned(store, record, {new: donor for new, (donor, _) in likes.items()}),
@@ -95,12 +97,13 @@ def whatif(
         make_folder(out)
     results = [_result(RECORDED, 0, _lived(record, scenario), record, costs)]
     models = RecordedModels(truths)
-    with progress(len(record.workload.jobs) * len(names) * seeds, quiet=as_json) as show:
-        for seed, name in ((seed, name) for seed in range(seeds) for name in names):
+    with progress(len(record.workload.jobs) * len(policies) * seeds, quiet=as_json) as show:
+        for seed, choice in ((seed, choice) for seed in range(seeds) for choice in policies):
+            name = str(choice)
             other = replace(scenario, workload=jittered(record.workload, seed, record.round_s))
             on_tick = show(f"{name}, seed {seed}", len(results) - 1)
-            its = shared.agents(name, record.workload, seed) if shared is not None else None
-            simulation = simulate_policy(other, name, given[name], _driving(name, record), on_tick, models, its)
+            its = shared.agents(choice, record.workload, seed) if shared is not None else None
+            simulation = simulate_policy(other, choice, None, _driving(choice, record), on_tick, models, its)
             results.append(_result(name, seed, simulation, record, costs))
             if simulation.interrupted:
                 break
@@ -110,7 +113,7 @@ def whatif(
         f"'{RECORDED}' is what really happened, on {_spec(record.nodes)}. Times are of jobs that ended while it was recorded.",
         "The rest is simulated. Every job has the work that it did, and the model that the daemon had of it.",
         *record.notes,
-        *_rigid(names, record),
+        *_rigid(policies, record),
         *(shared.notes(record.workload) if shared is not None else ()),
     ]
     if shared is not None:
@@ -174,16 +177,16 @@ def _likes(text: str) -> Mapping[str, tuple[str, float]]:
     return found
 
 
-def _driving(name: str, record: RecordedHistory) -> Driving:
+def _driving(policy: PolicyChoice, record: RecordedHistory) -> Driving:
     """As in any simulation, but in the daemon's own rounds, and by the jobs' own job specs: nobody knows another
     request."""
-    driving = driving_of(name)
+    driving = driving_of(policy)
     return replace(driving, round_s=None if driving.round_s is None else record.round_s, as_requested=False)
 
 
-def _rigid(names: Sequence[str], record: RecordedHistory) -> list[str]:
+def _rigid(policies: Sequence[PolicyChoice], record: RecordedHistory) -> list[str]:
     """That some policies choose no number of GPUs, where that makes a difference, in a sentence."""
-    rigid = [name for name in names if driving_of(name).as_requested]
+    rigid = [str(policy) for policy in policies if driving_of(policy).as_requested]
     elastic = sum(job.spec.min_gpus < job.spec.max_gpus for job in record.workload.jobs)
     if not rigid or not elastic:
         return []

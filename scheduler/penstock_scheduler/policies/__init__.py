@@ -1,4 +1,4 @@
-"""The policies and stages, one file each, and the registry: a new one is one file and one line here."""
+"""The registry of policies and stages: a new one is one file, or one package, and one line here."""
 
 from __future__ import annotations
 
@@ -43,6 +43,7 @@ from penstock_scheduler.policies.synergy import (
     SynergyTune,
 )
 from penstock_scheduler.policies.tuning import PAPER, REFERENCE, TuneSettings
+from penstock_scheduler.policy_choice import PolicyChoice
 from penstock_scheduler.ports import Policy, Stage
 
 REGISTRY: dict[str, tuple[Callable[[Any], Policy], type[BaseModel]]] = {
@@ -57,7 +58,7 @@ REGISTRY: dict[str, tuple[Callable[[Any], Policy], type[BaseModel]]] = {
     "ftf": (Ftf, FtfSettings),
     "slurm-backfill": (SlurmBackfill, SlurmBackfillSettings),
 }
-"""Name in the settings file -> how to build the policy from its settings, and what those are."""
+"""Name -> how to build the policy from its settings, and what those are."""
 
 STAGES: dict[str, tuple[Callable[[Any], Stage], type[BaseModel]]] = {
     "proportional": (Proportional, ProportionalSettings),
@@ -66,7 +67,7 @@ STAGES: dict[str, tuple[Callable[[Any], Stage], type[BaseModel]]] = {
     "gandiva-share": (GandivaShare, GandivaShareSettings),
     "antman-share": (AntmanShare, AntmanShareSettings),
 }
-"""Name behind a `+` -> how to build the stage from its settings, and what those are."""
+"""Name in `stages` -> how to build the stage from its settings, and what those are."""
 
 PRESETS: dict[str, dict[str, Any]] = {
     "sia:artifact": ARTIFACT,
@@ -79,123 +80,67 @@ Built = TypeVar("Built")
 
 
 def policy_names() -> list[str]:
-    """Names of policies that can decide alone, presets among them; any stages can stand behind each, after a `+`."""
+    """Names of the policies, with their presets."""
     return _names(REGISTRY)
+
+
+def stage_names() -> list[str]:
+    """Names of the stages, with their presets."""
+    return _names(STAGES)
 
 
 def _names(registry: Mapping[str, object]) -> list[str]:
     return sorted([*registry, *(preset for preset in PRESETS if preset.partition(":")[0] in registry)])
 
 
-def make_policy(name: str, settings: Mapping[str, Any] | None = None) -> tuple[Policy, dict[str, Any]]:
-    """The policy called `name`, and its settings in full.
+def make_policy(choice: PolicyChoice | str, settings: Mapping[str, Any] | None = None) -> tuple[Policy, PolicyChoice]:
+    """The policy that was chosen, and the same choice with all settings of its parts.
 
-    A name such as `sia+synergy-tune` is a policy with stages behind it, `sia debug=fifo` one with another for the partition
-    debug; the settings of such are those of each part, by its name.
+    Args:
+        choice: the choice, or the name of one policy without stages.
+        settings: that one policy's settings; None: its defaults.
 
     Raises:
-        ConfigError: a name or a setting that is wrong.
+        ConfigError: a wrong name or setting.
     """
-    rest, own, behind = _read(name)
-    of_part = _by_part(name, settings or {})
-    in_full: dict[str, Any] = {}
+    if isinstance(choice, str):
+        choice = PolicyChoice(name=choice, settings={choice: dict(settings or {})})
+    else:
+        assert not settings, "a choice has its own settings"
+    choice.check()
+    in_full: dict[str, dict[str, Any]] = {}
 
-    def made(part: str) -> Policy:
-        policy, in_full[part] = _make(part, REGISTRY, "policies", of_part[part])
+    def made(name: str) -> Policy:
+        policy, in_full[name] = _make(name, REGISTRY, "policy", choice.settings_of(name))
         return WithCloud(policy)
 
-    policy = made(rest)
-    # With the presets, which are no part of the policies' own names: settings are recorded by them.
-    called = " ".join([rest, *(f"{partition}={part}" for partition, part in own.items())])
-    if own:
-        policy = Partitioned(policy, {partition: made(part) for partition, part in own.items()}, called)
+    policy = made(choice.name)
+    if choice.partitions:
+        own = {partition: made(each.name) for partition, each in choice.partitions.items()}
+        policy = Partitioned(policy, own, str(choice))
     policy = WithBudgets(policy)
     stages: list[Stage] = []
-    for part in behind:
-        stage, in_full[part] = _make(part, STAGES, "stages", of_part[part])
+    for name in choice.stages:
+        stage, in_full[name] = _make(name, STAGES, "stage", choice.settings_of(name))
         stages.append(stage)
     if stages:
-        policy = Staged(policy, stages, "+".join([called, *behind]), tuple(own))
-    return policy, in_full if own or stages else in_full[rest]
+        policy = Staged(policy, stages, str(choice), tuple(choice.partitions))
+    return policy, choice.model_copy(update={"settings": in_full})
 
 
-def sharing_parts(name: str) -> list[str]:
-    """The parts of a policy's name that let jobs share GPUs, and so need a cluster with agents."""
+def sharing_parts(choice: PolicyChoice | str) -> list[str]:
+    """Policies and stages of a choice that let jobs share GPUs, and so need a cluster with agents."""
+    parts = (choice,) if isinstance(choice, str) else choice.parts
     registered: dict[str, tuple[Any, type[BaseModel]]] = {**REGISTRY, **STAGES}
-    return [part for part in parts_of(name) if getattr(registered[part.partition(":")[0]][0], "shares", False)]
-
-
-def overlaid(name: str, settings: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings for the policy `name` with `more` on top, part by part. Raises ConfigError."""
-    _, own, behind = _read(name)
-    if not own and not behind:
-        return {**settings, **more}
-    below, above = _by_part(name, settings), _by_part(name, more)
-    return {part: {**below[part], **above[part]} for part in below}
-
-
-def parts_of(name: str) -> list[str]:
-    """The policies and stages that a name is made of: of `sia debug=fifo+synergy-tune` sia, fifo and synergy-tune."""
-    words = name.replace("+", " ").split()
-    return list(dict.fromkeys(word.partition("=")[2] or word for word in words))
-
-
-def _read(name: str) -> tuple[str, dict[str, str], list[str]]:
-    """The policy, those of partitions of their own, and the stages that a name says. Raises ConfigError."""
-    first, *behind = (part.split() for part in name.split("+"))
-    if not first:
-        raise ConfigError(f"policy {name!r} names no policy that decides; the policies are {', '.join(policy_names())}")
-    rest, *words = first
-    if rest.partition(":")[0] in STAGES:
-        raise ConfigError(f"{rest!r} refines the plan of a policy: write it behind one, such as sia+{rest}")
-    if "=" in rest:
-        raise ConfigError(
-            f"policy {name!r} begins with {rest!r}, so there is no policy for the other partitions: name it first, such as "
-            f"'sia {rest}'"
-        )
-    own: dict[str, str] = {}
-    for word in words:
-        partition, _, policy = word.partition("=")
-        if not (partition and policy):
-            raise ConfigError(
-                f"policy: {word!r} behind the first policy is no PARTITION=POLICY, such as debug=fifo, for a partition of its own"
-            )
-        if partition in own:
-            raise ConfigError(f"policy {name!r} gives the partition {partition} two policies; leave one of them out")
-        own[partition] = policy
-    for stage in behind:
-        if len(stage) != 1:
-            raise ConfigError(
-                f"policy {name!r}: behind each + stands one stage, and nothing behind the stages, such as "
-                f"'sia debug=fifo+synergy-tune'; the stages are {', '.join(_names(STAGES))}"
-            )
-    return rest, own, [stage for (stage,) in behind]
-
-
-def _by_part(name: str, settings: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """The settings of each part, by its name. Those of a preset may stand under its policy's name, if that is no part itself."""
-    _, own, behind = _read(name)
-    parts = parts_of(name)
-    if not own and not behind:
-        return {parts[0]: settings}
-    bases = {part: part.partition(":")[0] for part in parts}
-    for key, table in settings.items():
-        if key not in (*bases, *bases.values()):
-            raise ConfigError(f"policy {name!r} has no part {key!r}; its settings are by part: {', '.join(parts)}")
-        if not isinstance(table, Mapping):
-            raise ConfigError(f"policy {name!r}: {key} is a part, so its settings are a table, such as {key}.KEY=VALUE")
-    return {
-        part: {**(settings.get(base, {}) if base not in parts else {}), **settings.get(part, {})}
-        for part, base in bases.items()
-    }
+    return [part for part in parts if getattr(registered[part.partition(":")[0]][0], "shares", False)]
 
 
 def settings_model(name: str) -> type[BaseModel]:
-    """What the settings of a policy or a stage may be. Raises ConfigError if there is none of that name."""
+    """The settings of a policy or a stage. Raises ConfigError if there is none of that name."""
     base = name.partition(":")[0]
     found = REGISTRY.get(base) or STAGES.get(base)
     if found is None or (base != name and name not in PRESETS):
-        names = ", ".join([*_names(REGISTRY), *_names(STAGES)])
+        names = ", ".join([*policy_names(), *stage_names()])
         raise ConfigError(f"there is no policy or stage {name!r}; there are {names}")
     return found[1]
 
@@ -208,11 +153,20 @@ def _make(
 ) -> tuple[Built, dict[str, Any]]:
     base = name.partition(":")[0]
     if base not in registry or (base != name and name not in PRESETS):
-        what = "stage" if kind == "stages" else "policy"
-        raise ConfigError(f"unknown {what} {name!r}; the {kind} are {', '.join(_names(registry))}")
+        raise ConfigError(_unknown(name, kind))
     build, model = registry[base]
     try:
         checked = model.model_validate(PRESETS.get(name, {}) | dict(settings))
     except ValidationError as error:
         raise ConfigError(f"[policy.{name}] " + "; ".join(describe_errors(error, model))) from None
     return build(checked), checked.model_dump(mode="json")
+
+
+def _unknown(name: str, kind: str) -> str:
+    base = name.partition(":")[0]
+    if kind == "policy" and base in STAGES:
+        return f"{name!r} is a stage, which refines a policy's plan: [policy] stages = [{name!r}]"
+    if kind == "stage" and base in REGISTRY:
+        return f"{name!r} is a policy, not a stage; the stages are {', '.join(stage_names())}"
+    names, kinds = (policy_names(), "policies") if kind == "policy" else (stage_names(), "stages")
+    return f"unknown {kind} {name!r}; the {kinds} are {', '.join(names)}"

@@ -20,6 +20,7 @@ from fastapi import Depends, Request
 from penstock_profiles.wire import Report
 from penstock_scheduler.messages import Identity, JobView, Role
 from penstock_scheduler.model import JobSpec
+from penstock_scheduler.policy_choice import PolicyChoice
 from penstock_scheduler.ports import ModelSource, Submitter
 from penstock_scheduler.rules import SchedulingRules
 from penstock_scheduler.service.board import Board
@@ -37,9 +38,9 @@ _RANK: dict[str, int] = {"job": 0, "user": 1, "operator": 2, "admin": 3}
 class Controls:
     """What admins may change of the round loop, and what the API asks of the daemon."""
 
-    policy: Callable[[], tuple[str, dict[str, Any]]]
-    set_policy: Callable[[str, dict[str, Any]], dict[str, Any]]
-    """Returns all settings of the policy. Raises ConfigError."""
+    policy: Callable[[], PolicyChoice]
+    set_policy: Callable[[PolicyChoice], PolicyChoice]
+    """Returns the choice with all settings. Raises ConfigError."""
     paused: Callable[[], bool]
     set_paused: Callable[[bool], None]
     settings: Callable[[], dict[str, Any]]

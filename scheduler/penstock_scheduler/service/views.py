@@ -99,7 +99,7 @@ def cluster_view(board: Board, controls: Controls) -> ClusterView:
     return ClusterView(
         observed_s=board.observed_s,
         round=record.snapshot.round if record else None,
-        policy=controls.policy()[0],
+        policy=str(controls.policy()),
         paused=controls.paused(),
         gpus=by_type(lambda node: node.gpus),
         allocated=by_type(lambda node: node.allocated),
@@ -241,7 +241,7 @@ def forecast(
         time_limit_s=order.time_limit_s,
     )
     (job,), known = by_partition(rules, [job], models.facts([job], {node.gpu_type for node in before.nodes}))
-    policy, _ = make_policy(record.policy, record.settings)
+    policy, _ = make_policy(record.policy)
     try:
         answer = ask(policy, with_job(before, job, known, ()), FORECAST, without=record.plan)
     except RoundFailed as error:

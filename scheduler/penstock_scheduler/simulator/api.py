@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from penstock_scheduler.errors import ConfigError
+from penstock_scheduler.policy_choice import PolicyChoice
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -53,7 +54,7 @@ class Result:
 def simulate(
     cluster: str | Sequence[Node],
     workload: str | Path | pd.DataFrame | Workload,
-    policies: str | Sequence[str] | Mapping[str, Mapping[str, object]] = "sia",
+    policies: str | PolicyChoice | Sequence[str | PolicyChoice] | Mapping[str, Mapping[str, object]] = "sia",
     *,
     seeds: int = 1,
     profiles: str | Path | None = None,
@@ -69,7 +70,7 @@ def simulate(
         cluster: nodes, or a spec of them such as `t4:6x4,a100:2x8` (6 nodes of 4 T4, 2 nodes of 8 A100).
         workload: a file that `penstock workload` reads, a DataFrame with columns of `workloads.frames.WORKLOAD`, or a
             Workload.
-        policies: one name, several names, or names with their settings.
+        policies: one policy or several, by name or as a PolicyChoice with stages; or names with their settings.
         seeds: number of simulations of each policy. Seed 0 is the workload as it is; in others jobs come up to 60 s
             later.
         profiles: folder of measured tables of the workload's models; None: the catalogue of model families.
@@ -96,13 +97,16 @@ def simulate(
         workload = from_frame(workload)
     elif isinstance(workload, str | Path):
         workload = read_workload(Path(workload), gpu_types=[node.gpu_type for node in nodes])
-    names = [policies] if isinstance(policies, str) else list(policies)
-    settings: Mapping[str, Any] = policies if isinstance(policies, Mapping) else {}
+    if isinstance(policies, Mapping):
+        choices = [PolicyChoice(name=name, settings={name: dict(its)}) for name, its in policies.items()]
+    else:
+        names = [policies] if isinstance(policies, str | PolicyChoice) else policies
+        choices = [PolicyChoice(name=each) if isinstance(each, str) else each for each in names]
     tables = None if profiles is None else Profiles(Path(profiles))
     scenarios = [
         prepare(nodes, workload, tables, gpu_speeds=gpu_speeds, disturbances=disturbances, seed=seed)
         for seed in range(seeds)
     ]
     scenarios[0].check()
-    each = ((scenario, name, seed) for seed, scenario in enumerate(scenarios) for name in names)
-    return to_result(simulate_each(each, settings, prices=prices))
+    each = ((scenario, choice, seed) for seed, scenario in enumerate(scenarios) for choice in choices)
+    return to_result(simulate_each(each, prices=prices))

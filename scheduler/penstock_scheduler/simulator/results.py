@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from scipy.special import stdtrit
 
+from penstock_scheduler.policy_choice import PolicyChoice
 from penstock_scheduler.simulator.api import Result
 from penstock_scheduler.simulator.metrics import JobRow, Summary, job_rows, summarise
 from penstock_scheduler.simulator.run import Driving, Scenario, Simulation, Tick, driving_of, simulate_policy
@@ -43,31 +44,29 @@ class SeedResult:
 
 
 def simulate_each(
-    each: Iterable[tuple[Scenario, str, int]],
-    settings: Mapping[str, Mapping[str, object]],
+    each: Iterable[tuple[Scenario, PolicyChoice, int]],
     *,
     prices: Mapping[str, float] | None = None,
-    driving: Callable[[str], Driving] = driving_of,
-    agents: Callable[[str, int], SimulatedAgents | None] = lambda policy, seed: None,
-    on_tick: Callable[[str, int], Callable[[Simulation], None]] = lambda policy, seed: lambda simulation: None,
+    driving: Callable[[PolicyChoice], Driving] = driving_of,
+    agents: Callable[[PolicyChoice, int], SimulatedAgents | None] = lambda policy, seed: None,
+    on_tick: Callable[[PolicyChoice, int], Callable[[Simulation], None]] = lambda policy, seed: lambda simulation: None,
 ) -> list[SeedResult]:
     """Simulate each (scenario, policy, seed). Ctrl-C ends the simulation that is under way, which is the last one then.
 
     Args:
         each: what to simulate.
-        settings: policy -> its settings; a policy that is absent has its defaults.
         prices: GPU type -> price of a GPU-hour.
         driving: policy -> how it is driven.
         agents: (policy, seed) -> agents by which jobs share GPUs.
         on_tick: (policy, seed) -> function that is called after each tick.
     """
     results: list[SeedResult] = []
-    for scenario, name, seed in each:
+    for scenario, choice, seed in each:
         simulation = simulate_policy(
-            scenario, name, settings.get(name), driving(name), on_tick(name, seed), agents=agents(name, seed)
+            scenario, choice, None, driving(choice), on_tick(choice, seed), agents=agents(choice, seed)
         )
         rows = job_rows(simulation, prices)
-        results.append(SeedResult(name, seed, simulation, rows, summarise(simulation, rows)))
+        results.append(SeedResult(str(choice), seed, simulation, rows, summarise(simulation, rows)))
         if simulation.interrupted:
             break
     return results

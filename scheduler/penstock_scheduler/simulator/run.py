@@ -19,8 +19,9 @@ from penstock_scheduler.loop import RoundLoop
 from penstock_scheduler.model import JobSpec, Node, Outcome, ReasonCode
 from penstock_scheduler.models import SpecModels
 from penstock_scheduler.pairs import Pairs
-from penstock_scheduler.policies import make_policy, parts_of, sharing_parts
+from penstock_scheduler.policies import make_policy, sharing_parts
 from penstock_scheduler.policies.wrapper import front_only
+from penstock_scheduler.policy_choice import PolicyChoice
 from penstock_scheduler.ports import ClusterParts, ModelSource, Trigger
 from penstock_scheduler.records import RoundRecord
 from penstock_scheduler.simulator.agents import SimulatedAgents
@@ -72,13 +73,13 @@ DRIVINGS: Mapping[str, Driving] = {
 """By the name of a policy or preset; any other is driven as `Driving()` says."""
 
 
-def driving_of(policy_name: str) -> Driving:
+def driving_of(policy: PolicyChoice | str) -> Driving:
     """How a policy is driven: one with stages, or with others for some partitions, as it would be without them.
 
     One that lets jobs share decides at least each minute, also behind a queue: that is how long a slice is.
     """
-    found = DRIVINGS.get(next(iter(parts_of(policy_name)), ""), Driving())
-    if found.round_s is None and sharing_parts(policy_name):
+    found = DRIVINGS.get(policy if isinstance(policy, str) else policy.name, Driving())
+    if found.round_s is None and sharing_parts(policy):
         return replace(found, round_s=Driving().round_s)
     return found
 
@@ -228,7 +229,7 @@ class Simulation:
 
 def simulate_policy(
     scenario: Scenario,
-    policy_name: str,
+    choice: PolicyChoice | str,
     settings: Mapping[str, object] | None = None,
     driving: Driving | None = None,
     on_tick: Callable[[Simulation], None] = lambda simulation: None,
@@ -241,8 +242,8 @@ def simulate_policy(
 
     Args:
         scenario: cluster, jobs and truth.
-        policy_name: a policy or preset.
-        settings: the policy's; None: its defaults.
+        choice: the policy; or the name of one without stages.
+        settings: of that one policy; None: its defaults.
         driving: None: as `DRIVINGS` says.
         on_tick: called after each look at the cluster.
         models: what the scheduler knows of the jobs; None: what they have learnt themselves.
@@ -252,11 +253,11 @@ def simulate_policy(
     Raises:
         ConfigError: no such policy, or a setting that is wrong.
     """
-    policy, all_settings = make_policy(policy_name, settings)
-    driving = driving or driving_of(policy_name)
+    policy, in_full = make_policy(choice, settings)
+    driving = driving or driving_of(choice)
     begun_s = time.process_time()
     jobs = [_simulated(job, scenario, driving) for job in scenario.workload.jobs]
-    simulation = Simulation(policy_name, scenario, jobs, agents=agents)
+    simulation = Simulation(str(choice), scenario, jobs, agents=agents)
     clock = SimulatedClock()
     cluster = SimulatedCluster(
         scenario.nodes,
@@ -292,7 +293,7 @@ def simulate_policy(
         models,
         tick_s=tick_s,
         rest_s=0.0 if driving.round_s is None else REST_S,
-        settings=all_settings,
+        choice=in_full,
         on_round=on_round,
         rules=(pairs or Pairs(Colocation())).on,
     )

@@ -37,7 +37,7 @@ def summarise(record: RoundRecord) -> RoundSummary:
     return RoundSummary(
         round=record.snapshot.round,
         time_s=record.snapshot.time_s,
-        policy=record.policy,
+        policy=str(record.policy),
         jobs=len(record.snapshot.jobs),
         placed=len(plan.assignments),
         waiting=len(plan.waiting),
@@ -97,7 +97,7 @@ class RoundStore(Database):
         row = {
             "round": number,
             "time_s": record.snapshot.time_s,
-            "policy": record.policy,
+            "policy": str(record.policy),
             "record": zlib.compress(dump_round(record), 1),
             "summary": summarise(record).model_dump_json(),
         }

@@ -80,11 +80,11 @@ def simulate_site(
         for number, (job, at_s) in enumerate(zip(jobs, arrivals_s, strict=True))
     ]
     cluster = SimulatedCluster(nodes, simulated, clock, latencies=pace.latencies)
-    policy, settings = make_policy(policy_name)
+    policy, choice = make_policy(policy_name)
     models, store = SpecModels(families, RESTART_COST_S), MemoryStore()
     trigger: Trigger = OnEvent() if plain else Period(pace.round_s)
     parts = ClusterParts(cluster)
-    loop = RoundLoop(parts, clock, store, trigger, policy, models, tick_s=pace.tick_s, settings=settings)
+    loop = RoundLoop(parts, clock, store, trigger, policy, models, tick_s=pace.tick_s, choice=choice)
     loop.run(lambda: cluster.finished or clock.now_s() > END_OF_TIME_S)
     cluster.close()
     return history(nodes, simulated, clock.now_s(), title, note), store

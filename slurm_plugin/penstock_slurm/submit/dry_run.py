@@ -90,7 +90,7 @@ def explain(settings: Settings, spec: JobSpec, asked: Asked) -> Iterator[str]:
         site.partitions, [job], models.facts([job], {node.gpu_type for node in snapshot.nodes})
     )
     limits = site_limits(site, [job])
-    policy, _ = make_policy(daemon.policy, settings.policy(daemon.policy))
+    policy, _ = make_policy(settings.policy)
     answer = ask(policy, with_job(snapshot, job, known, limits), THIS)
     yield from describe(answer, now_s, {job.id: job.name for job in snapshot.jobs})
     yield f"Decided by the policy {policy.name} on {source}; other jobs may arrive before the real round."

@@ -16,20 +16,26 @@ def api(tmp_path):
         yield api
 
 
-def test_an_admin_pauses_resumes_and_sets_the_policy(api):
+def test_an_admin_pauses_resumes_and_sets_the_policy(api, tmp_path):
     assert "Paused" in penstock(api, "pause").output
     assert api.changes["paused"]
     assert "Rounds are paused" in penstock(api, "queue").output
     penstock(api, "resume")
     assert not api.changes["paused"]
     assert penstock(api, "policy", "set", "sia", "fairness_p=-1.0").exit_code == 0
-    assert api.changes["policy"][1]["fairness_p"] == -1.0
+    assert api.changes["policy"].settings["sia"]["fairness_p"] == -1.0
     assert penstock(api, "policy", "set", "sia", "fairness_p").exception is not None
-    both = penstock(api, "policy", "set", "sia debug=fifo", "sia.fairness_p=-0.5", "sia.gap=0.02")
+    both = penstock(api, "policy", "set", "sia", "sia.fairness_p=-0.5", "gap=0.02", "--stage", "synergy-tune")
     assert both.exit_code == 0
-    assert api.changes["policy"][1]["sia"].items() >= {"fairness_p": -0.5, "gap": 0.02}.items()
+    assert "The policy sia+synergy-tune decides from the next round on" in both.output
+    assert api.changes["policy"].settings["sia"].items() >= {"fairness_p": -0.5, "gap": 0.02}.items()
+    assert "* sia+synergy-tune" in " ".join(penstock(api, "policy", "list").output.split())
+    file = tmp_path / "mine.toml"
+    file.write_text('[policy]\nname = "sia"\n[policy.partitions.debug]\nname = "fifo"\n')
+    assert "sia (debug: fifo) decides" in penstock(api, "policy", "set", str(file), 'fifo.fit="best"').output
+    assert api.changes["policy"].settings["fifo"]["fit"] == "best"
     assert "give each key once" in str(penstock(api, "policy", "set", "sia", "gap=0.1", "gap=0.2").exception)
-    assert "names no policy" in str(penstock(api, "policy", "set", "").exception)
+    assert "unknown policy ''" in str(penstock(api, "policy", "set", "").exception)
 
 
 def test_an_operator_drains_and_ends_it(api):

@@ -14,7 +14,7 @@ from penstock_scheduler.model import Phase
 from penstock_scheduler.policies import make_policy
 from penstock_scheduler.ports import Fate
 from penstock_scheduler.records import RoundRecord
-from tests.scheduler.builders import job, on, snapshot, with_facts
+from tests.scheduler.builders import job, on, snapshot, staged, with_facts
 from tests.scheduler.cli.commands import penstock
 from tests.scheduler.service.api import BOBS, serving
 
@@ -91,8 +91,8 @@ def test_efficiency_shows_cpus_and_memory_and_what_other_amounts_would_change(ap
     shot = with_facts(
         snapshot("t4:2x4:8c", [job("1", max_gpus=4)]), sensitivity={"1": SensitivityProfile("image", (table,))}
     )
-    policy, settings = make_policy("fifo+synergy-tune")
-    api.board.record = RoundRecord(shot, policy.name, settings, policy.decide(shot))
+    policy, choice = make_policy(staged("fifo", "synergy-tune"))
+    api.board.record = RoundRecord(shot, choice, policy.decide(shot))
     told = penstock(api, "efficiency", "1").output
     assert (
         "share       8 CPUs on each node; proportional to its GPUs would be 8 CPUs; 1.00 times as fast as with that"

@@ -12,6 +12,7 @@ from penstock_scheduler.cli import make_app
 from penstock_scheduler.cli.top import render
 from penstock_scheduler.model import Node, Phase, Refusal
 from penstock_scheduler.policies import make_policy
+from penstock_scheduler.policy_choice import PolicyChoice
 from penstock_scheduler.records import RoundRecord
 from penstock_scheduler.store import open_store
 from tests.scheduler.builders import job, on, snapshot
@@ -28,8 +29,8 @@ def record(nodes: str | tuple[Node, ...] = "t4:2x4,a100:1x8", **fields: object) 
     ]
     jobs[1] = dataclasses.replace(jobs[1], name="[/red] a name that is longer than it has room for")
     shown = dataclasses.replace(snapshot(nodes, jobs), refused=(Refusal("8", "[b]", "ada", "unknown key"),), **fields)
-    policy, settings = make_policy("sia")
-    return RoundRecord(shown, "sia", settings, policy.decide(shown))
+    policy, choice = make_policy("sia")
+    return RoundRecord(shown, choice, policy.decide(shown))
 
 
 def screen(width: int, shown: RoundRecord | None = None) -> list[str]:
@@ -71,7 +72,9 @@ def test_names_are_text_and_no_markup():
 def test_bars_of_a_large_cluster_fit():
     nodes = tuple(Node(f"t4-{i:03d}", "t4", 8, ("all",), usable=i > 0, gpus_others=2) for i in range(200))
     shown = RoundRecord(
-        dataclasses.replace(snapshot(nodes, [])), "sia", {}, make_policy("sia")[0].decide(snapshot(nodes, []))
+        dataclasses.replace(snapshot(nodes, [])),
+        PolicyChoice(name="sia"),
+        make_policy("sia")[0].decide(snapshot(nodes, [])),
     )
     line = next(line for line in screen(80, shown) if line.startswith("t4"))
     bar = line.split()[1]

@@ -163,9 +163,9 @@ def test_at_the_cap_what_runs_is_finished_or_recalled_by_setting():
 
 def test_a_round_with_a_cloud_is_saved_and_decides_again_to_the_same():
     base = with_cloud(one_job("a100:1x8", gpu_types=["t4", "a10g"]))
-    policy, all_settings = make_policy("sia")
+    policy, in_full = make_policy("sia")
     plan = policy.decide(base)
-    again = load_round(dump_round(RoundRecord(base, "sia", all_settings, plan)), "here")
+    again = load_round(dump_round(RoundRecord(base, in_full, plan)), "here")
     assert again.plan.bursts == plan.bursts
     assert make_policy("sia")[0].decide(again.snapshot).bursts == plan.bursts
 

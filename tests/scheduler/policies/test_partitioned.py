@@ -9,9 +9,12 @@ import pytest
 from penstock_scheduler.errors import ConfigError
 from penstock_scheduler.limits import LimitSettings, site_limits
 from penstock_scheduler.model import CloudRun, CloudState, GpuLimit, Offer, Phase
-from penstock_scheduler.policies import make_policy, overlaid
+from penstock_scheduler.policies import make_policy
+from penstock_scheduler.policy_choice import PolicyChoice
 from penstock_scheduler.settings import parse_settings
-from tests.scheduler.builders import job, nodes_from_spec, on, snapshot, table, with_facts
+from tests.scheduler.builders import job, nodes_from_spec, on, snapshot, staged, table, with_facts
+
+SIA_AND_FIFO = staged("sia", partitions={"debug": "fifo"})
 
 
 def two_parts(*jobs, limits=()):
@@ -32,12 +35,12 @@ def test_each_partition_has_its_nodes_and_its_policy():
     seen = two_parts(
         job("old", submit_s=1, **debug), job("young", submit_s=2, **debug), job("a", **rest), job("b", **rest)
     )
-    policy, full = make_policy("sia debug=fifo")
+    policy, full = make_policy(SIA_AND_FIFO)
     plan = policy.decide(seen)
     assert given(plan) == {"old": ("t4-01",), "a": ("t4-00",), "b": ("t4-00",)}
     assert set(plan.waiting) == {"young"}
-    assert set(full) == {"sia", "fifo"}
-    again, _ = make_policy(policy.name, full)
+    assert set(full.settings) == {"sia", "fifo"}
+    again, _ = make_policy(full)
     assert given(again.decide(seen)) == given(plan), "what is recorded decides the same again"
 
 
@@ -48,7 +51,7 @@ def test_what_a_job_holds_outside_of_its_part_is_promised_to_nobody_else():
         job("there", min_gpus=3, max_gpus=3, partitions=("all", "debug"), **held),
         *(job(name, max_gpus=1, partitions=("debug", "all"), submit_s=at) for at, name in enumerate("de")),
     )
-    plan = make_policy("sia debug=fifo")[0].decide(seen)
+    plan = make_policy(SIA_AND_FIFO)[0].decide(seen)
     assert {name: str(each.placement) for name, each in plan.assignments.items()} == {
         "there": "t4 t4-01:3",
         "d": "t4 t4-01:1",
@@ -62,7 +65,7 @@ def test_a_limit_holds_over_all_parts():
         job("r", max_gpus=4, partitions=("all", "debug")),
         limits=[GpuLimit("user", "ada", 5)],
     )
-    plan = make_policy("sia debug=fifo")[0].decide(seen)
+    plan = make_policy(SIA_AND_FIFO)[0].decide(seen)
     assert plan.assignments["d"].placement.gpus == 4
     assert plan.assignments["r"].placement.gpus == 1
 
@@ -80,29 +83,48 @@ def test_a_partition_has_a_limit_of_its_own(policy):
 
 
 @pytest.mark.parametrize(
-    ("name", "words"),
+    ("choice", "words"),
     [
-        ("", "names no policy that decides; the policies are antman, fifo"),
-        ("+synergy-tune", "names no policy that decides"),
-        ("sia+", "behind each \\+ stands one stage"),
-        ("sia+synergy-tune debug=fifo", "nothing behind the stages"),
-        ("sia+fifo", "unknown stage 'fifo'"),
-        ("sia:", "unknown policy 'sia:'"),
-        ("debug=fifo", "name it first, such as 'sia debug=fifo'"),
-        ("debug=fifo old=las", "name it first"),
-        ("sia fifo", "'fifo' behind the first policy is no PARTITION=POLICY"),
-        ("sia debug=", "is no PARTITION=POLICY"),
-        ("sia debug=a=b", "unknown policy 'a=b'"),
-        ("sia debug=nonsense", "unknown policy 'nonsense'"),
-        ("sia debug=fifo debug=las", "gives the partition debug two policies"),
+        (staged(""), "unknown policy ''; the policies are antman, fifo"),
+        (staged("sia:"), "unknown policy 'sia:'"),
+        (staged("synergy-tune"), "'synergy-tune' is a stage"),
+        (staged("sia", "fifo"), "'fifo' is a policy, not a stage; the stages are antman-share"),
+        (staged("sia", "synergy"), "unknown stage 'synergy'; the stages are antman-share"),
+        (staged("sia", partitions={"debug": ""}), "unknown policy ''"),
+        (staged("sia", partitions={"debug": "nonsense"}), "unknown policy 'nonsense'"),
     ],
 )
-def test_names_that_say_nothing_are_refused(name, words):
+def test_names_that_say_nothing_are_refused(choice, words):
     with pytest.raises(ConfigError, match=words):
-        make_policy(name)
+        make_policy(choice)
 
 
-@pytest.mark.parametrize("policy", ["sia debug=fifo", "fifo debug=sia", "fifo debug=gavel+synergy-tune"])
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("policy = 'sia'", "policy is a section"),
+        ("[policy]\nnmae = 'sia'", "unknown key 'nmae'; the keys are name, stages, partitions"),
+        ("[policy]\nname = 3", r"name=3.* \(line 2\)"),
+        ("[policy]\nstages = 'synergy-tune'", r"stages=.* \(line 2\)"),
+        ("[policy.partitions.debug]\nnmae = 'fifo'", "partitions.debug.name.*partitions.debug.nmae"),
+        ("[policy.partitions]\ndebug = 'fifo'", "partitions.debug"),
+        ("[policy.sai]\ngap = 1", "no policy or stage 'sai'"),
+    ],
+)
+def test_a_section_that_is_wrong_is_refused_with_what_is_valid(text, words):
+    with pytest.raises(ConfigError, match=words):
+        parse_settings(text, "here")
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        SIA_AND_FIFO,
+        staged("fifo", partitions={"debug": "sia"}),
+        staged("fifo", "synergy-tune", partitions={"debug": "gavel"}),
+    ],
+    ids=str,
+)
 def test_jobs_wait_while_the_partition_of_their_policy_is_down(policy):
     """No node is in it then, and the jobs are not everybody's."""
     nodes = tuple(dataclasses.replace(node, partitions=("all",)) for node in two_parts().nodes)
@@ -122,7 +144,7 @@ def test_jobs_of_a_partition_of_its_own_stay_out_of_the_cloud():
     nothing = tuple(dataclasses.replace(node, gpus_others=4) for node in two_parts().nodes)
     seen = dataclasses.replace(two_parts(*jobs), nodes=nothing, cloud=cloud)
     models = {name: table(t4={1: 1.0}, a10g={1: 1.0}) for name in ("d", "there", "only", "r")}
-    plan = make_policy("fifo debug=fifo")[0].decide(with_facts(seen, model=models))
+    plan = make_policy(staged("fifo", partitions={"debug": "fifo"}))[0].decide(with_facts(seen, model=models))
     assert set(plan.bursts) == {"there", "r"}
     assert set(plan.waiting) == {"d", "only"}
 
@@ -137,43 +159,53 @@ def test_stages_put_no_job_on_nodes_of_another_part(stage):
     nodes[0] = dataclasses.replace(nodes[0], gpus_others=3, cpus_others=12, memory_others_mb=48_000)
     jobs = [job("r", max_gpus=1, partitions=("all", "debug")), job("d", max_gpus=1, partitions=("debug", "all"))]
     seen = snapshot(tuple(nodes), jobs)
-    name = f"sia debug=fifo+{stage}"
-    plan = make_policy(name)[0].decide(seen)
+    plan = make_policy(staged("sia", stage, partitions={"debug": "fifo"}))[0].decide(seen)
     assert given(plan)["r"] == ("t4-01",)
     assert given(plan)["d"][0] in {"t4-00", "t4-02"}
     assert plan.assignments["r"].placement.shares[0].cpus, "the stage has decided"
 
 
 def test_settings_of_a_policy_and_of_its_preset_are_apart():
-    name = "sia debug=sia:artifact"
-    settings = parse_settings('[policy.sia]\ngap = 0.01\n[policy."sia:artifact"]\ngap = 0.02\n', "here")
-    policy, full = make_policy(name, settings.policy(name))
-    assert (full["sia"]["gap"], full["sia:artifact"]["gap"]) == (0.01, 0.02)
-    assert full["sia:artifact"]["max_job_gpus"] == 64
-    assert full["sia"]["max_job_gpus"] != 64
-    assert make_policy(policy.name, full)[1] == full, "what is recorded decides the same again"
-    assert make_policy("sia debug=sia", {"sia": {"gap": 0.01}})[1]["sia"]["gap"] == 0.01
+    text = '[policy.sia]\ngap = 0.01\n[policy."sia:artifact"]\ngap = 0.02\n[policy.partitions.debug]\nname = "sia:artifact"\n'
+    _, full = make_policy(parse_settings(text, "here").policy)
+    assert (full.settings["sia"]["gap"], full.settings["sia:artifact"]["gap"]) == (0.01, 0.02)
+    assert full.settings["sia:artifact"]["max_job_gpus"] == 64
+    assert full.settings["sia"]["max_job_gpus"] != 64
+    assert make_policy(full)[1] == full, "what is recorded decides the same again"
+    twice = staged("sia", partitions={"debug": "sia"}, sia={"gap": 0.01})
+    assert make_policy(twice)[1].settings == {"sia": full.settings["sia"]}
 
 
 def test_settings_are_laid_over_others_part_by_part():
     """[policy.sia] stays where an admin sets something else of it; a preset's may be called by the policy's name."""
-    below = {"sia": {"gap": 0.01}, "fifo": {"fit": "best"}}
-    merged = overlaid("sia debug=fifo", below, {"sia": {"fairness_p": -1.0}})
-    assert merged == {"sia": {"gap": 0.01, "fairness_p": -1.0}, "fifo": {"fit": "best"}}
-    assert overlaid("sia", {"gap": 0.01}, {"fairness_p": -1.0}) == {"gap": 0.01, "fairness_p": -1.0}
-    empty = {"sia:artifact": {}, "fifo": {}}
-    given = overlaid("sia:artifact debug=fifo", empty, {"sia": {"gap": 0.02}})
-    assert make_policy("sia:artifact debug=fifo", given)[1]["sia:artifact"]["gap"] == 0.02
-    for wrong, words in (({"gap": 0.02}, "has no part 'gap'"), ({"sia": 3}, "sia is a part, so its settings are")):
-        with pytest.raises(ConfigError, match=words):
-            make_policy("sia debug=fifo", wrong)
+    below = {"sia": {"gap": 0.01}, "fifo": {"fit": "best"}, "las": {}}
+    merged = staged("sia", partitions={"debug": "fifo"}, sia={"fairness_p": -1.0}).over(below)
+    assert merged.settings == {"sia": {"gap": 0.01, "fairness_p": -1.0}, "fifo": {"fit": "best"}}
+    preset = staged("sia:artifact", partitions={"debug": "fifo"}, sia={"gap": 0.02}).over({})
+    assert make_policy(preset)[1].settings["sia:artifact"]["gap"] == 0.02
+    with pytest.raises(ConfigError, match="has no part 'las'; there are settings for each part: sia, fifo"):
+        make_policy(staged("sia", partitions={"debug": "fifo"}, las={"gap": 0.02}))
 
 
-def test_settings_are_found_by_part():
-    text = '[daemon]\npolicy = "sia debug=fifo+synergy-tune"\n[policy.sia]\ngap = 0.01\n'
-    settings = parse_settings(text, "here")
-    found = settings.policy("sia debug=fifo+synergy-tune")
-    assert found == {"sia": {"gap": 0.01}, "fifo": {}, "synergy-tune": {}}
-    policy, full = make_policy("sia debug=fifo+synergy-tune", found)
-    assert full["sia"]["gap"] == 0.01
-    assert policy.name == "sia debug=fifo+synergy-tune"
+def test_the_settings_file_says_policy_stages_and_partitions():
+    text = """
+        [policy]
+        name = "sia"
+        stages = ["synergy-tune"]
+        [policy.sia]
+        gap = 0.01
+        [policy.las]
+        step_gpu_s = 60.0
+        [policy.partitions.debug]
+        name = "fifo"
+        """
+    choice = parse_settings(text, "here").policy
+    assert choice == staged(
+        "sia", "synergy-tune", partitions={"debug": "fifo"}, sia={"gap": 0.01}, fifo={}, synergy_tune={}
+    )
+    policy, full = make_policy(choice)
+    assert full.settings["sia"]["gap"] == 0.01
+    assert "las" not in full.settings, "it does not decide"
+    assert policy.name == str(choice) == "sia+synergy-tune (debug: fifo)"
+    again = parse_settings("", "here")
+    assert again.policy == PolicyChoice(name="sia", settings={"sia": {}})

@@ -15,17 +15,18 @@ from penstock_scheduler.errors import ConfigError
 from penstock_scheduler.model import GpuLimit, Node, Phase, Placement, Share, Snapshot
 from penstock_scheduler.policies import REGISTRY, common, make_policy
 from penstock_scheduler.policies.sia import SiaSettings
-from tests.scheduler.builders import job, snapshot, table, with_facts
+from penstock_scheduler.policy_choice import PolicyChoice
+from tests.scheduler.builders import job, snapshot, staged, table, with_facts
 
 TYPES = ("t4", "rtx", "a100")
 
 QUICK: dict[str, dict[str, object]] = {"pollux": {"generations": 10, "population": 20}}
 """A search that is stopped early has to keep the rules, too."""
 
-STAGED: list[tuple[str, dict[str, object]]] = [
-    ("sia+synergy-tune", {}),
-    ("las+synergy-opt", {}),
-    ("fifo+proportional", {}),
+STAGED: list[tuple[PolicyChoice, dict[str, object]]] = [
+    (staged("sia", "synergy-tune"), {}),
+    (staged("las", "synergy-opt"), {}),
+    (staged("fifo", "proportional"), {}),
 ]
 """Plans that stages have refined."""
 

@@ -29,22 +29,23 @@ from penstock_scheduler.model import (
 )
 from penstock_scheduler.policies import REGISTRY, STAGES, common, make_policy, sharing_parts
 from penstock_scheduler.policies.colocation import in_transit
+from penstock_scheduler.policy_choice import PolicyChoice
 from penstock_scheduler.sharing.packing import most_used_mb
 from penstock_scheduler.sharing.rules import broken
 from penstock_scheduler.sharing.slices import next_packs
-from tests.scheduler.builders import job, on, snapshot
+from tests.scheduler.builders import job, on, snapshot, staged
 from tests.scheduler.policies.test_properties import TYPES, snapshots
 
-NAMES: list[tuple[str, dict[str, object]]] = [
+NAMES: list[tuple[PolicyChoice | str, dict[str, object]]] = [
     ("gandiva", {}),
     ("gandiva", {"interval_s": 0.0, "pack_interval_s": 0.0, "max_height": 2.0}),
     ("gandiva", {"mode": "reactive"}),
     ("antman", {"interval_s": 0.0, "quotas": {"maths": 3}}),
     ("antman", {"default_class": "opportunistic"}),
-    ("sia+gandiva-share", {}),
-    ("fifo+gandiva-share", {"gandiva-share": {"first_slices": 1.0}}),
-    ("las+antman-share", {"antman-share": {"default_class": "opportunistic"}}),
-    ("sia+antman-share", {}),
+    (staged("sia", "gandiva-share"), {}),
+    (staged("fifo", "gandiva-share", gandiva_share={"first_slices": 1.0}), {}),
+    (staged("las", "antman-share", antman_share={"default_class": "opportunistic"}), {}),
+    (staged("sia", "antman-share"), {}),
 ]
 MEMORY_MB = 16_000
 
@@ -187,7 +188,8 @@ def test_without_agents_nobody_shares() -> None:
 
 
 def test_parts_that_need_agents_are_known_by_name() -> None:
-    assert sharing_parts("sia debug=gandiva+synergy-tune+antman-share") == ["gandiva", "antman-share"]
+    composed = staged("sia", "synergy-tune", "antman-share", partitions={"debug": "gandiva"})
+    assert sharing_parts(composed) == ["gandiva", "antman-share"]
     assert sharing_parts("sia") == []
     assert {name for name in (*REGISTRY, *STAGES) if sharing_parts(name)} == {
         "gandiva",
@@ -297,10 +299,10 @@ def test_gandiva_takes_a_pack_apart_that_has_grown_beyond_the_memory() -> None:
             assert broken(state, plan) == ()
 
 
-@pytest.mark.parametrize("name", ["fifo+gandiva-share", "antman", "fifo+antman-share"])
+@pytest.mark.parametrize("name", [staged("fifo", "gandiva-share"), "antman", staged("fifo", "antman-share")], ids=str)
 def test_packs_of_a_host_and_its_guest_have_limits_too(name: str) -> None:
     """4,400 and 6,600 MB leave 2,500 each of 16,000."""
-    spec = {} if name == "fifo+gandiva-share" else {"gpu_class": "opportunistic"}
+    spec = {} if str(name) == "fifo+gandiva-share" else {"gpu_class": "opportunistic"}
     host, guest = running("host", "t4-00", **spec), job("guest", max_gpus=1, submit_s=1.0, **spec)
     used = {"host": JobUse("host", 0.5, 4000, 600.0), "guest": JobUse("guest", 0.5, 6000, 600.0)}
     pairs = _pair("host", "guest", 0.7), _pair("guest", "host", 0.7)
@@ -601,7 +603,9 @@ def test_antman_finds_the_best_of_all_pairings(hosts: int, guests: int, data: st
 def test_a_new_job_gets_a_slice_at_once_though_the_cluster_is_full() -> None:
     host = running("host", "t4-00", preemptible=True)
     new = job("new", max_gpus=1, submit_s=900.0)
-    plan = make_policy("fifo+gandiva-share")[0].decide(shared(snapshot("t4:1x1", [host, new]), new=JobUse("new")))
+    plan = make_policy(staged("fifo", "gandiva-share"))[0].decide(
+        shared(snapshot("t4:1x1", [host, new]), new=JobUse("new"))
+    )
     (group,) = plan.shared
     assert [pack.jobs for pack in group.packs] == [("host",), ("new",)]
     assert plan.assignments["new"].reason.code is ReasonCode.FIRST_SLICE
@@ -609,11 +613,11 @@ def test_a_new_job_gets_a_slice_at_once_though_the_cluster_is_full() -> None:
     now = running("new", "t4-00", submit_s=900.0)
     after = shared(snapshot("t4:1x1", [host, now]), group, new=had, host=JobUse("host", 0.9, 0, 900.0))
     seen = dataclasses.replace(after.sharing, pairs=(_pair("new", "host", 0.4), _pair("host", "new", 0.4)))  # type: ignore[type-var]
-    plan = make_policy("fifo+gandiva-share")[0].decide(dataclasses.replace(after, sharing=seen))
+    plan = make_policy(staged("fifo", "gandiva-share"))[0].decide(dataclasses.replace(after, sharing=seen))
     assert plan.shared == ()
     assert set(plan.waiting) == {"new"}
     good = dataclasses.replace(after.sharing, pairs=(_pair("new", "host", 0.7), _pair("host", "new", 0.7)))  # type: ignore[type-var]
-    plan = make_policy("fifo+gandiva-share")[0].decide(dataclasses.replace(after, sharing=good))
+    plan = make_policy(staged("fifo", "gandiva-share"))[0].decide(dataclasses.replace(after, sharing=good))
     assert [pack.jobs for pack in plan.shared[0].packs] == [("host", "new")], "its profile shows that they go together"
 
 
@@ -624,7 +628,7 @@ def _pair(mine: str, theirs: str, share: float) -> KnownPair:
 def test_a_guest_gets_gpus_of_its_own_from_the_policy_in_front() -> None:
     host, guest = running("host", "t4-00"), running("guest", "t4-00", submit_s=1.0)
     packed = SharedGpus("t4-00", 1, (Pack(("host", "guest")),))
-    plan = make_policy("fifo+gandiva-share")[0].decide(shared(snapshot("t4:2x1", [host, guest]), packed))
+    plan = make_policy(staged("fifo", "gandiva-share"))[0].decide(shared(snapshot("t4:2x1", [host, guest]), packed))
     assert plan.shared == ()
     assert {a.placement.nodes for a in plan.assignments.values()} == {("t4-00",), ("t4-01",)}
 
@@ -643,7 +647,7 @@ def test_a_guest_stays_for_a_while_though_others_would_be_better_beside_its_host
         state = shared(snapshot("t4:2x1", [*hosts, guest, early]), packed, seen=seen, **used)
         assert state.sharing is not None
         state = dataclasses.replace(state, sharing=dataclasses.replace(state.sharing, pairs=pairs))
-        return _paired(make_policy("fifo+gandiva-share", {"gandiva-share": chosen or {}})[0].decide(state))
+        return _paired(make_policy(staged("fifo", "gandiva-share", gandiva_share=chosen or {}))[0].decide(state))
 
     assert paired(881.0) == {("a", "guest")}, "119 s ago"
     assert paired(880.0) == {("a", "early"), ("b", "guest")}
@@ -652,7 +656,7 @@ def test_a_guest_stays_for_a_while_though_others_would_be_better_beside_its_host
     assert paired(881.0, None, bad) == {("a", "early"), ("b", "guest")}, "it must leave"
 
 
-@pytest.mark.parametrize("name", ["antman", "fifo+antman-share"])
+@pytest.mark.parametrize("name", ["antman", staged("fifo", "antman-share")], ids=str)
 def test_a_guest_of_a_guaranteed_job_stays_for_a_while_beside_it(name: str) -> None:
     """`early` would get the GPU that is used less."""
     hosts = [running("a", "t4-00", gpu_class="guaranteed"), running("b", "t4-01", gpu_class="guaranteed")]
@@ -675,17 +679,17 @@ def test_a_first_slice_is_had_where_it_was_begun() -> None:
     turns = SharedGpus("t4-00", 1, (Pack(("host",)), Pack(("new",))))
     for ran_s, shares in ((30.0, "new"), (60.0, "early")):
         used = {"new": JobUse("new", None, 0, ran_s, 940.0), "early": JobUse("early")}
-        plan = make_policy("fifo+gandiva-share")[0].decide(
+        plan = make_policy(staged("fifo", "gandiva-share"))[0].decide(
             shared(snapshot("t4:1x1", [host, new, early]), turns, **used)
         )
         assert [group.jobs for group in plan.shared] == [("host", shares)]
 
 
-@pytest.mark.parametrize("name", ["fifo+gandiva-share", "antman", "fifo+antman-share"])
+@pytest.mark.parametrize("name", [staged("fifo", "gandiva-share"), "antman", staged("fifo", "antman-share")], ids=str)
 @pytest.mark.parametrize("phase", [Phase.STARTING, Phase.STOPPING])
 def test_a_guest_on_its_way_is_not_sent_elsewhere(name: str, phase: Phase) -> None:
     """A node beside its host's is free: it goes on to its host, and waits if that is gone and others have its GPUs."""
-    gandiva = name.endswith("gandiva-share")
+    gandiva = str(name).endswith("gandiva-share")
     host = running("host", "t4-00", gpu_class="guaranteed", preemptible=True)
     if gandiva:
         host = running("host", "t4-00")
@@ -709,7 +713,7 @@ def test_a_guest_on_its_way_to_its_first_slice_gets_it() -> None:
     guest = job("guest", phase=Phase.STARTING, allocation=where, target=where, max_gpus=1, submit_s=1.0)
     turns = SharedGpus("t4-00", 1, (Pack(("host",)), Pack(("guest",))))
     state = shared(snapshot("t4:2x1", [host, guest]), turns, guest=JobUse("guest"))
-    plan = make_policy("fifo+gandiva-share")[0].decide(state)
+    plan = make_policy(staged("fifo", "gandiva-share"))[0].decide(state)
     assert plan.shared == (turns,)
     assert plan.assignments["guest"].placement == where
 

@@ -454,7 +454,7 @@ def test_more_than_64_gpus_are_given_unless_as_the_artifact():
     state = snapshot("t4:24x4", [job("j", max_gpus=96)], model)
     assert sia.decide(state).chosen["j"].gpus == 96
     assert Sia(SiaSettings(max_job_gpus=64)).decide(state).chosen["j"].gpus == 64
-    assert make_policy("sia:artifact")[1]["max_job_gpus"] == 64
+    assert make_policy("sia:artifact")[1].settings["sia:artifact"]["max_job_gpus"] == 64
 
 
 def test_a_job_younger_than_a_restart_moves_only_as_the_artifact():

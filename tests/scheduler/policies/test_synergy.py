@@ -24,9 +24,10 @@ from penstock_scheduler.policies.tuning import (
     relative_speed,
     tune,
 )
+from penstock_scheduler.policy_choice import PolicyChoice
 from penstock_scheduler.records import RoundRecord, dump_round, load_round
 from penstock_scheduler.simulator import nodes_from_spec
-from tests.scheduler.builders import job, snapshot, with_facts
+from tests.scheduler.builders import job, snapshot, staged, with_facts
 
 IMAGE = Sensitivity(1, (1, 3, 6, 9, 12), (60_000, 120_000), ((0.3, 0.3), (1, 1), (1.75, 1.75), (2, 2), (2, 3)))
 LANGUAGE = Sensitivity(1, (1, 3), (20_000, 60_000), ((1, 1), (1, 1)))
@@ -143,8 +144,8 @@ def known(shot: Snapshot, **tables: Sensitivity) -> Snapshot:
     return with_facts(shot, sensitivity={name: profile(table) for name, table in tables.items()})
 
 
-def decide(shot: Snapshot, name: str = "fifo+synergy-tune") -> Plan:
-    return make_policy(name)[0].decide(shot)
+def decide(shot: Snapshot, stage: str = "synergy-tune") -> Plan:
+    return make_policy(staged("fifo", stage))[0].decide(shot)
 
 
 def share(plan: Plan, job_id: str) -> tuple[str, int, int]:
@@ -171,7 +172,7 @@ def test_a_job_starts_with_its_demand_and_is_told_so():
 def test_every_stage_gives_the_parts_if_nothing_is_known():
     shot = snapshot(NODES, [job("a", max_gpus=1), job("b", max_gpus=4)])
     for stage in ("proportional", "synergy-tune", "synergy-opt"):
-        plan = decide(shot, f"fifo+{stage}")
+        plan = decide(shot, stage)
         assert share(plan, "a")[1:] == (3, 60_000)
         assert share(plan, "b")[1:] == (12, 240_000)
 
@@ -187,7 +188,7 @@ def test_a_running_job_gives_back_what_a_newcomer_must_have():
     """One node; the image model holds all 12 CPUs, and a job of 1 GPU comes, whose part is 3."""
     nodes = nodes_from_spec("v100:1x4:12c:240g")
     greedy = job("i", max_gpus=1, phase=Phase.RUNNING, allocation=on("v100-00", 12, 120_000))
-    plan = decide(known(snapshot(nodes, [greedy, job("x", max_gpus=1)]), i=IMAGE), "fifo+synergy-tune:paper")
+    plan = decide(known(snapshot(nodes, [greedy, job("x", max_gpus=1)]), i=IMAGE), "synergy-tune:paper")
     assert share(plan, "i") == ("v100-00", 3, 60_000)
     assert share(plan, "x") == ("v100-00", 3, 60_000)
     assert "restarts for another share" in plan.assignments["i"].reason.text
@@ -226,7 +227,7 @@ def test_the_optimum_of_a_node_beats_the_rules():
     """12 CPUs, two image models: the rules give one 9 and the other 3, worth 3; the program 6 and 6, worth 3.5."""
     nodes = nodes_from_spec("v100:1x2:12c:480g")
     shot = known(snapshot(nodes, [job("a", max_gpus=1), job("b", max_gpus=1)]), a=IMAGE, b=IMAGE)
-    tuned, best = decide(shot), decide(shot, "fifo+synergy-opt")
+    tuned, best = decide(shot), decide(shot, "synergy-opt")
 
     def value(plan: Plan) -> float:
         return sum(IMAGE.speed(*share(plan, name)[1:]) for name in ("a", "b"))
@@ -237,28 +238,28 @@ def test_the_optimum_of_a_node_beats_the_rules():
 
 def test_a_round_with_stages_is_decided_again_to_the_same_plan():
     shot = known(snapshot(NODES, [job("i", max_gpus=1), job("l", max_gpus=1)]), i=IMAGE, l=LANGUAGE)
-    policy, in_full = make_policy("sia+synergy-tune:reference")
+    policy, in_full = make_policy(staged("sia", "synergy-tune:reference"))
     plan = policy.decide(shot)
-    record = load_round(dump_round(RoundRecord(shot, policy.name, in_full, plan)), "here")
-    again, _ = make_policy(record.policy, record.settings)
+    record = load_round(dump_round(RoundRecord(shot, in_full, plan)), "here")
+    again, _ = make_policy(record.policy)
     assert dataclasses.replace(again.decide(record.snapshot), solve=None) == dataclasses.replace(plan, solve=None)
 
 
 def test_settings_are_by_part():
-    _, in_full = make_policy("sia+synergy-tune:reference", {"sia": {"fairness_p": -1.0}})
-    assert in_full["sia"]["fairness_p"] == -1.0
-    assert in_full["synergy-tune:reference"]["placement"] == "first-fit"
+    _, in_full = make_policy(staged("sia", "synergy-tune:reference", sia={"fairness_p": -1.0}))
+    assert in_full.settings["sia"]["fairness_p"] == -1.0
+    assert in_full.settings["synergy-tune:reference"]["placement"] == "first-fit"
 
 
 @pytest.mark.parametrize(
-    ("name", "given_settings", "said"),
+    ("choice", "said"),
     [
-        ("synergy-tune", {}, r"sia\+synergy-tune"),
-        ("sia+fifo", {}, "unknown stage 'fifo'"),
-        ("sia+synergy-tune", {"solver": "dual"}, "no part 'solver'"),
-        ("sia+synergy-tune", {"synergy-tune": {"order": "x"}}, "policy.synergy-tune"),
+        (staged("synergy-tune"), r"is a stage, .* stages = \['synergy-tune'\]"),
+        (staged("sia", "fifo"), "'fifo' is a policy, not a stage"),
+        (staged("sia", "synergy-tune", solver={"gap": 0.1}), "no part 'solver'"),
+        (staged("sia", "synergy-tune", synergy_tune={"order": "x"}), "policy.synergy-tune"),
     ],
 )
-def test_a_wrong_name_or_setting_is_explained(name: str, given_settings: dict[str, object], said: str):
+def test_a_wrong_name_or_setting_is_explained(choice: PolicyChoice, said: str):
     with pytest.raises(ConfigError, match=said):
-        make_policy(name, given_settings)
+        make_policy(choice)

@@ -89,11 +89,11 @@ def serving(folder: Path, **settings: object) -> Iterator[Api]:
     store = open_store(folder / "state", writer=True)
     submitter = MadeUp(folder)
     board = Board(store, submitter)
-    changes: dict[str, object] = {"paused": False, "policy": ("sia", make_policy("sia")[1])}
+    changes: dict[str, object] = {"paused": False, "policy": make_policy("sia")[1]}
 
-    def set_policy(name, values):
-        changes["policy"] = name, make_policy(name, values)[1]
-        return changes["policy"][1]
+    def set_policy(choice):
+        changes["policy"] = make_policy(choice)[1]
+        return changes["policy"]
 
     controls = Controls(
         lambda: changes["policy"],
@@ -113,7 +113,7 @@ def serving(folder: Path, **settings: object) -> Iterator[Api]:
     try:
         state = snapshot("t4:2x4", [ADAS, BOBS])
         policy, full = make_policy("sia")
-        record = RoundRecord(state, "sia", full, policy.decide(state), {"decide": 0.1})
+        record = RoundRecord(state, full, policy.decide(state), {"decide": 0.1})
         store.save_round(record)
         board.record = record
         api.look(ADAS, BOBS)

@@ -11,6 +11,7 @@ import pytest
 from penstock_scheduler.client import ApiError, Client, DaemonAway
 from penstock_scheduler.messages import Submission
 from penstock_scheduler.model import ClusterState, Phase, Refusal
+from penstock_scheduler.policy_choice import PolicyChoice
 from tests.scheduler.builders import job, on
 from tests.scheduler.service.api import serving
 
@@ -90,10 +91,10 @@ def test_events_reach_those_who_may_see_them(api):
 
 def test_admins_change_policy_and_pause(api):
     with api.client("boss") as boss:
-        assert boss.set_policy("fifo").name == "fifo"
+        assert boss.set_policy(PolicyChoice(name="fifo")).name == "fifo"
         assert [each.name for each in boss.policies() if each.active] == ["fifo"]
         with pytest.raises(ApiError, match="the policies are"):
-            boss.set_policy("sai")
+            boss.set_policy(PolicyChoice(name="sai"))
         assert boss.pause(paused=True).paused
         assert boss.cluster().paused
         assert api.board.store.audit()[0].action == "PUT /v1/pause"

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from penstock_scheduler.diff import sharing_actions
 from penstock_scheduler.model import JobId, Pack, Plan, Resume, SharedGpus, Snapshot, Suspend
+from penstock_scheduler.policy_choice import PolicyChoice
 from penstock_scheduler.records import RoundRecord, dump_round, load_round
 from penstock_scheduler.sharing.gandiva import Landing, height, land
 from penstock_scheduler.sharing.slices import entry_s, handed_on, next_packs
@@ -148,5 +149,5 @@ def test_a_switch_suspends_first_and_leaves_who_stays():
 
 def test_sharing_is_saved_with_the_round():
     plan = Plan(1, shared=(_node("n", 1, 2),))
-    record = RoundRecord(Snapshot(1, 0.0, (), (), {}), "gandiva", {}, plan)
+    record = RoundRecord(Snapshot(1, 0.0, (), (), {}), PolicyChoice(name="gandiva"), plan)
     assert load_round(dump_round(record), "here").plan == plan

@@ -11,11 +11,13 @@ import pytest
 
 from penstock_profiles.colocation import Colocation, Pair
 from penstock_scheduler.model import JobSpec
+from penstock_scheduler.policy_choice import PolicyChoice
 from penstock_scheduler.simulator import nodes_from_spec
 from penstock_scheduler.simulator.agents import AgentSettings, Kind, SimulatedAgents
 from penstock_scheduler.simulator.disturbances import Disturbances
 from penstock_scheduler.simulator.run import Driving, Simulation, prepare, simulate_policy
 from penstock_scheduler.simulator.workloads import Workload, WorkloadJob, rigid_spec
+from tests.scheduler.builders import staged
 
 DRIVING = Driving(as_requested=True)
 START_S = 30.0
@@ -124,17 +126,23 @@ def test_a_guaranteed_job_keeps_its_speed_and_its_guest_gets_what_is_left() -> N
 def test_sia_with_a_stage_gives_a_first_slice_though_the_cluster_is_full() -> None:
     jobs = [recorded("a", 20_000.0), recorded("b", 1000.0, submit_s=3600.0)]
     kinds = {"a": Kind("a"), "b": Kind("b")}
-    with_stage, agents = run("sia+gandiva-share", "v100:1x1", jobs, kinds, table(a_b=0.9))
+    with_stage, agents = run(staged("sia", "gandiva-share"), "v100:1x1", jobs, kinds, table(a_b=0.9))
     assert agents.first_slice_s["b"] - 3600 <= 180
     assert all(job.finish_s is not None for job in with_stage.jobs)
 
 
-POLICIES = ["gandiva", "antman", "sia+gandiva-share", "fifo+gandiva-share", "sia+antman-share"]
+POLICIES = [
+    PolicyChoice(name="gandiva"),
+    PolicyChoice(name="antman"),
+    staged("sia", "gandiva-share"),
+    staged("fifo", "gandiva-share"),
+    staged("sia", "antman-share"),
+]
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", POLICIES, ids=str)
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.long), pytest.param(2, marks=pytest.mark.long)])
-def test_at_every_moment_no_gpu_runs_more_than_the_plan_says(policy: str, seed: int) -> None:
+def test_at_every_moment_no_gpu_runs_more_than_the_plan_says(policy: PolicyChoice, seed: int) -> None:
     """Also while nodes fail, with measurements that err, and with jobs of several sizes and classes."""
     source = random.Random(seed)
     jobs, kinds = [], {}

@@ -26,6 +26,7 @@ from penstock_scheduler.simulator.results import interval
 from penstock_scheduler.simulator.run import Driving, Scenario, prepare, simulate_policy
 from penstock_scheduler.simulator.truth import Truth, TruthSettings
 from penstock_scheduler.simulator.workloads import BadInput, Workload, WorkloadJob, jittered, rigid_spec
+from tests.scheduler.builders import staged
 from tests.scheduler.simulator.toy import write_profiles
 
 POLICIES = ("sia", "sia:artifact", "fifo")
@@ -119,10 +120,11 @@ def test_a_job_without_a_profile_is_measured_on_each_type_in_its_first_rounds():
 
 
 def test_a_policy_of_parts_is_driven_as_its_first():
-    assert run_module.driving_of("fifo debug=las") == run_module.driving_of("fifo+synergy-tune")
-    assert run_module.driving_of("fifo debug=las").as_requested
-    assert run_module.driving_of("sia debug=fifo") == Driving()
-    assert run_module.driving_of("sia:artifact debug=fifo").moves_are_free
+    with_las = staged("fifo", partitions={"debug": "las"})
+    assert run_module.driving_of(with_las) == run_module.driving_of(staged("fifo", "synergy-tune"))
+    assert run_module.driving_of(with_las).as_requested
+    assert run_module.driving_of(staged("sia", partitions={"debug": "fifo"})) == Driving()
+    assert run_module.driving_of(staged("sia:artifact", partitions={"debug": "fifo"})).moves_are_free
 
 
 def test_fifo_by_hand(tmp_path):

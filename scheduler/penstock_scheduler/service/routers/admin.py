@@ -16,13 +16,12 @@ from penstock_scheduler.messages import (
     DrainOrder,
     NewToken,
     Pause,
-    PolicyChange,
-    PolicyChoice,
     PolicyView,
     TokenOrder,
     TokenView,
 )
 from penstock_scheduler.policies import make_policy, policy_names
+from penstock_scheduler.policy_choice import PolicyChoice
 from penstock_scheduler.service.api import Admin, Operator, User
 from penstock_scheduler.service.errors import Refusal
 from penstock_scheduler.service.views import drainable
@@ -33,19 +32,17 @@ router = APIRouter(prefix="/v1")
 @router.get("/policies")
 def get_policies(call: User) -> list[PolicyView]:
     """List the policies, and show which one decides."""
-    active, settings = call.api.controls.policy()
-    return [
-        PolicyView(name=name, active=name == active, settings=settings if name == active else make_policy(name)[1])
-        for name in sorted({*policy_names(), active})
-    ]
+    active = call.api.controls.policy()
+    others = [make_policy(name)[1] for name in policy_names() if name != str(active)]
+    return [PolicyView(**choice.model_dump(), active=choice is active) for choice in sorted([*others, active], key=str)]
 
 
 @router.put("/policy")
-async def put_policy(choice: PolicyChoice, call: Admin) -> PolicyChange:
+async def put_policy(choice: PolicyChoice, call: Admin) -> PolicyChoice:
     """Choose the policy that decides from the next round on. The choice outlives a restart of the daemon."""
-    settings = await asyncio.to_thread(call.api.controls.set_policy, choice.name, choice.settings)
+    full = await asyncio.to_thread(call.api.controls.set_policy, choice)
     await call.audit(allowed=True, text=choice.model_dump_json())
-    return PolicyChange(name=choice.name, settings=settings)
+    return full
 
 
 @router.put("/pause")
