@@ -53,7 +53,7 @@ def test_good_settings_are_taken_up_and_wrong_ones_refused_without_losing_a_roun
 
     with Client(f"unix:{tmp_path}/state/api.sock") as penstock:
         wait_for(lambda: penstock.cluster().round is not None, 120, "a round")
-        for wrong in ('name = "sai"', 'stages = ["fifo"]', 'nmae = "sia"'):
+        for wrong in ('name = "sai"', 'stages = ["fifo"]', "name = 3"):
             path.write_text(SETTINGS.format(folder=tmp_path) + f"[policy]\n{wrong}\n")
             before = log.read_text().count("settings refused")
             process.send_signal(signal.SIGHUP)

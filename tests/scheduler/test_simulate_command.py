@@ -246,15 +246,15 @@ def test_ctrl_c_leaves_what_was_computed(tmp_path, monkeypatch):
     """It comes while the second policy runs: the first is whole, the second as far as it got, and the third never began."""
     whole, ran = results.simulate_policy, []
 
-    def interrupting(scenario, name, settings, driving, on_tick, agents):
-        ran.append(name)
+    def interrupting(scenario, choice, settings, driving, on_tick, agents):
+        ran.append(str(choice))
 
         def stop(simulation):
-            if name == "fifo":
+            if str(choice) == "fifo":
                 raise KeyboardInterrupt
             on_tick(simulation)
 
-        return whole(scenario, name, settings, driving, on_tick=stop)
+        return whole(scenario, choice, settings, driving, on_tick=stop)
 
     monkeypatch.setattr(results, "simulate_policy", interrupting)
     result = penstock_simulate(tmp_path, "--policy", "sia,fifo,sia:artifact", "--out", tmp_path / "out")

@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
+import typer
+
 from penstock_scheduler.errors import ConfigError
+
+POLICIES = typer.Option(
+    "sia",
+    help="Policies, such as sia,fifo. For stages, or a policy for each partition, name a settings file: sia,mine.toml. The "
+    "first is compared with the others.",
+)
+STAGE = typer.Option(
+    [],
+    "--stage",
+    help="A stage that refines the plans of the policies given by name, such as synergy-tune. Repeatable.",
+)
 
 
 def numbers(option: str, text: str) -> dict[str, float]:

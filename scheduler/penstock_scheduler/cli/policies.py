@@ -6,23 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import typer
-
 from penstock_scheduler.cli.options import split
 from penstock_scheduler.errors import ConfigError
 from penstock_scheduler.policy_choice import PolicyChoice
 from penstock_scheduler.settings import Settings, load_settings
-
-POLICIES = typer.Option(
-    "sia",
-    help="Policies, such as sia,fifo. For stages, or a policy for each partition, name a settings file: sia,mine.toml. The "
-    "first is compared with the others.",
-)
-STAGE = typer.Option(
-    [],
-    "--stage",
-    help="A stage that refines the plans of the policies given by name, such as synergy-tune. Repeatable.",
-)
 
 
 def choice_of(policy: str, stages: Sequence[str] = (), settings: Settings | None = None) -> PolicyChoice:

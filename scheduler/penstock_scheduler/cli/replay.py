@@ -8,7 +8,8 @@ from pathlib import Path
 import typer
 
 from penstock_scheduler.cli.ask import STATE
-from penstock_scheduler.cli.policies import STAGE, choice_of
+from penstock_scheduler.cli.options import STAGE
+from penstock_scheduler.cli.policies import choice_of
 from penstock_scheduler.errors import PenstockError
 from penstock_scheduler.model import Plan
 from penstock_scheduler.policies import make_policy

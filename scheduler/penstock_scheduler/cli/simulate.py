@@ -10,7 +10,7 @@ from pathlib import Path
 
 import typer
 
-from penstock_scheduler.cli.policies import POLICIES, STAGE
+from penstock_scheduler.cli.options import POLICIES, STAGE
 
 PAIRS = typer.Option(
     None,
@@ -42,7 +42,7 @@ def simulate_command(
         1, min=1, help="Simulate so many times, with other luck each; see docs/admin/simulator.md."
     ),
     out: Path | None = typer.Option(None, help="Folder for report, tables and summary."),
-    config: Path | None = typer.Option(None, help="A settings file, whose sections [policy.NAME] apply."),
+    config: Path | None = typer.Option(None, help="A settings file, whose sections policy.NAME apply."),
     trace: str | None = typer.Option(
         None, "--format", help="What the workload is; told from its first line if not given."
     ),

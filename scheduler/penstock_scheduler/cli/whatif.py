@@ -15,8 +15,8 @@ from rich.progress import Progress
 
 from penstock_profiles.families import load_families
 from penstock_profiles.gpus import load_gpus
-from penstock_scheduler.cli.options import numbers, split
-from penstock_scheduler.cli.policies import POLICIES, STAGE, choices_of
+from penstock_scheduler.cli.options import POLICIES, STAGE, numbers, split
+from penstock_scheduler.cli.policies import choices_of
 from penstock_scheduler.cli.sharing import Learned, SharingOptions, shared_by
 from penstock_scheduler.cli.simulate import AGENTS, ASSUME_UTILISATION, DRAW_KINDS, PAIR_TYPES, PAIRS
 from penstock_scheduler.cli.simulation import make_folder, progress, tell
@@ -66,7 +66,7 @@ def whatif(
     agents: str = AGENTS,
     assume_utilisation: float | None = ASSUME_UTILISATION,
     out: Path | None = typer.Option(None, help="Folder for report, pictures, tables and summary."),
-    config: Path | None = typer.Option(None, help="A settings file, whose sections [policy.NAME] apply."),
+    config: Path | None = typer.Option(None, help="A settings file, whose sections policy.NAME apply."),
     as_json: bool = typer.Option(False, "--json", help="The summary as one JSON object, and nothing else."),
 ) -> None:
     """Replay the daemon's recorded history on a changed cluster, beside what really happened."""

@@ -1,4 +1,8 @@
-"""A policy with stages behind it: `sia+synergy-tune` decides as `sia`, and `synergy-tune` refines its plan."""
+"""A policy with stages: the policy decides, and each stage refines its plan.
+
+For example, with `[policy] name = "sia"` and `stages = ["synergy-tune"]`, `sia` allocates the GPUs, and `synergy-tune` the
+CPUs and the memory.
+"""
 
 from __future__ import annotations
 

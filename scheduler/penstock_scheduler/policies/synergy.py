@@ -2,7 +2,7 @@
 
 After *Looking Beyond GPUs for DNN Scheduling on Multi-Tenant Clusters* (Mohan et al., OSDI '22). Nearly every cluster gives CPU
 and memory in proportion to GPUs. Language models leave most of theirs idle, image models starve. Three *stages*, each behind
-any policy, as in `sia+synergy-tune`:
+any policy, as in `[policy] stages = ["synergy-tune"]`:
 
 - `proportional`: each job gets its GPUs' part of its node.
 - `synergy-tune`: each job asks for its *demand*, the least with which it is as fast as it gets. Those who ask for most are placed
