@@ -1,4 +1,4 @@
-"""What is left of the samples that elastic training jobs saw: for the tests that start `train_elastic.py`."""
+"""Starts elastic training jobs (`train_elastic.py`) and reads their records of samples."""
 
 import collections
 import contextlib
@@ -37,7 +37,7 @@ def torchrun(processes: int) -> tuple[str, ...]:
 
 @dataclass
 class Gang:
-    """Processes of one training; `said` has what they wrote to their standard errors."""
+    """Processes of one training; `said` is the file with their standard error."""
 
     processes: list[multiprocessing.process.BaseProcess]
     said: Path
@@ -58,7 +58,7 @@ class Gang:
         return status
 
     def finish(self) -> str:
-        """What it said on its way to a good end."""
+        """Wait for success; returns the standard error."""
         assert self.wait() == 0, self.said.read_text()
         return self.said.read_text()
 
@@ -154,7 +154,7 @@ def final(folder: Path) -> dict:
 
 
 def largest_difference(one: dict, other: dict) -> float:
-    """Of two final sets of weights."""
+    """Largest absolute difference between two sets of final weights."""
     assert one.keys() == other.keys()
     return max(float((one[name] - other[name]).abs().max()) for name in one)
 

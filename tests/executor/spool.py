@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def tell(spool: Path, epoch: int, request: str | None = None, kind: str = "checkpoint") -> None:
-    """The daemon's word to the job, put there as the daemon does."""
+    """Write a control message as the daemon does."""
     path = wire.control_file(spool, JOB)
     path.parent.mkdir(parents=True, exist_ok=True)
     asked = wire.Request(id=request, kind=kind, asked_s=time.time()) if request else None

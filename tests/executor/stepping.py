@@ -3,14 +3,13 @@
     stepping.py RUN_DIR NUMBER [--step S] [--busy | --gpu FILE [--gpu-part P]] [--late S | --mute] [--deaf] [--lie]
                 [--greedy] [--here] [--leak MB]
 
-A step sleeps (a GPU works, the processor waits) or, with --busy, computes. With --gpu, half of the step, or the part P, needs a
-GPU, which does one thing at a time, in the order in which it is asked: the file says when it is free again. As a GPU does not
-wait for the processor that is to notice that it is done, what was slept too long is taken off the next sleeps.
---late: takes so long to start, and says nothing before its first step. --mute: never says anything, nor makes steps.
---deaf: never answers a request to suspend.
---lie: says that it stands still, and goes on. --greedy: hears its share, and trains as if it had all.
---here: like a CUDA job, it has to go on on the GPU that it had.
---leak: says with each step that it holds so much more of its GPU's memory.
+A step sleeps (a GPU works, the processor waits) or, with --busy, computes. With --gpu, half of the step, or the part P,
+needs a GPU, which does one thing at a time, in the order in which it is asked: the file says when it is free again. As
+a GPU does not wait for the processor that is to notice that it is done, what was slept too long is taken off the next
+sleeps. --late: takes so long to start, and says nothing before its first step. --mute: never says anything, nor makes
+steps. --deaf: never answers a request to suspend. --lie: says that it stands still, and goes on. --greedy: hears its
+share, and trains as if it had all. --here: like a CUDA job, it has to go on on the GPU that it had. --leak: says with
+each step that it holds so much more of its GPU's memory.
 """
 
 import argparse

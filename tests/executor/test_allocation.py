@@ -55,7 +55,7 @@ def test_slurm_is_asked_again_while_it_is_away(scontrol):
     assert calls.read_text().splitlines() == ["-o -d show job 7"] * 3
 
 
-def test_what_slurm_does_not_say_the_caller_may(scontrol, caplog: pytest.LogCaptureFixture):
+def test_the_caller_may_set_a_gpu_type_that_slurm_does_not_report(scontrol, caplog: pytest.LogCaptureFixture):
     scontrol("echo slurm_load_jobs error >&2; exit 1")
     assert find_allocation(IN_SLURM, "k80", retry_s=0) == Allocation("k80", {"t4-00": (0, 3), "t4-01": (0, 3)})
     assert caplog.text.count("slurm_load_jobs error") == 3

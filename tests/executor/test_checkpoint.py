@@ -140,7 +140,7 @@ def test_one_with_a_harmed_shard_is_passed_over_and_shards_go_with_their_checkpo
 
 
 def test_shards_of_the_next_save_stay_which_another_process_writes_while_the_first_is_behind(tmp_path: Path):
-    """Of the same step, as an epoch's end may save just after the clock did."""
+    """Both are of the same step: the end of an epoch may save just after a regular checkpoint."""
     checkpoints = Checkpoints(tmp_path, 1, keep=1)
     folder, ahead = (checkpoints.shards_folder(8, number) for number in (1, 2))
     for each in (folder, ahead):

@@ -68,7 +68,7 @@ def test_without_a_spool_the_epoch_comes_from_the_checkpoints(
     assert connect(environment=Environment()).epoch == 1
 
 
-def test_a_spool_that_is_not_there_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+def test_a_missing_spool_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     run = client(tmp_path / "unmounted", tmp_path / "ckpt")
     for _ in range(3):
         run.report(DONE)
@@ -124,7 +124,7 @@ def test_a_report_that_a_full_disk_cuts_short_is_written_again(
     assert caplog.text.count("reports wait") == 1
 
 
-def test_a_request_is_handed_out_once(spool: Path):
+def test_a_request_is_returned_once(spool: Path):
     run = client(spool)
     assert run.poll() is None
     tell(spool, 1, "a")
@@ -137,7 +137,7 @@ def test_a_request_is_handed_out_once(spool: Path):
     assert run.poll().id == "b"
 
 
-def test_a_broken_word_is_ignored_until_it_is_whole(spool: Path, caplog: pytest.LogCaptureFixture):
+def test_a_broken_control_message_is_ignored_until_it_is_whole(spool: Path, caplog: pytest.LogCaptureFixture):
     run = client(spool)
     tell(spool, 1, "a")
     path = wire.control_file(spool, JOB)
@@ -153,7 +153,7 @@ def test_a_broken_word_is_ignored_until_it_is_whole(spool: Path, caplog: pytest.
     assert run.poll().id == "a"
 
 
-def test_superseded_by_the_daemons_word(spool: Path):
+def test_superseded_by_a_control_message(spool: Path):
     tell(spool, 1)
     run = client(spool)
     assert not run.superseded
@@ -167,7 +167,7 @@ def test_superseded_by_a_later_run(spool: Path):
     assert (first.superseded, second.superseded) == (True, False)
 
 
-def test_closing_says_the_outcome(spool: Path):
+def test_closing_reports_the_outcome(spool: Path):
     run = client(spool)
     run.close("failed", 7, "why")
     assert bodies(spool, 1, "ended") == [wire.Ended(outcome="failed", progress=7, text="why")]
@@ -206,7 +206,8 @@ def test_processes_that_race_get_different_epochs(spool: Path, tmp_path: Path, s
 
 
 def test_a_run_reports_soon_and_then_at_its_pace():
-    """Asked each second from 100 s on: after 5, 10 and 20 s, and then every 30 s. A shorter pace is kept from the start."""
+    """Asked each second from 100 s on: after 5, 10 and 20 s, and then every 30 s. A shorter pace is kept from the
+    start."""
     pace, brisk = ReportSchedule(30.0, 100.0), ReportSchedule(2.0, 100.0)
     assert [second for second in range(101, 230) if pace.due(second)] == [105, 115, 135, 165, 195, 225]
     assert [second for second in range(101, 108) if brisk.due(second)] == [102, 104, 106]

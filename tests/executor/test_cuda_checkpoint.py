@@ -41,7 +41,7 @@ def test_twice_suspended_is_once(tool: Path, capsys: pytest.CaptureFixture[str])
     assert "suspend of 7 took" in capsys.readouterr().out
 
 
-def test_what_is_missing_is_said_with_the_remedy(tool: Path, tmp_path: Path, monkeypatch, capsys):
+def test_the_message_names_what_is_missing_and_the_remedy(tool: Path, tmp_path: Path, monkeypatch, capsys):
     with pytest.raises(CannotSuspend, match="driver is not loaded; run this on a GPU node"):
         find_tool(tmp_path / "none")
     (tmp_path / "driver").write_text(DRIVER.format("535.183.01"))

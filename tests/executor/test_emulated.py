@@ -39,7 +39,7 @@ def trainer(
     )
 
 
-def test_works_to_the_end_and_says_what_it_did(spool: Path, tmp_path: Path):
+def test_works_to_the_end_and_reports_it(spool: Path, tmp_path: Path):
     tell(spool, 3)
     began = time.monotonic()
     with trainer(spool, tmp_path, "--batch-size", "20", work=500) as child:
@@ -67,7 +67,7 @@ def test_a_finished_job_that_is_started_again_is_done_at_once(spool: Path, tmp_p
     assert bodies(spool, 2, "started")[0].progress == 100
 
 
-def test_a_look_that_comes_late_counts_no_more_than_the_work_that_is_left(spool: Path, tmp_path: Path):
+def test_a_late_tick_counts_no_more_than_the_work_that_is_left(spool: Path, tmp_path: Path):
     """It stands still in the middle, as on a busy machine, while a hundred steps could have been made."""
     tell(spool, 3)
     with trainer(spool, tmp_path, "--batch-size", "20", work=500) as child:
@@ -81,7 +81,7 @@ def test_a_look_that_comes_late_counts_no_more_than_the_work_that_is_left(spool:
 
 
 def test_tells_its_agent_the_samples_of_whole_steps_and_of_parts(spool: Path, tmp_path: Path):
-    """A step of 20 samples takes two looks at the clock, each of which makes ten."""
+    """A step of 20 samples takes two ticks of ten samples each."""
     number = int(JOB)
     statuses_dir(tmp_path, number).mkdir(parents=True)
     control_path(tmp_path, number).write_text(JobControl(number=1).model_dump_json())
@@ -186,7 +186,9 @@ def test_a_family_reports_the_models_step(spool: Path, tmp_path: Path):
         (("--rates", RATES, "--time-scale", "0"), 2, "0 must be positive"),
     ],
 )
-def test_what_cannot_run_says_why(spool: Path, tmp_path: Path, options: tuple[str, ...], status: int, says: str):
+def test_the_reason_why_it_cannot_run_is_printed(
+    spool: Path, tmp_path: Path, options: tuple[str, ...], status: int, says: str
+):
     with process(
         *(
             "-m",

@@ -44,7 +44,7 @@ def test_reports_say_how_busy_and_how_full_the_jobs_gpus_are(tmp_path: Path):
     assert (seen.utilisation, seen.device_memory_mb) == (0.75, 1024)
 
 
-def test_without_nvidias_library_reports_say_nothing_of_it(tmp_path: Path):
+def test_without_nvidias_library_reports_have_no_samples(tmp_path: Path):
     seen = report(tmp_path / "spool")
     assert (seen.utilisation, seen.device_memory_mb) == (None, None)
 

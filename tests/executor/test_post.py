@@ -53,7 +53,7 @@ def test_it_learns_the_epoch_that_the_daemon_gave_and_gives_way_to_a_later_one(t
         assert stored(api) == [(5, 7)]
 
 
-def test_while_the_daemon_is_away_nobody_waits_and_the_newest_are_kept(
+def test_while_the_daemon_is_away_put_does_not_wait_and_the_newest_reports_are_kept(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
     port = free_ports(1)
@@ -107,7 +107,7 @@ def test_size_and_rate_of_reports_are_bounded(tmp_path: Path, caplog: pytest.Log
     assert [Report.model_validate_json(line).sequence for line in lines] == list(range(len(lines)))
 
 
-def test_where_the_service_is_and_who_we_are_comes_from_the_environment():
+def test_the_service_and_the_token_come_from_the_environment():
     given = {"SLURM_JOB_ID": "7", "PENSTOCK_URL": "https://head:7000", "PENSTOCK_TOKEN": "secret", "PENSTOCK_CA": "/ca"}
     service = read_environment(given).service
     assert service == Service("https://head:7000", "secret", Path("/ca"))

@@ -112,7 +112,7 @@ def test_sizes_that_cannot_be(tmp_path: Path, arguments: dict[str, int]):
     assert program.bodies("ended")[0].outcome == "failed"
 
 
-def test_another_error_is_the_scripts_and_is_told(tmp_path: Path):
+def test_another_error_is_reported_and_raised(tmp_path: Path):
     def broken(batch: int) -> float:
         return 0.1 if batch < 4 else 1 / 0
 

@@ -64,7 +64,7 @@ def test_each_call_is_one_message_of_the_run(tmp_path: Path):
     assert (said[1].body.gpu_type, said[1].body.step_time_s, said[1].body.atomic_batch) == ("t4", 0.5, 32)
 
 
-def test_a_run_left_behind_is_told_to_stop(tmp_path: Path):
+def test_a_superseded_run_is_told_to_stop(tmp_path: Path):
     assert report(tmp_path, "begin").stdout == "1\n"
     assert report(tmp_path, "begin").stdout == "2\n"
     left = report(tmp_path, "steps", "--epoch=1", "--steps=1", "--step-time-s=1", "--atomic-batch=1")
@@ -73,7 +73,7 @@ def test_a_run_left_behind_is_told_to_stop(tmp_path: Path):
     assert [each.body.kind for each in reports(tmp_path, 1)] == ["started"]
 
 
-def test_without_penstock_nothing_is_said(tmp_path: Path):
+def test_without_penstock_nothing_is_reported(tmp_path: Path):
     assert report(None, "begin", f"--checkpoints={tmp_path}").stdout == "1\n"
     assert report(None, "begin", f"--checkpoints={tmp_path}").stdout == "2\n"
     assert report(None, "poll", "--epoch=2").returncode == 1

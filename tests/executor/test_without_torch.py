@@ -15,7 +15,7 @@ def test_clients_checkpoints_and_commands_do_not_import_it():
     assert said(code + "print(sorted({'torch', 'transformers', 'lightning'} & sys.modules.keys()))") == "[]\n"
 
 
-def test_where_it_is_missing_start_says_what_to_install():
+def test_without_pytorch_start_says_what_to_install():
     code = (
         "import sys; sys.modules['torch'] = None\n"
         "import penstock_executor as px\n"

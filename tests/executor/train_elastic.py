@@ -2,8 +2,8 @@
 
     train_elastic.py FOLDER [--option VALUE ...]
 
-A line of `FOLDER/steps.jsonl` for each step and process, before the step counts, names the run's epoch, the optimiser step and
-the samples; what counts is decided by the test, from the checkpoints that survived.
+A line of `FOLDER/steps.jsonl` for each step and process, before the step counts, names the run's epoch, the optimiser
+step and the samples; what counts is decided by the test, from the checkpoints that survived.
 """
 
 import argparse

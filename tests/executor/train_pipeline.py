@@ -2,8 +2,8 @@
 
     train_pipeline.py FOLDER [--sleep S] [--max-norm N] [--max-batch N] [--hold STEP] [--frozen]
 
-Two micro-batches a step, by PyTorch's GPipe schedule. Writes a line of `FOLDER/steps.jsonl` for each step and process, and at the
-end each stage's parameters.
+Two micro-batches a step, by PyTorch's GPipe schedule. Writes a line of `FOLDER/steps.jsonl` for each step and process,
+and at the end each stage's parameters.
 """
 
 import argparse

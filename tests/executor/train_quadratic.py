@@ -1,4 +1,5 @@
-"""A problem whose gradient noise is known: each sample's gradient is w - x, with x around 0, so of known mean and covariance.
+"""A problem whose gradient noise is known: each sample's gradient is w - x, with x around 0, so of known mean and
+covariance.
 
     train_quadratic.py FOLDER STEPS [--optimizer adam] [--max-atomic N] [--mixed]
 

@@ -112,7 +112,8 @@ def test_a_damaged_table_is_refused_with_its_entry(tmp_path: Path, row: dict[str
 
 
 def test_pairs_are_read_from_a_table_or_from_what_was_learned(tmp_path: Path):
-    """c has no rate alone: it does not run there. Beside itself a has 0.8, as two have that use 1 / 1.6 of the GPU each."""
+    """c has no rate alone: it does not run there. Beside itself a has 0.8, as two have that use 1 / 1.6 of the GPU
+    each."""
     table = {
         "v100": {"a": {"null": 10.0, "a": [8.0, 8.0], "c": [9.0, 0.0]}, "c": {"null": 0.0, "a": [0.0, 9.0]}},
         "k80": {},
@@ -147,7 +148,8 @@ def test_what_is_no_file_of_pairs_is_refused(tmp_path: Path, content: bytes, sai
 
 @pytest.mark.skipif("PENSTOCK_TEST_DATA" not in os.environ, reason="needs the public data: see docs/developer/data.md")
 def test_gavels_table_has_the_figures_that_are_known_of_it(tmp_path: Path):
-    """V100, pairs of one-GPU jobs that fit: mean 1.313, median 1.371, 78.3 % at least 1, 0.347 to 2.0; 40 of 676 do not fit."""
+    """V100, pairs of one-GPU jobs that fit: mean 1.313, median 1.371, 78.3 % at least 1, 0.347 to 2.0; 40 of 676 do not
+    fit."""
     path = tmp_path / "table.json"
     path.write_bytes(
         gzip.decompress((Path(os.environ["PENSTOCK_TEST_DATA"]) / "gavel/simulation_throughputs.json.gz").read_bytes())

@@ -141,7 +141,7 @@ def test_import_needs_nothing_heavy():
 
 
 def test_a_family_goes_by_the_names_that_a_site_has_for_its_gpus():
-    """The catalogue says rtx; this site rtx2080ti, has no t4, and a GPU that nobody knows."""
+    """The catalogue says rtx; this site rtx2080ti, has no t4, and has an unknown GPU."""
     here = FAMILIES.on(["rtx2080ti", "a100", "abacus"], load_gpus())
     assert set(here["yolov3"].gpus) == {"rtx2080ti", "a100"}
     assert here["yolov3"].gpus["rtx2080ti"] == FAMILIES["yolov3"].gpus["rtx"]
@@ -149,7 +149,7 @@ def test_a_family_goes_by_the_names_that_a_site_has_for_its_gpus():
         here["yolov9"]
 
 
-def test_what_a_family_says_of_the_sites_own_name_comes_first(tmp_path):
+def test_a_familys_entry_under_the_sites_own_name_has_priority(tmp_path):
     table = ONE[ONE.index("[mine.gpus") :]
     families = load_families(
         site_file(tmp_path, ONE.replace("l4", "t4") + table.replace("l4", "tesla_t4").replace("64", "8"))

@@ -144,12 +144,12 @@ def test_unmeasured_synchronisation_within_a_node_is_free_though_across_nodes_it
     assert sync_time(fitted, 2, 4) == pytest.approx(sync_time(TRUE, 2, 4), rel=0.1)
 
 
-def test_two_replicas_say_nothing_of_more():
+def test_steps_on_two_replicas_do_not_determine_beta():
     fitted = fit_throughput(measure(TRUE, [(1, 1), (1, 2), (2, 2)])).params
     assert (fitted.beta_r, fitted.beta_n) == (0, 0)
 
 
-def test_without_a_one_gpu_run_the_others_say_how_long_computing_takes():
+def test_without_a_one_gpu_run_the_compute_time_comes_from_the_others():
     fitted = fit_throughput(measure(TRUE, SHAPES[1:])).params
     assert error(fitted, TRUE, [(1, 1)]) < 0.05
 

@@ -74,7 +74,8 @@ def test_a_type_in_proportion_is_sias_cross_type_estimate():
 
 
 def test_the_donor_is_the_type_whose_one_gpu_steps_are_most_alike():
-    """`aardvark` comes first in every order, and synchronises a hundred times as long; `v100` is as fast as the new type."""
+    """`aardvark` comes first in every order, and synchronises a hundred times as long; `v100` is as fast as the new
+    type."""
     far = dataclasses.replace(slower(TRUTH, 20), alpha_r=3.0, beta_r=1.0)
     model = JobModel(32, 1024)
     run(model, "aardvark", far, (1, 1), (1, 4), (1, 8))
@@ -92,7 +93,7 @@ def test_real_measurements_replace_an_estimate_across_types():
     assert step(model, "t4", 4, 16) == pytest.approx(float(step_time(bad_network, 4, 16, 32)), rel=0.1)
 
 
-def test_a_type_that_only_the_catalogue_knows_is_estimated_from_what_families_say():
+def test_a_type_that_only_the_catalogue_knows_is_estimated_from_its_families():
     model = JobModel(32, 1024, families=FAMILIES)
     run(model, "t4", TRUTH, (1, 1), (1, 4))
     ratio = FAMILIES.slowdowns["t4", "a100"]
@@ -214,7 +215,8 @@ def test_a_stored_profile_is_where_a_job_begins():
 
 
 def test_what_the_fit_foresees_is_no_news():
-    """One GPU at 0.1 + 0.01 m: another batch on that line changes nothing, one off it does, and a new shape always does."""
+    """One GPU at 0.1 + 0.01 m: another batch on that line changes nothing, one off it does, and a new shape always
+    does."""
     model = JobModel(8, 1024)
     for batch in (8, 16, 32):
         model.observe("t4", 1, 1, batch, 0.1 + 0.01 * batch)
@@ -229,7 +231,8 @@ def test_what_the_fit_foresees_is_no_news():
 
 
 def test_a_job_whose_replicas_take_two_gpus_is_modelled_by_replicas():
-    """K = 1, 2 and 4 replicas on 2, 4 and 8 GPUs; on 3 GPUs it cannot run, and two nodes with one replica are one rank."""
+    """K = 1, 2 and 4 replicas on 2, 4 and 8 GPUs; on 3 GPUs it cannot run, and two nodes with one replica are one
+    rank."""
     model = JobModel(32, 1024, gpus_per_replica=lambda gpu_type: {"rtx": 8}.get(gpu_type, 2))
     for nodes, replicas in ((1, 1), (1, 2), (2, 4)):
         for m in BATCHES:
@@ -266,7 +269,7 @@ def test_a_job_whose_replicas_take_two_gpus_is_modelled_by_replicas():
     assert estimator.best_batch("a100", 1, 3) is None
 
 
-def test_on_a_type_where_it_has_not_run_the_spec_says_what_a_replica_takes():
+def test_on_a_type_where_it_has_not_run_the_spec_has_the_gpus_of_a_replica():
     prior = FAMILIES["yolov3"].estimator()
     model = JobModel(8, 512, prior=prior, gpus_per_replica=lambda gpu_type: {"rtx": 8}.get(gpu_type, 2))
     alone = Observation(

@@ -57,7 +57,8 @@ def test_one_replica_pairs_steps():
 
 
 def test_preconditioner_multiplies_the_gradients():
-    """By (1, 2): (3, 2) and (1, 2), norms 13 and 5, mean 9; g_bar = (2, 2), 8. sqr = 16 - 9 = 7, var = 9 - 8 = 1 = S."""
+    """By (1, 2): (3, 2) and (1, 2), norms 13 and 5, mean 9; g_bar = (2, 2), 8. sqr = 16 - 9 = 7, var = 9 - 8 = 1 =
+    S."""
     assert pair(estimate((TWO, 1), preconditioner=[1.0, 2.0])) == approx(7, 1)
 
 
@@ -80,13 +81,13 @@ def test_negative_steps_are_averaged_and_only_a_negative_average_is_0():
     assert estimate((OPPOSITE, 1), (TWO, 1)).grad_sqr == pytest.approx((4 - 0.999) / 1.999)
 
 
-def test_gradients_that_agree_have_no_variance_and_zeros_say_nothing():
+def test_equal_gradients_have_no_variance_and_zeros_give_no_estimate():
     assert pair(estimate(([[1.0, 2.0]] * 3, 3))) == (5, 0)
     assert estimate((np.zeros((2, 3)), 1)) is None
     assert NoiseEstimator().noise is None
 
 
-def test_replicas_drop_what_pairs_said_but_not_the_reverse():
+def test_replicas_drop_the_estimate_of_pairs_but_not_the_reverse():
     assert pair(estimate((TWO[:1], 1), (TWO[1:], 1), (OPPOSITE, 1))) == approx(0, 1)
     # (OPPOSITE, then a pair of |mu|^2 = 4 and var = 2)
     mixed = estimate((OPPOSITE, 1), (TWO[:1], 1), (TWO[1:], 1))

@@ -37,7 +37,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def ask(library: Path, tmp_path: Path):
-    """Runs a program on a machine with this driver in this state; what it says, one dictionary a line."""
+    """Runs a program on a machine with this driver in this state; returns its output, one dictionary per line."""
 
     def run(program: str, scenario: str, library: Path = library):
         file = tmp_path / "scenario"
@@ -88,7 +88,7 @@ def test_lists_gpus_and_reads_them(ask):
     assert said["readings"][1]["utilisation"] == 0.0
 
 
-def test_shares_of_a_period_are_told_once(ask):
+def test_shares_of_a_period_are_reported_once(ask):
     """The second sample falls into the same period, the third into a new one."""
     program = SAY + (
         "with Nvml() as nvml:\n"
@@ -144,7 +144,7 @@ def test_a_gpu_in_mig_mode_without_mig_devices_can_run_nothing(ask):
         ("0.xid 79", "XID 79: the GPU has fallen off the bus", [79]),
     ],
 )
-def test_a_gpu_lost_in_mid_run_is_told_and_the_other_goes_on(ask, happens: str, reason: str, xids: list[int]):
+def test_a_gpu_lost_in_mid_run_is_reported_and_the_other_still_read(ask, happens: str, reason: str, xids: list[int]):
     program = SAY + (
         "with Nvml() as nvml:\n"
         "    say(**dataclasses.asdict(nvml.sample()))\n"
@@ -172,21 +172,21 @@ FOUR = gpus(4) + (
     "0.nvlinks 1 1 - 2\n1.nvlinks 0 0\n2.nvlinks 0 -\n3.nvlinks -\n"
     "0.over_1 10\n0.over_2 30\n0.over_3 50\n1.over_2 10\n2.over_3 40\n"
 )
-"""0 has two NVLinks to 1 and one to 2, and one that is down. Of 1 and 3 nobody says what they have in common on PCIe."""
+"""GPU 0 has two NVLinks to 1, one to 2, and one that is down. The common ancestor of 1 and 3 is not reported."""
 
 
 def test_how_gpus_are_connected(ask):
-    """6 and the NVLinks, else by what is common on PCIe: 50, the system, is 1; 40, a NUMA node, 2; 10, one switch, 5."""
+    """6 plus the NVLinks, else the common ancestor on PCIe: 50 (the system) is 1, 40 (a NUMA node) 2, 10 (a switch) 5."""
     assert ask(LINKS, FOUR) == [{"links": [[0, 8, 7, 1], [8, 0, 5, 0], [7, 5, 0, 2], [1, 0, 2, 0]]}]
 
 
 def test_gpus_on_an_nvswitch_are_all_connected(ask):
-    """By as many links as the one has that has fewer: one of GPU 1's is down. GPU 2 has none."""
+    """By the smaller number of links of the two. One link of GPU 1 is down; GPU 2 has none."""
     links = "0.nvlinks s s s\n1.nvlinks s s -\n2.nvlinks - - -\n0.over_1 50\n0.over_2 20\n1.over_2 0\n"
     assert ask(LINKS, gpus(3) + links) == [{"links": [[0, 8, 4], [8, 0, 6], [4, 6, 0]]}]
 
 
-def test_a_driver_that_does_not_say_what_a_link_leads_to(ask, tmp_path: Path):
+def test_a_driver_that_does_not_report_the_other_end_of_a_link(ask, tmp_path: Path):
     """Links to other GPUs are known by their address; those to a switch lead nowhere that is known."""
     links = "0.nvlinks 1 s\n1.nvlinks 0 s\n2.nvlinks s s\n"
     said = ask(LINKS, gpus(3) + links, fake_nvml.build(tmp_path, "-DOLD_DRIVER"))
@@ -214,7 +214,7 @@ def test_where_nothing_is_known_of_links(ask, scenario: str, links: list[list[in
     assert ask(LINKS, scenario) == [{"links": links}]
 
 
-def test_an_xid_of_a_program_is_told_once_and_loses_no_gpu(ask):
+def test_an_xid_of_a_program_is_reported_once_and_loses_no_gpu(ask):
     program = SAY + (
         "with Nvml() as nvml:\n"
         "    scenario.write_text('1.xid 31\\n' + scenario.read_text())\n"
@@ -361,6 +361,6 @@ def test_use_by_job():
     }
 
 
-def test_use_of_a_device_whose_processes_nobody_tells():
+def test_use_of_a_device_with_unknown_processes():
     silent = Reading(Device(0, "G", "Tesla T4", "t4", None), 1.0, 0.5, None, None)
     assert by_job(Sample((silent,), ()), lambda pid: "a") == {}

@@ -54,7 +54,7 @@ def test_a_job_that_has_become_slower_is_followed():
     assert average(observations)[0] == pytest.approx(2.0, rel=NOTICEABLE)
 
 
-def test_only_news_is_told():
+def test_add_returns_whether_the_report_is_news():
     observations = Observations()
     assert observations.add(1, 1, 16, 1.0)
     assert not observations.add(1, 1, 16, 1.01)

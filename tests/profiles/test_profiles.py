@@ -76,7 +76,7 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path):
         (lambda text: json.dumps(json.loads(text) | {"observations": []}), "observations: .*at least 1 item"),
     ],
 )
-def test_a_harmed_file_says_which_and_what(tmp_path: Path, harm, says: str):
+def test_the_message_about_a_damaged_file_names_the_file_and_the_fault(tmp_path: Path, harm, says: str):
     path = save_profile(profile(), tmp_path)
     text = path.read_text()
     assert harm(text) != text

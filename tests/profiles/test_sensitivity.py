@@ -60,7 +60,8 @@ def test_rows_of_zeros_are_shares_that_no_server_has():
 
 @given(st.integers(1, 24))
 def test_the_search_finds_the_knee_of_24_in_at_most_8_runs(true_knee: int):
-    """Speed rises by a part for each CPU up to the knee: the least number within 10 % of the best is what both must find."""
+    """Speed rises by a part for each CPU up to the knee: the least number within 10 % of the best is what both must
+    find."""
     asked: list[int] = []
 
     def measure(cpus: int) -> float:
@@ -83,8 +84,8 @@ def test_a_search_keeps_to_its_runs_on_any_machine(most: int, true_knee: int):
 def test_memory_follows_from_the_cache_and_the_storage():
     """1000 samples in 1000 MB; 100 samples/s when all is in memory, 10 s an epoch.
 
-    Storage gives 50 MB/s. With 500 MB cached an epoch fetches 500 MB in 10 s, just hidden behind computing; with 250 MB cached it
-    fetches 750 MB in 15 s: 1000 / 15 samples/s. With no cache 20 s: 50 samples/s.
+    Storage gives 50 MB/s. With 500 MB cached an epoch fetches 500 MB in 10 s, just hidden behind computing; with 250 MB
+    cached it fetches 750 MB in 15 s: 1000 / 15 samples/s. With no cache 20 s: 50 samples/s.
     """
     table = with_less_memory(
         1,
@@ -164,7 +165,8 @@ def test_a_bad_file_is_named_with_what_is_wrong(tmp_path: Path, text: str, said:
 
 
 def test_the_search_on_a_real_pipeline_is_within_a_step_of_measuring_all(monkeypatch: pytest.MonkeyPatch):
-    """`benchmarks/knee.py` in small: DataLoader workers that augment images, each a slow CPU; the GPU keeps up with three."""
+    """`benchmarks/knee.py` in small: DataLoader workers that augment images, each a slow CPU; the GPU keeps up with
+    three."""
     pytest.importorskip("torch")
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
     monkeypatch.delitem(sys.modules, "knee", raising=False)

@@ -43,7 +43,7 @@ def test_batch_inference_on_a_type_that_was_not_measured():
 
 
 def test_a_service_is_in_time_or_not():
-    """Between 2 GPUs at 0.8 s and 6 at 0.2 s: 5 GPUs at 0.35 s are late. 8 GPUs are just in time; 9 nobody measured."""
+    """Between 2 GPUs at 0.8 s and 6 at 0.2 s: 5 GPUs at 0.35 s are late. 8 GPUs are just in time; 9 were not measured."""
     assert goodput(SERVICE, "t4", [1, 2, 5, 6, 7, 8, 9]) == [0, 0, 0, 1, 1, 1, 0]
     assert goodput(SERVICE, "a100", [1, 2]) == [1, 0]
     assert goodput(SERVICE, "h100", [1]) == [0]

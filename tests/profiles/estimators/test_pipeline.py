@@ -59,7 +59,7 @@ def test_only_stages_make_a_bubble():
 
 
 def test_a_replica_that_spans_nodes_is_one_rank():
-    """4 GPUs on 4 nodes hold one replica, which synchronises with nobody; 8 on 8 hold two, on different nodes."""
+    """4 GPUs on 4 nodes hold one replica, which does not synchronise; 8 on 8 hold two, on different nodes."""
     expected = [16 / 6.6, 32 / 7.2 * 0.8]
     assert goodput(PIPELINE, "rtx", [4, 8], [4, 8]) == pytest.approx(expected)
 
@@ -80,7 +80,8 @@ def test_the_batch_is_each_replicas_micro_batches():
 
 
 def test_gamma_hides_synchronisation_behind_the_last_micro_batch():
-    """The last micro-batch computes 0.6 s and synchronises 0.6 s: at gamma 2 together 0.6 sqrt 2 s, after 10 x 0.6 s."""
+    """The last micro-batch computes 0.6 s and synchronises 0.6 s: at gamma 2 together 0.6 sqrt 2 s, after 10 x 0.6
+    s."""
     step = dataclasses.replace(STEP, gamma=2.0)
     estimator = dataclasses.replace(PIPELINE, models={"rtx": PipelineGpu(step, stages=4)})
     assert goodput(estimator, "rtx", [2], [8]) == [pytest.approx(32 / (6.0 + 0.6 * math.sqrt(2)) * 0.8)]

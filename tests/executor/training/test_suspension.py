@@ -1,4 +1,4 @@
-"""A process that stands still, and when it goes on."""
+"""Suspending a process, and when it resumes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def mine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Suspension]:
         signal.signal(number, handler)
 
 
-def test_it_goes_on_though_python_hears_of_the_end_first(mine: Suspension):
+def test_it_resumes_even_if_python_handles_sigcont_first(mine: Suspension):
     """Both signals come during one call into C. Python calls the handlers by number, SIGCONT's first."""
     mine.on_continue(signal.SIGCONT, None)
     mine.on_stop(signal.SIGTSTP, None)
@@ -34,13 +34,13 @@ def test_it_goes_on_though_python_hears_of_the_end_first(mine: Suspension):
     assert not mine.requested
 
 
-def test_the_end_of_a_time_before_is_not_that_of_this_one(mine: Suspension):
+def test_a_sigcont_of_an_earlier_suspension_does_not_end_this_one(mine: Suspension):
     os.kill(os.getpid(), signal.SIGCONT)
-    looks: list[None] = []
+    polls: list[None] = []
 
     def wanted() -> bool:
-        looks.append(None)
-        return len(looks) < 3
+        polls.append(None)
+        return len(polls) < 3
 
     mine.wait(wanted)
-    assert len(looks) == 3
+    assert len(polls) == 3

@@ -20,7 +20,7 @@ from penstock_profiles.node_channel import (
     statuses_dir,
 )
 
-from .elastic import (
+from ..elastic import (
     SAID,
     SCRIPT,
     assert_each_sample_once,
@@ -33,7 +33,7 @@ from .elastic import (
     torch,
     torchrun,
 )
-from .spool import JOB, ROOT, bodies, process, tell, wait_for
+from ..spool import JOB, ROOT, bodies, process, tell, wait_for
 
 QUADRATIC = ROOT / "tests" / "executor" / "train_quadratic.py"
 
@@ -44,7 +44,7 @@ def train(folder: Path, *options: str, processes: int = 1, spool: Path | None = 
 
 
 def finish(child) -> str:
-    """Of a process that was not forked, and so takes seconds to import PyTorch."""
+    """Wait for a process that was not forked, and so takes seconds to import PyTorch."""
     said = child.communicate(timeout=240)[1]
     assert child.returncode == 0, said
     return said
@@ -64,21 +64,15 @@ def test_processes_and_micro_steps_do_not_change_what_is_learned(tmp_path: Path)
 
 def test_with_drop_last_an_epoch_is_worth_the_steps_that_it_has(tmp_path: Path):
     """47 samples at 32: a step an epoch. Three are worth 96 samples, and not 141."""
-    from penstock_executor.training.arguments import epoch_limits
-
     with train(tmp_path, "--size=47", "--drop-last", "--max-batch=32") as job:
         job.finish()
     assert (final(tmp_path)["steps"], final(tmp_path)["progress"]) == (3, 96)
-    assert epoch_limits(32, 256, 203, drop_last=True) == (203, 192)
-    assert epoch_limits(32, 256, 203, drop_last=False) == (256, 203)
-    assert epoch_limits(32, 256, None, drop_last=True) == (256, None)
-    with pytest.raises(ValueError, match="batch_size=256 with drop_last: the data set has 203 samples"):
-        epoch_limits(256, 256, 203, drop_last=True)
 
 
 @pytest.mark.parametrize("kills", [3, pytest.param(50, marks=pytest.mark.long)])
 def test_killed_at_random_points_it_goes_on_from_a_whole_checkpoint(tmp_path: Path, kills: int):
-    """Every 0.3 s a checkpoint, 0.02 s and more a step: what is lost lies within an interval and the time of one write."""
+    """Every 0.3 s a checkpoint, 0.02 s and more a step: what is lost lies within an interval and the time of one
+    write."""
     chance, lost = random.Random(), 0
     epochs = 4 + kills // 2  # a run makes a quarter of one before it is killed: enough that none completes
     options = (f"--epochs={epochs}", "--size=6001", "--sleep=0.02", "--checkpoint-every=0.3")
@@ -184,7 +178,7 @@ def test_gradient_noise_of_a_known_problem_is_found_in_500_steps(
     assert (noise["left_out"] > 0) == ("--mixed" in options), "steps whose gradients overflow are no progress"
 
 
-def test_a_job_alone_without_slurm_saves_nothing_unless_told_where(tmp_path: Path):
+def test_without_slurm_and_a_folder_nothing_is_saved(tmp_path: Path):
     with gang(QUADRATIC, tmp_path, "3") as job:
         job.finish()
     assert {path.name for path in tmp_path.iterdir()} == {"noise.json", SAID}
@@ -201,7 +195,7 @@ def test_where_memory_runs_out_it_begins_again_with_a_smaller_batch(tmp_path: Pa
     assert_each_sample_once(tmp_path, max(record["epoch"] for record in steps(tmp_path)) + 1, 1003)
 
 
-def test_a_full_disk_and_a_folder_that_may_not_be_written_are_said_and_the_old_checkpoint_stays(
+def test_a_full_disk_and_a_read_only_folder_are_reported_and_the_old_checkpoint_stays(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
     from penstock_executor.training.saving import Saver, from_bytes

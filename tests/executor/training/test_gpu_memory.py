@@ -16,7 +16,8 @@ DEVICE = torch.device("cuda", 1)
 class Cuda:
     """What torch has of a GPU of 16,000 MB: memory in use, and such as it keeps for the next tensor.
 
-    As torch's own allocator does, it takes new memory from the driver only within the fraction, and what it keeps counts.
+    As torch's own allocator does, it takes new memory from the driver only within the fraction, and what it keeps
+    counts.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, in_use_mb: int, cached_mb: int) -> None:

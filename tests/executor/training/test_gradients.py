@@ -1,4 +1,4 @@
-"""Which steps' gradients are measured."""
+"""Measuring the gradients of steps."""
 
 import pytest
 
@@ -7,7 +7,6 @@ pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'pens
 import torch
 
 from penstock_executor.training.batches import Part
-from penstock_executor.training.consensus import COST_CHECKED_EVERY, LONGEST_STRIDE, stride_of
 from penstock_executor.training.gradients import GradientMeter, SyncTimer, measure_every
 
 
@@ -106,9 +105,3 @@ def test_steps_that_are_not_measured_do_not_move_the_end_of_one_that_was(monkeyp
         event.done = True
     assert timer.take_s() == 0.25
     assert timer.take_s() is None
-
-
-@pytest.mark.parametrize(("step_s", "stride"), [(10.0, 1), (0.5, 1), (0.115, 4), (0.05, 8), (0.001, 16)])
-def test_words_are_half_a_second_apart_and_their_steps_meet_those_that_look_at_the_pace(step_s: float, stride: int):
-    assert stride_of(step_s) == stride <= LONGEST_STRIDE
-    assert COST_CHECKED_EVERY % stride == 0

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from .elastic import environment
-from .spool import ROOT, bodies, process, tell, wait_for
+from ..elastic import environment
+from ..spool import ROOT, bodies, process, tell, wait_for
 
 LOOPS = [
     ("transformer", "transformers", ("--output={folder}", "--steps=400")),
@@ -51,7 +51,8 @@ def test_a_foreign_loop_reports_saves_on_request_stops_and_goes_on(
 
 
 def monitor_at(clock: SimpleNamespace, folder: Path, monkeypatch: pytest.MonkeyPatch, channel: object = None):
-    """A monitor of job 1 that reads its time from `clock`, with its spool in `folder`; and the signal handlers that it set."""
+    """A monitor of job 1 that reads its time from `clock`, with its spool in `folder`; and the signal handlers that it
+    set."""
     torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'penstock[executor]'")
     from penstock_executor.integrations import training_monitor as monitor
 
@@ -113,16 +114,14 @@ def test_a_pause_for_others_is_no_training_and_ends_when_the_run_is_to_stop(
     assert [body.step_time_s for body in said] == pytest.approx([1.0] * len(said))
 
 
-def test_the_packages_are_asked_for_only_by_those_who_use_them():
+def test_the_packages_are_imported_only_if_they_are_used():
     code = "import penstock_executor, sys; print({'transformers', 'lightning'} & set(sys.modules))"
     with process("-c", code, environment=environment()) as child:
         told, _ = child.communicate(timeout=120)
     assert told.strip() == "set()"
 
 
-def test_a_signal_that_comes_while_the_processes_agree_is_heard_a_step_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_signal_during_the_exchange_takes_effect_a_step_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     run, (on_term,) = monitor_at(SimpleNamespace(now=0.0), tmp_path, monkeypatch)
     from penstock_executor.integrations import training_monitor as monitor
 

@@ -1,4 +1,4 @@
-"""The job's own choice of batch, without any process."""
+"""The job's choice of its batch."""
 
 from penstock_executor.training.batches import BatchSize
 from penstock_executor.training.sizes import BatchChooser
@@ -72,7 +72,7 @@ def test_nearly_full_memory_is_not_outgrown():
     assert job.choose().atomic <= 38
 
 
-def test_a_type_that_was_small_says_nothing_of_another():
+def test_a_limit_of_one_gpu_type_does_not_apply_to_another():
     job = chooser()
     job.out_of_memory("rtx", 4)
     assert job.limit_of("rtx") == 3

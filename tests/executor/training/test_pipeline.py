@@ -7,15 +7,12 @@ import pytest
 
 pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'penstock[executor]'")
 
-from penstock_executor import Checkpoints, EnvironmentDisagrees
-from penstock_executor.environment import Ranks
-from penstock_executor.training.arguments import check_split_model, split_batch
-from penstock_executor.training.batches import BatchSize, epoch_order
-from penstock_executor.training.processes import Group
+from penstock_executor import Checkpoints
+from penstock_executor.training.batches import epoch_order
 from penstock_profiles.noise import NoiseEstimator
 
-from .elastic import environment, gang, steps, surviving, torch
-from .spool import ROOT, bodies, tell, wait_for
+from ..elastic import environment, gang, steps, surviving, torch
+from ..spool import ROOT, bodies, tell, wait_for
 
 BATCH, SIZE, EPOCHS, MAX_NORM = 32, 203, 3, 0.5
 STEPS = SIZE // BATCH
@@ -111,30 +108,3 @@ def test_a_stage_with_nothing_to_train_is_refused_by_all(tmp_path: Path):
     with train(tmp_path, "--frozen", processes=2) as job:
         assert job.wait() == 1
     assert (tmp_path / "log").read_text().count("the part of process 1 has no parameter to train") == 2
-
-
-def test_replicas_of_a_pipeline_have_equal_shares():
-    """Batch 64: 2 x 32 of two. Up to 200 of three: 3 x 64 = 192; up to 100: 3 x 33 = 99."""
-    assert split_batch(64, None, 2) == BatchSize(64, 32)
-    assert split_batch(64, 200, 3) == BatchSize(192, 64)
-    assert split_batch(64, 100, 3) == BatchSize(99, 33)
-    with pytest.raises(
-        ValueError, match=r"batch_size=64 is no multiple of 3 replicas.*use a batch size that any number"
-    ):
-        split_batch(64, None, 3)
-    with pytest.raises(ValueError, match="max_batch_size=2 is less than a sample for each of 3 replicas"):
-        split_batch(2, 2, 3)
-
-
-def test_what_a_pipeline_cannot_do_is_refused_in_words():
-    plain = torch.nn.Linear(1, 1)
-    with pytest.raises(ValueError, match=r"scaler with gpus_per_replica=2.*train in bfloat16"):
-        check_split_model(2, plain, scaler=object(), max_atomic_batch=None)
-    with pytest.raises(ValueError, match="max_atomic_batch with gpus_per_replica=2"):
-        check_split_model(2, plain, scaler=None, max_atomic_batch=8)
-    plain.set_requires_gradient_sync = None
-    with pytest.raises(ValueError, match="fully_shard as well"):
-        check_split_model(2, plain, scaler=None, max_atomic_batch=None)
-    for processes, gpus_per_replica in ((3, 2), (1, 2)):
-        with pytest.raises(EnvironmentDisagrees, match=f"{processes} processes are no multiple of gpus_per_replica=2"):
-            Group(Ranks(world=processes), gpus_per_replica)
