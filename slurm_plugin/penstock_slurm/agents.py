@@ -28,8 +28,6 @@ from penstock_profiles.files import open_regular, write_whole
 from penstock_scheduler.errors import ClusterAway, StoreError
 from penstock_scheduler.model import Job, JobId, JobUse, Pack, Phase, SharedGpus, SharingState
 from penstock_scheduler.pairs import kind_of
-from penstock_scheduler.policies.common import movable
-from penstock_scheduler.policies.gandiva import priority
 from penstock_scheduler.ports import Clock
 from penstock_scheduler.sharing.messages import (
     AWAY_S,
@@ -637,7 +635,7 @@ class SlurmAgents:
             if self._known(job)
         ]
         return pack.guaranteed is not None or any(
-            not movable(job) or priority(job) > priority(departing) for job in jobs
+            not job.movable or job.sharing_priority > departing.sharing_priority for job in jobs
         )
 
     def _ordered_jobs(

@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Literal, Protocol
 
 from penstock_scheduler.model.cluster import Placement
-from penstock_scheduler.model.spec import JobSpec
+from penstock_scheduler.model.spec import Adaptivity, GpuClass, JobSpec
 
 JobId = str
 """Slurm's number for the job, as text."""
@@ -43,13 +43,15 @@ class Job:
     allocation: Placement | None = None
     """What it holds, or in phase STARTING is about to hold."""
     leaving: bool = False
-    """Whether its run has ended and the cluster cleans up: what it holds is not free yet, and is not counted any more."""
+    """Whether its run has ended and the cluster cleans up: what it holds is not free yet, and is not counted any
+    more."""
     started_s: float | None = None
     """When its present run began, on the cluster's clock; None: it does not run, or the cluster does not say."""
     suspended_s: float = 0.0
     """For how long its present run has been suspended so far: time in which it holds GPUs, and others use them."""
     stopped_s: float | None = None
-    """When the run before that, or the one that is leaving, ended; None: there was none, or the cluster does not say."""
+    """When the run before that, or the one that is leaving, ended; None: there was none, or the cluster does not
+    say."""
     requeued_s: float | None = None
     """When it was put back into the queue, at the latest when the run before ended; None: never, or not known."""
     pauses_s: tuple[float, ...] = ()
@@ -61,9 +63,22 @@ class Job:
     reservation: str = ""
     """The reservation that it asked to run in; empty: none, and then it runs on no reserved node."""
     weight: float = 1.0
-    """How much its progress counts beside that of others, > 0; from Slurm's priority or fair share, if the site wants that."""
+    """How much its progress counts beside that of others, > 0; from Slurm's priority or fair share, if the site wants
+    that."""
     time_limit_s: float | None = None
-    """Seconds of running after which the cluster ends it: the user's estimate from above. None: no limit, or not known."""
+    """Seconds of running after which the cluster ends it: the user's estimate from above. None: no limit, or not
+    known."""
+
+    @property
+    def movable(self) -> bool:
+        """Whether the job, when it runs, may be stopped, moved or resized."""
+        return self.spec.preemptible and self.spec.adaptivity is not Adaptivity.FIXED
+
+    @property
+    def sharing_priority(self) -> int:
+        """Rank among co-located jobs and in the queue for shared GPUs: 1 for a guaranteed job, 0 otherwise. Higher goes
+        first."""
+        return 1 if self.spec.gpu_class is GpuClass.GUARANTEED else 0
 
     @property
     def running_on(self) -> Placement | None:
@@ -112,7 +127,8 @@ class Owned(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GpuLimit:
-    """What some jobs may hold together: Slurm's limits for a QOS, or the site's for a user, an account or a partition."""
+    """What some jobs may hold together: Slurm's limits for a QOS, or the site's for a user, an account or a
+    partition."""
 
     kind: Literal["user", "account", "qos", "partition"]
     name: str

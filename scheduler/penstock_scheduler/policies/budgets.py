@@ -14,7 +14,7 @@ import math
 from collections.abc import Sequence
 
 from penstock_scheduler.model import GpuBudget, GpuLimit, Job, JobId, Phase, Plan, Reason, ReasonCode, Snapshot
-from penstock_scheduler.policies.common import movable, smallest_need
+from penstock_scheduler.policies.common import smallest_need
 from penstock_scheduler.policies.wrapper import Wrapper
 
 
@@ -44,7 +44,7 @@ def _bars(budget: GpuBudget, job: Job) -> bool:
     """Whether the job gets nothing because of this budget."""
     if not budget.over_hard or not budget.covers(job.account):
         return False
-    return job.phase is Phase.QUEUED or (budget.stops and job.phase is Phase.RUNNING and movable(job))
+    return job.phase is Phase.QUEUED or (budget.stops and job.phase is Phase.RUNNING and job.movable)
 
 
 def _reason(budget: GpuBudget, job: Job) -> Reason:

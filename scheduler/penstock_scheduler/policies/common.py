@@ -106,7 +106,7 @@ def pinned(snapshot: Snapshot) -> dict[JobId, Placement]:
         return pins
     free = FreeGpus(snapshot.nodes)
     for job in snapshot.jobs:
-        if (held := job.running_on) is not None and not movable(job):
+        if (held := job.running_on) is not None and not job.movable:
             pins[job.id] = held
             free.take_nodes(held)
     for job in snapshot.jobs:
@@ -114,11 +114,6 @@ def pinned(snapshot: Snapshot) -> dict[JobId, Placement]:
             pins[job.id] = going
             free.take_nodes(going)
     return pins
-
-
-def movable(job: Job) -> bool:
-    """Whether a running job may be stopped, moved or resized."""
-    return job.spec.preemptible and job.spec.adaptivity is not Adaptivity.FIXED
 
 
 def pinned_assignment(job: Job, placement: Placement, snapshot: Snapshot) -> Assignment:

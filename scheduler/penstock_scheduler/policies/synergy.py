@@ -189,7 +189,7 @@ class _Stage:
             nodes: tuple[int, ...] = (node,)
         else:
             nodes = self._like(where, job)
-        may_exceed = common.movable(job) and job.id not in self._unknown
+        may_exceed = job.movable and job.id not in self._unknown
         return Claim(job.id, share.gpus, table, nodes, has, may_exceed, self._least_gain(job, has))
 
     def _like(self, where: Placement, job: Job) -> tuple[int, ...]:

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Mapping
 
 from penstock_scheduler.model import Job, JobId, Pack, Placement, Plan, SharedGpus, Snapshot
-from penstock_scheduler.policies.common import movable
 from penstock_scheduler.sharing.packing import most_used_mb
 
 
@@ -61,7 +60,7 @@ def _of_group(group: SharedGpus, jobs: Mapping[JobId, Job], placements: Mapping[
                 found.append(f"job {job_id} shares {pack.gpus} GPUs of {group.node}, but is assigned {where}")
             job = jobs.get(job_id)
             suspended = group.time_sliced or (pack.guaranteed not in (None, job_id))
-            if job is not None and suspended and not movable(job):
+            if job is not None and suspended and not job.movable:
                 found.append(f"job {job_id} may not be stopped, but would be suspended on {group.node}")
     return found
 

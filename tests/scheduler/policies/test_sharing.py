@@ -131,7 +131,7 @@ def test_every_plan_keeps_the_rules_round_after_round(
         assert set(plan.assignments) | set(plan.waiting) == set(jobs)
         placements = {job_id: given.placement for job_id, given in plan.assignments.items()}
         for group in plan.shared:
-            assert not group.time_sliced or all(common.movable(jobs[each]) for each in group.jobs)
+            assert not group.time_sliced or all(jobs[each].movable for each in group.jobs)
             memory_mb = state.sharing.gpu_memory_mb.get(placements[group.jobs[0]].gpu_type, 0)
             for pack in group.packs:
                 together = most_used_mb(pack, state.sharing.uses, placements)

@@ -26,7 +26,7 @@ from penstock_scheduler.model import (
 )
 from penstock_scheduler.policies import common
 from penstock_scheduler.policies.colocation.roles import joining_jobs
-from penstock_scheduler.policies.gandiva import colocation, priority
+from penstock_scheduler.policies.gandiva import colocation
 from penstock_scheduler.sharing.packing import Memory
 
 
@@ -109,7 +109,7 @@ class Residents:
             gpus <= resident.where.gpus
             and common.allowed(job, option)
             and is_open(node, job)
-            and common.movable(job)
+            and job.movable
             and self._allowance.refuses(job, gpus, resident.where.gpu_type) is None
         )
         rate = common.rate(self.snapshot.facts[job.id].model, option) if fits else 0.0
@@ -141,7 +141,10 @@ class Residents:
         Relative to the resident job alone. The pair that shares GPUs now counts as one job more, since a move costs a
         restart.
         """
-        if priority(resident.job) != priority(job) or (total := self.expected_total(job, resident)) is None:
+        if (
+            resident.job.sharing_priority != job.sharing_priority
+            or (total := self.expected_total(job, resident)) is None
+        ):
             return 0.0
         if self.gpus(job, resident) != resident.where.gpus or self.limits(resident, job.id) is None:
             return 0.0
@@ -223,10 +226,10 @@ class Residents:
         )
 
     def _group(self, resident: Resident) -> SharedGpus:
-        gpus, its_priority = resident.where.gpus, priority(resident.job)
+        gpus, its_priority = resident.where.gpus, resident.job.sharing_priority
         jobs = (resident.job.id, *resident.joined)
         if resident.time_sliced:
-            packs = tuple(Pack((job,), gpus, priority(self.jobs[job])) for job in jobs)
+            packs = tuple(Pack((job,), gpus, self.jobs[job].sharing_priority) for job in jobs)
             return SharedGpus(resident.node, gpus, packs, self.slice_s)
         guaranteed = resident.job.id if resident.guaranteed else None
         pack = Pack(jobs, gpus, its_priority, guaranteed, self.limits(resident, *resident.joined) or ())

@@ -6,7 +6,6 @@ import dataclasses
 
 from penstock_scheduler.model import GpuClass, Job, JobId, Phase, Plan, ReasonCode, SharedGpus, Snapshot
 from penstock_scheduler.policies import common
-from penstock_scheduler.policies.gandiva import priority
 
 MAY_JOIN = (ReasonCode.WAITING_CAPACITY, ReasonCode.WAITING_FRAGMENTS)
 """Reasons to wait that joining a resident job resolves."""
@@ -35,7 +34,7 @@ def waiting(snapshot: Snapshot, plan: Plan) -> list[Job]:
     moving = in_transit(snapshot)
     waits = {job for job, reason in plan.waiting.items() if reason.code in MAY_JOIN and job not in moving}
     jobs = [job for job in snapshot.jobs if job.id in waits]
-    return sorted(jobs, key=lambda job: (-priority(job), job.submit_s, job.id))
+    return sorted(jobs, key=lambda job: (-job.sharing_priority, job.submit_s, job.id))
 
 
 def residents_only(snapshot: Snapshot) -> Snapshot:

@@ -11,7 +11,6 @@ from penstock_scheduler.model import Job, JobId, Phase, Placement, SharedGpus
 from penstock_scheduler.policies import common
 from penstock_scheduler.policies.colocation.residents import Resident, Residents
 from penstock_scheduler.policies.colocation.roles import in_transit
-from penstock_scheduler.policies.gandiva import priority
 
 # Steps 1 and 2: joins of earlier rounds.
 
@@ -72,7 +71,7 @@ def _rejoins(
     if resident.joined:
         return False
     if group.time_sliced:
-        resident.time_sliced = common.movable(resident.job)
+        resident.time_sliced = resident.job.movable
         return resident.time_sliced
     return gpus == resident.where.gpus and residents.limits(resident, job.id) is not None
 
@@ -174,8 +173,8 @@ def first_slices(residents: Residents, jobs: Sequence[Job], part: float) -> None
             for resident in every
             if not resident.joined
             and resident.running_in_place
-            and common.movable(resident.job)
-            and priority(resident.job) <= priority(job)
+            and resident.job.movable
+            and resident.job.sharing_priority <= job.sharing_priority
             and residents.gpus(job, resident) is not None
         ]
         able.sort(key=lambda each: (each.where.gpus, _moved_s(residents, each), each.job.id))

@@ -35,8 +35,8 @@ Departures from the paper:
 - Jobs that may not be moved get no time slices.
 """
 
-from penstock_scheduler.policies.gandiva.node import colocation, priority
+from penstock_scheduler.policies.gandiva.node import colocation
 from penstock_scheduler.policies.gandiva.policy import Gandiva
 from penstock_scheduler.policies.gandiva.settings import GandivaSettings
 
-__all__ = ["Gandiva", "GandivaSettings", "colocation", "priority"]
+__all__ = ["Gandiva", "GandivaSettings", "colocation"]

@@ -9,7 +9,7 @@ from penstock_scheduler.model import Configuration, Job, Phase, Reason, ReasonCo
 from penstock_scheduler.policies import common
 from penstock_scheduler.policies.gandiva.growth import give_back, grown, shrink
 from penstock_scheduler.policies.gandiva.migration import defragment
-from penstock_scheduler.policies.gandiva.node import SharedNode, priority
+from penstock_scheduler.policies.gandiva.node import SharedNode
 from penstock_scheduler.policies.gandiva.state import RoundState
 from penstock_scheduler.sharing.gandiva import land as landing
 
@@ -20,10 +20,10 @@ Way = Callable[[RoundState, int, Sequence[SharedNode]], SharedNode | None]
 def land(state: RoundState, *, introspective: bool) -> None:
     """Give each job of the queue a place, or a reason to wait."""
     refused: set[object] = set()
-    queue = sorted(state.queue, key=lambda job: (-priority(job), *state.trials.came(job)))
+    queue = sorted(state.queue, key=lambda job: (-job.sharing_priority, *state.trials.came(job)))
     for job in [job for job in queue if not _go_on(state, job)]:
         request = _request(state, job)
-        movable = common.movable(job)
+        movable = job.movable
         key = (tuple(request), movable, job.partitions, job.reservation, job.user, job.account, job.qos)
         if not request:
             state.waiting[job.id] = common.never_fits(job, state.snapshot.nodes)
@@ -40,7 +40,7 @@ def land(state: RoundState, *, introspective: bool) -> None:
 def _go_on(state: RoundState, job: Job) -> bool:
     """Let a job between two runs go to where an earlier round sent it, if there is room; whether it goes."""
     going = job.target if job.phase is Phase.QUEUED else None
-    if going is None or len(going.shares) > 1 or not common.movable(job):
+    if going is None or len(going.shares) > 1 or not job.movable:
         return False
     shared, option = state.nodes.get(going.nodes[0]), going.configuration
     if (
@@ -78,7 +78,7 @@ def _find(state: RoundState, job: Job, request: common.Request, *, introspective
     ways: list[Way] = [_free, _freed]
     if introspective:
         ways.append(defragment)
-    if common.movable(job):
+    if job.movable:
         ways.append(_sliced)
     for way in ways:
         for option, nodes in single.items():

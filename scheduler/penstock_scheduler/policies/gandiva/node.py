@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from penstock_profiles.colocation import Colocation, Pair
-from penstock_scheduler.model import GpuClass, Job, Node, Pack, SharedGpus, SharingState
+from penstock_scheduler.model import Job, Node, Pack, SharedGpus, SharingState
 from penstock_scheduler.sharing.packing import Tenant
 
 
@@ -52,11 +52,6 @@ def colocation(state: SharingState, gpu_types: Iterable[str]) -> Colocation:
     return Colocation(pairs, {(gpu_type, kind): share for gpu_type in gpu_types for kind, share in used.items()})
 
 
-def priority(job: Job) -> int:
-    """Rank in time slices and in the queue: 1 for a guaranteed job, 0 for others; the higher goes first."""
-    return 1 if job.spec.gpu_class is GpuClass.GUARANTEED else 0
-
-
 def search_of(job: Job) -> tuple[str, str] | None:
     """The search that a trial belongs to: its user, and the name that the user gave the search."""
     return None if job.spec.trial_group is None else (job.user, job.spec.trial_group)
@@ -66,4 +61,4 @@ def tenant(job: Job, gpus: int, state: SharingState) -> Tenant:
     """A job as `sharing.packing` sees it."""
     use = state.use(job.id)
     moved_s = -math.inf if use.moved_s is None else use.moved_s
-    return Tenant(job.id, use.kind, gpus, use.memory_mb, priority(job), moved_s)
+    return Tenant(job.id, use.kind, gpus, use.memory_mb, job.sharing_priority, moved_s)

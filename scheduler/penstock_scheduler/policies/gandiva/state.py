@@ -20,7 +20,7 @@ from penstock_scheduler.model import (
     Snapshot,
 )
 from penstock_scheduler.policies import common
-from penstock_scheduler.policies.gandiva.node import SharedNode, colocation, priority
+from penstock_scheduler.policies.gandiva.node import SharedNode, colocation
 from penstock_scheduler.policies.gandiva.settings import GandivaSettings
 from penstock_scheduler.policies.gandiva.trials import Trials
 from penstock_scheduler.sharing.packing import Memory
@@ -106,7 +106,7 @@ class RoundState:
                 continue
             if job.phase is Phase.QUEUED or where is None:
                 self.queue.append(job)
-            elif job.phase is Phase.RUNNING and not common.movable(job):
+            elif job.phase is Phase.RUNNING and not job.movable:
                 self.fixed[job.id] = where
             elif node is None or not node.usable:
                 if job.id in pins or job.phase is Phase.RUNNING:
@@ -115,7 +115,7 @@ class RoundState:
                     self.queue.append(job)
             elif flying and self.sharing is None and job.id not in pins:
                 self.queue.append(job)
-            elif flying and not common.movable(job):
+            elif flying and not job.movable:
                 firm.append((job, where))
             else:
                 movable.append((job, where))
@@ -157,7 +157,7 @@ class RoundState:
         """Put these jobs on a node, in one pack."""
         gpus = max(self.gpus[job] for job in jobs)
         limits = self.memory.limits(jobs, shared.node.gpu_type) or ()
-        shared.packs.append(Pack(jobs, gpus, max(priority(self.jobs[job]) for job in jobs), limits=limits))
+        shared.packs.append(Pack(jobs, gpus, max(self.jobs[job].sharing_priority for job in jobs), limits=limits))
         for job in jobs:
             self.node_of[job] = shared
 
@@ -171,7 +171,7 @@ class RoundState:
 
     def place(self, job: Job, option: Configuration, shared: SharedNode) -> None:
         """Give a job of the queue GPUs of a node."""
-        if common.movable(job):
+        if job.movable:
             self.free.charge(job, option.gpus, option.gpu_type)
             self.gpus[job.id] = option.gpus
             self.add(shared, (job.id,))

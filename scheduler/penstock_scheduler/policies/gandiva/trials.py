@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from penstock_scheduler.model import Job, JobId, Pack, Phase, Reason, ReasonCode, Snapshot
-from penstock_scheduler.policies import common
 from penstock_scheduler.policies.gandiva.node import search_of
 from penstock_scheduler.policies.gandiva.settings import GandivaSettings
 from penstock_scheduler.sharing.groups import TrialSeen, judge
@@ -57,7 +56,7 @@ class Trials:
         self.standing |= dict.fromkeys(verdict.resting, 2 + verdict.judged)
         self.standing |= {trial.job: 0 for trial in trials if trial.trained_s < settings.slice_s}
         for job_id in verdict.resting:
-            if jobs[job_id].phase in (Phase.QUEUED, Phase.RUNNING) and common.movable(jobs[job_id]):
+            if jobs[job_id].phase in (Phase.QUEUED, Phase.RUNNING) and jobs[job_id].movable:
                 text = f"other trials of {name} look better after as much training"
                 self.resting[job_id] = Reason(ReasonCode.STOPPED_BY_GROUP, text)
 

@@ -19,7 +19,6 @@ import dataclasses
 from collections.abc import Mapping
 
 from penstock_scheduler.model import Adaptivity, Job, Reason, ReasonCode, Snapshot
-from penstock_scheduler.policies import common
 
 NEW_GPU_S = 180.0
 """GPU-seconds for each GPU type that a job may use, during which the job is new: three rounds of the default length."""
@@ -47,7 +46,7 @@ class Measuring:
             measure_gpu_s: see `SiaSettings`.
         """
         unknown = [name for name in snapshot.facts[job.id].unmeasured_types if name in columns]
-        if not unknown or len(columns) < 2 or job.spec.adaptivity is Adaptivity.RIGID or not common.movable(job):
+        if not unknown or len(columns) < 2 or job.spec.adaptivity is Adaptivity.RIGID or not job.movable:
             return None
         most_gpu_s = snapshot.facts[job.id].restart_cost_s + measure_gpu_s
         attained = snapshot.facts[job.id].attained_gpu_s
