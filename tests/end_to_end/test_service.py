@@ -84,7 +84,7 @@ def test_a_job_from_submission_to_its_end(site):
         wait_for(lambda: moved_from(site, other.id, held), 120, f"the job to leave {held}", details=site.tail)
         assert "a fan" in told(site, "drain")
         told(site, "drain", "node", held, "--end")
-        assert "Slurm is asked to end it" in told(site, "cancel", other.id)
+        assert "is being cancelled" in told(site, "cancel", other.id)
         assert penstock.wait(other.id, timeout_s=120).ended == "CANCELLED"
         with pytest.raises(ApiError, match="partition") as error:
             penstock.submit(Submission(key="wrong", command=("true",), partition="nosuch"))

@@ -14,8 +14,8 @@ def rigid(name: str, gpus: int, **fields: object) -> Job:
     return job(name, adaptivity=Adaptivity.RIGID, min_gpus=gpus, max_gpus=gpus, **fields)
 
 
-def test_it_waits_until_the_time_limit_of_whoever_holds_the_gpus() -> None:
-    """The holder has run 0 s of its 600: its GPUs come free at 1600. Nobody knows, where it has no limit."""
+def test_the_start_is_estimated_by_the_time_limit_of_the_job_that_holds_the_gpus() -> None:
+    """The holder has run 0 s of its 600, so that its GPUs come free at 1600. Without a limit the start is not known."""
     policy, _ = make_policy("sia")
     for limit_s, start_s in ((600, 1600.0), (None, None)):
         holder = rigid(
@@ -28,7 +28,7 @@ def test_it_waits_until_the_time_limit_of_whoever_holds_the_gpus() -> None:
         assert (answer.start_s, answer.others) == (start_s, {})
 
 
-def test_it_says_who_would_have_less() -> None:
+def test_a_forecast_names_the_jobs_that_would_have_less() -> None:
     """Two alike share the four GPUs that one of them holds."""
     policy, _ = make_policy("sia")
     holder = job("a", max_gpus=4, phase=Phase.RUNNING, allocation=on("t4", t4_00=4))

@@ -91,7 +91,7 @@ def settings(servers, **fields: object) -> dict[str, object]:
     } | fields
 
 
-def test_mail_and_webhook_tell_it_and_a_name_adds_no_header(servers):
+def test_notices_go_out_by_mail_and_webhook_and_a_name_adds_no_header(servers):
     mail, hook = servers
     notifier = Notifier(NoticeSettings.model_validate(settings(servers, kinds=["gpu-idle", "job-ended"])))
     notifier.tell(Notice("gpu-idle", "idle\r\nBcc: all@example.org", "Job 7 is idle.", "ada", {"job": "7"}))
@@ -106,7 +106,7 @@ def test_mail_and_webhook_tell_it_and_a_name_adds_no_header(servers):
     assert [(body["kind"], body["facts"]) for body in hook.bodies] == [("gpu-idle", {"job": "7"}), ("job-ended", {})]
 
 
-def test_it_is_tried_again_and_a_server_that_is_away_holds_nobody_up(servers, caplog):
+def test_a_notice_is_tried_again_and_a_dead_server_delays_no_other_notice(servers, caplog):
     mail, hook = servers
     hook.refuses = 2
     mail.shutdown()
@@ -130,7 +130,7 @@ def test_it_is_tried_again_and_a_server_that_is_away_holds_nobody_up(servers, ca
         ("gpu_idle_s = '5 min'", "in seconds.*line 2"),
     ],
 )
-def test_what_is_wrong_is_said(text, words):
+def test_wrong_settings_of_notices_are_named(text, words):
     with pytest.raises(ConfigError, match=words):
         parse_settings(f"[notices]\n{text}\n", "here")
 
@@ -171,7 +171,7 @@ def run_job(site: daemon.LiveScheduler) -> Job:
     return running
 
 
-def test_a_site_tells_of_idle_gpus_and_of_a_silent_job(servers, site, monkeypatch):
+def test_a_site_sends_notices_of_idle_gpus_and_of_a_silent_job(servers, site, monkeypatch):
     """The job trains, then its GPUs are idle for 61 s, then it is silent."""
     _, hook = servers
     began_s = time.time()
@@ -201,7 +201,7 @@ def test_a_site_tells_of_idle_gpus_and_of_a_silent_job(servers, site, monkeypatc
     assert "2 t4 GPUs, and has reported nothing for 2 min" in hook.bodies[-1]["text"]
 
 
-def test_a_site_tells_of_ended_jobs_and_what_they_used(servers, site):
+def test_a_site_sends_notices_of_ended_jobs_and_what_they_used(servers, site):
     """2 GPUs for 10 s."""
     _, hook = servers
     running = run_job(site)
@@ -213,7 +213,7 @@ def test_a_site_tells_of_ended_jobs_and_what_they_used(servers, site):
     assert [line.amount for line in site.board.store.ledger()] == [pytest.approx(20.0, abs=0.1)]
 
 
-def test_a_site_tells_of_contained_jobs_and_of_gpus_that_fail(servers, site):
+def test_a_site_sends_notices_of_contained_jobs_and_of_gpus_that_fail(servers, site):
     """An error that comes again within a day is not told again, and neither is 31, which is a program's fault."""
     _, hook = servers
     run_job(site)
@@ -239,7 +239,7 @@ def test_a_site_tells_of_contained_jobs_and_of_gpus_that_fail(servers, site):
     wait_for(lambda: kinds(hook).count("gpu-error") == 2, 120, "the notice of the next day")
 
 
-def test_a_site_tells_once_that_rounds_fail(servers, site, monkeypatch):
+def test_a_site_sends_one_notice_that_rounds_fail(servers, site, monkeypatch):
     _, hook = servers
     monkeypatch.setattr(site.board, "take_state", failing)
     looks = iter([False, False, True])

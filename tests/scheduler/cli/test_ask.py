@@ -14,7 +14,7 @@ from tests.scheduler.service.api import serving
 
 @pytest.fixture(scope="module")
 def unchanged(tmp_path_factory):
-    """A service that nobody changes."""
+    """A service that no test changes."""
     with serving(tmp_path_factory.mktemp("api")) as api:
         yield api
 
@@ -48,7 +48,7 @@ def test_answers_for_people_and_as_json(unchanged, words, says):
 
 @pytest.fixture
 def away(tmp_path, monkeypatch):
-    """What a daemon that has gone leaves: its store."""
+    """The store of a daemon that has ended."""
     monkeypatch.setattr(client_module, "RETRY_PAUSES_S", ())
     with serving(tmp_path) as api:
         pass

@@ -49,7 +49,7 @@ def test_a_round_tells_its_age_and_jobs_come_in_the_order_of_their_numbers():
 
 
 @pytest.mark.parametrize("width", [80, 100, 120, 200])
-def test_what_a_job_has_and_why_is_readable_at_every_width(width):
+def test_gpus_and_reason_are_readable_at_every_width(width):
     lines = screen(width)
     assert all(len(line) <= width for line in lines)
     row = next(line for line in lines if line.startswith("10 "))
@@ -85,7 +85,7 @@ def test_bars_of_a_large_cluster_fit():
 
 
 @pytest.mark.parametrize("option", ["--state", "--store"])
-def test_where_the_output_is_no_terminal_it_is_printed_once(tmp_path, option):
+def test_without_a_terminal_the_screen_is_printed_once(tmp_path, option):
     state = tmp_path / "state"
     open_store(state, writer=True).save_round(record())
     done = CliRunner().invoke(make_app(), ["top", option, str(state)])

@@ -22,7 +22,7 @@ def api(tmp_path):
         yield api
 
 
-def test_a_job_that_is_not_managed_is_told_why_to_its_user_alone(api):
+def test_only_its_user_learns_why_a_job_is_not_managed(api):
     refused = Refusal("7", "train", "ada", "max_gpus must be at least min_gpus; raise --max-gpus")
     api.board.take_state(ClusterState((), (), (refused,)), time.time())
     with api.client("ada") as ada, api.client("bob") as bob:
@@ -100,7 +100,7 @@ def test_admins_change_policy_and_pause(api):
         assert api.board.store.audit()[0].action == "PUT /v1/pause"
 
 
-def test_a_daemon_that_is_away_is_said(tmp_path, monkeypatch):
+def test_the_client_says_that_the_daemon_does_not_answer(tmp_path, monkeypatch):
     monkeypatch.setattr("penstock_scheduler.client.RETRY_PAUSES_S", (0.0,))
     with pytest.raises(DaemonAway, match="Running jobs keep running"):
         Client(f"unix:{tmp_path}/none").me()

@@ -108,7 +108,7 @@ def test_every_endpoint_has_a_row(api):
 
 @pytest.mark.parametrize("endpoint", TABLE, ids=" ".join)
 @pytest.mark.parametrize("who", ROLES)
-def test_who_may_do_what(api, endpoint, who):
+def test_each_role_may_call_what_the_table_says(api, endpoint, who):
     (method, path), (expected, body) = endpoint, TABLE[endpoint]
     api.board.observed_s = time.time()
     path = path.replace("{number}", "1").replace("{token}", "none").replace("{kind}/{name}", "node/none")
@@ -121,7 +121,7 @@ def test_who_may_do_what(api, endpoint, who):
 
 
 @pytest.mark.parametrize("endpoint", [each for each in TABLE if each[0] != "GET"], ids=" ".join)
-def test_whatever_changes_state_is_audited(api, endpoint):
+def test_every_change_of_state_is_audited(api, endpoint):
     """Reports are data, not changes, and a forecast changes nothing; the rest leaves a line that says who did what."""
     (method, path), (_, body) = endpoint, TABLE[endpoint]
     if endpoint == ("DELETE", "/v1/drains/{kind}/{name}"):
@@ -142,7 +142,7 @@ def test_whatever_changes_state_is_audited(api, endpoint):
         assert (lines[0].action, lines[0].user) == (" ".join(endpoint), ME if who == "me" else who)
 
 
-def test_a_user_submits_as_oneself_and_not_others_in_lists(api):
+def test_users_submit_as_themselves_and_lists_hide_the_jobs_of_others(api):
     assert ask(api, "me", "POST", "/v1/jobs", SUBMISSION) == 201
     with api.client("ada") as ada, api.client("oz") as oz:
         assert {job.user for job in ada.jobs()} == {"ada"}
@@ -152,7 +152,7 @@ def test_a_user_submits_as_oneself_and_not_others_in_lists(api):
         assert {line.job for line in oz.round(1).decisions} == {"1", "2"}
 
 
-def test_reports_for_another_are_refused_and_audited(api):
+def test_reports_for_a_job_of_another_user_are_refused_and_audited(api):
     before = len(api.board.store.audit(limit=500))
     assert ask(api, "bob", "POST", "/v1/jobs/1/reports", {"reports": [REPORT]}) == 404
     first, *others = api.board.store.audit(limit=500)

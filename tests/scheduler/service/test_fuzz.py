@@ -39,12 +39,12 @@ def fuzz(api, examples: int) -> None:
     return asked
 
 
-def test_200_requests_that_nobody_thought_of(tmp_path):
+def test_200_generated_requests_meet_no_server_error(tmp_path):
     with serving(tmp_path, requests_per_s=1e6, burst=10**6) as api:
         assert fuzz(api, 12) >= 200
 
 
 @pytest.mark.long
-def test_10000_requests_that_nobody_thought_of(tmp_path):
+def test_10000_generated_requests_meet_no_server_error(tmp_path):
     with serving(tmp_path, requests_per_s=1e6, burst=10**6) as api:
         assert fuzz(api, 800) >= 10_000

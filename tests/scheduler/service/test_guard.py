@@ -8,7 +8,7 @@ from penstock_scheduler.service.guard import Bucket
 from tests.scheduler.service.api import serving
 
 
-def test_too_much_is_refused(tmp_path):
+def test_requests_over_a_limit_are_refused(tmp_path):
     with serving(tmp_path, requests_per_s=0.01, burst=20, submissions_per_hour=1) as api:
         headers = {"Authorization": f"Bearer {api.tokens['me']}"}
 

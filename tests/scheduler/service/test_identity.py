@@ -19,7 +19,7 @@ def api(tmp_path):
         yield api
 
 
-def test_on_the_socket_the_kernel_says_who_asks(api):
+def test_on_the_socket_the_kernel_identifies_the_caller(api):
     with Client(api.socket) as me:
         assert (me.me().user, me.me().by, me.me().role) == (ME, "socket", "admin")
         assert me.me().uid == os.getuid()

@@ -34,7 +34,7 @@ PAST = [
 ]
 
 
-def test_what_was_held_is_read_off_the_actions_that_were_done():
+def test_the_periods_with_gpus_come_from_the_actions_that_were_done():
     moved = [Held(20, 50, TWO), Held(50, 70, FOUR)]
     assert held(view(state="queued"), PAST, 100.0) == moved
     assert held(view(), PAST[:2], 100.0) == [Held(20, 100, TWO)]
@@ -53,7 +53,7 @@ class Elements(html.parser.HTMLParser):
         self.names.append(tag)
 
 
-def test_whatever_a_job_is_called_and_prints_is_text():
+def test_names_and_output_of_a_job_are_escaped():
     evil = "</pre><script>alert(1)</script>\"'><img src=x onerror=alert(1)>"
     job = view(name=evil, account=evil, ended=evil)
     part = LogPart(offset=0, next=1, size=1, text=evil, ended=False)

@@ -23,7 +23,7 @@ def api(tmp_path):
         yield api
 
 
-def test_reports_are_taken_once_and_of_the_present_epoch(api):
+def test_reports_are_stored_once_and_only_from_the_present_epoch(api):
     api.submitter.given_epoch = 2
     with api.client("ada") as ada:
         receipt = ada.report("1", [report(0, 1), report(0, 2), report(1, 2), report(1, 2)])
@@ -51,7 +51,7 @@ def test_reports_are_taken_once_and_of_the_present_epoch(api):
         ({"gpu_typ": "t4"}, "gpu_typ"),
     ],
 )
-def test_what_is_not_plausible_is_refused(wrong, words):
+def test_implausible_reports_are_refused(wrong, words):
     given = {"job_id": "1", "epoch": 1, "sequence": 0, "time_s": 1.0, "body": OBSERVED}
     assert isinstance(check_report(given, "1", 100.0).body, Observation)
     with pytest.raises(ValueError, match=words):

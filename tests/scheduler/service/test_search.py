@@ -153,7 +153,7 @@ def test_the_pruner_ends_a_job(api, objective):
     assert api.submitter.cancelled == [pruned.user_attrs["penstock_job"]]
 
 
-def test_one_that_rests_for_long_or_is_cancelled_is_pruned_and_one_that_fails_fails(api, objective):
+def test_a_trial_that_rests_for_long_or_is_cancelled_is_pruned_and_one_that_fails_fails(api, objective):
     ends = {"b": "CANCELLED", "c": "FAILED"}
     studied = fixed(study("ends"), "a", "b", "c")
     with Played(api, lambda rate: [0.5], ends.get, rests=lambda rate: rate == "a"):
@@ -167,7 +167,7 @@ def test_a_job_without_a_metric_says_what_to_do(api, objective):
         study("mute").optimize(objective(), n_trials=1)
 
 
-def test_a_daemon_that_is_away_for_a_while_is_waited_for(api, objective, monkeypatch):
+def test_a_study_waits_for_a_daemon_that_does_not_answer_for_a_while(api, objective, monkeypatch):
     from penstock_scheduler.client import Client, DaemonAway
 
     monkeypatch.setattr(search, "AGAIN_S", 0.01)
@@ -194,6 +194,6 @@ def test_a_study_of_several_objectives_is_refused(objective):
         optuna.create_study(directions=["maximize", "minimize"]).optimize(objective(), n_trials=1)
 
 
-def test_numbers_that_cannot_be_are_refused(api):
+def test_impossible_numbers_are_refused(api):
     with api.client("me") as penstock, pytest.raises(ConfigError, match="above 0"):
         JobObjective(rates, client=penstock, rest_s=0.0)

@@ -44,7 +44,7 @@ def test_a_submission_whose_daemon_died_in_between_is_found(api):
     assert api.board.store.open_submissions() == []
 
 
-def test_the_same_key_at_once_is_one_job(api):
+def test_concurrent_submissions_with_the_same_key_are_one_job(api):
     order = Submission(key="k", command=("train",))
     found: list[str] = []
 

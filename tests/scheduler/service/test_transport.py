@@ -51,7 +51,7 @@ def credential(socket: Path, payload: str, **become: str) -> dict[str, str]:
     return {"Authorization": f"MUNGE {made.stdout.strip()}"}
 
 
-def test_munge_says_who_asks_and_each_credential_is_good_once(tmp_path, munge_socket):
+def test_munge_identifies_the_caller_and_each_credential_is_valid_once(tmp_path, munge_socket):
     with serving(tmp_path / "api", munge=True, munge_socket=munge_socket) as api:
         with Client(api.url, munge_socket=munge_socket) as me:
             assert (me.me().user, me.me().by) == (ME, "munge"), "each request makes a credential of its own"
@@ -88,7 +88,7 @@ def test_munge_says_who_asks_and_each_credential_is_good_once(tmp_path, munge_so
         assert refused.status_code == 401, "MUNGE is believed where the settings say so"
 
 
-def test_a_munged_that_is_away_is_said(tmp_path, munge_socket):
+def test_the_api_says_that_munged_does_not_answer(tmp_path, munge_socket):
     proof = credential(munge_socket, "penstock GET /v1/me")
     with serving(tmp_path / "api", munge=True, munge_socket=tmp_path / "none") as api:
         refused = httpx.get(f"{api.url}/v1/me", headers=proof)
@@ -108,7 +108,7 @@ def certificate(tmp_path):
     return made, key
 
 
-def test_tls_is_spoken_and_a_stranger_is_not_trusted(tmp_path, certificate, monkeypatch):
+def test_tls_works_and_an_unknown_certificate_is_not_trusted(tmp_path, certificate, monkeypatch):
     monkeypatch.setattr("penstock_scheduler.client.RETRY_PAUSES_S", ())
     made, key = certificate
     with serving(tmp_path / "api", tls_certificate=made, tls_key=key) as api:
