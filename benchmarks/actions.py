@@ -69,7 +69,7 @@ class Asker(threading.Thread):
         return {"median_ms": 1000 * statistics.median(self.seconds), "max_ms": 1000 * max(self.seconds)}
 
 
-def main() -> None:
+def main() -> None:  # noqa: PLR0915 (one measurement after the other)
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--jobs", type=int, default=1000)
     parser.add_argument("--trials", type=int, default=5)

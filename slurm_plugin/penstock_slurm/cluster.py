@@ -144,7 +144,7 @@ class SlurmCluster:
         self._ending: dict[JobId, int] = {}
         """Jobs that are gone and whose end is not known yet -> MB that Penstock allocated on a node."""
 
-    def observe(self) -> ClusterState:
+    def observe(self) -> ClusterState:  # noqa: C901, PLR0915 (one pass over all records)
         """Nodes and jobs with a job spec in the managed partitions. Four Slurm calls, whatever the number of jobs.
 
         Raises:

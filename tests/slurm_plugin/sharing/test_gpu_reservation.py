@@ -81,7 +81,7 @@ def test_a_job_that_leaves_wants_no_new_reservation_but_keeps_the_one_that_it_ha
 
 @settings(max_examples=100, deadline=None)
 @given(data=st.data())
-def test_what_is_used_is_held_again_however_jobs_end(data):
+def test_what_is_used_is_held_again_however_jobs_end(data):  # noqa: C901, PLR0915 (a random history, step by step)
     """A Slurm of four GPUs that starts what waits in order of priority, on the lowest free index, and other people's jobs.
 
     From any state in which what cleared jobs use is held, any sharer ends, and between two looks others take what is free. Then
