@@ -171,10 +171,10 @@ def test_a_dry_run_changes_nothing(flags: FlagSite, submit: Submit, home: dict[s
     config = ("--dry-run", "--config", str(flags.config))
     done = submit(*config, "--adaptive", "--max-gpus=8", "--gpu-types=a100", script)
     assert (done.returncode, done.stderr) == (0, "")
-    assert "it would get 1 a100 (1 on a100-0" in done.stdout
-    assert "by the policy sia on what Slurm shows" in done.stdout
+    assert "The job would get 1 a100 (1 on a100-0" in done.stdout
+    assert "Decided by the policy sia on what Slurm shows" in done.stdout
     done = submit(*config, "--adaptive", "--max-gpus=2", "--gpu-types=h100", script)
-    assert "it could not start: no node here has h100; the types are a100, rtx, t4" in done.stdout
+    assert "The job could never start: no node here has h100; the types are a100, rtx, t4" in done.stdout
     done = submit(*config, "--adaptive", "--max-gpus=2", "--partition=rtx", script)
     assert "Penstock does not manage partition rtx; it manages all, t4" in done.stderr
     assert "to start at" in submit(*config, script).stderr, "a plain job is Slurm's to explain"
