@@ -7,138 +7,34 @@ The test with a real Slurm is in tests/cloud/test_detached_slurm.py.
 from __future__ import annotations
 
 import contextlib
-import io
 import os
-import pwd
 import shutil
 import signal
-import socket
 import subprocess
 import sys
-import tarfile
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from penstock_cloud.catalogue import Catalogue, shipped
-from penstock_cloud.cloud_runner import Directives, Trouble, directives, environment, get, job_id, pack, unpack
+from penstock_cloud.cloud_runner import pack
 from penstock_cloud.fleet import Fleet, Order
 from penstock_cloud.fleet import connect as connect_ec2
 from penstock_cloud.runs import BurstRun
 from penstock_cloud.settings import CloudSettings
 from penstock_cloud.staging import INSTANCE, StagingBucket, connect
 from penstock_cloud.user_data import detached
-from penstock_scheduler.model import BurstJob, Phase, Placement, Progress
-from penstock_scheduler.ports import CloudNode
+from penstock_scheduler.model import BurstJob, Phase, Progress
 from penstock_scheduler.store import SqlStore
 from penstock_slurm.loopback import wait_for
+from tests.cloud.detached import BUCKET, DetachedSite, QuietSite
 from tests.cloud.faults import Ec2
 from tests.cloud.hypervisor import Hypervisor
-from tests.cloud.site import CloudSite
 from tests.cloud.test_storm import STEPS, die_at_every_step
 
-BUCKET = "penstock-runs"
-
-CLOUD_RUNNER = (
-    "import sys; from penstock_cloud import cloud_runner; cloud_runner.LOOK_S = 0.3; sys.exit(cloud_runner.main())"
-)
-"""One that looks for news more often."""
-
 pytestmark = pytest.mark.skipif(shutil.which("curl") is None, reason="instances need curl; install it")
-
-
-class DetachedSite(CloudSite):
-    """A site whose cloud nodes are gateways: always up, and a job that starts there is its cloud runner, as Slurm would run
-    it."""
-
-    user = pwd.getpwuid(os.getuid()).pw_name
-
-    def __init__(self, settings: CloudSettings, store: SqlStore, ec2: Ec2, folder: Path) -> None:
-        self.folder = folder
-        self.cloud_runners: dict[str, subprocess.Popen[bytes]] = {}
-        self.exits: dict[str, int] = {}
-        ec2.staging = ec2.staging or connect(settings)
-        self.staging = StagingBucket(ec2.staging, BUCKET, settings.name)
-        super().__init__(settings, store, ec2, ec2.through)
-
-    @staticmethod
-    def catalogue() -> Catalogue:
-        known = shipped()
-        price = {"us-east-1a": 0.4, "us-east-1b": 0.4}
-        types = {name: each.model_copy(update={"spot_usd_per_h": price}) for name, each in known.types.items()}
-        return known.model_copy(update={"types": types})
-
-    def nodes(self) -> tuple[CloudNode, ...]:
-        return tuple(CloudNode(name, kind, 1, 4, 8000, name not in self.on, True) for name, kind in self.names.items())
-
-    def script(self, job: str, text: str) -> None:
-        (self.folder / f"{job}.sh").write_text(text)
-
-    def output(self, job: str) -> str:
-        return (self.folder / f"{job}.out").read_text()
-
-    def _start(self, job: str, placement: Placement) -> None:
-        super()._start(job, placement)
-        if job in self.cloud_runners:
-            return
-        array, _, index = job.partition("_")
-        mine = {"SLURM_ARRAY_JOB_ID": array, "SLURM_ARRAY_TASK_ID": index} if index else {}
-        with (self.folder / f"{job}.out").open("ab") as out:
-            self.cloud_runners[job] = subprocess.Popen(
-                [sys.executable, "-c", CLOUD_RUNNER, str(self.settings.share), f"{self.folder / job}.sh"],
-                stdout=out,
-                stderr=out,
-                cwd=self.folder,
-                env=os.environ | {"SLURM_JOB_ID": array, "COLOUR": "blue and 'green'"} | mine,
-            )
-
-    def _queue(self, job: str) -> None:
-        super()._queue(job)
-        if (cloud_runner := self.cloud_runners.pop(job, None)) is not None:
-            cloud_runner.send_signal(signal.SIGTERM)
-            try:
-                cloud_runner.wait(2)
-            except subprocess.TimeoutExpired:  # KillWait
-                cloud_runner.kill()
-                cloud_runner.wait()
-
-    def tick(self, *actions):  # type: ignore[no-untyped-def]
-        for job, cloud_runner in tuple(self.cloud_runners.items()):
-            if cloud_runner.poll() is not None:
-                self.exits[job] = cloud_runner.returncode
-                del self.cloud_runners[job]
-                self.finish(job)
-        return super().tick(*actions)
-
-    def really_until(self, condition: Callable[[], object], what: str) -> None:
-        """Tick in real time: what is waited for happens in other processes."""
-        begin_s = time.monotonic()
-        while not condition():
-            told = [path.read_text() for path in self.folder.glob("*.out")]
-            assert time.monotonic() - begin_s < 240, f"{what} is still not so; {self.state.words} {told}"
-            self.tick()
-            self.ahead_s -= 2.0
-            time.sleep(0.3)
-
-    def stop(self) -> None:
-        for cloud_runner in self.cloud_runners.values():
-            cloud_runner.kill()
-            cloud_runner.wait()
-
-
-class QuietSite(DetachedSite):
-    """Without cloud runners and without what boots: each instance has begun when it runs, unless not `begin`."""
-
-    begin = True
-
-    def _start(self, job: str, placement: Placement) -> None:
-        CloudSite._start(self, job, placement)
-        if self.begin:
-            self.staging._put(f"{job}.1/started", b"")  # jobs here run once
 
 
 @pytest.fixture
@@ -284,7 +180,7 @@ def test_an_instance_that_never_begins_is_given_back(site: QuietSite, ec2: Ec2, 
     site.submit("9")
     site.send("9")
     if there:
-        site.staging._put("9.1/input", b"")
+        site.staging.put("9.1/input", b"")
     site.ticks(2)
     assert len(ec2.running()) == 1
     site.sleep(301)
@@ -311,14 +207,14 @@ def test_instances_end_themselves_when_nobody_cares(
 
     def launch(run: str, lifetime_s: int, alive: str, silent_s: float = 3600.0) -> str:
         settings = site.settings.model_copy(update={"silent_s": silent_s})
-        link = site.staging._link("get_object", alive, good_s)
+        link = site.staging.link("get_object", alive, good_s)
         text = detached(settings, site.staging.links(run, INSTANCE, good_s) | {"get_alive": link})
         tags = {"run": run, "lifetime_s": str(lifetime_s)}
         return fleet.launch(Order(run, "g5.xlarge", "on-demand", tags, 1.0, template=fleet.own_template(run, text)))
 
     site.staging.say_alive(time.time() + 3600)
-    site.staging._put("over/input", (site.folder / "input").read_bytes())
-    site.staging._put("dead", f"{time.time() - 60:.0f}".encode())
+    site.staging.put("over/input", (site.folder / "input").read_bytes())
+    site.staging.put("dead", f"{time.time() - 60:.0f}".encode())
     short, silent, over = (
         launch("short", 1, "alive"),
         launch("silent", 3600, "dead", 2.0),
@@ -415,7 +311,7 @@ def test_an_instance_that_ends_is_a_loss_only_before_the_result_is_there(
     site.send("13")
     site.until(lambda: site.store.cloud_runs()[0].state == "running")
     if ended:
-        site.staging._put("13.1/result", b"0\n")
+        site.staging.put("13.1/result", b"0\n")
     ec2.direct().terminate_instances(InstanceIds=ec2.running())
     site.ticks(5)
     assert site.jobs["13"].phase is (Phase.RUNNING if ended else Phase.QUEUED)
@@ -443,7 +339,7 @@ def test_what_was_handed_back_is_fetched_although_its_instance_is_gone(
         site.sleep((run.expires_s or 0.0) - site.now_s() - 60)
         site.tick()
     for what in ("log", "output", "stopped"):
-        site.staging._put(f"13.1/{what}", b"")
+        site.staging.put(f"13.1/{what}", b"")
     if end == "by money":
         site.sleep(60)
         site.until(lambda: not ec2.running())
@@ -452,7 +348,7 @@ def test_what_was_handed_back_is_fetched_although_its_instance_is_gone(
     site.ticks(10)
     assert site.jobs["13"].phase is Phase.RUNNING, "its cloud runner still fetches"
     if fetched:
-        site.staging._put("13.1/fetched", b"")
+        site.staging.put("13.1/fetched", b"")
     else:
         site.sleep(180)
     site.until(lambda: not site.state.runs)
@@ -505,114 +401,3 @@ def test_kill_9_at_every_step_of_a_detached_run(site: DetachedSite, ec2: Ec2) ->
     names = [each["LaunchTemplateName"] for each in ec2.direct().describe_launch_templates()["LaunchTemplates"]]
     assert names == []
     assert not list((site.settings.share / "detached").iterdir())
-
-
-def test_directives_name_paths_inside_the_working_directory() -> None:
-    script = "#!/bin/sh\n#SBATCH -n1\n#PENSTOCK input a 'b c'\n#PENSTOCK output d\necho '#PENSTOCK input no'\n"
-    assert directives(script) == Directives(("a", "b c"), ("d",))
-    for line in ("#PENSTOCK inputs a", "#PENSTOCK input", "#PENSTOCK input /etc/passwd", "#PENSTOCK output ../x"):
-        with pytest.raises(Trouble, match="line 1"):
-            directives(line)
-
-
-def test_the_environment_goes_along_but_not_what_is_this_machines() -> None:
-    mine = {"PATH": "/site/bin", "A": "it's", "CUDA_VISIBLE_DEVICES": "0", "BASH_FUNC_x%%": "() { :; }"}
-    assert environment(mine) == "A='it'\"'\"'s'\nSLURM_JOB_NODELIST=localhost\nSLURM_NODELIST=localhost\n"
-    assert job_id({"SLURM_JOB_ID": "12"}) == "12"
-    assert job_id({"SLURM_JOB_ID": "14", "SLURM_ARRAY_JOB_ID": "12", "SLURM_ARRAY_TASK_ID": "3"}) == "12_3"
-
-
-def test_an_input_that_is_a_link_goes_along_as_what_it_points_to(tmp_path: Path) -> None:
-    (tmp_path / "far" / "set").mkdir(parents=True)
-    (tmp_path / "far" / "set" / "numbers").write_text("1 2 3\n")
-    (tmp_path / "here").mkdir()
-    (tmp_path / "here" / "data").symlink_to(tmp_path / "far" / "set")
-    (tmp_path / "here" / "checkpoint").symlink_to(tmp_path / "far" / "set" / "numbers")
-    (tmp_path / "script").write_text("#!/bin/sh\n#PENSTOCK input data\n#PENSTOCK output checkpoint\n")
-    pack(tmp_path / "input", tmp_path / "script", {}, tmp_path / "here")
-    with tarfile.open(tmp_path / "input") as archive:
-        kinds = {each.name: each.type for each in archive if each.name.startswith("work/")}
-    assert kinds == {
-        "work/data": tarfile.DIRTYPE,
-        "work/data/numbers": tarfile.REGTYPE,
-        "work/checkpoint": tarfile.REGTYPE,
-    }
-
-
-def archive_of(folder: Path) -> bytes:
-    with io.BytesIO() as packed:
-        with tarfile.open(fileobj=packed, mode="w:gz", compresslevel=1) as archive:
-            for each in sorted(folder.iterdir()):
-                archive.add(each, each.name)
-        return packed.getvalue()
-
-
-def test_what_comes_back_is_there_whole_or_as_before(tmp_path: Path) -> None:
-    """Links to anywhere, folders that nobody may write to, a folder on site that is a link; and an archive that ends early."""
-    there, here = tmp_path / "there", tmp_path / "here"
-    (there / "results" / "sealed").mkdir(parents=True)
-    (there / "absolute").symlink_to("/opt/somewhere")
-    (there / "best").symlink_to("results")
-    (there / "checkpoint").write_bytes(os.urandom(100_000))
-    (there / "results" / "sealed" / "sum").write_text("6\n")
-    (there / "results" / "sealed").chmod(0o555)
-    (tmp_path / "far").mkdir()
-    (tmp_path / "far" / "older").write_text("5\n")
-    here.mkdir()
-    (here / "results").symlink_to(tmp_path / "far")
-    (here / "checkpoint").write_text("old\n")
-    packed = archive_of(there)
-    for torn in (packed[:60_000], b"no archive"):
-        with pytest.raises(Trouble, match="cannot be unpacked"):
-            unpack(io.BytesIO(torn), here)
-        assert (here / "checkpoint").read_text() == "old\n"
-    unpack(io.BytesIO(packed), here)
-    assert (here / "checkpoint").read_bytes() == (there / "checkpoint").read_bytes()
-    assert str((here / "absolute").readlink()) == "/opt/somewhere"
-    assert str((here / "best").readlink()) == "results"
-    assert (tmp_path / "far" / "sealed" / "sum").read_text() == "6\n"
-    assert (tmp_path / "far" / "older").read_text() == "5\n", "what is not in the archive stays"
-    assert sorted(each.name for each in here.iterdir()) == ["absolute", "best", "checkpoint", "results"]
-
-
-def test_what_cannot_be_put_in_its_place_keeps_nothing_else_from_its_own(tmp_path: Path) -> None:
-    there, here = tmp_path / "there", tmp_path / "here"
-    for folder in (there, here / "a"):
-        folder.mkdir(parents=True)
-    for name in ("a", "b"):
-        (there / name).write_text(name)
-    with pytest.raises(Trouble, match="1 of the files"):
-        unpack(io.BytesIO(archive_of(there)), here)
-    assert (here / "b").read_text() == "b"
-
-
-def test_a_download_that_ends_early_is_none() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-
-        def answer() -> None:
-            for size in (9, 5):
-                connection = server.accept()[0]
-                with connection:
-                    connection.recv(4096)
-                    connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n12345" % size)
-
-        thread = threading.Thread(target=answer, daemon=True)
-        thread.start()
-        link = f"http://127.0.0.1:{server.getsockname()[1]}/"
-        with io.BytesIO() as content:
-            assert not get(link, content)
-            assert get(link, content)
-            assert content.read() == b"12345"
-        thread.join()
-
-
-def test_a_job_that_nobody_ordered_anything_for_says_so(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "penstock_cloud.cloud_runner", str(tmp_path), "script"],
-        env=os.environ | {"SLURM_JOB_ID": "5"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 1
-    assert "nobody has ordered an instance for this job; submit it" in done.stderr

@@ -1,0 +1,118 @@
+"""A site whose jobs run detached: its nodes are gateways, and cloud runners are real processes."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from penstock_cloud.catalogue import Catalogue, shipped
+from penstock_cloud.settings import CloudSettings
+from penstock_cloud.staging import StagingBucket, connect
+from penstock_scheduler.model import Placement
+from penstock_scheduler.ports import CloudNode
+from penstock_scheduler.store import SqlStore
+from tests.cloud.faults import Ec2
+from tests.cloud.site import CloudSite
+
+BUCKET = "penstock-runs"
+
+CLOUD_RUNNER = (
+    "import sys; from penstock_cloud import cloud_runner; cloud_runner.LOOK_S = 0.3; sys.exit(cloud_runner.main())"
+)
+"""One that looks for news more often."""
+
+
+class DetachedSite(CloudSite):
+    """A site whose cloud nodes are gateways: always up, and a job that starts there is its cloud runner, as Slurm would run
+    it."""
+
+    user = pwd.getpwuid(os.getuid()).pw_name
+
+    def __init__(self, settings: CloudSettings, store: SqlStore, ec2: Ec2, folder: Path) -> None:
+        self.folder = folder
+        self.cloud_runners: dict[str, subprocess.Popen[bytes]] = {}
+        self.exits: dict[str, int] = {}
+        ec2.staging = ec2.staging or connect(settings)
+        self.staging = StagingBucket(ec2.staging, BUCKET, settings.name)
+        super().__init__(settings, store, ec2, ec2.through)
+
+    @staticmethod
+    def catalogue() -> Catalogue:
+        known = shipped()
+        price = {"us-east-1a": 0.4, "us-east-1b": 0.4}
+        types = {name: each.model_copy(update={"spot_usd_per_h": price}) for name, each in known.types.items()}
+        return known.model_copy(update={"types": types})
+
+    def nodes(self) -> tuple[CloudNode, ...]:
+        return tuple(CloudNode(name, kind, 1, 4, 8000, name not in self.on, True) for name, kind in self.names.items())
+
+    def script(self, job: str, text: str) -> None:
+        (self.folder / f"{job}.sh").write_text(text)
+
+    def output(self, job: str) -> str:
+        return (self.folder / f"{job}.out").read_text()
+
+    def _start(self, job: str, placement: Placement) -> None:
+        super()._start(job, placement)
+        if job in self.cloud_runners:
+            return
+        array, _, index = job.partition("_")
+        mine = {"SLURM_ARRAY_JOB_ID": array, "SLURM_ARRAY_TASK_ID": index} if index else {}
+        with (self.folder / f"{job}.out").open("ab") as out:
+            self.cloud_runners[job] = subprocess.Popen(
+                [sys.executable, "-c", CLOUD_RUNNER, str(self.settings.share), f"{self.folder / job}.sh"],
+                stdout=out,
+                stderr=out,
+                cwd=self.folder,
+                env=os.environ | {"SLURM_JOB_ID": array, "COLOUR": "blue and 'green'"} | mine,
+            )
+
+    def _queue(self, job: str) -> None:
+        super()._queue(job)
+        if (cloud_runner := self.cloud_runners.pop(job, None)) is not None:
+            cloud_runner.send_signal(signal.SIGTERM)
+            try:
+                cloud_runner.wait(2)
+            except subprocess.TimeoutExpired:  # KillWait
+                cloud_runner.kill()
+                cloud_runner.wait()
+
+    def tick(self, *actions):  # type: ignore[no-untyped-def]
+        for job, cloud_runner in tuple(self.cloud_runners.items()):
+            if cloud_runner.poll() is not None:
+                self.exits[job] = cloud_runner.returncode
+                del self.cloud_runners[job]
+                self.finish(job)
+        return super().tick(*actions)
+
+    def really_until(self, condition: Callable[[], object], what: str) -> None:
+        """Tick in real time: what is waited for happens in other processes."""
+        begin_s = time.monotonic()
+        while not condition():
+            told = [path.read_text() for path in self.folder.glob("*.out")]
+            assert time.monotonic() - begin_s < 240, f"{what} is still not so; {self.state.words} {told}"
+            self.tick()
+            self.ahead_s -= 2.0
+            time.sleep(0.3)
+
+    def stop(self) -> None:
+        for cloud_runner in self.cloud_runners.values():
+            cloud_runner.kill()
+            cloud_runner.wait()
+
+
+class QuietSite(DetachedSite):
+    """Without cloud runners and without what boots: each instance has begun when it runs, unless not `begin`."""
+
+    begin = True
+
+    def _start(self, job: str, placement: Placement) -> None:
+        CloudSite._start(self, job, placement)
+        if self.begin:
+            self.staging.put(f"{job}.1/started", b"")  # jobs here run once
