@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import socketserver
 import threading
@@ -176,10 +175,10 @@ def test_a_site_sends_notices_of_idle_gpus_and_of_a_silent_job(servers, site, mo
     _, hook = servers
     began_s = time.time()
     run_job(site)
-    site.watch()
+    site.watcher.check(site.loop.failing_s, site.loop.failure)
     assert site.board.silent(60.0, time.time() + 61) == [], "a job that never reported does not count as silent"
     now_s = began_s
-    monkeypatch.setattr(daemon.time, "time", lambda: now_s)
+    monkeypatch.setattr(time, "time", lambda: now_s)
     told = [[], [], [], [], [], ["gpu-idle"], [], ["job-silent"], []]
     said = [0.0, 0.0, 0.9, 0.0, 0.01, 0.0, 0.0, None, None]
     for now_s, (utilisation, expected) in zip(
@@ -191,7 +190,7 @@ def test_a_site_sends_notices_of_idle_gpus_and_of_a_silent_job(servers, site, mo
         if utilisation is not None:
             saved = observed(utilisation).model_copy(update={"body": Checkpointed(progress=1.0, seconds=1.0)})
             site.board.take_reports([observed(utilisation), saved])  # a checkpoint does not count as activity
-        site.watch()
+        site.watcher.check(site.loop.failing_s, site.loop.failure)
         if expected:
             wait_for(lambda: len(hook.bodies) > before, 20, str(expected))  # noqa: B023 - called at once
         assert kinds(hook)[before:] == expected, now_s - began_s
@@ -225,8 +224,8 @@ def test_a_site_sends_notices_of_contained_jobs_and_of_gpus_that_fail(servers, s
     events = SimpleNamespace(
         take_contained=lambda: [left.pop()] if left else [], take_xids=lambda: [xids.pop(0)] if xids else []
     )
-    site.parts = dataclasses.replace(site.parts, node_events=events)
-    site.watch()
+    site.watcher.node_events = events
+    site.watcher.check(site.loop.failing_s, site.loop.failure)
     wait_for(lambda: "gpu-error" in kinds(hook), 120, "the notice of a GPU that fails")
     contained = next(body for body in hook.bodies if body["kind"] == "job-contained")
     assert (contained["user"], contained["text"]) == ("ada", "On GPUs that it shares, job 7 held 9 MB: it was left.")
@@ -235,7 +234,7 @@ def test_a_site_sends_notices_of_contained_jobs_and_of_gpus_that_fail(servers, s
     error = hook.bodies[-1]
     assert (error["user"], error["facts"]) == ("", {"node": "n0", "gpu": 3, "xid": 79})
     for _ in range(3):
-        site.watch()
+        site.watcher.check(site.loop.failing_s, site.loop.failure)
     wait_for(lambda: kinds(hook).count("gpu-error") == 2, 120, "the notice of the next day")
 
 
@@ -244,8 +243,8 @@ def test_a_site_sends_one_notice_that_rounds_fail(servers, site, monkeypatch):
     monkeypatch.setattr(site.board, "take_state", failing)
     looks = iter([False, False, True])
     site.loop.run(lambda: next(looks), lambda: time.sleep(0.05))
-    site.watch()
-    site.watch()
+    site.watcher.check(site.loop.failing_s, site.loop.failure)
+    site.watcher.check(site.loop.failing_s, site.loop.failure)
     wait_for(lambda: "protected" in kinds(hook), 120, "the notice of failing rounds")
     site.notifier.stop()
     assert kinds(hook).count("protected") == 1

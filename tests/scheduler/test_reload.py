@@ -126,10 +126,10 @@ def test_a_policy_that_an_admin_had_set_and_that_is_gone_gives_way_to_the_files_
         assert (last.policy.name, last.policy.settings["sia"]["fairness_p"]) == ("sia", -1.0)
         assert store.control("policy") == kept
         (newest, *_) = store.audit(limit=1)
-        assert (newest.action, newest.allowed) == ("take up policy", False)
+        assert (newest.action, newest.allowed) == ("restore policy", False)
         assert "cannot be made any more" in newest.text
         assert "penstock policy set" in newest.text
-        assert "policy not taken up" in caplog.text
+        assert "policy not restored" in caplog.text
         site.notifier.stop()
     store.close()
 

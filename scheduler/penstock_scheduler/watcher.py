@@ -1,0 +1,113 @@
+"""Notices about the site: what its users and admins should know and no client asks for.
+
+`Watcher.check` runs after each tick. It tells of GPUs that are idle or fail, of jobs that are silent or were contained, and of
+rounds that fail. Budgets and ended jobs are told when they happen.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+
+from penstock_profiles.nvml import OF_PROGRAMS
+from penstock_scheduler.messages import BudgetView, JobView
+from penstock_scheduler.notices import Kind, Notice, Notifier
+from penstock_scheduler.ports import NodeEvents
+from penstock_scheduler.service.board import Board
+from penstock_scheduler.units import duration
+
+XID_AGAIN_S = 86_400.0
+"""A repeated error of a GPU is told once in this time."""
+
+
+class Watcher:
+    """Tells each thing once, until it has changed."""
+
+    def __init__(self, notifier: Notifier, board: Board, node_events: NodeEvents | None) -> None:
+        self._notifier, self._board = notifier, board
+        self.node_events = node_events
+        self._told_of_failing = False
+        self._xids_s: dict[tuple[str, int, int], float] = {}
+        """Node, GPU, XID -> when it was last told, s since 1970."""
+
+    def check(self, failing_s: float | None, failure: str) -> None:
+        """Tell what is new.
+
+        Args:
+            failing_s: for how long rounds have failed; None: they do not.
+            failure: why.
+        """
+        wanted, now_s = self._notifier.settings, time.time()
+        for view, idle_s in self._board.idle(wanted.gpu_idle_s):
+            done = f"which have done nothing for {duration(idle_s)} according to NVML"
+            self._tell_of_job(view, "gpu-idle", "{gpus} of job {job} are idle", done, {"idle_s": idle_s})
+        for view, silent_s in self._board.silent(wanted.silent_s, now_s):
+            done = f"and has reported nothing for {duration(silent_s)}"
+            self._tell_of_job(view, "job-silent", "job {job} is silent", done, {"silent_s": silent_s})
+        if self.node_events is not None:
+            self._tell_of_contained(self.node_events)
+            self._tell_of_xids(self.node_events)
+        self._tell_of_failing(failing_s, failure, wanted.failing_s)
+
+    def budget_reached(self, budget: BudgetView, limit: str) -> None:
+        """A budget has reached its soft or hard limit."""
+        owner = f"account {budget.account}" if budget.account else "the site"
+        text = (
+            f"The {limit} budget of {owner} for the {budget.period} is reached: {budget.used_gpu_hours:.1f} GPU-hours and "
+            f"{budget.used_usd:.2f} USD are used. See penstock budget."
+        )
+        subject = f"{owner} has reached its {limit} budget"
+        self._notifier.tell(Notice("budget", subject, text, facts=budget.model_dump(mode="json") | {"limit": limit}))
+
+    def job_ended(self, view: JobView) -> None:
+        """A job has ended."""
+        used = ", ".join(f"{s / 3600:.2f} GPU-hours of {t}" for t, s in sorted(view.gpu_seconds.items())) or "no GPUs"
+        how = view.ended + (f", exit status {view.exit_code}" if view.exit_code else "")
+        text = f"Job {view.id} ({view.name}) has ended: {how}. It used {used} and was moved {view.restarts} times."
+        facts = {"job": view.id, "ended": view.ended, "exit_code": view.exit_code, "gpu_seconds": view.gpu_seconds}
+        self._notifier.tell(Notice("job-ended", f"job {view.id} {view.name}: {view.ended}", text, view.user, facts))
+
+    def _tell_of_job(self, view: JobView, kind: Kind, subject: str, done: str, facts: dict[str, float]) -> None:
+        """Tell of a job that holds GPUs and does not seem to use them."""
+        assert view.allocation is not None, "it holds GPUs"
+        gpus = f"{view.allocation.gpus} {view.allocation.gpu_type} GPUs"
+        text = (
+            f"Job {view.id} ({view.name}) of {view.user} holds {gpus}, {done}. "
+            f"See penstock logs {view.id}; penstock cancel {view.id} ends it."
+        )
+        all_facts = {"job": view.id, "gpus": view.allocation.gpus} | facts
+        self._notifier.tell(Notice(kind, subject.format(gpus=gpus, job=view.id), text, view.user, all_facts))
+
+    def _tell_of_contained(self, events: NodeEvents) -> None:
+        for contained in events.take_contained():
+            view = self._board.job(contained.job)
+            user = view.user if view is not None else ""
+            subject = f"job {contained.job} {'was cancelled' if contained.killed else 'did not share as it must'}"
+            text = f"On GPUs that it shares, {contained.text}"
+            facts = contained.model_dump(mode="json", exclude={"text", "time_s", "number"})
+            self._notifier.tell(Notice("job-contained", subject, text, user, facts, contained.time_s))
+
+    def _tell_of_xids(self, events: NodeEvents) -> None:
+        for node, seen in events.take_xids():
+            error = node, seen.device, seen.xid
+            if seen.xid in OF_PROGRAMS or seen.time_s - self._xids_s.get(error, -math.inf) < XID_AGAIN_S:
+                continue
+            self._xids_s[error] = seen.time_s
+            text = (
+                f"NVIDIA's driver on {node} has reported error XID {seen.xid} of GPU {seen.device}. See the kernel's log there "
+                "(journalctl -k | grep NVRM), and NVIDIA's list of XIDs for what to do. Penstock goes on placing jobs there: "
+                "drain the node if the GPU is broken."
+            )
+            facts = {"node": node, "gpu": seen.device, "xid": seen.xid}
+            subject = f"GPU {seen.device} of {node} fails: XID {seen.xid}"
+            self._notifier.tell(Notice("gpu-error", subject, text, facts=facts, time_s=seen.time_s))
+
+    def _tell_of_failing(self, failing_s: float | None, failure: str, patience_s: float) -> None:
+        if failing_s is None:
+            if self._told_of_failing:
+                self._notifier.tell(Notice("protected", "rounds are decided again", "The daemon has recovered."))
+            self._told_of_failing = False
+        elif failing_s >= patience_s and not self._told_of_failing:
+            self._told_of_failing = True
+            text = f"For {duration(failing_s)} no round could be decided: {failure}. Running jobs go on running."
+            self._notifier.tell(Notice("protected", "no round is decided", text, facts={"failing_s": failing_s}))
