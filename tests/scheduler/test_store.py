@@ -294,7 +294,7 @@ def test_an_export_has_every_row_and_no_secret(store, where):
     done = CliRunner().invoke(make_app(), ["db", "export", where])
     rows = [json.loads(row) for row in done.output.splitlines()]
     assert [row["table"] for row in rows] == ["reports", "rounds", "tokens"]
-    assert rows[1]["record"]["policy"] == "sia"
+    assert rows[1]["record"]["policy"]["name"] == "sia"
     assert "not-to-be-seen" not in done.output
 
 

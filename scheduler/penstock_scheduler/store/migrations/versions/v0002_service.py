@@ -17,7 +17,7 @@ _TIME = sa.Float(53)
 def upgrade() -> None:
     """Make them, and sum up the rounds that are there."""
     op.add_column("rounds", sa.Column("summary", sa.Text, nullable=False, comment="RoundSummary", server_default="{}"))
-    _sum_up()
+    _summarise_rounds()
     op.create_table(
         "jobs",
         sa.Column("number", _ID, primary_key=True),
@@ -107,10 +107,10 @@ def upgrade() -> None:
     )
 
 
-def _sum_up() -> None:
-    """Written against the JSON of that time, not against code that changes."""
+def _summarise_rounds() -> None:
+    """Write the summary of each round, from the JSON of that time rather than with code that changes."""
     connection = op.get_bind()
-    for number, packed in connection.execute(sa.text("SELECT round, record FROM rounds")).all():
+    for number, policy, packed in connection.execute(sa.text("SELECT round, policy, record FROM rounds")).all():
         record = json.loads(zlib.decompress(packed))
         plan = record["plan"]
         solve = plan.get("solve") or {}
@@ -120,7 +120,7 @@ def _sum_up() -> None:
         summary = {
             "round": number,
             "time_s": record["snapshot"]["time_s"],
-            "policy": record["policy"],
+            "policy": policy,
             "jobs": len(record["snapshot"]["jobs"]),
             "placed": len(plan["assignments"]),
             "waiting": len(plan["waiting"]),
