@@ -117,7 +117,7 @@ def explain(job: str = JOB, store: str = STORE, as_json: bool = JSON) -> None:
 
     def answer(penstock: Client) -> tuple[list[str], str]:
         explanation = penstock.explain(job)
-        return _lines(explanation), explanation.model_dump_json()
+        return explanation.lines, explanation.model_dump_json()
 
     def kept_answer(kept: SqlStore) -> tuple[list[str], str]:
         record = kept.last_round()
@@ -131,10 +131,6 @@ def explain(job: str = JOB, store: str = STORE, as_json: bool = JSON) -> None:
 
     lines, document = ask(answer, kept_answer, store)
     typer.echo(document if as_json else "\n".join(lines))
-
-
-def _lines(explanation: ExplanationView) -> list[str]:
-    return explanation.lines or [f"Job {explanation.job.id}: {explanation.text}."]
 
 
 def logs(
@@ -201,7 +197,7 @@ def cancel(jobs: list[str] = typer.Argument(help="Ids of the jobs in Slurm."), a
         print_json(asked)
     for view in asked if not as_json else ():
         ended = view.state == "ended"
-        typer.echo(f"Job {view.id} " + (f"had ended before: {view.ended}" if ended else "is being cancelled"))
+        typer.echo(f"Job {view.id} " + (f"had ended before: {view.ended}." if ended else "is being cancelled."))
     for text in refused:
         typer.echo(f"penstock: {text}", err=True)
     if refused:

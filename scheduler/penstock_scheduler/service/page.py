@@ -134,7 +134,7 @@ def render(
         job=job,
         state=state,
         style=STYLE,
-        lines=explanation.lines or [explanation.text],
+        lines=explanation.lines,
         facts=[(label, text) for label, text in facts.items() if text],
         blocks=blocks,
         marks=[(gpus, y(gpus)) for gpus in sorted({0, most // 2, most})],

@@ -158,16 +158,19 @@ def history_view(store: SqlStore, job: str) -> History:
 def explanation_view(view: JobView, record: RoundRecord | None) -> ExplanationView:
     """Why a job has what it has, by the newest round."""
     if view.state == "ended":
-        why = f": it {view.ended_text}" if view.ended_text else ""
-        return ExplanationView(job=view, code="ended", text=f"it has ended: {view.ended}{why}")
+        cause = [f"It {view.ended_text}."] if view.ended_text else []
+        text = f"it has ended: {view.ended}" + (f": it {view.ended_text}" if view.ended_text else "")
+        lines = [f"Job {view.id} has ended: {view.ended}.", *cause, *describe_result(view)]
+        return ExplanationView(job=view, code="ended", text=text, lines=lines)
     found = explain(record, view.id) if record else None
     if record is None or found is None:
         refusal = next((each for each in record.snapshot.refused if each.job == view.id), None) if record else None
         if refusal is not None:
-            return ExplanationView(job=view, code="refused", text=refusal.text)
-        return ExplanationView(
-            job=view, code="not-seen", text="no round has considered the job yet; the next round will"
-        )
+            lines = [f"Penstock does not manage job {view.id}: {refusal.text}."]
+            return ExplanationView(job=view, code="refused", text=refusal.text, lines=lines)
+        text = "no round has considered the job yet; the next round will"
+        lines = [f"No round has considered job {view.id} yet. The next round will."]
+        return ExplanationView(job=view, code="not-seen", text=text, lines=lines)
     # The round's snapshot is older than its actions. The user wants to read of the job as it is now.
     found = dataclasses.replace(found, job=dataclasses.replace(found.job, phase=Phase(view.state)))
     return ExplanationView(
