@@ -1,8 +1,8 @@
 """Why a job has what it has, from the record of a round: for `penstock explain`, the API and the job's page.
 
-Everything here is read off the round, or is found by deciding the same round again with a changed job spec: what it says a
-job would get is what the policy would have given it. What nobody can know, such as who else will submit, is not guessed at: an
-estimated start is there only where the policy gave one.
+Everything here is read off the round, or found by deciding the same round again with another job spec. So what a job "would
+get" is what the policy would have given it. Nothing is guessed that nobody can know, such as which jobs will be submitted: a job
+has an estimated start only if the policy gave one. What only the policy knows, it says itself (`ports.Explainer`).
 """
 
 from __future__ import annotations
@@ -22,54 +22,56 @@ from penstock_scheduler.model import (
     JobId,
     JobSpec,
     Phase,
+    Plan,
     Reason,
     ReasonCode,
     Snapshot,
 )
 from penstock_scheduler.policies import common, make_policy
-from penstock_scheduler.policies.sia import restart_factor
+from penstock_scheduler.policies.wrapper import remarks
+from penstock_scheduler.ports import Policy
 from penstock_scheduler.records import RoundRecord
 from penstock_scheduler.shares import ShareUse, describe_share, share_use
 from penstock_scheduler.units import duration
 
 MOST_REMEDIES = 3
-"""Other job specs that are tried for a job that waits; each decides the round once more."""
+"""Job specs that are tried for a job that waits. Each decides the round once more."""
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One configuration that the job's spec and the cluster allow."""
+    """A configuration that the job's spec and the cluster allow."""
 
     configuration: Configuration
     goodput: float
-    """Expected, in the job's own unit per second."""
+    """Expected goodput, in the job's own unit per second."""
     price: float | None
-    """What its GPUs are worth to others in this round, in the unit of the solver's objective; None: the policy has no prices."""
+    """Price of its GPUs in this round, in the unit of the solver's objective; None: the policy has no prices."""
     held: bool
     """Whether the plan gives the job this one."""
 
 
 @dataclass(frozen=True, slots=True)
 class TypeUse:
-    """Who holds the GPUs of one type that the job may use."""
+    """How the GPUs of one type that the job may use are used."""
 
     gpu_type: str
     gpus: int
     """On usable nodes that are open to the job."""
-    given: int
-    """Of them, given by the plan to jobs of Penstock."""
+    allocated: int
+    """Allocated by the plan to other jobs of Penstock."""
     others: int
-    """Of them, held by jobs that Penstock does not manage."""
+    """Held by jobs that Penstock does not manage."""
 
     @property
     def free(self) -> int:
-        """GPUs that nobody holds."""
-        return max(self.gpus - self.given - self.others, 0)
+        """GPUs that no job holds."""
+        return max(self.gpus - self.allocated - self.others, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """GPUs that are expected to come free, by what is known of the jobs that hold them."""
+    """GPUs that are expected to become free, by what is known about the job that holds them."""
 
     gpus: int
     gpu_type: str
@@ -79,16 +81,16 @@ class Ending:
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """A job spec with which the job would have got something in this round."""
+    """A job spec with which the job would have started in this round."""
 
     change: str
-    """In the words of the flags, such as `--min-gpus=1`."""
+    """As flags, such as `--min-gpus=1`."""
     gets: Configuration
 
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """What a round says of one job."""
+    """What a round says about one job."""
 
     job: Job
     round: int
@@ -99,55 +101,61 @@ class Explanation:
     """Best goodput first."""
     uses: tuple[TypeUse, ...]
     restart_cost_s: float
-    factor: float
-    """Share of its goodput that survives a move: see `restart_factor`."""
+    remarks: tuple[str, ...] = ()
+    """Sentences of the policy, about a job that has GPUs."""
     limits: tuple[str, ...] = ()
-    """Limits that cover it, in words."""
+    """Limits that cover the job, in words."""
     endings: tuple[Ending, ...] = ()
     """Soonest first; only for a job that waits."""
     remedies: tuple[Remedy, ...] = ()
     """Only for a job that waits."""
     share: ShareUse | None = None
-    """CPU and memory; None: the policy does not give them out, or the job waits."""
+    """CPU and memory; None: the policy does not allocate them, or the job waits."""
 
 
 def explain(record: RoundRecord, job_id: JobId, *, remedies: int = MOST_REMEDIES) -> Explanation | None:
-    """What the round says of the job; None if it was not there yet, or any more.
+    """What the round says about the job; None if the round did not have the job.
 
     Args:
-        remedies: most job specs to try in place of the job's own, if it waits; 0: none. Each takes as long as the round took.
+        record: the round.
+        job_id: the job.
+        remedies: most job specs to try in place of the job's own, if it waits. Each takes as long as the round took.
     """
     snapshot, plan = record.snapshot, record.plan
     job = next((job for job in snapshot.jobs if job.id == job_id), None)
     if job is None:
         return None
     assignment = plan.assignments.get(job_id)
-    waits = assignment is None
-    reason = plan.waiting.get(job_id) if assignment is None else assignment.reason
-    burst = plan.bursts.get(job_id)
-    if reason is None and burst is not None:
-        waits, reason = False, burst.reason
-    if reason is None:
-        reason = Reason(ReasonCode.WAITING_CAPACITY, "the round's plan does not speak of it", common.smallest_need(job))
-    cost_s = snapshot.facts[job_id].restart_cost_s
+    waits = assignment is None and job_id not in plan.bursts
+    policy, _ = make_policy(record.policy)
     return Explanation(
         job,
         snapshot.round,
         snapshot.time_s,
-        reason,
+        _reason(plan, job),
         assignment,
         _options(record, job, assignment),
         _uses(record, job),
-        cost_s,
-        restart_factor(max(snapshot.time_s - job.submit_s, 0.0), job.restarts, cost_s),
+        snapshot.facts[job_id].restart_cost_s,
+        tuple(remarks(policy, snapshot, plan, job)) if assignment is not None else (),
         (
             *(str(limit) for limit in snapshot.limits if limit.covers(job)),
             *(str(budget) for budget in snapshot.budgets if budget.covers(job.account)),
         ),
         _endings(record, job) if waits else (),
-        _remedies(record, job, remedies) if waits and remedies > 0 else (),
+        _remedies(record, policy, job, remedies) if waits and remedies > 0 else (),
         None if assignment is None else share_use(snapshot, job_id, assignment.placement),
     )
+
+
+def _reason(plan: Plan, job: Job) -> Reason:
+    if job.id in plan.assignments:
+        return plan.assignments[job.id].reason
+    if job.id in plan.waiting:
+        return plan.waiting[job.id]
+    if job.id in plan.bursts:
+        return plan.bursts[job.id].reason
+    return Reason(ReasonCode.WAITING_CAPACITY, "the round's plan does not mention it", common.smallest_need(job))
 
 
 def words(explanation: Explanation, *, now_s: float) -> list[str]:
@@ -159,13 +167,15 @@ def words(explanation: Explanation, *, now_s: float) -> list[str]:
     if said.assignment is None:
         lines += _waiting_words(said, now_s)
     else:
-        lines += _running_words(said)
+        cost = f"A restart costs it about {duration(said.restart_cost_s)} of training"
+        lines.append(f"{cost}; so far {_moved(said.job.restarts)}.")
+        lines += said.remarks
         lines += describe_share(said.share) if said.share is not None else []
     lines += [f"It is under {limit}." for limit in said.limits]
     if len(said.options) > 1:
         best = said.options[0]
         shown = ", ".join(f"{o.configuration}: {o.goodput / best.goodput:.0%}" for o in said.options[:6])
-        lines.append(f"How fast it would train, beside its best: {shown}.")
+        lines.append(f"Its expected speed, relative to its best configuration: {shown}.")
     return lines
 
 
@@ -175,7 +185,7 @@ def _headline(said: Explanation) -> str:
         return f"Job {job.id} is the cloud's: it {reason.text}."
     if said.assignment is None:
         needs = f" It needs {reason.needs}." if reason.needs else ""
-        verb = "cannot start as things are" if reason.code is ReasonCode.NEVER_FITS else "waits"
+        verb = "cannot start" if reason.code is ReasonCode.NEVER_FITS else "waits"
         return f"Job {job.id} {verb}: {reason.text}.{needs}"
     state = {
         Phase.QUEUED: "is about to start",
@@ -189,33 +199,22 @@ def _headline(said: Explanation) -> str:
 def _waiting_words(said: Explanation, now_s: float) -> list[str]:
     lines = []
     for use in said.uses:
-        given = f"{use.given} {_are(use.given)} given to other jobs"
-        others = f", {use.others} by jobs that Penstock does not manage" if use.others else ""
+        allocated = f"{use.allocated} {_are(use.allocated)} allocated to other jobs"
+        others = f", {use.others} to jobs that Penstock does not manage" if use.others else ""
         free = f"{use.free} {_are(use.free)} free"
-        lines.append(f"Of {use.gpus} {use.gpu_type} GPUs that it may use, {given}{others}, {free}.")
+        lines.append(f"Of {use.gpus} {use.gpu_type} GPUs that it may use, {allocated}{others}, {free}.")
     start_s = said.reason.estimated_start_s
+    never = said.reason.code is ReasonCode.NEVER_FITS
     if start_s is not None:
         lines.append(f"It is expected to start in {duration(max(start_s - now_s, 0.0))}.")
-    elif said.reason.code is not ReasonCode.NEVER_FITS:
-        lines.append("When it starts is not known: that depends on what others submit. Each round decides anew.")
-    for ending in said.endings[:3] if said.reason.code is not ReasonCode.NEVER_FITS else ():
+    elif not never:
+        lines.append("Its start time is not known, because it depends on the jobs that others submit.")
+    for ending in said.endings[:3] if not never else ():
         in_s = max(ending.at_s - now_s, 0.0)
-        lines.append(f"{ending.gpus} {ending.gpu_type} {_are(ending.gpus)} expected to come free in {duration(in_s)}.")
+        gpus = f"{ending.gpus} {ending.gpu_type} {_are(ending.gpus)}"
+        lines.append(f"{gpus} expected to become free in {duration(in_s)}.")
     for remedy in said.remedies:
         lines.append(f"With {remedy.change} it would have started in this round, on {remedy.gets}.")
-    return lines
-
-
-def _running_words(said: Explanation) -> list[str]:
-    assert said.assignment is not None
-    lines = []
-    held = next((option for option in said.options if option.held), None)
-    if held is not None and held.price is not None:
-        lines.append(f"Its GPUs are worth {held.price:.3g} to the other jobs, in the unit of the policy's objective.")
-    lines.append(
-        f"Moving it would cost {duration(said.restart_cost_s)} of training; so far {_times(said.job.restarts)}, "
-        f"and a move keeps {said.factor:.0%} of its goodput."
-    )
     return lines
 
 
@@ -276,9 +275,8 @@ def _endings(record: RoundRecord, job: Job) -> tuple[Ending, ...]:
     return tuple(sorted(found, key=lambda ending: (ending.at_s, ending.gpu_type, ending.gpus)))
 
 
-def _remedies(record: RoundRecord, job: Job, most: int) -> tuple[Remedy, ...]:
-    """Decide the round again with other job specs of this job, each easier to meet, and tell which would have helped."""
-    policy, _ = make_policy(record.policy)
+def _remedies(record: RoundRecord, policy: Policy, job: Job, most: int) -> tuple[Remedy, ...]:
+    """Decide the round again with job specs that are easier to meet, and return those with which the job would have started."""
 
     def helps(change: str, fields: Mapping[str, object]) -> Remedy | None:
         spec = job.spec.model_copy(update=fields)
@@ -296,7 +294,7 @@ def _remedies(record: RoundRecord, job: Job, most: int) -> tuple[Remedy, ...]:
 
 
 def _easier(spec: JobSpec) -> tuple[dict[str, dict[str, object]], dict[str, object]]:
-    """Fields that make the job spec easier to meet, by the flags that ask for them; if there are several, all together too."""
+    """Fields that make the job spec easier to meet, by the flags that ask for them; and all together if there are several."""
     changes: dict[str, dict[str, object]] = {}
     if spec.gpu_types is not None or spec.excluded_gpu_types is not None:
         changes["any GPU type (no --gpu-types)"] = {"gpu_types": None, "excluded_gpu_types": None}
@@ -317,5 +315,5 @@ def _are(count: int) -> str:
     return "is" if count == 1 else "are"
 
 
-def _times(restarts: int) -> str:
+def _moved(restarts: int) -> str:
     return {0: "it was never moved", 1: "it was moved once"}.get(restarts, f"it was moved {restarts} times")

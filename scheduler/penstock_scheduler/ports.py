@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from penstock_profiles.wire import Report
 from penstock_scheduler.messages import Submission
@@ -59,6 +59,15 @@ class Stage(Protocol):
 
     def refine(self, snapshot: Snapshot, plan: Plan) -> Plan:
         """A better plan for the same jobs: the same snapshot and plan give the same plan. Raises RoundFailed as `decide`."""
+        ...
+
+
+@runtime_checkable
+class Explainer(Protocol):
+    """A policy that can say more about a job than the reason in its plan. Optional."""
+
+    def remarks(self, snapshot: Snapshot, plan: Plan, job: Job) -> Sequence[str]:
+        """Sentences about a job that has GPUs in this plan, for `penstock explain`."""
         ...
 
 

@@ -10,3 +10,8 @@ def duration(seconds: float) -> str:
     if seconds < 5400:
         return f"{seconds / 60:.0f} min"
     return f"{seconds / 3600:.1f} h" if seconds < 36 * 3600 else f"{seconds / 86400:.1f} days"
+
+
+def times(ratio: float) -> str:
+    """A ratio with sensible digits: "8 times", "1.4 times"."""
+    return f"{ratio:.0f} times" if ratio >= 2.95 else f"{ratio:.1f} times"

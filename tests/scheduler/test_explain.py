@@ -38,7 +38,9 @@ def test_a_waiting_job_hears_who_holds_its_gpus_and_what_would_help():
     said = explain(full_cluster(min_gpus=2, max_gpus=2, gpu_types=("a100",)), "2")
     assert said is not None
     assert said.assignment is None
-    assert [(use.gpu_type, use.gpus, use.given, use.others, use.free) for use in said.uses] == [("a100", 4, 4, 0, 0)]
+    assert [(use.gpu_type, use.gpus, use.allocated, use.others, use.free) for use in said.uses] == [
+        ("a100", 4, 4, 0, 0)
+    ]
     # Job 1 may run for 3600 s and has run for 4 x 600 / 4.
     assert [(e.gpus, e.gpu_type, e.at_s) for e in said.endings] == [(4, "a100", 1000.0 + 3000.0)]
     assert {remedy.change: remedy.gets for remedy in said.remedies} == {
@@ -47,8 +49,8 @@ def test_a_waiting_job_hears_who_holds_its_gpus_and_what_would_help():
     text = words(said, now_s=1060.0)
     assert text[0].startswith("Job 2 waits: ")
     assert text[0].endswith("It needs 2 GPUs of type a100.")
-    assert "Of 4 a100 GPUs that it may use, 4 are given to other jobs, 0 are free." in text
-    assert "4 a100 are expected to come free in 49 min." in text  # 2940 s from now
+    assert "Of 4 a100 GPUs that it may use, 4 are allocated to other jobs, 0 are free." in text
+    assert "4 a100 are expected to become free in 49 min." in text  # 2940 s from now
     assert "With any GPU type (no --gpu-types) it would have started in this round, on 2 t4." in text
     assert any("not known" in line for line in text)
 
@@ -85,7 +87,7 @@ def test_a_job_that_never_fits_gets_no_promise():
     assert said is not None
     assert said.reason.code is ReasonCode.NEVER_FITS
     text = words(said, now_s=1000.0)
-    assert text[0].startswith("Job 2 cannot start as things are: needs 64 GPUs, but")
+    assert text[0].startswith("Job 2 cannot start: needs 64 GPUs, but")
     assert not any("not known" in line for line in text)
 
 
@@ -96,18 +98,37 @@ def test_a_running_job_hears_its_numbers():
     said = explain(record, "1")
     assert said is not None
     assert said.assignment is not None
-    assert said.factor == pytest.approx((1000 - 2 * 30) / (1000 + 30))
     held = [option for option in said.options if option.held]
     assert [(o.configuration, o.goodput) for o in held] == [(Configuration(1, 4, "a100"), 360.0)]
     assert held[0].price == pytest.approx(4 * record.plan.prices["a100"])
     assert [o.goodput for o in said.options] == sorted((o.goodput for o in said.options), reverse=True)
     text = words(said, now_s=1000.0)
     assert text[0] == "Job 1 runs. Round 1: " + said.reason.text + "."
-    assert (
-        "Moving it would cost 30 s of training; so far it was moved 2 times, and a move keeps 91% of its goodput."
-        in text
-    )
-    assert any(line.startswith("How fast it would train, beside its best: 4 a100: 100%") for line in text)
+    assert "about 18 times as fast as on 1 t4" in said.reason.text
+    assert "A restart costs it about 30 s of training; so far it was moved 2 times." in text
+    # (1000 s - 2 * 30 s) / (1000 s + 30 s)
+    assert "For a move, sia counts 91% of the job's goodput elsewhere, because of the restart." in text
+    assert "No other job would gain from more a100 GPUs in this round." in text
+    assert any(line.startswith("Its expected speed, relative to its best configuration: 4 a100: 100%") for line in text)
+
+
+@pytest.mark.parametrize("policy", ["fifo", staged("fifo", partitions={"debug": "sia"})])
+def test_a_policy_that_weighs_no_move_says_nothing_of_moves(policy):
+    """Under fifo no job hears what sia would count for a move; beside it, a partition under sia does."""
+    running = job("1", phase=Phase.RUNNING, allocation=on("a100", a100_00=4), max_gpus=4)
+    said = explain(decided(snapshot("t4:1x4,a100:1x4", [running], {"1": FAST}), policy), "1")
+    assert said is not None
+    assert said.remarks == ()
+    assert not any("goodput" in line or "sia" in line for line in words(said, now_s=0.0))
+
+
+def test_the_policy_of_its_partition_explains_a_job():
+    nodes = tuple(dataclasses.replace(node, partitions=("debug",)) for node in snapshot("t4:1x4", []).nodes)
+    state = snapshot(nodes, [job("1", partitions=("debug",), max_gpus=4)], {"1": FAST})
+    choice = staged("fifo", "proportional", partitions={"debug": "sia"})
+    said = explain(decided(state, choice), "1")
+    assert said is not None
+    assert any("sia counts" in remark for remark in said.remarks)
 
 
 def test_limits_are_named_and_free_gpus_of_others_are_counted():

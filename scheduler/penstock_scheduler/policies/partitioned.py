@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 from penstock_scheduler.free_gpus import Allowance
 from penstock_scheduler.model import CloudState, Job, Node, Phase, Plan, Share, Snapshot
+from penstock_scheduler.policies.wrapper import remarks
 from penstock_scheduler.ports import Policy
 
 
@@ -48,6 +49,10 @@ class Partitioned:
                     allowance.take(job, given.gpus, given.gpu_type)
             whole = _together(whole, plan)
         return whole
+
+    def remarks(self, snapshot: Snapshot, plan: Plan, job: Job) -> Sequence[str]:
+        """Those of the job's policy."""
+        return remarks(self._own.get(self._part(job.partitions[:1]), self._rest), snapshot, plan, job)
 
     def _part(self, partitions: tuple[str, ...]) -> str:
         return next((name for name in self._own if name in partitions), "")

@@ -9,9 +9,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from penstock_scheduler.model import Plan, Snapshot
+from penstock_scheduler.model import Job, Plan, Snapshot
 from penstock_scheduler.policies.colocation import residents_only
 from penstock_scheduler.policies.partitioned import apart
+from penstock_scheduler.policies.wrapper import remarks
 from penstock_scheduler.ports import Policy, Stage
 
 
@@ -39,3 +40,7 @@ class Staged:
         for stage in self._stages:
             plan = stage.refine(seen, plan)
         return plan
+
+    def remarks(self, snapshot: Snapshot, plan: Plan, job: Job) -> Sequence[str]:
+        """The policy's."""
+        return remarks(self._policy, snapshot, plan, job)

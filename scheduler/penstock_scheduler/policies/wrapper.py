@@ -1,17 +1,25 @@
-"""What policies that stand around every other have in common."""
+"""What policies that wrap other policies have in common."""
 
 from __future__ import annotations
 
-from penstock_scheduler.ports import Policy
+from collections.abc import Sequence
+
+from penstock_scheduler.model import Job, Plan, Snapshot
+from penstock_scheduler.ports import Explainer, Policy
 
 
 def front_only(policy: Policy) -> bool:
-    """Whether a policy decides by the free GPUs and the front of the queue alone: see `Fifo.front_only`."""
+    """Whether a policy decides by the free GPUs and the front of the queue alone; see `Fifo.front_only`."""
     return bool(getattr(policy, "front_only", False))
 
 
+def remarks(policy: Policy, snapshot: Snapshot, plan: Plan, job: Job) -> Sequence[str]:
+    """What a policy says about a job beyond its reason; see `Explainer`. Nothing if it has nothing to say."""
+    return policy.remarks(snapshot, plan, job) if isinstance(policy, Explainer) else ()
+
+
 class Wrapper:
-    """Goes by the name of the policy inside, and needs no more of the queue than that one; subclasses decide."""
+    """Has the name of the policy inside, and says what that policy says; subclasses decide."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
@@ -25,3 +33,7 @@ class Wrapper:
     def front_only(self) -> bool:
         """The policy's."""
         return front_only(self._policy)
+
+    def remarks(self, snapshot: Snapshot, plan: Plan, job: Job) -> Sequence[str]:
+        """The policy's."""
+        return remarks(self._policy, snapshot, plan, job)

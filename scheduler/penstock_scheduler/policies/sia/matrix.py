@@ -168,13 +168,16 @@ class SiaMatrix:
             possible_JC = np.where(self.ever_JC, self.sane_JC, np.inf)
             slowest_J = possible_JC.min(axis=1, initial=np.inf)
             base_J = np.ones(len(self.jobs))
+            self.slowest_J = np.zeros(len(self.jobs), dtype=np.int64)
+            """Column of the slowest configuration that each job may have."""
             if possible_JC.size:
-                slowest_C = possible_JC.argmin(axis=1)[:, None]
-                base_J = np.take_along_axis(self.unit_JC, slowest_C, axis=1)[:, 0].astype(np.float64)
+                self.slowest_J = possible_JC.argmin(axis=1)
+                base_J = np.take_along_axis(self.unit_JC, self.slowest_J[:, None], axis=1)[:, 0].astype(np.float64)
             rigid_J = np.array(
                 [job.spec.adaptivity in (Adaptivity.RIGID, Adaptivity.FIXED) for job in self.jobs], dtype=np.bool_
             )
-            base_J = np.where(rigid_J, self.min_J, base_J)
+            self.base_J = base_J = np.where(rigid_J, self.min_J, base_J)
+            """The gain on that configuration."""
             self.scale_J = base_J / slowest_J
             """Turns a goodput into a gain; 0 where the site has nothing to compare with."""
             self.gain_JC = np.where(self.possible_JC, self.sane_JC / slowest_J[:, None] * base_J[:, None], 0.0)

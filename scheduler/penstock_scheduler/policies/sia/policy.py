@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from penstock_profiles.matrix import GoodputMatrix
 from penstock_scheduler.burst.choices import Choice
 from penstock_scheduler.free_gpus import Allowance
-from penstock_scheduler.model import Configuration, JobId, Plan, Snapshot, SolveStatus
+from penstock_scheduler.model import Configuration, Job, JobId, Plan, Snapshot, SolveStatus
 from penstock_scheduler.placement import Placed
 from penstock_scheduler.policies.cloud import in_cloud, sent
 from penstock_scheduler.policies.sia import program
 from penstock_scheduler.policies.sia.cloud import solve_with_cloud
 from penstock_scheduler.policies.sia.matrix import SiaMatrix
-from penstock_scheduler.policies.sia.reasons import explained
+from penstock_scheduler.policies.sia.reasons import explained, remarks
 from penstock_scheduler.policies.sia.settings import SiaSettings
 from penstock_scheduler.solver import Problem
 
@@ -59,6 +59,10 @@ class Sia:
             prices=dict(zip(matrix.types, report.prices_T, strict=False)) if report.prices_T else {},
             incumbent=chosen | {job: in_cloud(choice.offer) for job, choice in away.items()} if cut_short else {},
         )
+
+    def remarks(self, snapshot: Snapshot, plan: Plan, job: Job) -> Sequence[str]:
+        """What a move would cost the job, and whether others would gain from its GPUs."""
+        return remarks(snapshot, plan, job)
 
 
 def _place(

@@ -7,10 +7,23 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from penstock_scheduler.model import Assignment, Batch, Configuration, Job, JobId, Placement, Reason, ReasonCode
+from penstock_scheduler.model import (
+    Assignment,
+    Batch,
+    Configuration,
+    Job,
+    JobId,
+    Placement,
+    Plan,
+    Reason,
+    ReasonCode,
+    Snapshot,
+)
 from penstock_scheduler.placement import Placed
 from penstock_scheduler.policies import common
+from penstock_scheduler.policies.sia.costs import restart_factor
 from penstock_scheduler.policies.sia.matrix import SiaMatrix
+from penstock_scheduler.units import times
 
 
 def explained(
@@ -55,15 +68,37 @@ def _why(matrix: SiaMatrix, job: Job, row: int, column: int, placement: Placemen
     measuring = matrix.measuring.get(row)
     if measuring is not None and column in measuring.columns:
         return measuring.reason(chosen.gpu_type, held=column == held)
-    speed = f"{float(matrix.gain_JC[row, column]):.1f}x its slowest configuration"
+    speed = _speed(matrix, row, column)
     if held < 0:
-        return Reason(ReasonCode.CHOSEN, f"starts on {chosen}, {speed}")
+        return Reason(ReasonCode.CHOSEN, f"starts on {chosen}{speed}")
     if column != held:
-        return Reason(ReasonCode.CHOSEN, f"from {matrix.options[held]} to {chosen}, {speed}")
+        return Reason(ReasonCode.CHOSEN, f"from {matrix.options[held]} to {chosen}{speed}")
     if job.allocation is not None and job.allocation.shares != placement.shares:
         cause = f"makes room for job {room_for}" if room_for is not None else "has to leave its nodes"
         return Reason(ReasonCode.CHOSEN, f"keeps {chosen} on other nodes: {cause}")
-    return Reason(ReasonCode.KEPT, f"keeps {chosen}, {speed}")
+    return Reason(ReasonCode.KEPT, f"keeps {chosen}{speed}")
+
+
+def _speed(matrix: SiaMatrix, row: int, column: int) -> str:
+    """How fast a job is on an entry, beside its slowest configuration; empty on that one itself."""
+    slowest = int(matrix.slowest_J[row])
+    if column == slowest:
+        return ""
+    ratio = float(matrix.gain_JC[row, column] / matrix.base_J[row])
+    return f", about {times(ratio)} as fast as on {matrix.options[slowest]}"
+
+
+def remarks(snapshot: Snapshot, plan: Plan, job: Job) -> list[str]:
+    """What a move would cost a job that has GPUs, and whether other jobs would gain from these."""
+    said = []
+    gpu_type = plan.assignments[job.id].configuration.gpu_type
+    if gpu_type in plan.prices:
+        would = "Other jobs would" if plan.prices[gpu_type] > 0 else "No other job would"
+        said.append(f"{would} gain from more {gpu_type} GPUs in this round.")
+    age_s = max(snapshot.time_s - job.submit_s, 0.0)
+    factor = restart_factor(age_s, job.restarts, snapshot.facts[job.id].restart_cost_s)
+    said.append(f"For a move, sia counts {factor:.0%} of the job's goodput elsewhere, because of the restart.")
+    return said
 
 
 def _why_not(matrix: SiaMatrix, job: Job, row: int, chosen: Configuration | None) -> Reason:
