@@ -1,18 +1,19 @@
-"""Reading workloads: which format a file has, and its jobs, or all that is wrong with it before anything runs."""
+"""Reading workloads: the format of a file and its jobs, or all problems with it before anything runs."""
 
 from __future__ import annotations
 
+import functools
 import gc
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 from penstock_profiles.gpus import UnknownGpuError, load_gpus
 from penstock_scheduler.errors import ConfigError
-from penstock_scheduler.simulator.workloads import own, public, sacct
+from penstock_scheduler.simulator.workloads import cache, own, public, sacct
+from penstock_scheduler.simulator.workloads.cache import Part
 from penstock_scheduler.simulator.workloads.frames import OPTIONAL, REQUIRED, build_jobs
 from penstock_scheduler.simulator.workloads.problems import BadInput, Problem, Problems, Wrong
 from penstock_scheduler.simulator.workloads.table import (
@@ -29,7 +30,7 @@ from penstock_scheduler.simulator.workloads.workload import Workload, WorkloadJo
 
 @dataclass(frozen=True, slots=True)
 class TraceFormat:
-    """A table that we read."""
+    """A format of tables."""
 
     about: str
     columns: tuple[str, ...]
@@ -38,9 +39,11 @@ class TraceFormat:
     header: bool = True
     separator: str = ","
     dated: bool = False
-    """Its times are dates; the first submission becomes time 0."""
+    """Whether its times are dates. The first submission becomes time 0."""
+    beside: tuple[str, ...] = ()
+    """Names of files in the same folder on which the conversion depends."""
     optional: tuple[str, ...] | None = None
-    """Columns that may stand there too; None: any, which are not looked at."""
+    """Other columns that it may have; None: any, which are ignored."""
 
 
 FORMATS = {
@@ -57,7 +60,11 @@ FORMATS = {
     ),
     "starburst": TraceFormat("Starburst", ("job_id", "arrival_h", "runtime_h", "gpus"), public.starburst),
     "synergy": TraceFormat(
-        "Synergy, without header", ("job_id", "model", "arrival_s", "iterations", "gpus"), public.synergy, header=False
+        "Synergy, without header",
+        ("job_id", "model", "arrival_s", "iterations", "gpus"),
+        public.synergy,
+        header=False,
+        beside=(public.SYNERGY_PROFILES,),
     ),
     "openb": TraceFormat(
         "Alibaba's openb pods",
@@ -75,19 +82,19 @@ FORMATS = {
         public.openb,
     ),
 }
-"""By the name that `--format` takes."""
+"""Value of `--format` -> format."""
 
 
 def read_workload(
     file: Path, format_name: str | None = None, gpu_types: Collection[str] = (), most_jobs: int = MAX_JOBS
 ) -> Workload:
-    """The workload in a file: Penstock's JSON or CSV, a public trace, or what sacct printed; plain or gzip.
+    """The workload in a file: Penstock's JSON or CSV, a public trace, or the output of sacct; plain or gzip.
 
     Args:
         file: to read.
-        format_name: one of `FORMATS`; None: told from the file.
-        gpu_types: types that the cluster has, known beside those of the catalogue.
-        most_jobs: more are an error, so that memory is bounded whatever the file.
+        format_name: one of `FORMATS`; None: detected from the first line.
+        gpu_types: types of the cluster, which are valid beside those of the catalogue.
+        most_jobs: more jobs are an error, so that memory is bounded for any file.
 
     Raises:
         BadInput: with up to 20 problems, each with its line, what was found and what is expected.
@@ -102,7 +109,7 @@ def read_workload(
         problems.raise_if_any()
         return workload
     with _no_garbage_collection():
-        return _read_table(file, FORMATS[format_name or detect(file, first)], gpu_types, most_jobs)
+        return _read_table(file, format_name or detect(file, first), gpu_types, most_jobs)
 
 
 @contextmanager
@@ -118,16 +125,31 @@ def _no_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _read_table(file: Path, trace: TraceFormat, gpu_types: Collection[str], most_jobs: int) -> Workload:
+def _parts(file: Path, format_name: str) -> Iterator[Part]:
+    """The converted rows of a table, from the cache or else from the file, in chunks."""
+    trace, parts = FORMATS[format_name], []
+    key = cache.key_of([file, *(file.parent / name for name in trace.beside)], format_name)
+    if key is not None and (cached := cache.load(key)) is not None:
+        yield cached
+        return
+    for rows in read_chunks(file, trace.columns, trace.header, trace.separator, trace.optional):
+        columns = trace.convert(rows)
+        parts.append(Part(rows.lines, columns, rows.valid.tolist(), rows.wrong, rows.left_out))
+        yield parts[-1]
+    if key is not None and not any(part.wrong for part in parts):
+        cache.save(key, parts)
+
+
+def _read_table(file: Path, format_name: str, gpu_types: Collection[str], most_jobs: int) -> Workload:
+    trace = FORMATS[format_name]
     jobs: list[WorkloadJob] = []
     left_out: Counter[str] = Counter()
     lines: dict[str, int] = {}
     problems = Problems(file)
-    for rows in read_chunks(file, trace.columns, trace.header, trace.separator, trace.optional):
-        columns = trace.convert(rows)
-        left_out += rows.left_out
-        for line, job in zip(rows.lines, build_jobs(columns, rows.valid.tolist()), strict=True):
-            wrong = job if isinstance(job, Wrong) else rows.wrong.get(line)
+    for part in _parts(file, format_name):
+        left_out += part.left_out
+        for line, job in zip(part.lines, build_jobs(part.columns, part.valid), strict=True):
+            wrong = job if isinstance(job, Wrong) else part.wrong.get(line)
             if isinstance(job, WorkloadJob):
                 before = lines.setdefault(job.id, line)
                 wrong = _wrong_job(job, gpu_types) if before == line else _twice(job, before)
@@ -153,7 +175,8 @@ def _twice(job: WorkloadJob, before: int) -> Wrong:
 
 
 def detect(file: Path, first_line: str) -> str:
-    """Name of the format whose columns the first line has. Raises BadInput: what comes closest, and what it lacks."""
+    """Name of the format whose columns the first line has. Raises BadInput, which names the closest format and what is
+    missing."""
     separator = sacct.SEPARATOR if sacct.SEPARATOR in first_line else ","
     found = [name.strip().strip('"') for name in first_line.strip().split(separator)]
     of_separator = {name: trace for name, trace in FORMATS.items() if trace.separator == separator and trace.header}
@@ -201,7 +224,7 @@ def _wrong_job(job: WorkloadJob, gpu_types: Collection[str]) -> Wrong | None:
     return None
 
 
-@cache
+@functools.cache
 def _in_catalogue(name: str) -> bool:
     if name in public.OPENB_TYPES.values():
         return True
