@@ -134,7 +134,7 @@ def test_when_the_time_is_over_the_profile_says_so(tmp_path: Path):
 def test_a_program_that_goes_on_afterwards_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(module, "GRACE_S", 0.2)
     command = script(tmp_path, "profile(lambda m: None, max_batch=2)\ntime.sleep(600)")
-    assert "the program went on and was stopped" in penstock("--gpu-type", "cpu", *command)
+    assert "the program continued and was stopped" in penstock("--gpu-type", "cpu", *command)
     assert len(stored(tmp_path).observations) == 2
 
 
@@ -158,7 +158,7 @@ def test_cpu_hides_the_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         ("def step(m):\n  if m == 4: sys.exit(3)", "the program ended with status 3 at batch 4;"),
         (
             "def step(m):\n  if m == 4: time.sleep(600)",
-            r"still at batch 4 0.5 s after its 3 s .* give it more: --seconds;",
+            r"still at batch 4 0.5 s after its 3 s .* give it more time with --seconds;",
         ),
     ],
 )
@@ -295,9 +295,9 @@ def test_on_a_gpu_nvml_tells_type_and_memory(library: Path, tmp_path: Path):
     [
         (
             "0.error 15",
-            "GPU 0 (NVIDIA A100-SXM4-40GB) is lost: GPU is lost; have its node looked at; what was measured",
+            "GPU 0 (NVIDIA A100-SXM4-40GB) is lost: GPU is lost; have its node checked; what was measured",
         ),
-        ("0.xid 79", "is lost: XID 79: the GPU has fallen off the bus; have its node looked at; what was measured"),
+        ("0.xid 79", "is lost: XID 79: the GPU has fallen off the bus; have its node checked; what was measured"),
         (
             "0.xid 31",
             "at batch 2: RuntimeError: CUDA error: illegal access; the driver logged XID 31; what was measured",
@@ -334,7 +334,7 @@ def test_what_is_measured_just_before_the_gpu_is_lost_is_kept(tmp_path: Path, mo
 
 def test_no_gpu_with_a_driver(library: Path, tmp_path: Path):
     done = with_gpus(library, tmp_path, "count 0\n", "true")
-    assert (done.returncode, done.stderr.startswith("penstock: no GPU to measure on: the driver knows none.")) == (
+    assert (done.returncode, done.stderr.startswith("penstock: no GPU to measure on: the driver lists none.")) == (
         1,
         True,
     )
@@ -370,7 +370,7 @@ def test_chooses_what_the_user_shows_else_what_is_free(visible: str | None, busy
     [
         ("", (), "CUDA_VISIBLE_DEVICES= shows no GPU; unset it, or name one of GPU-a"),
         ("7", (), "CUDA_VISIBLE_DEVICES=7 shows no GPU"),
-        (None, ("GPU-a", "GPU-b", "MIG-c"), "others compute on every GPU here"),
+        (None, ("GPU-a", "GPU-b", "MIG-c"), "every GPU of this machine is in use"),
     ],
 )
 def test_where_there_is_none_to_choose(visible: str | None, busy: tuple[str, ...], says: str):

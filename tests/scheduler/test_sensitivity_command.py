@@ -114,5 +114,5 @@ def test_what_is_wrong_is_told(tmp_path: Path):
     ):
         with pytest.raises(error, match=said):
             penstock("measure", "--out", tmp_path, *arguments)
-    with pytest.raises(PenstockError, match=r"no profile is in .*; penstock sensitivity measure makes one"):
+    with pytest.raises(PenstockError, match=r"no profile in .*; make one with penstock sensitivity measure"):
         penstock("show", tmp_path)

@@ -271,7 +271,7 @@ def test_the_page_opens_offline(compared):
     assert "http" not in page.replace("http-equiv", "")
     assert "<script" not in page
     assert page.count("<svg") == page.count("</svg>") == 7
-    for words in ("sia: a job takes", "than with fifo", "sia: who had which GPU", "over 2 seeds"):
+    for words in ("sia: a job takes", "than with fifo", "sia: the job on each GPU", "over 2 seeds"):
         assert words in page
 
 

@@ -43,7 +43,7 @@ def test_arrays(arrays):
     assert "dual: optimal" in result.output
     assert "objective 1.4, bound 1.4, gap 0.0000%" in result.output
     assert "CPU seconds" in result.output
-    assert "one more GPU of type t4 would take about 0.2 off" in result.output
+    assert "one more GPU of type t4 would lower the objective by about 0.2" in result.output
 
 
 @pytest.mark.parametrize("solver", ["auto", "dual", "milp"])
@@ -103,7 +103,7 @@ def test_files_that_hold_no_problem_are_said_to_hold_none(tmp_path, arrays):
     saved = record()
     fifo.write_bytes(dump_round(type(saved)(saved.snapshot, PolicyChoice(name="fifo"), saved.plan)))
     for path, words in (
-        (rubbish, "holds no arrays"),
+        (rubbish, "has no arrays"),
         (part, "lacks config_gpus, config_type, capacity, lambda_noalloc"),
         (tmp_path / "none.npz", "No such file"),
         (tmp_path / "none.json", "No such file"),

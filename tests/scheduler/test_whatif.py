@@ -135,7 +135,7 @@ def test_more_nodes_help_and_fewer_do_not(recorded):
 
 def test_a_type_that_nobody_ran_on_has_to_be_told(recorded):
     store, _ = recorded
-    with pytest.raises(ConfigError, match=r"no job of the record is known to run on h100; .* --like h100=t4:2"):
+    with pytest.raises(ConfigError, match=r"no job of the record has run on h100; .* --like h100=t4:2"):
         whatif(store, "--add-nodes", "h100:2x8")
     with pytest.raises(ConfigError, match="the record has no v100; it has a100, t4"):
         whatif(store, "--add-nodes", "h100:2x8", "--like", "h100=v100:2")
@@ -147,9 +147,9 @@ def test_a_type_that_nobody_ran_on_has_to_be_told(recorded):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (("--remove-nodes", "a100:2x4"), "there are not so many; the record has t4:2x4,a100:1x4"),
+        (("--remove-nodes", "a100:2x4"), "there are fewer; the record has t4:2x4,a100:1x4"),
         (("--remove-nodes", "t4:2x4,a100:1x4"), "leaves no node"),
-        (("--like", "h100"), "is no NEW=KNOWN:TIMES"),
+        (("--like", "h100"), "is not NEW=KNOWN:TIMES"),
         (("--policy", ""), "names no policy"),
         (
             ("--policy", "fifo", "--pairs", "p.json"),
@@ -427,8 +427,8 @@ def test_what_is_assumed_is_said_aloud(recorded):
     assert "they are taken to use 60% of it" in result.stderr
     assert "Nobody knows the memory of 6 of 6 jobs" in result.stderr
     assert "(user/j0, user/j1, user/j2, user/j3, user/j4 and 1 more)" in result.stderr
-    assert "'recorded' is what really happened" in result.stderr
-    assert "6 of 6 jobs take fewer GPUs, too: gandiva gives each the most that its job spec names." in result.stderr
+    assert "'recorded' shows what really happened" in result.stderr
+    assert "6 of 6 jobs also run on fewer GPUs. gandiva gives each the maximum of its job spec." in result.stderr
 
 
 def test_a_store_without_rounds_is_told(tmp_path):

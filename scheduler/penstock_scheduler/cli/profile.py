@@ -1,7 +1,7 @@
-"""`penstock profile`: how long a job's step takes on one GPU of this machine, at growing batch sizes.
+"""`penstock profile`: measure the time of a job's steps on one GPU of this machine, at growing batch sizes.
 
-The program that is run calls `penstock_executor.profile`, which reports to a private spool. NVML says what the GPU is,
-and is asked meanwhile for the memory that the program does not tell, and whether the GPU is still there.
+The job's program calls `penstock_executor.profile`, which reports to a private spool. NVML identifies the GPU.
+Meanwhile it also tells the memory that the program does not report, and whether the GPU still works.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ from penstock_scheduler.spool import Spool
 TICK_S = 0.1
 
 GRACE_S = 5.0
-"""Time that the program has to overrun the time for measuring, to exit after it, and to obey SIGTERM."""
+"""Seconds by which the program may exceed the time for measuring, and within which it must exit after that or after
+SIGTERM."""
 
 TAIL_LINES = 12
 """Lines of the program's output that are shown when it fails."""
@@ -47,15 +48,21 @@ TAIL_LINES = 12
 
 def profile(
     command: list[str] = typer.Argument(help="The job's program and its options, after --."),
-    gpu_type: str = typer.Option("", help="Name of the GPU type, as in GRES (NVML's word). 'cpu': use no GPU."),
-    name: str = typer.Option("", help="Name of the job in the profile (its script's name)."),
-    min_batch: int | None = typer.Option(None, min=1, help="Smallest batch, samples (the script's choice)."),
-    max_batch: int | None = typer.Option(None, min=1, help="Largest batch (the script's, else the memory limit)."),
-    seconds: float = typer.Option(15.0, min=0.1, help="Time for measuring, from the first step."),
-    start_seconds: float = typer.Option(300.0, min=0.1, help="Time that the program has until its first step."),
-    out: Path | None = typer.Option(None, help="Folder for profiles (penstock/profiles in the XDG state folder)."),
+    gpu_type: str = typer.Option(
+        "", help="Name of the GPU type, as in GRES; 'cpu' to use no GPU. Default: NVML's name."
+    ),
+    name: str = typer.Option("", help="Name of the job in the profile. Default: the script's name."),
+    min_batch: int | None = typer.Option(None, min=1, help="Smallest batch size, samples. Default: the script's."),
+    max_batch: int | None = typer.Option(
+        None, min=1, help="Largest batch size, samples. Default: the script's, else what fits."
+    ),
+    seconds: float = typer.Option(15.0, min=0.1, help="Seconds for measuring, from the first step on."),
+    start_seconds: float = typer.Option(300.0, min=0.1, help="Seconds until the first step at the latest."),
+    out: Path | None = typer.Option(
+        None, help="Folder for profiles. Default: penstock/profiles in the XDG state folder."
+    ),
 ) -> None:
-    """Run a job's program on one GPU over growing batch sizes and store how long its steps take.
+    """Run a job's program on one GPU at growing batch sizes and store the time of its steps.
 
     The program must call penstock_executor.profile, see docs/user/measuring.md.
     """
@@ -69,7 +76,7 @@ def profile(
             target, ProfileRequest(gpu_type=gpu_type, min_batch=min_batch, max_batch=max_batch, seconds=seconds)
         )
         try:
-            profile_file(folder, name, gpu_type)  # a name that is no good is told before anything runs
+            profile_file(folder, name, gpu_type)  # a wrong name is an error before anything runs
             with console.status("starting") as status:
                 run.run(command, start_seconds, status.update)
             if not run.observations:
@@ -81,17 +88,17 @@ def profile(
     console.print(_table(result.observations))
     console.print(f"{name} on {gpu_type}: {result.ended}", soft_wrap=True)
     if run.went_on:
-        console.print("the program went on and was stopped; let it exit where profile() is True", soft_wrap=True)
+        console.print("the program continued and was stopped; let it exit where profile() returns True", soft_wrap=True)
     console.print(f"stored in {path}", soft_wrap=True)
     if run.problem is not None:
         raise PenstockError(f"{run.problem}; what was measured until then is stored{run.tail}")
 
 
 def choose_gpu(gpus: tuple[Device, ...], sample: Sample, visible: str | None) -> Device:
-    """The first that CUDA_VISIBLE_DEVICES (`visible`; None: unset) shows, else the first that nobody computes on.
+    """The first GPU that CUDA_VISIBLE_DEVICES (`visible`; None: unset) shows, else the first without processes.
 
     Raises:
-        PenstockError: there is none such.
+        PenstockError: there is none.
     """
     there = ", ".join(f"{gpu.uuid} ({gpu.gpu_type})" for gpu in gpus)
     if visible is not None:
@@ -104,17 +111,18 @@ def choose_gpu(gpus: tuple[Device, ...], sample: Sample, visible: str | None) ->
     free = [gpu for gpu in gpus if gpu.uuid not in busy]
     if not free:
         raise PenstockError(
-            f"others compute on every GPU here; run this in a job that has one, or set CUDA_VISIBLE_DEVICES to one of {there}"
+            f"every GPU of this machine is in use; run this in a job that has a GPU, or set CUDA_VISIBLE_DEVICES to one of "
+            f"{there}"
         )
     return free[0]
 
 
 class _Target:
-    """What the program is to use, and NVML's view of it; without `gpu`, there is none."""
+    """The device that the program uses, and NVML's view of it; without `gpu` the program uses no GPU."""
 
     def __init__(self, environment: Mapping[str, str], nvml: Nvml | None = None, gpu: Device | None = None) -> None:
         self.environment = environment
-        """Variables that have the program use this device and no other."""
+        """Environment variables that show the program this device only."""
         self.gpu = gpu
         self.gpu_type = gpu.gpu_type if gpu else ""
         self.driver = nvml.driver if nvml else None
@@ -123,16 +131,14 @@ class _Target:
         self._nvml = nvml
 
     def used_mb(self, session: int) -> float | None:
-        """Memory that a session's processes have on the GPU, MiB; None: nobody says. Raises PenstockError: it is
+        """Memory that a session's processes have on the GPU, MiB; None: unknown. Raises PenstockError if the GPU is
         lost."""
         if self._nvml is None or self.gpu is None:
             return None
         sample = self._nvml.sample()
         for lost in sample.lost:
             if lost.uuid == self.gpu.uuid:
-                raise PenstockError(
-                    f"GPU {lost.index} ({self.gpu.name}) is lost: {lost.reason}; have its node looked at"
-                )
+                raise PenstockError(f"GPU {lost.index} ({self.gpu.name}) is lost: {lost.reason}; have its node checked")
         self.xids += [xid for reading in sample.readings if reading.device == self.gpu for xid in reading.xids]
         use = by_job(sample, lambda pid: PROFILE_JOB if _session(pid) == session else None)
         mine = use.get((PROFILE_JOB, self.gpu.uuid))
@@ -140,7 +146,7 @@ class _Target:
 
 
 def _open_target(stack: contextlib.ExitStack, gpu_type: str, console: Console) -> _Target:
-    """Raises PenstockError if there is no GPU and `gpu_type` does not name what there is instead."""
+    """The device to measure. Raises PenstockError if there is no GPU and `gpu_type` does not name a device."""
     if gpu_type == CPU:
         return _Target({"CUDA_VISIBLE_DEVICES": ""})
     try:
@@ -150,16 +156,16 @@ def _open_target(stack: contextlib.ExitStack, gpu_type: str, console: Console) -
             gpu = choose_gpu(nvml.devices, sample, os.environ.get("CUDA_VISIBLE_DEVICES"))
             console.print(f"GPU {gpu.index}: {gpu.name}, type {gpu_type or gpu.gpu_type}", soft_wrap=True)
             return _Target({"CUDA_VISIBLE_DEVICES": gpu.uuid}, nvml, gpu)
-        reason = "; ".join(lost.reason for lost in sample.lost) or "the driver knows none"
+        reason = "; ".join(lost.reason for lost in sample.lost) or "the driver lists none"
     except NoNvml as error:
         reason = str(error)
     if not gpu_type:
-        raise PenstockError(f"no GPU to measure on: {reason}. Without NVML, name what there is, such as --gpu-type cpu")
+        raise PenstockError(f"no GPU to measure on: {reason}. Without NVML, name the device, such as --gpu-type cpu")
     return _Target({})
 
 
 class _ProfiledRun:
-    """One run of the program, and what it reports."""
+    """One run of the program and its reports."""
 
     def __init__(self, target: _Target, request: ProfileRequest) -> None:
         self._target = target
@@ -171,14 +177,14 @@ class _ProfiledRun:
         self._end: Ended | None = None
         self.observations: list[Observation] = []
         self.problem: str | None = None
-        """Why the profile is not whole; None if it is."""
+        """Why the profile is incomplete; None if it is complete."""
         self.tail = ""
         """The end of the program's output, if there was a problem."""
         self.went_on = False
-        """Whether the program did not exit after `profile`."""
+        """Whether the program continued after `profile`."""
 
     def run(self, command: list[str], start_seconds: float, say: Callable[[str], object]) -> None:
-        """Run the program to its end, or stop it; nothing of it runs on afterwards."""
+        """Run the program to its end, or stop it. None of its processes is left afterwards."""
         with tempfile.TemporaryDirectory(prefix="penstock-profile-") as name:
             folder = Path(name)
             request, output = folder / "request.json", folder / "output"
@@ -191,7 +197,7 @@ class _ProfiledRun:
                 self.problem, self.tail = str(error), tail_of(output)
 
     def profile(self, name: str) -> Profile:
-        """What has been measured; there must be an observation."""
+        """The profile; there must be at least one observation."""
         gpu, driver = self._target.gpu, self._target.driver
         return Profile(
             job=name,
@@ -212,7 +218,8 @@ class _ProfiledRun:
     def _follow(
         self, child: subprocess.Popen[bytes], spool: Spool, start_seconds: float, say: Callable[[str], object]
     ) -> None:
-        """Listen until the program has ended, or had its time. Raises PenstockError: the profile is not whole."""
+        """Read reports until the program ends or its time is over. Raises PenstockError if the profile is
+        incomplete."""
         until_s = time.monotonic() + start_seconds
 
         def listen() -> None:
@@ -224,12 +231,12 @@ class _ProfiledRun:
                     until_s = time.monotonic() + more_s + GRACE_S
 
         while True:
-            status = status_of(child)  # before reading: what it said last is not missed
+            status = status_of(child)  # before reading, so that its last report is not missed
             listen()
             try:
                 used_mb = self._target.used_mb(child.pid)
             except PenstockError:
-                listen()  # what it measured before the GPU was lost
+                listen()  # its measurements from before the GPU was lost
                 raise
             if used_mb is not None:
                 self._peak_mb = max(used_mb, self._peak_mb or 0.0)
@@ -245,7 +252,7 @@ class _ProfiledRun:
             case Started():
                 self._versions = body.versions
             case BatchTrial(out_of_memory=True):
-                self._too_large = body.atomic_batch  # of several, the last is the smallest
+                self._too_large = body.atomic_batch  # the last of several is the smallest
             case BatchTrial():
                 self._batch, self._peak_mb = body.atomic_batch, None
             case Observation():
@@ -255,7 +262,7 @@ class _ProfiledRun:
                 self._end = body
 
     def _judge(self, status: int | None, start_seconds: float) -> None:
-        """Raises PenstockError unless the program has measured all that it was to; `status` None: it still runs."""
+        """Raise PenstockError unless the program has completed its measurements. `status` None: it still runs."""
         if self._end is not None and self._end.outcome == "completed":
             self.went_on = status is None
             return
@@ -266,12 +273,12 @@ class _ProfiledRun:
         if status is None and at:
             raise PenstockError(
                 f"the program was still{at} {GRACE_S:g} s after its {self._request.seconds:g} s for measuring and was "
-                "stopped; give it more: --seconds"
+                "stopped; give it more time with --seconds"
             )
         if status is None:
             raise PenstockError(
                 f"the program did not call penstock_executor.profile within {start_seconds:g} s and was stopped; "
-                "let it call that, see docs/user/measuring.md, or give it more: --start-seconds"
+                "add the call (docs/user/measuring.md), or give it more time with --start-seconds"
             )
         how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
         if at:
@@ -281,8 +288,7 @@ class _ProfiledRun:
 
 @contextlib.contextmanager
 def running(command: list[str], environment: Mapping[str, str], output: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """The program in a session of its own. At the end of the block, also at Ctrl-C and SIGTERM, its process group is
-    ended."""
+    """Run the program in a session of its own. The end of the block, Ctrl-C and SIGTERM end its process group."""
 
     def stop(number: int, _: object) -> None:
         raise SystemExit(128 + number)
@@ -310,19 +316,19 @@ def running(command: list[str], environment: Mapping[str, str], output: Path) ->
 
 
 def _stop(child: subprocess.Popen[bytes]) -> None:
-    """End the process group. Its leader is reaped last: until then the pid that names the group is nobody else's."""
+    """End the process group. Its leader is reaped last, because until then no other process gets the group's pid."""
     try:
         os.killpg(child.pid, signal.SIGTERM)
         until_s = time.monotonic() + GRACE_S
         while status_of(child) is None and time.monotonic() < until_s:
             time.sleep(TICK_S)
-    finally:  # also at a second Ctrl-C
+    finally:  # also after a second Ctrl-C
         os.killpg(child.pid, signal.SIGKILL)
         child.wait()
 
 
 def status_of(child: subprocess.Popen[bytes]) -> int | None:
-    """As `child.poll()`, but leaves the process to be reaped."""
+    """As `child.poll()`, but without reaping the process."""
     found = os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     if found is None:
         return None

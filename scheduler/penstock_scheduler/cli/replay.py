@@ -19,21 +19,21 @@ from penstock_scheduler.store import open_store
 
 
 def replay(
-    source: str = typer.Argument(metavar="ROUND", help="Number of a round in the store, or a file with one as JSON."),
+    source: str = typer.Argument(metavar="ROUND", help="Number of a round in the store, or a JSON file with a round."),
     state: str = STATE,
     policy: str = typer.Option(
         "", help="Decide by another policy than the recorded one: a name, or a settings file (*.toml)."
     ),
     stage: list[str] = STAGE,
     search: bool = typer.Option(
-        False, help="Of a round cut short: search anew instead of starting from its incumbent."
+        False, help="For a round that was cut short: search again instead of starting from its incumbent."
     ),
 ) -> None:
-    """Decide a saved round again and compare. Exit status 0: the same plan; 1: another one, or unreadable."""
+    """Decide a saved round again and compare. Exit status 0: the same plan; 1: another plan, or an unreadable round."""
     record = read_round(source, state)
     plan = decide_again(record, policy=choice_of(policy, stage) if policy else None, search=search)
     if record.plan.cut_short and not search:
-        typer.echo("the round was cut short by its time limit: starting from the incumbent that it recorded")
+        typer.echo("the round was cut short by its time limit; the search starts from the incumbent that it recorded")
     differences = compare(record.plan, plan)
     for line in differences:
         typer.echo(line)

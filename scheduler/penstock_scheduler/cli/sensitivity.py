@@ -1,4 +1,4 @@
-"""`penstock sensitivity`: what CPU and memory are worth to a model, measured on a job's own program."""
+"""`penstock sensitivity`: measure with a job's own program what CPU and memory are worth to its model."""
 
 from __future__ import annotations
 
@@ -31,39 +31,47 @@ from penstock_scheduler.cli.profile import TICK_S, name_of, running, status_of, 
 from penstock_scheduler.errors import ConfigError, PenstockError
 from penstock_scheduler.spool import Spool
 
-sensitivity = typer.Typer(no_args_is_help=True, help="What CPU and memory are worth to a model.")
+sensitivity = typer.Typer(no_args_is_help=True, help="Measure and show what CPU and memory are worth to a model.")
 
 JOB_ID = "1"
-"""Under which the program reports if Slurm has not given it another number."""
+"""Job id of the program outside of a Slurm job."""
 
 
 @sensitivity.command(context_settings={"allow_interspersed_args": False})
 def measure(
     command: list[str] = typer.Argument(help="The job's program and its options, after --."),
     memory_gb: str = typer.Option(help="Amounts of memory for the table, GB for each GPU, such as 20,60,120."),
-    model: str = typer.Option("", help="Name of the profile: the jobs' model family (the script's name)."),
-    cpus: int | None = typer.Option(None, min=1, help="Most CPUs for each GPU (those that this process may use)."),
-    gpus: str = typer.Option("1", help="Numbers of GPUs to make tables for, such as 1,2,4; it is measured on one."),
+    model: str = typer.Option("", help="Name of the profile: the jobs' model family. Default: the script's name."),
+    cpus: int | None = typer.Option(
+        None, min=1, help="Most CPUs for each GPU. Default: all that this process may use."
+    ),
+    gpus: str = typer.Option(
+        "1", help="Numbers of GPUs to make tables for, such as 1,2,4. The program is measured on one."
+    ),
     dataset_mb: float = typer.Option(0.0, min=0.0, help="Size of the data set, MB; 0: it needs no cache."),
     dataset_samples: float = typer.Option(1.0, min=1.0, help="Samples in the data set."),
-    storage_mb_s: float = typer.Option(500.0, min=0.001, help="What the job gets of the storage's bandwidth, MB/s."),
-    process_mb: float = typer.Option(0.0, min=0.0, help="Memory that one GPU's processes need beside the cache, MB."),
-    seconds: float = typer.Option(
-        20.0, min=0.1, help="Time for each run, from its second report: the first tells of how it began."
+    storage_mb_s: float = typer.Option(500.0, min=0.001, help="The job's part of the storage's bandwidth, MB/s."),
+    process_mb: float = typer.Option(
+        0.0, min=0.0, help="Memory that the processes of one GPU need beside the cache, MB."
     ),
-    start_seconds: float = typer.Option(300.0, min=0.1, help="Time that a run has until its second report."),
-    out: Path = typer.Option(Path(), help="Folder for the profile: daemon.sensitivities of the settings, or this one."),
+    seconds: float = typer.Option(
+        20.0, min=0.1, help="Seconds for each run, from its second report on; the first includes the start."
+    ),
+    start_seconds: float = typer.Option(300.0, min=0.1, help="Seconds until the second report of a run at the latest."),
+    out: Path = typer.Option(
+        Path(), help="Folder for the profile, such as that of the setting daemon.sensitivities. Default: this folder."
+    ),
 ) -> None:
-    """Run a job's program on fewer and fewer CPUs, at most 8 times, and store how fast it is with which share.
+    """Run a job's program on fewer and fewer CPUs, at most 8 times, and store its speed with each share.
 
-    It is the program that trains: with its data loader, reporting as under Penstock, see docs/user/executor.md. What
-    less memory does is computed from the size of the data set and the bandwidth of its storage.
+    The program must train with its data loader and report as under Penstock, see docs/user/executor.md. The effect of
+    less memory is computed from the size of the data set and the bandwidth of its storage.
     """
     console = Console(highlight=False)
     there = sorted(os.sched_getaffinity(0))
     most = len(there) if cpus is None else cpus
     if most > len(there):
-        raise ConfigError(f"--cpus={most}: this process may use {len(there)}; ask Slurm for more, or measure fewer")
+        raise ConfigError(f"--cpus={most}: this process may use {len(there)}; ask Slurm for more, or give fewer")
     counts, amounts = [round(count) for count in _numbers("--gpus", gpus)], _numbers("--memory-gb", memory_gb)
     name, tried = model or name_of(command), 0
 
@@ -76,7 +84,7 @@ def measure(
         return speed
 
     try:
-        SensitivityStore(out).check(name)  # a name that is no good is told before anything runs
+        SensitivityStore(out).check(name)  # a wrong name is an error before anything runs
         speeds = find_knee(samples_per_s, most)
         tables = tuple(
             with_less_memory(
@@ -103,14 +111,16 @@ def measure(
 def show(
     profiles: list[Path] = typer.Argument(help="Files of profiles, or folders of them."), as_json: bool = JSON
 ) -> None:
-    """Show profiles: what each share is worth, and the least with which a job is as fast as it gets."""
+    """Show profiles: the speed with each share, and the least share with which a job reaches its full speed."""
     files = [file for path in profiles for file in (sorted(path.glob("*.json")) if path.is_dir() else [path])]
     try:
         found = [read_profile(file) for file in files]
     except ProfileError as error:
         raise PenstockError(str(error)) from None
     if not found:
-        raise PenstockError(f"no profile is in {', '.join(map(str, profiles))}; penstock sensitivity measure makes one")
+        raise PenstockError(
+            f"no profile in {', '.join(map(str, profiles))}; make one with penstock sensitivity measure"
+        )
     if as_json:
         typer.echo(
             json.dumps(
@@ -157,7 +167,7 @@ def _numbers(option: str, text: str) -> list[float]:
 
 @contextlib.contextmanager
 def _on(cpus: list[int]) -> Iterator[None]:
-    """What is started in the block may use these CPUs alone."""
+    """Processes that are started in the block may use these CPUs only."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, cpus)
     try:
@@ -167,7 +177,7 @@ def _on(cpus: list[int]) -> Iterator[None]:
 
 
 def _speed(command: list[str], seconds: float, start_seconds: float, cpus: int) -> float:
-    """Samples/s of one run, by its reports but the first, which tells of how it began. Raises PenstockError."""
+    """Samples/s of one run, by all reports but the first, which includes the start. Raises PenstockError."""
     with tempfile.TemporaryDirectory(prefix="penstock-sensitivity-") as name:
         spool, output = Spool(Path(name)), Path(name) / "output"
         job_id = os.environ.get("SLURM_JOB_ID", JOB_ID)
@@ -175,14 +185,14 @@ def _speed(command: list[str], seconds: float, start_seconds: float, cpus: int) 
             SPOOL_VARIABLE: name,
             MEASURING_VARIABLE: str(Path(name) / "checkpoints"),
             "SLURM_JOB_ID": job_id,
-            "SLURM_CPUS_PER_TASK": str(cpus),  # by which many programs choose the number of their workers
+            "SLURM_CPUS_PER_TASK": str(cpus),  # many programs choose their number of workers by this
         }
         seen: list[Observation] = []
         until_s = time.monotonic() + start_seconds
         ended = None
         with running(command, environment, output) as child:
             while time.monotonic() < until_s and ended is None:
-                status = status_of(child)  # before reading: what it said last is not missed
+                status = status_of(child)  # before reading, so that its last report is not missed
                 for report in spool.read([job_id]):
                     if isinstance(report.body, Observation):
                         if len(seen) == 1:
@@ -198,10 +208,10 @@ def _speed(command: list[str], seconds: float, start_seconds: float, cpus: int) 
         if not counted:
             why = f"ended ({ended})" if ended is not None else f"did not within {start_seconds:g} s"
             raise PenstockError(
-                f"with {cpus} CPUs the program {why} before its second report of its speed; let it train longer and report "
-                f"as under Penstock, see docs/user/executor.md{tail_of(output)}"
+                f"with {cpus} CPUs the program {why} before its second report of its speed; let it train longer and "
+                f"report as under Penstock, see docs/user/executor.md{tail_of(output)}"
             )
     if (most := max(each.gpus for each in counted)) > 1:
-        raise PenstockError(f"the program ran on {most} GPUs; let it use one: --gpus makes the tables for more")
+        raise PenstockError(f"the program ran on {most} GPUs; let it use one; --gpus makes the tables for more")
     time_s = sum(each.steps * each.step_time_s for each in counted)
     return sum(each.steps * each.step_time_s * each.samples_per_s for each in counted) / time_s

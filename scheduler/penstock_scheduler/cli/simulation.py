@@ -1,4 +1,4 @@
-"""What `penstock simulate` does, and what `penstock whatif` shares with it."""
+"""What `penstock simulate` does; `penstock whatif` uses parts of it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from penstock_scheduler.simulator.run import Driving, Scenario, Simulation, driv
 from penstock_scheduler.simulator.workloads import Workload, read_workload
 
 INTERRUPTED = 130
-"""Exit status after Ctrl-C, as of a shell."""
+"""Exit status after Ctrl-C, as in a shell."""
 
 
 def run(
@@ -73,7 +73,7 @@ def run(
     cloud: str,
     as_json: bool,
 ) -> None:
-    """What the command does; its options are described there."""
+    """Run the command; `simulate.simulate_command` describes the options."""
     nodes = nodes_from_spec(_cluster_spec(cluster))
     types = tuple(dict.fromkeys(node.gpu_type for node in nodes))
     found = read_workload(workload, trace, [*split(gpu_types), *types])
@@ -103,7 +103,7 @@ def run(
 
     def driving(policy: PolicyChoice) -> Driving:
         found = driving_of(policy)
-        if unprofiled and found.learner == "fitted":  # the artifact's jobs know what theirs do
+        if unprofiled and found.learner == "fitted":  # the artifact has learners of its own
             return dataclasses.replace(found, learner="unprofiled")
         return found
 
@@ -121,7 +121,7 @@ def run(
 
 
 NO_TERMINAL = 120
-"""Columns of the table where there is no terminal."""
+"""Width of the table without a terminal."""
 
 
 def tell(
@@ -133,10 +133,10 @@ def tell(
     tables_as: str = "csv",
     aloud: Iterable[str] = (),
 ) -> None:
-    """Write and print what came out; on standard error what is to be said beside it.
+    """Write and print the results, and the sentences of `aloud` on standard error.
 
     Raises:
-        ConfigError: that cannot be.
+        ConfigError: a file cannot be written.
         Exit: after Ctrl-C.
     """
     written = write(out, results, document, tables_as) if out is not None else ""
@@ -144,9 +144,7 @@ def tell(
         typer.echo(json.dumps(document))
     else:
         console = Console()
-        if (
-            not console.is_terminal
-        ):  # it has no width, and with the 80 columns that stand in for it headings are cut off
+        if not console.is_terminal:  # its width is unknown, and the default of 80 columns cuts headings off
             console.width = max(console.width, NO_TERMINAL)
         console.print(_table(document))
         if written:
@@ -154,15 +152,15 @@ def tell(
     for words in aloud:
         typer.echo(words, err=True)
     if any(result.simulation.interrupted for result in results):
-        typer.echo("stopped: the figures are of what was simulated until then", err=True)
+        typer.echo("stopped: the figures show what was simulated until then", err=True)
         raise typer.Exit(INTERRUPTED)
 
 
 def _frontier(workload: Workload, nodes: tuple[Node, ...], cloud: str, out: Path | None, *, as_json: bool) -> None:
-    """Cloud cost against completion time for every waiting budget. Raises ConfigError."""
+    """Compare cloud cost with completion time for every waiting budget. Raises ConfigError."""
     given = numbers("--cloud", cloud)
     if unknown := sorted(set(given) - {"usd_per_gpu_h", "max_queue"}):
-        raise ConfigError(f"--cloud: unknown {unknown[0]!r}; there are usd_per_gpu_h and max_queue")
+        raise ConfigError(f"--cloud: unknown {unknown[0]!r}; use usd_per_gpu_h and max_queue")
     price, most = given.get("usd_per_gpu_h", 1.0), given.get("max_queue")
     if out is not None:
         make_folder(out)
@@ -196,7 +194,8 @@ def _frontier(workload: Workload, nodes: tuple[Node, ...], cloud: str, out: Path
 
 
 def _cluster_spec(cluster: str) -> str:
-    """The spec itself, or the parts in a file of that name: one a line, # begins a comment. Raises ConfigError."""
+    """The spec itself, or the parts in a file of that name: one part a line, comments begin with #. Raises
+    ConfigError."""
     file = Path(cluster)
     if ":" in cluster and not file.is_file():
         return cluster
@@ -216,7 +215,7 @@ def _cluster_spec(cluster: str) -> str:
                 raise ConfigError(f"{cluster}, line {number}: {error}") from None
             parts.append(part)
     if not parts:
-        raise ConfigError(f"{cluster} names no node; write a part a line, such as t4:6x4")
+        raise ConfigError(f"{cluster} names no node; write one part a line, such as t4:6x4")
     return ",".join(parts)
 
 
@@ -250,7 +249,7 @@ def make_folder(out: Path) -> None:
 
 
 def write(out: Path, results: list[SeedResult], document: Mapping[str, Any], tables_as: str) -> str:
-    """Write report, pictures, tables and summary into a folder; what there is now, in words. Raises ConfigError."""
+    """Write report, pictures, tables and summary into a folder, and describe them. Raises ConfigError."""
     drawn = figures(results, document)
     files = f"report.html, summary.json, jobs.{tables_as} and rounds.{tables_as}"
     try:
@@ -266,7 +265,7 @@ def write(out: Path, results: list[SeedResult], document: Mapping[str, Any], tab
 
 @contextlib.contextmanager
 def progress(total: int, *, quiet: bool) -> Iterator[Callable[[str, int], Callable[[Simulation], None]]]:
-    """A bar that counts jobs which have ended, on standard error; gives what is told of each simulation's looks."""
+    """A progress bar of ended jobs on standard error. Yields a function that makes the `on_tick` of each simulation."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True, disable=quiet) as shown:
         bar = shown.add_task("", total=total)
@@ -300,7 +299,7 @@ FIGURES = {
     "unfair_share": "unfair",
     "cost": "cost",
 }
-"""Of the table on the terminal: figure -> heading."""
+"""Figure -> heading in the table on the terminal."""
 
 
 def _table(document: Mapping[str, Any]) -> Table:
@@ -311,7 +310,7 @@ def _table(document: Mapping[str, Any]) -> Table:
     shown = {
         name: head for name, head in FIGURES.items() if any(p["mean"][name] is not None for p in policies.values())
     }
-    table.add_column("")  # a row for each figure: in one for each policy they do not fit into 80 columns
+    table.add_column("")  # a row for each figure: as columns they do not fit into 80 characters
     for name in policies:
         table.add_column(name, justify="right", no_wrap=True)
     for key, head in shown.items():

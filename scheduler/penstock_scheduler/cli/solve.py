@@ -1,4 +1,4 @@
-"""`penstock solve`: solve one round's problem, to see what a solver makes of it."""
+"""`penstock solve`: solve the problem of one round and report on the solver."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ARRAYS = ("cost", "config_gpus", "config_type", "capacity", "lambda_noalloc")
 
 
 class SolverName(StrEnum):
-    """The solvers, as an option."""
+    """Values of --solver."""
 
     AUTO = "auto"
     MILP = "milp"
@@ -33,20 +33,20 @@ class SolverName(StrEnum):
 
 def solve(
     source: str = typer.Argument(
-        help="A problem as arrays (.npz), a saved round's number, or a file with one as JSON."
+        help="A problem as arrays (.npz), the number of a saved round, or a JSON file with a round."
     ),
     state: str = STATE,
-    solver: SolverName = typer.Option(SolverName.AUTO, help="Which solver."),
-    as_json: bool = typer.Option(False, "--json", help="One JSON object."),
+    solver: SolverName = typer.Option(SolverName.AUTO, help="Solver to use."),
+    as_json: bool = typer.Option(False, "--json", help="Print one JSON object."),
 ) -> None:
-    """Solve the problem of a round: objective, bound, gap, time and, unless by milp, the price of a GPU of each type.
+    """Solve the problem of a round: objective, bound, gap, time and, except with milp, the price of a GPU of each type.
 
-    Of a saved round the recorded policy decides again with this solver; its time is that of the whole decision.
+    For a saved round, the recorded policy decides again with this solver, and the time is that of the whole decision.
     """
     wall, cpu = time.perf_counter(), time.process_time()
     if source.endswith(".npz"):
         problem, types = load_problem(Path(source))
-        wall, cpu = time.perf_counter(), time.process_time()  # reading the file is no part of solving it
+        wall, cpu = time.perf_counter(), time.process_time()  # reading the file does not count
         report = solve_problem(problem, solver.value).report
         prices = dict(zip(types, report.prices_T, strict=True)) if report.prices_T else {}
         size = f"{len(problem.cost_JC)} jobs, {len(types)} GPU types with {problem.capacity_T.sum()} GPUs"
@@ -61,11 +61,11 @@ def solve(
     typer.echo(f"objective {report.objective:.6g}, bound {report.bound:.6g}, gap {report.gap:.4%}")
     typer.echo(f"{seconds:.3f} s, {cpu_s:.3f} CPU seconds")
     for gpu_type, price in prices.items():
-        typer.echo(f"one more GPU of type {gpu_type} would take about {price:.4g} off the objective")
+        typer.echo(f"one more GPU of type {gpu_type} would lower the objective by about {price:.4g}")
 
 
 def as_dict(report: SolveReport) -> dict[str, Any]:
-    """What a report says of the solution, for JSON."""
+    """The solver's report, for JSON."""
     return {
         "solver": report.solver,
         "status": report.status.value,
@@ -90,7 +90,7 @@ def load_problem(file: Path) -> tuple[Problem, list[str]]:
     except OSError as error:
         raise PenstockError(f"{file}: {error.strerror or error}") from None
     except (ValueError, BadZipFile) as error:
-        raise PenstockError(f"{file} holds no arrays: {error}; use a file that numpy.savez wrote") from None
+        raise PenstockError(f"{file} has no arrays: {error}; use a file that numpy.savez wrote") from None
     missing = [name for name in _ARRAYS if name not in given]
     if missing:
         raise PenstockError(f"{file} lacks {', '.join(missing)}; a problem has {', '.join(_ARRAYS)}")
@@ -114,5 +114,5 @@ def _decide(source: str, state: str, solver: str) -> tuple[SolveReport, dict[str
     with_solver = settings | {name: settings[name] | {"solver": solver}}
     policy, _ = make_policy(record.policy.model_copy(update={"settings": with_solver}))
     plan = policy.decide(record.snapshot)
-    assert plan.solve is not None, "a policy with a solver says what it did"
+    assert plan.solve is not None, "a policy with a solver reports on it"
     return plan.solve, plan.prices, f"{len(record.snapshot.jobs)} jobs, {len(record.snapshot.nodes)} nodes"

@@ -1,4 +1,5 @@
-"""`penstock whatif`: what would the daemon's own past have looked like on another cluster, under other policies?"""
+"""`penstock whatif`: what would have happened in the daemon's recorded history on another cluster, or under other
+policies?"""
 
 from __future__ import annotations
 
@@ -42,32 +43,38 @@ from penstock_scheduler.simulator.workloads import jittered
 from penstock_scheduler.store import open_store
 
 RECORDED = "recorded"
-"""Column of what really happened."""
+"""Name of the column that shows what really happened."""
 
 
 def whatif(
     store: str = typer.Option(
         ...,
         envvar="PENSTOCK_STORE",
-        help="The daemon's store: its state_dir, or a database's URL; a password in one is better off in the variable.",
+        help="The daemon's store: its state_dir, or a database's URL. Put a URL with a password into the variable.",
     ),
-    add_nodes: str = typer.Option("", help="Nodes that were not there, such as h100:2x8."),
-    remove_nodes: str = typer.Option("", help="Nodes to do without, such as t4:2x4; the last of their kind go."),
-    like: str = typer.Option("", help="How fast a type is that nobody has run on: h100=a100:2 is twice an a100."),
+    add_nodes: str = typer.Option("", help="Nodes to add, such as h100:2x8."),
+    remove_nodes: str = typer.Option(
+        "", help="Nodes to remove, such as t4:2x4. The last nodes of that kind are removed."
+    ),
+    like: str = typer.Option(
+        "", help="Speed of a GPU type without recorded jobs: h100=a100:2 is twice as fast as an a100."
+    ),
     policy: str = POLICIES,
     stage: list[str] = STAGE,
     seeds: int = typer.Option(
-        1, min=1, help="Simulate so many times, with other luck each; see docs/admin/simulator.md."
+        1,
+        min=1,
+        help="Number of simulations of each policy, each with other random numbers; see docs/admin/simulator.md.",
     ),
-    prices: str = typer.Option("", help="Of a GPU-hour, such as t4=0.4,a100=2.5."),
+    prices: str = typer.Option("", help="Prices of a GPU-hour, such as t4=0.4,a100=2.5."),
     pairs: Path | None = PAIRS,
     pair_types: str = PAIR_TYPES,
     draw_kinds: bool = DRAW_KINDS,
     agents: str = AGENTS,
     assume_utilisation: float | None = ASSUME_UTILISATION,
     out: Path | None = typer.Option(None, help="Folder for report, pictures, tables and summary."),
-    config: Path | None = typer.Option(None, help="A settings file, whose sections policy.NAME apply."),
-    as_json: bool = typer.Option(False, "--json", help="The summary as one JSON object, and nothing else."),
+    config: Path | None = typer.Option(None, help="A settings file whose policy sections apply."),
+    as_json: bool = typer.Option(False, "--json", help="Print only the summary, as one JSON object."),
 ) -> None:
     """Replay the daemon's recorded history on a changed cluster, beside what really happened."""
     policies = choices_of(policy, stage, config)
@@ -79,7 +86,7 @@ def whatif(
     types = tuple(dict.fromkeys(node.gpu_type for node in nodes))
     if unknown := unknown_types(truths, types):
         raise ConfigError(
-            f"no job of the record is known to run on {', '.join(unknown)}; say how fast it is, such as "
+            f"no job of the record has run on {', '.join(unknown)}; give its speed, such as "
             f"--like {unknown[0]}={record.nodes[0].gpu_type}:2 for twice as fast"
         )
     scenario = Scenario(nodes, record.workload, RecordedTruth(truths), load_families(), load_gpus())
@@ -110,8 +117,8 @@ def whatif(
     begin, end = (datetime.fromtimestamp(record.start_s + at_s, UTC) for at_s in (0.0, record.end_s))
     document = over_seeds(results, cluster=_spec(nodes), workload=f"{begin:%Y-%m-%d %H:%M} to {end:%Y-%m-%d %H:%M} UTC")
     document["notes"] = [
-        f"'{RECORDED}' is what really happened, on {_spec(record.nodes)}. Times are of jobs that ended while it was recorded.",
-        "The rest is simulated. Every job has the work that it did, and the model that the daemon had of it.",
+        f"'{RECORDED}' shows what really happened on {_spec(record.nodes)}. Times are those of jobs that ended meanwhile.",
+        "The other columns are simulated. Each job has the work that it really did, and the model that the daemon had of it.",
         *record.notes,
         *_rigid(policies, record),
         *(shared.notes(record.workload) if shared is not None else ()),
@@ -122,7 +129,7 @@ def whatif(
 
 
 def _read(store: str, *, quiet: bool) -> RecordedHistory:
-    """The record in a store. The one place that opens one."""
+    """The record in a store. Only this function opens a store."""
     opened = open_store(store)
     with Progress(console=Console(stderr=True), transient=True, disable=quiet) as shown:
         rounds = shown.track(opened.round_numbers(), description="rounds of the record")
@@ -130,8 +137,7 @@ def _read(store: str, *, quiet: bool) -> RecordedHistory:
 
 
 def _learned(store: str, record: RecordedHistory, like: Mapping[str, str]) -> Learned:
-    """What the site knows of pairs: the daemon's file, or where the store is in no folder of its, what was in its
-    rounds.
+    """What the site knows of pairs: from the daemon's file or, if the store is a database, from the recorded rounds.
 
     Raises ConfigError: the file cannot be read.
     """
@@ -142,7 +148,7 @@ def _learned(store: str, record: RecordedHistory, like: Mapping[str, str]) -> Le
 
 
 def changed(nodes: Sequence[Node], add: str, remove: str) -> tuple[Node, ...]:
-    """The cluster with other nodes. Raises SpecError, and ConfigError if there are not so many to remove."""
+    """The cluster with other nodes. Raises SpecError, and ConfigError if there are fewer nodes to remove."""
     left = list(nodes)
     for gone in parse_nodes(remove) if remove else ():
         place = next(
@@ -150,7 +156,7 @@ def changed(nodes: Sequence[Node], add: str, remove: str) -> tuple[Node, ...]:
             None,
         )
         if place is None:
-            raise ConfigError(f"--remove-nodes={remove!r}: there are not so many; the record has {_spec(nodes)}")
+            raise ConfigError(f"--remove-nodes={remove!r}: there are fewer; the record has {_spec(nodes)}")
         del left[place]
     partitions = tuple(dict.fromkeys(name for node in nodes for name in node.partitions))
     new = [
@@ -172,32 +178,32 @@ def _likes(text: str) -> Mapping[str, tuple[str, float]]:
     for part in split(text):
         match = re.fullmatch(r"(\S+)=(\S+):(\d+(?:\.\d+)?)", part)
         if match is None or float(match[3]) <= 0:
-            raise ConfigError(f"--like: {part!r} is no NEW=KNOWN:TIMES, such as h100=a100:2")
+            raise ConfigError(f"--like: {part!r} is not NEW=KNOWN:TIMES, such as h100=a100:2")
         found[match[1]] = (match[2], float(match[3]))
     return found
 
 
 def _driving(policy: PolicyChoice, record: RecordedHistory) -> Driving:
-    """As in any simulation, but in the daemon's own rounds, and by the jobs' own job specs: nobody knows another
-    request."""
+    """As in any simulation, but with the daemon's time between rounds and the jobs' own job specs, the only recorded
+    requests."""
     driving = driving_of(policy)
     return replace(driving, round_s=None if driving.round_s is None else record.round_s, as_requested=False)
 
 
 def _rigid(policies: Sequence[PolicyChoice], record: RecordedHistory) -> list[str]:
-    """That some policies choose no number of GPUs, where that makes a difference, in a sentence."""
+    """A sentence on policies that do not choose numbers of GPUs, if that makes a difference."""
     rigid = [str(policy) for policy in policies if driving_of(policy).as_requested]
     elastic = sum(job.spec.min_gpus < job.spec.max_gpus for job in record.workload.jobs)
     if not rigid or not elastic:
         return []
     jobs = len(record.workload.jobs)
     return [
-        f"{elastic} of {jobs} jobs take fewer GPUs, too: {', '.join(rigid)} gives each the most that its job spec names."
+        f"{elastic} of {jobs} jobs also run on fewer GPUs. {', '.join(rigid)} gives each the maximum of its job spec."
     ]
 
 
 def _lived(record: RecordedHistory, scenario: Scenario) -> Simulation:
-    """What really happened, as if it had been simulated."""
+    """What really happened, in the form of a simulation."""
     here = replace(scenario, nodes=record.nodes)
     return Simulation(
         RECORDED,
@@ -213,6 +219,7 @@ def _lived(record: RecordedHistory, scenario: Scenario) -> Simulation:
 def _result(
     name: str, seed: int, simulation: Simulation, record: RecordedHistory, costs: Mapping[str, float] | None
 ) -> SeedResult:
-    """With the figures of those jobs that ended in the record, on all sides."""
+    """A result with the figures of the jobs that ended in the record only, so that all columns compare the same
+    jobs."""
     rows = [row for row in job_rows(simulation, costs) if row.id in record.ended]
     return SeedResult(name, seed, simulation, rows, summarise(simulation, rows))

@@ -1,4 +1,4 @@
-"""`penstock workload`: make, check and look at what is to be simulated."""
+"""`penstock workload`: make, check and show workloads for the simulator."""
 
 from __future__ import annotations
 
@@ -40,24 +40,26 @@ class Like(StrEnum):
     HELIOS = "helios"
 
 
-_FORMAT = typer.Option(None, "--format", help="What FILE is; told from its first line if not given.")
-_TYPES = typer.Option("", "--gpu-types", help="GPU types beside those of the catalogue, such as mi50,k40.")
-_CLUSTER = typer.Option("", help="The cluster, such as t4:6x4,a100:2x8: its GPU types are known, and load is of it.")
+_FORMAT = typer.Option(None, "--format", help="Format of FILE. Default: detected from its first line.")
+_TYPES = typer.Option("", "--gpu-types", help="GPU types that the catalogue lacks, such as mi50,k40.")
+_CLUSTER = typer.Option(
+    "", help="The cluster, such as t4:6x4,a100:2x8. Its GPU types are known, and load is relative to it."
+)
 _PROFILES = typer.Option(None, help="Folder of measured tables, for the models of the workload.")
-_OUT = typer.Option(..., "--out", "-o", help="Where to write it: JSON if the name ends in .json, else CSV.")
+_OUT = typer.Option(..., "--out", "-o", help="File to write: JSON if its name ends in .json, else CSV.")
 
 
 @workload.command("import")
 def import_(
     file: Path | None = typer.Argument(None, help="A published trace, plain or gzip; see docs/admin/workloads.md."),
     out: Path = _OUT,
-    sacct: Path | None = typer.Option(None, help="What `sacct --parsable2` printed, instead of FILE."),
+    sacct: Path | None = typer.Option(None, help="Output of `sacct --parsable2`, instead of FILE."),
     trace: TraceName | None = _FORMAT,
     gpu_types: str = _TYPES,
-    begin_h: float = typer.Option(0.0, min=0, help="Leave out what comes before so many hours."),
-    hours: float | None = typer.Option(None, min=0, help="Keep so many hours from there on."),
+    begin_h: float = typer.Option(0.0, min=0, help="Leave out jobs submitted before this hour."),
+    hours: float | None = typer.Option(None, min=0, help="Keep jobs submitted within this many hours from there."),
 ) -> None:
-    """Turn a trace or a site's history into a workload."""
+    """Convert a trace or a site's history into a workload."""
     if (file is None) == (sacct is None):
         raise typer.BadParameter("give one of FILE and --sacct FILE")
     source = sacct if sacct is not None else file
@@ -71,17 +73,17 @@ def import_(
 @workload.command("generate")
 def generate_(
     out: Path = _OUT,
-    jobs: int = typer.Option(160, help="How many jobs."),
-    rate: float = typer.Option(20.0, help="Jobs per hour, in the mean."),
-    like: Like = typer.Option(Like.PHILLY, help="Whose sizes and durations."),
-    cv: float = typer.Option(1.0, help="Burstiness of arrivals: 1 is Poisson, more comes in bursts (gamma)."),
+    jobs: int = typer.Option(160, help="Number of jobs."),
+    rate: float = typer.Option(20.0, help="Mean number of jobs per hour."),
+    like: Like = typer.Option(Like.PHILLY, help="Cluster whose sizes and durations the jobs have."),
+    cv: float = typer.Option(1.0, help="Burstiness of arrivals: 1 is Poisson; with more, jobs come in bursts (gamma)."),
     models: bool = typer.Option(False, help="Adaptive trainings of known models instead of rigid jobs."),
-    max_gpus: int = typer.Option(64, help="Most GPUs that a job asks for."),
-    max_hours: float = typer.Option(float("inf"), help="Longest duration."),
-    users: int = typer.Option(10, help="How many users."),
-    seed: int = typer.Option(0, help="The same seed gives the same workload."),
+    max_gpus: int = typer.Option(64, help="Maximum number of GPUs that a job asks for."),
+    max_hours: float = typer.Option(float("inf"), help="Maximum duration."),
+    users: int = typer.Option(10, help="Number of users."),
+    seed: int = typer.Option(0, help="Random seed. The same seed gives the same workload."),
 ) -> None:
-    """Make up a workload, without any download."""
+    """Generate a workload, without any download."""
     settings = GeneratorSettings(jobs, rate, like.value, cv, max_gpus, max_hours * 3600, models, users, seed)
     _write(generate(settings), out)
 
@@ -94,7 +96,7 @@ def check(
     cluster: str = _CLUSTER,
     profiles: Path | None = _PROFILES,
 ) -> None:
-    """Say what is wrong with a workload, before anything runs. Exit status 0: nothing; 1: see what it says."""
+    """Check a workload before anything runs. Exit status 0: it is valid; 1: the output lists the problems."""
     found = read_workload(file, trace, [*_split(gpu_types), *_node_gpus(cluster)])
     if cluster or profiles is not None:
         _truth(found, cluster, profiles).check(found)
@@ -110,7 +112,7 @@ def show(
     profiles: Path | None = _PROFILES,
     as_json: bool = typer.Option(False, "--json", help="As one JSON object."),
 ) -> None:
-    """What is in a workload: jobs, span, GPUs, durations, load."""
+    """Show what is in a workload: jobs, span, GPUs, durations, load."""
     found = read_workload(file, trace, [*_split(gpu_types), *_node_gpus(cluster)])
     truth = _truth(found, cluster, profiles)
     node_gpus = _node_gpus(cluster)
@@ -128,7 +130,7 @@ def show(
 
 
 def _as_requested_s(job: WorkloadJob, truth: Truth, node_gpus: dict[str, int]) -> float | None:
-    """How long a training takes on what was asked for, of the first type that it can run on so."""
+    """Seconds that a training takes on the GPUs that its user asked for, of the first type on which it can run."""
     known = truth.of(job)
     for gpu_type, size in node_gpus.items():
         shape = packed(job.gpus, size)
@@ -152,10 +154,10 @@ def _table(found: Workload, summary: Summary, gpus: int | None) -> Table:
         what = "" if summary.timed == summary.jobs else f" ({summary.timed} jobs)"
         words = [f"p{part} {duration(seconds)}" for part, seconds in summary.durations_s.items()]
         table.add_row("durations" + what, ", ".join(words).replace("p100", "longest"))
-        load = f"{summary.gpu_hours:.0f} GPU-h, which keep {summary.load_gpus:.1f} GPUs busy while jobs come"
+        load = f"{summary.gpu_hours:.0f} GPU-h, which keep {summary.load_gpus:.1f} GPUs busy while jobs arrive"
         table.add_row("load", load + (f": {summary.load_gpus / gpus:.0%} of {gpus}" if gpus else ""))
     else:
-        table.add_row("durations", "depend on the cluster; name it with --cluster")
+        table.add_row("durations", "depend on the cluster; give it with --cluster")
     if found.source:
         table.add_row("source", found.source)
     return table

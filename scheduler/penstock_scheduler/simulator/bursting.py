@@ -1,18 +1,18 @@
 """A site with a cloud behind it, replayed job by job: rigid jobs on equal nodes, and the waiting policies of
 `burst.waiting`.
 
-Small, so that a trace of 80,000 jobs takes seconds and the whole cost-JCT frontier of a site a minute. It follows the
-event order of Starburst's public simulator to the last bit (docs/decisions/0006 tells why this is not the round loop).
-At each instant:
+A trace of 80,000 jobs takes seconds, and the whole cost-JCT frontier of a site takes a minute. The order of events is
+exactly that of Starburst's public simulator (docs/decisions/0006 explains why this is not the round loop). At each
+instant:
 
-1. jobs that end give their GPUs back, and reserved jobs that waited for just these begin;
-2. waits that end now end: into the cloud, even if GPUs came free at this very instant;
+1. jobs that end free their GPUs, and reserved jobs that waited for these ends begin;
+2. jobs whose wait ends now go to the cloud, even if GPUs are freed at this instant;
 3. jobs that arrive join the queue, or go to the cloud at once;
-4. the queue is walked in its order: up to the first that finds no room, or all of it (`out_of_order`);
-5. with `easy`, the first without room has GPUs reserved, and others pass it if they are gone by then;
-6. while the queue is longer than `max_queue`, its last job leaves.
+4. queued jobs start in their order, up to the first that does not fit, or all that fit (`out_of_order`);
+5. with `easy`, GPUs are reserved for the first job that does not fit, and others pass it if they end before;
+6. while the queue is longer than `max_queue`, its last job goes to the cloud.
 
-What the reference does and one would not expect is done too, in `paper` accounting, which is the default:
+By default, this also does what is unexpected in the reference:
 
 - a job that comes back from the cloud (star-wait) has its wait counted from its first arrival, so its first run is
   taken off before `patience` multiplies; and if it then goes to the cloud for good, its first run there costs nothing;
@@ -43,7 +43,7 @@ from penstock_scheduler.burst.waiting import CPUS_PER_GPU, Ask, Wait, WaitingPol
 from penstock_scheduler.errors import ConfigError
 
 Order = Literal["fifo", "sjf"]
-"""Of the queue: by arrival, or shortest first."""
+"""Order of the queue: by arrival, or shortest job first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class RigidJob:
 
     @property
     def cost_gpu_h(self) -> float:
-        """What it costs in the cloud, in GPU-hours."""
+        """Its cost in the cloud, GPU-hours."""
         return (self.gpus + self.cpus / CPUS_PER_GPU if self.cpus else self.gpus) * self.runtime_h
 
 
@@ -66,19 +66,19 @@ class SiteSpec:
     """The site and how it queues.
 
     Attributes:
-        nodes: how many, all alike.
+        nodes: number of nodes, all equal.
         gpus_per_node: GPUs of each.
-        fit: node for part of a node: the first with room, or the fullest.
+        fit: node for a part of a node: the first that has room, or the fullest one.
         order: of the queue.
-        out_of_order: whether jobs behind one that finds no room are tried.
+        out_of_order: whether jobs behind one that does not fit are tried.
         easy: EASY backfill instead.
-        max_queue: jobs that may wait; None: any number.
-        gravity_h: hours that each cloud run takes longer, and costs more, for its data.
+        max_queue: number of jobs that may wait; None: any number.
+        gravity_h: hours by which the transfer of data makes each cloud run longer and more expensive.
         corrected: see the module.
-        checkpoint_h: with `corrected`, hours between two checkpoints; None: jobs make none.
+        checkpoint_h: with `corrected`, hours between two checkpoints; None: jobs write none.
 
     Raises:
-        ConfigError: there are no GPUs, or both ways to pass others are on.
+        ConfigError: there are no GPUs, or both `out_of_order` and `easy` are on.
     """
 
     nodes: int
@@ -96,7 +96,7 @@ class SiteSpec:
         if self.nodes < 1 or self.gpus_per_node < 1:
             raise ConfigError(f"a site of {self.nodes} nodes with {self.gpus_per_node} GPUs: use at least 1 of each")
         if self.out_of_order and self.easy:
-            raise ConfigError("out_of_order and easy are two ways to pass a job that waits; choose one")
+            raise ConfigError("out_of_order and easy exclude each other; choose one")
 
 
 @dataclass(slots=True)
@@ -106,12 +106,12 @@ class _ReplayedJob:
     index: int
     job: RigidJob
     runtime_h: float
-    """What is left to run: less than the job's own after a return with a checkpoint."""
+    """Time that is left to run: less than the job's own after a return with a checkpoint."""
     deadline_h: float = math.inf
-    """When it would end if it began at the end of its wait. The wait's end is told from it, for so rounds the
-    reference."""
+    """When it would end if it began at the end of its wait. The end of the wait is computed from it, because the
+    reference rounds so."""
     came_h: float = 0.0
-    """When it came, or came back."""
+    """When it arrived, or returned."""
     returned: bool = False
     start_h: float = math.nan
     in_cloud: bool = False
@@ -153,10 +153,10 @@ class Outcomes:
 
 
 def replay(jobs: Sequence[RigidJob], policy: WaitingPolicy, spec: SiteSpec) -> Outcomes:
-    """Run a trace. Jobs must be in the order of their arrival.
+    """Replay a trace.
 
     Raises:
-        ConfigError: they are not.
+        ConfigError: jobs are not in the order of their arrival.
     """
     if any(later.arrival_h < job.arrival_h for job, later in itertools.pairwise(jobs)):
         raise ConfigError("jobs out of order; sort them by arrival")
@@ -171,7 +171,7 @@ class _Replay:
         self._back: deque[_ReplayedJob] = deque()
         self._free = [list(range(spec.gpus_per_node)) for _ in range(spec.nodes)]
         self._nodes_with = [0] * spec.gpus_per_node + [spec.nodes]
-        """How many nodes have so many free GPUs."""
+        """Number of nodes by free GPUs."""
         self._idle = spec.nodes * spec.gpus_per_node
         self._queue: list[tuple[float, int, _ReplayedJob]] = []
         self._new: list[tuple[float, int, _ReplayedJob]] = []
@@ -181,9 +181,9 @@ class _Replay:
         self._begun = 0
         self._active: dict[int, _ReplayedJob] = {}
         self._reserved: dict[int, tuple[_ReplayedJob, int]] = {}
-        """Index -> who has GPUs reserved, and whose end it waits for."""
+        """Index -> the job that has GPUs reserved, and the index of the job for whose end it waits."""
         self._held: list[set[int]] = [set() for _ in range(spec.nodes)]
-        """GPUs of each node that are reserved."""
+        """Reserved GPUs of each node."""
         self._first_run_gpu_h: dict[int, float] = {}
         self._freed = False
 
@@ -213,7 +213,7 @@ class _Replay:
 
     @staticmethod
     def _is_queued(entry: tuple[float, int, _ReplayedJob]) -> bool:
-        """Whether a wait is still on: a job that has begun, left or come back since has another one, or none."""
+        """Whether a wait is still on. A job that has started, left or returned since has another wait, or none."""
         return not entry[2].in_cloud and math.isnan(entry[2].start_h) and entry[2].expires_h == entry[0]
 
     # Ends, waits, arrivals.
@@ -253,7 +253,7 @@ class _Replay:
                 self._leave(run, run.expires_h)
 
     def _take_back(self, run: _ReplayedJob) -> None:
-        """It runs in the cloud for `t_max_h`, and then comes back."""
+        """The job runs in the cloud for `t_max_h` and then returns."""
         t_max_h = self._policy.t_max_h
         self._first_run_gpu_h[run.index] = run.job.cost_gpu_h / (run.job.runtime_h / t_max_h)
         run.came_h = run.expires_h + t_max_h
@@ -282,7 +282,7 @@ class _Replay:
             if wait_h is None:
                 self._leave(run, run.came_h)
                 continue
-            # The sums are the reference's: an end of a wait that is off by a bit falls to another event.
+            # Sums as in the reference: the end of a wait that differs in one bit falls to another event.
             if run.returned and not self._spec.corrected:
                 bare_h = self._policy.factor * run.job.gpus
                 late_h = run.job.arrival_h + bare_h + run.runtime_h - run.runtime_h - run.came_h
@@ -305,8 +305,7 @@ class _Replay:
     # Room.
 
     def _place(self, t: float) -> None:
-        """Serve the queue. Out of order and with nothing freed, only who is new can find room that was not there
-        before."""
+        """Start queued jobs. Out of order and with no GPUs freed since, only new jobs can fit."""
         if self._spec.out_of_order:
             tried = list(self._queue) if self._freed else sorted(self._new)
             for entry in tried:
@@ -339,7 +338,7 @@ class _Replay:
         self._begun += 1
 
     def _resize(self, node: int, gpus: int) -> None:
-        """Note that a node is about to have so many more free GPUs."""
+        """Note that a node is about to have `gpus` more free GPUs."""
         before = len(self._free[node])
         self._nodes_with[before] -= 1
         self._nodes_with[before + gpus] += 1
@@ -383,7 +382,7 @@ class _Replay:
             self._try(entry, t)
 
     def _reserve(self, run: _ReplayedJob) -> bool:
-        """Reserve GPUs for a job at the earliest end of a running one that leaves it just what it needs."""
+        """Reserve GPUs for a job at the earliest end of a running job that leaves exactly what it needs."""
         demands = self._demands(run.job.gpus)
         free = [[gpu for gpu in gpus if gpu not in held] for gpus, held in zip(self._free, self._held, strict=True)]
         for other in sorted(self._active.values(), key=lambda other: other.end_h):
@@ -445,20 +444,21 @@ class Figures:
     p90_jct: float
     p99_jct: float
     avg_wait: float
-    """All that is not the last run: a first run in the cloud that was lost counts as waiting."""
+    """Time before the last run; a first run in the cloud that was lost counts as waiting."""
     p90_wait: float
     p99_wait: float
     cluster_utilization: float
     system_utilization: float
     cloud_jobs: int
-    """Of all jobs, without regard to warm-up."""
+    """Of all jobs, also those of warm-up and cool-down."""
 
 
 def figures(outcomes: Outcomes, warmup_jobs: int = 0) -> Figures:
-    """The figures as the reference counts them: the first jobs are left out, and as many of the last but one.
+    """The figures as the reference counts them: without the first `warmup_jobs`, and without as many of the last but
+    one.
 
     Raises:
-        ConfigError: nothing is left.
+        ConfigError: no jobs are left.
     """
     total = len(outcomes.jobs)
     if not 0 <= 2 * warmup_jobs < total:
@@ -471,7 +471,7 @@ def figures(outcomes: Outcomes, warmup_jobs: int = 0) -> Figures:
     start, ran, cloud = np.array(outcomes.start_h), np.array(outcomes.ran_h), np.array(outcomes.cloud)
     inside = np.maximum(np.minimum(start + ran, end_h) - np.maximum(start, begin_h), 0.0) * gpus
     wait, jct = (start - arrival)[counted], (ran + start - arrival)[counted]
-    # One by one, in their order: the reference's sum to the last bit.
+    # One by one in their order, as the reference sums, to the last bit.
     cost = sum(outcomes.cost_gpu_h[index] for index in counted)
     hours = max(end_h - begin_h, 1e-12)
     capacity = outcomes.spec.nodes * outcomes.spec.gpus_per_node * hours

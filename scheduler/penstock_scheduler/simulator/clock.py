@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 
 class SimulatedClock:
-    """Time that passes only by `sleep`.
+    """Time that passes only in `sleep`.
 
-    `next_event_s` says when there is something to see before the sleep is over; None: sleeps are never cut short.
+    `next_event_s` tells when something happens that ends a sleep early; None: sleeps are never cut short.
     """
 
     def __init__(self, start_s: float = 0.0) -> None:
@@ -21,7 +21,7 @@ class SimulatedClock:
         return self._now_s
 
     def sleep(self, seconds: float) -> None:
-        """Jump ahead; an infinite sleep in which nothing ever happens is none."""
+        """Jump ahead. An infinite sleep in which nothing ever happens takes no time."""
         until_s = self._now_s + seconds
         if self.next_event_s is not None:
             until_s = min(until_s, max(self.next_event_s(), self._now_s))

@@ -1,5 +1,4 @@
-"""What goes wrong on a real cluster, as plain data, and its draws: deterministic by seed, whatever the order of
-asking."""
+"""What goes wrong on a real cluster. Random numbers depend on the seed, and not on the order of the calls."""
 
 from __future__ import annotations
 
@@ -15,25 +14,25 @@ from penstock_scheduler.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Disturbances:
-    """All of them off, unless said. Raises ConfigError for a number out of its range."""
+    """All are off by default. Raises ConfigError for a number out of its range."""
 
     interference: float = 0.0
     """Share of its speed that a job on several nodes loses while another such job shares one of them, in [0, 1).
-    Sia's and Pollux's simulators have 0; Pollux's evaluation tries up to 0.5."""
+    Sia's and Pollux's simulators use 0. Pollux's evaluation tries up to 0.5."""
     straggler_share: float = 0.0
-    """Share of starts that get a slow GPU or node, in [0, 1]; the whole job waits for it."""
+    """Share of starts that get a slow GPU or node, in [0, 1]. The whole job then waits for it."""
     straggler_slowdown: float = 1.5
-    """How many times as long such a job's steps take, in the median, > 1; the excess over 1 is lognormal."""
+    """Median factor on the time of such a job's steps, > 1; the excess over 1 is lognormal."""
     straggler_spread: float = 0.5
     """Standard deviation of the logarithm of that excess, >= 0."""
     node_mtbf_h: float | None = None
     """Mean hours between two failures of a node, > 0, exponential; None: nodes do not fail."""
     node_repair_h: float = 1.0
-    """Mean hours that a failed node is away, > 0, exponential."""
+    """Mean hours until a failed node is repaired, > 0, exponential."""
     profiling_gpu_s: float = 0.0
     """GPU-seconds that a job's first profile on each GPU type costs, >= 0. Sia's paper: less than 20."""
     estimation_error: float = 0.0
-    """Standard deviation of the logarithm of what a job measures over what is true, >= 0."""
+    """Standard deviation of the logarithm of measured over true step times, >= 0."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -54,7 +53,7 @@ class Disturbances:
                 raise ConfigError(f"{name}={getattr(self, name)!r} is out of its range; see `Disturbances`")
 
     def straggler(self, job: str, start: int) -> float:
-        """How many times as long the steps of a job's `start`-th run take: 1 if it has no straggler, else more."""
+        """Factor on the time of the steps of a job's `start`-th run: 1 without a straggler, else more."""
         if self.straggler_share == 0:
             return 1.0
         random = draw(self.seed, "straggler", job, start)
@@ -63,7 +62,7 @@ class Disturbances:
         return float(1 + (self.straggler_slowdown - 1) * math.exp(self.straggler_spread * random.standard_normal()))
 
     def failures(self, node: str, until_s: float) -> Iterator[tuple[float, float]]:
-        """(when it fails, when it is back) of a node, ascending, from 0 s on; none begins after `until_s`."""
+        """(when it fails, when it is repaired) for each failure of a node from 0 s to `until_s`, ascending."""
         if self.node_mtbf_h is None:
             return
         random, now_s = draw(self.seed, "node", node), 0.0
@@ -75,16 +74,16 @@ class Disturbances:
             yield fails_s, now_s
 
     def measured(self, true: float, job: str, report: int) -> float:
-        """What a job's `report`-th measurement of a time says of it."""
+        """A job's `report`-th measurement of a time whose true value is `true`."""
         if self.estimation_error == 0:
             return true
         return true * math.exp(self.estimation_error * draw(self.seed, "measured", job, report).standard_normal())
 
     def profiling_s(self, gpus: int, gpu_types: int) -> float:
-        """Seconds that a job on `gpus` GPUs first spends on profiles of so many types."""
+        """Seconds that a job on `gpus` GPUs first spends on profiles of `gpu_types` types."""
         return self.profiling_gpu_s * gpu_types / gpus
 
 
 def draw(seed: int, *what: str | int) -> np.random.Generator:
-    """Random numbers of their own for each `what`, so that asking for one changes no other."""
+    """A random generator of its own for each `what`, so that no draw changes another."""
     return np.random.default_rng([seed, zlib.crc32("\0".join(map(str, what)).encode())])

@@ -1,7 +1,7 @@
-"""What the pictures of a report show, as numbers: the page and the PNGs draw the same ones.
+"""What the pictures of a report show, as numbers. The page and the PNGs draw the same numbers.
 
-Over seeds each line is a mean, and its band the 95 % confidence interval of that mean by Student's t, point by point;
-with one seed there is no band. Times are cut into equal bins, of which the mean over time counts.
+Over seeds each line is a mean, and its band is the 95 % confidence interval of that mean by Student's t, point by
+point. With one seed there is no band. Time axes are cut into equal bins; a point is the mean over its bin.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ BINS = 300
 """Points of a line."""
 
 HOURS_FROM_S = 3 * 3600.0
-"""Length from which times are in hours, else in minutes."""
+"""From this length on, time axes are in hours, else in minutes."""
 
-SHARED = "Where jobs share GPUs, one covers the other, and which of a node's GPUs it is has been made up."
+SHARED = "Where jobs share GPUs, one covers the other. The numbers of a node's GPUs are assumed."
 
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8A8A8A", "#B8A800")
-"""Of Okabe and Ito (2008), told apart with any kind of colour vision; their black is grey and their yellow darker here,
-for both the light and the dark page."""
+"""Okabe and Ito (2008), for any kind of colour vision. Black is grey and yellow is darker here, for the light and the
+dark page."""
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """Of one policy; `low` and `high` bound its band, None without one."""
+    """The line of one policy. `low` and `high` bound its band; None: there is none."""
 
     policy: str
     mean: FloatArray
@@ -49,23 +49,23 @@ class Lines:
     """A picture of lines."""
 
     name: str
-    """Of its file."""
+    """Name of its file."""
     title: str
     about: str
     x_label: str
     y_label: str
     x: FloatArray
-    """One for each point of every line."""
+    """The points of all lines."""
     lines: tuple[Line, ...]
     most: float | None = None
-    """Largest value that is possible; None: unbounded. The least is 0."""
+    """Largest possible value; None: unbounded. The least is 0."""
     ticks: tuple[tuple[float, str], ...] | None = None
-    """Of a logarithmic axis: where, and what to write there; None: the axis is linear."""
+    """(place, label) on a logarithmic axis; None: the axis is linear."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A mean, and half of its confidence interval, None if it has none."""
+    """A mean and half of its confidence interval; None: there is none."""
 
     policy: str
     mean: float
@@ -74,7 +74,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Bars:
-    """One figure of all policies that have it."""
+    """A figure of all policies that have it."""
 
     label: str
     """With its unit."""
@@ -90,7 +90,7 @@ COMPARED = {
     "gpu_h_per_job": ("GPU-hours a job", 1.0),
     "utilisation": ("GPUs in use, % of the time", 100.0),
 }
-"""Figures of a summary that are drawn side by side: (label, factor)."""
+"""Figure of a summary -> (label, factor), for the bars."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,21 +99,21 @@ class Figures:
 
     heading: str
     colours: Mapping[str, str]
-    """Of the policies."""
+    """Policy -> colour."""
     seeds: int
-    """Most that a policy has."""
+    """Largest number of seeds of a policy."""
     comparison: tuple[Bars, ...]
     lines: tuple[Lines, ...]
     gantts: tuple[History, ...]
-    """Of each policy's first seed."""
+    """The first seed of each policy."""
     unit: tuple[str, float]
-    """Name of the time axes' unit, and its seconds."""
+    """(name, seconds) of the time axes' unit."""
     end_s: float
     """Where time axes end."""
 
 
 def figures(results: Sequence[SeedResult], document: Mapping[str, Any]) -> Figures:
-    """All pictures, from all simulations and their summary (`results.over_seeds`)."""
+    """The numbers of all pictures, from all simulations and their summary (`results.over_seeds`)."""
     histories: dict[str, list[History]] = {}
     for result in results:
         simulation = result.simulation
@@ -136,7 +136,7 @@ def figures(results: Sequence[SeedResult], document: Mapping[str, Any]) -> Figur
 
 
 def _comparison(policies: Mapping[str, Any]) -> tuple[Bars, ...]:
-    """Policy against policy."""
+    """The bars that compare policies."""
     found = []
     for key, (label, factor) in COMPARED.items():
         bars = tuple(
@@ -163,8 +163,16 @@ def _over_time(histories: Mapping[str, Sequence[History]], end_s: float, unit: t
         return Lines(name, title, about, f"{unit[0]} since the start", y_label, middles, lines)
 
     return (
-        over_time("queue", "Jobs that wait for GPUs", "Submitted, not ended, and without GPUs.", "jobs", History.queue),
-        over_time("utilisation", "GPUs in use", "Held by jobs.", "% of all GPUs", History.utilisation),
+        over_time(
+            "queue",
+            "Jobs that wait for GPUs",
+            "Jobs that were submitted, have not ended and hold no GPUs.",
+            "jobs",
+            History.queue,
+        ),
+        over_time(
+            "utilisation", "GPUs in use", "Share of all GPUs that jobs hold.", "% of all GPUs", History.utilisation
+        ),
         over_time(
             "goodput",
             "Goodput: work that gets done",
@@ -196,7 +204,7 @@ def _done_within(results: Sequence[SeedResult]) -> Lines:
     return Lines(
         "completion-times",
         "How soon jobs are done",
-        "Share of the jobs that took at most so long from submission to end.",
+        "Share of the jobs that took at most this long from submission to end.",
         "from submission to end",
         "% of the jobs",
         x,
@@ -210,7 +218,7 @@ TIMES = (
     (1, "1 s"), (10, "10 s"), (60, "1 min"), (300, "5 min"), (900, "15 min"), (3600, "1 h"), (4 * 3600, "4 h"),
     (12 * 3600, "12 h"), (48 * 3600, "2 days"), (7 * 86400, "1 week"), (28 * 86400, "4 weeks"),
 )  # fmt: skip
-"""Of a logarithmic axis of seconds."""
+"""(seconds, label) on the logarithmic axis of times."""
 
 
 def _line(policy: str, seeds: Sequence[FloatArray], most: float | None) -> Line:
@@ -223,7 +231,7 @@ def _line(policy: str, seeds: Sequence[FloatArray], most: float | None) -> Line:
 
 
 def binned(series: Sequence[tuple[float, float]], edges: FloatArray) -> FloatArray:
-    """Means over each bin of a step function, given as (from when on, value) and 0 before."""
+    """Mean in each bin of a step function, which is given as (from when on, value) and is 0 before."""
     if not series:
         return np.zeros(len(edges) - 1)
     times = np.array([at_s for at_s, _ in series])
@@ -236,7 +244,7 @@ def binned(series: Sequence[tuple[float, float]], edges: FloatArray) -> FloatArr
 
 
 def history(nodes: Sequence[Node], jobs: Sequence[SimulatedJob], end_s: float, title: str, note: str = "") -> History:
-    """What happened, with the GPUs of each node numbered as jobs took them: the lowest that the fewest others have."""
+    """What happened. Jobs get the GPU numbers of a node that the fewest other jobs have, the lowest first."""
     users = {node.name: [0] * node.gpus for node in nodes}
     spans: dict[str, list[Span]] = {job.id: [] for job in jobs}
     held: list[tuple[float, int, dict[str, tuple[int, ...]]]] = []
@@ -269,7 +277,7 @@ def _seen(job: SimulatedJob, spans: tuple[Span, ...]) -> JobHistory:
     reached = [*(run.progress for run in job.runs[1:]), job.progress]
     for run, after in zip(job.runs, reached, strict=True):
         goodput += [(at_s, rate / job.work) for at_s, rate in run.rates]
-        if not run.rates and run.end_s > run.ready_s:  # nobody looked while it trained: what it did in the mean
+        if not run.rates and run.end_s > run.ready_s:  # not observed while it trained: its mean rate
             goodput.append((run.ready_s, max(after - run.progress, 0.0) / (run.end_s - run.ready_s) / job.work))
         goodput.append((run.end_s, 0.0))
     low, high = job.spec.min_gpus, job.spec.max_gpus

@@ -1,4 +1,4 @@
-"""What a waiting budget buys: cloud cost against completion time, for P = 0 to 100 %, on a site's own trace.
+"""Cloud cost against completion time for each waiting budget P = 0 to 100 %, on a site's own trace.
 
 `penstock simulate --cloud` replays the trace (`penstock_scheduler.simulator.bursting`) once for each budget and each
 way to wait.
@@ -18,10 +18,10 @@ from penstock_scheduler.simulator.bursting import RigidJob, SiteSpec, figures, r
 from penstock_scheduler.simulator.workloads import Workload
 
 BUDGETS = (0, 5, 10, 15, 20, 25, 30, 40, 50, 60, 80, 100)
-"""Percent of the mean running time that jobs may wait on average."""
+"""Waiting budgets, as a percentage of the mean running time that jobs may wait on average."""
 
 MOST_WARMUP = 5000
-"""Jobs at either end that do not count, at most; a twentieth of a short trace. The paper's traces leave out as many."""
+"""Most jobs at either end of a trace that do not count, as in the paper; for a short trace a twentieth of its jobs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ WAYS: dict[str, tuple[Wait, dict[str, Any]]] = {
     "compute-wait, EASY, SJF": (Wait.COMPUTE, {"easy": True, "order": "sjf"}),
     "constant-wait": (Wait.CONSTANT, {}),
 }
-"""What is compared: Starburst's own choice, ours, and what is usual."""
+"""Ways to wait that are compared: Starburst's choice, Penstock's, and the usual one."""
 
 
 def rigid_jobs(workload: Workload) -> list[RigidJob]:
@@ -79,13 +79,13 @@ def frontier(
     budgets: Sequence[float] = BUDGETS,
     on_point: Callable[[Point], None] = lambda point: None,
 ) -> list[Point]:
-    """A point for each way to wait and each budget. The averages that turn a budget into waits are those of the trace.
+    """A point for each way to wait and each budget. The trace's averages turn a budget into waits.
 
     Raises:
         ConfigError: there are no jobs.
     """
     if not jobs:
-        raise ConfigError("no jobs: nothing to compare; give a trace with some")
+        raise ConfigError("the workload has no jobs to compare; give a trace with some")
     averages = Averages(
         len(jobs), sum(job.runtime_h for job in jobs) / len(jobs), sum(job.gpus for job in jobs) / len(jobs)
     )
@@ -116,7 +116,7 @@ WIDTH, HEIGHT, LEFT, TOP = 860, 440, 80, 24
 
 
 def frontier_page(points: Sequence[Point], title: str) -> str:
-    """The frontier as one page: a chart and its table, with nothing to load."""
+    """The frontier as one page that opens offline: a chart and its table."""
     ways = list(dict.fromkeys(point.way for point in points))
     most_usd = max(point.usd for point in points) * 1.05 or 1.0
     low_h, high_h = min(p.avg_jct_h for p in points), max(p.avg_jct_h for p in points)

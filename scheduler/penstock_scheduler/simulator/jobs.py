@@ -12,7 +12,8 @@ from penstock_profiles.matrix import Configurations, best_batches
 from penstock_profiles.noise import GradientNoise
 from penstock_profiles.sensitivity import SensitivityProfile
 from penstock_scheduler.model import Job, JobId, JobSpec, Placement
-from penstock_scheduler.simulator.truth import JobTruth, Measurement, Shape, advance, rate_at
+from penstock_scheduler.simulator.model_truth import Shape
+from penstock_scheduler.simulator.truth import JobTruth, Measurement, advance, rate_at
 
 
 class Learner(Protocol):

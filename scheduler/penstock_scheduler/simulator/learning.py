@@ -1,4 +1,4 @@
-"""What the scheduler of a simulation knows of each job: what it would know on a real cluster, and no more."""
+"""What the scheduler of a simulation knows of each job: the same as on a real cluster."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from penstock_scheduler.simulator.jobs import SimulatedJob
 from penstock_scheduler.simulator.truth import Measurement, ModelledJob
 
 ARTIFACT_NAMES = {"t4": "aws", "v100": "azure", "a100": "dgx-ext", "rtx6000": "quad"}
-"""What Sia's artifact calls GPU types; it asks them in the order of these names."""
+"""GPU type -> its name in Sia's artifact, which tries types in the order of these names."""
 
 
 class LearnedModels:
-    """The `ModelSource` of a simulation: what each job's learner knows; of a job without one what its job spec says."""
+    """The `ModelSource` of a simulation: what each job's learner knows, or else what its job spec says."""
 
     def __init__(self, jobs: Mapping[JobId, SimulatedJob], restart_costs_s: Mapping[JobId, float], specs: SpecModels):
         self._jobs, self._restart_costs_s, self._specs = jobs, restart_costs_s, specs
 
     def facts(self, jobs: Sequence[Job], gpu_types: Iterable[str]) -> dict[JobId, JobFacts]:
-        """See `ports.ModelSource`. How a job scales counts as unknown throughout, so that it grows step by step.
+        """See `ports.ModelSource`. How a job scales always counts as unknown, so that jobs grow step by step.
 
-        What is left of a training is known once it has begun: then it says how far it is, and when it is done.
+        The work that is left of a training is known once it has begun: then it reports its progress.
         """
         said = self._specs.facts([job for job in jobs if self._jobs[job.id].learner is None], gpu_types)
         known = {}
@@ -60,7 +60,7 @@ class LearnedModels:
 
 
 class FittedLearner:
-    """A job that learns from its own runs (`JobModel`); `profiled`: and has been on one GPU of each type before it
+    """A job that learns from its own runs (`JobModel`). `profiled`: it was profiled on one GPU of each type before it
     comes."""
 
     def __init__(
@@ -81,7 +81,7 @@ class FittedLearner:
         prior = None
         if spec.model_family is not None and (family := families.get(spec.model_family)) is not None and family.gpus:
             prior = family.estimator(self._initial, largest, spec.fixed_batch)
-        known = None if profiled else families  # for types that it has not run on yet
+        known = None if profiled else families  # for types on which it has not run yet
         self._model = JobModel(self._initial, largest, fixed_batch=spec.fixed_batch, prior=prior, families=known)
         runs_on = {gpu_type: found for gpu_type in gpu_types if (found := truth.profile(gpu_type))}
         self._types = sorted(runs_on.keys() - (prior.models.keys() if prior is not None else set()))
@@ -103,7 +103,8 @@ class FittedLearner:
         return tuple(gpu_type for gpu_type in self._types if gpu_type not in self._model.measured)
 
     def saw(self, gpu_type: str, seen: Measurement | None, noise: GradientNoise | None) -> None:
-        """See `Learner`. What is measured without error is taken in once. Where it runs, a job knows what fits."""
+        """See `Learner`. A measurement without error counts once. A job knows the largest batch size of the types on
+        which it runs."""
         if seen is not None and (key := (gpu_type, *seen[:3])) not in self._measured:
             if self._disturbances.estimation_error == 0:
                 self._measured.add(key)
@@ -123,14 +124,14 @@ class FittedLearner:
 
 @dataclass(frozen=True, slots=True)
 class Donated:
-    """An estimator that knows some types, and takes others for multiples of them: of Sia's artifact."""
+    """An estimator that knows some GPU types, and takes others for multiples of them, as Sia's artifact does."""
 
     own: TrainingEstimator
     donors: Mapping[str, tuple[str, float, int]]
-    """GPU type -> (donor, how many times as fast, GPUs of the donor's nodes)."""
+    """GPU type -> (donor, speed relative to the donor, GPUs of the donor's nodes)."""
 
     def goodput(self, gpu_type: str, nodes: IntArray, gpus: IntArray) -> FloatArray:
-        """See `Estimator`; of as many GPUs of the donor, packed."""
+        """See `Estimator`. For a type with a donor: that of as many packed GPUs of the donor."""
         if gpu_type not in self.donors:
             return self.own.goodput(gpu_type, nodes, gpus)
         donor, faster, node_gpus = self.donors[gpu_type]
@@ -145,12 +146,12 @@ class Donated:
 
 
 class ArtifactLearner:
-    """What Sia's artifact knows of a job, in its simulator; docs/admin/simulator.md names the differences.
+    """What Sia's artifact knows of a job in its simulator; docs/measurements/simulator.md names the differences.
 
-    Nothing until it runs, but how fast one GPU of each type is, at its largest batch, relative to another. A type on
-    which it has run is fitted by itself; of any other the first type in the order of `ARTIFACT_NAMES` on which it has
-    run is the donor. The scheduler takes the batch that the trace's user had tuned for the largest; the job knows
-    better.
+    Before a job runs, only the relative speed of one GPU of each type at its largest batch size is known. A type on
+    which it has run has a fit of its own. For any other type, the donor is the first type in the order of
+    `ARTIFACT_NAMES` on which it has run. The scheduler takes the batch size that the trace's user had tuned for the
+    largest; the job knows the true one.
     """
 
     def __init__(self, truth: ModelledJob, tuned_batch: int, node_gpus: Mapping[str, int]) -> None:
@@ -170,16 +171,16 @@ class ArtifactLearner:
 
     @property
     def unmeasured(self) -> tuple[str, ...]:
-        """See `Learner`: nothing, for the artifact has no rounds for that."""
+        """See `Learner`: nothing, because the artifact has no such rounds."""
         return ()
 
     @property
     def estimator(self) -> AnyEstimator:
         """See `Learner`: with the tuned batch as the largest."""
-        return self._learnt()[0]
+        return self._learned()[0]
 
     def saw(self, gpu_type: str, seen: Measurement | None, noise: GradientNoise | None) -> None:
-        """See `Learner`. Of each shape and batch the first report counts."""
+        """See `Learner`. The first report for each shape and batch size counts."""
         if seen is not None and (key := (gpu_type, *seen[:3])) not in self._measured:
             self._measured.add(key)
             observations = self._observations.setdefault(gpu_type, Observations())
@@ -194,9 +195,9 @@ class ArtifactLearner:
     @property
     def own_estimator(self) -> AnyEstimator:
         """See `Learner`: up to the largest batch of the application."""
-        return self._learnt()[1]
+        return self._learned()[1]
 
-    def _learnt(self) -> tuple[AnyEstimator, AnyEstimator]:
+    def _learned(self) -> tuple[AnyEstimator, AnyEstimator]:
         if self._estimators is None:
             self._estimators = self._known_up_to(self._tuned), self._known_up_to(self._truth.model.max_batch)
         return self._estimators
@@ -205,7 +206,7 @@ class ArtifactLearner:
         model, noise = self._truth.model, self._noise or GradientNoise(1.0, 0.0)
         donor = next((gpu_type for gpu_type in self._order if gpu_type in self._fits), None)
         steps = self._fits
-        if donor is None:  # it never ran: `blind_start` asks no model, and the batch is the initial one
+        if donor is None:  # it never ran: `blind_start` needs no model, and the batch size is the initial one
             steps = {gpu_type: _perfect(1 / speed) for gpu_type, speed in self._speeds.items()}
         own = TrainingEstimator(
             models={name: GpuModel(step, model.max_atomic_batch(name, (1,))) for name, step in sorted(steps.items())},

@@ -1,4 +1,4 @@
-"""What a simulation is judged by: a row for each job, a row for each look at the cluster, and a summary."""
+"""Figures of a simulation: a row for each job, and a summary."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from penstock_scheduler.simulator.run import Scenario, Simulation
 from penstock_scheduler.simulator.truth import JobTruth, ModelledJob, packed
 
 SLICE_S = 60.0
-"""Training after which a user has seen whether a job works: a slice of Gandiva's."""
+"""Training after which a user has seen whether a job works: a time slice of Gandiva."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobRow:
-    """A job, after the simulation. None: it did not get that far. Times in s since the start of the workload."""
+    """A job after the simulation. None: it did not get that far. Times are in seconds since the start of the
+    workload."""
 
     id: str
     name: str
@@ -33,25 +34,25 @@ class JobRow:
     queue_s: float
     """Time without GPUs, before its start and between its runs, and while it was suspended."""
     gpu_hours: float
-    """While it was not suspended. Two jobs that run on one GPU at once both have theirs in full."""
+    """GPUs times hours in which it was not suspended. Two jobs that run on one GPU at once both count in full."""
     restarts: int
     resumes: int
-    """Times that it went on after it was suspended."""
+    """Times that it was resumed after it was suspended."""
     feedback_s: float | None
-    """From submission until it had trained for a minute (where jobs share, for a slice), or ended sooner: its user sees
-    whether it works."""
+    """Time from submission until it had trained for a minute (where jobs share GPUs, for a time slice), or ended
+    sooner. By then its user sees whether it works."""
     failures: int
     contention: float | None
-    """Jobs in the cluster while it was there, itself included, in the mean over time."""
+    """Mean number of jobs in the cluster while it was there, itself included."""
     ftf_rho: float | None
-    """Finish-time fairness: `jct_s` over what it would take alone on its fair share; above 1 is unfair."""
+    """Finish-time fairness: `jct_s` over the time that it would take alone on its fair share. Above 1 is unfair."""
     cost: float | None
     """Its GPU-hours at their prices; None without prices."""
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A simulation in numbers. Means over jobs are of those that ended; None where there is none."""
+    """A simulation in numbers. Means over jobs are of the jobs that ended. None: there are none."""
 
     jobs: int
     ended: int
@@ -65,35 +66,35 @@ class Summary:
     queue_h: float
     """Mean time without GPUs."""
     feedback_min: float | None
-    """Mean `feedback_s`, of those that came so far."""
+    """Mean `feedback_s`, of the jobs that came so far, in minutes."""
     suspends_per_job: float | None
-    """None where the policy lets no jobs share."""
+    """None if the policy lets no jobs share GPUs."""
     packs: int | None
-    """Pairs of jobs that ran on GPUs at the same time. None likewise."""
+    """Pairs of jobs that ran on the same GPUs at the same time. None as above."""
     packs_at_a_loss: int | None
-    """Those of them of which both together did less than in turns. None likewise."""
+    """Such pairs whose jobs did less together than in time slices. None as above."""
     worst_ftf: float | None
     unfair_share: float | None
-    """Of the jobs, those whose `ftf_rho` is above 1."""
+    """Share of the jobs whose `ftf_rho` is above 1."""
     utilisation: float
-    """GPU-hours held, of those that there were until the end; a GPU that jobs share counts once."""
+    """Share of all GPU-hours until the end that jobs held. A GPU that jobs share counts once."""
     contention: float
-    """Jobs in the cluster, mean over time while there is one."""
+    """Mean number of jobs in the cluster, over the time in which there is any."""
     max_contention: int
     failures: int
     cost: float | None
     rounds: int
     failed_rounds: int
     cpu_s: float
-    """CPU seconds that simulating took: the only figure that two equal simulations may differ in."""
+    """CPU seconds that the simulation took: the only figure that may differ between two equal simulations."""
 
 
 def job_rows(simulation: Simulation, prices: Mapping[str, float] | None = None) -> list[JobRow]:
-    """One for each job of the workload, in its order.
+    """A row for each job of the workload, in its order.
 
     Args:
         simulation: finished or interrupted.
-        prices: of a GPU-hour, by type; a type that is not there costs nothing.
+        prices: GPU type -> price of a GPU-hour; other types cost nothing.
     """
     contention = _Contention(simulation)
     until_s = [_until_s(job, simulation) for job in simulation.jobs]
@@ -149,10 +150,11 @@ def summarise(simulation: Simulation, rows: list[JobRow]) -> Summary:
 
 
 def isolated_s(job: SimulatedJob, scenario: Scenario, gpu_type: str, gpus: float) -> float:
-    """How long a job takes alone on so many GPUs of a type, with one start and its best batch; infinite: it cannot.
+    """Seconds that a job takes alone on `gpus` GPUs of a type, with one start and its best batch size; infinite: it
+    cannot run.
 
-    Between whole numbers linear; below one GPU it gets the one for a share of the time. A job of a fixed number of GPUs
-    gets these, for a share of the time if they are more.
+    Linear between whole numbers of GPUs. Below the fewest GPUs that the job needs, it gets those for a share of the
+    time.
     """
     least, most = job.spec.min_gpus, job.spec.max_gpus
     if gpus < least:
@@ -186,14 +188,14 @@ def _alone_s(job: SimulatedJob, gpu_type: str, shape: tuple[int, ...]) -> float:
 
 
 def _until_s(job: SimulatedJob, simulation: Simulation) -> float:
-    """When it left, or the simulation did."""
+    """When the job ended, or else the simulation."""
     return job.finish_s if job.finish_s is not None else max(simulation.end_s, job.submit_s)
 
 
 def _job_row(
     job: SimulatedJob, simulation: Simulation, until_s: float, mean: float | None, prices: Mapping[str, float] | None
 ) -> JobRow:
-    """`mean`: contention until then; None: it was there for no time."""
+    """`mean`: mean contention until `until_s`; None: the job was there for no time."""
     held_s = sum(run.end_s - run.start_s for run in job.runs)
     suspended_s = _suspended_s(job, simulation)
     used = 1 - suspended_s / held_s if held_s else 1.0
@@ -222,7 +224,7 @@ def _job_row(
 
 
 def _suspended_s(job: SimulatedJob, simulation: Simulation) -> float:
-    """Time in which it was suspended. It is told in whole looks, so that of a job that runs now a minute may be
+    """Time in which it was suspended. It is known at observations only, so up to a minute of a running job may be
     missing."""
     if simulation.agents is None:
         return 0.0
@@ -231,7 +233,7 @@ def _suspended_s(job: SimulatedJob, simulation: Simulation) -> float:
 
 
 def _feedback_s(job: SimulatedJob, simulation: Simulation) -> float | None:
-    """From submission to the end of its first slice, which is that of the agents where jobs share."""
+    """From submission to the end of its first time slice, as the agents count it where jobs share GPUs."""
     ended_s = None if job.finish_s is None else job.finish_s - job.submit_s
     if simulation.agents is not None:
         first_s = simulation.agents.first_slice_s.get(job.id)
@@ -246,8 +248,7 @@ def _feedback_s(job: SimulatedJob, simulation: Simulation) -> float | None:
 
 
 def _fair_s(job: SimulatedJob, scenario: Scenario, contention: float) -> float:
-    """Sia's sum over g of P(g) JCT_isolated(g): alone on 1 / `contention` of the GPUs, of type g by its share of them
-    all.
+    """Sia's sum over g of P(g) JCT_isolated(g): alone on 1 / `contention` of the GPUs, P(g) being the share of type g.
 
     Types on which the job cannot run do not count.
     """
@@ -262,7 +263,7 @@ def _fair_s(job: SimulatedJob, scenario: Scenario, contention: float) -> float:
 
 
 class _Contention:
-    """How many jobs are in the cluster over time."""
+    """Number of jobs in the cluster over time."""
 
     def __init__(self, simulation: Simulation) -> None:
         changes: dict[float, int] = {}
@@ -280,7 +281,7 @@ class _Contention:
         self.most = int(self._counts.max(initial=0))
 
     def means(self, begins_s: list[float], ends_s: list[float]) -> list[float | None]:
-        """Over each time from the first to the second; None if it is none."""
+        """Mean over each interval; None for an empty interval."""
         begins, ends = np.array(begins_s), np.array(ends_s)
         lengths = ends - begins
         means = (self._until(ends) - self._until(begins)) / np.where(lengths > 0, lengths, 1.0)

@@ -1,4 +1,4 @@
-"""The report of a simulation: one HTML page for who runs the cluster, which opens offline."""
+"""The report of a simulation: one HTML page that opens offline."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ ROWS = {
     "restarts_per_job": ("Restarts a job", 1, ".2f"),
     "suspends_per_job": ("Times that a job was suspended", 1, ".1f"),
     "packs": ("Pairs of jobs that ran on one GPU at once", 1, ".0f"),
-    "packs_at_a_loss": ("of them, pairs that did less than in turns", 1, ".0f"),
+    "packs_at_a_loss": ("Pairs among them that did less than in time slices", 1, ".0f"),
     "utilisation": ("GPUs in use, % of the time", 100, ".1f"),
     "contention": ("Jobs in the cluster, on average", 1, ".1f"),
-    "unfair_share": ("Jobs that a fair share of their own would have served better, %", 100, ".1f"),
-    "worst_ftf": ("The worst of them took times as long as there", 1, ".2f"),
-    "failures": ("Times that a node failed under a job", 1, ".1f"),
+    "unfair_share": ("Jobs that would have been faster on a fair share of their own, %", 100, ".1f"),
+    "worst_ftf": ("Slowest of these: times its time on a fair share", 1, ".2f"),
+    "failures": ("Node failures under jobs", 1, ".1f"),
     "cost": ("Cost of the GPU-hours", 1, ".2f"),
 }
-"""Figure of a summary -> what an admin reads, factor, format."""
+"""Figure of a summary -> (label, factor, format)."""
 
 
 MOST_RUNS = 4000
-"""Bars of one Gantt chart that a browser draws in no time."""
+"""Bars of one Gantt chart that a browser still draws at once."""
 
 
 def render(drawn: Figures, document: Mapping[str, Any]) -> str:
@@ -49,7 +49,7 @@ def render(drawn: Figures, document: Mapping[str, Any]) -> str:
             "(Student's t); pictures of GPUs are of the first seed."
         )
     else:
-        notes.append("One seed, so no confidence intervals: with --seeds 5 there are some.")
+        notes.append("One seed, so there are no confidence intervals; use --seeds 5 for some.")
     parts = [f"<h1>{escape(drawn.heading)}</h1>", _verdict(policies)]
     parts += [f"<p class=soft>{escape(note)}</p>" for note in notes]
     parts.append(_figures(policies, drawn.colours))
@@ -59,14 +59,15 @@ def render(drawn: Figures, document: Mapping[str, Any]) -> str:
         parts.append(title + _legend(drawn.colours) + _wide(_chart(lines, drawn.colours)))
     jobs = {job.name: COLOURS[index % len(COLOURS)] for index, job in enumerate(drawn.gantts[0].jobs)}
     for each in drawn.gantts:
-        about = f"One row a GPU, one colour a job. {each.note}"
-        parts.append(f"<h2>{escape(each.title)}: who had which GPU</h2><p class=soft>{escape(about)}</p>")
+        about = f"One row for each GPU, one colour for each job. {each.note}"
+        parts.append(f"<h2>{escape(each.title)}: the job on each GPU</h2><p class=soft>{escape(about)}</p>")
         runs = sum(len(job.spans) for job in each.jobs)
-        too_many = f"<p>{runs} runs are too many for a page; they are in the picture beside it.</p>"
+        too_many = f"<p>{runs} runs are too many for this page; the PNG beside it shows them.</p>"
         parts.append(_wide(gantt(each, drawn.end_s, 1.0, jobs)) if runs <= MOST_RUNS else too_many)
     parts.append(
-        "<h2>What this is, and is not</h2><p>Every policy was given the same jobs. Jobs progress as measured tables or "
-        "models of their speed say, and lose time when they start or move. A scheduler sees what it would on a real cluster. "
+        "<h2>What this is, and is not</h2><p>Every policy got the same jobs. Jobs progress as measured tables or "
+        "models of their speed say, and lose time when they start or move. The scheduler sees what it would see on a real "
+        "cluster. "
         "<code>jobs.csv</code>, <code>rounds.csv</code> and <code>summary.json</code> beside this page have all the numbers.</p>"
     )
     return (
@@ -122,7 +123,7 @@ def _legend(colours: Mapping[str, str]) -> str:
 
 
 def _bars(drawn: Figures) -> str:
-    """A small chart for each figure, side by side; whiskers are confidence intervals."""
+    """A small chart for each figure, side by side, with confidence intervals as whiskers."""
     across = 3
     cell, top, height, below = (WIDTH - 8) / across, 34.0, 120.0, 20.0
     parts = []
@@ -154,7 +155,7 @@ def _bars(drawn: Figures) -> str:
 
 
 def _chart(picture: Lines, colours: Mapping[str, str]) -> str:
-    """A line for each policy, with its band if it has one."""
+    """A line for each policy, perhaps with a band."""
     plot, top, bottom = WIDTH - LEFT - 8, 8.0, 188.0
     tops = [line.mean if line.high is None else line.high for line in picture.lines]
     highest = picture.most or max((float(each.max()) for each in tops), default=0.0) or 1.0
@@ -190,7 +191,7 @@ def _chart(picture: Lines, colours: Mapping[str, str]) -> str:
 
 
 def axis_ticks(span: float, most: int) -> list[tuple[float, str]]:
-    """Round numbers from 0 to `span` > 0, so many at most beside 0."""
+    """Round numbers from 0 to `span` > 0: 0 and at most `most` others."""
     power = math.floor(math.log10(span / most))
     step = next(size for part in (1, 2, 5, 10, 20) if span / (size := part * 10.0**power) <= most)
     return [(number * step, f"{number * step:g}") for number in range(int(span / step) + 1)]

@@ -1,5 +1,4 @@
-"""The report's pictures as PNGs, of the same figures as the page, for slides and mails. Needs the extra `report`
-(matplotlib)."""
+"""The report's pictures as PNGs, for slides and mails. Needs the extra `report` (matplotlib)."""
 
 from __future__ import annotations
 
@@ -16,10 +15,8 @@ from penstock_scheduler.simulator.figures import Bars, Figures, Lines
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-MISSING = (
-    "no PNGs: matplotlib is not installed; pip install 'penstock[report]' brings it. The page has the same pictures"
-)
-"""What is said where they cannot be drawn."""
+MISSING = "no PNGs, because matplotlib is not installed: pip install 'penstock[report]'. The page has the same pictures"
+"""Message if they cannot be drawn."""
 
 
 class NoMatplotlib(Exception):
@@ -30,7 +27,7 @@ class NoMatplotlib(Exception):
 
 
 def write_pictures(drawn: Figures, folder: Path) -> list[Path]:
-    """All pictures, each a PNG; their paths. Raises NoMatplotlib, and OSError."""
+    """Write all pictures as PNGs, and return their paths. Raises NoMatplotlib and OSError."""
     written = [_compare(drawn, folder / "policies.png")]
     written += [_lines(drawn, lines, folder / f"{lines.name}.png") for lines in drawn.lines]
     names = [
@@ -93,7 +90,7 @@ def _lines(drawn: Figures, picture: Lines, path: Path) -> Path:
 
 
 def _gantt(drawn: Figures, history: History, path: Path) -> Path:
-    """A row for each GPU, a colour for each job."""
+    """A chart with a row for each GPU and a colour for each job."""
     rows: dict[tuple[str, int], int] = {}
     middles: list[tuple[float, str]] = []
     for node in history.nodes:
@@ -113,23 +110,25 @@ def _gantt(drawn: Figures, history: History, path: Path) -> Path:
                         bars.setdefault((rows[node_name, gpu], COLOURS[index % len(COLOURS)]), []).append((begin, long))
         for (row, colour), spans in bars.items():
             axes.broken_barh(spans, (row - 0.42, 0.84), facecolors=colour, linewidth=0)
-        most = 40  # names of more nodes than that would run into each other
+        most = 40  # names of more nodes would overlap
         shown = middles[:: max(-(-len(middles) // most), 1)]
         axes.set_yticks([at for at, _ in shown], [name for _, name in shown], fontsize=8)
         axes.set_ylim(height - 0.5, -0.5)
         axes.set_xlim(0, drawn.end_s / drawn.unit[1])
         axes.grid(axis="y", visible=False)
         axes.set_xlabel(f"{drawn.unit[0]} since the start")
-        axes.set_ylabel("nodes, a row for each GPU")
+        axes.set_ylabel("nodes, one row for each GPU")
         axes.set_title(
-            _fill(f"Who had which GPU under {history.title}, a colour a job: {drawn.heading}"), fontsize=10, loc="left"
+            _fill(f"The job on each GPU under {history.title}, one colour for each job: {drawn.heading}"),
+            fontsize=10,
+            loc="left",
         )
     return path
 
 
 @contextmanager
 def _figure(path: Path, width_in: float, height_in: float) -> Iterator[Any]:
-    """An empty figure, which is written at the end. It needs no screen and leaves no global state behind."""
+    """An empty figure, which is written at the end of the block. It needs no screen and changes no global state."""
     try:
         from matplotlib import rc_context
         from matplotlib.backends.backend_agg import FigureCanvasAgg

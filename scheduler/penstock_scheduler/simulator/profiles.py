@@ -1,8 +1,7 @@
 """Measured tables of models, as in Sia's artifact: a folder for each, and `applications.csv` for all.
 docs/admin/workloads.md.
 
-A table is read when its model is first asked for, and checked as a workload is: file, line, what was found and
-expected.
+A table is read when its model is first needed. Errors name the file and the line, as for a workload.
 """
 
 from __future__ import annotations
@@ -36,16 +35,16 @@ TIMES = ("step_time", "sync_time")
 
 @dataclass(frozen=True, slots=True)
 class ApplicationFacts:
-    """A row of `applications.csv`; the defaults are of a model that has none."""
+    """A row of `applications.csv`; the defaults apply to a model without a row."""
 
     max_epochs: int | None = None
     """Epochs until a job is done; None: all that were recorded."""
     restart_s_simulated: float = 30.0
-    """What a restart really costs, s."""
+    """True cost of a restart, s."""
     restart_s_policy: float = 30.0
-    """What Sia's policy takes it to cost, s."""
+    """Cost of a restart that Sia's policy assumes, s."""
     slowdown: float = 1.0
-    """How many times as long a step takes on a real cluster as in the table."""
+    """Time of a step on a real cluster over that in the table."""
 
 
 class TypeTable:
@@ -53,7 +52,7 @@ class TypeTable:
 
     Args:
         placements: (GPUs on each node, atomic batch) -> times.
-        scalability: (nodes, GPUs, atomic batch) -> times, of larger placements: one mean for each.
+        scalability: (nodes, GPUs, atomic batch) -> mean times of larger placements.
     """
 
     def __init__(
@@ -71,12 +70,12 @@ class TypeTable:
         self._known: dict[tuple[tuple[int, ...], int], Times | None] = {}
 
     def lookup(self, shape: Sequence[int], atomic_batch: int) -> Times | None:
-        """Times of a micro-step, or None where it does not fit into memory.
+        """Times of a micro-step, or None if it does not fit into memory.
 
-        Sia's simulator, `Application.get_throughput`: a placement that was measured is interpolated linearly in the
-        batch, any other by `LinearNDInterpolator` over (nodes, GPUs, batch) of placements (their mean) and scalability.
-        Departures: outside of what either reaches the reference fails, and we take our fit; it counts at most 16 nodes,
-        and we all.
+        As in Sia's simulator (`Application.get_throughput`), a measured placement is interpolated linearly in the batch
+        size, and any other by `LinearNDInterpolator` over (nodes, GPUs, batch size) of the placements' means and of the
+        scalability table. Departures: outside of these points the reference fails, and our fit is used. The reference
+        counts at most 16 nodes, and this all.
         """
         key = (canonical(shape), atomic_batch)
         if key not in self._known:
@@ -84,8 +83,8 @@ class TypeTable:
         return self._known[key]
 
     def max_atomic_batch(self, shape: Sequence[int]) -> int:
-        """Largest batch that was measured on these GPUs; of a placement that was not, on as many nodes and GPUs or
-        more."""
+        """Largest batch size that was measured on these GPUs or, for another placement, on at least as many nodes and
+        GPUs."""
         measured = self._of_shape.get(canonical(shape))
         if measured is not None:
             return measured[0][-1]
@@ -116,8 +115,8 @@ class TypeTable:
     def _points(self) -> tuple[FloatArray, FloatArray]:
         """All that was measured: (nodes, GPUs, batch), shape (points, 3), and times, shape (points, 2).
 
-        In the reference's order, and with its duplicates. Points on a grid have many triangulations, and Qhull's choice
-        among them depends on the order: another one was seen to give step times that differ by 6 %.
+        In the reference's order and with its duplicates. Points on a grid have many triangulations, and Qhull's choice
+        depends on the order: another order was seen to change step times by 6 %.
         """
         means: dict[tuple[int, int, int], list[Times]] = {}
         for shape, (batches, values) in self._of_shape.items():
@@ -129,11 +128,11 @@ class TypeTable:
 
     @cached_property
     def _over_shapes(self) -> LinearNDInterpolator | None:
-        """None if the points span no volume: then nothing lies between them."""
+        """None if the points span no volume, so that nothing lies between them."""
         places, times = self._points
         if len(places) < 4 or np.linalg.matrix_rank(places - places[0]) < 3:
             return None
-        # SciPy takes a second to load, and who reads settings loads this.
+        # SciPy takes a second to load, and reading settings loads this module.
         from scipy.interpolate import LinearNDInterpolator
 
         return LinearNDInterpolator(places, times)
@@ -155,7 +154,7 @@ class ModelTables:
         types: GPU type -> table.
         trainings: total batch size -> rows (progress in iterations of the initial batch, grad_sqr, grad_var), one per
             epoch.
-        application: facts of it.
+        application: the row of the model in `applications.csv`.
     """
 
     def __init__(
@@ -182,7 +181,7 @@ class ModelTables:
 
 
 class Profiles:
-    """A folder of measured tables. Raises ConfigError if it is none."""
+    """A folder of measured tables. Raises ConfigError if there are no tables."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -200,10 +199,10 @@ class Profiles:
         self._trainings: dict[str, dict[int, FloatArray]] = {}
 
     def on(self, model: str, gpu_types: Iterable[str], gpus: Gpus) -> ModelTables | None:
-        """A model on these types; None if the folder has no such model. It may go by its family's name.
+        """A model on these types, by its name or that of its family; None if the folder has no such model.
 
         Raises:
-            BadInput: a table is malformed, or is that of a pipeline, whose columns mean something else.
+            BadInput: a table is malformed, or is of a pipeline, whose columns have another meaning.
         """
         name = next(
             (
@@ -230,7 +229,7 @@ class Profiles:
         return ModelTables(types, self._trainings[name], self.application(name))
 
     def application(self, model: str) -> ApplicationFacts:
-        """What `applications.csv` says of a model."""
+        """The row of a model in `applications.csv`."""
         return self._applications.get(model, ApplicationFacts())
 
 

@@ -102,7 +102,7 @@ def parquet_is_there() -> bool:
 
 
 def interval(values: Sequence[float]) -> tuple[float, float | None]:
-    """Mean, and half of its 95 % confidence interval by Student's t; None with fewer than two values."""
+    """Mean, and half of its 95 % confidence interval by Student's t; None for fewer than two values."""
     mean = float(np.mean(values))
     if len(values) < 2:
         return mean, None
@@ -110,7 +110,8 @@ def interval(values: Sequence[float]) -> tuple[float, float | None]:
 
 
 def over_seeds(results: Sequence[SeedResult], **about: str) -> dict[str, Any]:
-    """The summary as JSON: for each policy its figures by seed, their means, and half of the means' 95 % intervals."""
+    """The summary as JSON: each policy's figures by seed, their means, and half of the means' 95 % confidence
+    intervals."""
     policies: dict[str, Any] = {}
     for name in dict.fromkeys(result.policy for result in results):
         mine = [result for result in results if result.policy == name]

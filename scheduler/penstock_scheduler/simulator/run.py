@@ -36,28 +36,30 @@ from penstock_scheduler.simulator.workloads import BadInput, Problem, Workload, 
 from penstock_scheduler.triggers import OnEvent, Period
 
 RESTART_COST_S = 30.0
-"""What a restart of a job of which nothing is known is taken to cost, as the daemon's default."""
+"""Assumed cost of a restart of a job without a model, s: the daemon's default."""
 
 
 REST_S = 300.0
-"""Rounds that would see nothing new are passed over for so long. On a window of 160 jobs (docs/admin/simulator.md) that
-was every fifth round, and of 154 such rounds one would have decided otherwise, for restart factors rise with time."""
+"""Rounds that would see nothing new are skipped for up to this long. On a window of 160 jobs
+(docs/measurements/simulator.md) that was every fifth round. One of 154 such rounds would have decided otherwise,
+because restart factors rise with time."""
 
 
 FRONT = 4
-"""Waiting jobs that are shown to a policy of the front alone. With 16 the Philly trace has 3 % fewer looks."""
+"""Waiting jobs that are shown to a policy that sees only the front of the queue. With 16 the Philly trace has 3 % fewer
+ticks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Driving:
-    """How a policy is driven in a simulation, where it does not decide that itself."""
+    """How a policy is driven in a simulation."""
 
     round_s: float | None = 60.0
-    """Seconds from one round to the next; None: a round whenever something happened."""
+    """Seconds from one round to the next; None: a round whenever something has happened."""
     as_requested: bool = False
-    """Whether every job gets what its user asked for, which is all that a rigid policy can give."""
+    """Whether every job gets exactly what its user asked for, as under a rigid policy."""
     learner: Literal["fitted", "unprofiled", "artifact"] = "fitted"
-    """What jobs know of themselves: `unprofiled`, nothing before their first run; see `FittedLearner`,
+    """What jobs know of their speed. `unprofiled`: nothing before their first run. See `FittedLearner` and
     `ArtifactLearner`."""
     moves_are_free: bool = False
     """See `SimulatedCluster`."""
@@ -70,13 +72,13 @@ DRIVINGS: Mapping[str, Driving] = {
     "antman": Driving(as_requested=True),
     **dict.fromkeys(("fifo", "srtf", "las", "ftf", "slurm-backfill"), Driving(round_s=None, as_requested=True)),
 }
-"""By the name of a policy or preset; any other is driven as `Driving()` says."""
+"""Policy or preset -> how it is driven; others are driven as `Driving()` says."""
 
 
 def driving_of(policy: PolicyChoice | str) -> Driving:
     """How a policy is driven: one with stages, or with others for some partitions, as it would be without them.
 
-    One that lets jobs share decides at least each minute, also behind a queue: that is how long a slice is.
+    A policy that lets jobs share GPUs decides at least once a minute, the length of a time slice.
     """
     found = DRIVINGS.get(policy if isinstance(policy, str) else policy.name, Driving())
     if found.round_s is None and sharing_parts(policy):
@@ -92,13 +94,13 @@ class JobsTruth(Protocol):
         ...
 
     def check(self, workload: Workload) -> None:
-        """Raises BadInput if there are jobs that `of` cannot answer."""
+        """Raise BadInput if there are jobs without a truth."""
         ...
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """What is given to every policy alike."""
+    """What is the same for every policy."""
 
     nodes: tuple[Node, ...]
     workload: Workload
@@ -107,10 +109,10 @@ class Scenario:
     gpus: Gpus
     disturbances: Disturbances = field(default_factory=Disturbances)
     sensitivities: Mapping[str, SensitivityProfile] = field(default_factory=dict)
-    """What CPU and memory are worth, by the names in the jobs' `sensitivity`, or of their models."""
+    """What CPU and memory are worth, by the jobs' `sensitivity` or else their models."""
 
     def sensitivity_of(self, job: WorkloadJob) -> SensitivityProfile | None:
-        """The job's; None: not known."""
+        """The profile of a job; None: unknown."""
         return self.sensitivities.get(job.sensitivity or job.model or "")
 
     @cached_property
@@ -137,7 +139,7 @@ class Scenario:
         return sum(self.gpus_by_type.values())
 
     def check(self) -> None:
-        """Raises BadInput, which names what is wrong with the workload on this cluster, before anything runs."""
+        """Raise BadInput if the workload cannot run on this cluster. It names all jobs that cannot."""
         self.truth.check(self.workload)
         problems = []
         for job in self.workload.jobs:
@@ -170,10 +172,10 @@ def prepare(
         nodes: the cluster.
         workload: its jobs.
         profiles: measured tables of their models; None: the catalogue.
-        gpu_speeds: of jobs that are recorded durations; see `TruthSettings`.
-        disturbances: None: none.
-        sensitivities: what CPU and memory are worth to jobs; None: nothing is known.
-        seed: of all that is drawn. Each but 0 also has jobs come a little later (`jittered`).
+        gpu_speeds: for jobs with recorded durations; see `TruthSettings`.
+        disturbances: what goes wrong; None: nothing.
+        sensitivities: what CPU and memory are worth to jobs; None: unknown.
+        seed: of all random numbers. With a seed other than 0 jobs also come a little later (`jittered`).
     """
     sizes: dict[str, int] = {}
     for node in nodes:
@@ -187,13 +189,13 @@ def prepare(
 
 @dataclass(slots=True)
 class Tick:
-    """The cluster after a look at it."""
+    """The cluster after a tick of the loop."""
 
     time_s: float
     jobs: int
-    """That have come and not gone."""
+    """Jobs that have come and not ended."""
     running: int
-    """That train."""
+    """Jobs that train."""
     restarting: int
     queued: int
     gpus_held: int
@@ -202,14 +204,14 @@ class Tick:
     decided: bool
     """Whether a round was decided."""
     cpus_held: int = 0
-    """That the policy gave to jobs; 0: it gives out GPUs alone."""
+    """CPUs that the policy allocated to jobs; 0: it allocates GPUs only."""
     memory_mb_held: int = 0
-    """Likewise, MB."""
+    """Memory that the policy allocated to jobs, MB; 0 as above."""
 
 
 @dataclass(slots=True)
 class Simulation:
-    """What came of a simulation."""
+    """What happened in a simulation."""
 
     policy: str
     scenario: Scenario
@@ -222,9 +224,10 @@ class Simulation:
     interrupted: bool = False
     """Whether it was stopped before all jobs had ended."""
     agents: SimulatedAgents | None = None
-    """By which jobs shared GPUs."""
+    """Agents by which jobs shared GPUs; None: no jobs shared."""
     gpu_seconds: float | None = None
-    """GPUs held, times how long; one that jobs shared counts once. None: as the jobs' runs say."""
+    """GPUs held, times the time that they were held. A GPU that jobs shared counts once. None: the sum of the jobs'
+    runs."""
 
 
 def simulate_policy(
@@ -237,21 +240,21 @@ def simulate_policy(
     agents: SimulatedAgents | None = None,
     pairs: Pairs | None = None,
 ) -> Simulation:
-    """Simulate a policy until all jobs have ended, or none that is left can ever run. Ctrl-C leaves what there is so
-    far.
+    """Simulate a policy until all jobs have ended or the jobs that are left can never run. Ctrl-C keeps what there is
+    so far.
 
     Args:
         scenario: cluster, jobs and truth.
         choice: the policy; or the name of one without stages.
         settings: of that one policy; None: its defaults.
         driving: None: as `DRIVINGS` says.
-        on_tick: called after each look at the cluster.
-        models: what the scheduler knows of the jobs; None: what they have learnt themselves.
-        agents: by which jobs share GPUs; None: each job has its own, whatever the policy.
-        pairs: what is known of pairs to begin with; None: nothing.
+        on_tick: called after each tick.
+        models: what the scheduler knows of the jobs; None: what they have learned themselves.
+        agents: agents by which jobs share GPUs; None: no jobs share, whatever the policy.
+        pairs: what is known of pairs at the start; None: nothing.
 
     Raises:
-        ConfigError: no such policy, or a setting that is wrong.
+        ConfigError: no such policy, or a setting is wrong.
     """
     policy, in_full = make_policy(choice, settings)
     driving = driving or driving_of(choice)
@@ -287,7 +290,7 @@ def simulate_policy(
     loop = RoundLoop(
         ClusterParts(cluster, agents=cluster if agents is not None else None),
         clock,
-        _Nowhere(),
+        _NoStore(),
         trigger,
         policy,
         models,
@@ -372,12 +375,12 @@ def _tick(cluster: SimulatedCluster, now_s: float, decided: bool) -> Tick:
 
 
 def _stuck(tick: Tick, cluster: SimulatedCluster) -> bool:
-    """Whether only jobs are left that get nothing of a whole and empty cluster."""
+    """Whether all jobs that are left get no GPUs although the cluster is whole and empty."""
     return tick.jobs > 0 and tick.gpus_held == 0 and cluster.whole and not cluster.expects_more
 
 
-class _Nowhere:
-    """A store that keeps nothing: a simulation is not taken up again."""
+class _NoStore:
+    """A store that keeps nothing: a simulation is never continued."""
 
     def last_round(self) -> RoundRecord | None:
         return None

@@ -1,4 +1,4 @@
-"""The simulated cluster as an entry point of `penstock.clusters`, for trying the daemon without a cluster."""
+"""The simulated cluster as an entry point of `penstock.clusters`, to try the daemon without a cluster."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class SimulatedSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    nodes: str = Field(default=DEFAULT_SPEC, description="Node spec, TYPE:NODESxGPUS,...")
+    nodes: str = Field(default=DEFAULT_SPEC, description="Nodes as TYPE:NODESxGPUS,... such as t4:6x4,a100:2x8.")
 
 
 def open_cluster(settings: Settings, clock: Clock, check: SpecCheck) -> ClusterParts:
     """An empty simulated cluster."""
-    del check  # it has no job specs of strangers to check
+    del check  # users submit no job specs to a simulated cluster
     nodes = nodes_from_spec(settings.section(SimulatedSettings).nodes)
     return ClusterParts(SimulatedCluster(nodes, (), clock))

@@ -162,7 +162,7 @@ def test_what_nobody_knows_is_said_before_anything_runs(tmp_path):
     for fields, words in (
         ({"model": "new"}, "job 'a': found the model 'new'; expected one of .*toy"),
         ({"model": "deepspeech2", "epochs": 5.0}, None),
-        ({"model": "toy", "epochs": 5.0}, "found epochs=5 of 'toy', which nobody recorded; expected samples"),
+        ({"model": "toy", "epochs": 5.0}, "found epochs=5 of 'toy', which was not recorded; expected samples"),
         ({"model": "toy", "duration_s": 5.0, "gpu_type": "a100"}, "found duration_s of the model 'toy'"),
     ):
         if words is None:

@@ -1,5 +1,4 @@
-"""The models that published workloads train: which family of the catalogue each is, and how long a whole training
-is."""
+"""Models of published workloads: the family of each in the catalogue, and the length of a whole training."""
 
 from __future__ import annotations
 
@@ -8,17 +7,19 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Application:
-    """A training as Pollux and Sia define it. Batches in samples; `epochs` until it ends."""
+    """A training as Pollux and Sia define it. Batch sizes are in samples; `epochs` is the number of epochs until it
+    ends."""
 
     family: str
-    """In the catalogue of model families."""
+    """Name in the catalogue of model families."""
     initial_batch: int
     max_batch: int
     epochs: int
     epoch_samples: int
-    """In one epoch: the size of its training set. Of deepspeech2 and ncf, what the recorded trainings counted."""
+    """Samples of one epoch: the size of its training set. For deepspeech2 and ncf, as the recorded trainings
+    counted."""
     hours: str
-    """GPU-hours that Sia's authors put it for when they draw it: S up to 1, M up to 10, L up to 100, XL above."""
+    """Class of GPU-hours for which Sia's authors draw it: S up to 1, M up to 10, L up to 100, XL above."""
 
 
 APPLICATIONS = {
@@ -29,11 +30,12 @@ APPLICATIONS = {
     "imagenet": Application("resnet50-imagenet", 200, 12_800, 90, 1_281_167, "XL"),
     "ncf": Application("ncf", 256, 32_768, 10, 4_970_854, "S"),
 }
-"""By the name in published workloads. petuum/adaptdl, branch osdi21-artifact, and Sia, sections 4 and 5."""
+"""Name in published workloads -> application. From petuum/adaptdl, branch osdi21-artifact, and Sia, sections 4 and
+5."""
 
 OF_FAMILY = {application.family: application for application in APPLICATIONS.values()}
 
 
 def application_of(model: str) -> Application | None:
-    """By either name; None if no published workload trains it."""
+    """The application by its own or its family's name; None if no published workload trains it."""
     return APPLICATIONS.get(model) or OF_FAMILY.get(model)

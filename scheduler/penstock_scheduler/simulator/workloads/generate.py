@@ -1,4 +1,4 @@
-"""Workloads from nothing but a seed: arrivals, sizes and durations as two published clusters saw them."""
+"""Generated workloads, with arrivals, sizes and durations like those of two published clusters."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from penstock_scheduler.simulator.workloads.applications import APPLICATIONS
 from penstock_scheduler.simulator.workloads.workload import Workload, WorkloadJob, rigid_spec
 
 CLASSES_H = (("S", 1.0), ("M", 10.0), ("L", 100.0), ("XL", math.inf))
-"""GPU-hours up to which a job counts as such (Pollux, section 5.2); each class trains other models."""
+"""Class -> GPU-hours up to which a job belongs to it (Pollux, section 5.2). Each class trains other models."""
 
 TUNED = (0.5, 0.8)
-"""A tuned request scales between these (Pollux, section 5.2): goodput on K GPUs over K times that on one."""
+"""Range of scaling for a tuned request (Pollux, section 5.2): goodput on K GPUs over K times that on one GPU."""
 
 TUNED_ON = "t4"
 
 
 @dataclass(frozen=True, slots=True)
 class _Cluster:
-    """What the jobs of a published cluster ask for and take."""
+    """Sizes and durations of the jobs of a published cluster."""
 
     about: str
     sizes: dict[int, float]
-    """GPUs -> share of jobs; the shares add up to 1."""
+    """Number of GPUs -> share of jobs; the shares add up to 1."""
     shares: tuple[float, ...]
-    """Shares of jobs, ascending from 0 to 1, at which `durations_s` stand."""
+    """Shares of jobs, ascending from 0 to 1, to which `durations_s` belong."""
     durations_s: dict[int, tuple[float, ...]]
-    """GPUs from which on -> the durations that these shares of jobs do not exceed. Between them, log duration is
+    """Least number of GPUs -> the durations that these shares of jobs do not exceed. In between, log duration is
     linear."""
 
 
@@ -71,24 +71,24 @@ CLUSTERS = {
         {1: _lognormal(median_s=206, mean_s=6652, longest_s=50 * 86400)},
     ),
 }
-"""By the name that `--like` takes."""
+"""Value of `--like` -> cluster."""
 
 
 @dataclass(frozen=True, slots=True)
 class GeneratorSettings:
-    """What to generate. Raises ConfigError for a number out of its range."""
+    """What to generate. Raises ConfigError if a number is out of its range."""
 
     jobs: int
     rate_per_h: float
-    """Submissions per hour, in the mean."""
+    """Mean number of submissions per hour."""
     like: Literal["philly", "helios"] = "philly"
     cv: float = 1.0
-    """Standard deviation of the time between submissions over its mean: 1 is a Poisson process, more comes in
+    """Standard deviation of the time between submissions over its mean: 1 is a Poisson process; with more, jobs come in
     bursts."""
     max_gpus: int = 64
-    """Jobs that would ask for more ask for these."""
+    """Limit on the GPUs of a job."""
     max_duration_s: float = math.inf
-    """Jobs that would take longer take this."""
+    """Limit on the duration of a job."""
     models: bool = False
     """Adaptive trainings of the catalogue's models, chosen by GPU-hours, instead of rigid jobs of a given duration."""
     users: int = 10
@@ -96,7 +96,7 @@ class GeneratorSettings:
 
     def __post_init__(self) -> None:
         if self.like not in CLUSTERS:
-            raise ConfigError(f"like={self.like!r} is no cluster that we know; the clusters are {', '.join(CLUSTERS)}")
+            raise ConfigError(f"like={self.like!r} is not a known cluster; use one of {', '.join(CLUSTERS)}")
         for name, least in (("jobs", 1), ("max_gpus", 1), ("users", 1), ("seed", 0)):
             if getattr(self, name) < least:
                 raise ConfigError(f"{name}={getattr(self, name)} must be at least {least}")
@@ -106,11 +106,11 @@ class GeneratorSettings:
 
 
 def generate(settings: GeneratorSettings) -> Workload:
-    """The workload of these settings: equal settings give equal workloads.
+    """Generate a workload. Equal settings give equal workloads.
 
-    Arrivals are a renewal process whose gaps have a gamma distribution (Poisson at `cv` 1). With `models`, the
-    GPU-hours drawn choose a model whose whole training is about as long (Pollux, section 5.2), and its request is a
-    tuned one.
+    Arrivals are a renewal process with gamma-distributed gaps (a Poisson process at `cv` 1). With `models`, the drawn
+    GPU-hours choose a model whose whole training takes about as long (Pollux, section 5.2), and its request is a tuned
+    one.
     """
     cluster = CLUSTERS[settings.like]
     arrivals, sizes, durations, choices, users = np.random.default_rng(settings.seed).spawn(5)
@@ -140,7 +140,7 @@ def generate(settings: GeneratorSettings) -> Workload:
 
 
 def _durations(cluster: _Cluster, gpus: FloatArray, unit: FloatArray) -> FloatArray:
-    """Durations of jobs of so many GPUs at these quantiles, s; shape of both."""
+    """Durations of jobs with these numbers of GPUs at these quantiles, s; the same shape as both."""
     seconds = np.empty(len(unit))
     for least, quantiles in sorted(cluster.durations_s.items()):
         rows = gpus >= least
@@ -160,7 +160,7 @@ def _training(common: dict[str, object], gpu_hours: float, max_gpus: int, choice
 
 @cache
 def _tuned(model: str) -> list[tuple[int, int]]:
-    """Requests (GPUs, total batch) of a user who has tuned the model on `TUNED_ON`, and one GPU in any case."""
+    """Requests (GPUs, total batch size) of a user who has tuned the model on `TUNED_ON`, and always one for one GPU."""
     estimator: TrainingEstimator = load_families()[APPLICATIONS[model].family].estimator()
     found = []
     for gpus in (1, 2, 4, 8, 16, 32, 64):

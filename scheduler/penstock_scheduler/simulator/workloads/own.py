@@ -45,7 +45,7 @@ def read_rows(rows: Rows) -> Columns:
 
 
 def read_json(file: Path) -> Workload:
-    """A workload in JSON. Raises BadInput; problems of a job name it by its place in `jobs`."""
+    """A workload in JSON. Raises BadInput, which names jobs by their place in `jobs`."""
     try:
         with open_text(file) as lines:
             text = lines.read(MAX_JSON + 1)
@@ -75,7 +75,7 @@ def read_json(file: Path) -> Workload:
 
 
 def write(workload: Workload, file: Path) -> None:
-    """Write a workload, as JSON if the file's name ends so, else as CSV. Raises OSError."""
+    """Write a workload, as JSON if the name of the file ends in `.json`, else as CSV. Raises OSError."""
     if file.suffix == ".json":
         document = {
             "format": FORMAT,
@@ -97,7 +97,7 @@ def write(workload: Workload, file: Path) -> None:
 
 
 def to_json(job: WorkloadJob) -> dict[str, Any]:
-    """The job as an entry of `jobs`, without what is not given."""
+    """The job as an entry of `jobs`, without values that are not given."""
     entry = {name: getattr(job, name) for name in COLUMNS if _given(job, name)}
     if "spec" in entry:
         entry["spec"] = job.spec.model_dump(mode="json", exclude_defaults=True)
@@ -130,7 +130,7 @@ def _from_json(entry: object) -> WorkloadJob:
 
 
 def _job(values: Mapping[str, Any], spec: str) -> WorkloadJob:
-    """The job of these values. Its job spec is JSON; without one it takes what was asked for."""
+    """The job of these values. `spec` is JSON; an empty text stands for a rigid job."""
     gpus = values["gpus"]
     if gpus < 1:
         raise Wrong(f"gpus={gpus}", "at least 1; leave out jobs that use no GPU")

@@ -22,7 +22,7 @@ COLUMNS = (
     "AllocTRES",
     "JobName",
 )
-"""Fields to ask for. JobName is last because users may write the separator into it."""
+"""Fields of sacct. JobName is last because users may write the separator into it."""
 
 SEPARATOR = "|"
 
@@ -69,8 +69,8 @@ def sacct(rows: Rows) -> Columns:
 def gpus_of(tres: str) -> tuple[int, str | None]:
     """GPUs in a list of TRES such as `cpu=8,gres/gpu:a100=4,gres/gpu=4`, and their type if it names one.
 
-    The count without a type is the total. Without it, counts of types add up. Raises Wrong if there are two types: a
-    Penstock job has one.
+    The count without a type is the total. Without such a count, the counts of types add up. Raises Wrong if there are
+    two types, because a Penstock job has one.
     """
     total, typed = 0, {}
     for match in _GPU.finditer(tres):

@@ -1,4 +1,4 @@
-"""What is in a workload, in a few numbers."""
+"""A workload in a few numbers."""
 
 from __future__ import annotations
 
@@ -15,34 +15,35 @@ PERCENTILES = (5, 25, 50, 75, 95, 99, 100)
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Of a workload as its users asked for it: each job on its `gpus` GPUs."""
+    """A workload as its users asked for it: each job on its `gpus` GPUs."""
 
     jobs: int
     users: int
     span_s: float
     """From the first submission to the last."""
     sizes: Mapping[int, int]
-    """GPUs asked for -> jobs."""
+    """Number of GPUs -> jobs that ask for it."""
     models: Mapping[str, int]
     """Model -> jobs that train it."""
     durations_s: Mapping[int, float]
-    """Percentile -> duration, over the jobs whose duration is known; empty if none's is."""
+    """Percentile -> duration, over the jobs whose duration is known; empty if none is."""
     timed: int
     """Jobs whose duration is known."""
     gpu_hours: float
-    """Of these."""
+    """GPU-hours of the jobs whose duration is known."""
     left_out: Mapping[str, int]
-    """Why rows of the file were left out, and how many."""
+    """Reason -> rows of the file that were left out."""
 
     @property
     def load_gpus(self) -> float:
-        """GPUs that its jobs would keep busy in the mean, from the first submission to the last; NaN of a single
+        """Mean number of GPUs that its jobs keep busy from the first submission to the last; NaN for a single
         instant."""
         return self.gpu_hours * 3600 / self.span_s if self.span_s else float("nan")
 
 
 def summarise(workload: Workload, duration_s: Callable[[WorkloadJob], float | None] | None = None) -> Summary:
-    """Count. `duration_s` tells how long a job takes as requested; without it only recorded durations count."""
+    """Summarise a workload. `duration_s` returns a job's duration as requested; without it only recorded durations
+    count."""
     timed = [(job.gpus, duration_s(job) if duration_s else job.duration_s) for job in workload.jobs]
     known = [(gpus, seconds) for gpus, seconds in timed if seconds is not None]
     seconds = [duration for _, duration in known]

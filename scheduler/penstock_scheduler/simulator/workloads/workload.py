@@ -1,4 +1,4 @@
-"""What is to be simulated: jobs, when they come, what they ask for, and how much there really is to do."""
+"""A workload: jobs to simulate, when they come, what they ask for, and how much work they really are."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from penstock_scheduler.model import Adaptivity, JobSpec
 from penstock_scheduler.simulator.workloads.problems import Wrong
 
 AMOUNTS = ("duration_s", "samples", "epochs")
-"""The ways to say how much work a job is; it has one of them, or a model whose whole training it is."""
+"""Fields that tell how much work a job is. A job has one of them, or a model of which it is a whole training."""
 
 POSITIVE = (*AMOUNTS, "batch_size", "time_limit_s", "cpus", "mem_mb", "data_gb", "gpu_utilisation", "gpu_mem_mb")
 """Numbers that are above 0 where they are given; `data_gb` may be 0."""
@@ -21,7 +21,7 @@ POSITIVE = (*AMOUNTS, "batch_size", "time_limit_s", "cpus", "mem_mb", "data_gb",
 
 @dataclass(frozen=True, slots=True)
 class WorkloadJob:
-    """A job: what its user asked for, and the truth about it, which no policy sees.
+    """A job: what its user asked for, and the truth about its work, which no policy sees.
 
     Raises:
         Wrong: a number out of its range, two amounts of work or none.
@@ -31,41 +31,41 @@ class WorkloadJob:
     submit_s: float
     """Seconds since the start of the workload, >= 0."""
     gpus: int
-    """GPUs that its user asked for. Rigid policies give it these; others may give what `spec` allows."""
+    """GPUs that its user asked for. Rigid policies allocate exactly these; others may allocate what `spec` allows."""
     spec: JobSpec
-    """What it may be given, as it would stand in the comment of an sbatch."""
+    """Its job spec, as in the comment of an sbatch."""
     name: str = ""
     user: str = "user"
     account: str = ""
     gpu_type: str | None = None
-    """Type that `duration_s` was recorded on; None: not known, then any type does it in that time."""
+    """Type on which `duration_s` was recorded; None: unknown, and any type takes that time."""
     batch_size: int | None = None
-    """Total batch size that its user asked for, samples; None: the model's initial one."""
+    """Total batch size that its user asked for, samples; None: the model's initial batch size."""
     model: str | None = None
-    """Whose speed it has: a folder of measured tables, or a family of the catalogue. None: speed is known by
-    `duration_s`."""
+    """Model that it trains: a folder of measured tables, or a family of the catalogue. None: `duration_s` tells its
+    speed."""
     duration_s: float | None = None
-    """Work as the time it takes on the `gpus` GPUs that were asked for, > 0; restarts and waiting do not count."""
+    """Work as the seconds that it takes on its `gpus` GPUs, > 0, without restarts and waiting."""
     samples: float | None = None
     """Work as samples of training at the model's initial batch size, > 0."""
     epochs: float | None = None
-    """Work as epochs of training, > 0. With no amount at all it is the model's whole training."""
+    """Work as epochs of training, > 0. A job without any amount is a whole training of its model."""
     time_limit_s: float | None = None
-    """What Slurm would kill it after, and what backfill plans with; None: not known."""
+    """Time limit after which Slurm would kill it, and with which backfill plans; None: unknown."""
     cpus: int | None = None
-    """CPUs in total; None: not known."""
+    """CPUs in total; None: unknown."""
     mem_mb: float | None = None
-    """Memory in total, MiB; None: not known."""
+    """Memory in total, MiB; None: unknown."""
     data_gb: float | None = None
-    """Size of its data set, GB; None: not known."""
+    """Size of its data set, GB; None: unknown."""
     sensitivity: str | None = None
-    """Name of the profile that tells what CPU and memory are worth to it; None: that of its model, if there is one."""
+    """Name of its profile of CPU and memory; None: that of its model, if there is one."""
     kind: str | None = None
-    """What it is beside others on a GPU, as a table of pairs has it; None: its model, or its name."""
+    """Its kind in a table of pairs of co-located jobs; None: its model, or its name."""
     gpu_utilisation: float | None = None
-    """Part of its GPUs that it uses alone, in (0, 1]; None: not known."""
+    """Share of its GPUs that it uses when it runs alone, in (0, 1]; None: unknown."""
     gpu_mem_mb: float | None = None
-    """Memory that it needs on each GPU, MiB; None: not known."""
+    """Memory that it needs on each GPU, MiB; None: unknown."""
 
     def __post_init__(self) -> None:
         if not self.id:
@@ -84,17 +84,17 @@ class WorkloadJob:
             if value is not None and not (0 < value < math.inf or (value == 0 and name == "data_gb")):
                 raise Wrong(f"{name}={value!r}", "a number above 0, or nothing")
         if self.gpu_utilisation is not None and self.gpu_utilisation > 1:
-            raise Wrong(f"gpu_utilisation={self.gpu_utilisation!r}", "a part of the GPU, above 0 and up to 1")
+            raise Wrong(f"gpu_utilisation={self.gpu_utilisation!r}", "a share of the GPU, above 0 and up to 1")
 
     @property
     def gpu_seconds(self) -> float | None:
-        """GPU-seconds on what was asked for; None if the work is not given as time."""
+        """GPU-seconds on the GPUs that its user asked for; None if the work is not given as a duration."""
         return None if self.duration_s is None else self.duration_s * self.gpus
 
     @property
     def as_requested(self) -> JobSpec:
-        """The job spec of the same job for a policy that gives every job what its user asked for; whose needs come
-        first stays."""
+        """The job spec for a policy that gives every job exactly what its user asked for. Class and trial group
+        stay."""
         spec = rigid_spec(self.gpus, self.spec.gpu_types, self.batch_size)
         if self.spec.gpu_class is None and self.spec.trial_group is None:
             return spec
@@ -103,14 +103,14 @@ class WorkloadJob:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Jobs in the order in which they come. Raises Wrong if two have the same id, or they are in another order."""
+    """Jobs in the order in which they come. Raises Wrong if two have the same id, or if they are in another order."""
 
     name: str
     jobs: tuple[WorkloadJob, ...]
     source: str = ""
-    """Where it comes from, for people."""
+    """Its origin, for people."""
     left_out: tuple[tuple[str, int], ...] = ()
-    """Why a reader left out rows, and how many."""
+    """(reason, number) of the rows that a reader left out."""
 
     def __post_init__(self) -> None:
         if len({job.id for job in self.jobs}) < len(self.jobs):
@@ -121,18 +121,17 @@ class Workload:
 
     @property
     def span_s(self) -> float:
-        """From the first submission to the last."""
+        """Seconds from the first submission to the last."""
         return self.jobs[-1].submit_s - self.jobs[0].submit_s if self.jobs else 0.0
 
     def window(self, begin_s: float, length_s: float) -> Workload:
-        """The jobs that come from `begin_s` on and before `length_s` later; the window's start is its time 0."""
+        """The jobs that come within `length_s` from `begin_s` on; time 0 of the window is `begin_s`."""
         jobs = (job for job in self.jobs if begin_s <= job.submit_s < begin_s + length_s)
         return replace(self, jobs=tuple(replace(job, submit_s=job.submit_s - begin_s) for job in jobs))
 
 
 def jittered(workload: Workload, seed: int, most_s: float = 60.0) -> Workload:
-    """The same jobs with other luck: each comes up to `most_s` later, at random. Seed 0 leaves the workload as it
-    is."""
+    """The same jobs, each of which comes up to `most_s` later at random. Seed 0 leaves the workload as it is."""
     if seed == 0:
         return workload
     later_s = np.random.default_rng(seed).uniform(0, most_s, len(workload.jobs)).tolist()
@@ -141,13 +140,13 @@ def jittered(workload: Workload, seed: int, most_s: float = 60.0) -> Workload:
 
 
 def in_order(jobs: list[WorkloadJob]) -> tuple[WorkloadJob, ...]:
-    """By submission; jobs that come at the same instant stay as they are."""
+    """Jobs sorted by submission; jobs that come at the same instant keep their order."""
     return tuple(sorted(jobs, key=lambda job: job.submit_s))
 
 
 @lru_cache(maxsize=4096)
 def rigid_spec(gpus: int, gpu_types: tuple[str, ...] | None = None, batch_size: int | None = None) -> JobSpec:
-    """The job spec of a job that takes a fixed number of GPUs. Equal ones are one object: a trace has many."""
+    """The job spec of a job that takes a fixed number of GPUs. Equal ones are one object, because a trace has many."""
     return JobSpec(
         adaptivity=Adaptivity.RIGID, min_gpus=gpus, max_gpus=gpus, gpu_types=gpu_types, batch_size=batch_size
     )
