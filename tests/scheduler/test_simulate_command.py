@@ -202,7 +202,7 @@ def test_pairs_that_nobody_knows_gain_nothing(tmp_path):
     figures = json.loads(result.stdout)["policies"]["gandiva"]["mean"]
     assert (figures["packs"], figures["packs_at_a_loss"]) == (1, 0), "as much as in turns"
     assert "No pairs of jobs are known (--pairs)" in result.stderr
-    assert "what 2 of 2 jobs use of a GPU alone (net x2): they are taken to use all of it" in result.stderr
+    assert "The utilisation of 2 of 2 jobs is unknown (net x2): they are assumed to use all of a GPU" in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -214,7 +214,7 @@ def test_pairs_that_nobody_knows_gain_nothing(tmp_path):
         ),
         (("--policy", "gandiva", "--draw-kinds"), "--draw-kinds is about the table of --pairs; give one"),
         (("--policy", "gandiva", "--pairs", "FILE"), "no pairs on t4; it has p100: say which .* --pair-types t4=p100"),
-        (("--policy", "gandiva", "--pairs", "FILE", "--pair-types", "t4=v100"), "'t4=v100' is no TYPE=TYPE of the cl"),
+        (("--policy", "gandiva", "--pairs", "FILE", "--pair-types", "t4=v100"), "'t4=v100' is not TYPE=TYPE of the cl"),
         (("--policy", "gandiva", "--pairs", "none.json"), "--pairs=none.json: No such file"),
         (("--policy", "gandiva", "--pairs", "jobs.csv"), "jobs.csv: not JSON"),
         (
@@ -224,7 +224,7 @@ def test_pairs_that_nobody_knows_gain_nothing(tmp_path):
         (("--policy", "gandiva", "--agents", "noise=-1"), "--agents: noise=-1: .*greater than or equal to 0"),
         (
             ("--policy", "gandiva", "--pairs", "FILE", "--pair-types", "t4=p100"),
-            "none of the jobs' kinds, such as 'toy'; it has net, …: name them in .*`kind`, or have them drawn",
+            "none of the jobs' kinds, such as 'toy'; it has net, …: name them in .*`kind`, or draw them",
         ),
     ],
 )

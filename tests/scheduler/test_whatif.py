@@ -157,7 +157,7 @@ def test_a_type_that_nobody_ran_on_has_to_be_told(recorded):
         ),
         (
             ("--policy", "sia", "--stage", "gandiva-share"),
-            r"sia.gandiva-share lets jobs share GPUs, and of no job of the record .*--pairs FILE, .* --assume-utilisation",
+            r"under policy sia.gandiva-share jobs share GPUs, but the record shows .*--pairs FILE, .* --assume-utilisation",
         ),
     ],
 )
@@ -350,7 +350,10 @@ def test_what_jobs_told_of_themselves_says_what_they_lose(tmp_path):
     assert mean["makespan_h"] >= 0.99 * sum(range(1, 4)) * 2 * 4000 / 3600, "turns: the GPU does no more than before"
     assert alone["assumed"]["utilisation"] == 1
     assert sorted(alone["assumed"]["utilisation_of"]) == [str(number) for number in range(JOBS)]
-    assert "6 of 6 jobs are trials of a search: none ends early, for their results are not simulated." in alone["notes"]
+    assert (
+        "6 of 6 jobs are trials of a search. None ends early, because their results are not simulated."
+        in alone["notes"]
+    )
 
     store = open_store(tmp_path, writer=True)
     sampled = [(0, 0.2, 60), (0, 0.4, 60), (1, 0.5, 10)]
@@ -423,9 +426,9 @@ def test_the_memory_of_gpus_is_the_sites(shared_history):
 
 def test_what_is_assumed_is_said_aloud(recorded):
     result = whatif(recorded[0], "--policy", "gandiva", "--assume-utilisation", 0.6)
-    assert "Nobody knows what 6 of 6 jobs use of a GPU alone" in result.stderr
-    assert "they are taken to use 60% of it" in result.stderr
-    assert "Nobody knows the memory of 6 of 6 jobs" in result.stderr
+    assert "The utilisation of 6 of 6 jobs is unknown" in result.stderr
+    assert "they are assumed to use 60% of a GPU" in result.stderr
+    assert "The memory of 6 of 6 jobs is unknown" in result.stderr
     assert "(user/j0, user/j1, user/j2, user/j3, user/j4 and 1 more)" in result.stderr
     assert "'recorded' shows what really happened" in result.stderr
     assert "6 of 6 jobs also run on fewer GPUs. gandiva gives each the maximum of its job spec." in result.stderr

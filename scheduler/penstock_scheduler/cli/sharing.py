@@ -1,4 +1,4 @@
-"""What `penstock simulate` and `penstock whatif` tell a simulation of jobs that share GPUs, and say of it."""
+"""Options and notes of `penstock simulate` and `penstock whatif` about co-located jobs."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from penstock_scheduler.simulator.sharers import Sharers, names_of, sharers
 from penstock_scheduler.simulator.workloads import Workload
 
 SHOWN = 5
-"""Most names of jobs in a sentence."""
+"""Most job names in a sentence."""
 
 
 @dataclass(frozen=True, slots=True)
 class SharingOptions:
-    """As on the command line; see `simulate`."""
+    """The options as given on the command line; see `simulate`."""
 
     pairs: Path | None
     pair_types: str
@@ -35,30 +35,30 @@ class SharingOptions:
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """What a site knows by itself, in the place of a table."""
+    """What a site has learned, in place of a table."""
 
     pairs: Colocation
     source: str
-    """Where that is from, in words."""
+    """Where that is from, as part of a sentence."""
     like: Mapping[str, str] = field(default_factory=dict)
-    """GPU type that the site does not have -> the one whose pairs stand for it."""
+    """GPU type that the site lacks -> the GPU type whose pairs are used for it."""
     gpu_memory_mb: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """What is told of jobs that share.
+    """What simulations are told of co-located jobs.
 
     Args:
-        policies: those that let them.
+        policies: policies under which jobs share GPUs.
         pairs: shares of pairs, by the cluster's names of GPU types.
-        table: the file that was given; None: these are what the site has learned.
-        source: where they are from, in words; empty: there are none.
-        gpu_types: of the cluster.
-        settings: what sharing costs.
+        table: the file of the pairs; None: the site has learned them.
+        source: where the pairs are from, as part of a sentence; empty: there are none.
+        gpu_types: GPU types of the cluster.
+        settings: costs of sharing.
         drawn: whether kinds are drawn.
-        utilisation: what a job uses of a GPU of which nobody knows it; None: nobody has said.
-        gpu_memory_mb: by type, as the site knows it.
+        utilisation: utilisation alone of jobs of which it is unknown; None: not given.
+        gpu_memory_mb: memory of one GPU by GPU type, MB, as the site knows it.
     """
 
     policies: tuple[str, ...]
@@ -84,67 +84,68 @@ class Shared:
         )
 
     def agents(self, policy: PolicyChoice, workload: Workload, seed: int) -> SimulatedAgents | None:
-        """New agents for one simulation; None: under this policy nobody shares."""
+        """New agents for one simulation; None: under this policy, no jobs share GPUs."""
         return self.sharers(workload, seed).agents() if str(policy) in self.policies else None
 
     def check(self, workload: Workload, naming: str = "") -> None:
-        """Raises ConfigError if a table was given that has none of the jobs. `naming` is a remedy, beside drawing kinds."""
+        """Raise ConfigError if a given table has none of the jobs' kinds. `naming` is a remedy besides drawing
+        kinds."""
         told = self.sharers(workload)
         if self.table is not None and not self.drawn and told.unknown == len(workload.jobs):
             named, has = next(iter(told.kinds.values())).name, told.pairs.kinds(told.pairs.gpu_types[0])
             raise ConfigError(
-                f"--pairs={self.table}: it has none of the jobs' kinds, such as {named!r}; it has {', '.join(has[:3])}, …: "
-                f"{naming}have them drawn with --draw-kinds"
+                f"--pairs={self.table}: the table has none of the jobs' kinds, such as {named!r}; it has "
+                f"{', '.join(has[:3])}, …: {naming}draw them with --draw-kinds"
             )
 
     def expect_something(self, workload: Workload) -> None:
-        """Raises ConfigError if nothing at all is known or said of what the jobs lose beside each other."""
+        """Raise ConfigError if nothing is known or given about the effect of the jobs on each other."""
         told = self.sharers(workload)
         if self.utilisation is None and len(told.assumed) == told.unknown == len(workload.jobs):
             raise ConfigError(
-                f"policy {self.policies[0]} lets jobs share GPUs, and of no job of the record is it known what it uses of a GPU, "
-                "nor what it loses beside another. Give a table of pairs (--pairs FILE, with --draw-kinds if it does not have "
-                "your jobs), or say what to assume: with --assume-utilisation 1 jobs gain by turns alone"
+                f"under policy {self.policies[0]} jobs share GPUs, but the record shows neither the utilisation of "
+                "any job nor its effect on other jobs. Give a table of pairs (--pairs FILE, with --draw-kinds if it "
+                "lacks your jobs), or say what to assume: with --assume-utilisation 1 jobs gain by time slices alone"
             )
 
     def assumed(self, workload: Workload) -> dict[str, object]:
-        """What was assumed, and of which jobs, for programs."""
+        """What was assumed of which jobs, for programs."""
         told = self.sharers(workload)
         memory = [job for job, kind in told.kinds.items() if not kind.memory_mb]
         utilisation = told.kinds[told.assumed[0]].utilisation if told.assumed else None
         return {"utilisation": utilisation, "utilisation_of": list(told.assumed), "memory_fits_of": memory}
 
     def notes(self, workload: Workload) -> list[str]:
-        """What the truth about jobs that share is, where it is from, and what was assumed, in sentences."""
+        """Sentences on where the truth about co-located jobs is from, and on what was assumed."""
         told, jobs = self.sharers(workload), len(workload.jobs)
         names = {job.id: next(names_of(job)) for job in workload.jobs}
         found = []
         if not self.source:
-            found.append("No pairs of jobs are known (--pairs): two on one GPU lose by what each uses of it alone.")
+            found.append(
+                "No pairs of jobs are known (--pairs): on one GPU, only the jobs' utilisation slows them down."
+            )
         elif not told.unknown:
             found.append(f"Pairs of jobs: {self.source}.")
         elif self.drawn:
-            drawn = f"{told.unknown} of {jobs} jobs are of no kind of the table: each got a kind of its size at random"
+            drawn = f"{told.unknown} of {jobs} jobs are of no kind of the table: each got a random kind of its size"
             found.append(f"Pairs of jobs: {self.source}. {drawn}.")
         else:
-            prior = (
-                f"{told.unknown} of {jobs} jobs are of none of its kinds: they lose by what each uses of a GPU alone"
-            )
+            prior = f"{told.unknown} of {jobs} jobs are of none of its kinds: only utilisation slows them down"
             found.append(f"Pairs of jobs: {self.source}. {prior}.")
         if told.assumed:
             which = _some([names[job] for job in told.assumed])
             found.append(
-                f"Nobody knows what {len(told.assumed)} of {jobs} jobs use of a GPU alone ({which}): they are taken to use "
+                f"The utilisation of {len(told.assumed)} of {jobs} jobs is unknown ({which}): they are assumed to use "
                 f"{_part(told.kinds[told.assumed[0]].utilisation)}."
             )
         if unsized := [names[job] for job, kind in told.kinds.items() if not kind.memory_mb]:
             found.append(
-                f"Nobody knows the memory of {len(unsized)} of {jobs} jobs ({_some(unsized)}): it is taken to fit beside "
-                "any other's."
+                f"The memory of {len(unsized)} of {jobs} jobs is unknown ({_some(unsized)}): they are assumed to fit "
+                "beside any other job."
             )
         if trials := sum(job.spec.trial_group is not None for job in workload.jobs):
             found.append(
-                f"{trials} of {jobs} jobs are trials of a search: none ends early, for their results are not simulated."
+                f"{trials} of {jobs} jobs are trials of a search. None ends early, because their results are not simulated."
             )
         return found
 
@@ -152,16 +153,16 @@ class Shared:
 def shared_by(
     policies: Sequence[PolicyChoice], options: SharingOptions, gpu_types: Sequence[str], learned: Learned | None = None
 ) -> Shared | None:
-    """What is told of jobs that share; None: none of the policies lets them.
+    """What simulations are told of co-located jobs; None: under none of the policies, jobs share GPUs.
 
     Args:
-        policies: all that are simulated.
-        options: as given.
-        gpu_types: of the cluster.
-        learned: what counts without a table.
+        policies: all simulated policies.
+        options: the options.
+        gpu_types: GPU types of the cluster.
+        learned: what the site has learned, for use without a table.
 
     Raises:
-        ConfigError: an option is wrong, or about nothing.
+        ConfigError: an option is wrong or has no effect.
     """
     sharing = tuple(str(policy) for policy in policies if sharing_parts(policy))
     file = options.pairs
@@ -215,7 +216,7 @@ def shared_by(
 
 
 def _table(file: Path, pair_types: str, gpu_types: Sequence[str], like: Mapping[str, str]) -> Colocation:
-    """The pairs in a file, by the cluster's names of GPU types. Raises ConfigError."""
+    """Read the pairs of a file, by the cluster's names of GPU types. Raises ConfigError."""
     try:
         table = read_pairs(file)
     except ColocationError as error:
@@ -223,7 +224,7 @@ def _table(file: Path, pair_types: str, gpu_types: Sequence[str], like: Mapping[
     except OSError as error:
         raise ConfigError(f"--pairs={file}: {error.strerror}") from None
     if not table.gpu_types:
-        raise ConfigError(f"--pairs={file}: it has no pairs yet; leave it out")
+        raise ConfigError(f"--pairs={file}: the table has no pairs; leave the option out")
     stands = {
         ours: theirs for ours, theirs in like.items() if theirs in table.gpu_types and ours not in table.gpu_types
     }
@@ -231,25 +232,27 @@ def _table(file: Path, pair_types: str, gpu_types: Sequence[str], like: Mapping[
         ours, _, theirs = part.partition("=")
         if ours not in gpu_types or theirs not in table.gpu_types:
             raise ConfigError(
-                f"--pair-types: {part!r} is no TYPE=TYPE of the cluster's ({', '.join(gpu_types)}) and the table's "
+                f"--pair-types: {part!r} is not TYPE=TYPE of the cluster's ({', '.join(gpu_types)}) and the table's "
                 f"({', '.join(table.gpu_types)})"
             )
         stands[ours] = theirs
     for name in gpu_types:
         if stands.setdefault(name, name) not in table.gpu_types:
             raise ConfigError(
-                f"--pairs={file}: it has no pairs on {name}; it has {', '.join(table.gpu_types)}: say which of these stands "
-                f"for it, such as --pair-types {name}={next(iter(table.gpu_types))}"
+                f"--pairs={file}: it has no pairs on {name}; it has {', '.join(table.gpu_types)}: say which of these "
+                f"stands for it, such as --pair-types {name}={next(iter(table.gpu_types))}"
             )
     return table.on_types(stands)
 
 
 def _part(utilisation: float) -> str:
-    return "all of it, so that two of them gain nothing on one GPU" if utilisation == 1 else f"{utilisation:.0%} of it"
+    return (
+        "all of a GPU, so that two of them gain nothing on one" if utilisation == 1 else f"{utilisation:.0%} of a GPU"
+    )
 
 
 def _some(names: Sequence[str]) -> str:
-    """The commonest, in words."""
+    """The most frequent names, as part of a sentence."""
     counts = Counter(names)
     shown = [f"{name} x{count}" if count > 1 else name for name, count in counts.most_common(SHOWN)]
     return ", ".join(shown) + (f" and {len(counts) - SHOWN} more" if len(counts) > SHOWN else "")

@@ -1,9 +1,9 @@
-"""What the jobs of a workload are like beside others on a GPU: what a simulation in which they share needs to be told.
+"""The truth about co-located jobs of a workload, for simulations in which jobs share GPUs.
 
-A job's *kind* is what a table of pairs knows it by: the workload's column `kind`, else the first of its family, model,
-`USER/NAME` and name that the table has; also as Gavel writes it, `('ResNet-18 (batch size 16)', 1)` for the kind and its GPUs.
-A job of no kind of the table is like no other: beside it counts what each uses of the GPU alone. Where nobody knows that either,
-it is assumed.
+A table of pairs knows a job by its *kind*. That is the workload's column `kind`, or else the first of its family,
+model, `USER/NAME` and name that the table has, also in Gavel's notation `('ResNet-18 (batch size 16)', 1)` for the kind
+and its number of GPUs. A job whose kind is not in the table is a kind of its own: beside it, each job's utilisation
+alone decides. If that is unknown, it is assumed.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ MIB_OF_GB = 1e9 / 2**20
 
 
 def gpus_of(kind: str) -> int | None:
-    """GPUs that jobs of a kind of Gavel's table run on; None: its name does not say."""
+    """Number of GPUs of a kind of Gavel's table; None: its name does not say."""
     found = OF_GPUS.match(kind)
     return int(found[1]) if found is not None else None
 
 
 @dataclass(frozen=True, slots=True)
 class Sharers:
-    """The truth about jobs that share.
+    """The truth about co-located jobs.
 
     Args:
         pairs: shares of pairs, by the cluster's names of GPU types.
-        kinds: of all jobs.
-        unknown: jobs whose kind is not in the table.
-        assumed: jobs of which nobody knows what they use of a GPU alone.
-        settings: what sharing costs.
-        gpu_memory_mb: memory of one GPU by type, where it is known.
+        kinds: kinds of all jobs.
+        unknown: number of jobs whose kind is not in the table.
+        assumed: jobs whose utilisation alone is assumed.
+        settings: costs of sharing.
+        gpu_memory_mb: memory of one GPU by GPU type, MB, as far as it is known.
     """
 
     pairs: Colocation
@@ -52,7 +52,7 @@ class Sharers:
     gpu_memory_mb: Mapping[str, int]
 
     def agents(self) -> SimulatedAgents:
-        """New ones, for one simulation."""
+        """New agents for one simulation."""
         return SimulatedAgents(self.kinds, self.pairs, self.settings, self.gpu_memory_mb)
 
 
@@ -70,12 +70,12 @@ def sharers(
 
     Args:
         workload: the jobs.
-        gpu_types: of the cluster.
-        pairs: shares of pairs; a pair without is one of which only the utilisation of each counts.
-        settings: what sharing costs; its seed is that of the kinds, too.
-        drawn: a job of no kind of the table gets one that runs on as many GPUs, at random.
-        assumed: part of a GPU that a job uses alone of which nobody knows it, in [0, 1].
-        gpu_memory_mb: memory of one GPU by type, as the site knows it; of other types the catalogue's counts.
+        gpu_types: GPU types of the cluster.
+        pairs: shares of pairs. For other pairs, only the utilisation of each job counts.
+        settings: costs of sharing. Their seed also draws the kinds.
+        drawn: whether a job whose kind is not in the table gets a random kind with as many GPUs.
+        assumed: utilisation alone, in [0, 1], of jobs of which it is unknown.
+        gpu_memory_mb: memory of one GPU by GPU type, MB, as the site knows it. For other types the catalogue's counts.
     """
     known = dict.fromkeys(kind for gpu_type in gpu_types for kind in pairs.kinds(gpu_type))
     by_gpus: dict[int | None, list[str]] = {}
@@ -98,7 +98,7 @@ def sharers(
 
 
 def utilisation(pairs: Colocation, gpu_types: Sequence[str], kind: str | None) -> float | None:
-    """Part of a GPU that a kind uses alone, mean over the types on which something tells; None: nothing does."""
+    """Utilisation of a kind alone, in [0, 1]: the mean over the GPU types on which it is known; None: it is unknown."""
     if kind is None:
         return None
     told = []
@@ -110,7 +110,7 @@ def utilisation(pairs: Colocation, gpu_types: Sequence[str], kind: str | None) -
 
 
 def names_of(job: WorkloadJob) -> Iterator[str]:
-    """What a table may know the job by, the surest first."""
+    """Names by which a table may know the job, the surest first."""
     own = f"{job.user}/{job.name}" if job.name else ""  # as `pairs.kind_of` has it
     for name in (job.kind, job.spec.model_family, job.model, own, job.name, job.id):
         if name:
@@ -119,7 +119,7 @@ def names_of(job: WorkloadJob) -> Iterator[str]:
 
 
 def _size(gpus: int, known: Mapping[int | None, object]) -> int | None:
-    """The size of kinds that is nearest to a job's GPUs from below; where there is none, the smallest."""
+    """The largest number of GPUs of a kind that is no more than the job's; without one, the smallest."""
     sizes = sorted(size for size in known if size is not None)
     if not sizes:
         return None

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from .cgroups import Slurm
+from .node import Node
 
 
 @pytest.fixture(params=[1, 2], ids=["v1", "v2"])
@@ -16,3 +17,16 @@ def slurm(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Slurm]:
     made = Slurm(request.param, tmp_path / "slurm")
     yield made
     made.close()
+
+
+@pytest.fixture
+def make_node(tmp_path: Path) -> Iterator[Callable[..., Node]]:
+    nodes: list[Node] = []
+
+    def make(**settings: object) -> Node:
+        nodes.append(Node(tmp_path, **settings))
+        return nodes[-1]
+
+    yield make
+    for node in nodes:
+        node.close()

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from penstock_profiles.node_channel import JobStatus
+from penstock_profiles.node_channel import JobControl, JobStatus, control_path
 from penstock_profiles.nvml import Sample
 from penstock_scheduler.model import JobId, Pack, SharedGpus
 from penstock_scheduler.sharing.messages import NodeOrder, NodeStatus, OrderedGroup, OrderedJob, order_file, status_file
@@ -198,3 +198,21 @@ class Node:
 
 def alone(*numbers: int) -> list[Pack]:
     return [Pack((JobId(f"j{number}"),)) for number in numbers]
+
+
+def steps(node: Node, number: int) -> int:
+    said = node.said(number)
+    return said.steps if said is not None else 0
+
+
+def control(node: Node, number: int) -> JobControl:
+    return JobControl.model_validate_json(control_path(node.run_dir, number).read_bytes())
+
+
+def at_once(node: Node) -> list[str]:
+    """Jobs that may use a GPU on which another one may, too."""
+    users: dict[int, list[str]] = {}
+    for each in node.agent.status().jobs:
+        for device in each.devices if each.state in ("running", "suspending") else ():
+            users.setdefault(device, []).append(each.job)
+    return [job for jobs in users.values() if len(jobs) > 1 for job in jobs]

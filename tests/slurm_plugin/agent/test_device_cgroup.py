@@ -1,4 +1,4 @@
-"""Which GPUs the processes of a job can open, in real cgroups that deny them all of the node, as Slurm's do."""
+"""Device cgroups of jobs, of both versions of cgroups."""
 
 from __future__ import annotations
 
@@ -9,15 +9,12 @@ import os
 import shutil
 import subprocess
 import sys
-import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
 
-from penstock_profiles.node_channel import devices_file, gpus_file
-from penstock_scheduler.model import JobId
 from penstock_slurm.agent import device_cgroup
 from penstock_slurm.agent.device_cgroup import CHANGES_S, LEVELS, SELDOM_S, DeviceCgroups, Rule
 from penstock_slurm.agent.settings import AgentSettings
@@ -25,7 +22,6 @@ from penstock_slurm.install.sources import source
 from penstock_slurm.install.units import AGENT, CONSTRAINED
 
 from .cgroups import GPUS, JOB, NODE, UID, Slurm, give
-from .node import Node, alone
 
 
 def test_a_job_reaches_the_gpus_that_it_is_bound_to_and_no_others(slurm: Slurm) -> None:
@@ -388,142 +384,3 @@ def test_without_a_word_of_the_driver_they_are_the_files_that_there_are(
 def test_patterns_that_cannot_be(pattern: str) -> None:
     with pytest.raises(ValidationError, match=r"must be absolute paths|not a host list"):
         AgentSettings(gpu_file=pattern)
-
-
-# --- with the rest of the agent
-
-
-@pytest.fixture
-def node(tmp_path: Path, slurm: Slurm) -> Iterator[Node]:
-    made = Node(tmp_path)
-    made.device_cgroups = slurm.cgroups()
-    made.start()
-    yield made
-    made.close()
-
-
-def order(node: Node, *numbers: int, **fields: object) -> None:
-    """On GPU 1, and a turn."""
-    of_user = {number: {"uid": UID, **fields} for number in (JOB, JOB + 1)}
-    node.order(alone(*numbers), (1,), 60.0, fields=of_user)
-    node.agent.tick(time.time())
-
-
-def test_who_has_a_turn_is_let_at_its_gpus_and_who_waits_is_not(node: Node, slurm: Slurm) -> None:
-    process = slurm.inside(*slurm.step("batch"))
-    order(node, JOB + 1, JOB)
-    assert node.states() == {f"j{JOB + 1}": "running", f"j{JOB}": "waiting"}
-    assert slurm.sees(process) == set()
-    order(node, JOB)
-    assert node.states() == {f"j{JOB}": "running"}
-    assert slurm.sees(process) == {1}
-    assert gpus_file(node.run_dir, JOB).read_text().splitlines() == [str(path) for path in slurm.gpus]
-    step = slurm.inside(*slurm.step("0", tasks=1))
-    node.agent.tick(time.time())
-    assert slurm.sees(step) == {1}
-    assert node.agent.status().lacks == ()
-
-
-def test_a_job_that_the_daemon_names_no_more_keeps_them_as_it_begins_steps(node: Node, slurm: Slurm) -> None:
-    slurm.inside(*slurm.step("batch"))
-    order(node, JOB)
-    node.order([], ())
-    node.agent.tick(time.time())
-    assert JOB in node.agent.state.saved.departing
-    step = slurm.inside(*slurm.step("0", tasks=1))
-    node.agent.tick(time.time())
-    assert slurm.sees(step) == {1}
-
-
-def test_the_cgroups_of_a_job_with_gpus_of_slurms_are_slurms_matter(node: Node, slurm: Slurm) -> None:
-    process = slurm.inside(*slurm.step("batch"))
-    order(node, JOB, own_devices=(1,))
-    assert node.states() == {f"j{JOB}": "running"}
-    assert slurm.sees(process) == set()
-
-
-def test_a_job_to_which_its_gpus_cannot_be_opened_is_not_bound_and_the_status_says_why(
-    node: Node, slurm: Slurm, tmp_path: Path
-) -> None:
-    process = slurm.inside(*slurm.step("batch"))
-    elsewhere = [path.rename(tmp_path / path.name) for path in slurm.gpus[1:]]
-    order(node, JOB)
-    assert node.states() == {f"j{JOB}": "waiting"}
-    assert "its GPUs cannot be opened to it" in node.agent.status().jobs[0].why
-    assert not devices_file(node.run_dir, JOB).exists()
-    node.agent.tick(time.time() + 60)
-    assert node.agent.status().lacks == ("no-devices",)
-    for path, back in zip(elsewhere, slurm.gpus[1:], strict=True):
-        path.rename(back)
-    node.agent.tick(time.time() + 120)
-    node.agent.tick(time.time() + 180)
-    assert node.states() == {f"j{JOB}": "running"}
-    assert node.agent.status().lacks == ()
-    assert slurm.sees(process) == {1}
-
-
-def test_a_later_run_of_the_job_is_left_alone_until_the_daemon_names_it(node: Node, slurm: Slurm) -> None:
-    """The agent was away meanwhile, and Slurm may have given it GPUs of its own."""
-    slurm.inside(*slurm.step("batch"))
-    order(node, JOB)
-    slurm.end_job()
-    process = slurm.inside(*slurm.step("batch"))
-    node.start().tick(time.time())
-    assert node.states() == {f"j{JOB}": "running"}
-    assert slurm.sees(process) == set()
-    order(node, JOB)
-    assert slurm.sees(process) == {1}
-
-
-def test_an_order_written_before_it_was_known_that_a_run_has_ended_names_no_later_one(node: Node, slurm: Slurm) -> None:
-    slurm.inside(*slurm.step("batch"))
-    order(node, JOB)
-    slurm.end_job()
-    node.agent.tick(time.time() + 1)
-    mine = node.agent.state.jobs[JobId(f"j{JOB}")]
-    assert mine.gone
-    order(node, JOB)
-    process = slurm.inside(*slurm.step("batch"))
-    node.agent.tick(time.time() + 2)
-    assert not mine.gone
-    assert slurm.sees(process) == set()
-    order(node, JOB)
-    assert slurm.sees(process) == {1}
-
-
-def test_a_later_run_of_a_job_that_the_daemon_names_no_more_is_left_alone(node: Node, slurm: Slurm) -> None:
-    """A process of the user's that says it is the job's may outlive it."""
-    slurm.inside(*slurm.step("batch"))
-    order(node, JOB)
-    node.order([], ())
-    node.agent.tick(time.time())
-    slurm.end_job()
-    process = slurm.inside(*slurm.step("batch"))
-    node.agent.tick(time.time())
-    assert JOB in node.agent.state.saved.departing
-    assert slurm.sees(process) == set()
-
-
-def test_a_later_run_with_gpus_of_slurms_is_not_what_the_one_before_was(node: Node, slurm: Slurm) -> None:
-    slurm.inside(*slurm.step("batch"))
-    order(node, JOB)
-    slurm.end_job()
-    process = slurm.inside(*slurm.step("batch"))
-    node.start()
-    order(node, JOB, own_devices=(2,))
-    assert not devices_file(node.run_dir, JOB).exists()
-    assert node.agent.state.jobs[JobId(f"j{JOB}")].devices in ((), (2,))
-    node.order([], ())
-    node.agent.tick(time.time())
-    assert JOB in node.agent.state.saved.departing
-    assert slurm.sees(process) == set()
-
-
-def test_that_slurms_cgroups_are_not_found_is_told_once_a_job_runs(node: Node, slurm: Slurm) -> None:
-    node.device_cgroups = DeviceCgroups("n2", lambda: True, slurm.pattern, slurm.mount)
-    node.start().tick(time.time())
-    assert node.agent.status().lacks == ()
-    slurm.inside(*slurm.step("batch"))
-    order(node, JOB)
-    node.agent.tick(time.time() + 60)
-    assert node.agent.status().lacks == ("no-devices",)

@@ -56,7 +56,7 @@ def test_where_slurm_has_several_folders_the_first_that_has_it_counts(etc: Path)
 
     assert trouble() is None
     (first / "penstock.so").write_bytes(b"old")
-    assert trouble() == ("old-plugin", f"{first}/penstock.so is not of Penstock {__version__}")
+    assert trouble() == ("old-plugin", f"{first}/penstock.so is not from Penstock {__version__}")
     for folder in (first, second):
         (folder / "penstock.so").unlink()
     assert trouble() == ("no-plugin", f"{first}/penstock.so: No such file or directory")

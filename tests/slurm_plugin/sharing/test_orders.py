@@ -1,153 +1,36 @@
-"""What the daemon orders of agents and of the GPU reservation, look by look: with a Slurm that says what it is told to, and
-no agent."""
+"""Orders of the daemon to the agents, and the GPU reservations for them."""
 
 from __future__ import annotations
 
 import ctypes
 import dataclasses
-import errno
-import json
 import os
 import shutil
 import subprocess
 import threading
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from penstock_profiles.colocation import Colocation
 from penstock_scheduler.cli.doctor import agents_in
 from penstock_scheduler.clock import WallClock
 from penstock_scheduler.errors import ClusterAway, ConfigError
-from penstock_scheduler.model import Job, JobSpec, JobUse, Limit, Pack, PackSeen, Phase, SharedGpus
-from penstock_scheduler.pairs import Pairs
+from penstock_scheduler.model import Pack, Phase, SharedGpus
 from penstock_scheduler.settings import load_settings
-from penstock_scheduler.sharing.messages import (
-    CarriedGroup,
-    CarriedJob,
-    Contained,
-    NodeOrder,
-    NodeStatus,
-    NumberedPack,
-    XidSeen,
-    order_file,
-    status_file,
-)
 from penstock_scheduler.sharing.slices import next_packs
 from penstock_scheduler.simulator import SimulatedClock
 from penstock_scheduler.spool import Spool
-from penstock_slurm import agents as agents_module
 from penstock_slurm import open_cluster
 from penstock_slurm.agents import SlurmAgents
 from penstock_slurm.cluster import SlurmCluster
-from penstock_slurm.gateway import CliGateway, SlurmJob, SlurmNode, TimedOut
-from penstock_slurm.gpu_reservation import CHECKS, NAME, GpuReservations
+from penstock_slurm.gateway import CliGateway, SlurmNode, TimedOut
+from penstock_slurm.gpu_reservation import CHECKS, GpuReservations
 from penstock_slurm.settings import SlurmSettings
-from tests.scheduler.builders import job, on, snapshot
+from tests.scheduler.builders import job, on
 from tests.slurm_plugin.boards import TWO_PAIRS
 from tests.slurm_plugin.test_cluster import Told, pending
 
-
-class Commands:
-    """Slurm's commands, as far as the GPU reservation uses them: what was asked, and answers from a table."""
-
-    def __init__(self) -> None:
-        self.asked: list[tuple[object, ...]] = []
-        self.indexes: dict[str, tuple[int, ...]] = {}
-        self.error: Exception | None = None
-
-    def gpu_indexes(self, job_id: str) -> tuple[int, ...]:
-        self.asked.append(("gpu_indexes", job_id))
-        if self.error is not None:
-            raise self.error
-        return self.indexes.get(job_id, ())
-
-    def submit_placeholder(self, name: str, node: str, partition: str, note: str, after: int | None) -> str:
-        self.asked.append(("submit_placeholder", node, after))
-        return str(900 + len(self.asked))
-
-    def cancel(self, job_id: str) -> None:
-        self.asked.append(("cancel", job_id))
-
-    def set_comment(self, job_id: str, note: str) -> None:
-        self.asked.append(("set_comment", job_id))
-
-    def no_time_limit(self, job_id: str) -> None:
-        self.asked.append(("no_time_limit", job_id))
-
-
-class Site:
-    """One node, `n0`, of four GPUs, and jobs of ours there."""
-
-    def __init__(self, spool: Path) -> None:
-        self.spool, self.commands, self.clock = spool, Commands(), SimulatedClock()
-        self.begin()
-
-    def begin(self) -> None:
-        """As a daemon that starts."""
-        self.agents = SlurmAgents(GpuReservations(self.commands), self.spool, self.clock)  # type: ignore[arg-type]
-
-    def told(
-        self,
-        *jobs: CarriedJob,
-        order: int = 0,
-        history: str = "h",
-        news: int = 0,
-        links: tuple[tuple[int, ...], ...] = (),
-        groups: Sequence[tuple[SharedGpus, Sequence[Pack]]] = (),
-    ) -> None:
-        """Its agent's word, with so many packs, containments and errors of GPUs, the last three of which it remembers.
-
-        Args:
-            groups: each with the packs of it that run now.
-        """
-        numbers = range(max(news - 2, 1), news + 1)
-        status = NodeStatus(
-            node="n0",
-            order=order,
-            time_s=self.clock.now_s(),
-            history=history,
-            groups=tuple(CarriedGroup(shared=shared, running=tuple(running)) for shared, running in groups),
-            jobs=jobs,
-            packs=tuple(NumberedPack(number=number, seen=PackSeen(("7", "8"), "t4", (0.8, 0.7))) for number in numbers),
-            contained=tuple(
-                Contained(number=number, job="7", time_s=1.0, cause="died", text=f"{number}", killed=False)
-                for number in numbers
-            ),
-            xids=tuple(XidSeen(number=number, time_s=1.0, device=0, xid=79) for number in numbers),
-            links=links,
-        )
-        path = status_file(self.spool, "n0")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(status.model_dump_json())
-
-    def look(self, *found: tuple[Job, SlurmJob], others: tuple[SlurmJob, ...] = (), used: int = 0) -> None:
-        """A look at jobs of ours, of which those without GPUs are cleared, and at others: placeholder jobs, and jobs that
-        leave."""
-        node = SlurmNode("n0", {"t4": 4}, {"t4": used}, frozenset({"IDLE"}), ("gpu",), 16, 0, 64_000, 0)
-        self.agents.reservations.saw([*(each for _, each in found), *others])
-        cleared = {each.id for each, slurm_job in found if slurm_job.gpus_per_node is None}
-        jobs, slurm_jobs = {each.id: each for each, _ in found}, {each.id: each for _, each in found}
-        self.agents.saw([node], jobs, slurm_jobs, cleared, ["gpu"], {"n0": "t4"})
-
-    def order(self) -> NodeOrder:
-        return NodeOrder.model_validate_json(order_file(self.spool, "n0").read_bytes())
-
-
-def runs(number: str, gpus: int | None = 1, **fields: object) -> tuple[Job, SlurmJob]:
-    """A job that runs on `n0`; with no GPUs of Slurm's if None."""
-    here = {"id": number, "number": int(number), "state": "RUNNING", "nodes": ("n0",), "gpus_per_node": gpus}
-    return job(number, phase=Phase.RUNNING, allocation=on("t4", n0=gpus or 1)), pending("gpu", **here | fields)
-
-
-def placeholder(number: str, node: str = "n0") -> SlurmJob:
-    fields = {"id": number, "number": int(number), "name": NAME, "uid": os.geteuid(), "comment": json.dumps({})}
-    return pending("gpu", **fields | {"state": "RUNNING", "nodes": (node,)})
-
-
-def carried(number: str, *devices: int, state: str = "running", kind: str = "k") -> CarriedJob:
-    return CarriedJob(job=number, state=state, devices=devices, use=JobUse(kind))  # type: ignore[arg-type]
+from .site import Commands, Site, bound, carried, group, placeholder, runs
 
 
 @pytest.mark.parametrize(("links", "first", "second"), [(TWO_PAIRS, (0, 2), (1, 3)), ((), (0, 1), (2, 3))])
@@ -197,15 +80,6 @@ def test_clients_of_mps_start_anew_when_their_group_comes_to_take_turns(site: Si
     assert site.agents.misplaced == set()
     site.agents.share([SharedGpus("n0", 1, (packed, Pack(("3",))))])
     assert site.agents.misplaced == {"1", "2"}
-
-
-def group(*jobs: str) -> SharedGpus:
-    return SharedGpus("n0", 1, tuple(Pack((each,)) for each in jobs))
-
-
-@pytest.fixture
-def site(tmp_path: Path) -> Site:
-    return Site(tmp_path / "spool")
 
 
 def test_a_site_without_agents_is_left_as_it_is(tmp_path: Path) -> None:
@@ -365,88 +239,6 @@ def test_a_folder_that_cannot_be_written_does_not_stop_the_site(site: Site, capl
     assert "cannot write an order" in caplog.text
 
 
-def test_a_status_that_cannot_be_read_for_once_stands_until_it_is_old(site: Site) -> None:
-    site.commands.indexes = {"20": (2,), "21": (3,)}
-    site.told(carried("7", 3))
-    found = (runs("7", None),)
-    for lost in (False, True):
-        if lost:
-            status_file(site.spool, "n0").unlink()
-        site.look(*found, others=(placeholder("20"), placeholder("21")), used=2)
-        site.agents.share([group("7")])
-        assert [each.devices for each in site.order().groups] == [(3,)]
-    site.clock.sleep(100.0)
-    site.look(*found, others=(placeholder("20"), placeholder("21")), used=2)
-    assert site.agents.keeps_back("7", "n0").startswith("waits for the agent of n0, which does not answer")
-
-
-def taken(site: Site) -> tuple[int, list[int], list[tuple[str, int]]]:
-    """Packs, containments and errors that are told after a look."""
-    site.look()
-    packs = len(site.agents.sharing().seen)
-    contained = [each.number for each in site.agents.take_contained()]
-    return packs, contained, [(node, each.number) for node, each in site.agents.take_xids()]
-
-
-def test_what_agents_saw_and_did_while_no_daemon_was_there_is_told_once(site: Site) -> None:
-    site.told(news=1)
-    assert taken(site) == (0, [], []), "of what was there before the first daemon nobody knows whether it was told"
-    site.told(news=2)
-    assert taken(site) == (1, [2], [("n0", 2)])
-    site.begin()
-    assert taken(site) == (0, [], [])
-    site.told(news=4)
-    site.begin()
-    assert taken(site) == (2, [3, 4], [("n0", 3), ("n0", 4)])
-    assert taken(site) == (0, [], [])
-    site.begin()
-    assert taken(site) == (0, [], [])
-    site.told(news=2, history="another")
-    site.begin()
-    assert taken(site) == (2, [1, 2], [("n0", 1), ("n0", 2)]), "an agent that has lost its state counts anew"
-
-
-def test_what_a_daemon_has_seen_and_not_told_is_told_by_the_next_one(site: Site) -> None:
-    site.told()
-    site.look()
-    site.told(news=2)
-    site.look()
-    assert [each.number for each in site.agents.take_contained()] == [1, 2]
-    site.begin()
-    assert taken(site) == (2, [], [("n0", 1), ("n0", 2)])
-
-
-def test_a_pack_of_jobs_that_have_ended_meanwhile_is_learned(site: Site) -> None:
-    """The agent still has its last order, so it tells of what kind they were, until the daemon tells it another."""
-    site.told()
-    site.look()
-    site.told(carried("7", 0, kind="a"), carried("8", 0, kind="b"), news=1)
-    site.begin()
-    site.look()
-    site.told(news=1)
-    site.look()
-    pairs = Pairs(Colocation())
-    pairs.on(dataclasses.replace(snapshot("t4:1x4", []), sharing=site.agents.sharing()))
-    assert (pairs.known.share("t4", "a", "b"), pairs.known.share("t4", "b", "a")) == (0.8, 0.7)
-    site.look()
-    assert site.agents.sharing().uses == {}
-
-
-def test_where_nothing_can_be_kept_news_are_told_all_the_same(
-    site: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    site.told()
-    site.look()
-    monkeypatch.setattr(agents_module, "write_whole", full)
-    site.told(news=1)
-    assert taken(site) == (1, [1], [("n0", 1)])
-    assert taken(site) == (0, [], [])
-    assert "cannot record which events of an agent were taken" in caplog.text
-
-
 def test_placeholder_jobs_on_unmanaged_nodes_are_named_once(site: Site, caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(2):
         site.look(others=(placeholder("20", "gone"), placeholder("21")))
@@ -507,100 +299,6 @@ def test_nobody_shares_on_a_node_on_which_jobs_cannot_start_without_gpus(site: S
     assert site.agents.takes("8", "n0", 1)
 
 
-def bound(number: str, gpus: int | None = None, *, leaves: bool = False, **spec: object) -> tuple[Job, SlurmJob]:
-    """One that runs, such as one that was asked to leave."""
-    found, slurm_job = runs(number, gpus)
-    phase = Phase.STOPPING if leaves else Phase.RUNNING
-    return dataclasses.replace(found, phase=phase, spec=JobSpec.model_validate({"max_gpus": 1} | spec)), slurm_job
-
-
-@pytest.mark.parametrize("own", [False, True], ids=["cleared", "with GPUs of Slurm's"])
-@pytest.mark.parametrize(("host", "guest"), [("7", "8"), ("8", "7")])
-def test_a_guest_that_leaves_runs_on_beside_its_host_until_it_has_left(
-    site: Site, host: str, guest: str, own: bool
-) -> None:
-    """As it was, with the same limits and the same promise, also in the look before it is asked to leave."""
-    site.commands.indexes = {host: (0,), "20": (0,)}
-    packed = SharedGpus("n0", 1, (Pack((host, guest), 1, 0, host, (Limit(), Limit(memory_mb=4000))),), 10.0)
-    here = carried(host, 0), carried(guest, 0)
-    hosts, others = bound(host, 1 if own else None), () if own else (placeholder("20"),)
-    site.told(*here)
-    site.look(hosts, bound(guest), others=others, used=1)
-    site.agents.share([packed])
-    before = site.order()
-    assert [(each.shared, each.devices) for each in before.groups] == [(packed, (0,))]
-    site.told(*here, order=before.number, groups=[(packed, packed.packs)])
-    for leaves in (False, True, True):
-        site.look(hosts, bound(guest, leaves=leaves), others=others, used=1)
-        site.agents.share([])
-        assert site.order().groups == before.groups
-        assert host not in site.agents.misplaced
-    site.look(hosts, others=others, used=1)
-    site.agents.share([])
-    assert [each.shared.jobs for each in site.order().groups] == ([] if own else [(host,)])
-
-
-@pytest.mark.parametrize(
-    ("spec", "promised", "first"),
-    [
-        ({}, False, "8"),
-        ({}, True, "7"),
-        ({"preemptible": False}, False, "7"),
-        ({"adaptivity": "fixed"}, False, "7"),
-        ({"gpu_class": "guaranteed"}, False, "7"),
-    ],
-)
-def test_one_that_leaves_while_it_is_suspended_saves_next_but_for_who_is_not_suspended_for_it(
-    site: Site, spec: dict[str, object], promised: bool, first: str
-) -> None:
-    """8 is to leave 7's GPU. 7 has had far more of it, and runs on where it is promised its speed, stays, or matters more."""
-    site.commands.indexes = {"20": (0,)}
-    shared = group("7", "8")
-    if promised:
-        shared = SharedGpus("n0", 1, (Pack(("7", "8"), guaranteed="7"),))
-    ran = [Pack(("7",), guaranteed="7" if promised else None)]
-    orders = []
-    for _ in range(3):
-        site.told(carried("7", 0), carried("8", 0, state="suspended"), groups=[(shared, ran)])
-        site.look(bound("7", **spec), bound("8", leaves=True), others=(placeholder("20"),), used=1)
-        site.agents.share([])
-        (ordered,) = site.order().groups
-        shared, orders = ordered.shared, [*orders, ordered]
-        served = {pack: 100.0 if pack.jobs == ("7",) else 0.0 for pack in shared.packs}
-        ran = [pack for pack in shared.packs if pack.jobs == ("7",)]
-        assert [pack.jobs for pack in next_packs(shared.packs, served, 1, ran)] == [(first,)]
-    assert orders == orders[:1] * 3, "an agent begins no new slice at each look"
-
-
-def test_who_comes_in_the_place_of_one_that_leaves_waits_for_it(site: Site) -> None:
-    """7 is to be packed with 9 instead of 8, or with 6, which takes turns with both: then 6 goes on taking turns."""
-    site.commands.indexes = {"20": (0,)}
-    packed = Pack(("7", "8"))
-    before = SharedGpus("n0", 1, (packed, Pack(("6",))))
-    site.told(carried("6", 0, state="suspended"), carried("7", 0), carried("8", 0), groups=[(before, [packed])])
-    found = bound("6"), bound("7"), bound("8", leaves=True)
-    new = job("9"), pending("gpu", id="9", number=9)
-    site.look(*found, new, others=(placeholder("20"),), used=1)
-    site.agents.share([SharedGpus("n0", 1, (Pack(("7", "9")), Pack(("6",))))])
-    assert [each.shared for each in site.order().groups] == [before]
-    assert [each.job for each in site.order().jobs] == ["6", "7", "8", "9"]
-    site.agents.share([SharedGpus("n0", 1, (Pack(("7", "6")),))])
-    assert [each.shared for each in site.order().groups] == [before]
-
-
-def test_two_that_leave_together_run_on_together(site: Site) -> None:
-    site.commands.indexes = {"20": (0,)}
-    before = SharedGpus("n0", 1, (Pack(("7", "8")), Pack(("9",))))
-    site.told(carried("7", 0), carried("8", 0), carried("9", 0, state="suspended"), groups=[(before, before.packs[:1])])
-    leave = bound("7", leaves=True), bound("8", leaves=True)
-    site.look(*leave, bound("9"), others=(placeholder("20"),), used=1)
-    site.agents.share([group("9")])
-    (ordered,) = site.order().groups
-    assert [pack.jobs for pack in next_packs(ordered.shared.packs, dict.fromkeys(ordered.shared.packs, 0.0), 1)] == [
-        ("7", "8")
-    ]
-
-
 def test_a_guaranteed_job_that_comes_waits_for_the_turn_of_one_that_runs_and_leaves(site: Site) -> None:
     """It has had no GPU yet, so nobody suspends it. 8 has its turn alone, beside 9, which waits for its own."""
     site.commands.indexes = {"20": (0,)}
@@ -612,25 +310,3 @@ def test_a_guaranteed_job_that_comes_waits_for_the_turn_of_one_that_runs_and_lea
     (ordered,) = site.order().groups
     served = {pack: 100.0 if pack.jobs == ("8",) else 0.0 for pack in ordered.shared.packs}
     assert [pack.jobs for pack in next_packs(ordered.shared.packs, served, 1)] == [("8",)]
-
-
-def test_one_that_is_about_to_be_asked_to_leave_makes_nobody_else_start_anew(site: Site) -> None:
-    """The plan has 7 and 9 on the GPU, and says nothing of 6, which is there, too, and came before them."""
-    site.commands.indexes = {"20": (0,)}
-    site.told(*(carried(number, 0) for number in "679"))
-    site.look(*(bound(number) for number in "679"), others=(placeholder("20"),), used=1)
-    site.agents.share([group("7", "9")])
-    assert site.agents.misplaced == {"6"}
-
-
-def test_what_is_learned_of_a_job_is_its_users_unless_it_declares_a_family(site: Site) -> None:
-    """Two users' `train.sh` are two programs; a family is one, whoever trains it."""
-    site.told()
-    found = []
-    for number, user, spec in (("7", "ada", {}), ("8", "bob", {}), ("9", "bob", {"model_family": "bert-squad"})):
-        each, slurm_job = bound(number, 1, **spec)
-        found.append((dataclasses.replace(each, name="train.sh", user=user), slurm_job))
-        site.commands.indexes[number] = (int(number) - 7,)
-    site.look(*found)
-    site.agents.share([])
-    assert [each.kind for each in site.order().jobs] == ["ada/train.sh", "bob/train.sh", "bert-squad"]

@@ -1,0 +1,200 @@
+"""Jobs that the agent contains, with real processes as jobs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+
+from penstock_profiles.files import write_whole
+from penstock_profiles.node_channel import JobStatus, statuses_dir
+from penstock_scheduler.model import JobId, Limit, Pack
+from penstock_slurm.agent import node_state
+from penstock_slurm.gateway import ControllerAway
+
+from .node import Node, alone, control, steps
+
+
+@pytest.mark.parametrize("goes", ["guaranteed", "pack"])
+def test_an_opportunistic_job_that_never_says_anything_stands_still_while_the_guaranteed_job_is_there(
+    make_node: Callable[..., Node], goes: str
+):
+    """It cannot be told its share. Also after a restart of the agent. It goes on when the other ends, or has another
+    place."""
+    node = make_node(start_wait_s=0.5, suspend_wait_s=0.3)
+    guaranteed = node.job(1, "--step", "0.02")
+    node.job(2, "--mute")
+    node.order([Pack((JobId("j1"), JobId("j2")), guaranteed=JobId("j1"))], (0,), slice_s=0.3)
+    node.until(lambda: node.states() == {"j1": "running", "j2": "suspended"}, "containment")
+    for _ in range(2):
+        (contained,) = node.agent.status().contained
+        assert (contained.job, contained.cause, contained.killed) == ("j2", "share", False)
+        assert "Penstock's executor" in contained.text
+        node.until(lambda: [each.use.answers for each in node.agent.status().jobs] == [True, False], "who answers")
+        assert "keep to its share" in node.agent.status().jobs[1].why
+        node.run(1.2)
+        assert node.states() == {"j1": "running", "j2": "suspended"}
+        assert node.agent.status().groups[0].share == 0, "what is measured with nobody beside says nothing of a share"
+        node.start()
+    if goes == "guaranteed":
+        guaranteed.kill()
+        guaranteed.wait()
+    else:
+        node.order(alone(1, 2), (0, 1), slice_s=0.5)
+    node.until(lambda: node.states()["j2"] == "running", "end of its standing still")
+
+
+@pytest.mark.parametrize("misuse", ["tell", "kill"])
+def test_an_opportunistic_job_that_trains_beyond_its_share_is_frozen_or_ended(
+    make_node: Callable[..., Node], misuse: str
+):
+    """It says that it has share 0, in a slice that does not end, and makes step after step."""
+    node = make_node(misuse_s=1.0, misuse=misuse)
+    node.job(1, "--step", "0.02")
+    node.job(2, "--greedy")
+    node.order([Pack((JobId("j1"), JobId("j2")), guaranteed=JobId("j1"))], (0,), slice_s=600.0)
+    node.until(lambda: node.agent.status().contained, "containment")
+    (contained,) = node.agent.status().contained
+    assert (contained.job, contained.killed) == ("j2", misuse == "kill")
+    assert contained.cause == ("lies" if misuse == "kill" else "share")
+    assert "more than its share" in contained.text
+    if misuse == "tell":
+        node.until(lambda: node.states() == {"j1": "running", "j2": "suspended"}, "suspension")
+    assert (("cancel", 2) in node.slurm.calls) == (misuse == "kill")
+
+
+class Opportunistic:
+    """An opportunistic job that tells what a job with steps of so many seconds would: at share 0 it pauses for so long
+    after each."""
+
+    def __init__(self, node: Node, step_s: float, pause_s: float) -> None:
+        self._node, self._step_s, self._cycle_s = node, step_s, step_s + pause_s
+        self._begun_s = 0.0
+
+    def tell(self, now_s: float, number: int) -> None:
+        self._begun_s = self._begun_s or now_s
+        made = int((now_s - self._begun_s + self._cycle_s - self._step_s) / self._cycle_s)
+        status = JobStatus(number=number, pid=9, time_s=now_s, steps=made, seconds=made * self._step_s)
+        write_whole(statuses_dir(self._node.run_dir, 2) / "0.json", status.model_dump_json())
+
+
+@pytest.mark.parametrize(
+    ("step_s", "pause_s", "keeps"),
+    [(0.1, 30.0, True), (20.0, 30.0, True), (100.0, 30.0, True), (20.0, 0.0, False), (2.0, 2.0, False)],
+)
+def test_an_opportunistic_job_of_several_processes_that_makes_a_step_now_and_then_is_no_liar(
+    make_node: Callable[..., Node], step_s: float, pause_s: float, keeps: bool
+):
+    """It pauses for 30 s at most. For 20 minutes it is told share 0, in steps of whatever length."""
+    node = make_node(start_wait_s=5.0, misuse="tell", sample_s=60.0)
+    guest, now_s = Opportunistic(node, step_s, pause_s), time.time()
+    node.order([Pack((JobId("j1"), JobId("j2")), guaranteed=JobId("j1"))], (0,), slice_s=1e4)
+    for _ in range(600):
+        now_s += 2.0
+        node.agent.tick(now_s)
+        guest.tell(now_s, control(node, 2).number)
+        if node.agent.status().contained:
+            break
+    assert [each.cause for each in node.agent.status().contained] == ([] if keeps else ["share"])
+
+
+def test_an_opportunistic_job_that_takes_no_new_message_is_frozen_after_a_while(make_node: Callable[..., Node]):
+    """It carries out the first word for ever. Late files are no matter: only after 150 s and two steps it stands
+    still."""
+    node = make_node(start_wait_s=120.0, suspend_wait_s=30.0, sample_s=60.0)
+    guest, began_s = Opportunistic(node, 4.0, 0.0), time.time()
+    node.order([Pack((JobId("j1"), JobId("j2")), guaranteed=JobId("j1"))], (0,), slice_s=1e4)
+    now_s = began_s
+    while not node.agent.status().contained and now_s < began_s + 1000:
+        now_s += 0.5
+        node.agent.tick(now_s)
+        guest.tell(now_s, 0)
+    assert 150 <= now_s - began_s < 200
+    (contained,) = node.agent.status().contained
+    assert (contained.job, contained.cause, contained.killed) == ("j2", "share", False)
+    assert "has not taken up its share" in contained.text
+
+
+@pytest.mark.parametrize("no_answer", ["freeze", "kill"])
+def test_a_job_that_does_not_answer_is_frozen_or_ended(make_node: Callable[..., Node], no_answer: str):
+    node = make_node(suspend_wait_s=0.5, no_answer=no_answer)
+    node.job(1, "--deaf")
+    node.order(alone(1), (0,), slice_s=0.5)
+    node.until(lambda: steps(node, 1) > 0, "steps")
+    node.job(2)
+    node.order(alone(1, 2), (0,), slice_s=0.5)
+    node.until(lambda: node.agent.status().contained, "containment")
+    node.until(lambda: node.states()["j2"] == "running", "turn of the other")
+    contained = node.agent.status().contained[0]
+    assert (contained.job, contained.cause, contained.killed) == ("j1", "no-answer", no_answer == "kill")
+    assert "within 0.5 s" in contained.text
+    assert (("cancel", 1) in node.slurm.calls) == (no_answer == "kill")
+    assert (("suspend", 1) in node.slurm.calls) == (no_answer == "freeze")
+
+
+def test_a_job_that_says_that_it_stands_still_and_trains_on_is_ended(make_node: Callable[..., Node]):
+    node = make_node(misuse_s=1.0)
+    node.slurm.freeze_after_s = 600.0
+    node.job(1, "--lie")
+    node.order(alone(1), (0,), slice_s=0.5)
+    node.until(lambda: steps(node, 1) > 0, "steps")
+    node.job(2)
+    node.order(alone(1, 2), (0,), slice_s=30.0)
+    node.until(lambda: node.agent.status().contained, "containment")
+    contained = node.agent.status().contained[0]
+    assert (contained.job, contained.cause, contained.killed) == ("j1", "lies", True)
+    node.until(lambda: node.states()["j2"] == "running", "turn of the other")
+
+
+def test_a_job_over_its_memory_limit_is_ended_or_told(make_node: Callable[..., Node]):
+    node = make_node(misuse_s=0.5, misuse="tell")
+    node.job(1, "--leak", "10")
+    node.job(2)
+    pack = Pack((JobId("j1"), JobId("j2")), limits=(Limit(memory_mb=50), Limit(memory_mb=50)))
+    node.order([pack], (0,))
+    node.until(lambda: node.agent.status().contained, "containment")
+    contained = node.agent.status().contained
+    assert [(each.job, each.cause, each.killed) for each in contained] == [("j1", "memory", False)]
+    assert "50 MB" in contained[0].text
+    node.run(1.0)
+    assert len(node.agent.status().contained) == 1, "its user is told once"
+    assert node.states() == {"j1": "running", "j2": "running"}
+
+
+def test_a_job_that_dies_while_suspended_leaves_its_place(make_node: Callable[..., Node]):
+    node = make_node()
+    dead = node.job(1)
+    node.order(alone(1), (0,), slice_s=600.0)
+    node.until(lambda: steps(node, 1) > 0, "steps")
+    node.job(2)
+    node.order(alone(1, 2), (0,), slice_s=600.0)
+    node.until(lambda: node.states() == {"j1": "suspended", "j2": "running"}, "turn of the other")
+    node.until(lambda: node.agent.state.is_frozen(1), "SIGSTOP")
+    dead.kill()
+    dead.wait()
+    node.until(lambda: node.agent.status().contained, "containment")
+    assert [(each.job, each.cause) for each in node.agent.status().contained] == [("j1", "died")]
+    assert [each.shared.jobs for each in node.agent.status().groups] == [("j1", "j2")]
+    assert [pack.jobs for pack in node.agent.status().groups[0].running] == [("j2",)]
+
+
+def test_a_job_that_slurm_does_not_cancel_at_first_is_cancelled_later(
+    make_node: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
+):
+    node = make_node(misuse_s=0.3)
+    node.job(1, "--leak", "10")
+    node.job(2)
+    monkeypatch.setattr(node_state, "RETRY_S", 0.1)
+
+    def away(job_id: str) -> None:
+        node.slurm.calls.append(("away", int(job_id)))
+        raise ControllerAway("no answer", command="scancel", job_id=job_id)
+
+    node.order([Pack((JobId("j1"), JobId("j2")), limits=(Limit(memory_mb=50), Limit(memory_mb=50)))], (0,))
+    with monkeypatch.context() as patch:
+        patch.setattr(node.slurm, "cancel", away)
+        node.until(lambda: ("away", 1) in node.slurm.calls, "attempt")
+        assert not node.agent.status().contained
+    node.until(lambda: node.agent.status().contained, "containment")
+    assert node.agent.status().contained[0].killed
