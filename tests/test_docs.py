@@ -20,6 +20,7 @@ from penstock_scheduler.simulator.workloads.sacct import COLUMNS as SACCT
 from penstock_slurm.loopback.fixtures import skip_without_slurm
 from penstock_slurm.settings import SlurmSettings
 from tests.scheduler.builders import job, snapshot
+from tests.scheduler.policies.documented import NAME, documented
 from tests.slurm_plugin.flags import values
 
 ROOT = Path(__file__).parent.parent
@@ -114,10 +115,8 @@ def test_the_page_of_flags_has_every_flag_and_its_field():
 
 
 def test_the_policy_of_contributing_works():
-    source, *_ = blocks("CONTRIBUTING.md", "python")
-    names: dict[str, object] = {}
-    exec(source, names)  # our own page
-    policy = names["OneEach"](names["OneEachSettings"]())  # type: ignore[operator]
+    with documented():
+        policy = make_policy(NAME)[0]
     plan = policy.decide(snapshot("t4:1x2", [job("a", submit_s=1), job("b", submit_s=2), job("c", submit_s=3)]))
     assert {name: str(given) for name, given in plan.chosen.items()} == {"a": "1 t4", "b": "1 t4"}
     assert set(plan.waiting) == {"c"}

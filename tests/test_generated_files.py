@@ -1,4 +1,4 @@
-"""The files that are generated from the job spec's fields are as `script/generate` writes them."""
+"""The files that are generated from the job spec's fields and the policies are as `script/generate` writes them."""
 
 from __future__ import annotations
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from importlib import import_module
+from typing import Any, TypeVar, get_type_hints
 
 from pydantic import BaseModel, ValidationError
 
@@ -45,6 +46,18 @@ from penstock_scheduler.policies.synergy import (
 from penstock_scheduler.policies.tuning import PAPER, REFERENCE, TuneSettings
 from penstock_scheduler.policy_choice import PolicyChoice
 from penstock_scheduler.ports import Policy, Stage
+
+
+def registered(where: str) -> tuple[Callable[[Any], Policy], type[BaseModel]]:
+    """An entry of `REGISTRY`: a policy, and the settings that its `__init__` declares as the type of `settings`.
+
+    Args:
+        where: module in this package and class, such as `pollux.Pollux`.
+    """
+    module, _, name = where.rpartition(".")
+    policy = getattr(import_module(f"{__name__}.{module}"), name)
+    return policy, get_type_hints(policy.__init__)["settings"]
+
 
 REGISTRY: dict[str, tuple[Callable[[Any], Policy], type[BaseModel]]] = {
     "sia": (Sia, SiaSettings),

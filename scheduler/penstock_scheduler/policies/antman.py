@@ -58,7 +58,7 @@ class AntmanSettings(AntmanShareSettings):
 
 
 class Antman:
-    """The policy: see the module."""
+    """Guaranteed jobs first; opportunistic jobs use what is left, and may join others on their GPUs."""
 
     name = "antman"
     shares = True

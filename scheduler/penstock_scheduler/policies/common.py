@@ -126,6 +126,36 @@ def pinned_assignment(job: Job, placement: Placement, snapshot: Snapshot) -> Ass
     return assign(job, placement, reason, snapshot)
 
 
+def keep(snapshot: Snapshot, free: FreeGpus) -> dict[JobId, Assignment]:
+    """Assignments of all jobs that stay where they are or go on to where they are sent; their GPUs are taken from `free`.
+
+    For policies that move no job. A running job stays unless its GPUs are gone.
+    """
+    pins, kept = pinned(snapshot), {}
+    for job in snapshot.jobs:
+        if job.id in pins:
+            free.take(job, pins[job.id])
+            kept[job.id] = pinned_assignment(job, pins[job.id], snapshot)
+    for job in snapshot.jobs:
+        where = job.running_on
+        if where is not None and job.id not in pins and free.may_stay(where):
+            free.take(job, where)
+            kept[job.id] = assign(job, where, Reason(ReasonCode.KEPT, f"keeps {where.configuration}"), snapshot)
+    return kept
+
+
+def options(snapshot: Snapshot, job: Job, most: int | None = None) -> Request:
+    """Configurations on which a job makes progress -> its goodput there. `most`: GPUs of the largest; None: no limit."""
+    shapes = configurations(open_nodes(snapshot.nodes, job), most=most)
+    rates = {shape: rate(snapshot.facts[job.id].model, shape) for shape in shapes if allowed(job, shape)}
+    return {shape: goodput for shape, goodput in rates.items() if goodput > 0 and math.isfinite(goodput)}
+
+
+def waits(job: Job, text: str) -> Reason:
+    """The reason of a job that waits for GPUs."""
+    return Reason(ReasonCode.WAITING_CAPACITY, text, smallest_need(job))
+
+
 def assign(
     job: Job, placement: Placement, reason: Reason, snapshot: Snapshot, goodput: float | None = None
 ) -> Assignment:

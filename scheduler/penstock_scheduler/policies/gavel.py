@@ -51,7 +51,10 @@ class GavelSettings(BaseModel):
 
 
 class Gavel:
-    """The policy; see the module. Keeps the requests of jobs that have not changed, and nothing else."""
+    """Shares of time on each GPU type, for the largest sum of throughputs.
+
+    From one round to the next it keeps only the requests of jobs that have not changed.
+    """
 
     name = "gavel"
 

@@ -73,7 +73,10 @@ class PolluxSettings(BaseModel):
 
 
 class Pollux:
-    """The policy; see the module. Keeps the goodput of jobs whose model has not changed from round to round, and nothing else."""
+    """Goodput of all jobs at once, by a genetic search.
+
+    From one round to the next it keeps only the goodput of jobs whose model has not changed.
+    """
 
     name = "pollux"
 

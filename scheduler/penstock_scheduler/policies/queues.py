@@ -121,7 +121,7 @@ class _Queue(ABC):
 
 
 class Fifo(_Queue):
-    """By submission; nobody is moved once running."""
+    """First in, first out; running jobs are not moved."""
 
     name = "fifo"
 
@@ -167,7 +167,7 @@ class Las(_Queue):
 
 
 class Ftf(_Queue):
-    """The least fairly treated first."""
+    """Least fairly treated first, by finish-time fairness."""
 
     name = "ftf"
     preempts = True
@@ -196,7 +196,7 @@ def rho(snapshot: Snapshot, job: Job, option: Configuration, goodput: float) -> 
 
 
 class SlurmBackfill(_Queue):
-    """FIFO with backfill and fixed requests, as Slurm does it with its defaults, on the managed partitions.
+    """FIFO with backfill and fixed requests, as Slurm does it with its defaults.
 
     Priority is age. Every waiting job, up to `max_jobs`, has GPUs reserved at the earliest moment at which all that run or were
     looked at before it, by their time limits, leave it room, and starts if that is now (conservative backfill; EASY

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import given, settings
@@ -17,6 +18,7 @@ from penstock_scheduler.policies import REGISTRY, common, make_policy
 from penstock_scheduler.policies.sia import SiaSettings
 from penstock_scheduler.policy_choice import PolicyChoice
 from tests.scheduler.builders import job, snapshot, staged, table, with_facts
+from tests.scheduler.policies.documented import NAME, documented
 
 TYPES = ("t4", "rtx", "a100")
 
@@ -32,6 +34,7 @@ STAGED: list[tuple[PolicyChoice, dict[str, object]]] = [
 
 VARIANTS = (
     [(name, QUICK.get(name, {})) for name in sorted(REGISTRY)]
+    + [(NAME, {})]
     + STAGED
     + [
         (name, {"backfill": "easy", "fit": fit})
@@ -40,7 +43,13 @@ VARIANTS = (
         for fit in ("first", "best")
     ]
 )
-"""Every policy as it comes, and the queues with backfill."""
+"""Every policy with its defaults, the one that CONTRIBUTING.md shows, and the queues with backfill."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def documented_policy() -> Iterator[None]:
+    with documented():
+        yield
 
 
 @st.composite

@@ -14,7 +14,10 @@ from penstock_scheduler.policies.gandiva.state import RoundState
 
 
 class Gandiva:
-    """The policy. From one round to the next it keeps only the jobs' requests."""
+    """Time slices, packing and migration, by what is measured while jobs run.
+
+    From one round to the next it keeps only the jobs' requests.
+    """
 
     name = "gandiva"
     shares = True

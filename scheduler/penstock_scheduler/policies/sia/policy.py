@@ -21,7 +21,7 @@ from penstock_scheduler.solver import Problem
 
 
 class Sia:
-    """The policy.
+    """Goodput of all jobs at once, by an integer program.
 
     From one round to the next it keeps only the goodput of jobs whose model has not changed.
     """
