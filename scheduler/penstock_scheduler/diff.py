@@ -17,29 +17,26 @@ from penstock_scheduler.model import (
     Plan,
     Recall,
     Resize,
-    Resume,
-    SharingAction,
     Start,
-    Suspend,
 )
 
 
 def actions(plan: Plan, jobs: Iterable[Job], away: Container[JobId] = ()) -> tuple[Action, ...]:
-    """What is left to do, stops before starts so that GPUs come free for those who need them.
+    """What is left to do on the cluster, stops before starts so that GPUs come free.
 
-    Derived anew from what the cluster reports each time, so it does not matter how often, or by which process, it is
-    asked: when the cluster looks like the plan, there is nothing left. A job that the plan does not know (it came after
-    the round) is left alone, and so is one that is in the cloud, on its way there or back (`away`).
+    Each call derives it anew from what the cluster reports. So it does not matter how often, or by which process, it is
+    called: once the cluster matches the plan, nothing is left. A job that the plan does not know (it came after the
+    round) is left alone, and so is a job that is in the cloud or on its way there or back (`away`).
     """
     todo = [action for job in jobs if job.id not in away and (action := _action(plan, job)) is not None]
     return tuple(sorted(todo, key=lambda action: (isinstance(action, Start), action.job)))
 
 
 def cloud_actions(plan: Plan, jobs: Iterable[Job], runs: Iterable[CloudRun]) -> tuple[CloudAction, ...]:
-    """What is left to do in the cloud: recalls first, so that what they were committed comes free.
+    """What is left to do in the cloud: recalls first, so that the money committed to them comes free.
 
-    A job leaves only while it waits: one that still holds GPUs, or is about to, is never sent away as well. Nor is one that
-    was away when the round was decided and has come back since: whether it may leave again is the next round's to say.
+    A job leaves only while it waits. A job that holds GPUs or is about to is not sent away as well. Nor is a job that was
+    away when the round was decided and has come back since: the next round says whether it may leave again.
     """
     away = {run.job: run for run in runs}
     back = [Recall(job, plan.round) for job in sorted(plan.recalls) if job in away]
@@ -50,15 +47,6 @@ def cloud_actions(plan: Plan, jobs: Iterable[Job], runs: Iterable[CloudRun]) -> 
         if not burst.stays and job not in away and job in queued and job not in plan.recalls
     ]
     return (*back, *leave)
-
-
-def sharing_actions(round_: int, running: Iterable[JobId], turn: Iterable[JobId]) -> tuple[SharingAction, ...]:
-    """What brings a node from the jobs that run to those whose turn it is: suspends first, so that GPUs come free."""
-    before, after = set(running), set(turn)
-    return (
-        *(Suspend(job, round_) for job in sorted(before - after)),
-        *(Resume(job, round_) for job in sorted(after - before)),
-    )
 
 
 def _action(plan: Plan, job: Job) -> Action | None:

@@ -10,10 +10,7 @@ from penstock_scheduler.model.actions import (
     Progress,
     Recall,
     Resize,
-    Resume,
-    SharingAction,
     Start,
-    Suspend,
 )
 from penstock_scheduler.model.budget import GpuBudget, Period
 from penstock_scheduler.model.cloud import BudgetLine, CloudRun, CloudState, Offer
@@ -76,16 +73,13 @@ __all__ = [
     "Recall",
     "Refusal",
     "Resize",
-    "Resume",
     "Share",
     "SharedGpus",
-    "SharingAction",
     "SharingState",
     "Snapshot",
     "SolveReport",
     "SolveStatus",
     "Start",
-    "Suspend",
     "parse_spec",
     "validate_spec",
 ]

@@ -69,32 +69,11 @@ class Recall:
     kind: Literal["recall"] = "recall"
 
 
-@dataclass(frozen=True, slots=True)
-class Suspend:
-    """Stop a job at the end of its step and move its state off the GPU; its process and its host memory stay."""
-
-    job: JobId
-    round: int
-    kind: Literal["suspend"] = "suspend"
-
-
-@dataclass(frozen=True, slots=True)
-class Resume:
-    """Let a suspended job go on, on any GPUs of its node."""
-
-    job: JobId
-    round: int
-    kind: Literal["resume"] = "resume"
-
-
 Action = Start | Resize | Migrate | Hold
 """What a cluster can be asked for."""
 
 CloudAction = BurstJob | Recall
 """What a cloud can be asked for."""
-
-SharingAction = Suspend | Resume
-"""What a node can be asked for between two rounds, for jobs that take turns."""
 
 
 class Progress(StrEnum):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal, Protocol
 
-from penstock_scheduler.model.cluster import Placement
+from penstock_scheduler.model.cluster import Configuration, Placement
 from penstock_scheduler.model.spec import Adaptivity, GpuClass, JobSpec
 
 JobId = str
@@ -84,6 +84,11 @@ class Job:
     def running_on(self) -> Placement | None:
         """The GPUs on which it runs; None: it does not run, or is starting or stopping."""
         return self.allocation if self.phase is Phase.RUNNING else None
+
+    @property
+    def running_as(self) -> Configuration | None:
+        """The configuration on which it runs; None: it does not run."""
+        return None if self.running_on is None else self.running_on.configuration
 
     @property
     def bound_for(self) -> Placement | None:

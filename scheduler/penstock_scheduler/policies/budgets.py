@@ -61,10 +61,8 @@ def _weighed(job: Job, budgets: tuple[GpuBudget, ...]) -> Job:
 def _no_more(snapshot: Snapshot, jobs: Sequence[Job]) -> list[GpuLimit]:
     """For each account over a hard limit, what its jobs on site hold now."""
     over = {job.account for job in jobs if any(b.over_hard and b.covers(job.account) for b in snapshot.budgets)}
-    held = {name: sum(_held(job) for job in jobs if job.account == name) for name in sorted(over)}
+    held = dict.fromkeys(sorted(over), 0)
+    for job in jobs:
+        if job.account in held and (where := job.target or job.allocation) is not None:
+            held[job.account] += where.gpus
     return [GpuLimit("account", name, gpus) for name, gpus in held.items()]
-
-
-def _held(job: Job) -> int:
-    where = job.target or job.allocation
-    return 0 if where is None else where.gpus

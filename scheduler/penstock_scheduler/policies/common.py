@@ -176,7 +176,7 @@ def rate(model: AnyEstimator, configuration: Configuration) -> float:
 
 def given(job: Job, placement: Placement, why: str) -> Reason:
     """The reason of a job that is given `placement`, with what it had before; `why` ends the sentence."""
-    chosen, held = placement.configuration, job.allocation if job.phase is Phase.RUNNING else None
+    chosen, held = placement.configuration, job.running_on
     if held is None:
         return Reason(ReasonCode.CHOSEN, f"starts on {chosen}, {why}")
     if held.shares == placement.shares:
@@ -276,7 +276,7 @@ def remaining_s(snapshot: Snapshot, job: Job, option: Configuration, goodput: fl
     """
     work = snapshot.facts[job.id].remaining_work
     if work is not None and goodput > 0:
-        there = job.phase is Phase.RUNNING and job.allocation is not None and job.allocation.configuration == option
+        there = job.running_as == option
         return work / goodput + (0.0 if there else snapshot.facts[job.id].restart_cost_s)
     if job.time_limit_s is not None:
         return max(job.time_limit_s - ran_s(snapshot, job, option.gpus), 0.0)

@@ -62,7 +62,7 @@ class Partitioned:
         jobs, held_by_others, foreign = [], Counter[str](), set[str]()
         for job in snapshot.jobs:
             ours = self._part(job.partitions[:1]) == name
-            for share in _held(job):
+            for share in _shares_of(job):
                 if ours and part_of.get(share.node) != name:
                     foreign.add(share.node)
                 elif not ours:
@@ -95,7 +95,7 @@ def _closed(cloud: CloudState | None) -> CloudState | None:
     return cloud and dataclasses.replace(cloud, offers=(), by_default=False, words={}, closed=())
 
 
-def _held(job: Job) -> tuple[Share, ...]:
+def _shares_of(job: Job) -> tuple[Share, ...]:
     """Shares that a job holds or is about to."""
     if job.phase is Phase.QUEUED or job.allocation is None:
         return ()

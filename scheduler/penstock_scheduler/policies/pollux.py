@@ -37,7 +37,6 @@ from penstock_scheduler.model import (
     Configuration,
     Job,
     JobId,
-    Phase,
     Placement,
     Plan,
     Reason,
@@ -92,7 +91,7 @@ class Pollux:
         options = _options(snapshot, jobs)
         speedup_JC = self._speedups(snapshot, jobs, options)
         held_J = np.array(
-            [options.index(held) if (held := _held(job)) else len(options) for job in jobs], dtype=np.int64
+            [options.index(held) if (held := job.running_as) else len(options) for job in jobs], dtype=np.int64
         )
         capacity = common.capacities(snapshot.nodes, pins)
         types = list(capacity)
@@ -140,7 +139,7 @@ class Pollux:
                 there = common.configurations(open_nodes(snapshot.nodes, job), {option.gpus for option in options})
                 open_to[access] = np.array([option in set(there) for option in options], dtype=np.bool_)
             allowed_C = np.array([common.allowed(job, option) for option in options], dtype=np.bool_) & open_to[access]
-            held = _held(job)
+            held = job.running_as
             if job.spec.min_gpus < job.spec.max_gpus:
                 allowed_C &= ~odd_C | np.array([option == held for option in options], dtype=np.bool_)
             possible_JC[row] &= allowed_C
@@ -159,7 +158,7 @@ class Pollux:
         factor_J = np.array(
             [
                 1.0
-                if _held(job) is None
+                if job.running_as is None
                 else restart_factor(
                     max(snapshot.time_s - job.submit_s, 0.0), job.restarts, snapshot.facts[job.id].restart_cost_s
                 )
@@ -287,9 +286,5 @@ def _options(snapshot: Snapshot, jobs: list[Job]) -> list[Configuration]:
     exact = {job.spec.min_gpus for job in jobs if job.spec.min_gpus == job.spec.max_gpus}
     most = max((job.spec.max_gpus for job in jobs), default=1)
     shared = common.configurations(snapshot.nodes, exact, most)
-    held = {held for job in jobs if (held := _held(job)) is not None}
+    held = {held for job in jobs if (held := job.running_as) is not None}
     return [*shared, *sorted(held - set(shared))]
-
-
-def _held(job: Job) -> Configuration | None:
-    return job.allocation.configuration if job.phase is Phase.RUNNING and job.allocation is not None else None

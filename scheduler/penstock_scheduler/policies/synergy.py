@@ -88,7 +88,7 @@ class Proportional:
         rooms = {node.name: NodeCapacity.of(node) for node in snapshot.nodes}
         for job in snapshot.jobs:
             if (assignment := plan.assignments.get(job.id)) is not None:
-                held = _held(job, assignment.placement)
+                held = _share_held(job, assignment.placement)
                 shares = held.shares if held is not None else _parts(assignment.placement, rooms)
                 assignments[job.id] = _with_shares(assignment, shares)
         return dataclasses.replace(plan, assignments=assignments)
@@ -148,7 +148,7 @@ class _Stage:
             assignment = plan.assignments.get(job.id)
             if assignment is None:
                 continue
-            where, held = assignment.placement, _held(job, assignment.placement)
+            where, held = assignment.placement, _share_held(job, assignment.placement)
             if len(where.shares) == 1 and where.shares[0].node in self._index:
                 single.append((job, where))
                 continue
@@ -176,7 +176,7 @@ class _Stage:
 
     def _claim(self, job: Job, where: Placement, settings: TuneSettings) -> Claim:
         share = where.shares[0]
-        node, held = self._index[share.node], _held(job, where)
+        node, held = self._index[share.node], _share_held(job, where)
         profile = self._snapshot.facts[job.id].sensitivity
         table = profile.at(share.gpus) if profile is not None else None
         has: Amount | None = None
@@ -242,7 +242,7 @@ class _Stage:
         return dataclasses.replace(self._plan, assignments=assignments)
 
 
-def _held(job: Job, where: Placement) -> Placement | None:
+def _share_held(job: Job, where: Placement) -> Placement | None:
     """What the job has, or is about to have, if the plan leaves its GPUs as they are; None: it starts anew."""
     has = job.allocation if job.phase is Phase.RUNNING else job.target
     same = has is not None and [(s.node, s.gpus) for s in has.shares] == [(s.node, s.gpus) for s in where.shares]

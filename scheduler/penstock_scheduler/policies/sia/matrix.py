@@ -42,9 +42,7 @@ class SiaMatrix:
         capacity = common.capacities(snapshot.nodes, self.pins)
         self.types = tuple(sorted(capacity))
         self.capacity_T = np.array([capacity[name] for name in self.types], dtype=np.int64)
-        held = {
-            job.id: job.allocation.configuration for job in self.jobs if job.allocation and job.phase is Phase.RUNNING
-        }
+        held = {job.id: held for job in self.jobs if (held := job.running_as) is not None}
         self.min_J = np.array([job.spec.min_gpus for job in self.jobs], dtype=np.int64)
         self.max_J = np.array([job.spec.max_gpus for job in self.jobs], dtype=np.int64)
         self._set_options(held, settings)
