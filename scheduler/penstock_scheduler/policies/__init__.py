@@ -10,46 +10,18 @@ from pydantic import BaseModel, ValidationError
 
 from penstock_scheduler.errors import ConfigError
 from penstock_scheduler.model.spec import describe_errors
-from penstock_scheduler.policies.antman import Antman, AntmanSettings
 from penstock_scheduler.policies.budgets import WithBudgets
 from penstock_scheduler.policies.cloud import WithCloud
-from penstock_scheduler.policies.colocation import (
-    AntmanShare,
-    AntmanShareSettings,
-    GandivaShare,
-    GandivaShareSettings,
-)
-from penstock_scheduler.policies.gandiva import Gandiva, GandivaSettings
-from penstock_scheduler.policies.gavel import Gavel, GavelSettings
 from penstock_scheduler.policies.partitioned import Partitioned
-from penstock_scheduler.policies.pollux import Pollux, PolluxSettings
-from penstock_scheduler.policies.queues import (
-    Fifo,
-    Ftf,
-    FtfSettings,
-    Las,
-    LasSettings,
-    QueueSettings,
-    SlurmBackfill,
-    SlurmBackfillSettings,
-    Srtf,
-)
-from penstock_scheduler.policies.sia import ARTIFACT, Sia, SiaSettings
+from penstock_scheduler.policies.sia import ARTIFACT
 from penstock_scheduler.policies.staged import Staged
-from penstock_scheduler.policies.synergy import (
-    OptSettings,
-    Proportional,
-    ProportionalSettings,
-    SynergyOpt,
-    SynergyTune,
-)
-from penstock_scheduler.policies.tuning import PAPER, REFERENCE, TuneSettings
+from penstock_scheduler.policies.tuning import PAPER, REFERENCE
 from penstock_scheduler.policy_choice import PolicyChoice
 from penstock_scheduler.ports import Policy, Stage
 
 
-def registered(where: str) -> tuple[Callable[[Any], Policy], type[BaseModel]]:
-    """An entry of `REGISTRY`: a policy, and the settings that its `__init__` declares as the type of `settings`.
+def registered(where: str) -> tuple[Callable[[Any], Any], type[BaseModel]]:
+    """An entry of `REGISTRY` or `STAGES`: a class, and the settings that its `__init__` declares as the type of `settings`.
 
     Args:
         where: module in this package and class, such as `pollux.Pollux`.
@@ -60,25 +32,25 @@ def registered(where: str) -> tuple[Callable[[Any], Policy], type[BaseModel]]:
 
 
 REGISTRY: dict[str, tuple[Callable[[Any], Policy], type[BaseModel]]] = {
-    "sia": (Sia, SiaSettings),
-    "pollux": (Pollux, PolluxSettings),
-    "gavel": (Gavel, GavelSettings),
-    "gandiva": (Gandiva, GandivaSettings),
-    "antman": (Antman, AntmanSettings),
-    "fifo": (Fifo, QueueSettings),
-    "srtf": (Srtf, QueueSettings),
-    "las": (Las, LasSettings),
-    "ftf": (Ftf, FtfSettings),
-    "slurm-backfill": (SlurmBackfill, SlurmBackfillSettings),
+    "sia": registered("sia.Sia"),
+    "pollux": registered("pollux.Pollux"),
+    "gavel": registered("gavel.Gavel"),
+    "gandiva": registered("gandiva.Gandiva"),
+    "antman": registered("antman.Antman"),
+    "fifo": registered("queues.Fifo"),
+    "srtf": registered("queues.Srtf"),
+    "las": registered("queues.Las"),
+    "ftf": registered("queues.Ftf"),
+    "slurm-backfill": registered("queues.SlurmBackfill"),
 }
 """Name -> how to build the policy from its settings, and what those are."""
 
 STAGES: dict[str, tuple[Callable[[Any], Stage], type[BaseModel]]] = {
-    "proportional": (Proportional, ProportionalSettings),
-    "synergy-tune": (SynergyTune, TuneSettings),
-    "synergy-opt": (SynergyOpt, OptSettings),
-    "gandiva-share": (GandivaShare, GandivaShareSettings),
-    "antman-share": (AntmanShare, AntmanShareSettings),
+    "proportional": registered("synergy.Proportional"),
+    "synergy-tune": registered("synergy.SynergyTune"),
+    "synergy-opt": registered("synergy.SynergyOpt"),
+    "gandiva-share": registered("colocation.GandivaShare"),
+    "antman-share": registered("colocation.AntmanShare"),
 }
 """Name in `stages` -> how to build the stage from its settings, and what those are."""
 
