@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_scheduler.diff import sharing_actions
-from penstock_scheduler.model import JobId, Pack, Plan, Resume, SharedGpus, Snapshot, Suspend
+from penstock_scheduler.model import JobId, Pack, Plan, SharedGpus, Snapshot
 from penstock_scheduler.policy_choice import PolicyChoice
 from penstock_scheduler.records import RoundRecord, dump_round, load_round
 from penstock_scheduler.sharing.gandiva import Landing, height, land
@@ -140,11 +139,6 @@ def test_a_landing_has_room_or_turns(filled: list[list[int]], gpus: int, most: f
         after = height(nodes[name]) + share / 4
         assert after <= most if landing.sliced else after <= 1
     assert not landing.sliced or free < gpus
-
-
-def test_a_switch_suspends_first_and_leaves_who_stays():
-    a, b, c = JobId("a"), JobId("b"), JobId("c")
-    assert sharing_actions(7, [a, b], [b, c]) == (Suspend(a, 7), Resume(c, 7))
 
 
 def test_sharing_is_saved_with_the_round():
