@@ -160,7 +160,8 @@ class SimulatedCluster:
         self._queue.pass_over(jobs)
 
     def next_event_s(self) -> float:
-        """When something happens next, if nobody acts: an arrival, an end, a failure or a repair; infinite: never."""
+        """When something happens next without any action: an arrival, an end, a failure or a repair; infinite:
+        never."""
         event_s, arrival_s, queue = self._events.next_s(), self._arrivals.next_s, self._queue
         if queue.observe_again:
             return -math.inf

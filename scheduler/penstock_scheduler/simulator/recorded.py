@@ -46,39 +46,39 @@ from penstock_scheduler.simulator.truth import EstimatedJob
 from penstock_scheduler.simulator.workloads import Workload, WorkloadJob
 
 LEAST_UTILISATION = 0.001
-"""Of a job whose GPUs were seen to do nothing: a workload has no 0."""
+"""Utilisation of a job whose GPUs were observed to do nothing: 0 is not valid in a workload."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedHistory:
-    """What a record tells. Times in s since `start_s`."""
+    """What a record tells. Times are in seconds since `start_s`."""
 
     start_s: float
     """When it begins, s since 1970."""
     end_s: float
     nodes: tuple[Node, ...]
-    """The cluster as of the last round, whole, with the GPUs that jobs of others held in the mean."""
+    """The cluster of the last round with all nodes usable, and the mean number of GPUs that other jobs held."""
     workload: Workload
-    """Its jobs. Of their work it knows only the time that it took; `truths` has it."""
+    """Its jobs. Their work is the time that it took; `truths` has the work itself."""
     truths: Mapping[JobId, EstimatedJob]
-    """How fast each job is and how much it is, by the model that the daemon had last."""
+    """Speed and work of each job, by the model that the daemon had last."""
     lived: tuple[SimulatedJob, ...]
     """What really became of them, in the order of the workload."""
     ticks: tuple[Tick, ...]
     round_s: float
-    """From one round to the next, in the median."""
+    """Median time between two rounds."""
     notes: tuple[str, ...]
     """What the record cannot tell, in sentences."""
     pairs: Colocation
-    """What was known of pairs of jobs last, of those that were there together."""
+    """What was known last of pairs of jobs."""
     gpu_memory_mb: Mapping[str, int]
     """Memory of one GPU by type, as agents told it."""
     gpu_seconds: float | None
-    """GPUs that jobs held, times how long, one that they shared counting once; None: nobody shared any."""
+    """GPUs that jobs held, times the time that they held them. A shared GPU counts once. None: no jobs shared."""
 
     @property
     def ended(self) -> frozenset[JobId]:
-        """Jobs that ended while it was kept: only of these it knows how long they took."""
+        """Jobs that ended while the record was kept. Only their durations are known."""
         return frozenset(job.id for job in self.lived if job.finish_s is not None)
 
 
@@ -227,9 +227,9 @@ def _part(known: RecordedJob, jobs: Mapping[JobId, RecordedJob], pairs: Colocati
 def _live(
     known: RecordedJob, reports: Sequence[Report], start_s: float, part: float
 ) -> tuple[SimulatedJob, bool] | None:
-    """What became of a job, and whether it said at its end that it was complete; None if nothing can be told.
+    """What became of a job, and whether it reported at its end that it was complete; None: unknown.
 
-    `part`: what it did of what it would have done alone on its GPUs.
+    `part`: the share that it did of what it would have done alone on its GPUs.
     """
     runs: dict[int, list[Report]] = {}
     for report in sorted(reports, key=lambda report: (report.epoch, report.sequence)):
@@ -327,11 +327,11 @@ class RecordedTruth:
         return self._truths[job.id]
 
     def check(self, workload: Workload) -> None:
-        """There is nothing that could be unknown."""
+        """Nothing is unknown."""
 
 
 class RecordedModels:
-    """The `ModelSource` of a replay: what the daemon knew last of each job."""
+    """The `ModelSource` of a replay: what the daemon knew of each job last."""
 
     def __init__(self, truths: Mapping[JobId, EstimatedJob]) -> None:
         self._truths = truths
@@ -349,16 +349,15 @@ class RecordedModels:
 def on_types(
     truths: Mapping[JobId, EstimatedJob], nodes: Sequence[Node], like: Mapping[str, tuple[str, float]]
 ) -> dict[JobId, EstimatedJob]:
-    """The same jobs, which also know GPU types that are `like` another: so many times as fast, in a node of as many
-    GPUs.
+    """The same jobs with the speed on GPU types that are `like` another type, on nodes of as many GPUs.
 
     Args:
         truths: by job.
         nodes: of the record, for the sizes of the types that others are like.
-        like: new type -> (type of the record, how many times as fast).
+        like: new type -> (type of the record, relative speed).
 
     Raises:
-        ConfigError: it names a type that is not in the record.
+        ConfigError: `like` names a type that is not in the record.
     """
     sizes: dict[str, int] = {}
     for node in nodes:
@@ -377,7 +376,7 @@ def on_types(
 
 
 def unknown_types(truths: Mapping[JobId, EstimatedJob], gpu_types: Iterable[str]) -> list[str]:
-    """Types on which no job has a speed."""
+    """GPU types on which the speed of no job is known."""
     one = [(truth.estimator, gpus) for truth in truths.values() for gpus in (1, 2, 4, 8)]
     return [
         gpu_type
