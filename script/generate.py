@@ -96,14 +96,9 @@ def lua_table() -> str:
     """The table FLAGS of lua/penstock.lua."""
     lines = ["local FLAGS = {"]
     for field, flag in JobSpec.flags().items():
-        cells = {
-            "name": flag.name,
-            "field": field,
-            "syntax": flag.syntax.value,
-            "form": flag.form,
-            "example": flag.example,
-        }
+        cells = {"name": flag.name, "field": field, "syntax": flag.syntax.value, "example": flag.example}
         row = ", ".join(f"{key} = {json.dumps(value)}" for key, value in cells.items())
+        row += f",\n   form = {json.dumps(flag.form)}"
         if flag.choices:
             row += ", choices = {" + ", ".join(json.dumps(choice) for choice in flag.choices) + "}"
         if flag.syntax is Syntax.SWITCH:

@@ -1,5 +1,5 @@
-/* For tests: reads NAME=VALUE from standard input, each ended by a zero byte, and prints whether the plugin takes it. With --list
- * prints each flag's name, variable, has_arg and example. */
+/* For tests: reads NAME=VALUE from standard input, each ended by a zero byte, and prints whether the plugin takes
+ * it. With --list prints each flag's name, variable, has_arg and example. */
 #include "flags.h"
 
 #include <stdio.h>

@@ -1,12 +1,15 @@
-/* On a gateway node: runs a cloud runner in place of the batch script, which runs on a cloud instance that Slurm cannot reach.
+/* On a gateway node: runs a cloud runner in place of the batch script, which runs on a cloud instance that Slurm cannot
+ * reach.
  *
- * To Slurm the cloud runner is the job's task. It has the script's environment, folder, output, limits and signals, and its exit
- * status is the job's. Its arguments are the share and the script's path. In plugstack.conf, on the gateway nodes only:
+ * To Slurm the cloud runner is the job's task. It has the script's environment, folder, output, limits and signals, and
+ * its exit status is the job's. Its arguments are the share and the script's path. In plugstack.conf, on the gateway
+ * nodes only:
  *
  *   required /usr/local/lib/penstock/cloud_runner.so partition=burst cloud_runner=/usr/bin/penstock-cloud-runner share=/shared/penstock
  *
- * Jobs of other partitions are not affected. A script never runs on a gateway node: if the cloud runner cannot be started, or srun
- * starts a step, the task ends. The cloud runner needs penstockd only to begin, and goes on while penstockd is down.
+ * Jobs of other partitions are not affected. A script never runs on a gateway node: if the cloud runner cannot be
+ * started, or srun starts a step, the task ends. The cloud runner needs penstockd only to begin, and goes on while
+ * penstockd is down.
  */
 #include <errno.h>
 #include <stdlib.h>

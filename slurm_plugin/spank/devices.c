@@ -38,8 +38,8 @@ static int belongs(int descriptor, mode_t type, uid_t owner)
 	       (status.st_uid == 0 || status.st_uid == owner) && !(status.st_mode & S_IWOTH);
 }
 
-/* Reads a file of the agent without its last newline. Returns 1; 0 if there is no file; -1 if it belongs to another user, is empty or
- * is too long. */
+/* Reads a file of the agent without its last newline. Returns 1; 0 if there is no file; -1 if it belongs to another
+ * user, is empty or is too long. */
 static int read_text(int folder, const char *name, uid_t owner, char *text, size_t size)
 {
 	const int file = openat(folder, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
@@ -63,9 +63,9 @@ static int are_indexes(const char *text)
 	return text[strspn(text, "0123456789,")] == '\0';
 }
 
-/* Rewrites `devices` as indexes among those of the node's GPUs that the device cgroup permits. Returns 0 if one of `devices` is
- * denied. access() opens nothing, and EPERM comes from the cgroup (a file's mode gives EACCES). Where the cgroup denies a GPU, one
- * without a device file is not visible either. Changes `files`. */
+/* Rewrites `devices` as indexes among those of the node's GPUs that the device cgroup permits. Returns 0 if one of
+ * `devices` is denied. access() opens nothing, and EPERM comes from the cgroup (a file's mode gives EACCES). Where
+ * the cgroup denies a GPU, one without a device file is not visible either. Changes `files`. */
 static int count_seen(char *files, char devices[PENSTOCK_DEVICES_SIZE])
 {
 	char counted[PENSTOCK_DEVICES_SIZE] = "", *rest = NULL, *next = devices;

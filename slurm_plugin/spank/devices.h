@@ -18,12 +18,12 @@ enum penstock_devices {
 /* The agent's folder with %n replaced by the node's name; NULL if `size` is too small for it. */
 char *penstock_run_dir(const char *pattern, const char *node, char *folder, size_t size);
 
-/* Waits for folder/NUMBER/devices for at most `most_ds` tenths of a second, as long as folder/NUMBER exists. The files must belong to
- * root or to `owner`. The agent writes two other files before `devices`:
+/* Waits for folder/NUMBER/devices for at most `most_ds` tenths of a second, as long as folder/NUMBER exists. The
+ * files must belong to root or to `owner`. The agent writes two other files before `devices`:
  * - folder/NUMBER/mps: the folder of the MPS control daemon that the job uses; usually absent.
- * - folder/NUMBER/gpus: the device files of the node's GPUs, by index. The function also waits until the task's device cgroup permits
- *   the job's GPUs. CUDA does not count denied GPUs, so `devices` then has the indexes among the others, as in Slurm's own jobs. With
- *   MPS the indexes stay as they are, because its daemon sees all GPUs. */
+ * - folder/NUMBER/gpus: the device files of the node's GPUs, by index. The function also waits until the task's
+ *   device cgroup permits the job's GPUs. CUDA does not count denied GPUs, so `devices` then has the indexes among
+ *   the others, as in Slurm's own jobs. With MPS the indexes stay as they are, because its daemon sees all GPUs. */
 enum penstock_devices penstock_devices(const char *folder, unsigned number, uid_t owner, unsigned most_ds,
 				       char devices[PENSTOCK_DEVICES_SIZE], char mps[PENSTOCK_FOLDER_SIZE]);
 

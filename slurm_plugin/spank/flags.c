@@ -1,5 +1,5 @@
-/* Checks the form of a flag's value. Whether the value suits the other flags and the site, job_submit.lua checks. Its readers
- * accept the same values; the tests compare the two. */
+/* Checks the form of a flag's value. Whether the value suits the other flags and the site, job_submit.lua checks.
+ * Its readers accept the same values; the tests compare the two. */
 #include "flags.h"
 
 #include <stdio.h>
@@ -11,7 +11,8 @@ enum {
 	MOST_VALUE = 1024 /* of a list */
 };
 
-/* Skips `least` to `most` digits; NULL if there are fewer or more. isdigit is not used because it may follow the locale. */
+/* Skips `least` to `most` digits; NULL if there are fewer or more. isdigit is not used because it may follow the
+ * locale. */
 static const char *digits(const char *at, int least, int most)
 {
 	int count = 0;

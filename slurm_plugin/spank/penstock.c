@@ -1,17 +1,18 @@
 /* Adds the adaptive flags to sbatch, salloc and srun, and binds the tasks of jobs that share GPUs.
  *
  * Submission. The plugin refuses a malformed value at once. It sends the other values to slurmctld in the job's SPANK
- * environment, one variable for each flag. There job_submit.lua checks them together and against the site, and writes the job
- * spec. Nothing here talks to penstockd, so jobs can be submitted while penstockd is down.
+ * environment, one variable for each flag. There job_submit.lua checks them together and against the site, and writes
+ * the job spec. Nothing here talks to penstockd, so jobs can be submitted while penstockd is down.
  *
- * A value comes from the first of these that has one: the command line or an #SBATCH line; the environment (PENSTOCK_MAX_GPUS for
- * --max-gpus); the arguments in plugstack.conf. The last two apply only to a job that is adaptive already.
+ * A value comes from the first of these that has one: the command line or an #SBATCH line; the environment
+ * (PENSTOCK_MAX_GPUS for --max-gpus); the arguments in plugstack.conf. The last two apply only to a job that is
+ * adaptive already.
  *
- * Nodes. The plugin binds only jobs that have no GPUs from Slurm and for which the node's penstock-agent has made a folder. Such
- * a job gets CUDA_VISIBLE_DEVICES from the folder once its first time slice begins and its device cgroup permits the GPUs. It
- * sees no GPU if that takes longer than WAIT_DS, or if the folder is not the agent's. A pack that uses the site's NVIDIA MPS also
- * gets CUDA_MPS_PIPE_DIRECTORY. On a node without an agent the plugin does nothing. On nodes whose jobs share no GPUs, the plugin
- * need not be installed if plugstack.conf calls it `optional`.
+ * Nodes. The plugin binds only jobs that have no GPUs from Slurm and for which the node's penstock-agent has made a
+ * folder. Such a job gets CUDA_VISIBLE_DEVICES from the folder once its first time slice begins and its device cgroup
+ * permits the GPUs. It sees no GPU if that takes longer than WAIT_DS, or if the folder is not the agent's. A pack that
+ * uses the site's NVIDIA MPS also gets CUDA_MPS_PIPE_DIRECTORY. On a node without an agent the plugin does nothing. On
+ * nodes whose jobs share no GPUs, the plugin need not be installed if plugstack.conf calls it `optional`.
  */
 #include "devices.h"
 #include "flags.h"
@@ -32,7 +33,8 @@ enum { NAME_SIZE = 80, PATH_SIZE = 1024 };
 /* The agent finds this text to learn the plugin's version, which equals penstock_scheduler.__version__. */
 __attribute__((used)) static const char release[] = "penstock.so of Penstock 0.1.0";
 
-/* Tenths of a second that a task waits for its first time slice. The signals that end the job end the waiting process too. */
+/* Tenths of a second that a task waits for its first time slice. The signals that end the job end the waiting
+ * process too. */
 enum { WAIT_DS = 9000 };
 
 #define RUN_DIR "run_dir=" /* argument in plugstack.conf */
@@ -103,8 +105,8 @@ static int take_flag(int val, const char *value, int remote)
 	return ESPANK_SUCCESS;
 }
 
-/* Sets a flag that was not given. A bad value is reported here and sent all the same, because job_submit.lua will refuse it: Slurm
- * does not let an optional plugin stop a job here. */
+/* Sets a flag that was not given. A bad value is reported here and sent all the same, because job_submit.lua will
+ * refuse it: Slurm does not let an optional plugin stop a job here. */
 static void take_default(size_t index, const char *where, const char *value)
 {
 	const struct flag *flag = &penstock_flags[index];
@@ -127,7 +129,8 @@ static void take_environment(void)
 
 		if (value && *value && adaptive_by_environment && (i == PENSTOCK_ADAPTIVE || values[PENSTOCK_ADAPTIVE]))
 			take_default(i, name, value);
-		/* The job does not inherit it: an sbatch inside the job submits a plain job unless it has flags of its own. */
+		/* The job does not inherit it: an sbatch inside the job submits a plain job unless it has flags of
+		 * its own. */
 		unsetenv(name);
 	}
 }
