@@ -1,4 +1,4 @@
-"""Against a real penstockd, whose address tests/airflow_provider/test_suite.py puts into the environment."""
+"""Fixtures for a real penstockd. tests/airflow_provider/test_suite.py puts its address into the environment."""
 
 import os
 import time
@@ -33,7 +33,7 @@ def _unsettled(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Instance(SimpleNamespace):
-    """What the operators read of a task instance; `pushed` is what they told."""
+    """The parts of a task instance that operators use. `pushed` has their XComs."""
 
     def __init__(self, task_id: str, *, max_tries: int = 0) -> None:
         names = {"dag_id": "tests", "run_id": "manual__2026-11-21T00:00:00+00:00", "map_index": -1, "pushed": {}}

@@ -38,7 +38,7 @@ def _members(session: int) -> list[int]:
 
 
 def _session(pid: int) -> int:
-    """Who leads its session; -1 for who is gone. Airflow gives its children process groups of their own, not sessions."""
+    """The session of a process; -1 if it has ended. Airflow's children have process groups of their own, but no sessions."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):

@@ -1,4 +1,4 @@
-"""A TCP proxy on loopback whose line can be cut: what is open breaks, and what comes is not answered."""
+"""A TCP proxy on loopback that can be cut: open connections break, and new ones are not answered."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ class Proxy:
         self.cut()
 
     def cut(self) -> None:
-        """From now on nothing comes through: who is connected sees the line break, who connects waits in vain."""
+        """Cut the line: open connections break, and new ones wait in vain."""
         self.is_cut = True
         for each in tuple(self._open):
             self._drop(each)
 
     def fix(self) -> None:
-        """Who has waited since the cut is dropped; who connects from now on comes through."""
+        """Restore the line for new connections. Those that waited since the cut are dropped."""
         self.cut()
         self.is_cut = False
 

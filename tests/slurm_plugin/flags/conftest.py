@@ -26,7 +26,7 @@ def _flag_site() -> Iterator[FlagSite]:
 
 @pytest.fixture
 def flags(_flag_site: FlagSite) -> Iterator[FlagSite]:
-    """A site with sbatch's flags, whose jobs are held; each test finds it without jobs and with every node idle."""
+    """A site with sbatch's flags, where adaptive jobs are held. It is reset after each test."""
     yield _flag_site
     try:
         _flag_site.slurm.reset()

@@ -17,7 +17,7 @@ NOBODY = 65534
 
 
 class FlagSite:
-    """Its cluster, its settings file, and ways to submit as root or as somebody else."""
+    """Its cluster and settings file, and ways to submit as root or as another user."""
 
     def __init__(self, folder: Path, slurm: LoopbackCluster) -> None:
         self.folder = folder
@@ -48,7 +48,7 @@ class FlagSite:
         assert done.exit_code == 0, f"{done.output}\n{done.exception!r}"
 
     def environment(self, **more: str) -> dict[str, str]:
-        """A user's."""
+        """The environment of a user."""
         clean = {
             key: value for key, value in os.environ.items() if not key.startswith(("SLURM", "SBATCH", "PENSTOCK_"))
         }
@@ -81,13 +81,13 @@ class FlagSite:
         return self.run("sbatch", "--parsable", "--output=job-%j.out", *wrap, *argv, user=user, **environment)
 
     def submit(self, *argv: str, user: int | None = None, script: str = "true", **environment: str) -> SlurmJob:
-        """A job that is accepted without a word."""
+        """A job that is accepted without a message."""
         done = self.sbatch(*argv, user=user, script=script, **environment)
         assert (done.returncode, done.stderr) == (0, ""), done.stderr
         return self.job(done.stdout.strip())
 
     def refusal(self, *argv: str, user: int | None = None, **environment: str) -> str:
-        """What the user reads of a job that is refused."""
+        """The message to the user of a job that is refused."""
         done = self.sbatch(*argv, user=user, **environment)
         assert done.returncode != 0, f"{argv} was accepted as {done.stdout}"
         return done.stderr
@@ -103,6 +103,6 @@ class FlagSite:
         return spec
 
     def text(self, job_id: str) -> str:
-        """What a job has printed."""
+        """A job's output."""
         path = self.output / f"job-{job_id}.out"
         return path.read_text(errors="replace") if path.exists() else ""

@@ -1,4 +1,4 @@
-"""Every flag through the real sbatch, good and bad: what the job becomes, and what its user reads."""
+"""Every flag through the real sbatch, with good and bad values: the job, and the messages to its user."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ for line in sys.stdin:
         app()
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
-"""A process that has loaded the program once, and forks for each command: to load it takes seconds on a busy machine."""
+"""A process that loads the program once and forks for each command, because loading takes seconds on a busy machine."""
 
 Submit = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -110,7 +110,7 @@ def test_a_preset_stands_for_its_flags_and_what_comes_later_wins(
 
 
 def test_all_else_is_sbatchs_own(flags: FlagSite, submit: Submit, script: str) -> None:
-    """The same words printed and the same exit status, with its refusals and with arguments of all kinds."""
+    """It prints the same and has the same exit status, for refusals and for arguments of all kinds."""
     for argv in (
         ("--hold", script),
         ("--no-such-option", script),
@@ -164,7 +164,7 @@ def test_without_the_plugin_the_spec_is_in_the_comment(
 
 
 def test_a_dry_run_changes_nothing(flags: FlagSite, submit: Submit, home: dict[str, str], script: str) -> None:
-    """There is no round of a daemon: what Slurm shows is decided on. A job that is refused is not told so."""
+    """Without a round of a daemon, it decides on what Slurm shows. It writes no comment to a job with a bad job spec."""
     flags.settings("[daemon]", f"state_dir = '{flags.folder}/none'")
     bad = flags.sbatch("--hold", '--comment={"penstock": {"max_gpus": 0}}', "--gres=gpu:1").stdout.strip()
     before = flags.gateway.jobs()

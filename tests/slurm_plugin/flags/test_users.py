@@ -1,4 +1,4 @@
-"""What another Unix user cannot do: take an adaptive job into their own hands, or pass something off as a job spec."""
+"""What users cannot do: change the placement of an adaptive job, or forge a job spec."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ EVIL = '"}},"penstock":{"max_gpus":64},"x":{"y":"'
 
 @pytest.fixture
 def job(flags: FlagSite) -> SlurmJob:
-    """A waiting adaptive job of nobody's."""
+    """A pending adaptive job of the user nobody."""
     return flags.submit(*ADAPTIVE, user=NOBODY)
 
 
 @pytest.fixture(scope="session")
 def forge(_flag_site: FlagSite) -> Path:
-    """forge.c, built where nobody can run it."""
+    """forge.c, built where the user nobody can run it."""
     program = _flag_site.folder / "forge"
     command = ["cc", "-o", str(program), str(Path(__file__).with_name("forge.c")), "-lslurm"]
     if shutil.which("cc") is None or subprocess.run(command, capture_output=True, check=False).returncode != 0:

@@ -1,4 +1,4 @@
-"""flags.c, penstock.lua and values.py say the same of every value; and what is accepted is what was typed."""
+"""flags.c, penstock.lua, submit/flags.py and values.py accept the same values, and read them alike."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.slurm_plugin.flags import values
 
 LUAS = [found for name in ("lua5.1", "lua5.2", "lua5.3", "lua5.4", "lua") if (found := shutil.which(name))]
 SITE_WORDS = ("there are no GPUs of type", "is not in the catalogue", "twice")
-"""Refusals that are not of a value's form."""
+"""Parts of refusals that are not about a value's form."""
 
 
 @pytest.fixture(scope="module")

@@ -174,7 +174,7 @@ def test_a_controller_that_is_away_and_one_that_hangs(make_loopback):
     gateway.jobs()
     own.kill_slurmctld()
     text = own.slurm_conf.read_text()
-    own.slurm_conf.write_text(text.replace("MessageTimeout=10", "MessageTimeout=2"))  # so long commands try
+    own.slurm_conf.write_text(text.replace("MessageTimeout=10", "MessageTimeout=2"))  # how long commands try
     with pytest.raises(ControllerAway):
         gateway.nodes()
     own.slurm_conf.write_text(text)

@@ -1,4 +1,4 @@
-"""Changes to configuration files, by hand: made, shown, taken back, also after somebody else has edited the file."""
+"""Changes to configuration files: made, shown, and undone, also after another edit of the file."""
 
 from __future__ import annotations
 

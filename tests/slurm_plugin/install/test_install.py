@@ -197,7 +197,7 @@ def test_sync_follows_the_cluster(bare: FlagSite) -> None:
     assert "was written" in bare.penstock("sync").output
     bare.slurm.kill_slurmctld()
     conf = bare.slurm.slurm_conf
-    conf.write_text(conf.read_text().replace("MessageTimeout=10", "MessageTimeout=2"))  # so long commands try
+    conf.write_text(conf.read_text().replace("MessageTimeout=10", "MessageTimeout=2"))  # how long commands try
     kept = listing.read_text()
     assert bare.penstock("sync").exit_code == 1
     assert listing.read_text() == kept

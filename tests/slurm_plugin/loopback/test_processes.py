@@ -44,7 +44,7 @@ def test_a_pid_that_another_process_has_now_is_left_alone(start: Start) -> None:
 
 
 def test_a_zombie_is_gone(start: Start) -> None:
-    """Nobody waits for it before the test is over, as in a container whose PID 1 reaps nothing."""
+    """It is not reaped before the test is over, as in a container where PID 1 reaps nothing."""
     process = start()
     processes.send(process, signal.SIGKILL)
     wait_for(lambda: not alive(process), 120, "the process is a zombie")
