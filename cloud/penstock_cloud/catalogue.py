@@ -1,4 +1,4 @@
-"""GPU instance types of EC2 and what they cost: the dated table that comes with Penstock, and what EC2 itself says.
+"""GPU instance types of EC2 and their prices: a dated table that comes with Penstock, and what EC2 reports.
 
 A refresh asks `DescribeInstanceTypes`, the pricing API and the spot price history, and is kept in a file, so that a daemon
 which starts without an answer still knows. Until the first refresh there are on-demand prices of one region, and no
@@ -25,20 +25,20 @@ from penstock_scheduler.errors import ConfigError
 log = logging.getLogger(__name__)
 
 FILE = "ec2-catalogue.json"
-"""Name of what was fetched, in the daemon's state_dir."""
+"""Name of the fetched file in the daemon's state_dir."""
 
 PRICING_REGION = "us-east-1"
-"""Where the pricing API answers; it knows the prices of all regions."""
+"""Region of the pricing API, which has the prices of all regions."""
 
 WHOLE = 0.75
-"""A GPU with less than this share of its type's memory is a slice of one (g6f), which no model of ours describes."""
+"""A GPU with less than this share of its type's memory is a slice of a GPU (g6f), which the models do not describe."""
 
 SPOT = "Linux/UNIX"
 """The product whose spot prices count."""
 
 
 class InstanceType(BaseModel):
-    """What one instance of a type has, and its price on demand in US dollars an hour, None if that is not known."""
+    """An instance type, and its on-demand price in US dollars per hour; None: not known."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -54,7 +54,7 @@ class InstanceType(BaseModel):
 
 
 class Catalogue(BaseModel):
-    """Instance types of one region, as known on a day."""
+    """Instance types of one region, as of a date."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -63,7 +63,7 @@ class Catalogue(BaseModel):
     types: dict[str, InstanceType]
 
     def usd_per_h(self, instance_type: str, market: str, zones: Iterable[str]) -> float | None:
-        """Price on a market (`on-demand` or `spot`) in any of these zones: the dearest of them, for an order may end up there."""
+        """Highest price on a market (`on-demand` or `spot`) in these zones, because an order may end up in any of them."""
         known = self.types.get(instance_type)
         if known is None or market == "on-demand":
             return None if known is None else known.usd_per_h
@@ -98,7 +98,7 @@ def load(file: Path, region: str) -> Catalogue | None:
 
 
 def save(catalogue: Catalogue, file: Path) -> None:
-    """Keep what was fetched."""
+    """Save what was fetched."""
     save_whole(file, catalogue.model_dump_json(indent=1))
 
 
@@ -117,7 +117,7 @@ def fetch(
 
     ec2 = session.client("ec2", region_name=region, endpoint_url=endpoint)
     types: dict[str, InstanceType] = {}
-    wanted = [{"Name": "instance-type", "Values": list(names)}]  # names that are none are left out, not refused
+    wanted = [{"Name": "instance-type", "Values": list(names)}]  # EC2 ignores unknown names
     for page in ec2.get_paginator("describe_instance_types").paginate(Filters=wanted):
         for found in page["InstanceTypes"]:
             if (known := _instance_type(found, gpus)) is not None:
@@ -140,7 +140,7 @@ def fetch(
 
 
 def _instance_type(found: Mapping[str, Any], gpus: Gpus) -> InstanceType | None:
-    """None: it has no whole GPUs."""
+    """The instance type; None: it has no whole GPUs."""
     devices = found.get("GpuInfo", {}).get("Gpus", [])
     if not devices:
         return None
@@ -162,7 +162,7 @@ def _instance_type(found: Mapping[str, Any], gpus: Gpus) -> InstanceType | None:
 
 
 def gpu_type_of(name: str, memory_mib: int, gpus: Gpus) -> str:
-    """Our name of a GPU as EC2 writes it: by name and memory where types differ in memory alone (A100, V100)."""
+    """Penstock's name for EC2's name of a GPU; with the memory where types differ only in memory (A100, V100)."""
     for word in (f"{name}_{round(memory_mib / 1024)}gb", name):
         try:
             return gpus.type_of(word)
@@ -195,7 +195,7 @@ def _on_demand(pricing: Any, region: str, types: Iterable[str]) -> dict[str, flo
 
 
 def _spot(ec2: Any, types: Iterable[str], now: datetime) -> dict[str, dict[str, float]]:
-    """Type -> zone -> the price now: a history that begins now has one entry each."""
+    """Type -> zone -> present price: a history that begins now has one entry each."""
     newest: dict[tuple[str, str], tuple[datetime, float]] = {}
     pages = ec2.get_paginator("describe_spot_price_history").paginate(
         InstanceTypes=sorted(types), ProductDescriptions=[SPOT], StartTime=now
@@ -211,7 +211,7 @@ def _spot(ec2: Any, types: Iterable[str], now: datetime) -> dict[str, dict[str, 
 
 
 class Kept:
-    """The catalogue of a region as its file has it now: read anew when the file has changed."""
+    """The catalogue of a region, read again whenever its file has changed."""
 
     def __init__(self, file: Path, region: str) -> None:
         self._file, self._region = file, region
@@ -219,7 +219,7 @@ class Kept:
         self._catalogue = load(file, region)
 
     def now(self) -> Catalogue | None:
-        """What is known now; a file that is damaged meanwhile changes nothing."""
+        """The present catalogue. A file that has become damaged is ignored."""
         try:
             stamp = self._file.stat().st_mtime
         except OSError:

@@ -1,4 +1,4 @@
-"""`penstock cloud`: what an admin does about EC2 by hand."""
+"""`penstock cloud`: commands for admins of bursting."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CONFIG = typer.Option(Path("/etc/penstock/penstock.toml"), "--config", help="The
 
 @app.command()
 def refresh(config: Path = CONFIG) -> None:
-    """Fetch instance types and today's prices; penstockd takes them up by itself. Run it daily, and hourly for spot."""
+    """Fetch instance types and today's prices. penstockd reads them by itself. Run it daily, and hourly for spot."""
     import boto3
     from botocore.exceptions import BotoCoreError, ClientError
 
@@ -40,7 +40,7 @@ def refresh(config: Path = CONFIG) -> None:
             endpoint=section.endpoint,
         )
     except (BotoCoreError, ClientError) as error:
-        raise ConfigError(f"EC2 does not answer: {error}; ask `penstock cloud doctor`") from None
+        raise ConfigError(f"EC2 does not answer: {error}; run `penstock cloud doctor`") from None
     save(found, settings.section(DaemonSettings).state_dir / FILE)
     priced = sum(each.usd_per_h is not None for each in found.types.values())
     spot = sum(bool(each.spot_usd_per_h) for each in found.types.values())
@@ -51,7 +51,7 @@ def refresh(config: Path = CONFIG) -> None:
 
 @app.command()
 def types(config: Path = CONFIG) -> None:
-    """The instance types that may be launched, and what they cost."""
+    """List the instance types that may be launched, and their prices."""
     from penstock_cloud.catalogue import FILE, load
     from penstock_cloud.settings import CloudSettings
 
@@ -59,7 +59,7 @@ def types(config: Path = CONFIG) -> None:
     section = settings.section(CloudSettings)
     catalogue = load(settings.section(DaemonSettings).state_dir / FILE, section.region)
     if catalogue is None:
-        raise ConfigError(f"nothing is known of {section.region}; run `penstock cloud refresh`")
+        raise ConfigError(f"no instance types are known in {section.region}; run `penstock cloud refresh`")
     typer.echo(f"prices of {catalogue.region}, {catalogue.at}, US dollars an hour")
     for name in section.instance_types:
         if (known := catalogue.types.get(name)) is None:
@@ -72,7 +72,7 @@ def types(config: Path = CONFIG) -> None:
 
 @app.command()
 def doctor(config: Path = CONFIG) -> None:
-    """Check everything that a launch needs. Exit status 1 if anything is wrong."""
+    """Check everything that a launch needs. Exit status 1 if a check fails."""
     import boto3
     from botocore.config import Config
     from botocore.exceptions import BotoCoreError
@@ -106,7 +106,7 @@ def doctor(config: Path = CONFIG) -> None:
 
 @app.command()
 def policy(config: Path = CONFIG) -> None:
-    """Print the IAM policy that penstockd's role needs, and no more than that: for the section cloud as it is set now."""
+    """Print the least IAM policy that penstockd's role needs, for the present section [cloud]."""
     from penstock_cloud.doctor import policy as least
     from penstock_cloud.settings import CloudSettings
 
@@ -115,7 +115,7 @@ def policy(config: Path = CONFIG) -> None:
 
 @app.command("list")
 def list_(config: Path = CONFIG) -> None:
-    """The site's instances, by EC2's own word; also those that no run claims."""
+    """List the site's instances as EC2 reports them, also those without a run."""
     from penstock_cloud.failures import LaunchFailed
     from penstock_cloud.fleet import Fleet, connect
     from penstock_cloud.settings import CloudSettings
@@ -124,7 +124,7 @@ def list_(config: Path = CONFIG) -> None:
     try:
         found = Fleet(connect(section), section).seen()
     except LaunchFailed as error:
-        raise ConfigError(f"EC2 does not answer: {error}; ask `penstock cloud doctor`") from None
+        raise ConfigError(f"EC2 does not answer: {error}; run `penstock cloud doctor`") from None
     for each in found:
         tags = each.tags
         typer.echo(
@@ -134,7 +134,7 @@ def list_(config: Path = CONFIG) -> None:
 
 @app.command()
 def resume(config: Path = CONFIG) -> None:
-    """End protected mode: penstockd may launch again. Stop penstockd for it, and start it afterwards."""
+    """End protected mode, so that penstockd may launch again. Stop penstockd before, and start it afterwards."""
     from penstock_cloud.ec2 import PROTECTED
     from penstock_scheduler.store import open_store
 

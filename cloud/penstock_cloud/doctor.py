@@ -1,4 +1,4 @@
-"""Checks what `[cloud]` names before a job depends on it: each finding says what is wrong and what to do about it."""
+"""Checks the section `[cloud]` before jobs depend on it. Each finding tells what is wrong and how to fix it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ QUOTAS = {
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One check. `remedy` is empty where all is well."""
+    """The result of one check. `remedy` is empty if the check passed."""
 
     check: str
     text: str
@@ -33,7 +33,7 @@ class Finding:
 
     @property
     def ok(self) -> bool:
-        """Whether all is well."""
+        """Whether the check passed."""
         return not self.remedy
 
 
@@ -122,7 +122,7 @@ def examine(
     share_writable: Callable[[], bool],
     s3: Any = None,
 ) -> Iterator[Finding]:
-    """All checks, the ones that others rest on first.
+    """All checks, in an order in which later ones need earlier ones.
 
     Args:
         ec2: boto3's client of EC2.
@@ -182,7 +182,7 @@ def _refused(check: str, error: LaunchFailed, remedy: str) -> Finding:
 
 
 def _subnets(settings: CloudSettings, ec2: Any) -> Finding:
-    remedy = f"name subnets of {settings.region} in [cloud] subnets; ids of another region are not known there"
+    remedy = f"name subnets of {settings.region} in [cloud] subnets; an id of another region is not known there"
     if not settings.subnets:
         return Finding("subnets", "none is named", remedy)
     try:
@@ -191,7 +191,7 @@ def _subnets(settings: CloudSettings, ec2: Any) -> Finding:
         return _refused("subnets", error, remedy)
     full = [each["SubnetId"] for each in found if each.get("AvailableIpAddressCount", 1) < 1]
     if full:
-        return Finding("subnets", f"no address is left in {', '.join(full)}", "name larger subnets in [cloud] subnets")
+        return Finding("subnets", f"no free address in {', '.join(full)}", "name larger subnets in [cloud] subnets")
     return Finding("subnets", ", ".join(f"{each['SubnetId']} in {each['AvailabilityZone']}" for each in found))
 
 
@@ -204,7 +204,7 @@ def _image(settings: CloudSettings, ec2: Any) -> Finding:
     except LaunchFailed as error:
         return _refused("image", error, remedy)
     if not found:
-        return Finding("image", f"{settings.image} is not there", remedy)
+        return Finding("image", f"{settings.image} does not exist", remedy)
     return Finding("image", f"{settings.image} ({found[0].get('Name', 'without a name')})")
 
 
@@ -221,13 +221,13 @@ def _groups(settings: CloudSettings, ec2: Any) -> Finding:
 
 def _types(settings: CloudSettings, ec2: Any, catalogue: Catalogue | None) -> Iterator[Finding]:
     if catalogue is None:
-        text = f"nothing is known of {settings.region}"
+        text = f"no instance types are known in {settings.region}"
         yield Finding("prices", text, "run `penstock cloud refresh`, and daily from then on")
         return
     unpriced = [name for name in settings.instance_types if catalogue.usd_per_h(name, "on-demand", ()) is None]
     if unpriced:
         remedy = "take them out of [cloud] instance_types, or run `penstock cloud refresh`"
-        yield Finding("prices", f"no price is known of {', '.join(unpriced)}", remedy)
+        yield Finding("prices", f"no price is known for {', '.join(unpriced)}", remedy)
     else:
         yield Finding("prices", f"as of {catalogue.at}")
     try:
@@ -245,7 +245,7 @@ def _types(settings: CloudSettings, ec2: Any, catalogue: Catalogue | None) -> It
 
 
 def _permission(settings: CloudSettings, ec2: Any) -> Finding:
-    """A launch that is only tried (DryRun): EC2 says whether it would be allowed."""
+    """A launch with DryRun: EC2 tells whether it would be allowed."""
     remedy = "see what EC2 says, and change [cloud]"
     try:
         template = Fleet(ec2, settings).template()
@@ -279,13 +279,13 @@ def _reservations(settings: CloudSettings, ec2: Any) -> Finding:
     usable = {each.id for each in found if each.zone in zones and each.instance_type in settings.instance_types}
     unusable = [name for name in settings.reservations if name not in usable]
     if unusable:
-        return Finding("reservations", f"nothing can go into {', '.join(unusable)}", remedy)
+        return Finding("reservations", f"no orders can use {', '.join(unusable)}", remedy)
     return Finding("reservations", ", ".join(f"{each.id}: {each.instance_type} in {each.zone}" for each in found))
 
 
 def _bucket(settings: CloudSettings, bucket: str, s3: Any) -> Finding:
     policy_remedy = "give penstockd's role the policy that `penstock cloud policy` prints"
-    remedy = f"make the bucket {bucket} in {settings.region}, and {policy_remedy}"
+    remedy = f"create the bucket {bucket} in {settings.region}, and {policy_remedy}"
     staging = StagingBucket(s3, bucket, settings.name)
     try:
         staging.stop("doctor")
@@ -294,7 +294,7 @@ def _bucket(settings: CloudSettings, bucket: str, s3: Any) -> Finding:
     except LaunchFailed as error:
         return Finding("bucket", str(error), remedy)
     if not seen:
-        return Finding("bucket", f"what is put into {bucket} is not there", remedy)
+        return Finding("bucket", f"an object written to {bucket} cannot be found", remedy)
     if "X-Amz-Security-Token" in staging.alive_link(60):
         text = "penstockd's credentials are of a session, and the links of longer runs end with it"
         return Finding("bucket", text, "give penstockd the keys of an IAM user with that policy alone")
@@ -315,10 +315,10 @@ def _quotas(settings: CloudSettings, quotas: Any, catalogue: Catalogue | None) -
         try:
             value = _ask(quotas.get_service_quota, ServiceCode="ec2", QuotaCode=code)["Quota"]["Value"]
         except LaunchFailed as error:
-            yield _refused(check, error, f"ask AWS for the quota {code} by hand: Service Quotas, Amazon EC2")
+            yield _refused(check, error, f"look up the quota {code} in the AWS console: Service Quotas, Amazon EC2")
             continue
         if value < vcpus:
             remedy = f"ask AWS to raise {code} to at least {vcpus} vCPUs: Service Quotas, Amazon EC2"
-            yield Finding(check, f"{value:.0f} vCPUs, and the largest type needs {vcpus}", remedy)
+            yield Finding(check, f"{value:.0f} vCPUs, but the largest type needs {vcpus}", remedy)
         else:
             yield Finding(check, f"{value:.0f} vCPUs")

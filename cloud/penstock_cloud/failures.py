@@ -1,4 +1,4 @@
-"""What EC2's refusals mean: each error code has a kind, and each kind is met in its own way.
+"""The meaning of EC2's errors: each error code has a kind, and each kind has its own reaction.
 
 The codes are from AWS, "Error codes for the Amazon EC2 API". A code that is not in the table counts as throttling if EC2
 itself failed (status 500 and above), and else as a matter for the admin: to stop is cheaper than to guess.
@@ -12,18 +12,18 @@ from typing import Any
 
 
 class Kind(StrEnum):
-    """What to do about a refusal."""
+    """The reaction to an error."""
 
     CAPACITY = "no capacity"
-    """Back off from this type and market, and try the next."""
+    """Avoid this type and market for a while, and try the next one."""
     QUOTA = "quota"
-    """Stop this market and tell the admin: asking again changes nothing."""
+    """Stop using this market and tell the admin: a repeated request would fail again."""
     THROTTLED = "throttled"
-    """Ask the same again, a little later."""
+    """Repeat the request a little later."""
     LOST = "no answer"
-    """Nobody knows whether it was done: ask the same again, with the same token."""
+    """The result is unknown: repeat the request with the same token."""
     CONFIG = "configuration"
-    """Stop, and tell the admin."""
+    """Stop launching, and tell the admin."""
 
 
 KINDS: dict[str, Kind] = {
@@ -55,10 +55,10 @@ KINDS: dict[str, Kind] = {
 }
 
 NOT_IN_ZONE = "not supported in your requested Availability Zone"
-"""Words of EC2's with which a fleet, whose code for it is that of any bad request, says that a zone does not offer a type."""
+"""Part of EC2's message if a zone does not offer a type: the error code of a fleet does not tell that."""
 
 LONGEST_S = 30.0
-"""Longest pause before the same is asked again."""
+"""Longest pause before a request is repeated."""
 
 LONGEST_BACK_OFF_S = 3600.0
 
@@ -78,7 +78,7 @@ class LaunchFailed(Exception):
 
 
 def refusal(code: str, words: str, status: int = 400) -> LaunchFailed:
-    """The error for a code of EC2's."""
+    """The error for one of EC2's error codes."""
     if code == "InvalidFleetConfiguration" and NOT_IN_ZONE in words:
         return LaunchFailed(Kind.CAPACITY, code, words)
     kind = KINDS.get(code, Kind.THROTTLED if status >= 500 else Kind.CONFIG)
@@ -86,7 +86,7 @@ def refusal(code: str, words: str, status: int = 400) -> LaunchFailed:
 
 
 def understood(error: Any) -> LaunchFailed:
-    """A ClientError or BotoCoreError of boto3's, as one of ours."""
+    """The error for a ClientError or BotoCoreError of boto3."""
     response = getattr(error, "response", None)
     if response is not None:
         told = response.get("Error", {})
@@ -100,10 +100,10 @@ def understood(error: Any) -> LaunchFailed:
 
 
 def pause_s(tries: int, rng: random.Random) -> float:
-    """Pause before the same is asked for the `tries + 1`-th time: full jitter under an exponential bound (1, 2, 4, .. 30 s)."""
+    """Pause before attempt number `tries + 1`: full jitter below an exponential bound (1, 2, 4, .. 30 s)."""
     return rng.uniform(0.0, min(2.0**tries, LONGEST_S))
 
 
 def back_off_s(first_s: float, times: int) -> float:
-    """How long a type rests after `times` refusals in a row, >= 1."""
+    """How long a type is avoided after `times` (>= 1) refusals in a row."""
     return min(first_s * 2.0 ** (times - 1), max(LONGEST_BACK_OFF_S, first_s))

@@ -1,4 +1,4 @@
-"""A run of a job in the cloud: what is kept of it, and what it has cost."""
+"""A run of a job in the cloud: its record and its cost."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from penstock_scheduler.messages import LedgerLine
 from penstock_scheduler.model import CloudRun, Offer
 
 LEAST_S = 60.0
-"""EC2 bills a Linux instance by the second, and at least a minute."""
+"""EC2 bills a Linux instance by the second, but at least a minute."""
 
 State = Literal["ordered", "booting", "running", "leaving", "ending", "over"]
 
 
 class Slot(BaseModel):
-    """One node of a run, and the instance that is launched for it. Times in s since 1970, by EC2's clock where it says them."""
+    """One node of a run and its instance. Times are in s since 1970, by EC2's clock where EC2 reports them."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -27,18 +27,18 @@ class Slot(BaseModel):
     launched_s: float | None = None
     ended_s: float | None = None
     missed: int = 0
-    """Looks in a row in which EC2 did not show it: what was just launched may take a while to appear."""
+    """Listings in a row without this instance: a new instance may take a while to appear."""
 
     @property
     def seconds(self) -> float:
-        """How long it was paid for, if it has ended."""
+        """Paid time of an instance that has ended, seconds."""
         if self.launched_s is None or self.ended_s is None:
             return 0.0
         return max(self.ended_s - self.launched_s, 0.0)
 
 
 class BurstRun(BaseModel):
-    """A run. What it is ordered with never changes: the same order can be placed again after a crash, to the letter."""
+    """A run. The fields of its order never change, so exactly the same order can be placed again after a crash."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -52,43 +52,43 @@ class BurstRun(BaseModel):
     usd_per_h: float
     """Of one instance."""
     usd: float
-    """What is committed to it: it is ended before it costs more."""
+    """US dollars committed to the run. It is ended before it costs more."""
     round: int
     ordered_s: float
     partition: str
     state: State
     slots: tuple[Slot, ...]
     asked: bool = False
-    """Whether the cluster has been seen to ask for its nodes, or to use them: it has started the job there."""
+    """Whether the cluster has requested or used its nodes, which means that it has started the job there."""
     ran: bool = False
     """Whether the job has run there."""
     why: str = ""
-    """Why it ended, or will."""
+    """Why the run ended or will end."""
     data_gb: float = 0.0
-    """What its user declared of data that goes along."""
+    """Data to transfer, as the user declared it, GB."""
     data_usd: float = 0.0
-    """What moving it costs, within `usd`."""
+    """Price of the transfer, within `usd`."""
     data_s: float = 0.0
-    """How long that takes, while the instances are paid for."""
+    """Duration of the transfer, while the instances are paid for."""
 
     @property
     def lifetime_s(self) -> float:
-        """Longest life of its instances: then all that is committed is spent."""
+        """Longest life of its instances, after which the committed dollars are spent."""
         return max(self.usd - self.data_usd, 0.0) / (self.usd_per_h * len(self.slots)) * 3600
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """Its nodes in the cluster."""
+        """The run's nodes in the cluster."""
         return tuple(slot.node for slot in self.slots)
 
     @property
     def expires_s(self) -> float | None:
-        """When the money is used up; None: nothing is launched yet."""
+        """When the committed dollars are spent; None: nothing is launched yet."""
         launched = [slot.launched_s for slot in self.slots if slot.launched_s is not None]
         return min(launched) + self.lifetime_s if launched else None
 
     def tags(self, slot: Slot) -> dict[str, str]:
-        """What an instance of it bears from the moment of its launch."""
+        """Tags of an instance, set at its launch."""
         return {
             "run": self.id,
             "job": self.job,
@@ -105,11 +105,11 @@ class BurstRun(BaseModel):
         return CloudRun(self.job, self.offer, self.ordered_s, self.usd, self.account, ending)
 
     def committed(self) -> LedgerLine:
-        """The ledger's line before anything is ordered."""
+        """The ledger line to write before anything is ordered."""
         return self._line("committed", self.usd, self.ordered_s, f"for {self.offer}")
 
     def spent(self, now_s: float) -> LedgerLine:
-        """The ledger's line when all its instances are gone. Data counts as declared: EC2 bills it to nobody's job."""
+        """The ledger line to write when all instances are gone. Data counts as declared: EC2 does not bill it by job."""
         launched = [slot for slot in self.slots if slot.instance is not None]
         if not launched:
             return self._line("usd", 0.0, now_s, "for nothing: no instance was launched")
@@ -119,7 +119,7 @@ class BurstRun(BaseModel):
         return self._line("usd", usd, now_s, f"for {times} of {self.instance_type}, {self.market}{data}")
 
     def used(self, now_s: float) -> LedgerLine:
-        """The ledger's line, beside `spent`, of its GPUs: for as long as their instances were there."""
+        """The ledger line for the GPUs of the run, for the time of their instances."""
         seconds = sum(slot.seconds for slot in self.slots) * self.offer.gpus / self.offer.nodes
         return self._line("cloud-gpu-seconds", seconds, now_s, self.offer.gpu_type)
 
@@ -140,12 +140,12 @@ class BurstRun(BaseModel):
 
 
 def cost_usd(seconds: float, usd_per_h: float) -> float:
-    """What an instance costs that lived so long."""
+    """Cost of an instance with this lifetime, US dollars."""
     return max(seconds, LEAST_S) / 3600 * usd_per_h
 
 
 def entries(lines: Iterable[LedgerLine]) -> list[Entry]:
-    """The ledger's lines of the cloud in dollars, as the budgets read them."""
+    """The ledger lines of the cloud in dollars, for the budgets."""
     return [
         Entry(
             line.key.split(":")[1],

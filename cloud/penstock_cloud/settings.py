@@ -13,101 +13,111 @@ Market = Literal["on-demand", "spot"]
 
 
 class CloudSettings(BaseModel):
-    """EC2: what may be launched, where, for how much, and who may leave for it. `[daemon] cloud = "ec2"` switches it on."""
+    """EC2: what may be launched, where, for how much, and which jobs may burst. Enable it with `[daemon] cloud = "ec2"`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     name: str = Field(
         default="penstock",
         pattern=r"^[A-Za-z0-9._-]{1,100}$",
-        description="Marks this site's instances: what bears another name is never touched. One name for each site.",
+        description="Tags this site's instances; other instances are never touched. Use one name for each site.",
     )
     region: str = Field(default="us-east-1", description="EC2's region.")
     endpoint: str | None = Field(
-        default=None, description="URL of EC2's API, for a private endpoint; absent: the region's own."
+        default=None, description="URL of EC2's API, for a private endpoint; not set: the region's own."
     )
     subnets: tuple[str, ...] = Field(
-        default=(), description="Subnets to launch in, the preferred first; each lies in one zone."
+        default=(), description="Subnets to launch in, preferred ones first. Each is in one zone."
     )
     security_groups: tuple[str, ...] = Field(default=(), description="Security groups of the instances.")
     image: str = Field(
-        default="", description="The AMI: with slurmd, munge and the site's munge key, and its file systems."
+        default="", description="The AMI. It needs slurmd, munge with the site's key, and the site's file systems."
     )
     instance_profile: str | None = Field(
-        default=None, description="IAM instance profile; absent: none, and a node needs none of Penstock's."
+        default=None, description="IAM instance profile; not set: none. Penstock itself needs none."
     )
     kms_key: str | None = Field(
-        default=None, description="Key that volumes are encrypted with; absent: the account's default. They always are."
+        default=None,
+        description="Key that encrypts volumes; not set: the account's default. Volumes are always encrypted.",
     )
     volume_gb: PositiveInt = Field(default=200, description="Size of the root volume; at least the image's.")
     instance_types: tuple[str, ...] = Field(
         default=("g4dn.xlarge", "g5.xlarge", "g5.12xlarge", "g6.xlarge"), description="Types that may be launched."
     )
     markets: tuple[Market, ...] = Field(
-        default=("on-demand",), description="'spot' beside it lets jobs that can be stopped run where it is cheap."
+        default=("on-demand",), description="With 'spot' as well, jobs that can be stopped run on spot instances."
     )
     reservations: tuple[str, ...] = Field(
         default=(),
-        description="Capacity reservations and capacity blocks (cr-...) that orders on demand go into first.",
+        description="Capacity reservations and capacity blocks (cr-...) that on-demand orders use first.",
     )
-    tags: dict[str, str] = Field(default={}, description="Further tags of the instances, for the site's bills.")
+    tags: dict[str, str] = Field(
+        default={}, description="Further tags of the instances, for example for the site's bills."
+    )
     share: Path = Field(
         default=Path("/var/spool/penstock/cloud"),
-        description="Folder, on the cloud nodes too, for the daemon's sign of life and for notices of interruption.",
+        description="Folder, shared with the cloud nodes, for the daemon's sign of life and interruption notices.",
     )
-    slurm_conf: str = Field(default="/etc/slurm/slurm.conf", description="slurm.conf as the cloud nodes see it.")
+    slurm_conf: str = Field(default="/etc/slurm/slurm.conf", description="Path of slurm.conf on the cloud nodes.")
     bucket: str | None = Field(
         default=None,
-        description="S3 bucket for detached runs, where no network joins the instances to the site; absent: instances join "
-        "Slurm as nodes.",
+        description="S3 bucket for detached runs, if instances have no network connection to the site; not set: instances "
+        "join Slurm as nodes.",
     )
-    s3_endpoint: str | None = Field(default=None, description="URL of S3's API; absent: the region's own.")
+    s3_endpoint: str | None = Field(default=None, description="URL of S3's API; not set: the region's own.")
     detached_user: str = Field(
         default="ubuntu", description="User of the image that detached jobs run as; empty: root."
     )
-    boot_s: PositiveFloat = Field(default=180.0, description="Seconds from the order to the first step; paid for.")
+    boot_s: PositiveFloat = Field(
+        default=180.0, description="Expected time from the order to the first step, seconds. It is paid for."
+    )
     boot_timeout_s: PositiveFloat = Field(
-        default=600.0, description="An instance that has not joined Slurm by then is given back."
+        default=600.0, description="Time after which an instance that has not joined Slurm is terminated."
     )
     silent_s: PositiveFloat = Field(
-        default=3600.0, description="Seconds of the daemon's silence after which an instance ends itself."
+        default=3600.0,
+        description="Time without a sign of life of the daemon after which an instance terminates itself.",
     )
-    reconcile_s: PositiveFloat = Field(default=60.0, description="Seconds between two looks at all instances.")
+    reconcile_s: PositiveFloat = Field(default=60.0, description="Seconds between two listings of all instances.")
     capacity_back_off_s: PositiveFloat = Field(
-        default=600.0, description="Pause of a type and market that had no capacity; doubled each time, up to an hour."
+        default=600.0, description="Pause for a type and market without capacity. It doubles each time, up to an hour."
     )
-    quota_back_off_s: PositiveFloat = Field(default=3600.0, description="Pause of a market whose quota is used up.")
+    quota_back_off_s: PositiveFloat = Field(default=3600.0, description="Pause for a market whose quota is used up.")
     protected_after: PositiveInt = Field(
         default=5,
-        description="Boots that fail one after another before nothing more is launched until an admin says so.",
+        description="Failed boots in a row after which nothing is launched until `penstock cloud resume`.",
     )
     max_runs: PositiveInt = Field(default=32, description="Most jobs in the cloud at once.")
-    by_default: bool = Field(default=False, description="Whether jobs that do not say (--burst) may leave.")
+    by_default: bool = Field(default=False, description="Whether jobs without --burst may burst.")
     wait: Literal["no-wait", "constant-wait", "runtime-wait", "resource-wait", "compute-wait", "star-wait"] = Field(
-        default="compute-wait", description="What the wait for GPUs on site is proportional to."
+        default="compute-wait", description="Rule for the waiting budget of a job before it may burst."
     )
     waiting_budget_percent: NonNegativeFloat = Field(
-        default=25.0, description="P: jobs wait so many per cent of their mean running time, on average."
+        default=25.0, description="P: average waiting budget, in per cent of the mean running time."
     )
     mean_runtime_h: PositiveFloat = Field(
-        default=1.0, description="Mean running time, until the site's own jobs say otherwise."
+        default=1.0, description="Mean running time, until it is known from the site's own jobs."
     )
-    mean_gpus: PositiveFloat = Field(default=1.0, description="Mean GPUs of a job, until the site's own say otherwise.")
+    mean_gpus: PositiveFloat = Field(
+        default=1.0, description="Mean GPUs of a job, until known from the site's own jobs."
+    )
     short_h: PositiveFloat | None = Field(
-        default=None, description="Jobs that run for less leave at once; absent: no such rule."
+        default=None, description="Jobs that run for less burst at once; not set: no such rule."
     )
     t_max_h: PositiveFloat = Field(default=0.25, description="Star-wait: longest first run in the cloud.")
-    patience: NonNegativeFloat = Field(default=3.0, description="Star-wait: times the wait of who has come back.")
+    patience: NonNegativeFloat = Field(
+        default=3.0, description="Star-wait: factor on the waiting budget of jobs that came back."
+    )
     at_cap: Literal["finish", "recall"] = Field(
-        default="finish", description="What becomes of what runs when a budget is used up."
+        default="finish", description="What happens to present runs when a budget is used up."
     )
     margin: NonNegativeFloat = Field(default=0.25, description="Share by which a commitment exceeds the expected cost.")
     unknown_h: PositiveFloat = Field(default=24.0, description="Hours committed to a job of unknown running time.")
     cost_per_usd: NonNegativeFloat = Field(
-        default=0.1, description="What a dollar weighs beside the cost of leaving a job out for a round, about 1."
+        default=0.1, description="Weight of a dollar against the cost of a round without GPUs, which is about 1."
     )
-    bytes_per_s: PositiveFloat = Field(default=125e6, description="Of the line to the cloud.")
-    usd_per_gb: NonNegativeFloat = Field(default=0.0, description="Of data transfer.")
+    bytes_per_s: PositiveFloat = Field(default=125e6, description="Bandwidth to the cloud, bytes per second.")
+    usd_per_gb: NonNegativeFloat = Field(default=0.0, description="Price of data transfer, US dollars per GB.")
     budget: BudgetSettings = Field(
-        default=BudgetSettings(), description="Hard caps in dollars; without any, nothing may leave."
+        default=BudgetSettings(), description="Hard limits in US dollars. Without any, no job may burst."
     )

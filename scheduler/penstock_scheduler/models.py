@@ -1,8 +1,7 @@
-"""From what a job said of itself to the model that decisions rest on.
+"""The models of jobs that rounds are decided with.
 
-A measured table in the job spec comes first, then the job spec's model family from the catalogue; of a job that says neither we
-know nothing, and perfect scaling with no preference for a GPU type stands in, as in Sia's first round. What jobs report
-while they run joins in `LearnedModels`.
+`SpecModels` takes the job spec's goodput table, or else its model family from the catalogue. For a job with neither it assumes
+perfect scaling and no preference for a GPU type, as in Sia's first round. `LearnedModels` adds what jobs report while they run.
 """
 
 from __future__ import annotations
@@ -29,10 +28,10 @@ from penstock_scheduler.sensitivities import Sensitivities, profile_name
 log = logging.getLogger(__name__)
 
 SPECS = 1000
-"""Job specs whose estimators are kept for further jobs."""
+"""Most job specs whose estimators are kept for further jobs."""
 
 NEWEST = 2000
-"""Observations of a job that a daemon which starts learns from."""
+"""Newest observations of a job that a new daemon learns from."""
 
 
 class SpecModels:
@@ -40,9 +39,9 @@ class SpecModels:
 
     Args:
         families: the catalogue, by name.
-        restart_cost_s: wall-clock seconds that a restart costs a job that does not say.
-        gpus: the catalogue of GPU types, by whose names a family finds the site's; None: Penstock's own.
-        sensitivities: what CPU and memory are worth, by name, looked up anew in each round; None: nothing is known.
+        restart_cost_s: wall-clock seconds that a restart costs a job whose job spec has no value.
+        gpus: the catalogue of GPU types, which maps the site's names to those of families; None: Penstock's own.
+        sensitivities: sensitivity profiles by name, looked up in each round; None: there are none.
     """
 
     def __init__(
@@ -62,18 +61,18 @@ class SpecModels:
         self._of_spec: dict[int, tuple[JobSpec, AnyEstimator]] = {}
 
     def check(self, spec: JobSpec) -> None:
-        """Raises BadJobSpec if the job spec names a family or a profile that is not there, or a batch it cannot train with."""
+        """Raises BadJobSpec if the job spec names an unknown family or profile, or an impossible batch size."""
         if spec.sensitivity is not None and spec.sensitivity not in self._sensitivities:
             known = ", ".join(sorted(self._sensitivities)) or "none: set [daemon] sensitivities"
             raise BadJobSpec(f"sensitivity {spec.sensitivity!r} is not known here; the profiles are {known}")
         try:
             _estimator(spec, self._catalogue)
         except (ArithmeticError, TypeError, ValueError) as error:
-            # It is this job's trouble, and must not be the round's.
+            # It must fail this job, and not the round.
             raise BadJobSpec(f"no model of the job's speed can be made of its job spec: {error}") from error
 
     def facts(self, jobs: Sequence[Job], gpu_types: Iterable[str]) -> dict[JobId, JobFacts]:
-        """What is known of `jobs`, whose job specs have passed `check`, on the GPU types of the site.
+        """What is known of these jobs, whose job specs have passed `check`, on the GPU types of the site.
 
         A job's estimator is the same object from round to round, as long as its job spec and the types are the same.
         """
@@ -101,16 +100,18 @@ class SpecModels:
         return found
 
     def _of(self, spec: JobSpec) -> tuple[JobSpec, AnyEstimator]:
-        """Jobs with the very same job spec, of which a trace has thousands, share an estimator."""
+        """Jobs with the same job spec object share an estimator; a trace has thousands of such jobs."""
         if len(self._of_spec) > SPECS:
             self._of_spec = {}
-        if id(spec) not in self._of_spec:  # which is held here, and so stays what it is
+        if id(spec) not in self._of_spec:  # the job spec is kept here, so its id stays its own
             self._of_spec[id(spec)] = spec, _estimator(spec, self._families)
         return self._of_spec[id(spec)]
 
     def _costs_s(self, jobs: Sequence[Job]) -> dict[JobId, float]:
-        """What was measured on the job itself, else what it says, else what was measured on others of its family, else the
-        site's. Of several the median: one move may have waited for a slow disk."""
+        """Restart costs, seconds: measured on the job itself, else of its job spec, else measured on its family, else the site's.
+
+        Of several measurements the median counts, because a single move may have waited for a slow disk.
+        """
         of_family: dict[str, list[float]] = {}
         for job in jobs:
             if job.spec.model_family is not None:
@@ -120,12 +121,12 @@ class SpecModels:
             measured = job.pauses_s or (
                 of_family.get(job.spec.model_family or "") if job.spec.restart_cost_s is None else ()
             )
-            said_s = self._restart_cost_s if job.spec.restart_cost_s is None else job.spec.restart_cost_s
-            costs_s[job.id] = median(measured) if measured else said_s
+            declared_s = self._restart_cost_s if job.spec.restart_cost_s is None else job.spec.restart_cost_s
+            costs_s[job.id] = median(measured) if measured else declared_s
         return costs_s
 
     def learner(self, spec: JobSpec, prior: AnyEstimator, first: Observation) -> JobModel:
-        """What learns from a job's measurements, of which `first` is one, beginning with what the job spec says."""
+        """A model that learns from a job's measurements, of which `first` is one. It begins with what the job spec tells."""
         known = prior if isinstance(prior, TrainingEstimator) else None
         if known is not None:
             initial, largest = known.initial_batch, known.max_batch
@@ -144,10 +145,10 @@ class SpecModels:
 
 
 class History(Protocol):
-    """Where what jobs measured is kept: the daemon's store."""
+    """The store of measurements: the daemon's store."""
 
     def observations(self, job: str, newest: int) -> list[Report]:
-        """The newest reports of a job that hold measurements, oldest first."""
+        """The newest measurements of a job, oldest first."""
         ...
 
     def profiles(self, user: str, job_name: str | None = None) -> list[Profile]:
@@ -155,16 +156,15 @@ class History(Protocol):
         ...
 
     def add_model(self, job: str, time_s: float, estimator: AnyEstimator) -> None:
-        """Keep a job's new model."""
+        """Save a job's new model."""
         ...
 
 
 class LearnedModels:
-    """What the job spec says until a job has measured something; from then on a fit of what it measured.
+    """Models from job specs, and from a job's first measurement on, fits of its measurements.
 
-    Jobs with a `goodput_table` keep it. A daemon that starts fits anew from the store's history. What a job says of its
-    progress and its end gives the work that is left, where the job spec's model is not a table. Profiles of CPU and memory are
-    corrected in `sensitivities`.
+    Jobs with a `goodput_table` keep it. A new daemon fits again from the store's history. Reported progress gives the work that
+    is left, unless the job spec has a table. `sensitivities` corrects sensitivity profiles.
     """
 
     def __init__(self, specs: SpecModels, history: History, sensitivities: Sensitivities | None = None) -> None:
@@ -175,11 +175,11 @@ class LearnedModels:
         self._kept: dict[JobId, AnyEstimator] = {}
         self._progress: dict[JobId, tuple[float, float | None]] = {}
         self._most_gpus: dict[JobId, int] = {}
-        """Most GPUs that a job has run on; not what it holds, for between two runs that is nothing."""
+        """Most GPUs that a job has run on; what it holds now may be nothing, between two runs."""
         self._lock = threading.Lock()
 
     def learn(self, reports: Sequence[Report]) -> None:
-        """Take in reports. May be called from any thread."""
+        """Take over reports. May be called from any thread."""
         with self._lock:
             for report in reports:
                 body = report.body
@@ -256,12 +256,12 @@ class LearnedModels:
             try:
                 model.observe_report(each)
             except ValueError as error:
-                log.warning("observation passed over", extra={"job": job.id, "text": str(error)[:200]})
+                log.warning("observation ignored", extra={"job": job.id, "text": str(error)[:200]})
         return model.estimator
 
 
 def _unknown_types(estimator: AnyEstimator, gpu_types: frozenset[str]) -> tuple[str, ...]:
-    """Types on which neither a table nor the catalogue says how fast a job is that can learn it from its runs; sorted."""
+    """GPU types on which a learning job's speed is in neither a table nor the catalogue; sorted."""
     if isinstance(estimator, LinearEstimator):
         return tuple(sorted(gpu_types))
     return tuple(sorted(gpu_types - estimator.models.keys())) if isinstance(estimator, TrainingEstimator) else ()
@@ -274,7 +274,7 @@ def _estimator(spec: JobSpec, families: Families) -> AnyEstimator:
         return LinearEstimator()
     try:
         family = families[spec.model_family]
-        if not family.gpus:  # the catalogue knows it, but on none of the site's types
+        if not family.gpus:  # the catalogue has it for none of the site's types
             return LinearEstimator()
         return family.estimator(spec.batch_size, spec.max_batch_size, fixed_batch=spec.fixed_batch)
     except UnknownFamilyError as error:

@@ -31,49 +31,51 @@ class DaemonSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     cluster: str = Field(
-        default="slurm", description="Which cluster to drive: a name of the entry points `penstock.clusters`."
+        default="slurm", description="The cluster to manage: a name of the entry points `penstock.clusters`."
     )
     cloud: str | None = Field(
-        default=None, description="Where jobs may leave for: a name of the entry points `penstock.clouds`, such as ec2."
+        default=None,
+        description="The cloud that jobs may burst to: a name of the entry points `penstock.clouds`, such as ec2.",
     )
     rounds: Literal["period", "events"] = Field(
         default="period",
-        description="'period': a round every round_s; 'events': when a job or a node changes, and round_s after the last.",
+        description="'period': a round every round_s. 'events': when a job or a node changes, and round_s after the last.",
     )
     round_s: PositiveFloat = Field(default=60.0, description="Seconds from one round to the next.")
-    tick_s: PositiveFloat = Field(default=1.0, description="Seconds between two looks at the cluster.")
+    tick_s: PositiveFloat = Field(default=1.0, description="Seconds between two ticks.")
     state_dir: Path = Field(
-        default=Path("/var/lib/penstock"), description="The daemon's own folder: its store, unless that is elsewhere."
+        default=Path("/var/lib/penstock"),
+        description="The daemon's own folder. It contains the store unless `store` is set.",
     )
     store: str | None = Field(
         default=None,
-        description="URL of a database, such as postgresql+psycopg://penstock@db/penstock; absent: SQLite in state_dir.",
+        description="URL of a database, such as postgresql+psycopg://penstock@db/penstock; not set: SQLite in state_dir.",
     )
     keep_rounds: PositiveInt = Field(
         default=50_000,
-        description="Newest rounds that are kept; older ones are deleted. `penstock whatif` looks no further back: a month of "
-        "60 s rounds is 44,640. With 200 jobs one takes some 10 kB.",
+        description="Newest rounds to keep; older ones are deleted, and `penstock whatif` cannot replay them. A month of 60 s "
+        "rounds is 44,640 rounds. A round with 200 jobs takes about 10 kB.",
     )
     keep_days: PositiveFloat = Field(
         default=365.0,
-        description="Days that a job's history is kept after its end; the audit log and the ledger stay for ever.",
+        description="Days for which a job's history is kept after its end. The audit log and the ledger are kept for ever.",
     )
     restart_cost_s: PositiveFloat = Field(
-        default=30.0, description="Seconds of training that a restart costs a job whose job spec does not say."
+        default=30.0, description="Seconds of training that a restart costs a job whose job spec has no restart_cost_s."
     )
     families: Path | None = Field(
-        default=None, description="A file of further model families, in the catalogue's format."
+        default=None, description="File with further model families, in the catalogue's format."
     )
     sensitivities: Path | None = Field(
-        default=None, description="Folder of profiles of what CPU and memory are worth; for the stages of Synergy."
+        default=None, description="Folder of sensitivity profiles (speed by CPU and memory), for the stages of Synergy."
     )
     pairs: Path | None = Field(
         default=None,
-        description="A table of what kinds of jobs lose beside others on one GPU, as for `penstock simulate --pairs`. What it "
-        "says of a pair holds until that has been measured here.",
+        description="Table of the speeds of co-located jobs, by kind, as for `penstock simulate --pairs`. It holds for a pair "
+        "until that pair has been measured here.",
     )
     log_format: Literal["logfmt", "json"] = Field(
-        default="logfmt", description="How log lines are written: for people and grep, or for programs."
+        default="logfmt", description="Format of log lines: logfmt for people and grep, json for programs."
     )
 
 
@@ -104,7 +106,7 @@ class Settings:
             ) from None
 
     def as_dict(self) -> dict[str, Any]:
-        """All of it by section, defaults too; the password in the store's URL is not shown."""
+        """All settings by section, with defaults. The password in the store's URL is hidden."""
         shown = {name: section.model_dump(mode="json") for name, section in self._sections.items()}
         if (url := shown.get("daemon", {}).get("store")) is not None:
             shown["daemon"]["store"] = re.sub(r"(://[^:/@]*):[^@]*@", r"\1:***@", url)
@@ -197,16 +199,16 @@ _UNITS = {"s": "seconds", "mb": "MiB", "days": "days", "hours": "hours"}
 
 
 def _located(text: str, section: str, where: tuple[int | str, ...], value: object, sentence: str) -> str:
-    """A sentence on what is wrong, with the line, and with the unit where a number was written as words."""
+    """`sentence` with the line number, and with the unit if a number was written as text."""
     unit = _UNITS.get(str(where[-1]).rsplit("_", 1)[-1]) if where else None
     if unit is not None and isinstance(value, str):
-        sentence += f"; give it as a number, in {unit}"
+        sentence += f"; write it as a number, in {unit}"
     line = _line(text, [*section.split("."), *map(str, where)])
     return sentence if line is None else f"{sentence} (line {line})"
 
 
 def _line(text: str, path: list[str]) -> int | None:
-    """Number of the line that comes nearest to the key of this path (section, key, keys in its tables); None: it is nowhere."""
+    """Number of the line nearest to the key of this path (section, key, keys in its tables); None: not found."""
     found, depth, inside = None, 1, None
     for number, line in enumerate(text.splitlines(), 1):
         if (header := re.match(r"\s*\[\s*([^\[\]]+?)\s*\]", line)) is not None:
@@ -256,7 +258,7 @@ _KINDS = {
 
 
 def _kind(schema: dict[str, Any]) -> str:
-    """The type of a value and its bounds, from its JSON Schema, in words."""
+    """The type of a value and its bounds as text, from its JSON Schema."""
     if "anyOf" in schema:
         return " or ".join(_kind(each) for each in schema["anyOf"] if each.get("type") != "null")
     if "$ref" in schema:

@@ -101,7 +101,7 @@ def test_the_bucket_of_detached_runs_is_tried(cloud_settings: Callable[..., Clou
         return {finding.check: f"{finding.text} {finding.remedy}" for finding in found}
 
     assert "NoSuchBucket" in told()["bucket"]
-    assert "make the bucket penstock-runs" in told()["bucket"]
+    assert "create the bucket penstock-runs" in told()["bucket"]
     s3.create_bucket(Bucket="penstock-runs")
     assert told()["bucket"] == "penstock-runs can be written and read "
     assert "KeyCount" in (listed := s3.list_objects_v2(Bucket="penstock-runs"))
