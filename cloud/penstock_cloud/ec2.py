@@ -34,7 +34,6 @@ from penstock_scheduler.burst.choices import within
 from penstock_scheduler.burst.estimates import Gravity
 from penstock_scheduler.burst.history import averages, histories
 from penstock_scheduler.burst.ledger import budget_lines
-from penstock_scheduler.burst.waiting import Averages, Wait, WaitingPolicy, by_budget
 from penstock_scheduler.messages import JobView, LedgerLine
 from penstock_scheduler.model import (
     Action,
@@ -54,6 +53,7 @@ from penstock_scheduler.model import (
     Share,
     Start,
 )
+from penstock_scheduler.model.waiting import Averages, Wait, WaitingPolicy, by_budget
 from penstock_scheduler.ports import Clock, CloudNode, CloudNodes
 from penstock_scheduler.store import CloudRunRow, SqlStore
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from penstock_scheduler.burst.estimates import Estimate, Gravity, estimate, lost_s
-from penstock_scheduler.burst.waiting import Ask, Wait
 from penstock_scheduler.model import (
     Adaptivity,
     BudgetLine,
@@ -25,6 +24,7 @@ from penstock_scheduler.model import (
     ReasonCode,
     Snapshot,
 )
+from penstock_scheduler.model.waiting import Ask, Wait
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from penstock_scheduler.burst.waiting import Averages
 from penstock_scheduler.model import Job, JobId
+from penstock_scheduler.model.waiting import Averages
 
 ALIKE = 20
 """Newest running times of a user's script that count."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from penstock_scheduler.burst.waiting import Wait, WaitingPolicy
 from penstock_scheduler.model.budget import Period
 from penstock_scheduler.model.job import JobId
+from penstock_scheduler.model.waiting import Wait, WaitingPolicy
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,5 @@
 """A site with a cloud behind it, replayed job by job: rigid jobs on equal nodes, and the waiting policies of
-`burst.waiting`.
+`model.waiting`.
 
 A trace of 80,000 jobs takes seconds, and the whole cost-JCT frontier of a site takes a minute. The order of events is
 exactly that of Starburst's public simulator (docs/decisions/0006 explains why this is not the round loop). At each
@@ -39,8 +39,8 @@ from typing import Literal
 import numpy as np
 
 from penstock_scheduler.burst.estimates import lost_s
-from penstock_scheduler.burst.waiting import CPUS_PER_GPU, Ask, Wait, WaitingPolicy
 from penstock_scheduler.errors import ConfigError
+from penstock_scheduler.model.waiting import CPUS_PER_GPU, Ask, Wait, WaitingPolicy
 
 Order = Literal["fifo", "sjf"]
 """Order of the queue: by arrival, or shortest job first."""

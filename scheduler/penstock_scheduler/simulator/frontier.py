@@ -11,9 +11,9 @@ from dataclasses import asdict, dataclass, replace
 from html import escape
 from typing import Any
 
-from penstock_scheduler.burst.waiting import Averages, Wait, by_budget
 from penstock_scheduler.errors import ConfigError
 from penstock_scheduler.model import Node
+from penstock_scheduler.model.waiting import Averages, Wait, by_budget
 from penstock_scheduler.simulator.bursting import RigidJob, SiteSpec, figures, replay
 from penstock_scheduler.simulator.workloads import Workload
 

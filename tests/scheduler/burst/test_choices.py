@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from penstock_scheduler.burst.choices import choices, leaves_s, recalls, runtime
-from penstock_scheduler.burst.waiting import Wait, WaitingPolicy
 from penstock_scheduler.model import BudgetLine, CloudRun, CloudState, Offer, Snapshot
+from penstock_scheduler.model.waiting import Wait, WaitingPolicy
 from tests.scheduler.builders import job, snapshot, table
 
 A10G = Offer("g5.12xlarge@b", "a10g", 1, 4, 4.0, boot_s=360.0)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from penstock_scheduler.burst.history import averages, histories
-from penstock_scheduler.burst.waiting import Averages
+from penstock_scheduler.model.waiting import Averages
 from tests.scheduler.builders import job
 
 

@@ -3,8 +3,8 @@
 import pytest
 
 from penstock_scheduler.burst.estimates import Gravity, estimate, lost_s
-from penstock_scheduler.burst.waiting import Ask, Averages, Wait, WaitingPolicy, by_budget
 from penstock_scheduler.errors import ConfigError
+from penstock_scheduler.model.waiting import Ask, Averages, Wait, WaitingPolicy, by_budget
 
 JOB = Ask(gpus=4, runtime_h=2.0)
 

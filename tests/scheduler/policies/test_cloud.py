@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock_scheduler.burst.waiting import Wait, WaitingPolicy
 from penstock_scheduler.diff import actions, cloud_actions
 from penstock_scheduler.model import BudgetLine, CloudRun, CloudState, GpuLimit, Offer, Phase, ReasonCode
+from penstock_scheduler.model.waiting import Wait, WaitingPolicy
 from penstock_scheduler.policies import REGISTRY, make_policy
 from penstock_scheduler.policies.sia import Sia, SiaSettings
 from penstock_scheduler.records import RoundRecord, dump_round, load_round

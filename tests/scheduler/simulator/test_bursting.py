@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock_scheduler.burst.waiting import Ask, Wait, WaitingPolicy
 from penstock_scheduler.errors import ConfigError
+from penstock_scheduler.model.waiting import Ask, Wait, WaitingPolicy
 from penstock_scheduler.simulator.bursting import RigidJob, SiteSpec, figures, replay
 
 
