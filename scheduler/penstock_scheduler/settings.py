@@ -113,7 +113,7 @@ class Settings:
         return shown | {"policy": self._policy_table()}
 
     def in_full(self) -> dict[str, dict[str, Any]]:
-        """Every section with all its values, also those that the file leaves out; the policies' as written."""
+        """Every section with all its values, also sections that the file leaves out. Sections of policies are as written."""
         shown = {name: section.model_dump(mode="json") for name, section in self._sections.items()}
         for name, model in _models().items():
             if name not in shown and not any(field.is_required() for field in model.model_fields.values()):
@@ -233,19 +233,49 @@ def reference() -> str:
         "Written by `penstock config reference`. A key whose name ends in `_s` is in seconds.",
         "",
     ]
-    for name, model in sorted(_models().items()):
-        lines += [f"## `[{name}]`", "", " ".join((model.__doc__ or "").split()), ""]
-        lines += ["| key | type | default | meaning |", "| --- | --- | --- | --- |"]
-        properties = model.model_json_schema()["properties"]
-        for key, field in model.model_fields.items():
-            kind = _kind(properties[key])
-            default = (
-                "**must be given**" if field.is_required() else f"`{field.get_default(call_default_factory=True)!r}`"
-            )
-            default = "absent" if default == "`None`" else re.sub(r"PosixPath\((.*?)\)", r"\1", default)
-            lines.append(f"| `{key}` | {kind} | {default} | {(field.description or '').replace('|', '/')} |")
-        lines.append("")
-    return "\n".join([*lines, "Policies have sections of their own, `[policy.NAME]`: see `penstock policy list`.", ""])
+    for name, model in sorted((_models() | {"policy": PolicyChoice} | _policy_models()).items()):
+        lines += [*_section_lines(name, model), ""]
+    return "\n".join(lines)
+
+
+def _section_lines(name: str, model: type[BaseModel]) -> list[str]:
+    """One section as Markdown."""
+    text = " ".join((model.__doc__ or "").split())
+    lines = [f"## `[{name}]`", "", text, ""]
+    if not model.model_fields:
+        return [*lines, "It has no keys."]
+    schema = model.model_json_schema()
+    lines += ["| key | type | default | meaning |", "| --- | --- | --- | --- |"]
+    for key, field in model.model_fields.items():
+        if model is PolicyChoice and key == "settings":  # in the file, these are the sections [policy.NAME]
+            continue
+        kind = _kind(schema["properties"][key], schema.get("$defs", {}))
+        default = "**must be given**" if field.is_required() else _default(field.get_default(call_default_factory=True))
+        lines.append(f"| `{key}` | {kind} | {default} | {(field.description or '').replace('|', '/')} |")
+    return lines
+
+
+def _default(value: object) -> str:
+    """A default value, as TOML writes it where TOML can."""
+    if value is None:
+        return "absent"
+    if isinstance(value, BaseModel):
+        return "its own defaults"
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
+    if isinstance(value, str | Path):
+        return f"`{str(value)!r}`"
+    if isinstance(value, tuple | list):
+        return f"`{list(value)!r}`"
+    return f"`{value!r}`"
+
+
+def _policy_models() -> dict[str, type[BaseModel]]:
+    """The sections of all policies and stages."""
+    from penstock_scheduler.policies import REGISTRY, STAGES  # not above: it takes a solver's time to import
+
+    registered = {**REGISTRY, **STAGES}
+    return {f"policy.{name}": model for name, (_, model) in registered.items()}
 
 
 _KINDS = {
@@ -257,21 +287,21 @@ _KINDS = {
 }
 
 
-def _kind(schema: dict[str, Any]) -> str:
+def _kind(schema: dict[str, Any], defs: dict[str, Any]) -> str:
     """The type of a value and its bounds as text, from its JSON Schema."""
     if "anyOf" in schema:
-        return " or ".join(_kind(each) for each in schema["anyOf"] if each.get("type") != "null")
+        return " or ".join(_kind(each, defs) for each in schema["anyOf"] if each.get("type") != "null")
     if "$ref" in schema:
-        return "table"
+        return _kind(defs[schema["$ref"].rsplit("/", 1)[-1]], defs)
     if "enum" in schema:
         return " or ".join(f"`{value!r}`" for value in schema["enum"])
     if schema.get("type") == "array":
-        return f"list of {_kind(schema['items'])}" if "items" in schema else "list"
+        return f"list of {_kind(schema['items'], defs)}" if "items" in schema else "list"
     if schema.get("format") == "path":
         return "path"
     text = _KINDS.get(schema.get("type", ""), "any")
     if isinstance(schema.get("additionalProperties"), dict):
-        text = f"table of {_kind(schema['additionalProperties'])}"
+        text = f"table of {_kind(schema['additionalProperties'], defs)}"
     bounds = (("exclusiveMinimum", "above"), ("minimum", "from"), ("exclusiveMaximum", "below"), ("maximum", "to"))
     return " ".join([text, *(f"{word} {schema[name]:g}" for name, word in bounds if name in schema)])
 

@@ -1,4 +1,4 @@
-"""`penstock config`: the settings file, checked and described."""
+"""`penstock config`: checks and describes the settings file."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from penstock_scheduler.pairs import read_prior
 from penstock_scheduler.policies import make_policy
 from penstock_scheduler.settings import DaemonSettings, load_settings, reference
 
-config = typer.Typer(no_args_is_help=True, help="The daemon's settings file.")
+config = typer.Typer(no_args_is_help=True, help="Check and describe the daemon's settings file.")
 
 
 @config.command()
 def check(
     path: Path = typer.Argument(Path("/etc/penstock/penstock.toml"), help="The settings file."),
-    as_json: bool = typer.Option(False, "--json", help="The settings with all defaults, as one JSON document."),
+    as_json: bool = typer.Option(False, "--json", help="Print the settings with all defaults as one JSON document."),
 ) -> None:
-    """Check a settings file as penstockd would, without asking Slurm. Exit status 1, with the line, if it is wrong."""
+    """Check a settings file as penstockd does, without asking Slurm. The exit status is 1 if it is wrong."""
     settings = load_settings(path)
     daemon = settings.section(DaemonSettings)
     make_policy(settings.policy)
@@ -29,5 +29,5 @@ def check(
 
 @config.command("reference")
 def reference_() -> None:
-    """Print every section and key with type, default and meaning, as Markdown."""
+    """Print every section and key with type, default and meaning, as Markdown. Policies and stages are included."""
     typer.echo(reference(), nl=False)

@@ -1,12 +1,13 @@
-"""Partitions with policies of their own: `sia debug=fifo` decides by `fifo` for the partition debug, and by `sia` for the rest.
+"""Partitions with policies of their own: `[policy.partitions.debug]` with `name = "fifo"`.
 
-A job belongs to the partition that it was submitted to. One with a policy of its own has its nodes to itself: of nodes in
-several partitions the first that is named has them. Its jobs get nodes of it alone, and others none of them. What a job holds
-outside of its part, from before, counts there as another's, and to its own policy it is on a node that is drained: `sia`,
-`pollux` and `gavel` move it if it may be moved, the queues let it stay until it ends.
+1. A job belongs to the partition to which it was submitted. A partition with a policy of its own has its nodes to itself; a node
+   in several such partitions belongs to the one that is named first. Jobs of the partition get its nodes and no others.
+2. The parts are decided one after the other: the named partitions in their order, then the rest. What a part allocates counts
+   against the limits of later parts.
+3. What a job holds outside its part, from before, counts there as used by others. To its own policy that node is drained: `sia`,
+   `pollux` and `gavel` move the job if it may be moved, and the queues let it stay until it ends.
 
-Parts are decided one after the other, those that are named first; what they give out counts against limits that later ones share.
-The cloud is for the rest: jobs of other parts that are there already come back as ever, and no more of them leave.
+Jobs of partitions with their own policy do not leave for the cloud. Jobs that are there already come back as usual.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ class Partitioned:
     """See the module.
 
     Args:
-        rest: decides for all partitions that are not named.
+        rest: the policy of all partitions that are not in `own`.
         own: partition -> its policy, in the order in which they are decided.
-        name: by which the registry makes it again.
+        name: a label.
     """
 
     def __init__(self, rest: Policy, own: Mapping[str, Policy], name: str) -> None:
@@ -85,13 +86,13 @@ class Partitioned:
 
 
 def apart(node: Node, own: Collection[str]) -> Node:
-    """The node as its part sees it: in the first of the partitions with policies of their own, or in none of them."""
+    """The node as its part sees it: in only the first of its partitions with a policy of its own, if it is in one."""
     first = next((name for name in own if name in node.partitions), None)
     return node if first is None else dataclasses.replace(node, partitions=(first,))
 
 
 def _closed(cloud: CloudState | None) -> CloudState | None:
-    """A cloud that nobody can leave for."""
+    """The cloud without offers, so that no job leaves for it."""
     return cloud and dataclasses.replace(cloud, offers=(), by_default=False, words={}, closed=())
 
 

@@ -59,7 +59,9 @@ class QueueSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    backfill: Literal["none", "easy"] = "none"
+    backfill: Literal["none", "easy"] = Field(
+        default="none", description="easy: later jobs start early if they do not delay the first job that waits."
+    )
     fit: Fit = Field(default="best", description="Node for part of a node: the first with room, or the fullest.")
 
 
@@ -80,7 +82,7 @@ class SlurmBackfillSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    fit: Fit = "best"
+    fit: Fit = Field(default="best", description="Node for part of a node: the first with room, or the fullest.")
     max_jobs: PositiveInt = Field(default=500, description="Waiting jobs that GPUs are reserved for: bf_max_job_test.")
     window_s: PositiveFloat = Field(default=86_400.0, description="How far ahead is planned: bf_window.")
     default_time_limit_s: PositiveFloat | None = Field(

@@ -20,10 +20,10 @@ class Staged:
     """The policy; see the module.
 
     Args:
-        policy: decides.
+        policy: the policy that decides.
         stages: refine its plan, one after the other.
-        name: by which the registry makes it again.
-        own: the partitions with policies of their own: stages put no job of one on nodes of another.
+        name: a label.
+        own: partitions with a policy of their own. Stages put no job on nodes of another part.
     """
 
     def __init__(self, policy: Policy, stages: Sequence[Stage], name: str, own: Sequence[str] = ()) -> None:
@@ -34,7 +34,7 @@ class Staged:
         self.name = name
 
     def decide(self, snapshot: Snapshot) -> Plan:
-        """The policy's plan, refined by each stage in its turn."""
+        """The policy's plan, refined by each stage."""
         plan = self._policy.decide(residents_only(snapshot) if self._shares else snapshot)
         seen = dataclasses.replace(snapshot, nodes=tuple(apart(node, self._own) for node in snapshot.nodes))
         for stage in self._stages:
