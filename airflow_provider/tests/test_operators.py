@@ -56,8 +56,8 @@ def test_dictionaries_and_moments_may_come_from_templates(folder, instance):
     [
         ({"deadline": "2001-01-01T00:00:00+00:00", "time_limit_s": 60}, "time limit is invalid"),
         ({"account": "nobody!"}, "account"),
-        ({"script": "#!/bin/bash\n#SBATCH -a 1-3\ntrue\n"}, "an array is many jobs"),
-        ({"environment": {"SBATCH_ARRAY_INX": "1-3"}}, "an array is many jobs"),
+        ({"script": "#!/bin/bash\n#SBATCH -a 1-3\ntrue\n"}, "an array is several jobs"),
+        ({"environment": {"SBATCH_ARRAY_INX": "1-3"}}, "an array is several jobs"),
     ],
 )
 def test_slurms_own_refusal_fails_at_once(folder, instance, arguments, words):
