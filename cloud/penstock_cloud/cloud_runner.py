@@ -38,7 +38,7 @@ from types import FrameType
 from typing import IO
 
 LOOK_S = 2.0
-"""Seconds between two looks for news."""
+"""Seconds between two polls of the run's objects."""
 
 TRIES = 7
 """Tries of an upload or download that must succeed, over about two minutes."""
@@ -210,7 +210,7 @@ def put(link: str, content: IO[bytes], size: int) -> None:
 
 
 def say_to(link: str, text: str) -> None:
-    """Leave a word. Raises OSError, HTTPException."""
+    """Write an object through its link. Raises OSError, HTTPException."""
     with tempfile.TemporaryFile() as content:
         content.write(text.encode())
         put(link, content, len(text.encode()))

@@ -78,7 +78,7 @@ APPEARS_S = 60.0
 """How long after its launch an instance that EC2 does not show may still appear."""
 
 SOON_S = 5.0
-"""Seconds between two looks while instances come or go."""
+"""Seconds between two listings while instances come or go."""
 
 LEAD_S = 120.0
 """How long before the money is used up a job is asked to save and leave."""
@@ -543,7 +543,7 @@ class Ec2Cloud:
             return
         self._nodes.power_down(run.nodes)
         if mine and now_s - run.ordered_s < run.lifetime_s + LEAVE_PATIENCE_S:
-            return  # it still has Slurm's word for these nodes; until it is queued, it stays the cloud's
+            return  # Slurm still has allocated these nodes to it; until it is queued, it stays a run of the cloud
         run = self._tidy(run)
         for name in run.nodes:
             self._delete(self._settings.share / NOTICES / name)
@@ -557,7 +557,7 @@ class Ec2Cloud:
         )
 
     def _tidy(self, run: BurstRun) -> BurstRun:
-        """Take away what was made for the run beside its instances; the run, with a word of what is left for its user.
+        """Delete what was created for the run besides its instances. Returns the run, with a message about what is left.
 
         All of it is free of charge, or nearly: EC2's no keeps no run open, and nor does S3's.
         """
@@ -624,7 +624,7 @@ class Ec2Cloud:
         self._ask_staging(lambda staging: staging.say_alive(now_s))
 
     def _refreshed(self, run: BurstRun) -> BurstRun:
-        """The run with what this tick's look has shown of its instances; as it was, if this tick had none."""
+        """The run with the instances as listed in this tick; unchanged if this tick had no listing."""
         if self._seen is None:
             return run
         new = self._with_times(run, self._seen, self._clock.now_s())
@@ -637,7 +637,7 @@ class Ec2Cloud:
         slots = []
         for slot in run.slots:
             seen = found.get(slot.instance or "")
-            # It ends itself when all that is committed is spent, whether or not anybody looks.
+            # The instance terminates itself when the committed dollars are spent.
             latest_s = min(now_s, (slot.launched_s or now_s) + run.lifetime_s)
             if slot.instance is None or slot.ended_s is not None:
                 slots.append(slot)

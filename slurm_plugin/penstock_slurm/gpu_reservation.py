@@ -178,11 +178,11 @@ class GpuReservations:
 
     @property
     def placeholders(self) -> tuple[Placeholder, ...]:
-        """All that the last look saw."""
+        """All placeholder jobs, as of the last observation."""
         return tuple(self._placeholders.values())
 
     def saw(self, jobs: Iterable[SlurmJob]) -> tuple[SlurmJob, ...]:
-        """Take a look; returns the jobs that are no placeholder jobs."""
+        """Observe Slurm's jobs. Returns those that are no placeholder jobs."""
         others, found, comments = [], {}, {}
         self._limited, self._asked, self.away = set(), 0, None
         for job in jobs:
