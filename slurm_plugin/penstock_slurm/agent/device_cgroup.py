@@ -1,99 +1,75 @@
-"""The device cgroups of jobs that share GPUs, where the site has Slurm constrain devices (`ConstrainDevices=yes`).
+"""The device cgroups of co-located jobs, if Slurm constrains devices (`ConstrainDevices=yes`).
 
-Slurm knows no GPU of such a job, so it denies it all of the node: in the cgroup of the job each time that a step
-begins, and in those of the step and of its tasks. Here the GPUs that a job is bound to are opened again in all of them;
-the others stay denied.
+Such a job holds no GPUs in Slurm, so Slurm denies it all GPUs of the node: in the job's cgroup each time a step begins,
+and in those of the step and of its tasks. This module opens the GPUs to which the job is bound in all of these cgroups.
+Other GPUs stay denied.
 
-- cgroup v1 has the hierarchy `devices`. What is denied above is denied below, and what is not allowed above cannot be
-  below.
-- cgroup v2 has programs of type BPF_PROG_TYPE_CGROUP_DEVICE. The nearest one above a process decides. Slurm's denies
-  the GPUs, so it is replaced by ours in each cgroup in which there is one.
+- cgroup v1 has the hierarchy `devices`. A device that is denied to a cgroup is denied to all cgroups below it.
+- cgroup v2 has programs of type BPF_PROG_TYPE_CGROUP_DEVICE. The nearest one above
+  a process decides. Slurm's program denies the GPUs, so it is replaced in each cgroup that has one.
 
-Nobody tells when a step begins. So the job's own cgroup is looked at in each turn, and those below it for some time
-after there is a new one, since Slurm makes a cgroup before it constrains it. Tasks wait in the SPANK plugin until their
-GPUs are open.
+The agent is not told when a step begins. So it checks the job's own cgroup in each tick, and the cgroups below it for
+some time after there is a new one, because Slurm makes a cgroup before it constrains it. Tasks wait in the SPANK plugin
+until their GPUs are open.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import itertools
 import math
 import os
-import platform
 import stat
-import struct
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from penstock_slurm.agent.bpf import ENDED, Programs, Rule
 from penstock_slurm.gateway.hostlist import expand
 
 CGROUPS = Path("/sys/fs/cgroup")
 
 DRIVER = Path("/proc/driver/nvidia/gpus")
-"""A folder for each GPU, named by its PCI address: in that order NVML and CUDA count, and so does Slurm by them."""
+"""Has a folder for each GPU, named by its PCI address. NVML, CUDA and Slurm count GPUs in this order."""
 
 GPU_FILE, NVIDIA = "/dev/nvidia", 195
-"""As NVIDIA's driver names it, before the minor number; and the major one, which is always the same."""
+"""Device file of a GPU without its minor number, and the major number of all GPUs."""
 
 CHANGES_S = 10.0
-"""For so long all cgroups of a job are looked at in each turn once there is a new step."""
+"""For how long all cgroups of a job are checked in each tick after a new step."""
 
 SELDOM_S = 5.0
-"""Between two such looks afterwards."""
-
-Rule = tuple[int, int]
-"""A character device: major and minor number."""
+"""Time between two such checks afterwards."""
 
 NULL: Rule = (1, 3)
-"""/dev/null, which nobody denies."""
+"""/dev/null, which is never denied."""
 
 LEVELS = {1: ("step_", "task_"), 2: ("step_", "user", "task_")}
-"""So the names of Slurm's cgroups in that of a job begin, by version. Users can make others where Slurm gives them the
-job's."""
+"""Prefixes of the names of Slurm's cgroups inside a job's, by cgroup version. Users may make others there."""
 
 MOST_CGROUPS = 4096
-"""Of a job. No more are looked at."""
-
-MOST_PROGRAMS = 64
-"""So many are kept open. One that is attached lives without that."""
-
-MOST_WRITTEN = 128
-"""Bytes. No call writes so far into its attribute, whose size it need not heed: BPF_PROG_QUERY in Linux 6.17 does
-not."""
-
-BPF_PROG_LOAD, BPF_PROG_ATTACH, BPF_OBJ_GET_INFO_BY_FD, BPF_PROG_QUERY = 5, 8, 15, 16
-BPF_PROG_TYPE_CGROUP_DEVICE, BPF_CGROUP_DEVICE, BPF_DEVCG_DEV_CHAR, BPF_F_ALLOW_MULTI = 15, 6, 2, 2
-SYSCALL_BPF = {"x86_64": 321, "aarch64": 280}
-"""Another machine has none that we know: as where the kernel has none, the system says ENOSYS."""
-
-ENDED = (errno.ENOENT, errno.ENODEV)
-"""What is said of a cgroup that has just ended."""
-
-LIBC = ctypes.CDLL(None, use_errno=True)
+"""Most cgroups of a job that are checked."""
 
 
 @dataclass(slots=True)
-class _Look:
-    """At one job."""
+class _Check:
+    """The last check of one job."""
 
     steps: frozenset[str]
     devices: tuple[int, ...]
     changed_s: float
     whole_s: float
-    """When all of its cgroups were looked at last, and nothing went wrong."""
+    """When all of its cgroups were last checked without an error."""
     wrong: dict[str, str] = field(default_factory=dict)
-    """What did last time, by cgroup."""
+    """The errors of the last check, by cgroup."""
 
 
 class DeviceCgroups:
-    """Those of the jobs on a node.
+    """The device cgroups of the jobs on a node.
 
     Args:
-        node: Slurm's name of it. On a host with several nodes it is in the names of their cgroups.
+        node: Slurm's name of the node. On a host with several nodes, it is part of the names of their cgroups.
         constrains: whether Slurm constrains devices, as far as it has said.
         gpu_file: the GPUs' device files by index, as `expand` takes them; None: as NVIDIA's driver says.
         mount: where cgroups are.
@@ -113,18 +89,18 @@ class DeviceCgroups:
         self._v1 = tuple(mount / "devices" / name for name in (f"slurm_{node}", "slurm"))
         self._mount, self._scopes = mount, (f"{node}_slurmstepd.scope", "slurmstepd.scope")
         self._top: Path | None = None
-        self._looks: dict[int, _Look] = {}
+        self._checks: dict[int, _Check] = {}
         self._troubles: dict[int, str] = {}
-        self._programs = _Programs()
+        self._programs = Programs()
 
     def gpus(self) -> tuple[Path, ...]:
-        """Device files of the node's GPUs, by index, of which some may not be there yet; () if they are not known."""
+        """Device files of the node's GPUs by index, some of which may not exist yet; (): unknown."""
         with contextlib.suppress(OSError):
             return self._files()
         return ()
 
     def cgroup(self, number: int, uid: int) -> int | None:
-        """Tells the cgroup of a job from that of a later run; None: Slurm has made none, or constrains nothing."""
+        """Identifies the cgroup of a job's run; None: Slurm has made none, or constrains nothing."""
         with contextlib.suppress(OSError):
             return Path(self._job(number, uid)).stat().st_ino
         return None
@@ -143,18 +119,18 @@ class DeviceCgroups:
         """
         self._troubles.pop(number, None)
         if cgroup is None or cgroup != self.cgroup(number, uid):
-            self._looks.pop(number, None)
+            self._checks.pop(number, None)
             return ""
         try:
             self._give(number, uid, tuple(devices), now_s)
         except OSError as error:
-            self._looks.pop(number, None)
+            self._checks.pop(number, None)
             self._troubles[number] = str(error)
         return self._troubles.get(number, "")
 
     def forget_all_but(self, numbers: Collection[int]) -> None:
-        """Other jobs have gone."""
-        for known in (self._looks, self._troubles):
+        """Forget all other jobs."""
+        for known in (self._checks, self._troubles):
             for number in [number for number in known if number not in numbers]:
                 del known[number]
 
@@ -181,7 +157,7 @@ class DeviceCgroups:
     def _try(self, top: Path) -> None:
         """What giving takes, on Slurm's cgroup above all jobs'. Raises OSError."""
         if top in self._v1:
-            _write(f"{top}/devices.allow", [NULL])
+            write_rules(f"{top}/devices.allow", [NULL])
         else:
             self._programs.load(frozenset())
             self._programs.attached(str(top))
@@ -191,7 +167,7 @@ class DeviceCgroups:
         look = self._due(number, job, devices, now_s)
         if look is None:
             return
-        below = _of_slurm(job, LEVELS[1 if by_v1 else 2])
+        below = slurm_cgroups(job, LEVELS[1 if by_v1 else 2])
         folders = [each for each in (job, *below) if by_v1 or self._programs.attached(each) is not None]
         if not folders:  # cgroup v2, and nothing is denied
             return
@@ -206,9 +182,9 @@ class DeviceCgroups:
         for folder in folders:
             try:
                 if by_v1 and folder == job:
-                    _write(f"{folder}/devices.deny", others)
+                    write_rules(f"{folder}/devices.deny", others)
                 if by_v1:
-                    _write(f"{folder}/devices.allow", mine)
+                    write_rules(f"{folder}/devices.allow", mine)
                 else:
                     self._programs.replace(folder, others)
             except OSError as error:
@@ -238,12 +214,12 @@ class DeviceCgroups:
             self._top = next((path for path in (*self._v1, *v2) if path.is_dir()), None)
         return self._top
 
-    def _due(self, number: int, job: str, devices: tuple[int, ...], now_s: float) -> _Look | None:
-        """If all cgroups of a job are to be looked at."""
+    def _due(self, number: int, job: str, devices: tuple[int, ...], now_s: float) -> _Check | None:
+        """The check that is due of all cgroups of a job; None: none is due."""
         steps = frozenset(_inside(job, LEVELS[1][0]))
-        look = self._looks.get(number)
+        look = self._checks.get(number)
         if look is None or (look.steps, look.devices) != (steps, devices):
-            look = self._looks[number] = _Look(steps, devices, now_s, -math.inf)
+            look = self._checks[number] = _Check(steps, devices, now_s, -math.inf)
         if abs(now_s - look.changed_s) >= CHANGES_S and abs(now_s - look.whole_s) < SELDOM_S:
             return None
         look.whole_s = now_s
@@ -291,7 +267,7 @@ def _rule(path: Path) -> Rule:
     return os.major(about.st_rdev), os.minor(about.st_rdev)
 
 
-def _of_slurm(job: str, levels: Iterable[str]) -> list[str]:
+def slurm_cgroups(job: str, levels: Iterable[str]) -> list[str]:
     """The cgroups that Slurm makes in a job's, parents first."""
     found: list[str] = []
     above = [job]
@@ -314,8 +290,8 @@ def _inside(folder: str, name: str) -> list[str]:
         return []
 
 
-def _write(path: str, rules: Collection[Rule]) -> None:
-    """One rule at a time, as cgroup v1 takes them. Raises OSError."""
+def write_rules(path: str, rules: Collection[Rule]) -> None:
+    """Write the rules one by one, as cgroup v1 takes them. Raises OSError."""
     file = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
         for major, minor in rules:
@@ -324,95 +300,3 @@ def _write(path: str, rules: Collection[Rule]) -> None:
         raise OSError(error.errno, error.strerror, path) from None
     finally:
         os.close(file)
-
-
-class _Programs:
-    """Ours of cgroup v2, one for each set of devices that it denies; all others it allows."""
-
-    def __init__(self) -> None:
-        self._loaded: dict[frozenset[Rule], tuple[int, int]] = {}
-
-    def attached(self, folder: str) -> tuple[int, int] | None:
-        """(flags, id) of the program that Slurm, or we, have attached to a cgroup; None: there is none. Raises
-        OSError."""
-        ids = (ctypes.c_uint32 * 64)()
-        query = struct.pack("=IIIQIIQ", BPF_CGROUP_DEVICE, 0, 0, ctypes.addressof(ids), len(ids), 0, 0)
-        try:
-            said = _of_cgroup(folder, BPF_PROG_QUERY, query)
-        except OSError as error:
-            if error.errno not in ENDED:
-                raise
-            return None
-        _, _, _, flags, _, count, _, _ = struct.unpack("=IIIIQIIQ", said)
-        # Several are systemd's, not Slurm's. They and ours have to allow a device.
-        return None if flags & BPF_F_ALLOW_MULTI or not count else (flags, ids[0])
-
-    def replace(self, folder: str, denied: frozenset[Rule]) -> None:
-        """Have ours in the place of the one that is attached there. Raises OSError."""
-        there = self.attached(folder)
-        program, number = self.load(denied)
-        if there is not None and there[1] != number:
-            _of_cgroup(folder, BPF_PROG_ATTACH, struct.pack("=III", program, BPF_CGROUP_DEVICE, there[0]))
-
-    def load(self, denied: frozenset[Rule]) -> tuple[int, int]:
-        """(descriptor, id). Raises OSError."""
-        if denied not in self._loaded:
-            text, licence = deny(denied), b"Apache-2.0\0"
-            code, terms = (
-                ctypes.create_string_buffer(text, len(text)),
-                ctypes.create_string_buffer(licence, len(licence)),
-            )
-            where = (ctypes.addressof(code), ctypes.addressof(terms))
-            about = struct.pack("=IIQQ", BPF_PROG_TYPE_CGROUP_DEVICE, len(text) // 8, *where)
-            program, _ = _bpf(BPF_PROG_LOAD, about + struct.pack("=IIQII16s", 0, 0, 0, 0, 0, b"penstock"))
-            info = (ctypes.c_uint32 * 2)()  # its type, and its id
-            try:
-                _bpf(BPF_OBJ_GET_INFO_BY_FD, struct.pack("=IIQ", program, ctypes.sizeof(info), ctypes.addressof(info)))
-            except OSError:
-                os.close(program)
-                raise
-            if len(self._loaded) >= MOST_PROGRAMS:
-                os.close(self._loaded.pop(next(iter(self._loaded)))[0])
-            self._loaded[denied] = program, info[1]
-        return self._loaded[denied]
-
-
-def _of_cgroup(folder: str, command: int, attribute: bytes) -> bytes:
-    """A call of bpf(2) whose attribute begins with a cgroup's descriptor; the attribute afterwards. Raises OSError."""
-    cgroup = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        return _bpf(command, struct.pack("=I", cgroup) + attribute, folder)[1]
-    finally:
-        os.close(cgroup)
-
-
-def deny(devices: Collection[Rule]) -> bytes:
-    """A program that says 0 for these character devices, and 1 for all else. Its argument is a `struct
-    bpf_cgroup_dev_ctx`."""
-
-    def instruction(code: int, target: int = 0, source: int = 0, offset: int = 0, value: int = 0) -> bytes:
-        return struct.pack("=BBhi", code, target | source << 4, offset, value)
-
-    def load_word(target: int, offset: int) -> bytes:
-        return instruction(0x61, target, 1, offset)
-
-    def skip_unless(register: int, value: int, count: int) -> bytes:
-        return instruction(0x55, register, offset=count, value=value)
-
-    def answer(value: int) -> bytes:
-        return instruction(0xB7, 0, value=value) + instruction(0x95)
-
-    text = load_word(2, 0) + instruction(0x54, 2, value=0xFFFF) + load_word(3, 4) + load_word(4, 8)
-    for major, minor in sorted(devices):
-        text += skip_unless(2, BPF_DEVCG_DEV_CHAR, 4) + skip_unless(3, major, 3) + skip_unless(4, minor, 2) + answer(0)
-    return text + answer(1)
-
-
-def _bpf(command: int, attribute: bytes, path: str = "bpf") -> tuple[int, bytes]:
-    """What bpf(2) returns, and its attribute afterwards. Raises OSError."""
-    number = SYSCALL_BPF.get(platform.machine(), -1)
-    buffer = ctypes.create_string_buffer(attribute, MOST_WRITTEN)
-    result = LIBC.syscall(ctypes.c_long(number), ctypes.c_long(command), buffer, ctypes.c_long(len(attribute)))
-    if result < 0:
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), path)
-    return result, buffer.raw[: len(attribute)]

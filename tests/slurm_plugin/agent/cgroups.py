@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock_slurm.agent import device_cgroup
+from penstock_slurm.agent import bpf
 from penstock_slurm.agent.device_cgroup import DeviceCgroups, Rule
 
 GPUS: list[Rule] = [(1, 5), (1, 7), (1, 8)]
@@ -153,10 +153,10 @@ class Slurm:
             for major, minor in GPUS:
                 (folder / "devices.deny").write_text(f"c {major}:{minor} rwm")
             return
-        program, _ = device_cgroup._Programs().load(frozenset(GPUS))
+        program, _ = bpf.Programs().load(frozenset(GPUS))
         flags = BPF_F_ALLOW_OVERRIDE if override else 0
-        attach = struct.pack("=III", program, device_cgroup.BPF_CGROUP_DEVICE, flags)
-        device_cgroup._of_cgroup(str(folder), device_cgroup.BPF_PROG_ATTACH, attach)
+        attach = struct.pack("=III", program, bpf.BPF_CGROUP_DEVICE, flags)
+        bpf.call_on_cgroup(str(folder), bpf.BPF_PROG_ATTACH, attach)
         os.close(program)
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from penstock_slurm.agent import device_cgroup
+from penstock_slurm.agent import bpf, device_cgroup
 from penstock_slurm.agent.device_cgroup import CHANGES_S, LEVELS, SELDOM_S, DeviceCgroups, Rule
 from penstock_slurm.agent.settings import AgentSettings
 from penstock_slurm.install.sources import source
@@ -155,9 +155,9 @@ def test_no_more_than_so_many_cgroups_of_a_job_are_looked_at(tmp_path: Path, mon
     for step in range(9):
         for task in range(9):
             (tmp_path / f"step_{step}" / f"task_{task}").mkdir(parents=True)
-    assert len(device_cgroup._of_slurm(str(tmp_path), LEVELS[1])) == 90
+    assert len(device_cgroup.slurm_cgroups(str(tmp_path), LEVELS[1])) == 90
     monkeypatch.setattr(device_cgroup, "MOST_CGROUPS", 20)
-    found = device_cgroup._of_slurm(str(tmp_path), LEVELS[1])
+    found = device_cgroup.slurm_cgroups(str(tmp_path), LEVELS[1])
     assert (len(found), sum("task_" in path for path in found)) == (20, 11)
 
 
@@ -177,7 +177,7 @@ def test_another_run_of_the_job_is_left_alone(slurm: Slurm) -> None:
 
 def failing(monkeypatch: pytest.MonkeyPatch, name: str, number: int) -> None:
     """What opens GPUs, in cgroups of that name."""
-    write, replace = device_cgroup._write, device_cgroup._Programs.replace
+    write, replace = device_cgroup.write_rules, bpf.Programs.replace
 
     def fail(folder: str) -> None:
         if folder.endswith(name):
@@ -187,12 +187,12 @@ def failing(monkeypatch: pytest.MonkeyPatch, name: str, number: int) -> None:
         fail(path.rpartition("/")[0])
         write(path, rules)
 
-    def replace_or_fail(self: device_cgroup._Programs, folder: str, denied: frozenset[Rule]) -> None:
+    def replace_or_fail(self: bpf.Programs, folder: str, denied: frozenset[Rule]) -> None:
         fail(folder)
         replace(self, folder, denied)
 
-    monkeypatch.setattr(device_cgroup, "_write", write_or_fail)
-    monkeypatch.setattr(device_cgroup._Programs, "replace", replace_or_fail)
+    monkeypatch.setattr(device_cgroup, "write_rules", write_or_fail)
+    monkeypatch.setattr(bpf.Programs, "replace", replace_or_fail)
 
 
 def test_what_fails_in_one_cgroup_keeps_no_other_from_it_and_is_told_if_it_lasts(
@@ -255,7 +255,7 @@ def opened() -> int:
 @pytest.mark.parametrize("slurm", [2], indirect=True)
 def test_no_more_than_so_many_programs_are_kept_open(slurm: Slurm, monkeypatch: pytest.MonkeyPatch) -> None:
     process = slurm.inside(*slurm.step("0", tasks=1))
-    monkeypatch.setattr(device_cgroup, "MOST_PROGRAMS", 2)
+    monkeypatch.setattr(bpf, "MOST_PROGRAMS", 2)
     cgroups, before = slurm.cgroups(), opened()
     for devices in ((0,), (1,), (2,), (0, 1), (1, 2), (0,), (2,)):
         assert give(cgroups, devices, 0.0) == ""
@@ -265,7 +265,7 @@ def test_no_more_than_so_many_programs_are_kept_open(slurm: Slurm, monkeypatch: 
 
 @pytest.mark.parametrize("slurm", [2], indirect=True)
 def test_a_program_that_cannot_be_used_is_closed(slurm: Slurm, monkeypatch: pytest.MonkeyPatch) -> None:
-    refusing(monkeypatch, device_cgroup.BPF_OBJ_GET_INFO_BY_FD)
+    refusing(monkeypatch, bpf.BPF_OBJ_GET_INFO_BY_FD)
     before = opened()
     assert "Operation not permitted" in slurm.cgroups().trouble()
     assert opened() == before
@@ -273,14 +273,14 @@ def test_a_program_that_cannot_be_used_is_closed(slurm: Slurm, monkeypatch: pyte
 
 def refusing(monkeypatch: pytest.MonkeyPatch, refused: int) -> None:
     """As a kernel that asks for a capability more."""
-    call = device_cgroup._bpf
+    call = bpf.bpf
 
-    def bpf(command: int, attribute: bytes, path: str = "bpf") -> tuple[int, bytes]:
+    def call_or_fail(command: int, attribute: bytes, path: str = "bpf") -> tuple[int, bytes]:
         if command == refused:
             raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), path)
         return call(command, attribute, path)
 
-    monkeypatch.setattr(device_cgroup, "_bpf", bpf)
+    monkeypatch.setattr(bpf, "bpf", call_or_fail)
 
 
 @pytest.mark.parametrize("slurm", [2], indirect=True)
@@ -288,7 +288,7 @@ def test_that_programs_may_not_be_asked_for_is_found_out_without_a_job(
     slurm: Slurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Kernels before 6.7 demand CAP_NET_ADMIN for that, but not to load one."""
-    refusing(monkeypatch, device_cgroup.BPF_PROG_QUERY)
+    refusing(monkeypatch, bpf.BPF_PROG_QUERY)
     assert "Operation not permitted" in slurm.cgroups().trouble()
 
 
@@ -301,9 +301,9 @@ def test_the_kernel_has_room_to_answer(monkeypatch: pytest.MonkeyPatch) -> None:
             rooms.append(ctypes.sizeof(buffer))
             return 0
 
-    monkeypatch.setattr(device_cgroup, "LIBC", Libc())
-    assert device_cgroup._bpf(device_cgroup.BPF_PROG_QUERY, b"abc") == (0, b"abc")
-    assert rooms == [device_cgroup.MOST_WRITTEN]
+    monkeypatch.setattr(bpf, "LIBC", Libc())
+    assert bpf.bpf(bpf.BPF_PROG_QUERY, b"abc") == (0, b"abc")
+    assert rooms == [bpf.MOST_WRITTEN]
     assert rooms[0] >= 64
 
 
