@@ -1,4 +1,4 @@
-"""Since when GPUs are idle, as looks at the cluster tell."""
+"""Since when GPUs are idle, by observations of the cluster."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ def idle_since(
     groups: Iterable[SharedGpus],
     now_s: float,
 ) -> dict[str, tuple[float, ...]]:
-    """Since when each GPU that nobody has, or is to have, is seen idle: only of nodes with jobs that grow into such.
+    """Since when each GPU that is allocated to no job is observed idle, on nodes with a job that grows into idle GPUs.
 
-    Which of a node's GPUs somebody takes is not known: it is the one that came free last. So of n GPUs that are idle since t on,
-    there were never fewer than n since then.
+    It is not known which of a node's idle GPUs a job takes; the one that came free last is assumed. So if n GPUs are idle
+    since a time t, at least n GPUs were idle at every moment since t.
 
     Args:
-        before: what the last look told.
+        before: the result for the previous observation.
         nodes: all nodes.
-        jobs: all jobs; of those in flight, with where they go.
+        jobs: all jobs; those in flight with their targets.
         groups: GPUs that jobs share.
         now_s: the time, s since 1970.
 
     Returns:
-        Node -> times, s since 1970, the earliest first; a GPU each.
+        Node -> one time for each idle GPU, s since 1970, the earliest first.
     """
     jobs, groups = tuple(jobs), tuple(groups)
     watched = {

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Period = Literal["day", "week", "month", "year", "total"]
-"""Over what a budget is spent, in UTC; weeks begin on Monday."""
+"""The time that a budget is for, in UTC. Weeks begin on Monday."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,18 +14,18 @@ class GpuBudget:
     """What an account may use in a period, and what it has used."""
 
     account: str
-    """Whose; empty: the whole site's."""
+    """The account; empty: the whole site."""
     period: Period
     soft_h: float | None
-    """GPU-hours from which its jobs count `soft_weight` of their weight; None: there is no such limit."""
+    """GPU-hours from which its jobs have `soft_weight` of their weight; None: no soft limit."""
     hard_h: float | None
-    """GPU-hours from which nothing of it starts or grows; None: there is no such limit."""
+    """GPU-hours from which none of its jobs starts or grows; None: no hard limit."""
     used_h: float
     ends_s: float | None = None
     """When the period ends, s since 1970; None: never."""
     soft_weight: float = 1.0
     stops: bool = False
-    """Whether the grace after the hard limit is over, so that its jobs are to leave their GPUs."""
+    """Whether the grace period after the hard limit is over, so that its jobs must leave their GPUs."""
 
     @property
     def over_soft(self) -> bool:

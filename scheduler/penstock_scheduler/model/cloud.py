@@ -1,4 +1,4 @@
-"""The cloud as a round sees it: what can be had at what price, what runs there, and what may still be spent."""
+"""The cloud as a round sees it: offers and prices, the runs there, and the budgets."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from penstock_scheduler.model.waiting import Wait, WaitingPolicy
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """Instances that can be had now: `nodes` of them, with `gpus` GPUs together."""
+    """Instances that can be ordered now: `nodes` instances with `gpus` GPUs together."""
 
     id: str
-    """What the provider calls it, such as `g5.12xlarge@us-east-1b`."""
+    """The provider's name for it, such as `g5.12xlarge@us-east-1b`."""
     gpu_type: str
     nodes: int
     gpus: int
     usd_per_h: float
-    """Of all its nodes together, > 0."""
+    """Price of all its nodes together, > 0."""
     count: int = 1
-    """How many of these can be had at once."""
+    """How many of these can run at the same time."""
     boot_s: float = 180.0
-    """From the order to the first step; it is paid for."""
+    """Time from the order to the first step. It is paid for."""
 
     def __str__(self) -> str:
         return f"{self.gpus} {self.gpu_type} ({self.id}, ${self.usd_per_h:.2f}/h)"
@@ -39,7 +39,7 @@ class CloudRun:
     since_s: float
     """When it was ordered."""
     usd: float
-    """What it may cost at most: it is ended there before it costs more."""
+    """The most that it may cost. It is ended before it costs more."""
     account: str = ""
     ending: bool = False
     """Whether it has been recalled and still holds its instance."""
@@ -50,14 +50,14 @@ class BudgetLine:
     """A hard cap, and how much of it is used: spent, and committed to what runs."""
 
     account: str
-    """Whose; empty: the whole site's."""
+    """The account; empty: the whole site."""
     period: Period
     limit_usd: float
     used_usd: float
 
     @property
     def left_usd(self) -> float:
-        """What may still be committed, >= 0."""
+        """Dollars that may still be committed, >= 0."""
         return max(self.limit_usd - self.used_usd, 0.0)
 
     def covers(self, account: str) -> bool:
@@ -81,26 +81,26 @@ class CloudState:
     budgets: tuple[BudgetLine, ...] = ()
     waiting: WaitingPolicy = field(default_factory=lambda: WaitingPolicy(Wait.NONE))
     by_default: bool = False
-    """Whether jobs whose job spec does not say may leave."""
+    """Whether a job may leave if its job spec does not say."""
     at_cap: Literal["finish", "recall"] = "finish"
-    """What becomes of what runs when a budget is used up."""
+    """What happens to running jobs when a budget is used up."""
     margin: float = 0.25
-    """Share by which a commitment exceeds the expected cost: an estimate may be too low."""
+    """Share by which a commitment exceeds the expected cost, since an estimate may be too low."""
     unknown_h: float = 24.0
-    """Hours that are committed to a job of which nobody knows how long it runs."""
+    """Hours that are committed to a job of unknown length."""
     longest_s: float | None = None
-    """Longest that what is committed to a job may last; None: any time."""
+    """Longest time that a commitment may pay for; None: no limit."""
     cost_per_usd: float = 0.1
-    """What a dollar weighs beside the cost of leaving a job out for a round, about 1 (policies that solve a program)."""
+    """Weight of a dollar in a policy's program, in which leaving a job out for a round costs about 1."""
     bytes_per_s: float = 125e6
-    """Of the line to the cloud."""
+    """Bandwidth of the line to the cloud."""
     usd_per_gb: float = 0.0
-    """Of data transfer."""
+    """Price of data transfer."""
     returned: dict[JobId, float] = field(default_factory=dict)
-    """Jobs that have come back -> when, s since 1970."""
+    """Jobs that have come back -> time of their return, s since 1970."""
     history_s: dict[JobId, tuple[float, ...]] = field(default_factory=dict)
     """Running times of earlier jobs of the same user and script."""
     words: dict[JobId, str] = field(default_factory=dict)
-    """Why these jobs are not there although they were sent, in the cloud's own words."""
+    """Jobs that were sent and are not there -> the provider's reason."""
     closed: tuple[str, ...] = ()
-    """What cannot be had now, and why: for all jobs that would leave."""
+    """What cannot be ordered now and why, for all jobs that would leave."""

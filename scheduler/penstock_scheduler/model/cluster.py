@@ -29,7 +29,7 @@ class Share:
     """Memory there, MB as Slurm counts them; 0: as much as the job itself asked for."""
 
     def suits(self, held: Share) -> bool:
-        """Whether a job that holds `held` has what is wanted here: what is not said may be anything."""
+        """Whether a job that holds `held` has what is wanted here. Amounts of 0 here accept any amount."""
         return (
             (self.node, self.gpus) == (held.node, held.gpus)
             and self.cpus in (0, held.cpus)
@@ -61,7 +61,7 @@ class Placement:
         return Configuration(len(self.shares), self.gpus, self.gpu_type)
 
     def suits(self, held: Placement) -> bool:
-        """Whether a job that holds `held` can stay as it is: same GPUs on the same nodes, and what else is wanted there."""
+        """Whether a job that holds `held` can stay as it is: same nodes and GPUs, and the wanted CPUs and memory."""
         return len(self.shares) == len(held.shares) and all(
             wanted.suits(share) for wanted, share in zip(self.shares, held.shares, strict=True)
         )
@@ -83,13 +83,13 @@ class Node:
     gpus_others: int = 0
     """GPUs that jobs hold which Penstock does not manage."""
     reservation: str = ""
-    """The reservation that it is kept for now: only jobs of that reservation may use it. Empty: none."""
+    """The reservation that it is kept for now. Only jobs of that reservation may use it. Empty: none."""
     switch: str = ""
     """Leaf switch of the cluster's topology; nodes of one switch are close to each other. Empty: not known."""
     cpus: int = 1
     cpus_others: int = 0
     state: str = ""
-    """The cluster's own words for the node's state, for people."""
+    """The node's state as the cluster names it, for people."""
     memory_mb: int = 0
     """Memory that jobs may have, MB as Slurm counts them; 0: not known, or not allocated by the cluster."""
     memory_others_mb: int = 0
@@ -97,15 +97,15 @@ class Node:
 
     @property
     def gpus_for_us(self) -> int:
-        """GPUs that a plan may give out here: 0 on a node that is not usable."""
+        """GPUs that a plan may allocate here; 0 on an unusable node."""
         return max(self.gpus - self.gpus_others, 0) if self.usable else 0
 
     @property
     def cpus_for_us(self) -> int:
-        """CPUs that a plan may give out here."""
+        """CPUs that a plan may allocate here."""
         return max(self.cpus - self.cpus_others, 0) if self.usable else 0
 
     @property
     def memory_mb_for_us(self) -> int:
-        """Memory that a plan may give out here, MB."""
+        """Memory that a plan may allocate here, MB."""
         return max(self.memory_mb - self.memory_others_mb, 0) if self.usable else 0

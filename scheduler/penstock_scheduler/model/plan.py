@@ -1,4 +1,4 @@
-"""What a round decides: the plan, and for every job the reason in words."""
+"""What a round decides: the plan, and the reason for every job."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ReasonCode(StrEnum):
     WAITING_FRAGMENTS = "waiting-fragments"
     """Enough GPUs are free, but not together."""
     BURST = "burst"
-    """It runs in the cloud, or is sent there."""
+    """It runs in the cloud or is sent there."""
     RECALLED = "recalled"
     """It is brought back from the cloud."""
     CLOUD_BUDGET = "cloud-budget"
@@ -40,7 +40,7 @@ class ReasonCode(StrEnum):
     SHARES = "shares"
     """It shares GPUs with other jobs."""
     FIRST_SLICE = "first-slice"
-    """It has a slice of somebody's GPUs, so that its user soon sees whether it works."""
+    """It has a time slice of another job's GPUs, so that its user soon sees whether it works."""
     STOPPED_BY_GROUP = "stopped-by-group"
     """Other trials of its group are more promising."""
     NEVER_FITS = "never-fits"
@@ -56,7 +56,7 @@ class Reason:
     needs: str = ""
     """The least that the job would need, in words; empty if it has it."""
     estimated_start_s: float | None = None
-    """When it may start, s since 1970; None: not known."""
+    """Estimated start, s since 1970; None: not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +93,11 @@ class CloudAssignment:
     """What it may cost at most."""
     reason: Reason
     stays: bool = False
-    """Whether it was away before the round: then it keeps what it has, and nothing is ordered for it."""
+    """Whether it was in the cloud before the round. Then it keeps what it has, and nothing is ordered."""
 
 
 class SolveStatus(StrEnum):
-    """How the solver ended. `policies` turn each into a plan or a failed round; see `solver.STATUS_MEANING`."""
+    """How the solver ended. Policies turn each status into a plan or a failed round; see `solver.STATUS_MEANING`."""
 
     OPTIMAL = "optimal"
     NODE_LIMIT = "node-limit"
@@ -136,9 +136,9 @@ class Plan:
     waiting: dict[JobId, Reason] = field(default_factory=dict)
     """Jobs that get nothing in this round."""
     bursts: dict[JobId, CloudAssignment] = field(default_factory=dict)
-    """Jobs that run in the cloud, or are to."""
+    """Jobs that run in the cloud or are sent there."""
     recalls: dict[JobId, Reason] = field(default_factory=dict)
-    """Jobs that run in the cloud and are to come back."""
+    """Jobs in the cloud that must come back."""
     shared: tuple[SharedGpus, ...] = ()
     """GPUs that jobs share; empty: each job has its GPUs to itself."""
     solve: SolveReport | None = None
@@ -157,7 +157,7 @@ class Plan:
         return {job: group for group in self.shared for job in group.jobs}
 
     def gpus_held(self) -> Counter[str]:
-        """GPUs that the plan gives out on each node; those that are shared count once."""
+        """GPUs that the plan allocates on each node. Shared GPUs count once."""
         held = Counter[str]()
         shared = self.sharing()
         for job, assignment in self.assignments.items():

@@ -22,7 +22,7 @@ class ClusterState:
     refused: tuple[Refusal, ...] = ()
     limits: tuple[GpuLimit, ...] = ()
     ended: tuple[EndedRun, ...] = ()
-    """Last runs of jobs that are not there any more, as far as the cluster remembers: at least those since the last look."""
+    """Last runs of ended jobs, as far as the cluster remembers: at least those that ended since the last observation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +43,14 @@ class Snapshot:
     cloud: CloudState | None = None
     """The cloud, if the site has one."""
     budgets: tuple[GpuBudget, ...] = ()
-    """GPU-hours that accounts may use."""
+    """Budgets of GPU-hours."""
     sharing: SharingState | None = None
-    """What the nodes tell of jobs that share GPUs; None: nobody can share any."""
+    """What the agents report about co-located jobs; None: no job can share GPUs."""
     idle_since_s: dict[str, tuple[float, ...]] = field(default_factory=dict)
-    """Since when each GPU that nobody has is seen idle, s since 1970, the earliest first, by node; only of nodes with jobs that
-    grow into such."""
+    """Node -> since when each idle GPU is observed idle, s since 1970, the earliest first. Only nodes with a job that grows
+    into idle GPUs."""
     incumbent: dict[JobId, Configuration] = field(default_factory=dict)
-    """A plan's configurations to take as they are, when a round that a time limit cut short is decided again."""
+    """Configurations of a recorded plan that a time limit cut short. A replay takes them as they are."""
 
     def only(self, jobs: Iterable[Job]) -> Snapshot:
         """The same snapshot with these jobs instead of its own; they keep their facts."""

@@ -26,7 +26,7 @@ class Learner(Protocol):
 
     @property
     def unmeasured(self) -> tuple[str, ...]:
-        """GPU types on which its rounds are to measure it: see `Snapshot.unmeasured`."""
+        """GPU types on which its rounds are to measure it: see `JobFacts.unmeasured_types`."""
         ...
 
     def saw(self, gpu_type: str, seen: Measurement | None, noise: GradientNoise | None) -> None:
