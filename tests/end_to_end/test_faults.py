@@ -186,7 +186,7 @@ def test_reports_of_a_run_that_is_over_are_not_taken(tmp_path: Path, caplog):
     with (reports / "1.jsonl").open("a") as file:
         file.write(report_line(epoch=1))
     assert spool.read(["7"]) == []
-    assert "report of a run that is over" in caplog.text
+    assert "report of a superseded run" in caplog.text
     (reports / "2.jsonl").write_text(report_line(epoch=2))
     with (reports / "1.jsonl").open("a") as file:
         file.write(report_line(epoch=1))
