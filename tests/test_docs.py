@@ -147,3 +147,19 @@ def test_the_rooms_on_the_page_about_a_jobs_life_exist():
     roots += [ROOT / "slurm_plugin/lua", ROOT / "executor/penstock_executor", ROOT / "profiles/penstock_profiles"]
     assert len(named) > 20
     assert [name for name in sorted(named) if not any((root / name).exists() for root in roots)] == []
+
+
+def test_lines_of_the_pages_are_short():
+    """Prose has at most 120 characters a line. Markdown cannot wrap the rows of a table; code is as long as it must be."""
+    listing = subprocess.run(["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True, check=False).stdout
+    if not listing:
+        pytest.skip("not a git checkout")
+    found = []
+    for page in listing.split():
+        code = False
+        for number, line in enumerate((ROOT / page).read_text(encoding="utf-8").splitlines(), 1):
+            fence = line.lstrip().startswith("```") or line.count("$$") == 1
+            code ^= fence
+            if len(line) > 120 and not (code or fence or line.startswith("|") or "](" in line or "$$" in line):
+                found.append(f"{page}:{number}: {len(line)} characters")
+    assert found == []
