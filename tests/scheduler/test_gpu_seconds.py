@@ -321,3 +321,11 @@ def test_a_snapshot_keeps_the_sums_of_its_time():
     kept = book.attained
     book.count(ClusterState((), (runs(),)), 20.0)
     assert (kept, book.attained) == ({"j": {"t4": 20.0}}, {"j": {"t4": 40.0}})
+
+
+def test_accounts_are_asked_for_all_runs_since_the_oldest_count():
+    """One run is counted to 10 s, the other one begins at 12 s by the cluster's clock."""
+    book = GpuSeconds()
+    runs_ = (job("a", phase=Phase.RUNNING, allocation=HELD, started_s=12.0), runs())
+    book.count(ClusterState((), runs_), 10.0)
+    assert book.unknown_ends(ClusterState((), ())) == UnknownEnds(("a", "j"), 9.0)

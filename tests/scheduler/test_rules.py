@@ -253,3 +253,10 @@ def test_a_partition_has_rules_of_its_own():
     assert jobs[1].spec.max_gpus == 8, "never below its own least"
     assert jobs[2] is other
     assert {name: known.restart_cost_s for name, known in facts.items()} == {"1": 5.0, "2": 30.0, "3": 30.0}
+
+
+def test_a_soft_limit_is_at_most_the_hard_limit():
+    with pytest.raises(ValueError, match="soft_gpu_hours=3 is above hard_gpu_hours=2"):
+        Budget(soft_gpu_hours=3.0, hard_gpu_hours=2.0)
+    for allowed in ({"soft_usd": 2.0, "hard_usd": 2.0}, {"soft_usd": 2.0}, {"hard_usd": 2.0}):
+        assert Budget.model_validate(allowed).model_dump(exclude_none=True) == {"period": "month"} | allowed
