@@ -90,7 +90,7 @@ def test_a_job_from_submission_to_its_end(site):
             penstock.submit(Submission(key="wrong", command=("true",), partition="nosuch"))
         assert error.value.code == "refused"
         for lines in ("#SBATCH --array=1-3\ntrue", "\n#SBATCH -N1 -a 1-3\ntrue"):
-            with pytest.raises(ApiError, match="an array is many jobs"):
+            with pytest.raises(ApiError, match="an array is several jobs"):
                 penstock.submit(Submission(script=f"#!/bin/sh\n{lines}\n"))
         single = penstock.submit(Submission(script="#!/bin/sh\ntrue\n#SBATCH --array=1-3\n"))
         penstock.cancel(single.id)
