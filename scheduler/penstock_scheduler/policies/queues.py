@@ -110,7 +110,7 @@ class _Queue(ABC):
         """Keep who runs, start who is next."""
         self._free = FreeGpus(snapshot.nodes, snapshot.limits, self._fit, self._free)
         requests = self._requests.of(snapshot)
-        return _Round(self, snapshot, self._free, requests, backfill=self._backfill).plan(self._kept)
+        return _Round(self, snapshot, self._free, requests, self._backfill).plan(self._kept)
 
     @abstractmethod
     def rank(self, snapshot: Snapshot, job: Job, request: common.Request) -> float:
@@ -233,7 +233,6 @@ class _Round:
         snapshot: Snapshot,
         free: FreeGpus,
         requests: Mapping[JobId, common.Request],
-        *,
         backfill: bool,
     ) -> None:
         self._queue = queue
