@@ -1,26 +1,25 @@
-"""Queues: each job gets just what it asks for, in some order. The yardsticks, and what sites have today.
+"""Queues: each job gets exactly what it asks for, in some order. They are the yardsticks, and what sites have today.
 
-All walk the waiting jobs in their order and give each its *request*: the most GPUs that it asks for and that exist, on its first
-GPU type with room. The first that finds no room makes all behind it wait, unless they may be backfilled. The orders:
+1. Sort the jobs by the policy's order.
+2. Give each waiting job its *request*, on its first GPU type with room: the most GPUs that it asks for and that exist.
+3. The first job that finds no room makes all jobs behind it wait, unless backfill lets them start.
+
+The orders:
 
 - `fifo`: by submission.
-- `srtf`: shortest remaining time first. The snapshot may tell what work is left, which the model turns into time; or else what is
-  left of the time limit counts. Jobs of which neither is known come last.
-- `las`: least attained service first, in GPU-seconds, after Tiresias (Gu et al., NSDI '19): good without knowing any duration.
-- `ftf`: finish-time fairness, after Themis (Mahajan et al., NSDI '20). rho is the time from submission to the expected end, over
-  the time that the job would take alone on its share of the cluster; the largest comes first. The share is one of as many as
-  there are jobs now (Themis: on average), and a job that asks for more than that is slowed down in proportion.
-- `slurm-backfill`: as Slurm's scheduler with its backfill plugin, for a site to compare with: see `SlurmBackfill`.
+- `srtf`: shortest remaining time first, by model and remaining work, or else by the time limit. Unknown times come last.
+- `las`: least attained service first, in GPU-seconds, after Tiresias (Gu et al., NSDI '19). It needs no durations.
+- `ftf`: finish-time fairness, after Themis (Mahajan et al., NSDI '20): the largest `rho` first. The share of a job is one part
+  of as many as there are jobs now (Themis: on average). A job that asks for more is slowed down in proportion.
+- `slurm-backfill`: Slurm's scheduler with its backfill plugin, for comparison; see `SlurmBackfill`.
 
-`srtf`, `las` and `ftf` preempt: a job that finds no room takes it, in each round, from those furthest behind it in the order, if
-they may be moved. That costs them a restart (`restart_cost_s`), which the orders do not weigh: so `las` and `ftf` look at their
-number in steps (`step_gpu_s`, `step_rho`), within which who runs goes on. Nobody is stopped unless somebody else gets the GPUs.
+`srtf`, `las` and `ftf` preempt: in each round, a job that finds no room takes it from the jobs furthest behind it, if they may be
+moved. A job is stopped only if another job gets its GPUs. The orders do not weigh the restart (`restart_cost_s`), so `las` and
+`ftf` compare in steps (`step_gpu_s`, `step_rho`).
 
-*EASY backfill* (Lifka, JSSPP '95): the first job that finds no room has GPUs reserved for it at the earliest moment at which
-enough of those that hold them now will have ended. Others may start if that leaves those free then: because they end before, or
-stand elsewhere. Where ends are not known: a job without an estimate takes no GPU that is reserved for later; and if nobody can
-tell when there will be room for the first one, nobody passes it. Time limits are kept by the cluster, so a job that ends
-early only lets the reserved one start earlier; an end told by model and remaining work may come later than that.
+*EASY backfill* (Lifka, JSSPP '95) reserves GPUs for the first job without room, at the earliest time at which enough of them will
+be free. Other jobs may start if they leave those GPUs free then. A job of unknown length takes no GPU that is reserved for
+later. If that time is unknown, no job passes the first one.
 """
 
 from __future__ import annotations
@@ -48,14 +47,14 @@ from penstock_scheduler.model import (
 from penstock_scheduler.policies import common
 
 SOONEST_END_S = 60.0
-"""A job that has outlived its estimate is taken to end so much later, as with Slurm's default `bf_resolution`."""
+"""A job that has outlived its estimate counts as ending this much later, as with Slurm's default `bf_resolution`."""
 
 SLURM_UNLIMITED_S = 365 * 86_400.0
-"""What Slurm's backfill plugin plans with for jobs without a time limit."""
+"""The time limit with which Slurm's backfill plugin plans for jobs that have none."""
 
 
 class QueueSettings(BaseModel):
-    """Sections `[policy.fifo]` and `[policy.srtf]` of the settings file, and the beginning of others."""
+    """Sections `[policy.fifo]` and `[policy.srtf]` of the settings file. Other sections extend it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -91,12 +90,12 @@ class SlurmBackfillSettings(BaseModel):
 
 
 class _Queue(ABC):
-    """What the queues share; see the module. Keeps requests, assignments and nodes that have not changed, and nothing else."""
+    """What all queues share; see the module. It keeps only requests, assignments and nodes that have not changed."""
 
     name = ""
     preempts = False
     reservations = 1
-    """Jobs without room that have GPUs reserved for later, where there is backfill."""
+    """How many jobs without room have GPUs reserved for later, with backfill."""
     window_s = math.inf
 
     def __init__(self, fit: Fit, *, backfill: bool) -> None:
@@ -107,17 +106,17 @@ class _Queue(ABC):
         self._free: FreeGpus | None = None
 
     def decide(self, snapshot: Snapshot) -> Plan:
-        """Keep who runs, start who is next."""
+        """Keep running jobs, and start the next ones."""
         self._free = FreeGpus(snapshot.nodes, snapshot.limits, self._fit, self._free)
         requests = self._requests.of(snapshot)
         return _Round(self, snapshot, self._free, requests, self._backfill).plan(self._kept)
 
     @abstractmethod
     def rank(self, snapshot: Snapshot, job: Job, request: common.Request) -> float:
-        """What the order goes by, the least first."""
+        """The key of the order; the smallest comes first."""
 
     def seconds(self, snapshot: Snapshot, job: Job, option: Configuration, goodput: float) -> float:
-        """How long the job will hold this configuration from now on; `inf`: not known."""
+        """How long the job will hold this configuration from now on; `inf`: unknown."""
         left_s = common.remaining_s(snapshot, job, option, goodput)
         return math.inf if left_s is None else max(left_s, SOONEST_END_S)
 
@@ -130,11 +129,11 @@ class Fifo(_Queue):
     def __init__(self, settings: QueueSettings) -> None:
         super().__init__(settings.fit, backfill=settings.backfill == "easy")
         self.front_only = settings.backfill == "none"
-        """Whether nothing matters but the free GPUs and the first jobs by (submission, id), up to one that finds no room:
-        who runs stays, and who is behind that one waits. So a snapshot may leave out the others."""
+        """Whether only the free GPUs and the first jobs by (submission, id) matter, up to one that finds no room. Running jobs
+        stay, and jobs behind that one wait, so a snapshot may leave out the others."""
 
     def rank(self, snapshot: Snapshot, job: Job, request: common.Request) -> float:
-        """All the same: what is left is their age."""
+        """The same for all jobs, so age decides."""
         return 0.0
 
 
@@ -148,7 +147,7 @@ class Srtf(_Queue):
         super().__init__(settings.fit, backfill=settings.backfill == "easy")
 
     def rank(self, snapshot: Snapshot, job: Job, request: common.Request) -> float:
-        """Seconds that are left where it runs, or else where it would prefer to."""
+        """Remaining seconds where the job runs, or else on its preferred configuration."""
         left_s = common.remaining_s(snapshot, job, *_where(job, request))
         return math.inf if left_s is None else left_s
 
@@ -186,7 +185,7 @@ class Ftf(_Queue):
 def rho(snapshot: Snapshot, job: Job, option: Configuration, goodput: float) -> float:
     """Themis's finish-time fairness: time from submission to end here, over that alone on its share of the cluster, > 0.
 
-    With nothing known, a job is taken to need as long again as it has run. `inf` if it has not run, either.
+    A job of unknown remaining time counts as needing as long again as it has run. `inf` if it has not run.
     """
     ran_s = common.ran_s(snapshot, job, option.gpus)
     left_s = common.remaining_s(snapshot, job, option, goodput)
@@ -200,10 +199,10 @@ def rho(snapshot: Snapshot, job: Job, option: Configuration, goodput: float) -> 
 class SlurmBackfill(_Queue):
     """FIFO with backfill and fixed requests, as Slurm does it with its defaults.
 
-    Priority is age. Every waiting job, up to `max_jobs`, has GPUs reserved at the earliest moment at which all that run or were
-    looked at before it, by their time limits, leave it room, and starts if that is now (conservative backfill; EASY
-    reserves for one). One that would start after `window_s` reserves nothing. So, as in Slurm, a large job without
-    time limits around it can wait for long. Slurm's other weights, its nice values and its preemption have no part.
+    Priority is age. Every waiting job, up to `max_jobs`, has GPUs reserved at the earliest time at which the running jobs and the
+    jobs before it leave it room by their time limits, and starts if that is now (conservative backfill; EASY reserves for
+    one job). A job that would start after `window_s` reserves nothing. So, as in Slurm, a large job among jobs without time
+    limits can wait for long. Slurm's other weights, its nice values and its preemption are not modelled.
     """
 
     name = "slurm-backfill"
@@ -215,11 +214,11 @@ class SlurmBackfill(_Queue):
         self._unlimited_s = settings.default_time_limit_s or SLURM_UNLIMITED_S
 
     def rank(self, snapshot: Snapshot, job: Job, request: common.Request) -> float:
-        """All the same: what is left is their age."""
+        """The same for all jobs, so age decides."""
         return 0.0
 
     def seconds(self, snapshot: Snapshot, job: Job, option: Configuration, goodput: float) -> float:
-        """What is left of its time limit."""
+        """The remaining part of its time limit."""
         limit_s = job.time_limit_s if job.time_limit_s is not None else self._unlimited_s
         return max(limit_s - common.ran_s(snapshot, job, option.gpus), SOONEST_END_S)
 
@@ -254,7 +253,7 @@ class _Round:
                 self._take(job, held)
 
     def plan(self, kept: dict[JobId, tuple[AnyEstimator, Assignment]]) -> Plan:
-        """Serve the queue. `kept`: assignments of the last round, to be used again where they are the same."""
+        """Serve the queue. `kept`: assignments of the last round, which are used again if they are the same."""
         ranked = [
             (
                 self._queue.rank(self._snapshot, job, self._requests[job.id]),
@@ -287,7 +286,7 @@ class _Round:
         return Plan(self._snapshot.round, self._assignments(kept), self._waiting)
 
     def _make_room(self, job: Job, request: common.Request, behind: list[Job]) -> bool:
-        """Start a job on GPUs of others that run, the last in the order first; False, and nothing done, if there are too few."""
+        """Start a job on GPUs of running jobs, the last in the order first. False, with nothing changed, if they are too few."""
         trial, leaving = self._free.copy(), []
         types = {option.gpu_type for option in request}
         for other in reversed(behind):
@@ -301,7 +300,7 @@ class _Round:
                 self._start(job, found, f"starts on {found.configuration}: first in the queue")
                 for former in reversed(leaving):
                     held = self._given.pop(former.id)
-                    if self._free.may_stay(held):  # on other nodes than those that were needed
+                    if self._free.may_stay(held):  # on nodes that the job did not need
                         self._take(former, held)
                     else:
                         self._wait(former, f"makes room for job {job.id}, which is before it in the queue")
@@ -309,7 +308,7 @@ class _Round:
         return False
 
     def _reserve(self, job: Job, request: common.Request) -> None:
-        """Let the job wait, and with backfill keep GPUs for it at the earliest moment that is known."""
+        """Let the job wait, and with backfill reserve GPUs for it at the earliest known time."""
         text = f"waits for {next(iter(request)).gpus} free GPUs"
         if not self._backfill:
             return self._wait(job, text)
@@ -320,7 +319,7 @@ class _Round:
         slot = self._timeline.earliest(job, list(request), lambda option: self._lasts(job, option))
         if slot is None:
             self._reserved = -1
-            return self._wait(job, f"{text}, and nobody knows when there will be")
+            return self._wait(job, f"{text}, and it is not known when they will be free")
         begin_s, until_s, where = slot
         if begin_s > now_s + self._queue.window_s:
             return self._wait(job, text, begin_s)
@@ -329,9 +328,9 @@ class _Round:
         return self._wait(job, f"{text}: {where.configuration} is reserved for it", begin_s)
 
     def _pass(self, job: Job, request: common.Request, first: Job) -> None:
-        """Start a job before one that is before it, if what is reserved allows that."""
+        """Start a job before an earlier one, if the reservations allow that."""
         if self._timeline is None or self._reserved < 0:
-            return self._wait(job, f"job {first.id} is before it, and nobody knows when that can start")
+            return self._wait(job, f"job {first.id} is before it, and its start is not known")
         slot = self._timeline.earliest(job, list(request), lambda option: self._lasts(job, option), now=True)
         if slot is not None:
             begin_s, until_s, where = slot
@@ -351,11 +350,11 @@ class _Round:
         self._free.take(job, where)
 
     def _wait(self, job: Job, text: str, start_s: float | None = None) -> None:
-        # Who was stopped in this round has been told why.
+        # A job that was stopped in this round has its reason already.
         self._waiting.setdefault(job.id, Reason(ReasonCode.WAITING_CAPACITY, text, common.smallest_need(job), start_s))
 
     def _seconds(self, job: Job) -> float:
-        """How long a job will hold what it has been given."""
+        """How long a job will hold its GPUs."""
         return self._lasts(job, self._given[job.id].configuration)
 
     def _lasts(self, job: Job, option: Configuration) -> float:
@@ -390,7 +389,7 @@ class _Round:
 
 
 def _where(job: Job, request: common.Request) -> tuple[Configuration, float]:
-    """Where a job runs, if that is what it asks for, or else where it would prefer to; and its goodput there."""
+    """Where a job runs, if that is its request, or else its preferred configuration; and its goodput there."""
     held = job.running_on
     if held is not None and held.configuration in request:
         return held.configuration, request[held.configuration]
