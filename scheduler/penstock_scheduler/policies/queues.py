@@ -330,7 +330,7 @@ class _Round:
     def _pass(self, job: Job, request: common.Request, first: Job) -> None:
         """Start a job before an earlier one, if the reservations allow that."""
         if self._timeline is None or self._reserved < 0:
-            return self._wait(job, f"job {first.id} is before it, and its start is not known")
+            return self._wait(job, f"job {first.id} is before it, and when that job can start is not known")
         slot = self._timeline.earliest(job, list(request), lambda option: self._lasts(job, option), now=True)
         if slot is not None:
             begin_s, until_s, where = slot
