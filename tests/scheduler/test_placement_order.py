@@ -1,0 +1,59 @@
+"""In which order jobs find nodes when there are too few, and that a job which grows or shrinks does not keep what it had."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock_scheduler.model import Configuration
+from penstock_scheduler.placement import place
+from penstock_scheduler.simulator import nodes_from_spec
+from tests.scheduler.builders import on
+
+
+def t4(gpus: int, nodes: int = 1) -> Configuration:
+    return Configuration(nodes, gpus, "t4")
+
+
+def put(nodes: str, wanted: dict[str, Configuration], current=None, pinned=None, move_cost=None):
+    partitions = dict.fromkeys(wanted, ("all",))
+    return place(nodes_from_spec(nodes), wanted, partitions, current or {}, pinned or {}, move_cost=move_cost)
+
+
+def test_the_largest_job_comes_first_whatever_its_name():
+    found = put("t4:1x4", {"a": t4(2), "b": t4(4)})
+    assert found.placements == {"b": on("t4", t4_00=4)}
+    assert found.left_over == ("a",)
+
+
+def test_of_equally_large_jobs_the_one_on_more_nodes_comes_first():
+    """On two nodes of 8, 4 + 4 leaves no whole node, and a whole node leaves no 4 + 4."""
+    found = put("t4:2x8", {"a": t4(8), "b": t4(8, 2)})
+    assert found.placements == {"b": on("t4", t4_00=4, t4_01=4)}
+    assert found.left_over == ("a",)
+
+
+def test_of_equal_jobs_the_first_by_name_comes_first():
+    found = put("t4:1x4", {"b": t4(4), "a": t4(4)})
+    assert (list(found.placements), found.left_over) == (["a"], ("b",))
+
+
+def test_jobs_that_made_room_find_new_nodes_from_the_largest_to_the_smallest():
+    """The new job needs the first node. 2 GPUs are free elsewhere: enough for the job of 2, or for the job of 1."""
+    current = {"a": on("t4", t4_00=1), "b": on("t4", t4_00=2)}
+    wanted = {"a": t4(1), "b": t4(2), "new": t4(4)}
+    found = put("t4:2x4", wanted, current, {"p": on("t4", t4_01=2)})
+    assert found.placements == {"new": on("t4", t4_00=4), "b": on("t4", t4_01=2)}
+    assert found.left_over == ("a",)
+    assert found.made_room_for == {"b": "new"}, "a has no nodes at all: it is left over"
+
+
+@pytest.mark.parametrize("gpus", [2, 3], ids=["shrinks", "grows"])
+def test_a_job_that_changes_its_size_gets_the_new_one(gpus: int):
+    held = on("t4", t4_00=5 - gpus)
+    found = put("t4:1x4", {"a": t4(gpus)}, {"a": held})
+    assert found.placements == {"a": on("t4", t4_00=gpus)}
+
+
+def test_what_is_left_over_is_named_in_the_order_of_the_names():
+    found = put("t4:1x1", {"c": t4(1), "b": t4(4), "d": t4(2), "a": t4(8)})
+    assert found.left_over == ("a", "b", "d")
