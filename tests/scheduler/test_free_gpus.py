@@ -203,3 +203,73 @@ def test_a_timeline_finds_the_earliest_time_and_keeps_what_is_reserved():
     assert fits(two, 101.0) == (300.0, 401.0), "would run into it"
     assert fits(four) == (300.0, 350.0), "the reservation is over then"
     assert book.on("a") == 2, "the book itself stays as it is"
+
+
+def test_where_nodes_of_the_right_size_exist_no_part_of_a_larger_one_stands_for_them():
+    """2 x 4 GPUs are two whole nodes of 4. Half of a node of 8 is taken only where the type has no nodes of 4."""
+    small, large = [node("a"), node("c")], [node("b", 8), node("d", 8)]
+    assert FreeGpus([*large, *small]).find(job("j"), [WHOLE_TWO]) == on("t4", a=4, c=4)
+    assert FreeGpus([*large, small[0]]).find(job("j"), [WHOLE_TWO]) is None
+    assert FreeGpus(large).find(job("j"), [WHOLE_TWO]) == on("t4", b=4, d=4)
+    assert FreeGpus([*large, *small]).find(job("j"), [Configuration(1, 8, "t4")]) == on("t4", b=8)
+
+
+def test_another_gpu_type_never_stands_in():
+    book = FreeGpus([node("a", gpu_type="a100"), node("b", gpu_type="a100")])
+    assert book.find(job("j"), [ONE, WHOLE_TWO]) is None
+
+
+def test_a_node_that_jobs_have_overbooked_has_nothing_and_owes_nothing():
+    """Two jobs may still hold the same GPUs for a moment; other nodes of the type stay as they are."""
+    book = FreeGpus([node("a"), node("b")])
+    book.take_nodes(on("t4", a=4))
+    book.take_nodes(on("t4", a=2))
+    assert (book.on("a"), book.by_type()) == (0, {"t4": 4})
+
+
+def test_gpus_of_a_node_that_is_gone_are_nobodys():
+    book = FreeGpus([node("a")])
+    book.take(job("j"), on("t4", a=1, gone=2))
+    assert book.by_type() == {"t4": 3}
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [[], [node("a")], [node("a"), node("b"), node("c")], [node("a"), node("c")], [node("a"), node("b", 2)]],
+    ids=len,
+)
+def test_a_book_made_like_one_of_other_nodes_counts_its_own(nodes: list[Node]):
+    like = FreeGpus([node("a"), node("b")])
+    like.take(job("j"), on("t4", b=1))
+    assert FreeGpus(nodes, like=like).by_type() == FreeGpus(nodes).by_type()
+    for each in nodes:
+        assert FreeGpus(nodes, like=like).on(each.name) == each.gpus
+
+
+def test_what_a_limit_leaves_is_never_less_than_nothing():
+    """Jobs may hold more than a limit allows, from before it was set."""
+    ada = dataclasses.replace(job("j"), user="ada")
+    book = FreeGpus([node("a", 8)], [GpuLimit("user", "ada", 2), GpuLimit("user", "ada", 5)])
+    book.take(ada, on("t4", a=3))
+    assert [limit.gpus for limit in book.allowance.left()] == [0, 2]
+    assert book.find(ada, [ONE]) is None
+    book.give_back(ada, on("t4", a=2))
+    assert [limit.gpus for limit in book.allowance.left()] == [1, 4]
+    assert book.find(ada, [Configuration(1, 2, "t4"), ONE]) == on("t4", a=1)
+
+
+def test_a_limit_on_a_type_counts_that_type_and_that_users_jobs_alone():
+    ada, bob = (dataclasses.replace(job(name), user=name) for name in ("ada", "bob"))
+    book = FreeGpus([node("a"), node("b", gpu_type="a100")], [GpuLimit("user", "ada", 2, "a100")])
+    book.take(ada, on("t4", a=1))
+    book.take(bob, on("a100", b=1))
+    assert [limit.gpus for limit in book.allowance.left()] == [2]
+    options = {Configuration(1, gpus, "a100"): 1.0 for gpus in (1, 2, 3)}
+    assert [option.gpus for option in book.allowance.within(ada, options)[0]] == [1, 2]
+    assert book.allowance.within(ada, options)[1] == ""
+    assert book.allowance.within(bob, options) == (options, "")
+    assert book.allowance.within(ada, {}) == ({}, "")
+    book.take(ada, on("a100", b=2))
+    allowed, why = book.allowance.within(ada, options)
+    assert allowed == {}
+    assert "user ada" in why
