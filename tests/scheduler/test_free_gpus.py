@@ -273,3 +273,41 @@ def test_a_limit_on_a_type_counts_that_type_and_that_users_jobs_alone():
     allowed, why = book.allowance.within(ada, options)
     assert allowed == {}
     assert "user ada" in why
+
+
+def test_a_timeline_takes_ends_in_any_order_and_several_at_one_time():
+    """Four GPUs are held: two come free at 200 s, in two jobs, one at 150 s and one at 400 s."""
+    book = FreeGpus([node("a")])
+    for holder in "wxyz":
+        book.take(job(holder), on("t4", a=1))
+    ends = [(400.0, on("t4", a=1)), (200.0, on("t4", a=1)), (150.0, on("t4", a=1)), (200.0, on("t4", a=1))]
+    line = Timeline(book, 100.0, ends)
+    starts = {}
+    for gpus in (1, 2, 3, 4):
+        found = line.earliest(job("j"), [Configuration(1, gpus, "t4")], lambda _: 10.0)
+        assert found is not None
+        starts[gpus] = found[0]
+    assert starts == {1: 150.0, 2: 200.0, 3: 200.0, 4: 400.0}
+    line.reserve(150.0, 200.0, on("t4", a=1))
+    again = line.earliest(job("j"), [ONE], lambda _: 10.0)
+    assert again is not None
+    assert again[:2] == (200.0, 210.0), "the reservation ends when others end"
+    line.reserve(200.0, math.inf, on("t4", a=3))
+    assert line.earliest(job("j"), [Configuration(1, 2, "t4")], lambda _: 10.0) is None, "never again as much"
+    last = line.earliest(job("j"), [ONE], lambda _: math.inf)
+    assert last is not None
+    assert last[:2] == (400.0, math.inf)
+
+
+def test_a_timeline_prefers_the_first_option_that_fits_at_the_earliest_time():
+    book = FreeGpus([node("a"), node("b", gpu_type="a100")])
+    book.take(job("x"), on("a100", b=4))
+    line = Timeline(book, 100.0, [(300.0, on("a100", b=4))])
+    options = [Configuration(1, 4, "a100"), Configuration(1, 4, "t4")]
+    found = line.earliest(job("j"), options, lambda _: 10.0)
+    assert found is not None
+    assert (found[0], found[2]) == (100.0, on("t4", a=4)), "an earlier start beats a preferred option"
+    line.reserve(100.0, 300.0, on("t4", a=1))
+    found = line.earliest(job("j"), options, lambda _: 10.0)
+    assert found is not None
+    assert (found[0], found[2]) == (300.0, on("a100", b=4))
