@@ -106,7 +106,7 @@ def doctor(config: Path = CONFIG) -> None:
 
 @app.command()
 def policy(config: Path = CONFIG) -> None:
-    """Print the least IAM policy that penstockd's role needs, for the present section [cloud]."""
+    """Print the least IAM policy that penstockd's role needs, for the cloud that the settings describe."""
     from penstock_cloud.doctor import policy as least
     from penstock_cloud.settings import CloudSettings
 

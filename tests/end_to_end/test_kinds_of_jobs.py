@@ -99,7 +99,7 @@ def test_what_cannot_be_managed_is_refused_with_a_sentence(make_flag_site: MakeS
         ("--licenses=matlab:1",): ("does not know which are free", "does not know which licences are free"),
         ("--no-requeue",): ("submit it with --requeue", "--no-requeue cannot be used with --adaptive"),
         ("--gres=gpu:t4:1",): (
-            "of type t4, and Slurm cannot change that",
+            "of type t4 from Slurm, which cannot change that later",
             "--gres or --gpus-per-node cannot be used with --adaptive",
         ),
     }
