@@ -124,3 +124,30 @@ def test_a_job_comes_back_if_more_is_left_to_pay_than_a_restart_loses(left: floa
     """Work for `left` seconds at the rate of 8; a restart costs 30 s; the job saves when it is asked to."""
     state = with_cloud(site(remaining=8 * left), runs=(CloudRun("j", A10G, 1e6 - 1000, 5.0),))
     assert (recalls(state, {"t4": idle}, queue_empty=empty) != {}) is back
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [{"preemptible": False}, {"adaptivity": "fixed", "min_gpus": 4}, {"burst": "only"}],
+    ids=["not preemptible", "fixed", "only in the cloud"],
+)
+def test_a_job_that_may_not_be_moved_does_not_come_back_to_idle_gpus(spec: dict[str, Any]):
+    run = CloudRun("j", A10G, 1e6 - 1000, 5.0)
+    assert recalls(with_cloud(site(remaining=8e4), runs=(run,)), {"t4": 4}, queue_empty=True)
+    assert recalls(with_cloud(site(remaining=8e4, **spec), runs=(run,)), {"t4": 4}, queue_empty=True) == {}
+
+
+def test_a_job_that_asks_for_several_nodes_is_timed_on_whole_ones():
+    """8 GPUs on nodes of 4 are two nodes; the rate there is 3, and work of 600 takes 200 s. On a node of 16 it is a part."""
+    wants = dataclasses.replace(job("j", max_gpus=8), time_limit_s=None)
+    for nodes, rates in (("t4:2x4", {8: 3.0}), ("t4:1x16", {8: 3.0})):
+        state = with_cloud(snapshot(nodes, [wants], {"j": table(t4=rates)}, remaining={"j": 600.0}))
+        assert runtime(wants, state).runtime_s == pytest.approx(200.0)
+
+
+def test_nothing_of_a_run_that_is_still_booting_would_be_lost():
+    """Ordered a minute ago, boots for six: a rigid job without checkpoints would lose no work, only the restart of 30 s."""
+    run = CloudRun("j", A10G, 1e6 - 60, 5.0)
+    for left, back in ((31.0, True), (30.0, False)):
+        state = with_cloud(site(remaining=8 * left, adaptivity="rigid", min_gpus=4), runs=(run,))
+        assert (recalls(state, {"t4": 4}, queue_empty=True) != {}) is back
