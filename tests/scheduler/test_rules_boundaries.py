@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -97,3 +98,19 @@ def test_a_drain_covers_what_it_names_and_nothing_else(store):
     assert [node.usable for node in site.on(state).nodes] == [True, False, False]
     site.drain(drain("partition", "all"))
     assert [node.usable for node in site.on(state).nodes] == [False, False, False]
+
+
+def test_a_budget_of_dollars_alone_says_nothing_about_gpus(store):
+    for budget, lines in ((Budget(hard_usd=9.0), 0), (Budget(soft_gpu_hours=9.0), 1), (Budget(hard_gpu_hours=9.0), 1)):
+        settings = BudgetSettings(accounts={"maths": budget})
+        assert len(rules(store, settings).on(seen(running("1", account="maths"))).budgets) == lines
+
+
+@pytest.mark.parametrize(("later_s", "stops"), [(0, False), (599, False), (600, True), (6000, True)])
+def test_jobs_stop_once_the_grace_is_over_and_from_then_on(store, later_s, stops):
+    used(store, 4.0)
+    settings = BudgetSettings(accounts={"maths": Budget(hard_gpu_hours=3.0)}, at_hard="stop", grace_s=600.0)
+    site = rules(store, settings)
+    first = site.on(seen(running("1", account="maths")))
+    (line,) = site.on(dataclasses.replace(first, time_s=NOW_S + later_s, budgets=())).budgets
+    assert line.stops is stops
