@@ -25,8 +25,8 @@ from dataclasses import dataclass
 from penstock_scheduler.model import ClusterState, EndedRun, Job, JobId, Phase, Placement
 
 FORGET_S = 300.0
-"""How long the GPU-seconds of an absent job are kept. Its last ones are then in a saved round, and a job that is out of sight
-while Slurm requeues it keeps what it has."""
+"""How long the GPU-seconds of an absent job are kept. By then, a saved round has its last ones. A job that is out of sight while
+Slurm requeues it keeps its GPU-seconds."""
 
 Charge = tuple[JobId, Placement, float]
 """Job, what it held, and for how many seconds."""
@@ -73,7 +73,7 @@ class GpuSeconds:
         observed_s: float | None = None,
     ) -> None:
         self.attained = dict(attained or {})
-        """Job -> GPU type -> GPU-seconds, each at least 0. It is replaced, never changed, so a snapshot may keep it."""
+        """Job -> GPU type -> GPU-seconds, each at least 0. Each change makes a new mapping, so a snapshot may keep it."""
         self._absent_since_s: dict[JobId, float] = {}
         self._observed_s = observed_s
         self._runs: dict[JobId, CountedRun] = {} if observed_s is None else _present_runs(jobs, observed_s)
@@ -189,7 +189,7 @@ def _over_runs(
     from_accounts: Mapping[JobId, Sequence[EndedRun]],
     now_s: float,
 ) -> Iterator[Charge]:
-    """The rest of counted runs that are over, but for those of which the cluster tells start and end (`_last_runs`)."""
+    """The rest of counted runs that are over. `_last_runs` has the runs of jobs that are gone and have a known end."""
     for job_id, before in over.items():
         if job_id in from_accounts:
             for each in from_accounts[job_id]:
@@ -218,7 +218,7 @@ def _present_runs(jobs: Iterable[Job], now_s: float) -> dict[JobId, CountedRun]:
 def _unknown(
     over: Mapping[JobId, CountedRun], present: Mapping[JobId, Job], ended: Mapping[JobId, EndedRun]
 ) -> dict[JobId, CountedRun]:
-    """Those of the runs that are over whose end the observation does not tell."""
+    """Of the runs that are over, those with an end that the observation does not tell."""
 
     def told(job_id: JobId, run: CountedRun) -> bool:
         job = present.get(job_id)
@@ -261,7 +261,7 @@ def _rest_s(run: CountedRun, job: Job | None, after: CountedRun | None, now_s: f
     if run.started_s is None and not run.sent:
         return 0.0  # this cluster tells no times
     if run.sent and job is None:
-        return 0.0  # as far as is known it never began
+        return 0.0  # it never began, as far as is known
     latest = (now_s, job.requeued_s if job is not None else None, after.started_s if after is not None else None)
     latest_s = min(time_s for time_s in latest if time_s is not None)
     ended_s = math.floor((run.counted_s + max(latest_s, run.counted_s)) / 2)

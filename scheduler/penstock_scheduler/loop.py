@@ -105,7 +105,7 @@ class RoundLoop:
         self._next: tuple[Policy, PolicyChoice] | None = None
         """The policy that decides from the next round on."""
         self._decided: Snapshot | None = None
-        """What this policy has decided last."""
+        """The policy's newest plan."""
         self._idle_since_s: dict[str, tuple[float, ...]] = {}
         self._unsaved: deque[Report] = deque(maxlen=UNSAVED)
         self._outcomes = OutcomeLog(store)
@@ -121,9 +121,9 @@ class RoundLoop:
             log.info("plan loaded", extra={"round": self._round, "assignments": len(last.plan.assignments)})
 
     def run(self, stop: Callable[[], bool], on_tick: Callable[[], None] = lambda: None) -> None:
-        """Tick until `stop()`. A tick that fails is logged and changes nothing more; the next one tries again.
+        """Tick until `stop()`. A tick that fails is logged, and the next tick tries again.
 
-        `on_tick` is called after each tick, also after one that failed: it is the sign of life.
+        `on_tick` is called after each tick, also after one that failed. It shows that the loop is alive.
         """
         while not stop():
             try:
@@ -261,7 +261,7 @@ class RoundLoop:
         self._on_round(record)
 
     def _snapshot(self, state: ClusterState, cloud: CloudState | None, now_s: float) -> Snapshot:
-        """All that the policy may know, after the site's rules."""
+        """All that the policy may know, with the site's rules applied."""
         types = {node.gpu_type for node in state.nodes}
         if cloud is not None:
             types |= {offer.gpu_type for offer in cloud.offers}
@@ -310,6 +310,6 @@ class RoundLoop:
 
 
 def _starts_under_way(outcomes: Sequence[Outcome]) -> dict[JobId, Placement]:
-    """Where jobs are to start that have been sent to the cluster and do not run yet."""
+    """Job -> its placement, of jobs that were sent to the cluster and do not run yet."""
     under_way = (outcome.action for outcome in outcomes if outcome.progress is Progress.UNDER_WAY)
     return {action.job: action.placement for action in under_way if isinstance(action, Start)}

@@ -150,7 +150,7 @@ class JobView(Body):
     key: str | None = None
     allocation: AllocationView | None = None
     reason: str = ""
-    """Code of the newest round's reason; `explain` says it in words."""
+    """Code of the newest round's reason; `explain` has the reason as a sentence."""
     progress: float | None = None
     """Samples so far, from the newest report."""
     total: float | None = None
@@ -230,7 +230,7 @@ class ExplanationView(Body):
     configurations: list[ConfigurationView] = []
     """Configurations that the job spec and the cluster allow."""
     limits: list[str] = []
-    """Limits that apply to the job, each in words."""
+    """Limits that apply to the job, each as a sentence."""
     share: ShareView | None = None
     """CPUs and memory that the round allocates; None: the policy allocates none, or the job waits."""
 
@@ -267,7 +267,7 @@ class RefusedReport(Body):
 
 
 class ReportReceipt(Body):
-    """What became of a batch of reports."""
+    """The result of sending a batch of reports."""
 
     accepted: int
     """New reports. They are on disk."""
@@ -335,7 +335,7 @@ class RoundView(Body):
 
 
 class OutcomeView(Body):
-    """How far an action of a round has come."""
+    """The progress of an action of a round."""
 
     time_s: float
     round: int

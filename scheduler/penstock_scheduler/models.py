@@ -74,7 +74,7 @@ class SpecModels:
     def facts(self, jobs: Sequence[Job], gpu_types: Iterable[str]) -> dict[JobId, JobFacts]:
         """What is known of these jobs, whose job specs have passed `check`, on the GPU types of the site.
 
-        A job's estimator is the same object from round to round, as long as its job spec and the types are the same.
+        A job's estimator stays the same object while its job spec and the GPU types are the same.
         """
         if (types := frozenset(gpu_types)) != self._gpu_types:
             self._gpu_types, self._families, self._known = types, self._catalogue.on(sorted(types), self._gpus), {}
@@ -216,7 +216,7 @@ class LearnedModels:
                 left = tuple(name for name in facts.unmeasured_types if name not in measured)
                 facts = replace(facts, unmeasured_types=left)
             self._ran_on(job.id, 0 if job.allocation is None else job.allocation.gpus)
-            if facts.largest_run_gpus is not None:  # how it scales is what its own runs have shown so far
+            if facts.largest_run_gpus is not None:  # the job's own runs show how it scales
                 facts = replace(facts, largest_run_gpus=self._most_gpus[job.id])
             known[job.id] = facts
             if model is None or isinstance(model, LinearEstimator):

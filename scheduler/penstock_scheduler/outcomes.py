@@ -1,4 +1,4 @@
-"""What became of actions, told once: in the log, and in the store's history."""
+"""Writes the outcome of each action once, to the log and to the store's history."""
 
 from __future__ import annotations
 

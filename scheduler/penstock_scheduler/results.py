@@ -50,7 +50,7 @@ class _TrialReports:
         return self.ran_s + (max(self.reported_s - self.since_s, 0.0) if self.since_s is not None else 0.0)
 
     def keep(self, at_s: float, metric: float) -> None:
-        """Keep a result that is better than all earlier ones: no other decides anything. One result a second is enough."""
+        """Keep a result if it is better than all earlier ones: policies use no others. One result a second is enough."""
         if self.best and metric <= self.best[-1][1]:
             return
         if self.best and int(self.best[-1][0]) == int(at_s):

@@ -56,7 +56,7 @@ class JobObjective:
         client: the connection to penstockd; None: as the environment variables say.
         samples_per_step: progress that makes one step, for example the samples of an epoch. Optuna's pruners compare trials at
             the same step. Results without progress count as steps 1, 2, and so on.
-        rest_s: how long the group's policy may keep a trial waiting for better ones before the trial is given up.
+        rest_s: how long a trial may wait because the policy prefers better trials of its group. Then it is pruned.
         patience_s: how long the daemon may be away.
 
     Raises:
@@ -140,7 +140,7 @@ class JobObjective:
             view = self._patiently(partial(self._client.job, view.id, wait_s=wait_s, since=view.version))
 
     def _patiently(self, call: Callable[[], Answer]) -> Answer:
-        """The answer to a request that may be repeated, also if the daemon is away or overloaded for a while."""
+        """The answer to a request that may be repeated. Repeats it while the daemon is away or overloaded."""
         until_s = time.monotonic() + self._patience_s
         while True:
             try:

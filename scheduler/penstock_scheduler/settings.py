@@ -26,7 +26,7 @@ Section = TypeVar("Section", bound=BaseModel)
 
 
 class DaemonSettings(BaseModel):
-    """Section `[daemon]`: the round loop."""
+    """Section `[daemon]`: the daemon, its round loop and its store."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 

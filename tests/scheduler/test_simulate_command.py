@@ -212,7 +212,7 @@ def test_pairs_that_nobody_knows_gain_nothing(tmp_path):
             ("--policy", "fifo", "--pairs", "FILE"),
             "--pairs is for policies that let jobs share GPUs, and none of fifo does",
         ),
-        (("--policy", "gandiva", "--draw-kinds"), "--draw-kinds is about the table of --pairs; give one"),
+        (("--policy", "gandiva", "--draw-kinds"), "--draw-kinds applies to the table of --pairs; give --pairs, too"),
         (("--policy", "gandiva", "--pairs", "FILE"), "no pairs on t4; it has p100: say which .* --pair-types t4=p100"),
         (("--policy", "gandiva", "--pairs", "FILE", "--pair-types", "t4=v100"), "'t4=v100' is not TYPE=TYPE of the cl"),
         (("--policy", "gandiva", "--pairs", "none.json"), "--pairs=none.json: No such file"),

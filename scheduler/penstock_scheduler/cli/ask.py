@@ -1,4 +1,4 @@
-"""What the commands share that ask penstockd: the connection, its store while it does not answer, and the output."""
+"""Shared by the commands that ask penstockd: the connection, the store as a fallback, and the output."""
 
 from __future__ import annotations
 

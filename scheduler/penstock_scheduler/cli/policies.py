@@ -13,7 +13,7 @@ from penstock_scheduler.settings import Settings, load_settings
 
 
 def choice_of(policy: str, stages: Sequence[str] = (), settings: Settings | None = None) -> PolicyChoice:
-    """The policy that `policy` names: a policy's name, or a settings file (`*.toml`), whose section [policy] says it.
+    """The policy that `policy` names: either its name, or a settings file (`*.toml`) with a section [policy].
 
     Args:
         policy: as on the command line.

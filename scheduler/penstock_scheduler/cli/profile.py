@@ -1,7 +1,7 @@
 """`penstock profile`: measure the time of a job's steps on one GPU of this machine, at growing batch sizes.
 
 The job's program calls `penstock_executor.profile`, which reports to a private spool. NVML identifies the GPU.
-Meanwhile it also tells the memory that the program does not report, and whether the GPU still works.
+Where the program does not report its memory, NVML supplies that too, and it shows whether the GPU still works.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ class Learned:
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """What simulations are told of co-located jobs.
+    """What simulations assume about co-located jobs.
 
     Args:
         policies: policies under which jobs share GPUs.
@@ -57,7 +57,7 @@ class Shared:
         gpu_types: GPU types of the cluster.
         settings: costs of sharing.
         drawn: whether kinds are drawn.
-        utilisation: utilisation alone of jobs of which it is unknown; None: not given.
+        utilisation: utilisation of a job that runs alone, for jobs whose utilisation is unknown; None: not given.
         gpu_memory_mb: memory of one GPU by GPU type, MB, as the site knows it.
     """
 
@@ -109,7 +109,7 @@ class Shared:
             )
 
     def assumed(self, workload: Workload) -> dict[str, object]:
-        """What was assumed of which jobs, for programs."""
+        """The assumptions and the jobs that they concern, for programs."""
         told = self.sharers(workload)
         memory = [job for job, kind in told.kinds.items() if not kind.memory_mb]
         utilisation = told.kinds[told.assumed[0]].utilisation if told.assumed else None
@@ -127,10 +127,12 @@ class Shared:
         elif not told.unknown:
             found.append(f"Pairs of jobs: {self.source}.")
         elif self.drawn:
-            drawn = f"{told.unknown} of {jobs} jobs are of no kind of the table: each got a random kind of its size"
+            drawn = (
+                f"{told.unknown} of {jobs} jobs have a kind that the table lacks: each got a random kind of its size"
+            )
             found.append(f"Pairs of jobs: {self.source}. {drawn}.")
         else:
-            prior = f"{told.unknown} of {jobs} jobs are of none of its kinds: only utilisation slows them down"
+            prior = f"{told.unknown} of {jobs} jobs have a kind that it lacks: only utilisation slows them down"
             found.append(f"Pairs of jobs: {self.source}. {prior}.")
         if told.assumed:
             which = _some([names[job] for job in told.assumed])
@@ -153,7 +155,7 @@ class Shared:
 def shared_by(
     policies: Sequence[PolicyChoice], options: SharingOptions, gpu_types: Sequence[str], learned: Learned | None = None
 ) -> Shared | None:
-    """What simulations are told of co-located jobs; None: under none of the policies, jobs share GPUs.
+    """What simulations assume about co-located jobs; None: jobs share GPUs under none of the policies.
 
     Args:
         policies: all simulated policies.
@@ -181,7 +183,7 @@ def shared_by(
         )
     if file is None and (options.pair_types or options.draw_kinds):
         raise ConfigError(
-            f"{'--pair-types' if options.pair_types else '--draw-kinds'} is about the table of --pairs; give one"
+            f"{'--pair-types' if options.pair_types else '--draw-kinds'} applies to the table of --pairs; give --pairs, too"
         )
     values = numbers("--agents", options.agents)
     if unknown := sorted(set(values) - {"switch_s", "noise", "step_noise"}):

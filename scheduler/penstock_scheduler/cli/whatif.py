@@ -117,7 +117,7 @@ def whatif(
     begin, end = (datetime.fromtimestamp(record.start_s + at_s, UTC) for at_s in (0.0, record.end_s))
     document = over_seeds(results, cluster=_spec(nodes), workload=f"{begin:%Y-%m-%d %H:%M} to {end:%Y-%m-%d %H:%M} UTC")
     document["notes"] = [
-        f"'{RECORDED}' shows what really happened on {_spec(record.nodes)}. Times are those of jobs that ended meanwhile.",
+        f"'{RECORDED}' shows what really happened on {_spec(record.nodes)}. Times are those of jobs that ended in that period.",
         "The other columns are simulated. Each job has the work that it really did, and the model that the daemon had of it.",
         *record.notes,
         *_rigid(policies, record),

@@ -12,7 +12,7 @@ IDLE_BELOW = 0.02
 
 
 class Activity:
-    """When each job reported last, and since when its GPUs have been idle. Finds each run at most once for each of the two."""
+    """Records when each job last reported and since when its GPUs have been idle. Finds each run at most once for each."""
 
     def __init__(self) -> None:
         self._reported_s: dict[str, float] = {}
@@ -26,7 +26,7 @@ class Activity:
         """Take in a report that came now."""
         job, body = report.job_id, report.body
         self._reported_s[job] = now_s
-        busy = isinstance(body, Started | Suspended | Resumed)  # a run that begins, or stood still, starts afresh
+        busy = isinstance(body, Started | Suspended | Resumed)  # the run starts or was suspended: forget its idle time
         if isinstance(body, Observation):
             busy = (body.utilisation or 0.0) >= IDLE_BELOW
             if body.utilisation is not None and not busy:

@@ -24,7 +24,7 @@ from penstock_scheduler.service.activity import Activity
 from penstock_scheduler.store import SqlStore, summarise
 
 Listener = Callable[[str, str, str], None]
-"""Is called with an event's kind, the user who may see it ("": all users), and its JSON."""
+"""Called with an event's kind, the user that may see it ("": all users), and its JSON."""
 
 
 class Board:
@@ -169,7 +169,7 @@ class Board:
 
     @property
     def awaited(self) -> frozenset[str]:
-        """Jobs for whose next change clients wait."""
+        """Jobs that clients wait for: they are answered at the job's next change."""
         return frozenset(self._waiting)
 
     async def wait_for_change(self, job: str, version: int, timeout_s: float) -> None:

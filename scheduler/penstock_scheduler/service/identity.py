@@ -33,14 +33,14 @@ TOKEN_LIFE_S = 30 * 86_400.0
 """Lifetime of a token whose order does not give one."""
 
 CACHED_S = 5.0
-"""How long a valid token is not looked up in the store again. Revoking a token takes effect at once."""
+"""How long a valid token stays cached. Revoking a token takes effect at once all the same."""
 
 FAILED_PER_S = 1.0
 FAILED_BURST = 50
 """Failed logins from one address that are allowed at once. Each costs a query of the store or a process."""
 
 ACCOUNT_CACHED_S = 60.0
-"""How long an account is not looked up again. A look-up over the network may take long."""
+"""How long an account stays cached. A look-up over the network may take long."""
 
 MUNGE_AT_ONCE = 8
 """Most unmunge processes at the same time."""

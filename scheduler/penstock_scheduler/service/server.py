@@ -28,12 +28,12 @@ THREADS = 32
 GRACE_S = 2
 
 SWITCH_S = 0.0005
-"""How long a thread that computes, such as the round loop's, may keep the interpreter while a request waits for it. A request
-waits some ten times, so that Python's default of 5 ms delayed the slowest requests by a tenth of a second."""
+"""How long a computing thread, such as the round loop's, may keep the interpreter while a request waits for it. A request waits
+about ten times. With Python's default of 5 ms, the slowest requests took a tenth of a second longer."""
 
 FULL_COLLECTIONS = 1000
-"""Number of collections of the middle generation before Python collects all generations. No request is answered during a full
-collection: for 0.1 s with 2,000 jobs and 500 waiting clients. Python's default of 10 led to one every 8 s."""
+"""Number of collections of the middle generation before Python collects all generations. A full collection blocks all requests
+for 0.1 s with 2,000 jobs and 500 waiting clients. With Python's default of 10, there was one every 8 s."""
 
 
 class Service:

@@ -25,7 +25,7 @@ LOCK_NOT_AVAILABLE = "55P03"
 
 
 def open_engine(where: str | Path, *, lock: bool) -> tuple[Engine, str, TextIO | Connection | None]:
-    """(engine, name for messages, the right to write or None). Raises as `open_store`."""
+    """(engine, name for messages, the right to write or None). Raises what `open_store` raises."""
     if "://" in str(where):
         engine = schema.server_engine(str(where))
         name = engine.url.render_as_string(hide_password=True)

@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 class OutcomeLine(BaseModel):
-    """What became of an action, and when."""
+    """The outcome of an action, and its time."""
 
     time_s: float
     action: Action | CloudAction

@@ -1,4 +1,4 @@
-"""Endpoints that change how rounds are decided, and who may use the API: policy, pause, drains, settings, audit, tokens."""
+"""Endpoints for operators and admins: policy, pause, drains, settings, audit log, tokens."""
 
 from __future__ import annotations
 

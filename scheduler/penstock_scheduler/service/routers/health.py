@@ -1,4 +1,4 @@
-"""Endpoints about the daemon itself: whether it lives, whether it is ready, and as whom it sees the caller."""
+"""Endpoints about the daemon itself: whether it lives, whether it is ready, and how it identifies the caller."""
 
 from __future__ import annotations
 
@@ -49,5 +49,5 @@ def get_ready(request: Request, response: Response) -> Health:
 
 @router.get("/me")
 async def get_me(call: User) -> Identity:
-    """Show as whom the daemon sees you."""
+    """Show the user and the role as which the daemon identifies you."""
     return call.identity

@@ -1,4 +1,4 @@
-"""Endpoints about what jobs used and were measured at: the budget ledger, budgets, stored profiles."""
+"""Endpoints for the budget ledger, budgets and stored profiles."""
 
 from __future__ import annotations
 
