@@ -77,7 +77,7 @@ def test_the_specs_on_the_pages_are_valid():
             "docs/admin/sharing.md",
             "sleep 40",
             "squeue -ah -t SUSPENDED | grep -q wrap",
-            r"^3 +wrap .* 67% of the time, in turns",
+            r"^3 +wrap .* 67% of the time, in time slices",
             marks=pytest.mark.long,
         ),
     ],

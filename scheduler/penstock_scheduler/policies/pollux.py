@@ -46,6 +46,7 @@ from penstock_scheduler.model import (
 from penstock_scheduler.policies import common
 from penstock_scheduler.policies.settling import settle
 from penstock_scheduler.policies.sia import restart_factor
+from penstock_scheduler.units import times
 
 FLOOR = 1e-3
 """Added to every speed-up, as in the authors' code."""
@@ -189,7 +190,7 @@ class Pollux:
                 assignments[job.id] = common.pinned_assignment(job, pins[job.id], snapshot)
             elif (where := placements.get(job.id)) is not None:
                 speedup = speedups[job.id][options.index(where.configuration)]
-                reason = common.given(job, where, f"{speedup:.1f}x its slowest configuration")
+                reason = common.given(job, where, f"about {times(speedup)} as fast as on one GPU of its slowest type")
                 assignments[job.id] = common.assign(job, where, reason, snapshot)
             elif not speedups[job.id].any():
                 waiting[job.id] = common.never_fits(job, snapshot.nodes, common.configurations(snapshot.nodes))

@@ -47,7 +47,7 @@ def _assignment(state: RoundState, job: Job, shared: SharedNode, pack: Pack) -> 
     others = [other for other in pack.jobs if other != job.id]
     texts = [f"on GPUs that job {' and job '.join(others)} trains on at the same time"] if others else []
     if shared.sliced:
-        slices = f"in turns with {len(shared.packs) - 1} others"
+        slices = f"in time slices with {len(shared.packs) - 1} others"
         trial = job.spec.trial_group is not None
         texts.append(f"{slices}, the better trials of a search first" if trial else f"{part:.0%} of the time, {slices}")
     if job.id in state.notes:
