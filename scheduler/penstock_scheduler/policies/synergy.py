@@ -56,6 +56,7 @@ from penstock_scheduler.policies.tuning import (
     relative_speed,
     tune,
 )
+from penstock_scheduler.solver import python_mip
 
 
 class ProportionalSettings(BaseModel):
@@ -114,6 +115,8 @@ class SynergyOpt:
     name = "synergy-opt"
 
     def __init__(self, settings: OptSettings) -> None:
+        """Raises ConfigError if python-mip is not installed."""
+        python_mip.backend()
         self._seconds = settings.max_seconds
 
     def refine(self, snapshot: Snapshot, plan: Plan) -> Plan:

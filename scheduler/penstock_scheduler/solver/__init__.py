@@ -13,7 +13,7 @@ from collections.abc import Callable
 import numpy as np
 
 from penstock_scheduler.model import SolveReport, SolveStatus
-from penstock_scheduler.solver import dual
+from penstock_scheduler.solver import dual, python_mip
 from penstock_scheduler.solver.problem import (
     STATUS_MEANING,
     BadProblem,
@@ -39,9 +39,10 @@ __all__ = [
 
 
 def _milp(reduced: Reduced, limits: Limits, backend: str) -> Answer:
-    from penstock_scheduler.solver import milp  # loading CBC takes longer than most solves: only for who asks
+    chosen = python_mip.backend(backend)
+    from penstock_scheduler.solver import milp  # loading CBC takes longer than most solves: only where it is asked for
 
-    return milp.solve(reduced, limits, backend=backend)
+    return milp.solve(reduced, limits, backend=chosen)
 
 
 def _dual(reduced: Reduced, limits: Limits, backend: str) -> Answer:
@@ -49,11 +50,18 @@ def _dual(reduced: Reduced, limits: Limits, backend: str) -> Answer:
 
 
 def _auto(reduced: Reduced, limits: Limits, backend: str) -> Answer:
-    """The dual was the cheaper one at every size that was measured; python-mip is there for when it has trouble."""
+    """The dual was the cheaper one at every size that was measured; python-mip, if it is installed, is asked when it has trouble.
+
+    Of its libraries, `backend` is asked if it is installed, and the other one if not.
+    """
     try:
         return dual.solve(reduced, limits)
-    except SolveFailed:
-        return _milp(reduced, limits, backend)
+    except SolveFailed as trouble:
+        here = python_mip.backends()
+        if not here:
+            absent = "python-mip, which could try in its place, is not installed (pip install 'penstock[milp]')"
+            raise SolveFailed(trouble.status, f"{trouble.text}; {absent}") from trouble
+        return _milp(reduced, limits, backend if backend in here else here[0])
 
 
 SOLVERS: dict[str, Callable[[Reduced, Limits, str], Answer]] = {"auto": _auto, "milp": _milp, "dual": _dual}
@@ -71,6 +79,7 @@ def solve(problem: Problem, solver: str = "auto", limits: Limits | None = None, 
 
     Raises:
         SolveFailed: there is no usable answer; its `status` says why.
+        ConfigError: `milp` was asked for, and python-mip or its back end is not installed.
     """
     started = time.perf_counter()
     if problem.recorded_J is not None:

@@ -25,11 +25,11 @@ STATUS_MEANING: dict[SolveStatus, str] = {
 
 
 class SolveFailed(RoundFailed):
-    """No usable answer: the last allocation stays. `status` is its line in STATUS_MEANING."""
+    """No usable answer: the last allocation stays. `text` says why; `status` is its line in STATUS_MEANING."""
 
     def __init__(self, status: SolveStatus, text: str) -> None:
         super().__init__(f"{text}; {STATUS_MEANING[status]}")
-        self.status = status
+        self.status, self.text = status, text
 
 
 class BadProblem(RoundFailed):

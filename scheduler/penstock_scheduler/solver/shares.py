@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock_scheduler.model import SolveReport, SolveStatus
+from penstock_scheduler.solver import python_mip
 from penstock_scheduler.solver.problem import Limits, SolveFailed
 
 
@@ -57,7 +58,7 @@ def choose_shares(
     limits: Limits | None = None,
     *,
     incumbent: Sequence[int] | None = None,
-    backend: str = "cbc",
+    backend: str | None = None,
 ) -> Shares:
     """An option for each job, so that values add up to the most within so many CPUs and MB. Alike jobs: the first get more.
 
@@ -67,12 +68,14 @@ def choose_shares(
         memory_mb: their memory, MB.
         limits: when to stop; None: the defaults of `Limits`.
         incumbent: options of an answer that is already there; None: the first ones. The answer is never worse.
-        backend: "cbc" or "highs".
+        backend: "cbc" or "highs"; None: the first that is installed.
 
     Raises:
         SolveFailed: the incumbent does not fit, or the solver has numerical trouble.
+        ConfigError: python-mip or the back end is not installed.
     """
-    import mip  # loading CBC takes longer than most rounds: only for who asks
+    backend = python_mip.backend(backend)
+    import mip  # loading CBC takes longer than most rounds: only where it is asked for
 
     started, limits = time.perf_counter(), limits or Limits()
     known = tuple(incumbent) if incumbent is not None else (0,) * len(choices)

@@ -17,7 +17,7 @@ from penstock_scheduler.policies.sia.cloud import solve_with_cloud
 from penstock_scheduler.policies.sia.matrix import SiaMatrix
 from penstock_scheduler.policies.sia.reasons import explained, remarks
 from penstock_scheduler.policies.sia.settings import SiaSettings
-from penstock_scheduler.solver import Problem
+from penstock_scheduler.solver import Problem, python_mip
 
 
 class Sia:
@@ -29,6 +29,9 @@ class Sia:
     name = "sia"
 
     def __init__(self, settings: SiaSettings) -> None:
+        """Raises ConfigError if the settings name the solver `milp` and it is not installed."""
+        if settings.solver == "milp":
+            python_mip.backend(settings.backend)
         self._settings = settings
         self._goodputs = GoodputMatrix()
 
