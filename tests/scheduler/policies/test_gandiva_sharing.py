@@ -233,6 +233,18 @@ def test_gandiva_shrinks_for_pieces_and_under_a_limit() -> None:
         assert {job_id: given.placement.gpus for job_id, given in plan.assignments.items()} == has
 
 
+@pytest.mark.parametrize("fewest", [1, 2])
+def test_gandiva_never_migrates_a_job_to_a_size_that_its_spec_does_not_allow(fewest: int) -> None:
+    """A job may run with fewer GPUs than its spec allows, for example after its user changed the spec."""
+    small = running("a", "t4-00", min_gpus=fewest, max_gpus=2, adaptivity="strong-scaling")
+    beside = dataclasses.replace(running("b", "t4-01"), spec=job("b", max_gpus=1, preemptible=False).spec)
+    plan = make_policy("gandiva")[0].decide(
+        shared(snapshot("t4:2x2", [small, beside, job("c", min_gpus=2, max_gpus=2)]))
+    )
+    moved = plan.assignments["a"].placement != small.allocation
+    assert moved == (fewest == 1), "it makes room for job c only where it still runs as its spec says"
+
+
 def test_gandiva_never_lets_a_job_take_turns_that_may_not_be_stopped() -> None:
     """Not while it waits, nor with one that comes after it, nor while it starts."""
     firm = job("b", max_gpus=1, preemptible=False)

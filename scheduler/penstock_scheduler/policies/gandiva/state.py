@@ -198,8 +198,16 @@ class RoundState:
         self.migrations += 1
 
     def may_move(self, pack: Pack, shared: SharedNode) -> bool:
-        """Whether a pack may migrate to a node, by its jobs' last moves and by what is open to them."""
-        return all(self.rested(job, self.settings.interval_s) and self.may_be_on(job, shared) for job in pack.jobs)
+        """Whether a pack may migrate to a node: each job rested, may be on that node, and its spec allows its size.
+
+        A running job may have a size that its spec does not allow, for example after its user changed the spec.
+        """
+        return all(
+            self.rested(job, self.settings.interval_s)
+            and self.may_be_on(job, shared)
+            and self.jobs[job].spec.allows(shared.node.gpu_type, self.gpus[job])
+            for job in pack.jobs
+        )
 
     def rested(self, job_id: JobId, interval_s: float) -> bool:
         """Whether a job's last move was this long ago."""
