@@ -1,4 +1,4 @@
-"""The registry of policies and stages: a new one is one file, or one package, and one line here."""
+"""The registry of policies and stages. To add one, write a file or a package, and add one line here."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from penstock_scheduler.ports import Policy, Stage
 
 
 def registered(where: str) -> tuple[Callable[[Any], Any], type[BaseModel]]:
-    """An entry of `REGISTRY` or `STAGES`: a class, and the settings that its `__init__` declares as the type of `settings`.
+    """An entry of `REGISTRY` or `STAGES`: a class, and the settings model that its `__init__` declares for `settings`.
 
     Args:
-        where: module in this package and class, such as `pollux.Pollux`.
+        where: the module in this package and the class, such as `pollux.Pollux`.
     """
     module, _, name = where.rpartition(".")
     policy = getattr(import_module(f"{__name__}.{module}"), name)
@@ -43,7 +43,7 @@ REGISTRY: dict[str, tuple[Callable[[Any], Policy], type[BaseModel]]] = {
     "ftf": registered("queues.Ftf"),
     "slurm-backfill": registered("queues.SlurmBackfill"),
 }
-"""Name -> how to build the policy from its settings, and what those are."""
+"""Name -> the policy's class, and the model of its settings."""
 
 STAGES: dict[str, tuple[Callable[[Any], Stage], type[BaseModel]]] = {
     "proportional": registered("synergy.Proportional"),
@@ -52,14 +52,14 @@ STAGES: dict[str, tuple[Callable[[Any], Stage], type[BaseModel]]] = {
     "gandiva-share": registered("colocation.GandivaShare"),
     "antman-share": registered("colocation.AntmanShare"),
 }
-"""Name in `stages` -> how to build the stage from its settings, and what those are."""
+"""Name in `stages` -> the stage's class, and the model of its settings."""
 
 PRESETS: dict[str, dict[str, Any]] = {
     "sia:artifact": ARTIFACT,
     "synergy-tune:paper": PAPER,
     "synergy-tune:reference": REFERENCE,
 }
-"""Names for a policy or a stage with settings of its own: `NAME:PRESET`."""
+"""`NAME:PRESET` -> settings of the policy or stage `NAME` that differ from its defaults."""
 
 Built = TypeVar("Built")
 
@@ -79,14 +79,14 @@ def _names(registry: Mapping[str, object]) -> list[str]:
 
 
 def make_policy(choice: PolicyChoice | str, settings: Mapping[str, Any] | None = None) -> tuple[Policy, PolicyChoice]:
-    """The policy that was chosen, and the same choice with all settings of its parts.
+    """Build the chosen policy. Also returns the choice with all settings of its parts, defaults included.
 
     Args:
         choice: the choice, or the name of one policy without stages.
-        settings: that one policy's settings; None: its defaults.
+        settings: settings of that one policy; None: its defaults.
 
     Raises:
-        ConfigError: a wrong name or setting.
+        ConfigError: a name is unknown, or a setting is invalid.
     """
     if isinstance(choice, str):
         choice = PolicyChoice(name=choice, settings={choice: dict(settings or {})})
@@ -114,19 +114,19 @@ def make_policy(choice: PolicyChoice | str, settings: Mapping[str, Any] | None =
 
 
 def sharing_parts(choice: PolicyChoice | str) -> list[str]:
-    """Policies and stages of a choice that let jobs share GPUs, and so need a cluster with agents."""
+    """Policies and stages of a choice that let jobs share GPUs. They need a cluster with agents."""
     parts = (choice,) if isinstance(choice, str) else choice.parts
     registered: dict[str, tuple[Any, type[BaseModel]]] = {**REGISTRY, **STAGES}
     return [part for part in parts if getattr(registered[part.partition(":")[0]][0], "shares", False)]
 
 
 def settings_model(name: str) -> type[BaseModel]:
-    """The settings of a policy or a stage. Raises ConfigError if there is none of that name."""
+    """The model of the settings of a policy or a stage. Raises ConfigError if the name is unknown."""
     base = name.partition(":")[0]
     found = REGISTRY.get(base) or STAGES.get(base)
     if found is None or (base != name and name not in PRESETS):
         names = ", ".join([*policy_names(), *stage_names()])
-        raise ConfigError(f"there is no policy or stage {name!r}; there are {names}")
+        raise ConfigError(f"unknown policy or stage {name!r}; the policies and stages are {names}")
     return found[1]
 
 

@@ -1,4 +1,4 @@
-"""AntMan: guaranteed jobs have the GPUs that they need to themselves; opportunistic jobs use what is left.
+"""AntMan: guaranteed jobs get GPUs of their own; opportunistic jobs use what guaranteed jobs leave.
 
 After *AntMan: Dynamic scaling on GPU clusters for deep learning* (Xiao et al., OSDI '20). Each round performs these
 steps:
@@ -58,7 +58,7 @@ class AntmanSettings(AntmanShareSettings):
 
 
 class Antman:
-    """Guaranteed jobs first; opportunistic jobs use what is left, and may join others on their GPUs."""
+    """Guaranteed jobs first. Opportunistic jobs use what is left, and may join other jobs on their GPUs."""
 
     name = "antman"
     shares = True
@@ -90,7 +90,7 @@ class _Round:
         groups = snapshot.sharing.groups if snapshot.sharing is not None else ()
         self._joining = {job for group in groups for job in joining_jobs(group)}
         self._in_transit: dict[JobId, Placement] = {}
-        """Where joining jobs in transit go. They share GPUs there, unless those are free now."""
+        """Where joining jobs in transit go. They share GPUs there, unless those GPUs are free now."""
 
     def plan(self) -> Plan:
         pinned = common.pinned(self._snapshot)
@@ -121,7 +121,7 @@ class _Round:
         return None if job.id in self._joining else job.running_on
 
     def _serve(self, guaranteed: list[Job], untouched: FreeGpus) -> None:
-        """Give GPUs to waiting guaranteed jobs, in order. The jobs behind the first that finds none wait."""
+        """Give GPUs to waiting guaranteed jobs, in order. Once a job finds no GPUs, all jobs after it wait."""
         first_without: Job | None = None
         for job in guaranteed:
             if job.id in self._allocated or not self._asks(job):
@@ -138,7 +138,7 @@ class _Round:
                 where = untouched.find_nodes(job, request) or self._free.find(job, request)
                 if where is None:
                     first_without = job
-                    self._wait(job, f"waits for {next(iter(request)).gpus} GPUs without a guaranteed job")
+                    self._wait(job, f"waits for {next(iter(request)).gpus} GPUs that no guaranteed job uses")
                 else:
                     self._start(job, where, "guaranteed")
                     untouched.take_nodes(where)
@@ -156,7 +156,7 @@ class _Round:
             if where is None or not self._may_move(job, where):
                 self._wait(job, "no GPUs are left for it now")
             else:
-                self._start(job, where, "on GPUs that no guaranteed job wants")
+                self._start(job, where, "on GPUs that no guaranteed job needs")
 
     def _asks(self, job: Job) -> bool:
         """Whether the cluster has anything that the job can use."""
@@ -174,7 +174,7 @@ class _Round:
         return self._quota.refuses(job, gpus, "") is None
 
     def _may_move(self, job: Job, where: Placement) -> bool:
-        """Whether a joining job may get GPUs of its own: always if it need not move, never while it is in transit."""
+        """Whether a joining job may get GPUs of its own: always if it need not move for them, never while in transit."""
         if job.id not in self._joining:
             return True
         if common.in_flight(job):

@@ -1,10 +1,11 @@
-"""A policy that keeps to budgets of GPU-hours; every policy is wrapped in this.
+"""Budgets of GPU-hours. `make_policy` wraps every policy in `WithBudgets`, which applies these rules:
 
-1. Over its *soft* limit an account's jobs count less: their weight is multiplied by the budget's `soft_weight`. (Queues have no
-   weights: there nothing changes.)
-2. Over its *hard* limit nothing of the account starts, and together its running jobs get no more GPUs than they hold.
-3. When the grace after that is over, and the site wants it, its running jobs are to leave: they save and wait, like any job that
-   has to make room. Jobs that may not be stopped, and jobs in the cloud, are left alone.
+1. While an account is over its *soft* limit, the weight of its jobs is multiplied by the budget's `soft_weight`. Policies
+   without weights, such as the queues, ignore this.
+2. While an account is over its *hard* limit, none of its jobs starts, and its running jobs together get no more GPUs than
+   they hold.
+3. Once the grace period after that is over, and if the site has chosen so, the account's running jobs leave their GPUs: each
+   saves a checkpoint and waits. Jobs that may not be stopped, and jobs in the cloud, keep running.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from penstock_scheduler.policies.wrapper import Wrapper
 
 
 class WithBudgets(Wrapper):
-    """See the module. `policy` decides about the jobs that may have something."""
+    """Applies the rules of this module. `policy` decides about the jobs that may get GPUs."""
 
     def decide(self, snapshot: Snapshot) -> Plan:
-        """The plan for what the budgets leave."""
+        """The policy's plan for the jobs that the budgets allow."""
         if not snapshot.budgets:
             return self._policy.decide(snapshot)
         away = {run.job for run in snapshot.cloud.runs} if snapshot.cloud else set()
@@ -41,7 +42,7 @@ class WithBudgets(Wrapper):
 
 
 def _bars(budget: GpuBudget, job: Job) -> bool:
-    """Whether the job gets nothing because of this budget."""
+    """Whether the job gets no GPUs because of this budget."""
     if not budget.over_hard or not budget.covers(job.account):
         return False
     return job.phase is Phase.QUEUED or (budget.stops and job.phase is Phase.RUNNING and job.movable)
@@ -59,7 +60,7 @@ def _weighed(job: Job, budgets: tuple[GpuBudget, ...]) -> Job:
 
 
 def _no_more(snapshot: Snapshot, jobs: Sequence[Job]) -> list[GpuLimit]:
-    """For each account over a hard limit, what its jobs on site hold now."""
+    """For each account over a hard limit, a limit of the GPUs that its jobs on site hold now."""
     over = {job.account for job in jobs if any(b.over_hard and b.covers(job.account) for b in snapshot.budgets)}
     held = dict.fromkeys(sorted(over), 0)
     for job in jobs:

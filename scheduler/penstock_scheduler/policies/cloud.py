@@ -1,12 +1,14 @@
-"""A policy with the cloud beside it: who is away is left out, who has waited enough may leave, who should comes back.
+"""The cloud beside a policy: which jobs leave for the cloud, and which jobs come back.
 
-Every policy is wrapped in this; without a cloud in the snapshot it only passes the call on. The rules are those of
-`penstock_scheduler.burst`:
+`make_policy` wraps every policy in `WithCloud`. Without a cloud in the snapshot, the policy decides alone. The rules are
+those of `penstock_scheduler.burst`:
 
-1. A job that runs in the cloud, or is on its way there or back, gets nothing on site: it is never in both places.
-2. The policy decides on the rest. One that solves a program (`sia`) compares the cloud's offers with what it has to give, in
-   that program. Jobs that are still left waiting although their wait is over leave for the cheapest offer.
-3. What is committed in a round never exceeds what is left of any budget; at the cap the reason says so.
+1. A job that runs in the cloud, or is on its way there or back, gets no GPUs on site. A job is never in both places.
+2. The policy decides about all other jobs. A policy that solves a program (`sia`) compares the cloud's offers with the
+   site's GPUs in that program. Under other policies, a job that gets no GPUs leaves for the cheapest offer once its waiting
+   budget is over.
+3. A round never commits more dollars than any budget has left. A job that would exceed a budget waits, and its reason names
+   the budget.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from penstock_scheduler.policies.wrapper import Wrapper
 
 
 class WithCloud(Wrapper):
-    """See the module. `policy` decides what happens on site."""
+    """Applies the rules of this module. `policy` decides what happens on site."""
 
     def decide(self, snapshot: Snapshot) -> Plan:
         """The plan on site and in the cloud."""
@@ -68,7 +70,7 @@ class WithCloud(Wrapper):
             if job_id in account:
                 bursts[job_id] = CloudAssignment(run.offer, run.usd, back.get(job_id) or _stays(run), stays=True)
         for job in snapshot.jobs:
-            if job.id in waiting and job.id not in closed and (said := _said(job, snapshot)):
+            if job.id in waiting and job.id not in closed and (said := _provider_reasons(job, snapshot)):
                 reason = waiting[job.id]
                 waiting[job.id] = dataclasses.replace(reason, text=f"{reason.text}; {said}")
         ordered = {job.id: waiting[job.id] for job in snapshot.jobs if job.id in waiting}
@@ -76,20 +78,20 @@ class WithCloud(Wrapper):
 
 
 def in_cloud(offer: Offer) -> Configuration:
-    """An offer as a configuration, for the record of a round that was cut short."""
+    """An offer as a configuration, to record the solver's choice when a time limit cut the round short."""
     return Configuration(offer.nodes, offer.gpus, f"cloud:{offer.id}")
 
 
 def sent(choice: Choice) -> CloudAssignment:
-    """What a job gets that leaves."""
+    """What a job that leaves for the cloud gets there."""
     text = f"runs in the cloud on {choice.offer} for about ${choice.expected_usd:.2f}, at most ${choice.usd:.2f}"
     return CloudAssignment(choice.offer, choice.usd, Reason(ReasonCode.BURST, text))
 
 
-def _said(job: Job, snapshot: Snapshot) -> str:
-    """What the cloud has said about a job that would leave, for its user; empty: nothing, or it would not leave yet."""
+def _provider_reasons(job: Job, snapshot: Snapshot) -> str:
+    """The provider's reasons why a job that would leave cannot, for its user; empty: none, or the job would not leave yet."""
     cloud = snapshot.cloud
-    assert cloud is not None, "only a cloud says something"
+    assert cloud is not None, "only a cloud gives such reasons"
     if not may_leave(job, cloud) or snapshot.time_s < leaves_s(job, snapshot):
         return ""
     own = cloud.words.get(job.id)
@@ -108,7 +110,7 @@ def _first_affordable(
     account: Mapping[JobId, str],
     snapshot: Snapshot,
 ) -> Choice | None:
-    """The cheapest way that offers and budgets still have room for, beside what leaves in this round already."""
+    """The job's cheapest choice that the offers and budgets still allow, after the jobs that already leave in this round."""
     assert snapshot.cloud is not None, "only a site with a cloud lets jobs leave"
     for option in options:
         gone = sum(other.offer.id == option.offer.id for other in bursts.values())

@@ -1,4 +1,4 @@
-"""What every policy needs from a snapshot: the configurations there are, who may have which, and who must stay."""
+"""What every policy needs from a snapshot: which configurations exist, which jobs may have them, and which jobs stay."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ from penstock_scheduler.model import (
 def configurations(
     nodes: Iterable[Node], sizes: Iterable[int] = (), most: int | None = None
 ) -> tuple[Configuration, ...]:
-    """Sia's configurations: on one node powers of two and the whole node, beyond that whole nodes of one size.
+    """Sia's configurations: powers of two and the whole node on one node; whole nodes of one size on several nodes.
 
-    A number of `sizes` that no node has and no whole nodes add up to takes the same part of the fewest nodes that divide it:
-    10 GPUs on nodes of 8 are 5 and 5. Slurm asks for as many GPUs on each node of a job.
+    A number in `sizes` that is none of these is divided equally among the fewest nodes possible: 10 GPUs on nodes of 8 GPUs
+    are 5 and 5. Slurm gives a job the same number of GPUs on each of its nodes.
 
-    Counts what the nodes have, not what is free, so that a plan may move jobs out of the way; nodes that are not usable
-    do not count. There is no cap of 64 GPUs.
+    GPUs that jobs hold count as well as free ones, so that a plan may move jobs out of the way. Nodes that are not usable do
+    not count. There is no limit of 64 GPUs.
 
     Args:
         nodes: all nodes.
-        sizes: other numbers of GPUs, for jobs that want just so many.
+        sizes: further numbers of GPUs, for jobs that want exactly that many.
         most: GPUs of the largest configuration; None: no limit.
 
     Returns:
-        Ordered by type, GPUs and nodes.
+        The configurations, ordered by type, GPUs and nodes.
     """
     by_size: dict[tuple[str, int], int] = {}
     for node in nodes:
@@ -57,7 +57,7 @@ def configurations(
 def _configurations(
     by_size: tuple[tuple[tuple[str, int], int], ...], sizes: frozenset[int], most: int | None
 ) -> tuple[Configuration, ...]:
-    """As above, of ((GPU type, GPUs of a node), nodes): the same from round to round while the same nodes are usable."""
+    """`configurations` by ((GPU type, GPUs of a node), nodes), cached while the usable nodes stay the same."""
     found: set[Configuration] = set()
     for (gpu_type, size), count in by_size:
         found.update(Configuration(1, 2**power, gpu_type) for power in range(size.bit_length()))
@@ -72,18 +72,18 @@ def _configurations(
 
 
 def is_regular(configuration: Configuration, sizes: Iterable[int]) -> bool:
-    """Whether any job may have it: whole nodes (of one of these sizes), or a power of two of one."""
+    """Whether any job may have it: whole nodes of one of these sizes, or a power of two of GPUs on one node."""
     gpus, nodes = configuration.gpus, configuration.nodes
     return gpus // nodes in sizes or (nodes == 1 and gpus & (gpus - 1) == 0)
 
 
 def allowed(job: Job, configuration: Configuration) -> bool:
-    """Whether the job's own job spec lets it have this configuration."""
+    """Whether the job spec allows this configuration."""
     return job.spec.allows(configuration.gpu_type, configuration.gpus)
 
 
 def on_one_node(job: Job, node: Node, gpus: int) -> Placement:
-    """GPUs of a node that is open to the job, or on which it stands: what it has there or is on its way to, if as many."""
+    """A placement of `gpus` GPUs on a node. If the job holds that many there, or is on its way to them, it keeps these."""
     partition = next((name for name in job.partitions if name in node.partitions), node.partitions[0])
     where = Placement(node.gpu_type, partition, (Share(node.name, gpus),))
     held = job.target if in_flight(job) else job.allocation
@@ -91,15 +91,15 @@ def on_one_node(job: Job, node: Node, gpus: int) -> Placement:
 
 
 def in_flight(job: Job) -> bool:
-    """Whether an earlier round has sent the job somewhere, and it is not there yet."""
+    """Whether the job is on its way to the placement that an earlier round gave it."""
     return job.phase in (Phase.STARTING, Phase.STOPPING)
 
 
 def pinned(snapshot: Snapshot) -> dict[JobId, Placement]:
-    """Jobs that this round leaves where they are, or where they are going.
+    """Placements that this round does not change.
 
-    Jobs that may not be moved once they run, and jobs on their way to what an earlier round gave them, as long as there
-    is still room for them there.
+    They belong to running jobs that may not be moved, and to jobs on their way to a placement of an earlier round that
+    still has room for them.
     """
     pins: dict[JobId, Placement] = {}
     if all(job.phase is Phase.QUEUED for job in snapshot.jobs):
@@ -117,7 +117,7 @@ def pinned(snapshot: Snapshot) -> dict[JobId, Placement]:
 
 
 def pinned_assignment(job: Job, placement: Placement, snapshot: Snapshot) -> Assignment:
-    """What a pinned job gets: what it has, or is about to have."""
+    """The assignment of a pinned job: what it has, or is about to have."""
     if job.phase is Phase.RUNNING:
         why = "it is fixed" if job.spec.adaptivity is Adaptivity.FIXED else "it is not preemptible"
         reason = Reason(ReasonCode.PINNED, f"keeps {placement.configuration}: {why}")
@@ -127,7 +127,7 @@ def pinned_assignment(job: Job, placement: Placement, snapshot: Snapshot) -> Ass
 
 
 def keep(snapshot: Snapshot, free: FreeGpus) -> dict[JobId, Assignment]:
-    """Assignments of all jobs that stay where they are or go on to where they are sent; their GPUs are taken from `free`.
+    """Assignments of all jobs that stay where they are, or are on their way. Takes their GPUs from `free`.
 
     For policies that move no job. A running job stays unless its GPUs are gone.
     """
@@ -145,7 +145,7 @@ def keep(snapshot: Snapshot, free: FreeGpus) -> dict[JobId, Assignment]:
 
 
 def options(snapshot: Snapshot, job: Job, most: int | None = None) -> Request:
-    """Configurations on which a job makes progress -> its goodput there. `most`: GPUs of the largest; None: no limit."""
+    """Configurations on which a job makes progress -> its goodput there. `most`: largest number of GPUs; None: no limit."""
     shapes = configurations(open_nodes(snapshot.nodes, job), most=most)
     rates = {shape: rate(snapshot.facts[job.id].model, shape) for shape in shapes if allowed(job, shape)}
     return {shape: goodput for shape, goodput in rates.items() if goodput > 0 and math.isfinite(goodput)}
@@ -159,7 +159,7 @@ def waits(job: Job, text: str) -> Reason:
 def assign(
     job: Job, placement: Placement, reason: Reason, snapshot: Snapshot, goodput: float | None = None
 ) -> Assignment:
-    """An assignment with the goodput (None: not known yet) and the batch that the job's model expects."""
+    """An assignment with the goodput (None: not yet known) and the batch that the job's model expects."""
     model, shape = snapshot.facts[job.id].model, placement.configuration
     if goodput is None:
         goodput = rate(model, shape)
@@ -169,13 +169,13 @@ def assign(
 
 
 def rate(model: AnyEstimator, configuration: Configuration) -> float:
-    """Goodput of one configuration."""
+    """Goodput on one configuration."""
     nodes, gpus = np.array([configuration.nodes]), np.array([configuration.gpus])
     return float(model.goodput(configuration.gpu_type, nodes, gpus)[0])
 
 
 def given(job: Job, placement: Placement, why: str) -> Reason:
-    """The reason of a job that is given `placement`, with what it had before; `why` ends the sentence."""
+    """The reason of a job that gets `placement`, compared with what it had before; `why` ends the sentence."""
     chosen, held = placement.configuration, job.running_on
     if held is None:
         return Reason(ReasonCode.CHOSEN, f"starts on {chosen}, {why}")
@@ -187,24 +187,24 @@ def given(job: Job, placement: Placement, why: str) -> Reason:
 
 
 def rested(snapshot: Snapshot, job: JobId, interval_s: float) -> bool:
-    """Whether the nodes have not moved, packed or unpacked the job for so long."""
+    """Whether the job has not been moved, packed or unpacked for `interval_s` seconds."""
     use = snapshot.sharing.uses.get(job) if snapshot.sharing is not None else None
     return use is None or use.moved_s is None or snapshot.time_s - use.moved_s >= interval_s
 
 
 Request = dict[Configuration, float]
-"""What a rigid policy may give a job, all of one size, the preferred first -> the goodput there. Empty: nothing will do."""
+"""Configurations that a rigid policy may give a job, all of one size, the preferred first -> goodput. Empty: none exist."""
 
 
 ALIKE = 1000
-"""Kinds of jobs whose requests are kept."""
+"""Number of different (job spec, model) pairs whose requests are cached."""
 
 
 class Requests:
     """The fixed request of each job: the most GPUs that it asks for and that exist, on each type where it makes progress.
 
-    Keeps those of jobs whose job spec and model are the same as in the last round; and of jobs with the very same job spec
-    and model, of which a trace has thousands, so that they are asked about once.
+    Requests are cached: for each job while its job spec and model stay the same, and for all jobs with an equal job spec and
+    model. A trace has thousands of such jobs.
     """
 
     def __init__(self) -> None:
@@ -234,7 +234,7 @@ class Requests:
             id(model),
             job.partitions,
             job.reservation,
-        )  # both are held here, and so stay what they are
+        )  # the cache holds both objects, so their identities stay valid
         if key not in self._alike:
             self._alike[key] = (job, model, self._request(job, model))
         return self._alike[key]
@@ -256,7 +256,7 @@ class Requests:
 
 
 def _frame(node: Node) -> tuple[object, ...]:
-    """What requests depend on: not who uses the node."""
+    """The facts of a node that requests depend on. The jobs that use it are not among them."""
     return node.gpu_type, node.gpus, node.usable, node.partitions, node.reservation
 
 
@@ -265,14 +265,15 @@ def _asks(job: Job) -> tuple[object, ...]:
 
 
 def ran_s(snapshot: Snapshot, job: Job, gpus: int) -> float:
-    """Seconds that the job has run so far, if always on `gpus` GPUs: its GPU-seconds divided by them."""
+    """Seconds that the job would have run so far on `gpus` GPUs: its GPU-seconds divided by `gpus`."""
     return sum(snapshot.facts[job.id].attained_gpu_s.values()) / gpus
 
 
 def remaining_s(snapshot: Snapshot, job: Job, option: Configuration, goodput: float) -> float | None:
-    """Seconds that the job still takes on this configuration, as far as the snapshot tells; None: it does not.
+    """Seconds that the job still needs on this configuration; None: the snapshot does not tell.
 
-    The work that is left at this goodput, and a restart if it does not run there yet; or else what is left of its time limit.
+    The remaining work at this goodput, plus a restart if the job does not run there yet. If the remaining work is unknown,
+    what is left of the time limit.
     """
     work = snapshot.facts[job.id].remaining_work
     if work is not None and goodput > 0:
@@ -284,7 +285,7 @@ def remaining_s(snapshot: Snapshot, job: Job, option: Configuration, goodput: fl
 
 
 def never_fits(job: Job, nodes: Sequence[Node], options: Iterable[Configuration] | None = None) -> Reason:
-    """Why the job can never start. `options`: all that it could have; None: what the nodes have for a job of its size."""
+    """Why the job can never start. `options`: the configurations of the site; None: those for a job of its size."""
     spec = job.spec
     if options is None:
         options = configurations(nodes, {spec.max_gpus})
@@ -314,7 +315,7 @@ def never_fits(job: Job, nodes: Sequence[Node], options: Iterable[Configuration]
 
 
 def smallest_need(job: Job) -> str:
-    """The least that a job needs, in words."""
+    """The fewest GPUs that a job needs, in words."""
     spec = job.spec
     types = " or ".join(spec.gpu_types or ()) or "any"
     if spec.excluded_gpu_types:
@@ -323,7 +324,7 @@ def smallest_need(job: Job) -> str:
 
 
 def capacities(nodes: Sequence[Node], pins: Mapping[JobId, Placement]) -> dict[str, int]:
-    """GPUs of each type that a round can give to jobs that are not pinned."""
+    """GPUs of each type that a round can allocate to jobs that are not pinned."""
     free = FreeGpus(nodes)
     for placement in pins.values():
         free.take_nodes(placement)

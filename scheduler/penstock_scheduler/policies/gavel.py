@@ -1,27 +1,30 @@
-"""Gavel: time on GPU types shared out so that the sum of all jobs' throughput is the largest, for jobs of a fixed size.
+"""Gavel: shares of time on each GPU type that maximise the sum of all jobs' throughputs, for jobs of a fixed size.
 
 After *Heterogeneity-Aware Cluster Scheduling Policies for Deep Learning Workloads* (Narayanan et al., OSDI '20), with its
-objective "maximise total throughput". A job asks for a number of GPUs (the most that its job spec allows and that exist) and runs
-on all of them, or waits. Each round:
+objective "maximise total throughput". A job asks for a number of GPUs (the most that its job spec allows and that exist) and
+runs on all of them, or waits. Each round performs these steps:
 
-1. A linear program gives each job j the share x_jt of the time that it should run on GPU type t:
-   maximise sum_jt w_jt x_jt, with sum_t x_jt <= 1 for each job, and sum_j g_j x_jt <= the GPUs of each type; g_j is what it asks
-   for, and w_jt its throughput. As throughput stands the model's goodput, which for a job of fixed size and batch
-   is the same but for a factor.
-2. Shares become rounds: the priority of (j, t) is x_jt divided by the share that the job has had so far of all time
-   that jobs of this round have had on t. A job that has had little of what it is due comes first.
-3. The pairs of job and type are taken in the order of their priority, as long as there are GPUs. Pairs with x = 0 come last: they
-   fill what would be idle.
+1. **Solve.** A linear program gives each job j the share x_jt of the time for which it should run on GPU type t: maximise
+   sum_jt w_jt x_jt, with sum_t x_jt <= 1 for each job, and sum_j g_j x_jt <= the GPUs of each type. g_j is the number of GPUs
+   that the job asks for, and w_jt is its throughput. The model's goodput takes the place of the throughput: for a job of
+   fixed size and batch, the two differ by a constant factor only.
+2. **Rank.** The priority of (j, t) is x_jt divided by the share that job j has had so far of all time that this round's jobs
+   have had on t. So a job that has received little of its share comes first.
+3. **Allocate.** The pairs of job and type get GPUs in the order of their priority, until no GPUs are left. Pairs with x = 0
+   come last: they only use GPUs that would be idle.
 
-The paper's rounds are 360 s long: set `[daemon] round_s = 360`. Taking turns costs restarts, which Gavel does not weigh.
+The paper's rounds are 360 s long: set `[daemon] round_s = 360`. Each change of the running jobs costs restarts, and Gavel
+does not weigh these.
 
-Departures: time is counted in all that the job has attained, not since the jobs last changed (nor does the port that Sia was
-compared with). The authors' code, and Sia's port of it, sum up steps/s as they are, and so do we: docs/admin/simulator.md
-compares. A job of many short steps then comes first; with `throughput = "normalised"` each job's throughput is relative to
-its slowest type. Jobs that are alike get the same shares, which an interior-point solver does without being asked and a
-simplex does not.
+Departures from the paper:
 
-Axes: A classes of jobs that are alike, E entries (a class on a configuration that it asks for), T GPU types.
+- A job's time counts from its submission, not from the last change of the set of jobs. Sia's port does the same.
+- The authors' code and Sia's port add up steps/s as they are, and so does Penstock (docs/admin/simulator.md has a
+  comparison). A job with many short steps then comes first. With `throughput = "normalised"`, each job's throughput is
+  relative to that on its slowest type.
+- Equal jobs get equal shares. An interior-point solver does this by itself; a simplex solver does not.
+
+Axes: A classes of equal jobs, E entries (a class on a configuration that it asks for), T GPU types.
 """
 
 from __future__ import annotations
@@ -46,7 +49,7 @@ class GavelSettings(BaseModel):
         default="steps", description="Steps/s, as in the authors' code, or relative to the job's slowest type."
     )
     head_start_s: PositiveFloat = Field(
-        default=180.0, description="Time that every job counts as having had on every type; the authors': half a round."
+        default=180.0, description="Time that each job is assumed to have had on each type; in the paper, half a round."
     )
 
 
@@ -63,7 +66,11 @@ class Gavel:
         self._requests = common.Requests()
 
     def decide(self, snapshot: Snapshot) -> Plan:
-        """Who is most behind with what is due. Raises RoundFailed when the linear program has no answer."""
+        """Serve the jobs that are furthest behind their shares first.
+
+        Raises:
+            RoundFailed: the linear program has no solution.
+        """
         pins = common.pinned(snapshot)
         requests = self._requests.of(snapshot)
         free = [job for job in snapshot.jobs if job.id not in pins and requests[job.id]]
@@ -124,9 +131,12 @@ class Gavel:
 def shares_of_time(
     jobs: list[Job], requests: dict[JobId, common.Request], capacity: dict[str, int], unit: str
 ) -> tuple[dict[JobId, dict[Configuration, float]], dict[str, float]]:
-    """The linear program: x for each job and configuration, in [0, 1], and the worth of one more GPU of each type.
+    """Solve the linear program: x for each job and configuration, in [0, 1], and the worth of one more GPU of each type.
 
-    Jobs in order of age. Raises RoundFailed if the solver fails, which it has no reason to.
+    The jobs come in order of age.
+
+    Raises:
+        RoundFailed: the solver fails, which is a defect: x = 0 is always a solution.
     """
     alike: dict[tuple[tuple[Configuration, float], ...], list[Job]] = {}
     for job in jobs:
@@ -153,7 +163,7 @@ def shares_of_time(
         method="highs-ds",
     )
     if solved.status != 0:
-        raise RoundFailed(f"gavel: the linear program has no answer: {solved.message}; the last plan is kept")
+        raise RoundFailed(f"gavel: the linear program has no solution: {solved.message}; the last plan is kept")
     share_E = np.where(solved.x > 1e-9, solved.x, 0.0) / size_A[row_E]
     members_A = list(alike.values())
     shares: dict[JobId, dict[Configuration, float]] = {job.id: {} for job in jobs}

@@ -1,13 +1,15 @@
-"""Partitions with policies of their own: `[policy.partitions.debug]` with `name = "fifo"`.
+"""Partitions with a policy of their own, such as `[policy.partitions.debug]` with `name = "fifo"`.
 
-1. A job belongs to the partition to which it was submitted. A partition with a policy of its own has its nodes to itself; a node
-   in several such partitions belongs to the one that is named first. Jobs of the partition get its nodes and no others.
-2. The parts are decided one after the other: the named partitions in their order, then the rest. What a part allocates counts
-   against the limits of later parts.
-3. What a job holds outside its part, from before, counts there as used by others. To its own policy that node is drained: `sia`,
-   `pollux` and `gavel` move the job if it may be moved, and the queues let it stay until it ends.
+1. **Divide the cluster into parts.** Each partition with a policy of its own is a part; all other partitions are one more
+   part. A job belongs to the part to which it was submitted. A node belongs to one part: if it is in several partitions with
+   a policy, the one that the settings name first. Jobs of a part get the nodes of that part and no others.
+2. **Decide the parts one after the other**: the named partitions in their order, then the rest. GPUs that a part allocates
+   count against the limits of the later parts.
+3. **Account for jobs outside their part**, placed there before the settings changed. Their GPUs count there as used by
+   others. To the job's own policy the node is drained: `sia`, `pollux` and `gavel` move the job if it may be moved, and the
+   queues let it stay until it ends.
 
-Jobs of partitions with their own policy do not leave for the cloud. Jobs that are there already come back as usual.
+Jobs of a partition with a policy of its own do not leave for the cloud. Jobs that are already there come back as usual.
 """
 
 from __future__ import annotations
@@ -23,12 +25,12 @@ from penstock_scheduler.ports import Policy
 
 
 class Partitioned:
-    """See the module.
+    """Decides each part of the cluster by its own policy; see the module.
 
     Args:
         rest: the policy of all partitions that are not in `own`.
-        own: partition -> its policy, in the order in which they are decided.
-        name: a label.
+        own: partition -> its policy, in the order in which the partitions are decided.
+        name: the name that logs and stored rounds show.
     """
 
     def __init__(self, rest: Policy, own: Mapping[str, Policy], name: str) -> None:
@@ -52,7 +54,7 @@ class Partitioned:
         return whole
 
     def remarks(self, snapshot: Snapshot, plan: Plan, job: Job) -> Sequence[str]:
-        """Those of the job's policy."""
+        """The remarks of the job's policy."""
         return remarks(self._own.get(self._part(job.partitions[:1]), self._rest), snapshot, plan, job)
 
     def _part(self, partitions: tuple[str, ...]) -> str:
@@ -86,7 +88,7 @@ class Partitioned:
 
 
 def apart(node: Node, own: Collection[str]) -> Node:
-    """The node as its part sees it: in only the first of its partitions with a policy of its own, if it is in one."""
+    """The node as its part sees it: of its partitions with a policy of their own, it is only in the first one."""
     first = next((name for name in own if name in node.partitions), None)
     return node if first is None else dataclasses.replace(node, partitions=(first,))
 

@@ -1,27 +1,38 @@
 """Pollux: a genetic search for the GPUs of all jobs at once, by goodput, for elastic jobs.
 
-After *Pollux: Co-adaptive Cluster Scheduling for Goodput-Optimized Deep Learning* (Qiao et al., OSDI '21). Each round:
+After *Pollux: Co-adaptive Cluster Scheduling for Goodput-Optimized Deep Learning* (Qiao et al., OSDI '21). Each round performs
+these steps:
 
-1. The speed-up of a job on a configuration is its goodput there, over that on the least that it can have: on one GPU, as in the
-   paper, and where there are several types on its slowest. A job that waits has speed-up 0.
-2. What a running job does not hold yet counts times its restart factor (T - R d) / (T + d), for its age T, its restarts R and
-   the cost d of one more. (The authors' code counts a first start as a restart, too, so that a new job is not worth starting.)
-3. The fitness of an allocation is the power mean of all speed-ups with exponent p: with p = -1, the harmonic mean, those who
-   have least count most. `FLOOR` is added to each, so that one who waits is bad and not infinitely bad.
-4. A population of allocations, beginning with what jobs hold, goes through generations: two parents are picked by tournament
-   and crossed at one point in the list of jobs; jobs of the child return to what they hold, lose their GPUs, or are given
-   something at random; and a child that gives out more than there is is repaired. The fittest, each only once, go on.
+1. **Compare configurations by speed-up.** A job's speed-up on a configuration is its goodput there, relative to that on the
+   smallest configuration that it can have: one GPU, as in the paper, and of the slowest type where there are several. A job
+   that waits has speed-up 0.
+2. **Count the restart.** For a running job, the speed-up on each configuration other than its own is multiplied by the
+   restart factor (T - R d) / (T + d), where T is the job's age, R its number of restarts, and d the cost of one more.
+   (The authors' code counts the first start as a restart, too, so that a new job is not worth starting.)
+3. **Define the fitness** of an allocation as the power mean of all speed-ups with exponent p. With p = -1, the harmonic mean,
+   the jobs that have least count most. Each speed-up is increased by `FLOOR`, so that a waiting job does not make the
+   allocation infinitely bad.
+4. **Search.** The first population contains what the jobs hold now and random allocations. Each generation picks pairs of
+   parents by tournament and crosses them at one point in the list of jobs. In a child, jobs may return to what they hold,
+   lose their GPUs, or get a random configuration. A child that allocates more GPUs than exist is repaired. The fittest
+   allocations, without duplicates, form the next population.
+5. **Place** (`settling`). The fittest allocation gives each job a configuration; `penstock_scheduler.placement` finds the
+   nodes.
 
-One GPU type at a time: an allocation gives each job one of Sia's configurations (nodes, GPUs, type), and
-`penstock_scheduler.placement` finds the nodes. In the paper it says how many GPUs of which node. Here gangs take whole nodes or
-part of one, which does what the paper's "at most one distributed job per node" is for; so nodes of a type differ by name only,
-and names are not worth searching through. The authors' second objective, which steers the size of a cloud cluster, is
-left out. A job of which nobody knows the scaling at most doubles, as in the paper.
+Departures from the paper:
 
-The search draws from a generator seeded with the round's number (and `seed`): the same snapshot gives the same plan. It proves
-nothing: on large clusters the plan may be far from the best.
+- An allocation gives each job one of Sia's configurations (nodes, GPUs, type), all of one GPU type. In the paper, an
+  allocation says how many GPUs the job gets on which node. Here a job on several nodes takes whole nodes, which has the
+  effect of the paper's rule "at most one distributed job per node". Nodes of a type then differ by name only, so a search
+  over nodes would gain nothing.
+- The authors' second objective, which sets the size of a cloud cluster, is left out.
 
-Axes: P allocations, J jobs, C configurations and as the last one none, T GPU types, G numbers of GPUs.
+As in the paper, a job whose scaling is unknown at most doubles its number of GPUs.
+
+The random numbers are seeded with `seed` and the number of the round, so the same snapshot gives the same plan. The search
+gives no bound: on large clusters the plan may be far from the best.
+
+Axes: P allocations, J jobs, C configurations with "none" as the last one, T GPU types, G numbers of GPUs.
 """
 
 from __future__ import annotations
@@ -52,10 +63,10 @@ FLOOR = 1e-3
 """Added to every speed-up, as in the authors' code."""
 
 RETURN, LEAVE = 0.1, 0.01
-"""Chances that a job of a child returns to what it holds, or loses its GPUs; the authors': 0.1, and 0.1 of 0.1."""
+"""Probabilities that a job in a child returns to what it holds, or loses its GPUs. The authors use 0.1, and 0.1 of 0.1."""
 
 GROWTH = 2
-"""Times its largest number of GPUs so far that a job may get while nobody knows how it scales."""
+"""A job whose scaling is unknown may get this many times its largest number of GPUs so far."""
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
@@ -67,9 +78,9 @@ class PolluxSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     fairness_p: float = Field(default=-1.0, description="Exponent of the power mean; 0: the geometric mean.")
-    population: int = Field(default=100, ge=2, description="Allocations that are kept.")
-    generations: PositiveInt = Field(default=100, description="Times that a new population is bred.")
-    seed: NonNegativeInt = Field(default=0, description="Of the random numbers, with the round's own.")
+    population: int = Field(default=100, ge=2, description="Number of allocations in a population.")
+    generations: PositiveInt = Field(default=100, description="Number of generations in a round.")
+    seed: NonNegativeInt = Field(default=0, description="Seed of the random numbers, with the round's number.")
 
 
 class Pollux:
@@ -85,7 +96,7 @@ class Pollux:
         self._goodput = GoodputMatrix()
 
     def decide(self, snapshot: Snapshot) -> Plan:
-        """The best allocation that the search comes upon."""
+        """The best allocation that the search finds."""
         pins = common.pinned(snapshot)
         free = [job for job in snapshot.jobs if job.id not in pins]
         jobs = sorted(free, key=lambda job: (job.submit_s, job.id))
@@ -154,7 +165,7 @@ class Pollux:
         return speedup_JC
 
     def _scores(self, snapshot: Snapshot, jobs: list[Job], speedup_JC: FloatArray, held_J: IntArray) -> FloatArray:
-        """What each entry adds to the fitness, J x C and none; -inf where it cannot be. The more the better."""
+        """What each entry adds to the fitness, J x (C + 1); -inf where the job cannot have it. Higher is better."""
         p = self._settings.fairness_p
         factor_J = np.array(
             [
@@ -211,11 +222,20 @@ def search(
     population: int,
     generations: int,
 ) -> IntArray:
-    """The fittest choice of a configuration for each job that fits the capacity of each type and that is come upon.
+    """Search for the fittest choice of a configuration for each job within the capacity of each type.
 
     Args:
-        score_JC: what a choice adds to the fitness; -inf: not to be chosen. The last column is none, which takes no GPU.
-        held_J: what the jobs hold now, the last column for none.
+        score_JC: what a choice adds to the fitness; -inf: the job cannot have it. The last column is "none".
+        gpus_C: GPUs of each configuration; 0 for "none".
+        type_C: index of each configuration's GPU type.
+        capacity_T: GPUs of each type.
+        held_J: column of the configuration that each job holds now; the last column: none.
+        rng: the source of the random numbers.
+        population: number of allocations in a population.
+        generations: number of generations.
+
+    Returns:
+        The column that each job gets, J.
     """
     jobs, none = len(score_JC), score_JC.shape[1] - 1
     held_J = np.where(np.isfinite(score_JC[np.arange(jobs), held_J]), held_J, none)
@@ -228,7 +248,7 @@ def search(
     row_J = np.arange(jobs)
 
     def repaired(choice_PJ: IntArray) -> IntArray:
-        """In an order of its own for each allocation, jobs that find too few GPUs left get the best that there are enough for."""
+        """Serve the jobs in a random order. A job that finds too few GPUs left gets the best entry that still fits."""
         left_PT = np.tile(capacity_T, (len(choice_PJ), 1))
         row_P = np.arange(len(choice_PJ))
         for job_P in np.argsort(rng.random(choice_PJ.shape), axis=1).T:
@@ -272,7 +292,7 @@ def search(
 
 
 def _smaller(score_JC: FloatArray, gpus_C: IntArray, type_C: IntArray, types: int) -> IntArray:
-    """The best configuration of each type with at most so many GPUs, J x T x G; none if there is no such."""
+    """Each job's best configuration of each type with at most g GPUs, J x T x G; "none" if it has no such configuration."""
     none = score_JC.shape[1] - 1
     best_JTG = np.full((len(score_JC), types, int(gpus_C.max()) + 1), none)
     for c in np.argsort(gpus_C[:-1], kind="stable").tolist():
@@ -283,7 +303,7 @@ def _smaller(score_JC: FloatArray, gpus_C: IntArray, type_C: IntArray, types: in
 
 
 def _options(snapshot: Snapshot, jobs: list[Job]) -> list[Configuration]:
-    """Sia's configurations, sizes that some job wants and no other, and what running jobs hold."""
+    """Sia's configurations, the sizes that only some rigid job asks for, and the configurations that running jobs hold."""
     exact = {job.spec.min_gpus for job in jobs if job.spec.min_gpus == job.spec.max_gpus}
     most = max((job.spec.max_gpus for job in jobs), default=1)
     shared = common.configurations(snapshot.nodes, exact, most)

@@ -1,25 +1,27 @@
-"""Queues: each job gets exactly what it asks for, in some order. They are the yardsticks, and what sites have today.
+"""Queues: each job gets exactly what it asks for, in some order. They are baselines for comparison, and what sites use today.
 
-1. Sort the jobs by the policy's order.
-2. Give each waiting job its *request*, on its first GPU type with room: the most GPUs that it asks for and that exist.
-3. The first job that finds no room makes all jobs behind it wait, unless backfill lets them start.
+1. **Sort** the jobs by the policy's order.
+2. **Start** each waiting job on its *request*: the most GPUs that it asks for and that exist, of its first GPU type that has
+   enough free GPUs.
+3. **Stop at the first job that does not fit.** All jobs behind it wait, unless backfill lets them start.
 
 The orders:
 
 - `fifo`: by submission.
 - `srtf`: shortest remaining time first, by model and remaining work, or else by the time limit. Unknown times come last.
 - `las`: least attained service first, in GPU-seconds, after Tiresias (Gu et al., NSDI '19). It needs no durations.
-- `ftf`: finish-time fairness, after Themis (Mahajan et al., NSDI '20): the largest `rho` first. The share of a job is one part
-  of as many as there are jobs now (Themis: on average). A job that asks for more is slowed down in proportion.
+- `ftf`: finish-time fairness, after Themis (Mahajan et al., NSDI '20): the largest `rho` first. A job's fair share is the
+  cluster divided by the number of jobs now (in Themis: by their average number). A job that asks for more than its share
+  would be slowed down in proportion.
 - `slurm-backfill`: Slurm's scheduler with its backfill plugin, for comparison; see `SlurmBackfill`.
 
-`srtf`, `las` and `ftf` preempt: in each round, a job that finds no room takes it from the jobs furthest behind it, if they may be
-moved. A job is stopped only if another job gets its GPUs. The orders do not weigh the restart (`restart_cost_s`), so `las` and
-`ftf` compare in steps (`step_gpu_s`, `step_rho`).
+`srtf`, `las` and `ftf` preempt: in each round, a job that does not fit takes GPUs from the jobs furthest behind it that may be
+moved. A job is stopped only if another job gets its GPUs. The orders do not weigh the cost of a restart (`restart_cost_s`).
+So `las` and `ftf` compare jobs in steps (`step_gpu_s`, `step_rho`), and small differences stop no job.
 
-*EASY backfill* (Lifka, JSSPP '95) reserves GPUs for the first job without room, at the earliest time at which enough of them will
-be free. Other jobs may start if they leave those GPUs free then. A job of unknown length takes no GPU that is reserved for
-later. If that time is unknown, no job passes the first one.
+*EASY backfill* (Lifka, JSSPP '95) reserves GPUs for the first job that does not fit, at the earliest time at which enough GPUs
+will be free. Jobs behind it may start if those GPUs are still free at that time. A job of unknown length takes no GPU that is
+reserved for later. If the time is unknown, no job passes the first one.
 """
 
 from __future__ import annotations
@@ -47,10 +49,10 @@ from penstock_scheduler.model import (
 from penstock_scheduler.policies import common
 
 SOONEST_END_S = 60.0
-"""A job that has outlived its estimate counts as ending this much later, as with Slurm's default `bf_resolution`."""
+"""A job that has run longer than estimated is expected to end in this many seconds, Slurm's default `bf_resolution`."""
 
 SLURM_UNLIMITED_S = 365 * 86_400.0
-"""The time limit with which Slurm's backfill plugin plans for jobs that have none."""
+"""Time limit that Slurm's backfill plugin assumes for a job that has none, seconds."""
 
 
 class QueueSettings(BaseModel):
@@ -67,13 +69,15 @@ class QueueSettings(BaseModel):
 class LasSettings(QueueSettings):
     """Section `[policy.las]`."""
 
-    step_gpu_s: NonNegativeFloat = Field(default=3600.0, description="GPU-seconds that count as one; 0: exact.")
+    step_gpu_s: NonNegativeFloat = Field(
+        default=3600.0, description="Step in which GPU-seconds are compared; 0: exactly."
+    )
 
 
 class FtfSettings(QueueSettings):
     """Section `[policy.ftf]`."""
 
-    step_rho: NonNegativeFloat = Field(default=0.1, description="Differences of rho that do not count; 0: exact.")
+    step_rho: NonNegativeFloat = Field(default=0.1, description="Step in which rho is compared; 0: exactly.")
 
 
 class SlurmBackfillSettings(BaseModel):
@@ -82,20 +86,21 @@ class SlurmBackfillSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     fit: Fit = Field(default="best", description="Node for part of a node: the first with room, or the fullest.")
-    max_jobs: PositiveInt = Field(default=500, description="Waiting jobs that GPUs are reserved for: bf_max_job_test.")
-    window_s: PositiveFloat = Field(default=86_400.0, description="How far ahead is planned: bf_window.")
+    max_jobs: PositiveInt = Field(default=500, description="Most waiting jobs with reserved GPUs: bf_max_job_test.")
+    window_s: PositiveFloat = Field(default=86_400.0, description="How far ahead to plan, seconds: bf_window.")
     default_time_limit_s: PositiveFloat | None = Field(
-        default=None, description="Of jobs without one: the partition's DefaultTime; null: a year, as Slurm plans with."
+        default=None,
+        description="Time limit of jobs that have none: the partition's DefaultTime. null: a year, as in Slurm.",
     )
 
 
 class _Queue(ABC):
-    """What all queues share; see the module. It keeps only requests, assignments and nodes that have not changed."""
+    """What all queues share; see the module. From one round to the next, a queue only caches what has not changed."""
 
     name = ""
     preempts = False
     reservations = 1
-    """How many jobs without room have GPUs reserved for later, with backfill."""
+    """With backfill: the most jobs for which GPUs are reserved."""
     window_s = math.inf
 
     def __init__(self, fit: Fit, *, backfill: bool) -> None:
@@ -113,10 +118,10 @@ class _Queue(ABC):
 
     @abstractmethod
     def rank(self, snapshot: Snapshot, job: Job, request: common.Request) -> float:
-        """The key of the order; the smallest comes first."""
+        """The sort key of a job; the smallest comes first."""
 
     def seconds(self, snapshot: Snapshot, job: Job, option: Configuration, goodput: float) -> float:
-        """How long the job will hold this configuration from now on; `inf`: unknown."""
+        """Seconds for which the job will hold this configuration from now on; `inf`: unknown."""
         left_s = common.remaining_s(snapshot, job, option, goodput)
         return math.inf if left_s is None else max(left_s, SOONEST_END_S)
 
@@ -129,8 +134,8 @@ class Fifo(_Queue):
     def __init__(self, settings: QueueSettings) -> None:
         super().__init__(settings.fit, backfill=settings.backfill == "easy")
         self.front_only = settings.backfill == "none"
-        """Whether only the free GPUs and the first jobs by (submission, id) matter, up to one that finds no room. Running jobs
-        stay, and jobs behind that one wait, so a snapshot may leave out the others."""
+        """Whether only the free GPUs and the front of the queue, by (submission, id), matter. Running jobs stay, and all
+        jobs behind the first one that does not fit wait, so a snapshot may leave both out."""
 
     def rank(self, snapshot: Snapshot, job: Job, request: common.Request) -> float:
         """The same for all jobs, so age decides."""
@@ -147,7 +152,7 @@ class Srtf(_Queue):
         super().__init__(settings.fit, backfill=settings.backfill == "easy")
 
     def rank(self, snapshot: Snapshot, job: Job, request: common.Request) -> float:
-        """Remaining seconds where the job runs, or else on its preferred configuration."""
+        """Remaining seconds where the job runs, or, if it does not run, on its preferred configuration."""
         left_s = common.remaining_s(snapshot, job, *_where(job, request))
         return math.inf if left_s is None else left_s
 
@@ -183,9 +188,9 @@ class Ftf(_Queue):
 
 
 def rho(snapshot: Snapshot, job: Job, option: Configuration, goodput: float) -> float:
-    """Themis's finish-time fairness: time from submission to end here, over that alone on its share of the cluster, > 0.
+    """Finish-time fairness of Themis: time from submission to end here, relative to that alone on its fair share, > 0.
 
-    A job of unknown remaining time counts as needing as long again as it has run. `inf` if it has not run.
+    If the remaining time is unknown, the job is expected to run for as long again as it has run. `inf` if it has not run.
     """
     ran_s = common.ran_s(snapshot, job, option.gpus)
     left_s = common.remaining_s(snapshot, job, option, goodput)
@@ -197,12 +202,13 @@ def rho(snapshot: Snapshot, job: Job, option: Configuration, goodput: float) -> 
 
 
 class SlurmBackfill(_Queue):
-    """FIFO with backfill and fixed requests, as Slurm does it with its defaults.
+    """FIFO with conservative backfill and fixed requests, as Slurm schedules with its defaults.
 
-    Priority is age. Every waiting job, up to `max_jobs`, has GPUs reserved at the earliest time at which the running jobs and the
-    jobs before it leave it room by their time limits, and starts if that is now (conservative backfill; EASY reserves for
-    one job). A job that would start after `window_s` reserves nothing. So, as in Slurm, a large job among jobs without time
-    limits can wait for long. Slurm's other weights, its nice values and its preemption are not modelled.
+    The oldest job has the highest priority. For each of the first `max_jobs` waiting jobs, GPUs are reserved at the earliest
+    time at which, by the time limits, the running jobs and the jobs before it leave enough free. A job for which that time is
+    now starts. (EASY backfill reserves GPUs for one job only.) No GPUs are reserved for a job that would start after
+    `window_s`. So, as in Slurm, a large job can wait for long among jobs without time limits. Slurm's other priority
+    factors, its nice values and its preemption are not modelled.
     """
 
     name = "slurm-backfill"
@@ -253,7 +259,7 @@ class _Round:
                 self._take(job, held)
 
     def plan(self, kept: dict[JobId, tuple[AnyEstimator, Assignment]]) -> Plan:
-        """Serve the queue. `kept`: assignments of the last round, which are used again if they are the same."""
+        """Serve the queue. `kept`: assignments of the last round, which are used again where nothing changed."""
         ranked = [
             (
                 self._queue.rank(self._snapshot, job, self._requests[job.id]),
@@ -286,7 +292,7 @@ class _Round:
         return Plan(self._snapshot.round, self._assignments(kept), self._waiting)
 
     def _make_room(self, job: Job, request: common.Request, behind: list[Job]) -> bool:
-        """Start a job on GPUs of running jobs, the last in the order first. False, with nothing changed, if they are too few."""
+        """Start a job on GPUs of running jobs, beginning with the last in the order. False if they are too few."""
         trial, leaving = self._free.copy(), []
         types = {option.gpu_type for option in request}
         for other in reversed(behind):
@@ -308,7 +314,7 @@ class _Round:
         return False
 
     def _reserve(self, job: Job, request: common.Request) -> None:
-        """Let the job wait, and with backfill reserve GPUs for it at the earliest known time."""
+        """Let the job wait. With backfill, reserve GPUs for it at the earliest known time."""
         text = f"waits for {next(iter(request)).gpus} free GPUs"
         if not self._backfill:
             return self._wait(job, text)
@@ -319,7 +325,7 @@ class _Round:
         slot = self._timeline.earliest(job, list(request), lambda option: self._lasts(job, option))
         if slot is None:
             self._reserved = -1
-            return self._wait(job, f"{text}, and it is not known when they will be free")
+            return self._wait(job, f"{text}; it is unknown when they will be free")
         begin_s, until_s, where = slot
         if begin_s > now_s + self._queue.window_s:
             return self._wait(job, text, begin_s)
@@ -328,9 +334,9 @@ class _Round:
         return self._wait(job, f"{text}: {where.configuration} is reserved for it", begin_s)
 
     def _pass(self, job: Job, request: common.Request, first: Job) -> None:
-        """Start a job before an earlier one, if the reservations allow that."""
+        """Start a job before an earlier one, if that delays no job with reserved GPUs."""
         if self._timeline is None or self._reserved < 0:
-            return self._wait(job, f"job {first.id} is before it, and when that job can start is not known")
+            return self._wait(job, f"job {first.id} is before it, and it is unknown when that job can start")
         slot = self._timeline.earliest(job, list(request), lambda option: self._lasts(job, option), now=True)
         if slot is not None:
             begin_s, until_s, where = slot
@@ -389,7 +395,7 @@ class _Round:
 
 
 def _where(job: Job, request: common.Request) -> tuple[Configuration, float]:
-    """Where a job runs, if that is its request, or else its preferred configuration; and its goodput there."""
+    """The configuration on which a job runs, if its request has it, or else the preferred one; and the goodput there."""
     held = job.running_on
     if held is not None and held.configuration in request:
         return held.configuration, request[held.configuration]

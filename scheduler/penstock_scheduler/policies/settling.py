@@ -20,8 +20,8 @@ def settle(
     Args:
         snapshot: the round's.
         pins: placements of the jobs that must stay.
-        chosen: job -> configuration. In this order, the limits allow a job its configuration or it gets no nodes for it.
-        instead: further configurations. A job without nodes gets the first of its own for which there are free GPUs.
+        chosen: job -> configuration. Jobs are served in this order; a job that a limit refuses gets no nodes.
+        instead: further configurations. A job without nodes gets the first one of its own for which GPUs are free.
 
     Returns:
         Placements of jobs that are not pinned.

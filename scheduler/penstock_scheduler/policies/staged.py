@@ -17,13 +17,13 @@ from penstock_scheduler.ports import Policy, Stage
 
 
 class Staged:
-    """The policy; see the module.
+    """A policy and its stages; see the module.
 
     Args:
         policy: the policy that decides.
-        stages: refine its plan, one after the other.
-        name: a label.
-        own: partitions with a policy of their own. Stages put no job on nodes of another part.
+        stages: the stages that refine its plan, in this order.
+        name: the name that logs and stored rounds show.
+        own: partitions with a policy of their own. A stage moves no job to nodes of another part.
     """
 
     def __init__(self, policy: Policy, stages: Sequence[Stage], name: str, own: Sequence[str] = ()) -> None:
@@ -42,5 +42,5 @@ class Staged:
         return plan
 
     def remarks(self, snapshot: Snapshot, plan: Plan, job: Job) -> Sequence[str]:
-        """The policy's."""
+        """The policy's remarks."""
         return remarks(self._policy, snapshot, plan, job)

@@ -1,30 +1,34 @@
 """Synergy: CPU and memory by sensitivity, for GPUs that another policy has allocated.
 
-After *Looking Beyond GPUs for DNN Scheduling on Multi-Tenant Clusters* (Mohan et al., OSDI '22). Nearly every cluster gives CPU
-and memory in proportion to GPUs. Language models leave most of theirs idle, image models starve. Three *stages*, each behind
-any policy, as in `[policy] stages = ["synergy-tune"]`:
+After *Looking Beyond GPUs for DNN Scheduling on Multi-Tenant Clusters* (Mohan et al., OSDI '22). Nearly every cluster allocates
+CPUs and memory in proportion to GPUs. Language models then leave most of their CPUs idle, while image models have too few. There
+are three *stages*. Each can follow any policy, as in `[policy] stages = ["synergy-tune"]`:
 
-- `proportional`: each job gets its GPUs' part of its node.
-- `synergy-tune`: each job asks for its *demand*, the least with which it is as fast as it gets. Those who ask for most are placed
-  first (GPUs, then CPUs, then memory), each on the node where it fits with the least to spare. One that fits nowhere falls back
-  to the proportional share. If that does not fit either, then somebody on a node with enough free GPUs holds more than
-  the proportional share: those that hold most CPUs for each GPU are put back to it, until there is room. So whoever gets
-  GPUs gets at least the speed of the proportional share.
-- `synergy-opt`: for the jobs of each node, the shares that add up to the most speed, by an integer program; the yardstick of
-  the paper, which pools the nodes of a class, is `penstock_scheduler.solver.shares`.
+- `proportional`: each job gets the *proportional share*, its GPUs' part of its node.
+- `synergy-tune`:
 
-A job on several nodes has these nodes whole, so there is nothing to tune: it gets all that is there. A job without a profile
-for its number of GPUs gets the proportional share.
+  1. Each job asks for its *demand*: the least CPU and memory with which it reaches its full speed.
+  2. The jobs are placed in the order of what they ask for (GPUs, then CPUs, then memory), the largest first. Each job goes to
+     the node on which it fits with the least to spare.
+  3. A job whose demand fits nowhere asks for the proportional share instead.
+  4. If that does not fit either, some jobs hold more than the proportional share. On a node with enough free GPUs, the jobs
+     with the most CPUs per GPU return to the proportional share, until the new job fits.
 
-What Slurm cannot do shapes the rest: the share of a running job cannot change. So one that stays on its GPUs keeps its share,
-unless somebody else has to have it, or what is spare makes it so much faster that a restart pays (Sia's restart factor). A job
-that may not be restarted gets no more than the proportional share, so that nobody ever waits for what it holds. Jobs that
-start, or move anyway, may be put on other nodes of the same kind than the policy chose (`placement`): GPUs alone do not
-tell where the CPUs are.
+  So each job that gets GPUs is at least as fast as with the proportional share.
+- `synergy-opt`: for the jobs of each node, an integer program finds the shares with the largest sum of speeds. The paper
+  compares with an optimum that pools all nodes of a class; that one is `penstock_scheduler.solver.shares`.
 
-Beyond the paper, CPUs that are left on a node go to jobs there that did not get their demand (`spare`); the preset
-`synergy-tune:paper` leaves them idle. `synergy-tune:reference` is what the authors' published runs did: the first node in the
-list that fits rather than the tightest, and jobs in the order of the policy.
+A job on several nodes has these nodes to itself and gets all of their CPUs and memory. A job without a profile for its number
+of GPUs gets the proportional share.
+
+Slurm cannot change the share of a running job. So a job that stays on its GPUs keeps its share, with two exceptions: another
+job needs the share, or spare CPUs make the job so much faster that a restart pays (Sia's restart factor). A job that may not be
+restarted gets no more than the proportional share, so that no job ever waits for what it holds. Jobs that start or move may get
+other nodes of the same kind than the policy chose (`placement`), because the policy does not know where CPUs are free.
+
+Beyond the paper, CPUs that are left on a node go to jobs there that did not get their demand (`spare`). The preset
+`synergy-tune:paper` leaves these CPUs idle. The preset `synergy-tune:reference` does what the authors did in their published
+runs: it takes the first node that fits instead of the tightest one, and serves the jobs in the order of the policy.
 """
 
 from __future__ import annotations
@@ -60,7 +64,7 @@ from penstock_scheduler.solver import python_mip
 
 
 class ProportionalSettings(BaseModel):
-    """Section `[policy.proportional]` of the settings file: there is nothing to set."""
+    """Section `[policy.proportional]` of the settings file. The stage has no settings."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -71,12 +75,13 @@ class OptSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     max_seconds: PositiveFloat = Field(
-        default=10.0, description="For all programs of a round; where it is met, synergy-tune's answer stands."
+        default=10.0,
+        description="Time for all programs of a round. Nodes that are left then get synergy-tune's shares.",
     )
 
 
 class Proportional:
-    """The stage `proportional`: the yardstick, and what most sites have."""
+    """The stage `proportional`: the baseline, and what most sites have."""
 
     name = "proportional"
 
@@ -104,7 +109,7 @@ class SynergyTune:
         self._settings = settings
 
     def refine(self, snapshot: Snapshot, plan: Plan) -> Plan:
-        """Give every job CPUs and memory, and jobs that start perhaps other nodes of the same kind."""
+        """Give every job CPUs and memory. Jobs that start may get other nodes of the same kind."""
         stage = _Stage(snapshot, plan, self._settings)
         return stage.plan() if stage.grants is None else stage.plan(stage.grants)
 
@@ -120,7 +125,7 @@ class SynergyOpt:
         self._seconds = settings.max_seconds
 
     def refine(self, snapshot: Snapshot, plan: Plan) -> Plan:
-        """TUNE's plan, with the shares on each node made better as far as there is time."""
+        """TUNE's plan, with better shares on each node for which there is time."""
         stage = _Stage(snapshot, plan, TuneSettings())
         if stage.grants is None:
             return stage.plan()
@@ -135,7 +140,7 @@ class SynergyOpt:
 
 
 class _Stage:
-    """A plan being given CPU and memory. `grants` is None if the plan's GPUs do not fit, which no policy should let happen."""
+    """A plan that gets CPUs and memory. `grants` is None if the plan's GPUs do not fit the nodes, a defect of the policy."""
 
     def __init__(self, snapshot: Snapshot, plan: Plan, settings: TuneSettings) -> None:
         self._snapshot = snapshot
@@ -167,7 +172,7 @@ class _Stage:
             self.grants = tune(self.claims, self.rooms, given)
 
     def _leave(self, share: Share) -> None:
-        """Take what a job on several nodes has of one."""
+        """Take the share that a job on several nodes has of one node out of what is free."""
         if (index := self._index.get(share.node)) is not None:
             room = self.rooms[index]
             self.rooms[index] = dataclasses.replace(
@@ -185,7 +190,7 @@ class _Stage:
         has: Amount | None = None
         if held is not None:
             has = Amount(held.shares[0].cpus, held.shares[0].memory_mb)
-            if not has.cpus:  # it runs with what its user asked for, whatever that is: take it to be its part
+            if not has.cpus:  # it runs with the unknown amount that its user asked for: assume the proportional share
                 self._unknown.add(job.id)
                 has = self.rooms[node].proportional(share.gpus)
         if has is not None or settings.placement == "given" or job.phase in (Phase.STARTING, Phase.STOPPING):
@@ -196,7 +201,7 @@ class _Stage:
         return Claim(job.id, share.gpus, table, nodes, has, may_exceed, self._least_gain(job, has))
 
     def _like(self, where: Placement, job: Job) -> tuple[int, ...]:
-        """Nodes that the job could have been put on as well."""
+        """Nodes of the same kind, on which the job could run as well."""
         door = (where.gpu_type, where.partition, job.reservation)
         if door not in self._doors:
             self._doors[door] = tuple(
@@ -218,7 +223,7 @@ class _Stage:
         return (ran_s + cost_s) / worth_s if worth_s > 0 and job.phase is Phase.RUNNING else float("inf")
 
     def plan(self, grants: Mapping[JobId, Grant] | None = None) -> Plan:
-        """The plan with shares."""
+        """The plan with CPUs and memory."""
         assignments = dict(self._plan.assignments)
         for job_id, shares in self._shares.items():
             assignments[job_id] = _with_shares(assignments[job_id], shares)
@@ -235,7 +240,7 @@ class _Stage:
                 speed = relative_speed(claim.table, claim.gpus, room, grant.amount)
                 note = f"{grant.amount}, {speed:.2f} times as fast as with its GPUs' part of the node"
             else:
-                note = f"{grant.amount}, its GPUs' part of the node: no profile tells what it needs"
+                note = f"{grant.amount}, its GPUs' part of the node: no profile says what it needs"
             code = before.reason.code
             if claim.held is not None and claim.held != grant.amount:
                 note = f"restarts for another share: {note}"
@@ -246,14 +251,14 @@ class _Stage:
 
 
 def _share_held(job: Job, where: Placement) -> Placement | None:
-    """What the job has, or is about to have, if the plan leaves its GPUs as they are; None: it starts anew."""
+    """What the job has, or is about to have, if the plan does not change its GPUs; None: it starts anew."""
     has = job.allocation if job.phase is Phase.RUNNING else job.target
     same = has is not None and [(s.node, s.gpus) for s in has.shares] == [(s.node, s.gpus) for s in where.shares]
     return has if same and job.phase is not Phase.QUEUED else None
 
 
 def _parts(where: Placement, rooms: Mapping[str, NodeCapacity]) -> tuple[Share, ...]:
-    """Each GPU's part of its node; as little on every node as on the poorest, for tasks of one job are alike."""
+    """The proportional share on each node, the same on all: Slurm gives equal tasks of a job equal shares."""
     parts = [rooms[share.node].proportional(share.gpus) for share in where.shares if share.node in rooms]
     if len(parts) < len(where.shares):
         return where.shares

@@ -1,7 +1,7 @@
-"""TUNE: which node, how many CPUs and how much memory each job gets; and the optimum of the same. Synergy, section 4.
+"""TUNE (Synergy, section 4): which node, how many CPUs and how much memory each job gets. Also the optimum to compare with.
 
-The algorithm is told in `penstock_scheduler.policies.synergy`. Here are jobs as claims and nodes as rooms: nothing is
-known of plans, phases or restarts.
+`penstock_scheduler.policies.synergy` explains the algorithm. Here a job is a `Claim` and a node is a `NodeCapacity`. This
+module knows nothing of plans, phases or restarts.
 """
 
 from __future__ import annotations
@@ -27,32 +27,32 @@ class TuneSettings(BaseModel):
 
     placement: Literal["best-fit", "first-fit", "given"] = Field(
         default="best-fit",
-        description="Where jobs that start go: the tightest node that fits, the first, or where the policy put them.",
+        description="Nodes of jobs that start: the tightest that fits, the first that fits, or the policy's choice.",
     )
     order: Literal["demand", "plan"] = Field(
-        default="demand", description="Who is placed first: the most demanding, or as the policy lists them."
+        default="demand", description="Order in which jobs are placed: the largest demand first, or the policy's order."
     )
     spare: bool = Field(
-        default=True, description="Whether what is left on a node goes to jobs there that did not get their demand."
+        default=True, description="Whether CPUs and memory left on a node go to its jobs that did not get their demand."
     )
 
 
 PAPER: dict[str, Any] = {"spare": False}
-"""The paper's rules and no more."""
+"""Settings of the preset `synergy-tune:paper`."""
 
 REFERENCE: dict[str, Any] = {"placement": "first-fit", "order": "plan", "spare": False}
-"""The authors' published runs."""
+"""Settings of the preset `synergy-tune:reference`: the authors' published runs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Amount:
-    """CPUs and MB on one node."""
+    """CPUs and memory, in MB, on one node."""
 
     cpus: int
     memory_mb: int
 
     def within(self, other: Amount) -> bool:
-        """Whether `other` has as much of both."""
+        """Whether `other` has at least as much of both."""
         return self.cpus <= other.cpus and self.memory_mb <= other.memory_mb
 
     def __str__(self) -> str:
@@ -62,7 +62,7 @@ class Amount:
 
 @dataclass(frozen=True, slots=True)
 class NodeCapacity:
-    """What a node has for us."""
+    """What a plan may allocate on a node."""
 
     name: str
     gpus: int
@@ -73,7 +73,11 @@ class NodeCapacity:
 
     @classmethod
     def of(cls, node: Node) -> NodeCapacity:
-        """The node's. Others may hold more than their part, so a GPU's part is the smaller of the node's and of what is left."""
+        """Capacity of a node.
+
+        Jobs that Penstock does not manage may hold more than their part. So a GPU's part is the smaller one of its part of the
+        whole node and of its part of what is left.
+        """
         gpus = node.gpus_for_us
 
         def part(whole: int, left: int) -> float:
@@ -83,49 +87,49 @@ class NodeCapacity:
         return cls(node.name, gpus, cpus, memory, part(node.cpus, cpus), part(node.memory_mb, memory))
 
     def proportional(self, gpus: int) -> Amount:
-        """The part of so many GPUs, rounded down, so that there is enough for all."""
+        """The proportional share of `gpus` GPUs, rounded down so that there is enough for all jobs."""
         return Amount(int(self.cpus_per_gpu * gpus + 1e-9), int(self.memory_mb_per_gpu * gpus + 1e-9))
 
     @property
     def kind(self) -> tuple[int, int, float, float]:
-        """Rooms of one kind have the same demands and parts."""
+        """Nodes of one kind have the same demands and proportional shares."""
         return self.cpus, self.memory_mb, self.cpus_per_gpu, self.memory_mb_per_gpu
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A job on one node, to be given CPU and memory."""
+    """A job on one node that is to get CPUs and memory."""
 
     job: JobId
     gpus: int
     table: Sensitivity | None
     nodes: tuple[int, ...]
-    """Rooms where it may go, by index."""
+    """Indices of the nodes on which it may run."""
     held: Amount | None = None
-    """What it runs with on its only node, and keeps if it can."""
+    """What it holds on its only node, and keeps if it can; None: nothing."""
     may_exceed: bool = True
-    """Whether it may be given more than the proportional share: only who can be restarted can give it back."""
+    """Whether it may get more than the proportional share: only a job that may be restarted can give the excess back."""
     least_gain: float = 1.0
-    """How many times as fast it must become for more to be worth a restart; of a job that holds nothing, 1."""
+    """Factor by which its speed must grow for a larger share to be worth a restart; 1 for a job that holds nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """What a claim gets."""
+    """The node and the share that a claim gets."""
 
     node: int
     amount: Amount
     by_demand: bool
-    """Whether it has its demand, not the proportional share."""
+    """Whether the share is the job's demand, not the proportional share."""
 
 
 def ask(claim: Claim, room: NodeCapacity) -> Amount:
-    """What a job asks for on a node: its demand, or the proportional share if nobody knows that, or it may not have more."""
+    """What a job asks for on a node: its demand; or the proportional share if the demand is unknown, or more is not allowed."""
     part = room.proportional(claim.gpus)
     if claim.table is None:
         return part
     least = claim.table.speed(part.cpus, part.memory_mb)
-    # Memory of 0 means that the cluster does not give it out.
+    # Memory of 0 means that the cluster does not allocate memory.
     demand = claim.table.demand(
         room.cpus if claim.may_exceed else part.cpus,
         (room.memory_mb if claim.may_exceed else part.memory_mb) if room.memory_mb else float("inf"),
@@ -136,16 +140,16 @@ def ask(claim: Claim, room: NodeCapacity) -> Amount:
 
 
 def tune(claims: Sequence[Claim], rooms: Sequence[NodeCapacity], settings: TuneSettings) -> dict[JobId, Grant] | None:
-    """TUNE: a node, CPUs and memory for each claim; see the module. None if GPUs alone do not fit this way.
+    """TUNE: a node, CPUs and memory for each claim. None if the GPUs alone do not fit this way.
 
-    Whoever gets a node gets at least the proportional speed there, as long as those who hold more than the proportional share
-    may be put back to it.
+    Each job is at least as fast as with the proportional share, provided that all jobs which hold more than the proportional
+    share may be restarted.
     """
     return _Tuning(rooms, settings).run(claims)
 
 
 class _Tuning:
-    """One run of TUNE. Axes: N rooms."""
+    """One run of TUNE. Axes: N nodes."""
 
     def __init__(self, rooms: Sequence[NodeCapacity], settings: TuneSettings) -> None:
         self._rooms = rooms
@@ -161,9 +165,9 @@ class _Tuning:
         self._grants: dict[JobId, Grant] = {}
         self._asks: dict[object, Amount] = {}
         # By identity, not value: hashing a tuple of 2,000 nodes for each job took half the time.
-        self._doors: dict[int, list[tuple[int, NDArray[np.int64]]]] = {}
+        self._nodes_by_kind: dict[int, list[tuple[int, NDArray[np.int64]]]] = {}
         self._nowhere: set[tuple[int, int, int, Amount]] = set()
-        """What was found to fit nowhere: nothing like it does, until somebody gives something back."""
+        """Requests that fit nowhere. An equal request does not fit either, until a job gives something back."""
 
     def _spare(self) -> NDArray[np.float64]:
         spare: NDArray[np.float64] = (
@@ -184,7 +188,7 @@ class _Tuning:
         for claim in waiting:
             if not (self._fit(claim, by_demand=True) or self._fit(claim, by_demand=False) or self._take_back(claim)):
                 return None
-        # Who keeps a share that is not there any more, as when others have taken CPUs, gives it up.
+        # Jobs give up a share that does not exist any more, as after jobs of other users have taken CPUs.
         for node in np.flatnonzero((self._free_cpus_N < 0) | (self._free_memory_N < 0)).tolist():
             self._make_room(node, Amount(0, 0))
         if self._settings.spare:
@@ -193,7 +197,7 @@ class _Tuning:
         return self._grants
 
     def _hand_out(self, node: int) -> None:
-        """Give what is left on a node to jobs there that have not got their demand, the largest gain in speed first."""
+        """Give what is left on a node to its jobs that did not get their demand, the largest gain in speed first."""
         room = self._rooms[node]
         short = [claim for claim in self._on[node] if not self._grants[claim.job].by_demand and claim.may_exceed]
         while True:
@@ -229,16 +233,16 @@ class _Tuning:
         return self._asks[key]
 
     def _candidates(self, claim: Claim) -> list[tuple[int, NDArray[np.int64]]]:
-        """Nodes of the claim by kind, as one of the kind and all of them."""
-        if id(claim.nodes) not in self._doors:
+        """The claim's nodes by kind: one node of each kind, and all nodes of that kind."""
+        if id(claim.nodes) not in self._nodes_by_kind:
             by_kind: dict[object, list[int]] = {}
             for node in claim.nodes:
                 by_kind.setdefault(self._rooms[node].kind, []).append(node)
-            self._doors[id(claim.nodes)] = [(nodes[0], np.array(nodes)) for nodes in by_kind.values()]
-        return self._doors[id(claim.nodes)]
+            self._nodes_by_kind[id(claim.nodes)] = [(nodes[0], np.array(nodes)) for nodes in by_kind.values()]
+        return self._nodes_by_kind[id(claim.nodes)]
 
     def _fit(self, claim: Claim, *, by_demand: bool) -> bool:
-        """Put the claim where it fits, with the least to spare or first; False if that is nowhere."""
+        """Put the claim on the tightest node, or on the first one, on which it fits; False if it fits nowhere."""
         best: tuple[float, int, Amount] | None = None
         for example, nodes in self._candidates(claim):
             wants = self._ask(claim, example) if by_demand else self._rooms[example].proportional(claim.gpus)
@@ -274,7 +278,7 @@ class _Tuning:
             return False
         node = int(nodes[self._free_gpus_N[nodes].argmin()])
         part, wants = self._rooms[node].proportional(claim.gpus), self._ask(claim, node)
-        # Who asks for less than its part does not need the rest of it.
+        # A job that asks for less than the proportional share does not need the rest of it.
         needs = wants if wants.within(part) else part
         self._make_room(node, needs)
         free = Amount(int(self._free_cpus_N[node]), int(self._free_memory_N[node]))
@@ -283,7 +287,7 @@ class _Tuning:
         return True
 
     def _make_room(self, node: int, needs: Amount) -> None:
-        """Put jobs on this node back to their proportional shares, the ones with most CPUs for each GPU first."""
+        """Return jobs on this node to their proportional shares, those with the most CPUs per GPU first."""
         room = self._rooms[node]
 
         def greed(claim: Claim) -> tuple[bool, float, float]:
@@ -317,7 +321,7 @@ class _Tuning:
 
 
 def best_on(room: NodeCapacity, claims: Sequence[Claim], grants: dict[JobId, Grant], seconds: float) -> float:
-    """Make the shares on one node the best there are for those that do not run yet; in `grants`. Returns the seconds it took."""
+    """Optimise the shares of the jobs on one node that do not run yet, in `grants`. Returns the seconds that this took."""
     free = [claim for claim in claims if claim.held is None and claim.may_exceed and claim.table is not None]
     fixed = [grants[claim.job].amount for claim in claims if claim not in free]
     choices = [_choice(claim, room, grants[claim.job].amount) for claim in free]
@@ -334,9 +338,9 @@ def best_on(room: NodeCapacity, claims: Sequence[Claim], grants: dict[JobId, Gra
 def optimum(
     claims: Sequence[Claim], rooms: Sequence[NodeCapacity], limits: Limits | None = None
 ) -> tuple[Shares, list[Choice]]:
-    """The paper's yardstick: the best sum of speeds of these jobs on rooms of one kind, all taken together.
+    """The optimum that the paper compares with: the best sum of speeds of these jobs on nodes of one kind, pooled.
 
-    Speeds are relative to the proportional share, which comes first among the options of each job.
+    Speeds are relative to the proportional share, which is the first option of each job.
     """
     room = rooms[0]
     choices = [_choice(claim, room, room.proportional(claim.gpus)) for claim in claims]
@@ -345,7 +349,7 @@ def optimum(
 
 
 def relative_speed(table: Sensitivity | None, gpus: int, room: NodeCapacity, amount: Amount) -> float:
-    """Speed of a job on so many GPUs with this share, relative to the proportional one; 1 if nobody knows."""
+    """Speed of a job on `gpus` GPUs with this share, relative to the proportional share; 1 if it is unknown."""
     base = _speed(table, room.proportional(gpus), room) if table is not None else 0.0
     return _speed(table, amount, room) / base if table is not None and base > 0 else 1.0
 
@@ -355,7 +359,7 @@ def _speed(table: Sensitivity, amount: Amount, room: NodeCapacity) -> float:
 
 
 def _choice(claim: Claim, room: NodeCapacity, first: Amount) -> Choice:
-    """What a job may have on this room: `first`, or any share with which it is faster than with the proportional one."""
+    """What a job may have on this node: `first`, or any share with which it is at least as fast as the proportional one."""
     value = relative_speed(claim.table, claim.gpus, room, first)
     options = [Option(first.cpus, first.memory_mb, value)]
     if claim.table is not None:

@@ -14,26 +14,26 @@ def front_only(policy: Policy) -> bool:
 
 
 def remarks(policy: Policy, snapshot: Snapshot, plan: Plan, job: Job) -> Sequence[str]:
-    """What a policy says about a job beyond its reason; see `Explainer`. Nothing if it has nothing to say."""
+    """What a policy says about a job beyond its reason; see `Explainer`. Empty for a policy without remarks."""
     return policy.remarks(snapshot, plan, job) if isinstance(policy, Explainer) else ()
 
 
 class Wrapper:
-    """Has the name of the policy inside, and says what that policy says; subclasses decide."""
+    """Has the name and the remarks of the policy that it wraps. Subclasses implement `decide`."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
 
     @property
     def name(self) -> str:
-        """The policy's."""
+        """The name of the wrapped policy."""
         return self._policy.name
 
     @property
     def front_only(self) -> bool:
-        """The policy's."""
+        """Whether the wrapped policy decides by the front of the queue alone."""
         return front_only(self._policy)
 
     def remarks(self, snapshot: Snapshot, plan: Plan, job: Job) -> Sequence[str]:
-        """The policy's."""
+        """The remarks of the wrapped policy."""
         return remarks(self._policy, snapshot, plan, job)

@@ -27,7 +27,7 @@ def test_every_policy_and_stage_has_a_schema():
 
 def test_an_unknown_schema_names_those_there_are():
     error = CliRunner().invoke(make_app(), ["schema", "sai"]).exception
-    assert "no policy or stage 'sai'" in str(error)
+    assert "unknown policy or stage 'sai'" in str(error)
     assert "spec, report, control, policy" in str(error)
 
 

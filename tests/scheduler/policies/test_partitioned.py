@@ -108,7 +108,7 @@ def test_names_that_say_nothing_are_refused(choice, words):
         ("[policy]\nstages = 'synergy-tune'", r"stages=.* \(line 2\)"),
         ("[policy.partitions.debug]\nnmae = 'fifo'", "partitions.debug.name.*partitions.debug.nmae"),
         ("[policy.partitions]\ndebug = 'fifo'", "partitions.debug"),
-        ("[policy.sai]\ngap = 1", "no policy or stage 'sai'"),
+        ("[policy.sai]\ngap = 1", "unknown policy or stage 'sai'"),
     ],
 )
 def test_a_section_that_is_wrong_is_refused_with_what_is_valid(text, words):

@@ -60,12 +60,12 @@ def test_easy_backfill_does_not_delay_the_first_job():
     assert "would delay job B" in plan.waiting["F"].text, "nobody knows how long it takes"
 
 
-def test_without_estimates_nobody_passes():
+def test_no_job_passes_the_first_one_if_its_start_is_unknown():
     state = textbook()
     blind = dataclasses.replace(state.jobs[0], time_limit_s=None)
     plan = decide("fifo", dataclasses.replace(state, jobs=(blind, *state.jobs[1:])), backfill="easy")
     assert set(plan.chosen) == {"A"}
-    assert "is not known" in plan.waiting["C"].text
+    assert "it is unknown when" in plan.waiting["C"].text
 
 
 def test_work_that_is_left_is_an_estimate_too_and_a_restart_counts():

@@ -1,4 +1,4 @@
-"""Stages that let waiting jobs join jobs which already have GPUs: `gandiva-share` and `antman-share`.
+"""Stages that let waiting jobs join jobs that already have GPUs: `gandiva-share` and `antman-share`.
 
 A stage refines the plan of the policy in front of it. That policy decides only about *resident* jobs, which have GPUs
 of their own; to it, *joining* jobs wait (`roles.residents_only`). The stage then places joining jobs on GPUs of
@@ -19,9 +19,9 @@ Each stage performs these steps (`stages`), each on the `residents.Residents` th
 4. **Packs that pay.** Resident and joining jobs with the same number of GPUs are matched so that all of them together
    are expected to train most (`sharing.packing`). A pack ends once a slice shows that it does not pay. Under
    `antman-share`, only opportunistic jobs are packed this way.
-5. **First slices** (`gandiva-share` only). A job that has never run gets one time slice at once on the GPUs of a job
-   that may be suspended and whose priority is no higher. This gives its user early feedback, and gives the scheduler
-   the profile by which the job may be packed.
+5. **First slices** (`gandiva-share` only). A job that has never run gets one time slice at once, on the GPUs of a job
+   that may be suspended and that has no higher priority. Its user gets early feedback, and the scheduler learns the
+   profile that it needs to pack the job.
 
 The policy `antman` places its opportunistic jobs with steps 1 to 4, too.
 """

@@ -28,7 +28,7 @@ def keep_in_transit(residents: Residents, least_memory_mb: int = 0) -> None:
 
 
 def keep_recent(residents: Residents, jobs: Iterable[Job], interval_s: float, least_memory_mb: int = 0) -> None:
-    """Let jobs that moved less than `interval_s` ago stay where they are, if the reason why they joined still holds."""
+    """Let jobs that moved less than `interval_s` ago stay where they are, while the reason why they joined still holds."""
     for job in jobs:
         group = residents.group_of.get(job.id)
         if group is None or common.rested(residents.snapshot, job.id, interval_s):

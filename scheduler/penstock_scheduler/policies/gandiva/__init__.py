@@ -9,10 +9,11 @@ Each round goes through these steps.
 2. **Shrink** (`growth`). Jobs that have grown give back what they can on nodes where jobs have time slices.
 3. **Land** (`landing`; Algorithm 1 of the paper, in `sharing.gandiva`). A job between two runs goes on to where it was sent,
    if those GPUs are free. Each other job of the queue takes the first of these places that exists: free GPUs of one node; GPUs
-   that grown jobs give back, on the node where that is least; a node that migration can empty; time slices, up to `max_height`.
+   that grown jobs give back, on the node where they give back the fewest; a node that migration can empty; time slices on a
+   node whose jobs want up to `max_height` times its GPUs.
 4. **Migrate** (`migration`). Packs leave nodes with time slices for free GPUs, or for nodes with less
    load. Jobs leave packs for free GPUs.
-5. **Pack** (`packing`). On nodes that still have time slices, the pairs of jobs that promise most share GPUs.
+5. **Pack** (`packing`). On nodes that still have time slices, the pairs of jobs with the largest expected gain share GPUs.
 6. **Grow** (`growth`). While no job waits, jobs that declared `grow_shrink` take GPUs of their node that have been
    idle for `idle_s`.
 
@@ -21,17 +22,17 @@ The mode `reactive` has only steps 2, 3 and 6.
 A job that was moved, packed or unpacked neither migrates nor grows for `interval_s`, and is not packed for `pack_interval_s`.
 A pack that does not pay is undone at any time, and GPUs that others need are given back at any time.
 
-Trials of one search (`trials`, `trial_group`; section 5.3): trials that look hopeless by what they have reported rest. They give
-back their GPUs and wait until others turn out worse (`sharing.groups`). The more promising trials land first. Where trials have
-time slices, the better ones go first. Every trial has a first slice before any is judged.
+Trials of one search (`trials`, `trial_group`; section 5.3): trials with much worse reports than others after as much training
+are set aside. They give back their GPUs and wait until others become worse (`sharing.groups`). The more promising trials land
+first. Where trials have time slices, the better ones go first. No trial is judged before every trial had a first slice.
 
 Memory: where a GPU's memory size is known, each job of a pack has a memory limit, and a job whose memory use is unknown is not
-packed. On a cluster without agents no jobs share GPUs: then this policy is Algorithm 1 with a queue.
+packed. On a cluster without agents no jobs share GPUs. This policy is then Algorithm 1 with a queue.
 
 Departures from the paper:
 
 - A job is never spread over parts of several nodes, because Slurm asks for the same number of GPUs on each node of a job. So
-  there are no pieces to bring together later. Jobs of several nodes get whole nodes to themselves.
+  there are no parts to bring together later. Jobs of several nodes get whole nodes to themselves.
 - Jobs that may not be moved get no time slices.
 """
 

@@ -11,7 +11,7 @@ from penstock_scheduler.policies.gandiva.state import RoundState
 
 
 def grown(state: RoundState, shared: SharedNode) -> list[tuple[Pack, int]]:
-    """Jobs that have grown on a node, and the GPUs that each can give back; the largest number first."""
+    """Jobs that have grown on a node, and the number of GPUs that each can give back, the largest first."""
     found = []
     for pack in shared.packs:
         job = state.jobs[pack.jobs[0]]
@@ -25,7 +25,7 @@ def grown(state: RoundState, shared: SharedNode) -> list[tuple[Pack, int]]:
 
 
 def give_back(state: RoundState, shared: SharedNode, pack: Pack, gpus: int) -> None:
-    """Let a job give back GPUs that it has grown by."""
+    """Let a job give back some of the GPUs that it has grown by."""
     job = state.jobs[pack.jobs[0]]
     state.free.allowance.take(job, -gpus, shared.node.gpu_type)
     state.gpus[job.id] = pack.gpus - gpus
@@ -42,7 +42,7 @@ def shrink(state: RoundState, shared: SharedNode, free: int) -> None:
 
 
 def grow(state: RoundState) -> None:
-    """While no job waits, jobs that declared it take GPUs of their node that have been idle for `idle_s`."""
+    """While no job waits, let jobs that declared `grow_shrink` take GPUs of their node that have been idle for `idle_s`."""
     if state.job_waits():
         return
     for shared in state.nodes.values():
@@ -76,7 +76,7 @@ def _growth(state: RoundState, shared: SharedNode, pack: Pack, idle: int) -> int
 
 
 def _idle(state: RoundState, shared: SharedNode) -> int:
-    """GPUs of a node that no job has had for `idle_s`, and that this round gives to none."""
+    """GPUs of a node that no job has used for `idle_s`, and that this round gives to no job."""
     since_s = state.snapshot.idle_since_s.get(shared.node.name, ())
     long = sum(state.snapshot.time_s - each_s >= state.settings.idle_s for each_s in since_s)
     return min(long, shared.free)

@@ -14,7 +14,7 @@ from penstock_scheduler.policies.gandiva.state import RoundState
 from penstock_scheduler.sharing.gandiva import land as landing
 
 Way = Callable[[RoundState, int, Sequence[SharedNode]], SharedNode | None]
-"""A way to find a place: the node, of these, on which a job of this many GPUs may land."""
+"""A way to find a place: returns the one of these nodes on which a job of this many GPUs may land; None: none of them."""
 
 
 def land(state: RoundState, *, introspective: bool) -> None:
@@ -38,7 +38,7 @@ def land(state: RoundState, *, introspective: bool) -> None:
 
 
 def _go_on(state: RoundState, job: Job) -> bool:
-    """Let a job between two runs go to where an earlier round sent it, if there is room; whether it goes."""
+    """Let a job between two runs go to where an earlier round sent it, if there is room. Returns whether it goes."""
     going = job.target if job.phase is Phase.QUEUED else None
     if going is None or len(going.shares) > 1 or not job.movable:
         return False
@@ -67,7 +67,7 @@ def _request(state: RoundState, job: Job) -> common.Request:
 
 
 def _find(state: RoundState, job: Job, request: common.Request, *, introspective: bool) -> bool:
-    """Give a job a place, if there is one. The ways to find one are tried in this order."""
+    """Give a job a place, by the first way that finds one. Returns whether there is a place."""
     options = _within_limits(state, job, request)
     usable = [state.nodes[node.name] for node in open_nodes(state.snapshot.nodes, job) if node.usable]
     single = {
@@ -100,7 +100,7 @@ def _free(state: RoundState, gpus: int, nodes: Sequence[SharedNode], most: float
 
 
 def _freed(state: RoundState, gpus: int, nodes: Sequence[SharedNode]) -> SharedNode | None:
-    """The node on which jobs that have grown must give back least."""
+    """The node on which jobs that have grown need to give back the fewest GPUs."""
     back = [(sum(more for _, more in grown(state, shared)), shared) for shared in nodes]
     able = [shared for more, shared in back if more > 0 and shared.free + more >= gpus]
     if not able:
@@ -126,7 +126,7 @@ def _whole_nodes(state: RoundState, job: Job, option: Configuration) -> bool:
 
 
 def _gather(state: RoundState, single: Mapping[Configuration, Sequence[SharedNode]]) -> None:
-    """Let jobs that have grown give back pieces on several nodes, which migration brings together in later rounds."""
+    """Let jobs that have grown give back GPUs on several nodes. In later rounds, migration frees them on one node."""
     for option, nodes in single.items():
         pieces = sum(shared.free + sum(gpus for _, gpus in grown(state, shared)) for shared in nodes)
         if pieces >= option.gpus:
@@ -135,7 +135,7 @@ def _gather(state: RoundState, single: Mapping[Configuration, Sequence[SharedNod
 
 
 def _within_limits(state: RoundState, job: Job, request: common.Request) -> list[Configuration]:
-    """What the limits let a job have. If need be, other jobs under the same limit give back what they have grown by."""
+    """What the limits let a job have. If necessary, other jobs under the same limit give back what they have grown by."""
     allowed, refused = state.free.allowance.within(job, request)
     if not refused:
         return list(allowed)

@@ -10,7 +10,7 @@ from penstock_scheduler.policies.gandiva.state import RoundState
 
 
 def migrate(state: RoundState) -> None:
-    """Off nodes with time slices; then, while no job waits, out of packs to free GPUs."""
+    """Move packs off nodes with time slices; then, while no job waits, move jobs out of packs to free GPUs."""
     for source in sorted(state.nodes.values(), key=lambda shared: (-shared.height, shared.node.name)):
         while source.packs and source.sliced and state.migrations < state.settings.migrations:
             if not _relieve(state, source):
@@ -21,7 +21,7 @@ def migrate(state: RoundState) -> None:
 
 
 def _relieve(state: RoundState, source: SharedNode) -> bool:
-    """Move one pack off a node with time slices; whether there was a better node for one."""
+    """Move one pack off a node with time slices. Returns whether there was a better node for one."""
     for pack in sorted(source.packs, key=lambda pack: (pack.priority, len(pack.jobs), pack.gpus)):
         target = _better(state, source, pack)
         if target is not None:
@@ -31,7 +31,7 @@ def _relieve(state: RoundState, source: SharedNode) -> bool:
 
 
 def _better(state: RoundState, source: SharedNode, pack: Pack) -> SharedNode | None:
-    """The node on which a pack shares least: one with free GPUs, or one whose height is lower by at least half."""
+    """The node on which a pack shares GPUs least: one with free GPUs, or one with a height lower by at least half."""
     if not all(state.rested(job, state.settings.interval_s) for job in pack.jobs):
         return None
     most = source.height - 0.5
@@ -62,9 +62,9 @@ def _unpack(state: RoundState, source: SharedNode) -> None:
 
 
 def defragment(state: RoundState, gpus: int, nodes: Sequence[SharedNode]) -> SharedNode | None:
-    """Empty the node with most free GPUs by filling nodes with fewer, so that a job finds this many GPUs in one piece.
+    """Move packs from the node with most free GPUs to nodes with fewer, so that a job finds this many GPUs on one node.
 
-    None, and nothing moves, if that makes no room for the job.
+    Returns that node. If this makes no room for the job, nothing moves, and the result is None.
     """
     if sum(shared.free for shared in nodes) < gpus:
         return None
@@ -88,5 +88,5 @@ def defragment(state: RoundState, gpus: int, nodes: Sequence[SharedNode]) -> Sha
     if missing > 0 or state.migrations + len(moves) > state.settings.migrations:
         return None
     for pack, target in moves:
-        state.move(pack, source, target, "makes room for a job that needs GPUs in one piece")
+        state.move(pack, source, target, "makes room for a job that needs its GPUs on one node")
     return source

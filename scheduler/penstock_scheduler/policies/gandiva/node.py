@@ -17,7 +17,7 @@ class SharedNode:
 
     node: Node
     gpus: int
-    """GPUs for movable jobs: jobs that must stay have theirs apart."""
+    """GPUs for movable jobs. The GPUs of jobs that must stay do not count."""
     packs: list[Pack] = field(default_factory=list)
 
     @property
@@ -37,7 +37,7 @@ class SharedNode:
 
     @property
     def height(self) -> float:
-        """GPUs wanted over GPUs there."""
+        """Number of GPUs that the packs want, divided by the number of GPUs."""
         return self.wanted / self.gpus if self.gpus > 0 else math.inf
 
     def view(self) -> SharedGpus:

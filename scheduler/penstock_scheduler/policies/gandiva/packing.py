@@ -9,7 +9,7 @@ from penstock_scheduler.sharing.packing import Measured, choose, undo
 
 
 def undo_packs(state: RoundState) -> None:
-    """Take apart the packs that have turned out no better than time slices, and the worst of the others while GPUs are idle."""
+    """Take apart the packs that are no better than time slices, and the worst of the others while GPUs are idle."""
     assert state.sharing is not None, "packs are of a cluster with agents"
     by_node: dict[str, list[Measured]] = {}
     newest = {frozenset(seen.jobs): seen for seen in state.sharing.seen}
@@ -29,7 +29,7 @@ def undo_packs(state: RoundState) -> None:
 
 
 def pack(state: RoundState) -> None:
-    """On nodes where jobs have time slices, pack the pairs of jobs that promise most."""
+    """On nodes where jobs have time slices, pack the pairs of jobs with the largest expected gain."""
     assert state.sharing is not None, "packs are of a cluster with agents"
     for shared in state.nodes.values():
         if not shared.sliced:

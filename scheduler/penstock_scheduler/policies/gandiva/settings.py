@@ -38,7 +38,7 @@ class GandivaSettings(BaseModel):
         default=120.0, ge=0, description="Least time between a job's last move and its next packing, seconds."
     )
     least_total: float = Field(
-        default=1.0, ge=1, description="Packs whose relative throughputs add up to no more than this are undone."
+        default=1.0, ge=1, description="A pack is undone if its jobs' relative throughputs add up to no more than this."
     )
     groups: GroupSettings = Field(default=GroupSettings(), description="How trials of one search are judged.")
     migrations: int = Field(default=4, ge=0, description="Most migrations in one round.")

@@ -29,11 +29,11 @@ Held = tuple[Job, Placement]
 
 
 class RoundState:
-    """Begins with what the snapshot says: jobs stay where they are, and the others are in the queue.
+    """Starts from the snapshot: jobs with GPUs stay where they are, and all others are in the queue.
 
     Args:
-        settings: the policy's.
-        snapshot: the round's.
+        settings: settings of the policy.
+        snapshot: the round's snapshot.
         requests: what each job asks for.
     """
 
@@ -48,7 +48,7 @@ class RoundState:
         self.free = FreeGpus.of(snapshot)
         self.memory = Memory(self.sharing if self.sharing is not None else SharingState())
         self.fixed: dict[JobId, Placement] = {}
-        """Jobs with GPUs of their own, which the round leaves alone from here on."""
+        """Jobs with GPUs of their own, which the round does not change from here on."""
         self.busy: set[JobId] = set()
         """Jobs that are in flight, or that this round has moved: no further step moves them."""
         self.gpus: dict[JobId, int] = {}
@@ -90,7 +90,7 @@ class RoundState:
             self._restore_packs(self.nodes[name], there)
 
     def _sort_jobs(self, nodes: Mapping[str, Node]) -> tuple[list[Held], list[Held]]:
-        """Put each job into the queue, among the fixed jobs, or into one of the two lists that it returns.
+        """Sort each job into the queue, the fixed jobs, or one of the two lists that this returns.
 
         Returns:
             Movable jobs that have a place on one node, and jobs on their way to a node on which they may not be stopped.
@@ -141,7 +141,7 @@ class RoundState:
             elif self.memory.limits(tuple(jobs), shared.node.gpu_type) is None:
                 for job in jobs:
                     self.add(shared, (job,))
-                    self.notes[job] = "leaves its pack, because the GPU's memory has no room for it any more"
+                    self.notes[job] = "leaves its pack, because the pack needs more than the GPU's memory"
                 self.busy |= set(jobs)
             else:
                 self.add(shared, tuple(jobs))
@@ -176,7 +176,7 @@ class RoundState:
             self.gpus[job.id] = option.gpus
             self.add(shared, (job.id,))
             self.busy.add(job.id)
-        else:  # GPUs of its own, so that no later job makes it share its time
+        else:  # GPUs of its own, so that no later job makes it run in time slices
             where = common.on_one_node(job, shared.node, option.gpus)
             self.take_whole(job, where)
 
@@ -198,7 +198,8 @@ class RoundState:
         self.migrations += 1
 
     def may_move(self, pack: Pack, shared: SharedNode) -> bool:
-        """Whether a pack may migrate to a node: each job rested, may be on that node, and its spec allows its size.
+        """Whether a pack may migrate to a node: no job of it moved recently, and each may use the
+        node and have its size there.
 
         A running job may have a size that its spec does not allow, for example after its user changed the spec.
         """
@@ -210,7 +211,7 @@ class RoundState:
         )
 
     def rested(self, job_id: JobId, interval_s: float) -> bool:
-        """Whether a job's last move was this long ago."""
+        """Whether a job's last move was at least `interval_s` seconds ago."""
         return job_id not in self.busy and common.rested(self.snapshot, job_id, interval_s)
 
     def may_be_on(self, job_id: JobId, shared: SharedNode) -> bool:

@@ -12,7 +12,7 @@ from penstock_scheduler.policies.gandiva.settings import GandivaSettings
 from penstock_scheduler.sharing.groups import TrialSeen, judge
 
 Search = tuple[str, str]
-"""User, and the user's name for the search."""
+"""A search: its user, and the name that the user gave it."""
 
 
 @dataclass(slots=True)
@@ -26,7 +26,7 @@ class Trials:
     standing: dict[JobId, int] = field(default_factory=dict)
     """Order in which the trials of a search get time slices. Several trials may have the same place."""
     resting: dict[JobId, Reason] = field(default_factory=dict)
-    """Trials that give their GPUs back and wait, because others look better."""
+    """Trials that give their GPUs back and wait, because other trials are more promising -> the reason."""
 
     @classmethod
     def of(cls, snapshot: Snapshot, settings: GandivaSettings) -> Trials:
@@ -57,7 +57,7 @@ class Trials:
         self.standing |= {trial.job: 0 for trial in trials if trial.trained_s < settings.slice_s}
         for job_id in verdict.resting:
             if jobs[job_id].phase in (Phase.QUEUED, Phase.RUNNING) and jobs[job_id].movable:
-                text = f"other trials of {name} look better after as much training"
+                text = f"other trials of {name} have better results after as much training"
                 self.resting[job_id] = Reason(ReasonCode.STOPPED_BY_GROUP, text)
 
     def came(self, job: Job) -> tuple[object, ...]:

@@ -18,15 +18,15 @@ much as possible and no job is left far behind. Each round goes through these st
    not move, and jobs on their way from an earlier round, are taken out beforehand together with their GPUs.
 5. **Offer the cloud** (`cloud`; not in the paper). Where the site has a cloud, its offers are further configurations, with a
    price, for jobs whose waiting budget is over. See docs/admin/bursting.md.
-6. **Place** (`penstock_scheduler.placement`). Placement finds the nodes. A job for which there are none takes its next best
+6. **Place** (`penstock_scheduler.placement`). Placement finds the nodes. A job for which it finds none takes its next best
    entry for which there is room.
 
 Leaving a job out costs `allocation_lambda`. It must exceed 1, the cost of a job on its slowest configuration, or no job would
 run. A job's first GPU is worth `allocation_lambda` - 1 and its second at most 1 - 2 ** p. With 2, for every p < 0, no job waits
 for its first GPU while others that can be moved have a second. The paper's 1.1 does not promise that.
 
-Between two equally good choices a job keeps what it has (`KEEP_BONUS`), then the older job is preferred (`AGE_BONUS`). So the
-same snapshot gives the same plan, whatever the order of its jobs.
+Between two equally good choices, a job keeps what it has (`KEEP_BONUS`). After that, the older job is preferred (`AGE_BONUS`).
+So the same snapshot gives the same plan, whatever the order of its jobs.
 
 Other departures: the restart factor also applies to being stopped, costs are not rounded, and a job may have more than 64 GPUs.
 The preset `sia:artifact` sets each of these as in the authors' artifact: see `artifact`.

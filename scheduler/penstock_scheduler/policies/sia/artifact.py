@@ -4,16 +4,16 @@ The artifact differs from the paper, and from Penstock, in these ways. Each is a
 
 - `allocation_lambda` is 1.1, as in the paper. A job's first GPU is then worth less than another job's second: a new job, which
   starts on one GPU, waits as long as one old job has 4.
-- `round_costs`: costs are rounded to two decimals and end at 3000. So 48 and 52 GPUs weigh the same, and jobs move for nothing
-  to break ties.
+- `round_costs`: costs are rounded to two decimals and end at 3000. So 48 and 52 GPUs weigh the same, and jobs move without
+  any gain where costs are equal.
 - `max_job_gpus`: no job gets more than 64 GPUs.
 - `restart_free_when_young`: a job younger than its restart cost moves freely, though it loses most by moving.
 - `leaving_is_free`: the restart factor makes all entries but the held one worse, but not stopping. So a young job is stopped
   rather than moved, and comes back at no cost. By default the factor applies to stopping, too: with p < 0, leaving out a
   running job costs lambda * r ** p.
 - `blind_start`: a job that never ran gets one unit of some type, and no type is preferred, whatever is known about the job.
-  Among equals the artifact's solver takes the first type in the order of the artifact's own names (`start_order`): all 40 such
-  jobs in the rounds recorded from its simulator got a T4.
+  Among equals, the artifact's solver takes the first type in the order of the artifact's own names (`start_order`). In the
+  rounds recorded from its simulator, all 40 such jobs got a T4.
 - `measure_gpu_s` is 0: the artifact knows each job's speed before it starts.
 """
 

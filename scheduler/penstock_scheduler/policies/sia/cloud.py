@@ -17,21 +17,21 @@ from penstock_scheduler.policies.sia.settings import SiaSettings
 from penstock_scheduler.solver import Problem, Solution
 
 CLOUD_BONUS = 1e-3
-"""Cost by which a job whose wait is over prefers its best offer in the cloud to a round without GPUs."""
+"""Once a job's waiting budget is over, its best offer in the cloud costs this much less than a round without GPUs."""
 
 FIRST_PRICE = 1e-4
-"""Objective per dollar with which the price of a broken budget begins; it doubles until the budget is kept."""
+"""First price of a dollar of a broken budget, in the objective's unit. It doubles until the budget is kept."""
 
 
 def solve_with_cloud(
     matrix: SiaMatrix, problem: Problem, leave_J: NDArray[np.float64], cloud: CloudState, settings: SiaSettings
 ) -> tuple[Solution, dict[JobId, Choice]]:
-    """Solve the program with a column for each of the cloud's offers; also returns the jobs that leave, and for what.
+    """Solve the program with a column for each of the cloud's offers. Also returns the jobs that leave, and their choices.
 
-    An offer is a GPU type of its own, whose capacity is what the cloud has of it. Its entry costs what a configuration of the
-    same goodput would cost on site, plus `cost_per_usd` for each dollar. A job whose wait is over prefers its best offer to a
-    further round without GPUs, whatever that offer costs: that is what the job has waited for. Budgets are side constraints.
-    Each broken budget gets a price on its dollars, which is raised until no budget is broken.
+    An offer counts as a GPU type of its own, of which there are as many GPUs as the cloud offers. Its entry costs as much as a
+    configuration of the same goodput on site, plus `cost_per_usd` for each dollar. Once its waiting budget is over, a job
+    prefers its best offer to a further round without GPUs, whatever the offer costs. Budgets are side constraints: each broken
+    budget gets a price on its dollars, which is raised until no budget is broken.
 
     Args:
         matrix: the jobs and the site's configurations.
@@ -42,7 +42,7 @@ def solve_with_cloud(
     """
     offers = [offer for offer in cloud.offers if offer.count > 0]
     columns = _Columns(matrix, cloud, settings)
-    # In the terms of `problem`, in which leaving out costs the same for every job; and the best offer costs a little less.
+    # In `problem`, leaving out costs the same for every job. The best offer costs a little less than that.
     cost_JO = columns.cost_JO + (problem.leave_out - leave_J)[:, None]
     best_J = cost_JO.min(axis=1, initial=np.inf)
     most = problem.leave_out - CLOUD_BONUS

@@ -27,8 +27,8 @@ class SiaMatrix:
     """What each job of a round could have, and what it would gain there.
 
     Args:
-        snapshot: the round's.
-        settings: the policy's.
+        snapshot: the round's snapshot.
+        settings: settings of the policy.
         goodputs: evaluates the models, and keeps the rows of models that have not changed since the last round.
     """
 
@@ -58,7 +58,7 @@ class SiaMatrix:
             self._measure(settings)
 
     def _set_options(self, held: Mapping[JobId, Configuration], settings: SiaSettings) -> None:
-        """The columns: the configurations that the cluster offers, then odd ones that only their holders may keep."""
+        """The columns: configurations that the cluster offers, then irregular ones that only the jobs that hold them may keep."""
         exact = {int(count) for count in np.unique(self.min_J[self.min_J == self.max_J])}
         self.unit_JT = np.ones((len(self.jobs), len(self.types)), dtype=np.int64)
         for row, (job, model) in enumerate(zip(self.jobs, self.models, strict=True)):
@@ -89,7 +89,7 @@ class SiaMatrix:
         """Parts of several nodes: only for jobs that want exactly this number of GPUs."""
 
     def _set_access(self) -> None:
-        """Which jobs may use which nodes: by partition and reservation, for each of the few pairs that occur."""
+        """Which jobs may use which nodes, for each pair of partitions and reservation that occurs."""
         keys = [(frozenset(job.partitions), job.reservation) for job in self.jobs]
         self.accesses = list(dict.fromkeys(keys))
         index = {key: access for access, key in enumerate(self.accesses)}
@@ -177,7 +177,7 @@ class SiaMatrix:
             self.base_J = base_J = np.where(rigid_J, self.min_J, base_J)
             """The gain on that configuration."""
             self.scale_J = base_J / slowest_J
-            """Turns a goodput into a gain; 0 where the site has nothing to compare with."""
+            """Factor from goodput to gain; 0 where the site has no configuration to compare with."""
             self.gain_JC = np.where(self.possible_JC, self.sane_JC / slowest_J[:, None] * base_J[:, None], 0.0)
 
     def _measure(self, settings: SiaSettings) -> None:
@@ -217,10 +217,10 @@ class SiaMatrix:
         return common.configurations(self.snapshot.nodes)
 
     def recorded(self, offers: tuple[Configuration, ...] = ()) -> NDArray[np.int64] | None:
-        """The recorded choice, by row, if the round is decided again after a time limit had cut it short.
+        """The recorded choice, by row, if a time limit cut the recorded round short and it is now replayed.
 
         Args:
-            offers: the cloud's, whose columns follow those of the site.
+            offers: the cloud's offers; their columns follow those of the site.
         """
         if not self.snapshot.incumbent:
             return None

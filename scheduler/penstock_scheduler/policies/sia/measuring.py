@@ -1,15 +1,15 @@
-"""Measuring new jobs: a new job trains on one GPU of each type in turn, until its speed there is known.
+"""Measuring new jobs: a new job trains on one GPU of each type, one after the other, until its speed there is known.
 
-Sia profiles each new job on one GPU of each type, in less than 20 GPU-seconds each. Here the job's first rounds do that: its
-training meanwhile counts, and the only costs are the restarts. A type is known if the job has a profile for it, or if the
-catalogue has the job's model family. A job to be measured takes no GPU that another job holds; while no GPU of an unknown
-type is free, it stays where it is.
+Sia profiles each new job on one GPU of each type, in less than 20 GPU-seconds each. Here the job's first rounds do that: the
+job makes progress meanwhile, and only the restarts cost anything. A type is known if the job has a profile for it, or if the
+catalogue has the job's model family. Measuring takes no GPU that another job holds. While no GPU of an unknown type is free,
+the job stays where it is.
 
 Measuring ends
 
 - when all types are known;
 - when the job has had its GPU-seconds on one type and has reported nothing, because it will not report elsewhere either;
-- when the job has trained so long on all types together that it is no longer new. A round often takes longer than measuring
+- when the job's GPU-seconds on all types together show that it is no longer new. A round often takes longer than measuring
   needs.
 """
 
@@ -31,9 +31,9 @@ class Measuring:
     columns: list[int]
     """For each type that is still unknown, the column of one GPU of it."""
     number: int
-    """How many types will be known with the next one."""
+    """Number of types that will be known after the next one."""
     types: int
-    """How many types the job may use."""
+    """Number of types that the job may use."""
 
     @classmethod
     def of(cls, snapshot: Snapshot, job: Job, columns: Mapping[str, int], measure_gpu_s: float) -> Measuring | None:

@@ -71,9 +71,9 @@ class Sia:
 def _place(
     matrix: SiaMatrix, chosen: Mapping[JobId, Configuration], problem: Problem
 ) -> tuple[Placed, dict[JobId, Configuration]]:
-    """Nodes for the chosen configurations.
+    """Find nodes for the chosen configurations.
 
-    A job that finds no nodes takes its next best entry for which there is room beside the others. The second value has these.
+    A job for which there are none takes its next best entry for which there is room. The second value has these entries.
     """
     placed = matrix.place(chosen)
     instead: dict[JobId, Configuration] = {}

@@ -13,9 +13,9 @@ from penstock_scheduler.solver import Limits, Problem, Solution, solve
 
 
 def build(matrix: SiaMatrix, settings: SiaSettings) -> tuple[Problem, NDArray[np.float64]]:
-    """The program, and the cost of leaving each job out, with its weight.
+    """The program, and the cost of leaving each job out, times the job's weight.
 
-    The solver knows only one cost of leaving a job out. It gets the average; each job's entries are shifted by the difference.
+    The solver has one cost of leaving a job out for all jobs: the average. Each job's entries are shifted by the difference.
     """
     leave_J, cost_JC = costs(matrix, settings)
     weighted_J = leave_J * matrix.weight_J

@@ -12,7 +12,7 @@ from penstock_scheduler.policies.sia.matrix import SiaMatrix
 from penstock_scheduler.solver import Quota
 
 MOST_UNIONS = 6
-"""Different sets of nodes up to which every union of them gets a row of its own."""
+"""Most different sets of nodes for which every union of them gets a row."""
 
 
 def quotas(matrix: SiaMatrix) -> tuple[Quota, ...]:
@@ -21,7 +21,7 @@ def quotas(matrix: SiaMatrix) -> tuple[Quota, ...]:
 
 
 def _access_quotas(matrix: SiaMatrix) -> list[Quota]:
-    """For each type: jobs that can use only some of its nodes get together no more GPUs than those nodes have.
+    """For each type: jobs that can use only some of its nodes get no more GPUs together than those nodes have.
 
     There is one row for every union of the sets of nodes that are open to some job, as in Hall's theorem. With more than
     `MOST_UNIONS` different sets there is one row for each single set, and placement settles the rest.

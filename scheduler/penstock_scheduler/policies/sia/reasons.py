@@ -32,10 +32,10 @@ def explained(
     """For every job its assignment, or the reason why it waits, in the order of the snapshot.
 
     Args:
-        matrix: the round's.
+        matrix: the matrix of the round.
         chosen: what the solver chose.
         placed: what has found nodes.
-        instead: jobs that got another configuration than the chosen one, because that one found no nodes.
+        instead: jobs that got another configuration than the chosen one, because there were no nodes for that one.
     """
     row_of = {job.id: row for row, job in enumerate(matrix.jobs)}
     column = {option: c for c, option in enumerate(matrix.options)}
@@ -80,7 +80,7 @@ def _why(matrix: SiaMatrix, job: Job, row: int, column: int, placement: Placemen
 
 
 def _speed(matrix: SiaMatrix, row: int, column: int) -> str:
-    """How fast a job is on an entry, beside its slowest configuration; empty on that one itself."""
+    """How fast a job is on an entry, relative to its slowest configuration; empty on that configuration itself."""
     slowest = int(matrix.slowest_J[row])
     if column == slowest:
         return ""
@@ -102,7 +102,7 @@ def remarks(snapshot: Snapshot, plan: Plan, job: Job) -> list[str]:
 
 
 def _why_not(matrix: SiaMatrix, job: Job, row: int, chosen: Configuration | None) -> Reason:
-    """Why a job waits; `chosen`: what the solver chose for it, which found no nodes."""
+    """Why a job waits; `chosen`: what the solver chose for it, for which there are no nodes."""
     needs = common.smallest_need(job)
     if job.id in matrix.bad:
         text = "its model gives a goodput that is negative or not a number: correct the model, or leave it out"
