@@ -8,13 +8,43 @@ happens for one plain job at a time, so plain jobs cannot push out all adaptive 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import dataclasses
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
 
-from penstock_scheduler.model import Node
+from penstock_scheduler.model import Adaptivity, Job, Node, Phase
 from penstock_slurm.gateway import SlurmJob
 
 WAITS = frozenset({"Resources", "Priority", "None", ""})
 """Reasons of pending jobs that more free GPUs would start."""
+
+
+def with_room(
+    nodes: tuple[Node, ...],
+    plain: Iterable[SlurmJob],
+    managed: Collection[Job],
+    partitions: Iterable[str],
+    *,
+    now_s: float,
+    patience_s: float,
+) -> tuple[Node, ...]:
+    """The nodes without the GPUs that are set aside for a plain job.
+
+    It is the one that has waited longest, if that is longer than `patience_s` and than every queued managed job.
+    """
+    job = longest_waiting(plain, partitions, now_s, patience_s)
+    first_s = min((each.submit_s for each in managed if each.phase is Phase.QUEUED), default=now_s)
+    if job is None or (job.eligible_s or now_s) > first_s:
+        return nodes
+    held: Counter[str] = Counter()
+    pinned: Counter[str] = Counter()
+    for each in managed:
+        for share in each.allocation.shares if each.allocation is not None else ():
+            held[share.node] += share.gpus
+            if not each.spec.preemptible or each.spec.adaptivity is Adaptivity.FIXED:
+                pinned[share.node] += share.gpus
+    aside = set_aside(job, nodes, pinned, held)
+    return tuple(dataclasses.replace(node, gpus_others=node.gpus_others + aside.get(node.name, 0)) for node in nodes)
 
 
 def longest_waiting(

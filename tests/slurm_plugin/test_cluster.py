@@ -125,10 +125,10 @@ def test_a_job_that_exceeded_its_memory_is_logged_once_and_one_that_goes_on_is_f
     told.asked = 0
     gone = pending("gpu", state="OUT_OF_MEMORY")
     for listed, ended, said in (([pending("gpu")], [], 0), ([], [gone], 1)):
-        cluster._ending["7"] = 500  # MB, as after a run of it
+        cluster._endings.awaited["7"] = 500  # MB, as after a run of it
         told.listed, told.ended, told.asked = listed, ended, 0
         cluster.observe()
-        assert cluster._ending == {}
+        assert cluster._endings.awaited == {}
         assert told.asked == 1
         assert [record.getMessage() for record in caplog.records].count("job exceeded its memory") == said
     cluster.reports()

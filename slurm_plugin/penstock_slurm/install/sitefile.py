@@ -6,9 +6,9 @@ import re
 from collections.abc import Collection, Sequence
 
 from penstock_scheduler.errors import PenstockError
-from penstock_slurm.cluster import gpu_type
 from penstock_slurm.gateway import SlurmNode, SlurmPartition
 from penstock_slurm.settings import SlurmSettings
+from penstock_slurm.view import gpu_type
 
 NAME = "penstock_site.lua"
 

@@ -1,0 +1,96 @@
+"""Managed jobs that Slurm has started without their GPUs.
+
+Slurm 22.05.8 does that once after it requeued a job while one of its nodes was silent, and on a node that has not registered
+since slurmctld started. Such a run is stopped at once and starts again, then with its GPUs. If the program found no GPUs and
+failed before that, its job is requeued.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterable
+
+from penstock_scheduler.model import JobId
+from penstock_slurm.gateway import Gateway, SlurmError, SlurmJob
+
+log = logging.getLogger(__name__)
+
+CHECKS = 20
+"""Most jobs, in one observation, whose GPUs are requested from Slurm: about 5 ms each."""
+
+MOST_RESTARTS = 1000
+"""Restarts after which a job that fails without its GPUs is not requeued again, in case Slurm always starts it so."""
+
+Run = tuple[JobId, int]
+"""A job, and the restarts of the run."""
+
+
+class LostGpus:
+    """Remembers which runs were checked, so that each one is checked once."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._lacks: dict[Run, bool] = {}
+        """Whether Slurm has started a run without its GPUs, as far as that was checked."""
+
+    def check(self, jobs: Iterable[SlurmJob], known: Collection[JobId], *, counts_gpus: bool) -> None:
+        """Check runs of known jobs. Requeued jobs are checked in detail, a few at a time.
+
+        Args:
+            jobs: jobs that run or have ended.
+            known: the managed jobs of the last observation.
+            counts_gpus: whether `SlurmJob.gpus_counted` has the GPUs of a running job.
+        """
+        asked = 0
+        for job in jobs:
+            run = job.id, job.restarts
+            if job.id not in known or job.state not in ("RUNNING", "FAILED") or not job.gpus_per_node:
+                continue
+            if run in self._lacks:
+                pass
+            elif counts_gpus and not job.gpus_counted.get("", 0):
+                self._lacks[run] = True
+            elif job.restarts and asked < CHECKS:
+                asked += 1
+                try:
+                    self._lacks[run] = self._gateway.gpus_held(job.id) == 0
+                except SlurmError as error:
+                    log.info("cannot read the GPUs of a job", extra={"job": job.id, "text": str(error)})
+            if job.state == "FAILED" and self._lacks.get(run):
+                self._bring_back(job)
+
+    def lacks(self, job: SlurmJob) -> bool:
+        """Whether a job runs without its GPUs."""
+        return job.state == "RUNNING" and self._lacks.get((job.id, job.restarts), False)
+
+    def forget(self, keep: Collection[Run]) -> None:
+        """Forget all runs but these."""
+        self._lacks = {run: lacks for run, lacks in self._lacks.items() if run in keep}
+
+    def stop(self, jobs: Iterable[SlurmJob], silent: Collection[str]) -> None:
+        """Stop runs without their GPUs at once, except on nodes that do not respond. A round starts them again."""
+        for job in jobs:
+            if not self.lacks(job) or not set(silent).isdisjoint(job.nodes):
+                continue
+            try:
+                self._gateway.requeue_hold(job.id)
+            except SlurmError as error:
+                log.warning("cannot stop a job without its GPUs", extra={"job": job.id, "text": str(error)})
+                continue
+            text = (
+                "Slurm started it without its GPUs; it will start again. Slurm may go on counting GPUs of its nodes as "
+                "used until `scontrol reconfigure`"
+            )
+            log.warning("job stopped", extra={"job": job.id, "nodes": ",".join(job.nodes), "text": text})
+
+    def _bring_back(self, job: SlurmJob) -> None:
+        """Requeue a job that failed because Slurm had started it without its GPUs."""
+        if not job.requeue or job.restarts >= MOST_RESTARTS:
+            return
+        try:
+            self._gateway.bring_back(job.id)
+        except SlurmError as error:
+            log.warning("cannot requeue a job that failed without its GPUs", extra={"job": job.id, "text": str(error)})
+            return
+        text = "Slurm started it without its GPUs, and it failed"
+        log.warning("job requeued", extra={"job": job.id, "nodes": ",".join(job.nodes), "text": text})

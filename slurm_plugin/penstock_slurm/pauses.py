@@ -1,0 +1,21 @@
+"""The pauses of moves, in a job's control message: from the decision until the next run reports that it has begun."""
+
+from __future__ import annotations
+
+from penstock_profiles.wire import ControlMessage, Report, Started
+
+PAUSES = 8
+"""Newest pauses of a job that are kept."""
+
+
+def measured(control: ControlMessage | None, report: Report) -> ControlMessage | None:
+    """The control message with the pause that this report ends; None: it ends none.
+
+    The clocks of nodes and daemon agree well enough, because munge refuses large differences.
+    """
+    if not isinstance(report.body, Started) or control is None or control.moved_s is None:
+        return None
+    if report.epoch < control.epoch or control.request is not None:
+        return None
+    pause_s = max(report.time_s - control.moved_s, 0.0)
+    return control.model_copy(update={"moved_s": None, "pauses_s": (*control.pauses_s, pause_s)[-PAUSES:]})

@@ -1,0 +1,358 @@
+"""Slurm's records -> what the scheduler sees. Pure: it asks neither Slurm nor the spool, and keeps nothing.
+
+`sort_jobs` decides which of Slurm's jobs are managed, `job_view` what one of them is to the scheduler, and `node_views`
+what the nodes are.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from penstock_profiles.wire import ControlMessage, Started
+from penstock_scheduler.errors import BadJobSpec
+from penstock_scheduler.model import EndedRun, Job, JobId, JobSpec, Node, Phase, Placement, Refusal, Share, parse_spec
+from penstock_scheduler.model.spec import SPEC_KEY
+from penstock_scheduler.ports import SpecCheck
+from penstock_slurm.gateway import SlurmJob, SlurmNode, SlurmRun
+from penstock_slurm.gateway.base import ENDED
+from penstock_slurm.notes import kept_by_begin, notes, waits_for
+from penstock_slurm.site import SlurmRules
+from penstock_slurm.states import HOLDING, LEAVING, WAITING, Facts, State, state
+
+CLOCKS_DIFFER_S = 60.0
+"""Largest expected difference between the clocks of Slurm and of the daemon."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spooled:
+    """What the spool has of a job."""
+
+    control: ControlMessage | None = None
+    """The newest control message."""
+    present: Started | None = None
+    """What the present run reported when it began; None: it has not reported yet."""
+    epoch: int = 0
+    """Epoch of the newest run that has reported its beginning; 0: none has."""
+    saved: bool = False
+    """Whether the run has answered the request of the control message."""
+
+    @property
+    def answers(self) -> bool:
+        """Whether the run can be asked to save: it reads requests, or does so on a signal."""
+        return self.present is not None and (self.present.answers_requests or self.present.usr2 is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """What an observation knows beside the record of a single job."""
+
+    now_s: float
+    asked_s: float
+    """When Slurm's list of jobs was requested."""
+    managed: tuple[str, ...]
+    """Managed partitions, in the order of the settings."""
+    up: tuple[str, ...]
+    """Those of them that are up."""
+    types: Mapping[str, str]
+    """GPU type of each node."""
+    silent: frozenset[str] = frozenset()
+    """Nodes that do not respond."""
+    rules: SlurmRules = field(default_factory=SlurmRules)
+    stopped_s: Mapping[tuple[JobId, int], float] = field(default_factory=dict)
+    """(job, restarts of the run) -> when Penstock stopped it."""
+    without_gpus: Collection[JobId] = ()
+    """Jobs that Slurm has started without their GPUs."""
+    misplaced: Collection[JobId] = ()
+    """Jobs that share GPUs and have to restart."""
+
+
+@dataclass(slots=True)
+class SortedJobs:
+    """Slurm's jobs, sorted into those that Penstock manages and others."""
+
+    managed: dict[JobId, tuple[SlurmJob, JobSpec]] = field(default_factory=dict)
+    not_yet: dict[JobId, SlurmJob] = field(default_factory=dict)
+    """Jobs that wait for something else than GPUs."""
+    refused: list[Refusal] = field(default_factory=list)
+    """Jobs that ask for Penstock and cannot be managed."""
+
+
+def sort_jobs(
+    jobs: Iterable[SlurmJob],
+    partitions: Collection[str],
+    now_s: float,
+    *,
+    cleared: Callable[[SlurmJob], bool],
+    check: SpecCheck,
+) -> SortedJobs:
+    """Which jobs Penstock manages.
+
+    Args:
+        jobs: Slurm's jobs.
+        partitions: the managed partitions, that of the cloud included.
+        now_s: the time.
+        cleared: tells whether Penstock has cleared the GRES of a job.
+        check: raises BadJobSpec if a job spec can never be served.
+    """
+    found, ours = SortedJobs(), set(partitions)
+    for job in jobs:
+        if job.state not in WAITING | HOLDING | LEAVING or not set(job.partition) & ours:
+            continue
+        try:
+            spec = job_spec(job)
+            if spec is None:
+                continue
+            expect_manageable(job, cleared=cleared(job))
+            check(spec)
+        except BadJobSpec as error:
+            found.refused.append(Refusal(job.id, job.name, job.user, str(error)))
+            continue
+        if job.state in WAITING and waits_for(job, now_s):
+            found.not_yet[job.id] = job
+        else:
+            found.managed[job.id] = job, spec
+    return found
+
+
+def job_spec(job: SlurmJob) -> JobSpec | None:
+    """The job spec, from admin_comment (which only the site can write) or else from the comment. Raises BadJobSpec."""
+    ours = notes(job)
+    told = ours is not None and SPEC_KEY not in ours  # a message to the user may quote a job spec, but is none
+    spec = (None if told else parse_spec(job.admin_comment)) or parse_spec(job.comment)
+    if spec is not None and spec.trial_group == "array" and job.array_job_id is not None:
+        return spec.model_copy(update={"trial_group": f"array {job.array_job_id}"})
+    return spec
+
+
+def expect_manageable(job: SlurmJob, *, cleared: bool) -> None:
+    """Raise BadJobSpec if a job cannot be placed because of the way it was submitted."""
+    if job.het_job_id is not None:
+        raise BadJobSpec(
+            "it is part of a heterogeneous job, which cannot be moved in parts; submit it as a job of its own"
+        )
+    if job.exclusive:
+        raise BadJobSpec(
+            "it requests whole nodes (--exclusive), but Penstock allocates GPUs; submit it without --exclusive"
+        )
+    if job.licenses:
+        raise BadJobSpec(
+            f"it requests licences ({job.licenses}), but Penstock does not know which are free; submit it without a job spec"
+        )
+    if job.gpu_type is not None:
+        raise BadJobSpec(
+            f"it requests GPUs of type {job.gpu_type} from Slurm, which cannot change that later; submit it with "
+            f'--gres=gpu:1 and name the types in the job spec, such as "gpu_types": ["{job.gpu_type}"]'
+        )
+    if job.gpus_per_node is None and not cleared:
+        raise BadJobSpec("it requests no GPUs per node, so there is no number to change; submit it with --gres=gpu:1")
+    if not job.requeue:
+        raise BadJobSpec("Slurm may not requeue it, so it cannot be moved; submit it with --requeue")
+
+
+def job_facts(job: SlurmJob, spooled: Spooled, scene: Scene) -> Facts:
+    """What is known of a job beside Slurm's record of it."""
+    return Facts(
+        asked=spooled.control is not None and spooled.control.request is not None,
+        answers=spooled.answers,
+        saved=spooled.saved,
+        kept_back=kept_by_begin(job, scene.now_s),
+        silent=bool(scene.silent & set(job.nodes)),
+    )
+
+
+def job_view(job: SlurmJob, spec: JobSpec, spooled: Spooled, scene: Scene) -> tuple[State, Job | None]:
+    """A job's state, and the job as the scheduler sees it; None: it is ending for good."""
+    control, facts = spooled.control, job_facts(job, spooled, scene)
+    now = state(job, facts)
+    if now is State.DONE or (job.state in LEAVING and not facts.asked):
+        return now, None
+    phase, allocation = _phase(job, now, facts, control, scene)
+    # The first partition stays while it is down, because it decides which policy and rules apply. It has no nodes then.
+    told = control.submitted_to if control is not None else None
+    asked = (told,) if told in scene.managed else job.partition
+    mine = [name for at, name in enumerate(asked) if name in (scene.up if at else scene.managed)]
+    return now, Job(
+        id=job.id,
+        name=job.name,
+        user=job.user,
+        spec=spec,
+        partitions=(*mine, *(name for name in scene.up if name not in mine)),
+        phase=phase,
+        submit_s=_submitted_s(job, control),
+        restarts=job.restarts,
+        allocation=_granted(allocation, control),
+        leaving=job.state in LEAVING,
+        started_s=job.start_s if job.state in HOLDING else None,
+        suspended_s=_suspended_s(job, scene.asked_s),
+        stopped_s=_stopped_s(job, scene),
+        requeued_s=job.submit_s if job.restarts else None,
+        pauses_s=control.pauses_s if control is not None else (),
+        time_limit_s=job.time_limit_s,
+        account=job.account,
+        qos=job.qos,
+        reservation=job.reservation,
+        weight=scene.rules.weight(job),
+    )
+
+
+def _phase(
+    job: SlurmJob, now: State, facts: Facts, control: ControlMessage | None, scene: Scene
+) -> tuple[Phase, Placement | None]:
+    """Where the job is between the queue and its GPUs, and what it holds."""
+    if now is State.HELD:
+        return Phase.QUEUED, None
+    if now is State.PLACING:
+        # A job that Slurm or its user has requeued waits for a begin time, two minutes by default: send it again.
+        later = job.reason == "BeginTime" and (job.eligible_s or 0.0) > scene.now_s
+        sent = job.required_nodes and not later
+        return Phase.STARTING, placement(job, job.required_nodes, scene.types, control) if sent else None
+    lacks = job.id in scene.without_gpus
+    leaves = facts.asked or lacks or job.id in scene.misplaced
+    held = None if lacks else placement(job, job.nodes, scene.types, control)
+    return Phase.STOPPING if leaves else Phase.RUNNING, held
+
+
+def placement(
+    job: SlurmJob, nodes: tuple[str, ...], types: Mapping[str, str], control: ControlMessage | None = None
+) -> Placement:
+    """A job's GPUs on these nodes. Those of a job that shares are in its control message only."""
+    gpus = job.gpus_per_node or 0
+    if job.gpus_per_node is None and control is not None and control.shares:
+        gpus = (control.gpus or 0) // (control.nodes or 1)
+    shares = tuple(Share(name, gpus) for name in sorted(nodes))
+    return Placement(types.get(nodes[0], "") if nodes else "", job.partition[0] if job.partition else "", shares)
+
+
+def _granted(held: Placement | None, control: ControlMessage | None) -> Placement | None:
+    """What a job holds, with the CPUs and memory that Penstock allocated, if it did."""
+    if held is None or control is None or control.cpus is None or control.nodes != len(held.shares):
+        return held
+    cpus, memory_mb = control.cpus, control.memory_mb or 0
+    shares = tuple(dataclasses.replace(share, cpus=cpus, memory_mb=memory_mb) for share in held.shares)
+    return dataclasses.replace(held, shares=shares)
+
+
+def _submitted_s(job: SlurmJob, control: ControlMessage | None) -> float:
+    """When the job was first submitted. Slurm changes its SubmitTime at each requeue, so the spool keeps the first one."""
+    kept = control.submitted_s if control is not None else None
+    return job.submit_s if kept is None else min(kept, job.submit_s)
+
+
+def _suspended_s(job: SlurmJob, asked_s: float) -> float:
+    """How long a job's present run has been suspended. Slurm tells how long it was not, in whole seconds."""
+    if job.state not in HOLDING or job.start_s is None or job.ran_s is None:
+        return 0.0
+    return max(math.floor(asked_s) - job.start_s - job.ran_s, 0.0)
+
+
+def _stopped_s(job: SlurmJob, scene: Scene) -> float | None:
+    """When the job's last run ended. Slurm tells that of a job that is over, but not of a requeued job."""
+    if job.state in LEAVING | ENDED and job.end_s is not None:
+        return job.end_s
+    return scene.stopped_s.get((job.id, job.restarts - 1))
+
+
+def ended_run(job: SlurmJob, control: Callable[[JobId], ControlMessage | None], scene: Scene) -> EndedRun | None:
+    """The last run of a job with a job spec; None: it has not ended, or never ran."""
+    if job.state not in LEAVING | ENDED or job.start_s is None or job.end_s is None or not job.nodes:
+        return None
+    if job.end_s > scene.now_s + CLOCKS_DIFFER_S:
+        # While it is requeued after a node failure, Slurm shows its time limit, or a year if it has none.
+        return None
+    try:
+        if job_spec(job) is None or not set(job.partition) & set(scene.managed):
+            return None
+    except BadJobSpec:
+        return None
+    held = placement(job, job.nodes, scene.types, control(job.id) if job.gpus_per_node is None else None)
+    return EndedRun(job.id, held, job.start_s, job.end_s)
+
+
+def accounted_run(run: SlurmRun, control: ControlMessage | None, types: Mapping[str, str]) -> EndedRun:
+    """A run in Slurm's accounting, as the scheduler sees it."""
+    gpus = run.gpus
+    if not gpus and control is not None and control.shares:
+        gpus = control.gpus or 0  # Slurm counts its GPUs for the placeholder jobs of the GPU reservation
+    each = gpus // max(len(run.nodes), 1)
+    shares = tuple(Share(name, each) for name in sorted(run.nodes))
+    gpu_type = types.get(run.nodes[0], "") if run.nodes else ""
+    return EndedRun(run.job_id, Placement(gpu_type, "", shares), run.start_s, run.end_s)
+
+
+# --- nodes
+
+
+def gpu_type(node: SlurmNode) -> str:
+    """A node's GPU type from its GRES; `gpu` if GRES has none. Several types are joined by `+`."""
+    return "+".join(sorted(name or "gpu" for name in node.gpus))
+
+
+def silent_nodes(nodes: Iterable[SlurmNode]) -> frozenset[str]:
+    """Nodes that do not respond. A cloud node that boots is silent too, but it will answer."""
+    return frozenset(
+        node.name for node in nodes if node.state & {"NOT_RESPONDING", "DOWN"} and "POWERING_UP" not in node.state
+    )
+
+
+def node_views(
+    nodes: Iterable[SlurmNode],
+    jobs: Mapping[JobId, tuple[SlurmJob, Job]],
+    scene: Scene,
+    *,
+    kept_for: Mapping[str, str],
+    placeholders: Mapping[str, int],
+) -> tuple[Node, ...]:
+    """The managed nodes with GPUs.
+
+    Args:
+        nodes: nodes that no cloud fills.
+        jobs: the managed jobs.
+        scene: the observation.
+        kept_for: node -> the reservation that it is kept for.
+        placeholders: node -> GPUs that Penstock's placeholder jobs hold.
+    """
+    gpus, cpus, memory_mb = Counter(placeholders), Counter[str](), Counter[str]()
+    for slurm_job, job in jobs.values():
+        if job.allocation is None or slurm_job.state in WAITING:
+            continue
+        for share in job.allocation.shares:
+            gpus[share.node] += 0 if slurm_job.gpus_per_node is None else share.gpus
+            cpus[share.node] += slurm_job.cpus // max(len(slurm_job.nodes), 1)
+            memory_mb[share.node] += share.memory_mb
+    managed, counts_memory = set(scene.managed), scene.rules.features.memory
+    return tuple(
+        Node(
+            name=node.name,
+            gpu_type=scene.types[node.name],
+            gpus=sum(node.gpus.values()),
+            partitions=tuple(name for name in node.partitions if name in scene.up),
+            usable=node.usable,
+            # Right after a restart, slurmctld may count the GPUs of a completing job twice: 8 of 4 used.
+            gpus_others=max(min(sum(node.gpus_used.values()), sum(node.gpus.values())) - gpus[node.name], 0),
+            reservation=kept_for.get(node.name, ""),
+            switch=scene.rules.switches.get(node.name, ""),
+            cpus=node.cpus,
+            cpus_others=max(node.cpus_used - cpus[node.name], 0),
+            state="+".join(sorted(node.state)),
+            memory_mb=node.memory_mb if counts_memory else 0,
+            memory_others_mb=max(node.memory_used_mb - memory_mb[node.name], 0) if counts_memory else 0,
+        )
+        for node in nodes
+        if managed & set(node.partitions) and sum(node.gpus.values()) > 0
+    )
+
+
+def free_gpus(
+    nodes: Iterable[Node], in_cloud: Iterable[SlurmNode], jobs: Iterable[Job], cleared: Collection[JobId]
+) -> dict[str, int]:
+    """Node -> GPUs that no job holds in Slurm. Cleared jobs hold none there."""
+    free = {node.name: node.gpus_for_us for node in nodes}
+    free |= {node.name: sum(node.gpus.values()) for node in in_cloud}
+    for job in jobs:
+        for share in job.allocation.shares if job.allocation is not None and job.id not in cleared else ():
+            free[share.node] = free.get(share.node, 0) - share.gpus
+    return free
