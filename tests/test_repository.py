@@ -87,7 +87,6 @@ CORE = ("model", "policies", "solver", "burst", "placement.py", "diff.py", "free
 """What decides, in scheduler/penstock_scheduler."""
 
 LARGE = {
-    "slurm_plugin/penstock_slurm/agents.py": "one class until it becomes a pure core and a shell",
     "cloud/penstock_cloud/ec2.py": "one class until the burst manager replaces it",
 }
 """Files that are allowed to be longer, and why."""

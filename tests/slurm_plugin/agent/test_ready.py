@@ -13,7 +13,9 @@ from penstock_scheduler.clock import WallClock
 from penstock_scheduler.model import JobId, JobUse
 from penstock_scheduler.sharing.messages import CarriedJob, NodeOrder, NodeStatus, OrderedJob, State
 from penstock_slurm.agents import SlurmAgents
+from penstock_slurm.gateway import SlurmNode
 from penstock_slurm.gpu_reservation import GpuReservations
+from penstock_slurm.node_sharing import NodeScene, ordered_jobs
 
 JOB = JobId("7")
 
@@ -35,10 +37,14 @@ def test_a_job_starts_when_the_agent_waits_for_this_run_of_it(
     assert (agents.keeps_back(JOB, "n") == "") == ready
 
 
-def test_a_job_whose_gpus_slurm_does_not_tell_for_a_moment_stays_in_the_order(agents: SlurmAgents):
+def test_a_job_whose_gpus_slurm_does_not_tell_for_a_moment_stays_in_the_order():
     mine = OrderedJob(job=JOB, slurm_job=7, uid=1, gpus=1, running=True, own_devices=(2,))
-    agents._orders["n"] = NodeOrder(node="n", number=1, written_s=0, jobs=(mine,))
-    unknown: Any = SimpleNamespace(cleared=False, devices=None, slurm=SimpleNamespace(number=7))
-    assert agents._ordered_jobs("n", (), {JOB: unknown}) == (mine,)
-    other: Any = SimpleNamespace(cleared=False, devices=None, slurm=SimpleNamespace(number=8))
-    assert agents._ordered_jobs("n", (), {JOB: other}) == ()
+    order = NodeOrder(node="n", number=1, written_s=0, jobs=(mine,))
+
+    def ordered(number: int) -> tuple[OrderedJob, ...]:
+        unknown: Any = SimpleNamespace(cleared=False, devices=None, slurm=SimpleNamespace(number=number))
+        here = {JOB: unknown}
+        return ordered_jobs(NodeScene(cast(SlurmNode, None), (), here, here, order=order))
+
+    assert ordered(7) == (mine,)
+    assert ordered(8) == ()

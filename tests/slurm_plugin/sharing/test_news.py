@@ -13,7 +13,7 @@ from penstock_scheduler.pairs import Pairs
 from penstock_scheduler.sharing.messages import (
     status_file,
 )
-from penstock_slurm import agents as agents_module
+from penstock_slurm import agent_files
 from tests.scheduler.builders import snapshot
 
 from .site import Site, bound, carried, group, placeholder, runs, taken
@@ -86,7 +86,7 @@ def test_where_nothing_can_be_kept_news_are_told_all_the_same(
 
     site.told()
     site.look()
-    monkeypatch.setattr(agents_module, "write_whole", full)
+    monkeypatch.setattr(agent_files, "write_whole", full)
     site.told(news=1)
     assert taken(site) == (1, [1], [("n0", 1)])
     assert taken(site) == (0, [], [])
