@@ -285,7 +285,8 @@ class SlurmCluster:
         waits, now_s, remembered = slurm_job.state in WAITING, self._clock.now_s(), self._remembered
         if waits and isinstance(action, Hold):
             return Scope(slurm_job, job, Spooled(), now_s)
-        spooled, misplaced = self._spooled(slurm_job), job.id in self._scene.misplaced
+        spooled = self._spooled(slurm_job)
+        misplaced = self._sharing is not None and job.id in self._sharing.misplaced  # since this round, perhaps
         shares = waits and self._shares(action, slurm_job, job)
         moves = not waits and not stays(action, job, misplaced=misplaced)
         free, kept_back = {}, ""
