@@ -51,7 +51,7 @@ class JobSpecOperator(BaseOperator):
         max_batch_size: Largest total batch size that still trains well. Absent: the model family's.
         scale_unit: GPUs of one replica of the model, for all types or by type, such as {'a100': 2, 'rtx': 8}. The
             job's GPU count is a multiple of it. A type that is not named has 1.
-        model_family: Family of the catalogue whose speed resembles the job's.
+        model_family: Model family of the catalogue that is about as fast as the job's model.
         sensitivity: The site's profile of what CPU and memory are worth to the job. Absent: that of its model
             family.
         goodput_table: Measured rate by GPU type and GPU count, such as {'t4': {'1': 90, '4': 310}}, instead of

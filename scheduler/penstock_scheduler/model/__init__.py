@@ -1,4 +1,4 @@
-"""The domain model: frozen values, no behaviour that reads the world."""
+"""The domain model: frozen values. Nothing here reads the clock, files or the environment."""
 
 from penstock_scheduler.model.actions import (
     Action,

@@ -1,4 +1,4 @@
-"""Actions: each names the job, the round that wants it, and the wanted end state, and is safe to repeat."""
+"""Actions: each names the job, the round that decided on it, and the end state to reach. Repeating an action is safe."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Hold:
 
 @dataclass(frozen=True, slots=True)
 class BurstJob:
-    """Run a queued job in the cloud, on `offer`, for no more than `usd` dollars: then it is ended there."""
+    """Run a queued job in the cloud, on `offer`. The cloud ends the run before it costs more than `usd` dollars."""
 
     job: JobId
     round: int
@@ -62,7 +62,7 @@ class BurstJob:
 
 @dataclass(frozen=True, slots=True)
 class Recall:
-    """Bring a job back from the cloud: it checkpoints if it can, gives its instance back and is in the queue again."""
+    """Bring a job back from the cloud: it saves a checkpoint if it can, gives its instance back and is queued again."""
 
     job: JobId
     round: int
@@ -81,7 +81,7 @@ class Progress(StrEnum):
 
     DONE = "done"
     UNDER_WAY = "under-way"
-    """Asked for; the cluster needs time. The same action again goes on from there."""
+    """Started; the cluster needs time. Repeating the action continues it."""
     FAILED = "failed"
     """It cannot be done now; the next round decides again."""
 

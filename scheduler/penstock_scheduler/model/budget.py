@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Period = Literal["day", "week", "month", "year", "total"]
-"""The time that a budget is for, in UTC. Weeks begin on Monday."""
+"""The period of a budget, in UTC. Weeks begin on Monday."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +17,7 @@ class GpuBudget:
     """The account; empty: the whole site."""
     period: Period
     soft_h: float | None
-    """GPU-hours from which its jobs have `soft_weight` of their weight; None: no soft limit."""
+    """GPU-hours from which the weight of its jobs is multiplied by `soft_weight`; None: no soft limit."""
     hard_h: float | None
     """GPU-hours from which none of its jobs starts or grows; None: no hard limit."""
     used_h: float
@@ -38,11 +38,11 @@ class GpuBudget:
         return self.hard_h is not None and self.used_h >= self.hard_h
 
     def covers(self, account: str) -> bool:
-        """Whether a job of this account counts against it."""
+        """Whether a job of this account counts against the budget."""
         return self.account in ("", account)
 
     def __str__(self) -> str:
-        whose = f"account {self.account}" if self.account else "the site"
+        owner = f"account {self.account}" if self.account else "the site"
         when = "in total" if self.period == "total" else "today" if self.period == "day" else f"this {self.period}"
         limits = [f"{h:g} ({kind})" for kind, h in (("soft", self.soft_h), ("hard", self.hard_h)) if h is not None]
-        return f"the budget of {whose}: {self.used_h:.1f} of {' and '.join(limits)} GPU-hours used {when}"
+        return f"the budget of {owner}: {self.used_h:.1f} of {' and '.join(limits)} GPU-hours used {when}"

@@ -12,7 +12,7 @@ from penstock_scheduler.model.waiting import Wait, WaitingPolicy
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """Instances that can be ordered now: `nodes` instances with `gpus` GPUs together."""
+    """Instances that can be ordered now: `nodes` instances with `gpus` GPUs in total."""
 
     id: str
     """The provider's name for it, such as `g5.12xlarge@us-east-1b`."""
@@ -20,11 +20,11 @@ class Offer:
     nodes: int
     gpus: int
     usd_per_h: float
-    """Price of all its nodes together, > 0."""
+    """Price of all its nodes together, $/h, > 0."""
     count: int = 1
     """How many of these can run at the same time."""
     boot_s: float = 180.0
-    """Time from the order to the first step. It is paid for."""
+    """Time from the order to the first training step, s. This time is paid for."""
 
     def __str__(self) -> str:
         return f"{self.gpus} {self.gpu_type} ({self.id}, ${self.usd_per_h:.2f}/h)"
@@ -39,7 +39,7 @@ class CloudRun:
     since_s: float
     """When it was ordered."""
     usd: float
-    """The most that it may cost. It is ended before it costs more."""
+    """Most dollars that it may cost. The run is ended before it costs more."""
     account: str = ""
     ending: bool = False
     """Whether it has been recalled and still holds its instance."""
@@ -47,7 +47,7 @@ class CloudRun:
 
 @dataclass(frozen=True, slots=True)
 class BudgetLine:
-    """A hard cap, and how much of it is used: spent, and committed to what runs."""
+    """A budget of dollars, and how much of it is used: spent, or committed to jobs in the cloud."""
 
     account: str
     """The account; empty: the whole site."""
@@ -61,33 +61,33 @@ class BudgetLine:
         return max(self.limit_usd - self.used_usd, 0.0)
 
     def covers(self, account: str) -> bool:
-        """Whether a job of this account counts against it."""
+        """Whether a job of this account counts against the budget."""
         return self.account in ("", account)
 
     def __str__(self) -> str:
-        whose = f"account {self.account}" if self.account else "the site"
+        owner = f"account {self.account}" if self.account else "the site"
         when = "in total" if self.period == "total" else "today" if self.period == "day" else f"this {self.period}"
         return (
-            f"the cloud budget of {whose}, ${self.limit_usd:.2f} {when} (${self.used_usd:.2f} of it used or committed)"
+            f"the cloud budget of {owner}, ${self.limit_usd:.2f} {when} (${self.used_usd:.2f} of it used or committed)"
         )
 
 
 @dataclass(frozen=True, slots=True)
 class CloudState:
-    """All that a round may know of the cloud."""
+    """All that a round may know about the cloud."""
 
     offers: tuple[Offer, ...] = ()
     runs: tuple[CloudRun, ...] = ()
     budgets: tuple[BudgetLine, ...] = ()
     waiting: WaitingPolicy = field(default_factory=lambda: WaitingPolicy(Wait.NONE))
     by_default: bool = False
-    """Whether a job may leave if its job spec does not say."""
+    """Whether a job may leave for the cloud if its job spec does not say."""
     at_cap: Literal["finish", "recall"] = "finish"
     """What happens to running jobs when a budget is used up."""
     margin: float = 0.25
     """Share by which a commitment exceeds the expected cost, since an estimate may be too low."""
     unknown_h: float = 24.0
-    """Hours that are committed to a job of unknown length."""
+    """Hours that are committed to a job of unknown running time."""
     longest_s: float | None = None
     """Longest time that a commitment may pay for; None: no limit."""
     cost_per_usd: float = 0.1
@@ -101,6 +101,6 @@ class CloudState:
     history_s: dict[JobId, tuple[float, ...]] = field(default_factory=dict)
     """Running times of earlier jobs of the same user and script."""
     words: dict[JobId, str] = field(default_factory=dict)
-    """Jobs that were sent and are not there -> the provider's reason."""
+    """Jobs that were sent to the cloud and do not run there -> the provider's reason."""
     closed: tuple[str, ...] = ()
-    """What cannot be ordered now and why, for all jobs that would leave."""
+    """What cannot be ordered now and why. It concerns all jobs that would leave."""

@@ -24,12 +24,12 @@ class Share:
     node: str
     gpus: int
     cpus: int = 0
-    """CPUs there; 0: as many as the job itself asked for."""
+    """CPUs on the node; 0: as many as the job itself asked for."""
     memory_mb: int = 0
-    """Memory there, MB as Slurm counts them; 0: as much as the job itself asked for."""
+    """Memory on the node, MB as Slurm counts them; 0: as much as the job itself asked for."""
 
     def suits(self, held: Share) -> bool:
-        """Whether a job that holds `held` has what is wanted here. Amounts of 0 here accept any amount."""
+        """Whether a job that holds `held` has what this share asks for. An amount of 0 in this share accepts any amount."""
         return (
             (self.node, self.gpus) == (held.node, held.gpus)
             and self.cpus in (0, held.cpus)
@@ -81,9 +81,9 @@ class Node:
     usable: bool = True
     """Whether new work may be placed here: not down, drained or silent."""
     gpus_others: int = 0
-    """GPUs that jobs hold which Penstock does not manage."""
+    """GPUs that are held by jobs which Penstock does not manage."""
     reservation: str = ""
-    """The reservation that it is kept for now. Only jobs of that reservation may use it. Empty: none."""
+    """The reservation for which the node is kept now. Only jobs of that reservation may use it. Empty: none."""
     switch: str = ""
     """Leaf switch of the cluster's topology; nodes of one switch are close to each other. Empty: not known."""
     cpus: int = 1
@@ -93,7 +93,7 @@ class Node:
     memory_mb: int = 0
     """Memory that jobs may have, MB as Slurm counts them; 0: not known, or not allocated by the cluster."""
     memory_others_mb: int = 0
-    """Memory that jobs hold which Penstock does not manage."""
+    """Memory that is held by jobs which Penstock does not manage, MB."""
 
     @property
     def gpus_for_us(self) -> int:

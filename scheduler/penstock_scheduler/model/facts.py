@@ -1,4 +1,4 @@
-"""What Penstock knows of a job beyond what the cluster reports."""
+"""What Penstock knows about a job beyond what the cluster reports."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from penstock_profiles.sensitivity import SensitivityProfile
 
 @dataclass(frozen=True, slots=True)
 class JobFacts:
-    """One job's part of a snapshot that does not come from the cluster."""
+    """The facts about one job in a snapshot that do not come from the cluster."""
 
     model: AnyEstimator
-    """How fast it is on which configuration."""
+    """Its model: how fast it is on each configuration."""
     restart_cost_s: float
-    """Wall-clock seconds of progress that a restart costs it."""
+    """Wall-clock seconds of training that a restart costs it."""
     largest_run_gpus: int | None = None
-    """Most GPUs that it has run on, 0 if it never ran; None: it is known how the job scales, so this does not matter."""
+    """Most GPUs that it has run on; 0: it never ran; None: its scaling is known, so its growth is not bounded."""
     unmeasured_types: tuple[str, ...] = ()
     """GPU types, sorted, on which the speed of a job that learns from its runs is neither measured nor in the catalogue."""
     remaining_work: float | None = None
@@ -28,7 +28,7 @@ class JobFacts:
     """How its speed depends on CPU and memory; None: not known."""
 
     def with_attained(self, gpu_s: dict[str, float]) -> JobFacts:
-        """The same with these GPU-seconds. Written out because `replace` takes three times as long."""
+        """The same facts with these GPU-seconds. Written out because `replace` takes three times as long."""
         return JobFacts(
             self.model,
             self.restart_cost_s,
@@ -40,5 +40,5 @@ class JobFacts:
         )
 
     def differs_by_time_only(self, other: JobFacts) -> bool:
-        """Whether nothing but the work done so far differs: that grows with the time while a job runs."""
+        """Whether only the work done so far differs. That grows with time while a job runs."""
         return replace(self, remaining_work=other.remaining_work, attained_gpu_s=other.attained_gpu_s) == other

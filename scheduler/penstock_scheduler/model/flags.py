@@ -1,4 +1,4 @@
-"""How a field of the job spec is given as a flag of sbatch.
+"""Flags of sbatch that set the fields of the job spec.
 
 `model/spec.py` declares a `Flag` beside a field. `script/generate` writes the SPANK plugin's table, the Lua table and the
 documentation's tables from these declarations, and `penstock submit` reads them directly.
@@ -63,14 +63,14 @@ class Flag:
     """A flag of sbatch that sets one field of the job spec."""
 
     name: str
-    """Without the dashes: `max-gpus`."""
+    """The flag without its dashes: `max-gpus`."""
     syntax: Syntax
     example: str
-    """A good value."""
+    """A valid value, for the documentation."""
     help: str = ""
     """What `sbatch --help` prints. Empty: the first sentence of the field's description."""
     argument: str = ""
-    """What `sbatch --help` prints after `=`. Empty: the syntax's usual word."""
+    """What `sbatch --help` prints after `=`. Empty: the default of the syntax."""
     choices: tuple[str, ...] = ()
     """The values of a CHOICE; those of a SWITCH are yes and no."""
     bare_value: str | None = None
@@ -107,7 +107,7 @@ class Flag:
 
     @property
     def form(self) -> str:
-        """What a good value looks like, for messages: `never, allowed or only`."""
+        """A description of valid values, for messages: `never, allowed or only`."""
         if self.choices:
             return ", ".join(self.choices[:-1]) + f" or {self.choices[-1]}"
         return _FORMS[self.syntax]

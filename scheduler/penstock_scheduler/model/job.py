@@ -14,15 +14,15 @@ JobId = str
 
 
 class Phase(StrEnum):
-    """Where a job is between the queue and its GPUs."""
+    """How far a job is on its way from the queue to its GPUs and back."""
 
     QUEUED = "queued"
-    """It holds no GPUs and waits for us."""
+    """It holds no GPUs and waits for a round to give it some."""
     STARTING = "starting"
     """It was sent to its placement and does not run there yet."""
     RUNNING = "running"
     STOPPING = "stopping"
-    """It still holds its GPUs and was asked to save and leave them."""
+    """It still holds its GPUs and has been asked to save a checkpoint and leave them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +34,12 @@ class Job:
     user: str
     spec: JobSpec
     partitions: tuple[str, ...]
-    """Partitions, all managed, in which it may run; the one that it was submitted to first."""
+    """Managed partitions in which it may run. The first is the one to which it was submitted."""
     phase: Phase
     submit_s: float
     """When it was submitted, s since 1970 on the cluster's clock."""
     restarts: int = 0
-    """Times that it was stopped and started again."""
+    """Number of times that it was stopped and started again."""
     allocation: Placement | None = None
     """What it holds, or in phase STARTING is about to hold."""
     leaving: bool = False
@@ -48,26 +48,27 @@ class Job:
     started_s: float | None = None
     """When its present run began, on the cluster's clock; None: it does not run, or the cluster does not say."""
     suspended_s: float = 0.0
-    """For how long its present run has been suspended so far: time in which it holds GPUs, and others use them."""
+    """Seconds for which its present run has been suspended so far. Meanwhile it holds GPUs that other jobs use."""
     stopped_s: float | None = None
-    """When the run before that, or the one that is leaving, ended; None: there was none, or the cluster does not
+    """When the run before that, or the run that is leaving, ended; None: there was none, or the cluster does not
     say."""
     requeued_s: float | None = None
     """When it was put back into the queue, at the latest when the run before ended; None: never, or not known."""
     pauses_s: tuple[float, ...] = ()
-    """How long its last few moves kept it from training, from the decision until it ran again; the newest last."""
+    """Seconds for which each of its last few moves kept it from training, from the decision until it ran again; the newest
+    last."""
     target: Placement | None = None
-    """Where an earlier round has sent it, until it runs there; while it is QUEUED, it has not left for there yet."""
+    """Where an earlier round has sent it, until it runs there. While it is QUEUED, it has not started there yet."""
     account: str = ""
     qos: str = ""
     reservation: str = ""
-    """The reservation that it asked to run in; empty: none, and then it runs on no reserved node."""
+    """The reservation in which it asked to run. Empty: none; then it runs on no reserved node."""
     weight: float = 1.0
-    """How much its progress counts beside that of others, > 0; from Slurm's priority or fair share, if the site wants
-    that."""
+    """How much its progress counts relative to that of other jobs, > 0. Comes from Slurm's priority or fair share if the
+    site has chosen so."""
     time_limit_s: float | None = None
-    """Seconds of running after which the cluster ends it: the user's estimate from above. None: no limit, or not
-    known."""
+    """Seconds of running after which the cluster ends it, an upper bound of the running time. None: no limit, or
+    unknown."""
 
     @property
     def movable(self) -> bool:
@@ -92,7 +93,7 @@ class Job:
 
     @property
     def bound_for(self) -> Placement | None:
-        """Where a starting or stopping job is sent; None: it is not on its way anywhere."""
+        """Where a starting or stopping job goes; None: it is not on its way to a placement."""
         return self.target if self.phase in (Phase.STARTING, Phase.STOPPING) else None
 
 
@@ -107,7 +108,7 @@ class EndedRun:
 
 
 class Owned(Protocol):
-    """Somebody's job, of whatever record."""
+    """A record of a job that limits can cover."""
 
     @property
     def user(self) -> str:
@@ -126,39 +127,39 @@ class Owned(Protocol):
 
     @property
     def partitions(self) -> tuple[str, ...]:
-        """Partitions in which it may run, the one that it was submitted to first."""
+        """Partitions in which it may run. The first is the one to which it was submitted."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class GpuLimit:
-    """What some jobs may hold together: Slurm's limits for a QOS, or the site's for a user, an account or a
+    """Most GPUs that some jobs may hold together: a limit of Slurm for a QOS, or of the site for a user, an account or a
     partition."""
 
     kind: Literal["user", "account", "qos", "partition"]
     name: str
     gpus: int
-    """GPUs that the jobs which it covers may hold: the limit, less what other jobs of the same hold."""
+    """GPUs that the jobs of the snapshot which it covers may hold: the limit, less what other covered jobs hold."""
     gpu_type: str = ""
-    """Only GPUs of this type count; empty: of all types."""
+    """Only GPUs of this type count. Empty: GPUs of all types."""
     below: tuple[str, ...] = ()
-    """Accounts below the one that is named, whose jobs count too."""
+    """Accounts below the named one. Their jobs count too."""
     user: str = ""
     """Covers jobs of this user only: a limit for each user of an account or a QOS. Empty: jobs of all users."""
     account: str = ""
     """Likewise for each account of a QOS."""
     spared_qos: tuple[str, ...] = ()
-    """QOS whose jobs it does not cover, because their QOS has a limit of its own in its place."""
+    """QOS with a limit of their own. This limit does not cover their jobs."""
 
     def covers(self, job: Owned) -> bool:
-        """Whether the job counts against it."""
+        """Whether the job counts against the limit."""
         submitted_to = next(iter(job.partitions), "")
-        whose = {"user": job.user, "account": job.account, "qos": job.qos, "partition": submitted_to}[self.kind]
+        owner = {"user": job.user, "account": job.account, "qos": job.qos, "partition": submitted_to}[self.kind]
         narrowed = self.user in ("", job.user) and self.account in ("", job.account)
-        return narrowed and whose in (self.name, *self.below) and job.qos not in self.spared_qos
+        return narrowed and owner in (self.name, *self.below) and job.qos not in self.spared_qos
 
     def counts(self, gpu_type: str) -> bool:
-        """Whether GPUs of this type count against it."""
+        """Whether GPUs of this type count against the limit."""
         return self.gpu_type in ("", gpu_type)
 
     def __str__(self) -> str:

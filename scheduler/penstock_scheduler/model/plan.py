@@ -18,29 +18,29 @@ class ReasonCode(StrEnum):
     KEPT = "kept"
     """It keeps what it has."""
     CHOSEN = "chosen"
-    """It is given something new."""
+    """It gets something new."""
     MEASURING = "measuring"
-    """It has one GPU of a type, to find out how fast it is there."""
+    """It has one GPU of a type, to measure how fast it is there."""
     IN_FLIGHT = "in-flight"
-    """It is on the way to what an earlier round gave it."""
+    """It is on its way to what an earlier round gave it."""
     PINNED = "pinned"
     """It may not be moved."""
     WAITING_CAPACITY = "waiting-capacity"
-    """Others make better use of the GPUs in this round."""
+    """Other jobs get the GPUs in this round."""
     WAITING_FRAGMENTS = "waiting-fragments"
-    """Enough GPUs are free, but not together."""
+    """Enough GPUs are free, but they are scattered over too many nodes."""
     BURST = "burst"
     """It runs in the cloud or is sent there."""
     RECALLED = "recalled"
     """It is brought back from the cloud."""
     CLOUD_BUDGET = "cloud-budget"
-    """It would leave for the cloud, but what may be spent there is used up."""
+    """It would leave for the cloud, but the budget is used up."""
     GPU_BUDGET = "gpu-budget"
     """Its account has used up its GPU-hours."""
     SHARES = "shares"
     """It shares GPUs with other jobs."""
     FIRST_SLICE = "first-slice"
-    """It has a time slice of another job's GPUs, so that its user soon sees whether it works."""
+    """It has a time slice on another job's GPUs, so that its user soon sees whether it works."""
     STOPPED_BY_GROUP = "stopped-by-group"
     """Other trials of its group are more promising."""
     NEVER_FITS = "never-fits"
@@ -54,7 +54,7 @@ class Reason:
     code: ReasonCode
     text: str
     needs: str = ""
-    """The least that the job would need, in words; empty if it has it."""
+    """The fewest GPUs that the job needs, in words; empty if it has them."""
     estimated_start_s: float | None = None
     """Estimated start, s since 1970; None: not known."""
 
@@ -75,7 +75,7 @@ class Assignment:
     placement: Placement
     reason: Reason
     goodput: float
-    """Expected, in the job's own unit per second (samples/s for training)."""
+    """Expected goodput, in the job's own unit per second (samples/s for training)."""
     batch: Batch | None = None
 
     @property
@@ -90,10 +90,10 @@ class CloudAssignment:
 
     offer: Offer
     usd: float
-    """What it may cost at most."""
+    """Most dollars that it may cost."""
     reason: Reason
     stays: bool = False
-    """Whether it was in the cloud before the round. Then it keeps what it has, and nothing is ordered."""
+    """Whether it was in the cloud before the round. It then keeps what it has, and nothing is ordered."""
 
 
 class SolveStatus(StrEnum):
@@ -118,18 +118,18 @@ class SolveReport:
     seconds: float
     """Wall-clock time; the only field in a plan that two equal rounds may differ in."""
     prices_T: tuple[float, ...] = ()
-    """What one more GPU of each type would take off the objective, about; in the order of the problem's types, >= 0. Empty
+    """Approximate decrease of the objective for one more GPU of each type, in the order of the problem's types, >= 0. Empty
     if the solver has no prices."""
 
     @property
     def gap(self) -> float:
-        """How far the plan may be from the best one, relative to its objective; 0 means proven best."""
+        """Bound on how far the plan is from the best one, relative to its objective; 0: it is proven best."""
         return abs(self.objective - self.bound) / max(abs(self.objective), 1e-9)
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What one round wants the cluster to look like."""
+    """The state of the cluster that one round decided on."""
 
     round: int
     assignments: dict[JobId, Assignment] = field(default_factory=dict)
@@ -140,20 +140,20 @@ class Plan:
     recalls: dict[JobId, Reason] = field(default_factory=dict)
     """Jobs in the cloud that must come back."""
     shared: tuple[SharedGpus, ...] = ()
-    """GPUs that jobs share; empty: each job has its GPUs to itself."""
+    """GPUs that jobs share; empty: each job has its own GPUs."""
     solve: SolveReport | None = None
     prices: dict[str, float] = field(default_factory=dict)
     """What one more GPU of each type would be worth in this round, in the unit of the solver's objective; empty: not known."""
     incumbent: dict[JobId, Configuration] = field(default_factory=dict)
-    """The solver's own choice, before placement, if a time limit cut it short: replay starts from it."""
+    """The solver's own choice, before placement, if a time limit cut it short. A replay starts from it."""
 
     @property
     def cut_short(self) -> bool:
-        """Whether a time limit, and so the machine's speed, had a part in this plan."""
+        """Whether a time limit cut the solver short, so that the plan depends on the machine's speed."""
         return self.solve is not None and self.solve.status is SolveStatus.TIME_LIMIT
 
     def sharing(self) -> dict[JobId, SharedGpus]:
-        """Where each job shares GPUs that does."""
+        """For each job that shares GPUs: the GPUs that it shares."""
         return {job: group for group in self.shared for job in group.jobs}
 
     def gpus_held(self) -> Counter[str]:

@@ -33,12 +33,12 @@ class Pack:
     priority: int = 0
     """A pack is never suspended for a pack of lower priority."""
     guaranteed: JobId | None = None
-    """The job that keeps the speed which it has alone; None: no job does. The node adjusts the compute share of the
-    other jobs between 0 and their limits to that end (`sharing.control`)."""
+    """The job that keeps the speed that it has alone; None: no job. To that end, the node adjusts the compute share of the
+    other jobs between 0 and their limits (`sharing.control`)."""
     limits: tuple[Limit, ...] = ()
     """In the order of `jobs`; empty: no limits."""
     search: str = ""
-    """Name of the search whose trials all of its jobs are; "": none."""
+    """Name of the search to which all of its jobs belong, as trials; "": none."""
     rank: int = 0
     """Among packs of one search: a pack that is due gives its time slice to the pack of lower rank."""
 
@@ -87,7 +87,7 @@ class JobUse:
     ran_s: float = 0.0
     """Time for which it has trained: it held GPUs, had started, and was not suspended."""
     moved_s: float | None = None
-    """When it last started, moved, entered or left a pack, s since 1970; None: never."""
+    """When it last started, moved, or entered or left a pack, s since 1970; None: never."""
     results: tuple[tuple[float, float], ...] = ()
     """(seconds trained, metric) as a trial reports them. Higher metrics are better."""
     answers: bool | None = None

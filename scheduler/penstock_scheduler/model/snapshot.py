@@ -35,7 +35,7 @@ class Snapshot:
     nodes: tuple[Node, ...]
     jobs: tuple[Job, ...]
     facts: dict[JobId, JobFacts]
-    """What Penstock itself knows of each job; it may also tell of jobs that are not in `jobs`."""
+    """What Penstock itself knows about each job. It may also have jobs that are not in `jobs`."""
     refused: tuple[Refusal, ...] = ()
     limits: tuple[GpuLimit, ...] = ()
     ended_gpu_s: dict[JobId, dict[str, float]] = field(default_factory=dict)
@@ -47,8 +47,8 @@ class Snapshot:
     sharing: SharingState | None = None
     """What the agents report about co-located jobs; None: no job can share GPUs."""
     idle_since_s: dict[str, tuple[float, ...]] = field(default_factory=dict)
-    """Node -> since when each idle GPU is observed idle, s since 1970, the earliest first. Only nodes with a job that grows
-    into idle GPUs."""
+    """Node -> since when each of its idle GPUs has been observed idle, s since 1970, the earliest first. Only nodes with a
+    job that grows into idle GPUs."""
     incumbent: dict[JobId, Configuration] = field(default_factory=dict)
     """Configurations of a recorded plan that a time limit cut short. A replay takes them as they are."""
 

@@ -34,7 +34,7 @@ _HAS_KEY = re.compile(rf"""['"]?\b{SPEC_KEY}\b['"]?\s*[:=]""")
 
 
 class Adaptivity(StrEnum):
-    """What of a job the scheduler may change."""
+    """What the scheduler may change while the job lives."""
 
     ADAPTIVE = "adaptive"
     """GPU count, GPU type and batch size."""
@@ -66,8 +66,8 @@ class Burst(StrEnum):
 class JobSpec(BaseModel):
     """What a job asks for. The scheduler chooses what is absent.
 
-    Each field is declared here and nowhere else. `script/generate` writes what other languages and pages need of it; see
-    "Add a field to the job spec" in CONTRIBUTING.md.
+    Each field is declared here and nowhere else. From these declarations, `script/generate` writes the tables for other
+    languages and for the documentation; see "Add a field to the job spec" in CONTRIBUTING.md.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, title="Penstock job spec")
@@ -141,7 +141,7 @@ class JobSpec(BaseModel):
     model_family: Annotated[
         str | None,
         Flag("model-family", Syntax.NAME, example="bert-squad", notes="See [the catalogue](../developer/profiles.md)."),
-    ] = Field(default=None, description="Family of the catalogue whose speed resembles the job's.")
+    ] = Field(default=None, description="Model family of the catalogue that is about as fast as the job's model.")
     sensitivity: Annotated[
         str | None,
         Flag("sensitivity", Syntax.NAME, example="resnet18", notes="See [profiles](../admin/synergy.md#profiles)."),

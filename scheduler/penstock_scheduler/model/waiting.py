@@ -1,10 +1,10 @@
-"""How long a job may wait for GPUs on site before it goes to the cloud: Starburst's waiting policies.
+"""How long a job waits for GPUs on site before it goes to the cloud: Starburst's waiting policies.
 
-After *Starburst: A Cost-aware Scheduler for Hybrid Cloud* (Luo et al., USENIX ATC '24). A job that the site cannot run at once is
-worth a wait in proportion to what it would cost in the cloud: small jobs leave, and the GPUs that they leave behind keep the dear
-ones here.
+After *Starburst: A Cost-aware Scheduler for Hybrid Cloud* (Luo et al., USENIX ATC '24). A job that the site cannot run at once
+waits in proportion to what it would cost in the cloud. So small jobs leave, and the GPUs that they do not use serve the jobs
+that would be expensive in the cloud.
 
-Times are in hours and costs in GPU-hours, as in the paper, so that its constants and its results carry over to the last digit.
+Times are in hours and costs in GPU-hours, as in the paper, so that its constants and results apply without conversion.
 """
 
 from __future__ import annotations
@@ -15,34 +15,34 @@ from enum import StrEnum
 from penstock_scheduler.errors import ConfigError
 
 CPUS_PER_GPU = 53.0
-"""CPUs that cost as much as one GPU in the cloud: what the authors' generator charges (their text has 50)."""
+"""CPUs that cost as much as one GPU in the cloud. The value of the authors' generator; the paper's text has 50."""
 
 
 class Wait(StrEnum):
     """What the wait is proportional to."""
 
     NONE = "no-wait"
-    """Nothing: what does not fit at once leaves."""
+    """Nothing: a job that does not fit at once leaves."""
     CONSTANT = "constant-wait"
-    """All jobs wait alike."""
+    """Nothing: all jobs wait equally long."""
     RUNTIME = "runtime-wait"
     """The running time."""
     RESOURCE = "resource-wait"
-    """The GPUs: needs no estimate of the running time."""
+    """The number of GPUs. Needs no estimate of the running time."""
     COMPUTE = "compute-wait"
-    """GPUs times running time: what the cloud would cost. Starburst's choice."""
+    """The number of GPUs times the running time: what the cloud would cost. Starburst's choice."""
     STAR = "star-wait"
-    """Without any estimate: the cloud at once; whoever still runs there after `t_max_h` comes back and waits by its GPUs."""
+    """Needs no estimate: each job goes to the cloud at once. After `t_max_h` there, it comes back and waits by its GPUs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """What a waiting policy looks at.
+    """The facts about a job that a waiting policy uses.
 
     Attributes:
         gpus: GPUs that it asks for; 0: it needs only CPUs.
-        runtime_h: expected running time on them; None: nobody knows.
-        cpus: CPUs that count beside the GPUs.
+        runtime_h: expected running time on these GPUs, h; None: unknown.
+        cpus: CPUs that count in addition to the GPUs.
     """
 
     gpus: int
@@ -51,7 +51,7 @@ class Ask:
 
     @property
     def cost_gpu_h(self) -> float | None:
-        """What it would cost in the cloud, in GPU-hours; None: nobody knows."""
+        """What it would cost in the cloud, in GPU-hours; None: unknown."""
         if self.runtime_h is None:
             return None
         return (self.gpus + self.cpus / CPUS_PER_GPU if self.cpus else self.gpus) * self.runtime_h
@@ -59,14 +59,14 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class WaitingPolicy:
-    """A waiting policy with its numbers.
+    """A waiting policy and its parameters.
 
     Attributes:
         kind: what the wait is proportional to.
-        factor: of what: h (constant), h/h (runtime), h per GPU (resource, star) or h per GPU-hour (compute); >= 0.
-        short_h: "no short jobs": jobs that run for less go to the cloud at once, though there may be room; None: no such rule.
-        t_max_h: star: longest first run in the cloud.
-        patience: star: times the resource wait that a job waits when it has come back.
+        factor: h (constant), h/h (runtime), h per GPU (resource, star) or h per GPU-hour (compute); >= 0.
+        short_h: "no short jobs": jobs that run for less time go to the cloud at once, even if GPUs are free; None: no such rule.
+        t_max_h: star: longest first run in the cloud, h.
+        patience: star: a job that has come back waits this many times the resource wait.
 
     Raises:
         ConfigError: a number is out of its range.
@@ -87,10 +87,10 @@ class WaitingPolicy:
             )
 
     def wait_h(self, ask: Ask, *, returned: bool = False) -> float | None:
-        """Longest wait for GPUs on site; None: to the cloud at once, without looking for room.
+        """Longest wait for GPUs on site, h; None: the job goes to the cloud at once, even if GPUs are free.
 
-        With no idea of the running time, the rules that need one fall back to `resource-wait` with the same factor: short of
-        an estimate, a job counts as one of an hour.
+        If the running time is unknown, the rules that need it assume one hour. They are then `resource-wait` with the same
+        factor.
 
         Args:
             ask: the job.
@@ -119,12 +119,12 @@ class WaitingPolicy:
 
 @dataclass(frozen=True, slots=True)
 class Averages:
-    """Running averages of a site's own jobs: what a waiting budget is turned into numbers with.
+    """Running averages over a site's own jobs. They convert a waiting budget into a waiting policy.
 
     Attributes:
-        jobs: weight behind them, in jobs.
-        runtime_h: mean running time.
-        gpus: mean GPUs of a job.
+        jobs: weight of the averages, in jobs.
+        runtime_h: mean running time, h.
+        gpus: mean number of GPUs of a job.
     """
 
     jobs: float = 0.0
@@ -132,7 +132,7 @@ class Averages:
     gpus: float = 0.0
 
     def with_job(self, runtime_h: float, gpus: int, memory: float = 5000.0) -> Averages:
-        """The averages with one more job that has ended. A job fades as `memory` jobs come after it."""
+        """The averages with one more ended job. The weight of a job fades as about `memory` more jobs end."""
         jobs = min(self.jobs + 1.0, memory)
         share = 1.0 / jobs
         return Averages(
@@ -149,7 +149,9 @@ def by_budget(
     t_max_h: float = 0.25,
     patience: float = 3.0,
 ) -> WaitingPolicy:
-    """The policy under which jobs wait about `percent` of their mean running time, if GPUs and running time are independent.
+    """The policy under which jobs wait for about `percent` of their mean running time, on average.
+
+    This assumes that the number of GPUs and the running time of a job are independent.
 
     Constant: P T. Runtime: P. Compute: alpha = P / E[r]. Resource and star: beta = P T / E[r], with T the mean running time and
     E[r] the mean number of GPUs. 0 % is no-wait in all but star.
