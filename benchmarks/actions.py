@@ -1,10 +1,10 @@
 """How long a round's actions take with many jobs: `python benchmarks/actions.py [--jobs N] [--trials N] [--backend B] [--json]`.
 
-A loopback cluster of its own with as many pretended GPUs, N held jobs with a job spec, and the cluster object of the daemon over
-the back end `cli` or `pyslurm`. Each trial applies N starts in one call (an epoch in the spool, an update, a release), then,
-when Slurm has the jobs as asked, N holds. The nodes are in a reservation for somebody else, so that no job runs: what is timed
-is the asking. Then the same number of single writes of one kind. Before and after stands what slurmctld says of itself (sdiag),
-and meanwhile a user asks `squeue` all the time.
+It starts a loopback cluster with N emulated GPUs and N held jobs with a job spec, and the daemon's cluster object over the back
+end `cli` or `pyslurm`. Each trial applies N starts in one call (an epoch in the spool, an update, a release) and, once Slurm
+has carried them out, N holds. The nodes are reserved for another user, so that no job runs and only the requests are timed.
+Then it times the same number of single writes of one kind. It prints slurmctld's own figures (sdiag) from before and after.
+Meanwhile, a user calls `squeue` all the time.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from penstock_slurm.loopback import LoopbackCluster
 from penstock_slurm.settings import SlurmSettings
 
 LIMIT_S = 10.0
-"""For 1,000 actions: issue 6."""
+"""Limit for 1,000 actions (issue 6)."""
 
 GPUS = 64
 
 
 def sdiag(cluster: LoopbackCluster) -> dict[str, int]:
-    """Some of slurmctld's own figures since they were last reset."""
+    """Some of slurmctld's own figures since their last reset."""
     text = cluster.command("sdiag").stdout
     words = {
         "agent_queue": r"Agent queue size:\s+(\d+)",
@@ -47,7 +47,7 @@ def sdiag(cluster: LoopbackCluster) -> dict[str, int]:
 
 
 class Asker(threading.Thread):
-    """A user who asks squeue again and again."""
+    """Calls squeue repeatedly, as a user."""
 
     def __init__(self, cluster: LoopbackCluster) -> None:
         super().__init__()
@@ -105,7 +105,7 @@ def main() -> None:  # noqa: PLR0915 (one measurement after the other)
         asker.start()
         for trial in range(options.trials):
             state = slurm.observe()
-            assert len(state.jobs) == count, f"{len(state.jobs)} jobs of {count} are there"
+            assert len(state.jobs) == count, f"Slurm has {len(state.jobs)} of {count} jobs"
             starts = [
                 Start(job.id, 2 * trial + 1, Placement("t4", "all", (Share(cluster.nodes[at // GPUS].name, 1),)))
                 for at, job in enumerate(state.jobs)

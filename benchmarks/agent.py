@@ -1,24 +1,25 @@
-"""What penstock-agent costs, and how well jobs keep to their shares, with real processes and no GPU.
+"""Measures the cost of penstock-agent and how well jobs keep to their shares, with real processes and without a GPU.
 
     python benchmarks/agent.py cost [--minutes 3] [--jobs 8]
     python benchmarks/agent.py duty [--seconds 10]
     python benchmarks/agent.py antman [--periods 300]
 
-`cost`: the agent as a process of its own, with so many jobs that take turns of 60 s on half as many GPUs. In place of Slurm, a
-`scontrol` that sends the signals which Slurm sends. Processor time is that of the agent and of the commands that it starts;
-memory is the most that it had resident. Fails above 1 % of a core or 60 MiB.
+`cost`: runs the agent as a process of its own, with `--jobs` jobs in time slices of 60 s on half as many GPUs. A stand-in for
+`scontrol` sends the signals that Slurm sends. Processor time is that of the agent and of its commands; memory is its peak
+resident size. Fails above 1 % of a core or 60 MiB.
 
-`duty`: throughput under a duty cycle of 20, 50 and 80 %, over that without one, measured before and after; steps of 20 ms that
-sleep, as while a GPU works, and such that compute. Fails where one that sleeps is off by more than 5 points.
+`duty`: measures throughput under a duty cycle of 20, 50 and 80 %, relative to that without one, which is measured before and
+after. Steps take 20 ms; one kind sleeps, as while a GPU works, and one kind computes. Fails if a sleeping one is off by more
+than 5 points.
 
-`antman`: a guaranteed job beside an opportunistic one on a GPU that does one thing at a time, for which a file stands.
-Both need it for half of each step, of `--step` seconds and twice that. Neither needs much of a processor, as while a GPU works:
-they sleep, the emulated GPU does not lose what they sleep too long, and if root starts this they run before all else, so that
-other load on this machine does not hide what the control does. TMPDIR=/dev/shm keeps its disk out, too. Control periods of 2 s.
-What is feasible for the guest is found by hand, without an agent: shares from 4 to 32 %, each after a look at share 0, over and
-over; where the guaranteed job's steps take 5 % longer is on the line through them. Then the agent has so many periods, and after
-them as many windows of 12 s are looked at as `--windows` says. Fails where the guaranteed job is slower than 5 % in the median of
-them, or the guest makes less than 90 % of the steps that were feasible.
+`antman`: runs a guaranteed job beside an opportunistic one on an emulated GPU (a locked file) that does one thing at a time.
+Both need the GPU for half of each step; their steps take `--step` seconds and twice that. Both sleep instead of computing, as
+while a GPU works, and the emulated GPU makes up for sleeping too long. If root starts the benchmark, they have priority over
+all other programs, so that other load does not hide the effect of the control. TMPDIR=/dev/shm avoids the disk, too. Control
+periods last 2 s. The feasible share of the opportunistic job is measured first, without an agent: shares from 4 to 32 %
+alternate with share 0, and the feasible share is where the line through them makes the guaranteed job's steps 5 % longer. Then
+the agent controls the share for `--periods` periods, and afterwards `--windows` windows of 12 s are measured. Fails if the
+guaranteed job is more than 5 % slower in their median, or if the opportunistic job makes less than 90 % of the feasible steps.
 
 The last line is JSON.
 """
@@ -77,7 +78,7 @@ def main() -> None:
 
 
 class Site:
-    """A spool, a node's folder, jobs and perhaps an agent."""
+    """A spool, a node's folder, jobs and, on request, an agent."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.spool, self.run_dir = folder, folder / "spool", folder / "run"
@@ -126,7 +127,7 @@ class Site:
         return JobStatus.model_validate_json((statuses_dir(self.run_dir, number) / "0.json").read_bytes())
 
     def steps(self, number: int, seconds: float) -> tuple[float, float]:
-        """Steps a second, and seconds a step, for so long from now."""
+        """Steps per second and seconds per step, measured over the next `seconds`."""
         before = self.said(number)
         time.sleep(seconds)
         after = self.said(number)
@@ -150,10 +151,16 @@ def cost(site: Site, options: argparse.Namespace) -> tuple[dict[str, object], bo
     used, seconds = cpu_s(agent.pid) - before, time.monotonic() - began_s
     text = Path(f"/proc/{agent.pid}/status").read_text()
     rss_mb = int(next(line for line in text.splitlines() if line.startswith("VmHWM")).split()[1]) / 1024
-    turns = (site.folder / "agent.log").read_text().count(" event=suspended ")
+    suspended = (site.folder / "agent.log").read_text().count(" event=suspended ")
     share = 100 * used / seconds
-    print(f"{options.jobs} jobs, {seconds:.0f} s: {share:.2f} % of a core, {rss_mb:.1f} MiB, {turns} suspended")
-    result = {"jobs": options.jobs, "seconds": seconds, "core_percent": share, "rss_mib": rss_mb, "suspended": turns}
+    print(f"{options.jobs} jobs, {seconds:.0f} s: {share:.2f} % of a core, {rss_mb:.1f} MiB, {suspended} suspended")
+    result = {
+        "jobs": options.jobs,
+        "seconds": seconds,
+        "core_percent": share,
+        "rss_mib": rss_mb,
+        "suspended": suspended,
+    }
     return result, share < 1 and rss_mb < 60
 
 
@@ -200,7 +207,7 @@ def antman(site: Site, options: argparse.Namespace) -> tuple[dict[str, object], 
     alone_s, feasible, feasible_steps = by_hand(site, options.rounds)
     site.order([Pack((JobId("1"), JobId("2")), guaranteed=JobId("1"))], 1, 2.0)
     site.agent()
-    looked = [watch(site, alone_s) for _ in range(round(2.0 * options.periods / WINDOW_S))]
+    windows = [watch(site, alone_s) for _ in range(round(2.0 * options.periods / WINDOW_S))]
     settled = [watch(site, alone_s) for _ in range(options.windows)]
     slower = sorted(slowdown for slowdown, _, _ in settled)
     steps = statistics.fmean(each for _, each, _ in settled) / feasible_steps
@@ -211,21 +218,21 @@ def antman(site: Site, options: argparse.Namespace) -> tuple[dict[str, object], 
         "slowdown": statistics.median(slower),
         "mean_slowdown": statistics.fmean(slower),
         "worst_slowdown": slower[-1],
-        "worst_slowdown_before": max(slowdown for slowdown, _, _ in looked),
-        "guest_of_feasible": steps,
+        "worst_slowdown_before": max(slowdown for slowdown, _, _ in windows),
+        "opportunistic_of_feasible": steps,
     }
     return result, statistics.median(slower) <= 0.05 and steps >= 0.9
 
 
 def watch(site: Site, alone_s: float) -> tuple[float, float, float]:
-    """The guaranteed job's slow-down in a window, the guest's steps a second, and its share at the end."""
-    before, guest = site.said(1), site.said(2)
+    """The guaranteed job's slow-down in a window, and the opportunistic job's steps per second and final share."""
+    before, opportunistic = site.said(1), site.said(2)
     time.sleep(WINDOW_S)
     slowdown = step_s(before, site.said(1)) / alone_s - 1
     after = site.said(2)
-    steps = (after.steps - guest.steps) / (after.time_s - guest.time_s)
+    steps = (after.steps - opportunistic.steps) / (after.time_s - opportunistic.time_s)
     status = NodeStatus.model_validate_json(status_file(site.spool, NODE).read_bytes())
-    print(f"{slowdown:+.1%} share {status.groups[0].share:.3f} guest {steps:.2f} steps/s", flush=True)
+    print(f"{slowdown:+.1%} share {status.groups[0].share:.3f} opportunistic {steps:.2f} steps/s", flush=True)
     return slowdown, steps, status.groups[0].share
 
 
@@ -234,20 +241,23 @@ def step_s(before: JobStatus, after: JobStatus) -> float:
 
 
 def by_hand(site: Site, rounds: int) -> tuple[float, float, float]:
-    """Seconds a step at share 0; the share at which the guaranteed job is 5 % slower; the guest's steps a second there."""
+    """Seconds per step at share 0; the share at which the guaranteed job is 5 % slower, and the other job's steps per second
+    there."""
     control = 1
 
-    def look(share: float) -> tuple[float, float]:
+    def measure(share: float) -> tuple[float, float]:
         nonlocal control
         control += 1
         site.tell(2, JobControl(number=control, compute=share))
         wait_for(lambda: site.said(2).number == control)
         since_s = site.said(2).time_s
         wait_for(lambda: site.said(1).time_s > since_s)
-        before, guest = site.said(1), site.said(2)
+        before, opportunistic = site.said(1), site.said(2)
         time.sleep(4)
         after = site.said(2)
-        return step_s(before, site.said(1)), (after.steps - guest.steps) / max(after.time_s - guest.time_s, 1)
+        return step_s(before, site.said(1)), (after.steps - opportunistic.steps) / max(
+            after.time_s - opportunistic.time_s, 1
+        )
 
     shares = (0.04, 0.08, 0.12, 0.16, 0.2, 0.24, 0.28, 0.32)
     alone: list[float] = []
@@ -255,16 +265,16 @@ def by_hand(site: Site, rounds: int) -> tuple[float, float, float]:
     steps: dict[float, list[float]] = {share: [] for share in shares}
     for _ in range(rounds):
         for share in shares:
-            alone.append(look(0.0)[0])
-            seconds, made = look(share)
+            alone.append(measure(0.0)[0])
+            seconds, made = measure(share)
             beside[share].append(seconds)
             steps[share].append(made)
-    # A machine that stops for a moment makes one look slower and the next one, which catches up, faster: medians, not means.
+    # A pause of the machine makes one measurement slower and the next one, which catches up, faster. So use medians.
     alone_s = statistics.median(alone)
     slower = [statistics.median(beside[share]) / alone_s - 1 for share in shares]
     made = [statistics.fmean(steps[share]) for share in shares]
     for share, slowdown, each in zip(shares, slower, made, strict=True):
-        print(f"by hand: share {share:.2f}: {slowdown:+.2%}, guest {each:.2f} steps/s", flush=True)
+        print(f"by hand: share {share:.2f}: {slowdown:+.2%}, opportunistic {each:.2f} steps/s", flush=True)
     # Through the origin: the errors of single shares are larger than what a curve would explain.
     slope = sum(share * slowdown for share, slowdown in zip(shares, slower, strict=True)) / sum(s * s for s in shares)
     a_step = sum(share * each for share, each in zip(shares, made, strict=True)) / sum(s * s for s in shares)

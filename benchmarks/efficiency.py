@@ -35,7 +35,7 @@ from penstock_profiles.efficiency import gain
 
 SOURCES = ["same", "before", "half", "initial"]
 COPIES = {"gpt_pmp"}
-"""Models whose validation files are byte for byte those of another model."""
+"""Models with exactly the same validation files as another model."""
 
 
 def read_runs(folder: Path) -> dict[int, pd.DataFrame]:

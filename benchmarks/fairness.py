@@ -1,11 +1,11 @@
-"""Finish-time fairness as Sia's artifact has it: `python benchmarks/fairness.py WINDOW.csv --profiles DIR`, and --help.
+"""Finish-time fairness as in Sia's artifact: `python benchmarks/fairness.py WINDOW.csv --profiles DIR`; see --help.
 
-rho = completion time / sum over types g of P(g) x the time alone. P(g) is the share of all GPUs that are of type g. Alone is a
-simulation of the same application under the same policy, the only job of a cluster of GPUs of type g, as many as all GPUs
-divided by the mean number of jobs that were there with it, as a whole number. So learning on the way, and its restarts, count
-for both. `penstock simulate` divides by the time alone by the truth and with one start, which is stricter.
+rho = completion time / sum over types g of P(g) x the time alone. P(g) is the share of all GPUs that are of type g. The time
+alone comes from a simulation of the same application under the same policy, as the only job of a cluster. That cluster has GPUs
+of type g: as many as all GPUs divided by the mean number of concurrent jobs, rounded. So both times include learning and its
+restarts. `penstock simulate` divides by the true time alone with one start, which is stricter.
 
-A few hundred small simulations: minutes. The last line is a JSON object.
+It runs a few hundred small simulations, which takes minutes. The last line is a JSON object.
 """
 
 from __future__ import annotations

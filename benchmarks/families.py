@@ -18,7 +18,7 @@ from penstock_profiles.families import load_families
 from penstock_profiles.fit import fit_throughput
 
 FOLDERS = {"resnet18-cifar10": "cifar10", "resnet50-imagenet": "imagenet", "bert-squad": "bert"}
-"""Folder of each family whose folder has another name."""
+"""Family -> its folder, if the folder has another name."""
 
 CATALOGUE = Path(__file__).parents[1] / "profiles" / "penstock_profiles" / "data" / "families.toml"
 TYPES = ("t4", "rtx", "rtx6000", "v100", "a100")

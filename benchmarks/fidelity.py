@@ -1,11 +1,11 @@
-"""How near the simulator comes to a real Slurm: the demo's jobs on both, in compressed time.
+"""Compares the simulator with a real Slurm: the demo's jobs on both, in compressed time.
 
     python benchmarks/fidelity.py [--trials 1] [--out DIR]
 
-Each trial runs the twelve jobs on two loopback clusters side by side: under penstockd with `sia`, and submitted plainly, for
-Slurm's own backfill. Both are then simulated with what a third run, of other jobs, has shown starts and stops to take. Prints a
-line for each comparison and, last, one JSON object; `--out` gets a page for each with both sides. Six minutes for one trial.
-The limits are those of issue 5: average completion time and makespan within 5 %, on a quiet machine.
+Each trial runs the twelve jobs on two loopback clusters side by side: under penstockd with `sia`, and as plain jobs under
+Slurm's own backfill. Both are then simulated. The durations of starts and stops come from a third run with other jobs. The
+benchmark prints a line for each comparison and, last, one JSON object. With `--out`, it writes a page for each comparison. One
+trial takes six minutes. The limits are those of issue 5: average completion time and makespan within 5 %, on a quiet machine.
 """
 
 import argparse
@@ -42,7 +42,7 @@ ARRIVALS = [1.0 + number * ARRIVALS_S / (len(JOBS) - 1) for number in range(len(
 
 
 def main() -> None:
-    """Run the trials and print what they gave."""
+    """Run the trials and print their results."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--trials", type=int, default=1)
     parser.add_argument("--out", type=Path)
@@ -53,14 +53,12 @@ def main() -> None:
             tuple(tabled(job, DEFAULT_SPEC, FAMILIES) for job, _ in CALIBRATION),
             [s for _, s in CALIBRATION],
         )
-        print("calibration: another run, to see what starts and stops take", flush=True)
+        print("calibration: another run, to measure how long starts and stops take", flush=True)
         pace = run_on_slurm(
             "", folder / "calibration", DEFAULT_SPEC, jobs, arrivals_s, FAMILIES, penstock=True, limit_s=LIMIT_S
         ).pace
         if pace is None:
-            sys.exit(
-                "no job was moved in the calibration, so that nothing tells how long that takes: is the machine busy?"
-            )
+            sys.exit("no job was moved in the calibration, so the time of a move is unknown: is the machine busy?")
         trials = [trial(folder / str(number), pace, arguments.out) for number in range(arguments.trials)]
     machine = {
         "cores": len(os.sched_getaffinity(0)),

@@ -68,7 +68,7 @@ def main() -> None:
         )
         print(f"  cold                 median {statistics.median(cold):.3f} s, longest {max(cold):.3f} s (target 3)")
         print(f"  1 % of models new    median {statistics.median(warm):.3f} s, longest {max(warm):.3f} s (target 0.1)")
-        print(f"  peak memory {peak_mb:.0f} MB, of which the jobs themselves and Python {before_mb:.0f} MB")
+        print(f"  peak memory {peak_mb:.0f} MB, including {before_mb:.0f} MB for Python and the jobs themselves")
         print(
             f"  CPU time of one thread; Python {platform.python_version()}, numpy {np.__version__},"
             f" {platform.machine()}"

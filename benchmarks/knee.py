@@ -120,9 +120,7 @@ def main() -> None:
     )
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=1.5, help="seconds of each run")
-    parser.add_argument(
-        "--trials", type=int, default=2, help="runs with each number of CPUs, of which the fastest counts"
-    )
+    parser.add_argument("--trials", type=int, default=2, help="runs with each number of CPUs; the fastest counts")
     parser.add_argument("--json", action="store_true", help="print only the last line")
     options = parser.parse_args()
     slot_s = options.slow * image_cpu_s()

@@ -2,7 +2,7 @@
 
     python benchmarks/loopback.py [--nodes 11 64] [--trials 5]
 
-Each trial also runs a job on every node before it counts, so that what is timed is a cluster that works. Prints a
+Each trial also runs a job on every node before it counts, so that only working clusters are timed. Prints a
 line for each size and, last, one JSON object. The limits are those of issue 2: 5 s for 11 nodes, 30 s for 64.
 """
 
@@ -44,7 +44,7 @@ def _pss_kb(pid: int) -> int:
 
 
 def main() -> None:
-    """Run the trials and print what they gave."""
+    """Run the trials and print their results."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--nodes", type=int, nargs="+", default=[11, 64])
     parser.add_argument("--trials", type=int, default=5)

@@ -1,11 +1,10 @@
-"""How long a round's problem takes: `python benchmarks/rounds.py DIR [--solver NAME] [--json]`, and --help for the rest.
+"""How long a round's problem takes: `python benchmarks/rounds.py DIR [--solver NAME] [--json]`; see --help.
 
-Solves every DIR/**/*.npz in this one process, checks that what comes out is feasible and worth what it says, and prints a
-row for each; `cpu_s` is the median of the trials. The last line is a JSON object: instance -> figures. `--copies N` makes
-each instance N times as large first: N of each job, with all its costs up to 10 % more or less (seed 1), and N times the GPUs.
-`--quotas N` deals the jobs to N users, some with many and most with few (seed 1), and limits each user to 80 % of the GPUs that
-the best choice without quotas gives to their jobs.
-Set OMP_NUM_THREADS=1 for figures of one core.
+Solves every DIR/**/*.npz in one process, checks that each result is feasible and has the stated value, and prints a row for
+each; `cpu_s` is the median of the trials. The last line is a JSON object: instance -> figures. `--copies N` makes each instance
+N times as large first: N of each job, with all its costs up to 10 % more or less (seed 1), and N times the GPUs. `--quotas N`
+deals the jobs to N users, some with many and most with few (seed 1), and limits each user to 80 % of the GPUs that the best
+choice without quotas gives to their jobs. Set OMP_NUM_THREADS=1 for figures of one core.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ def main() -> None:
         print(
             f"{'instance':<42}{'jobs':>6}{'GPUs':>8}  {'solver':<10}{'objective':>12}{'bound':>12}{'gap':>9}{'cpu_s':>9}  status"
         )
-    # Loading the libraries is no part of a round.
+    # Loading the libraries is not part of a round.
     solve(Problem(np.zeros((2, 1)), np.ones(1, int), np.zeros(1, int), np.ones(1, int), 1.0), options.solver)
     figures = {}
     for file in files:
@@ -78,7 +77,7 @@ def main() -> None:
 
 
 def enlarged(problem: Problem, copies: int) -> Problem:
-    """A problem with so many perturbed copies of each job, and as many times the GPUs."""
+    """A problem with this many perturbed copies of each job, and as many times the GPUs."""
     if copies == 1:
         return problem
     factor_J = np.random.default_rng(1).uniform(0.9, 1.1, (copies * len(problem.cost_JC), 1))
@@ -91,7 +90,7 @@ def enlarged(problem: Problem, copies: int) -> Problem:
 
 
 def limited(problem: Problem, users: int) -> Problem:
-    """A problem with a quota for each of so many users. What is forced is always within."""
+    """A problem with a quota for each of this many users. Forced choices always fit into the quotas."""
     if users == 0:
         return problem
     jobs = len(problem.cost_JC)

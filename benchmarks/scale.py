@@ -1,10 +1,10 @@
 """How long one decision of `sia` takes on clusters of up to 102,400 GPUs: `python benchmarks/scale.py [--jobs N ...] [--json]`.
 
 For each N a generated snapshot: 64 GPUs (6 nodes of 4 T4, 3 of 8 RTX, 2 of 8 A100) for every 30 jobs, jobs of the catalogue's
-families with parameters of their own (within 10 %), a quarter new and the others running somewhere. `decide()` is the whole of
-it: goodput of every job on 40 configurations, the solver, the nodes, and a reason for everybody. The plan is checked before it is
-timed: every job is in it, no GPU is given twice, the gap is proven. CPU seconds of one thread; "warm" is the next round, in which
-one job in a hundred has a new model.
+families with parameters of their own (within 10 %), a quarter new and the others running somewhere. The whole `decide()` is
+timed: goodput of every job on 40 configurations, the solver, the placement, and a reason for each job. The plan is checked
+first: it contains every job, it allocates no GPU twice, and its gap is proven. Times are CPU seconds of one thread. "warm" is
+the next round, in which one job in a hundred has a new model.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ def check(state: Snapshot, plan: Plan) -> None:
     for assignment in plan.assignments.values():
         for share in assignment.placement.shares:
             used[share.node] = used.get(share.node, 0) + share.gpus
-    assert all(used.get(node.name, 0) <= node.gpus for node in state.nodes), "no GPU is given twice"
+    assert all(used.get(node.name, 0) <= node.gpus for node in state.nodes), "no GPU is allocated twice"
     assert plan.solve is not None
     assert plan.solve.gap <= 1.01e-4, "the choice is proven"
 

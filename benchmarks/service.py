@@ -3,10 +3,9 @@
     python benchmarks/service.py [--jobs 2000] [--waiting 500] [--seconds 60] [--cores 1] [--realtime]
 
 The service is a process of its own with the real store (SQLite, every acknowledged report synced to disk), real sockets and
-HTTP; the cluster behind it is made up: every job runs, and ten of them change each second. Jobs report over the unix socket.
-The clients are this process, on the machine's other cores. On a machine that others use, `--realtime` (as root) lets their
-programs wait.
-The last line is JSON: latencies in milliseconds, memory in MiB.
+HTTP. The cluster behind it is simulated: every job runs, and ten jobs change each second. Jobs report over the unix socket. The
+clients are this process, on the machine's other cores. On a machine with other load, `--realtime` (as root) gives the benchmark
+priority. The last line is JSON: latencies in milliseconds, memory in MiB.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ def serve(folder: Path, jobs: int, ready: object, cores: int, round_s: float = 0
     service = Service(settings, folder / "api.sock", app, board)
     spec = JobSpec(max_gpus=8)
 
-    def look(round_: int) -> None:
+    def observe(round_: int) -> None:
         running = tuple(
             Job(
                 str(number),
@@ -78,14 +77,14 @@ def serve(folder: Path, jobs: int, ready: object, cores: int, round_s: float = 0
         nodes = tuple(Node(f"n{number}", "a100", 8, ("all",)) for number in range(jobs))
         board.take_state(ClusterState(nodes, running), time.time())
 
-    look(0)
+    observe(0)
     service.start()
     ready.set()  # type: ignore[attr-defined]
     round_ = 0
     while True:
         time.sleep(1.0)
         round_ += 1
-        look(round_)
+        observe(round_)
         if round_ % 10 == 0:
             until_s = time.thread_time() + round_s
             while time.thread_time() < until_s:
@@ -93,7 +92,7 @@ def serve(folder: Path, jobs: int, ready: object, cores: int, round_s: float = 0
 
 
 class Line:
-    """One kept-alive HTTP connection to the service: a client library's own work with 2,500 of them would be what is measured."""
+    """One kept-alive HTTP connection to the service. With a client library, 2,500 of them would cost more than the service."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -120,7 +119,7 @@ class Line:
 
 
 async def load(folder: Path, jobs: int, waiting: int, seconds: float, seed: int, server: int) -> dict[str, object]:
-    """Reports and waits for EVERY_S until all are under way, then for `seconds`; what they took in the latter."""
+    """Report and wait for EVERY_S until all clients have started, then for `seconds`. Returns the latencies of the latter."""
     chance = random.Random(seed)
     took_s: list[float] = []
     acknowledged = waits = woken = errors = 0
@@ -208,7 +207,9 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--cores", type=int, default=1, help="of the service; 0: all")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--round-s", type=float, default=0.0, help="Python computes so long every 10 s, as in a round")
+    parser.add_argument(
+        "--round-s", type=float, default=0.0, help="seconds that Python computes every 10 s, as in a round"
+    )
     parser.add_argument("--realtime", action="store_true", help="service and clients go before all other programs")
     arguments = parser.parse_args()
     if arguments.realtime:
@@ -227,7 +228,7 @@ def main() -> int:
         before_mb = resident_mb(server.pid)
         if others := sorted(os.sched_getaffinity(0))[arguments.cores :]:
             os.sched_setaffinity(0, others)
-        gc.freeze()  # a pause of ours would count as the service's
+        gc.freeze()  # a pause of this process would count as the service's
         found = asyncio.run(
             load(folder, arguments.jobs, arguments.waiting, arguments.seconds, arguments.seed, server.pid or 0)
         )

@@ -3,10 +3,10 @@
 TABLE is `simulation_throughputs.json` of stanford-futuredata/gavel (docs/developer/data.md), packed with gzip or not. Three
 parts:
 
-- `turns`: six jobs on four GPUs, what each gets.
-- `lists`: random lists of jobs, 3 for each GPU, by kind of sharing: average JCT, makespan, time to the first slice's end, and in
-  how many lists the average JCT was below that of Gavel's random pairs. `random, few` pairs no more than must be;
-  `learned before` keeps what introspection learned from list to list; `with table` knows all pairs from the start.
+- `slices`: six jobs on four GPUs in time slices, and the share of each.
+- `lists`: random lists of jobs, 3 for each GPU, by kind of sharing: average JCT, makespan, time to the first slice's end, and
+  the number of lists with a lower average JCT than Gavel's random pairs. `random, few` pairs no more jobs than necessary;
+  `learned before` keeps introspection's knowledge from list to list; `with table` knows all pairs from the start.
 - `trials`: packs tried, how many of them do not pay, and how many of these were undone after one window.
 
 The last line is a JSON object.
@@ -41,7 +41,7 @@ from penstock_scheduler.simulator.sharers import gpus_of, utilisation
 GPU_TYPES = ("v100", "p100", "k80")
 GPUS, JOBS_PER_GPU = 16, 3
 WORK_S = (1200.0, 7200.0)
-"""Shortest and longest work of a job alone."""
+"""Shortest and longest running time of a job alone."""
 ARRIVE_WITHIN_S = 3600.0
 
 
@@ -56,8 +56,8 @@ def main() -> None:
     started = time.monotonic()
     truth = read_table(options.table)
     kinds = {gpu_type: [kind for kind in truth.kinds(gpu_type) if gpus_of(kind) == 1] for gpu_type in GPU_TYPES}
-    result: dict[str, Any] = {"turns": six_on_four(), "lists": {}, "noise": options.noise, "trials": {}}
-    print(f"six jobs on four GPUs: {result['turns']}")
+    result: dict[str, Any] = {"slices": six_on_four(), "lists": {}, "noise": options.noise, "trials": {}}
+    print(f"six jobs on four GPUs: {result['slices']}")
     for gpu_type in GPU_TYPES:
         rows, trials = compare(truth, gpu_type, kinds[gpu_type], options.lists, options.noise)
         result["lists"][gpu_type], result["trials"][gpu_type] = rows, trials
@@ -75,7 +75,7 @@ def main() -> None:
 
 
 def six_on_four() -> dict[str, float]:
-    """Least and greatest part of the time in which one of six equal jobs got on, and what all lost together."""
+    """Smallest and largest share of the time in which one of six equal jobs progressed, and the total loss."""
     settings = PoolSettings(gpus=4, switch_s=0.1)
     hours = 10
     jobs = [PoolJob(JobId(f"j{index}"), "any", 1e9) for index in range(6)]
@@ -88,7 +88,7 @@ def six_on_four() -> dict[str, float]:
 def compare(
     truth: Colocation, gpu_type: str, kinds: list[str], lists: int, noise: float
 ) -> tuple[dict[str, dict[str, Any]], dict[str, int]]:
-    """Rows by kind of sharing on the same lists, and what became of introspection's packs."""
+    """Rows by kind of sharing on the same lists, and the results of introspection's packs."""
     settings = PoolSettings(gpus=GPUS, gpu_type=gpu_type, noise=noise)
     used = {kind: utilisation(truth, [gpu_type], kind) or 1.0 for kind in kinds}
     figures: dict[str, list[tuple[float, float, float]]] = {}
@@ -98,7 +98,7 @@ def compare(
         jobs = _jobs(random.Random(seed), kinds)
         ways: dict[str, Sharing] = {
             "exclusive": Alone(slices=False),
-            "turns": Alone(slices=True),
+            "slices": Alone(slices=True),
             "random (Gavel)": RandomPairs(random.Random(seed)),
             "random, few": RandomPairs(random.Random(seed), only_excess=True),
             "introspection": Introspection(Colocation(), gpu_type, used),

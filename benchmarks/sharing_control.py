@@ -1,15 +1,16 @@
-"""How much of what is feasible AntMan's control gives a guest, where the guaranteed job's steps wait for the GPU or do not.
+"""How much of the feasible share AntMan's control gives an opportunistic job, if the guaranteed job's steps wait for the GPU or
+not.
 
     python -m benchmarks.sharing_control [--seeds 24] [--periods 1000] [--late-ms 2] [--stall-every-s 300]
 
-Two jobs of which each needs a GPU that does one thing at a time for half of each step, of 40 and 80 ms, simulated, with control
-periods of 2 s: the queue of `tests/scheduler/sharing/test_control.py`. Halves of the guaranteed job's steps vary by `--jitter`,
-the guest's by `--guest-jitter`. With `--late-ms` the clock sees each step end so much late, on average; with `--stall-every-s`
-the machine stands still for half a second so often, whoever runs. What is feasible is where the guaranteed job's steps take 5 %
-longer, on the line through shares of 12, 14 and 16 %, each over 3,000 s without stalls. Looks at share 0 count as share 0.
+It simulates two jobs with steps of 40 and 80 ms. Each needs the GPU, which does one thing at a time, for half of each step.
+Control periods last 2 s (the queue of `tests/scheduler/sharing/test_control.py`). Halves of the guaranteed job's steps vary by
+`--jitter`, the opportunistic job's by `--opportunistic-jitter`. With `--late-ms`, steps seem to end this much late on average. With
+`--stall-every-s`, the machine stands still for half a second at this interval. The feasible share makes the guaranteed job's
+steps 5 % longer, on the line through shares of 12, 14 and 16 %, each over 3,000 s without stalls. Observations at share 0 count.
 
-Prints the mean share over the feasible one by eighths of the time, and in the last quarter for each seed; fails where a settled
-share was above what is feasible by more than 2 %, about what that is known to. The last line is JSON.
+It prints the mean share relative to the feasible one, by eighths of the time, and in the last quarter for each seed. It fails if a
+settled share exceeds the feasible one by more than 2 %, which is about its accuracy. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ PERIOD_S, STALL_S = 2.0, 0.5
 
 
 class Observed(Queue):
-    """A queue of which the steps are seen as a busy machine shows them."""
+    """A queue whose steps are measured as on a busy machine."""
 
     def __init__(self, seed: int, options: argparse.Namespace, *, stalls: bool = True) -> None:
         super().__init__(seed, PERIOD_S, options.jitter)
@@ -39,7 +40,7 @@ class Observed(Queue):
         self._stall = PERIOD_S / options.stall_every_s if stalls and options.stall_every_s else 0.0
 
     def half(self, seconds: float) -> float:
-        jitter = self._options.guest_jitter if seconds == 0.04 else self.jitter
+        jitter = self._options.opportunistic_jitter if seconds == 0.04 else self.jitter
         return seconds * max(1 + jitter * self.random.standard_normal(), 0.0)
 
     def durations(self, share: float) -> list[float]:
@@ -59,7 +60,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=24)
     parser.add_argument("--periods", type=int, default=1000)
     parser.add_argument("--jitter", type=float, default=0.02)
-    parser.add_argument("--guest-jitter", type=float, default=0.15)
+    parser.add_argument("--opportunistic-jitter", type=float, default=0.15)
     parser.add_argument("--late-ms", type=float, default=0.0)
     parser.add_argument("--stall-every-s", type=float, default=0.0)
     options = parser.parse_args()

@@ -1,9 +1,9 @@
-"""Gandiva's AutoML experiment in simulation: `python benchmarks/sharing_groups.py`, and --help.
+"""Gandiva's AutoML experiment in simulation: `python benchmarks/sharing_groups.py`; see --help.
 
-A list of configurations of which one qualifies, at the 25th, 50th and 75th percentile, on 4 and 16 GPUs: when a trial first
-reports the target, run to completion and by early results, and how many times as many were tried as run to completion would have
-by then. By early results is the judgement alone, or with --loop the policy `gandiva` in the round loop on the simulated cluster.
-The last line is a JSON object.
+A list has one configuration that qualifies, at the 25th, 50th or 75th percentile. On 4 and 16 GPUs, the benchmark compares
+running to completion with early results: when a trial first reports the target, and how many times as many configurations have
+been tried by then. Early results are modelled as the decision alone or, with --loop, by the policy `gandiva` in the round loop
+on the simulated cluster. The last line is a JSON object.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def main() -> None:
     defaults = GroupSettings()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lists", type=int, default=10)
-    parser.add_argument("--count", type=int, default=100, help="configurations of a list")
+    parser.add_argument("--count", type=int, default=100, help="configurations in a list")
     parser.add_argument("--gpus", type=int, nargs="*", default=(4, 16))
     parser.add_argument("--first", type=float, default=defaults.first_s, help="groups.first_s")
     parser.add_argument("--eta", type=int, default=defaults.eta, help="groups.eta")

@@ -1,12 +1,12 @@
 """Gandiva on 100 GPUs, by the round loop on the simulated cluster: `python benchmarks/sharing_replay.py TABLE`, and --help.
 
-TABLE is `simulation_throughputs.json` of stanford-futuredata/gavel (docs/developer/data.md), packed with gzip or not: what
-pairs of jobs of 1, 2 and 4 GPUs lose on one another's GPUs, which the agents measure and no policy knows from the start.
-Nodes of 4 GPUs.
+TABLE is `simulation_throughputs.json` of stanford-futuredata/gavel (docs/developer/data.md), compressed with gzip or not: how
+much pairs of jobs of 1, 2 and 4 GPUs slow each other down. The agents measure it, and no policy knows it from the start. Nodes
+have 4 GPUs.
 
 Jobs: 70 % of 1 GPU, 15 % of 2, 15 % of 4; kinds at random from the table; durations lognormal, from 5 minutes to `--longest`
-hours; arrivals at random within `--hours`. All policies see the same lists. Utilisation is that of the time in which jobs
-arrive: GPU-seconds that were really used, each job's as far as it fills its GPUs alone, over those there are.
+hours; arrivals at random within `--hours`. All policies see the same lists. Utilisation covers the time in which jobs arrive:
+used GPU-seconds, each job's weighted by its utilisation alone, divided by all GPU-seconds.
 
 The last line is a JSON object.
 """
@@ -43,10 +43,10 @@ POLICIES: dict[str, tuple[PolicyChoice | str, dict[str, object]]] = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("table", metavar="TABLE", type=Path)
-    parser.add_argument("--gpu-type", default="p100", help="of the table; the paper's cluster had P100s")
+    parser.add_argument("--gpu-type", default="p100", help="GPU type of the table; the paper's cluster had P100s")
     parser.add_argument("--nodes", type=int, default=25, help="of 4 GPUs")
     parser.add_argument("--jobs", type=int, default=750)
-    parser.add_argument("--hours", type=float, default=8.0, help="in which they arrive")
+    parser.add_argument("--hours", type=float, default=8.0, help="hours in which the jobs arrive")
     parser.add_argument("--mean-h", type=float, default=1.2, help="mean duration before it is cut, hours")
     parser.add_argument("--sigma", type=float, default=1.0, help="standard deviation of its logarithm")
     parser.add_argument("--longest", type=float, default=8.0, help="hours")
@@ -82,7 +82,7 @@ def main() -> None:
 def measure(
     name: str, jobs: list[WorkloadJob], kinds: dict[str, Kind], truth: Colocation, options: argparse.Namespace
 ) -> dict[str, float]:
-    """Average JCT, makespan and time to the first slice's end, and how well the GPUs were used."""
+    """Average JCT, makespan, time to the first slice's end, and utilisation of the GPUs."""
     policy, settings = POLICIES[name]
     if policy == "gandiva" and options.max_height is not None:
         settings = settings | {"max_height": options.max_height}
@@ -91,12 +91,12 @@ def measure(
     done: list[float] = []
     until_s = options.hours * 3600
 
-    def look(simulation: Simulation) -> None:
+    def observe(simulation: Simulation) -> None:
         if simulation.ticks[-1].time_s >= until_s and not done:
             done.extend(kinds[job.id].utilisation * job.progress for job in simulation.jobs)
 
     begun = time.process_time()
-    simulation = simulate_policy(scenario, policy, settings, Driving(as_requested=True), look, agents=agents)
+    simulation = simulate_policy(scenario, policy, settings, Driving(as_requested=True), observe, agents=agents)
     assert simulation.failed_rounds == 0, "every plan can be carried out"
     finish_s = {job.id: job.finish_s for job in simulation.jobs}
     assert None not in finish_s.values(), "all jobs end"
@@ -118,7 +118,7 @@ def measure(
 def workload(
     source: random.Random, options: argparse.Namespace, used: dict[int, dict[str, float]]
 ) -> tuple[list[WorkloadJob], dict[str, Kind]]:
-    """A list of jobs, and what each is like beside others."""
+    """A list of jobs, and the kind of each, for the table of pairs."""
     jobs, kinds = [], {}
     for number in range(options.jobs):
         (gpus,) = source.choices(SIZES, WEIGHTS)

@@ -1,4 +1,4 @@
-"""What a simulation takes: `python benchmarks/simulator.py DATA_DIR [--cases window,newtrace,philly] [--json]`.
+"""The cost of a simulation: `python benchmarks/simulator.py DATA_DIR [--cases window,newtrace,philly] [--json]`.
 
 DATA_DIR holds `sia/workloads`, `sia/profiles` and `philly` (docs/developer/data.md). Each case runs in a process of its
 own, for its own peak memory: CPU seconds of reading, simulating and all figures; one trial. A case that takes longer than

@@ -1,10 +1,10 @@
-"""Starburst's results again: `python benchmarks/starburst.py DATA_DIR --golden FILE`, and --help for the rest.
+"""Reproduces Starburst's results: `python benchmarks/starburst.py DATA_DIR --golden FILE`; see --help.
 
-Replays every row of a golden file and prints, beside the reference's cost and ours, the worst deviation of any figure; where
-DATA_DIR has the outcome of each job, also how many jobs run elsewhere or start at another time. Then what compute-wait saves
-against no-wait on each set, by how jobs pass others: as the reference has it, and ours. `--philly FILE` times compute-wait on
-the trace of 82,247 jobs with 64 nodes of 8 GPUs (the reference: 150 to 310 s). The last line is a JSON object.
-One trial: it is deterministic.
+Replays every row of a golden file and prints the reference's cost, Penstock's cost and the worst deviation of any figure. If
+DATA_DIR has the outcome of each job, it also prints how many jobs run elsewhere or start at another time. Then it prints how
+much compute-wait saves compared with no-wait on each set, both with the reference's rule for jobs that pass others and with
+Penstock's. `--philly FILE` times compute-wait on the trace of 82,247 jobs with 64 nodes of 8 GPUs (the reference: 150 to 310
+s). The last line is a JSON object. One trial: it is deterministic.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", metavar="DATA_DIR", type=Path)
     parser.add_argument(
-        "--golden", metavar="FILE", type=Path, help="a golden file; its name alone is looked up in DATA_DIR"
+        "--golden", metavar="FILE", type=Path, help="a golden file; a name without a folder is searched in DATA_DIR"
     )
     parser.add_argument("--philly", metavar="FILE", type=Path, help="the trace, such as philly_82k_jobs.csv.gz")
     parser.add_argument("--json", action="store_true", help="only the last line")

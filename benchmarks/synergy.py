@@ -1,10 +1,10 @@
-"""Synergy's replay traces: `python benchmarks/synergy.py DATA_DIR [--json]`, and --help for the rest.
+"""Synergy's replay traces: `python benchmarks/synergy.py DATA_DIR [--json]`; see --help.
 
 DATA_DIR holds `dynamic_100job.csv`, `static_100job_fifo.csv` and `sensitivity_profiles.json` of the authors' repository
 (docs/developer/data.md). Three parts, a row each:
 
-- `replay`: 4 servers of 8 GPUs, 24 CPUs, 500 GB, in leases of 300 s, as the authors' simulator, with what they published.
-- `rounds`: in how many rounds OPT >= TUNE >= proportional held, and how far TUNE was from OPT on average.
+- `replay`: 4 servers of 8 GPUs, 24 CPUs, 500 GB, in leases of 300 s, as in the authors' simulator, with the published figures.
+- `rounds`: the number of rounds with OPT >= TUNE >= proportional, and the mean distance of TUNE from OPT.
 - `simulate`: the same traces on Penstock's own round loop and simulated cluster, where a restart costs 30 s, by policy and stage.
 
 The last line is a JSON object. `--scale` instead times TUNE for 10,000 jobs on 2,000 nodes on one core, best of 5.
@@ -63,10 +63,10 @@ PUBLISHED: dict[tuple[str, str, str], dict[str, float]] = {
     ("static", "fifo", "tune:reference"): {"makespan_h": 11.00, "avg_jct_h": 5.0828},
     ("static", "fifo", "opt-points"): {"makespan_h": 10.58, "avg_jct_h": 4.6619},
 }
-"""What the authors' simulator gives on these traces (msr-fiddle/synergy @1bb2bed, configs/deployment.ini)."""
+"""Results of the authors' simulator on these traces (msr-fiddle/synergy @1bb2bed, configs/deployment.ini)."""
 
 RULES = {"tune:reference": REFERENCE, "tune:paper": PAPER, "tune": {}}
-"""Of synergy-tune. The last is the default: as the paper, and what is spare is handed out."""
+"""Settings of synergy-tune. The last is the default: as in the paper, and spare CPUs and memory are shared out."""
 
 ORDERS = (("dynamic", "srtf"), ("dynamic", "fifo"), ("dynamic", "las"), ("dynamic", "ftf"), ("static", "fifo"))
 MECHANISMS = ("proportional", "greedy", "tune:reference", "tune:paper", "tune", "opt-points", "opt")
@@ -202,7 +202,7 @@ def _simulated(scenario: Any, trace: str, policy: PolicyChoice, show: Any) -> di
 
 
 def scale(models: Any) -> dict[str, float]:
-    """Seconds of TUNE for 10,000 jobs, and that the plan is a good one: all placed, nobody below its part, near OPT."""
+    """Seconds of TUNE for 10,000 jobs. Checks that the plan places all jobs, gives none less than its part, and is near OPT."""
     rooms = servers(2000)
     rng = random.Random(1)
     kinds = [kind for kind in models if kind[1] in (1, 2, 4) and (kind[0], 4) in models]

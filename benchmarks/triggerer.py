@@ -2,11 +2,11 @@
 
     PENSTOCK_AIRFLOW_PYTHON=.venv-airflow/bin/python python -m benchmarks.triggerer [--tasks 1000] [--seconds 60]
 
-Airflow's API, scheduler, dag-processor and triggerer are real, and so is penstockd's service, with its real store and HTTP;
-the cluster behind it is made up. The tasks are those of one mapped task in Airflow's database, put there as deferred by hand,
-because each that a worker defers costs seconds of processor time. From there on all is as it is. After `--seconds` of waiting a
-tenth of the jobs ends in one instant: how long until Airflow's database has the last of their tasks as scheduled again?
-The last line is JSON: CPU in shares of a core, memory in MiB, requests to penstockd a second, seconds.
+Airflow's API, scheduler, dag-processor and triggerer are real, and so is penstockd's service, with its real store and HTTP. The
+cluster behind it is simulated. The tasks belong to one mapped task. The benchmark itself writes them to Airflow's database as
+deferred, because a worker takes seconds of processor time to defer each. After `--seconds` of waiting, a tenth of the jobs end
+at once. The benchmark measures how long it takes until Airflow's database has the last of their tasks as scheduled again. The
+last line is JSON: CPU in shares of a core, memory in MiB, requests to penstockd a second, seconds.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ asyncio.run(main(int(sys.argv[1]), float(sys.argv[2])))
 
 
 def direct(folder: Path, python: str, api: Api, tasks: int, seconds: float) -> dict[str, object]:
-    """The triggers alone in one event loop, in Airflow's interpreter: no triggerer around them, and no database."""
+    """Only the triggers, in one event loop in Airflow's interpreter, without a triggerer and a database."""
     jobs = running(folder, tasks)
     api.look(*jobs)
     connection = connection_to(api)
@@ -118,7 +118,7 @@ def direct(folder: Path, python: str, api: Api, tasks: int, seconds: float) -> d
 
 
 def running(folder: Path, tasks: int) -> list[Job]:
-    """Jobs that run, with an output each."""
+    """Running jobs, each with an output file."""
     jobs = [
         job(str(10_000 + number), user="ada", max_gpus=4, phase=Phase.RUNNING, allocation=on("t4", t4_00=2))
         for number in range(tasks)
@@ -182,7 +182,12 @@ def measure(folder: Path, python: str, api: Api, tasks: int, seconds: float) -> 
         ending = jobs[: tasks // 10]
         api.look(*jobs[tasks // 10 :], finished={each.id: Fate("COMPLETED", 0, time.time(), "") for each in ending})
         ended_s = time.time()
-        wait_for(lambda: count(database, "scheduled") == len(ending), 300, "the ends to be seen", details=airflow.tail)
+        wait_for(
+            lambda: count(database, "scheduled") == len(ending),
+            300,
+            "the ends of the jobs to arrive",
+            details=airflow.tail,
+        )
         seen_s = sorted(moment - ended_s for moment in scheduled(database))
         return found | {
             "ended": len(ending),
@@ -218,7 +223,7 @@ def scheduled(database: Path) -> list[float]:
 
 
 def told(folder: Path) -> int:
-    """Triggers that run: each says in its task's log where its job is."""
+    """Number of running triggers. Each writes its job's place to the task's log."""
     return sum(1 for _ in (folder / "airflow/logs").glob("**/*.trigger.*.log"))
 
 
@@ -228,7 +233,7 @@ def cpu(pid: int) -> float:
 
 
 def memory_mib(pid: int) -> float:
-    """Proportional: what processes share counts once."""
+    """Proportional memory (PSS): shared pages count once."""
     rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
     return next(int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Pss:")) / 1024
 

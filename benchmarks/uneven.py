@@ -1,4 +1,4 @@
-"""What equal parts on all nodes cost a policy with fixed requests: `python benchmarks/uneven.py WORKLOADS_DIR
+"""The cost of equal parts on all nodes for a policy with fixed requests: `python benchmarks/uneven.py WORKLOADS_DIR
 --profiles DIR`.
 
 With Slurm's GRES, a job has the same number of GPUs on each node, so Penstock places 10 GPUs on nodes of 8 as 5 and 5.

@@ -1,4 +1,4 @@
-"""Whole windows of jobs, simulated: `python benchmarks/windows.py WORKLOADS_DIR --profiles DIR`, and --help for the rest.
+"""Simulates whole windows of jobs: `python benchmarks/windows.py WORKLOADS_DIR --profiles DIR`; see --help.
 
 Simulates every WORKLOADS_DIR/**/*.csv under every policy on one cluster, in this one process, checks that all jobs ended and
 that no more GPUs were held than there are, and prints a row for each. The last line is a JSON object:
@@ -41,7 +41,7 @@ def main() -> None:
     parser.add_argument("--profiles", type=Path, required=True, help="measured tables of the windows' models")
     parser.add_argument("--policies", default="sia,sia:artifact,gavel")
     parser.add_argument("--cluster", default="t4:6x4,rtx:3x8,a100:2x8")
-    parser.add_argument("--unprofiled", action="store_true", help="jobs know nothing of their speed before they run")
+    parser.add_argument("--unprofiled", action="store_true", help="nothing is known of a job's speed before it runs")
     parser.add_argument("--measure-gpu-s", type=float, help="sia's setting of this name, for jobs that are unprofiled")
     parser.add_argument("--json", action="store_true", help="only the last line")
     options = parser.parse_args()
@@ -82,7 +82,7 @@ def main() -> None:
 
 
 def check(simulation: Simulation) -> None:
-    """All work was done, on GPUs that there are."""
+    """Check that all jobs ended and that no more GPUs were held than exist."""
     left = [job.id for job in simulation.jobs if job.finish_s is None]
     assert not left, f"{simulation.policy} left {len(left)} jobs, such as {left[0]}"
     total = simulation.scenario.total_gpus

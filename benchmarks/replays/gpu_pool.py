@@ -1,10 +1,9 @@
-"""Jobs of one GPU each that share a pool of GPUs, window by window: exclusive, in turns, packed at random or by
+"""Jobs of one GPU each that share a pool of GPUs, window by window: exclusively, in time slices, packed at random or by
 introspection.
 
-It stands beside the simulated cluster, which gives whole GPUs only. A window is a slice (60 s): each GPU runs one pack
-in it, at the shares of a table of pairs. A job that ends within a window leaves its GPU, or its partner's speed, as it
-was until the window is over. The jobs of the pool are as on one node: a job that was suspended goes on on any of its
-GPUs.
+It complements the simulated cluster, which allocates only whole GPUs. A window is a time slice (60 s), in which each GPU runs
+one pack with the shares of a table of pairs. If a job ends within a window, its GPU and its partner's speed stay as they were
+until the window ends. The pool is like one node: a suspended job may continue on any of its GPUs.
 """
 
 from __future__ import annotations
@@ -29,20 +28,20 @@ class PoolSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     gpus: int = Field(default=4, ge=1, description="GPUs in the pool.")
-    gpu_type: str = Field(default="v100", description="Their type, as the table of pairs names it.")
+    gpu_type: str = Field(default="v100", description="The GPUs' type, by its name in the table of pairs.")
     slice_s: float = Field(default=60.0, gt=0, description="Length of a window, seconds.")
-    switch_s: float = Field(default=1.0, ge=0, description="Part of its window that a resumed job loses, seconds.")
+    switch_s: float = Field(default=1.0, ge=0, description="Time that a resumed job loses, seconds.")
     noise: float = Field(default=0.0, ge=0, description="Standard deviation of a measured share, as a part of it.")
 
 
 @dataclass(frozen=True, slots=True)
 class PoolJob:
-    """A job that wants one GPU."""
+    """A job for one GPU."""
 
     id: JobId
     kind: str
     work_s: float
-    """Time it needs alone, seconds."""
+    """Running time alone, seconds."""
     arrival_s: float = 0.0
 
 
@@ -52,44 +51,44 @@ class PairTrial:
 
     kinds: tuple[str, str]
     total: float
-    """True sum of its shares."""
+    """True sum of its jobs' shares."""
     windows: int = 0
-    """In which it ran."""
+    """Number of windows in which it ran."""
     undone: bool = False
-    """Whether it was undone; otherwise a job of it ended."""
+    """Whether it was split up. Otherwise one of its jobs ended."""
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of the jobs."""
+    """The results of a run."""
 
     ended_s: dict[JobId, float] = field(default_factory=dict)
     first_slice_s: dict[JobId, float] = field(default_factory=dict)
     """When each ended its first window."""
     ran_s: dict[JobId, float] = field(default_factory=dict)
-    """Time in which it held a GPU, alone or packed."""
+    """Job -> time for which it had a GPU, alone or packed."""
     trials: list[PairTrial] = field(default_factory=list)
     resumes: int = 0
 
 
 class Sharing(Protocol):
-    """Who is packed with whom, and which packs are undone."""
+    """Decides which jobs are packed together, and which packs are split up."""
 
     slices: bool
-    """Whether packs take turns; otherwise each keeps its GPU until it ends."""
+    """Whether packs have time slices. Otherwise each pack keeps its GPU until it ends."""
 
     def undo(self, seen: Sequence[Measured], spare_gpus: int, scarce: bool) -> Sequence[Measured]:
-        """Packs to undo after a window. `scarce`: whether there are more jobs than GPUs."""
+        """Packs to split up after a window. `scarce`: whether there are more jobs than GPUs."""
 
     def choose(
         self, tenants: Sequence[Tenant], excess_gpus: int, scarce: bool, now_s: float
     ) -> Sequence[tuple[Tenant, Tenant]]:
-        """Pairs to pack, of jobs that have had a window alone. `excess_gpus`: packs less GPUs."""
+        """Pairs to pack, among jobs that have had a window alone. `excess_gpus`: number of packs minus number of GPUs."""
 
 
 @dataclass(slots=True)
 class Alone:
-    """Nobody is packed; with `slices` jobs take turns, without they wait in the queue."""
+    """Packs no jobs. With `slices`, jobs have time slices; without, they wait in the queue."""
 
     slices: bool
 
@@ -106,24 +105,24 @@ class Alone:
 
 @dataclass(slots=True)
 class Introspection:
-    """Gandiva's: `penstock_scheduler.sharing.packing`, with what it learns."""
+    """Gandiva's packing (`penstock_scheduler.sharing.packing`) with its learning."""
 
     known: Colocation
     gpu_type: str
     utilisation: Mapping[str, float]
-    """By kind, what a window alone shows."""
+    """Learn a kind's utilisation from a window alone."""
     settings: PackingSettings = field(default_factory=PackingSettings)
     slices: bool = True
 
     def undo(self, seen: Sequence[Measured], spare_gpus: int, scarce: bool) -> Sequence[Measured]:
-        """Those that do not pay; what was seen is learned."""
+        """Learn from the measurements, and return the packs that do not pay."""
         learn(self.known, self.gpu_type, seen)
         return undo(seen, spare_gpus, self.settings)
 
     def choose(
         self, tenants: Sequence[Tenant], excess_gpus: int, scarce: bool, now_s: float
     ) -> Sequence[tuple[Tenant, Tenant]]:
-        """Those that promise most."""
+        """The most promising pairs."""
         for tenant in tenants:
             self.known.observe_alone(self.gpu_type, tenant.kind, self.utilisation[tenant.kind])
         return choose(tenants, excess_gpus, self.known, self.gpu_type, 0, now_s, self.settings)
@@ -133,17 +132,17 @@ class Introspection:
 class RandomPairs:
     """The baseline of Gavel's simulator (stanford-futuredata/gavel @c4fa400, `scheduler/policies/gandiva.py`).
 
-    While there are more jobs than GPUs, all jobs without a partner are paired at random, and pairs are dropped whose
-    shares add up to less than 1. It remembers nothing, and where packs become fewer than GPUs, it leaves GPUs idle.
+    While there are more jobs than GPUs, all jobs without a partner are paired at random, and pairs with shares below 1 in total
+    are dropped. It learns nothing. If there are fewer packs than GPUs, GPUs stay idle.
     """
 
     random: random.Random
     only_excess: bool = False
-    """Pair no more jobs than there are too many, and take packs apart as soon as GPUs are idle: not in Gavel."""
+    """Pack only as many jobs as exceed the GPUs, and split packs as soon as GPUs are idle. Not in Gavel."""
     slices: bool = True
 
     def undo(self, seen: Sequence[Measured], spare_gpus: int, scarce: bool) -> Sequence[Measured]:
-        """Those that add up to less than 1, and all when every job can have a GPU."""
+        """Packs with shares below 1 in total, or all packs once every job can have a GPU."""
         bad = [measured for measured in seen if not scarce or measured.total < 1]
         fine = [measured for measured in seen if measured not in bad]
         return bad + self.random.sample(fine, min(spare_gpus, len(fine))) if self.only_excess else bad
@@ -151,7 +150,7 @@ class RandomPairs:
     def choose(
         self, tenants: Sequence[Tenant], excess_gpus: int, scarce: bool, now_s: float
     ) -> Sequence[tuple[Tenant, Tenant]]:
-        """Anybody with anybody."""
+        """Random pairs."""
         if not scarce:
             return ()
         order = self.random.sample(list(tenants), len(tenants))
@@ -160,7 +159,7 @@ class RandomPairs:
 
 
 class Pool:
-    """The pool over time; `run` is all there is to do."""
+    """Simulates the pool over time; call `run`."""
 
     def __init__(
         self,
@@ -172,11 +171,11 @@ class Pool:
     ) -> None:
         """
         Args:
-            jobs: those to come.
-            truth: shares of all pairs of their kinds on the pool's GPU type; a pair without is one that does not fit.
-            sharing: who is packed.
-            settings: see there.
-            seed: of the noise.
+            jobs: all jobs that arrive.
+            truth: shares of all pairs of their kinds on the pool's GPU type. A missing pair does not fit.
+            sharing: decides which jobs are packed.
+            settings: of the pool.
+            seed: for the noise.
         """
         self._jobs = {job.id: job for job in jobs}
         self._truth, self._sharing, self._settings = truth, sharing, settings
@@ -189,7 +188,7 @@ class Pool:
         self._outcome = Outcome(ran_s=dict.fromkeys(self._jobs, 0.0))
 
     def run(self, until_s: float = float("inf")) -> Outcome:
-        """Window by window until all jobs have ended, or to `until_s`."""
+        """Simulate window by window until all jobs have ended, or until `until_s`."""
         waiting = sorted(self._jobs.values(), key=lambda job: job.arrival_s)
         running: tuple[Pack, ...] = ()
         now_s = 0.0
@@ -206,7 +205,7 @@ class Pool:
         return self._outcome
 
     def progress_s(self) -> dict[JobId, float]:
-        """Work that each job has done so far, in seconds alone."""
+        """Work of each job so far, in seconds of running alone."""
         return {job: self._jobs[job].work_s - left_s for job, left_s in self._left_s.items()}
 
     def _pack(self, now_s: float) -> None:
@@ -263,7 +262,7 @@ class Pool:
         self._left_s[job] = max(left_s - share * seconds, 0.0)
 
     def _undo(self, seen: Sequence[Measured], now_s: float) -> None:
-        """Undo the packs that do not pay, and let those go who have ended."""
+        """Split the packs that do not pay, and remove ended jobs."""
         spare = self._settings.gpus - len(self._served_s)
         gone = self._sharing.undo(seen, max(spare, 0), self._scarce())
         apart = {Pack((measured.pack[0].job, measured.pack[1].job)) for measured in gone}
@@ -278,7 +277,7 @@ class Pool:
             self._served_s |= {Pack((job,)): served_s for job in pack.jobs if job not in ended}
 
     def _started_s(self) -> list[float]:
-        """What those have had who have had anything."""
+        """Time on a GPU of each job that has had any."""
         started = self._outcome.first_slice_s
         return [served_s for pack, served_s in self._served_s.items() if started.keys() & set(pack.jobs)]
 

@@ -21,7 +21,7 @@ KINDS = {
     "linear_capacity": Wait.RESOURCE,
     "linear_cost": Wait.COMPUTE,
 }
-"""The reference's names of the waiting policies -> ours."""
+"""The reference's names of the waiting policies -> Penstock's."""
 
 STATS = {
     "total_cloud_cost": "total_cloud_cost",
@@ -44,7 +44,7 @@ LONGEST_WAIT_H = 24.0
 
 @dataclass(frozen=True, slots=True)
 class GoldenRow:
-    """One policy on one set of jobs, and what the reference found."""
+    """One policy on one set of jobs, and the reference's result."""
 
     jobs: str
     """Name of the set: its file is `NAME_jobs.csv`, perhaps with `.gz`."""
@@ -56,8 +56,8 @@ class GoldenRow:
     cloud_jobs: int
 
     def worst(self, found: Figures) -> tuple[float, str]:
-        """The largest difference from the reference's figures, and of which one; `inf` for another number of cloud
-        jobs."""
+        """The largest difference from the reference's figures, and the name of that figure. `inf` if the numbers of cloud jobs
+        differ."""
         if found.cloud_jobs != self.cloud_jobs:
             return float("inf"), "cloud_jobs"
         differences = []
@@ -121,7 +121,7 @@ def golden_jobs(folder: Path, name: str) -> list[RigidJob]:
 
 @dataclass(frozen=True, slots=True)
 class GoldenOutcome:
-    """What the reference decided for a job: `allocation` is node -> GPUs."""
+    """The reference's decision for a job: `allocation` is node -> GPUs."""
 
     cloud: bool
     start_h: float

@@ -1,14 +1,12 @@
 """Synergy's replay traces, as the authors' simulator runs them: in leases of one round.
 
-It is here to compare with what they published, figure by figure; `simulate` is what tells how a cluster would fare.
-Jobs hold their GPUs for whole rounds, at the end of which everybody gives everything back and is placed anew, at no
-cost. In a round a job does a whole number of iterations; what is left of the round is lost, also when the job has
-finished before its end. The policies are those of `penstock_scheduler.policies.tuning`.
-docs/decisions/0007-synergy-replay.md tells why the simulated cluster cannot do this.
+It reproduces the published figures one by one; to predict how a cluster performs, use `simulate`. Jobs hold their GPUs for
+whole rounds. At the end of each round, all jobs release their GPUs and are placed again, at no cost. A job makes a whole number
+of iterations in a round; the rest of the round is lost, also after the job's last iteration. The policies are those of
+`penstock_scheduler.policies.tuning`. docs/decisions/0007-synergy-replay.md explains why the simulated cluster cannot do this.
 
-Orders are the authors': `srtf` goes by the speed that a job had in its last round, `ftf` serves those first who are
-treated best (Themis, and our policy `ftf`, those who are treated worst), and for `las` only as many jobs as there are
-GPUs are looked at.
+The orders are the authors': `srtf` uses the speed of a job's last round; `ftf` serves the best-treated jobs first (Themis and
+Penstock's policy `ftf` serve the worst-treated first); `las` considers only as many jobs as there are GPUs.
 """
 
 from __future__ import annotations
@@ -40,14 +38,14 @@ class Model:
     """A model of the published profiles, on one number of GPUs."""
 
     iteration_s: float
-    """Of a mini-batch with the proportional share."""
+    """Duration of a mini-batch with the proportional share."""
     table: Sensitivity
     """Speeds relative to the proportional share."""
 
 
 @dataclass(slots=True, eq=False)
 class LeaseJob:
-    """A job of a trace, and what has become of it."""
+    """A job of a trace, and its progress."""
 
     id: str
     model: Model
@@ -58,26 +56,26 @@ class LeaseJob:
     """Iterations."""
     attained_s: float = 0.0
     speed: float = 1.0
-    """Of the last round; before that, what it would have with its demand."""
+    """Speed in the last round. Before the first round, the speed with its demand."""
     finish_s: float | None = None
 
     @property
     def left_s(self) -> float:
-        """Seconds that are left with the proportional share."""
+        """Seconds of work left at the proportional share."""
         return self.model.iteration_s * (self.iterations - self.done)
 
 
 @dataclass(slots=True)
 class Replay:
-    """What came of a replay."""
+    """The result of a replay."""
 
     jobs: list[LeaseJob]
     begin_s: float
     rounds: int = 0
     objectives: list[dict[str, float]] = field(default_factory=list)
-    """For each round what the speeds of its jobs add up to, by mechanism, if that was asked for."""
+    """For each round, the sum of its jobs' speeds by mechanism; only with `compare`."""
     slower: int = 0
-    """Times that a job was slower in a round than with the proportional share."""
+    """How many times a job was slower in a round than with the proportional share."""
 
     @property
     def jct_h(self) -> list[float]:
@@ -91,8 +89,7 @@ class Replay:
 
 
 def read_models(path: Path, cpus_per_gpu: int = 3) -> dict[tuple[str, int], Model]:
-    """The published profiles, for servers with so many CPUs for each GPU: (model, GPUs) -> model. GB are 1000 MB
-    there."""
+    """The published profiles for servers with this many CPUs per GPU: (model, GPUs) -> model. A GB is 1000 MB in them."""
     document = json.loads(path.read_text(encoding="utf-8"))
     cpus = tuple(map(float, document["grid"]["cpus_per_gpu"]))
     memory = tuple(1000.0 * gb for gb in document["grid"]["mem_gb_per_gpu"])
@@ -142,14 +139,14 @@ def replay(
     """Run a trace to its end.
 
     Args:
-        jobs: of the trace, untouched.
+        jobs: of the trace. They are not changed.
         rooms: the servers, all alike.
-        order: who comes first.
+        order: the order in which jobs are served.
         mechanism: how CPU and memory are shared out.
         settings: of TUNE: `REFERENCE` for the published runs.
-        static: all jobs are there from the beginning, and the first round is at 1 s.
+        static: whether all jobs exist from the beginning, with the first round at 1 s.
         limits: of each program of `opt`.
-        compare: also record what each mechanism would add up to in each round.
+        compare: whether to record the sum of speeds under each mechanism in each round.
     """
     todo = sorted(jobs, key=lambda job: job.arrival_s)
     now_s = 1.0 if static else math.ceil(todo[0].arrival_s / ROUND_S) * ROUND_S
@@ -171,7 +168,7 @@ def replay(
             if job.gpus <= left:
                 chosen.append(job)
                 left -= job.gpus
-        # The authors' other orders go on to jobs further back where greedy has passed one over.
+        # With the authors' other orders, greedy skips a job that does not fit and continues with later ones.
         asked = chosen if order == "las" or mechanism != "greedy" else runnable
         speeds = _speeds(mechanism, asked, rooms, settings, limits)
         result.slower += sum(speed < 1 - 1e-9 for speed in speeds.values())
@@ -270,7 +267,7 @@ def _points(jobs: Sequence[LeaseJob], rooms: Sequence[NodeCapacity], limits: Lim
 
 
 def _greedy(jobs: Sequence[LeaseJob], rooms: Sequence[NodeCapacity]) -> dict[str, float]:
-    """The authors' Greedy: the first server that has the demand; who finds none is passed over in this round."""
+    """The authors' Greedy: the first server with room for the demand. A job without such a server is skipped in this round."""
     free = np.array([[room.gpus, room.cpus, room.memory_mb] for room in rooms])
     speeds = {}
     for claim, job in zip(_claims(jobs, rooms), jobs, strict=True):

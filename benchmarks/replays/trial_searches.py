@@ -1,12 +1,10 @@
-"""Gandiva's AutoML experiment: how soon a search finds the configuration that is good enough, and how many it has seen
-by then.
+"""Gandiva's AutoML experiment: how soon a search finds a configuration that is good enough, and how many it has tried by then.
 
-A list of configurations, of which one qualifies, at a given place. Run to completion, they train one after another on
-each GPU. By early results (`sharing.groups`), trials give way to one another, slice by slice: `by_early_results` is the
-judgement alone, where GPUs change hands for a second of training, and `by_policy` the policy `gandiva` in the round
-loop, as on a cluster. A trial's metric approaches its final one as 1 - exp(-t / tau); the final ones of those that do
-not qualify, and all tau, are drawn. Trials of one search train the same model, so their tau are alike: from 0.08 to
-0.16 of the training.
+A list of configurations has one that qualifies, at a given place. Run to completion, they train one after another on each GPU.
+With early results (`sharing.groups`), trials replace one another after each time slice. `by_early_results` models only that
+decision, and a change of GPUs costs a second of training. `by_policy` runs the policy `gandiva` in the round loop, as on a
+cluster. A trial's metric approaches its final value as 1 - exp(-t / tau). All tau, and the final values of the trials that do
+not qualify, are random. Trials of one search train the same model, so their tau are similar: 0.08 to 0.16 of the training.
 """
 
 from __future__ import annotations
@@ -34,29 +32,29 @@ NODE_GPUS = 4
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """How one trial learns."""
+    """The learning curve of one trial."""
 
     final: float
     tau_s: float
     training_s: float
-    """After which it ends."""
+    """Time after which it ends."""
     noise: tuple[float, ...] = ()
-    """Of each slice's result."""
+    """Noise of each slice's result."""
 
     def metric(self, trained_s: float, slices: int) -> float:
-        """What it reports after so much training."""
+        """The metric that it reports after this much training."""
         noise = self.noise[slices % len(self.noise)] if self.noise else 0.0
         return self.final * (1 - math.exp(-trained_s / self.tau_s)) + noise
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """How a search went."""
+    """The result of a search."""
 
     found_s: float
-    """When a trial first reported the target."""
+    """When a trial first reported at least the target."""
     seen: int
-    """Configurations that had begun to train by then."""
+    """Number of configurations that had begun to train by then."""
 
 
 def configurations(
@@ -66,14 +64,14 @@ def configurations(
     training_s: float = 7200.0,
     tau: tuple[float, float] = (0.08, 0.16),
 ) -> list[Configuration]:
-    """A list in which one qualifies.
+    """A list of configurations with one that qualifies.
 
     Args:
-        count: of the list.
-        at: where the one is: 0.25 is at the 25th percentile.
-        source: of what is drawn.
-        training_s: that each takes.
-        tau: least and most, as parts of that.
+        count: length of the list.
+        at: place of the one that qualifies; 0.25 is the 25th percentile.
+        source: of random numbers.
+        training_s: duration of each training.
+        tau: smallest and largest tau, as parts of that.
     """
     made = []
     for index in range(count):
@@ -107,7 +105,7 @@ def by_early_results(
     slice_s: float = 60.0,
     switch_s: float = 1.0,
 ) -> Found:
-    """Slice by slice, whom `judge` lets train on."""
+    """The search with trials that `judge` lets continue, slice by slice."""
     jobs = {JobId(f"t{index:04d}"): trial for index, trial in enumerate(trials)}
     trained_s = dict.fromkeys(jobs, 0.0)
     results: dict[JobId, tuple[tuple[float, float], ...]] = dict.fromkeys(jobs, ())
@@ -141,14 +139,14 @@ def by_policy(
 ) -> Found:
     """The policy `gandiva` on nodes of 4 GPUs of the simulated cluster, by the round loop and its agents.
 
-    Who rests gives back its GPU, and starts again to go on. A trial reports in each round what it has reached in the
-    time that it has run, less a start's for each start.
+    A trial that rests releases its GPU, and starts again to continue. In each round, a trial reports the metric for its running
+    time, less the duration of its starts.
 
     Args:
-        trials: all submitted at the beginning.
+        trials: all are submitted at the beginning.
         gpus: a multiple of 4.
-        settings: the policy's; None: its defaults.
-        slice_s: for which a trial reports the same.
+        settings: of the policy; None: its defaults.
+        slice_s: time for which a trial reports the same metric.
     """
     known = {JobId(f"t{index:04d}"): trial for index, trial in enumerate(trials)}
     spec = rigid_spec(1).model_copy(update={"trial_group": "search"})

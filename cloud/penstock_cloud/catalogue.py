@@ -1,8 +1,8 @@
 """GPU instance types of EC2 and their prices: a dated table that comes with Penstock, and what EC2 reports.
 
-A refresh asks `DescribeInstanceTypes`, the pricing API and the spot price history, and is kept in a file, so that a daemon
-which starts without an answer still knows. Until the first refresh there are on-demand prices of one region, and no
-spot prices: those change within hours, and no table can stand in for them.
+A refresh asks `DescribeInstanceTypes`, the pricing API and the spot price history. Its result is kept in a file, so that a
+daemon that starts while EC2 does not answer still knows the prices. Before the first refresh, only on-demand prices of one
+region are known. Spot prices change within hours, so no table contains them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ WHOLE = 0.75
 """A GPU with less than this share of its type's memory is a slice of a GPU (g6f), which the models do not describe."""
 
 SPOT = "Linux/UNIX"
-"""The product whose spot prices count."""
+"""The operating system that spot prices are asked for."""
 
 
 class InstanceType(BaseModel):
@@ -50,7 +50,7 @@ class InstanceType(BaseModel):
     memory_mib: PositiveInt
     usd_per_h: PositiveFloat | None = None
     spot_usd_per_h: dict[str, NonNegativeFloat] = {}
-    """Zone -> newest spot price."""
+    """Zone -> latest spot price, US dollars per hour."""
 
 
 class Catalogue(BaseModel):
@@ -63,7 +63,7 @@ class Catalogue(BaseModel):
     types: dict[str, InstanceType]
 
     def usd_per_h(self, instance_type: str, market: str, zones: Iterable[str]) -> float | None:
-        """Highest price on a market (`on-demand` or `spot`) in these zones, because an order may end up in any of them."""
+        """Highest price on a market (`on-demand` or `spot`) in these zones, since an order may be served in any of them."""
         known = self.types.get(instance_type)
         if known is None or market == "on-demand":
             return None if known is None else known.usd_per_h
@@ -81,7 +81,7 @@ def shipped() -> Catalogue:
 
 
 def load(file: Path, region: str) -> Catalogue | None:
-    """The catalogue of a region: the newest that was fetched, else the shipped one; None if neither is of this region.
+    """The catalogue of a region: the last one fetched, else the shipped one. None if neither describes this region.
 
     Raises:
         ConfigError: the file is damaged.
@@ -92,7 +92,7 @@ def load(file: Path, region: str) -> Catalogue | None:
         kept = shipped()
     except (OSError, ValidationError) as error:
         raise ConfigError(
-            f"{file} cannot be read: {error}; delete it, and fetch it again with `penstock cloud refresh`"
+            f"{file} cannot be read: {error}; delete it and fetch it again with `penstock cloud refresh`"
         ) from None
     return kept if kept.region == region else None
 
@@ -105,13 +105,14 @@ def save(catalogue: Catalogue, file: Path) -> None:
 def fetch(
     session: Any, region: str, names: Sequence[str], gpus: Gpus, *, now: datetime, endpoint: str | None = None
 ) -> Catalogue:
-    """Ask EC2 about the types `names`. Three APIs, a few calls each; without the right to ask for prices, the shipped ones count.
+    """Fetch the types `names` from EC2, with a few calls to each of three APIs. Without permission to read prices, the shipped
+    prices are used.
 
-    Args:
-        endpoint: EC2's; the price list has its own.
+        Args:
+            endpoint: EC2's; the price list has its own.
 
-    Raises:
-        ClientError, BotoCoreError: EC2 does not describe its instance types.
+        Raises:
+            ClientError, BotoCoreError: EC2 does not describe its instance types.
     """
     from botocore.exceptions import BotoCoreError, ClientError
 
@@ -140,7 +141,7 @@ def fetch(
 
 
 def _instance_type(found: Mapping[str, Any], gpus: Gpus) -> InstanceType | None:
-    """The instance type; None: it has no whole GPUs."""
+    """The instance type. None if it has no whole GPUs."""
     devices = found.get("GpuInfo", {}).get("Gpus", [])
     if not devices:
         return None
@@ -195,7 +196,7 @@ def _on_demand(pricing: Any, region: str, types: Iterable[str]) -> dict[str, flo
 
 
 def _spot(ec2: Any, types: Iterable[str], now: datetime) -> dict[str, dict[str, float]]:
-    """Type -> zone -> present price: a history that begins now has one entry each."""
+    """Type -> zone -> current price. A history that begins now has one entry for each."""
     newest: dict[tuple[str, str], tuple[datetime, float]] = {}
     pages = ec2.get_paginator("describe_spot_price_history").paginate(
         InstanceTypes=sorted(types), ProductDescriptions=[SPOT], StartTime=now
@@ -219,7 +220,7 @@ class Kept:
         self._catalogue = load(file, region)
 
     def now(self) -> Catalogue | None:
-        """The present catalogue. A file that has become damaged is ignored."""
+        """The current catalogue. If the file has been damaged since, the last readable one."""
         try:
             stamp = self._file.stat().st_mtime
         except OSError:

@@ -1,18 +1,17 @@
-"""penstock-cloud-runner: stands on a gateway for a job that runs on an instance which no network joins to the site.
+"""penstock-cloud-runner: represents a detached run on a gateway node. The instance of the run has no network to the site.
 
 The plugin cloud_runner.so starts it in place of the batch script: as the job's user, with the script's environment, folder,
-output and signals. It sends the script and what goes along to S3, prints what the script prints there, brings back what it
-leaves, and ends with its exit status, so that to Slurm and all its tools the job runs like any other.
+output and signals. It uploads the script and its input files to S3, prints the script's output, downloads the output files, and
+exits with the script's exit status. To Slurm and all its tools, the job runs like any other.
 
-Lines of the script for it, with paths inside the job's working directory::
+The script names its files, with paths inside the job's working directory::
 
     #PENSTOCK input data train.py
     #PENSTOCK output checkpoints results
 
-What comes back goes along as well where it is there already: a checkpoint travels with its job. A path that is a symbolic link
-stands for what it points to.
+Output files that exist already are uploaded too, so that a checkpoint travels with its job. A symbolic link is followed.
 
-Only the standard library is used: hundreds of these may run on a gateway.
+Only the standard library is used, since hundreds of cloud runners may run on a gateway.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ LOOK_S = 2.0
 """Seconds between two polls of the run's objects."""
 
 TRIES = 7
-"""Tries of an upload or download that must succeed, over about two minutes."""
+"""Attempts at an upload or download that must succeed, over about two minutes."""
 
 ANSWER_S = 60.0
 """How long S3 may take to answer, s."""
@@ -49,7 +48,7 @@ ANSWER_S = 60.0
 DIRECTIVE = "#PENSTOCK"
 
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-"""Signals by which Slurm, or `#SBATCH --signal`, asks the job to save."""
+"""Signals with which Slurm, or `#SBATCH --signal`, asks the job to save."""
 
 OURS = frozenset(
     (
@@ -71,26 +70,26 @@ OURS = frozenset(
         *("SLURM_CONF", "SLURMD_NODENAME", "SLURM_WORKING_CLUSTER", "PENSTOCK_SPOOL"),
     )
 )
-"""Variables that say something about this machine, and would be wrong on another."""
+"""Variables that describe this machine and would be wrong on another."""
 
 THERE = {"SLURM_JOB_NODELIST": "localhost", "SLURM_NODELIST": "localhost"}
-"""Variables that are different there."""
+"""Variables that the instance sets itself."""
 
 
 class Trouble(Exception):
-    """The job cannot run in the cloud; the text says why, and what to do."""
+    """The job cannot run in the cloud. The message has the cause and the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Directives:
-    """Paths in the job's working directory that go along, and that come back."""
+    """Input and output paths in the job's working directory."""
 
     inputs: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
 
 
 def directives(script: str) -> Directives:
-    """What the lines `#PENSTOCK input|output PATH ...` of a script say. Raises Trouble."""
+    """The paths in a script's lines `#PENSTOCK input|output PATH ...`. Raises Trouble."""
     found: dict[str, list[str]] = {"input": [], "output": []}
     for number, line in enumerate(script.splitlines(), 1):
         if not line.startswith(DIRECTIVE):
@@ -111,20 +110,20 @@ def directives(script: str) -> Directives:
 
 
 def environment(mine: Mapping[str, str]) -> str:
-    """The environment as a shell script that sets it there; the array's index is in Slurm's own variables."""
+    """The environment, as a shell script that sets it on the instance. Slurm's own variables have the array's index."""
     kept = {name: value for name, value in mine.items() if name not in OURS and name.isidentifier()}
     return "".join(f"{name}={shlex.quote(value)}\n" for name, value in sorted((kept | THERE).items()))
 
 
 def job_id(mine: Mapping[str, str]) -> str:
-    """The job as Penstock calls it: `12`, or `12_3` in an array."""
+    """The job's id in Penstock: `12`, or `12_3` in an array."""
     if "SLURM_ARRAY_TASK_ID" in mine:
         return f"{mine['SLURM_ARRAY_JOB_ID']}_{mine['SLURM_ARRAY_TASK_ID']}"
     return mine["SLURM_JOB_ID"]
 
 
 def pack(file: Path, script: Path, mine: Mapping[str, str], directory: Path) -> None:
-    """The archive that goes to the instance. Raises Trouble."""
+    """The archive for the instance. Raises Trouble."""
     wanted = directives(script.read_text(encoding="utf-8", errors="replace"))
     with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
         notes = Path(folder)
@@ -140,23 +139,22 @@ def pack(file: Path, script: Path, mine: Mapping[str, str], directory: Path) -> 
                 if not (directory / path).exists():
                     raise Trouble(f"{DIRECTIVE} input {path}: it is not in {directory}")
                 archive.add((directory / path).resolve(), f"work/{path}")
-            for path in wanted.outputs:  # what an earlier run has left, such as a checkpoint
+            for path in wanted.outputs:  # output of an earlier run, such as a checkpoint
                 if path not in wanted.inputs and (directory / path).exists():
                     archive.add((directory / path).resolve(), f"work/{path}")
 
 
 def unpack(content: IO[bytes], directory: Path) -> None:
-    """Put the files of an archive in their places, each of them whole or not at all. Raises Trouble, OSError."""
+    """Unpack an archive. Each file is replaced as a whole or not at all. Raises Trouble, OSError."""
     amiss = []
     with tempfile.TemporaryDirectory(prefix=".penstock-", dir=directory) as folder:
         try:
             with tarfile.open(fileobj=content) as archive:
-                # Python 3.11.2, which is Debian 12's, has no filters. It is the user's own archive, and may have links that
-                # point anywhere.
+                # Python 3.11.2 (Debian 12) has no filters. The archive is the user's own, so its links may point anywhere.
                 archive.extraction_filter = getattr(tarfile, "fully_trusted_filter", None)
                 archive.extractall(folder, _as_ours(archive))  # noqa: S202
         except (EOFError, zlib.error, tarfile.TarError) as error:
-            raise Trouble(f"what the job has left cannot be unpacked: {error}") from error
+            raise Trouble(f"the job's output files cannot be unpacked: {error}") from error
         for here, folders, files in os.walk(folder):
             there = directory / Path(here).relative_to(folder)
             links = [name for name in folders if (Path(here) / name).is_symlink()]
@@ -170,11 +168,11 @@ def unpack(content: IO[bytes], directory: Path) -> None:
                 except OSError as error:
                     amiss.append(str(error))
     if amiss:
-        raise Trouble(f"{len(amiss)} of the files that the job has left cannot be put in their places: {amiss[0]}")
+        raise Trouble(f"{len(amiss)} of the job's output files cannot be put in their places: {amiss[0]}")
 
 
 def _as_ours(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
-    """The members, of the instance's user no more, in folders that they can be taken out of."""
+    """The members without the instance's user, in folders that the user can write."""
     for member in archive:
         member.uid, member.gid, member.uname, member.gname = os.geteuid(), os.getegid(), "", ""
         if member.isdir():
@@ -183,7 +181,7 @@ def _as_ours(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
 
 
 def _replace(new: Path, old: Path) -> None:
-    """Rename, also where a linked folder leads to another file system. Raises OSError."""
+    """Rename a file, also onto another file system. Raises OSError."""
     try:
         new.replace(old)
     except OSError as error:
@@ -195,7 +193,7 @@ def _replace(new: Path, old: Path) -> None:
 
 
 def put(link: str, content: IO[bytes], size: int) -> None:
-    """Upload, and try again for some minutes. Raises OSError, HTTPException."""
+    """Upload an object, with retries for some minutes. Raises OSError, HTTPException."""
     headers = {"Content-Length": str(size), "Content-Type": "application/octet-stream"}
     for left in range(TRIES - 1, -1, -1):
         content.seek(0)
@@ -217,14 +215,14 @@ def say_to(link: str, text: str) -> None:
 
 
 def get(link: str, into: IO[bytes]) -> bool:
-    """Download; False: it is not there, or S3 does not answer now, or not to the end."""
+    """Download an object. False if it does not exist, S3 does not answer, or the download breaks off."""
     into.seek(0)
     into.truncate()
     try:
         with urllib.request.urlopen(link, timeout=ANSWER_S) as answer:  # noqa: S310
             shutil.copyfileobj(answer, into)
             size = answer.headers["Content-Length"]
-            if size is not None and into.tell() != int(size):  # http.client takes an early end for the end
+            if size is not None and into.tell() != int(size):  # http.client does not tell an early end from the end
                 return False
     except (OSError, HTTPException):  # urllib's own are OSErrors
         return False
@@ -233,16 +231,16 @@ def get(link: str, into: IO[bytes]) -> bool:
 
 
 def surely_get(link: str, into: IO[bytes]) -> None:
-    """Download what is known to be there, and try again for some minutes. Raises Trouble."""
+    """Download an object that exists, with retries for some minutes. Raises Trouble."""
     for tries in range(TRIES):
         if get(link, into):
             return
         time.sleep(LOOK_S * 2**tries)
-    raise Trouble("what the job has left cannot be fetched from S3")
+    raise Trouble("the job's output files cannot be fetched from S3")
 
 
 class CloudRunner:
-    """One job; its links come with its work. `printed` is how far its output has been printed, in bytes."""
+    """One job. `links` are its signed links. `printed` counts the bytes of its output that are printed already."""
 
     def __init__(self, out: IO[bytes]) -> None:
         self._out = out
@@ -251,17 +249,18 @@ class CloudRunner:
         self._asked_to_stop = False
 
     def on_signal(self, number: int, frame: FrameType | None) -> None:
-        """Slurm wants the job to end: pass it on, and bring back what there is."""
+        """Slurm asks the job to end: pass the request on, and fetch the output files."""
         self._asked_to_stop = True
 
     def carry(self, links: Mapping[str, str], script: Path, mine: Mapping[str, str], directory: Path) -> int:
-        """Take the work there, and bring the result back; the exit status. Raises Trouble, OSError, HTTPException."""
+        """Upload the job, wait for it, and download its files. Returns the exit status. Raises Trouble, OSError,
+        HTTPException."""
         self._links = links
         with tempfile.NamedTemporaryFile(prefix="penstock-") as file:
             pack(Path(file.name), script, mine, directory)
             put(self._links["put_input"], file.file, Path(file.name).stat().st_size)
         if modules := mine.get("LOADEDMODULES"):
-            self._say(f"modules are not loaded there, the image must have what it needs of {modules}")
+            self._say(f"modules are not loaded in the cloud; the image must contain what the job needs of {modules}")
         told = False
         while True:
             for what in ("result", "stopped"):
@@ -279,7 +278,7 @@ class CloudRunner:
             if get(self._links["get_tail"], content):
                 begin = int(content.readline())
                 if begin > self._printed:
-                    self._say(f"{begin - self._printed} bytes of output are left out here")
+                    self._say(f"{begin - self._printed} bytes of output are omitted here")
                     self._printed = begin
                 content.seek(self._printed - begin, os.SEEK_CUR)
                 self._print(content)
@@ -294,7 +293,7 @@ class CloudRunner:
             unpack(content, directory)
         say_to(self._links["put_fetched"], "fetched\n")
         if what == "stopped" and not self._asked_to_stop:
-            self._say("the run was ended there; the job goes back into the queue")
+            self._say("the run was ended in the cloud; the job is queued again")
             while not self._asked_to_stop:
                 time.sleep(LOOK_S)
         return code
@@ -324,7 +323,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             links = json.loads(file.read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise Trouble(
-                "nobody has ordered an instance for this job; submit it to the site's partitions with --burst, and Penstock "
+                "no instance was ordered for this job; submit it to the site's partitions with --burst, and Penstock "
                 "sends it here"
             ) from None
         return cloud_runner.carry(links, Path(arguments[1]), os.environ, Path.cwd())

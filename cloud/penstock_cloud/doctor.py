@@ -20,7 +20,7 @@ QUOTAS = {
     ("p", "on-demand"): "L-417A185B",
     ("p", "spot"): "L-7212CCBC",
 }
-"""(first letter of the family, market) -> AWS's code of the quota, in vCPUs: AWS, "Amazon EC2 service quotas"."""
+"""(first letter of the family, market) -> AWS's code for the quota in vCPUs. Source: AWS, "Amazon EC2 service quotas"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Finding:
 
 
 def policy(settings: CloudSettings) -> dict[str, Any]:
-    """The least-privilege IAM policy for these settings: what every site needs, and what its profile and its key need.
+    """The least-privilege IAM policy for these settings. The profile and the key have statements only where they are set.
 
     The statements for the key are those of AWS, "Requirements for Amazon EBS encryption".
     """
@@ -63,7 +63,7 @@ def policy(settings: CloudSettings) -> dict[str, Any]:
 
 
 def _staging_statements(settings: CloudSettings) -> list[dict[str, Any]]:
-    """For detached runs: objects of this site alone, and launch templates of its own, which come and go with runs."""
+    """For detached runs: only this site's objects in S3, and a launch template for each run."""
     bucket = f"arn:aws:s3:::{settings.bucket}"
     return [
         {
@@ -90,7 +90,7 @@ def _staging_statements(settings: CloudSettings) -> list[dict[str, Any]]:
 
 
 def _key_statements(key: str) -> list[dict[str, Any]]:
-    """For a key by its ARN, its id, or an alias (`alias/NAME`, also as an ARN): IAM knows keys alone by ARN."""
+    """For a key, given as ARN, id or alias (`alias/NAME`, also as ARN). IAM itself identifies keys only by ARN."""
     which: dict[str, dict[str, Any]] = {}
     resource = key if key.startswith("arn:") else f"arn:aws:kms:*:*:key/{key}"
     if "alias/" in key:
@@ -122,7 +122,7 @@ def examine(
     share_writable: Callable[[], bool],
     s3: Any = None,
 ) -> Iterator[Finding]:
-    """All checks, in an order in which later ones need earlier ones.
+    """All checks, ordered so that each check relies only on earlier ones.
 
     Args:
         ec2: boto3's client of EC2.
@@ -144,7 +144,7 @@ def examine(
     caps = (budget.site.usd_total, budget.site.usd_per_month)
     if all(cap == 0 for cap in caps if cap is not None):
         yield Finding(
-            "budget", "the site's cap is $0, so nothing may leave", "set [cloud.budget.site] usd_per_month or usd_total"
+            "budget", "the site's cap is $0, so no job may burst", "set [cloud.budget.site] usd_per_month or usd_total"
         )
     else:
         yield Finding("budget", "a cap is set")
@@ -167,7 +167,7 @@ def _ask(ask: Callable[..., Any], **asked: Any) -> Any:
 
 
 def _refused(check: str, error: LaunchFailed, remedy: str) -> Finding:
-    """The remedy for a code that says the same everywhere, or else the check's own."""
+    """The remedy for an error code that means the same in every check, or else the check's own remedy."""
     known = {
         "UnauthorizedOperation": "give penstockd's role the policy that `penstock cloud policy` prints",
         "AccessDeniedException": "give penstockd's role the policy that `penstock cloud policy` prints",
@@ -182,9 +182,9 @@ def _refused(check: str, error: LaunchFailed, remedy: str) -> Finding:
 
 
 def _subnets(settings: CloudSettings, ec2: Any) -> Finding:
-    remedy = f"name subnets of {settings.region} in [cloud] subnets; an id of another region is not known there"
+    remedy = f"name subnets of {settings.region} in [cloud] subnets; EC2 does not find ids of other regions"
     if not settings.subnets:
-        return Finding("subnets", "none is named", remedy)
+        return Finding("subnets", "none is set", remedy)
     try:
         found = _ask(ec2.describe_subnets, SubnetIds=list(settings.subnets))["Subnets"]
     except LaunchFailed as error:
@@ -198,7 +198,7 @@ def _subnets(settings: CloudSettings, ec2: Any) -> Finding:
 def _image(settings: CloudSettings, ec2: Any) -> Finding:
     remedy = f"name an AMI of {settings.region} in [cloud] image: AMIs differ from region to region"
     if not settings.image:
-        return Finding("image", "none is named", remedy)
+        return Finding("image", "none is set", remedy)
     try:
         found = _ask(ec2.describe_images, ImageIds=[settings.image])["Images"]
     except LaunchFailed as error:
@@ -211,7 +211,7 @@ def _image(settings: CloudSettings, ec2: Any) -> Finding:
 def _groups(settings: CloudSettings, ec2: Any) -> Finding:
     remedy = "name groups of the subnets' VPC in [cloud] security_groups, which let slurmctld and the nodes talk"
     if not settings.security_groups:
-        return Finding("security groups", "none is named", remedy)
+        return Finding("security groups", "none is set", remedy)
     try:
         _ask(ec2.describe_security_groups, GroupIds=list(settings.security_groups))
     except LaunchFailed as error:
@@ -233,7 +233,7 @@ def _types(settings: CloudSettings, ec2: Any, catalogue: Catalogue | None) -> It
     try:
         pages = _ask(ec2.describe_instance_type_offerings, LocationType="region")["InstanceTypeOfferings"]
     except LaunchFailed as error:
-        yield _refused("instance types", error, "see that EC2 answers")
+        yield _refused("instance types", error, "check that EC2 answers")
         return
     offered = {each["InstanceType"] for each in pages}
     missing = [name for name in settings.instance_types if name not in offered]
@@ -245,8 +245,8 @@ def _types(settings: CloudSettings, ec2: Any, catalogue: Catalogue | None) -> It
 
 
 def _permission(settings: CloudSettings, ec2: Any) -> Finding:
-    """A launch with DryRun: EC2 tells whether it would be allowed."""
-    remedy = "see what EC2 says, and change [cloud]"
+    """A launch with DryRun. EC2 says whether it would be allowed."""
+    remedy = "read EC2's message, and change [cloud]"
     try:
         template = Fleet(ec2, settings).template()
         subnet = settings.subnets[0] if settings.subnets else ""
@@ -296,8 +296,8 @@ def _bucket(settings: CloudSettings, bucket: str, s3: Any) -> Finding:
     if not seen:
         return Finding("bucket", f"an object written to {bucket} cannot be found", remedy)
     if "X-Amz-Security-Token" in staging.alive_link(60):
-        text = "penstockd's credentials are of a session, and the links of longer runs end with it"
-        return Finding("bucket", text, "give penstockd the keys of an IAM user with that policy alone")
+        text = "penstockd's credentials belong to a session, and links for runs that outlast the session stop working"
+        return Finding("bucket", text, "give penstockd the keys of an IAM user that has only that policy")
     return Finding("bucket", f"{bucket} can be written and read")
 
 

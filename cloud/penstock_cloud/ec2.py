@@ -1,14 +1,14 @@
-"""EC2 behind the port `Burst`: jobs that leave run on nodes of the same Slurm, which exist while instances are paid for.
+"""EC2 behind the port `Burst`. A job in the cloud runs on nodes of the same Slurm, which exist while their instances do.
 
-A run goes through these states, one step a tick, each written down before the next is begun::
+A run goes through these states, one step in each tick. Each state is stored before the next step begins::
 
     ordered --launch--> booting --joins Slurm--> running --ends, or recalled--> (leaving -->) ending --gone--> over
 
-`ordered` is in the store together with its commitment in the ledger before EC2 hears of it. What EC2 is asked follows from
-the record alone, with the same ClientToken each time, so a daemon that dies anywhere goes on where it was. Nothing else is
-remembered but pauses: how long a type, a market or a call rests. Every minute all instances with the site's tag are compared with
-the runs: an instance that no run claims is ended and paid for in the ledger; a run whose instance is gone ends, and its job is
-queued again.
+`ordered` and its commitment in the ledger are in the store before the first call to EC2. Every call to EC2 follows from the
+record alone, with the same ClientToken each time, so a daemon that dies at any point continues where it was. Besides the
+record, only pauses are kept: for how long a type, a market or a call is not used. Every minute, all instances with the site's
+tag are compared with the runs. An instance that belongs to no run is ended, and its cost is added to the ledger. A run that has
+lost its instance ends, and its job is queued again.
 """
 
 from __future__ import annotations
@@ -59,49 +59,50 @@ from penstock_scheduler.store import CloudRunRow, SqlStore
 
 log = logging.getLogger(__name__)
 
-UNASKED = "it asks for cloud nodes itself; submit it to the site's partitions with --burst, and Penstock sends it there"
-"""What the user is told of a job that came to instances by itself."""
+UNASKED = "it requests cloud nodes itself; submit it to the site's partitions with --burst, and Penstock sends it to the cloud"
+"""Message to the user of a job that was submitted to cloud nodes directly."""
 
 PROTECTED = "cloud.protected"
-"""The control that says why nothing is launched; an admin takes it away (`penstock cloud resume`)."""
+"""Name of the stored control that says why nothing is launched. An admin removes it with `penstock cloud resume`."""
 
 ORDER_PATIENCE_S = 300.0
-"""How long the same order is placed again while EC2 throttles or is silent."""
+"""How long an order is repeated while EC2 throttles or does not answer."""
 
 LEAVE_PATIENCE_S = 180.0
-"""How long a job may take to save and leave before its instance is taken from it."""
+"""How long a job may take to save and leave before its instance is ended."""
 
 MISSED = 3
-"""Looks in a row without an instance before it counts as gone: EC2 is consistent in the end only."""
+"""Listings in a row without an instance before it counts as gone, since EC2 is only eventually consistent."""
 
 APPEARS_S = 60.0
-"""How long after its launch an instance that EC2 does not show may still appear."""
+"""How long after its launch an instance may be missing from EC2's listings and still appear."""
 
 SOON_S = 5.0
-"""Seconds between two listings while instances come or go."""
+"""Seconds between two listings while instances start or end."""
 
 LEAD_S = 120.0
-"""How long before the money is used up a job is asked to save and leave."""
+"""How long before its committed dollars are spent a job is asked to save and leave."""
 
 HISTORY_S = 300.0
-"""How often the site's past is read anew."""
+"""How often the site's recorded history is read again."""
 
 NEWEST = 2000
-"""Ended jobs that count for it."""
+"""Number of ended jobs that it covers."""
 
 SIZES = (1, 2, 4, 8)
 """Numbers of nodes that are offered."""
 
 DETACHED = "detached"
-"""Folder in the share: a file named for each job that runs detached, with its cloud runner's links; for its user alone."""
+"""Folder in the share with a file for each detached job. It has the cloud runner's links, and only the job's user can read
+it."""
 
 LINKS_S = 3600.0
-"""How much longer than its instance may live a run's links are good."""
+"""How long a run's links stay valid after the end of its instance's longest life."""
 
 
 @dataclass(slots=True)
 class _Pauses:
-    """What rests until when, and why. Lost when the daemon ends: then each is asked once more."""
+    """What is paused until when, and why. A restarted daemon has forgotten the pauses and tries each once more."""
 
     until_s: dict[str, float] = field(default_factory=dict)
     words: dict[str, str] = field(default_factory=dict)
@@ -124,7 +125,7 @@ class Ec2Cloud:
     """See the module.
 
     Args:
-        catalogue: what is known of instance types now; None: nothing of this region.
+        catalogue: returns the current catalogue of instance types; None: no catalogue describes this region.
         nodes: the cluster's cloud nodes.
         rng: for the jitter of pauses.
         staging bucket: for detached runs: the nodes are gateways then, which the instances do not join. None: they join.
@@ -146,13 +147,15 @@ class Ec2Cloud:
         self._catalogue, self._nodes, self._rng = catalogue, nodes, rng
         self._runs = {run.id: run for row in store.cloud_runs() for run in [BurstRun.model_validate_json(row.record)]}
         self._lines = store.cloud_ledger()
-        self._resumed = set(self._runs)  # runs of an earlier daemon: what it ordered last may be there without a record
+        self._resumed = set(
+            self._runs
+        )  # runs of an earlier daemon: an instance of its last order may exist without a record
         self._pauses = _Pauses()
         self._tries: dict[str, int] = {}
         self._retry_s: dict[str, float] = {}
         self._words: dict[JobId, str] = {}
         self._leaving_s: dict[str, float] = {}
-        self._fetched: set[str] = set()  # detached runs of which all is back
+        self._fetched: set[str] = set()  # detached runs that have all their files back
         self._boot_failures = 0
         self._jobs_seen: dict[JobId, Job] = {}
         self._settled: set[str] = set()
@@ -172,7 +175,7 @@ class Ec2Cloud:
     # --- the port
 
     def observe(self, jobs: Sequence[Job]) -> CloudState:
-        """See `ports.Burst`. A cloud that does not answer offers nothing, and keeps nobody on site from running."""
+        """See `ports.Burst`. A cloud that does not answer offers nothing, and delays no job on site."""
         now_s = self._clock.now_s()
         self._asks, self._silent, self._staging_silent = [], False, False
         self._sign_of_life()
@@ -223,18 +226,18 @@ class Ec2Cloud:
     def _order(self, action: BurstJob) -> Outcome:
         now_s = self._clock.now_s()
         if any(run.job == action.job for run in self._runs.values()):
-            return Outcome(action, Progress.DONE, "it is there, or on its way")
+            return Outcome(action, Progress.DONE, "it is in the cloud, or on its way")
         known = self._offers.get(action.offer)
         job = self._jobs_seen.get(action.job)
         if known is None or job is None:
             return Outcome(action, Progress.FAILED, f"{action.offer} is not offered any more")
         if len(self._runs) >= self._settings.max_runs:
             return Outcome(
-                action, Progress.FAILED, f"[cloud] max_runs={self._settings.max_runs} jobs are there already"
+                action, Progress.FAILED, f"[cloud] max_runs={self._settings.max_runs} jobs are in the cloud already"
             )
         before = [BurstRun.model_validate_json(row.record) for row in self._store.cloud_runs(job=action.job)]
         if any(run.round == action.round for run in before):
-            text = f"its run that round {action.round} ordered is over; the next round decides anew"
+            text = f"the run that round {action.round} ordered is over; the next round decides again"
             return Outcome(action, Progress.FAILED, text)
         broken = within(self._budgets(now_s, {job.account}), {job.id: (job.account, action.usd)})
         if broken:
@@ -245,7 +248,7 @@ class Ec2Cloud:
         kind = self._catalogue_type(instance_type)
         room = [node.name for node in self._nodes.nodes() if node.name not in taken and _suits(node, kind)]
         if kind is None or len(room) < offer.nodes:
-            return Outcome(action, Progress.FAILED, "another job has taken the cloud nodes meanwhile")
+            return Outcome(action, Progress.FAILED, "another job has taken the cloud nodes in the meantime")
         data, gravity = float(job.spec.data_size_bytes or 0), Gravity(settings.bytes_per_s, settings.usd_per_gb)
         run = BurstRun(
             data_gb=data / 1e9,
@@ -268,8 +271,8 @@ class Ec2Cloud:
         )
         if self._staging is not None and run.lifetime_s > self._longest_s:
             text = (
-                f"${run.usd:.2f} pay for {run.lifetime_s / 3600:.0f} h, and detached runs last {self._longest_s / 3600:.0f} h "
-                "at most: AWS signs links for a week; declare a shorter --runtime"
+                f"${run.usd:.2f} pay for {run.lifetime_s / 3600:.0f} h, but detached runs last at most "
+                f"{self._longest_s / 3600:.0f} h, since AWS signs links for a week; declare a shorter --runtime"
             )
             return Outcome(action, Progress.FAILED, text)
         self._save(run, run.committed())
@@ -282,15 +285,15 @@ class Ec2Cloud:
         if run is None:
             return Outcome(action, Progress.DONE, "it is back")
         if run.state in ("ordered", "booting", "running"):
-            self._leave(run, "it was called back")
+            self._leave(run, "it was recalled")
         return Outcome(action, Progress.UNDER_WAY, "saves and comes back")
 
     # --- the states
 
     def _advance(self, run: BurstRun, job: Job | None, nodes: Mapping[str, CloudNode], now_s: float) -> None:
-        """One step; a step that changes the record writes it first. EC2's refusals end the step, not the tick.
+        """One step. A step that changes the record stores it first. A refusal by EC2 ends the step, not the tick.
 
-        After a lost answer EC2 is asked nothing more in this tick: each may take a time limit, and the loop waits for all.
+        After a lost answer, this tick makes no more calls to EC2: each call may take its whole time limit while the loop waits.
         """
         run = self._refreshed(run)
         try:
@@ -306,7 +309,7 @@ class Ec2Cloud:
                 case "ending":
                     self._end(run, job, now_s)
                 case "over":
-                    raise AssertionError("a run that is over is not kept")
+                    raise AssertionError("runs that are over are not in the record")
         except LaunchFailed as error:
             self._silent |= error.kind is Kind.LOST
             log.warning("EC2 refuses", extra={"run": run.id, "state": run.state, "text": str(error)})
@@ -317,7 +320,7 @@ class Ec2Cloud:
         if job.phase is not Phase.QUEUED:
             return self._finish(run, "its job runs elsewhere")
         if self._silent and now_s - run.ordered_s >= ORDER_PATIENCE_S:
-            return self._finish(run, f"{Kind.LOST}: EC2 is silent", failed=True)
+            return self._finish(run, f"{Kind.LOST}: EC2 does not answer", failed=True)
         if self._silent or now_s < self._retry_s.get(run.id, 0.0):
             return None
         try:
@@ -332,8 +335,9 @@ class Ec2Cloud:
         return None
 
     def _prepare(self, run: BurstRun, staging: StagingBucket) -> str:
-        """Give the run's cloud runner and its instance their links; the launch template. Raises LaunchFailed, KeyError."""
-        uid = pwd.getpwnam(run.user).pw_uid  # KeyError: nobody is called so
+        """Write the links for the run's cloud runner and instance. Returns the launch template. Raises LaunchFailed,
+        KeyError."""
+        uid = pwd.getpwnam(run.user).pw_uid  # KeyError: no such user
         good_s = run.lifetime_s + LONGEST_S - self._longest_s
         mine = staging.links(run.id, INSTANCE, good_s) | {"get_alive": staging.alive_link(good_s)}
         template = self._fleet.own_template(run.id, detached(self._settings, mine))
@@ -343,19 +347,20 @@ class Ec2Cloud:
             file.parent.chmod(0o711)
             _write_for(file, json.dumps(staging.links(run.id, CLOUD_RUNNER, good_s)), uid)
         except OSError as error:
-            raise LaunchFailed(Kind.THROTTLED, "", f"{file}: {error}") from error  # it is no trouble of EC2's
+            raise LaunchFailed(Kind.THROTTLED, "", f"{file}: {error}") from error  # this is not an error of EC2's
         return template
 
     @property
     def _longest_s(self) -> float:
-        """Longest life of a detached run's instance: its links must be good from before its boot until all is fetched."""
+        """Longest life of a detached run's instance. Its links must be valid from before its boot until its files are
+        fetched."""
         return LONGEST_S - self._settings.boot_timeout_s - LINKS_S
 
     def _cloud_runner_file(self, run: BurstRun) -> Path:
         return self._settings.share / DETACHED / f"{run.job}.json"
 
     def _launch_all(self, run: BurstRun, template: str, now_s: float) -> BurstRun:
-        """All slots, one order each, or LaunchFailed: what was launched until then is ended with the run."""
+        """Launch the instances of all slots. After LaunchFailed, those launched so far are ended with the run."""
         group = f"penstock-{self._settings.name}-{run.id}" if len(run.slots) > 1 else ""
         if group:
             self._fleet.make_group(group)
@@ -401,10 +406,11 @@ class Ec2Cloud:
                 quota = _line(run.instance_type.split(".")[0], run.market)
                 self._pauses.rest(quota, now_s, settings.quota_back_off_s, str(error))
                 log.error(
-                    "a quota is used up: ask AWS for more, or take the type out of [cloud]", extra={"text": str(error)}
+                    "a quota is used up: ask AWS to raise it, or remove the type from [cloud]",
+                    extra={"text": str(error)},
                 )
             case Kind.CONFIG:
-                self._protect(f"EC2 refuses what [cloud] asks for: {error}")
+                self._protect(f"EC2 refuses the request that [cloud] describes: {error}")
             case _:
                 pass
         self._finish(run, f"{error.kind}: {error}", failed=True)
@@ -415,7 +421,7 @@ class Ec2Cloud:
         if (lost := _lost(run)) is not None:
             return self._boot_failed(run, f"instance {lost} ended before it joined Slurm", now_s)
         up = all(name in nodes and nodes[name].up for name in run.nodes)
-        if self._staging is not None and up:  # a gateway is always up; the instance says so itself
+        if self._staging is not None and up:  # a gateway is always up; a detached instance reports its start itself
             up = self._there(run, "started")
         if job.phase is Phase.RUNNING and up and _at(job, run):
             self._boot_failures = 0
@@ -424,19 +430,19 @@ class Ec2Cloud:
         if job.phase is Phase.RUNNING and not _at(job, run):
             return self._finish(run, "its job runs elsewhere")
         if run.expires_s is not None and now_s >= run.expires_s:
-            return self._finish(run, f"the ${run.usd:.2f} that it may cost were used up before it ran", failed=True)
+            return self._finish(run, f"the ${run.usd:.2f} committed to it were spent before it ran", failed=True)
         if not run.asked and any(name in nodes and not nodes[name].free for name in run.nodes):
             run = run.model_copy(update={"asked": True})
             self._save(run)
         patience_s = self._settings.boot_timeout_s + run.data_s
         if now_s - run.ordered_s > patience_s:
-            if not run.asked:  # nothing is known to be wrong with the image or the type
+            if not run.asked:  # no fault of the image or the type is known
                 reason = self._nodes.reason(run.job) or "it does not say why"
                 return self._finish(run, f"Slurm did not start it: {reason}", failed=True)
-            if self._has(run, "input") is False:  # it is on its way: no fault of the image or the type
+            if self._has(run, "input") is False:  # it is still on its way, which is no fault of the image or the type
                 why = f"its input had not arrived within {patience_s:.0f} s; declare its size with --data-size"
                 return self._finish(run, why, failed=True)
-            late = "did not join Slurm" if self._staging is None else "had not begun on its input"
+            late = "did not join Slurm" if self._staging is None else "did not start on its input"
             return self._boot_failed(run, f"it {late} within {patience_s:.0f} s", now_s)
         if job.phase is Phase.RUNNING and _at(job, run):
             return None
@@ -449,7 +455,7 @@ class Ec2Cloud:
         self._boot_failures += 1
         if self._boot_failures >= self._settings.protected_after:
             self._protect(
-                f"{self._boot_failures} boots in a row failed, the last one: {why}; look at the image's console output"
+                f"{self._boot_failures} boots in a row failed, the last one: {why}; read the instance's console output"
             )
         self._pauses.rest(_line(run.instance_type, run.market), now_s, self._settings.capacity_back_off_s, why)
         self._finish(run, why, failed=True)
@@ -461,7 +467,7 @@ class Ec2Cloud:
             taken = f"EC2 has taken instance {lost}"
             if self._has(run, "stopped"):
                 return self._leave(run, taken)
-            # Its cloud runner brings the result, or S3 does not say; nothing is paid for while its links are good.
+            # Its cloud runner fetches the result, or S3 does not answer. Nothing is paid for while its links are valid.
             fetched = self._staging is not None and self._has(run, "result") is not False
             if fetched and (run.expires_s is None or now_s < run.expires_s + LINKS_S):
                 return None
@@ -469,7 +475,7 @@ class Ec2Cloud:
         if job.phase in (Phase.QUEUED, Phase.STARTING):
             return self._finish(run, "Slurm has put its job back into the queue", failed=True)
         if run.expires_s is not None and now_s >= run.expires_s - min(LEAD_S, run.lifetime_s / 2):
-            return self._leave(run, f"the ${run.usd:.2f} that it may cost are used up")
+            return self._leave(run, f"the ${run.usd:.2f} committed to it are spent")
         if self._there(run, "stopped"):
             return self._leave(run, "EC2 takes its instance back within two minutes")
         try:
@@ -493,7 +499,9 @@ class Ec2Cloud:
         nothing_comes = (over or lost) and (self._staging is None or self._handed_back(run) is False)
         if job is None or job.phase is Phase.QUEUED or nothing_comes or now_s - since_s > LEAVE_PATIENCE_S:
             return self._finish(run, run.why)
-        if over and not lost and self._seen is not None:  # what it has handed back is fetched without it
+        if (
+            over and not lost and self._seen is not None
+        ):  # its output files are in S3, and are fetched without the instance
             self._fleet.terminate([slot.instance for slot in run.slots if slot.instance is not None])
             self._looked_s = -1e18
         if self._staging is not None and run.id not in self._fetched:
@@ -506,7 +514,7 @@ class Ec2Cloud:
         return None
 
     def _finish(self, run: BurstRun, why: str, *, failed: bool = False) -> None:
-        """No more use for its instances."""
+        """Begin to end the run: its instances are no longer needed."""
         if failed:
             self._words[run.job] = why
         log.log(
@@ -515,13 +523,13 @@ class Ec2Cloud:
         self._save(run.model_copy(update={"state": "ending", "why": why}))
 
     def _end(self, run: BurstRun, job: Job | None, now_s: float) -> None:
-        """Give the instances back, and the nodes; the run is over when EC2 and Slurm have let go of all of it."""
+        """End the instances and release the nodes. The run is over once EC2 and Slurm have released all of them."""
         mine = job is not None and job.phase is not Phase.QUEUED and _at(job, run)
         if mine:
             self._asks.append(Hold(run.job, run.round))
         if self._silent:
             return
-        # What an order whose answer was lost has launched is not in the record, but bears the run's tag.
+        # An order with a lost answer may have launched an instance that is not in the record. It has the run's tag.
         found = {seen.id: seen for seen in self._fleet.seen(run.id)}
         known = {slot.instance for slot in run.slots}
         for seen in found.values():
@@ -535,7 +543,7 @@ class Ec2Cloud:
         unseen = [s.instance for s in run.slots if s.instance and s.ended_s is None and s.instance not in found]
         if alive or unseen:
             self._fleet.terminate([*alive, *(id_ for id_ in unseen if id_ is not None)])
-            self._looked_s, self._seen = -1e18, None  # what was seen before is not so any more
+            self._looked_s, self._seen = -1e18, None  # earlier observations are out of date
             found = {seen.id: seen for seen in self._fleet.seen(run.id)}
         run = self._with_times(run, found, now_s)
         self._runs[run.id] = run
@@ -543,7 +551,7 @@ class Ec2Cloud:
             return
         self._nodes.power_down(run.nodes)
         if mine and now_s - run.ordered_s < run.lifetime_s + LEAVE_PATIENCE_S:
-            return  # Slurm still has allocated these nodes to it; until it is queued, it stays a run of the cloud
+            return  # Slurm still has these nodes allocated to it; until it is queued, it stays a run in the cloud
         run = self._tidy(run)
         for name in run.nodes:
             self._delete(self._settings.share / NOTICES / name)
@@ -559,7 +567,7 @@ class Ec2Cloud:
     def _tidy(self, run: BurstRun) -> BurstRun:
         """Delete what was created for the run besides its instances. Returns the run, with a message about what is left.
 
-        All of it is free of charge, or nearly: EC2's no keeps no run open, and nor does S3's.
+        All of this costs little or nothing, so a refusal by EC2 or S3 does not keep the run open.
         """
         try:
             if len(run.slots) > 1:
@@ -569,44 +577,47 @@ class Ec2Cloud:
         except LaunchFailed as error:
             if error.kind is not Kind.CONFIG:
                 raise
-            log.warning("something of the run stays", extra={"run": run.id, "text": str(error)})
+            log.warning("a leftover of the run stays", extra={"run": run.id, "text": str(error)})
         if self._staging is not None:
             self._delete(self._cloud_runner_file(run))
             if self._has(run, "fetched") or self._has(run, "output") is False:
                 self._ask_staging(lambda staging: staging.clear(run.id))
-            elif self._has(run, "output"):  # perhaps the only copy; the bucket's own rule deletes it in the end
-                where = f"what it has left was not fetched, and lies in {self._staging.where(run.id)}"
-                log.warning("what a run has left stays", extra={"run": run.id, "job": run.job, "text": where})
+            elif self._has(run, "output"):  # perhaps the only copy; the bucket's lifecycle rule deletes it eventually
+                where = f"its output files were not fetched; they are in {self._staging.where(run.id)}"
+                log.warning(
+                    "the objects of a run stay in the bucket", extra={"run": run.id, "job": run.job, "text": where}
+                )
                 run = run.model_copy(update={"why": f"{run.why}; {where}"})
                 self._words[run.job] = run.why
         return run
 
     def _there(self, run: BurstRun, what: str) -> bool:
-        """Whether a detached run has left this, as far as S3 says it now; it is asked as often as EC2 is."""
+        """Whether a detached run has written this object, as far as is known now. S3 is asked as often as EC2."""
         return self._seen is not None and self._has(run, what) is True
 
     def _has(self, run: BurstRun, what: str) -> bool | None:
-        """Whether a detached run has left this; None: S3 does not say, or the run is none."""
+        """Whether a detached run has written this object. None if S3 does not answer, or if the run is not detached."""
         return self._ask_staging(lambda staging: staging.has(run.id, what))
 
     def _handed_back(self, run: BurstRun) -> bool | None:
-        """Whether a detached run has left all that comes back; None: S3 does not say."""
+        """Whether a detached run has written all its output files. None if S3 does not answer."""
         told = [self._has(run, what) for what in ("stopped", "result")]
         return True if True in told else None if None in told else False
 
     def _ask_staging(self, ask: Callable[[StagingBucket], bool | None]) -> bool | None:
-        """Ask S3; None: it does not answer. Trouble with it keeps nobody from ending instances, so it goes to the log alone."""
+        """Ask S3. None if it does not answer, which is only logged: an error of S3 must not prevent instances from being
+        ended."""
         if self._staging is None or self._staging_silent:
             return None
         try:
             return ask(self._staging)
         except LaunchFailed as error:
             self._staging_silent = error.kind is Kind.LOST
-            self._away = f"S3 does not take or give what instances need: {error}"
+            self._away = f"S3 refuses the objects that instances need: {error}"
             log.warning("S3 is away", extra={"text": str(error)})
             return None
 
-    # --- looking, and what nobody claims
+    # --- listings, and instances without a run
 
     def _look(self, now_s: float) -> None:
         busy = any(run.state in ("booting", "leaving") for run in self._runs.values())
@@ -618,13 +629,13 @@ class Ec2Cloud:
             self._seen = {seen.id: seen for seen in self._fleet.seen()}
             self._looked_s, self._away = now_s, ""
         except LaunchFailed as error:
-            self._seen, self._away = None, f"EC2 does not say what runs there: {error}"
+            self._seen, self._away = None, f"EC2 does not list the instances: {error}"
             self._silent = error.kind is Kind.LOST
-            log.warning("EC2 is away", extra={"text": str(error)})
+            log.warning("EC2 does not answer", extra={"text": str(error)})
         self._ask_staging(lambda staging: staging.say_alive(now_s))
 
     def _refreshed(self, run: BurstRun) -> BurstRun:
-        """The run with the instances as listed in this tick; unchanged if this tick had no listing."""
+        """The run with its instances as listed in this tick. Unchanged if this tick had no listing."""
         if self._seen is None:
             return run
         new = self._with_times(run, self._seen, self._clock.now_s())
@@ -651,7 +662,7 @@ class Ec2Cloud:
         return run.model_copy(update={"slots": tuple(slots)})
 
     def _sweep(self, now_s: float) -> None:
-        """End instances that bear the site's tag and that no run claims; and pay for them in the ledger."""
+        """End instances that have the site's tag but belong to no run, and add their cost to the ledger."""
         if self._seen is None or self._silent:
             return
         claimed = {slot.instance for run in self._runs.values() for slot in run.slots}
@@ -667,7 +678,7 @@ class Ec2Cloud:
                         self._charge(line)
                     self._settled.add(seen.id)
                 continue
-            log.warning("instance without an owner is ended", extra={"instance": seen.id, "run": run_id})
+            log.warning("instance without a run is ended", extra={"instance": seen.id, "run": run_id})
             try:
                 self._fleet.terminate([seen.id])
                 self._looked_s = -1e18
@@ -677,13 +688,13 @@ class Ec2Cloud:
                     return
 
     def _billed(self, run_id: str, instance: str) -> Slot | None:
-        """The slot of a run that is over which has this instance on its bill."""
+        """The slot of an ended run that was charged for this instance."""
         job = run_id.rsplit(".", 1)[0]
         rows = [row for row in self._store.cloud_runs(job=job) if row.run == run_id]
         slots = [slot for row in rows for slot in BurstRun.model_validate_json(row.record).slots]
         return next((slot for slot in slots if slot.instance == instance), None)
 
-    # --- what can be had
+    # --- offers
 
     def _make_offers(self, nodes: Iterable[CloudNode], now_s: float) -> tuple[Offer, ...]:
         self._offers = {}
@@ -720,36 +731,36 @@ class Ec2Cloud:
 
     def _closed(self, now_s: float) -> tuple[str, ...]:
         told = [
-            f"{what} rests for another {self._pauses.until_s[what] - now_s:.0f} s: {words}"
+            f"{what} is paused for another {self._pauses.until_s[what] - now_s:.0f} s: {words}"
             for what, words in self._pauses.words.items()
             if self._pauses.rests(what, now_s)
         ]
         protected = self._store.control(PROTECTED)
         if protected is not None:
-            told.insert(0, f"nothing is launched until an admin says `penstock cloud resume`: {protected}")
+            told.insert(0, f"nothing is launched until an admin runs `penstock cloud resume`: {protected}")
         return (*told, *([self._away] if self._away else []))
 
     def _protect(self, why: str) -> None:
         log.error("protected mode: nothing more is launched", extra={"text": why})
         self._store.set_control(PROTECTED, why)
 
-    # --- the rest of the world
+    # --- Slurm's requests
 
     def _sign_of_life(self) -> None:
         try:
             self._settings.share.mkdir(parents=True, exist_ok=True)
             (self._settings.share / ALIVE).touch()
         except OSError as error:
-            log.warning("cloud nodes cannot see that the daemon lives", extra={"text": str(error)})
+            log.warning("the daemon's sign of life for cloud nodes cannot be written", extra={"text": str(error)})
 
     def _hear_slurm(self) -> None:
-        """What Slurm's resume and suspend programs have left for us."""
+        """Handle the requests of Slurm's resume and suspend programs."""
         known = {name: run for run in self._runs.values() for name in run.nodes}
         for kind in ("resume", "suspend"):
             try:
                 files = sorted({*(self._settings.share / kind).glob("*.json")} - self._undeleted)
             except OSError as error:
-                log.warning("what Slurm asks cannot be heard", extra={"text": str(error)})
+                log.warning("Slurm's requests for cloud nodes cannot be read", extra={"text": str(error)})
                 return
             for file in files:
                 try:
@@ -769,7 +780,7 @@ class Ec2Cloud:
                 self._delete(file)
 
     def _delete(self, file: Path) -> None:
-        """Delete it from the share, or else never read it again: its nodes have others' jobs by then."""
+        """Delete a request from the share, or else never read it again: by then, its nodes may belong to other jobs."""
         try:
             file.unlink(missing_ok=True)
         except OSError as error:
@@ -779,20 +790,20 @@ class Ec2Cloud:
     def _send_back(
         self, jobs: Mapping[JobId, Sequence[str]], nodes: Sequence[str], known: Mapping[str, BurstRun]
     ) -> None:
-        """Refuse jobs for which nobody has ordered these nodes, be they another job's or nobody's."""
+        """Refuse jobs on nodes that were not ordered for them."""
         strangers = [
             job for job, names in jobs.items() if any(name not in known or known[name].job != job for name in names)
         ]
         unasked = [name for name in nodes if name not in known]
         if strangers or unasked:
             facts = {"nodes": ",".join(nodes), "jobs": ",".join(strangers)}
-            log.warning("nobody has ordered these nodes for them", extra=facts)
+            log.warning("jobs on cloud nodes that were not ordered for them", extra=facts)
         for job in strangers:
             self._nodes.refuse(job, UNASKED)
         self._nodes.power_down(unasked)
 
     def _refuse_strangers(self) -> None:
-        """Refuse jobs that came to instances of another's: Slurm asks for no node that is up already."""
+        """Refuse jobs on another job's instances. Slurm does not request a node that is up already."""
         owners = {name: run.job for run in self._runs.values() for name in run.nodes}
         for job, names in self._nodes.jobs_on_instances().items():
             if any(owners.get(name, job) != job for name in names):
@@ -839,7 +850,7 @@ class Ec2Cloud:
 
 
 def _write_for(file: Path, text: str, uid: int) -> None:
-    """Write a file that this user alone may read. Raises OSError."""
+    """Write a file that only this user may read. Raises OSError."""
     beside = file.with_suffix(".new")
     beside.unlink(missing_ok=True)
     descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -851,7 +862,7 @@ def _write_for(file: Path, text: str, uid: int) -> None:
 
 
 def _line(what: str, market: str) -> str:
-    """A type or family on a market, as people and offers call it."""
+    """A type or family on a market, as messages and offers name it."""
     return what if market == "on-demand" else f"{what} spot"
 
 
@@ -875,19 +886,19 @@ def _lost(run: BurstRun) -> str | None:
 
 
 def _unpaid(seen: DescribedInstance, billed: Slot | None) -> LedgerLine | None:
-    """What is to be charged for an instance that has ended and that no open run claims; None: all is paid.
+    """The charge for an instance that has ended and belongs to no open run. None if it is paid for.
 
-    One that EC2 did not show for long was billed as if it had lived on until then: what was too much comes back.
+    An instance that EC2 did not list for long was charged as if it had lived until then. The surplus is credited.
     """
     tags = seen.tags
     usd_per_h = float(tags.get("usd_per_h", "0"))
     seconds = max((seen.ended_s or seen.launched_s) - seen.launched_s, 0.0)
     usd, text = cost_usd(seconds, usd_per_h), f"for {seen.id} {seconds:.0f} s of {seen.instance_type}"
     if billed is None:
-        text = f"{text}, which no run claimed"
+        text = f"{text}, which belonged to no run"
     elif billed.missed >= MISSED:
         usd -= cost_usd(billed.seconds, usd_per_h)
-        text = f"{text}, which EC2 did not show, in place of {billed.seconds:.0f} s"
+        text = f"{text}, which EC2 did not list, in place of {billed.seconds:.0f} s"
     else:
         return None
     return LedgerLine(

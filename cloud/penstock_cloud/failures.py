@@ -1,7 +1,7 @@
 """The meaning of EC2's errors: each error code has a kind, and each kind has its own reaction.
 
-The codes are from AWS, "Error codes for the Amazon EC2 API". A code that is not in the table counts as throttling if EC2
-itself failed (status 500 and above), and else as a matter for the admin: to stop is cheaper than to guess.
+The codes are from AWS, "Error codes for the Amazon EC2 API". A code that is not in the table counts as throttling if EC2 itself
+failed (status 500 and above), and otherwise as an error for the admin, since stopping is cheaper than guessing.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class LaunchFailed(Exception):
     Attributes:
         kind: what to do about it.
         code: EC2's code, empty if there was no answer.
-        words: EC2's own, for people.
+        words: EC2's own message, for people.
     """
 
     def __init__(self, kind: Kind, code: str, words: str) -> None:

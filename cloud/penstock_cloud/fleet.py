@@ -1,7 +1,7 @@
-"""EC2 by boto3: launch one instance, see what there is, end it. Safe to repeat; remembers nothing that matters.
+"""EC2 by boto3: launch an instance, list instances, end them. Every call may be repeated, and no state is kept.
 
-An instance is launched with all its tags, in the one call that launches it: what a crash leaves behind can always be found, and
-says whose it is. The same order has the same ClientToken, so EC2 answers a repeated order with the same instance.
+The call that launches an instance also sets its tags, so that the instances of a crashed daemon can be found and identified.
+The same order has the same ClientToken, so EC2 answers a repeated order with the same instance.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ from penstock_cloud.user_data import user_data
 from penstock_scheduler.errors import ConfigError
 
 TAG = "penstock:"
-"""Our tags begin with it."""
+"""Prefix of Penstock's tags."""
 
 GONE = frozenset({"shutting-down", "terminated"})
-"""States in which an instance costs nothing any more."""
+"""States in which an instance no longer costs anything."""
 
 
 NO_FLEETS = frozenset({"InvalidAction", "UnauthorizedOperation", "UnsupportedOperation"})
-"""Answers to CreateFleet after which RunInstances may still do: nothing was launched."""
+"""Errors of CreateFleet that launched nothing, and after which RunInstances may still succeed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """One instance that is wanted.
+    """An order for one instance.
 
     Attributes:
         token: the same for the same order, however often it is placed.
         instance_type: EC2's.
         market: `on-demand` or `spot`.
-        tags: ours, without the prefix; they never change between two tries.
-        usd_per_h: the price that was offered; on the spot market EC2 takes no more.
+        tags: Penstock's, without the prefix. They are the same in every attempt.
+        usd_per_h: the price that was offered. On the spot market, it is the highest price that EC2 charges.
         group: placement group, for jobs on several nodes; empty: none.
-        template: id of a launch template for this order alone; empty: the site's.
-        until_s: end of the longest life that it may have, s since 1970: a capacity block must last so long.
+        template: id of a launch template for only this order; empty: the site's.
+        until_s: end of its longest life, s since 1970. A capacity block must last until then.
     """
 
     token: str
@@ -57,7 +57,7 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class DescribedInstance:
-    """An instance of ours as EC2 describes it. Times in s since 1970."""
+    """An instance of the site as EC2 describes it. Times are in s since 1970."""
 
     id: str
     state: str
@@ -66,20 +66,20 @@ class DescribedInstance:
     launched_s: float
     ended_s: float | None
     tags: Mapping[str, str]
-    """Ours, without the prefix."""
+    """Penstock's tags, without the prefix."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """Capacity that the site pays for whether or not it is used. Times in s since 1970."""
+    """Capacity that the site pays for whether or not it is used. Times are in s since 1970."""
 
     id: str
     instance_type: str
     zone: str
     block: bool
-    """A capacity block: for a time that was paid in advance."""
+    """Whether it is a capacity block, which is paid for in advance."""
     end_s: float | None
-    """When EC2 takes its instances away; None: never."""
+    """When EC2 ends its instances; None: never."""
 
 
 BLOCK_ENDS_S = 1800.0
@@ -111,7 +111,7 @@ class Fleet:
         self._template: str | None = None
         self._zones: dict[str, str] = {}
 
-    # --- the site's side
+    # --- the site's subnets and templates
 
     def zones(self) -> dict[str, str]:
         """Subnet -> zone, in the order of the settings."""
@@ -125,7 +125,8 @@ class Fleet:
         return self._zones
 
     def template(self) -> str:
-        """Id of the launch template for these settings: made when it is not there yet. Its name says what is in it."""
+        """Id of the launch template for these settings. It is created if it does not exist. Its name has a hash of its
+        contents."""
         if self._template is None:
             data = self._template_data(user_data(self._settings).encode())
             digest = hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:12]
@@ -133,7 +134,7 @@ class Fleet:
         return self._template
 
     def own_template(self, run: str, text: bytes) -> str:
-        """Id of a launch template for one run, with user data of its own: the one that is there, or made."""
+        """Id of the launch template for one run, with its own user data. It is created if it does not exist."""
         return self._make_template(run, self._template_data(text))
 
     def drop_template(self, run: str) -> None:
@@ -165,7 +166,7 @@ class Fleet:
         settings = self._settings
         images = self._ask("describe_images", ImageIds=[settings.image])["Images"]
         if not images:
-            raise LaunchFailed(Kind.CONFIG, "InvalidAMIID.NotFound", f"[cloud] image={settings.image!r} is not there")
+            raise LaunchFailed(Kind.CONFIG, "InvalidAMIID.NotFound", f"[cloud] image={settings.image!r} does not exist")
         volume: dict[str, Any] = {
             "Encrypted": True,
             "DeleteOnTermination": True,
@@ -178,9 +179,9 @@ class Fleet:
             "ImageId": settings.image,
             "SecurityGroupIds": list(settings.security_groups),
             "UserData": base64.b64encode(text).decode(),
-            # A shutdown from inside ends the instance for good: the way out when the daemon is silent.
+            # A shutdown from inside terminates the instance, so that it can end itself when the daemon is silent.
             "InstanceInitiatedShutdownBehavior": "terminate",
-            # IMDSv2 alone, not from containers; tags tell a node who it is.
+            # Only IMDSv2, and not from containers. The tags tell a node its name.
             "MetadataOptions": {
                 "HttpTokens": "required",
                 "HttpPutResponseHopLimit": 1,
@@ -193,7 +194,7 @@ class Fleet:
         return data
 
     def make_group(self, name: str) -> None:
-        """A placement group that keeps nodes near each other; one that is there already will do."""
+        """Create a placement group that keeps nodes near each other, unless it exists."""
         try:
             self._ask("create_placement_group", GroupName=name, Strategy="cluster")
         except LaunchFailed as error:
@@ -201,7 +202,7 @@ class Fleet:
                 raise
 
     def drop_group(self, name: str) -> None:
-        """Delete a placement group whose instances are gone."""
+        """Delete a placement group after its instances have ended."""
         try:
             self._ask("delete_placement_group", GroupName=name)
         except LaunchFailed as error:
@@ -211,10 +212,10 @@ class Fleet:
     # --- instances
 
     def launch(self, order: Order) -> str:
-        """Launch one instance, in a reservation first and then in whichever of the site's zones has room; its id.
+        """Launch one instance: in a reservation first, then in any of the site's zones with capacity. Returns its id.
 
-        Which reservations are asked follows from the order alone, not from what is free in them: so the same order, placed again
-        after a lost answer, comes to the same one with the same token.
+        The order alone determines the reservations to try, not the capacity that is free in them. So a repeated order, after a
+        lost answer, reaches the same reservation with the same token.
         """
         for reservation, subnet in self._reserved(order):
             try:
@@ -230,7 +231,7 @@ class Fleet:
         return self._one_by_one(order)
 
     def reservations(self) -> list[Reservation]:
-        """Those that the settings name, as far as they are active, in that order."""
+        """The active ones among the reservations in the settings, in the order of the settings."""
         if not self._settings.reservations:
             return []
         found = {
@@ -246,7 +247,7 @@ class Fleet:
         return [found[name] for name in self._settings.reservations if name in found]
 
     def _active_reservations(self) -> list[Mapping[str, Any]]:
-        """All of the account's; asked for by their ids, EC2 would refuse to answer once it has forgotten one that is over."""
+        """All of the account's reservations. A request by id would fail once EC2 has forgotten one that is over."""
         found: list[Mapping[str, Any]] = []
         asked: dict[str, Any] = {"Filters": [{"Name": "state", "Values": ["active"]}], "MaxResults": 1000}
         while True:
@@ -257,7 +258,8 @@ class Fleet:
             asked["NextToken"] = page["NextToken"]
 
     def _reserved(self, order: Order) -> list[tuple[Reservation, str]]:
-        """Reservations that suit an order, each with the site's subnet in its zone; a gang's are all in the first zone."""
+        """Reservations that suit an order, each with the site's subnet in its zone. Those of a gang are all in the first
+        zone."""
         if order.market != "on-demand":
             return []
         subnets = list(self.zones().items())
@@ -315,9 +317,9 @@ class Fleet:
             return str(ids[0])
         errors = [(each["ErrorCode"], each.get("ErrorMessage", "")) for each in answer.get("Errors", [])]
         if not errors:
-            raise refusal("InsufficientInstanceCapacity", "the fleet came back empty, without a word why")
+            raise refusal("InsufficientInstanceCapacity", "EC2 returned an empty fleet without a reason")
         told = [refusal(code, words) for code, words in errors]
-        # One zone without room is no reason to stop where another has a quota, and the other way round: the gravest counts.
+        # Zones may fail for different reasons, such as capacity and quota. The gravest error counts.
         gravest = (Kind.CONFIG, Kind.QUOTA, Kind.THROTTLED, Kind.CAPACITY)
         raise min(told, key=lambda error: gravest.index(error.kind))
 
@@ -339,11 +341,11 @@ class Fleet:
                 if error.kind is not Kind.CAPACITY:
                     raise
                 last = error
-        assert last is not None, "there is at least one subnet"
+        assert last is not None, "at least one subnet exists"
         raise last
 
     def _run(self, order: Order, token: str, subnet: str) -> dict[str, Any]:
-        """What RunInstances is asked for an order."""
+        """Arguments of RunInstances for an order."""
         asked: dict[str, Any] = {
             "LaunchTemplate": self._template_of(order),
             "ClientToken": token,
@@ -358,7 +360,7 @@ class Fleet:
         return asked
 
     def seen(self, run: str | None = None) -> list[DescribedInstance]:
-        """The site's instances, those that ended within the hour too; of one run or of all. Oldest first."""
+        """The site's instances, of one run or of all, with those that ended within the hour. Oldest first."""
         filters = [{"Name": f"tag:{TAG}cluster", "Values": [self._settings.name]}]
         if run is not None:
             filters.append({"Name": f"tag:{TAG}run", "Values": [run]})
@@ -372,8 +374,8 @@ class Fleet:
             asked["NextToken"] = page["NextToken"]
 
     def terminate(self, ids: Sequence[str]) -> None:
-        """End instances; those that are gone already will do."""
-        for id_ in ids:  # one by one: a single unknown id would keep all of them alive
+        """End instances. Those that are gone already are ignored."""
+        for id_ in ids:  # one by one, since a single unknown id would make the whole call fail
             try:
                 self._ask("terminate_instances", InstanceIds=[id_])
             except LaunchFailed as error:
@@ -414,7 +416,7 @@ def _seen(instance: Mapping[str, Any]) -> DescribedInstance:
 
 
 def ended_s(reason: str) -> float | None:
-    """When an instance ended, by EC2's words: `User initiated (2026-11-21 14:50:02 GMT)`; None: they say no time."""
+    """When an instance ended, from EC2's text `User initiated (2026-11-21 14:50:02 GMT)`. None if it has no time."""
     if not reason.endswith(" GMT)") and not reason.endswith(" UTC)"):
         return None
     try:

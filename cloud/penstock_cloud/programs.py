@@ -1,10 +1,10 @@
 """penstock-resume and penstock-suspend: Slurm's ResumeProgram and SuspendProgram.
 
-They launch and end nothing: they tell penstockd, which alone knows what was ordered and what may be spent, by a file in the
-folder that both share. Without penstockd nothing is launched; Slurm gives such nodes up after ResumeTimeout and queues their jobs
-again.
+They launch and end nothing. They write a request for penstockd into a shared folder, since only penstockd knows what was
+ordered and what may be spent. Without penstockd nothing is launched: Slurm gives up such nodes after ResumeTimeout and queues
+their jobs again.
 
-What `SLURM_RESUME_FILE` says (job -> nodes) goes along, so that a job is served as a whole or not at all.
+The request contains `SLURM_RESUME_FILE` (job -> nodes), so that a job gets all its nodes or none.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ CONFIG = Path("/etc/penstock/penstock.toml")
 
 
 def resume() -> int:
-    """`penstock-resume NODES`. Exit status: 0 told, 1 not."""
+    """`penstock-resume NODES`. Exit status: 0 if penstockd was told, else 1."""
     return _tell("resume", sys.argv[1:])
 
 
 def suspend() -> int:
-    """`penstock-suspend NODES`. Exit status: 0 told, 1 not."""
+    """`penstock-suspend NODES`. Exit status: 0 if penstockd was told, else 1."""
     return _tell("suspend", sys.argv[1:])
 
 
@@ -54,7 +54,7 @@ def _tell(kind: str, argv: Sequence[str]) -> int:
 
 
 def _names(hostlist: str) -> list[str]:
-    """`cloud-[0-1]` -> its names, by Slurm's own rules."""
+    """Expand `cloud-[0-1]` with Slurm's own rules."""
     done = subprocess.run(
         ["scontrol", "show", "hostnames", hostlist], check=True, capture_output=True, text=True, timeout=20
     )

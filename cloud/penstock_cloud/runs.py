@@ -50,7 +50,7 @@ class BurstRun(BaseModel):
     instance_type: str
     market: Literal["on-demand", "spot"]
     usd_per_h: float
-    """Of one instance."""
+    """US dollars per hour of one instance."""
     usd: float
     """US dollars committed to the run. It is ended before it costs more."""
     round: int
@@ -109,10 +109,11 @@ class BurstRun(BaseModel):
         return self._line("committed", self.usd, self.ordered_s, f"for {self.offer}")
 
     def spent(self, now_s: float) -> LedgerLine:
-        """The ledger line to write when all instances are gone. Data counts as declared: EC2 does not bill it by job."""
+        """The ledger line to write when all instances are gone. Data is charged as declared, since EC2 does not bill it by
+        job."""
         launched = [slot for slot in self.slots if slot.instance is not None]
         if not launched:
-            return self._line("usd", 0.0, now_s, "for nothing: no instance was launched")
+            return self._line("usd", 0.0, now_s, "no charge: no instance was launched")
         usd = sum(cost_usd(slot.seconds, self.usd_per_h) for slot in launched) + self.data_usd
         times = ", ".join(f"{slot.instance} {slot.seconds:.0f} s" for slot in launched)
         data = f", and {self.data_gb:g} GB of data for ${self.data_usd:.2f}" if self.data_usd else ""

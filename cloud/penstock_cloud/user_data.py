@@ -1,9 +1,9 @@
-"""The user data of an instance: it finds out who it is, ends itself when nobody cares for it, and joins Slurm or
+"""The user data of an instance: a script that finds the instance's identity, ends an abandoned instance, and joins Slurm or
 runs one job.
 
-Those that join have the same text: what differs is in the instance's tags, which the metadata service tells it. Three things
-end an instance from inside, should the daemon be gone for good: its longest life, the daemon's silence, and the end of slurmd or
-of the job.
+All instances that join Slurm have the same text. Their differences are in their tags, which they read from the metadata
+service. Even without the daemon, three things end an instance from inside: the end of its longest life, the daemon's silence,
+and the end of slurmd or of the job.
 """
 
 from __future__ import annotations
@@ -16,16 +16,17 @@ from importlib.resources import files
 from penstock_cloud.settings import CloudSettings
 
 ALIVE = "alive"
-"""The daemon's sign of life, in the share: its time of change counts."""
+"""The daemon's sign of life in the share. Only the file's modification time matters."""
 
 LINGER_S = 600.0
-"""How long an instance whose detached job is over waits to be ended: so that nobody takes its end for a loss."""
+"""How long an instance waits for its termination after the detached job has ended, so that its end is not taken for a loss."""
 
 SAVE_S = 60.0
-"""How long a detached job that is asked to stop may save: EC2 takes an instance after 120 s, and what it leaves must be sent."""
+"""How long a detached job may save after a request to stop. EC2 reclaims the instance after 120 s, and files must be
+uploaded."""
 
 NOTICES = "notices"
-"""Folder in the share: a file named for each node whose instance EC2 will take back."""
+"""Folder in the share with a file for each node that EC2 is about to reclaim."""
 
 
 def user_data(settings: CloudSettings) -> str:
@@ -37,7 +38,8 @@ def user_data(settings: CloudSettings) -> str:
 
 
 def detached(settings: CloudSettings, links: Mapping[str, str]) -> bytes:
-    """The same for one detached run, packed: EC2 takes 16 KB, cloud-init unpacks it, and links are long but alike.
+    """The user data of one detached run, compressed: EC2 accepts 16 KB, and the links are long but similar. cloud-init unpacks
+    it.
 
     Args:
         links: `get_WHAT` and `put_WHAT` of the instance's objects, and `get_alive`.

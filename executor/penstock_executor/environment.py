@@ -26,7 +26,7 @@ class EnvironmentDisagrees(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """penstockd's HTTP API, and how the job proves who it is. The command line uses the same variables
+    """penstockd's HTTP API, and how the job proves its identity. The command line uses the same variables
     (docs/user/api.md)."""
 
     url: str

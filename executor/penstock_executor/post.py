@@ -177,7 +177,7 @@ class Post:
 
 
 def authorization(service: Service, method: str, path: str) -> dict[str, str]:
-    """The header that proves who the job is: a token, or else MUNGE. A unix socket needs none: the kernel knows.
+    """The header that proves the job's identity: a token, or else MUNGE. A unix socket needs none: the kernel knows.
 
     Raises:
         OSError: there is no token, and MUNGE fails.

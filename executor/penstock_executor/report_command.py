@@ -174,7 +174,7 @@ def _parser() -> argparse.ArgumentParser:
     saved = verb("saved", "Report that a checkpoint is on disk.")
     saved.add_argument("--request", help="id that `poll` printed, if this answers a request")
     saved.add_argument("--seconds", type=float, required=True, metavar="S", help="time that saving took, in seconds")
-    metric = verb("metric", "Report what the model has reached; a search compares its trials by it.")
+    metric = verb("metric", "Report the metric that the model has reached; a search compares its trials by it.")
     # argparse before Python 3.14 takes -1e-05 and -inf for options.
     metric._negative_number_matcher = re.compile(r"^-((\d+\.?\d*|\.\d+)(e[-+]?\d+)?|inf(inity)?)$", re.IGNORECASE)
     metric.add_argument("value", type=float, metavar="VALUE", help="such as the accuracy on the validation set")

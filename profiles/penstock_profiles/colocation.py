@@ -1,11 +1,12 @@
-"""What jobs lose when they share a GPU: tables of pairs, a prior for pairs that nobody has seen, and learning as they run.
+"""How much slower co-located jobs run: tables of pairs, a prior for pairs without a measurement, and learning from running
+jobs.
 
-The *share* of a job in a pair is its throughput beside the other divided by its throughput alone on the same GPU type, in
-[0, 1]. Two jobs that take turns (time slicing) have shares that add up to 1, so packing them pays where the sum is above 1
-(Gandiva, section 3.3). Two jobs that do not fit into the GPU's memory together have share 0.
+The *share* of a job in a pair is its throughput beside the other job, divided by its throughput alone on the same GPU type. It
+is in [0, 1]. With time slices, the shares of two jobs add up to 1, so packing them pays if the sum is above 1 (Gandiva, section
+3.3). Two jobs that do not fit into the GPU's memory together have share 0.
 
-A pair is known by table, by measurement or by neither. Of an unknown pair the GPU's utilisation of each alone gives a
-prior: work that adds up to less than the whole GPU does not get in its way, more is slowed in proportion.
+A pair is known from a table, from a measurement or not at all. For an unknown pair, the prior comes from the GPU's utilisation
+by each job alone: if the two add up to at most the whole GPU, neither job slows down; if to more, both slow down in proportion.
 
 Tables have the form of Gavel's measurements (stanford-futuredata/gavel, `simulation_throughputs.json`): GPU type -> job kind ->
 `"null"`: iterations/s alone; other kind: `[mine, theirs]` in iterations/s when they share one GPU.
@@ -23,32 +24,32 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, TypeAdapter, ValidationError
 
 PRIOR_WEIGHT = 1.0
-"""How many measurements a pair's prior counts for."""
+"""Weight of a pair's prior, in measurements."""
 
 MOST_WEIGHT = 8.0
-"""Measurements after which a pair's mean forgets the older ones: jobs change as they train."""
+"""Number of measurements that a pair's mean covers. Older ones are forgotten, since jobs change as they train."""
 
 
 class ColocationError(ValueError):
-    """A table of pairs cannot be read, or a measurement is not one; the message names the entry and the remedy."""
+    """A table of pairs cannot be read, or a measurement is out of range. The message names the entry and the remedy."""
 
 
 class Pair(BaseModel):
-    """What is known of one kind of job beside another on one GPU type."""
+    """The known share of one kind of job beside another on one GPU type."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     share: NonNegativeFloat
-    """Throughput beside the other over throughput alone."""
+    """Throughput beside the other job, divided by throughput alone."""
     weight: NonNegativeFloat = Field(default=PRIOR_WEIGHT)
-    """Measurements that `share` rests on, a table counting for `PRIOR_WEIGHT`; 0: a guess."""
+    """Number of measurements behind `share`. A table counts as `PRIOR_WEIGHT` of them; 0: a guess."""
 
 
 class Colocation:
-    """Shares of pairs of job kinds, by GPU type. A kind is whatever runs alike: a model family, a script, or one job.
+    """Shares of pairs of job kinds, by GPU type. Jobs of one kind run alike: a model family, a script, or a single job.
 
     Args:
-        known: (GPU type, mine, theirs) -> what is known of `mine` beside `theirs`.
+        known: (GPU type, mine, theirs) -> the known share of `mine` beside `theirs`.
         utilisation: (GPU type, kind) -> share of the GPU that it uses alone, in [0, 1], for the prior.
     """
 
@@ -60,11 +61,11 @@ class Colocation:
         self._known = {key: pair.model_copy() for key, pair in (known or {}).items()}
         self._utilisation = dict(utilisation or {})
         self._of_table: set[tuple[str, str, str]] = set()
-        """Pairs of another one that nobody has measured since."""
+        """Pairs from another table that have not been measured since."""
 
     def over(self, table: Colocation) -> Colocation:
-        """These, and of pairs that are not among them what a table says: it counts for `PRIOR_WEIGHT`, and `dump` leaves it out
-        until the pair is measured."""
+        """These pairs, and a table's values for all other pairs. A table's value has the weight `PRIOR_WEIGHT`, and `dump`
+        omits it until the pair is measured."""
         found = Colocation(self._known, self._utilisation)
         for key, pair in table._known.items():
             if key not in self._known:
@@ -73,25 +74,25 @@ class Colocation:
         return found
 
     def share(self, gpu_type: str, mine: str, theirs: str) -> float | None:
-        """Expected share of `mine` beside `theirs`; None: nobody knows."""
+        """Expected share of `mine` beside `theirs`; None: unknown."""
         pair = self._known.get((gpu_type, mine, theirs))
         return pair.share if pair is not None else self._prior(gpu_type, mine, theirs)
 
     def total(self, gpu_type: str, one: str, other: str) -> float | None:
-        """Sum of the two shares: above 1 packing beats taking turns, 0 they do not fit. None: nobody knows."""
+        """Sum of the two shares. Above 1, packing beats time slices; 0: the jobs do not fit. None: unknown."""
         shares = [self.share(gpu_type, one, other), self.share(gpu_type, other, one)]
         if None in shares:
             return None
         return 0.0 if 0.0 in shares else sum(share for share in shares if share is not None)
 
     def measured(self, gpu_type: str, one: str, other: str) -> bool:
-        """Whether both have been measured beside each other, or a table has them."""
+        """Whether both were measured beside each other, or are in a table."""
         return (gpu_type, one, other) in self._known and (gpu_type, other, one) in self._known
 
     def observe(self, gpu_type: str, mine: str, theirs: str, share: float) -> None:
-        """Learn from `mine` having run at `share` of its speed alone beside `theirs`.
+        """Learn that `mine` ran at `share` of its speed alone while beside `theirs`.
 
-        A mean over at most `MOST_WEIGHT` measurements, so that what has changed is learned. What no longer fits (share 0)
+        The mean covers at most `MOST_WEIGHT` measurements, so that it follows changes. A pair that no longer fits (share 0)
         counts at once.
 
         Raises:
@@ -99,7 +100,7 @@ class Colocation:
         """
         if not 0 <= share < float("inf"):
             raise ColocationError(
-                f"{mine} beside {theirs} on {gpu_type}: a share of {share} is none; give one from 0 to 1"
+                f"{mine} beside {theirs} on {gpu_type}: the share {share} is out of range; give one from 0 to 1"
             )
         self._of_table.discard((gpu_type, mine, theirs))
         pair = self._known.get((gpu_type, mine, theirs), Pair(share=share, weight=0.0))
@@ -113,7 +114,9 @@ class Colocation:
     def observe_alone(self, gpu_type: str, kind: str, utilisation: float) -> None:
         """Learn the share of the GPU that a kind uses alone. Raises ColocationError if it is not in [0, 1]."""
         if not 0 <= utilisation <= 1:
-            raise ColocationError(f"{kind} on {gpu_type}: a utilisation of {utilisation} is none; give one from 0 to 1")
+            raise ColocationError(
+                f"{kind} on {gpu_type}: the utilisation {utilisation} is out of range; give one from 0 to 1"
+            )
         self._utilisation[gpu_type, kind] = utilisation
 
     def utilisation(self, gpu_type: str, kind: str) -> float | None:
@@ -122,17 +125,18 @@ class Colocation:
 
     @property
     def gpu_types(self) -> tuple[str, ...]:
-        """Those of which pairs are known."""
+        """GPU types with known pairs."""
         return tuple(dict.fromkeys(gpu_type for gpu_type, _, _ in self._known))
 
     def kinds(self, gpu_type: str) -> tuple[str, ...]:
-        """Kinds of which a pair is known on the type, in the order of the table."""
+        """Kinds with a known pair on the type, in the order of the table."""
         return tuple(dict.fromkeys(mine for of, mine, _ in self._known if of == gpu_type))
 
     def utilisation_by_itself(self, gpu_type: str, kind: str) -> float | None:
-        """The utilisation by which the prior would explain the kind beside itself, in [0.5, 1]; None: it has not been there.
+        """The utilisation with which the prior explains the kind beside itself, in [0.5, 1]; None: the kind has no such
+        measurement.
 
-        Tables have rates alone: this stands for what they do not say.
+        It stands in for the utilisation, which tables do not contain.
         """
         total = self.total(gpu_type, kind, kind) if self.measured(gpu_type, kind, kind) else None
         return None if total is None else min(max(1 / (total or 1.0), 0.5), 1.0)
@@ -151,7 +155,7 @@ class Colocation:
         return 1.0 / max(used[0] + used[1], 1.0)
 
     def dump(self) -> str:
-        """All of it as JSON, for `load`; see `over`."""
+        """All pairs as JSON, for `load`; see `over`."""
         return _ADAPTER.dump_json(
             _Stored(
                 pairs=[
@@ -168,7 +172,7 @@ class Colocation:
 
     @classmethod
     def load(cls, text: str | bytes, where: str) -> Colocation:
-        """What `dump` wrote. Raises ColocationError, which names `where` and the field."""
+        """Read the output of `dump`. Raises ColocationError, which names `where` and the field."""
         try:
             stored = _ADAPTER.validate_json(text)
         except ValidationError as error:
@@ -185,10 +189,10 @@ class Colocation:
 def read_table(path: Path, gpu_types: Mapping[str, str] | None = None) -> Colocation:
     """A table in Gavel's form.
 
-    A kind whose rate alone is 0 does not run on that type, and is left out.
+    A kind with rate 0 alone does not run on that type, and is left out.
 
     Args:
-        path: the JSON file, packed with gzip or not.
+        path: the JSON file, compressed with gzip or not.
         gpu_types: the table's name of a GPU type -> ours; types that are not in it are left out. None: all, as they are.
 
     Raises:
@@ -199,7 +203,7 @@ def read_table(path: Path, gpu_types: Mapping[str, str] | None = None) -> Coloca
 
 
 def read_pairs(path: Path) -> Colocation:
-    """What is known of pairs in a file: a table in Gavel's form, or what `dump` wrote; packed with gzip or not.
+    """Read the pairs in a file: a table in Gavel's form, or the output of `dump`, compressed with gzip or not.
 
     Raises:
         ColocationError: it is neither; names the entry.
@@ -221,7 +225,9 @@ def _json(path: Path) -> object:
 
 def _table(path: Path, table: object, gpu_types: Mapping[str, str] | None) -> Colocation:
     if not isinstance(table, dict):
-        raise ColocationError(f"{path}: no table of pairs; expected GPU type -> kind -> other kind -> [mine, theirs]")
+        raise ColocationError(
+            f"{path}: not a table of pairs; expected GPU type -> kind -> other kind -> [mine, theirs]"
+        )
     known: dict[tuple[str, str, str], Pair] = {}
     names = {name: name for name in table} if gpu_types is None else gpu_types
     for theirs_type, ours in names.items():
@@ -232,7 +238,7 @@ def _table(path: Path, table: object, gpu_types: Mapping[str, str] | None) -> Co
             raise ColocationError(
                 f"{path}: {theirs_type}, {wrong}: expected an object of other kinds -> [mine, theirs]"
             )
-        absent = {kind for kind, row in kinds.items() if row.get("null") == 0}  # they do not run on this type at all
+        absent = {kind for kind, row in kinds.items() if row.get("null") == 0}  # the pair does not run on this type
         for mine, row in kinds.items():
             for theirs, both in row.items() if mine not in absent else ():
                 if theirs != "null" and theirs not in absent:
@@ -245,7 +251,7 @@ def _table(path: Path, table: object, gpu_types: Mapping[str, str] | None) -> Co
 def _share(path: Path, entry: str, row: Mapping[str, Any], both: object) -> float:
     alone = row.get("null")
     if not isinstance(alone, int | float) or alone <= 0:
-        raise ColocationError(f'{path}: {entry}: no rate alone; expected a positive number under "null"')
+        raise ColocationError(f'{path}: {entry}: the rate alone is missing; expected a positive number under "null"')
     if not isinstance(both, list) or len(both) != 2 or not all(isinstance(r, int | float) and r >= 0 for r in both):
         raise ColocationError(f"{path}: {entry}: expected two rates, [mine, theirs], found {both!r}")
     return float(both[0] / alone)

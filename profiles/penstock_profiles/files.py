@@ -28,7 +28,8 @@ def open_regular(path: Path | str, owner: int | None = None) -> BinaryIO:
     about = os.fstat(descriptor)
     if not stat.S_ISREG(about.st_mode) or owner not in (None, about.st_uid):
         os.close(descriptor)
-        raise NoRegularFile(f"{path} is no regular file of user {owner}" if owner is not None else f"{path} is no file")
+        of = "" if owner is None else f" of user {owner}"
+        raise NoRegularFile(f"{path} is not a regular file{of}")
     return os.fdopen(descriptor, "rb")
 
 

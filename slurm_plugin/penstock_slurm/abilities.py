@@ -1,4 +1,5 @@
-"""What this Slurm can do to running jobs. It is tried when first needed; the result is kept in a file by Slurm's version."""
+"""What this Slurm can do to running jobs. Each ability is tried when it is first needed. A file keeps the result by Slurm's
+version."""
 
 from __future__ import annotations
 
@@ -38,8 +39,8 @@ class Abilities:
     def refused(self, ability: Ability, error: SlurmError) -> None:
         """Record that Slurm cannot do it, if the error means that. Raises SlurmError.
 
-        A passing failure means nothing for the next job. The exception is a run that has given up nodes before: Slurm 22.05
-        without slurmdbd answers it for ever with what looks like a passing failure.
+        A temporary failure says nothing about the next job. The exception is a run that has given up nodes before: Slurm 22.05
+        without slurmdbd always answers it with an error that otherwise is temporary.
         """
         if isinstance(error, Refused) or (ability == "shrink-again" and isinstance(error, Unregistered)):
             self.record(ability, False, str(error))

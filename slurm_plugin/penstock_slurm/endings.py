@@ -1,4 +1,4 @@
-"""What to tell users about the end of a job in which Penstock had a part."""
+"""Messages to users about the end of a job that Penstock had a part in."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ log = logging.getLogger(__name__)
 
 
 def exceeded_memory(job: SlurmJob, memory_mb: int | None) -> str:
-    """Tells that a job ended because it exceeded the memory that Penstock allocated, with the remedy; empty for other jobs.
+    """The message that a job ended because it exceeded the memory that Penstock allocated, with the remedy. Empty for other
+    jobs.
 
     Where cgroups limit memory, Slurm reports it. With JobAcctGatherParams=OverMemoryKill, Slurm 22.05 only kills the job: state
     FAILED, signal 9, reason JobLaunchFailure.

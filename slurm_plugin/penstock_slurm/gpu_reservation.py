@@ -182,7 +182,7 @@ class GpuReservations:
         return tuple(self._placeholders.values())
 
     def saw(self, jobs: Iterable[SlurmJob]) -> tuple[SlurmJob, ...]:
-        """Observe Slurm's jobs. Returns those that are no placeholder jobs."""
+        """Observe Slurm's jobs. Returns those that are not placeholder jobs."""
         others, found, comments = [], {}, {}
         self._limited, self._asked, self.away = set(), 0, None
         for job in jobs:
@@ -217,7 +217,7 @@ class GpuReservations:
             except (ControllerAway, TimedOut) as error:
                 self.away = error
             except SlurmError as error:
-                log.info("cannot read which GPUs a job has", extra={"job": job.id, "text": str(error)})
+                log.info("cannot read a job's GPUs", extra={"job": job.id, "text": str(error)})
         return self._indexes.get(key)
 
     def forget(self, keep: Collection[str]) -> None:
@@ -234,7 +234,8 @@ class GpuReservations:
         return tuple(each for each in self._placeholders.values() if each.node == node)
 
     def carry_out(self, node: str, partition: str, ground: Ground, jobs: Sequence[str]) -> None:
-        """Take the changes to one node's GPU reservation one step further. What Slurm refuses is tried again next time.
+        """Take the changes to one node's GPU reservation one step further. A change that Slurm refuses is tried again next
+        time.
 
         Args:
             node: the node.

@@ -55,7 +55,7 @@ def with_note(job: SlurmJob, key: str, value: Any) -> str | None:
 
 
 def plain_shape(job: SlurmJob) -> PlainShape | None:
-    """The shape in which Slurm may start the job by itself; None: it may not, or the note cannot be read."""
+    """The shape in which Slurm may start the job by itself. None if Slurm may not, or if the note cannot be read."""
     shape: Any = (notes(job) or {}).get(PLAIN)
     try:
         return PlainShape(str(shape["partition"]), int(shape["nodes"]), int(shape["gpus_per_node"]))

@@ -1,9 +1,9 @@
 """Room for plain jobs, which Penstock does not manage.
 
 Slurm starts plain jobs by itself wherever GPUs are free, but adaptive jobs grow until none are. A plain job that needs several
-GPUs would wait for ever. Therefore GPUs are set aside for the plain job that has waited longest, if it has waited longer than
-every queued adaptive job: the next round allocates these GPUs to no job, the jobs on them leave, and Slurm finds them free. This
-happens for one plain job at a time, so plain jobs cannot push out all adaptive jobs.
+GPUs would wait forever. Therefore GPUs are set aside for the plain job that has waited longest, if it has waited longer than
+every queued adaptive job: the next round allocates these GPUs to no job, the jobs on them leave, and Slurm finds them free.
+This happens for one plain job at a time, so plain jobs cannot push out all adaptive jobs.
 """
 
 from __future__ import annotations

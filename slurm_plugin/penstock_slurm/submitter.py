@@ -1,6 +1,6 @@
 """Submitting through real sbatch, as the user, with the key in the job's comment beside the job spec.
 
-The user's environment and script go to a process that already runs as that user, so nothing of theirs runs or is loaded with the
+The user's environment and script go to a process that already runs as that user, so none of the user's code runs with the
 daemon's rights. sbatch dies with the daemon (PR_SET_PDEATHSIG), so no submission arrives after the next daemon has searched for
 it.
 """

@@ -90,7 +90,7 @@ def test_what_cannot_be_put_in_its_place_keeps_nothing_else_from_its_own(tmp_pat
         folder.mkdir(parents=True)
     for name in ("a", "b"):
         (there / name).write_text(name)
-    with pytest.raises(Trouble, match="1 of the files"):
+    with pytest.raises(Trouble, match="1 of the job's output files"):
         unpack(io.BytesIO(archive_of(there)), here)
     assert (here / "b").read_text() == "b"
 
@@ -124,4 +124,4 @@ def test_a_job_that_nobody_ordered_anything_for_says_so(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 1
-    assert "nobody has ordered an instance for this job; submit it" in done.stderr
+    assert "no instance was ordered for this job; submit it" in done.stderr

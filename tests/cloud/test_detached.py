@@ -173,7 +173,7 @@ def test_a_job_that_is_called_back_brings_its_checkpoint(site: DetachedSite, ec2
 @pytest.mark.parametrize("site", [QuietSite], indirect=True)
 @pytest.mark.parametrize("there", [True, False])
 def test_an_instance_that_never_begins_is_given_back(site: QuietSite, ec2: Ec2, there: bool) -> None:
-    """After boot_timeout_s the instance ends and the job is queued again; its type rests if it had all that it needed."""
+    """After boot_timeout_s the instance ends and the job is queued again; its type is paused if the instance had all its input."""
     site.begin = False
     site.settings = site.settings.model_copy(update={"protected_after": 1})
     site.crash()
@@ -187,9 +187,9 @@ def test_an_instance_that_never_begins_is_given_back(site: QuietSite, ec2: Ec2, 
     site.until(lambda: not site.state.runs and not ec2.running())
     assert site.jobs["9"].phase is Phase.QUEUED
     if there:
-        assert "had not begun on its input within 300 s" in site.state.words["9"]
+        assert "did not start on its input within 300 s" in site.state.words["9"]
         assert "nothing is launched until an admin" in site.state.closed[0]
-        assert "rests" in site.state.closed[1]
+        assert "is paused" in site.state.closed[1]
     else:
         assert "input had not arrived within 300 s; declare its size" in site.state.words["9"]
         assert not site.state.closed
@@ -358,13 +358,13 @@ def test_what_was_handed_back_is_fetched_although_its_instance_is_gone(
         assert left(ec2) == ["penstock/alive"]
     else:
         assert "penstock/13.1/output" in left(ec2)
-        assert over.why.endswith("was not fetched, and lies in s3://penstock-runs/penstock/13.1/")
+        assert over.why.endswith("were not fetched; they are in s3://penstock-runs/penstock/13.1/")
         assert site.state.words["13"] == over.why
 
 
 @pytest.mark.parametrize("site", [QuietSite], indirect=True)
 def test_a_run_whose_instance_is_gone_ends_although_s3_is_silent(site: QuietSite, ec2: Ec2) -> None:
-    """An hour after its money is used up its links are no good, whatever it has left."""
+    """An hour after its committed dollars are spent, its links have expired, whatever files it has left."""
     site.submit("13")
     site.send("13", usd=1.0)
     site.until(lambda: site.store.cloud_runs()[0].state == "running")
@@ -386,7 +386,7 @@ def test_a_run_of_more_than_a_week_is_refused_before_it_costs_anything(site: Qui
     site.tick(BurstJob("13", 1, "g5.xlarge", 200.0))
     (outcome,) = site.outcomes
     assert outcome.progress is Progress.FAILED
-    assert "pay for 199 h, and detached runs last 167 h at most" in outcome.text
+    assert "pay for 199 h, but detached runs last at most 167 h" in outcome.text
     assert site.tick().longest_s == pytest.approx(7 * 86400 - 300 - 3600)
     assert not site.store.cloud_runs()
     assert not ec2.instances()

@@ -40,7 +40,7 @@ def test_a_site_that_is_set_up_has_nothing_wrong(cloud_settings: Callable[..., C
     ("change", "check", "remedy"),
     [
         ({"subnets": ()}, "subnets", "name subnets of us-east-1"),
-        ({"subnets": ("subnet-0123456789abcdef0",)}, "subnets", "another region"),
+        ({"subnets": ("subnet-0123456789abcdef0",)}, "subnets", "other regions"),
         ({"image": "ami-0123456789abcdef0"}, "image", "AMIs differ from region to region"),
         ({"security_groups": ("sg-0123456789abcdef0",)}, "security groups", "slurmctld and the nodes talk"),
         ({"instance_types": ("g5.xlarge", "g9.huge")}, "prices", "take them out"),
@@ -55,7 +55,7 @@ def test_what_is_named_wrongly_is_found(
 
 def test_a_wrong_region_is_found(cloud_settings: Callable[..., CloudSettings]) -> None:
     found = wrong(cloud_settings(region="eu-west-1"))
-    assert "another region" in found["subnets"]
+    assert "other regions" in found["subnets"]
     assert "region" in found["image"]
     assert connect(cloud_settings(region="eu-west-1"))
 

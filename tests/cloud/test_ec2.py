@@ -78,7 +78,7 @@ def test_no_capacity_rests_the_type_and_the_next_is_offered(site: CloudSite, ec2
     state = site.tick()
     assert {offer.id.split("x ")[-1] for offer in state.offers} == {"g4dn.xlarge"}
     assert words in state.words["7"]
-    assert any("g5.xlarge rests" in text for text in state.closed)
+    assert any("g5.xlarge is paused" in text for text in state.closed)
     site.send("7", "g4dn.xlarge", 2.0)
     site.until(lambda: site.jobs["7"].phase is Phase.RUNNING)
     assert [each["InstanceType"] for each in ec2.instances()] == ["g4dn.xlarge"]
@@ -172,7 +172,7 @@ def test_a_boot_costs_no_more_than_was_committed(site: CloudSite, ec2: Ec2) -> N
     site.sleep(180)
     site.until(lambda: not site.state.runs)
     state = site.tick()
-    assert "used up before it ran" in state.words["7"]
+    assert "spent before it ran" in state.words["7"]
     assert "g5.xlarge" in {offer.id for offer in state.offers}
     assert not ec2.running()
 
@@ -206,7 +206,7 @@ def test_an_instance_that_vanished_long_ago_is_paid_for_until_its_money_was_used
     site.ticks(3)
     spent, owed = site.bill()
     assert spent == pytest.approx(owed, abs=1e-9)
-    assert "which EC2 did not show, in place of" in site.store.cloud_ledger()[-1].text
+    assert "which EC2 did not list, in place of" in site.store.cloud_ledger()[-1].text
 
 
 def test_a_job_that_comes_to_another_ones_instance_is_sent_back(site: CloudSite, ec2: Ec2) -> None:
@@ -334,7 +334,7 @@ def test_an_instance_that_ec2_takes_back_ends_the_run_and_its_job_is_queued(site
 def test_a_run_that_is_over_is_not_ordered_again_by_the_round_that_ordered_it(site: CloudSite, ec2: Ec2) -> None:
     run_until_taken_back(site, ec2, "7")
     site.tick(BurstJob("7", site.round, "g5.xlarge", 5.0))
-    assert "the next round decides anew" in site.outcomes[0].text
+    assert "the next round decides again" in site.outcomes[0].text
     assert not site.tick().runs
     site.send("7")
     assert [run.job for run in site.tick().runs] == ["7"]
@@ -396,7 +396,7 @@ def test_a_cloud_that_is_away_offers_nothing_and_fails_no_tick(site: CloudSite, 
     site.tick()
     ec2.faults.append(Fault("DescribeInstances", "lost-before", times=2))
     assert site.tick().offers == ()
-    assert "does not say what runs there" in " ".join(site.state.closed)
+    assert "does not list the instances" in " ".join(site.state.closed)
     site.tick()
     assert site.tick().offers
 

@@ -99,7 +99,7 @@ def test_a_table_is_read_by_our_names_of_types(tmp_path: Path):
 @pytest.mark.parametrize(
     ("row", "said"),
     [
-        ({"b": [1.0, 1.0]}, 'a beside b: no rate alone; expected a positive number under "null"'),
+        ({"b": [1.0, 1.0]}, 'a beside b: the rate alone is missing; expected a positive number under "null"'),
         ({"null": 1.0, "b": [1.0]}, r"expected two rates, \[mine, theirs\], found \[1\.0\]"),
         ({"null": 1.0, "b": [1.0, -1.0]}, "expected two rates"),
     ],
@@ -135,7 +135,7 @@ def test_pairs_are_read_from_a_table_or_from_what_was_learned(tmp_path: Path):
     [
         (b"{", "not JSON"),
         (b"\x1f\x8b\x08cut", "not JSON"),
-        (b"[]", "no table of pairs"),
+        (b"[]", "not a table of pairs"),
         (b'{"v100": {"a": 3}}', "v100, a: expected an object"),
         (b'{"pairs": [{"gpu_type": "t4"}]}', "pairs.0.share"),
     ],

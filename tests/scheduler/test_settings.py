@@ -128,7 +128,7 @@ def test_a_table_of_pairs_is_checked_with_the_settings(tmp_path, capsys):
     for text, words in (
         (None, "No such file"),
         ("{", "not JSON"),
-        ('{"t4": {"net": {"net": [8, 8]}}}', "t4, net beside net: no rate alone"),
+        ('{"t4": {"net": {"net": [8, 8]}}}', "t4, net beside net: the rate alone is missing"),
         ('{"pairs": []}', "has no pairs"),
     ):
         if text is not None:

@@ -131,7 +131,7 @@ class _PenstockDecoratedOperator(DecoratedOperator, PenstockSubmitOperator):  # 
 
     def _result(self, folder: Path) -> Any:
         try:
-            return pickle.loads((folder / f"{self.job_id}.result").read_bytes())  # noqa: S301 # the module's docstring says who may write there
+            return pickle.loads((folder / f"{self.job_id}.result").read_bytes())  # noqa: S301 # written by trusted users, see the module's docstring
         except FileNotFoundError:
             raise PenstockJobFailed(
                 f"job {self.job_id} has completed without a result in {folder}; is shared_folder the same folder on its nodes?"

@@ -1,4 +1,4 @@
-"""Evaluate whenever a job whose name begins with `train-` has completed, also one of another user. Needs Airflow 3."""
+"""Evaluate each time a job named `train-*` has completed, including other users' jobs. Needs Airflow 3."""
 
 from __future__ import annotations
 

@@ -288,7 +288,7 @@ class PenstockSubmitOperator(JobSpecOperator, _JobOperator):
         try:
             job = self.hook.submit(body | {"key": f"{stem}:{number}"})
         except PenstockRefused as refused:
-            # An earlier try was killed during its request, which penstockd then carried out: its job is ours.
+            # An earlier try was killed during its request, which penstockd then carried out: its job belongs to this task.
             if refused.code != "key-used" or (found := self.hook.find(f"{stem}:{number}")) is None:
                 raise
             job = found
@@ -362,9 +362,9 @@ def _fields(name: str, given: dict[str, Any] | str | None) -> dict[str, Any]:
     try:
         found = json.loads(given)
     except ValueError as error:
-        raise PenstockRefused(f"{name}={given!r} is no JSON: {error}; in a template, use tojson") from None
+        raise PenstockRefused(f"{name}={given!r} is not JSON: {error}; in a template, use tojson") from None
     if not isinstance(found, dict):
-        raise PenstockRefused(f"{name}={given!r} is no JSON object")
+        raise PenstockRefused(f"{name}={given!r} is not a JSON object")
     return found
 
 

@@ -68,7 +68,7 @@ class PenstockSimulateOperator(BaseOperator):
         Args:
             cluster: The nodes, such as `t4:6x4,a100:2x8`.
             workload: A file of jobs.
-            store: The daemon's store, a URL or its folder, whose record is replayed.
+            store: The daemon's store, as a URL or folder. Its recorded history is replayed.
             policies: The policies to compare.
             seeds: Runs of each policy, with different random seeds.
             out: A folder for the report.
@@ -100,10 +100,13 @@ class PenstockSimulateOperator(BaseOperator):
                 mask_secret(secret)
 
     def words(self) -> list[str]:
-        """The command line. It lacks the store, whose URL may have a password, because every user of the worker can read it."""
+        """The command line without the store. The store's URL may have a password, and every user of the worker can read
+        command lines."""
         whatif = self.store is not None
         if whatif == (self.cluster is not None or self.workload is not None):
-            raise AirflowFailException("give either cluster and workload, to simulate, or store, to replay its record")
+            raise AirflowFailException(
+                "give either cluster and workload, to simulate, or store, to replay its recorded history"
+            )
         policies = self.policies if isinstance(self.policies, str) else ",".join(self.policies)
         own = {"cluster": self.cluster, "workload": self.workload, "policy": policies}
         given = own | {"seeds": self.seeds, "out": self.out} | dict(self.options or {})

@@ -33,7 +33,7 @@ HAS_ON_KILL = hasattr(BaseTrigger, "on_kill")
 RECHECK_S = 30.0
 """Interval at which all jobs are read while penstockd's event stream is open, and at which a closed stream is reopened."""
 SILENCE_S = 60.0
-"""An event stream that is silent for this long is taken for dead. penstockd sends something every 15 s."""
+"""An event stream without data for this long counts as dead. penstockd sends data at least every 15 s."""
 PAGE = 500
 FEW = 5
 """Up to this many jobs are requested one by one."""
@@ -347,7 +347,7 @@ class PenstockJobEventTrigger(BaseEventTrigger):
         return f"{__name__}.PenstockJobEventTrigger", {name: getattr(self, name) for name in names}
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Poll every `poll_interval_s`, for ever."""
+        """Poll every `poll_interval_s`, without end."""
         open_before: set[str] | None = None
         known: set[str] = set()
         while True:

@@ -1,6 +1,6 @@
 #!/bin/bash
-# An instance that runs one job by itself and joins nothing. Needs: bash, curl, tar, setpriv. What it is to do, what it has done and
-# whether anybody still cares pass through S3, by links that are good for this run alone; they are set above.
+# An instance that runs one job by itself, without Slurm. Needs: bash, curl, tar, setpriv. The job, its results and the daemon's
+# sign of life travel through S3, by links that are valid only for this run. They are set above.
 set -u
 imds=${PENSTOCK_IMDS:-http://169.254.169.254}
 root=${PENSTOCK_ROOT:-}
@@ -13,7 +13,7 @@ end() { say "ends itself: $*"; shutdown -h now; exit 0; }
 get() { curl -sf --connect-timeout 10 --retry 3 -o "$2" "$1"; }
 put() { curl -sf --connect-timeout 10 --retry 5 --retry-all-errors -o /dev/null -T "$2" "$1"; }
 
-# 1. Whatever happens below, the instance has an end. Without its tags nobody would look for it.
+# 1. Whatever happens below, the instance ends itself. Without its tags, it could not be found.
 lifetime_s=$(ask tags/instance/penstock:lifetime_s) || end "it cannot read its tags"
 home=$root/var/lib/penstock/run
 mkdir -p "$home" && cd "$home" || end "$home cannot be made"
@@ -28,7 +28,7 @@ watch() {
 }
 watch &
 
-# 2. The cloud_runner brings the work.
+# 2. The cloud runner uploads the job.
 until get "$get_input" input.tar.gz; do sleep "$pause_s"; done
 tar -xzf input.tar.gz && rm input.tar.gz || end "its input cannot be unpacked"
 directory=$root$(cat directory)
@@ -36,19 +36,19 @@ mkdir -p "$directory" && cp -a work/. "$directory/" && rm -r work || end "$direc
 sh=(bash -c 'set -a; . "$1/environment"; set +a; cd "$2" && exec "$1/script"' penstock "$home" "$directory")
 if [ -n "$user" ] && [ "$user" != "$(id -un)" ]; then
   chown -R "$user" "$home" "$directory"
-  # Not runuser nor su: they stay in between, and kill what they have started 2 s after a SIGTERM.
+  # Not runuser or su: they stay as parents, and kill their children 2 s after a SIGTERM.
   sh=(setpriv --reuid "$user" --regid "$(id -g "$user")" --init-groups --reset-env "${sh[@]}")
 fi
 chmod 755 script
 : >log
-# Bash gives a job in the background no signals by default: with job control each has a group of its own, and they pass.
+# By default, bash blocks some signals for background jobs. With job control, each job has its own process group and gets them.
 set -m
 "${sh[@]}" >>log 2>&1 </dev/null &
 job=$!
 set +m
 echo "$(date +%s)" >started && put "$put_started" started
 
-# 3. Watch. What is printed goes to the site at once, at most the newest megabyte: all of it comes at the end.
+# 3. Watch. New output is uploaded at once, at most the last megabyte. The whole output follows at the end.
 sent=0
 ended=result
 tail_goes() {
@@ -65,7 +65,7 @@ stop() {
   stopped_s=$SECONDS
   kill -TERM -- -$job 2>/dev/null
 }
-# A shell without a trap dies at once of what its children still save on: then the whole group counts.
+# A shell without a trap dies at once of the signal on which its children still save, so wait for the whole group.
 alive() { kill -0 $job 2>/dev/null || { [ $ended = stopped ] && kill -0 -- -$job 2>/dev/null; }; }
 while alive; do
   if [ $ended = stopped ] && [ $((SECONDS - stopped_s)) -ge "$save_s" ]; then
@@ -76,12 +76,12 @@ while alive; do
   sleep "$pause_s"
   tail_goes
   if ask spot/instance-action >/dev/null; then stop "EC2 takes the instance back"; fi
-  if get "$get_stop" stop; then stop "it is called back"; fi
+  if get "$get_stop" stop; then stop "it is recalled"; fi
 done
 wait $job
 code=$?
 
-# 4. Hand all back, the exit status last, and wait to be ended.
+# 4. Upload everything, the exit status last, and wait for termination.
 put "$put_log" log
 ( cd "$directory" && xargs -0 sh -c 'for each; do [ ! -e "$each" ] || printf "%s\0" "$each"; done' sh <"$home/outputs" |
   tar -czf "$home/output.tar.gz" --null -T - )

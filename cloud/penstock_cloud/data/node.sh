@@ -8,7 +8,7 @@ token() { curl -sf --max-time 5 -X PUT "$imds/latest/api/token" -H "X-aws-ec2-me
 ask() { curl -sf --max-time 5 -H "X-aws-ec2-metadata-token: $(token)" "$imds/latest/meta-data/$1"; }
 end() { say "ends itself: $*"; shutdown -h now; exit 0; }
 
-# 1. Whatever happens below, the instance has an end. Without its tags nobody would look for it.
+# 1. Whatever happens below, the instance ends itself. Without its tags, it could not be found.
 lifetime_s=$(ask tags/instance/penstock:lifetime_s) || end "it cannot read its tags"
 began_s=$SECONDS
 node=$(ask tags/instance/penstock:node) || end "it has no name"
@@ -17,14 +17,14 @@ node=$(ask tags/instance/penstock:node) || end "it has no name"
 slurmd=
 join() {
   until scontrol show node "$node" 2>/dev/null | grep -q "POWERING_UP\|ALLOCATED\|MIXED"; do sleep 1; done
-  # slurmctld starts us with signals blocked on some sites; slurmd must be able to end.
+  # On some sites, slurmctld starts this script with signals blocked; slurmd must be able to end.
   exec slurmd -D -N "$node" -b
 }
 join &
 slurmd=$!
 trap 'kill $slurmd 2>/dev/null' EXIT
 
-# 3. Watch. A folder that cannot be read counts as silence: then nothing of the job's is safe here either.
+# 3. Watch. An unreadable folder counts as silence, since the job's files are not safe then either.
 while sleep "${PENSTOCK_WATCH_S:-5}"; do
   now_s=$(date +%s)
   [ $((SECONDS - began_s)) -lt "${lifetime_s%.*}" ] || end "its longest life, $lifetime_s s, is over"
@@ -32,7 +32,7 @@ while sleep "${PENSTOCK_WATCH_S:-5}"; do
   [ $((now_s - alive_s)) -lt "$silent_s" ] || [ $((SECONDS - began_s)) -lt "$silent_s" ] ||
     end "penstockd has been silent for $silent_s s"
   kill -0 $slurmd 2>/dev/null || end "slurmd has ended"
-  # EC2 takes a spot instance back two minutes after it says so.
+  # EC2 reclaims a spot instance two minutes after its notice.
   if notice=$(ask spot/instance-action); then
     mkdir -p "$share/notices" && echo "$notice" >"$share/notices/.$node" && mv "$share/notices/.$node" "$share/notices/$node"
   fi

@@ -89,7 +89,7 @@ def split_batch(initial: int, largest: int | None, replicas: int) -> BatchSize:
     share = initial // replicas if largest is None else min(initial, largest // replicas)
     if largest is None and initial % replicas:
         raise ValueError(
-            f"batch_size={initial} is no multiple of {replicas} replicas, and a pipeline's shapes are the same in"
+            f"batch_size={initial} is not a multiple of {replicas} replicas, and a pipeline's shapes are the same in"
             " each; use a batch size that any number of replicas up to --max-gpus divides, or set max_batch_size so"
             " that it can grow"
         )

@@ -1,4 +1,4 @@
-"""Limits the memory that this process takes on its GPU, and says how much it holds."""
+"""Limits the memory that this process takes on its GPU, and reports how much it holds."""
 
 from __future__ import annotations
 

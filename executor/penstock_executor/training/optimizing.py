@@ -20,7 +20,7 @@ def steps_worth(noise: GradientNoise | None, scale: float) -> float:
 
 
 class OptimizerStep:
-    """Moves the parameters, and says what a step was worth.
+    """Moves the parameters, and computes the progress of each step.
 
     Args:
         optimizer: the script's.

@@ -56,7 +56,7 @@ class Group:
             one.
 
     Raises:
-        EnvironmentDisagrees: the number of processes is no multiple of P.
+        EnvironmentDisagrees: the number of processes is not a multiple of P.
     """
 
     def __init__(self, ranks: Ranks, gpus_per_replica: int = 1) -> None:
@@ -64,7 +64,7 @@ class Group:
         self.replicas, left = divmod(ranks.world, gpus_per_replica)
         if left or not self.replicas:
             raise EnvironmentDisagrees(
-                f"{ranks.world} processes are no multiple of gpus_per_replica={gpus_per_replica}; start one process"
+                f"{ranks.world} processes are not a multiple of gpus_per_replica={gpus_per_replica}; start one process"
                 f" per GPU, and submit with --scale-unit={gpus_per_replica}"
             )
         self.replica, self.place = divmod(ranks.rank, gpus_per_replica)

@@ -278,7 +278,7 @@ class TrainingRun:
             log.info("epoch=%d step=%d %s", self.epoch, self.steps, " ".join(f"{k}={v}" for k, v in values.items()))
 
     def report(self, metric: float, *, minimize: bool = False) -> None:
-        """Report what the model has reached, once for all processes: a search compares its trials by it.
+        """Report the metric that the model has reached, once for all processes. A search compares its trials by it.
 
         Never waits. A metric that is not finite is only logged, so that a trial that diverges keeps its last result.
 
@@ -456,7 +456,7 @@ class TrainingRun:
         return self._stop or self._suspension.requested or asked
 
     def _act(self) -> None:
-        """Do what the processes agreed on with their last vote."""
+        """Apply the decision of the processes' last vote."""
         result = self._consensus.result()
         if result is None:
             return

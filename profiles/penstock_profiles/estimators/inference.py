@@ -77,7 +77,9 @@ class LatencyInferenceEstimator:
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.objective_s) and self.objective_s > 0):
-            raise ValueError(f"objective_s={self.objective_s!r} is no latency; it must be a positive number of seconds")
+            raise ValueError(
+                f"objective_s={self.objective_s!r} is out of range; it must be a positive number of seconds"
+            )
         check_measured("latencies_s", self.latencies_s, "GPUs", zero_is_possible=False)
 
     def goodput(self, gpu_type: str, nodes: IntArray, gpus: IntArray) -> FloatArray:

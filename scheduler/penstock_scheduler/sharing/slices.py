@@ -30,7 +30,7 @@ def next_packs(
 ) -> tuple[Pack, ...]:
     """The packs of the next time slice.
 
-    The first pack in line always runs, so a gang does not wait for ever behind small jobs. Later packs fill the
+    The first pack in line always runs, so a gang does not wait forever behind small jobs. Later packs fill the
     remaining GPUs. A higher priority goes before a lower one, whatever time they have had.
 
     Args:

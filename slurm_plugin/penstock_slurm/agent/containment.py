@@ -1,4 +1,4 @@
-"""Containment: what the agent does about jobs that use more than they may, or do not do what they say."""
+"""Containment: what the agent does about jobs that exceed their limits or report something that is not true."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OVER = 1.05
 not."""
 
 SURE_S = 1.0
-"""A job that says it stands still is contained once it has counted steps for this long. Before, its status may be
+"""A job that reports that it stands still is contained once it has counted steps for this long. Until then, its status may be
 late."""
 
 CONTEXT_MB = 2048
@@ -36,7 +36,7 @@ LENIENT = 1.25
 will."""
 
 PAUSE_S = 20.0
-"""Jobs of several processes are asked to pause for this long. They pause for 30 s at most, since they hear only in
+"""Jobs of several processes are asked to pause for this long. They pause for at most 30 s, since they read messages only in
 steps."""
 
 IDLE_CPU = 0.2
@@ -44,7 +44,7 @@ IDLE_CPU = 0.2
 
 
 class Containment:
-    """Finds jobs that do what they must not, and cancels, freezes or reports them."""
+    """Finds jobs that break a limit, and cancels, freezes or reports them."""
 
     def __init__(self, state: NodeState, groups: Groups, slurm: Slurm) -> None:
         self._state, self._groups, self._slurm = state, groups, slurm
@@ -67,7 +67,7 @@ class Containment:
         self._watch(job, "memory", over, f"holds {used_mb:.0f} MB of a GPU on which its limit is {limit_mb} MB")
 
     def _check_claims(self, job: OrderedJob, local: LocalJob) -> None:
-        """A job that says it has moved off its GPUs must not train, nor hold memory there."""
+        """A job that reports that it has moved off its GPUs must not train or hold memory there."""
         observed = self._state.observed(job.job)
         first = observed.first
         claims = first is not None and first.suspended is not None and first.suspended == local.control.suspend
@@ -78,15 +78,14 @@ class Containment:
         self._watch(job, "lies", holds, f"{said} holds {observed.used_mb or 0:.0f} MB of one")
 
     def _check_frozen(self, job: OrderedJob, local: LocalJob) -> None:
-        """A job that Slurm has suspended must not compute. Slurm is asked once more, since somebody may have resumed
-        it."""
+        """A job that Slurm has suspended must not compute. Slurm is asked once more, since an admin may have resumed it."""
         frozen = local.state == "suspended" and not local.unconfirmed
         frozen = frozen and self._state.now_s > local.free_s + self._state.settings.freeze_s
         runs_on = frozen and self._computes(job)
         if runs_on and "no-freeze" not in self._state.observed(job.job).wrong_since_s:
             with contextlib.suppress(SlurmError):
                 self._slurm.suspend(str(job.slurm_job))
-        self._watch(job, "no-freeze", runs_on, "runs on though Slurm has suspended it")
+        self._watch(job, "no-freeze", runs_on, "continues to run although Slurm has suspended it")
 
     def _computes(self, job: OrderedJob) -> bool:
         """Whether its processes used more of the processor between the last two observations than idle ones do."""
@@ -135,7 +134,7 @@ class Containment:
             self._hold_out(job, local, ordered, f"has not taken up its share {beside} for {silent_s:.0f} s")
 
     def _count_over(self, observed: Observed, control: JobControl) -> None:
-        """Count what the job trained beyond its share since the last count, while it says that it keeps to the
+        """Count how long the job has trained beyond its share since the last count, while it reports that it keeps to the
         share."""
         before, first = observed.counted, observed.first
         obeys = first is not None and first.number == control.number
@@ -161,7 +160,7 @@ class Containment:
     # Consequences.
 
     def _watch(self, job: OrderedJob, cause: Cause, wrong: bool, text: str, patience_s: float | None = None) -> None:
-        """Contain a job that has been in the wrong for too long."""
+        """Contain a job that has broken a limit for too long."""
         since = self._state.observed(job.job).wrong_since_s
         key = text.partition(" holds ")[0] if cause == "lies" else cause
         if not wrong:
@@ -177,7 +176,7 @@ class Containment:
 
         Args:
             job: the job.
-            cause: what it is contained for.
+            cause: why it is contained.
             text: what it did, as the rest of the sentence that "job 7" begins.
             kill: whether it is cancelled.
             otherwise: what was done if it is not cancelled, as the rest of the sentence that "it" begins.

@@ -1,4 +1,4 @@
-"""Control messages to jobs: what each may use, and whether it is to move off its GPUs."""
+"""Control messages to jobs: what each job may use, and whether it must move off its GPUs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Controls:
             self._state.jobs[job].why = f"its folder on the node cannot be written: {error.strerror}"
 
     def send_limits(self) -> None:
-        """Send each job what it may use."""
+        """Send each job its limits."""
         for job in self._state.ordered_jobs:
             with self.guard(job.job):
                 self._send_limits(job.job, self._state.jobs[job.job])

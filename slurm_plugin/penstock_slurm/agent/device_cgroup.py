@@ -70,9 +70,9 @@ class DeviceCgroups:
 
     Args:
         node: Slurm's name of the node. On a host with several nodes, it is part of the names of their cgroups.
-        constrains: whether Slurm constrains devices, as far as it has said.
-        gpu_file: the GPUs' device files by index, as `expand` takes them; None: as NVIDIA's driver says.
-        mount: where cgroups are.
+        constrains: returns whether Slurm constrains devices; None: not known yet.
+        gpu_file: the GPUs' device files by index, in the form that `expand` reads; None: those of NVIDIA's driver.
+        mount: the mount point of cgroups.
         driver: see `DRIVER`.
     """
 
@@ -94,28 +94,28 @@ class DeviceCgroups:
         self._programs = Programs()
 
     def gpus(self) -> tuple[Path, ...]:
-        """Device files of the node's GPUs by index, some of which may not exist yet; (): unknown."""
+        """Device files of the node's GPUs by index. Some may not exist yet. (): unknown."""
         with contextlib.suppress(OSError):
             return self._files()
         return ()
 
     def cgroup(self, number: int, uid: int) -> int | None:
-        """Identifies the cgroup of a job's run; None: Slurm has made none, or constrains nothing."""
+        """Identifies the cgroup of a job's run. None if Slurm has made none, or constrains no devices."""
         with contextlib.suppress(OSError):
             return Path(self._job(number, uid)).stat().st_ino
         return None
 
     def give(self, number: int, uid: int, devices: Collection[int], now_s: float, cgroup: int | None) -> str:
-        """Open these GPUs, and no others, to the processes of a job; why that cannot be, in words, or "".
+        """Open exactly these GPUs to the processes of a job. Returns why that failed; "": it did not.
 
-        To be called in each turn. Where Slurm constrains nothing, nothing is done.
+        Call it in each tick. If Slurm constrains no devices, it does nothing.
 
         Args:
             number: SLURM_JOB_ID.
             uid: of its user.
             devices: by index.
-            now_s: by any clock; one that is set back does no harm.
-            cgroup: the job's. One of another run is left alone.
+            now_s: by any clock, which may be set back.
+            cgroup: identifies the run. The cgroup of another run is left alone.
         """
         self._troubles.pop(number, None)
         if cgroup is None or cgroup != self.cgroup(number, uid):
@@ -135,17 +135,16 @@ class DeviceCgroups:
                 del known[number]
 
     def trouble(self, *, living: bool = False) -> str:
-        """Why GPUs cannot be opened here, in words, found out without a job if there is none; "": they can, or need not
-        be.
+        """Why GPUs cannot be opened on this node; "": they can, or need not be opened. Works without a job, too.
 
-        `living`: there are processes of jobs to which GPUs are to be opened.
+        `living`: whether there are processes of jobs to which GPUs are opened.
         """
         if not self._constrains():
             return ""
         try:
             top, files = self._find_top(), self._files()
             if top is None and living:
-                return f"Slurm's cgroups are not found in {self._mount}"
+                return f"there are no cgroups of Slurm in {self._mount}"
             if files and not self._existing(files):
                 _rule(files[0])
             if files and top is not None:
@@ -155,7 +154,7 @@ class DeviceCgroups:
         return next(iter(self._troubles.values()), "")
 
     def _try(self, top: Path) -> None:
-        """What giving takes, on Slurm's cgroup above all jobs'. Raises OSError."""
+        """Try to open GPUs on Slurm's cgroup above those of all jobs. Raises OSError."""
         if top in self._v1:
             write_rules(f"{top}/devices.allow", [NULL])
         else:
@@ -193,7 +192,7 @@ class DeviceCgroups:
                 if folder == job:
                     raise
                 wrong[folder] = str(error)
-        # Slurm may have denied something above just now. What lasts is told.
+        # Slurm may be changing a cgroup above right now. Only lasting errors are reported.
         if lasting := [text for folder, text in wrong.items() if folder in look.wrong]:
             self._troubles[number] = lasting[0]
         look.wrong = wrong
@@ -201,21 +200,21 @@ class DeviceCgroups:
             look.whole_s = -math.inf
 
     def _job(self, number: int, uid: int) -> str:
-        """The cgroup of a job. Raises FileNotFoundError: Slurm has made none above it, or constrains nothing."""
+        """The cgroup of a job. Raises FileNotFoundError if Slurm has made none above it, or constrains no devices."""
         top = self._find_top() if self._constrains() else None
         if top is None:
             raise FileNotFoundError
         return f"{top}/uid_{uid}/job_{number}" if top in self._v1 else f"{top}/job_{number}"
 
     def _find_top(self) -> Path | None:
-        """Slurm's cgroup above all jobs' of the node; None: it has made none yet."""
+        """Slurm's cgroup above those of all jobs of the node; None: it does not exist yet."""
         if self._top is None:
             v2 = (path for scope in self._scopes for path in sorted(self._mount.glob(f"*.slice/{scope}")))
             self._top = next((path for path in (*self._v1, *v2) if path.is_dir()), None)
         return self._top
 
     def _due(self, number: int, job: str, devices: tuple[int, ...], now_s: float) -> _Check | None:
-        """The check that is due of all cgroups of a job; None: none is due."""
+        """The check of all cgroups of a job that is due; None: none is due."""
         steps = frozenset(_inside(job, LEVELS[1][0]))
         look = self._checks.get(number)
         if look is None or (look.steps, look.devices) != (steps, devices):
@@ -226,14 +225,14 @@ class DeviceCgroups:
         return look
 
     def _files(self) -> tuple[Path, ...]:
-        """See `gpus`. Never kept: a driver makes its files one after another. Raises OSError."""
+        """See `gpus`. It is never cached, since a driver creates its files one after another. Raises OSError."""
         if self._named:
             return self._named
         minors = self._minors()
         return tuple(Path(GPU_FILE + minor) for minor in minors) if minors else tuple(_numbered([Path(GPU_FILE)]))
 
     def _minors(self) -> list[str]:
-        """Minor numbers of the GPUs that NVIDIA's driver has, in the order of the bus. Raises OSError."""
+        """Minor numbers of the GPUs of NVIDIA's driver, in bus order. Raises OSError."""
         minors = []
         for folder in sorted(self._driver.iterdir()) if self._driver.is_dir() else []:
             said = dict(line.partition(":")[::2] for line in (folder / "information").read_text().splitlines())
@@ -241,7 +240,7 @@ class DeviceCgroups:
         return minors
 
     def _existing(self, files: Collection[Path]) -> set[Rule]:
-        """All GPUs that there are: also those that are not Slurm's, or of which the driver has yet to make files."""
+        """All GPUs of the node, including those that Slurm does not know and those whose device files do not exist yet."""
         found = {(NVIDIA, int(minor)) for minor in self._minors() if minor.isdecimal()}
         for path in {*files, *_numbered(files)}:
             with contextlib.suppress(OSError):
@@ -250,7 +249,7 @@ class DeviceCgroups:
 
 
 def _numbered(files: Iterable[Path]) -> list[Path]:
-    """All files that differ from one of these in the number at the end alone, by number."""
+    """All files whose names differ from one of these only in the number at the end, ordered by that number."""
     found = []
     for folder, stem in {(path.parent, path.name.rstrip("0123456789")) for path in files}:
         with contextlib.suppress(OSError):
@@ -260,7 +259,7 @@ def _numbered(files: Iterable[Path]) -> list[Path]:
 
 
 def _rule(path: Path) -> Rule:
-    """Raises OSError: it is no device, or not there."""
+    """The device of a file. Raises OSError if the file is not a character device, or does not exist."""
     about = path.stat()
     if not stat.S_ISCHR(about.st_mode):
         raise OSError(errno.ENODEV, os.strerror(errno.ENODEV), str(path))
@@ -268,7 +267,7 @@ def _rule(path: Path) -> Rule:
 
 
 def slurm_cgroups(job: str, levels: Iterable[str]) -> list[str]:
-    """The cgroups that Slurm makes in a job's, parents first."""
+    """The cgroups that Slurm has made in a job's cgroup, parents first."""
     found: list[str] = []
     above = [job]
     for name in levels:
@@ -279,7 +278,7 @@ def slurm_cgroups(job: str, levels: Iterable[str]) -> list[str]:
 
 
 def _inside(folder: str, name: str) -> list[str]:
-    """Cgroups whose names begin so. One that has ended has none."""
+    """Child cgroups with this prefix in their names. A cgroup that has ended has none."""
     try:
         with os.scandir(folder) as entries:
             some = itertools.islice(entries, MOST_CGROUPS)

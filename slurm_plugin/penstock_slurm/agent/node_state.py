@@ -14,11 +14,11 @@ from penstock_slurm.agent.settings import AgentSettings
 from penstock_slurm.agent.state import LocalJob, SavedState, StateFile, load
 
 RETRY_S = 2.0
-"""Pause before Slurm is asked again after it refused."""
+"""Pause before a request that Slurm has refused is repeated."""
 
 
 class Slurm(Protocol):
-    """What the agent asks of Slurm; `penstock_slurm.gateway.Gateway` implements it. The methods raise SlurmError."""
+    """The agent's requests to Slurm; `penstock_slurm.gateway.Gateway` implements them. The methods raise SlurmError."""
 
     def suspend(self, job_id: str) -> None:
         """Freeze a running job."""

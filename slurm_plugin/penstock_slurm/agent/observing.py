@@ -24,12 +24,12 @@ INSPECT_S = 15.0
 
 
 class Observer:
-    """Observes the node, each thing as often as it is worth.
+    """Observes the node: what changes often and is cheap to read more often than the rest.
 
     Args:
         state: the node's state.
-        orders: is told when processes have ended.
-        containment: is told when a job has ended.
+        orders: is notified when processes have ended.
+        containment: is notified when a job has ended.
         sample: takes a sample of the GPUs by NVML; None: no NVML.
         plugin: says what is wrong with the node's SPANK plugin, with a sentence; None: nothing.
         device_cgroups: the jobs' device cgroups.
@@ -93,7 +93,7 @@ class Observer:
             return
         try:
             sample = self._sample()
-        except Exception:  # whatever the driver does, time slices go on
+        except Exception:  # an error of the driver must not stop time slices
             log.warning("GPUs cannot be sampled", exc_info=True)
             self._state.forget_memory()
             return
@@ -146,5 +146,5 @@ class Observer:
             lacks["no-devices"] = f"GPUs cannot be opened to co-located jobs, to which Slurm denies them: {text}"
         for lack, text in lacks.items():
             if lack not in state.lacks:
-                log.warning("the node lacks something", extra={"lack": lack, "text": text})
+                log.warning("the node lacks what sharing needs", extra={"lack": lack, "text": text})
         state.lacks = lacks

@@ -1,4 +1,4 @@
-"""The daemon's orders: the agent reads them, starts with the jobs that they name and lets go of the others."""
+"""The daemon's orders: the agent reads them, takes up the jobs that they name and releases the others."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class Orders:
             jobs[job.job] = self._found(job)
             self._state.forget_observed(job.job)
         if not jobs[job.job].gone:
-            jobs[job.job].cgroup = None  # that of the run which is ordered now
+            jobs[job.job].cgroup = None  # the folder of the run in the present order
         if job.running:
             self._state.saved.departing.pop(job.slurm_job, None)
 
@@ -133,7 +133,7 @@ class Orders:
         )
 
     def _depart(self, job: OrderedJob, local: LocalJob) -> None:
-        """Let go of a job that the order no longer names. If it lives it may use its GPUs, and must not stay frozen."""
+        """Release a job that the order no longer names. If it lives, it may use its GPUs and must not stay frozen."""
         devices = local.devices or job.own_devices
         frozen = local.state in ("suspending", "suspended") or local.unconfirmed
         if devices or frozen:

@@ -1,4 +1,4 @@
-"""The processes of jobs on this node, from /proc: whether a job lives, is frozen, and how much it computes."""
+"""The processes of jobs on this node, from /proc: whether a job lives or is frozen, and how much it computes."""
 
 from __future__ import annotations
 

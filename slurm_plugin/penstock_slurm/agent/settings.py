@@ -68,9 +68,11 @@ class AgentSettings(BaseModel):
     misuse: Literal["tell", "kill"] = Field(
         default="kill",
         description="What happens to a job that exceeds its memory limit, runs while it is suspended, or reports "
-        "what is not true: `tell` tells its user, `kill` also cancels the job.",
+        "what is not true: `tell` informs its user, `kill` also cancels the job.",
     )
-    misuse_s: PositiveFloat = Field(default=15.0, description="How long a job may do so before that, seconds.")
+    misuse_s: PositiveFloat = Field(
+        default=15.0, description="How long a job may do so before it is contained, seconds."
+    )
     control: ControlSettings = Field(
         default=ControlSettings(), description="How a guaranteed job keeps its speed beside opportunistic jobs."
     )

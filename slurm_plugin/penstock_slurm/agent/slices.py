@@ -74,7 +74,7 @@ class Slices:
         slice.
 
         Otherwise a job that is slow to leave would return before the next job had its part. If Slurm does not do its
-        part, the other jobs do not wait for ever. The slice does not begin while one of its jobs is starting: it would
+        part, the other jobs do not wait forever. The slice does not begin while one of its jobs is starting: it would
         show nothing.
         """
         state = self._state

@@ -121,7 +121,7 @@ def uninstall(config: Config = CONFIG, apply: Apply = False) -> None:
             typer.echo(files.Change(step.path, step.after).diff())
         typer.echo(step.message, nl=False)
     if waiting := waiting_jobs(site):
-        typer.echo(f"these jobs would wait for ever: {' '.join(job.id for job in waiting)}")
+        typer.echo(f"these jobs would wait forever: {' '.join(job.id for job in waiting)}")
         typer.echo("stop penstockd, then release or cancel them: scontrol release JOB, scancel JOB")
         if shared := [job.id for job in waiting if job.gpus_per_node is None]:
             typer.echo(f"these have shared GPUs and ask Slurm for none: {' '.join(shared)}")

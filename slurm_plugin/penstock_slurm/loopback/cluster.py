@@ -343,7 +343,7 @@ class LoopbackCluster:
         self._daemons.wait(lambda: listens(ports.slurmdbd), timeout_s, "slurmdbd listens", "slurmdbd")
         self.command("sacctmgr", "-i", "add", "cluster", "loop")
 
-    # Break it and fix it
+    # Cause and repair faults
 
     def start_slurmctld(self, *, timeout_s: float = 120) -> None:
         """Start the controller unless it runs, and wait until it answers."""
@@ -448,7 +448,7 @@ class LoopbackCluster:
         reap()
         if left := self.processes():
             pids = ", ".join(str(process.pid) for process in sorted(left))
-            raise LoopbackError(f"processes {pids} of {self.folder} survive SIGKILL; look at /proc/PID/stack")
+            raise LoopbackError(f"processes {pids} of {self.folder} survive SIGKILL; see /proc/PID/stack")
         known.clear()
         if self._layout.short != self.folder:
             shutil.rmtree(self._layout.short, ignore_errors=True)

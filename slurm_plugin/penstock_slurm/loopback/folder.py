@@ -1,4 +1,4 @@
-"""The folder of a loopback cluster: who may use it, and what lies in it."""
+"""The folder of a loopback cluster: its owner, its lock and its contents."""
 
 import contextlib
 import fcntl
@@ -23,7 +23,7 @@ _SUBFOLDERS = ("etc", "state", "log", "run", "dev", "spool", "db", "data")
 
 
 def default_folder() -> Path:
-    """The folder when none is named: one for each user. `/run/user/UID` cannot be assumed."""
+    """The default folder, one for each user. `/run/user/UID` may not exist."""
     parent = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
     return Path(parent) / f"penstock-loopback-{os.getuid()}"
 
@@ -51,7 +51,7 @@ def claim(folder: Path) -> None:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Keep other `up`s and `down`s away from the folder. Raises LoopbackError if one is at work."""
+    """Lock the folder against other `up`s and `down`s. Raises LoopbackError if one is running."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

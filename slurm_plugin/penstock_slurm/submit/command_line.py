@@ -56,7 +56,7 @@ def parse_help(text: str) -> Options:
 
 @dataclass(slots=True)
 class CommandLine:
-    """What was typed."""
+    """A parsed command line."""
 
     own: dict[str, list[str]] = field(default_factory=dict)
     """Penstock's own options -> their values, in order."""

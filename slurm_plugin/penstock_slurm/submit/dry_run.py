@@ -1,7 +1,8 @@
-"""`penstock submit --dry-run`: says whether and where a job would start now, and why. It submits and changes nothing.
+"""`penstock submit --dry-run`: prints whether and where a job would start now, and why. It submits and changes nothing.
 
-The site's policy decides on penstockd's newest round with the job added. A user who may not read the daemon's state folder gets a
-decision on what Slurm shows. It lacks what only the daemon knows, such as jobs' reports and which jobs are departing.
+The site's policy decides on penstockd's newest round with the job added. Without permission to read the daemon's state folder,
+the decision uses only Slurm's records. It then lacks what only the daemon knows, such as the jobs' reports and the departing
+jobs.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ LATE_ROUNDS = 10
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What sbatch's options say about the job besides its job spec."""
+    """Properties of the job that come from sbatch's options, not from its job spec."""
 
     name: str
     user: str
@@ -97,7 +98,7 @@ def explain(settings: Settings, spec: JobSpec, asked: Asked) -> Iterator[str]:
 
 
 def _snapshot(settings: Settings, models: SpecModels, now_s: float) -> tuple[Snapshot, str]:
-    """The snapshot to decide on, and what it is called."""
+    """The snapshot to decide on, and its name in the output."""
     daemon = settings.section(DaemonSettings)
     try:
         record = open_store(daemon.store or daemon.state_dir).last_round()
@@ -107,7 +108,7 @@ def _snapshot(settings: Settings, models: SpecModels, now_s: float) -> tuple[Sna
         age_s = now_s - record.snapshot.time_s
         if daemon.rounds == "events" or age_s < LATE_ROUNDS * daemon.round_s:
             return record.snapshot, f"round {record.snapshot.round} of penstockd, {age_s:.0f} s old"
-    return _observe(settings, models), "what Slurm shows, without the daemon's own knowledge"
+    return _observe(settings, models), "Slurm's records only, without what penstockd knows"
 
 
 def _observe(settings: Settings, models: SpecModels) -> Snapshot:

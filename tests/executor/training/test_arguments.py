@@ -26,7 +26,7 @@ def test_replicas_of_a_pipeline_have_equal_shares():
     assert split_batch(64, 200, 3) == BatchSize(192, 64)
     assert split_batch(64, 100, 3) == BatchSize(99, 33)
     with pytest.raises(
-        ValueError, match=r"batch_size=64 is no multiple of 3 replicas.*use a batch size that any number"
+        ValueError, match=r"batch_size=64 is not a multiple of 3 replicas.*use a batch size that any number"
     ):
         split_batch(64, None, 3)
     with pytest.raises(ValueError, match="max_batch_size=2 is less than a sample for each of 3 replicas"):
@@ -43,5 +43,7 @@ def test_arguments_that_a_pipeline_does_not_support_are_refused():
     with pytest.raises(ValueError, match="fully_shard as well"):
         check_split_model(2, plain, scaler=None, max_atomic_batch=None)
     for processes, gpus_per_replica in ((3, 2), (1, 2)):
-        with pytest.raises(EnvironmentDisagrees, match=f"{processes} processes are no multiple of gpus_per_replica=2"):
+        with pytest.raises(
+            EnvironmentDisagrees, match=f"{processes} processes are not a multiple of gpus_per_replica=2"
+        ):
             Group(Ranks(world=processes), gpus_per_replica)

@@ -111,7 +111,7 @@ def test_without_a_control_daemon_jobs_run_without_it_and_the_status_says_so(
         assert begin(node, pack(1, 2)) == set()
     assert node.states() == {"j1": "running", "j2": "running"}
     assert node.agent.status().lacks == ("no-mps",)
-    (record,) = [record for record in caplog.records if record.getMessage() == "the node lacks something"]
+    (record,) = [record for record in caplog.records if record.getMessage() == "the node lacks what sharing needs"]
     assert f"{pipes}/control: No such file or directory" in record.__dict__["text"]
     os.mkfifo(pipes / "control")
     node.agent.tick(time.time() + 60)
@@ -222,7 +222,7 @@ def test_the_control_daemons_number_is_read_from_a_file_and_not_waited_for(pipes
     reader.start()
     reader.join(120.0)
     assert not reader.is_alive(), "it waits for a writer"
-    assert "is no file" in mps.trouble(pipes)
+    assert "is not a regular file" in mps.trouble(pipes)
     pid.unlink()
     pid.symlink_to(elsewhere)
     assert "symbolic links" in mps.trouble(pipes)

@@ -69,7 +69,7 @@ def test_install_shows_applies_verifies_and_uninstall_restores(bare: FlagSite) -
     waiting = bare.submit("--adaptive", "--max-gpus=2")
     dry = bare.penstock("uninstall")
     assert "nothing was changed" in dry.output
-    assert f"would wait for ever: {waiting.id}" in dry.output
+    assert f"would wait forever: {waiting.id}" in dry.output
     assert "-JobSubmitPlugins=lua" in dry.output
     assert "have shared GPUs" not in dry.output
     bare.run("scontrol", "update", f"JobId={waiting.id}", "TresPerNode=")
