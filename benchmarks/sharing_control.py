@@ -5,12 +5,13 @@ not.
 
 It simulates two jobs with steps of 40 and 80 ms. Each needs the GPU, which does one thing at a time, for half of each step.
 Control periods last 2 s (the queue of `tests/scheduler/sharing/test_control.py`). Halves of the guaranteed job's steps vary by
-`--jitter`, the opportunistic job's by `--opportunistic-jitter`. With `--late-ms`, steps seem to end this much late on average. With
-`--stall-every-s`, the machine stands still for half a second at this interval. The feasible share makes the guaranteed job's
-steps 5 % longer, on the line through shares of 12, 14 and 16 %, each over 3,000 s without stalls. Observations at share 0 count.
+`--jitter`, the opportunistic job's by `--opportunistic-jitter`. With `--late-ms`, steps seem to end this much late on average.
+With `--stall-every-s`, the machine stands still for half a second at this interval. The feasible share makes the guaranteed
+job's steps 5 % longer, on the line through shares of 12, 14 and 16 %, each over 3,000 s without stalls. Observations at share 0
+count.
 
-It prints the mean share relative to the feasible one, by eighths of the time, and in the last quarter for each seed. It fails if a
-settled share exceeds the feasible one by more than 2 %, which is about its accuracy. The last line is JSON.
+It prints the mean share relative to the feasible one, by eighths of the time, and in the last quarter for each seed. It fails if
+a settled share exceeds the feasible one by more than 2 %, which is about its accuracy. The last line is JSON.
 """
 
 from __future__ import annotations

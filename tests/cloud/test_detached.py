@@ -173,7 +173,7 @@ def test_a_job_that_is_called_back_brings_its_checkpoint(site: DetachedSite, ec2
 @pytest.mark.parametrize("site", [QuietSite], indirect=True)
 @pytest.mark.parametrize("there", [True, False])
 def test_an_instance_that_never_begins_is_given_back(site: QuietSite, ec2: Ec2, there: bool) -> None:
-    """After boot_timeout_s the instance ends and the job is queued again; its type is paused if the instance had all its input."""
+    """After boot_timeout_s the instance ends and the job is queued again; the type is paused if all the input was there."""
     site.begin = False
     site.settings = site.settings.model_copy(update={"protected_after": 1})
     site.crash()
