@@ -147,9 +147,8 @@ class Ec2Cloud:
         self._catalogue, self._nodes, self._rng = catalogue, nodes, rng
         self._runs = {run.id: run for row in store.cloud_runs() for run in [BurstRun.model_validate_json(row.record)]}
         self._lines = store.cloud_ledger()
-        self._resumed = set(
-            self._runs
-        )  # runs of an earlier daemon: an instance of its last order may exist without a record
+        # Runs of an earlier daemon: an instance of its last order may exist without a record.
+        self._resumed = set(self._runs)
         self._pauses = _Pauses()
         self._tries: dict[str, int] = {}
         self._retry_s: dict[str, float] = {}

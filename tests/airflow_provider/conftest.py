@@ -12,11 +12,11 @@ from penstock_scheduler.messages import TokenOrder
 from penstock_slurm.loopback import LoopbackCluster
 from penstock_slurm.loopback.fixtures import skip_without_slurm
 from tests.airflow_provider.deployment import REPOSITORY, free_port
-from tests.cloud.conftest import _ec2, cloud_settings, ec2
+from tests.cloud.conftest import cloud_settings, ec2, moto
 from tests.cloud.test_slurm import cloud_site
 from tests.end_to_end.site import Site
 
-__all__ = ["_ec2", "cloud_settings", "cloud_site", "ec2"]  # fixtures
+__all__ = ["cloud_settings", "cloud_site", "ec2", "moto"]  # fixtures
 
 CLUSTER = "t4:2x4,a100:2x8"
 

@@ -13,21 +13,22 @@ from tests.cloud.site import CloudSite
 
 
 @pytest.fixture(scope="session")
-def _ec2() -> Iterator[Ec2]:
+def moto() -> Iterator[Ec2]:
+    """moto behind the proxy, one for all tests."""
     proxy = Ec2()
     yield proxy
     proxy.stop()
 
 
 @pytest.fixture
-def ec2(_ec2: Ec2, monkeypatch: pytest.MonkeyPatch) -> Ec2:
-    """moto behind the proxy, as new."""
+def ec2(moto: Ec2, monkeypatch: pytest.MonkeyPatch) -> Ec2:
+    """moto behind the proxy, reset for each test."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    monkeypatch.setenv("AWS_ENDPOINT_URL_PRICING", _ec2.url)
-    _ec2.reset()
-    return _ec2
+    monkeypatch.setenv("AWS_ENDPOINT_URL_PRICING", moto.url)
+    moto.reset()
+    return moto
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from penstock_cloud.catalogue import shipped
@@ -37,12 +37,28 @@ from tests.cloud.faults import Ec2
 TYPES = {"a10g": 2, "t4": 2}
 
 
+Step = Callable[..., Any]
+
+
+class Watched:
+    """A part of the daemon whose lasting steps, the calls of the methods `lasting`, go through the site's `watch`."""
+
+    def __init__(self, site: CloudSite, part: Any, lasting: Callable[[str], bool]) -> None:
+        self._site, self._part, self._lasting = site, part, lasting
+
+    def __getattr__(self, name: str) -> Any:
+        real = getattr(self._part, name)
+        return self._site.watch(name, real) if self._site.watch and self._lasting(name) else real
+
+
 class CloudSite:
     """See the module. It is the clock and the cloud nodes as well."""
 
     user = "ann"
     staging: StagingBucket | None = None
     catalogue = staticmethod(shipped)
+    watch: Callable[[str, Step], Step] | None = None
+    """Wraps each lasting step of the daemon: a write to the store, or an order to EC2 or Slurm. A crash removes it."""
 
     def __init__(self, settings: CloudSettings, store: SqlStore, ec2: Ec2, client: Any = None) -> None:
         self.settings, self.store, self.ec2 = settings, store, ec2
@@ -61,8 +77,12 @@ class CloudSite:
 
     def open(self) -> Ec2Cloud:
         """A daemon's cloud, as after a start."""
-        fleet = Fleet(self._client, self.settings)
-        return Ec2Cloud(fleet, self.settings, self.store, self, self.catalogue, self, random.Random(1), self.staging)
+        self.watch = None
+        client: Any = Watched(self, self._client, lambda name: not name.startswith(("describe", "get")))
+        store: Any = Watched(self, self.store, lambda name: name in ("save_cloud_run", "charge", "set_control"))
+        nodes: Any = Watched(self, self, lambda name: name == "power_down")
+        fleet = Fleet(client, self.settings)
+        return Ec2Cloud(fleet, self.settings, store, self, self.catalogue, nodes, random.Random(1), self.staging)
 
     # --- ports: Clock, CloudNodes
 

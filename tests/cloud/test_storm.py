@@ -94,7 +94,7 @@ def storm(site: CloudSite, ec2: Ec2, seed: int, faults: int) -> None:
 
 
 def mortal(site: CloudSite, steps: int, *, before: bool) -> list[str]:
-    """Kill the daemon before or after its `steps`-th lasting step from now on (0: the first). The steps it has taken, by name."""
+    """Kill the daemon before or after its `steps`-th lasting step from now on (0: the first). Returns the names of its steps."""
     taken: list[str] = []
 
     def watched(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
@@ -111,25 +111,7 @@ def mortal(site: CloudSite, steps: int, *, before: bool) -> list[str]:
 
         return step
 
-    cloud = site.cloud
-    ec2 = cloud._fleet._ec2
-
-    class Client:
-        def __getattr__(self, name: str) -> Any:
-            real = getattr(ec2, name)
-            return real if name.startswith(("describe", "get")) else watched(name, real)
-
-    class Store:
-        def __getattr__(self, name: str) -> Any:
-            real = getattr(site.store, name)
-            return watched(name, real) if name in ("save_cloud_run", "charge", "set_control") else real
-
-    class Nodes:
-        def __getattr__(self, name: str) -> Any:
-            real = getattr(site, name)
-            return watched(name, real) if name == "power_down" else real
-
-    cloud._fleet._ec2, cloud._store, cloud._nodes = Client(), Store(), Nodes()  # type: ignore[assignment]
+    site.watch = watched
     return taken
 
 

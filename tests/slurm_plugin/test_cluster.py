@@ -116,25 +116,25 @@ def test_the_elements_of_an_array_are_trials_of_one_search_if_their_user_says_so
     }
 
 
-def test_a_job_that_exceeded_its_memory_is_logged_once_and_one_that_goes_on_is_forgotten(
-    told: Told, cluster: SlurmCluster, caplog: pytest.LogCaptureFixture
+def test_a_job_that_exceeded_its_memory_is_logged_once_and_one_that_is_queued_again_is_forgotten(
+    told: Told, cluster: SlurmCluster, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What ended is asked for once a look at most, and not any more once nothing is left to be known."""
-    told.listed = [pending("gpu")]
-    cluster.observe()
-    told.asked = 0
-    gone = pending("gpu", state="OUT_OF_MEMORY")
-    for listed, ended, said in (([pending("gpu")], [], 0), ([], [gone], 1)):
-        cluster._endings.awaited["7"] = 500  # MB, as after a run of it
+    """An observation asks for ended jobs at most once, and not at all once nothing is left to learn about them."""
+    Spool(tmp_path / "spool").tell(ControlMessage(job_id="7", epoch=1, round=1, nodes=1, gpus=1, memory_mb=500), 0)
+    ending, killed = pending("gpu", state="COMPLETING"), pending("gpu", state="OUT_OF_MEMORY")
+    for listed, ended, logged in (([pending("gpu")], [], 0), ([], [killed], 1)):
+        told.listed, told.ended = [pending("gpu")], []
+        cluster.observe()
+        told.listed, told.ended = [], [ending]
+        cluster.observe()
         told.listed, told.ended, told.asked = listed, ended, 0
         cluster.observe()
-        assert cluster._endings.awaited == {}
         assert told.asked == 1
-        assert [record.getMessage() for record in caplog.records].count("job exceeded its memory") == said
-    cluster.reports()
-    told.asked = 0
-    cluster.observe()
-    assert told.asked == 0
+        assert [record.getMessage() for record in caplog.records].count("job exceeded its memory") == logged
+        cluster.reports()
+        told.asked = 0
+        cluster.observe()
+        assert told.asked == 0
 
 
 def test_a_job_that_no_observation_has_shown_running_may_have_exceeded_its_memory(
@@ -149,7 +149,7 @@ def test_a_job_that_no_observation_has_shown_running_may_have_exceeded_its_memor
 
 
 def test_what_a_job_says_while_slurm_stops_it_is_read(told: Told, cluster: SlurmCluster, tmp_path: Path) -> None:
-    """Its user cancels it: it is ours to place no more, saves, says so, and says that it ends."""
+    """Its user cancels it. Penstock no longer places it, but it still saves, reports that, and reports its end."""
     spool = tmp_path / "spool"
     Spool(spool).tell(ControlMessage(job_id="7", epoch=1, round=1, nodes=1, gpus=1), os.geteuid())
     bodies = (
@@ -170,7 +170,9 @@ def test_what_a_job_says_while_slurm_stops_it_is_read(told: Told, cluster: Slurm
     with reports_file(spool, "7", 1).open("a") as file:
         file.write(report.model_dump_json() + "\n")
     assert len(cluster.reports()) == 1
-    assert cluster._reporting == set()
+    with reports_file(spool, "7", 1).open("a") as file:
+        file.write(report.model_dump_json() + "\n")
+    assert cluster.reports() == [], "nothing is read of a job that is gone"
 
 
 @pytest.mark.parametrize(("ends_in_s", "over"), [(-10.0, True), (2.0, True), (365 * 86_400.0, False)])
