@@ -1,4 +1,4 @@
-"""Folders for tests that pytest's own will not do for."""
+"""Folders for tests that cannot use pytest's own."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 @contextlib.contextmanager
 def public_folder() -> Iterator[Path]:
-    """A folder that other users may enter. Not pytest's: each pytest that starts as this user shuts that one again."""
+    """A folder that other users may enter. pytest's own folder is closed again by each pytest that this user starts."""
     folder = Path(tempfile.mkdtemp(prefix="penstock-", dir="/tmp"))
     folder.chmod(0o755)
     try:

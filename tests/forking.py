@@ -1,6 +1,6 @@
-"""Processes that are forked from one which has imported what they need: importing takes most of the time of short ones.
+"""Processes forked from one that has imported their modules, since importing takes most of the time of short processes.
 
-There is one such process for each of pytest's, whoever forks, so that it imports for all of them.
+Each pytest process has one such process, which all its tests share.
 """
 
 import multiprocessing
@@ -21,4 +21,4 @@ FORKING.set_forkserver_preload(
         "penstock_executor.training.starting",
     ]
 )
-"""What is not installed is passed over."""
+"""Modules that are not installed are skipped."""

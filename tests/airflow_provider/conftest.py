@@ -33,7 +33,8 @@ def airflow_python() -> str:
 
 
 def listening(site: Site, certificate: tuple[Path, Path] | None = None) -> dict[str, object]:
-    """Have a site's daemon listen on TCP, with a certificate and its key over TLS, and start it; an Airflow connection to it."""
+    """Start a site's daemon with a TCP port, over TLS if given a certificate and its key. Returns an Airflow connection to
+    it."""
     port = free_port()
     site.extra += f'[api]\nlisten = "127.0.0.1:{port}"\n'
     extra: dict[str, object] = {"tls": False}
@@ -48,7 +49,7 @@ def listening(site: Site, certificate: tuple[Path, Path] | None = None) -> dict[
 
 @contextmanager
 def accounted_site(folder: Path, nodes: str = CLUSTER) -> Iterator[Site]:
-    """A site on a Slurm of its own whose accounting remembers every job."""
+    """A site on its own Slurm, with accounting that records every job."""
     skip_without_slurm(accounting=True)
     settings = {"AccountingStoreFlags": "job_comment"}
     with LoopbackCluster(folder / "slurm", nodes, settings=settings, accounting=True) as slurm:

@@ -247,11 +247,11 @@ class Deployment:
         return dict(self.ask("GET", path, params={"map_index": map_index})["extra_links"])
 
     def mark(self, dag: str, run: str, task: str, state: str) -> None:
-        """What the button "mark as" does."""
+        """Does what the button "mark as" does."""
         self.ask("PATCH", f"/dags/{dag}/dagRuns/{run}/taskInstances/{task}", json={"new_state": state})
 
     def clear(self, dag: str, run: str, *tasks: str) -> None:
-        """What the button "clear" does, of tasks or, without any, of the whole run."""
+        """Does what the button "clear" does, for tasks or, without tasks, for the whole run."""
         if not tasks:
             self.ask("POST", f"/dags/{dag}/dagRuns/{run}/clear", json={"dry_run": False})
             return
@@ -259,7 +259,7 @@ class Deployment:
         self.ask("POST", f"/dags/{dag}/clearTaskInstances", json=body)
 
     def story(self, dag: str, run: str) -> str:
-        """What a failing test shows."""
+        """The details that a failing test prints."""
         told = [f"DAG run {self.state(dag, run)}"]
         for each in self.tasks(dag, run):
             told.append(f"--- {each['task_id']} {each['map_index']}: {each['state']}, try {each['try_number']}")

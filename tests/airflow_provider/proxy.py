@@ -29,13 +29,13 @@ class Proxy:
         self.cut()
 
     def cut(self) -> None:
-        """Cut the line: open connections break, and new ones wait in vain."""
+        """Cut the line: open connections break, and new ones get no answer."""
         self.is_cut = True
         for each in tuple(self._open):
             self._drop(each)
 
     def fix(self) -> None:
-        """Restore the line for new connections. Those that waited since the cut are dropped."""
+        """Restore the line for new connections. Connections that have waited since the cut are dropped."""
         self.cut()
         self.is_cut = False
 

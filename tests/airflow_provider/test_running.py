@@ -1,4 +1,4 @@
-"""The example DAGs, and what can go wrong, in a running Airflow against a real penstockd; Slurm's own accounting is the judge."""
+"""The example DAGs and faults, in a running Airflow against a real penstockd. Slurm's accounting says which jobs really ran."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def connection(site: Site) -> dict[str, object]:
 
 @pytest.fixture(scope="module")
 def line(connection: dict[str, object]) -> Iterator[Proxy]:
-    """Between Airflow's connection `penstock_line` and penstockd."""
+    """The proxy between Airflow's connection `penstock_line` and penstockd."""
     with Proxy(int(str(connection["port"]))) as proxy:
         yield proxy
 
@@ -73,7 +73,7 @@ def airflow(folder: Path, connection: dict[str, object], line: Proxy) -> Iterato
 
 
 def on_nodes(home: Path) -> dict[str, str]:
-    """What a site would write into the airflow.cfg of its nodes."""
+    """The settings that a site writes into the airflow.cfg of its nodes."""
     return {
         "AIRFLOW_HOME": str(home),
         "PYTHONPATH": str(REPOSITORY / "airflow_provider"),
@@ -90,7 +90,7 @@ def _nothing_left(site: Site) -> Iterator[None]:
 
 
 def trainer(site: Site, work_s: float, rates: dict[str, dict[str, float]] = RATES) -> str:
-    """The command of an emulated trainer, in a job that inherits nothing of ours."""
+    """The command of an emulated trainer, in a job that inherits nothing from the test."""
     return f"env PYTHONPATH={os.environ.get('PYTHONPATH', '')} {site.trainer(work_s, rates).removeprefix('exec ')}"
 
 
@@ -145,7 +145,7 @@ def pipeline(airflow: Deployment, site: Site, folder: Path, rates: list[float], 
     assert len(set(jobs)) == len(rates)
     assert {each["state"] for each in summaries} == {"COMPLETED"}
     assert {gpu_type for each in summaries for gpu_type in each["gpu_hours"]} == {"t4", "a100"}
-    assert sum(each["restarts"] for each in summaries) >= 1, "nobody was resized"
+    assert sum(each["restarts"] for each in summaries) >= 1, "no job was resized"
     assert any(len(set(site.starts(job))) > 1 for job in jobs)
     for job in jobs:
         site.assert_progress_kept(job, lost=work_s / 4)
@@ -210,7 +210,7 @@ def test_a_job_goes_to_the_cloud_and_the_task_after_it_sees_the_bill(
 
 
 class Gate:
-    """What jobs and tasks of tests/airflow_provider/dags/faults.py wait for."""
+    """The gate that jobs and tasks of tests/airflow_provider/dags/faults.py wait for."""
 
     def __init__(self, folder: Path) -> None:
         self.file = folder / "gate"
@@ -273,7 +273,7 @@ def test_a_task_that_waits_outlives_triggerer_penstockd_and_network(
     site.start()
     line.cut()
     time.sleep(60)
-    gate.open()  # the job ends while nobody can see it
+    gate.open()  # the job ends while the line is cut
     wait_ended(airflow, site, "faults", run, "COMPLETED")
     assert airflow.task("faults", run, "job")["state"] == "deferred"
     line.fix()
@@ -367,14 +367,14 @@ def test_a_task_runs_in_a_job_of_the_executor_and_outlives_the_scheduler(
     job_id = airflow.task("on_gpu", run, "where")["id"]
     airflow.kill("scheduler")
     airflow.start("scheduler")
-    time.sleep(30)  # longer than the new one waits before it takes the old one for dead
+    time.sleep(30)  # longer than the new scheduler waits before the old one counts as dead
     gate.open()
     airflow.wait("on_gpu", run)
     assert airflow.task("on_gpu", run, "where")["id"] == job_id, "another try"
     where = airflow.xcom("on_gpu", run, "where")
     site.wait_states("COMPLETED", where["SLURM_JOB_ID"])
     assert len([job for job in site.gateway.jobs(finished=True) if "airflow:executor" in job.comment]) == 1
-    # Somebody marks one as failed: Airflow ends the task, and so its job.
+    # A user marks one as failed: Airflow ends the task, and so its job.
     gate.file.unlink()
     run = airflow.trigger("on_gpu", **gate.conf)
     airflow.wait_task("on_gpu", run, "where", "running")

@@ -82,7 +82,7 @@ def test_nobody_is_slower_than_with_the_proportional_share_and_no_round_beats_th
 
 
 def test_tune_is_within_5_percent_of_the_optimum():
-    """The default rules, on what the issue measures by: average JCT of the dynamic trace, makespan of the static one."""
+    """The default rules, by the figures of the issue: average JCT of the dynamic trace, makespan of the static one."""
     assert mean(run("srtf", "tune", "default").jct_h) <= 1.05 * 3.0926
     assert run("fifo", "tune", "default", static=True).makespan_h <= 1.05 * 10.58
     assert mean(run("srtf", "tune").jct_h) <= 1.05 * 3.0926

@@ -19,7 +19,7 @@ from penstock_scheduler.sharing.groups import GroupSettings
 
 
 def begun(trials: Sequence[Configuration], gpus: int, by_s: float) -> int:
-    """Configurations that have begun to train by then, run to completion."""
+    """Number of configurations that have begun to train by then, if run to completion."""
     return gpus * math.ceil(by_s / trials[0].training_s)
 
 
@@ -39,7 +39,7 @@ def test_a_search_finds_the_good_one_sooner_by_early_results_and_tries_more(gpus
 
 @pytest.mark.parametrize("at", [0.25, 0.5])
 def test_the_policy_in_the_round_loop_finds_it_sooner_and_tries_more(at: float) -> None:
-    """With turns, starts and rounds, as on a cluster. Without early results it would try twice as many: those that take turns."""
+    """With time slices, starts and rounds, as on a cluster. Without early results, time slices would try twice as many."""
     trials = configurations(100, at, random.Random(0))
     slow, soon = run_to_completion(trials, 4), by_policy(trials, 4)
     assert slow.found_s / soon.found_s > 2.5

@@ -1,4 +1,4 @@
-"""A site whose jobs run detached: its nodes are gateways, and cloud runners are real processes."""
+"""A site with detached runs: its nodes are gateways, and cloud runners are real processes."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ BUCKET = "penstock-runs"
 CLOUD_RUNNER = (
     "import sys; from penstock_cloud import cloud_runner; cloud_runner.LOOK_S = 0.3; sys.exit(cloud_runner.main())"
 )
-"""One that looks for news more often."""
+"""A cloud runner that polls more often."""
 
 
 class DetachedSite(CloudSite):
-    """A site whose cloud nodes are gateways: always up, and a job that starts there is its cloud runner, as Slurm would run
-    it."""
+    """A site with gateways as cloud nodes. They are always up, and a job that starts on one is a cloud runner, as under
+    Slurm."""
 
     user = pwd.getpwuid(os.getuid()).pw_name
 
@@ -92,11 +92,11 @@ class DetachedSite(CloudSite):
         return super().tick(*actions)
 
     def really_until(self, condition: Callable[[], object], what: str) -> None:
-        """Tick in real time: what is waited for happens in other processes."""
+        """Tick in real time, since the expected event happens in other processes."""
         begin_s = time.monotonic()
         while not condition():
             told = [path.read_text() for path in self.folder.glob("*.out")]
-            assert time.monotonic() - begin_s < 240, f"{what} is still not so; {self.state.words} {told}"
+            assert time.monotonic() - begin_s < 240, f"still not so: {what}; {self.state.words} {told}"
             self.tick()
             self.ahead_s -= 2.0
             time.sleep(0.3)
@@ -108,7 +108,7 @@ class DetachedSite(CloudSite):
 
 
 class QuietSite(DetachedSite):
-    """Without cloud runners and without what boots: each instance has begun when it runs, unless not `begin`."""
+    """A site without cloud runners and boots: each running instance has started its job, unless `begin` is false."""
 
     begin = True
 

@@ -1,6 +1,6 @@
-"""moto's server, and a thin proxy in front of it for what moto does not do: tokens, refusals, lost answers, prices and more.
+"""moto's server, and a thin proxy in front of it that adds what moto lacks: tokens, refusals, lost answers, prices and more.
 
-Everything else goes through to moto untouched, so boto3's requests are real HTTP and so are the answers.
+All other requests pass through to moto unchanged, so boto3's requests and their answers are real HTTP.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LAUNCHES = ("CreateFleet", "RunInstances")
 
 @dataclass
 class Fault:
-    """What happens to the next `times` calls of `action`.
+    """A fault in the next `times` calls of `action`.
 
     `kind`: "error" refuses with `code`; "lost-before" closes the connection instead of asking moto; "lost-after" asks moto
     and closes it then; "fleet" answers CreateFleet with `code` among its errors; "hide" leaves all instances out of an answer.
@@ -41,7 +41,7 @@ class Fault:
 
 @dataclass
 class Reserved:
-    """A capacity reservation, or a block of it, as EC2 has them; moto has none."""
+    """A capacity reservation or capacity block, which moto lacks."""
 
     instance_type: str
     zone: str
@@ -59,7 +59,7 @@ class Reserved:
         )
 
     def refuses(self, asked: dict[str, str]) -> Answer | None:
-        """EC2's refusal of a launch into it; else one place is taken."""
+        """Take one place. Returns EC2's refusal of the launch, if there is one."""
         market = asked.get("InstanceMarketOptions.MarketType", "")
         if asked["InstanceType"] != self.instance_type or market != ("capacity-block" if self.block else ""):
             return refusal("InvalidParameterCombination", "this does not fit the reservation")
@@ -77,7 +77,7 @@ class Answer:
 
 
 class Ec2:
-    """The proxy. `faults` are used up in order; `calls` are the actions that were asked for."""
+    """The proxy. `faults` are consumed in order; `calls` are the requested actions."""
 
     def __init__(self) -> None:
         os.environ["MOTO_EC2_LOAD_DEFAULT_AMIS"] = "false"  # 1301 of them, 7 s
@@ -102,7 +102,7 @@ class Ec2:
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
-            disable_nagle_algorithm = True  # else each body waits 40 ms for the word that its headers have arrived
+            disable_nagle_algorithm = True  # otherwise each body waits 40 ms for the acknowledgement of its headers
 
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
@@ -144,7 +144,7 @@ class Ec2:
         self.moto.stop()
 
     def direct(self) -> Any:
-        """A client of moto, past the proxy: one for all, to make one takes half a second."""
+        """A client of moto, past the proxy. It is shared, since creating one takes half a second."""
         if self._direct is None:
             self._direct = boto3.client(
                 "ec2", region_name="us-east-1", endpoint_url=f"http://127.0.0.1:{self._port}", **KEYS
@@ -152,7 +152,7 @@ class Ec2:
         return self._direct
 
     def s3(self) -> Any:
-        """A client of moto's S3, one for all."""
+        """A shared client of moto's S3."""
         if self._s3 is None:
             self._s3 = boto3.client("s3", region_name="us-east-1", endpoint_url=self.s3_url, **KEYS)
         return self._s3
@@ -196,7 +196,7 @@ class Ec2:
             return None if fault is not None and fault.kind == "lost-after" else answer
 
     def _once(self, action: str, asked: dict[str, str], path: str, headers: dict[str, str], body: bytes) -> Answer:
-        """EC2's idempotency: the same token has the same answer, and another request with it is refused."""
+        """EC2's idempotency: the same token gets the same answer, and a different request with it is refused."""
         token = asked.get("ClientToken") if action in LAUNCHES else None
         if token is not None and token in self._tokens:
             before, answer = self._tokens[token]
@@ -258,17 +258,17 @@ class Ec2:
         connection.close()
         return answer
 
-    # --- what the tests ask about
+    # --- for assertions
 
     def instances(self, *states: str) -> list[dict[str, Any]]:
-        """All instances, or those in these states, by moto's own word; without states also those that were forgotten."""
+        """All instances, or those in these states, as moto has them. Without states, includes those that EC2 has forgotten."""
         filters = [{"Name": "instance-state-name", "Values": list(states)}] if states else []
         pages = self.direct().get_paginator("describe_instances").paginate(Filters=filters)
         found = [each for page in pages for group in page["Reservations"] for each in group["Instances"]]
         return found if states else self._forgotten + found
 
     def forget(self) -> None:
-        """Terminated instances vanish from EC2's answers, as they do an hour after their end: moto itself keeps them."""
+        """Remove terminated instances from EC2's answers, as EC2 does an hour after their end. moto itself keeps them."""
         ended = self.instances("terminated")
         ids = {each["InstanceId"] for each in ended}
         self._forgotten += ended

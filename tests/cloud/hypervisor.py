@@ -1,7 +1,7 @@
-"""Boots what moto calls running: the instance's own user data, in a process of this machine, with a metadata service of its own.
+"""Boots the instances that run by moto: runs their user data in processes of this machine, each with its own metadata service.
 
-What an instance does from inside is real: its user data runs under bash, slurmd is Slurm's. `shutdown` ends the instance as EC2
-does with InstanceInitiatedShutdownBehavior=terminate, and an instance that ends takes its processes with it.
+The inside of an instance is real: its user data runs under bash, and slurmd is Slurm's. `shutdown` ends the instance, as on EC2
+with InstanceInitiatedShutdownBehavior=terminate. The processes of an instance end with it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.cloud.faults import Ec2
 
 
 class Metadata(ThreadingHTTPServer):
-    """IMDSv2 of one instance: nothing without a token from a PUT."""
+    """IMDSv2 of one instance. It answers only with a token from a PUT."""
 
     daemon_threads = True
 
@@ -58,7 +58,7 @@ class Metadata(ThreadingHTTPServer):
 
 
 class Hypervisor:
-    """Use as a context manager; it looks at moto several times a second."""
+    """Use as a context manager. It polls moto several times a second."""
 
     def __init__(self, ec2: Ec2, folder: Path) -> None:
         self._ec2, self._folder = ec2, folder
@@ -84,13 +84,13 @@ class Hypervisor:
             self._off(instance)
 
     def notice(self, node: str) -> None:
-        """EC2 says that it will take the node's instance back."""
+        """EC2 announces that it will reclaim the node's instance."""
         for _, metadata in tuple(self._machines.values()):
             if metadata.tags.get("penstock:node") == node:
                 metadata.notice = '{"action": "terminate", "time": "2026-11-21T16:00:00Z"}'
 
     def root(self, instance: str) -> Path:
-        """Where a detached instance has its files, instead of /."""
+        """The folder of a detached instance's files, in place of /."""
         return self._folder / instance
 
     def console(self) -> str:

@@ -1,7 +1,7 @@
-"""A site in memory around the real `Ec2Cloud` and the real loop's way of calling it: jobs, cloud nodes, and a clock.
+"""A site in memory around the real `Ec2Cloud`, which is called as the real loop does: jobs, cloud nodes, and a clock.
 
-Slurm's part is small here: a job that is sent to nodes whose instances run on moto starts there, one that is held is queued
-again, and a node without an instance loses what runs on it. The test with a real Slurm is in tests/cloud/test_slurm.py.
+Slurm is modelled simply: a job starts on the nodes where it is sent once their instances run on moto, a held job is queued
+again, and a node without an instance loses its jobs. The test with a real Slurm is in tests/cloud/test_slurm.py.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class CloudSite:
         self.outcomes: tuple[Outcome, ...] = ()
 
     def open(self) -> Ec2Cloud:
-        """A daemon's cloud, as after a start."""
+        """The cloud of a daemon that has just started."""
         self.watch = None
         client: Any = Watched(self, self._client, lambda name: not name.startswith(("describe", "get")))
         store: Any = Watched(self, self.store, lambda name: name in ("save_cloud_run", "charge", "set_control"))
@@ -148,7 +148,7 @@ class CloudSite:
         self.on |= dict.fromkeys(placement.nodes, job)
 
     def _alive(self) -> set[str]:
-        """Nodes whose instances run, by moto's word."""
+        """Nodes with instances that run by moto."""
         return {
             tag["Value"]
             for each in self.ec2.instances("running")
@@ -159,7 +159,7 @@ class CloudSite:
     # --- the loop's side
 
     def tick(self, *actions: CloudAction) -> CloudState:
-        """One tick of the loop, as `RoundLoop.tick` does it; time goes on by two seconds."""
+        """One tick, as in `RoundLoop.tick`. It advances the time by two seconds."""
         self.state = self.cloud.observe(tuple(self.jobs.values()))
         for asked in self.cloud.asks():
             if asked.job not in self.jobs:
@@ -177,7 +177,7 @@ class CloudSite:
             self.tick()
 
     def send(self, job: str, offer: str = "g5.xlarge", usd: float = 5.0) -> None:
-        """What a new round that lets the job leave does, and a tick before and after it."""
+        """Do what a round does that sends the job to the cloud, with a tick before and after it."""
         self.tick()
         self.round += 1
         self.tick(BurstJob(job, self.round, offer, usd))

@@ -24,7 +24,7 @@ def test_the_shipped_table_is_dated_and_whole() -> None:
     assert table.types["p4d.24xlarge"].gpu_type == "a100"
     assert table.types["p4de.24xlarge"].gpu_type == "a100_80gb"
     assert all(known.usd_per_h for known in table.types.values())
-    assert not any(known.spot_usd_per_h for known in table.types.values()), "no table knows today's spot prices"
+    assert not any(known.spot_usd_per_h for known in table.types.values()), "a table has no spot prices"
     assert {known.gpu_type for known in table.types.values()} <= set(load_gpus())
 
 
@@ -34,12 +34,12 @@ def test_what_ec2_says_replaces_the_table(ec2: Ec2, tmp_path: Path) -> None:
     found = fetch(boto3.session.Session(**KEYS), "us-east-1", TYPES, load_gpus(), now=NOW, endpoint=ec2.url)
     assert found.usd_per_h("g5.xlarge", "on-demand", ()) == 1.1
     assert found.usd_per_h("g5.xlarge", "spot", ("us-east-1a", "us-east-1b")) == 0.4, (
-        "the order may end up in the dearer zone"
+        "the order may be served in the more expensive zone"
     )
     assert found.usd_per_h("g5.xlarge", "spot", ("us-east-1c",)) is None
     assert found.types["p3dn.24xlarge"].gpu_type == "v100_32gb"
-    assert not any(name.startswith("g6f") for name in found.types), "slices of a GPU are none"
-    assert found.usd_per_h("g6.xlarge", "on-demand", ()) is None, "a price that nobody told is not known"
+    assert not any(name.startswith("g6f") for name in found.types), "a slice of a GPU is not a GPU"
+    assert found.usd_per_h("g6.xlarge", "on-demand", ()) is None, "a price that EC2 does not report is unknown"
     kept = Kept(tmp_path / "c.json", "us-east-1")
     assert kept.now() == shipped()
     save(found, tmp_path / "c.json")
@@ -51,11 +51,11 @@ def test_without_the_right_to_ask_for_prices_the_table_stands_in(ec2: Ec2) -> No
     found = fetch(session, "us-east-1", TYPES, load_gpus(), now=NOW, endpoint=ec2.url)
     assert found.usd_per_h("g5.xlarge", "on-demand", ()) == 1.006
     elsewhere = fetch(session, "eu-west-1", TYPES, load_gpus(), now=NOW, endpoint=ec2.url)
-    assert elsewhere.usd_per_h("g5.xlarge", "on-demand", ()) is None, "prices of one region say nothing of another"
+    assert elsewhere.usd_per_h("g5.xlarge", "on-demand", ()) is None, "prices of one region do not hold for another"
 
 
 def test_the_endpoint_of_ec2_is_no_price_list(ec2: Ec2, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With EC2's private endpoint alone, nobody asks it for prices."""
+    """With only EC2's private endpoint, no request for prices goes to it."""
     ec2.on_demand = {"g5.xlarge": 1.1}
     monkeypatch.setenv("AWS_ENDPOINT_URL_PRICING", "http://127.0.0.1:1")
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")

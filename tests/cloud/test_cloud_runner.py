@@ -57,7 +57,7 @@ def archive_of(folder: Path) -> bytes:
 
 
 def test_what_comes_back_is_there_whole_or_as_before(tmp_path: Path) -> None:
-    """Links to anywhere, folders that nobody may write to, a folder on site that is a link; and an archive that ends early."""
+    """Links to anywhere, folders without write permission, a folder on site that is a link, and an archive that ends early."""
     there, here = tmp_path / "there", tmp_path / "here"
     (there / "results" / "sealed").mkdir(parents=True)
     (there / "absolute").symlink_to("/opt/somewhere")
@@ -80,11 +80,11 @@ def test_what_comes_back_is_there_whole_or_as_before(tmp_path: Path) -> None:
     assert str((here / "absolute").readlink()) == "/opt/somewhere"
     assert str((here / "best").readlink()) == "results"
     assert (tmp_path / "far" / "sealed" / "sum").read_text() == "6\n"
-    assert (tmp_path / "far" / "older").read_text() == "5\n", "what is not in the archive stays"
+    assert (tmp_path / "far" / "older").read_text() == "5\n", "files that are not in the archive stay"
     assert sorted(each.name for each in here.iterdir()) == ["absolute", "best", "checkpoint", "results"]
 
 
-def test_what_cannot_be_put_in_its_place_keeps_nothing_else_from_its_own(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_replaced_does_not_stop_the_others(tmp_path: Path) -> None:
     there, here = tmp_path / "there", tmp_path / "here"
     for folder in (there, here / "a"):
         folder.mkdir(parents=True)
@@ -115,7 +115,7 @@ def test_a_download_that_ends_early_is_none() -> None:
         thread.join()
 
 
-def test_a_job_that_nobody_ordered_anything_for_says_so(tmp_path: Path) -> None:
+def test_a_job_without_an_ordered_instance_says_so(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "penstock_cloud.cloud_runner", str(tmp_path), "script"],
         env=os.environ | {"SLURM_JOB_ID": "5"},

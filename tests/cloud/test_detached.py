@@ -1,5 +1,5 @@
-"""Detached runs: the generated user data and the cloud runner really run, and speak to moto's S3 over HTTP; Slurm's part is
-small.
+"""Detached runs. The generated user data and the cloud runner really run, and use moto's S3 over HTTP. Slurm is modelled
+simply.
 
 The test with a real Slurm is in tests/cloud/test_detached_slurm.py.
 """
@@ -45,7 +45,7 @@ def site(
     ec2: Ec2,
     tmp_path: Path,
 ) -> Iterator[DetachedSite]:
-    """A DetachedSite, or what the test's parameter says."""
+    """A DetachedSite, or the class in the test's parameter."""
     settings = cloud_settings(
         markets=("on-demand", "spot"),
         bucket=BUCKET,
@@ -63,7 +63,7 @@ def site(
 
 @pytest.fixture
 def hypervisor(ec2: Ec2) -> Iterator[Hypervisor]:
-    """Its instances' files are where every user may go, unlike pytest's."""
+    """Its instances' files are in a folder that every user may enter, unlike pytest's."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)
         with Hypervisor(ec2, Path(folder) / "hypervisor") as machines:
@@ -93,7 +93,7 @@ def test_a_detached_job_runs_there_and_its_result_is_here(site: DetachedSite, ec
     out = site.output("7_3")
     assert "element 3 of 7 is blue and 'green'" in out
     assert "data" in out.split()
-    assert "secret" not in out, "only what is named goes along"
+    assert "secret" not in out, "only the named files are sent"
     machine = hypervisor.root(hypervisor.booted[0])
     assert f"{machine}{site.folder}\n" in out, "the same folder, on the instance"
     site.crash()
@@ -125,7 +125,7 @@ while [ $count -lt 1 ]; do sleep 0.2; done
 def test_a_spot_instance_that_ec2_takes_saves_and_its_job_goes_on_in_the_next(
     site: DetachedSite, ec2: Ec2, hypervisor: Hypervisor
 ) -> None:
-    """Launched on the spot market; on EC2's notice the job checkpoints, is queued again, and begins where it was."""
+    """A run on the spot market. On EC2's notice the job checkpoints, is queued again, and continues from its checkpoint."""
     site.script("8", COUNTS)
     site.submit("8")
     site.send("8", "g5.xlarge spot")
@@ -155,7 +155,7 @@ wait
 
 
 def test_a_job_that_is_called_back_brings_its_checkpoint(site: DetachedSite, ec2: Ec2, hypervisor: Hypervisor) -> None:
-    """As another user than root, the script saves for 3 s, and what it has started for 1 s after the script's end."""
+    """As a user other than root, the script saves for 3 s, and its child for 1 s after the script's end."""
     user = "nobody" if os.geteuid() == 0 else DetachedSite.user
     site.settings = site.settings.model_copy(update={"detached_user": user})
     site.crash()
@@ -195,10 +195,11 @@ def test_an_instance_that_never_begins_is_given_back(site: QuietSite, ec2: Ec2, 
         assert not site.state.closed
 
 
-def test_instances_end_themselves_when_nobody_cares(
+def test_abandoned_instances_end_themselves(
     site: DetachedSite, ec2: Ec2, hypervisor: Hypervisor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`short` has lived its 1 s, `silent` hears nothing of the daemon, and `over` has done its job, and nobody ends it."""
+    """`short` has reached its longest life of 1 s, `silent` gets no sign of life, and `over` has done its job and is not
+    ended."""
     monkeypatch.setattr("penstock_cloud.user_data.LINGER_S", 1.0)
     fleet, good_s = Fleet(ec2.through, site.settings), 600.0
     script = site.folder / "script"
@@ -231,7 +232,7 @@ def test_instances_end_themselves_when_nobody_cares(
 
 
 def test_signals_before_the_links_are_there_stop_no_cloud_runner(tmp_path: Path) -> None:
-    """Slurm may send what `#SBATCH --signal` names at any time; the default of each of these would end it."""
+    """Slurm may send the signal of `#SBATCH --signal` at any time. By default, each of these would end the process."""
     (tmp_path / "detached").mkdir()
     links = tmp_path / "detached" / "5.json"
     os.mkfifo(links)
@@ -244,7 +245,7 @@ def test_signals_before_the_links_are_there_stop_no_cloud_runner(tmp_path: Path)
         pipes: list[int] = []
 
         def reads() -> bool:
-            with contextlib.suppress(OSError):  # ENXIO: nobody reads
+            with contextlib.suppress(OSError):  # ENXIO: there is no reader
                 pipes.append(os.open(links, os.O_WRONLY | os.O_NONBLOCK))
             return bool(pipes)
 
@@ -297,7 +298,7 @@ def _read(site: DetachedSite, job: str) -> str:
 
 
 def _runs(site: DetachedSite) -> bool:
-    """Whether the daemon has seen that the one run has begun: one that boots is ended without a word when it is called back."""
+    """Whether the daemon has seen that the run has begun. A recall ends a booting instance without a request to save."""
     return [run.state for run in site.store.cloud_runs()] == ["running"]
 
 
@@ -306,7 +307,7 @@ def _runs(site: DetachedSite) -> bool:
 def test_an_instance_that_ends_is_a_loss_only_before_the_result_is_there(
     site: DetachedSite, ec2: Ec2, ended: bool
 ) -> None:
-    """Its cloud runner may still be bringing the result when the instance has long ended itself."""
+    """Its cloud runner may still fetch the result long after the instance has ended itself."""
     site.submit("13")
     site.send("13")
     site.until(lambda: site.store.cloud_runs()[0].state == "running")
@@ -328,7 +329,7 @@ def test_an_instance_that_ends_is_a_loss_only_before_the_result_is_there(
 def test_what_was_handed_back_is_fetched_although_its_instance_is_gone(
     site: QuietSite, ec2: Ec2, end: str, fetched: bool
 ) -> None:
-    """The cloud runner has LEAVE_PATIENCE_S; what it does not fetch stays in the bucket, and the run says where."""
+    """The cloud runner has LEAVE_PATIENCE_S. Files that it does not fetch stay in the bucket, and the run says where."""
     site.submit("13")
     site.send("13", usd=1.0)
     site.until(lambda: site.store.cloud_runs()[0].state == "running")
@@ -372,7 +373,7 @@ def test_a_run_whose_instance_is_gone_ends_although_s3_is_silent(site: QuietSite
     site.crash()
     ec2.direct().terminate_instances(InstanceIds=ec2.running())
     site.ticks(5)
-    assert site.jobs["13"].phase is Phase.RUNNING, "perhaps it has left its result"
+    assert site.jobs["13"].phase is Phase.RUNNING, "its result may be in the bucket"
     site.sleep(2 * 3600)
     site.until(lambda: not site.state.runs)
     assert site.jobs["13"].phase is Phase.QUEUED

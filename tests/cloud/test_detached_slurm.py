@@ -1,4 +1,4 @@
-"""Detached runs with a real Slurm: to it, and to all who look at it, the job runs on a gateway and ends as its script did."""
+"""Detached runs with a real Slurm. In Slurm and its tools, the job runs on a gateway and ends with its script's exit status."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SPEC = json.dumps({"penstock": {"max_gpus": 1, "goodput_table": RATES, "burst": 
 def gateway_site(
     make_loopback: MakeLoopback, cloud_settings: Callable[..., CloudSettings], ec2: Ec2, tmp_path: Path
 ) -> Iterator[tuple[Site, Hypervisor]]:
-    """One T4 on site, one gateway that stands for an A10G, penstockd, and something that boots what moto launches."""
+    """One T4 on site, one gateway for an A10G, penstockd, and a hypervisor that boots moto's instances."""
     settings = cloud_settings(bucket=BUCKET, s3_endpoint=ec2.s3_url, detached_user="")
     boto3.client("s3", region_name="us-east-1", endpoint_url=ec2.s3_url, **KEYS).create_bucket(Bucket=BUCKET)
     cloud_runner = tmp_path / "cloud_runner"
@@ -90,7 +90,7 @@ def test_to_slurm_a_detached_job_is_like_any_other(
     assert (tmp_path / "sum").read_text() == "1+2+3\n"
     wait_for(lambda: not ec2.running(), 120, "the instance is given back", details=told)
 
-    # One that its user cancels, and another that nobody ordered an instance for.
+    # One that its user cancels, and another without an ordered instance.
     second = send("trap 'echo told to end; exit 0' TERM; echo begins; while :; do sleep 0.2; done\n")
     begins = tmp_path / f"{second}_4294967294.out"
     wait_for(lambda: begins.exists() and "begins" in begins.read_text(), 120, "it runs", details=told)

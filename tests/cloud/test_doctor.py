@@ -1,4 +1,4 @@
-"""`penstock cloud doctor` against moto: each thing that can be wrong is found, with its remedy."""
+"""`penstock cloud doctor` against moto: it finds each fault, with its remedy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.cloud.faults import KEYS, Ec2, Fault, Reserved
 
 
 def quotas(vcpus: float) -> Any:
-    """moto has no quotas of EC2's, so botocore's own stub answers for them."""
+    """moto has no EC2 quotas, so botocore's stub answers for them."""
     client = boto3.client("service-quotas", region_name="us-east-1", **KEYS)
     stub = Stubber(client)
     stub.add_response("get_service_quota", {"Quota": {"Value": vcpus, "QuotaCode": "L-DB2E81BA"}})
@@ -27,7 +27,7 @@ def quotas(vcpus: float) -> Any:
 
 
 def wrong(settings: CloudSettings, vcpus: float = 64.0) -> dict[str, str]:
-    """Check -> remedy, of what is wrong."""
+    """Check -> remedy, for each failed check."""
     found = examine(settings, connect(settings), quotas(vcpus), shipped(), lambda: True)
     return {finding.check: finding.remedy for finding in found if not finding.ok}
 
@@ -86,7 +86,7 @@ def test_the_policy_allows_what_the_code_asks_for_and_no_more(
     }
     assert not any("*" in action for action in allowed)
     wrong(cloud_settings())
-    assert {"s3:GetObject", "s3:PutObject"}.isdisjoint(allowed), "without a bucket there is no right to one"
+    assert {"s3:GetObject", "s3:PutObject"}.isdisjoint(allowed), "without a bucket, the policy has no statement for one"
     asked = {f"ec2:{action}" for action, _ in ec2.calls}
     launches = {"ec2:CreateFleet", "ec2:TerminateInstances", "ec2:DescribeInstances", "ec2:CreatePlacementGroup"}
     assert asked | launches <= allowed

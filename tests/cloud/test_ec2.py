@@ -1,4 +1,4 @@
-"""The cloud on moto's server, over HTTP by boto3: what is launched, what it bears, and what becomes of it."""
+"""The cloud on moto's server, over HTTP by boto3: launches, tags, failures, ends and costs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_a_job_leaves_runs_and_is_paid_for_to_the_second(site: CloudSite, ec2: E
     site.submit("7")
     site.send("7", usd=5.0)
     assert [(line.kind, line.amount) for line in site.store.cloud_ledger()] == [("committed", 5.0)], (
-        "before EC2 hears of it"
+        "before the first call to EC2"
     )
     site.until(lambda: site.jobs["7"].phase is Phase.RUNNING)
     (instance,) = ec2.instances()
@@ -133,7 +133,7 @@ def test_without_the_right_to_fleets_instances_are_run_one_by_one(site: CloudSit
     site.send("7")
     site.until(lambda: site.jobs["7"].phase is Phase.RUNNING)
     asked = [fields["SubnetId"] for action, fields in ec2.calls if action == "RunInstances"]
-    assert asked == list(site.settings.subnets), "the second zone, after the first had no room"
+    assert asked == list(site.settings.subnets), "the second zone, since the first had no capacity"
 
 
 def test_boots_that_fail_lead_to_protected_mode(site: CloudSite, ec2: Ec2) -> None:
@@ -236,7 +236,7 @@ def test_a_type_that_a_zone_does_not_offer_is_no_bad_configuration(site: CloudSi
 def test_data_that_goes_along_is_within_what_is_committed(
     cloud_settings: Callable[..., CloudSettings], store: SqlStore, ec2: Ec2
 ) -> None:
-    """100 GB at $0.01 are $1 of the $5: for the instance $4 are left, and the ledger has both in the end."""
+    """100 GB at $0.01 are $1 of the $5. $4 are left for the instance, and the ledger has both at the end."""
     site = CloudSite(cloud_settings(usd_per_gb=0.01), store, ec2, ec2.through)
     site.submit("7", data_size_bytes=100 * 10**9)
     site.send("7", usd=5.0)
@@ -265,7 +265,7 @@ def test_a_job_that_starts_on_a_node_ordered_for_another_is_sent_back(site: Clou
     (site.settings.share / "resume" / "1.json").write_text(json.dumps(asked))
     site.tick()
     assert site.refused == ["8"]
-    assert len(ec2.running()) == 1, "the one that it was ordered for keeps it"
+    assert len(ec2.running()) == 1, "the job that it was ordered for keeps it"
 
 
 def test_a_gang_gets_all_its_nodes_or_none(site: CloudSite, ec2: Ec2) -> None:
@@ -277,7 +277,7 @@ def test_a_gang_gets_all_its_nodes_or_none(site: CloudSite, ec2: Ec2) -> None:
     site.send("7", "2x g5.xlarge", 10.0)
     site.until(lambda: not site.state.runs)
     assert len(ec2.instances()) == 1
-    assert not ec2.running(), "the one that was launched has been given back"
+    assert not ec2.running(), "the one that was launched has been ended"
     assert not ec2.groups
     spent, owed = site.bill()
     assert spent == pytest.approx(owed, abs=1e-9)
@@ -341,7 +341,7 @@ def test_a_run_that_is_over_is_not_ordered_again_by_the_round_that_ordered_it(si
 
 
 def test_an_order_that_the_ledger_has_no_money_for_any_more_is_refused(site: CloudSite) -> None:
-    """$1000 in all: $600 are committed to one job, so a plan's $600 for another are too much by now."""
+    """$1000 in total, of which $600 are committed to one job. So a plan's $600 for another job are too much."""
     site.submit("7")
     site.submit("8")
     site.tick()

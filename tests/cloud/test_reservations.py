@@ -17,7 +17,8 @@ from tests.cloud.site import CloudSite
 def test_orders_go_into_blocks_and_reservations_first(
     cloud_settings: Callable[..., CloudSettings], store: SqlStore, ec2: Ec2
 ) -> None:
-    """One that is no more, a block that ends too soon, one with one place, a reservation with one, then whatever there is."""
+    """An ended reservation, a block that ends too soon, a block and a reservation with one place each, and then no
+    reservation."""
     settings = cloud_settings(
         reservations=("cr-forgotten", "cr-too-soon", "cr-block-01", "cr-other-type", "cr-reserved")
     )
@@ -51,7 +52,7 @@ def test_orders_go_into_blocks_and_reservations_first(
 def test_a_lost_answer_about_a_reservation_launches_nothing_twice(
     cloud_settings: Callable[..., CloudSettings], store: SqlStore, ec2: Ec2, kind: str
 ) -> None:
-    """Also while EC2 does not show the new instance: the same reservation is asked again, although it is full by then."""
+    """Even while EC2 does not list the new instance, the same reservation is tried again, although it is full by then."""
     settings = cloud_settings(reservations=("cr-block-01",))
     site = CloudSite(settings, store, ec2, ec2.through)
     zone = ec2.direct().describe_subnets(SubnetIds=[settings.subnets[0]])["Subnets"][0]["AvailabilityZone"]

@@ -1,4 +1,4 @@
-"""Jobs of a real Slurm that leave: penstockd orders, moto launches, its user data starts a real slurmd, and all ends."""
+"""Jobs of a real Slurm that burst: penstockd orders, moto launches, the user data starts a real slurmd, and everything ends."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.cloud.faults import Ec2
 from tests.cloud.hypervisor import Hypervisor
 from tests.end_to_end.site import UNFORESEEN, Site
 
-# slurmctld looks only every half minute whether a node that booted is there; one job takes more than a minute.
+# slurmctld checks only every half minute whether a booted node has joined, so one job takes more than a minute.
 pytestmark = [pytest.mark.slurm, pytest.mark.long]
 
 RATES = {"t4": {"1": 1.0}, "a10g": {"1": 2.0}}
@@ -37,7 +37,7 @@ def toml(settings: CloudSettings) -> str:
 def cloud_site(
     make_loopback: MakeLoopback, cloud_settings: Callable[..., CloudSettings], ec2: Ec2, tmp_path: Path
 ) -> Iterator[tuple[Site, Hypervisor]]:
-    """One T4 on site, two cloud nodes with an A10G each, penstockd, and something that boots what moto launches."""
+    """One T4 on site, two cloud nodes with an A10G each, penstockd, and a hypervisor that boots moto's instances."""
     host, first, config = socket.gethostname().split(".")[0], free_ports(2), tmp_path / "penstock.toml"
     programs = {}
     for kind in ("resume", "suspend"):
@@ -107,7 +107,7 @@ def test_jobs_leave_boot_run_and_end_also_when_the_daemon_is_killed_meanwhile(
     site.kill()
     hypervisor.boots = True
     site.start()
-    # And a job that goes to the cloud nodes by itself: nobody has ordered anything for it.
+    # And a job that was submitted to the cloud nodes directly, without an order.
     unasked = site.sbatch("-p", "burst", "--gres=gpu:1", "--wrap=true")
     wait_for(lambda: state(second) == "COMPLETED", 150, "the second job ends", details=told)
     wait_for(lambda: not ec2.running(), 120, "its instance is given back", details=told)

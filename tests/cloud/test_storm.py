@@ -1,4 +1,4 @@
-"""What must hold whatever goes wrong: nothing runs without an owner, nothing is launched twice, and the ledger is EC2's bill."""
+"""Invariants under any fault: no instance runs without a job, none is launched twice, and the ledger equals EC2's bill."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from tests.cloud.site import CloudSite
 
 
 class Killed(BaseException):
-    """kill -9: nothing in the daemon catches it, and its memory is gone."""
+    """kill -9: the daemon cannot catch it, and loses its memory."""
 
 
 def settled(site: CloudSite, ec2: Ec2) -> None:
-    """All is over; the three things that must hold."""
+    """End everything, and check the three invariants."""
     for job in tuple(site.jobs):
         site.finish(job)
     site.tick()
@@ -116,7 +116,7 @@ def mortal(site: CloudSite, steps: int, *, before: bool) -> list[str]:
 
 
 def life(site: CloudSite, job: str, offer: str) -> None:
-    """A job leaves, runs, and ends."""
+    """A job bursts, runs, and ends."""
     site.submit(job)
     site.send(job, offer, 10.0)
     site.until(lambda: site.jobs[job].phase is Phase.RUNNING)
@@ -127,10 +127,10 @@ def life(site: CloudSite, job: str, offer: str) -> None:
 
 
 def die_at_every_step(site: CloudSite, ec2: Ec2, offer: str, nodes: int, *, twice: bool) -> set[str]:
-    """Every lasting step - each write to the store, each order to EC2 and to Slurm - is the last one once.
+    """Kill the daemon at every lasting step: each write to the store, each order to EC2 and to Slurm.
 
-    `twice`: also not done. What lasts is then what the step before it left, so that only the first needs it.
-    The names of the steps.
+    `twice`: both before and after each step. The state before a step equals that after the previous one, so only the first step
+    needs it. Returns the names of the steps.
     """
     deaths: Counter[str] = Counter()
     for steps in range(100):

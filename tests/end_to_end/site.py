@@ -248,5 +248,5 @@ class Site:
 
 
 def pause(seconds: float) -> None:
-    """Let the cluster live on for a while."""
+    """Let the cluster run for a while."""
     time.sleep(seconds)

@@ -1,6 +1,6 @@
-"""A storm over a site: jobs come, users and admins do what they do, daemons die; every round is checked, and the end.
+"""A storm over a site: jobs arrive, users and admins interfere, daemons die. Every round and the end are checked.
 
-All chance comes from one seed. What was done goes to `storm.log`, a line of JSON each, beside the daemon's own log.
+All random choices come from one seed. `storm.log` lists the actions, one line of JSON each, beside the daemon's own log.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Storm:
     """One storm over `site`.
 
     Args:
-        jobs: how many are submitted, evenly over the first four fifths of the time.
-        seconds: how long things happen.
+        jobs: number of jobs, which are submitted evenly over the first four fifths of the time.
+        seconds: duration of the storm.
     """
 
     site: Site
@@ -52,10 +52,10 @@ class Storm:
         self._controller_up = self._munge_up = True
         self._begun_s = time.monotonic()
 
-    # --- what happens
+    # --- actions
 
     def rage(self) -> None:
-        """Until the time is over: submit, disturb about once a second, check the rounds; then put everything right again."""
+        """Until the time is over: submit, disturb about once a second, and check the rounds. Then repair everything."""
         events = [
             (self._cancel, 4.0),
             (self._requeue, 5.0),
@@ -83,7 +83,7 @@ class Storm:
         self._say("calm")
 
     def nodes_are_back(self) -> bool:
-        """Whether all nodes serve. RESUME is refused in the first second of a slurmctld, so it is said again."""
+        """Whether all nodes are in service. slurmctld refuses RESUME in its first second, so it is repeated."""
         away = [node for node in self.site.slurm.status().nodes if node.state not in ("idle", "mixed", "allocated")]
         for node in away:
             if "drain" in node.state:
@@ -105,7 +105,7 @@ class Storm:
         else:
             fields = spec | {"goodput_table": RATES}
             comment = json.dumps({"penstock": fields})
-            # The deaf one is ended by KILL, after KillWait; sleep would end at once.
+            # The job that ignores signals ends by KILL, after KillWait. A plain sleep would end at once.
             script = (
                 f"exec sleep {work_s / 3:.1f}" if kind == "plain" else f"trap '' TERM; sleep {work_s / 3:.1f} & wait"
             )
@@ -115,7 +115,7 @@ class Storm:
         self._say("submit", job=job, kind=kind, work_s=round(work_s, 1), **spec)
 
     def _cancel(self) -> None:
-        # Few: a storm in which all jobs are cancelled shows nothing.
+        # Rarely: a storm in which all jobs are cancelled tests nothing.
         if self._chance.random() < 0.5 and self.submitted:
             self._command("scancel", self._chance.choice(self.submitted))
 
@@ -137,7 +137,7 @@ class Storm:
         with contextlib.suppress(LoopbackError, KeyError):
             self._say("kill slurmd", node=node)
             self.site.slurm.kill_slurmd(node)
-        # Some come back before Slurm has given them up, some after.
+        # Some nodes return before Slurm has given them up, some after.
         self._in(2, 25, f"start slurmd {node}", lambda: self.site.slurm.start_slurmd(node))
 
     def _restart_slurmctld(self) -> None:
@@ -169,7 +169,7 @@ class Storm:
         self._later.append((time.monotonic() + self._chance.uniform(least_s, most_s), what, act))
 
     def _do_what_is_due(self, now_s: float) -> None:
-        # Those who fix come first, or the others could not be done.
+        # Repairs come first, since other actions may need them.
         for entry in sorted(
             self._later, key=lambda entry: ("slurmctld" not in entry[1], "munged" not in entry[1], entry[0])
         ):
@@ -191,10 +191,10 @@ class Storm:
             at_s = round(time.monotonic() - self._begun_s, 2)
             file.write(json.dumps({"at_s": at_s, "time": time.strftime("%H:%M:%S"), "what": what} | more) + "\n")
 
-    # --- what must hold
+    # --- invariants
 
     def check_rounds(self) -> None:
-        """Every round that was saved since the last time."""
+        """Check every round that was saved since the last check."""
         store = open_store(self.site.state)
         for number in store.round_numbers():
             if number > self.checked:
@@ -203,8 +203,9 @@ class Storm:
                 check_round(record)
                 for job, attained in record.snapshot.attained.items():
                     now = sum(attained.values())
-                    # A daemon that was killed between two rounds goes on from the last.
-                    # A run may turn out to have ended a moment before the look that last saw it: Slurm's times are whole seconds.
+                    # A daemon that was killed between two rounds continues from the last one.
+                    # A run may have ended shortly before the observation that last showed it, since Slurm's times are whole
+                    # seconds.
                     before = self._attained.get(job, 0.0) - MOST_GPUS * 2.0
                     assert now >= before, (
                         f"round {number}: job {job} had {before}, has {now}: {self._story(job, number)}"
@@ -213,7 +214,7 @@ class Storm:
                 self.checked = number
 
     def _story(self, job: str, number: int) -> str:
-        """What the last rounds up to `number` say of a job."""
+        """The job's part of the last rounds up to `number`."""
         store = open_store(self.site.state)
         records = [store.round(each) for each in store.round_numbers() if number - 6 < each <= number]
         return "; ".join(
@@ -224,7 +225,7 @@ class Storm:
         )
 
     def settle(self, timeout_s: float) -> dict[str, str]:
-        """Wait until what runs is what the newest plan says, then end what is left; the state of each job before that."""
+        """Wait until the running jobs match the newest plan, then end the rest. Returns each job's state before that."""
 
         def agrees() -> bool:
             last = open_store(self.site.state).last_round()
@@ -255,7 +256,7 @@ class Storm:
         return found
 
     def gpu_seconds(self) -> tuple[float, float]:
-        """GPU-seconds of all jobs together, which are over: as the daemon counted them, as Slurm's accounts say."""
+        """GPU-seconds of all ended jobs together: by the daemon's count, and by Slurm's accounting."""
         store = open_store(self.site.state)
         wait_for(
             lambda: (last := store.last_round()) is not None and not last.snapshot.jobs,
@@ -271,7 +272,7 @@ class Storm:
                 "sacct", "-a", "-D", "-X", "-n", "-P", "-S", "now-1days", "-o", fields
             ).stdout
             found = [line.split("|") for line in text.splitlines()]
-            # Rows that stay PENDING are Slurm's own leftovers of a slurmctld that was stopped in the middle of a requeue.
+            # Rows that stay PENDING are left over from a slurmctld that was stopped in the middle of a requeue.
             return found if not any(row[1] == "RUNNING" for row in found) else []
 
         try:
@@ -285,7 +286,7 @@ class Storm:
         return sum(self._attained.values()), theirs
 
     def by_job(self, path: Path) -> dict[str, tuple[float, float]]:
-        """GPU-seconds by job, ours and Slurm's, from the file that `gpu_seconds` left."""
+        """GPU-seconds by job, Penstock's and Slurm's, from the file that `gpu_seconds` wrote."""
         theirs: dict[str, float] = {}
         for line in path.read_text().splitlines():
             row = line.split("|")
@@ -294,7 +295,7 @@ class Storm:
 
 
 def check_round(record: RoundRecord) -> None:
-    """The invariants of one round: of what was seen and of what was decided on it."""
+    """The invariants of one round: of its snapshot and of its plan."""
     snapshot, plan = record.snapshot, record.plan
     where = f"round {snapshot.round}"
     nodes = {node.name: node for node in snapshot.nodes}
@@ -321,7 +322,7 @@ def check_round(record: RoundRecord) -> None:
             for share in job.allocation.shares
             if share.node == name
         )
-        # On a node that takes no new work, who is there may stay.
+        # On a node that accepts no new jobs, the running ones may stay.
         assert gpus <= max(node.gpus_for_us, min(held_here, node.gpus)), f"{where}: {gpus} GPUs of {name} are promised"
     held: dict[str, int] = {}
     for job in jobs.values():

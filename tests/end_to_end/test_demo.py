@@ -23,7 +23,7 @@ def demo(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slurm
-@pytest.mark.long  # it takes what a demo takes, five minutes
+@pytest.mark.long  # a demo takes five minutes
 def test_a_whole_demo_ends_with_every_job_completed_in_slurms_own_records(tmp_path, loopback):
     """About four and a half minutes. Exit status 0 says that all 24 jobs are COMPLETED, on both clusters."""
     done = demo(tmp_path)

@@ -1,4 +1,4 @@
-"""PyTorch training in real jobs: moved by the daemon in the middle of an epoch, as if nothing had been."""
+"""PyTorch training in real jobs. The daemon moves them in the middle of an epoch, and the result is unchanged."""
 
 import json
 import shlex
@@ -26,8 +26,8 @@ pytestmark = pytest.mark.slurm
 SIZE, EPOCHS = 2003, 2
 
 SPEEDS = {"1": 1.0, "2": 3.0, "4": 9.0}
-"""So steep that a move is soon worth its pause, as measured, be that 40 s on a busy machine: at three times the speed when the
-job is twice as old as its pause is long (`restart_factor`)."""
+"""So steep that a move is soon worth its measured pause, which may be 40 s on a busy machine: at three times the speed, once
+the job is twice as old as its pause is long (`restart_factor`)."""
 
 
 def submit(site: Site, folder: Path, *options: str, **spec: object) -> str:
@@ -44,7 +44,7 @@ def submit(site: Site, folder: Path, *options: str, **spec: object) -> str:
 
 
 def worlds(folder: Path) -> list[int]:
-    """Processes of each run that made a step, in order."""
+    """Number of processes of each run that made a step, in order."""
     seen: dict[int, int] = {}
     for record in steps(folder):
         seen.setdefault(record["run"], record["world"])
@@ -52,12 +52,13 @@ def worlds(folder: Path) -> list[int]:
 
 
 def plain(site: Site, gpus: int) -> str:
-    """A job that Slurm starts by itself."""
+    """A plain job, which Slurm starts by itself."""
     return site.sbatch(f"--gres=gpu:{gpus}", "--output=/dev/null", "--wrap=sleep 3600")
 
 
 def resize(site: Site, folder: Path, one: str, two: str) -> None:
-    """1 -> 2 -> 4 -> 1: plain jobs hold three of four GPUs, let go of them, and one wants three again. Then it may hurry."""
+    """1 -> 2 -> 4 -> 1: plain jobs hold three of four GPUs, release them, and one plain job takes three again. Then training
+    speeds up."""
 
     def until(expected: list[int]) -> None:
         def details() -> str:
@@ -84,7 +85,8 @@ def test_resized_in_mid_epoch_the_parameters_are_those_of_a_run_that_was_not(
 ):
     """Batch 32 on 1, 2, 4 and 1 processes: each step has the same samples, so only the order of additions differs.
 
-    In double precision that is some 1e-16 a step: 1e-9 is far above what 126 steps make of it, and far below one sample more.
+    In double precision that is about 1e-16 per step. 1e-9 is far above the sum of 126 steps, and far below the effect of one
+    more sample.
     """
     site = make_site(make_loopback("t4:1x4"), round_s=1.0, restart_cost_s=0.1)
     site.slurm_settings["plain_patience_s"] = 1.0

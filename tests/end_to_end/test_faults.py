@@ -1,4 +1,4 @@
-"""penstockd, slurmctld, slurmd and the credential race: what happens when things die in the middle.
+"""Crashes of penstockd, slurmctld and slurmd at any time, and the credential race.
 
 docs/developer/testing.md says which of these were seen to fail without the code that recovers.
 """
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slurm
 
 
 def test_penstockd_killed_at_four_random_moments(make_site, loopback, request):
-    """No job lost, none started twice at once, every job completes. PENSTOCK_TEST_SEED repeats a run."""
+    """No job is lost, none runs twice at once, and every job completes. PENSTOCK_TEST_SEED repeats a run."""
     seed = int(os.environ.get("PENSTOCK_TEST_SEED", random.SystemRandom().randrange(10_000)))
     print(f"seed {seed}")
     chance = random.Random(seed)
@@ -42,8 +42,8 @@ def test_penstockd_killed_at_four_random_moments(make_site, loopback, request):
 
 
 def test_slurmctld_restarted_in_mid_run(site: Site):
-    # slurmctld writes its state every 5 s. What is younger is lost with it: a submission, and an end, too, of which Slurm
-    # hears again only when the node registers anew, minutes later. So all have begun well before it dies, none has ended.
+    # slurmctld saves its state every 5 s and loses later changes: a submission, but also an end, which Slurm learns again only
+    # when the node registers minutes later. So all jobs have begun well before the crash, and none has ended.
     jobs = [site.submit(1200, max_gpus=8) for _ in range(3)]
     wait_for(lambda: all(site.starts(job) for job in jobs), 120, "all to start", details=site.tail)
     pause(6)
@@ -64,7 +64,7 @@ def test_a_node_that_dies_loses_its_job_to_another_and_the_old_run_is_superseded
     job = site.submit(4000, rates={"t4": RATES["t4"]}, min_gpus=4, max_gpus=4)
     wait_for(lambda: site.starts(job), 120, "the first run", details=site.tail)
     pause(6)
-    # Slurm 24.11.5 may take healthy nodes for dead for a moment, and start the job again in the same place (slurm-gateway.md).
+    # Slurm 24.11.5 may briefly consider healthy nodes dead, and start the job again in the same place (slurm-gateway.md).
     spool = Spool(site.spool)
 
     def runs_and_has_said_so() -> bool:
@@ -75,7 +75,7 @@ def test_a_node_that_dies_loses_its_job_to_another_and_the_old_run_is_superseded
     slurm.kill_slurmd(node)
     wait_for(lambda: max(site.places(job).items())[1] != node, 120, "a run elsewhere", details=site.tail)
     dead = max(epoch for epoch, place in site.places(job).items() if place == node)
-    # The node was only cut off: the run's process lives on there, sees the later epoch, and gives up by itself.
+    # The node was only cut off. The run's process continues there, sees the later epoch, and ends by itself.
     old = site.spool / job / "reports" / f"{dead}.jsonl"
     wait_for(
         lambda: '"superseded"' in old.read_text(), 120, "the old run to see that it is superseded", details=site.tail
@@ -85,11 +85,12 @@ def test_a_node_that_dies_loses_its_job_to_another_and_the_old_run_is_superseded
     site.slurm.command("scancel", job)
     site.assert_no_run_twice(job)
     assert not any(report.epoch == dead and isinstance(report.body, Ended) for report in site.reports(job))
-    assert "event=pause" not in site.log.read_text(), "it was not moved by us, so there is no pause to count"
+    assert "event=pause" not in site.log.read_text(), "Penstock did not move it, so there is no pause to count"
 
 
 def refused_starts(log: str, job: str) -> list[str]:
-    """What slurmctld says of runs that a node refused for a revoked credential, without those requeued before they reached it."""
+    """slurmctld's log lines about runs that a node refused for a revoked credential, except those requeued before they reached
+    it."""
     refused: list[str] = []
     requeued = False
     for line in log.splitlines():
@@ -104,9 +105,9 @@ def refused_starts(log: str, job: str) -> list[str]:
 
 @pytest.mark.parametrize("cycles", [5, pytest.param(100, marks=pytest.mark.long)])
 def test_requeue_cycles_without_a_revoked_credential(make_site, loopback, cycles):
-    """A user requeues the job again and again; each time it is sent to its placement anew, after the pause.
+    """A user requeues the job repeatedly. Each time, Penstock sends it to its placement again, after the pause.
 
-    Slurm would start it alone, some 8 s later.
+    Slurm itself would start it some 8 s later.
     """
     site: Site = make_site(loopback, round_s=0.5, tick_s=0.1)
     site.start()
@@ -121,14 +122,16 @@ def test_requeue_cycles_without_a_revoked_credential(make_site, loopback, cycles
     wait_for(lambda: site.states(job) == {job: "RUNNING"}, 120, "the last run", details=site.tail)
     log = slurmctld_log.read_text()[before:]
     released = len(re.findall(rf"release hold on JobId={job}\b", log))
-    assert released >= cycles, "Slurm was not left to start it, but for once by a daemon that stood still so long"
+    assert released >= cycles, (
+        "Penstock started it each time, except at most once when the daemon stood still for that long"
+    )
     assert site.job(job).restarts == cycles
     assert not refused_starts(log, job)
     site.slurm.command("scancel", job)
 
 
 def test_reports_that_are_not_reports_do_no_harm(site: Site):
-    """A user writes rubbish into the job's own reports: it is ignored, and later reports are read."""
+    """A user writes garbage into the job's own reports. It is ignored, and later reports are read."""
     job = site.submit(100_000, max_gpus=1)
     wait_for(lambda: site.starts(job), 120, "the first run", details=site.tail)
     (reports,) = (site.spool / job / "reports").iterdir()
@@ -136,7 +139,7 @@ def test_reports_that_are_not_reports_do_no_harm(site: Site):
         file.write(b"rubbish\n\xff\xfe\n" + b"x" * 100_000 + b"\n" + json.dumps({"version": 9}).encode() + b"\n")
     wait_for(lambda: site.log.read_text().count("report ignored") >= 4, 120, "the daemon to say so", details=site.tail)
     read = len(site.reports(job))
-    wait_for(lambda: len(site.reports(job)) > read, 120, "a report from after the rubbish", details=site.tail)
+    wait_for(lambda: len(site.reports(job)) > read, 120, "a report after the garbage", details=site.tail)
     site.slurm.command("scontrol", "requeue", job)
     wait_for(lambda: len(site.starts(job)) == 2, 120, "the second run", details=site.tail)
     site.slurm.command("scancel", job)
@@ -148,7 +151,7 @@ def report_line(epoch: int) -> str:
 
 
 def test_a_spool_does_not_follow_links_or_wait_for_pipes(tmp_path: Path):
-    """The link leads to a line that would be taken, were it the job's own."""
+    """The link leads to a line that would be valid in the job's own file."""
     spool = Spool(tmp_path)
     reports = tmp_path / "7" / "reports"
     reports.mkdir(parents=True)
@@ -175,7 +178,7 @@ def test_a_torn_report_is_read_when_it_is_whole(tmp_path: Path):
 
 
 def test_reports_of_a_run_that_is_over_are_not_taken(tmp_path: Path, caplog):
-    """Whether a later run has begun already, or its epoch was only allocated yet."""
+    """Whether a later run has begun already, or only its epoch is assigned."""
     spool = Spool(tmp_path)
     reports = tmp_path / "7" / "reports"
     reports.mkdir(parents=True)
@@ -195,7 +198,7 @@ def test_reports_of_a_run_that_is_over_are_not_taken(tmp_path: Path, caplog):
 
 
 def test_penstockd_stops_cleanly_and_quickly_when_asked(make_site, loopback):
-    """It does not wait for its next look at the cluster."""
+    """It does not wait for its next observation of the cluster."""
     site: Site = make_site(loopback, tick_s=600.0)
     site.start()
     site.wait_round()

@@ -29,7 +29,7 @@ FAMILIES = load_families()
 
 
 def job(name: str, family: str, t4_hours: float, gpu_type: str, fewest: int, most: int) -> DemoJob:
-    """On one GPU type; rigid if `fewest` is `most`. Under plain Slurm it asks for `most`, and for a minute."""
+    """A job on one GPU type; rigid if `fewest` is `most`. Under plain Slurm it requests `most` GPUs for a minute."""
     spec = {"gpu_types": [gpu_type], "min_gpus": fewest, "max_gpus": most}
     rigid = {"adaptivity": "rigid"} if fewest == most else {}
     return tabled(DemoJob(name, family, t4_hours, spec | rigid, (gpu_type, 1, most), limit_min=1), SPEC, FAMILIES)
@@ -48,8 +48,8 @@ COMPARED = (
     (job("e", "yolov3", 0.02, "t4", 1, 1), 26.5),
     (job("f", "bert-squad", 0.12, "a100", 1, 2), 64.4),
 )
-"""Jobs come and end rounds apart and seldom near the time of one, so that what is decided does not hang on how long
-things take: `test_what_is_decided_does_not_hang_on_the_pace`."""
+"""Jobs arrive and end in different rounds, and seldom near the time of a round, so that decisions do not depend on how long
+starts and stops take: `test_decisions_do_not_depend_on_the_pace`."""
 
 PACES = {
     "round_s": (3.0, 3.3),
@@ -61,14 +61,15 @@ PACES = {
     "pause_s": (0.2, 1.5),
     "exit_s": (0.0, 0.5),
 }
-"""From and to: what is decided is the same for each pace between."""
+"""Slowest and fastest pace. Decisions are the same for each pace between them."""
 
 TRIES = 2
-"""A machine that stops for a second or two moves rounds: then the two sides decide on other things, and it is done again."""
+"""Attempts. If the machine stands still for a second or two, rounds move and the two sides decide differently."""
 
 
 def all_lived(folder: Path) -> Mapping[str, RealRun]:
-    """By policy on real Slurms, side by side; what starts and stops take comes from a third one, with other jobs."""
+    """The run on a real Slurm by policy, side by side. The durations of starts and stops come from a third run with other
+    jobs."""
 
     def run(name: str) -> RealRun:
         jobs = CALIBRATION if name == "calibration" else COMPARED
@@ -89,7 +90,7 @@ def all_lived(folder: Path) -> Mapping[str, RealRun]:
 
 
 def differences(lived: Mapping[str, RealRun], pace: Pace) -> dict[str, Difference]:
-    """Real against simulated, by policy."""
+    """Differences between the real and the simulated run, by policy."""
     found = {}
     for policy in ("sia", "slurm-backfill"):
         jobs, arrivals_s = [each for each, _ in COMPARED], [at_s for _, at_s in COMPARED]
@@ -100,8 +101,8 @@ def differences(lived: Mapping[str, RealRun], pace: Pace) -> dict[str, Differenc
     return found
 
 
-def test_what_is_decided_does_not_hang_on_the_pace():
-    """Else a slow machine would have the real Slurm and the simulator decide on other things."""
+def test_decisions_do_not_depend_on_the_pace():
+    """Otherwise, on a slow machine the real Slurm and the simulator would decide differently."""
     chance = random.Random(0)
     orders = set()
     for _ in range(60):
@@ -117,7 +118,7 @@ def test_what_is_decided_does_not_hang_on_the_pace():
 
 
 def too_slow(lived: RealRun) -> str:
-    """What took too long for a comparison, in words; empty: nothing."""
+    """What took too long for a comparison; empty: nothing."""
     if lived.pace is None:
         return "jobs ended before they were moved"
     took = asdict(lived.pace) | asdict(lived.pace.latencies) | {"longest round_s": lived.longest_round_s}
@@ -129,7 +130,7 @@ def too_slow(lived: RealRun) -> str:
 @pytest.mark.long
 @pytest.mark.slurm
 def test_the_simulator_places_jobs_as_on_a_real_slurm_and_they_take_as_long(tmp_path, loopback):
-    """The same placements in the same order, average completion time and makespan within 15 %: unless the machine is too slow."""
+    """The placements and their order are the same, and average completion time and makespan differ by at most 15 %."""
     slow = []
     for attempt in range(TRIES):
         lived = all_lived(tmp_path / str(attempt))

@@ -1,4 +1,4 @@
-"""A job that was submitted with sbatch's flags runs under a real penstockd."""
+"""A job submitted with sbatch's adaptive flags runs under a real penstockd."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ def test_a_job_with_flags_is_placed_within_its_spec_and_completes(flag_site: Sit
 
 
 def test_what_the_daemon_says_stands_beside_the_spec(flag_site: Site) -> None:
-    """The list for job_submit.lua is older than the daemon's catalogue, and has a family that is gone."""
+    """The list for job_submit.lua is older than the daemon's catalogue, and has a family that was removed."""
     job = flag_site.sbatch("--adaptive", "--max-gpus=4", "--model-family=gone", "--wrap=true")
     before = parse_spec(flag_site.job(job).admin_comment)
 
     def told() -> bool:
         return "penstock_says" in flag_site.job(job).admin_comment
 
-    wait_for(told, 120, "the daemon's word", details=flag_site.tail)
+    wait_for(told, 120, "the daemon's message", details=flag_site.tail)
     after = flag_site.job(job).admin_comment
     assert "'gone'" in json.loads(after)["penstock_says"]
     assert parse_spec(after) == before
     number = flag_site.wait_round()
     flag_site.wait_round(number)
-    assert flag_site.job(job).admin_comment == after  # and is not said again and again
+    assert flag_site.job(job).admin_comment == after  # and the message is not repeated
     assert flag_site.states(job) == {job: "PENDING"}

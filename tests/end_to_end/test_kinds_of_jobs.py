@@ -1,4 +1,4 @@
-"""What Slurm has beside plain jobs, with adaptive ones: each line of the table in docs/user/jobs.md, through real sbatch."""
+"""Slurm's other kinds of jobs with adaptive flags: each line of the table in docs/user/jobs.md, through real sbatch."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def rounds(site: Site) -> list[RoundRecord]:
 
 
 def said(site: Site, job: str) -> str:
-    """What the daemon has told the job's user."""
-    told = wait_for(lambda: site.job(job).admin_comment, 120, "the daemon's word", details=site.tail)
+    """The daemon's message to the job's user."""
+    told = wait_for(lambda: site.job(job).admin_comment, 120, "the daemon's message", details=site.tail)
     return str(json.loads(told)["penstock_says"])
 
 
 def test_arrays_dependencies_and_begin_times(make_flag_site: MakeSite) -> None:
-    """All of it on one site: Slurm looks at the dependencies of held jobs once a minute, and meanwhile the rest is done."""
+    """All cases on one site, since Slurm checks the dependencies of held jobs only once a minute."""
     site = make_flag_site()
     array = site.submit_with_flags(10, "--max-gpus=2", "--non-preemptible", "--array=1-3", "--trial-group=array")
     after = site.submit_with_flags(1, "--max-gpus=1", f"--dependency=afterok:{array}")
@@ -42,10 +42,10 @@ def test_arrays_dependencies_and_begin_times(make_flag_site: MakeSite) -> None:
     numbers = {site.job(element).number for element in elements}
     begin_s = int(time.time()) + 45
     late = site.submit_with_flags(1, "--max-gpus=1", "--begin=now+45")
-    site.start()  # not before, as a round gives each element a number of its own
+    site.start()  # not earlier, since a round gives each element its own number
     site.wait_completed(early, *elements)
     assert len({site.job(element).number for element in elements}) == 3 > len(numbers)
-    assert all(site.starts(element) for element in elements), "each reports by its own name"
+    assert all(site.starts(element) for element in elements), "each reports under its own id"
     one_element_is_requeued_and_another_cancelled(site)
     a_job_submitted_by_an_element_is_not_taken_for_it(site)
     site.wait_states("COMPLETED", late, after)
@@ -76,7 +76,7 @@ def one_element_is_requeued_and_another_cancelled(site: Site) -> None:
 
 
 def a_job_submitted_by_an_element_is_not_taken_for_it(site: Site) -> None:
-    """It inherits SLURM_ARRAY_JOB_ID and SLURM_ARRAY_TASK_ID, and reports by its own number."""
+    """It inherits SLURM_ARRAY_JOB_ID and SLURM_ARRAY_TASK_ID, and reports under its own number."""
     script = site.folder / "plain.sh"
     script.write_text(f"#!/bin/sh\n{site.trainer(1)}\n")
     nested = f"sbatch --parsable --gres=gpu:1 --output=/dev/null {script} >{site.folder}/nested"
@@ -122,7 +122,7 @@ def test_what_cannot_be_managed_is_refused_with_a_sentence(make_flag_site: MakeS
 
 
 def test_a_job_that_its_deadline_overtakes_is_ended_by_slurm(make_flag_site: MakeSite) -> None:
-    """It waits, held, for GPUs that another job has; Slurm alone would not look at its deadline."""
+    """It is held and waits for another job's GPUs. Slurm ignores the deadline of a held job."""
     site = make_flag_site("t4:1x4")
     site.start()
     other = site.sbatch("--gres=gpu:4", "--wrap=sleep 600")
@@ -157,7 +157,8 @@ def test_a_job_that_another_qos_preempts_is_placed_elsewhere(make_loopback: Make
 
 
 def test_while_penstockd_lives_slurm_starts_nothing_alone_and_afterwards_it_does(make_flag_site: MakeSite) -> None:
-    """The site's own limit leaves the job waiting on an empty cluster, so that only its begin time keeps Slurm from it."""
+    """The site's own limit keeps the job waiting on an empty cluster, so that only its begin time prevents Slurm from starting
+    it."""
     after_s = 24
     site = make_flag_site(plain_after_s=after_s)
     site.extra = "[limits]\ngpus_per_user = 0\n"
@@ -172,12 +173,14 @@ def test_while_penstockd_lives_slurm_starts_nothing_alone_and_afterwards_it_does
         assert seen.eligible_s is not None
         begins.add(seen.eligible_s)
         pause(0.25)
-    assert all(later - each > after_s / 4 for each, later in pairwise(sorted(begins))), "now and then, not at each look"
+    assert all(later - each > after_s / 4 for each, later in pairwise(sorted(begins))), (
+        "now and then, not in each observation"
+    )
     site.kill()
     killed_s = time.time()
     site.wait_states("RUNNING", job)
     started = site.job(job)
-    assert (started.start_s or 0) >= max(begins), "at the time of which Slurm was told last"
+    assert (started.start_s or 0) >= max(begins), "at the begin time that Slurm was given last"
     assert max(begins) <= killed_s + after_s + 1
     assert (started.gpus_per_node, started.node_count) == (2, 1)
     assert site.states(other) == {other: "PENDING"}
@@ -203,7 +206,7 @@ def test_a_job_that_was_stopped_is_left_to_slurm_too(make_flag_site: MakeSite) -
 
 @pytest.mark.long
 def test_what_is_left_of_a_time_limit_goes_with_the_job(make_flag_site: MakeSite) -> None:
-    """10 minutes in all, and each restart adds 3: after a second or two of a run 13 are left, then 16."""
+    """10 minutes in total, and each restart adds 3. After a run of a second or two, 13 minutes are left, then 16."""
     site = make_flag_site("t4:2x4", time_limit_grace_s=180)
     site.start()
     job = site.submit_with_flags(2000, "--adaptive=rigid", "--max-gpus=4", "--time=10")
@@ -222,7 +225,8 @@ def test_what_is_left_of_a_time_limit_goes_with_the_job(make_flag_site: MakeSite
 
 
 def test_a_plain_job_gets_room_where_adaptive_ones_hold_everything(make_flag_site: MakeSite) -> None:
-    """An endless adaptive job has all four GPUs; a plain job that wants two gets them after its patience, and they come back."""
+    """An endless adaptive job has all four GPUs. A plain job for two GPUs gets them after `plain_patience_s`, and they come
+    back."""
     site = make_flag_site("t4:1x4", plain_patience_s=2)
     site.start()
     rates = {"t4": RATES["t4"]}
@@ -240,7 +244,7 @@ def test_a_plain_job_gets_room_where_adaptive_ones_hold_everything(make_flag_sit
 
 @pytest.mark.long
 def test_both_loads_together_and_neither_starves(make_flag_site: MakeSite) -> None:
-    """More plain jobs than fit, beside more adaptive ones: Slurm starts the former, Penstock the latter, all come to an end."""
+    """More plain jobs than fit, beside more adaptive ones. Slurm starts the former, Penstock the latter, and all jobs end."""
     site = make_flag_site("t4:2x4", plain_patience_s=2)
     site.start()
     plain = [site.sbatch("--gres=gpu:4", "--output=/dev/null", "--wrap=sleep 2") for _ in range(4)]
@@ -249,4 +253,4 @@ def test_both_loads_together_and_neither_starves(make_flag_site: MakeSite) -> No
     site.wait_states("COMPLETED", *plain, *adaptive, timeout_s=120)
     site.assert_no_run_twice(*adaptive)
     refused = [each for each in open_store(site.state).outcomes() if each.progress.value == "failed"]
-    assert refused == [], "nothing is sent where Slurm has started something else"
+    assert refused == [], "no job is sent to GPUs on which Slurm has started another"

@@ -33,7 +33,7 @@ def test_jobs_run_on_all_three_types_and_complete(site: Site):
 
 
 def test_a_job_grows_from_1_to_4_to_16_gpus_and_keeps_its_progress(site: Site):
-    """Others hold the GPUs that it would like, first all but one, then all but four of its node."""
+    """Other jobs hold its preferred GPUs: first all but one, then all but four of its node."""
     blockers = [
         site.slurm.command(
             "sbatch", "--parsable", "-w", node, f"--gres=gpu:{gpus}", "--wrap", "sleep 600"
@@ -57,12 +57,12 @@ def test_a_job_grows_from_1_to_4_to_16_gpus_and_keeps_its_progress(site: Site):
     starts = site.starts(job)
     assert starts[0][1:] == (1, 0)
     assert all(few < many for (_, few, _), (_, many, _) in pairwise(starts)), (
-        "1, 4, 16; a round may see GPUs come one by one"
+        "1, 4, 16; a round may see GPUs become free one by one"
     )
     assert all(before < after for (_, _, before), (_, _, after) in pairwise(starts))
     site.assert_progress_kept(job, lost=1.0)
     site.assert_no_run_twice(job)
-    # All moves were measured, and what they cost is what the next round reckons with, not the 1 s of the settings.
+    # All moves were measured, and the next round uses the measured cost, not the 1 s of the settings.
     assert site.log.read_text().count(f"job={job} pause_s=") == len(starts) - 1
     last = open_store(site.state).last_round()
     assert last is not None
@@ -76,7 +76,7 @@ def test_a_job_grows_from_1_to_4_to_16_gpus_and_keeps_its_progress(site: Site):
     assert costs[0] == ((), 1.0)
     pauses_s, cost_s = costs[-1]
     assert len(pauses_s) == len(starts) - 1
-    assert all(each >= 1.2 for each in pauses_s), "at least the pause between two runs that Slurm wants"
+    assert all(each >= 1.2 for each in pauses_s), "at least the pause that Slurm needs between two runs"
     assert cost_s == pytest.approx(sum(pauses_s) / len(pauses_s))
     newest = site.wait_round()
     seen = {
@@ -85,11 +85,11 @@ def test_a_job_grows_from_1_to_4_to_16_gpus_and_keeps_its_progress(site: Site):
         for each in open_store(site.state).round(number).snapshot.jobs
         if each.id == job
     }
-    assert len(seen) == 1, "Slurm sets SubmitTime anew at a requeue; a job's age must not"
+    assert len(seen) == 1, "Slurm resets SubmitTime at a requeue, but a job's age must not change"
 
 
 def test_a_job_of_which_nothing_is_known_is_measured_on_each_type_and_then_has_the_fastest(loopback, make_site):
-    """It goes by what it has measured itself: an A100 is four times as fast as a T4, and twice as fast as an RTX."""
+    """It uses its own measurements: an A100 is four times as fast as a T4, and twice as fast as an RTX."""
     site: Site = make_site(loopback)
     site.extra = "[policy.sia]\nmeasure_gpu_s = 600.0\n"  # on a busy machine a start takes long
     site.start()
@@ -114,7 +114,7 @@ def test_a_job_of_which_nothing_is_known_is_measured_on_each_type_and_then_has_t
 
 
 def told(store: SqlStore, job: str, words: str) -> str:
-    """The reason with these words that a round gave for what the job has; empty if there is none yet."""
+    """The reason with these words that a round gave for the job's allocation; empty if there is none yet."""
     for number in store.round_numbers():
         given = store.round(number).plan.assignments.get(job)
         if given is not None and given.reason.text.endswith(words):
@@ -141,7 +141,7 @@ def test_a_rigid_job_changes_type_only(site: Site):
 
 
 def test_a_job_that_does_not_answer_is_stopped_all_the_same_and_told(make_site, loopback):
-    """It says that it reads requests, and does not: after the time for that Slurm's signals end it."""
+    """It claims to read requests, but does not. When its time to save is over, Slurm's signals end it."""
     site: Site = make_site(loopback)
     site.slurm_settings["checkpoint_wait_s"] = 3
     site.start()
@@ -165,7 +165,7 @@ def test_a_job_that_does_not_answer_is_stopped_all_the_same_and_told(make_site, 
     told = json.loads(site.job(job).admin_comment)["penstock_says"]
     assert "it did not save within" in told
     states = [line.split(" state=")[1].split()[0] for line in site.log.read_text().splitlines() if " state=" in line]
-    # Slurm may be done with starting it, or with stopping it, between two looks.
+    # Slurm may finish starting or stopping it between two observations.
     assert [state for state in states if state not in ("placing", "stopping")][:3] == [
         "held",
         "running",
@@ -177,7 +177,7 @@ def test_a_job_that_does_not_answer_is_stopped_all_the_same_and_told(make_site, 
 
 
 def test_jobs_that_penstock_does_not_manage_are_never_touched(site: Site):
-    """A plain job, one with a foreign comment, a held one of its user's: all stay as they are while ours come and go."""
+    """A plain job, a job with a foreign comment and a job held by its user stay unchanged while managed jobs start and end."""
     plain = site.slurm.command("sbatch", "--parsable", "--gres=gpu:3", "-p", "t4", "--wrap", "sleep 600").stdout.strip()
     foreign = site.slurm.command(
         "sbatch", "--parsable", "--gres=gpu:1", '--comment={"ticket": 7}', "--wrap", "sleep 600"
@@ -213,7 +213,7 @@ def test_bad_specs_are_refused_in_words_that_the_user_can_read_and_the_rest_goes
     fine = site.submit(2)
     site.wait_states("COMPLETED", fine)
     number = 0
-    for _ in range(3):  # what a job is told stays the same, though it quotes a job spec
+    for _ in range(3):  # the message to a job stays the same, although it quotes a job spec
         number = site.wait_round(number)
         for job, words in refused.items():
             assert words in json.loads(site.job(job).admin_comment)["penstock_says"]
@@ -224,7 +224,7 @@ def test_bad_specs_are_refused_in_words_that_the_user_can_read_and_the_rest_goes
 
 
 def test_a_real_training_is_moved_twice_and_ends_with_the_weights_of_one_that_was_not(site: Site):
-    """The NumPy example through sbatch: requeued by its user twice, its final weights are the same bit for bit."""
+    """The NumPy example through sbatch. Its user requeues it twice, and its final weights are the same to the bit."""
     program = Path(__file__).parents[2] / "examples" / "numpy_mlp" / "train.py"
 
     def submit(name: str) -> str:

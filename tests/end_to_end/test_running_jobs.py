@@ -1,4 +1,4 @@
-"""What Penstock does to running jobs beside stopping them: signals, shrinking in place, and starts that Slurm has bungled."""
+"""Actions on running jobs besides stopping: signals, shrinking in place, and repeated starts after Slurm's errors."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ trap saved USR2
 epoch=$({REPORT} begin OPTIONS)
 while :; do sleep 0.2; done
 """
-"""A batch script that looks for requests on the signal alone."""
+"""A batch script that reads requests only on the signal."""
 
 
 def submit(site: Site, script: str, **spec: object) -> str:
@@ -48,7 +48,8 @@ def begun(site: Site, job: str, runs: int = 1) -> None:
 def test_only_a_job_whose_handler_has_registered_gets_a_signal(
     make_loopback: MakeLoopback, make_site: MakeSite
 ) -> None:
-    """Both trap it; both are moved off their node. The one that said so saves and is told from the other by its answer."""
+    """Both trap the signal, and both are moved off their node. Only the job that registered a handler gets it, saves and
+    answers."""
     site = make_site(make_loopback("t4:2x4"))
     site.slurm_settings["checkpoint_wait_s"] = 30
     site.start()
@@ -59,7 +60,7 @@ def test_only_a_job_whose_handler_has_registered_gets_a_signal(
     site.wait_states("RUNNING", registered, silent)
     pause(1.0)
     nodes = {node for job in (registered, silent) for node in site.job(job).nodes}
-    assert len(nodes) == 1, "both on one node, as few as can be"
+    assert len(nodes) == 1, "both on one node, the fewest possible"
     node = nodes.pop()
     options = (
         "ReservationName=work",
@@ -81,7 +82,7 @@ def test_only_a_job_whose_handler_has_registered_gets_a_signal(
 
 
 def test_a_job_that_survives_it_gives_nodes_back_in_place(make_loopback: MakeLoopback, make_site: MakeSite) -> None:
-    """A plain job wants the second of two nodes: the batch script goes on, on the first, with nothing restarted."""
+    """A plain job needs the second of two nodes. The batch script continues on the first, without a restart."""
     site = make_site(make_loopback("t4:2x4"))
     site.slurm_settings |= {"plain_patience_s": 1.0, "checkpoint_wait_s": 2.0}
     site.start()
@@ -97,7 +98,7 @@ def test_a_job_that_survives_it_gives_nodes_back_in_place(make_loopback: MakeLoo
     wait_for(lambda: "goes on and gives up whole nodes" in site.log.read_text(), 120, "its outcome")
     ((known,),) = [list(each.values()) for each in json.loads((site.spool / FILE).read_text()).values()]
     assert known["works"] is True
-    # One that has said nothing of the kind is stopped, and starts anew.
+    # A job that has not registered this is stopped and restarted.
     site.slurm.command("scancel", job, plain)
     site.wait_states("CANCELLED", job, plain)
     other = submit(site, script.replace("OPTIONS", ""), min_gpus=4, max_gpus=8)
@@ -113,12 +114,12 @@ def test_a_job_that_survives_it_gives_nodes_back_in_place(make_loopback: MakeLoo
 def test_a_job_that_slurm_starts_without_its_gpus_starts_anew_with_them(
     make_loopback: MakeLoopback, make_site: MakeSite, accounting: bool
 ) -> None:
-    """Its user requeues it while its node is silent: the next run has no GPUs (Slurm 22.05.8), the one after it has."""
+    """Its user requeues it while its node does not respond. The next run has no GPUs (Slurm 22.05.8), the one after it has."""
     site = make_site(make_loopback("t4:2x4", slurmd_timeout_s=6, accounting=accounting))
     site.start()
     job = site.submit(10_000, rates=T4, min_gpus=2, max_gpus=2)
     begun(site, job)
-    pause(6)  # slurmctld does not look at a node before that
+    pause(6)  # slurmctld does not check a node earlier
     (node,) = site.job(job).nodes
     site.slurm.kill_slurmd(node)
     wait_for(lambda: "NOT_RESPONDING" in next(n for n in site.gateway.nodes() if n.name == node).state, 120, "silence")

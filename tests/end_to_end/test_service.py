@@ -111,7 +111,7 @@ def moved_from(site: Site, job: str, node: str) -> bool:
 
 
 def storm(site: Site, kills: int, seed: int, waiting: int) -> None:  # noqa: C901, PLR0915 (a story told in one piece)
-    """Kill the daemon at random moments while jobs are submitted and reported for, and clients wait for news; then count."""
+    """Kill the daemon at random moments while jobs are submitted and report, and clients wait for events. Then count."""
     chance = random.Random(seed)
     site.wait_round()
     with client(site) as penstock:
@@ -153,7 +153,7 @@ def storm(site: Site, kills: int, seed: int, waiting: int) -> None:  # noqa: C90
                 time.sleep(0.2)
 
     async def wait_for_news() -> int:
-        """As many clients as that, each with a request that waits for what never comes, and a new one when it is cut off."""
+        """This many clients. Each has a request that waits for an event that never comes, and repeats it when it is cut off."""
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=waiting)
         transport = httpx.AsyncHTTPTransport(uds=str(site.state / "api.sock"), limits=limits)
         cut_off = 0
@@ -185,7 +185,7 @@ def storm(site: Site, kills: int, seed: int, waiting: int) -> None:  # noqa: C90
         thread.start()
     try:
         for number in range(kills):
-            if number % 2 == 0:  # on a slow machine nothing else would ever get through
+            if number % 2 == 0:  # otherwise, on a slow machine, no other request would be served
                 known = len(keys)
                 wait_for(lambda known=known: len(keys) > known or failures, 300, "a submission", details=site.tail)
             time.sleep(chance.uniform(0.5, 2.5))
@@ -196,7 +196,7 @@ def storm(site: Site, kills: int, seed: int, waiting: int) -> None:  # noqa: C90
         for thread in threads:
             thread.join(120)
     assert not failures
-    assert cut_off[0] >= kills / 2, "the clients that waited were there"
+    assert cut_off[0] >= kills / 2, "clients were waiting"
     assert len(acknowledged) > kills
     assert len(keys) > kills / 2
     with client(site) as penstock:
@@ -204,7 +204,7 @@ def storm(site: Site, kills: int, seed: int, waiting: int) -> None:  # noqa: C90
             assert penstock.submit(Submission(key=key, command=("true",), partition="all")).id == known
         last = penstock.submit(Submission(key="last", command=("sleep", "2"), partition="all")).id
         assert penstock.wait(last, timeout_s=120).ended == "COMPLETED", site.tail()
-    # Slurm counts its jobs, and forgets those that ended long ago. The one that was on its way at the end has no answer yet.
+    # Slurm numbers its jobs, and forgets those that ended long ago. The last submission may have no answer yet.
     assert int(last) - int(job) - 1 - len(keys) in (0, 1), "each key was submitted once"
     wait_for(lambda: penstock_ready(site), 120, "the daemon to be ready", details=site.tail)
     site.stop()
@@ -219,7 +219,7 @@ def storm(site: Site, kills: int, seed: int, waiting: int) -> None:  # noqa: C90
         for gpu_type, amount in view.gpu_seconds.items():
             assert charged[f"gpu-seconds:{view.id}:{view.submit_s:.0f}:{gpu_type}"] == amount, "no charge is missing"
     assert any(key.startswith(f"gpu-seconds:{last}:") for key in charged), (
-        "the last one, at least, had GPUs and has ended"
+        "at least the last job had GPUs and has ended"
     )
     store.close()
     comments = [slurm_job.comment for slurm_job in site.gateway.jobs(finished=True)]

@@ -1,4 +1,4 @@
-"""CPUs and memory of a plan on a real Slurm that gives out both."""
+"""CPUs and memory of a plan on a real Slurm that allocates both."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def shared(make_loopback: MakeLoopback, make_site: Callable[..., Site], tmp_path
 
 
 def given(site: Site, job_id: str) -> tuple[int, int, str]:
-    """NumCPUs, CPUs/Task and MinMemoryNode of a job, as `scontrol show job` says."""
+    """NumCPUs, CPUs/Task and MinMemoryNode of a job, from `scontrol show job`."""
     text = site.slurm.command("scontrol", "show", "job", job_id).stdout
     found = {key: re.search(rf"\b{key}=(\S+)", text) for key in ("NumCPUs", "CPUs/Task", "MinMemoryNode")}
     assert all(found.values()), text
@@ -76,18 +76,18 @@ def test_started_jobs_have_the_cpus_and_the_memory_of_the_plan(shared: Site):
         assert in_mb(memory) == pytest.approx(share.memory_mb, abs=10)
     assert given(shared, jobs["image"])[0] == 12
     assert given(shared, jobs["language"])[0] == 1
-    assert given(shared, jobs[""])[0] == 3, "without a profile it has its GPU's part"
-    # Round after round they stay as they are: nobody is restarted for the share that it has.
+    assert given(shared, jobs[""])[0] == 3, "without a profile, it has its GPU's proportional share"
+    # They stay unchanged round after round: no job is restarted to get the share that it already has.
     shared.wait_round(after=newest + 2)
     assert shared.states(*jobs.values()) == dict.fromkeys(jobs.values(), "RUNNING")
     assert all(shared.job(job_id).restarts == 0 for job_id in jobs.values())
-    # Three more: the third finds GPUs only where the image model has all 12 CPUs, and has to have its part, which is 3.
-    # So the image model is started again with the rest.
+    # Three more jobs. The third finds GPUs only where the image model has all 12 CPUs, and needs its share of 3 CPUs. So the
+    # image model is restarted with the rest.
     more = [shared.submit(600, rates=rates) for _ in range(3)]
     shared.wait_states("RUNNING", *more, *jobs.values())
     assert given(shared, jobs["image"])[0] == 9
     assert shared.job(jobs["image"]).restarts == 1
-    # The trainer is only emulated, and as fast as before: its profile was wrong, and learns that.
+    # The trainer is only emulated and stays as fast as before. So its profile was wrong, and is corrected.
     learned = shared.state / "sensitivities" / "image.json"
     wait_for(learned.exists, 120, "a corrected profile", details=shared.tail)
     table = read_profile(learned).at(1)
@@ -98,17 +98,17 @@ def test_started_jobs_have_the_cpus_and_the_memory_of_the_plan(shared: Site):
 
 
 def test_a_job_that_outgrows_its_memory_is_reported_with_the_remedy(shared: Site):
-    """Its profile says that 100 MB are enough for it; it takes 200."""
+    """By its profile, 100 MB are enough, but it uses 200 MB."""
     spec = '{"penstock": {"max_gpus": 1, "sensitivity": "tiny", "goodput_table": {"t4": {"1": 1.0}}}}'
     script = f"exec {sys.executable} -c '{OUTGROWS}'"
     job_id = shared.sbatch(
         "--hold", "--requeue", "--gres=gpu:1", f"--comment={spec}", f"--output={shared.folder}/%j.out", "--wrap", script
     )
-    wait_for(lambda: "exceeded the 100 MB" in shared.log.read_text(), 120, "word of it", details=shared.tail)
+    wait_for(lambda: "exceeded the 100 MB" in shared.log.read_text(), 120, "message about it", details=shared.tail)
     assert "measure it again" in shared.log.read_text()
     with Client(f"unix:{shared.state / 'api.sock'}") as penstock:
         told = penstock.wait(job_id, timeout_s=120).ended_text
-        assert "exceeded the 100 MB" in told, "its user hears it, too"
+        assert "exceeded the 100 MB" in told, "its user gets the message, too"
         assert "penstock sensitivity measure" in told
         assert told in penstock.explain(job_id).text
     assert "exceeded memory limit" in (shared.folder / f"{job_id}.out").read_text(), "it was Slurm that ended it"

@@ -23,17 +23,17 @@ pytestmark = pytest.mark.slurm
 
 
 FAST = {"t4": {"1": 50.0}}
-"""Samples/s: as many steps, so that a short slice has enough of them to be measured."""
+"""Samples/s, and as many steps/s, so that a short slice has enough steps to be measured."""
 
 
 @pytest.fixture
 def sharing_site(make_loopback: MakeLoopback, make_site: Callable[..., Site]) -> Callable[..., Site]:
-    """Makes a site whose nodes have agents; penstockd is not started yet."""
+    """Makes a site with agents on its nodes. penstockd is not started yet."""
 
     def make(nodes: str, policy: str, **settings: object) -> Site:
         slurm = make_loopback(nodes, agents=True)
         files = [status_file(slurm.spool, node.name) for node in slurm.nodes]
-        wait_for(lambda: all(file.exists() for file in files), 120, "the agents to tell")
+        wait_for(lambda: all(file.exists() for file in files), 120, "the agents to report")
         site = make_site(slurm, policy=policy, **settings)
         site.spool = slurm.spool
         site.slurm_settings |= {"agents": True}
@@ -56,12 +56,12 @@ def running(site: Site) -> list[str]:
 
 
 def status(site: Site, node: str = "t4-00") -> NodeStatus:
-    """What the node's agent has told last."""
+    """The last status of the node's agent."""
     return NodeStatus.model_validate_json(status_file(site.spool, node).read_bytes())
 
 
 def group_of(site: Site, *jobs: str) -> CarriedGroup | None:
-    """The group whose jobs are these, as the first node's agent carries it out."""
+    """The group of these jobs, as the first node's agent carries it out."""
     return next((group for group in status(site).groups if set(group.shared.jobs) == set(jobs)), None)
 
 
@@ -72,20 +72,20 @@ def until(site: Site, done: Callable[[], object], what: str, timeout_s: float = 
 
 
 def gains(site: Site, *jobs: str) -> None:
-    """Wait until each of them has trained on."""
+    """Wait until each of them has continued to train."""
     before = {job: progress(site, job) for job in jobs}
-    until(site, lambda: all(progress(site, job) > before[job] for job in jobs), f"{jobs} to train on")
+    until(site, lambda: all(progress(site, job) > before[job] for job in jobs), f"{jobs} to continue to train")
 
 
 def plain(site: Site, node: str) -> str:
-    """A job of somebody who knows nothing of us, that has the one GPU of a node."""
+    """A plain job that has the only GPU of a node."""
     job = site.sbatch("--gres=gpu:1", f"--nodelist={node}", "--output=/dev/null", "--wrap=exec sleep 3600")
     site.wait_states("RUNNING", job, timeout_s=120)
     return job
 
 
 def another_policy(site: Site, policy: str, extra: str) -> None:
-    """End all jobs, and go on with another policy."""
+    """End all jobs, and continue with another policy."""
     site.slurm.command("scancel", "--user=root")
     until(site, lambda: not site.gateway.jobs(), "all jobs to be gone")
     site.stop()
@@ -94,8 +94,8 @@ def another_policy(site: Site, policy: str, extra: str) -> None:
 
 
 def test_two_run_on_one_gpu_at_once_and_one_is_moved_off(sharing_site: Callable[..., Site]) -> None:
-    """gandiva packs two jobs that go together and, when a GPU comes free, moves one there. antman puts an opportunistic job
-    beside a guaranteed one, and gives it what that leaves."""
+    """gandiva packs two jobs that suit each other and, when a GPU becomes free, moves one of them there. antman co-locates an
+    opportunistic job with a guaranteed one, and gives it what is left."""
     site = sharing_site("t4:2x1", "gandiva", round_s=1.0)
     site.extra = "\n[policy.gandiva]\nslice_s = 2.0\npack_interval_s = 0.0\ninterval_s = 0.0\n"
     stranger = plain(site, "t4-01")
@@ -103,7 +103,7 @@ def test_two_run_on_one_gpu_at_once_and_one_is_moved_off(sharing_site: Callable[
     pair = [site.submit(1e6, rates=FAST, options="--utilisation=0.3") for _ in range(2)]
     until(site, lambda: any(set(each.seen.jobs) == set(pair) for each in status(site).packs), "a slice of both")
     seen = next(each.seen for each in status(site).packs if set(each.seen.jobs) == set(pair))
-    assert sum(seen.speeds) > 1.2, "these do not hinder one another"
+    assert sum(seen.speeds) > 1.2, "these do not slow each other down"
     assert set(site.states(*pair).values()) == {"RUNNING"}
     gains(site, *pair)
     site.slurm.command("scancel", stranger)
@@ -119,16 +119,20 @@ def test_two_run_on_one_gpu_at_once_and_one_is_moved_off(sharing_site: Callable[
     high = site.submit(1e6, rates=FAST, gpu_class="guaranteed")
     until(site, lambda: progress(site, high) > 0, "the guaranteed job to train")
     assert site.states(low, high) == {low: "RUNNING", high: "RUNNING"}
-    until(site, lambda: (group := group_of(site, low, high)) and group.share >= 0.2, "the guest's share to rise")
+    until(
+        site,
+        lambda: (group := group_of(site, low, high)) and group.share >= 0.2,
+        "the opportunistic job's share to rise",
+    )
     group = group_of(site, low, high)
     assert group is not None
     assert [pack.guaranteed for pack in group.shared.packs] == [high]
     gains(site, low, high)
-    assert len(site.starts(low)) == 1, "it made room where it was"
+    assert len(site.starts(low)) == 1, "it made room in place"
 
 
 def test_six_jobs_on_four_gpus_all_train(sharing_site: Callable[..., Site]) -> None:
-    """Each has its turns; who waits is suspended; and nobody else gets the GPUs meanwhile."""
+    """Each job gets time slices, waiting jobs are suspended, and no other job gets the GPUs meanwhile."""
     site = sharing_site("t4:1x4", "gandiva")
     site.extra = "\n[policy.gandiva]\nslice_s = 4.0\nmode = 'reactive'\n"
     site.start()
@@ -138,7 +142,7 @@ def test_six_jobs_on_four_gpus_all_train(sharing_site: Callable[..., Site]) -> N
     stranger = site.sbatch("--gres=gpu:1", "--output=/dev/null", "--wrap=true")
     suspended: set[str] = set()
     first: dict[str, float] = {}
-    """Progress of those who had been suspended, when there were three."""
+    """Progress of the jobs that had been suspended, once there were three."""
     deadline_s = time.monotonic() + 300
     while time.monotonic() < deadline_s:
         states = site.states(*jobs)
@@ -148,19 +152,21 @@ def test_six_jobs_on_four_gpus_all_train(sharing_site: Callable[..., Site]) -> N
             break
         time.sleep(1.0)
     assert len(suspended) >= 3
-    assert all(progress(site, job) > first.get(job, 0.0) for job in jobs), f"those suspended went on, too {site.tail()}"
+    assert all(progress(site, job) > first.get(job, 0.0) for job in jobs), (
+        f"the suspended jobs continued, too {site.tail()}"
+    )
     assert site.job(stranger).state == "PENDING"
     for job in jobs:
         site.gateway.cancel(job)
     site.wait_states("COMPLETED", stranger, timeout_s=120)
     deadline_s = time.monotonic() + 120
-    while reservations(site):  # what an agent may still give out stays reserved until it has taken the empty order
+    while reservations(site):  # GPUs that an agent may still allocate stay reserved until it has read the empty order
         assert time.monotonic() < deadline_s, f"the GPU reservation still stands: {reservations(site)} {site.tail()}"
         time.sleep(1.0)
 
 
 def test_a_job_grows_into_idle_gpus_and_gives_them_back_at_once(sharing_site: Callable[..., Site]) -> None:
-    """Alone it takes all four GPUs. Who comes gets one of them, and when that one has gone it grows again."""
+    """Alone it takes all four GPUs. A new job gets one of them, and when the new job has ended, it grows again."""
     site = sharing_site("t4:1x4", "gandiva", round_s=1.0)
     site.extra = "\n[policy.gandiva]\nidle_s = 3.0\ninterval_s = 3.0\n"
     site.start()
@@ -168,7 +174,7 @@ def test_a_job_grows_into_idle_gpus_and_gives_them_back_at_once(sharing_site: Ca
     grown = site.submit(1e6, rates=rates, min_gpus=1, max_gpus=4, grow_shrink=True)
 
     def gpus() -> int:
-        """Of its newest run."""
+        """GPUs of its newest run."""
         runs = site.starts(grown)
         return runs[-1][1] if runs and site.job(grown).state == "RUNNING" else 0
 
@@ -188,7 +194,8 @@ def test_a_job_grows_into_idle_gpus_and_gives_them_back_at_once(sharing_site: Ca
 
 @pytest.mark.long
 def test_behind_sia_a_newcomer_gets_a_slice_at_once_and_then_shares(sharing_site: Callable[..., Site]) -> None:
-    """To sia the second waits. The stage gives it a turn on the first one's GPU, and when both are known packs them."""
+    """By sia the second job waits. The stage gives it a time slice on the first job's GPU, and packs both once both are
+    known."""
     site = sharing_site("t4:1x1", "sia", stages=["gandiva-share"])
     site.extra = "\n[policy.gandiva-share]\nslice_s = 12.0\nfirst_slices = 1.0\n"
     site.start()
@@ -208,7 +215,8 @@ def test_behind_sia_a_newcomer_gets_a_slice_at_once_and_then_shares(sharing_site
 
 @pytest.mark.long
 def test_a_pack_whose_jobs_hinder_one_another_is_undone(sharing_site: Callable[..., Site]) -> None:
-    """A GPU of which each step needs nine tenths, and which does one thing at a time: both together are hardly more than one."""
+    """Each step needs the GPU for nine tenths of its time, and the GPU does one thing at a time. So both are hardly faster than
+    one."""
     site = sharing_site("t4:1x1", "gandiva")
     site.extra = "\n[policy.gandiva]\nslice_s = 10.0\npack_interval_s = 0.0\nleast_total = 1.4\n"
     site.start()
@@ -230,12 +238,13 @@ def test_a_pack_whose_jobs_hinder_one_another_is_undone(sharing_site: Callable[.
     until(site, turns, "turns instead")
     until(site, lambda: sorted(site.states(*pair).values()) == ["RUNNING", "SUSPENDED"], "one of them to be suspended")
     packs = [each.seen for each in status(site).packs]
-    assert len(packs) == 1, f"one window is all that it had: {packs}"
+    assert len(packs) == 1, f"the pack had only one window: {packs}"
 
 
 @pytest.mark.long
 def test_gloo_trainers_of_two_processes_take_turns(sharing_site: Callable[..., Site], tmp_path: Path) -> None:
-    """PyTorch's process groups outlive being frozen: both processes of a job stop after one step, and go on with the next."""
+    """PyTorch's process groups survive being frozen: both processes of a job stop after one step, and continue with the
+    next."""
     elastic = pytest.importorskip("tests.executor.elastic")
     site = sharing_site("t4:1x2", "gandiva")
     site.extra = "\n[policy.gandiva]\nslice_s = 10.0\nmode = 'reactive'\n"
@@ -261,7 +270,7 @@ def test_gloo_trainers_of_two_processes_take_turns(sharing_site: Callable[..., S
         )
         folders[job] = folder
     suspended: list[str] = []
-    """Jobs in the order in which they were seen suspended; a new entry when it is another one's turn."""
+    """Jobs in the order in which they were suspended, with a new entry for each change."""
 
     def turns() -> bool:
         for job, state in site.states(*folders).items():
@@ -274,7 +283,7 @@ def test_gloo_trainers_of_two_processes_take_turns(sharing_site: Callable[..., S
 
     until(site, train, "steps of both", timeout_s=400)
     suspended.clear()
-    until(site, turns, "two turns of each", timeout_s=400)
+    until(site, turns, "two time slices of each", timeout_s=400)
     for folder in folders.values():
         (folder / "fast").touch()
     site.wait_states("COMPLETED", *folders, timeout_s=400)

@@ -1,4 +1,4 @@
-"""What the site has set up in Slurm is kept: reservations, and limits of QOS."""
+"""Penstock keeps the site's rules in Slurm: reservations, and limits of QOS."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ def test_jobs_leave_a_node_for_a_reservation_and_its_own_job_runs_there_when_it_
     assert site.job(plain).nodes == (other,)
     store = open_store(site.state)
     sent_s = [line.time_s for line in store.outcomes(member) if line.text == "waits for Slurm to start it"]
-    # Slurm reckons in whole seconds.
-    assert min(sent_s) > reservation.start_s - 1, "it is not sent there before Slurm takes it"
+    # Slurm counts in whole seconds.
+    assert min(sent_s) > reservation.start_s - 1, "it is not sent there before Slurm accepts it"
     site.assert_progress_kept(plain, lost=2.0)
     refused = [each for each in store.outcomes() if each.progress.value == "failed"]
-    assert refused == [], "nothing is sent where Slurm does not take it"
+    assert refused == [], "no job is sent where Slurm does not accept it"
 
 
 def test_a_limit_of_a_qos_keeps_adaptive_jobs_within_it(make_loopback, make_site):
-    """Of 8 GPUs the QOS may hold 4, and another job of it holds 1: two adaptive jobs that want 4 each get 3 together."""
+    """The QOS may hold 4 of 8 GPUs, and another job of it holds 1. Two adaptive jobs for 4 GPUs each get 3 together."""
     slurm = make_loopback("t4:2x4", accounting=True, settings={"AccountingStorageEnforce": "associations,limits,qos"})
     slurm.command("sacctmgr", "-i", "add", "qos", "short", "GrpTRES=gres/gpu=4")
     slurm.command("sacctmgr", "-i", "modify", "user", "root", "set", "qos+=short")

@@ -19,11 +19,11 @@ pytestmark = pytest.mark.slurm
     [(30, 20.0, 0.1), pytest.param(300, 600.0, 0.03, marks=pytest.mark.long)],
 )
 def test_a_storm(make_site, make_loopback, jobs, seconds, differ):
-    """PENSTOCK_TEST_SEED repeats what is done, not when it meets the daemons.
+    """PENSTOCK_TEST_SEED repeats the actions, but not their timing.
 
-    Runs that come and go while the daemon or slurmctld is down are counted by what is known of them; in the short storm they
-    are a larger part, and on a busy machine starting a daemon takes long: hence its wider margin.
-    Seen with 30 jobs: +1.2 %; with 50: +0.2 % twice; with 300, at a load of 20 to 30 on two cores: -2.1 %.
+    Runs that start and end while the daemon or slurmctld is down are counted from what is known about them. The margin of the
+    short storm is wider, since such runs are a larger part there and starting a daemon takes long on a busy machine. Seen with
+    30 jobs: +1.2 %; with 50: +0.2 % twice; with 300, at a load of 20 to 30 on two cores: -2.1 %.
     """
     seed = int(os.environ.get("PENSTOCK_TEST_SEED", random.SystemRandom().randrange(10_000)))
     # Slurm forgets an ended job after 5 minutes by default, and this test asks for all of them at the end.
@@ -35,9 +35,9 @@ def test_a_storm(make_site, make_loopback, jobs, seconds, differ):
     storm.rage()
     wait_for(storm.nodes_are_back, 120, "all nodes", poll_s=1.0)
     states = storm.settle(timeout_s=120)
-    assert len(states) == jobs, "no job was lost by an orderly restart"
+    assert len(states) == jobs, "an orderly restart loses no job"
     ours, theirs = storm.gpu_seconds()
-    print(f"{storm.checked} rounds checked, {states}, GPU-seconds: ours {ours:.0f}, Slurm's {theirs:.0f}")
+    print(f"{storm.checked} rounds checked, {states}, GPU-seconds: Penstock's {ours:.0f}, Slurm's {theirs:.0f}")
     worst = sorted(storm.by_job(site.folder / "sacct.txt").items(), key=lambda item: -abs(item[1][0] - item[1][1]))[:10]
-    assert ours == pytest.approx(theirs, rel=differ), f"job: (ours, Slurm's) {worst}"
+    assert ours == pytest.approx(theirs, rel=differ), f"job: (Penstock's, Slurm's) {worst}"
     site.assert_no_run_twice(*storm.trainers)

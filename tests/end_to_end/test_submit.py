@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slurm
 
 @pytest.fixture
 def dry_run(flag_site: Site, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
-    """What `penstock submit --dry-run` prints for these words."""
+    """The output of `penstock submit --dry-run` with these arguments."""
     for name, value in flag_site.slurm.environment().items():
         monkeypatch.setenv(name, value)
 

@@ -1,4 +1,5 @@
-"""Two real accounts on a real Slurm: each submits as oneself, and neither sees, ends or reports for the other's jobs."""
+"""Two real accounts on a real Slurm. Each submits under its own name, and neither sees, ends or reports for the other's
+jobs."""
 
 from __future__ import annotations
 
@@ -46,7 +47,7 @@ line.request("POST", path, body, headers)
 answer = line.getresponse(); answer.read()
 open(out, "w").write(f"{by_socket} {answer.status}")
 """
-"""Run by the system's Python inside a job: who asks is then what the kernel and munged say of the job's process."""
+"""The system's Python runs it inside a job, so that the kernel and munged identify the job's process."""
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +77,7 @@ def site(slurm: LoopbackCluster, public: Path) -> Iterator[Site]:
 
 
 def as_user(name: str, call: Callable[[], object]) -> object:
-    """What `call` returns in a process of that user; what it raises as ApiError comes back as (status, code)."""
+    """The result of `call` in a process of that user. An ApiError is returned as (status, code)."""
     account = pwd.getpwnam(name)
     read, write = os.pipe()
     if (child := os.fork()) == 0:
@@ -112,7 +113,7 @@ def test_users_are_apart(site: Site) -> None:
     url = f"unix:{site.state / 'api.sock'}"
     with Client(
         url
-    ) as root:  # also loads all that a client needs, before a process becomes somebody who cannot read it
+    ) as root:  # also loads the client's modules before a process becomes a user without permission to read them
         assert root.me().role == "admin"
         homes = {name: folder_of(site, name) for name in (ANN, BEN)}
 
@@ -122,11 +123,11 @@ def test_users_are_apart(site: Site) -> None:
             with Client(url) as line:
                 return line.submit(order).id
 
-        # Submission by a daemon of root runs as the one who asks.
+        # A daemon of root submits as the requesting user.
         anns = str(as_user(ANN, lambda: submit(ANN, "same", ("sh", "-c", "id -un; sleep 600"))))
         assert anns.isdigit(), anns
         output = homes[ANN] / f"{anns}.out"
-        wait_for(lambda: output.exists() and output.read_text(), 120, "the job to say who it is", details=site.tail)
+        wait_for(lambda: output.exists() and output.read_text(), 120, "the job to print its user", details=site.tail)
         assert output.read_text().split() == [ANN]
         assert output.stat().st_uid == pwd.getpwnam(ANN).pw_uid
         assert site.job(anns).user == ANN
@@ -150,7 +151,7 @@ def test_users_are_apart(site: Site) -> None:
         assert as_user(BEN, lambda: try_all(anns)) == [BEN, [], *["no-such-job"] * 6]
         assert site.states(anns) == {anns: "RUNNING"}
 
-        # The same key of another user is another job; and a real job of that user tells no lies of the first one's.
+        # The same key of another user is another job, and a real job of that user cannot report for the first user's job.
         told = homes[BEN] / "told"
         body = json.dumps({"reports": [each.model_dump(mode="json")]})
         api = tomllib.loads(site.extra)["api"]
@@ -166,7 +167,7 @@ def test_users_are_apart(site: Site) -> None:
         assert ("POST /v1/jobs/{job}/cancel", f"jobs/{anns}/cancel") in [(line.action, line.target) for line in denied]
         assert not [report for report in site.reports(anns) if report.epoch == epoch]
 
-        # Its owner may do all of it.
+        # Its owner may do all of this.
         codes = as_user(ANN, lambda: try_all(anns))
         assert codes == [ANN, [anns], *["done"] * 6]
         site.wait_states("CANCELLED", anns)

@@ -25,7 +25,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip insta
 
 
 def environment(spool: Path | None = None) -> dict[str, str]:
-    """As in a job, or outside one."""
+    """The environment inside or outside a job."""
     kept = {name: value for name, value in job_environment(spool).items() if name not in ("RANK", "WORLD_SIZE")}
     return kept | {"OMP_NUM_THREADS": "1"}
 
@@ -48,7 +48,7 @@ class Gang:
             os.kill(process.pid, number)
 
     def wait(self) -> int:
-        """The exit status, of all the same."""
+        """The exit status, which is the same for all processes."""
         for process in self.processes:
             process.join(240)
         statuses = {process.exitcode for process in self.processes}
@@ -67,10 +67,10 @@ class Gang:
 def gang(
     script: Path, folder: Path, *options: str, processes: int = 1, environ: dict[str, str] | None = None
 ) -> Iterator[Gang]:
-    """The script as a job of so many processes, as torchrun starts them; none outlives the block. Outside a job, unless
-    `environ` is that of one.
+    """Run the script with this many processes, as torchrun starts them. They end with the block. They are outside a job, unless
+    `environ` is that of a job.
 
-    They are forked from one that has imported PyTorch, which takes most of the time of a short run.
+    They are forked from a process that has imported PyTorch, since that takes most of the time of a short run.
     """
     folder.mkdir(exist_ok=True)
     environ = environ or environment()
@@ -107,7 +107,7 @@ def _run(arguments: list[str], environ: dict[str, str]) -> None:
 
 
 def last_record(folder: Path) -> dict:
-    """The last whole line of `steps`, {} if there is none: cheap enough to be asked for again and again."""
+    """The last whole line of `steps`; {} if there is none. Cheap enough for polling."""
     path = folder / "steps.jsonl"
     if not path.exists():
         return {}
@@ -127,7 +127,7 @@ def steps(folder: Path) -> list[dict]:
 def surviving(folder: Path) -> list[dict]:
     """Records of the steps that the final parameters are made of.
 
-    Where a run began at step s, what earlier runs did from step s on is lost.
+    If a run began at step s, the steps of earlier runs from s on are lost.
     """
     kept: list[dict] = []
     runs = collections.defaultdict(list)
@@ -149,7 +149,7 @@ def assert_each_sample_once(folder: Path, epochs: int, size: int) -> None:
 
 
 def final(folder: Path) -> dict:
-    """What the run that completed left."""
+    """The result of the run that completed."""
     return torch.load(folder / "final.pt")
 
 

@@ -1,4 +1,4 @@
-"""The daemon's side of a spool, and processes at its other side, for the tests of the executor."""
+"""The daemon's side of a spool, and processes on the other side, for the tests of the executor."""
 
 import contextlib
 import os
@@ -48,7 +48,7 @@ def wait_for(condition: Callable[[], T], what: str, timeout_s: float = 300) -> T
 
 
 def job_environment(spool: Path | None, path: str = "/nonexistent") -> dict[str, str]:
-    """As in a job of Slurm's, with no Slurm commands on the PATH."""
+    """The environment of a Slurm job, without Slurm's commands on the PATH."""
     ours = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "PENSTOCK"))}
     folders = [str(ROOT / name) for name in ("profiles", "executor")]
     ours |= {"PATH": path, "PYTHONPATH": os.pathsep.join(folders)}
@@ -59,7 +59,7 @@ def job_environment(spool: Path | None, path: str = "/nonexistent") -> dict[str,
 
 @contextlib.contextmanager
 def process(*arguments: str | Path, environment: Mapping[str, str]) -> Iterator[subprocess.Popen[str]]:
-    """A Python process, which does not outlive the block."""
+    """A Python process that ends with the block."""
     with subprocess.Popen(
         [sys.executable, *map(str, arguments)],
         env=environment,

@@ -1,15 +1,16 @@
-"""A job that makes steps under its node's agent, as a process: for tests of the channel on either side.
+"""A process that makes steps as a job under its node's agent, for tests of both ends of the channel.
 
     stepping.py RUN_DIR NUMBER [--step S] [--busy | --gpu FILE [--gpu-part P]] [--late S | --mute] [--deaf] [--lie]
                 [--greedy] [--here] [--leak MB]
 
-A step sleeps (a GPU works, the processor waits) or, with --busy, computes. With --gpu, half of the step, or the part P,
-needs a GPU, which does one thing at a time, in the order in which it is asked: the file says when it is free again. As
-a GPU does not wait for the processor that is to notice that it is done, what was slept too long is taken off the next
-sleeps. --late: takes so long to start, and says nothing before its first step. --mute: never says anything, nor makes
-steps. --deaf: never answers a request to suspend. --lie: says that it stands still, and goes on. --greedy: hears its
-share, and trains as if it had all. --here: like a CUDA job, it has to go on on the GPU that it had. --leak: says with
-each step that it holds so much more of its GPU's memory.
+A step sleeps (a GPU works, the processor waits) or, with --busy, computes. With --gpu, half of the step, or the part P, needs a
+GPU, which does one thing at a time, in the order of requests. The file says when the GPU is free again. A real GPU does not
+wait for the processor to notice that it has finished, so time slept too long is deducted from the next sleeps.
+
+--late: takes this long to start, and reports nothing before its first step. --mute: never reports and never makes a step.
+--deaf: never answers a request to suspend. --lie: reports that it stands still, and continues. --greedy: reads its share, and
+trains as if it were 1. --here: like a CUDA job, it must continue on the GPU that it had. --leak: reports with each step that it
+holds this much more of its GPU's memory.
 """
 
 import argparse
@@ -24,7 +25,7 @@ from penstock_executor.node_channel import Channel
 
 
 class Gpu:
-    """See the module, --gpu."""
+    """See --gpu in the module's docstring."""
 
     def __init__(self, path: Path, step_s: float, part: float) -> None:
         self._file = os.open(path, os.O_RDWR | os.O_CREAT)
@@ -32,7 +33,7 @@ class Gpu:
         self.begin()
 
     def begin(self) -> None:
-        """The next step begins now, not when the last one was over."""
+        """The next step begins now, not at the end of the last one."""
         self._due_s = time.monotonic()
 
     def step(self) -> None:

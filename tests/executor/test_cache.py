@@ -59,7 +59,7 @@ def test_memory_buys_hits_in_proportion():
 
 
 def test_processes_of_a_node_share_one_cache():
-    """Three processes at once, in different orders: each reads right, and together they hold no item twice."""
+    """Three processes at once, in different orders. Each reads the right items, and together they hold no item twice."""
     with SharedCache.create(200, 80 * SIZE) as cache:
         running = [
             subprocess.Popen([sys.executable, "-c", EPOCHS, cache.name, str(seed)], stdout=subprocess.PIPE)

@@ -32,7 +32,7 @@ def test_bytes_and_arrays_come_back_as_saved(tmp_path: Path):
 
 
 def test_the_highest_epoch_wins_then_the_highest_step(tmp_path: Path):
-    """The run of epoch 1 got further before it was left behind; what counts is the present run's."""
+    """The run of epoch 1 got further before it was superseded. Only the present run's checkpoints count."""
     Checkpoints(tmp_path, 1).save(b"far", 900)
     second = Checkpoints(tmp_path, 2)
     assert second.latest().state == b"far"

@@ -46,7 +46,7 @@ def test_without_a_daemon_it_makes_its_folders(spool: Path):
 
 
 def test_an_epoch_is_above_those_of_the_checkpoints_too(spool: Path, tmp_path: Path):
-    """A new job that goes on from an old one's checkpoints must not look like a run left behind."""
+    """A new job that continues from an old job's checkpoints must not count as a superseded run."""
     Checkpoints(tmp_path / "ckpt", 9)
     tell(spool, 1)
     run = client(spool, tmp_path / "ckpt")
@@ -206,8 +206,7 @@ def test_processes_that_race_get_different_epochs(spool: Path, tmp_path: Path, s
 
 
 def test_a_run_reports_soon_and_then_at_its_pace():
-    """Asked each second from 100 s on: after 5, 10 and 20 s, and then every 30 s. A shorter pace is kept from the
-    start."""
+    """Asked each second from 100 s on: after 5, 10 and 20 s, and then every 30 s. A shorter interval is used from the start."""
     pace, brisk = ReportSchedule(30.0, 100.0), ReportSchedule(2.0, 100.0)
     assert [second for second in range(101, 230) if pace.due(second)] == [105, 115, 135, 165, 195, 225]
     assert [second for second in range(101, 108) if brisk.due(second)] == [102, 104, 106]

@@ -21,7 +21,7 @@ esac
 
 @pytest.fixture
 def tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Returns the file of the process's state."""
+    """The file with the process's state."""
     path = tmp_path / "cuda-checkpoint"
     path.write_text(TOOL)
     path.chmod(0o755)

@@ -68,7 +68,7 @@ def test_a_finished_job_that_is_started_again_is_done_at_once(spool: Path, tmp_p
 
 
 def test_a_late_tick_counts_no_more_than_the_work_that_is_left(spool: Path, tmp_path: Path):
-    """It stands still in the middle, as on a busy machine, while a hundred steps could have been made."""
+    """It stands still in the middle, as on a busy machine, for the time of a hundred steps."""
     tell(spool, 3)
     with trainer(spool, tmp_path, "--batch-size", "20", work=500) as child:
         wait_for(lambda: bodies(spool, 3, "observation"), "observation")

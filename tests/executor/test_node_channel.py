@@ -63,7 +63,7 @@ def answered(run_dir: Path, number: int) -> JobStatus:
 
 
 def speed(run_dir: Path, number: int, compute: float, seconds: float) -> float:
-    """Steps a second under this share, by the job's own counts."""
+    """Steps per second with this share, by the job's own counts."""
     tell(run_dir, number, compute=compute)
     before = answered(run_dir, number)
     time.sleep(seconds)
@@ -80,7 +80,7 @@ def speed(run_dir: Path, number: int, compute: float, seconds: float) -> float:
     ],
 )
 def test_a_duty_cycle_gives_that_throughput(run_dir: Path, shares: tuple[float, ...], seconds: float, within: float):
-    """Of the throughput without a limit, measured before and after; again where the machine stops."""
+    """Relative to the throughput without a limit, measured before and after. Repeated if the machine stands still."""
     with job(run_dir, "--step", "0.02"):
         control = 1
         for share in shares:
@@ -119,7 +119,7 @@ def test_it_stands_still_until_the_request_is_withdrawn(run_dir: Path):
 
 
 def test_no_reader_sees_a_part_of_a_file(run_dir: Path):
-    """Each of some thousand readings is a whole status, while the job writes one every few milliseconds."""
+    """Each of a thousand readings is a whole status, while the job writes one every few milliseconds."""
     with job(run_dir, "--step", "0.001"):
         tell(run_dir, 1)
         answered(run_dir, 1)

@@ -22,7 +22,7 @@ def train(folder: Path, spool: Path | None = None, steps: int = STEPS):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """Folder and standard error of a training that nothing interrupted."""
+    """Folder and standard error of an uninterrupted training."""
     folder = tmp_path_factory.mktemp("whole")
     with train(folder) as child:
         said = child.communicate(timeout=240)[1]

@@ -24,7 +24,7 @@ def report(sequence: int) -> Report:
 
 
 def stored(api: Api) -> list[tuple[int, int]]:
-    """(epoch, sequence) of what the service has of job 1."""
+    """(epoch, sequence) of each report of job 1 that the service has."""
     with api.client("ada") as ada:
         return [(each["epoch"], each["sequence"]) for each in ada.history("1").observations]
 
@@ -49,7 +49,7 @@ def test_it_learns_the_epoch_that_the_daemon_gave_and_gives_way_to_a_later_one(t
         assert not post.superseded
         api.submitter.given_epoch = 6
         post.put(report(8))
-        wait_for(lambda: post.superseded, "word that a later run has begun")
+        wait_for(lambda: post.superseded, "notice that a later run has begun")
         assert stored(api) == [(5, 7)]
 
 

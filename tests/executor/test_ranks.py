@@ -1,4 +1,4 @@
-"""Who a process is, from the variables that a real srun (22.05) and torchrun set."""
+"""The rank of a process, from the variables that a real srun (22.05) and torchrun set."""
 
 import pytest
 

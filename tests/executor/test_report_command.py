@@ -1,4 +1,4 @@
-"""`penstock-report`, and a shell script that takes part by it."""
+"""`penstock-report`, and a shell script that uses it."""
 
 import contextlib
 import io
@@ -53,7 +53,7 @@ def test_each_call_is_one_message_of_the_run(tmp_path: Path):
     assert report(tmp_path, *steps).returncode == 0
     assert report(tmp_path, "saved", "--epoch=4", "--request=save-me", "--seconds=2", "--progress=640").returncode == 0
     assert report(tmp_path, "poll", "--epoch=4").returncode == 1
-    assert report(tmp_path, "metric", "--epoch=4", "nan").returncode == 0, "one that has diverged says nothing"
+    assert report(tmp_path, "metric", "--epoch=4", "nan").returncode == 0, "a diverged trial reports nothing"
     assert report(tmp_path, "metric", "--epoch=4", "--progress=640", "-2.5e-01").returncode == 0
     assert report(tmp_path, "end", "--epoch=4", "--outcome=stopped", "--progress=640").returncode == 0
     said = reports(tmp_path, 4)

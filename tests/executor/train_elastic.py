@@ -2,8 +2,8 @@
 
     train_elastic.py FOLDER [--option VALUE ...]
 
-A line of `FOLDER/steps.jsonl` for each step and process, before the step counts, names the run's epoch, the optimiser
-step and the samples; what counts is decided by the test, from the checkpoints that survived.
+Each process writes a line to `FOLDER/steps.jsonl` before each step counts: the run's epoch, the optimiser step and the samples.
+The test decides from the surviving checkpoints which lines count.
 """
 
 import argparse
@@ -39,9 +39,9 @@ class Moons(torch.utils.data.Dataset):
 
 
 class Hold:
-    """Keeps process 1 of a run, or its only one, at one step until it has heard SIGTERM, and with it the others.
+    """Holds process 1 of a run, or its only one, in a step until it has received SIGTERM, and with it the other processes.
 
-    Made after `px.start`.
+    Create it after `px.start`.
     """
 
     def __init__(self, run: px.TrainingRun, step: int | None) -> None:
@@ -69,7 +69,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--max-batch", type=int)
     parser.add_argument("--max-atomic", type=int)
-    parser.add_argument("--sleep", type=float, default=0.0, help="seconds a step, until FOLDER/fast is there")
+    parser.add_argument("--sleep", type=float, default=0.0, help="seconds per step, until FOLDER/fast exists")
     parser.add_argument("--hold", type=int, metavar="STEP")
     parser.add_argument("--drop-last", action="store_true")
     parser.add_argument("--report-every", type=float, default=0.3)

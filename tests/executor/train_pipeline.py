@@ -1,4 +1,4 @@
-"""A job whose model is a pipeline of two stages, each a process, for `test_pipeline.py`.
+"""A job with a pipeline of two stages as its model, each in a process, for `test_pipeline.py`.
 
     train_pipeline.py FOLDER [--sleep S] [--max-norm N] [--max-batch N] [--hold STEP] [--frozen]
 
@@ -33,7 +33,7 @@ def loss_of(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 
 class Places(list):
-    """The places of the processes that this was part of, in two runs at most."""
+    """The ranks of the processes that this was part of, in at most two runs."""
 
     def state_dict(self) -> dict:
         return {"places": list(self)}

@@ -1,5 +1,4 @@
-"""A problem whose gradient noise is known: each sample's gradient is w - x, with x around 0, so of known mean and
-covariance.
+"""A problem with known gradient noise: each sample's gradient is w - x, with x around 0, so its mean and covariance are known.
 
     train_quadratic.py FOLDER STEPS [--optimizer adam] [--max-atomic N] [--mixed]
 
@@ -31,7 +30,7 @@ class Draws(torch.utils.data.Dataset):
 
 
 class Point(torch.nn.Module):
-    """Its parameters in two tensors, so that several are added up."""
+    """Its parameters are in two tensors, to test the sum over several."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,7 +49,7 @@ def main() -> None:
     parser.add_argument("steps", type=int)
     parser.add_argument("--optimizer", default="sgd")
     parser.add_argument("--max-atomic", type=int)
-    parser.add_argument("--mixed", action="store_true", help="autocast, and a loss scale that at first overflows")
+    parser.add_argument("--mixed", action="store_true", help="autocast, and a loss scale that overflows at first")
     options = parser.parse_args()
     torch.set_num_threads(1)
     run = px.start()

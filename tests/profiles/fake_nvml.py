@@ -1,4 +1,4 @@
-"""Programs that find `fake_nvml.c` where NVIDIA's driver library would be."""
+"""Runs programs with `fake_nvml.c` in place of NVIDIA's driver library."""
 
 import os
 import shutil
@@ -41,5 +41,5 @@ def build(folder: Path, *options: str) -> Path:
 
 
 def environment(library: Path, scenario: Path) -> dict[str, str]:
-    """Of a process with that driver."""
+    """The environment of a process with that driver."""
     return os.environ | {"LD_LIBRARY_PATH": str(library), "FAKE_NVML": str(scenario)}

@@ -17,7 +17,7 @@ from penstock_profiles.colocation import MOST_WEIGHT, Colocation, ColocationErro
 
 
 def test_an_unknown_pair_has_the_prior_of_its_utilisations():
-    """0.3 + 0.5 of the GPU leaves both alone; 0.9 + 0.6 = 1.5 slows both to 2/3, and together they gain a third."""
+    """0.3 + 0.5 of the GPU slows neither; 0.9 + 0.6 = 1.5 slows both to 2/3, and together they gain a third."""
     pairs = Colocation(
         utilisation={("a100", "small"): 0.3, ("a100", "half"): 0.5, ("a100", "big"): 0.9, ("a100", "more"): 0.6}
     )
@@ -25,7 +25,7 @@ def test_an_unknown_pair_has_the_prior_of_its_utilisations():
     assert pairs.share("a100", "big", "more") == pytest.approx(2 / 3)
     assert pairs.total("a100", "big", "more") == pytest.approx(4 / 3)
     assert pairs.share("a100", "small", "unknown") is None
-    assert pairs.total("t4", "small", "half") is None, "another type tells nothing"
+    assert pairs.total("t4", "small", "half") is None, "another type does not count"
     assert not pairs.measured("a100", "small", "half")
 
 
@@ -33,7 +33,7 @@ def test_measurements_take_the_place_of_the_prior_at_once_and_of_a_table_by_and_
     pairs = Colocation({("t4", "a", "b"): Pair(share=1.0)}, {("t4", "a"): 0.1, ("t4", "b"): 0.1})
     assert pairs.share("t4", "b", "a") == 1.0
     pairs.observe("t4", "b", "a", 0.4)
-    assert pairs.share("t4", "b", "a") == pytest.approx(0.4), "a prior is no measurement"
+    assert pairs.share("t4", "b", "a") == pytest.approx(0.4), "a prior is not a measurement"
     pairs.observe("t4", "a", "b", 0.5)
     assert pairs.share("t4", "a", "b") == pytest.approx(0.75), "a table counts for one"
     assert pairs.total("t4", "a", "b") == pytest.approx(1.15)
@@ -112,7 +112,7 @@ def test_a_damaged_table_is_refused_with_its_entry(tmp_path: Path, row: dict[str
 
 
 def test_pairs_are_read_from_a_table_or_from_what_was_learned(tmp_path: Path):
-    """c has no rate alone: it does not run there. Beside itself a has 0.8, as two have that use 1 / 1.6 of the GPU
+    """c has no rate alone, so it does not run there. a beside itself has 0.8, like two jobs that use 1 / 1.6 of the GPU
     each."""
     table = {
         "v100": {"a": {"null": 10.0, "a": [8.0, 8.0], "c": [9.0, 0.0]}, "c": {"null": 0.0, "a": [0.0, 9.0]}},

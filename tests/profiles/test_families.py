@@ -131,7 +131,7 @@ def test_a_missing_file_is_named(tmp_path):
 
 
 def test_import_needs_nothing_heavy():
-    """The package installs inside training jobs: numpy and pydantic, and neither scipy nor anything of ours."""
+    """Training jobs import the package: it needs numpy and pydantic, but neither scipy nor other packages of Penstock."""
     code = (
         "import sys; import penstock_profiles.families; "
         "print(*sorted({m.split('.')[0] for m in sys.modules} & {'scipy', 'pandas', 'torch', 'penstock_scheduler'}))"

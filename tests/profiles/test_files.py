@@ -1,4 +1,4 @@
-"""Files that others write or read at the same time."""
+"""Files that other processes write or read at the same time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from penstock_profiles.files import NoRegularFile, open_regular
 
 
 def test_what_is_no_file_is_refused_and_nothing_stays_open(tmp_path: Path):
-    """A job could have its node's agent run out of descriptors with a folder in place of a file."""
+    """With a folder in place of a file, a job could make its node's agent run out of descriptors."""
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(3):
         with pytest.raises(NoRegularFile):

@@ -33,7 +33,7 @@ params = st.builds(
 
 
 def measure(params: ThroughputParams, shapes=SHAPES, batches=(8, 16, 32, 64, 128), noise=0.0, seed=0) -> Measured:
-    """Steps of a job that follows the model, with `noise` of that relative standard deviation."""
+    """Steps of a job that follows the model, with noise of this relative standard deviation."""
     rows = np.array([(n, k, m) for n, k in shapes for m in batches], dtype=float)
     N, K, m = rows.T
     step = step_time(params, N, K, m)
@@ -202,7 +202,7 @@ def test_larger_placements_are_predicted_better_than_by_the_papers_fit(monkeypat
     """One pair of the benchmark, on published measurements: cifar10 on T4, where the paper's formula is far off."""
     data = os.environ.get("PENSTOCK_TEST_DATA")
     if data is None:
-        pytest.skip("PENSTOCK_TEST_DATA is not set: docs/developer/data.md says where the measurements come from")
+        pytest.skip("PENSTOCK_TEST_DATA is not set; docs/developer/data.md says where the measurements come from")
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
     monkeypatch.delitem(sys.modules, "fit", raising=False)
     import fit as benchmark

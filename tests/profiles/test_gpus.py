@@ -85,7 +85,7 @@ def test_a_site_adds_a_type(tmp_path):
 
 
 def test_a_sites_a100_may_be_the_larger(tmp_path):
-    """The site's names count before ours, and what it replaces keeps none of its names."""
+    """The site's names have priority over Penstock's, and a replaced entry keeps none of its names."""
     larger = ONE.replace("rtx5090", "a100").replace("memory_gb = 32", "memory_gb = 80")
     larger = larger.replace("GeForce RTX 5090", "A100-SXM4-80GB").replace("5090", "big")
     both = load_gpus(site_file(tmp_path, larger))

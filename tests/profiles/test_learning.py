@@ -74,8 +74,7 @@ def test_a_type_in_proportion_is_sias_cross_type_estimate():
 
 
 def test_the_donor_is_the_type_whose_one_gpu_steps_are_most_alike():
-    """`aardvark` comes first in every order, and synchronises a hundred times as long; `v100` is as fast as the new
-    type."""
+    """`aardvark` is first in every order, and synchronises a hundred times as long; `v100` is as fast as the new type."""
     far = dataclasses.replace(slower(TRUTH, 20), alpha_r=3.0, beta_r=1.0)
     model = JobModel(32, 1024)
     run(model, "aardvark", far, (1, 1), (1, 4), (1, 8))
@@ -132,7 +131,7 @@ def test_without_a_noise_estimate_a_larger_batch_teaches_nothing_more():
 
 
 def test_what_fits_into_memory():
-    """128 was seen to run on a t4 (16 GB); 40 GB fit 128 x 40 / 16 = 320, and an unknown GPU is taken for as small."""
+    """128 has run on a t4 (16 GB). 128 x 40 / 16 = 320 fit into 40 GB, and an unknown GPU counts as equally small."""
     model = JobModel(32, 1024, families=FAMILIES, gpus=load_gpus())
     run(model, "t4", TRUTH, (1, 1))
     assert {name: gpu.max_atomic_batch for name, gpu in model.estimator.models.items()}["t4"] == 128

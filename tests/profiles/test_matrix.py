@@ -103,7 +103,7 @@ def test_blocks_do_not_show(monkeypatch):
 
 
 class Counted:
-    """Counts the rows that are evaluated anew."""
+    """Counts the rows that are evaluated again."""
 
     def __init__(self, monkeypatch):
         self.rows = []

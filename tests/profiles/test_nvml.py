@@ -160,7 +160,7 @@ def test_a_gpu_lost_in_mid_run_is_reported_and_the_other_still_read(ask, happens
 
 
 def gpus(count: int) -> str:
-    """So many of them."""
+    """This many V100s."""
     return f"count {count}\n" + "".join(
         f"{i}.name Tesla V100\n{i}.uuid GPU-{i}\n{i}.total 16160\n" for i in range(count)
     )
@@ -295,7 +295,7 @@ def test_without_the_package(ask):
 
 @pytest.mark.skipif(ctypes.util.find_library("nvidia-ml") is not None, reason="this machine has NVIDIA's driver")
 def test_without_a_driver():
-    """This machine as it is, without the stand-in."""
+    """The real machine, without the stand-in."""
     program = WHY.replace('os.environ["FAKE_NVML"]', '"unused"')
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     said = json.loads(done.stdout)
@@ -343,7 +343,7 @@ def reading(uuid: str, busy: float | None, *processes: Process) -> Reading:
 
 
 def test_use_by_job():
-    """Job a: alone on G1 (two processes) and with b on G2. Pid 99 is of no job. On G3 a has company that is unknown."""
+    """Job a is alone on G1 (two processes) and with b on G2. Pid 99 belongs to no job. On G3, a is with an unknown process."""
     sample = Sample(
         (
             reading("G1", 0.9, Process(1, 100.0, None), Process(2, 50.0, 0.1)),

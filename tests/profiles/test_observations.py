@@ -14,7 +14,7 @@ def average(observations: Observations) -> tuple[float, float]:
 
 
 def test_the_middle_half_by_weight_is_averaged():
-    """Four reports of equal weight: the middle two, (2 + 3) / 2 = 2.5 s; 1 and 40 have no say."""
+    """Four reports of equal weight: the middle two give (2 + 3) / 2 = 2.5 s; 1 and 40 do not count."""
     observations = Observations()
     for step_s in (40, 2, 1, 3):
         observations.add(1, 2, 16, step_s, step_s / 10)

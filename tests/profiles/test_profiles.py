@@ -30,7 +30,7 @@ def test_comes_back_as_saved_and_replaces_the_one_before(tmp_path: Path):
     path = save_profile(profile(too_large_batch=3), folder)
     assert path == profile_file(folder, "bert", "t4")
     assert load_profile(path) == profile(too_large_batch=3)
-    with path.open() as reading:  # somebody who reads meanwhile has the old one, whole
+    with path.open() as reading:  # a concurrent reader gets the whole old one
         save_profile(profile(), folder)
         assert Profile.model_validate_json(reading.read()) == profile(too_large_batch=3)
     assert load_profile(path) == profile()

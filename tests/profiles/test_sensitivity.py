@@ -1,4 +1,4 @@
-"""Tables of what CPU and memory are worth, the search for the knee, and the store."""
+"""Tables of speed by CPUs and memory, the search for the knee, and the store."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_a_speed_between_points_is_that_of_the_point_below():
     assert ALEXNET.speed(3, 60_000) == 1
     assert ALEXNET.speed(8.9, 119_999) == 1
     assert ALEXNET.speed(100, 1e9) == 3
-    assert ALEXNET.speed(0.5, 1e9) == 0, "nobody measured so few CPUs"
+    assert ALEXNET.speed(0.5, 1e9) == 0, "so few CPUs were not measured"
 
 
 def test_only_shares_that_buy_speed_are_options():
@@ -60,8 +60,7 @@ def test_rows_of_zeros_are_shares_that_no_server_has():
 
 @given(st.integers(1, 24))
 def test_the_search_finds_the_knee_of_24_in_at_most_8_runs(true_knee: int):
-    """Speed rises by a part for each CPU up to the knee: the least number within 10 % of the best is what both must
-    find."""
+    """Speed rises with each CPU up to the knee. Both must find the smallest number within 10 % of the best speed."""
     asked: list[int] = []
 
     def measure(cpus: int) -> float:
@@ -172,7 +171,7 @@ def test_the_search_on_a_real_pipeline_is_within_a_step_of_measuring_all(monkeyp
     monkeypatch.delitem(sys.modules, "knee", raising=False)
     import knee as benchmark
 
-    for _ in range(3):  # a machine that stops for a moment shows a knee that is none
+    for _ in range(3):  # a pause of the machine looks like a knee
         found = benchmark.compare(6, step_s=2 * 0.04 / 3, slot_s=0.04, batch=2, seconds=0.4, trials=1)
         assert found["runs"] <= MOST_RUNS
         if abs(found["knee"] - found["exhaustive_knee"]) <= 1 and found["swept"][1] < 0.6 * found["swept"][6]:

@@ -1,4 +1,4 @@
-"""Jobs that wait until a file, the gate, says with which status they are to end; and workers that die."""
+"""Jobs that wait for a file, the gate, which contains their exit status; and workers that die."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class DyingHook(PenstockHook):
 
 
 class Dying(PenstockSubmitOperator):
-    """Its worker is killed in the first try, after penstockd has taken the job and before anybody has been told."""
+    """Its worker is killed in the first try, after penstockd has accepted the job and before the worker gets the answer."""
 
     @property
     def hook(self) -> PenstockHook:

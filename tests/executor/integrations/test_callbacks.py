@@ -45,14 +45,13 @@ def test_a_foreign_loop_reports_saves_on_request_stops_and_goes_on(
         _, said = child.communicate(timeout=400)
         assert child.returncode == 0, said
     (again,) = bodies(spool, 2, "started")
-    assert again.progress == ended.progress, "it goes on where it stopped"
+    assert again.progress == ended.progress, "it continues where it stopped"
     (done,) = bodies(spool, 2, "ended")
     assert (done.outcome, done.progress) == ("completed", again.total)
 
 
 def monitor_at(clock: SimpleNamespace, folder: Path, monkeypatch: pytest.MonkeyPatch, channel: object = None):
-    """A monitor of job 1 that reads its time from `clock`, with its spool in `folder`; and the signal handlers that it
-    set."""
+    """A training monitor of job 1 that reads the time from `clock`, with its spool in `folder`; and its signal handlers."""
     torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'penstock[executor]'")
     from penstock_executor.integrations import training_monitor as monitor
 

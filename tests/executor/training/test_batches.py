@@ -1,4 +1,4 @@
-"""The elastic order of samples, without any process."""
+"""The elastic order of samples, without processes."""
 
 import numpy as np
 import pytest
@@ -28,7 +28,7 @@ def test_parts_are_disjoint_whole_even_and_fit(samples: int, replicas: int, atom
 
 @given(st.data())
 def test_whatever_the_resizes_each_sample_of_an_epoch_is_computed_once(data: st.DataObject):
-    """Runs of 1 to 5 processes, each ended after some steps, in batches that change."""
+    """Runs of 1 to 5 processes, each ended after some steps, with changing batches."""
     size = data.draw(st.integers(1, 120))
     order, position, seen = epoch_order(size, 3, 7), 0, []
     while position < size:
@@ -66,7 +66,7 @@ def test_a_fixed_batch_takes_the_same_samples_a_step_on_any_number_of_processes(
 
 
 def test_the_order_is_of_seed_and_epoch():
-    """Fixed numbers: another machine or version must not shuffle otherwise in the middle of an epoch."""
+    """Fixed numbers: another machine or version must not change the order in the middle of an epoch."""
     assert epoch_order(8, 0, 0).tolist() == epoch_order(8, 0, 0).tolist()
     assert epoch_order(8, 1, 0).tolist() != epoch_order(8, 0, 0).tolist() != epoch_order(8, 0, 1).tolist()
     assert epoch_order(4, 5, 5, shuffle=False).tolist() == [0, 1, 2, 3]

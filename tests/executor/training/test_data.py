@@ -1,4 +1,4 @@
-"""Data sets that people have, dealt out to several processes and resumed: docs/user/executor.md shows these classes."""
+"""Common data sets, distributed over several processes and resumed. docs/user/executor.md shows these classes."""
 
 import collections
 import io

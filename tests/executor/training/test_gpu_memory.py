@@ -1,4 +1,4 @@
-"""A limit of memory on a process's GPU, with a stand-in for what `torch.cuda` and the driver do."""
+"""A memory limit on a process's GPU, with a stand-in for `torch.cuda` and the driver."""
 
 from types import SimpleNamespace
 
@@ -14,10 +14,9 @@ DEVICE = torch.device("cuda", 1)
 
 
 class Cuda:
-    """What torch has of a GPU of 16,000 MB: memory in use, and such as it keeps for the next tensor.
+    """torch's memory on a GPU of 16,000 MB: in use, and cached for the next tensor.
 
-    As torch's own allocator does, it takes new memory from the driver only within the fraction, and what it keeps
-    counts.
+    Like torch's own allocator, it takes new memory from the driver only within the fraction, and cached memory counts.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, in_use_mb: int, cached_mb: int) -> None:
@@ -50,7 +49,7 @@ class Cuda:
         return (self.in_use_mb + self.cached_mb) * MIB
 
     def tensor(self, mb: int) -> None:
-        """The script needs memory."""
+        """Allocate memory, as the script does."""
         if mb > self.cached_mb and self.in_use_mb + self.cached_mb + mb > self.most_mb:
             raise torch.OutOfMemoryError
         self.cached_mb -= mb if mb <= self.cached_mb else 0
@@ -61,7 +60,7 @@ class Cuda:
 
 
 def test_what_is_only_kept_is_given_back_before_the_limit_is_lowered(monkeypatch: pytest.MonkeyPatch):
-    """3,000 MB in use and 6,000 kept: limited to 4,000, a tensor of 1,000 fits, and a byte more does not."""
+    """3,000 MB in use and 6,000 cached. With a limit of 4,000, a tensor of 1,000 fits, and a byte more does not."""
     cuda = Cuda(monkeypatch, in_use_mb=3_000, cached_mb=6_000)
     limit_memory(DEVICE, 4_000)
     assert cuda.held_at_limits == [(4_000, 3_000)]
@@ -72,7 +71,7 @@ def test_what_is_only_kept_is_given_back_before_the_limit_is_lowered(monkeypatch
 
 
 def test_what_is_in_use_stays_though_it_be_more_than_the_limit(monkeypatch: pytest.MonkeyPatch):
-    """5,000 MB in use, limited to 4,000: nothing new, but memory that was in use serves again. 0 lifts the limit."""
+    """5,000 MB in use with a limit of 4,000: no new memory, but freed memory is used again. 0 removes the limit."""
     cuda = Cuda(monkeypatch, in_use_mb=5_000, cached_mb=100)
     limit_memory(DEVICE, 4_000)
     assert held_mb(DEVICE) == cuda.in_use_mb == 5_000

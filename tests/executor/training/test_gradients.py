@@ -11,7 +11,7 @@ from penstock_executor.training.gradients import GradientMeter, SyncTimer, measu
 
 
 def test_measuring_takes_a_fifth_of_a_hundredth_of_the_time_and_a_twentieth_of_the_steps_at_least():
-    """Of a step of 50 ms, 0.1 ms are a fifth of a hundredth: 0.09 ms fit into each, 0.48 ms into every fifth."""
+    """0.1 ms are a fifth of a hundredth of a step of 50 ms. So 0.09 ms fit into each step, 0.48 ms into every fifth."""
     assert [measure_every(seconds, 0.05) for seconds in (0.0, 0.00009, 0.00048, 1.0)] == [1, 1, 5, 20]
 
 
@@ -76,7 +76,7 @@ def test_a_step_that_is_not_measured_has_nothing_of_ours_in_its_backward_pass(mo
 
 
 class Event:
-    """A CUDA event, as much as `SyncTimer` needs of one."""
+    """The part of a CUDA event that `SyncTimer` needs."""
 
     def __init__(self, at_s: float) -> None:
         self.at_s, self.done = at_s, False

@@ -41,7 +41,7 @@ def trained_in_one_piece() -> tuple[dict, tuple[float, float]]:
                 model.zero_grad()
                 loss_of(model(data.points[half].double()), data.labels[half].double()).backward()
                 halves.append([parameter.grad.clone() for parameter in model.parameters()])
-            if (epoch, step) != (EPOCHS - 1, STEPS - 1):  # a step's norms are told after the next
+            if (epoch, step) != (EPOCHS - 1, STEPS - 1):  # a step's norms are reported after the next step
                 noise.feed([torch.cat([each.reshape(-1) for each in half]).numpy() for half in halves], 1.0)
             for parameter, one, other in zip(model.parameters(), *halves, strict=True):
                 parameter.grad = (one + other) / 2
@@ -60,7 +60,7 @@ def test_two_replicas_of_two_stages_learn_what_one_process_learns_and_go_on_as_o
             lambda: [body for body in bodies(spool, 1, "observation") if body.sync_time_s is not None], "report"
         )
         wait_for(lambda: "held in step 8" in job.said.read_text(), "steps")
-        job.processes[1].terminate()  # whoever hears it, all stop
+        job.processes[1].terminate()  # all stop, whichever process gets the signal
         assert job.wait() == 143
     seen = measured[0]
     assert (seen.gpus, seen.gpus_per_replica, seen.replicas) == (4, 2, 2)
@@ -68,7 +68,7 @@ def test_two_replicas_of_two_stages_learn_what_one_process_learns_and_go_on_as_o
     assert 0 < seen.sync_time_s < seen.step_time_s
     found = Checkpoints(tmp_path / "checkpoints", 1).latest()
     assert set(found.shards.files) == {"part-0.pt", "part-1.pt"}
-    assert found.step == 10  # the step that it was held in, and the one after which all know
+    assert found.step == 10  # the step in which it was held, and the one after which all know
     (found.shards.folder / "part-1.pt").write_bytes(b"harmed")  # the one of the epoch's end counts
     with train(tmp_path, *options, processes=2, spool=spool) as job:
         job.finish()
@@ -94,7 +94,7 @@ def renamed(part: dict, second: bool) -> dict:
 
 @pytest.mark.long
 def test_gradient_noise_is_that_of_whole_replicas_and_the_batch_grows_with_them(tmp_path: Path):
-    """The sum over stages and replicas is what one process finds with the two halves of each batch."""
+    """The sum over stages and replicas equals the result of one process with the two halves of each batch."""
     with train(tmp_path, f"--max-norm={MAX_NORM}", processes=4) as job:
         job.finish()
     _, noise = trained_in_one_piece()

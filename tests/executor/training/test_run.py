@@ -44,7 +44,7 @@ def train(folder: Path, *options: str, processes: int = 1, spool: Path | None = 
 
 
 def finish(child) -> str:
-    """Wait for a process that was not forked, and so takes seconds to import PyTorch."""
+    """Wait for a process that was not forked, and therefore takes seconds to import PyTorch."""
     said = child.communicate(timeout=240)[1]
     assert child.returncode == 0, said
     return said
@@ -63,7 +63,7 @@ def test_processes_and_micro_steps_do_not_change_what_is_learned(tmp_path: Path)
 
 
 def test_with_drop_last_an_epoch_is_worth_the_steps_that_it_has(tmp_path: Path):
-    """47 samples at 32: a step an epoch. Three are worth 96 samples, and not 141."""
+    """47 samples at batch 32: one step per epoch. Three epochs are worth 96 samples, not 141."""
     with train(tmp_path, "--size=47", "--drop-last", "--max-batch=32") as job:
         job.finish()
     assert (final(tmp_path)["steps"], final(tmp_path)["progress"]) == (3, 96)
@@ -71,8 +71,7 @@ def test_with_drop_last_an_epoch_is_worth_the_steps_that_it_has(tmp_path: Path):
 
 @pytest.mark.parametrize("kills", [3, pytest.param(50, marks=pytest.mark.long)])
 def test_killed_at_random_points_it_goes_on_from_a_whole_checkpoint(tmp_path: Path, kills: int):
-    """Every 0.3 s a checkpoint, 0.02 s and more a step: what is lost lies within an interval and the time of one
-    write."""
+    """A checkpoint every 0.3 s, and steps of at least 0.02 s. The loss is at most an interval and the time of one write."""
     chance, lost = random.Random(), 0
     epochs = 4 + kills // 2  # a run makes a quarter of one before it is killed: enough that none completes
     options = (f"--epochs={epochs}", "--size=6001", "--sleep=0.02", "--checkpoint-every=0.3")
@@ -89,9 +88,7 @@ def test_killed_at_random_points_it_goes_on_from_a_whole_checkpoint(tmp_path: Pa
     with train(tmp_path, *options) as job:
         job.finish()
     assert_each_sample_once(tmp_path, epochs, 6001)
-    assert lost <= 200, (
-        f"{lost} steps lost, where an interval has some 15, and a machine that stands still makes it longer"
-    )
+    assert lost <= 200, f"{lost} steps lost; an interval has about 15, and more if the machine stands still"
 
 
 def test_it_answers_the_daemon_stops_when_asked_and_gives_way_to_a_later_run(tmp_path: Path):
@@ -125,7 +122,7 @@ def test_it_answers_the_daemon_stops_when_asked_and_gives_way_to_a_later_run(tmp
 
 
 def test_stopped_in_an_epochs_last_step_the_next_run_makes_the_end_of_that_epoch(tmp_path: Path):
-    """Two steps an epoch: the second run has none left of the first, and makes what comes after them."""
+    """Two steps per epoch. The second run has no steps of the first epoch left, and makes the later ones."""
     spool = tmp_path / "spool"
     spool.mkdir()
     tell(spool, 1)
@@ -175,7 +172,7 @@ def test_gradient_noise_of_a_known_problem_is_found_in_500_steps(
             job.finish()
     noise = json.loads((tmp_path / "noise.json").read_text())
     assert noise["found"] == pytest.approx(noise["true"], rel=0.1)
-    assert (noise["left_out"] > 0) == ("--mixed" in options), "steps whose gradients overflow are no progress"
+    assert (noise["left_out"] > 0) == ("--mixed" in options), "steps with overflowing gradients are not progress"
 
 
 def test_without_slurm_and_a_folder_nothing_is_saved(tmp_path: Path):
@@ -185,7 +182,7 @@ def test_without_slurm_and_a_folder_nothing_is_saved(tmp_path: Path):
 
 
 def test_where_memory_runs_out_it_begins_again_with_a_smaller_batch(tmp_path: Path):
-    """40 samples fit; 32 is the initial batch, and of what is tried next some do not fit."""
+    """40 samples fit and 32 is the initial batch. Some of the next batches do not fit."""
     options = ("--epochs=30", "--max-batch=256", "--memory=40", "--report-every=0.05")
     with process(SCRIPT, tmp_path, *options, environment=environment()) as child:
         said = finish(child)
@@ -228,25 +225,25 @@ def test_a_full_disk_and_a_read_only_folder_are_reported_and_the_old_checkpoint_
 
 
 def test_suspended_it_stands_still_and_resumed_it_goes_on(tmp_path: Path):
-    """First as Slurm does it, SIGTSTP and then SIGSTOP; then asked by the daemon, which thinks better of it."""
+    """First as Slurm does it, by SIGTSTP and then SIGSTOP. Then on the daemon's request, which is withdrawn."""
     spool = tmp_path / "spool"
     spool.mkdir()
     tell(spool, 1)
 
     def stands_still(said: int) -> None:
-        wait_for(lambda: len(bodies(spool, 1, "suspended")) == said, "word that it has moved out")
+        wait_for(lambda: len(bodies(spool, 1, "suspended")) == said, "report that it has moved out")
         count = len(steps(tmp_path))
         time.sleep(1)
         assert len(steps(tmp_path)) == count
 
-    # 28 s of steps, most of which it makes once there is `fast`.
+    # 28 s of steps. It makes most of them once `fast` exists.
     with train(tmp_path, "--size=203", "--epochs=40", "--sleep=0.1", spool=spool) as job:
         wait_for(lambda: steps(tmp_path), "steps")
         job.send(signal.SIGTSTP)
         stands_still(1)
         job.send(signal.SIGSTOP)
         job.send(signal.SIGCONT)
-        wait_for(lambda: len(bodies(spool, 1, "resumed")) == 1, "word that it goes on")
+        wait_for(lambda: len(bodies(spool, 1, "resumed")) == 1, "report that it continues")
         tell(spool, 1, "away", "suspend")
         stands_still(2)
         tell(spool, 1)
@@ -259,7 +256,7 @@ def test_suspended_it_stands_still_and_resumed_it_goes_on(tmp_path: Path):
 
 @pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_a_nodes_agent_holds_it_to_a_share_stops_it_and_lets_it_go_on(tmp_path: Path, processes: int):
-    """Standing still it answers; all processes move out on request, and it is still possible to end it."""
+    """It answers while it stands still. All processes move out on request, and the job can still be ended."""
     spool, run_dir = tmp_path / "spool", tmp_path / "run"
     spool.mkdir()
     tell(spool, 1)
@@ -283,7 +280,7 @@ def test_a_nodes_agent_holds_it_to_a_share_stops_it_and_lets_it_go_on(tmp_path: 
     with train(tmp_path, *options, processes=processes, spool=spool, run_dir=run_dir) as job:
         all_say(lambda each: each.number == number and each.samples > 0, "steps")
         request = told(suspend="away")
-        all_say(lambda each: each.suspended == "away" and each.number == request, "word that it has moved out")
+        all_say(lambda each: each.suspended == "away" and each.number == request, "report that it has moved out")
         count = len(steps(tmp_path))
         time.sleep(0.5)
         assert len(steps(tmp_path)) == count
@@ -294,13 +291,14 @@ def test_a_nodes_agent_holds_it_to_a_share_stops_it_and_lets_it_go_on(tmp_path: 
         all_say(lambda each: each.number == number, "answer")
         job.send(signal.SIGTERM)
         assert job.wait() == 143
-    assert {each.anywhere for each in said()} == {True}, "on a CPU nothing binds it to a GPU"
+    assert {each.anywhere for each in said()} == {True}, "on a CPU, it is not bound to a GPU"
     assert [body.request for body in bodies(spool, 1, "suspended")] == [None]
     assert bodies(spool, 1, "ended")[0].outcome == "stopped"
 
 
 def test_a_sharded_model_goes_on_with_another_number_of_processes(tmp_path: Path):
-    """FSDP2 on CPUs: each of two processes writes its shards; it goes on on three, as if it had never been sharded."""
+    """FSDP2 on CPUs: each of two processes writes its shards. It continues on three processes, as if it had never been
+    sharded."""
     options = ("--size=203", "--optimizer=adam", "--epochs=2")
     with train(tmp_path / "whole", *options) as job:
         job.finish()

@@ -10,7 +10,7 @@ def chooser(fixed: bool = False, replicas: int = 2, **options) -> BatchChooser:
 
 
 def seen(atomic: int, *, gpus: int = 2, noise: float | None = 1e4, memory_mb: float | None = None) -> Observation:
-    """A step that costs 0.1 s, 1 ms a sample, and 0.05 s of synchronisation."""
+    """A step of 0.1 s, plus 1 ms per sample, plus 0.05 s of synchronisation."""
     return Observation(
         gpu_type="t4",
         nodes=1,

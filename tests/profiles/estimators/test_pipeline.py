@@ -65,7 +65,7 @@ def test_a_replica_that_spans_nodes_is_one_rank():
 
 
 def test_cannot_run_on_parts_of_a_replica_or_beyond_the_largest_batch():
-    """P = 4: 16 GPUs make 64 samples a step, the most; 20 would make 80."""
+    """P = 4: 16 GPUs make 64 samples per step, the maximum; 20 would make 80."""
     values = goodput(PIPELINE, "rtx", [1, 1, 2, 2, 2, 4], [1, 3, 6, 16, 20, 21])
     assert [value > 0 for value in values] == [False, False, False, True, False, False]
     assert goodput(PIPELINE, "a100", [1, 1, 1], [1, 2, 6]) == [0.0, 0.0, 0.0]
@@ -236,7 +236,7 @@ LAYOUTS = {"a100": 2, "rtx": 8}
 def test_follows_the_published_gpt_of_sia(gpu_type):
     """Its tables of forward and synchronisation times, fitted here, against T = 3 f (P - 1 + 48) + T_net from them.
 
-    One replica synchronises with nobody in our model, while the tables charge it up to 2 % of a step: the worst error.
+    In this model one replica does not synchronise, while the tables charge it up to 2 % of a step. That is the largest error.
     """
     rows = _gpt_rows(gpu_type)
     stages = LAYOUTS[gpu_type]
@@ -265,7 +265,7 @@ def _gpt_rows(gpu_type: str) -> np.ndarray:
     """Micro-batch, forward s, sync s, nodes, GPUs of each published row."""
     data = os.environ.get("PENSTOCK_TEST_DATA")
     if data is None:
-        pytest.skip("PENSTOCK_TEST_DATA is not set; docs/developer/data.md says what belongs there")
+        pytest.skip("PENSTOCK_TEST_DATA is not set; docs/developer/data.md describes the data")
     path = Path(data) / "sia" / "profiles" / "gpt_pmp" / f"scalability-{gpu_type}.csv"
     with path.open(newline="") as file:
         return np.array(

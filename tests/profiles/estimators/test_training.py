@@ -137,7 +137,7 @@ def test_a_smaller_parameter_never_slows(estimator, name):
     step = dataclasses.replace(model.step, **{name: getattr(model.step, name) / 2})
     faster = dataclasses.replace(estimator, models={gpu_type: dataclasses.replace(model, step=step)})
     before, after = (e.goodput(gpu_type, NODES_C, GPUS_C) for e in (estimator, faster))
-    assert np.all(after >= before * (1 - 1e-6)), "as near as the best batch is looked for"
+    assert np.all(after >= before * (1 - 1e-6)), "as near as the search for the best batch gets"
 
 
 @settings(max_examples=40)

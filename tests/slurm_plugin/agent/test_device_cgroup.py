@@ -233,10 +233,10 @@ def test_a_cgroup_that_ends_meanwhile_is_no_trouble(slurm: Slurm, monkeypatch: p
     assert slurm.sees(processes[1]) == {1}
 
 
-def test_cgroups_that_are_not_found_are_told_once_somebody_misses_them(slurm: Slurm) -> None:
+def test_missing_cgroups_are_reported_once_a_job_needs_them(slurm: Slurm) -> None:
     elsewhere = DeviceCgroups("n2", lambda: True, slurm.pattern, slurm.mount)
     assert elsewhere.trouble() == "", "Slurm makes them with the first job"
-    assert elsewhere.trouble(living=True) == f"Slurm's cgroups are not found in {slurm.mount}"
+    assert elsewhere.trouble(living=True) == f"there are no cgroups of Slurm in {slurm.mount}"
     assert slurm.cgroups().trouble(living=True) == ""
 
 

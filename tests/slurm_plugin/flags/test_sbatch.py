@@ -337,7 +337,7 @@ def test_without_the_plugin_on_a_node_all_jobs_run(flags: FlagSite) -> None:
         away.rename(library)
 
 
-def test_by_begin_time_slurm_starts_a_job_that_nobody_takes_up(flags: FlagSite) -> None:
+def test_without_the_daemon_slurm_starts_a_job_at_its_begin_time(flags: FlagSite) -> None:
     flags.settings("plain_after_s = 3600")
     try:
         assert flags.penstock("sync").exit_code == 0
