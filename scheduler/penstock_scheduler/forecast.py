@@ -1,4 +1,4 @@
-"""What a round would decide if there were one more job: for `penstock submit --dry-run`, `penstock plan` and the API.
+"""What a round would decide with one more job, for `penstock submit --dry-run`, `penstock plan --dry-run` and the API.
 
 The functions here need only a snapshot, the job and the policy. They do not ask the cluster.
 """
@@ -111,7 +111,7 @@ def _describe_wait(answer: Answer, now_s: float) -> list[str]:
         wait = duration(max(answer.start_s - now_s, 0.0))
         lines.append(f"It would start at about {at}, in {wait}, if no other job is submitted.")
     elif reason.code not in (ReasonCode.GPU_BUDGET, ReasonCode.NEVER_FITS):
-        lines.append("Its start cannot be estimated: it is not known when the jobs that hold GPUs now will end.")
+        lines.append("Its start cannot be estimated: it is unknown when the jobs that hold GPUs now will end.")
     return lines
 
 

@@ -1,17 +1,25 @@
-"""From configurations to nodes: which GPUs where.
+"""Finds nodes for chosen configurations.
 
-Rules: a job on part of a node is never split over two; a job on several nodes takes them whole, and shares none, unless it is of
-a fixed size that no nodes have (10 GPUs on nodes of 8), and takes the same part of each; a job that
-keeps its configuration keeps its nodes, unless it stands in the way; parts of nodes are filled best-fit; several nodes are
-taken from one switch where that is possible, from the one with the fewest free.
+The rules:
 
-Jobs are placed from the largest to the smallest. One that finds no room makes some: of the nodes where smaller jobs could go,
-it takes those where that costs least, and the smaller jobs are placed again in their turn.
+- A job that fits on part of a node is never split over two nodes.
+- A job on several nodes gets whole nodes. A job of a fixed size that no whole nodes add up to (10 GPUs on nodes of 8) gets the
+  same part of each of its nodes.
+- A job that keeps its configuration keeps its nodes, unless a larger job needs them.
+- Part of a node is taken best-fit: from the node that then has the fewest GPUs left.
+- Several nodes are taken from one switch where possible, from the switch with the fewest free nodes.
 
-Where the nodes of a type have one size, a power of two, all GPUs are ours, and every job that could use one node of the type can
-use all, this places whatever fits by number of GPUs: by the time a job of r GPUs is placed, every node holds a multiple of r
-in jobs that are as large or larger, so what smaller jobs and nobody hold there is a multiple of r too; and as the sum over the
-nodes is at least r, one of them has r. Elsewhere a job may be left over, and is named.
+The steps:
+
+1. Place the jobs from the largest to the smallest.
+2. If a job finds no free nodes, take nodes that smaller jobs can leave, where moving those jobs costs least.
+3. Place these smaller jobs again when it is their turn by size.
+
+This places every set of jobs that fits by number of GPUs if all nodes of a type have the same size, a power of two, if Penstock
+may use all of their GPUs, and if every job that may use one node of the type may use all of them. Proof: when a job of r GPUs
+is placed, each node holds a multiple of r GPUs in jobs that are as large or larger. So the rest of each node is a multiple of
+r, too. The sum of these rests is at least r, so one node has r GPUs. On other clusters a job may find no nodes. `Placed` names
+such jobs.
 """
 
 from __future__ import annotations
@@ -26,13 +34,13 @@ from penstock_scheduler.model import Configuration, JobId, Node, Placement
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """What came of a placing."""
+    """The result of `place`."""
 
     placements: dict[JobId, Placement] = field(default_factory=dict)
     made_room_for: dict[JobId, JobId] = field(default_factory=dict)
-    """Jobs that could have kept their nodes, and the job that has them now."""
+    """Jobs that had to leave their nodes -> the job that has these nodes now."""
     left_over: tuple[JobId, ...] = ()
-    """Jobs for which there was no room in one piece."""
+    """Jobs for which there were no nodes."""
 
 
 def place(
@@ -48,12 +56,12 @@ def place(
     """Place every job of `wanted`.
 
     Args:
-        nodes: all nodes; unusable ones offer nothing.
-        wanted: configuration per job. Where it equals the job's `current` placement's, the job should stay.
+        nodes: all nodes. No job is placed on an unusable node.
+        wanted: configuration of each job. A job that has this configuration in `current` stays if possible.
         partitions: partitions that each wanted job may use, the preferred one first.
         current: placements now held by wanted jobs.
         pinned: placements of other jobs, which must stay.
-        reservations: of jobs that run in one: they use its nodes, and nobody else does.
+        reservations: job -> its reservation. Only jobs of a reservation use its nodes.
         move_cost: GPU-seconds of work that moving a job costs, >= 0; None or absent: its GPUs.
     """
     placements: dict[JobId, Placement] = {}

@@ -1,4 +1,4 @@
-"""When rounds come: by period (the daemon's default, as in Sia) or at the instants of events (queueing policies)."""
+"""When rounds are decided: periodically (the daemon's default, as in Sia), or whenever something changes (for queues)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from penstock_scheduler.model import ClusterState
 class Period:
     """A round every `seconds`, the first one at once.
 
-    Missed rounds are not made up for. A round that failed is tried again on the next tick.
+    Missed rounds are skipped. A failed round is tried again on the next tick.
     """
 
     def __init__(self, seconds: float) -> None:

@@ -57,11 +57,11 @@ def test_arrays_as_json(arrays, solver):
     assert result["prices"] == ({} if solver == "milp" else {"t4": pytest.approx(0.2)})
 
 
-def test_what_is_forced_is_read(arrays):
+def test_forced_entries_are_read(arrays):
     """The first must have 4 of 3 GPUs."""
     given = dict(np.load(arrays))
     np.savez(arrays, **given, forced_config=np.array([2, -1]))
-    assert "what is forced" in str(run(arrays).exception)
+    assert "forced entries alone" in str(run(arrays).exception)
 
 
 @pytest.mark.parametrize("solver", ["auto", "dual", "milp"])
@@ -107,7 +107,7 @@ def test_files_that_hold_no_problem_are_said_to_hold_none(tmp_path, arrays):
         (part, "lacks config_gpus, config_type, capacity, lambda_noalloc"),
         (tmp_path / "none.npz", "No such file"),
         (tmp_path / "none.json", "No such file"),
-        (jobs, "use inf for what cannot be"),
+        (jobs, "use inf for an impossible entry"),
         (fifo, "policy fifo decided without a solver"),
     ):
         error = run(path).exception

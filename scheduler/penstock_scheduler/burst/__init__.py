@@ -1,4 +1,4 @@
-"""Deciding what runs in the cloud: waiting policies, estimates, offers, budgets. Pure; nothing here reaches a cloud.
+"""Decides what runs in the cloud: waiting policies, estimates, offers, budgets. Pure: nothing here connects to a cloud.
 
-What launches instances is behind the port `penstock_scheduler.ports.Burst`; docs/admin/bursting.md explains.
+The port `penstock_scheduler.ports.Burst` launches instances. docs/admin/bursting.md explains the rules.
 """

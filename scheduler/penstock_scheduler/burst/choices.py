@@ -1,4 +1,4 @@
-"""What a round may do with the cloud: who may leave now, to what, for how much; and who should come back."""
+"""What a round may do with the cloud: which jobs may leave now, for which offer and how many dollars; and which come back."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ class Choice:
 
     offer: Offer
     goodput: float
-    """There, in the unit of the job's model."""
+    """Goodput there, in the unit of the job's model."""
     usd: float
-    """What is committed for it: the most that it may cost."""
+    """Dollars that are committed for it: the most that it may cost."""
     expected_usd: float
 
     @property
     def pays_s(self) -> float:
-        """How long what is committed pays for."""
+        """Seconds of the offer that the committed dollars pay for."""
         return self.usd / self.offer.usd_per_h * 3600
 
 
@@ -52,9 +52,9 @@ def may_leave(job: Job, cloud: CloudState) -> bool:
 
 
 def choices(snapshot: Snapshot) -> tuple[dict[JobId, list[Choice]], dict[JobId, Reason]]:
-    """For each queued job whose wait is over the ways to run in the cloud that its budget allows, the cheapest first.
+    """For each queued job whose waiting budget is over: the ways to run in the cloud that budgets allow, the cheapest first.
 
-    Also why the cloud is closed to jobs that would leave, where a budget is the cause.
+    Also returns, for jobs that a budget keeps from leaving, the reason.
     """
     cloud = snapshot.cloud
     assert cloud is not None, "only a site with a cloud has choices"
@@ -106,7 +106,7 @@ def within(budgets: Iterable[BudgetLine], taken: Mapping[JobId, tuple[str, float
 
 
 def leaves_s(job: Job, snapshot: Snapshot) -> float:
-    """When the job's wait for GPUs on site is over, s since 1970."""
+    """When the job's waiting budget is over, s since 1970."""
     cloud = snapshot.cloud
     assert cloud is not None, "only a site with a cloud lets jobs leave"
     if job.spec.burst is Burst.ONLY:
@@ -119,7 +119,7 @@ def leaves_s(job: Job, snapshot: Snapshot) -> float:
 
 
 def runtime(job: Job, snapshot: Snapshot) -> Estimate:
-    """How long the job will run on what it asks for: the best of what is known."""
+    """How long the job will run on what it asks for, by the best known estimate."""
     cloud, goodput = snapshot.cloud, 0.0
     work = snapshot.facts[job.id].remaining_work
     if work is not None and job.spec.runtime_s is None:
@@ -135,7 +135,7 @@ def runtime(job: Job, snapshot: Snapshot) -> Estimate:
 
 
 def _asked(job: Job, snapshot: Snapshot) -> set[Configuration]:
-    """What the job asks for, on each of the site's types: as many whole nodes as it takes."""
+    """What the job asks for, on each of the site's GPU types, on as many whole nodes as necessary."""
     asked = set()
     for node in snapshot.nodes:
         if job.spec.allows_type(node.gpu_type) and node.gpus > 0:
@@ -184,9 +184,9 @@ def recalls(snapshot: Snapshot, idle: Mapping[str, int], *, queue_empty: bool) -
     """Jobs in the cloud that should come back.
 
     Args:
-        snapshot: the round's.
-        idle: GPU type -> GPUs on site that this round gives to nobody.
-        queue_empty: whether nobody waits for them.
+        snapshot: the round's snapshot.
+        idle: GPU type -> GPUs on site that this round gives to no job.
+        queue_empty: whether no job waits for GPUs on site.
     """
     cloud = snapshot.cloud
     assert cloud is not None, "nothing runs in a cloud that is not there"
@@ -217,13 +217,13 @@ def recalls(snapshot: Snapshot, idle: Mapping[str, int], *, queue_empty: bool) -
 
 
 def _pays(job: Job, run: CloudRun, snapshot: Snapshot, idle: Mapping[str, int]) -> str | None:
-    """The GPU type on which the job would go on at home, if it loses less work than it would still pay for; or None."""
+    """The GPU type on site on which the job would continue; None: coming back would lose more work than it still pays for."""
     spec = job.spec
     if spec.burst is Burst.ONLY or not spec.preemptible or spec.adaptivity is Adaptivity.FIXED:
         return None
     per_s = run.offer.usd_per_h / 3600
     there_s = max(snapshot.time_s - run.since_s - run.offer.boot_s, 0.0)
-    # Adaptive jobs checkpoint when they are told to.
+    # Adaptive jobs save a checkpoint when they are asked to.
     every_s = spec.checkpoint_every_s if spec.adaptivity is Adaptivity.RIGID else spec.checkpoint_every_s or 0.0
     lost = lost_s(there_s, every_s) + snapshot.facts[job.id].restart_cost_s
     left_s = run.usd / per_s - there_s

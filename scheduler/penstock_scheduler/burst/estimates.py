@@ -1,4 +1,4 @@
-"""How long a job will run: the best of what is known, in a fixed order."""
+"""How long a job will run, by the first known estimate in a fixed order."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Source = Literal["user", "model", "history", "time-limit", "nothing"]
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A running time and where it comes from; `runtime_s` is None when nothing is known."""
+    """A running time and its source; `runtime_s` is None if nothing is known."""
 
     runtime_s: float | None
     source: Source
@@ -26,14 +26,14 @@ def estimate(
     history_s: Sequence[float] = (),
     time_limit_s: float | None = None,
 ) -> Estimate:
-    """The running time by the first of: the user's word, model and remaining work, history, time limit.
+    """The running time by the first known one of: the user's estimate, model and remaining work, history, time limit.
 
     Args:
-        user_s: what the user said (`--runtime`).
-        work: what is left to do, in the unit of `goodput` times seconds.
+        user_s: the user's estimate (`--runtime`).
+        work: remaining work, in the unit of `goodput` times seconds.
         goodput: how fast the job would run, > 0.
         history_s: running times of earlier jobs of the same user and script; their median counts.
-        time_limit_s: what Slurm ends it after: an estimate from above.
+        time_limit_s: time after which Slurm ends the job, an upper bound.
     """
     if user_s is not None:
         return Estimate(user_s, "user")
@@ -47,9 +47,9 @@ def estimate(
 
 
 def lost_s(ran_s: float, checkpoint_every_s: float | None) -> float:
-    """Seconds of work that are lost when a job is taken away after `ran_s`: what is after its last checkpoint.
+    """Seconds of work since the last checkpoint, which are lost if the job is stopped after `ran_s` seconds.
 
-    Without checkpoints all of it. A job that checkpoints when it is told to has `checkpoint_every_s` of 0, and loses nothing.
+    Without checkpoints (None), all work is lost. A job that saves a checkpoint when it is asked to has 0, and loses nothing.
     """
     if checkpoint_every_s is None:
         return ran_s
@@ -61,15 +61,15 @@ class Gravity:
     """What it takes to bring a job's input to the cloud.
 
     Attributes:
-        bytes_per_s: of the line, > 0.
-        usd_per_gb: for the transfer, both ways counted once; 1 GB = 1e9 bytes.
+        bytes_per_s: bandwidth of the line, > 0.
+        usd_per_gb: price of the transfer, for both directions together; 1 GB = 1e9 bytes.
     """
 
     bytes_per_s: float = 125e6
     usd_per_gb: float = 0.0
 
     def transfer_s(self, data_bytes: float) -> float:
-        """Seconds that the transfer takes, during which the instance is already paid for."""
+        """Seconds that the transfer takes. The instance is paid for during this time."""
         return data_bytes / self.bytes_per_s
 
     def usd(self, data_bytes: float) -> float:

@@ -1,4 +1,4 @@
-"""What a site's own past says of its jobs: averages for the waiting budget, and running times of a user's earlier jobs."""
+"""What a site's recorded history tells: averages for the waiting budget, and running times of a user's earlier jobs."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from penstock_scheduler.model import Job, JobId
 from penstock_scheduler.model.waiting import Averages
 
 ALIKE = 20
-"""Newest running times of a user's script that count."""
+"""Number of newest running times of a user's script that count."""
 
 
 class EndedJob(Protocol):
-    """A job that has ended, of whatever record."""
+    """A record of a job that has ended."""
 
     @property
     def user(self) -> str:
@@ -22,12 +22,12 @@ class EndedJob(Protocol):
 
     @property
     def name(self) -> str:
-        """The name it was submitted with, by default its script's."""
+        """The name with which it was submitted, by default its script's."""
         ...
 
     @property
     def ended(self) -> str:
-        """Slurm's word; only COMPLETED says how long such a job runs."""
+        """Slurm's final state. Only COMPLETED shows how long such a job runs."""
         ...
 
     @property
@@ -46,24 +46,24 @@ class EndedJob(Protocol):
         ...
 
 
-def averages(past: Iterable[EndedJob], prior: Averages) -> Averages:
+def averages(ended: Iterable[EndedJob], prior: Averages) -> Averages:
     """Running averages over jobs that completed, oldest first, from `prior` on.
 
-    Running time is from the first start to the end; GPUs are the mean number held over it. Jobs that never held a GPU do not
-    count: they bear no wait for GPUs.
+    The running time is from the first start to the end, and the GPUs are the mean number held in that time. Jobs that never
+    held a GPU do not count, because they do not wait for GPUs.
     """
     now = prior
-    for job in past:
+    for job in ended:
         runtime_s, gpu_seconds = _runtime_s(job), sum(job.gpu_seconds.values())
         if runtime_s is not None and gpu_seconds > 0:
             now = now.with_job(runtime_s / 3600, max(round(gpu_seconds / runtime_s), 1))
     return now
 
 
-def histories(jobs: Sequence[Job], past: Iterable[EndedJob]) -> dict[JobId, tuple[float, ...]]:
+def histories(jobs: Sequence[Job], ended: Iterable[EndedJob]) -> dict[JobId, tuple[float, ...]]:
     """Job -> running times in s of earlier jobs of the same user and name, oldest first; jobs without any are left out."""
     of: dict[tuple[str, str], list[float]] = {}
-    for each in past:
+    for each in ended:
         if (runtime_s := _runtime_s(each)) is not None:
             of.setdefault((each.user, each.name), []).append(runtime_s)
     return {job.id: tuple(of[job.user, job.name][-ALIKE:]) for job in jobs if (job.user, job.name) in of}

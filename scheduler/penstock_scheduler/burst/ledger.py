@@ -1,8 +1,8 @@
-"""What the cloud has cost and may still cost: entries that are only ever added, and hard caps over them.
+"""What the cloud has cost and may still cost: a ledger of entries, which are never changed, and budgets over them.
 
-An entry is written before its instance is ordered (`committed`: the most that the run may cost) and when the instance is gone
-(`spent`: what it did cost, in place of the commitment). So what runs counts at its committed cost, and a daemon that dies in
-between has counted too much rather than too little. The store keeps the entries; nothing here does.
+An entry is written before an instance is ordered (`committed`: the most that the run may cost) and when the instance is gone
+(`spent`: what the run did cost, in place of the commitment). So a run counts with its committed cost, and a daemon that dies
+between the two entries has counted too much rather than too little. The store keeps the entries.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ class Entry:
     """One line of the ledger.
 
     Attributes:
-        run: the run that it is about: job and attempt, such as `4711.2`.
-        kind: `committed` when it is ordered, `spent` when it is over; the last entry of a run counts.
+        run: job and number of the run, such as `4711.2`.
+        kind: `committed` when the run is ordered, `spent` when it is over; the last entry of a run counts.
         usd: dollars, >= 0.
-        account: that is charged.
-        time_s: when, s since 1970.
+        account: the account that is charged.
+        time_s: time of the entry, s since 1970.
     """
 
     run: str
@@ -37,7 +37,7 @@ class Entry:
 
 
 class Caps(BaseModel):
-    """Hard caps in dollars, of the site or of one account; absent: no cap."""
+    """Most dollars of the site, or of one account. Absent: no cap."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -46,7 +46,7 @@ class Caps(BaseModel):
 
 
 class BudgetSettings(BaseModel):
-    """What a site may spend in the cloud. With no cap at all, nothing may leave: a cap is always meant."""
+    """What a site may spend in the cloud. By default, no job may leave: an admin must set a cap."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -58,7 +58,7 @@ class BudgetSettings(BaseModel):
 def budget_lines(
     settings: BudgetSettings, entries: Iterable[Entry], now_s: float, accounts: Iterable[str]
 ) -> tuple[BudgetLine, ...]:
-    """The caps that bear on jobs of these accounts, with what is used of each.
+    """The caps that apply to jobs of these accounts, with what is used of each.
 
     A run counts in the month (UTC) of its first entry.
     """
@@ -75,10 +75,10 @@ def budget_lines(
             if _month(first[run].time_s) == month:
                 used["month", account] = used.get(("month", account), 0.0) + entry.usd
     lines = []
-    whose = {"": settings.site} | {
+    caps_of = {"": settings.site} | {
         name: settings.accounts.get(name, settings.per_account) for name in sorted({*accounts} - {""})
     }
-    for name, caps in whose.items():
+    for name, caps in caps_of.items():
         if caps.usd_per_month is not None:
             lines.append(BudgetLine(name, "month", caps.usd_per_month, used.get(("month", name), 0.0)))
         if caps.usd_total is not None:

@@ -8,14 +8,14 @@ QOS, and the switches of the topology. A policy that allocates through it cannot
     if where is not None:
         free.take(job, where)            # from the nodes, and from every limit that covers the job
 
-Three kinds of jobs have GPUs when a round begins. `common.pinned` names those that the round must leave alone: `take` theirs
-first. For a job that runs and may stay, `may_stay` asks whether its GPUs are still there. For a job that is to be stopped,
-`give_back` returns them. `copy` is cheap: the copy shares all counts until one of the two changes, so that a policy can try a
-sequence of steps and drop it.
+Three kinds of jobs have GPUs when a round begins. `common.pinned` names the jobs that the round must not change: `take` their
+GPUs first. For a running job that the policy would keep, `may_stay` tells whether its GPUs are still there. For a job that the
+policy stops, `give_back` returns them. `copy` is cheap: the copy shares all counts until one of the two changes, so a policy can
+try a sequence of steps and drop it.
 
 Which GPUs a job gets: part of a node comes from the first node with room or from the fullest (`fit`). Several nodes are taken
 whole, from the switch with just enough idle nodes, else from as few switches as possible. A job of a size that no whole nodes
-have (10 GPUs on nodes of 8) takes the same part of each of its nodes, since Slurm asks for as many GPUs on each.
+add up to (10 GPUs on nodes of 8) takes the same part of each of its nodes, because Slurm gives a job as many GPUs on each.
 
 A policy that lets jobs share GPUs counts the packs of each node itself (`policies.gandiva.node`), out of what `on` says is
 left for them; `charge` counts a sharing job against the limits alone. `Timeline` is the same book over time, for backfill.

@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from penstock_scheduler.model import Job, Node
 
 Door = tuple[str, str]
-"""A partition and the reservation that a job runs in; an empty reservation is none."""
+"""A partition, and the reservation in which a job runs; an empty reservation is none."""
 
 Access = tuple[tuple[str, ...], str]
-"""Partitions of a node and the reservation that it is kept for."""
+"""Partitions of a node, and the reservation for which it is kept."""
 
 
 def access_of(node: Node) -> Access:
@@ -19,7 +19,7 @@ def access_of(node: Node) -> Access:
 
 
 def opens(door: Door, access: Access) -> bool:
-    """Whether a job that comes by this door may use such a node."""
+    """Whether a job in this partition and reservation may use such a node."""
     return door[0] in access[0] and door[1] == access[1]
 
 

@@ -34,7 +34,7 @@ class Allowance:
         return next((limit for limit in exceeded if limit.covers(job)), None)
 
     def within(self, job: Job, options: dict[Configuration, float]) -> tuple[dict[Configuration, float], str]:
-        """The options that all limits allow the job; if there is none, also the text that tells its user why."""
+        """The options that all limits allow the job. If there are none, also a sentence for its user that says why."""
         if not self._left or not options:
             return options, ""
         limits = {option: self.refuses(job, option.gpus, option.gpu_type) for option in options}

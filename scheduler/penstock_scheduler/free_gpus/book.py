@@ -55,7 +55,7 @@ class FreeGpus:
         nodes: all nodes.
         limits: on users, accounts, QOS and partitions.
         fit: where part of a node is taken from.
-        like: the book of an earlier round. What is the same of the nodes is taken from it, which saves time.
+        like: the book of an earlier round. Counts of unchanged nodes are taken from it, which saves time.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class FreeGpus:
         return total
 
     def has(self, placement: Placement) -> bool:
-        """Whether all these GPUs are free on usable nodes, so that a job may come to them."""
+        """Whether all these GPUs are free on usable nodes, so that a job may start there."""
         return all(
             (index := self._frame.index.get(share.node)) is not None and self.free_N[index] >= share.gpus
             for share in placement.shares
@@ -156,7 +156,7 @@ class FreeGpus:
         return self.find_nodes(job, options)
 
     def find_nodes(self, job: Job, options: Iterable[Configuration], free_N: Counts | None = None) -> Placement | None:
-        """As `find`, whatever the limits say.
+        """As `find`, without regard to the limits.
 
         Args:
             job: the job.
@@ -177,7 +177,7 @@ class FreeGpus:
         return None
 
     def _on_one_node(self, job: Job, option: Configuration, candidates: Counts, free_N: Counts) -> Placement | None:
-        """With `first` the first node; with `best` the fullest of the job's first partition that has one."""
+        """A node by `fit`: the first node, or the fullest node of the job's first partition that has one."""
         tried: Iterable[tuple[int, str]]
         if self._fit == "first":
             tried = itertools.product(candidates.tolist(), job.partitions)
@@ -197,7 +197,7 @@ class FreeGpus:
         return NodeIndex(nodes, free).find(option, doors(job))[0]
 
     def enough(self, option: Configuration, free: Counts) -> NDArray[np.bool_]:
-        """Which nodes could be part of a configuration; of the shape of `free`, whose last axis are the nodes."""
+        """Which nodes could be part of a configuration, in the shape of `free`. The last axis of `free` is the nodes."""
         enough: NDArray[np.bool_] = (free >= option.gpus // option.nodes) & self._frame.suitable(option)
         return enough
 
@@ -221,7 +221,7 @@ class FreeGpus:
 def changed_nodes(old: Sequence[Node], new: Sequence[Node]) -> list[int] | None:
     """Positions at which `new` has another object than `old`; None: their lengths differ.
 
-    An unchanged node is mostly the same object in the next round, so that this finds the few that need a closer look.
+    An unchanged node is mostly the same object in the next round, so this finds the few that callers must compare.
     """
     if len(old) != len(new):
         return None

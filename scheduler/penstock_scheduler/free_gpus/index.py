@@ -59,7 +59,7 @@ class NodeIndex:
 
         Args:
             configuration: what the job gets.
-            doors: partitions and reservation by which the job may enter, the preferred partition first.
+            doors: partitions of the job, each with its reservation, the preferred partition first.
         """
         if not self._ready:
             self._ready = True
@@ -73,7 +73,7 @@ class NodeIndex:
         return None, []
 
     def _choose(self, configuration: Configuration, door: Door, *, make_room: bool) -> tuple[list[str], list[JobId]]:
-        """Nodes for a job that enters by this door, and the jobs that have to leave them; no nodes if there are too few."""
+        """Nodes for a job in this partition and reservation, and the jobs that have to leave them; none if they are too few."""
         count, per_node = configuration.nodes, configuration.gpus // configuration.nodes
         if make_room:
             return self._cheapest(configuration, per_node, door)
@@ -97,7 +97,7 @@ class NodeIndex:
         return Placement(configuration.gpu_type, partition, shares)
 
     def _changed(self, name: str) -> None:
-        """Enter a node where it belongs after its free GPUs or its kept jobs have changed."""
+        """Sort a node in again after its free GPUs or its kept jobs have changed."""
         node, free = self._nodes[name], self._free[name]
         access = access_of(node)
         place = (access, node.gpus, node.switch)

@@ -36,7 +36,7 @@ class GroupSettings(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class TrialSeen:
-    """What is known of a trial."""
+    """What is known about a trial."""
 
     job: JobId
     trained_s: float

@@ -108,7 +108,7 @@ class NumberedPack(Message):
 
 
 class Contained(Message):
-    """A job that did what it must not, and what the agent did about it."""
+    """A job that broke a rule of its node, and what the agent did about it."""
 
     number: NonNegativeInt
     job: JobId

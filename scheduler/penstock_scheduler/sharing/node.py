@@ -54,11 +54,11 @@ class NodeView(Protocol):
         ...
 
     def on_s(self, job: JobId) -> float:
-        """When a job whose time slice it is got its GPUs, s; inf: it waits for departing jobs."""
+        """When a job of the present time slice got its GPUs, s; inf: it waits for departing jobs."""
         ...
 
     def off_s(self, job: JobId) -> float:
-        """When a job whose time slice is over was off its GPUs, s; inf: it is still on them."""
+        """When a job of an earlier time slice left its GPUs, s; inf: it is still on them."""
         ...
 
     def pinned(self, job: JobId) -> frozenset[int]:
@@ -72,7 +72,7 @@ class NodeView(Protocol):
 
 @dataclass(slots=True)
 class Account:
-    """What is known of jobs beyond their groups. A shell saves this and the groups."""
+    """What is known about jobs beyond their groups. A shell saves this and the groups."""
 
     served_s: dict[JobId, float] = field(default_factory=dict)
     """Time that each job counts as having had in its groups, s, including its starts (`slices.next_packs`)."""
@@ -88,7 +88,7 @@ class Account:
     """The present packs of two or more jobs."""
 
     def forget(self, keep: Collection[JobId]) -> None:
-        """Drop what is known of all other jobs."""
+        """Drop what is known about all other jobs."""
         for table in (self.served_s, self.ran_s, self.moved_s, self.first_slice_s):
             for job in [job for job in table if job not in keep]:
                 del table[job]

@@ -3,7 +3,7 @@
 After OSDI '18, sections 3.3 and 4.2:
 
 1. A job first runs alone for a window. This shows its speed and its utilisation.
-2. While jobs need more GPUs than there are, the pairs that promise most are packed.
+2. While jobs need more GPUs than there are, the pairs with the largest expected gain are packed.
 3. After each window of a pack, the throughputs of its two jobs, each relative to alone, are added up. Above 1 the pack
    beats time slicing and stays; otherwise it is undone. A pack that stays is measured further, because jobs change.
 

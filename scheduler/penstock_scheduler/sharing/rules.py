@@ -43,7 +43,7 @@ def broken(snapshot: Snapshot, plan: Plan) -> tuple[str, ...]:
     ours = {node.name: node.gpus - node.gpus_others for node in snapshot.nodes}
     for name, gpus in plan.gpus_held().items():
         if gpus > ours.get(name, 0):
-            found.append(f"{gpus} GPUs are allocated on {name}, of which Penstock may use {ours.get(name, 0)}")
+            found.append(f"{gpus} GPUs are allocated on {name}, but Penstock may use only {ours.get(name, 0)} there")
     return tuple(found)
 
 

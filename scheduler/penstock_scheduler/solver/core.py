@@ -1,4 +1,4 @@
-"""The core of a round's problem: the few entries over which prices alone cannot decide, solved exactly with HiGHS.
+"""The core of a round's problem: the few entries that prices alone cannot decide, solved exactly with HiGHS.
 
 Axes: J jobs, K configurations and nothing, E entries of the core.
 """
@@ -16,18 +16,19 @@ from penstock_scheduler.solver.problem import SolveFailed
 from penstock_scheduler.solver.reduced import Flags, Floats, Ints, Reduced
 
 TIE = 1e-9
-"""Share of the largest saving that parts entries of equal regret when the core is chosen; no cost is ever changed."""
+"""Share of the largest saving that breaks ties between entries of equal regret when the core is chosen. Costs do not
+change."""
 
 
 @dataclass(frozen=True, slots=True)
 class CoreAnswer:
-    """What the core's integer program gave.
+    """The result of the core's integer program.
 
     Attributes:
         pick_J: a choice for all jobs; None if there was no time to find one.
         bound: no choice within the core has a lower objective.
-        nodes: of branch and bound that it took.
-        finished: whether it met its gap before its limits.
+        nodes: number of branch-and-bound nodes.
+        finished: whether it reached its gap within its limits.
     """
 
     pick_J: Ints | None
@@ -37,16 +38,16 @@ class CoreAnswer:
 
 
 def choose(regret_JK: Floats, pick_J: Ints, width: int, worth: float) -> tuple[Flags, float]:
-    """The entries of the core, J x K: those of `pick_J`, and the `width` others that would be regretted least.
+    """The entries of the core, J x K: those of `pick_J`, and the `width` others with the least regret.
 
-    An entry that would be regretted more than `worth` cannot be in a choice that is worth finding, and stays out.
+    An entry with a regret above `worth` cannot be in a better choice, and stays out.
 
     Returns:
         The core, and the least regret of an entry outside it; `inf` if there is none.
     """
     jobs_J = np.arange(len(pick_J))
     core_JK = np.zeros(regret_JK.shape, dtype=np.bool_)
-    # A job that repair made take second best gains most from another entry: what counts is the regret beyond its own.
+    # A job for which repair took a worse entry gains most from another one: what counts is the regret beyond its own.
     more_JK = regret_JK - regret_JK[jobs_J, pick_J][:, None]
     more_JK[regret_JK > worth] = np.inf
     more_JK[jobs_J, pick_J] = np.inf
@@ -62,7 +63,7 @@ def choose(regret_JK: Floats, pick_J: Ints, width: int, worth: float) -> tuple[F
 
 
 def solve_core(reduced: Reduced, core_JK: Flags, pick_J: Ints, *, gap: float, nodes: int, seconds: float) -> CoreAnswer:
-    """Choose among the entries of the core; jobs with a single one keep it.
+    """Choose among the entries of the core. Jobs with a single entry keep it.
 
     Raises:
         SolveFailed: HiGHS has numerical trouble.
@@ -95,10 +96,11 @@ def solve_core(reduced: Reduced, core_JK: Flags, pick_J: Ints, *, gap: float, no
 
 
 def program(reduced: Reduced, core_JK: Flags, pick_J: Ints) -> tuple[highspy.HighsLp, Ints, Ints, Ints]:
-    """The linear program over the entries E of the core, jobs with a single one keeping theirs.
+    """The linear program over the entries E of the core. Jobs with a single entry keep it.
 
     Returns:
-        The program, whose last rows are the resources R; what is taken outside of it, J; and job and configuration of each entry.
+        The program, with the resources R as its last rows; the choice of the jobs outside it, J; and the job and the
+        configuration of each entry.
     """
     open_J = core_JK.sum(axis=1) > 1
     jobs = np.flatnonzero(open_J)
@@ -121,7 +123,7 @@ def program(reduced: Reduced, core_JK: Flags, pick_J: Ints) -> tuple[highspy.Hig
     lp.offset_ = reduced.value(rest_J)
     lp.col_cost_ = reduced.saving_JK[job_E, config_E]
     lp.col_lower_, lp.col_upper_ = np.zeros(len(entry_E)), np.ones(len(entry_E))
-    # Exactly one entry where nothing is none of them: with alike jobs in quotas that took a thirtieth of the time.
+    # Exactly one entry for a job that cannot get nothing: with equal jobs in quotas, this took a thirtieth of the time.
     least = np.where(core_JK[jobs, -1], -highspy.kHighsInf, 1.0)
     lp.row_lower_ = np.concatenate([least, np.full(len(reduced.limit_R), -highspy.kHighsInf)])
     lp.row_upper_ = np.concatenate([np.ones(len(jobs)), reduced.left(rest_J)])

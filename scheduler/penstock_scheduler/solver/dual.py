@@ -1,12 +1,15 @@
-"""The solver for rounds of any size: prices first, then an exact choice for the few jobs that they leave in doubt.
+"""The solver for rounds of any size: prices first, then an exact choice for the few jobs that prices do not decide.
 
-1. `prices.relax` finds the prices at which the jobs, each choosing for itself, just about fill the cluster, and with them
-   a lower bound L of the objective. An entry's regret is what it costs more, prices included, than the job's best.
-2. Any choice costs at least L plus the sum of its regrets (and of prices times GPUs left over). So a choice worth U is
-   beaten only by one whose regrets stay below U - L together: every entry above that can be left aside.
-3. Of the others the `CORE_ENTRIES` of least regret are solved exactly (`core`), all else staying as it is. With r the least
-   regret left out, the optimum is at least min(the core's bound, L + r): a proof for the whole problem, not for the core.
-4. While that does not prove the gap, the core grows by `CORE_GROWTH`, in the end to all entries that can matter.
+1. **Relax.** `prices.relax` finds the prices at which the jobs, each choosing for itself, just about fill the cluster, and
+   with them a lower bound L of the objective. The regret of an entry is how much more it costs, prices included, than the
+   job's best entry.
+2. **Discard.** Any choice costs at least L plus the sum of its regrets (plus prices times GPUs left over). So a choice of
+   cost U can only be beaten by a choice with a sum of regrets below U - L. Every entry with a larger regret is discarded.
+3. **Solve the core.** Of the other entries, the `CORE_ENTRIES` with the least regret are solved exactly (`core`); all other
+   jobs keep their choice. With r the least regret outside the core, the optimum is at least min(bound of the core, L + r).
+   This bound holds for the whole problem, not only for the core.
+4. **Grow the core.** While the bound does not prove the gap, the core grows by `CORE_GROWTH`, in the end to all entries that
+   were not discarded.
 
 After Pisinger, *A minimal algorithm for the multiple-choice knapsack problem*, 1995, with HiGHS for his dynamic program.
 """
@@ -36,10 +39,10 @@ CORE_GROWTH = 4
 """Factor by which the core grows."""
 
 CORE_MOST = 10_000
-"""Entries after which it does not: HiGHS takes 1 to 10 s for so many."""
+"""Entries from which on the core does not grow: HiGHS takes 1 to 10 s for this many."""
 
 SMALLEST_GAP = 1e-9
-"""Relative; floating point tells no smaller one from none."""
+"""Relative difference below which two objectives count as equal: floating point does not resolve smaller ones."""
 
 
 def solve(reduced: Reduced, limits: Limits) -> Answer:
@@ -51,7 +54,7 @@ def solve(reduced: Reduced, limits: Limits) -> Answer:
     deadline = time.perf_counter() + limits.seconds
     gap = max(limits.gap, SMALLEST_GAP)
     best_J = reduced.saving_JK.argmin(axis=1)
-    if np.all(reduced.left(best_J) >= 0):  # enough for everybody: no GPU has a price
+    if np.all(reduced.left(best_J) >= 0):  # enough for all jobs: no GPU has a price
         return Answer("dual", best_J, reduced.value(best_J), SolveStatus.OPTIMAL, (0.0,) * reduced.types)
     small = np.isfinite(reduced.saving_JK).sum() <= WHOLE_ENTRIES
     relaxed = relax_whole(reduced) if small else relax(reduced, tolerance=gap / 10)

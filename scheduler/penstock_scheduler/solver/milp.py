@@ -1,6 +1,6 @@
 """The round's problem as one integer program through python-mip, exact to a stated gap, with CBC or HiGHS behind it.
 
-The yardstick for `dual`, and what `auto` turns to if that has numerical trouble.
+The reference for `dual`. `auto` uses it if `dual` has numerical trouble.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _ENDED = {
     mip.OptimizationStatus.FEASIBLE: SolveStatus.NODE_LIMIT,
     mip.OptimizationStatus.NO_SOLUTION_FOUND: SolveStatus.NODE_LIMIT,
 }
-"""What python-mip's statuses mean if time is left. Any other is trouble: giving nothing to anybody is always feasible."""
+"""python-mip's status -> ours, if time is left. Any other status is numerical trouble: "no job gets GPUs" is feasible."""
 
 
 def solve(reduced: Reduced, limits: Limits, *, backend: str = "cbc") -> Answer:
     """Solve `reduced` on one thread with a fixed seed, so that the same problem gives the same choice.
 
-    Where it met its limits first, what prices alone give is taken if that is better, so that there always is a good choice.
+    If it reaches its limits first, the choice that prices alone give is used if it is better.
 
     Raises:
         SolveFailed: the solver has numerical trouble.
@@ -42,7 +42,7 @@ def solve(reduced: Reduced, limits: Limits, *, backend: str = "cbc") -> Answer:
     model.verbose = 0
     model.threads = 1
     model.seed = 1
-    # The program's own objective is the saving: the gap of the whole one is asked for by the least size that it can have.
+    # The program's objective is the saving alone: convert the gap by the least size that the whole objective can have.
     model.max_mip_gap = 0.0
     model.max_mip_gap_abs = limits.gap * max(lowest, -highest, 0.0)
     model.max_nodes = limits.nodes

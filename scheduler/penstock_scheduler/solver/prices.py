@@ -1,20 +1,20 @@
 """Prices for GPUs: the Lagrangian dual of the round's problem, maximised with cutting planes.
 
-Let every GPU of type t cost mu_t and every GPU that counts for quota q cost nu_q, and each job may take what is cheapest for it
-alone. For any prices >= 0 the sum of these cheapest costs, less what the GPUs there are would fetch, is a lower bound:
+Let each GPU of type t cost mu_t, and each GPU that counts for quota q cost nu_q, and let each job take its cheapest entry. For
+any prices >= 0, the sum of these costs, less the price of all GPUs, is a lower bound of the objective:
 
     L(mu, nu) = base + sum_j min_k (saving[j, k] + gpus[k] (mu[type(k)] + sum_{q of j} nu_q)) - capacity mu - limit nu
 
-L is concave and piecewise linear in a handful of prices, and one evaluation is one pass over the entries. Each evaluation
-gives, for each block b of jobs that are in the same quotas, a choice, and with it a cut that no L may exceed (Kelley, 1960):
+L is concave and piecewise linear in a few prices, and one evaluation is one pass over the entries. For each block b of jobs in
+the same quotas, each evaluation gives a choice, and with it a cut that L cannot exceed (Kelley, 1960):
 
     theta_b <= saved_b + used_b mu + held_b sum_{q of b} nu_q
 
-A small linear program, which HiGHS takes up where it left off, maximises sum theta_b - capacity mu - limit nu under all cuts
-so far. The next prices lie on the way there, and when the maximum has come down to the best L seen, that is the best there is.
-The multipliers of the cuts then mix the choices seen into a fractional one that fits the limits; `_mix` rounds it, each job by
-a number of its own, so that also thousands of jobs that are alike are shared out in proportion. No cost need be changed for
-that: jobs with equal costs cost no more time than others.
+A small linear program, which HiGHS solves from its last basis, maximises sum theta_b - capacity mu - limit nu under all cuts so
+far. The next prices lie between the best prices and its solution. Once its maximum has come down to the best L seen, that L is
+the maximum of L. The multipliers of the cuts then mix the choices seen into a fractional choice that fits the limits. `_mix`
+rounds it, each job by a number of its own, so that thousands of equal jobs are divided in proportion as well. This changes no
+cost, and jobs with equal costs take no more time than others.
 
 Axes: J jobs; K configurations and nothing; T GPU types; Q quotas; R = T + Q resources; B blocks; N evaluations.
 """
@@ -31,24 +31,25 @@ from penstock_scheduler.solver.problem import SolveFailed
 from penstock_scheduler.solver.reduced import Floats, Ints, Reduced
 
 MAX_EVALUATIONS = 500
-"""Of L; then the best prices so far are taken, which are a bound all the same. 40 do for three types without quotas."""
+"""Most evaluations of L. The best prices so far are then used; they give a bound, too. 40 suffice for three types without
+quotas."""
 
 STEP = 0.7
-"""How far to go from the best prices seen towards those of the linear program. Short of all the way, a quarter fewer
-evaluations do, for the far corners that the program likes at first are cut off sooner (Ben-Ameur and Neto, 2007)."""
+"""Step from the best prices seen towards those of the linear program, as a share of the distance. With less than 1, a quarter
+fewer evaluations suffice, because the program's first, extreme solutions are cut off sooner (Ben-Ameur and Neto, 2007)."""
 
 LAST = 10
-"""Evaluations that may follow, all the way, once the tolerance is met. They end at a corner of L, where the jobs that are
-in doubt are so to the last digit, and not to the tolerance; else a core may be filled with one kind of job in doubt only."""
+"""Most evaluations with full steps once the tolerance is met. They end at a corner of L, where undecided jobs have equal costs
+to the last digit, not only to the tolerance. Otherwise one kind of undecided jobs could fill the core."""
 
 EXACT = 1e-10
-"""Share of L at which it has met its maximum."""
+"""Relative difference at which L has reached its maximum."""
 
 ROUNDING = 1e-13
-"""Share of the magnitudes summed by which the bound is lowered, for what floating point may have added to it."""
+"""Share of the summed magnitudes by which the bound is lowered, to allow for floating-point errors."""
 
 GOLDEN = 0.6180339887498949
-"""Multiples of it, modulo 1, fill [0, 1) evenly, and so does every regular part of them."""
+"""The golden ratio: its multiples, modulo 1, fill [0, 1) evenly, and so does every regular subset of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +57,11 @@ class Relaxation:
     """The best prices found.
 
     Attributes:
-        price_R: of the types, then of the quotas, in the objective's unit per GPU, >= 0.
+        price_R: prices of the types, then of the quotas, in the objective's unit per GPU, >= 0.
         bound: no choice has a lower objective.
-        regret_JK: what each entry costs more than the job's cheapest, prices included; `inf` where it cannot be.
+        regret_JK: how much more each entry costs than the job's cheapest, prices included; `inf` where it is impossible.
         mixed_J: a choice that takes about as many GPUs as there are.
-        evaluations: of L.
+        evaluations: number of evaluations of L.
     """
 
     price_R: Floats
@@ -71,7 +72,7 @@ class Relaxation:
 
 
 def relax(reduced: Reduced, *, tolerance: float) -> Relaxation:
-    """Maximise L to within `tolerance`, relative to it. It reads no clock: this much is done however little time there is.
+    """Maximise L to within the relative `tolerance`. It reads no clock, and always runs to its end.
 
     Raises:
         SolveFailed: HiGHS has numerical trouble.
@@ -99,7 +100,7 @@ def relax(reduced: Reduced, *, tolerance: float) -> Relaxation:
 
 
 def evaluate(reduced: Reduced, price_R: Floats, priced_JK: Floats) -> tuple[float, Ints]:
-    """L, and the cheapest entry of each job; what each entry costs, prices included, goes into `priced_JK`."""
+    """L, and the cheapest entry of each job. Writes the cost of each entry, prices included, into `priced_JK`."""
     price_T, price_Q = price_R[: reduced.types], price_R[reduced.types :]
     np.add(reduced.saving_JK, reduced.gpus_K * price_T[reduced.type_K], out=priced_JK)
     if price_Q.any():
@@ -125,7 +126,7 @@ class _Master:
         self._first_B = np.searchsorted(self._row_E, np.arange(self._blocks)).astype(np.int32)
         self._index_E = self._column_E.astype(np.int32)
         self._free_B = np.full(self._blocks, highspy.kHighsInf)
-        # At the highest saving per GPU nobody takes any.
+        # At the highest saving per GPU no job takes any.
         best_K = -reduced.saving_JK[:, :-1].min(axis=0, initial=0.0)
         highest = float((best_K / reduced.gpus_K[:-1]).max(initial=0.0))
         no_rows = np.zeros(0, dtype=np.int32)
@@ -170,7 +171,7 @@ class _Master:
 
 
 def _mix(reduced: Reduced, picks: list[Ints], weight_NB: Floats) -> Ints:
-    """Round the mixture: job j takes the choice into whose share of [0, 1) its own number falls."""
+    """Round the mixture: each choice has a part of [0, 1), and job j takes the choice in whose part its number falls."""
     used = np.flatnonzero(weight_NB.max(axis=1) > 1e-9)
     share_NB = np.cumsum(weight_NB[used], axis=0)
     number_J = np.arange(1, len(reduced.block_J) + 1) * GOLDEN % 1

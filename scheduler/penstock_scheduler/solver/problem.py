@@ -1,4 +1,4 @@
-"""What is asked of a solver, and what it answers.
+"""The problem that a solver gets, and the solution that it returns.
 
 Axes: J jobs, C configurations, T GPU types, M members of a quota.
 """
@@ -18,14 +18,14 @@ STATUS_MEANING: dict[SolveStatus, str] = {
     SolveStatus.NODE_LIMIT: "best found within the limits on nodes or on the core's size; the same on every machine; use it",
     SolveStatus.TIME_LIMIT: "best found within the time limit; depends on the machine; use it and mark the plan",
     SolveStatus.INCUMBENT: "taken from the record of a round that was cut short; use it",
-    SolveStatus.INFEASIBLE: "what is forced breaks a capacity or a quota; the round fails and the last allocation stays",
+    SolveStatus.INFEASIBLE: "forced entries break a capacity or a quota; the round fails and the last allocation stays",
     SolveStatus.NUMERICAL: "the solver's own answer is wrong or missing; the round fails and the last allocation stays",
 }
 """Every status that a solver may report, and what a policy does with it."""
 
 
 class SolveFailed(RoundFailed):
-    """No usable answer: the last allocation stays. `text` says why; `status` is its line in STATUS_MEANING."""
+    """The solver has no usable answer, and the last allocation stays. `status`: a key of STATUS_MEANING."""
 
     def __init__(self, status: SolveStatus, text: str) -> None:
         super().__init__(f"{text}; {STATUS_MEANING[status]}")
@@ -33,18 +33,18 @@ class SolveFailed(RoundFailed):
 
 
 class BadProblem(RoundFailed):
-    """The problem itself makes no sense, such as a cost that is not a number: a defect of whoever built it."""
+    """The problem itself is invalid, such as a cost that is not a number. The code that built it has a defect."""
 
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """Jobs that may hold only so many GPUs together: Slurm's limits for users, accounts and QOS, or the nodes open to them.
+    """Most GPUs that some jobs may hold together, by a limit of a user, an account or a QOS, or by the nodes open to them.
 
     Attributes:
         job_M: rows of its members, each once.
         gpus: GPUs that they may hold together, >= 0.
-        gpu_type: index of the type whose GPUs are meant; None: all types together.
-        first_types: only so many of the first types count; None: all. What lies behind them is not the site's.
+        gpu_type: index of the only GPU type that counts; None: all types together.
+        first_types: number of first types that count; None: all. The types after them are offers of the cloud.
     """
 
     job_M: NDArray[np.int64]
@@ -66,14 +66,15 @@ class Problem:
     """One round's choices.
 
     Attributes:
-        cost_JC: cost of giving configuration c to job j, any sign; `inf` where it cannot be.
+        cost_JC: cost of giving configuration c to job j, any sign; `inf` where it is impossible.
         gpus_C: GPUs that each configuration takes, >= 1.
         type_C: index of its GPU type, 0 to T - 1.
         capacity_T: GPUs of each type, >= 0.
         leave_out: cost of giving a job nothing.
         forced_J: the configuration that a job must have, -1 where it is free; None: all are free.
-        quotas: limits on GPUs beside the capacities; a job may be in several.
-        recorded_J: a choice to take as it is, -1 where a job gets nothing, when a cut-short round is decided again.
+        quotas: limits on GPUs in addition to the capacities; a job may be in several.
+        recorded_J: the recorded choice of a round that a time limit cut short, -1 where a job gets nothing. It is returned as
+            it is.
 
     Raises:
         BadProblem: a cost is NaN or -inf, a shape is wrong, or an index points nowhere.
@@ -94,7 +95,7 @@ class Problem:
             job, config = map(int, bad[0])
             raise BadProblem(
                 f"cost_JC[{job}, {config}] is {self.cost_JC[job, config]}, and so are {len(bad) - 1} more; "
-                "use inf for what cannot be"
+                "use inf for an impossible entry"
             )
         if not np.isfinite(self.leave_out):
             raise BadProblem(f"leave_out is {self.leave_out}; use a number")
@@ -126,13 +127,13 @@ class Problem:
         return float(costs.sum() + self.leave_out * np.count_nonzero(~taken))
 
     def held(self, quota: Quota, choice_J: NDArray[np.int64]) -> int:
-        """GPUs that a choice gives to the members of a quota, as far as they count."""
+        """GPUs of a choice that count against a quota."""
         taken_C = choice_J[quota.job_M]
         taken_C = taken_C[taken_C >= 0]
         return int(self.gpus_C[taken_C][quota.counts_types(self.type_C[taken_C])].sum())
 
     def feasible(self, choice_J: NDArray[np.int64]) -> bool:
-        """Whether a choice keeps within capacities and quotas, has what is forced, and takes no impossible entry."""
+        """Whether a choice keeps within capacities and quotas, takes the forced entries, and takes no impossible one."""
         taken_C = choice_J[choice_J >= 0]
         used_T = np.bincount(self.type_C[taken_C], weights=self.gpus_C[taken_C], minlength=len(self.capacity_T))
         kept = self.forced_J is None or np.all((self.forced_J < 0) | (choice_J == self.forced_J))
@@ -151,7 +152,7 @@ def _within(name: str, index: NDArray[np.int64], low: int, high: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """When to stop looking. Nodes first, for they give the same plan on every machine; seconds as the last resort."""
+    """When to stop the search. The limit on nodes gives the same plan on every machine; that on seconds is the last resort."""
 
     gap: float = 1e-4
     nodes: int = 10_000

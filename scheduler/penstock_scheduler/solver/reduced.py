@@ -1,4 +1,4 @@
-"""The problem with what is already settled taken out, in the form that both solvers work on.
+"""The undecided part of a problem, in the form that both solvers work on.
 
 Axes: J undecided jobs; K configurations and, as the last, nothing; T GPU types; Q quotas that may bind; R = T + Q resources;
 B blocks of jobs that are in the same quotas.
@@ -21,13 +21,13 @@ Flags = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class Reduced:
-    """The undecided part of a problem. Nothing to a job costs 0, so that no choice is dearer than the empty one.
+    """The undecided part of a problem. A job without GPUs costs 0, so the empty choice costs 0 and the best costs no more.
 
     Attributes:
         saving_JK: cost relative to nothing, < 0, `inf` where the entry cannot be in a best choice; 0 in the last column.
         gpus_K: GPUs that each configuration takes; 0 in the last column.
         type_K: index of its GPU type; any in the last column.
-        limit_R: GPUs of each type, then of each quota, that are left beside what is forced.
+        limit_R: GPUs of each type, then of each quota, that forced entries leave.
         block_J: the block of each job.
         member_BQ: whether a block is in a quota.
         counts_QT: whether a quota counts GPUs of a type.
@@ -49,12 +49,12 @@ class Reduced:
 
     @property
     def types(self) -> int:
-        """How many of the resources are GPU types."""
+        """Number of resources that are GPU types."""
         return len(self.limit_R) - int(self.member_BQ.shape[1])
 
     @property
     def nothing(self) -> int:
-        """The column that stands for nothing."""
+        """The column "nothing": the job gets no GPUs."""
         return len(self.gpus_K) - 1
 
     def value(self, pick_J: Ints) -> float:
@@ -84,7 +84,7 @@ class Answer:
     """What a solver found.
 
     Attributes:
-        solver: which one, and with what behind it.
+        solver: its name, and its back end.
         pick_J: a column for each undecided job.
         bound: no choice has a lower objective.
         status: how it ended.
@@ -99,18 +99,18 @@ class Answer:
 
 
 def reduce(problem: Problem) -> Reduced:
-    """Take out what is forced, entries that no best choice has, quotas that cannot bind, and GPUs that nobody can fill.
+    """Take out forced entries, entries that no best choice has, quotas that cannot bind, and GPUs that no job can use.
 
     An entry is in no best choice if it costs at least as much as nothing, takes more GPUs than there are, or another of
     the same type costs no more and takes no more.
 
     Raises:
-        SolveFailed: what is forced is impossible.
+        SolveFailed: the forced entries are impossible.
     """
     jobs = len(problem.cost_JC)
     forced_J = np.full(jobs, -1, dtype=np.int64) if problem.forced_J is None else problem.forced_J
     if not problem.feasible(forced_J):
-        raise SolveFailed(SolveStatus.INFEASIBLE, "the forced entries alone cannot be")
+        raise SolveFailed(SolveStatus.INFEASIBLE, "the forced entries alone break a capacity or a quota")
     free_J = forced_J < 0
     job_J = np.flatnonzero(free_J)
     forced_C = forced_J[~free_J]
@@ -183,12 +183,12 @@ def _blocks(quotas: list[Quota], jobs: int, job_J: Ints) -> tuple[Ints, Flags]:
 
 
 def repair(reduced: Reduced, pick_J: Ints, regret_JK: Floats) -> Ints:
-    """A choice within all limits: of those who hold too much, whoever minds it least per GPU shrinks, or goes without.
+    """Make a choice fit all limits. Where it takes too much, the jobs with the least added regret per GPU shrink or get nothing.
 
     Args:
         reduced: the problem.
         pick_J: a choice that may take too many GPUs.
-        regret_JK: what each entry costs more than the job's best; `inf` where it cannot be.
+        regret_JK: how much more each entry costs than the job's best; `inf` where it is impossible.
     """
     pick_J = pick_J.copy()
     for resource in range(len(reduced.limit_R)):

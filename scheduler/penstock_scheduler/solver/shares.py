@@ -1,9 +1,9 @@
 """Shares of CPU and memory that add up to the most speed: Synergy's optimal programs (section 4.1).
 
-The first is an integer program: each job takes one of its options, within the CPUs and the memory of all nodes of a class
-together, and no job is slower than with the proportional share. It says what could be had at best, for it ignores the borders
-between nodes. The second, a linear program, spreads jobs over nodes, and may cut a job in parts: with S nodes at most 3 S jobs.
-Jobs that are alike count as one kind with a number of each option, so the size is that of the model zoo, not of the queue.
+The first is an integer program: each job takes one of its options, within the pooled CPUs and memory of all nodes of a class,
+and no job is slower than with the proportional share. Its result is an upper bound, because it ignores the borders between
+nodes. The second, a linear program, distributes jobs over nodes. It may split jobs: with S nodes at most 3 S of them. Equal
+jobs count as one kind, with a number for each option. So the program grows with the number of models, not of jobs.
 
 Axes: K kinds of jobs, O options of a kind, S nodes, J jobs.
 """
@@ -24,7 +24,7 @@ from penstock_scheduler.solver.problem import Limits, SolveFailed
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """A share that a job may have, and what it is worth."""
+    """A share that a job may have, and its value."""
 
     cpus: int
     memory_mb: int
@@ -33,7 +33,7 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What a job may choose from. The first option is what it gets if nothing better is found: its proportional share.
+    """The options of a job. The first is its proportional share, which it gets if no better choice is found.
 
     The first options of all jobs together must fit.
     """
@@ -43,12 +43,12 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """An answer."""
+    """The options that the program chose."""
 
     option_J: tuple[int, ...]
     """Index of each job's option."""
     report: SolveReport
-    """Objective and bound are to be made large, unlike those of the round's problem."""
+    """Here the objective is maximised, unlike in the round's problem."""
 
 
 def choose_shares(
@@ -60,14 +60,16 @@ def choose_shares(
     incumbent: Sequence[int] | None = None,
     backend: str | None = None,
 ) -> Shares:
-    """An option for each job, so that values add up to the most within so many CPUs and MB. Alike jobs: the first get more.
+    """Choose an option for each job that maximises the sum of values within the CPUs and the memory.
+
+    Among equal jobs, the first ones get the options of higher value.
 
     Args:
         choices: one for each job.
         cpus: CPUs of all nodes together.
         memory_mb: their memory, MB.
         limits: when to stop; None: the defaults of `Limits`.
-        incumbent: options of an answer that is already there; None: the first ones. The answer is never worse.
+        incumbent: options of a known answer; None: the first options. The result is never worse.
         backend: "cbc" or "highs"; None: the first that is installed.
 
     Raises:
@@ -135,25 +137,25 @@ def choose_points(
     memory_mb: float,
     seconds: float = 60.0,
 ) -> NDArray[np.int64]:
-    """The first program in the authors' own form: a binary for each point of each job's table.
+    """The first program in the authors' own form, with a binary variable for each point of each job's table.
 
-    Its value is that of `choose_shares`, but often several answers have it, and which of them HiGHS finds depends on the form.
-    The published replays follow from the answers to this one, rows in the order of their modelling tool.
+    Its value is that of `choose_shares`. Often several answers have that value, and the form decides which one HiGHS finds. The
+    published replays follow from the answers to this form, with the rows in the order of the authors' modelling tool.
 
     Args:
         value_JCM: speed of each job at each point.
         least_J: the least speed of each job.
         cpus_JC: CPUs of each row of its table, in total.
         memory_mb_JM: MB of each column.
-        cpus: of all nodes together.
-        memory_mb: of all nodes together.
-        seconds: when to stop.
+        cpus: CPUs of all nodes together.
+        memory_mb: memory of all nodes together, MB.
+        seconds: time limit.
 
     Returns:
         Row and column of each job's point, J x 2.
 
     Raises:
-        SolveFailed: there is no answer, or none was found in time.
+        SolveFailed: the program has no solution, or none was found in time.
     """
     from scipy.optimize import Bounds, LinearConstraint, milp  # takes a second to load
     from scipy.sparse import coo_array, vstack
@@ -207,7 +209,7 @@ def _answer(
 
 
 def spread(needs_J3: NDArray[np.float64], nodes_S3: NDArray[np.float64]) -> NDArray[np.float64] | None:
-    """The second program: which part of each job goes on which node, S x J, or None if there is no way.
+    """The second program: the part of each job that goes to each node, S x J; None if the jobs do not fit.
 
     Columns of both arrays are GPUs, CPUs and MB.
     """

@@ -19,7 +19,7 @@ from penstock_scheduler.solver.reduced import Reduced
 
 
 def relax_whole(reduced: Reduced) -> Relaxation:
-    """As `prices.relax`, to the last digit.
+    """As `prices.relax`, but exact.
 
     Raises:
         SolveFailed: HiGHS has numerical trouble.
@@ -38,7 +38,7 @@ def relax_whole(reduced: Reduced) -> Relaxation:
     bound, _ = evaluate(reduced, price_R, priced_JK)
     taken_JK = np.zeros_like(reduced.saving_JK)
     taken_JK[job_E, config_E] = solved.col_value
-    # Whoever is split takes the share into which a number of its own falls, as in `prices`; the last share is nothing.
+    # A split job takes the share in which its own number falls, as in `prices`; the last share is "nothing".
     number_J = np.arange(1, len(nothing_J) + 1) * GOLDEN % 1
     mixed_J = (np.cumsum(taken_JK[:, :-1], axis=1) <= number_J[:, None]).sum(axis=1)
     return Relaxation(price_R, bound, priced_JK - priced_JK.min(axis=1, keepdims=True), mixed_J, 1)
